@@ -1,0 +1,118 @@
+"""The command line. Commands load when they are called: `lab --help` imports click and little else."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import lab
+
+if TYPE_CHECKING:
+    from lab.drive import Options
+
+# name -> (module:attribute, help line). Rooms' commands come from the registry in lab.rooms, repeated here by name only
+# so that --help need not load it; a test holds the two together.
+COMMANDS = {
+    "run": ("lab.commands:run", "Run a room's experiment: plan, execute, analyse, report."),
+    "sweep": ("lab.rooms.sweep.cli:sweep", "Sweep channels x threads of NCCL/RCCL, here and now."),
+    "nan": ("lab.rooms.nan.cli:nan", "Watch every module's outputs for NaN and Inf."),
+    "nixnan": ("lab.rooms.nan.cli:nixnan", "Watch every instruction with nixnan."),
+    "analyze": ("lab.commands:analyze", "Analyse a run, or a recording that lab did not make."),
+    "runs": ("lab.commands:runs", "List and show runs."),
+    "images": ("lab.commands:images", "List and show images."),
+    "doctor": ("lab.commands:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),
+}
+ROOM_COMMANDS = ("sweep", "nan", "nixnan")
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and loads one when it is called."""
+
+    def __init__(self, *args: Any, lazy: dict[str, tuple[str, str]], standalone_rooms: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy, self._standalone = lazy, standalone_rooms
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self._lazy:
+            return None
+        module, _, attribute = self._lazy[name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        if self._standalone and name in ROOM_COMMANDS:
+            from lab.commands import standalone
+
+            return standalone(command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self._lazy.items()])
+
+
+class IntList(click.ParamType):
+    """`28,42,56`: integers above zero without repeats."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        from lab.errors import UsageError
+        from lab.rooms.sweep.config import parse_int_list
+
+        try:
+            return parse_int_list(value)
+        except UsageError as error:
+            self.fail(f"{error.what} ({error.fix})" if error.fix else error.what, param, ctx)
+
+
+def options_of(ctx: click.Context) -> Options:
+    """The run's options, whether the command was called under `lab run` or by itself."""
+    from lab.drive import Options
+
+    return ctx.obj if isinstance(ctx.obj, Options) else Options()
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS, standalone_rooms=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(lab.__version__, prog_name="lab")
+def cli() -> None:
+    """What does my model do to this GPU, and can I trust its numbers?
+
+    One command runs an experiment in the right container on the right GPUs, and comes back with a verdict, figures,
+    tables and the raw evidence. Start with `lab doctor`, then `lab run sweep`.
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: every error that lab understands ends in words and its own exit code."""
+    from lab.errors import LabError
+
+    try:
+        code = cli.main(args=argv, prog_name="lab", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.exceptions.Abort:
+        click.echo("lab: interrupted", err=True)
+        code = 130
+    except LabError as error:
+        from lab.drive import show_error
+
+        code = show_error(error)
+    except BrokenPipeError:
+        from lab.drive import die_quietly_on_closed_pipe
+
+        die_quietly_on_closed_pipe()
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+
+
+if __name__ == "__main__":
+    main()

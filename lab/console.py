@@ -1,0 +1,90 @@
+"""What a person sees while steps run: live progress on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from lab.core.step import Outcome, Status, Step
+from lab.secrets import redact, secret_values
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+MARKS = {Status.ok: "✓", Status.skipped: "-"}
+
+
+class Console:
+    """Writes for a person to stderr, so that stdout holds only results and --json."""
+
+    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self.quiet = quiet
+        self._secrets = secret_values()
+        self._mutex = threading.Lock()
+        self._live: Progress | None = None
+
+    def say(self, text: str) -> None:
+        text = redact(text, self._secrets)
+        with self._mutex:
+            if self._live is not None:
+                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            else:
+                print(text, file=self.stream, flush=True)
+
+    def detail(self, text: str) -> None:
+        if not self.quiet:
+            self.say(text)
+
+    def steps(self, total: int) -> StepDisplay:
+        return StepDisplay(self, total)
+
+
+class StepDisplay:
+    """A Watcher: one bar over all steps, and each step's lines as they come."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console, self._total = console, total
+        self._done = 0
+        self._began: dict[str, float] = {}
+
+    def __enter__(self) -> StepDisplay:
+        if self._console.stream.isatty():
+            from rich.console import Console as RichConsole
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            live = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                            console=RichConsole(file=self._console.stream), transient=True)  # fmt: skip
+            self._task = live.add_task("steps", total=self._total)
+            live.start()
+            self._console._live = live
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console._live is not None:
+            self._console._live.stop()
+            self._console._live = None
+
+    def begin(self, step: Step) -> None:
+        self._began[step.name] = time.monotonic()
+        self._console.say(f"> {step.name} starts ({self._done + 1} of {self._total})")
+        self._describe()
+
+    def line(self, step: Step, line: str) -> None:
+        self._console.detail(f"  [{step.name}] {line}")
+
+    def end(self, step: Step, outcome: Outcome) -> None:
+        self._began.pop(step.name, None)
+        self._done += 1
+        mark = MARKS.get(outcome.status, "✗")
+        self._console.say(f"{mark} {step.name}: {outcome.status.value} in {outcome.seconds:.1f} s"
+                          + (f" - {outcome.reason}" if outcome.reason else ""))
+        if self._console._live is not None:
+            self._console._live.advance(self._task)
+        self._describe()
+
+    def _describe(self) -> None:
+        if self._console._live is not None:
+            self._console._live.update(self._task, description=", ".join(self._began) or "steps")

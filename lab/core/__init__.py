@@ -1,0 +1,1 @@
+"""The nouns that rooms and engines share: Step, Outcome, Run and its manifest."""

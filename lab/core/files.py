@@ -1,0 +1,77 @@
+"""Writing that a kill cannot tear: temporary name, flush to the disk, rename."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from lab.errors import BusyError, writing
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Put `data` at `path` so that a reader sees the old file or the new one, never a part."""
+    payload = data.encode() if isinstance(data, str) else data
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                os.fchmod(file.fileno(), 0o666 & ~_umask())
+                file.write(payload)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> Path:
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, *, busy: str, fix: str) -> Iterator[None]:
+    """Hold an flock on `path`; the kernel lets go of it when this process dies, however it dies."""
+    with writing(path):
+        handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BusyError(busy, where=path, fix=fix) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    # The only portable way to read it is to set it; a strict value meanwhile leaks nothing.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

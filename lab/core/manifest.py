@@ -1,0 +1,110 @@
+"""manifest.json: what produced every file of a run. The schema is documented in docs/manifest.md."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lab.core.files import write_atomic
+from lab.core.step import Outcome, Step
+from lab.engines.gpus import Gpu
+from lab.errors import BadDataError, MissingError
+
+SCHEMA_VERSION = 1
+
+
+class Kind(str, enum.Enum):
+    """Where the numbers of a run come from."""
+
+    measured = "measured"
+    replayed = "replayed"
+    synthetic = "synthetic"
+
+
+class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    size_bytes: int
+    sha256: str
+
+
+class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A planned step, and once it has run, its outcome and files. `outcome` null with `attempts` > 0: it was
+    running when the driver died."""
+
+    step: Step
+    fingerprint: str
+    attempts: int = 0
+    outcome: Outcome | None = None
+    files: dict[str, FileRecord] = {}
+
+
+class ImageRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    ref: str
+    id: str | None = None  # the image's content id on the engine that ran it
+    digests: tuple[str, ...] = ()  # registry digests; empty for an image built locally
+    wheel_sha256: str | None = None
+
+
+class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: str
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The whole of what is known about a run. Times are UTC, ISO 8601."""
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    room: str
+    kind: Kind = Kind.measured
+    created_utc: str
+    lab: Lab
+    command: tuple[str, ...]
+    engine: str
+    image: ImageRecord | None = None
+    container: dict[str, Any] | None = None  # uid, gid and mounts, when steps ran in containers
+    host: dict[str, str | int]
+    gpus: tuple[Gpu, ...] = ()
+    env: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    config: dict[str, Any] = {}
+    steps: list[StepRecord] = []
+
+
+def save(manifest: Manifest, path: Path) -> None:
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+
+
+def load(path: Path) -> Manifest:
+    """Read and validate a manifest. Raises MissingError, or BadDataError naming the field that does not fit."""
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingError("no manifest here: this is not the folder of a run", where=path,
+                           fix="name a folder that `lab runs list` shows") from error
+    except OSError as error:
+        raise MissingError(f"cannot read the manifest: {error.strerror}", where=path) from error
+    _check_version(data, path)
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"the manifest does not fit its schema: {error}", where=path) from error
+
+
+class _Version(msgspec.Struct):
+    schema_version: int
+
+
+def _check_version(data: bytes, path: Path) -> None:
+    try:
+        version = msgspec.json.decode(data, type=_Version).schema_version
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"this manifest cannot be read: {error}", where=path) from error
+    if version != SCHEMA_VERSION:
+        newer = "a newer" if version > SCHEMA_VERSION else "an older"
+        raise BadDataError(f"the manifest has schema version {version}, this lab reads {SCHEMA_VERSION}", where=path,
+                           fix=f"it was written by {newer} lab: use that one")

@@ -1,0 +1,73 @@
+"""What can be said about this machine and this lab without importing anything heavy."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import lab
+from lab.core.manifest import Lab
+from lab.secrets import redact_env, secret_values
+
+# Variables that change what a GPU run measures.
+RELEVANT = (
+    "CUDA_", "GLOO_", "GPU_", "HIP_", "HSA_", "LAB_", "MIOPEN_", "NCCL_", "NVIDIA_", "OMP_", "PYTORCH_", "RCCL_",
+    "ROCR_", "SLURM_JOB", "TORCH", "TRITON_",
+)  # fmt: skip
+
+
+def lab_identity() -> Lab:
+    """Version, and the commit when lab runs from a git checkout."""
+    source = Path(lab.__file__).parent.parent
+    if not (source / ".git").exists():
+        return Lab(version=lab.__version__, commit=os.environ.get("LAB_COMMIT"))
+    commit = _git(source, "rev-parse", "HEAD")
+    status = _git(source, "status", "--porcelain", "--untracked-files=no")
+    return Lab(version=lab.__version__, commit=commit, dirty=bool(status) if status is not None else None)
+
+
+def host() -> dict[str, str | int]:
+    return {
+        "name": platform.node(),
+        "os": _os_name(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpu": _cpu_name(),
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "mem_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "python": sys.version.split()[0],
+    }
+
+
+def relevant_env(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment variables that shape a GPU run, secrets redacted."""
+    source = os.environ if env is None else env
+    kept = {name: value for name, value in sorted(source.items()) if name.startswith(RELEVANT)}
+    return redact_env(kept, secret_values(source))
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # no git here: the version alone identifies lab
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        return platform.system()
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.machine())
+    except OSError:
+        return platform.machine()

@@ -1,0 +1,189 @@
+"""A Run is a folder that anyone can copy, re-analyse on a laptop and trust. Only this module knows its file names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+from lab.core import manifest as manifests
+from lab.core.files import exclusive, make_folder, sha256_of, write_atomic
+from lab.core.manifest import FileRecord, Manifest, StepRecord
+from lab.core.step import Outcome, Step
+from lab.errors import BadDataError, ConfigError, UsageError, storage_error
+
+MANIFEST = "manifest.json"
+LOG = "run_output.log"
+
+
+class Run:
+    """One run on disk. Safe for the driver's threads; a second driver is kept out by `locked()`."""
+
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        self.root = root
+        self.manifest = manifest
+        self._mutex = threading.Lock()
+
+    @classmethod
+    def create(cls, root: Path, manifest: Manifest, *, inputs: dict[str, str] | None = None) -> Run:
+        """Make the folder, copy the inputs the steps read, and write the manifest of planned steps."""
+        check_steps([record.step for record in manifest.steps])
+        make_folder(root)
+        if (root / MANIFEST).exists():
+            raise UsageError("this folder already holds a run", where=root,
+                             fix=f"continue it with `lab run --resume {root}` or choose another --output-dir")
+        for name, text in (inputs or {}).items():
+            write_atomic(root / name, text)
+        run = cls(root, manifest)
+        run.save()
+        return run
+
+    @classmethod
+    def open(cls, root: Path) -> Run:
+        manifest = manifests.load(root / MANIFEST)
+        try:
+            check_steps([record.step for record in manifest.steps])
+        except ConfigError as error:
+            raise BadDataError(f"the manifest's steps are not sound: {error.what}", where=root / MANIFEST) from error
+        return cls(root, manifest)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other drivers out for as long as this process lives."""
+        with exclusive(self.root / ".lock", busy="another lab process is working on this run",
+                       fix="wait for it, or stop it with Ctrl-C in its terminal"):
+            yield
+
+    def save(self) -> None:
+        manifests.save(self.manifest, self.root / MANIFEST)
+
+    # Where things lie.
+
+    @property
+    def tables(self) -> Path:
+        return self.root / "tables"
+
+    @property
+    def figures(self) -> Path:
+        return self.root / "figures"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    def folder(self, step: Step) -> Path:
+        return self.root / step.folder
+
+    def log(self, step: Step) -> Path:
+        return self.folder(step) / LOG
+
+    # What happens to steps.
+
+    def record(self, step: Step) -> StepRecord:
+        return next(record for record in self.manifest.steps if record.step.name == step.name)
+
+    def pending(self) -> list[Step]:
+        """The steps still to do: never run, not ok, or whose files are gone or changed in size."""
+        return [record.step for record in self.manifest.steps if not self._stands(record)]
+
+    def begin(self, step: Step) -> None:
+        """Note on disk that the step runs now; what an earlier attempt printed is kept beside it."""
+        with self._mutex:
+            record = self.record(step)
+            make_folder(self.folder(step))
+            self._keep_old_log(step, record.attempts)
+            record.attempts += 1
+            record.outcome = None
+            record.files = {}
+            self.save()
+
+    def finish(self, step: Step, outcome: Outcome) -> None:
+        files = self._files(step)
+        with self._mutex:
+            record = self.record(step)
+            record.outcome = outcome
+            record.files = files
+            self.save()
+
+    def missing(self, step: Step) -> list[str]:
+        """The patterns of `step.expects` that match no file with content."""
+        return [pattern for pattern in step.expects if not any(_has_content(p) for p in self.root.glob(pattern))]
+
+    def _stands(self, record: StepRecord) -> bool:
+        if record.outcome is None or not record.outcome.ok:
+            return False
+        sizes = {name: _size(self.root / name) for name in record.files}
+        return all(sizes[name] == file.size_bytes for name, file in record.files.items())
+
+    def _files(self, step: Step) -> dict[str, FileRecord]:
+        """Hash what lies in the step's folder, leaving out folders of other steps inside it."""
+        others = {self.folder(r.step) for r in self.manifest.steps} - {self.folder(step)}
+        return {path.relative_to(self.root).as_posix(): FileRecord(path.stat().st_size, sha256_of(path))
+                for path in _walk(self.folder(step), others | {self.tables, self.figures})}
+
+    def _keep_old_log(self, step: Step, attempts: int) -> None:
+        log = self.log(step)
+        if attempts and log.exists():
+            try:
+                log.replace(log.with_suffix(f".attempt{attempts}.log"))
+            except OSError as error:
+                raise storage_error(error, log) from error
+
+
+def check_steps(steps: Iterable[Step]) -> None:
+    """Two steps of one name or one folder would overwrite each other's results."""
+    for field in ("name", "folder"):
+        values = [getattr(step, field) for step in steps]
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise ConfigError(f"two steps share the {field} {twice[0]!r}")
+
+
+def new_root(room: str, parent: Path, now: datetime | None = None) -> Path:
+    """experiments/<room>_<YYYYMMDD_HHMMSS>, with a suffix when two start in one second."""
+    stamp = (now or datetime.now()).strftime("%Y%m%d_%H%M%S")
+    root = parent / f"{room}_{stamp}"
+    for extra in range(2, 100):
+        if not root.exists():
+            break
+        root = parent / f"{room}_{stamp}_{extra}"
+    return root
+
+
+def list_runs(parent: Path) -> list[tuple[Path, Manifest | BadDataError]]:
+    """All runs under `parent`, oldest first; one that cannot be read is listed with its error."""
+    found: list[tuple[Path, Manifest | BadDataError]] = []
+    for path in sorted(parent.glob(f"*/{MANIFEST}")):
+        try:
+            found.append((path.parent, manifests.load(path)))
+        except BadDataError as error:
+            found.append((path.parent, error))
+    return found
+
+
+def utc_now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _walk(folder: Path, leave_out: set[Path]) -> Iterator[Path]:
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if Path(here, name) not in leave_out)
+        yield from (path for name in sorted(files) if (path := Path(here, name)).is_file() and not _private(path))
+
+
+def _private(path: Path) -> bool:
+    return path.name.startswith(".") or path.name == MANIFEST or path.is_symlink()
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

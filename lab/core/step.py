@@ -1,0 +1,82 @@
+"""A Step is one process to run; an Outcome is what became of it. Rooms and engines know no more of each other."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+from pathlib import PurePosixPath
+from typing import Annotated
+
+import msgspec
+
+from lab.errors import ConfigError
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
+
+
+class Status(str, enum.Enum):
+    """What became of a step. Only `ok` counts as a result; every other one is a row with its reason."""
+
+    ok = "ok"
+    failed = "failed"
+    oom = "oom"
+    timeout = "timeout"
+    interrupted = "interrupted"
+    skipped = "skipped"
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One process. Its working directory is the run folder (`/out` in a container), so every path is relative.
+
+    Raises ConfigError when the name or a path could escape the run folder.
+    """
+
+    name: str
+    argv: tuple[str, ...]  # argv[0] == "python" means the engine's own interpreter
+    folder: str = "."  # where the step writes; run_output.log lies here
+    env: dict[str, str] = {}
+    num_gpus: Annotated[int, msgspec.Meta(ge=0)] = 0
+    tools: tuple[str, ...] = ()  # wrapped around the process by the image: "nsys", "nixnan"
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None  # wall clock
+    stall_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None  # without one line of output
+    settle_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # rest before the start, so that clocks recover
+    expects: tuple[str, ...] = ()  # globs; a step that leaves one of them empty has failed, whatever it exits with
+    logs: tuple[str, ...] = ()  # globs of further logs whose last lines explain a failure
+    labels: dict[str, str | int] = {}  # what the room wants to know of the step again (threads, channels, ...)
+
+    def __post_init__(self) -> None:
+        if not NAME.match(self.name):
+            raise ConfigError(f"step name {self.name!r} is not of the form [a-z0-9][a-z0-9._-]*")
+        if not self.argv:
+            raise ConfigError(f"step {self.name!r} has an empty command")
+        for path in (self.folder, *self.expects, *self.logs):
+            check_relative(path, what=f"step {self.name!r}")
+
+    def fingerprint(self, *context: str) -> str:
+        """Identity of what this step measures: its command, environment and tools, with `context` (image id, config)."""
+        measured = (self.argv, sorted(self.env.items()), self.num_gpus, self.tools, context)
+        return hashlib.sha256(msgspec.json.encode(measured)).hexdigest()[:16]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What became of a step: status, in words, and the evidence."""
+
+    status: Status
+    reason: str = ""
+    exit_code: int | None = None
+    seconds: float = 0.0
+    started_utc: str = ""
+    tail: tuple[str, ...] = ()  # the last lines of its output
+    peak_mem_bytes: int | None = None  # largest resident set of one process of the step
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.ok
+
+
+def check_relative(path: str, *, what: str) -> None:
+    """Refuse a path that could leave the folder it is meant to lie in."""
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or "\0" in path:
+        raise ConfigError(f"{what}: path {path!r} leaves the run folder")

@@ -1,0 +1,182 @@
+"""Stands between the driver and a step so that no process of the step outlives the driver.
+
+Run as `python -I -S _guard.py SOCKET_FD GRACE_S LOCK -- argv...`. The driver holds the other end of the socket:
+when it sends or dies (even by SIGKILL), the whole tree gets SIGINT, after GRACE_S seconds SIGKILL. As a child
+subreaper the guard finds processes that moved to their own session, as torchrun's workers do. LOCK stays locked while
+anything lives. At the end one JSON line goes to the socket. Only the standard library: this is on the start-up path.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> int:
+    wire = socket.socket(fileno=int(sys.argv[1]))
+    wire.set_inheritable(False)  # the step must not hold the driver's line open
+    grace_s, lock, argv = float(sys.argv[2]), sys.argv[3], sys.argv[5:]
+    hold = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    fcntl.flock(hold, fcntl.LOCK_EX)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+    child, error = start(argv)
+    if child is None:
+        tell(wire, {"start_error": error})
+        return 127
+    status, stopped = watch(child, wire, wake_read, grace_s)
+    sweep_up()
+    peak_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    tell(wire, {"exit_code": os.waitstatus_to_exitcode(status), "stopped": stopped, "peak_mem_bytes": peak_kb * 1024})
+    return 0
+
+
+def start(argv):
+    """Fork and exec in a new session; an exec that fails comes back as text."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        try:
+            os.execvp(argv[0], argv)
+        except OSError as error:
+            os.write(write, f"{argv[0]}: {error.strerror}".encode())
+            os._exit(127)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        error = pipe.read().decode(errors="replace")
+    if error:
+        os.waitpid(pid, 0)
+        return None, error
+    return pid, ""
+
+
+def watch(child, wire, wake_read, grace_s):
+    """Reap until `child` has ended; a word or the end of the driver stops the tree. -> (wait status, stopped)."""
+    deadline = None
+    listening = [wire, wake_read]
+    while True:
+        status = reap(child)
+        if status is not None:
+            return status, deadline is not None
+        wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select(listening, [], [], wait_s)
+        if wake_read in ready:
+            numbers = os.read(wake_read, 64)
+            if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+                deadline = deadline or stop_gently(grace_s)
+        if wire in ready:
+            word = hear(wire)
+            if word == b"k":
+                deadline = time.monotonic()
+            else:
+                deadline = deadline or stop_gently(grace_s)
+            if word == b"":
+                listening.remove(wire)
+        if deadline is not None and time.monotonic() >= deadline:
+            sweep_up(keep=child)
+
+
+def stop_gently(grace_s):
+    for pid in descendants():
+        signal_to(pid, signal.SIGINT)
+    return time.monotonic() + grace_s
+
+
+def sweep_up(keep=None):
+    """SIGKILL everything below us until nothing is left, except the zombie `keep`, whose status is wanted."""
+    for _ in range(200):
+        alive = descendants()
+        if not alive:
+            return
+        for pid in alive:
+            signal_to(pid, signal.SIGKILL)
+        for pid in alive:
+            if pid != keep:
+                wait_nohang(pid)
+        if keep is not None:
+            return
+        time.sleep(0.02)
+
+
+def reap(child):
+    """Collect dead processes; the status of `child` once it is dead, else None."""
+    while True:
+        try:
+            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return 0
+        if info is None:
+            return None
+        _, status = os.waitpid(info.si_pid, 0)
+        if info.si_pid == child:
+            return status
+
+
+def wait_nohang(pid):
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass  # a grandchild: its own parent or the next round collects it
+
+
+def descendants():
+    """Process ids below this one, from /proc; orphans are ours because we are their subreaper."""
+    children = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue  # ended while we looked
+            if fields[0] != b"Z":
+                children.setdefault(int(fields[1]), []).append(int(name))
+    found, todo = [], [os.getpid()]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def signal_to(pid, number):
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it ended by itself meanwhile
+
+
+def hear(wire):
+    try:
+        return wire.recv(1)
+    except OSError:
+        return b""
+
+
+def tell(wire, message):
+    try:
+        wire.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:
+        pass  # the driver is gone; there is nobody to tell
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""The small protocol behind which every engine stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from lab.core.run import Run
+from lab.core.step import Outcome, Step
+from lab.engines.gpus import Gpu
+from lab.engines.stop import Stop
+
+
+class Engine(Protocol):
+    """What lab asks of an engine. `run` blocks until the step has ended and its processes are gone."""
+
+    name: str
+
+    def run(
+        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
+        """Run one step on these GPUs. When `stop` is set: end it gracefully and say `interrupted`.
+
+        Raises EngineError where the engine itself fails; a step that fails is an Outcome.
+        """
+        ...
+
+    def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
+        """Exactly what `run` would start, as plain data. Touches nothing."""
+        ...

@@ -1,0 +1,212 @@
+"""The engine that needs nothing: a step is a process tree on this machine, in this environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from lab.core.run import Run, utc_now
+from lab.core.step import Outcome, Step
+from lab.engines.gpus import Gpu, visible_env
+from lab.engines.lines import LineSplitter
+from lab.engines.stop import Stop
+from lab.engines.verdict import judge
+from lab.errors import EngineError, storage_error
+from lab.secrets import redact, redact_env, secret_values
+
+GUARD = Path(__file__).with_name("_guard.py")
+TAIL_LINES = 40
+GRACE_S = 10.0
+POLL_S = 0.1
+
+
+class LocalEngine:
+    """Runs steps as process trees under a guard, so that none of them outlives this process."""
+
+    name = "local"
+
+    def __init__(self, *, vendor: str = "none", tools: Mapping[str, object] | None = None, grace_s: float = GRACE_S) -> None:
+        self.vendor = vendor
+        self.grace_s = grace_s
+
+    def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
+        return {"argv": self._argv(step), "cwd": run_dir, "env": redact_env(self._env(step, gpus), secret_values())}
+
+    def run(
+        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
+        if step.tools:
+            raise EngineError(f"step {step.name!r} needs the tool {step.tools[0]!r}, which lives in an image",
+                              fix="name the image: lab run --image cuda ...")
+        started, began = utc_now(), time.monotonic()
+        kills_before = _oom_kills()
+        tail: deque[str] = deque(maxlen=TAIL_LINES)
+        with self._process(run, step, gpus) as process:
+            pump = _Pump(process.output, run.log(step), tail, on_line)
+            stopped_by = self._wait(step, process, pump, stop)
+            end = process.end()
+            pump.join()
+        if pump.error is not None:
+            raise storage_error(pump.error, run.log(step)) from pump.error
+        if "start_error" in end:
+            raise EngineError(f"cannot start step {step.name!r}: {end['start_error']}", where=run.folder(step))
+        code = int(end.get("exit_code", -signal.SIGKILL))
+        return judge(
+            exit_code=code, seconds=time.monotonic() - began, started_utc=started, stopped_by=stopped_by,
+            limit_s=step.stall_timeout_s if stopped_by == "stall" else step.timeout_s,
+            tail=[*tail, *(_log_tails(run, step) if code else [])], oom_kills=_oom_kills() - kills_before,
+            missing=run.missing(step) if code == 0 else (), peak_mem_bytes=end.get("peak_mem_bytes"))  # fmt: skip
+
+    def _argv(self, step: Step) -> list[str]:
+        return [sys.executable if step.argv[0] == "python" else step.argv[0], *step.argv[1:]]
+
+    def _env(self, step: Step, gpus: Sequence[Gpu]) -> dict[str, str]:
+        """What the step gets on top of this process's environment."""
+        shown = visible_env(gpus, self.vendor) if self.vendor != "none" else {}
+        return {"PYTHONUNBUFFERED": "1", **shown, **step.env}
+
+    @contextlib.contextmanager
+    def _process(self, run: Run, step: Step, gpus: Sequence[Gpu]):  # type: ignore[no-untyped-def]
+        ours, theirs = socket.socketpair()
+        lock = run.folder(step) / ".running"
+        command = [sys.executable, "-I", "-S", str(GUARD), str(theirs.fileno()), str(self.grace_s), str(lock), "--",
+                   *self._argv(step)]  # fmt: skip
+        try:
+            child = subprocess.Popen(
+                command, cwd=run.root, env={**os.environ, **self._env(step, gpus)}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[theirs.fileno()], start_new_session=True)
+        except OSError as error:
+            raise EngineError(f"cannot start step {step.name!r}: {error.strerror}", where=error.filename) from error
+        finally:
+            theirs.close()
+        with child, ours:
+            yield _Process(child, ours)
+
+    def _wait(self, step: Step, process: _Process, pump: _Pump, stop: Stop) -> str | None:
+        """Until the step has ended; -> who stopped it, if lab did."""
+        began = time.monotonic()
+        stopped_by: str | None = None
+        while process.running():
+            now = time.monotonic()
+            if stopped_by is None:
+                stopped_by = _reason_to_stop(step, now - began, now - pump.last_line, stop, pump)
+                if stopped_by:
+                    process.ask_to_stop()
+            elif stop.now:
+                process.kill()
+            time.sleep(POLL_S if now - began > 1 else POLL_S / 10)
+        return stopped_by
+
+
+def _reason_to_stop(step: Step, ran_s: float, silent_s: float, stop: Stop, pump: _Pump) -> str | None:
+    if stop.is_set():
+        return "user"
+    if step.timeout_s and ran_s > step.timeout_s:
+        return "timeout"
+    if step.stall_timeout_s and silent_s > step.stall_timeout_s:
+        return "stall"
+    return "disk" if pump.error else None
+
+
+class _Process:
+    """The guard of one step, and the line to it."""
+
+    def __init__(self, child: subprocess.Popen[bytes], wire: socket.socket) -> None:
+        self._child, self._wire = child, wire
+        assert child.stdout is not None
+        self.output: BinaryIO = child.stdout  # type: ignore[assignment]
+
+    def running(self) -> bool:
+        return self._child.poll() is None
+
+    def ask_to_stop(self) -> None:
+        self._say(b"s")
+
+    def kill(self) -> None:
+        self._say(b"k")
+
+    def _say(self, word: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has just ended by itself
+            self._wire.sendall(word)
+
+    def end(self) -> dict[str, int | str | bool]:
+        """What the guard reports; {} if it was killed itself."""
+        self._wire.setblocking(False)
+        try:
+            line = self._wire.recv(65536).splitlines()
+        except (BlockingIOError, ConnectionResetError):
+            line = []
+        return dict(json.loads(line[0])) if line else {}
+
+
+class _Pump(threading.Thread):
+    """Carries a step's output to its log file, to the screen and to the tail, redacted; never stops reading, because
+    a full pipe would stop the step."""
+
+    def __init__(self, source: BinaryIO, log: Path, tail: deque[str], on_line: Callable[[str], None]) -> None:
+        super().__init__(daemon=True, name="lab-pump")
+        self._source, self._log, self._tail, self._on_line = source, log, tail, on_line
+        self._secrets = secret_values()
+        self.last_line = time.monotonic()
+        self.error: OSError | None = None
+        self.start()
+
+    def run(self) -> None:
+        splitter = LineSplitter()
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(self._log.open("w", encoding="utf-8", errors="replace"))
+            except OSError as error:
+                self.error, file = error, None
+            while chunk := self._source.read1(65536):  # type: ignore[attr-defined]
+                self.last_line = time.monotonic()
+                self._take(splitter.feed(chunk), file)
+            self._take(splitter.flush(), file)
+
+    def _take(self, lines, file) -> None:  # type: ignore[no-untyped-def]
+        for raw in lines:
+            line = redact(raw, self._secrets)
+            self._tail.append(line)
+            self._on_line(line)
+            if file is not None and self.error is None:
+                try:
+                    file.write(line + "\n")
+                except OSError as error:
+                    self.error = error
+        if file is not None and self.error is None:
+            try:
+                file.flush()
+            except OSError as error:
+                self.error = error
+
+
+def _log_tails(run: Run, step: Step) -> list[str]:
+    """The last lines of the step's own logs, newest file last: they hold what a killed rank said."""
+    paths = sorted({p for pattern in step.logs for p in run.root.glob(pattern)}, key=lambda p: p.stat().st_mtime)
+    lines: list[str] = []
+    for path in paths[-4:]:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            last = file.read().decode("utf-8", "replace").splitlines()[-8:]
+        lines += [f"--- {path.relative_to(run.root)}", *(redact(line, secret_values()) for line in last)] if last else []
+    return lines
+
+
+def _oom_kills() -> int:
+    """How often the kernel's out-of-memory killer has struck on this host; 0 where it does not tell."""
+    try:
+        with open("/proc/vmstat") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0

@@ -1,0 +1,80 @@
+"""From how a process ended to an Outcome in words: pure, the same for every engine."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+
+from lab.core.step import Outcome, Status
+
+# What frameworks print when memory ends; torch on CUDA, HIP and CPU, and torchrun about a killed worker.
+GPU_OOM = re.compile(r"(CUDA|HIP) out of memory|OutOfMemoryError|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY")
+HOST_OOM = re.compile(r"\bMemoryError\b|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|oom-kill")
+WORKER_KILLED = re.compile(r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\) received by PID")
+_CAUSE = re.compile(r"^(?:\[[^\]]*\]:?\s*)?[\w.]*(?:Error|Exception|Interrupt|Failure)\b.*")
+
+
+def judge(
+    *,
+    exit_code: int,
+    seconds: float,
+    started_utc: str,
+    tail: Sequence[str],
+    stopped_by: str | None = None,
+    limit_s: float | None = None,
+    oom_kills: int = 0,
+    missing: Sequence[str] = (),
+    peak_mem_bytes: int | None = None,
+) -> Outcome:
+    """Say what became of a step.
+
+    `stopped_by` is "user", "timeout" or "stall" when lab itself ended it; `oom_kills` is how many processes the
+    kernel's out-of-memory killer took meanwhile; `missing` are expected files that are not there.
+    """
+    status, reason = _status(exit_code, "\n".join(tail), stopped_by, limit_s, oom_kills, missing)
+    return Outcome(status=status, reason=reason, exit_code=exit_code, seconds=round(seconds, 3),
+                   started_utc=started_utc, tail=tuple(tail), peak_mem_bytes=peak_mem_bytes)
+
+
+def _status(code: int, text: str, stopped_by: str | None, limit_s: float | None, oom_kills: int,
+            missing: Sequence[str]) -> tuple[Status, str]:
+    if stopped_by == "user":
+        return Status.interrupted, "stopped by the user"
+    if stopped_by == "timeout":
+        return Status.timeout, f"ran past its limit of {limit_s:g} s and was stopped"
+    if stopped_by == "stall":
+        return Status.timeout, f"printed nothing for {limit_s:g} s and was stopped"
+    if code == 0:
+        return _finished(oom_kills, missing)
+    killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL) or WORKER_KILLED.search(text)
+    if GPU_OOM.search(text):
+        return Status.oom, "the GPU ran out of memory"
+    if HOST_OOM.search(text) or (killed and oom_kills):
+        return Status.oom, "the host ran out of memory: the kernel killed a process of the step"
+    if killed:
+        return Status.failed, "a process of the step was killed by SIGKILL, not by lab: often the out-of-memory killer; see dmesg"
+    return Status.failed, f"{_how(code)}{_cause(text)}"
+
+
+def _finished(oom_kills: int, missing: Sequence[str]) -> tuple[Status, str]:
+    if missing:
+        return Status.failed, f"exited with 0 but left no {', '.join(missing)}"
+    if oom_kills:
+        return Status.ok, "exited with 0, though the kernel's out-of-memory killer struck on this host meanwhile"
+    return Status.ok, ""
+
+
+def _how(code: int) -> str:
+    number = -code if code < 0 else code - 128 if code > 128 else 0
+    try:
+        return f"ended by {signal.Signals(number).name}" if number else f"exit code {code}"
+    except ValueError:
+        return f"exit code {code}"
+
+
+def _cause(text: str) -> str:
+    """The line that names the error, if one does: the last that looks like a raised exception."""
+    lines = [line.strip() for line in text.splitlines() if _CAUSE.match(line.strip())]
+    specific = [line for line in lines if "ChildFailedError" not in line]
+    return f": {(specific or lines)[-1][:300]}" if lines else ""

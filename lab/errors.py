@@ -1,0 +1,128 @@
+"""The tree of errors. Each class has one exit code; each error says what, where, and what to do.
+
+| exit | class            | meaning                                                        |
+|------|------------------|----------------------------------------------------------------|
+| 1    | StepFailed       | steps ran and did not all succeed                              |
+| 2    | UsageError       | a flag or argument is wrong (also click's own)                 |
+| 3    | ConfigError      | a TOML, YAML or manifest does not fit its schema               |
+| 4    | MissingError     | a file, folder, rank or package that is needed is not there    |
+| 5    | BadDataError     | an input is there but broken: truncated, foreign, inconsistent |
+| 6    | EngineError      | the engine (Docker, Slurm, local processes) cannot do its work |
+| 7    | GpuError         | the GPUs asked for are not here                                |
+| 9    | StorageError     | disk full, folder not writable                                 |
+| 10   | BusyError        | another lab process holds this run or this GPU                 |
+| 70   | LabError         | anything else that lab understands                             |
+| 130  | Interrupted      | stopped by Ctrl-C or SIGTERM; the run can be resumed           |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class LabError(Exception):
+    """Base of every error that lab raises on purpose.
+
+    `what` happened, `where` (file, key, step) and `fix`: the next thing to do.
+    """
+
+    exit_code = 70
+
+    def __init__(self, what: str, *, where: str | Path | None = None, fix: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = str(where) if where is not None else None
+        self.fix = fix
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process pools; keyword arguments would be lost by the default pickling.
+        return _rebuild, (type(self), self.what, self.where, self.fix)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.fix:
+            lines.append(f"  fix:   {self.fix}")
+        return "\n".join(lines)
+
+
+def _rebuild(cls: type[LabError], what: str, where: str | None, fix: str | None) -> LabError:
+    return cls(what, where=where, fix=fix)
+
+
+class UsageError(LabError):
+    exit_code = 2
+
+
+class ConfigError(LabError):
+    exit_code = 3
+
+
+class MissingError(LabError):
+    exit_code = 4
+
+
+class BadDataError(LabError):
+    exit_code = 5
+
+
+class EngineError(LabError):
+    exit_code = 6
+
+
+class GpuError(LabError):
+    exit_code = 7
+
+
+class StepFailed(LabError):
+    exit_code = 1
+
+
+class StorageError(LabError):
+    exit_code = 9
+
+
+class BusyError(LabError):
+    exit_code = 10
+
+
+class Interrupted(LabError):
+    exit_code = 130
+
+
+def storage_error(error: OSError, path: str | Path) -> LabError:
+    """Translate an OSError met while writing `path` into lab's words."""
+    where = error.filename or path
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError("no space left on the disk", where=where,
+                            fix="free some space, then repeat the command with --resume: finished steps are kept")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StorageError("not allowed to write here", where=where, fix="choose a writable folder with --output-dir")
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return StorageError("a file is in the way of a folder", where=where, fix="move it, or choose another --output-dir")
+    return StorageError(f"cannot write: {error.strerror or error}", where=where)
+
+
+@contextlib.contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Every write of lab goes through here, so that a full disk reads the same everywhere."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+@contextlib.contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Turn a missing optional package into the command that installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "lab":
+            raise
+        raise MissingError(f"the Python package {error.name!r} is not installed here",
+                           fix=f"pip install 'lab[{extra}]'") from error

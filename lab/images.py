@@ -1,0 +1,243 @@
+"""An image is data: images/<name>/image.toml. What a container gets is decided here, purely, and tested without a
+daemon: (image, step, GPUs) -> ContainerSpec.
+
+LAB_IMAGES points at another folder of images.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from lab.core.step import NAME, Step
+from lab.engines.gpus import Gpu
+from lab.errors import ConfigError, MissingError, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Vendor = Literal["nvidia", "amd", "none"]
+Size = Annotated[str, msgspec.Meta(pattern=r"^[1-9][0-9]*[kmg]$")]
+
+
+class MountRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`source` is one of lab's folders ("hf_cache", "cache") or "env:NAME", a host path in that variable."""
+
+    source: Annotated[str, msgspec.Meta(pattern=r"^(hf_cache|cache|env:[A-Z][A-Z0-9_]*)$")]
+    target: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")]
+    read_only: bool = False
+
+
+class Devices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    capabilities: tuple[str, ...] = ()
+    shm_size: Size = "2g"
+    multi_gpu_ipc: Literal["host", "private"] = "private"
+    security_opt: tuple[str, ...] = ()
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A program wrapped around a step. `{folder}` in prefix and env is the step's folder."""
+
+    summary: str = ""
+    prefix: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    mounts: tuple[MountRule, ...] = ()
+    needs: tuple[str, ...] = ()  # programs that must be on PATH in the image
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    summary: str
+    vendor: Vendor
+    ref: str
+    base: str
+    python: str
+    python_version: str
+    dockerfile: str
+    workload_ref: str | None = None  # when workloads need another image than analysis does
+    workload_dockerfile: str | None = None
+    archs: tuple[str, ...] = ()
+    devices: Devices = Devices()
+    env: dict[str, str] = {}
+    mounts: tuple[MountRule, ...] = ()
+    tools: dict[str, Tool] = {}
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    source: str
+    target: str
+    read_only: bool = False
+
+
+class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """For NVIDIA: GPUs by UUID, never by count (a count always means GPUs 0..N-1, so parallel runs collide)."""
+
+    driver: str
+    device_ids: tuple[str, ...]
+    capabilities: tuple[tuple[str, ...], ...]
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the host a container may see: the caller's identity and lab's folders."""
+
+    run_dir: str
+    hf_cache: str
+    cache: str
+    uid: int
+    gid: int
+    device_gids: tuple[str, ...] = ()  # numeric owners of /dev/kfd and the render nodes
+    host_env: Mapping[str, str] = {}
+    infiniband: bool = False
+
+
+class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a container gets; nothing else is added later."""
+
+    image: str
+    command: tuple[str, ...]
+    user: str
+    group_add: tuple[str, ...]
+    env: dict[str, str]
+    mounts: tuple[Mount, ...]
+    devices: tuple[str, ...]
+    device_requests: tuple[DeviceRequest, ...]
+    security_opt: tuple[str, ...]
+    ipc_mode: str
+    shm_size: str | None
+    network_mode: str
+    tmpfs: dict[str, str]
+    ulimits: dict[str, int]
+    cap_drop: tuple[str, ...] = ("ALL",)
+    cap_add: tuple[str, ...] = ()
+    read_only: bool = True
+    init: bool = True
+    stop_signal: str = "SIGINT"
+    working_dir: str = "/out"
+    tools: tuple[str, ...] = ()
+
+
+TMP = "/tmp"
+
+
+def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], place: Place) -> ContainerSpec:
+    """Decide what the container of `step` gets. Pure: no daemon, no GPU and no file is looked at."""
+    tools = [_tool(image, name) for name in step.tools]
+    several = len(gpus) > 1
+    ipc = image.devices.multi_gpu_ipc if several else "private"
+    return ContainerSpec(
+        image=image.workload_ref or image.ref,
+        command=_command(image, step, tools),
+        user=f"{place.uid}:{place.gid}",
+        group_add=place.device_gids if image.vendor == "amd" and gpus else (),
+        env=_env(image, step, tools),
+        mounts=_mounts(image, tools, place),
+        devices=_devices(image, gpus, place),
+        device_requests=_device_requests(image, gpus),
+        security_opt=("no-new-privileges:true", *(image.devices.security_opt if gpus else ())),
+        ipc_mode=ipc,
+        shm_size=image.devices.shm_size if ipc == "private" else None,
+        # One host's ranks meet on the loopback address, which a container without network still has; NCCL and gloo
+        # look for an interface to name themselves by, so several ranks get the bridge.
+        network_mode="bridge" if several or image.vendor == "none" else "none",
+        tmpfs={TMP: "size=8g,mode=1777,exec"},  # exec: compiled kernels are loaded from here
+        ulimits={"stack": 67108864, **({"memlock": -1} if place.infiniband else {})},
+        tools=step.tools,
+    )
+
+
+def _command(image: Image, step: Step, tools: Sequence[Tool]) -> tuple[str, ...]:
+    inner = (image.python if step.argv[0] == "python" else step.argv[0], *step.argv[1:])
+    prefix = tuple(part.format(folder=step.folder) for tool in tools for part in tool.prefix)
+    return prefix + inner
+
+
+def _env(image: Image, step: Step, tools: Sequence[Tool]) -> dict[str, str]:
+    """A uid without a passwd entry has HOME=/ and fails in getpass, Triton and the hub's cache: these cure it."""
+    home = {"HOME": TMP, "USER": "lab", "LOGNAME": "lab", "XDG_CACHE_HOME": "/cache", "TRITON_CACHE_DIR": "/cache/triton",
+            "TORCHINDUCTOR_CACHE_DIR": "/cache/inductor", "HF_HOME": "/hf", "PYTHONUNBUFFERED": "1",
+            "LAB_IMAGE": image.name}  # fmt: skip
+    wrapped = {name: value.format(folder=step.folder) for tool in tools for name, value in tool.env.items()}
+    return {**home, **image.env, **wrapped, **step.env}
+
+
+def _mounts(image: Image, tools: Sequence[Tool], place: Place) -> tuple[Mount, ...]:
+    folders = {"hf_cache": place.hf_cache, "cache": place.cache}
+    rules = [*image.mounts, *(rule for tool in tools for rule in tool.mounts)]
+    given = [Mount(source=folders.get(r.source) or _from_env(r, place), target=r.target, read_only=r.read_only) for r in rules]
+    return (Mount(source=place.run_dir, target="/out"), *given)
+
+
+def _from_env(rule: MountRule, place: Place) -> str:
+    name = rule.source.removeprefix("env:")
+    return place.host_env.get(name) or f"<path in ${name}>"
+
+
+def _devices(image: Image, gpus: Sequence[Gpu], place: Place) -> tuple[str, ...]:
+    """AMD: /dev/kfd and only the picked render nodes; that, and not an environment variable, is the isolation."""
+    nodes = [gpu.render_node for gpu in gpus if gpu.render_node] if image.vendor == "amd" else []
+    found = ["/dev/kfd", *nodes] if nodes else []
+    return tuple([*found, *(["/dev/infiniband"] if gpus and place.infiniband else [])])
+
+
+def _device_requests(image: Image, gpus: Sequence[Gpu]) -> tuple[DeviceRequest, ...]:
+    if image.vendor != "nvidia" or not gpus:
+        return ()
+    return (DeviceRequest(driver="nvidia", device_ids=tuple(gpu.uuid for gpu in gpus),
+                          capabilities=(image.devices.capabilities,)),)  # fmt: skip
+
+
+def _tool(image: Image, name: str) -> Tool:
+    if name not in image.tools:
+        have = ", ".join(sorted(image.tools)) or "none"
+        raise UsageError(f"the image {image.name!r} has no tool {name!r}", where=f"its tools: {have}",
+                         fix="choose an image that has it: lab images list")
+    return image.tools[name]
+
+
+# Loading.
+
+
+def images_root() -> Path:
+    """$LAB_IMAGES, else the source tree's images/, else the copy inside the wheel."""
+    if given := os.environ.get("LAB_IMAGES"):
+        return Path(given)
+    package = Path(__file__).parent
+    source = package.parent / "images"
+    return source if source.is_dir() else package / "_images"
+
+
+def names(root: Path | None = None) -> list[str]:
+    return sorted(path.parent.name for path in (root or images_root()).glob("*/image.toml"))
+
+
+def load(name: str, root: Path | None = None) -> Image:
+    """The image of this name. Raises UsageError for an unknown one, ConfigError where the TOML does not fit."""
+    folder = root or images_root()
+    known = names(folder)
+    if not NAME.match(name) or name not in known:
+        raise UsageError(f"there is no image {name!r}", where=folder, fix=f"one of: {', '.join(known) or '(none found)'}")
+    return parse((folder / name / "image.toml"), name)
+
+
+def parse(path: Path, name: str) -> Image:
+    """Read one image.toml strictly: an unknown key is an error."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MissingError(f"cannot read the image: {error}", where=path) from error
+    try:
+        image = msgspec.convert(tomllib.loads(text), Image)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not valid TOML: {error}", where=path) from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"does not fit an image: {error}", where=path, fix="see images/README.md for the keys") from error
+    if image.name != name:
+        raise ConfigError(f"is named {image.name!r} but lies in the folder {name!r}", where=path)
+    return image

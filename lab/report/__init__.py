@@ -1,0 +1,1 @@
+"""One look for every page of lab: page, figures, tables and the colours they share."""

@@ -1,0 +1,205 @@
+"""Figures in one style: drawn once by matplotlib, saved as PNG and retold as SVG in the page's own colours.
+
+Figures are made without pyplot: no global state, any process may draw, and a dropped figure is freed.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from lab.core.files import write_atomic
+from lab.report.palette import PALETTE, light
+
+WIDTH_IN = 10.6
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # labels are hostile: a lone $ must not be read as TeX
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlecolor": light("ink"),
+    "axes.labelcolor": light("muted"),
+    "axes.edgecolor": light("rule"),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "grid.color": light("rule"),
+    "grid.linewidth": 0.6,
+    "text.color": light("ink"),
+    "xtick.color": light("rule"),
+    "xtick.labelcolor": light("muted"),
+    "ytick.color": light("rule"),
+    "ytick.labelcolor": light("ink"),
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.borderpad": 0,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a `cell_grid`: text, colour role, strength of the colour (0 to 1), hover text."""
+
+    text: str
+    role: str
+    strength: float
+    hover: str = ""
+
+
+def stacked_bars(
+    labels: Sequence[str],
+    parts: Mapping[str, np.ndarray],
+    *,
+    axis: str,
+    marks: Sequence[tuple[float, float, float]] = (),
+    mark_label: str = "",
+) -> Figure:
+    """Horizontal bars, one per label, first on top; `parts` is colour role -> lengths of shape [label].
+
+    `marks` holds (low, middle, high) per label, drawn as a whisker with a diamond and named `mark_label`.
+    """
+    height_in = 0.75 + 0.3 * len(labels)
+    figure, axes = _empty(height_in)
+    ax = axes[0]
+    _stack(ax, labels, parts)
+    for at, (low, middle, high) in enumerate(marks):
+        ax.plot([low, high], [at, at], color=light("ink"), linewidth=1)
+        label = mark_label if at == 0 else None
+        ax.plot([middle], [at], marker="D", markersize=4.5, color=light("ink"), linestyle="none", label=label)
+    ax.set_xlabel(axis)
+    _legend(figure, parts, ax.get_legend_handles_labels()[0])
+    return figure
+
+
+def stacked_panels(
+    titles: Sequence[str],
+    labels: Sequence[Sequence[str]],
+    parts: Sequence[Mapping[str, np.ndarray]],
+    *,
+    axis: str,
+) -> Figure:
+    """Small multiples of stacked bars on one scale; each panel's `parts` is as in `stacked_bars`."""
+    across = min(4, len(titles))
+    down = -(-len(titles) // across)
+    tallest = max(len(panel) for panel in labels)
+    figure, axes = _empty(0.6 + down * (0.45 + 0.17 * tallest), down, across)
+    for ax, title, panel_labels, panel in zip(axes, titles, labels, parts, strict=False):
+        _stack(ax, panel_labels, panel, title=title)
+        ax.set_title(title)
+    for ax in axes[len(titles) :]:
+        ax.set_visible(False)
+    for ax in axes[max(0, len(titles) - across) : len(titles)]:
+        ax.set_xlabel(axis)
+    _legend(figure, parts[0], [])
+    return figure
+
+
+def cell_grid(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cell: Callable[[int, int], Cell | None],
+    *,
+    legend: Mapping[str, str],
+) -> Figure:
+    """A grid of coloured cells; `cell(row, column)` is None for no data; `legend` is words -> role."""
+    figure, axes = _empty(0.75 + 0.3 * len(rows))
+    ax = axes[0]
+    for down in range(len(rows)):
+        for across in range(len(columns)):
+            content = cell(down, across)
+            if content is not None:
+                _draw_cell(ax, down, across, content)
+    ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+    ax.set_yticks(range(len(rows)), rows)
+    upright = len(columns) > 8
+    ax.set_xticks(range(len(columns)), columns, rotation=90 if upright else 0)
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0)
+    ax.spines["bottom"].set_visible(False)
+    if legend:
+        _legend(
+            figure,
+            {},
+            [Patch(facecolor=light(role), alpha=0.6, label=words) for words, role in legend.items()],
+        )
+    return figure
+
+
+def save(figure: Figure, folder: Path, name: str) -> str:
+    """Write `folder/name.png` (150 dpi, atomic) and return the same figure as inline SVG in CSS variables.
+
+    The same figure gives the same bytes. Raises StorageError where the folder cannot be written.
+    """
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+        png, svg = io.BytesIO(), io.StringIO()
+        figure.savefig(png, format="png", dpi=150, facecolor=light("paper"), metadata={"Software": None})
+        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    write_atomic(folder / f"{name}.png", png.getvalue())
+    return _inline(svg.getvalue(), name)
+
+
+def _empty(height_in: float, down: int = 1, across: int = 1) -> tuple[Figure, list[Axes]]:
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+        FigureCanvasAgg(figure)
+        return figure, list(figure.subplots(down, across, squeeze=False, sharex=True).flat)
+
+
+def _stack(ax: Axes, labels: Sequence[str], parts: Mapping[str, np.ndarray], title: str = "") -> None:
+    left = np.zeros(len(labels))
+    for role, lengths in parts.items():
+        lengths = np.nan_to_num(np.asarray(lengths, dtype=float))
+        bars = ax.barh(range(len(labels)), lengths, left=left, height=0.72, color=light(role),
+                       edgecolor=light("paper"), linewidth=0.5)  # fmt: skip
+        for bar, label, length in zip(bars, labels, lengths, strict=True):
+            _hover(bar, f"{title} {label}: {role} {length:.4g}".strip())
+        left = left + lengths
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(len(labels) - 0.5, -0.5)
+    ax.grid(axis="x")
+
+
+def _draw_cell(ax: Axes, down: int, across: int, content: Cell) -> None:
+    box = Rectangle((across - 0.48, down - 0.44), 0.96, 0.88, facecolor=light(content.role),
+                    alpha=round(0.08 + 0.6 * content.strength, 3), linewidth=0)  # fmt: skip
+    _hover(box, content.hover)
+    ax.add_patch(box)
+    ax.text(across, down, content.text, ha="center", va="center")
+
+
+def _legend(figure: Figure, parts: Mapping[str, np.ndarray], more: Sequence[Any]) -> None:
+    handles = [Patch(facecolor=light(role), label=role) for role in parts] + list(more)
+    figure.legend(handles=handles, loc="outside upper left", ncols=6, handlelength=1.2, columnspacing=1.6)
+
+
+def _hover(artist: Any, text: str) -> None:
+    if text:
+        artist.set_gid(f"tip:{text}")
+
+
+def _inline(svg: str, name: str) -> str:
+    """Cut what only a file of its own needs, make ids unique on the page, leave the colours to the page."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
+    svg = re.sub(r'<g id="tip:([^"]*)">', r'<g data-tip="\1">', svg)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    roles = {ink.light: role for role, ink in PALETTE.items()}
+    svg = re.sub(
+        r"(?<=: )#[0-9a-f]{6}", lambda hit: f"var(--{roles[hit[0]]})" if hit[0] in roles else hit[0], svg
+    )
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)

@@ -1,0 +1,48 @@
+"use strict";
+// Sort a table by the header that was clicked, numbers by value, empty cells last either way.
+function sortBy(button) {
+  const header = button.closest("th");
+  const body = header.closest("table").tBodies[0];
+  const at = header.cellIndex;
+  const numeric = header.classList.contains("num");
+  const rising = header.getAttribute("aria-sort") !== "ascending";
+  const key = (row) => (numeric ? parseFloat(row.cells[at].dataset.v) : row.cells[at].textContent);
+  const order = (a, b) => {
+    if (!numeric) return a.localeCompare(b, "en", { numeric: true });
+    return a - b;
+  };
+  const keyed = Array.from(body.rows, (row) => [key(row), row]);
+  keyed.sort(([a], [b]) => {
+    if (numeric && (isNaN(a) || isNaN(b))) return isNaN(a) - isNaN(b);
+    return rising ? order(a, b) : order(b, a);
+  });
+  for (const other of header.parentNode.cells) other.removeAttribute("aria-sort");
+  header.setAttribute("aria-sort", rising ? "ascending" : "descending");
+  body.append(...keyed.map(([, row]) => row));
+}
+
+function filterRows(input) {
+  const wanted = input.value.toLowerCase();
+  for (const row of input.parentNode.querySelector("tbody").rows) {
+    row.hidden = !row.textContent.toLowerCase().includes(wanted);
+  }
+}
+
+const tip = document.getElementById("tip");
+function showTip(event) {
+  const mark = event.target.closest("[data-tip]");
+  tip.hidden = !mark;
+  if (!mark) return;
+  tip.textContent = mark.dataset.tip;
+  const room = document.documentElement.clientWidth - tip.offsetWidth - 8;
+  tip.style.left = Math.max(8, Math.min(event.clientX + 14, room)) + "px";
+  tip.style.top = event.clientY + 16 + "px";
+}
+
+for (const button of document.querySelectorAll("th button")) {
+  button.addEventListener("click", () => sortBy(button));
+}
+for (const input of document.querySelectorAll("input.filter")) {
+  input.addEventListener("input", () => filterRows(input));
+}
+document.addEventListener("pointermove", showTip);

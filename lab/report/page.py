@@ -1,0 +1,166 @@
+"""The house's page: one self-contained HTML file with the verdict on top and its evidence below.
+
+The page loads nothing: style and script are inside, and its content policy lets no other script run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal
+from urllib.parse import quote
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+
+from lab.core.files import write_atomic
+from lab.report import palette
+from lab.report.tables import Heading, cell_texts, heading, is_numeric
+
+Status = Literal["ok", "warn", "fail"]
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Card:
+    """One key number: `value` as text with its `unit`; `source` is its CSV, relative to the page."""
+
+    label: str
+    value: str
+    source: str
+    unit: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Prose:
+    text: str
+    kind: ClassVar[str] = "prose"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An inline SVG from `figures.save`, its PNG and the CSV behind it, both relative to the page."""
+
+    svg: str
+    caption: str
+    png: str
+    source: str
+    kind: ClassVar[str] = "figure"
+
+    @property
+    def markup(self) -> Markup:
+        return Markup(self.svg)  # matplotlib's writer has escaped every label
+
+
+@dataclass(frozen=True)
+class Column:
+    heading: Heading
+    numeric: bool
+    cells: list[str]
+    sort_keys: list[str]
+    pills: list[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A DataFrame on the page; `source` is its CSV, relative to the page.
+
+    Beyond `open_rows` it starts folded, beyond `limit` it is cut. `headings` gives a column other words than
+    its name; `pills` maps a cell's text to a colour role.
+    """
+
+    frame: pd.DataFrame
+    caption: str
+    source: str
+    headings: dict[str, Heading] = field(default_factory=dict)
+    pills: dict[str, str] = field(default_factory=dict)
+    open_rows: int = 24
+    limit: int = 400
+    kind: ClassVar[str] = "table"
+
+    @property
+    def folded(self) -> bool:
+        return len(self.frame) > self.open_rows
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        shown = self.frame.head(self.limit)
+        return [self._column(shown.iloc[:, at]) for at in range(shown.shape[1])]
+
+    @property
+    def rows(self) -> int:
+        return min(len(self.frame), self.limit)
+
+    def _column(self, values: pd.Series) -> Column:
+        cells, numeric = cell_texts(values), is_numeric(values)
+        keys = [f"{value:.6g}" for value in values.astype(float)] if numeric else [""] * len(cells)
+        name = str(values.name)
+        pills = [self.pills.get(cell, "") for cell in cells]
+        return Column(self.headings.get(name, heading(name)), numeric, cells, keys, pills)
+
+
+Block = Prose | Figure | Table
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page says. Every text may be hostile: the template escapes it.
+
+    `provenance` is group -> {name: value}; `kind` tells measured, replayed and synthetic numbers apart.
+    """
+
+    title: str
+    question: str
+    verdict: Sequence[str]
+    status: Status
+    cards: Sequence[Card] = ()
+    sections: Sequence[Section] = ()
+    provenance: dict[str, dict[str, str]] = field(default_factory=dict)
+    footnotes: Sequence[str] = ()
+    room: str = ""
+    kind: str = "measured"
+
+
+def render(page: Page) -> str:
+    """The page as one HTML text."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["href"] = _href
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    style = palette.css_variables() + "\n" + (_HERE / "page.css").read_text(encoding="utf-8")
+    return environment.get_template("template.html.jinja").render(
+        page=page, style=Markup(style), script=Markup(script), script_hash=_content_hash(script)
+    )
+
+
+def write_page(page: Page, path: Path) -> Path:
+    """Render and write atomically. Raises StorageError where the file cannot be written."""
+    write_atomic(path, render(page).encode())
+    return path
+
+
+def _href(path: str) -> str:
+    # Quoting the colon keeps `javascript:` and every other scheme a plain relative path.
+    return quote(path, safe="/")
+
+
+def _content_hash(script: str) -> str:
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"

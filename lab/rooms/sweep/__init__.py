@@ -1,0 +1,48 @@
+"""Sweep: how collective settings starve GEMMs.
+
+Question: which number of NCCL/RCCL channels and threads per block lets a distributed training step run fastest, and
+what does each setting do to the GEMMs that share the GPU with it?
+
+Method: the same training runs once per (threads, channels) pair, in random order, each rank under the profiler. From
+the traces: computation, exposed communication and idle time by interval unions; every GEMM instance by op and shape;
+what the kernels' grids and blocks and NCCL's own log say of the setting that was asked for (requested is not effective).
+
+Source: the public aorta sweep (ROCm/aorta) whose folder layout, log and summary are kept; TraceLens' definitions of the
+timeline (AMD-AGI/TraceLens).
+
+What it cannot tell: one run of each setting has no error bar (use --repeats); kernels launched before the window have
+no shapes; a CPU run has no channels, so it exercises the path and measures the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lab.core.run import Run
+    from lab.rooms.sweep.journal import Journal
+    from lab.rooms.sweep.report import Findings
+
+
+def recognises(folder: Path) -> bool:
+    """Whether `folder` holds a sweep's traces, whoever recorded them."""
+    from lab.rooms.sweep.layout import find_configs
+
+    return bool(find_configs(folder))
+
+
+def watcher(run: Run) -> Journal:
+    from lab.rooms.sweep.journal import Journal
+
+    return Journal(run)
+
+
+def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
+    """Traces -> tables -> figures, findings and report.html in `out`."""
+    from lab.errors import needs
+
+    with needs("analysis"):
+        from lab.rooms.sweep.findings import analyse_sweep
+    return analyse_sweep(folder, out, run, progress)

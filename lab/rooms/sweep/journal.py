@@ -1,0 +1,82 @@
+"""The sweep's own log and summary files, in the words that users of the original sweep know (docs/sweep.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from lab.core.files import write_atomic
+from lab.core.manifest import StepRecord
+from lab.core.run import Run
+from lab.core.step import Outcome, Status, Step
+from lab.errors import writing
+
+WORDS = {Status.ok: "SUCCESS", Status.skipped: "SKIPPED", None: "UNKNOWN"}
+_ROW = "%-10s %-15s %-10s %-15s"
+
+
+class Journal:
+    """A Watcher that keeps nccl_thread_sweep_{TS}.log and the summary beside it up to date."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        stamp = datetime.fromisoformat(run.manifest.created_utc).astimezone().strftime("%Y%m%d_%H%M%S")
+        self.log = run.root / f"nccl_thread_sweep_{stamp}.log"
+        self.summary = run.root / f"nccl_thread_sweep_summary_{stamp}.txt"
+        self._open()
+
+    def begin(self, step: Step) -> None:
+        t, c = step.labels["threads"], step.labels["channels"]
+        self._say(f"Running with RCCL_THREADS_PER_BLOCK={t}, NCCL_MAX_NCHANNELS={c}")
+
+    def line(self, step: Step, line: str) -> None:
+        """The step's own log holds its lines."""
+
+    def end(self, step: Step, outcome: Outcome) -> None:
+        setting = f"THREADS={step.labels['threads']}, CHANNELS={step.labels['channels']}"
+        if outcome.ok:
+            self._say(f"✓ Completed run with {setting} (duration: {outcome.seconds:.0f}s)")
+        else:
+            self._say(f"✗ Failed run with {setting} (exit code: {outcome.exit_code}, duration: {outcome.seconds:.0f}s)")
+        write_atomic(self.summary, summary_text(self._run.manifest.steps, datetime.now()))
+        if all(record.outcome for record in self._run.manifest.steps):
+            self._say(f"Summary saved to: {self.summary.name}")
+            self._say("All runs completed!")
+
+    def _open(self) -> None:
+        config = self._run.manifest.config
+        self._say(f"Config file: {config.get('config') or 'chosen by the hardware'}")
+        self._say(f"Testing threads per block: {_words(config.get('threads', ()))}")
+        self._say(f"Testing channels: {_words(config.get('channels', ()))}")
+        self._say(f"Results directory: {self._run.root}")
+
+    def _say(self, message: str) -> None:
+        with writing(self.log), self.log.open("a", encoding="utf-8") as file:
+            file.write(f"[{datetime.now():%Y-%m-%d %H:%M:%S}] {message}\n")
+
+
+def summary_text(records: Iterable[StepRecord], now: datetime) -> str:
+    """The summary: one row a run, a blank line after each group of threads, then the folders."""
+    ordered = sorted(records, key=lambda r: tuple(int(r.step.labels[k]) for k in ("threads", "channels", "repeat")))
+    lines = ["NCCL Channel & Thread Sweep Summary", f"Generated: {now:%a %b %d %H:%M:%S %Y}", "",
+             _ROW % ("THREADS", "CHANNELS", "STATUS", "DURATION(s)"), "-" * 52]  # fmt: skip
+    for index, record in enumerate(ordered):
+        labels = record.step.labels
+        lines.append((_ROW % (labels["threads"], labels["channels"], _word(record.outcome), _seconds(record.outcome))).rstrip())
+        following = ordered[index + 1].step.labels["threads"] if index + 1 < len(ordered) else None
+        if following != labels["threads"]:
+            lines.append("")
+    return "\n".join([*lines, "Output directories:", *(f"  {Path(r.step.folder)}" for r in ordered), ""])
+
+
+def _word(outcome: Outcome | None) -> str:
+    return WORDS.get(outcome.status if outcome else None, "FAILED")
+
+
+def _seconds(outcome: Outcome | None) -> str:
+    return f"{outcome.seconds:.0f}" if outcome and outcome.status is not Status.skipped else "N/A"
+
+
+def _words(values: Iterable[object]) -> str:
+    return " ".join(str(value) for value in values)

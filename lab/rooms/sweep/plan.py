@@ -1,0 +1,96 @@
+"""From a SweepConfig and a site to the steps of the sweep. Pure, but for a look at which results already exist."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+
+from lab.core.step import Step
+from lab.errors import GpuError, UsageError
+from lab.rooms import Plan, Site
+from lab.rooms.sweep.config import SweepConfig, TrainConfig, dump_train_config, ignored_keys, load_train_config, planned_steps
+
+TRAIN_CONFIG = "train.yaml"
+CPU_RANKS = 2
+
+
+def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = False) -> Plan:
+    """One step per (repeat, threads, channels), every repeat a pass of its own in random order."""
+    train = load_train_config(config.config or ("llm" if site.vendor != "none" else "tiny"), config.overrides)
+    ranks = world_size(config, site)
+    planned_steps(train, ranks)
+    config = msgspec.structs.replace(config, ranks=ranks)
+    steps = tuple(_step(config, train, site, *cell) for cell in _order(config))
+    done = {step.name: "its traces are already there" for step in steps if skip_existing and complete(root, step)}
+    return Plan(steps=steps, inputs={TRAIN_CONFIG: dump_train_config(train)}, config=msgspec.to_builtins(config),
+                skipped=done, notes=_notes(train, site))  # fmt: skip
+
+
+def world_size(config: SweepConfig, site: Site) -> int:
+    """Ranks asked for, or one per GPU. More ranks than GPUs is an error: two ranks on one GPU measure each other."""
+    ranks = config.ranks or len(site.gpus) or CPU_RANKS
+    if site.gpus and ranks > len(site.gpus):
+        raise GpuError(f"{ranks} ranks asked for, {len(site.gpus)} GPUs picked", fix="lower --ranks or widen --gpus")
+    if config.nodes != 1:
+        raise UsageError("a sweep over several nodes needs the slurm engine, which this lab does not have yet",
+                         fix="drop --nodes")
+    return ranks
+
+
+def complete(root: Path, step: Step) -> bool:
+    return all(any(path.stat().st_size for path in root.glob(pattern)) for pattern in step.expects)
+
+
+def _order(config: SweepConfig) -> list[tuple[int, int, int]]:
+    """(repeat, threads, channels): threads outside, channels inside as users know it, shuffled within a repeat."""
+    dice = random.Random(config.seed)
+    cells: list[tuple[int, int, int]] = []
+    for repeat in range(1, config.repeats + 1):
+        one_pass = [(repeat, threads, channels) for threads in config.threads for channels in config.channels]
+        if config.order == "random":
+            dice.shuffle(one_pass)
+        cells += one_pass
+    return cells
+
+
+def _step(config: SweepConfig, train: TrainConfig, site: Site, repeat: int, threads: int, channels: int) -> Step:
+    folder = f"{threads}thread/nccl_{channels}channels" + (f"/repeat{repeat}" if repeat > 1 else "")
+    name = f"{threads}t_{channels}ch" + (f"_repeat{repeat}" if repeat > 1 else "")
+    ranks = config.ranks or 1
+    # Port 0: the rendezvous takes a free port, so sweeps side by side do not meet.
+    torchrun = ("python", "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--rdzv_backend=c10d",
+                "--rdzv_endpoint=localhost:0", f"--rdzv_id={name}")  # fmt: skip
+    traces = tuple(f"{folder}/torch_profiler/rank{rank}/*.json*" for rank in range(ranks))
+    metrics = tuple(f"{folder}/rank_{rank:02d}_metrics.jsonl" for rank in range(ranks))
+    return Step(
+        name=name, folder=folder, num_gpus=ranks if site.gpus else 0,
+        argv=(*torchrun, "-m", "lab.rooms.sweep.workload", "--config", TRAIN_CONFIG, "--out", folder),
+        env=collective_env(site.vendor, threads, channels, folder, config.channels_as),
+        timeout_s=config.step_timeout_s, settle_s=config.pause_s if site.gpus else 0.0,
+        expects=traces if train.profiling.enabled else metrics, logs=(f"{folder}/rank*.log",),
+        labels={"threads": threads, "channels": channels, "repeat": repeat})  # fmt: skip
+
+
+def collective_env(vendor: str, threads: int, channels: int, folder: str, channels_as: str) -> dict[str, str]:
+    """The variables that ask for this setting, by vendor. gloo (vendor "none") has neither channels nor threads."""
+    if vendor == "none":
+        return {"OMP_NUM_THREADS": "1"}  # what torchrun sets too, without its warning
+    channel_env = {"NCCL_MAX_NCHANNELS": str(channels)}
+    if channels_as == "pin":
+        channel_env["NCCL_MIN_NCHANNELS"] = str(channels)
+    logs = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV", "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p.log"}
+    if vendor == "amd":
+        # Without SDMA, copies are kernels that compete for the same units as the GEMMs: the case under study.
+        return {"RCCL_THREADS_PER_BLOCK": str(threads), **channel_env, "HSA_ENABLE_SDMA": "0", **logs}
+    return {"NCCL_NTHREADS": str(threads), **channel_env, **logs}
+
+
+def _notes(train: TrainConfig, site: Site) -> tuple[str, ...]:
+    notes = [f"these keys of the training config have no effect here: {', '.join(keys)}"] if (keys := ignored_keys(train)) else []
+    if site.vendor == "none":
+        notes.append("no GPU: the ranks talk through gloo, which has no channels or threads per block")
+    if not site.resolved:
+        notes.append("these GPUs are not in this machine; their names are placeholders")
+    return tuple(notes)

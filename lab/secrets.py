@@ -1,0 +1,33 @@
+"""Nothing secret leaves the process: redaction by name and by value, in manifests, logs, dry runs and errors."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+# Names that match the pattern above but hold no secret; found in real environments of GPU nodes.
+NOT_SECRET = re.compile(r"TOKENIZERS_PARALLELISM|KEYBOARD|SSH_AUTH_SOCK|XAUTHORITY|MAX_(NEW_)?TOKENS", re.IGNORECASE)
+HIDDEN = "[redacted]"
+_SHORTEST = 6  # shorter values ("1", "true") would blank out innocent text
+
+
+def is_secret(name: str) -> bool:
+    return bool(SECRET_NAME.search(name)) and not NOT_SECRET.search(name)
+
+
+def redact_env(env: Mapping[str, str], secrets: frozenset[str] = frozenset()) -> dict[str, str]:
+    return {name: HIDDEN if is_secret(name) else redact(value, secrets) for name, value in env.items()}
+
+
+def secret_values(env: Mapping[str, str] | None = None) -> frozenset[str]:
+    """The values of this process's environment that must never be written down."""
+    source = os.environ if env is None else env
+    return frozenset(value for name, value in source.items() if is_secret(name) and len(value) >= _SHORTEST)
+
+
+def redact(text: str, secrets: frozenset[str]) -> str:
+    for value in sorted(secrets, key=len, reverse=True):  # the longest first: one secret may hold another
+        text = text.replace(value, HIDDEN)
+    return text

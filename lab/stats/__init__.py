@@ -1,0 +1,1 @@
+"""Plain numbers: interval arithmetic (`intervals`) and statistics that outliers cannot fool (`robust`)."""

@@ -1,0 +1,252 @@
+"""Cut a Kineto file into runs of whole events, with bounded memory and without decoding them.
+
+A piece is the text of consecutive elements of `traceEvents`, the commas between them included. The rest of
+the file (what stands before and after that array) is `EventPieces.frame`, itself a small JSON document.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from lab.errors import BadDataError, MissingError
+
+inflater: ModuleType
+try:
+    from isal import isal_zlib as inflater
+except ModuleNotFoundError:  # igzip is 2-4 times faster, but zlib reads the same files
+    inflater = zlib
+
+PIECE_BYTES = 4 << 20
+# Larger than any real event or header; past it the file is hostile, and memory must stay bounded.
+LIMIT_BYTES = 64 << 20
+
+_INFLATE_ERRORS = (zlib.error, getattr(inflater, "IsalError", zlib.error))
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_SPACE = b" \t\r\n"
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text of whole events; `at` is the byte of the (inflated) file where it starts."""
+
+    text: bytes
+    at: int
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Where the objects of an array lie in a text.
+
+    closed: the byte of the array's `]`; stray: the first byte that is no object, comma or space; or -1.
+    """
+
+    spans: list[tuple[int, int]]
+    closed: int
+    stray: int
+
+
+class EventPieces:
+    """The pieces of one file, to be iterated once; afterwards `frame` and `cut` are set.
+
+    frame is the document with an empty traceEvents, cut says why the end is missing (None: it is not).
+    Raises MissingError for no file; BadDataError for no traceEvents, and for a cut file unless `salvage`.
+    """
+
+    def __init__(self, path: Path, *, salvage: bool, piece_bytes: int = PIECE_BYTES) -> None:
+        self.path = path
+        self.salvage = salvage
+        self.frame = b""
+        self.cut: str | None = None
+        self.packed = False
+        self._buffer = b""
+        self._at = 0
+        self._last = Piece(b"", 0)
+        self._last_gap = b""
+        self._chunks = self._inflated(piece_bytes)
+
+    def __iter__(self) -> Iterator[Piece]:
+        header = self._header()
+        while not self._buffer.startswith(b"]"):
+            more = self._fill()
+            room = more and len(self._buffer) < LIMIT_BYTES
+            end = last_boundary(self._buffer) if room else 0
+            if room and not end:
+                continue
+            if not end:
+                spans = elements(self._buffer).spans
+                end = spans[-1][1] if spans else 0
+            if not end and not self._buffer.startswith(b"]"):
+                self._ends_early(more)
+                self.frame = header + b"]}"
+                return
+            if end:
+                yield self._take(end)
+        self.frame = header + self._footer()
+
+    def give_back(self, end: int) -> None:
+        """The decoder found that the last piece holds whole events only up to its byte `end`."""
+        self._buffer = self._last.text + self._last_gap + self._buffer
+        self._at = self._last.at
+        self._take(end)
+
+    def bad(self, what: str, at: int) -> BadDataError:
+        """The error for this file at byte `at` of its text."""
+        place = f"byte {at} of the inflated text" if self.packed else f"byte {at}"
+        fix = "record or copy the trace again; with salvage the readable part is kept"
+        return BadDataError(what, where=f"{self.path}, {place}", fix=fix)
+
+    def _header(self) -> bytes:
+        while True:
+            more = self._fill()
+            end = _events_start(self._buffer)
+            if end:
+                self._take(end)
+                return self._last.text.removeprefix(_BOM)
+            if not more or end < 0 or len(self._buffer) > LIMIT_BYTES:
+                raise self._foreign(whole=not more)
+
+    def _foreign(self, *, whole: bool) -> BadDataError:
+        if self.cut:
+            return self.bad(f"the file is cut before its first event: {self.cut}", len(self._buffer))
+        if not self._buffer.lstrip(_BOM + _SPACE):
+            return self.bad("the file is empty", 0)
+        depth = _depth(self._buffer) if whole else 0
+        if depth > 0:
+            return self.bad("the file is cut before its first event", len(self._buffer))
+        fix = "give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)"
+        return BadDataError(
+            "not a Kineto trace: no JSON object with a list traceEvents", where=self.path, fix=fix
+        )
+
+    def _footer(self) -> bytes:
+        while self._fill():
+            if len(self._buffer) > LIMIT_BYTES:
+                raise self.bad("what follows traceEvents is too large", self._at)
+        if self.cut and not self.salvage:
+            raise self.bad(self.cut, self._at + len(self._buffer))
+        return self._buffer
+
+    def _ends_early(self, more: bool) -> None:
+        at = self._at + len(self._buffer)
+        if more:
+            raise self.bad(f"one event is larger than {LIMIT_BYTES >> 20} MiB, or is not JSON", self._at)
+        self.cut = self.cut or "the file ends inside traceEvents"
+        if not self.salvage:
+            raise self.bad(f"the trace is truncated: {self.cut}", at)
+        self.cut = f"{self.cut} (byte {at}): events after that are missing"
+
+    def _fill(self) -> bool:
+        """Append one chunk to the buffer; False once the file has ended."""
+        chunk = next(self._chunks, b"")
+        self._buffer += chunk
+        return bool(chunk)
+
+    def _take(self, end: int) -> Piece:
+        self._last = Piece(self._buffer[:end], self._at)
+        rest = self._buffer[end:]
+        self._buffer = rest.lstrip(_SPACE + b",")
+        self._last_gap = rest[: len(rest) - len(self._buffer)]
+        self._at += end + len(self._last_gap)
+        return self._last
+
+    def _inflated(self, size: int) -> Iterator[bytes]:
+        try:
+            with self.path.open("rb") as file:
+                self.packed = file.read(2) == b"\x1f\x8b"
+                file.seek(0)
+                chunks = iter(lambda: file.read(size if not self.packed else size // 8), b"")
+                yield from self._unpack(chunks, size) if self.packed else chunks
+        except FileNotFoundError as error:
+            raise MissingError("no such trace", where=self.path) from error
+        except (IsADirectoryError, PermissionError) as error:
+            raise MissingError(f"the trace cannot be opened: {error.strerror}", where=self.path) from error
+
+    def _unpack(self, chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
+        """Inflate gzip members, never more than `size` bytes at a time; says in `cut` what stopped it."""
+        inflate = inflater.decompressobj(31)
+        for chunk in chunks:
+            while chunk:
+                if inflate.eof:
+                    inflate = inflater.decompressobj(31)
+                try:
+                    text = inflate.decompress(chunk, size)
+                except _INFLATE_ERRORS as error:
+                    self.cut = f"the gzip data are damaged ({error})"
+                    return
+                if text:
+                    yield text
+                chunk = inflate.unused_data.lstrip(b"\0") if inflate.eof else inflate.unconsumed_tail
+        if not inflate.eof:
+            self.cut = "the gzip stream ends before its end mark"
+
+
+def last_boundary(text: bytes) -> int:
+    """Byte after the last `}` that a comma and a `{` follow outside any string; 0 if there is none.
+
+    `text` must begin outside a string. Such a place separates two events, unless an event holds a list of
+    objects or the array has ended before it: decoding tells, and `elements` then finds the exact places.
+    """
+    brace = text.rfind(b"{")
+    while brace > 0:
+        before = text[max(0, brace - 4096) : brace].rstrip(_SPACE)
+        if before.endswith(b","):
+            before = before[:-1].rstrip(_SPACE)
+            end = max(0, brace - 4096) + len(before)
+            if before.endswith(b"}") and not _inside_string(text[:end]):
+                return end
+        brace = text.rfind(b"{", 0, brace)
+    return 0
+
+
+def elements(text: bytes) -> Elements:
+    """The exact, plain way: walk strings and brackets of an array's inside. Source: RFC 8259."""
+    spans: list[tuple[int, int]] = []
+    depth, start, end, stray = 0, 0, 0, -1
+    for token in _TOKEN.finditer(text):
+        mark = token.group()
+        if depth == 0:
+            if stray < 0 and (text[end : token.start()].strip(_SPACE + b",") or mark not in (b"{", b"]")):
+                stray = end
+            if mark == b"]":
+                return Elements(spans, token.start(), stray)
+            start = token.start()
+        if mark in (b"{", b"["):
+            depth += 1
+        elif mark in (b"}", b"]"):
+            depth -= 1
+            if depth == 0:
+                end = token.end()
+                spans.append((start, end))
+        elif depth == 0:
+            end = token.end()
+    return Elements(spans, -1, stray)
+
+
+def _events_start(text: bytes) -> int:
+    """Byte after the `[` of the top-level traceEvents; 0: not yet seen; -1: this is no JSON object."""
+    start = text[:4096].removeprefix(_BOM).lstrip(_SPACE)
+    if start and not start.startswith(b"{"):
+        return -1
+    for match in _EVENTS_KEY.finditer(text):
+        if _depth(text[: match.start()]) == 1:
+            return match.end()
+    return 0
+
+
+def _depth(text: bytes) -> int:
+    """How many brackets are open at the end of `text`."""
+    marks = [token.group() for token in _TOKEN.finditer(text)]
+    return sum(mark in (b"{", b"[") for mark in marks) - sum(mark in (b"}", b"]") for mark in marks)
+
+
+def _inside_string(text: bytes) -> bool:
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return text.count(b'"') % 2 == 1
