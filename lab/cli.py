@@ -13,6 +13,10 @@ import lab
 if TYPE_CHECKING:
     from lab.drive import Options
 
+    _IntsParam = click.ParamType[list[int]]
+else:
+    _IntsParam = click.ParamType  # generic only in newer click
+
 # name -> (module:attribute, help line). Rooms' commands come from the registry in lab.rooms, repeated here by name only
 # so that --help need not load it; a test holds the two together.
 COMMANDS = {
@@ -31,7 +35,9 @@ ROOM_COMMANDS = ("sweep", "nan", "nixnan")
 class LazyGroup(click.Group):
     """A group that knows its commands by name and loads one when it is called."""
 
-    def __init__(self, *args: Any, lazy: dict[str, tuple[str, str]], standalone_rooms: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, lazy: dict[str, tuple[str, str]], standalone_rooms: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._lazy, self._standalone = lazy, standalone_rooms
 
@@ -54,7 +60,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in self._lazy.items()])
 
 
-class IntList(click.ParamType):
+class IntList(_IntsParam):
     """`28,42,56`: integers above zero without repeats."""
 
     name = "N,N,..."
@@ -78,7 +84,12 @@ def options_of(ctx: click.Context) -> Options:
     return ctx.obj if isinstance(ctx.obj, Options) else Options()
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS, standalone_rooms=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    standalone_rooms=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(lab.__version__, prog_name="lab")
 def cli() -> None:
     """What does my model do to this GPU, and can I trust its numbers?
@@ -110,8 +121,6 @@ def main(argv: list[str] | None = None) -> None:
         die_quietly_on_closed_pipe()
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
-
-
 
 
 if __name__ == "__main__":

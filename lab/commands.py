@@ -26,8 +26,12 @@ from lab.errors import LabError, MissingError, StepFailed, UsageError
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PLACE: list[Decorator] = [
-    click.option("--image", metavar="NAME", help="Run in this image: cuda, pascal, rocm70 or cpu. [default: here]"),
-    click.option("--engine", type=click.Choice(["local", "docker"]), help="[default: docker with --image, else local]"),
+    click.option(
+        "--image", metavar="NAME", help="Run in this image: cuda, pascal, rocm70 or cpu. [default: here]"
+    ),
+    click.option(
+        "--engine", type=click.Choice(["local", "docker"]), help="[default: docker with --image, else local]"
+    ),
 ]
 KNOBS: list[Decorator] = [
     click.option("--gpus", default="all", show_default=True, help="all, none, a count, 0,2 or 0-3, or UUIDs."),
@@ -65,10 +69,14 @@ def _run(ctx: click.Context, resume_run: Path | None, **flags: Any) -> None:
     ctx.obj = _options(**flags)
     if resume_run is not None:
         if ctx.invoked_subcommand:
-            raise UsageError("--resume takes its experiment from the run folder", fix=f"drop {ctx.invoked_subcommand!r}")
+            raise UsageError(
+                "--resume takes its experiment from the run folder", fix=f"drop {ctx.invoked_subcommand!r}"
+            )
         resume(resume_run, ctx.obj)
     elif not ctx.invoked_subcommand:
-        raise UsageError("name an experiment to run", fix=f"one of: {', '.join(ROOM_COMMANDS)}, or --resume RUN")
+        raise UsageError(
+            "name an experiment to run", fix=f"one of: {', '.join(ROOM_COMMANDS)}, or --resume RUN"
+        )
 
 
 run = click.group(
@@ -90,12 +98,19 @@ def standalone(command: click.Command) -> click.Command:
         ctx.obj = _options(**{name: values.pop(name) for name in mine})
         return ctx.invoke(command, **values)
 
-    return click.Command(command.name, params=[*command.params, *carrier.params], callback=callback, help=command.help)
+    return click.Command(
+        command.name, params=[*command.params, *carrier.params], callback=callback, help=command.help
+    )
 
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="Where tables, figures and page go. [default: the run; for a recording, experiments/NAME_analysis]")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Where tables, figures and page go. [default: the run; for a recording, experiments/NAME_analysis]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Findings as JSON on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def analyze(folder: Path, out: Path | None, as_json: bool, quiet: bool) -> None:
@@ -120,8 +135,12 @@ def runs_list(folder: Path, as_json: bool) -> None:
     """One line a run under FOLDER (default: experiments)."""
     found = list_runs(folder)
     if as_json:
-        rows = [{"folder": str(path), "error": str(m)} if isinstance(m, LabError) else
-                {"folder": str(path), "room": m.room, "created_utc": m.created_utc, "steps": _counts(m)} for path, m in found]
+        rows = [
+            {"folder": str(path), "error": str(m)}
+            if isinstance(m, LabError)
+            else {"folder": str(path), "room": m.room, "created_utc": m.created_utc, "steps": _counts(m)}
+            for path, m in found
+        ]
         click.echo(msgspec.json.encode(rows).decode())
         return
     for path, manifest in found:
@@ -144,14 +163,21 @@ def runs_show(folder: Path, as_json: bool) -> None:
         click.echo(msgspec.json.encode(manifest).decode())
         return
     click.echo(f"{manifest.id}: room {manifest.room}, {manifest.kind.value}, {manifest.created_utc}")
-    click.echo(f"engine {manifest.engine}, image {manifest.image.ref if manifest.image else 'none'}, "
-               f"lab {manifest.lab.version} {manifest.lab.commit or ''}")
+    click.echo(
+        f"engine {manifest.engine}, image {manifest.image.ref if manifest.image else 'none'}, "
+        f"lab {manifest.lab.version} {manifest.lab.commit or ''}"
+    )
     for gpu in manifest.gpus:
         click.echo(f"GPU {gpu.index}: {gpu.name} {gpu.uuid} driver {gpu.driver}")
     for record in manifest.steps:
         outcome = record.outcome
-        state = f"{outcome.status.value:12} {outcome.seconds:8.1f} s  {outcome.reason}" if outcome else \
-            "running or killed" if record.attempts else "planned"
+        state = (
+            f"{outcome.status.value:12} {outcome.seconds:8.1f} s  {outcome.reason}"
+            if outcome
+            else "running or killed"
+            if record.attempts
+            else "planned"
+        )
         click.echo(f"  {record.step.name:24} {state}".rstrip())
 
 
@@ -188,7 +214,11 @@ def doctor(as_json: bool) -> None:
     """Say what this machine offers: GPUs, engine, packages, disk. Exit code 0: a local run works here."""
     checks = _checks()
     if as_json:
-        click.echo(msgspec.json.encode([{"what": what, "state": state, "detail": text} for what, state, text in checks]).decode())
+        click.echo(
+            msgspec.json.encode(
+                [{"what": what, "state": state, "detail": text} for what, state, text in checks]
+            ).decode()
+        )
     else:
         for what, state, text in checks:
             click.echo(f"{state:5} {what:10} {text}")
@@ -197,7 +227,13 @@ def doctor(as_json: bool) -> None:
 
 
 def _checks() -> list[tuple[str, str, str]]:
-    return [_check_python(), *(_check_package(*row) for row in PACKAGES), *_check_gpus(), _check_docker(), _check_disk()]
+    return [
+        _check_python(),
+        *(_check_package(*row) for row in PACKAGES),
+        *_check_gpus(),
+        _check_docker(),
+        _check_disk(),
+    ]
 
 
 PACKAGES = (("numpy", "analysis"), ("pandas", "analysis"), ("matplotlib", "analysis"), ("torch", "workload"),
@@ -206,7 +242,11 @@ PACKAGES = (("numpy", "analysis"), ("pandas", "analysis"), ("matplotlib", "analy
 
 def _check_python() -> tuple[str, str, str]:
     good = sys.version_info >= (3, 10)
-    return "python", "ok" if good else "bad", sys.version.split()[0] + ("" if good else ": lab needs 3.10 or newer")
+    return (
+        "python",
+        "ok" if good else "bad",
+        sys.version.split()[0] + ("" if good else ": lab needs 3.10 or newer"),
+    )
 
 
 def _check_package(name: str, extra: str) -> tuple[str, str, str]:
@@ -223,7 +263,10 @@ def _check_gpus() -> list[tuple[str, str, str]]:
         return [("gpu", "bad", str(error))]
     if not gpus:
         return [("gpu", "-", "none found: runs here use the CPU")]
-    return [("gpu", "ok", f"{g.index} {g.name} {g.uuid} driver {g.driver} {(g.mem_bytes or 0) / 2**30:.0f} GiB") for g in gpus]
+    return [
+        ("gpu", "ok", f"{g.index} {g.name} {g.uuid} driver {g.driver} {(g.mem_bytes or 0) / 2**30:.0f} GiB")
+        for g in gpus
+    ]
 
 
 def _check_docker() -> tuple[str, str, str]:
@@ -233,8 +276,11 @@ def _check_docker() -> tuple[str, str, str]:
         return "engine", "-", f"DOCKER_HOST={socket}: remote engines are not used"
     if not path.exists():
         return "engine", "-", f"no Docker engine at {path}: runs with --image need one"
-    return "engine", "ok" if os.access(path, os.W_OK) else "-", \
-        str(path) if os.access(path, os.W_OK) else f"{path} is not yours to use: join the group docker"
+    return (
+        "engine",
+        "ok" if os.access(path, os.W_OK) else "-",
+        str(path) if os.access(path, os.W_OK) else f"{path} is not yours to use: join the group docker",
+    )
 
 
 def _check_disk() -> tuple[str, str, str]:

@@ -79,8 +79,10 @@ class StepDisplay:
         self._began.pop(step.name, None)
         self._done += 1
         mark = MARKS.get(outcome.status, "✗")
-        self._console.say(f"{mark} {step.name}: {outcome.status.value} in {outcome.seconds:.1f} s"
-                          + (f" - {outcome.reason}" if outcome.reason else ""))
+        self._console.say(
+            f"{mark} {step.name}: {outcome.status.value} in {outcome.seconds:.1f} s"
+            + (f" - {outcome.reason}" if outcome.reason else "")
+        )
         if self._console._live is not None:
             self._console._live.advance(self._task)
         self._describe()

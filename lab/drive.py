@@ -60,7 +60,13 @@ def drive(room_name: str, make_plan: Callable[[Site, Path], Plan], options: Opti
     console = Console(quiet=options.quiet)
     for note in plan.notes:
         console.say(f"note: {note}")
-    run = Run.create(root, first_manifest(room_name, plan, site, engine, image, root), inputs=plan.inputs)
+    manifest = first_manifest(room_name, plan, site, engine, image, root)
+    if options.skip_existing and Run.is_run(root):
+        run = Run.open(root)
+        with run.locked():
+            run.extend(manifest.steps, inputs=plan.inputs)
+    else:
+        run = Run.create(root, manifest, inputs=plan.inputs)
     console.say(f"run folder: {root}")
     carry_out(run, engine, site, options, console)
 
@@ -69,7 +75,9 @@ def resume(folder: Path, options: Options) -> None:
     """Run what is missing or failed of an earlier run, with its own image, engine and configuration."""
     run = Run.open(folder)
     recorded = run.manifest
-    options = msgspec.structs.replace(options, image=recorded.image.name if recorded.image else None, engine=recorded.engine)
+    options = msgspec.structs.replace(
+        options, image=recorded.image.name if recorded.image else None, engine=recorded.engine
+    )
     site = survey(options)
     image = images.load(options.image) if options.image else None
     engine = make_engine(options, image, site)
@@ -89,11 +97,16 @@ def carry_out(run: Run, engine: Engine, site: Site, options: Options, console: C
     with run.locked(), on_signals(console.say) as stop:
         watchers: list[Any] = [room(run.manifest.room).watcher(run)]
         with console.steps(len(steps)) as display:
-            execute(run, engine, steps, site.gpus, jobs=options.jobs, watchers=[display, *watchers], stop=stop)
+            execute(
+                run, engine, steps, site.gpus, jobs=options.jobs, watchers=[display, *watchers], stop=stop
+            )
         gather_versions(run)
         if stop.is_set():
-            raise Interrupted("interrupted; finished steps are kept", where=run.root,
-                              fix=f"continue with: lab run --resume {shlex.quote(str(run.root))}")
+            raise Interrupted(
+                "interrupted; finished steps are kept",
+                where=run.root,
+                fix=f"continue with: lab run --resume {shlex.quote(str(run.root))}",
+            )
         findings = analyse(run.root, None, console) if options.analyse else None
     show_findings(run.root, findings, options)
     raise_for_steps(run)
@@ -103,7 +116,7 @@ def analyse(folder: Path, out: Path | None, console: Console) -> Findings:
     """Tables, figures and page of a run, or of a recording that lab did not make."""
     from lab.rooms import room_of
 
-    run = Run.open(folder) if (folder / "manifest.json").exists() else None
+    run = Run.open(folder) if Run.is_run(folder) else None
     house = room(run.manifest.room) if run else room_of(folder)
     target = out or (folder if run else Path("experiments") / f"{folder.resolve().name}_analysis")
     make_folder(target)
@@ -117,17 +130,25 @@ def survey(options: Options) -> Site:
     image = images.load(options.image)
     if image.vendor == "none":
         if options.gpus not in ("all", "none"):
-            raise UsageError(f"the image {image.name!r} has no use for GPUs", fix="drop --gpus, or choose another --image")
+            raise UsageError(
+                f"the image {image.name!r} has no use for GPUs", fix="drop --gpus, or choose another --image"
+            )
         return Site(vendor="none")
     present = [gpu for gpu in discover() if gpu.vendor == image.vendor]
     if present:
         return Site(vendor=image.vendor, gpus=tuple(select(present, options.gpus)))
     if options.dry_run:
-        return Site(vendor=image.vendor, gpus=tuple(placeholders(image.vendor, options.gpus, DEFAULT_NPROC)), resolved=False)
+        return Site(
+            vendor=image.vendor,
+            gpus=tuple(placeholders(image.vendor, options.gpus, DEFAULT_NPROC)),
+            resolved=False,
+        )
     if parse_spec(options.gpus) == []:
         return Site(vendor=image.vendor)
-    raise GpuError(f"the image {image.name!r} wants {image.vendor} GPUs and this machine shows none",
-                   fix="see `lab doctor`; use --image cpu for a run without GPU, or --dry-run to see the plan")
+    raise GpuError(
+        f"the image {image.name!r} wants {image.vendor} GPUs and this machine shows none",
+        fix="see `lab doctor`; use --image cpu for a run without GPU, or --dry-run to see the plan",
+    )
 
 
 def _survey_here(options: Options) -> Site:
@@ -147,16 +168,23 @@ def make_engine(options: Options, image: images.Image | None, site: Site) -> Eng
     if name != "local":
         raise UsageError(f"there is no engine {name!r}", fix="local or docker")
     if image is not None:
-        raise UsageError("the local engine runs in this environment, not in an image", fix="drop --image or --engine local")
+        raise UsageError(
+            "the local engine runs in this environment, not in an image", fix="drop --image or --engine local"
+        )
     from lab.engines.local import LocalEngine
 
     return LocalEngine(vendor=site.vendor)
 
 
-def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, image: images.Image | None, root: Path) -> Manifest:
+def first_manifest(
+    room_name: str, plan: Plan, site: Site, engine: Engine, image: images.Image | None, root: Path
+) -> Manifest:
     now, secrets = utc_now(), secret_values()
     context = (image.ref if image else "", *(plan.inputs[name] for name in sorted(plan.inputs)))
-    skipped = {name: Outcome(status=Status.skipped, reason=why, started_utc=now) for name, why in plan.skipped.items()}
+    skipped = {
+        name: Outcome(status=Status.skipped, reason=why, started_utc=now)
+        for name, why in plan.skipped.items()
+    }
     return Manifest(
         id=root.resolve().name, room=room_name, created_utc=now, lab=provenance.lab_identity(),
         command=tuple(redact(word, secrets) for word in ["lab", *sys.argv[1:]]), engine=engine.name,
@@ -175,37 +203,51 @@ def gather_versions(run: Run) -> None:
                 found = msgspec.json.decode(path.read_bytes()).get("versions", {})
             except (msgspec.DecodeError, AttributeError) as error:
                 raise BadDataError(f"environment.json cannot be read: {error}", where=path) from error
-            run.manifest.versions.update({name: str(value) for name, value in found.items() if value is not None})
+            run.manifest.versions.update(
+                {name: str(value) for name, value in found.items() if value is not None}
+            )
     run.save()
 
 
 def raise_for_steps(run: Run) -> None:
     """Exit code 0 only if what was asked for is there."""
-    bad = [r for r in run.manifest.steps if r.outcome is None or r.outcome.status not in (Status.ok, Status.skipped)]
+    bad = [
+        r
+        for r in run.manifest.steps
+        if r.outcome is None or r.outcome.status not in (Status.ok, Status.skipped)
+    ]
     if not bad:
         return
     lines = []
     for record in bad:
         outcome = record.outcome
-        lines.append(f"  {record.step.name}: {outcome.status.value}: {outcome.reason}" if outcome else
-                     f"  {record.step.name}: did not run")
+        lines.append(
+            f"  {record.step.name}: {outcome.status.value}: {outcome.reason}"
+            if outcome
+            else f"  {record.step.name}: did not run"
+        )
         lines += [f"      | {line}" for line in (outcome.tail[-12:] if outcome else ())]
-    raise StepFailed(f"{len(bad)} of {len(run.manifest.steps)} steps did not succeed:\n" + "\n".join(lines), where=run.root,
-                     fix=f"try them again with: lab run --resume {shlex.quote(str(run.root))}")
+    raise StepFailed(
+        f"{len(bad)} of {len(run.manifest.steps)} steps did not succeed:\n" + "\n".join(lines),
+        where=run.root,
+        fix=f"try them again with: lab run --resume {shlex.quote(str(run.root))}",
+    )
 
 
 def show_findings(root: Path, findings: Findings | None, options: Options) -> None:
     if options.json:
-        print(msgspec.json.encode({"run": str(root), "verdict": findings.verdict if findings else [],
-                                   "status": findings.status if findings else None,
-                                   "files": [str(path) for path in (findings.files if findings else [])]}).decode())
+        print(
+            msgspec.json.encode(
+                {
+                    "run": str(root),
+                    "verdict": findings.verdict if findings else [],
+                    "status": findings.status if findings else None,
+                    "files": [str(path) for path in (findings.files if findings else [])],
+                }
+            ).decode()
+        )
     elif findings:
         print(findings.terminal)
-        for sentence in findings.verdict:
-            print(sentence)
-        for path in findings.files:
-            if path.name.endswith(".html"):
-                print(f"\nreport: {path}")
 
 
 def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path, options: Options) -> None:
@@ -223,7 +265,9 @@ def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path
     print(redact("\n".join(_plan_lines(room_name, plan, site, engine, root, steps)), secret_values()))
 
 
-def _plan_lines(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path, steps: list[dict[str, Any]]) -> list[str]:
+def _plan_lines(
+    room_name: str, plan: Plan, site: Site, engine: Engine, root: Path, steps: list[dict[str, Any]]
+) -> list[str]:
     gpus = ", ".join(f"{gpu.index} {gpu.uuid}" for gpu in site.gpus) or "none"
     lines = [f"room {room_name}, engine {engine.name}, {len(steps)} steps into {root}", f"GPUs: {gpus}"]
     lines += [f"note: {note}" for note in plan.notes]
@@ -237,8 +281,11 @@ def _plan_lines(room_name: str, plan: Plan, site: Site, engine: Engine, root: Pa
 
 
 def _with_limits(step: Step, options: Options) -> Step:
-    return msgspec.structs.replace(step, timeout_s=options.timeout_s or step.timeout_s,
-                                   stall_timeout_s=options.stall_timeout_s or step.stall_timeout_s)
+    return msgspec.structs.replace(
+        step,
+        timeout_s=options.timeout_s or step.timeout_s,
+        stall_timeout_s=options.stall_timeout_s or step.stall_timeout_s,
+    )
 
 
 def show_error(error: LabError) -> int:

@@ -98,12 +98,19 @@ def storage_error(error: OSError, path: str | Path) -> LabError:
     """Translate an OSError met while writing `path` into lab's words."""
     where = error.filename or path
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError("no space left on the disk", where=where,
-                            fix="free some space, then repeat the command with --resume: finished steps are kept")
+        return StorageError(
+            "no space left on the disk",
+            where=where,
+            fix="free some space, then repeat the command with --resume: finished steps are kept",
+        )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return StorageError("not allowed to write here", where=where, fix="choose a writable folder with --output-dir")
+        return StorageError(
+            "not allowed to write here", where=where, fix="choose a writable folder with --output-dir"
+        )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return StorageError("a file is in the way of a folder", where=where, fix="move it, or choose another --output-dir")
+        return StorageError(
+            "a file is in the way of a folder", where=where, fix="move it, or choose another --output-dir"
+        )
     return StorageError(f"cannot write: {error.strerror or error}", where=where)
 
 
@@ -124,5 +131,6 @@ def needs(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "lab":
             raise
-        raise MissingError(f"the Python package {error.name!r} is not installed here",
-                           fix=f"pip install 'lab[{extra}]'") from error
+        raise MissingError(
+            f"the Python package {error.name!r} is not installed here", fix=f"pip install 'lab[{extra}]'"
+        ) from error

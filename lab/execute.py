@@ -32,8 +32,10 @@ def execute(run: Run, engine: Engine, steps: Sequence[Step], gpus: Sequence[Gpu]
     """
     for step in steps:
         if step.num_gpus > len(gpus):
-            raise GpuError(f"step {step.name!r} needs {step.num_gpus} GPUs, {len(gpus)} were picked",
-                           fix="ask for fewer ranks, or give more GPUs with --gpus")
+            raise GpuError(
+                f"step {step.name!r} needs {step.num_gpus} GPUs, {len(gpus)} were picked",
+                fix="ask for fewer ranks, or give more GPUs with --gpus",
+            )
     if jobs < 1:
         raise UsageError("--jobs must be at least 1")
     waiting, free = list(steps), list(gpus)
@@ -41,7 +43,13 @@ def execute(run: Run, engine: Engine, steps: Sequence[Step], gpus: Sequence[Gpu]
     trouble: LabError | None = None
     with ThreadPoolExecutor(jobs, thread_name_prefix="lab-step") as pool:
         while waiting or running:
-            while waiting and len(running) < jobs and len(free) >= waiting[0].num_gpus and not stop.is_set() and not trouble:
+            while (
+                waiting
+                and len(running) < jobs
+                and len(free) >= waiting[0].num_gpus
+                and not stop.is_set()
+                and not trouble
+            ):
                 step = waiting.pop(0)
                 mine, free = free[: step.num_gpus], free[step.num_gpus :]
                 running[pool.submit(_one, run, engine, step, mine, watchers, stop)] = mine
@@ -56,7 +64,9 @@ def execute(run: Run, engine: Engine, steps: Sequence[Step], gpus: Sequence[Gpu]
         raise trouble
 
 
-def _one(run: Run, engine: Engine, step: Step, gpus: Sequence[Gpu], watchers: Sequence[Watcher], stop: Stop) -> None:
+def _one(
+    run: Run, engine: Engine, step: Step, gpus: Sequence[Gpu], watchers: Sequence[Watcher], stop: Stop
+) -> None:
     if stop.wait(step.settle_s):
         return
     run.begin(step)
@@ -68,7 +78,9 @@ def _one(run: Run, engine: Engine, step: Step, gpus: Sequence[Gpu], watchers: Se
         watcher.end(step, outcome)
 
 
-def _attempt(run: Run, engine: Engine, step: Step, gpus: Sequence[Gpu], watchers: Sequence[Watcher], stop: Stop) -> Outcome:
+def _attempt(
+    run: Run, engine: Engine, step: Step, gpus: Sequence[Gpu], watchers: Sequence[Watcher], stop: Stop
+) -> Outcome:
     def on_line(line: str) -> None:
         for watcher in watchers:
             watcher.line(step, line)
@@ -77,7 +89,12 @@ def _attempt(run: Run, engine: Engine, step: Step, gpus: Sequence[Gpu], watchers
     try:
         return engine.run(run, step, gpus, on_line=on_line, stop=stop)
     except EngineError as error:
-        return Outcome(status=Status.failed, reason=str(error), started_utc=started, seconds=round(time.monotonic() - began, 3))
+        return Outcome(
+            status=Status.failed,
+            reason=str(error),
+            started_utc=started,
+            seconds=round(time.monotonic() - began, 3),
+        )
 
 
 def _error_of(future: Future[None]) -> LabError | None:

@@ -170,7 +170,10 @@ def _env(image: Image, step: Step, tools: Sequence[Tool]) -> dict[str, str]:
 def _mounts(image: Image, tools: Sequence[Tool], place: Place) -> tuple[Mount, ...]:
     folders = {"hf_cache": place.hf_cache, "cache": place.cache}
     rules = [*image.mounts, *(rule for tool in tools for rule in tool.mounts)]
-    given = [Mount(source=folders.get(r.source) or _from_env(r, place), target=r.target, read_only=r.read_only) for r in rules]
+    given = [
+        Mount(source=folders.get(r.source) or _from_env(r, place), target=r.target, read_only=r.read_only)
+        for r in rules
+    ]
     return (Mount(source=place.run_dir, target="/out"), *given)
 
 
@@ -183,7 +186,7 @@ def _devices(image: Image, gpus: Sequence[Gpu], place: Place) -> tuple[str, ...]
     """AMD: /dev/kfd and only the picked render nodes; that, and not an environment variable, is the isolation."""
     nodes = [gpu.render_node for gpu in gpus if gpu.render_node] if image.vendor == "amd" else []
     found = ["/dev/kfd", *nodes] if nodes else []
-    return tuple([*found, *(["/dev/infiniband"] if gpus and place.infiniband else [])])
+    return (*found, *(["/dev/infiniband"] if gpus and place.infiniband else []))
 
 
 def _device_requests(image: Image, gpus: Sequence[Gpu]) -> tuple[DeviceRequest, ...]:
@@ -196,8 +199,11 @@ def _device_requests(image: Image, gpus: Sequence[Gpu]) -> tuple[DeviceRequest, 
 def _tool(image: Image, name: str) -> Tool:
     if name not in image.tools:
         have = ", ".join(sorted(image.tools)) or "none"
-        raise UsageError(f"the image {image.name!r} has no tool {name!r}", where=f"its tools: {have}",
-                         fix="choose an image that has it: lab images list")
+        raise UsageError(
+            f"the image {image.name!r} has no tool {name!r}",
+            where=f"its tools: {have}",
+            fix="choose an image that has it: lab images list",
+        )
     return image.tools[name]
 
 
@@ -222,7 +228,9 @@ def load(name: str, root: Path | None = None) -> Image:
     folder = root or images_root()
     known = names(folder)
     if not NAME.match(name) or name not in known:
-        raise UsageError(f"there is no image {name!r}", where=folder, fix=f"one of: {', '.join(known) or '(none found)'}")
+        raise UsageError(
+            f"there is no image {name!r}", where=folder, fix=f"one of: {', '.join(known) or '(none found)'}"
+        )
     return parse((folder / name / "image.toml"), name)
 
 
@@ -237,7 +245,9 @@ def parse(path: Path, name: str) -> Image:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"not valid TOML: {error}", where=path) from error
     except msgspec.ValidationError as error:
-        raise ConfigError(f"does not fit an image: {error}", where=path, fix="see images/README.md for the keys") from error
+        raise ConfigError(
+            f"does not fit an image: {error}", where=path, fix="see images/README.md for the keys"
+        ) from error
     if image.name != name:
         raise ConfigError(f"is named {image.name!r} but lies in the folder {name!r}", where=path)
     return image

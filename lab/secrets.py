@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
 # Names that match the pattern above but hold no secret; found in real environments of GPU nodes.
-NOT_SECRET = re.compile(r"TOKENIZERS_PARALLELISM|KEYBOARD|SSH_AUTH_SOCK|XAUTHORITY|MAX_(NEW_)?TOKENS", re.IGNORECASE)
+NOT_SECRET = re.compile(
+    r"TOKENIZERS_PARALLELISM|KEYBOARD|SSH_AUTH_SOCK|XAUTHORITY|MAX_(NEW_)?TOKENS", re.IGNORECASE
+)
 HIDDEN = "[redacted]"
 _SHORTEST = 6  # shorter values ("1", "true") would blank out innocent text
 

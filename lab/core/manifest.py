@@ -84,8 +84,11 @@ def load(path: Path) -> Manifest:
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise MissingError("no manifest here: this is not the folder of a run", where=path,
-                           fix="name a folder that `lab runs list` shows") from error
+        raise MissingError(
+            "no manifest here: this is not the folder of a run",
+            where=path,
+            fix="name a folder that `lab runs list` shows",
+        ) from error
     except OSError as error:
         raise MissingError(f"cannot read the manifest: {error.strerror}", where=path) from error
     _check_version(data, path)
@@ -106,5 +109,8 @@ def _check_version(data: bytes, path: Path) -> None:
         raise BadDataError(f"this manifest cannot be read: {error}", where=path) from error
     if version != SCHEMA_VERSION:
         newer = "a newer" if version > SCHEMA_VERSION else "an older"
-        raise BadDataError(f"the manifest has schema version {version}, this lab reads {SCHEMA_VERSION}", where=path,
-                           fix=f"it was written by {newer} lab: use that one")
+        raise BadDataError(
+            f"the manifest has schema version {version}, this lab reads {SCHEMA_VERSION}",
+            where=path,
+            fix=f"it was written by {newer} lab: use that one",
+        )

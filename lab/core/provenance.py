@@ -52,7 +52,9 @@ def relevant_env(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git here: the version alone identifies lab
     return done.stdout.strip() if done.returncode == 0 else None
@@ -68,6 +70,9 @@ def _os_name() -> str:
 def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo") as file:
-            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.machine())
+            return next(
+                (line.split(":", 1)[1].strip() for line in file if line.startswith("model name")),
+                platform.machine(),
+            )
     except OSError:
         return platform.machine()

@@ -12,7 +12,7 @@ from pathlib import Path
 from lab.core import manifest as manifests
 from lab.core.files import exclusive, make_folder, sha256_of, write_atomic
 from lab.core.manifest import FileRecord, Manifest, StepRecord
-from lab.core.step import Outcome, Step
+from lab.core.step import Outcome, Status, Step
 from lab.errors import BadDataError, ConfigError, UsageError, storage_error
 
 MANIFEST = "manifest.json"
@@ -33,8 +33,11 @@ class Run:
         check_steps([record.step for record in manifest.steps])
         make_folder(root)
         if (root / MANIFEST).exists():
-            raise UsageError("this folder already holds a run", where=root,
-                             fix=f"continue it with `lab run --resume {root}` or choose another --output-dir")
+            raise UsageError(
+                "this folder already holds a run",
+                where=root,
+                fix=f"continue it with `lab run --resume {root}` or choose another --output-dir",
+            )
         for name, text in (inputs or {}).items():
             write_atomic(root / name, text)
         run = cls(root, manifest)
@@ -47,14 +50,42 @@ class Run:
         try:
             check_steps([record.step for record in manifest.steps])
         except ConfigError as error:
-            raise BadDataError(f"the manifest's steps are not sound: {error.what}", where=root / MANIFEST) from error
+            raise BadDataError(
+                f"the manifest's steps are not sound: {error.what}", where=root / MANIFEST
+            ) from error
         return cls(root, manifest)
+
+    @staticmethod
+    def is_run(root: Path) -> bool:
+        return (root / MANIFEST).exists()
+
+    def extend(self, records: Iterable[StepRecord], *, inputs: dict[str, str]) -> None:
+        """Add planned steps that this run does not have yet; what it has stays as it is.
+
+        Raises ConfigError when the inputs differ: the results would not be comparable.
+        """
+        for name, text in inputs.items():
+            path = self.root / name
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                raise ConfigError(
+                    f"{name} differs from the one this run was made with",
+                    where=path,
+                    fix="choose another --output-dir for another configuration",
+                )
+        known = {record.step.name for record in self.manifest.steps}
+        new = [record for record in records if record.step.name not in known]
+        check_steps([record.step for record in [*self.manifest.steps, *new]])
+        self.manifest.steps += new
+        self.save()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other drivers out for as long as this process lives."""
-        with exclusive(self.root / ".lock", busy="another lab process is working on this run",
-                       fix="wait for it, or stop it with Ctrl-C in its terminal"):
+        with exclusive(
+            self.root / ".lock",
+            busy="another lab process is working on this run",
+            fix="wait for it, or stop it with Ctrl-C in its terminal",
+        ):
             yield
 
     def save(self) -> None:
@@ -110,10 +141,12 @@ class Run:
 
     def missing(self, step: Step) -> list[str]:
         """The patterns of `step.expects` that match no file with content."""
-        return [pattern for pattern in step.expects if not any(_has_content(p) for p in self.root.glob(pattern))]
+        return [
+            pattern for pattern in step.expects if not any(_has_content(p) for p in self.root.glob(pattern))
+        ]
 
     def _stands(self, record: StepRecord) -> bool:
-        if record.outcome is None or not record.outcome.ok:
+        if record.outcome is None or record.outcome.status not in (Status.ok, Status.skipped):
             return False
         sizes = {name: _size(self.root / name) for name in record.files}
         return all(sizes[name] == file.size_bytes for name, file in record.files.items())
@@ -121,8 +154,10 @@ class Run:
     def _files(self, step: Step) -> dict[str, FileRecord]:
         """Hash what lies in the step's folder, leaving out folders of other steps inside it."""
         others = {self.folder(r.step) for r in self.manifest.steps} - {self.folder(step)}
-        return {path.relative_to(self.root).as_posix(): FileRecord(path.stat().st_size, sha256_of(path))
-                for path in _walk(self.folder(step), others | {self.tables, self.figures})}
+        return {
+            path.relative_to(self.root).as_posix(): FileRecord(path.stat().st_size, sha256_of(path))
+            for path in _walk(self.folder(step), others | {self.tables, self.figures})
+        }
 
     def _keep_old_log(self, step: Step, attempts: int) -> None:
         log = self.log(step)
@@ -171,7 +206,9 @@ def utc_now() -> str:
 def _walk(folder: Path, leave_out: set[Path]) -> Iterator[Path]:
     for here, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if Path(here, name) not in leave_out)
-        yield from (path for name in sorted(files) if (path := Path(here, name)).is_file() and not _private(path))
+        yield from (
+            path for name in sorted(files) if (path := Path(here, name)).is_file() and not _private(path)
+        )
 
 
 def _private(path: Path) -> bool:

@@ -41,9 +41,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None  # wall clock
     stall_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None  # without one line of output
     settle_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # rest before the start, so that clocks recover
-    expects: tuple[str, ...] = ()  # globs; a step that leaves one of them empty has failed, whatever it exits with
+    expects: tuple[
+        str, ...
+    ] = ()  # globs; a step that leaves one of them empty has failed, whatever it exits with
     logs: tuple[str, ...] = ()  # globs of further logs whose last lines explain a failure
-    labels: dict[str, str | int] = {}  # what the room wants to know of the step again (threads, channels, ...)
+    labels: dict[
+        str, str | int
+    ] = {}  # what the room wants to know of the step again (threads, channels, ...)
 
     def __post_init__(self) -> None:
         if not NAME.match(self.name):

@@ -6,6 +6,8 @@ subreaper the guard finds processes that moved to their own session, as torchrun
 anything lives. At the end one JSON line goes to the socket. Only the standard library: this is on the start-up path.
 """
 
+from __future__ import annotations
+
 import ctypes
 import fcntl
 import json
@@ -40,11 +42,18 @@ def main() -> int:
     status, stopped = watch(child, wire, wake_read, grace_s)
     sweep_up()
     peak_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    tell(wire, {"exit_code": os.waitstatus_to_exitcode(status), "stopped": stopped, "peak_mem_bytes": peak_kb * 1024})
+    tell(
+        wire,
+        {
+            "exit_code": os.waitstatus_to_exitcode(status),
+            "stopped": stopped,
+            "peak_mem_bytes": peak_kb * 1024,
+        },
+    )
     return 0
 
 
-def start(argv):
+def start(argv: list[str]) -> tuple[int | None, str]:
     """Fork and exec in a new session; an exec that fails comes back as text."""
     read, write = os.pipe()
     pid = os.fork()
@@ -61,17 +70,17 @@ def start(argv):
             os._exit(127)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        error = pipe.read().decode(errors="replace")
-    if error:
+        why_not = pipe.read().decode(errors="replace")
+    if why_not:
         os.waitpid(pid, 0)
-        return None, error
+        return None, why_not
     return pid, ""
 
 
-def watch(child, wire, wake_read, grace_s):
+def watch(child: int, wire: socket.socket, wake_read: int, grace_s: float) -> tuple[int, bool]:
     """Reap until `child` has ended; a word or the end of the driver stops the tree. -> (wait status, stopped)."""
-    deadline = None
-    listening = [wire, wake_read]
+    deadline: float | None = None
+    listening: list[socket.socket | int] = [wire, wake_read]
     while True:
         status = reap(child)
         if status is not None:
@@ -94,13 +103,13 @@ def watch(child, wire, wake_read, grace_s):
             sweep_up(keep=child)
 
 
-def stop_gently(grace_s):
+def stop_gently(grace_s: float) -> float:
     for pid in descendants():
         signal_to(pid, signal.SIGINT)
     return time.monotonic() + grace_s
 
 
-def sweep_up(keep=None):
+def sweep_up(keep: int | None = None) -> None:
     """SIGKILL everything below us until nothing is left, except the zombie `keep`, whose status is wanted."""
     for _ in range(200):
         alive = descendants()
@@ -116,7 +125,7 @@ def sweep_up(keep=None):
         time.sleep(0.02)
 
 
-def reap(child):
+def reap(child: int) -> int | None:
     """Collect dead processes; the status of `child` once it is dead, else None."""
     while True:
         try:
@@ -130,16 +139,16 @@ def reap(child):
             return status
 
 
-def wait_nohang(pid):
+def wait_nohang(pid: int) -> None:
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         pass  # a grandchild: its own parent or the next round collects it
 
 
-def descendants():
+def descendants() -> list[int]:
     """Process ids below this one, from /proc; orphans are ours because we are their subreaper."""
-    children = {}
+    children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -157,21 +166,21 @@ def descendants():
     return found
 
 
-def signal_to(pid, number):
+def signal_to(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         pass  # it ended by itself meanwhile
 
 
-def hear(wire):
+def hear(wire: socket.socket) -> bytes:
     try:
         return wire.recv(1)
     except OSError:
         return b""
 
 
-def tell(wire, message):
+def tell(wire: socket.socket, message: dict[str, object]) -> None:
     try:
         wire.sendall(json.dumps(message).encode() + b"\n")
     except OSError:

@@ -27,8 +27,13 @@ class DockerEngine:
         spec = container_spec(self.image, step, gpus, place(run_dir, gpus))
         return {**msgspec.to_builtins(spec), "env": redact_env(spec.env, secret_values())}
 
-    def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop) -> Outcome:
-        raise EngineError("this version of lab cannot start containers yet", fix="drop --image to run here, or add --dry-run")
+    def run(
+        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
+        raise EngineError(
+            "this version of lab cannot start containers yet",
+            fix="drop --image to run here, or add --dry-run",
+        )
 
 
 def place(run_dir: str, gpus: Sequence[Gpu]) -> Place:

@@ -60,7 +60,11 @@ def select(gpus: Sequence[Gpu], spec: str) -> list[Gpu]:
         return list(gpus)
     if isinstance(wanted, int):
         if wanted > len(gpus):
-            raise GpuError(f"{wanted} GPUs asked for, {len(gpus)} here", where=_present(gpus), fix="ask for fewer with --gpus")
+            raise GpuError(
+                f"{wanted} GPUs asked for, {len(gpus)} here",
+                where=_present(gpus),
+                fix="ask for fewer with --gpus",
+            )
         return list(gpus[:wanted])
     return [_find(gpus, item) for item in wanted]
 
@@ -72,7 +76,9 @@ def parse_spec(spec: str) -> str | int | list[int | str]:
         return "all" if text == "all" else []
     if text.isdigit():
         if int(text) == 0:
-            raise UsageError("--gpus 0 asks for zero GPUs", fix="write --gpus none, or --gpus 0-0 for GPU number 0")
+            raise UsageError(
+                "--gpus 0 asks for zero GPUs", fix="write --gpus none, or --gpus 0-0 for GPU number 0"
+            )
         return int(text)
     items: list[int | str] = []
     for part in filter(None, (p.strip() for p in text.split(","))):
@@ -101,10 +107,16 @@ def placeholders(vendor: str, spec: str, default: int) -> list[Gpu]:
     wanted = parse_spec(spec)
     if wanted == "all" or isinstance(wanted, int):
         wanted = list(range(wanted if isinstance(wanted, int) else default))
-    return [Gpu(vendor=vendor, index=i if isinstance(i, int) else n, name="not resolved on this machine",
-                uuid=i if isinstance(i, str) else f"<uuid of GPU {i}>",
-                render_node=f"<render node of GPU {i}>" if vendor == "amd" else None)
-            for n, i in enumerate(wanted)]
+    return [
+        Gpu(
+            vendor=vendor,
+            index=i if isinstance(i, int) else n,
+            name="not resolved on this machine",
+            uuid=i if isinstance(i, str) else f"<uuid of GPU {i}>",
+            render_node=f"<render node of GPU {i}>" if vendor == "amd" else None,
+        )
+        for n, i in enumerate(wanted)
+    ]
 
 
 def visible_env(gpus: Sequence[Gpu], vendor: str) -> dict[str, str]:
@@ -119,7 +131,9 @@ def _find(gpus: Sequence[Gpu], item: int | str) -> Gpu:
     if len(hits) == 1:
         return hits[0]
     kind = "no GPU" if not hits else "more than one GPU"
-    raise GpuError(f"{kind} here answers to {item!r}", where=_present(gpus), fix="see `lab doctor` for the GPUs present")
+    raise GpuError(
+        f"{kind} here answers to {item!r}", where=_present(gpus), fix="see `lab doctor` for the GPUs present"
+    )
 
 
 def _present(gpus: Sequence[Gpu]) -> str:
@@ -146,12 +160,16 @@ def _nvidia() -> list[Gpu]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise GpuError(f"nvidia-smi does not answer: {error}", fix="run nvidia-smi by hand; the driver may be hung") from error
+        raise GpuError(
+            f"nvidia-smi does not answer: {error}", fix="run nvidia-smi by hand; the driver may be hung"
+        ) from error
     if done.returncode:
         text = (done.stdout + done.stderr).strip()
         if re.search("No devices were found|couldn't communicate with the NVIDIA driver", text):
             return []
-        raise GpuError(f"nvidia-smi failed (exit code {done.returncode}): {text[:300]}", fix="run nvidia-smi by hand")
+        raise GpuError(
+            f"nvidia-smi failed (exit code {done.returncode}): {text[:300]}", fix="run nvidia-smi by hand"
+        )
     return parse_nvidia_smi(done.stdout)
 
 
@@ -163,11 +181,20 @@ def parse_nvidia_smi(text: str) -> list[Gpu]:
             continue
         field = dict(zip(NVIDIA_QUERY, (cell.strip() for cell in row), strict=True))
         memory, cap = _number(field["memory.total"]), field["compute_cap"]
-        gpus.append(Gpu(
-            vendor="nvidia", index=int(field["index"]), uuid=field["uuid"], name=field["name"], driver=field["driver_version"],
-            mem_bytes=int(memory * 2**20) if memory is not None else None, power_limit_w=_number(field["power.limit"]),
-            max_sm_mhz=_number(field["clocks.max.sm"]), max_mem_mhz=_number(field["clocks.max.memory"]),
-            arch=f"sm_{cap.replace('.', '')}" if re.fullmatch(r"\d+\.\d+", cap) else None))
+        gpus.append(
+            Gpu(
+                vendor="nvidia",
+                index=int(field["index"]),
+                uuid=field["uuid"],
+                name=field["name"],
+                driver=field["driver_version"],
+                mem_bytes=int(memory * 2**20) if memory is not None else None,
+                power_limit_w=_number(field["power.limit"]),
+                max_sm_mhz=_number(field["clocks.max.sm"]),
+                max_mem_mhz=_number(field["clocks.max.memory"]),
+                arch=f"sm_{cap.replace('.', '')}" if re.fullmatch(r"\d+\.\d+", cap) else None,
+            )
+        )
     return gpus
 
 
@@ -184,9 +211,17 @@ def _nvml() -> list[Gpu]:
     try:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [Gpu(vendor="nvidia", index=i, uuid=_text(pynvml.nvmlDeviceGetUUID(h)), driver=driver,
-                    name=_text(pynvml.nvmlDeviceGetName(h)), mem_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(h).total))
-                for i, h in enumerate(handles)]
+        return [
+            Gpu(
+                vendor="nvidia",
+                index=i,
+                uuid=_text(pynvml.nvmlDeviceGetUUID(h)),
+                driver=driver,
+                name=_text(pynvml.nvmlDeviceGetName(h)),
+                mem_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(h).total),
+            )
+            for i, h in enumerate(handles)
+        ]
     finally:
         pynvml.nvmlShutdown()
 
@@ -207,16 +242,23 @@ def _amd(env: Mapping[str, str]) -> list[Gpu]:
 
 def _amd_gpu(index: int, minor: int, properties: dict[str, int], sys_root: Path, dev_root: Path) -> Gpu:
     device = sys_root / f"class/drm/renderD{minor}/device"
-    version = properties.get("gfx_target_version", 0)  # 90402 is gfx942: major, minor, stepping in two digits each
+    version = properties.get(
+        "gfx_target_version", 0
+    )  # 90402 is gfx942: major, minor, stepping in two digits each
     arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else None
     memory, power = _read(device / "mem_info_vram_total"), _read_first(device / "hwmon", "hwmon*/power1_cap")
     unique = properties.get("unique_id", 0)
     return Gpu(
-        vendor="amd", index=index, uuid=f"GPU-{unique:016x}" if unique else f"GPU-renderD{minor}", arch=arch,
-        name=_read(device / "product_name") or arch or "AMD GPU", driver=_read(sys_root / "module/amdgpu/version"),
+        vendor="amd",
+        index=index,
+        uuid=f"GPU-{unique:016x}" if unique else f"GPU-renderD{minor}",
+        arch=arch,
+        name=_read(device / "product_name") or arch or "AMD GPU",
+        driver=_read(sys_root / "module/amdgpu/version"),
         mem_bytes=int(memory) if memory and memory.isdigit() else None,
         power_limit_w=int(power) / 1e6 if power and power.isdigit() else None,
-        render_node=str(dev_root / f"dri/renderD{minor}"))
+        render_node=str(dev_root / f"dri/renderD{minor}"),
+    )
 
 
 def _properties(path: Path) -> dict[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -36,19 +35,27 @@ class LocalEngine:
 
     name = "local"
 
-    def __init__(self, *, vendor: str = "none", tools: Mapping[str, object] | None = None, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self, *, vendor: str = "none", tools: Mapping[str, object] | None = None, grace_s: float = GRACE_S
+    ) -> None:
         self.vendor = vendor
         self.grace_s = grace_s
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
-        return {"argv": self._argv(step), "cwd": run_dir, "env": redact_env(self._env(step, gpus), secret_values())}
+        return {
+            "argv": self._argv(step),
+            "cwd": run_dir,
+            "env": redact_env(self._env(step, gpus), secret_values()),
+        }
 
     def run(
         self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
     ) -> Outcome:
         if step.tools:
-            raise EngineError(f"step {step.name!r} needs the tool {step.tools[0]!r}, which lives in an image",
-                              fix="name the image: lab run --image cuda ...")
+            raise EngineError(
+                f"step {step.name!r} needs the tool {step.tools[0]!r}, which lives in an image",
+                fix="name the image: lab run --image cuda ...",
+            )
         started, began = utc_now(), time.monotonic()
         kills_before = _oom_kills()
         tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -60,8 +67,14 @@ class LocalEngine:
         if pump.error is not None:
             raise storage_error(pump.error, run.log(step)) from pump.error
         if "start_error" in end:
-            raise EngineError(f"cannot start step {step.name!r}: {end['start_error']}", where=run.folder(step))
-        code = int(end.get("exit_code", -signal.SIGKILL))
+            raise EngineError(
+                f"cannot start step {step.name!r}: {end['start_error']}", where=run.folder(step)
+            )
+        if "exit_code" not in end:
+            raise EngineError(
+                f"the guard of step {step.name!r} was killed, and the step with it", where=run.log(step)
+            )
+        code = int(end["exit_code"])
         return judge(
             exit_code=code, seconds=time.monotonic() - began, started_utc=started, stopped_by=stopped_by,
             limit_s=step.stall_timeout_s if stopped_by == "stall" else step.timeout_s,
@@ -79,15 +92,24 @@ class LocalEngine:
     @contextlib.contextmanager
     def _process(self, run: Run, step: Step, gpus: Sequence[Gpu]):  # type: ignore[no-untyped-def]
         ours, theirs = socket.socketpair()
-        lock = run.folder(step) / ".running"
+        lock = (run.folder(step) / ".running").absolute()
         command = [sys.executable, "-I", "-S", str(GUARD), str(theirs.fileno()), str(self.grace_s), str(lock), "--",
                    *self._argv(step)]  # fmt: skip
         try:
             child = subprocess.Popen(
-                command, cwd=run.root, env={**os.environ, **self._env(step, gpus)}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[theirs.fileno()], start_new_session=True)
+                command,
+                cwd=run.root,
+                env={**os.environ, **self._env(step, gpus)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         except OSError as error:
-            raise EngineError(f"cannot start step {step.name!r}: {error.strerror}", where=error.filename) from error
+            raise EngineError(
+                f"cannot start step {step.name!r}: {error.strerror}", where=error.filename
+            ) from error
         finally:
             theirs.close()
         with child, ours:
@@ -193,13 +215,19 @@ class _Pump(threading.Thread):
 
 def _log_tails(run: Run, step: Step) -> list[str]:
     """The last lines of the step's own logs, newest file last: they hold what a killed rank said."""
-    paths = sorted({p for pattern in step.logs for p in run.root.glob(pattern)}, key=lambda p: p.stat().st_mtime)
+    paths = sorted(
+        {p for pattern in step.logs for p in run.root.glob(pattern)}, key=lambda p: p.stat().st_mtime
+    )
     lines: list[str] = []
     for path in paths[-4:]:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4096))
             last = file.read().decode("utf-8", "replace").splitlines()[-8:]
-        lines += [f"--- {path.relative_to(run.root)}", *(redact(line, secret_values()) for line in last)] if last else []
+        lines += (
+            [f"--- {path.relative_to(run.root)}", *(redact(line, secret_values()) for line in last)]
+            if last
+            else []
+        )
     return lines
 
 

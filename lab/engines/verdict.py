@@ -9,8 +9,12 @@ from collections.abc import Sequence
 from lab.core.step import Outcome, Status
 
 # What frameworks print when memory ends; torch on CUDA, HIP and CPU, and torchrun about a killed worker.
-GPU_OOM = re.compile(r"(CUDA|HIP) out of memory|OutOfMemoryError|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY")
-HOST_OOM = re.compile(r"\bMemoryError\b|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|oom-kill")
+GPU_OOM = re.compile(
+    r"(CUDA|HIP) out of memory|OutOfMemoryError|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY"
+)
+HOST_OOM = re.compile(
+    r"\bMemoryError\b|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|oom-kill"
+)
 WORKER_KILLED = re.compile(r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\) received by PID")
 _CAUSE = re.compile(r"^(?:\[[^\]]*\]:?\s*)?[\w.]*(?:Error|Exception|Interrupt|Failure)\b.*")
 
@@ -33,12 +37,25 @@ def judge(
     kernel's out-of-memory killer took meanwhile; `missing` are expected files that are not there.
     """
     status, reason = _status(exit_code, "\n".join(tail), stopped_by, limit_s, oom_kills, missing)
-    return Outcome(status=status, reason=reason, exit_code=exit_code, seconds=round(seconds, 3),
-                   started_utc=started_utc, tail=tuple(tail), peak_mem_bytes=peak_mem_bytes)
+    return Outcome(
+        status=status,
+        reason=reason,
+        exit_code=exit_code,
+        seconds=round(seconds, 3),
+        started_utc=started_utc,
+        tail=tuple(tail),
+        peak_mem_bytes=peak_mem_bytes,
+    )
 
 
-def _status(code: int, text: str, stopped_by: str | None, limit_s: float | None, oom_kills: int,
-            missing: Sequence[str]) -> tuple[Status, str]:
+def _status(
+    code: int,
+    text: str,
+    stopped_by: str | None,
+    limit_s: float | None,
+    oom_kills: int,
+    missing: Sequence[str],
+) -> tuple[Status, str]:
     if stopped_by == "user":
         return Status.interrupted, "stopped by the user"
     if stopped_by == "timeout":
@@ -53,7 +70,10 @@ def _status(code: int, text: str, stopped_by: str | None, limit_s: float | None,
     if HOST_OOM.search(text) or (killed and oom_kills):
         return Status.oom, "the host ran out of memory: the kernel killed a process of the step"
     if killed:
-        return Status.failed, "a process of the step was killed by SIGKILL, not by lab: often the out-of-memory killer; see dmesg"
+        return (
+            Status.failed,
+            "a process of the step was killed by SIGKILL, not by lab: often the out-of-memory killer; see dmesg",
+        )
     return Status.failed, f"{_how(code)}{_cause(text)}"
 
 
@@ -61,7 +81,10 @@ def _finished(oom_kills: int, missing: Sequence[str]) -> tuple[Status, str]:
     if missing:
         return Status.failed, f"exited with 0 but left no {', '.join(missing)}"
     if oom_kills:
-        return Status.ok, "exited with 0, though the kernel's out-of-memory killer struck on this host meanwhile"
+        return (
+            Status.ok,
+            "exited with 0, though the kernel's out-of-memory killer struck on this host meanwhile",
+        )
     return Status.ok, ""
 
 

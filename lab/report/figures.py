@@ -50,6 +50,9 @@ STYLE: Any = {
 }
 
 
+styled = matplotlib.rc_context(STYLE)  # decorates what draws; settings are back as they were afterwards
+
+
 @dataclass(frozen=True)
 class Cell:
     """One cell of a `cell_grid`: text, colour role, strength of the colour (0 to 1), hover text."""
@@ -60,6 +63,7 @@ class Cell:
     hover: str = ""
 
 
+@styled
 def stacked_bars(
     labels: Sequence[str],
     parts: Mapping[str, np.ndarray],
@@ -85,6 +89,7 @@ def stacked_bars(
     return figure
 
 
+@styled
 def stacked_panels(
     titles: Sequence[str],
     labels: Sequence[Sequence[str]],
@@ -108,6 +113,7 @@ def stacked_panels(
     return figure
 
 
+@styled
 def cell_grid(
     rows: Sequence[str],
     columns: Sequence[str],
@@ -123,7 +129,8 @@ def cell_grid(
             content = cell(down, across)
             if content is not None:
                 _draw_cell(ax, down, across, content)
-    ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+    # Few columns keep to the left: a cell needs no more room than its text.
+    ax.set(xlim=(-0.5, max(len(columns), 6) - 0.5), ylim=(len(rows) - 0.5, -0.5))
     ax.set_yticks(range(len(rows)), rows)
     upright = len(columns) > 8
     ax.set_xticks(range(len(columns)), columns, rotation=90 if upright else 0)
@@ -153,10 +160,9 @@ def save(figure: Figure, folder: Path, name: str) -> str:
 
 
 def _empty(height_in: float, down: int = 1, across: int = 1) -> tuple[Figure, list[Axes]]:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
-        FigureCanvasAgg(figure)
-        return figure, list(figure.subplots(down, across, squeeze=False, sharex=True).flat)
+    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(down, across, squeeze=False, sharex=True).flat)
 
 
 def _stack(ax: Axes, labels: Sequence[str], parts: Mapping[str, np.ndarray], title: str = "") -> None:

@@ -19,8 +19,15 @@ from lab.core.files import write_atomic
 ABSENT = "–"
 UNITS = {
     **{unit: unit for unit in ("ns", "ms", "s")},
-    "us": "µs", "bytes": "B", "mib": "MiB", "percent": "%", "j": "J", "w": "W",
-    "gbps": "GB/s", "tflops": "TFLOP/s", "mhz": "MHz",
+    "us": "µs",
+    "bytes": "B",
+    "mib": "MiB",
+    "percent": "%",
+    "j": "J",
+    "w": "W",
+    "gbps": "GB/s",
+    "tflops": "TFLOP/s",
+    "mhz": "MHz",
 }
 
 

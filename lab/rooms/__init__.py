@@ -18,7 +18,9 @@ from lab.errors import MissingError
 class RoomEntry(msgspec.Struct, frozen=True):
     name: str
     question: str
-    commands: dict[str, str]  # command name -> help line; the click command is lab.rooms.<name>.cli:<command name>
+    commands: dict[
+        str, str
+    ]  # command name -> help line; the click command is lab.rooms.<name>.cli:<command name>
 
 
 ROOMS = (
@@ -59,22 +61,31 @@ class Room(Protocol):
     """What `lab.rooms.<name>` offers."""
 
     def recognises(self, folder: Path) -> bool: ...
-    def analyse(self, folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings: ...
+    def analyse(
+        self, folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]
+    ) -> Findings: ...
     def watcher(self, run: Run) -> Any: ...
 
 
 def room(name: str) -> Room:
     if name not in {entry.name for entry in ROOMS}:
-        raise MissingError(f"this lab has no room {name!r}", fix=f"its rooms: {', '.join(e.name for e in ROOMS)}")
+        raise MissingError(
+            f"this lab has no room {name!r}", fix=f"its rooms: {', '.join(e.name for e in ROOMS)}"
+        )
     return cast(Room, importlib.import_module(f"lab.rooms.{name}"))
 
 
 def room_of(folder: Path) -> Room:
     """The room whose recordings `folder` holds, for a folder that lab did not make."""
     if not folder.is_dir():
-        raise MissingError("no such folder" if not folder.exists() else "this is a file, not a folder", where=folder)
+        raise MissingError(
+            "no such folder" if not folder.exists() else "this is a file, not a folder", where=folder
+        )
     for entry in ROOMS:
         if room(entry.name).recognises(folder):
             return room(entry.name)
-    raise MissingError("no room recognises what lies in this folder", where=folder,
-                       fix="a sweep looks like {T}thread/nccl_{C}channels/torch_profiler/rank{r}/*.json[.gz]")
+    raise MissingError(
+        "no room recognises what lies in this folder",
+        where=folder,
+        fix="a sweep looks like {T}thread/nccl_{C}channels/torch_profiler/rank{r}/*.json[.gz]",
+    )

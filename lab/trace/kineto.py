@@ -21,8 +21,12 @@ from lab.trace.pieces import PIECE_BYTES, EventPieces, Piece, elements
 from lab.trace.tables import ProcessGroup, Table, Trace, TraceMeta
 
 GPU_KINDS = {"kernel": tables.KERNEL, "gpu_memcpy": tables.MEMCPY, "gpu_memset": tables.MEMSET}
-RUNTIME = ("cuda_runtime", "cuda_driver")
-RANGES = {"user_annotation": False, "gpu_user_annotation": True}
+TABLE_OF = {
+    **dict.fromkeys(GPU_KINDS, "kernels"),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver"), "runtime"),  # on ROCm too
+    **dict.fromkeys(("user_annotation", "gpu_user_annotation"), "ranges"),
+    "cpu_op": "ops",
+}
 
 # Below this many microseconds two texts with three decimals never share a float64: 2^43 us is 101 days, and
 # Kineto moves its base every quarter of a year. Above it times are decoded as decimals instead.
@@ -151,13 +155,12 @@ class _Columns:
         """Decode one piece and append its rows; raises BadDataError for text that is not JSON."""
         rows: dict[str, list[Any]] = defaultdict(list)
         for event in self._decode(piece):
-            if event.ph == "X":
-                rows[event.cat].append(event)
-        self._add_gpu([event for cat in GPU_KINDS for event in rows[cat]])
-        self._add_ops(rows["cpu_op"])
-        self._add_runtime([event for cat in RUNTIME for event in rows[cat]])
-        for cat, on_gpu in RANGES.items():
-            self._add_ranges(rows[cat], on_gpu)
+            if event.ph == "X" and event.cat in TABLE_OF:
+                rows[TABLE_OF[event.cat]].append(event)
+        self._add_gpu(rows["kernels"])
+        self._add_ops(rows["ops"])
+        self._add_runtime(rows["runtime"])
+        self._add_ranges(rows["ranges"])
 
     def finish(self, frame: dict[str, Any]) -> Trace:
         """The trace, once every piece has been fed."""
@@ -308,10 +311,10 @@ class _Columns:
             columns["correlation"] = self._ints([event.args.correlation for event in events])
             self._chunks["runtime"].append(columns)
 
-    def _add_ranges(self, events: list[Any], on_gpu: bool) -> None:
+    def _add_ranges(self, events: list[Any]) -> None:
         events, columns = self._timed(events)
         if events:
-            columns["on_gpu"] = np.full(len(events), on_gpu)
+            columns["on_gpu"] = np.array([event.cat == "gpu_user_annotation" for event in events])
             self._chunks["ranges"].append(columns | self._shapes(events))
 
     def _shapes(self, events: list[Any]) -> dict[str, np.ndarray]:
@@ -421,8 +424,8 @@ def _meta(frame: dict[str, Any], base_ns: int, num_gpu_rows: int) -> TraceMeta:
     groups = tuple(_group(g) for g in _items(info.get("pg_config")))
     sizes = [len(group.ranks) for group in groups]
     return TraceMeta(
-        rank=_number(info.get("rank")),
-        world_size=_number(info.get("world_size")) or (max(sizes) if sizes else None),
+        rank=_count(info.get("rank")),
+        world_size=_count(info.get("world_size")) or (max(sizes) if sizes else None),
         backend=_text(info.get("backend")),
         vendor=_vendor(frame, names) if names or num_gpu_rows else "none",
         devices=names,
@@ -460,6 +463,12 @@ def _items(value: Any) -> list[dict[str, Any]]:
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _count(value: Any) -> int | None:
+    """A number of ranks that can be meant; a hostile one must not make anybody list a billion ranks."""
+    number = _number(value)
+    return number if number is not None and 0 <= number < 1 << 20 else None
 
 
 def _text(value: Any) -> str | None:

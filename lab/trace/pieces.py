@@ -106,7 +106,7 @@ class EventPieces:
         while True:
             more = self._fill()
             end = _events_start(self._buffer)
-            if end:
+            if end > 0:
                 self._take(end)
                 return self._last.text.removeprefix(_BOM)
             if not more or end < 0 or len(self._buffer) > LIMIT_BYTES:
@@ -161,12 +161,14 @@ class EventPieces:
             with self.path.open("rb") as file:
                 self.packed = file.read(2) == b"\x1f\x8b"
                 file.seek(0)
-                chunks = iter(lambda: file.read(size if not self.packed else size // 8), b"")
+                # zlib drops the output of the call that meets damage: salvage makes those calls small.
+                step = size if not self.packed else 1024 if self.salvage else size // 8
+                chunks = iter(lambda: file.read(step), b"")
                 yield from self._unpack(chunks, size) if self.packed else chunks
         except FileNotFoundError as error:
             raise MissingError("no such trace", where=self.path) from error
-        except (IsADirectoryError, PermissionError) as error:
-            raise MissingError(f"the trace cannot be opened: {error.strerror}", where=self.path) from error
+        except OSError as error:
+            raise MissingError(f"the trace cannot be read: {error.strerror}", where=self.path) from error
 
     def _unpack(self, chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
         """Inflate gzip members, never more than `size` bytes at a time; says in `cut` what stopped it."""

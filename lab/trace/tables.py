@@ -128,7 +128,7 @@ class Table:
 
 
 def _frozen(column: np.ndarray) -> np.ndarray:
-    view = np.asarray(column).view()
+    view: np.ndarray = np.asarray(column).view()
     view.flags.writeable = False
     return view
 
@@ -197,6 +197,6 @@ class Trace:
 
     def text(self, ids: np.ndarray) -> np.ndarray:
         """Texts (n,) of string ids (n,) as an object array; "" where the id is -1."""
-        lookup = np.array([*self.strings, ""], dtype=object)
+        lookup: np.ndarray = np.array([*self.strings, ""], dtype=object)
         texts: np.ndarray = lookup[ids]
         return texts

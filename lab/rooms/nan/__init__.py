@@ -37,5 +37,7 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
 
 
 def _absent() -> MissingError:
-    return MissingError("this version of lab plans the nan room's experiments but cannot run or analyse them",
-                        fix="see the plan with --dry-run")
+    return MissingError(
+        "this version of lab plans the nan room's experiments but cannot run or analyse them",
+        fix="see the plan with --dry-run",
+    )

@@ -12,7 +12,9 @@ from lab.cli import options_of
 
 KNOBS = (
     click.argument("experiment", nargs=-1, required=True),
-    click.option("--model", default="tiny", show_default=True, help="Hub id, path, or tiny (offline, random weights)."),
+    click.option(
+        "--model", default="tiny", show_default=True, help="Hub id, path, or tiny (offline, random weights)."
+    ),
     click.option("--prompt", default="dizzy", show_default=True),
     click.option("--max-new-tokens", type=click.IntRange(min=1), default=50, show_default=True),
     click.option("--seed", type=int, default=0, show_default=True),
@@ -28,7 +30,7 @@ def _with_knobs(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("nan")
 @_with_knobs
 @click.pass_context
-def nan(ctx: click.Context, experiment: tuple[str, ...], **knobs: Any) -> None:
+def nan(ctx: click.Context, /, experiment: tuple[str, ...], **knobs: Any) -> None:
     """Watch every module's outputs: baseline, bfloat16, ..., priority or all. (Plan only: --dry-run.)"""
     _drive(ctx, experiment, sass=False, **knobs)
 
@@ -36,7 +38,7 @@ def nan(ctx: click.Context, experiment: tuple[str, ...], **knobs: Any) -> None:
 @click.command("nixnan")
 @_with_knobs
 @click.pass_context
-def nixnan(ctx: click.Context, experiment: tuple[str, ...], **knobs: Any) -> None:
+def nixnan(ctx: click.Context, /, experiment: tuple[str, ...], **knobs: Any) -> None:
     """The same experiments under nixnan.so, instruction by instruction. (Plan only: --dry-run.)"""
     _drive(ctx, experiment, sass=True, **knobs)
 

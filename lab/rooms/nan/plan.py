@@ -15,16 +15,23 @@ def experiments(names: tuple[str, ...]) -> tuple[str, ...]:
     wanted = [one for name in names for one in RECIPES.get(name, (name,))]
     unknown = sorted(set(wanted) - set(EXPERIMENTS))
     if unknown:
-        raise UsageError(f"there is no experiment {unknown[0]!r}", fix=f"one of: {', '.join([*EXPERIMENTS, *RECIPES])}")
+        raise UsageError(
+            f"there is no experiment {unknown[0]!r}", fix=f"one of: {', '.join([*EXPERIMENTS, *RECIPES])}"
+        )
     return tuple(dict.fromkeys(wanted))
 
 
 def plan(config: NanConfig, site: Site) -> Plan:
     """One process an experiment: a patched model never meets the next one."""
     if config.sass and site.vendor != "nvidia":
-        raise UsageError("nixnan reads NVIDIA instructions: there is no such level on this hardware",
-                         fix="use --image cuda, or `nan` for the Python level")
-    return Plan(steps=tuple(_step(config, site, name) for name in config.experiments), config=msgspec.to_builtins(config))
+        raise UsageError(
+            "nixnan reads NVIDIA instructions: there is no such level on this hardware",
+            fix="use --image cuda, or `nan` for the Python level",
+        )
+    return Plan(
+        steps=tuple(_step(config, site, name) for name in config.experiments),
+        config=msgspec.to_builtins(config),
+    )
 
 
 def _step(config: NanConfig, site: Site, name: str) -> Step:

@@ -10,19 +10,76 @@ from lab.cli import IntList, options_of
 
 
 @click.command("sweep")
-@click.option("-c", "--channels", type=IntList(), default="28,42,56,70", show_default=True, help="NCCL/RCCL channel counts.")
-@click.option("-t", "--threads", type=IntList(), default="256,512", show_default=True, help="Threads per block of the collectives.")
-@click.option("-p", "--ranks", "--nproc", type=click.IntRange(min=1), help="Ranks. [default: one per GPU; 2 without GPU]")
-@click.option("-f", "--config", help="Training config: a YAML file or a preset. [default: llm with GPUs, tiny without]")
-@click.option("--override", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the training config; repeatable.")
-@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of every setting: error bars need 3 or more.")
-@click.option("--order", type=click.Choice(["random", "given"]), default="random", show_default=True, help="Order of the settings within a repeat.")
-@click.option("--seed", type=click.IntRange(min=0), default=2025, show_default=True, help="Seed of the random order.")
-@click.option("--channels-as", type=click.Choice(["pin", "max"]), default="pin", show_default=True, help="Set MIN and MAX channels, or only MAX.")
-@click.option("--pause", "pause_s", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Seconds of rest before each run on GPUs.")
-@click.option("-s", "--skip-existing", is_flag=True, help="Skip settings whose traces are complete in --output-dir.")
+@click.option(
+    "-c",
+    "--channels",
+    type=IntList(),
+    default="28,42,56,70",
+    show_default=True,
+    help="NCCL/RCCL channel counts.",
+)
+@click.option(
+    "-t",
+    "--threads",
+    type=IntList(),
+    default="256,512",
+    show_default=True,
+    help="Threads per block of the collectives.",
+)
+@click.option(
+    "-p",
+    "--ranks",
+    "--nproc",
+    type=click.IntRange(min=1),
+    help="Ranks. [default: one per GPU; 2 without GPU]",
+)
+@click.option(
+    "-f", "--config", help="Training config: a YAML file or a preset. [default: llm with GPUs, tiny without]"
+)
+@click.option(
+    "--override",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one key of the training config; repeatable.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Runs of every setting: error bars need 3 or more.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["random", "given"]),
+    default="random",
+    show_default=True,
+    help="Order of the settings within a repeat.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=2025, show_default=True, help="Seed of the random order."
+)
+@click.option(
+    "--channels-as",
+    type=click.Choice(["pin", "max"]),
+    default="pin",
+    show_default=True,
+    help="Set MIN and MAX channels, or only MAX.",
+)
+@click.option(
+    "--pause",
+    "pause_s",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    help="Seconds of rest before each run on GPUs.",
+)
+@click.option(
+    "-s", "--skip-existing", is_flag=True, help="Skip settings whose traces are complete in --output-dir."
+)
 @click.pass_context
-def sweep(ctx: click.Context, channels: list[int], threads: list[int], skip_existing: bool, overrides: tuple[str, ...],
+def sweep(ctx: click.Context, /, channels: list[int], threads: list[int], skip_existing: bool, overrides: tuple[str, ...],
           **knobs: object) -> None:  # fmt: skip
     """Sweep collective channels x threads over a training run, and report what they do to its GEMMs."""
     import msgspec
@@ -32,7 +89,9 @@ def sweep(ctx: click.Context, channels: list[int], threads: list[int], skip_exis
     from lab.rooms.sweep.config import SweepConfig
     from lab.rooms.sweep.plan import plan
 
-    config = msgspec.convert({"channels": channels, "threads": threads, "overrides": list(overrides), **knobs}, SweepConfig)
+    config = msgspec.convert(
+        {"channels": channels, "threads": threads, "overrides": list(overrides), **knobs}, SweepConfig
+    )
 
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site, root, skip_existing=skip_existing)

@@ -25,14 +25,14 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all sections: immutable, and an unknown key is an error."""
+    """Base of all sections; `frozen` is repeated below because type checkers do not inherit it."""
 
 
 def _help(text: str, **limits: Any) -> msgspec.Meta:
     return msgspec.Meta(description=text, **limits)
 
 
-class TrainingConfig(_Section):
+class TrainingConfig(_Section, frozen=True):
     epochs: Annotated[int, _help("passes over dataset.num_samples", ge=1)] = 1
     batch_size: Annotated[int, _help("samples per rank and micro-step", ge=1)] = 512
     gradient_accumulation: Annotated[int, _help("micro-steps per optimizer step", ge=1)] = 4
@@ -47,18 +47,18 @@ class TrainingConfig(_Section):
     lightweight_op_waves: Annotated[int | None, _help("ignored (published: 3)")] = None
 
 
-class OptimizerConfig(_Section):
+class OptimizerConfig(_Section, frozen=True):
     lr: Annotated[float, _help("AdamW peak learning rate", gt=0)] = 2e-4
     weight_decay: Annotated[float, _help("AdamW weight decay", ge=0)] = 0.01
     betas: Annotated[tuple[float, float], _help("AdamW betas, each in [0, 1)")] = (0.9, 0.985)
 
 
-class SchedulerConfig(_Section):
+class SchedulerConfig(_Section, frozen=True):
     warmup_steps: Annotated[int, _help("optimizer steps of linear warm-up", ge=0)] = 200
     total_steps: Annotated[int, _help("optimizer step at which the cosine reaches zero", ge=1)] = 2200
 
 
-class DatasetConfig(_Section):
+class DatasetConfig(_Section, frozen=True):
     num_samples: Annotated[int, _help("samples per epoch over all ranks (synthetic)", ge=1)] = 200_000
     sequence_length: Annotated[int, _help("tokens per sample", ge=1)] = 176
     dense_dim: Annotated[int, _help("floats per dense feature", ge=1)] = 256
@@ -68,7 +68,7 @@ class DatasetConfig(_Section):
     seed: Annotated[int, _help("weights use seed, inputs and dropout use seed + rank", ge=0)] = 2025
 
 
-class ModelConfig(_Section):
+class ModelConfig(_Section, frozen=True):
     kind: Annotated[
         Literal["encoder", "decoder"], _help("encoder: ranking model as published; decoder: causal LLM")
     ] = "encoder"
@@ -83,7 +83,7 @@ class ModelConfig(_Section):
     mlp_hidden_dim: Annotated[int, _help("width of the feed-forward layer", ge=1)] = 4608
 
 
-class FsdpConfig(_Section):
+class FsdpConfig(_Section, frozen=True):
     sharding_strategy: Annotated[
         Literal["full_shard", "shard_grad_op"], _help("shard weights too, or only gradients and optimizer")
     ] = "full_shard"
@@ -100,7 +100,7 @@ class FsdpConfig(_Section):
     ] = "meta"
 
 
-class DistributedConfig(_Section):
+class DistributedConfig(_Section, frozen=True):
     backend: Annotated[
         Literal["auto", "nccl", "gloo"],
         _help("auto: nccl (RCCL on AMD) with a GPU, else gloo; gloo = CPU run"),
@@ -112,7 +112,7 @@ class DistributedConfig(_Section):
     find_unused_parameters: Annotated[bool, _help("DDP: search for parameters without gradient")] = False
 
 
-class CompileConfig(_Section):
+class CompileConfig(_Section, frozen=True):
     enabled: Annotated[bool, _help("torch.compile the model (torch >= 2)")] = False
     backend: Annotated[str, _help("torch.compile backend")] = "inductor"
     mode: Annotated[
@@ -123,7 +123,7 @@ class CompileConfig(_Section):
     dynamic: Annotated[bool, _help("compile for changing shapes")] = False
 
 
-class StreamsConfig(_Section):
+class StreamsConfig(_Section, frozen=True):
     """Ignored: nothing here was read by the original either."""
 
     num_streams: int = 6
@@ -131,18 +131,18 @@ class StreamsConfig(_Section):
     stream_assignments: dict[str, Any] = {}
 
 
-class DataloaderConfig(_Section):
+class DataloaderConfig(_Section, frozen=True):
     """Ignored: the inputs are made on the device, so that copies from the host do not dominate the step."""
 
     num_workers: int = 8
     pin_memory: bool = True
 
 
-class LoggingConfig(_Section):
+class LoggingConfig(_Section, frozen=True):
     level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], _help("least level of messages")] = "INFO"
 
 
-class ProfilingConfig(_Section):
+class ProfilingConfig(_Section, frozen=True):
     enabled: Annotated[bool, _help("record Kineto traces")] = True
     wait: Annotated[int, _help("steps without profiler in each window", ge=0)] = 1
     warmup: Annotated[int, _help("steps recorded and thrown away", ge=0)] = 1
@@ -159,13 +159,13 @@ class ProfilingConfig(_Section):
     ] = "customer_trace.json"
 
 
-class TracelensConfig(_Section):
+class TracelensConfig(_Section, frozen=True):
     """Ignored: the analysis is a step of its own."""
 
     enabled: bool = False
 
 
-class TrainConfig(_Section):
+class TrainConfig(_Section, frozen=True):
     """One training run; sections that are None were not given and mean nothing here."""
 
     training: TrainingConfig = TrainingConfig()
@@ -183,7 +183,7 @@ class TrainConfig(_Section):
     tracelens: TracelensConfig | None = None
 
 
-class SweepConfig(_Section):
+class SweepConfig(_Section, frozen=True):
     """The sweep: every (channels, threads) pair, `repeats` times, one training run each."""
 
     channels: Annotated[

@@ -38,7 +38,9 @@ class Journal:
         if outcome.ok:
             self._say(f"✓ Completed run with {setting} (duration: {outcome.seconds:.0f}s)")
         else:
-            self._say(f"✗ Failed run with {setting} (exit code: {outcome.exit_code}, duration: {outcome.seconds:.0f}s)")
+            self._say(
+                f"✗ Failed run with {setting} (exit code: {outcome.exit_code}, duration: {outcome.seconds:.0f}s)"
+            )
         write_atomic(self.summary, summary_text(self._run.manifest.steps, datetime.now()))
         if all(record.outcome for record in self._run.manifest.steps):
             self._say(f"Summary saved to: {self.summary.name}")
@@ -58,12 +60,19 @@ class Journal:
 
 def summary_text(records: Iterable[StepRecord], now: datetime) -> str:
     """The summary: one row a run, a blank line after each group of threads, then the folders."""
-    ordered = sorted(records, key=lambda r: tuple(int(r.step.labels[k]) for k in ("threads", "channels", "repeat")))
+    ordered = sorted(
+        records, key=lambda r: tuple(int(r.step.labels[k]) for k in ("threads", "channels", "repeat"))
+    )
     lines = ["NCCL Channel & Thread Sweep Summary", f"Generated: {now:%a %b %d %H:%M:%S %Y}", "",
              _ROW % ("THREADS", "CHANNELS", "STATUS", "DURATION(s)"), "-" * 52]  # fmt: skip
     for index, record in enumerate(ordered):
         labels = record.step.labels
-        lines.append((_ROW % (labels["threads"], labels["channels"], _word(record.outcome), _seconds(record.outcome))).rstrip())
+        lines.append(
+            (
+                _ROW
+                % (labels["threads"], labels["channels"], _word(record.outcome), _seconds(record.outcome))
+            ).rstrip()
+        )
         following = ordered[index + 1].step.labels["threads"] if index + 1 < len(ordered) else None
         if following != labels["threads"]:
             lines.append("")

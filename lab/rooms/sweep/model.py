@@ -48,7 +48,8 @@ class RankingEncoder(nn.Module):
         x = self.sparse_proj(self.embedding(sparse_ids).mean(dim=2)) + self.dense_proj(dense)
         for layer in self.layers:
             x = layer(x)
-        return self.scorer(self.norm(x)).squeeze(-1)
+        scores: Tensor = self.scorer(self.norm(x))
+        return scores.squeeze(-1)
 
 
 class CausalDecoder(nn.Module):
@@ -69,7 +70,8 @@ class CausalDecoder(nn.Module):
         x = self.embedding(ids)
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 class DecoderLayer(nn.Module):
@@ -90,14 +92,16 @@ class DecoderLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self._attention(self.attention_norm(x))
         h = self.mlp_norm(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+        delta: Tensor = self.down(F.silu(self.gate(h)) * self.up(h))
+        return x + delta
 
     def _attention(self, x: Tensor) -> Tensor:
         batch, tokens, dim = x.shape
         qkv = self.qkv(x).view(batch, tokens, 3, self.num_heads, dim // self.num_heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         mixed = causal_attention(query, key, value)
-        return self.out(mixed.transpose(1, 2).reshape(batch, tokens, dim))
+        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, dim))
+        return projected
 
 
 class RmsNorm(nn.Module):
@@ -116,7 +120,8 @@ class RmsNorm(nn.Module):
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Scaled dot-product attention, each token seeing itself and the past; all [B, heads, T, head_dim]."""
     if hasattr(F, "scaled_dot_product_attention"):
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed: Tensor = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return mixed
     return plain_causal_attention(query, key, value)
 
 
@@ -124,7 +129,8 @@ def plain_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The same in three lines of matrix algebra: for torch < 2, and to test the fast one against."""
     scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
-    return scores.masked_fill(future, float("-inf")).float().softmax(-1).to(value.dtype) @ value
+    weights: Tensor = scores.masked_fill(future, float("-inf")).float().softmax(-1)
+    return weights.to(value.dtype) @ value
 
 
 def build_model(config: ModelConfig, device: Device) -> nn.Module:

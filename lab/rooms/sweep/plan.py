@@ -10,7 +10,14 @@ import msgspec
 from lab.core.step import Step
 from lab.errors import GpuError, UsageError
 from lab.rooms import Plan, Site
-from lab.rooms.sweep.config import SweepConfig, TrainConfig, dump_train_config, ignored_keys, load_train_config, planned_steps
+from lab.rooms.sweep.config import (
+    SweepConfig,
+    TrainConfig,
+    dump_train_config,
+    ignored_keys,
+    load_train_config,
+    planned_steps,
+)
 
 TRAIN_CONFIG = "train.yaml"
 CPU_RANKS = 2
@@ -18,12 +25,16 @@ CPU_RANKS = 2
 
 def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = False) -> Plan:
     """One step per (repeat, threads, channels), every repeat a pass of its own in random order."""
-    train = load_train_config(config.config or ("llm" if site.vendor != "none" else "tiny"), config.overrides)
     ranks = world_size(config, site)
+    config = msgspec.structs.replace(
+        config, ranks=ranks, config=config.config or ("llm" if site.gpus else "tiny")
+    )
+    train = load_train_config(str(config.config), config.overrides)
     planned_steps(train, ranks)
-    config = msgspec.structs.replace(config, ranks=ranks)
     steps = tuple(_step(config, train, site, *cell) for cell in _order(config))
-    done = {step.name: "its traces are already there" for step in steps if skip_existing and complete(root, step)}
+    done = {
+        step.name: "its traces are already there" for step in steps if skip_existing and complete(root, step)
+    }
     return Plan(steps=steps, inputs={TRAIN_CONFIG: dump_train_config(train)}, config=msgspec.to_builtins(config),
                 skipped=done, notes=_notes(train, site))  # fmt: skip
 
@@ -32,10 +43,14 @@ def world_size(config: SweepConfig, site: Site) -> int:
     """Ranks asked for, or one per GPU. More ranks than GPUs is an error: two ranks on one GPU measure each other."""
     ranks = config.ranks or len(site.gpus) or CPU_RANKS
     if site.gpus and ranks > len(site.gpus):
-        raise GpuError(f"{ranks} ranks asked for, {len(site.gpus)} GPUs picked", fix="lower --ranks or widen --gpus")
+        raise GpuError(
+            f"{ranks} ranks asked for, {len(site.gpus)} GPUs picked", fix="lower --ranks or widen --gpus"
+        )
     if config.nodes != 1:
-        raise UsageError("a sweep over several nodes needs the slurm engine, which this lab does not have yet",
-                         fix="drop --nodes")
+        raise UsageError(
+            "a sweep over several nodes needs the slurm engine, which this lab does not have yet",
+            fix="drop --nodes",
+        )
     return ranks
 
 
@@ -55,7 +70,9 @@ def _order(config: SweepConfig) -> list[tuple[int, int, int]]:
     return cells
 
 
-def _step(config: SweepConfig, train: TrainConfig, site: Site, repeat: int, threads: int, channels: int) -> Step:
+def _step(
+    config: SweepConfig, train: TrainConfig, site: Site, repeat: int, threads: int, channels: int
+) -> Step:
     folder = f"{threads}thread/nccl_{channels}channels" + (f"/repeat{repeat}" if repeat > 1 else "")
     name = f"{threads}t_{channels}ch" + (f"_repeat{repeat}" if repeat > 1 else "")
     ranks = config.ranks or 1
@@ -80,7 +97,11 @@ def collective_env(vendor: str, threads: int, channels: int, folder: str, channe
     channel_env = {"NCCL_MAX_NCHANNELS": str(channels)}
     if channels_as == "pin":
         channel_env["NCCL_MIN_NCHANNELS"] = str(channels)
-    logs = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV", "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p.log"}
+    logs = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV",
+        "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p.log",
+    }
     if vendor == "amd":
         # Without SDMA, copies are kernels that compete for the same units as the GEMMs: the case under study.
         return {"RCCL_THREADS_PER_BLOCK": str(threads), **channel_env, "HSA_ENABLE_SDMA": "0", **logs}
@@ -88,7 +109,11 @@ def collective_env(vendor: str, threads: int, channels: int, folder: str, channe
 
 
 def _notes(train: TrainConfig, site: Site) -> tuple[str, ...]:
-    notes = [f"these keys of the training config have no effect here: {', '.join(keys)}"] if (keys := ignored_keys(train)) else []
+    notes = (
+        [f"these keys of the training config have no effect here: {', '.join(keys)}"]
+        if (keys := ignored_keys(train))
+        else []
+    )
     if site.vendor == "none":
         notes.append("no GPU: the ranks talk through gloo, which has no channels or threads per block")
     if not site.resolved:

@@ -7,7 +7,7 @@ tables hold nothing to say.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,24 +43,44 @@ def long_name(threads: int, channel: int) -> str:
 
 def short_name(threads: int, channel: int) -> str:
     """`256t 28ch`, for axes and table cells."""
-    return " ".join(f"{value}{word}" for value, word in ((threads, "t"), (channel, "ch")) if value) or "unnamed"
+    return (
+        " ".join(f"{value}{word}" for value, word in ((threads, "t"), (channel, "ch")) if value) or "unnamed"
+    )
 
 
 def contenders(configs: pd.DataFrame) -> list[Contender]:
-    """Complete configurations, least median total time first. Failed, missing and incomplete ones never enter."""
+    """Complete configurations, least median total time first; failed and incomplete ones never enter."""
     complete = configs[(configs["status"] == "ok") & configs["total_time_ms"].notna()]
     groups = complete.groupby(SETTING, sort=True)["total_time_ms"]
     found = [Contender(int(key[0]), int(key[1]), tuple(map(float, totals))) for key, totals in groups]
     return sorted(found, key=lambda one: one.median_ms)
 
 
+def origin(kind: str) -> str | None:
+    """What numbers of this kind are, where they were not measured by this run."""
+    return {
+        "replayed": "The numbers are replayed from a recording made elsewhere.",
+        "synthetic": "The numbers are synthetic: they exercise the path and measure no hardware.",
+    }.get(kind)
+
+
 def on_cpu(timeline: pd.DataFrame) -> bool:
     return len(timeline) > 0 and bool((timeline["device"] == "cpu").all())
 
 
-def separated(ranked: list[Contender]) -> bool:
-    """Whether every repeat of the first is faster than every repeat of the second."""
-    return len(ranked) > 1 and max(ranked[0].totals_ms) < min(ranked[1].totals_ms)
+def tied(ranked: list[Contender]) -> bool:
+    """Whether the first two both have repeats, and these overlap."""
+    repeated = len(ranked) > 1 and all(len(one.totals_ms) > 1 for one in ranked[:2])
+    return repeated and max(ranked[0].totals_ms) >= min(ranked[1].totals_ms)
+
+
+def uneven_steps(timeline: pd.DataFrame, configs: pd.DataFrame) -> str | None:
+    """Windows of different length hold different work, so their times do not compare."""
+    steps = sorted(set(of_complete(timeline, configs)["steps"]))
+    if len(steps) < 2:
+        return None
+    counts = " and ".join(map(str, steps))
+    return f"The traces hold {counts} profiled steps: total times do not compare, so no configuration wins."
 
 
 def headline(ranked: list[Contender]) -> str:
@@ -70,11 +90,11 @@ def headline(ranked: list[Contender]) -> str:
     best = ranked[0]
     if len(ranked) == 1:
         return (
-            f"Only {best.name} was analysed completely: total time {best.median_ms:.1f} ms (median over ranks), "
-            "nothing to compare it with."
+            f"Only {best.name} was analysed completely: {best.median_ms:.1f} ms total time (median over "
+            "ranks), with nothing to compare it to."
         )
     second = ranked[1]
-    if best.totals_ms[1:] and second.totals_ms[1:] and not separated(ranked):
+    if tied(ranked):
         return (
             f"{best.name} and {second.name} are indistinguishable: {best.median_ms:.1f} ms and "
             f"{second.median_ms:.1f} ms total time lie inside the spread of their repeats."
@@ -92,32 +112,36 @@ def certainty(ranked: list[Contender]) -> str | None:
         return None
     runs = [len(one.totals_ms) for one in ranked[:2]]
     if min(runs) == 1:
-        whom = "These are one run each" if max(runs) == 1 else "One of the first two has only one complete run"
-        return f"{whom}: the order may be chance and no claim of significance can be made; repeats would allow one."
+        whom = (
+            "These are one run each" if max(runs) == 1 else "One of the first two has only one complete run"
+        )
+        return f"{whom}: the order may be chance, so no claim of significance can be made without repeats."
     spans = [f"{min(one.totals_ms):.1f} to {max(one.totals_ms):.1f} ms" for one in ranked[:2]]
     counted = f"{runs[0]} repeats of the first span {spans[0]}, {runs[1]} of the second {spans[1]}"
-    if not separated(ranked):
+    if tied(ranked):
         return f"The repeats overlap: {counted}."
     odds = math.comb(sum(runs), runs[0])
     return (
-        f"The repeats do not overlap: {counted}. Two equal configurations would fall so by chance once in {odds} "
-        "sweeps, before counting that the best of several was picked."
+        f"The repeats do not overlap: {counted}. Two equal configurations would fall so by chance once in "
+        f"{odds} sweeps, before counting that the best of several was picked."
     )
 
 
 def exposed_share(configs: pd.DataFrame) -> str | None:
     """How much of the total time is communication that nothing hides."""
     complete = configs[configs["status"] == "ok"]
-    share = (complete["exposed_comm_time_ms"] / complete["total_time_ms"]).groupby([complete[key] for key in SETTING])
+    share = (complete["exposed_comm_time_ms"] / complete["total_time_ms"]).groupby(
+        [complete[key] for key in SETTING]
+    )
     shares = share.median().dropna().sort_values()
     if shares.empty or not shares.max():
         return None
     low, high = shares.index[0], shares.index[-1]
-    if len(shares) == 1:
-        return f"Exposed communication takes {100 * shares.iloc[0]:.0f} % of the total time."
+    if f"{shares.iloc[0]:.2f}" == f"{shares.iloc[-1]:.2f}":
+        return f"Exposed communication takes {100 * shares.iloc[0]:.0f} % of the total time everywhere."
     return (
-        f"Exposed communication takes from {100 * shares.iloc[0]:.0f} % of the total time ({long_name(*low)}) "
-        f"to {100 * shares.iloc[-1]:.0f} % ({long_name(*high)})."
+        f"Exposed communication takes from {100 * shares.iloc[0]:.0f} % of the total time "
+        f"({long_name(*low)}) to {100 * shares.iloc[-1]:.0f} % ({long_name(*high)})."
     )
 
 
@@ -134,57 +158,69 @@ def obeyed(effective: pd.DataFrame, knob: str) -> list[str]:
 
 def gemm_change(gemm: pd.DataFrame, configs: pd.DataFrame) -> str | None:
     """How GEMM time differs between complete configurations, and which shape loses most."""
-    complete = configs.loc[configs["status"] == "ok", [*SETTING, "repeat"]].drop_duplicates()
-    rows = gemm.merge(complete, on=[*SETTING, "repeat"])
+    rows = of_complete(gemm, configs)
     per_rank_ms = rows.groupby([*SETTING, "repeat", "rank"])["sum_us"].sum() / 1000
     totals_ms = per_rank_ms.groupby(SETTING).median().sort_values()
     if len(totals_ms) < 2:
         return None
     low, high = totals_ms.index[0], totals_ms.index[-1]
     sentence = (
-        f"GEMMs take from {totals_ms.iloc[0]:.1f} ms per rank ({long_name(*low)}) to {totals_ms.iloc[-1]:.1f} ms "
-        f"({long_name(*high)}), {totals_ms.iloc[-1] / totals_ms.iloc[0]:.2f} times as long"
+        f"GEMMs take from {totals_ms.iloc[0]:.1f} ms per rank ({long_name(*low)}) to "
+        f"{totals_ms.iloc[-1]:.1f} ms ({long_name(*high)}), {totals_ms.iloc[-1] / totals_ms.iloc[0]:.2f} "
+        "times as long"
     )
     return sentence + _worst_shape(rows) + "."
 
 
-def straggler(timeline: pd.DataFrame) -> list[str]:
+def straggler(timeline: pd.DataFrame) -> str | None:
     """Ranks that spend less than half the others' time in collectives: the others wait there for them."""
-    found: dict[int, list[str]] = {}
-    for (threads, channel, _), rows in timeline.groupby([*SETTING, "repeat"]):
-        comm_ms = rows.set_index("rank")["total_comm_time_ms"].sort_values()
-        if len(comm_ms) > 2 and comm_ms.iloc[0] < 0.5 * comm_ms.iloc[1:].median():
-            least, others = comm_ms.iloc[0], comm_ms.iloc[1:].median()
-            case = f"{short_name(threads, channel)}: {least:.0f} ms against {others:.0f} ms"
-            found.setdefault(int(comm_ms.index[0]), []).append(case)
-    return [
-        f"Rank {rank} is probably the straggler: it is in collectives for much less time than the others (median), "
-        f"who wait there for it ({_some(cases)})."
-        for rank, cases in sorted(found.items())
-    ]
+    cases = []
+    for (threads, channel), rows in grouped(timeline, SETTING):
+        comm_ms = rows.groupby("rank")["total_comm_time_ms"].median().sort_values()
+        if len(comm_ms) < 3 or comm_ms.iloc[0] >= 0.5 * comm_ms.iloc[1:].median():
+            continue
+        times = f"{comm_ms.iloc[0]:.0f} ms in collectives, the others {comm_ms.iloc[1:].median():.0f} ms"
+        cases.append(f"rank {comm_ms.index[0]} in {short_name(threads, channel)} ({times})")
+    if not cases:
+        return None
+    return f"One rank is late and the others wait for it inside their collectives: {_some(cases)}."
 
 
 def absent(configs: pd.DataFrame) -> list[str]:
-    """Every configuration that is not complete, with its reason; it is in no comparison."""
-    return [
-        f"{long_name(int(row.threads), int(row.channel))}, repeat {row.repeat}: {row.status}"
-        f"{f' ({row.reason})' if row.reason and not pd.isna(row.reason) else ''}; left out of the comparison."
-        for row in configs[configs["status"] != "ok"].itertuples()
-    ]
+    """The configurations that are not complete, by reason; they are in no comparison."""
+    by_reason: dict[str, list[str]] = {}
+    for row in configs[configs["status"] != "ok"].itertuples():
+        reason = f" ({row.reason})" if isinstance(row.reason, str) and row.reason else ""
+        case = f"{short_name(row.threads, row.channel)} (repeat {row.repeat})"
+        by_reason.setdefault(f"{row.status}{reason}", []).append(case)
+    return [f"Left out, {reason}: {_some(cases)}." for reason, cases in by_reason.items()]
 
 
 def cpu_only(ranked: list[Contender]) -> list[str]:
     """Instead of a winner: what CPU runs can tell. Gloo knows neither channels nor GPU threads."""
     sentences = [
-        "These runs were on a CPU with gloo, which has no channels and no GPU threads: neither setting can have had an "
-        "effect, so no configuration wins.",
+        "These runs were on a CPU with gloo, which has no channels and no GPU threads: neither setting can "
+        "have had an effect, so no configuration wins.",
         "CPU operators stand in for GPU kernels in every figure here.",
     ]
     if len(ranked) > 1:
         sentences.append(
-            f"Total times from {ranked[0].median_ms:.1f} to {ranked[-1].median_ms:.1f} ms show this machine's own variation."
+            f"Total times from {ranked[0].median_ms:.1f} to {ranked[-1].median_ms:.1f} ms show this "
+            "machine's own variation."
         )
     return sentences
+
+
+def of_complete(frame: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `frame` that belong to complete repeats."""
+    complete = configs.loc[configs["status"] == "ok", [*SETTING, "repeat"]].drop_duplicates()
+    return frame.merge(complete, on=[*SETTING, "repeat"])
+
+
+def grouped(frame: pd.DataFrame, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
+    """`frame.groupby(keys)` with the keys as a tuple."""
+    for key, rows in frame.groupby(keys):
+        yield tuple(key) if isinstance(key, tuple) else (key,), rows
 
 
 def size_text(size_bytes: float) -> str:
@@ -195,11 +231,11 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
-def shape_name(row: Any) -> str:
-    """`mm 4096×8192×2048 bf16`: op, then M×N×K, a batch in front where there is one."""
-    op = str(row.op).removeprefix("aten::")
-    batch = f"{row.B}·" if row.B and row.B > 1 else ""
-    return f"{op} {batch}{row.M}×{row.N}×{row.K} {row.transpose}"
+def shape_name(shape: tuple[Any, ...]) -> str:
+    """`mm 4096×8192×2048 TN`: op, batch if any, M×N×K, transposes; `shape` in the order of GEMM_SHAPE."""
+    of = dict(zip(GEMM_SHAPE, shape, strict=True))
+    batch = f"{of['B']}·" if of["B"] > 1 else ""
+    return f"{str(of['op']).removeprefix('aten::')} {batch}{of['M']}×{of['N']}×{of['K']} {of['transpose']}"
 
 
 def _ordered(verdicts: Iterable[Any]) -> list[Any]:
@@ -207,7 +243,9 @@ def _ordered(verdicts: Iterable[Any]) -> list[Any]:
     return sorted(verdicts, key=lambda verdict: order.index(verdict) if verdict in order else len(order))
 
 
-def _pattern_sentence(knob: str, pattern: tuple[tuple[str, tuple[float, ...]], ...], rows: pd.DataFrame) -> str:
+def _pattern_sentence(
+    knob: str, pattern: tuple[tuple[str, tuple[float, ...]], ...], rows: pd.DataFrame
+) -> str:
     asked = ", ".join(str(int(value)) for value in sorted(rows[f"requested_{knob}"].unique()))
     if len(pattern) == 1 and pattern[0][0] == "honoured":
         return f"{knob.capitalize()} {asked}: honoured at every message size."
@@ -216,27 +254,39 @@ def _pattern_sentence(knob: str, pattern: tuple[tuple[str, tuple[float, ...]], .
 
 
 def _clause(knob: str, verdict: str, sizes: tuple[float, ...], rows: pd.DataFrame) -> str:
-    at = " and ".join(filter(None, [", ".join(map(size_text, sizes[:-1])), size_text(sizes[-1])]))
+    at = _sizes_text(sizes)
     if verdict == "unknown":
         return f"unknown at {at}, as the trace holds no launch sizes"
     if verdict == "honoured":
         return f"honoured at {at}"
-    pairs = rows.loc[rows[f"{knob}_verdict"] == verdict, [f"requested_{knob}", f"effective_{knob}"]]
-    arrows = [f"{int(asked)} -> {int(got)}" for asked, got in pairs.drop_duplicates().sort_values(list(pairs)).values]
-    return f"{verdict} ({_some(arrows)}) at {at}"
+    asked, got = f"requested_{knob}", f"effective_{knob}"
+    rows = rows[rows[f"{knob}_verdict"] == verdict]
+    pairs = rows[[asked, got]].drop_duplicates().sort_values([asked, got])
+    arrows = _some([f"{int(before)} -> {int(after)}" for before, after in pairs.to_numpy()])
+    in_log = knob == "channels" and bool((rows["log_channels"] >= rows[asked]).all())
+    return f"{verdict} ({arrows}{', though the log has them all' if in_log else ''}) at {at}"
+
+
+def _sizes_text(sizes: tuple[float, ...]) -> str:
+    texts = [size_text(size) for size in sizes]
+    if len(texts) > 4:
+        return f"{len(texts)} sizes from {texts[0]} to {texts[-1]}"
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
 def _worst_shape(rows: pd.DataFrame) -> str:
-    median_us = rows.groupby([*GEMM_SHAPE, *SETTING], dropna=False)["median_us"].median().unstack(SETTING).dropna()
+    median_us = (
+        rows.groupby([*GEMM_SHAPE, *SETTING], dropna=False)["median_us"].median().unstack(SETTING).dropna()
+    )
     if median_us.empty:
         return ""
     count = rows.groupby(GEMM_SHAPE, dropna=False)["n"].median().reindex(median_us.index)
     lost = ((median_us.max(axis=1) - median_us.min(axis=1)) * count).argmax()
-    shape = pd.Series(dict(zip(GEMM_SHAPE, median_us.index[lost], strict=True)))
+    shape = median_us.index[lost]
     times_us = median_us.iloc[lost]
     return (
-        f"; {shape_name(shape)} loses most, with a median of {times_us.min():.0f} µs against {times_us.max():.0f} µs "
-        f"({times_us.max() / times_us.min():.2f} times)"
+        f"; {shape_name(shape)} loses most, with a median of {times_us.min():.0f} µs against "
+        f"{times_us.max():.0f} µs ({times_us.max() / times_us.min():.2f} times)"
     )
 
 

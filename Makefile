@@ -1,0 +1,45 @@
+# What a person types. `make demo` and `make test` need nothing but Python 3.10+ and a network for pip.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# A torch without CUDA is enough here and much smaller; name another one (or an index) to use it.
+TORCH  ?= torch==2.13.0
+PIP    := $(BIN)/pip --disable-pip-version-check --quiet
+
+.PHONY: demo test lint format bench schema clean
+
+demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the path of its report
+	$(BIN)/lab run --quiet sweep -c 28,42 -t 256 --ranks 2
+
+test: $(VENV)/.test  ## all tests this machine can run; what is skipped says why
+	$(BIN)/python -m pytest $(PYTEST)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check lab tests bench
+	$(BIN)/ruff format --check lab tests bench
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix lab tests bench
+	$(BIN)/ruff format lab tests bench
+
+bench: $(VENV)/.test  ## speed and memory beside the peer in one run, as ratios
+	$(BIN)/python -m bench
+
+schema: $(VENV)/.demo  ## write docs/manifest.schema.json anew
+	$(BIN)/python -m lab.core.schema docs/manifest.schema.json
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install $(TORCH)
+	$(PIP) install -e '.[host,analysis,workload]'
+	touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/.demo
+	$(PIP) install -e '.[host,analysis,workload,test,dev]'
+	touch $@

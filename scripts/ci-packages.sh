@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Debian packages that the whole test suite uses. Without root the tests that need them skip with a reason.
+set -euo pipefail
+[ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "not root on Debian: using what is installed"; exit 0; }
+need=()
+command -v chromium >/dev/null || need+=(chromium)
+command -v git >/dev/null || need+=(git)
+python3 -c 'import ensurepip' 2>/dev/null || need+=(python3-venv)
+[ ${#need[@]} = 0 ] && exit 0
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${need[@]}"

@@ -1,0 +1,54 @@
+"""What the tests ask of a machine, and how they say that it is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHARED = Path(os.environ.get("LAB_SHARED_DATA", ROOT.parent / "shared" / "data"))
+
+
+def _docker_answers() -> bool:
+    docker = shutil.which("docker")
+    return (
+        bool(docker)
+        and subprocess.run([docker, "info"], capture_output=True, check=False, timeout=30).returncode == 0
+    )
+
+
+NEEDS = {
+    "torch": (lambda: importlib.util.find_spec("torch") is not None, "torch is not installed here"),
+    "docker": (_docker_answers, "no Docker engine answers here (scripts/docker-engine.sh starts one)"),
+    "slurm": (lambda: shutil.which("sbatch") is not None, "no Slurm here"),
+    "browser": (lambda: shutil.which("chromium") is not None, "no chromium here"),
+    "gpu": (lambda: Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists(), "no GPU here"),
+    "root": (lambda: os.geteuid() == 0, "needs root"),
+    "data": (SHARED.is_dir, f"the shared recordings are not at {SHARED}"),
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    used = {marker.name for item in items for marker in item.iter_markers()} & set(NEEDS)
+    absent = {name: reason for name in used for there, reason in [NEEDS[name]] if not there()}
+    for item in items:
+        for marker in item.iter_markers():
+            if marker.name in absent:
+                item.add_marker(pytest.mark.skip(reason=absent[marker.name]))
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    return SHARED
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests decide themselves what a scheduler would have set."""
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "LAB_IMAGES"):
+        monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lab.core import manifest as manifests
+from lab.core.files import write_atomic
+from lab.core.manifest import Lab, Manifest, StepRecord
+from lab.core.run import Run, list_runs
+from lab.core.step import Outcome, Status, Step
+from lab.errors import BadDataError, BusyError, ConfigError, MissingError, StorageError, UsageError
+
+
+def a_manifest(*steps: Step) -> Manifest:
+    return Manifest(
+        id="r",
+        room="sweep",
+        created_utc="2026-01-01T00:00:00+00:00",
+        lab=Lab(version="0"),
+        command=("lab",),
+        engine="local",
+        host={"name": "h"},
+        steps=[StepRecord(step=s, fingerprint="f") for s in steps],
+    )
+
+
+def a_run(root: Path, *steps: Step) -> Run:
+    return Run.create(root, a_manifest(*(steps or (Step(name="a", argv=("true",), folder="a"),))))
+
+
+def test_a_manifest_comes_back_as_it_was_written(tmp_path):
+    run = a_run(tmp_path / "r")
+    step = run.manifest.steps[0].step
+    run.begin(step)
+    (run.folder(step) / "trace.json").write_text("{}")
+    run.finish(step, Outcome(status=Status.ok, exit_code=0, seconds=1.5))
+    assert Run.open(tmp_path / "r").manifest == run.manifest
+    assert list(run.manifest.steps[0].files) == ["a/trace.json"]
+
+
+@pytest.mark.parametrize("damage, complaint", [
+    (lambda m: m.update(schema_version=99), "schema version 99"),
+    (lambda m: m.pop("schema_version"), "schema_version"),
+    (lambda m: m.update(surprise=1), "unknown field `surprise`"),
+    (lambda m: m["steps"][0]["step"].update(num_gpus=-1), "num_gpus"),
+    (lambda m: m["steps"][0]["step"].update(folder="../../etc"), "leaves the run folder"),
+    (lambda m: m["steps"][0]["step"].update(name="a b"), "step name"),
+    (lambda m: m["steps"].append(m["steps"][0]), "two steps share the name"),
+])  # fmt: skip
+def test_a_manifest_that_does_not_fit_is_refused_with_the_field(tmp_path, damage, complaint):
+    a_run(tmp_path / "r")
+    path = tmp_path / "r" / "manifest.json"
+    document = json.loads(path.read_text())
+    damage(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises((BadDataError, ConfigError), match=complaint):
+        Run.open(tmp_path / "r")
+
+
+def test_a_manifest_cut_anywhere_is_a_clear_error_and_never_a_traceback(tmp_path):
+    a_run(tmp_path / "r")
+    path = tmp_path / "r" / "manifest.json"
+    whole = path.read_bytes()
+    for size in range(0, len(whole) - 2, 37):
+        path.write_bytes(whole[:size])
+        with pytest.raises(BadDataError):
+            manifests.load(path)
+
+
+def test_a_folder_without_manifest_says_so(tmp_path):
+    with pytest.raises(MissingError, match="not the folder of a run"):
+        Run.open(tmp_path)
+
+
+def test_writing_is_all_or_nothing_under_sigkill(tmp_path):
+    """A process that rewrites a file as fast as it can is killed at 25 arbitrary moments."""
+    target = tmp_path / "manifest.json"
+    write_atomic(target, "0" * 50_000)
+    program = textwrap.dedent("""
+        import sys, itertools
+        from pathlib import Path
+        from lab.core.files import write_atomic
+        for i in itertools.count():
+            write_atomic(Path(sys.argv[1]), str(i % 10) * 50_000)
+            if i == 0: print("go", flush=True)
+    """)
+    for moment in range(25):
+        writer = subprocess.Popen([sys.executable, "-c", program, str(target)], stdout=subprocess.PIPE)
+        assert writer.stdout and writer.stdout.readline() == b"go\n"
+        time.sleep(0.0007 * moment)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        text = target.read_text()
+        assert len(text) == 50_000 and len(set(text)) == 1
+
+
+@pytest.mark.root
+def test_a_full_disk_keeps_the_old_manifest_and_says_what_to_do(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True)
+    try:
+        run = a_run(disk / "r")
+        before = (disk / "r" / "manifest.json").read_bytes()
+        filler = os.open(disk / "filler", os.O_CREAT | os.O_WRONLY)
+        with pytest.raises(OSError, match="No space"):
+            while True:
+                os.write(filler, b"x" * 4096)
+        os.close(filler)
+        run.manifest.versions["torch"] = "x" * 8000
+        with pytest.raises(StorageError, match="no space left") as caught:
+            run.save()
+        assert "--resume" in str(caught.value)
+        assert (disk / "r" / "manifest.json").read_bytes() == before
+        assert not list((disk / "r").glob(".manifest*"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_file_in_the_way_of_the_run_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="in the way"):
+        a_run(tmp_path / "file" / "r")
+
+
+def test_a_second_run_never_overwrites_the_first(tmp_path):
+    a_run(tmp_path / "r")
+    with pytest.raises(UsageError, match="already holds a run"):
+        a_run(tmp_path / "r")
+
+
+def test_pending_are_steps_not_run_not_ok_or_whose_files_changed(tmp_path):
+    steps = [Step(name=n, argv=("true",), folder=n) for n in ("good", "bad", "gone", "never", "skip")]
+    run = a_run(tmp_path / "r", *steps)
+    for step in steps[:3]:
+        run.begin(step)
+        (run.folder(step) / "data").write_text("1234")
+        run.finish(step, Outcome(status=Status.failed if step.name == "bad" else Status.ok))
+    run.record(steps[4]).outcome = Outcome(status=Status.skipped, reason="already there")
+    (run.folder(steps[2]) / "data").write_text("12")
+    assert [step.name for step in run.pending()] == ["bad", "gone", "never"]
+
+
+def test_a_second_attempt_keeps_what_the_first_one_printed(tmp_path):
+    run = a_run(tmp_path / "r")
+    step = run.manifest.steps[0].step
+    run.begin(step)
+    run.log(step).write_text("first words")
+    run.begin(step)
+    assert (run.folder(step) / "run_output.attempt1.log").read_text() == "first words"
+
+
+def test_files_of_a_step_inside_anothers_folder_are_not_counted_twice(tmp_path):
+    outer, inner = (
+        Step(name="o", argv=("true",), folder="a"),
+        Step(name="i", argv=("true",), folder="a/repeat2"),
+    )
+    run = a_run(tmp_path / "r", outer, inner)
+    for step in (outer, inner):
+        run.begin(step)
+        (run.folder(step) / "data").write_text(step.name)
+        run.finish(step, Outcome(status=Status.ok))
+    assert [list(r.files) for r in run.manifest.steps] == [["a/data"], ["a/repeat2/data"]]
+
+
+def test_two_drivers_cannot_hold_one_run(tmp_path):
+    run = a_run(tmp_path / "r")
+    with run.locked(), pytest.raises(BusyError, match="another lab process"), run.locked():
+        pass
+    with run.locked():
+        pass  # and the first one's end frees it
+
+
+def test_unreadable_runs_are_listed_with_their_error(tmp_path):
+    a_run(tmp_path / "good")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "manifest.json").write_text('{"schema_version": 1, ')
+    found = dict(list_runs(tmp_path))
+    assert isinstance(found[tmp_path / "torn"], BadDataError)
+    assert isinstance(found[tmp_path / "good"], Manifest)
+
+
+def test_the_documented_schema_is_the_one_that_is_read():
+    documented = json.loads((Path(__file__).parents[2] / "docs" / "manifest.schema.json").read_text())
+    assert documented == json.loads(msgspec.json.encode(msgspec.json.schema(Manifest)))
+
+
+def test_the_fingerprint_changes_with_what_is_measured_and_with_nothing_else():
+    step = Step(name="a", argv=("python", "x"), env={"A": "1", "B": "2"})
+    same = msgspec.structs.replace(step, name="b", env={"B": "2", "A": "1"}, timeout_s=5.0, folder="f")
+    other = msgspec.structs.replace(step, env={"A": "2", "B": "2"})
+    assert step.fingerprint("img") == same.fingerprint("img")
+    assert len({step.fingerprint("img"), step.fingerprint("img2"), other.fingerprint("img")}) == 3
+
+
+def test_files_keep_the_users_umask(tmp_path):
+    old = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "f", "x")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o640

@@ -1,0 +1,67 @@
+"""The page in a real browser: no console error, sorting sorts, both widths draw."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab.rooms.sweep.report import report
+from tests.sweep.made import sweep
+
+pytestmark = pytest.mark.browser
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture
+def browse(tmp_path: Path):
+    """Runs headless Chromium on a page and returns what it printed (stdout, stderr)."""
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.skip("no Chromium on this machine (apt-get install chromium)")
+
+    def run(page: Path, *flags: str) -> tuple[str, str]:
+        argv = [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", *flags, page.as_uri()]  # fmt: skip
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout, done.stderr
+
+    return run
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    tables = sweep(
+        {(256, 28): [110.0], (256, 42): [100.0]}, failed={(512, 28): "<img src=x onerror=alert(1)>"}
+    )
+    report(tables, out=tmp_path / "out", title="a sweep", provenance={})
+    return tmp_path / "out" / "report.html"
+
+
+@pytest.mark.parametrize("width", [420, 1280])
+def test_the_page_draws_without_a_console_error(browse, page: Path, tmp_path: Path, width: int) -> None:
+    shot = tmp_path / "shot.png"
+    _, errors = browse(page, f"--screenshot={shot}", f"--window-size={width},2400")
+    assert "CONSOLE" not in errors
+    assert shot.stat().st_size > 20_000
+
+
+def test_a_console_error_would_be_seen(browse, page: Path) -> None:
+    page.write_text(page.read_text().replace("</body>", "<script>alert(1)</script></body>"))
+    _, errors = browse(page, "--dump-dom")
+    assert "CONSOLE" in errors  # the page's policy refuses every script but its own
+
+
+def test_a_click_on_a_header_sorts_by_value(browse, page: Path) -> None:
+    html = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())  # let the test's own click run
+    click = "[...document.querySelectorAll('th button')].findLast(b => b.textContent.startsWith('total time')).click()"
+    page.write_text(html.replace("</body>", f"<script>{click}</script></body>"))
+    dom, errors = browse(page, "--dump-dom")
+    assert "CONSOLE" not in errors
+    table = dom[dom.index('aria-sort="ascending"') :]
+    shown = [text for text in re.findall(r'<td class="num" data-v="(?:100|110|nan)">([^<]+)</td>', table)]
+    assert shown == ["100", "110", "–"]

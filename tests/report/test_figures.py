@@ -1,0 +1,96 @@
+"""Figures: the same input gives the same bytes, in colours that the page owns."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab.report.figures import Cell, Figure, cell_grid, save, stacked_bars, stacked_panels
+from lab.report.palette import PALETTE, css_variables, light
+
+PARTS = {"computation": np.array([1.0, 2.0]), "idle": np.array([0.5, np.nan])}
+HOSTILE = '"><script>alert(1)</script>--><!--$\\frac{'
+
+
+def bars(label: str = "b") -> Figure:
+    marks = [(1.0, 1.5, 2.0), (np.nan, np.nan, np.nan)]
+    return stacked_bars(["a", label], PARTS, axis="ms", marks=marks, mark_label="total")
+
+
+def grid(text: str = "1") -> Figure:
+    return cell_grid(
+        [text, "r"], ["c"], lambda row, _: Cell(text, "ok", 0.5, text) if row else None, legend={text: "ok"}
+    )
+
+
+def test_the_same_figure_gives_the_same_svg_and_png(tmp_path: Path) -> None:
+    first, second = (save(bars(), tmp_path / name, "x") for name in ("one", "two"))
+    assert first == second
+    assert (tmp_path / "one" / "x.png").read_bytes() == (tmp_path / "two" / "x.png").read_bytes()
+
+
+def test_the_svg_has_no_colour_address_or_date_of_its_own(tmp_path: Path) -> None:
+    for name, figure in (
+        ("bars", bars()),
+        ("grid", grid()),
+        ("panels", stacked_panels(["t"], [["a", "b"]], [PARTS], axis="ms")),
+    ):
+        svg = save(figure, tmp_path, name)
+        assert svg.startswith("<svg") and svg.rstrip().endswith("</svg>")
+        assert "http" not in svg and "metadata" not in svg
+        assert set(re.findall(r"#[0-9a-f]{6}\b", svg)) <= {"#000000"}
+        assert "var(--" in svg
+
+
+def test_hostile_labels_stay_text_in_the_svg(tmp_path: Path) -> None:
+    for name, figure in (("bars", bars(HOSTILE)), ("grid", grid(HOSTILE))):
+        svg = save(figure, tmp_path, name)
+        assert "<script" not in svg and "<!--" not in svg
+        assert "alert(1)" in svg
+
+
+def test_two_figures_of_one_page_share_no_id(tmp_path: Path) -> None:
+    ids = [set(re.findall(r'\bid="([^"]+)"', save(bars(), tmp_path, name))) for name in ("one", "two")]
+    assert ids[0] and not ids[0] & ids[1]
+
+
+def test_bars_say_their_value_on_hover(tmp_path: Path) -> None:
+    assert 'data-tip="b: computation 2"' in save(bars(), tmp_path, "x")
+
+
+def test_many_panels_and_columns_are_drawn(tmp_path: Path) -> None:
+    panels = stacked_panels([str(n) for n in range(9)], [["a", "b"]] * 9, [PARTS] * 9, axis="ms")
+    assert save(panels, tmp_path, "panels").count("data-tip") == 36
+    wide = cell_grid(["r"], [str(n) for n in range(64)], lambda *_: Cell("1", "ok", 1.0), legend={})
+    assert save(wide, tmp_path, "wide")
+
+
+def test_every_colour_is_unique_in_light_so_that_it_can_be_told_by_its_value() -> None:
+    assert len({ink.light for ink in PALETTE.values()}) == len(PALETTE)
+
+
+@pytest.mark.parametrize("paper", ["light", "dark"])
+def test_text_has_contrast_on_both_papers(paper: str) -> None:
+    ground = getattr(PALETTE["paper"], paper)
+    for role in ("ink", "muted", "link", "ok", "warn", "fail"):
+        assert contrast(getattr(PALETTE[role], paper), ground) >= 4.5, role  # WCAG 2 level AA
+
+
+def test_the_page_carries_both_sets_of_colours() -> None:
+    css = css_variables()
+    assert light("computation") in css and PALETTE["computation"].dark in css
+
+
+def contrast(one: str, two: str) -> float:
+    """WCAG 2 contrast ratio of two #rrggbb colours."""
+    bright, dim = sorted((luminance(one), luminance(two)), reverse=True)
+    return (bright + 0.05) / (dim + 0.05)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

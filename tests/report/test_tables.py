@@ -1,0 +1,81 @@
+"""Tables as CSV, as terminal lines and as cells."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.pandas import column, data_frames, range_indexes
+
+from lab.report.tables import ABSENT, cell_texts, heading, terminal_table, write_csv
+
+FRAMES = data_frames(
+    [column("dur_us", dtype=float), column("count", dtype=np.int64)],
+    index=range_indexes(min_size=1, max_size=8),
+)
+
+
+@given(frame=FRAMES)
+def test_a_csv_reads_back_to_the_same_numbers(
+    frame: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = write_csv(frame, tmp_path_factory.mktemp("csv") / "a.csv")
+    again = pd.read_csv(path, float_precision="round_trip")
+    pd.testing.assert_frame_equal(again, frame, check_exact=True, check_dtype=False)
+
+
+def test_names_with_commas_quotes_and_line_ends_survive_a_csv(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"name": ['a,b"c', "two\nlines", "<script>"]})
+    pd.testing.assert_frame_equal(pd.read_csv(write_csv(frame, tmp_path / "a.csv")), frame)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "unit"),
+    [
+        ("total_time_ms", "total time", "ms"),
+        ("dur_us", "dur", "µs"),
+        ("msg_bytes", "msg", "B"),
+        ("tflops_median", "median", "TFLOP/s"),
+        ("rank", "rank", ""),
+        ("s", "s", ""),
+    ],
+)
+def test_a_columns_name_becomes_words_and_unit(name: str, words: str, unit: str) -> None:
+    assert heading(name) == (words, unit)
+
+
+def test_a_column_has_one_number_of_decimals_and_four_digits_at_its_largest() -> None:
+    assert cell_texts(pd.Series([149.6224, 1.5])) == ["149.6", "1.5"]
+    assert cell_texts(pd.Series([0.02, 0.3])) == ["0.0200", "0.3000"]
+    assert cell_texts(pd.Series([90112, 7])) == ["90\u202f112", "7"]
+
+
+def test_absent_values_are_a_dash_in_numbers_and_in_words() -> None:
+    assert cell_texts(pd.Series([1.5, math.nan])) == ["1.500", ABSENT]
+    assert cell_texts(pd.Series(["", None, "x"], dtype=object)) == [ABSENT, ABSENT, "x"]
+    assert cell_texts(pd.Series([math.nan, math.inf])) == [ABSENT, "inf"]
+
+
+@given(values=st.lists(st.floats(allow_nan=False, min_value=-1e12, max_value=1e12), min_size=1))
+def test_what_a_cell_shows_is_the_number_to_its_last_shown_digit(values: list[float]) -> None:
+    for text, value in zip(cell_texts(pd.Series(values)), values, strict=True):
+        shown = text.replace("\u202f", "")
+        decimals = len(shown.partition(".")[2])
+        assert abs(float(shown) - value) <= 0.5000001 * 10**-decimals + 1e-9 * abs(value)
+
+
+def test_terminal_lines_keep_brackets_and_fit_the_width() -> None:
+    frame = pd.DataFrame({"name": ["[red]x[/red]", "y" * 60], "total_time_ms": [1.5, 22.25]})
+    lines = terminal_table(frame, width=60).splitlines()
+    assert any("[red]x[/red]" in line for line in lines)
+    assert max(map(len, lines)) <= 60
+    assert any(line.endswith("22.25") for line in lines)
+
+
+def test_an_empty_table_is_a_header() -> None:
+    assert "rank" in terminal_table(pd.DataFrame({"rank": []}))

@@ -1,0 +1,55 @@
+"""Each fast interval function against its plain O(n^2) twin, instant by instant."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.stats import intervals
+
+TIME = st.integers(0, 60)
+SPANS = st.lists(st.tuples(TIME, TIME), max_size=12).map(lambda rows: np.array(rows, dtype=np.int64).reshape(-1, 2))
+
+
+def plain_instants(spans: np.ndarray) -> set[int]:
+    return {t for start, end in spans.tolist() for t in range(start, end)}
+
+
+def plain_spans(instants: set[int]) -> list[list[int]]:
+    starts = sorted(t for t in instants if t - 1 not in instants)
+    ends = sorted(t + 1 for t in instants if t + 1 not in instants)
+    return [list(span) for span in zip(starts, ends, strict=True)]
+
+
+@given(SPANS)
+def test_a_union_covers_the_same_instants_in_the_fewest_spans(spans):
+    assert intervals.union(spans).tolist() == plain_spans(plain_instants(spans))
+
+
+@given(SPANS)
+def test_a_total_counts_each_instant_once(spans):
+    assert intervals.total(spans) == len(plain_instants(spans))
+
+
+@given(SPANS, SPANS)
+def test_subtracting_leaves_the_instants_of_one_only(a, b):
+    assert intervals.subtract(a, b).tolist() == plain_spans(plain_instants(a) - plain_instants(b))
+
+
+@given(SPANS, SPANS)
+def test_intersecting_leaves_the_instants_of_both(a, b):
+    assert intervals.intersect(a, b).tolist() == plain_spans(plain_instants(a) & plain_instants(b))
+
+
+@given(SPANS, SPANS)
+def test_overlap_is_the_covered_length_of_each_query(queries, cover):
+    queries = np.sort(queries, axis=1)
+    covered = plain_instants(cover)
+    plain = [len(covered & set(range(start, end))) for start, end in queries.tolist()]
+    assert intervals.overlap(queries, cover).tolist() == plain
+
+
+def test_times_of_this_century_in_nanoseconds_stay_exact():
+    start = np.array([1_790_857_026_000_000_001], dtype=np.int64)
+    assert intervals.total(intervals.spans(start, np.array([1]))) == 1

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from lab import images
+from lab.core.step import Step
+from lab.engines.gpus import Gpu
+from lab.errors import ConfigError, UsageError
+from lab.images import Place, container_spec
+
+STEP = Step(
+    name="s", argv=("python", "-m", "lab.rooms.nan.workload"), folder="steps/s", env={"NCCL_DEBUG": "INFO"}
+)
+PLACE = Place(run_dir="/data/my run", hf_cache="/home/u/.cache/huggingface", cache="/home/u/.cache/lab", uid=1234, gid=5678,
+              device_gids=("44", "109"), host_env={"NIXNAN_SO": "/opt/nixnan.so"})  # fmt: skip
+
+
+def nvidia(*indices: int) -> list[Gpu]:
+    return [Gpu(vendor="nvidia", index=i, uuid=f"GPU-{i}") for i in indices]
+
+
+def amd(*minors: int) -> list[Gpu]:
+    return [
+        Gpu(vendor="amd", index=i, uuid=f"GPU-{m}", render_node=f"/dev/dri/renderD{m}")
+        for i, m in enumerate(minors)
+    ]
+
+
+def spec(name: str, gpus=(), **fields):
+    return container_spec(images.load(name), msgspec.structs.replace(STEP, **fields), list(gpus), PLACE)
+
+
+@pytest.mark.parametrize("name", images.names())
+def test_every_image_gives_a_container_the_least_it_needs(name):
+    gpus = {"nvidia": nvidia(0), "amd": amd(128), "none": []}[images.load(name).vendor]
+    got = spec(name, gpus)
+    assert (
+        got.user == "1234:5678"
+        and got.cap_drop == ("ALL",)
+        and got.cap_add == ()
+        and got.read_only
+        and got.init
+    )
+    assert (
+        "no-new-privileges:true" in got.security_opt
+        and got.stop_signal == "SIGINT"
+        and got.ipc_mode == "private"
+    )
+    assert not any("docker.sock" in mount.source for mount in got.mounts)
+    assert got.mounts[0].source == "/data/my run" and got.mounts[0].target == got.working_dir == "/out"
+    assert got.env["HOME"] == "/tmp" and "exec" in got.tmpfs["/tmp"]
+
+
+def test_nvidia_gpus_are_asked_for_by_uuid_never_by_count():
+    got = spec("cuda", nvidia(3, 5))
+    (request,) = got.device_requests
+    assert request.device_ids == ("GPU-3", "GPU-5") and request.capabilities == (
+        ("gpu", "compute", "utility"),
+    )
+    assert got.devices == () and got.group_add == ()
+    assert "CUDA_VISIBLE_DEVICES" not in got.env
+
+
+def test_amd_gets_kfd_and_only_the_picked_nodes_with_numeric_groups():
+    got = spec("rocm70", amd(129, 131))
+    assert got.devices == ("/dev/kfd", "/dev/dri/renderD129", "/dev/dri/renderD131")
+    assert got.group_add == ("44", "109") and got.device_requests == ()
+    assert "ROCR_VISIBLE_DEVICES" not in got.env and "HIP_VISIBLE_DEVICES" not in got.env
+    assert "seccomp=unconfined" in got.security_opt
+
+
+def test_an_image_without_gpus_gets_no_device_and_no_exception():
+    got = spec("cpu")
+    assert got.devices == got.device_requests == got.group_add == () and got.security_opt == (
+        "no-new-privileges:true",
+    )
+    assert got.image == "lab/cpu-torch"
+
+
+def test_several_gpus_share_the_hosts_ipc_and_one_does_not():
+    assert (spec("cuda", nvidia(0, 1)).ipc_mode, spec("cuda", nvidia(0, 1)).shm_size) == ("host", None)
+    assert (spec("cuda", nvidia(0)).ipc_mode, spec("cuda", nvidia(0)).shm_size) == ("private", "16g")
+    assert (spec("cuda", nvidia(0, 1)).network_mode, spec("cuda", nvidia(0)).network_mode) == (
+        "bridge",
+        "none",
+    )
+
+
+def test_nixnan_is_injected_from_the_users_own_file_read_only():
+    got = spec("cuda", nvidia(0), tools=("nixnan",))
+    assert (
+        got.env["CUDA_INJECTION64_PATH"] == "/opt/lab/nixnan.so"
+        and got.env["LOGFILE"] == "/out/steps/s/nixnan.log"
+    )
+    assert [(m.source, m.read_only) for m in got.mounts if m.target == "/opt/lab/nixnan.so"] == [
+        ("/opt/nixnan.so", True)
+    ]
+    assert "LD_PRELOAD" not in got.env
+
+
+def test_nsys_goes_before_the_command_and_asks_for_no_privilege():
+    got = spec("cuda", nvidia(0), tools=("nsys",))
+    assert got.command[:2] == ("nsys", "profile") and got.command[-3:] == (
+        "python3",
+        "-m",
+        "lab.rooms.nan.workload",
+    )
+    assert "--output=steps/s/profile" in got.command and "--sample=none" in got.command and got.cap_add == ()
+
+
+def test_a_tool_the_image_lacks_is_refused_by_name():
+    with pytest.raises(UsageError, match="no tool 'nsys'"):
+        spec("rocm70", amd(128), tools=("nsys",))
+
+
+def test_an_unknown_image_names_the_known_ones():
+    with pytest.raises(UsageError, match="no image 'rocm71'") as caught:
+        images.load("rocm71")
+    assert "cpu, cuda, pascal, rocm70" in str(caught.value)
+    with pytest.raises(UsageError):
+        images.load("../../etc")
+
+
+GOOD = """
+name = "x"
+summary = "s"
+vendor = "none"
+ref = "lab/x"
+base = "b"
+python = "python3"
+python_version = "3.12"
+dockerfile = "docker/x.Dockerfile"
+"""
+
+
+@pytest.mark.parametrize("change, complaint", [
+    ("surprise = 1\n", "unknown field `surprise`"),
+    ("[devices]\nshm = '1g'\n", r"unknown field `shm` - at `\$.devices`"),
+    ("[devices]\nshm_size = '16 GB'\n", r"at `\$.devices.shm_size`"),
+    ("[[mounts]]\nsource = '/var/run/docker.sock'\ntarget = '/s'\n", r"at `\$.mounts\[0\].source`"),
+    ("vendor_ = 'intel'\n", "unknown field"),
+    ("[env]\nA = 1\n", "Expected `str`, got `int`"),
+    ("name = 'x'\n", "not valid TOML"),
+])  # fmt: skip
+def test_toml_that_does_not_fit_is_refused_with_file_and_key(tmp_path, change, complaint):
+    (tmp_path / "x").mkdir()
+    path = tmp_path / "x" / "image.toml"
+    path.write_text(GOOD + change)
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        images.load("x", tmp_path)
+    assert caught.value.where == str(path)
+
+
+def test_good_toml_loads_and_another_folder_can_hold_the_images(tmp_path, monkeypatch):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "image.toml").write_text(GOOD)
+    monkeypatch.setenv("LAB_IMAGES", str(tmp_path))
+    assert images.names() == ["x"] and images.load("x").vendor == "none"
+
+
+def test_the_spec_is_plain_data():
+    document = json.loads(msgspec.json.encode(spec("cuda", nvidia(0), tools=("nixnan",))))
+    assert document["mounts"][0] == {"source": "/data/my run", "target": "/out", "read_only": False}
