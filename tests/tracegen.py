@@ -23,7 +23,9 @@ class TraceWriter:
     events: list[dict[str, Any]] = field(default_factory=list)
     next_id: int = 1
 
-    def event(self, cat: str, name: str, ts_us: float, dur_us: float, *, args: Any = None, **more: Any) -> None:
+    def event(
+        self, cat: str, name: str, ts_us: float, dur_us: float, *, args: Any = None, **more: Any
+    ) -> None:
         where = {"pid": CPU_PID, "tid": CPU_PID, **more}
         self.events.append(
             {"ph": "X", "cat": cat, "name": name, **where, "ts": ts_us, "dur": dur_us, "args": args or {}}
@@ -35,7 +37,9 @@ class TraceWriter:
         self.event("cpu_op", name, ts_us, dur_us, args={"External id": self.next_id, **args})
         return self.next_id
 
-    def kernel(self, name: str, ts_us: float, dur_us: float, *, op: int = 0, stream: int = 7, **args: Any) -> int:
+    def kernel(
+        self, name: str, ts_us: float, dur_us: float, *, op: int = 0, stream: int = 7, **args: Any
+    ) -> int:
         """A kernel launched at ts_us - 5 by op (0: its launch was not recorded); returns its correlation."""
         self.next_id += 1
         correlation = self.next_id
@@ -66,7 +70,9 @@ class TraceWriter:
         self.kernel("Cijk_gemm" if self.vendor == "amd" else "nvjet_gemm", ts_us, dur_us, op=op)
         return op
 
-    def all_reduce(self, nelems: int, ts_us: float, dur_us: float, *, grid: int = 28, block: int = 288) -> None:
+    def all_reduce(
+        self, nelems: int, ts_us: float, dur_us: float, *, grid: int = 28, block: int = 288
+    ) -> None:
         """An all-reduce of float32 with NCCL metadata on its own stream."""
         op = self.op("record_param_comms", ts_us - 6, 4)
         self.kernel(
@@ -109,7 +115,12 @@ class TraceWriter:
             info = {"backend": "gloo" if self.vendor == "none" else "nccl", "rank": self.rank}
             head["distributedInfo"] = info | {"world_size": self.world_size, "pg_config": [group]}
         meta = {"ph": "M", "name": "process_name", "pid": "Spans", "tid": 0, "ts": 1, "args": {"name": "x"}}
-        return {**head, "baseTimeNanoseconds": BASE_NS, "traceEvents": [meta, *self.events], "traceName": "t.json"}
+        return {
+            **head,
+            "baseTimeNanoseconds": BASE_NS,
+            "traceEvents": [meta, *self.events],
+            "traceName": "t.json",
+        }
 
     def write(self, path: Path, layout: str = "compact") -> Path:
         text = dump(self.document(), layout).encode("utf-8", "surrogatepass")
@@ -135,7 +146,9 @@ def dump(document: dict[str, Any], layout: str) -> str:
 def _block(event: dict[str, Any], layout: str) -> str:
     if layout == "key_per_line":
         return json.dumps(event, indent=2)
-    first = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in event.items() if key != "args")
+    first = ", ".join(
+        f"{json.dumps(key)}: {json.dumps(value)}" for key, value in event.items() if key != "args"
+    )
     args = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in event["args"].items())
     return f'  {{\n    {first},\n    "args": {{\n      {args}\n    }}\n  }}'
 
@@ -152,8 +165,16 @@ def training_step(writer: TraceWriter, number: int, at_us: float) -> None:
 def cpu_step(writer: TraceWriter, number: int, at_us: float) -> None:
     """50 us on a CPU: mm 10..20 inside linear 9..21, gloo all_reduce 18..30."""
     writer.step(number, at_us, 50)
-    shapes = {"Input Dims": [[8, 4], [16, 4]], "Input type": ["float", "float"], "Input Strides": [[4, 1], [4, 1]]}
+    shapes = {
+        "Input Dims": [[8, 4], [16, 4]],
+        "Input type": ["float", "float"],
+        "Input Strides": [[4, 1], [4, 1]],
+    }
     writer.op("aten::linear", at_us + 9, 12, **shapes)
-    shapes = {"Input Dims": [[8, 4], [4, 16]], "Input type": ["float", "float"], "Input Strides": [[4, 1], [1, 4]]}
+    shapes = {
+        "Input Dims": [[8, 4], [4, 16]],
+        "Input type": ["float", "float"],
+        "Input Strides": [[4, 1], [1, 4]],
+    }
     writer.op("aten::mm", at_us + 10, 10, **shapes)
     writer.gloo("all_reduce", 512, at_us + 18, 12)

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from lab.stats import intervals
 
 TIME = st.integers(0, 60)
-SPANS = st.lists(st.tuples(TIME, TIME), max_size=12).map(lambda rows: np.array(rows, dtype=np.int64).reshape(-1, 2))
+SPANS = st.lists(st.tuples(TIME, TIME), max_size=12).map(
+    lambda rows: np.array(rows, dtype=np.int64).reshape(-1, 2)
+)
 
 
 def plain_instants(spans: np.ndarray) -> set[int]:

@@ -105,7 +105,9 @@ def test_metadata_that_talks_about_trace_events_does_not_mislead(tmp_path):
 def test_an_event_that_holds_a_list_of_objects_is_not_cut_in_two(tmp_path):
     writer = TraceWriter()
     for at in range(40):
-        writer.event("cpu_op", "a", at, 1, args={"nested": [{"x": 1}, {"y": [{"z": 2}, {"w": 3}]}], "External id": at})
+        writer.event(
+            "cpu_op", "a", at, 1, args={"nested": [{"x": 1}, {"y": [{"z": 2}, {"w": 3}]}], "External id": at}
+        )
     trace = read_kineto(writer.write(tmp_path / "t.json"), piece_bytes=128)
     assert trace.ops.external_id.tolist() == list(range(40))
 
@@ -270,12 +272,16 @@ def test_deep_nesting_is_refused_and_not_followed(tmp_path):
 
 JSON = st.recursive(
     st.text(alphabet='ab{}[],"\\ \n', max_size=8) | st.integers(-9, 9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a"\\{},', max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text('a"\\{},', max_size=4), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
-@given(st.lists(st.dictionaries(st.text("k", min_size=1, max_size=2), JSON, max_size=3), min_size=1, max_size=5))
+@given(
+    st.lists(st.dictionaries(st.text("k", min_size=1, max_size=2), JSON, max_size=3), min_size=1, max_size=5)
+)
 def test_boundaries_and_elements_agree_with_the_json_itself(objects):
     texts = [json.dumps(item) for item in objects]
     text = ", ".join(texts).encode()
@@ -304,7 +310,11 @@ def test_tables_are_immutable_and_survive_pickling(tmp_path):
         ("kernels_h200/cs336_small_training.json.gz", 2193 + 72 + 327, 17223),
         ("rocm/mi300_qwen1.5_0.5b.json.gz", 1516 + 1, 4619),
         ("rocm/mi300_resnet_ddp_rank0of8.json.gz", 2995 + 550 + 108, 8004),
-        ("sweep_h200/256thread/nccl_28channels/torch_profiler/rank0/trace_step7.json.gz", 584 + 50 + 102, 5752),
+        (
+            "sweep_h200/256thread/nccl_28channels/torch_profiler/rank0/trace_step7.json.gz",
+            584 + 50 + 102,
+            5752,
+        ),
     ],
 )
 def test_real_recordings_read_in_full_and_without_problems(shared_data, name, kernels, ops):

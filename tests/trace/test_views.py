@@ -76,7 +76,9 @@ def test_a_kernel_without_external_id_finds_its_op_by_correlation(tmp_path):
 
 def test_classes_follow_name_kind_and_metadata(tmp_path):
     writer = TraceWriter(vendor="amd")
-    for at, name in enumerate(["ncclDevKernel_Generic(x)", "__amd_rocclr_copyBuffer", "Cijk_gemm", "RcclKernel"]):
+    for at, name in enumerate(
+        ["ncclDevKernel_Generic(x)", "__amd_rocclr_copyBuffer", "Cijk_gemm", "RcclKernel"]
+    ):
         writer.kernel(name, 100 + at, 1)
     writer.kernel("custom", 110, 1, **{"Collective name": "allreduce"})
     expected = [views.COMM, views.MEMCOPY, views.COMP, views.COMM, views.COMM]
@@ -121,7 +123,12 @@ def test_collectives_carry_size_group_and_launch_shape(tmp_path):
     table = views.collective_instances(read(two_steps(), tmp_path))
     assert table.collective.tolist() == ["allreduce"] * 2
     assert table.msg_bytes.tolist() == [4096] * 2
-    assert (table.grid_x[0], table.block_x[0], table.group_size[0], table.pg_ranks[0]) == (28, 288, 2, "[0, 1]")
+    assert (table.grid_x[0], table.block_x[0], table.group_size[0], table.pg_ranks[0]) == (
+        28,
+        288,
+        2,
+        "[0, 1]",
+    )
     assert table.step.tolist() == [5, 6]
 
 
@@ -146,7 +153,12 @@ def test_on_a_cpu_ops_and_gloo_ranges_stand_in_for_kernels(tmp_path):
     gemm = views.gemm_instances(trace)
     assert (gemm.op.tolist(), gemm.dur_ns.tolist(), gemm.step.tolist()) == (["aten::mm"], [10_000], [1])
     comm = views.collective_instances(trace)
-    assert (comm.collective[0], comm.msg_bytes[0], comm.grid_x[0], comm.step[0]) == ("all_reduce", 2048, -1, 1)
+    assert (comm.collective[0], comm.msg_bytes[0], comm.grid_x[0], comm.step[0]) == (
+        "all_reduce",
+        2048,
+        -1,
+        1,
+    )
 
 
 def test_waiting_in_autograd_and_c10d_is_not_computation(tmp_path):
@@ -252,4 +264,8 @@ def test_the_mi300_gemms_equal_tracelens(shared_data):
 def test_unlinked_collectives_of_the_mi300_ddp_run_stay_visible(shared_data):
     table = views.collective_instances(read_kineto(shared_data / "rocm/mi300_resnet_ddp_rank0of8.json.gz"))
     assert len(table) == 17 and (table.collective == "").sum() == 5
-    assert {(g, b) for g, b in zip(table.grid_x, table.block_x, strict=True)} == {(-1, -1), (1, 256), (56, 256)}
+    assert {(g, b) for g, b in zip(table.grid_x, table.block_x, strict=True)} == {
+        (-1, -1),
+        (1, 256),
+        (56, 256),
+    }

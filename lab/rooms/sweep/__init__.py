@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 
 def recognises(folder: Path) -> bool:
     """Whether `folder` holds a sweep's traces, whoever recorded them."""
+    from lab.errors import MissingError
     from lab.rooms.sweep.layout import find_configs
 
-    return bool(find_configs(folder))
+    try:
+        return bool(find_configs(folder))
+    except MissingError:
+        return False
 
 
 def watcher(run: Run) -> Journal:

@@ -37,6 +37,10 @@ PILLS = {
 }
 VERDICTS = ("honoured", "unknown", "clamped", "ignored")  # from good to bad
 MESSAGE = ["collective", "msg_bytes"]
+CONFIG_COLUMNS = [
+    *[*SETTING, "repeat", "status", "reason", "total_time_ms", *PARTS.values(), "slowest_rank"],
+    *["channels_verdict", "threads_verdict", "log_channels"],
+]
 MOST_MESSAGES = 10
 MOST_SHAPES = 14
 BARS_CAPTION = (
@@ -114,6 +118,7 @@ def _verdict(tables: SweepTables, ranked: list[Contender], kind: str) -> list[st
         *head[1:],
         words.exposed_share(tables.configs),
         words.gemm_change(tables.gemm, tables.configs),
+        *words.starved(tables.gemm, tables.configs),
         words.straggler(tables.timeline),
         *settings,
         *words.absent(tables.configs),
@@ -358,7 +363,10 @@ def _gemm_table(gemm: pd.DataFrame) -> Table:
 
 def _configs_table(configs: pd.DataFrame) -> Table:
     caption = "Every configuration that was asked for or found, medians over ranks"
-    return Table(configs, caption, "tables/configs.csv", pills=PILLS, open_rows=80)
+    ranks = [f"{row.ranks_found} of {row.ranks_expected}" for row in configs.itertuples()]
+    shown = configs[CONFIG_COLUMNS].assign(ranks=ranks).rename(columns={"log_channels": "channels in log"})
+    told = [name for name in shown if not (shown[name].isna() | (shown[name] == "")).all()]
+    return Table(shown[told], caption, "tables/configs.csv", pills=PILLS, open_rows=80)
 
 
 def _settings(frame: pd.DataFrame) -> list[tuple[int, int]]:

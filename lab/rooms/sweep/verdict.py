@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 SETTING = ["threads", "channel"]
+NOTABLE = 0.05  # a change of a GEMM's median time that is worth a word
 GEMM_SHAPE = ["op", "B", "M", "N", "K", "bias", "dtype", "transpose"]
 
 
@@ -172,6 +173,24 @@ def gemm_change(gemm: pd.DataFrame, configs: pd.DataFrame) -> str | None:
     return sentence + _worst_shape(rows) + "."
 
 
+def starved(gemm: pd.DataFrame, configs: pd.DataFrame) -> list[str]:
+    """For each knob, how many GEMM shapes its highest value slows against its lowest, the other knob being equal."""
+    found = []
+    for knob, other in (SETTING, SETTING[::-1]):
+        by_value = [*GEMM_SHAPE, other, knob]
+        median_us = (
+            of_complete(gemm, configs).groupby(by_value, dropna=False)["median_us"].median().unstack(knob)
+        )
+        if median_us.shape[1] < 2:
+            continue
+        low, high = median_us.columns[[0, -1]]
+        ratio = (median_us[high] / median_us[low]).dropna().groupby(GEMM_SHAPE, dropna=False).median()
+        if len(ratio):
+            noun = "channels" if knob == "channel" else knob
+            found.append(f"With {high} instead of {low} {noun}, {_ratio_words(ratio)}.")
+    return found
+
+
 def straggler(timeline: pd.DataFrame) -> str | None:
     """Ranks that spend less than half the others' time in collectives: the others wait there for them."""
     cases = []
@@ -288,6 +307,19 @@ def _worst_shape(rows: pd.DataFrame) -> str:
         f"; {shape_name(shape)} loses most, with a median of {times_us.min():.0f} µs against "
         f"{times_us.max():.0f} µs ({times_us.max() / times_us.min():.2f} times)"
     )
+
+
+def _ratio_words(ratio: pd.Series) -> str:
+    """`5 of 13 GEMM shapes take over 5 % longer (at most 15 %)`; `ratio` is new over old time per shape."""
+    longer, shorter = int((ratio > 1 + NOTABLE).sum()), int((ratio < 1 - NOTABLE).sum())
+    limit = f"over {100 * NOTABLE:.0f} %"
+    if not longer and not shorter:
+        return f"none of {len(ratio)} GEMM shapes changes by {limit}"
+    more = (
+        f"{longer} of {len(ratio)} GEMM shapes take {limit} longer (at most {100 * (ratio.max() - 1):.0f} %)"
+    )
+    less = f"{shorter} of {len(ratio)} take {limit} less (at most {100 * (1 - ratio.min()):.0f} %)"
+    return " and ".join(words for words, count in ((more, longer), (less, shorter)) if count)
 
 
 def _some(texts: list[str], most: int = 4) -> str:

@@ -169,11 +169,18 @@ def redirect_output(path: Path, place: Place) -> None:
         log.addHandler(handler)
     log.propagate = False
     log.setLevel("INFO")
-    sys.excepthook = functools.partial(die, person=person[2], rank=place.rank)
+    # Bound now: torch.distributed wraps this hook and swaps sys.stderr for a buffer while it runs.
+    sys.excepthook = functools.partial(die, own_log=sys.stderr, person=person[2], rank=place.rank)
 
 
 def die(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None, *, person: TextIO, rank: int
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+    *,
+    own_log: TextIO,
+    person: TextIO,
+    rank: int,
 ) -> None:
     """The last word of a failed rank: traceback to its log and to the person, then the reason in one line.
 
@@ -183,9 +190,9 @@ def die(
     what = error.what if isinstance(error, LabError) else str(error).strip()
     reason = f"rank {rank} failed: {kind.__name__}: {what.splitlines()[0] if what else 'no message'}\n"
     text = "".join(traceback.format_exception(kind, error, trace))
-    sys.stderr.write(text + reason)
+    own_log.write(text + reason)
     person.write((f"{error}\n" if isinstance(error, LabError) else text) + reason)
-    leave(error.exit_code if isinstance(error, LabError) else 1, person)
+    leave(error.exit_code if isinstance(error, LabError) else 1, own_log, person)
 
 
 def exit_on_signals(trace_dir: Path) -> None:
@@ -213,7 +220,7 @@ def exit_on_signals(trace_dir: Path) -> None:
 
 
 def leave(exit_code: int, *streams: TextIO) -> None:
-    """End the process now, with what was printed."""
+    """End the process now, with what was printed and what `streams` still hold."""
     for stream in (sys.stdout, sys.stderr, *streams):
         stream.flush()
     os._exit(exit_code)

@@ -1,0 +1,14 @@
+"""`make bench`: every bench in turn. Each prints lab and its peer, measured in the same run, and their ratio."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+BENCHES = ("help", "read_trace")
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or BENCHES:
+        module = importlib.import_module(f"bench.{name}")
+        print(f"\n== {name}: {module.__doc__.splitlines()[0]}")
+        module.main()

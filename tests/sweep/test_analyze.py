@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from lab.errors import MissingError
+from lab.rooms.sweep import analyze as module
+from lab.rooms.sweep.analyze import (
+    CONFIGS,
+    EFFECTIVE,
+    GEMM,
+    TIMELINE,
+    TIMELINE_MS,
+    analyze,
+    channels_verdict,
+    log_channels,
+    threads_verdict,
+    verdict_over_sizes,
+)
+from tests.tracegen import TraceWriter, cpu_step, training_step
+
+
+def record(
+    root: Path, threads: int, channels: int, rank: int, *, world: int = 2, step_us: float = 50
+) -> Path:
+    writer = TraceWriter(rank=rank, world_size=world)
+    training_step(writer, 5, 1000)
+    training_step(writer, 6, 1000 + step_us)
+    folder = root / f"{threads}thread/nccl_{channels}channels/torch_profiler/rank{rank}"
+    return writer.write(folder / "trace_step6.json.gz")
+
+
+def small_sweep(root: Path) -> Path:
+    for rank in (0, 1):
+        record(root, 256, 28, rank)
+        record(root, 256, 42, rank)
+    (root / "256thread/nccl_28channels/nccl.host.1.log").write_text(
+        "host:1:1 [0] NCCL INFO 28 coll channels, 28 collnet channels, 0 nvls channels\n"
+    )
+    return root
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_sweep_becomes_tables_whether_read_here_or_side_by_side(tmp_path, workers):
+    seen = []
+    tables = analyze(small_sweep(tmp_path), workers=workers, progress=lambda *call: seen.append(call))
+    assert [list(t.columns) for t in (tables.timeline, tables.effective, tables.gemm, tables.configs)] == [
+        TIMELINE, EFFECTIVE, GEMM, CONFIGS,
+    ]  # fmt: skip
+    assert tables.timeline[["threads", "channel", "rank"]].values.tolist() == [
+        [256, 28, 0], [256, 28, 1], [256, 42, 0], [256, 42, 1],
+    ]  # fmt: skip
+    assert tables.configs.status.tolist() == ["ok", "ok"] and tables.problems.empty
+    assert tables.configs.total_time_ms.tolist() == pytest.approx([0.0815] * 2)
+    assert [call[:2] for call in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_requested_stands_beside_effective_and_the_log(tmp_path):
+    tables = analyze(small_sweep(tmp_path), workers=1)
+    row = tables.effective.iloc[0].to_dict()
+    assert (row["collective"], row["count"], row["in_nelems"], row["msg_bytes"]) == (
+        "allreduce",
+        2,
+        1024,
+        4096,
+    )
+    assert (row["requested_channels"], row["effective_channels"], row["log_channels"]) == (28, 28, 28)
+    assert (row["requested_threads"], row["effective_threads"]) == (256, 288)
+    assert tables.configs.channels_verdict.tolist() == ["honoured", "clamped"]
+    assert tables.configs.threads_verdict.tolist() == ["honoured", "honoured"]
+    assert tables.configs.log_channels.tolist() == [28, -1]
+
+
+def test_gemms_are_grouped_with_robust_figures(tmp_path):
+    gemm = analyze(small_sweep(tmp_path), workers=1).gemm.iloc[0]
+    assert (gemm.op, gemm.M, gemm.N, gemm.K, gemm.n, gemm["transpose"]) == ("aten::mm", 64, 32, 128, 2, "NN")
+    assert (gemm.median_us, gemm.mad_us, gemm.cv, gemm.sum_us) == (10, 0, 0, 20)
+    assert gemm.tflops_median == pytest.approx(2 * 64 * 32 * 128 / 10e-6 / 1e12)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_one_broken_trace_is_a_row_and_the_rest_goes_on(tmp_path, workers):
+    small_sweep(tmp_path)
+    broken = tmp_path / "256thread/nccl_28channels/torch_profiler/rank1/trace_step6.json.gz"
+    broken.write_bytes(broken.read_bytes()[:300])
+    tables = analyze(tmp_path, workers=workers)
+    assert len(tables.timeline) == 3
+    (problem,) = tables.problems.to_dict("records")
+    assert (problem["channel"], problem["rank"], problem["file"]) == (28, 1, str(broken))
+    assert "truncated" in problem["what"] and problem["fix"]
+    first = tables.configs.iloc[0]
+    assert (first.status, first.ranks_found, first.ranks_expected, first.missing_ranks) == (
+        "incomplete",
+        1,
+        2,
+        "1",
+    )
+    assert tables.configs.status[1] == "ok"
+
+
+def test_a_setting_of_which_nothing_can_be_read_is_broken(tmp_path):
+    small_sweep(tmp_path)
+    for trace in (tmp_path / "256thread/nccl_28channels").rglob("*.json.gz"):
+        trace.write_text("no trace")
+    first = analyze(tmp_path, workers=1).configs.iloc[0]
+    assert first.status == "broken" and math.isnan(first.total_time_ms)
+
+
+def test_missing_ranks_are_counted_against_the_world_of_the_trace(tmp_path):
+    record(tmp_path, 256, 28, 1, world=8)
+    record(tmp_path, 256, 28, 5, world=8)
+    row = analyze(tmp_path, workers=1).configs.iloc[0]
+    assert (row.status, row.ranks_expected, row.missing_ranks) == ("incomplete", 8, "0, 2, 3, 4, 6, 7")
+
+
+def test_what_failed_or_never_ran_has_a_row(tmp_path):
+    small_sweep(tmp_path)
+    (tmp_path / "512thread/nccl_28channels").mkdir(parents=True)
+    told = [
+        {"threads": 256, "channel": 28, "repeat": 1, "status": "ok", "reason": ""},
+        {"threads": 256, "channel": 42, "repeat": 1, "status": "oom", "reason": "out of GPU memory"},
+        {"threads": 512, "channel": 28, "repeat": 1, "status": "failed", "reason": "exit code 1"},
+        {"threads": 512, "channel": 42, "repeat": 1, "status": "skipped", "reason": "interrupted before it"},
+        {"threads": 512, "channel": 56, "repeat": 1, "status": "ok", "reason": ""},
+    ]
+    configs = analyze(tmp_path, workers=1, expected=told).configs
+    assert configs[["threads", "channel", "status"]].values.tolist() == [
+        [256, 28, "ok"], [256, 42, "failed"], [512, 28, "failed"], [512, 42, "failed"], [512, 56, "missing"],
+    ]  # fmt: skip
+    assert configs.reason[1] == "oom: out of GPU memory" and configs.reason[2] == "exit code 1"
+    assert "gone" in configs.reason[4]
+
+
+def test_a_run_of_which_everything_failed_still_has_its_rows(tmp_path):
+    told = [{"threads": 256, "channel": 28, "repeat": 1, "status": "failed", "reason": "no GPU"}]
+    tables = analyze(tmp_path, expected=told)
+    assert tables.configs.reason.tolist() == ["no GPU"] and tables.timeline.empty
+    with pytest.raises(MissingError):
+        analyze(tmp_path)
+
+
+def test_the_rank_of_the_trace_counts_when_the_folder_says_another(tmp_path):
+    record(tmp_path, 256, 28, 0)
+    (tmp_path / "256thread/nccl_28channels/torch_profiler/rank0").rename(
+        tmp_path / "256thread/nccl_28channels/torch_profiler/rank1"
+    )
+    tables = analyze(tmp_path, workers=1)
+    assert tables.timeline["rank"].tolist() == [0]
+    assert "the folder says rank 1" in tables.problems.what[0]
+
+
+def test_two_traces_of_one_rank_are_reported(tmp_path):
+    for name in ("rank0", "rank1"):
+        TraceWriter(rank=0, world_size=2).write(tmp_path / name / "trace_step1.json")
+    problems = analyze(tmp_path, workers=1).problems
+    assert problems.what.str.contains("2 traces say that they are rank 0").sum() == 2
+
+
+def test_a_cpu_run_says_that_it_is_one(tmp_path):
+    for rank in (0, 1):
+        writer = TraceWriter(rank=rank, world_size=2, vendor="none")
+        cpu_step(writer, 1, 1000)
+        cpu_step(writer, 2, 1050)
+        writer.write(tmp_path / f"256thread/nccl_2channels/torch_profiler/rank{rank}/t_step2.json.gz")
+    tables = analyze(tmp_path, workers=1)
+    assert tables.timeline.device.tolist() == ["cpu", "cpu"] and tables.timeline.steps.tolist() == [2, 2]
+    assert tables.effective.channels_verdict.tolist() == ["unknown"] * 2
+    assert tables.configs.threads_verdict.tolist() == ["unknown"]
+    assert tables.gemm.n.tolist() == [2, 2]
+
+
+def killed(found):
+    os._exit(9)
+
+
+def test_a_reader_that_is_killed_costs_its_own_rank_only(tmp_path, monkeypatch):
+    small_sweep(tmp_path)
+    monkeypatch.setattr(module, "read_rank", killed)
+    tables = analyze(tmp_path, workers=2)
+    assert tables.configs.status.tolist() == ["broken", "broken"]
+    assert tables.problems.what.str.contains("killed").sum() == 4
+
+
+def test_an_unreadable_log_is_a_problem_and_not_the_end(tmp_path):
+    small_sweep(tmp_path)
+    (tmp_path / "256thread/nccl_42channels/nccl.log").mkdir()
+    tables = analyze(tmp_path, workers=1)
+    assert "NCCL log cannot be read" in tables.problems.what[0]
+    assert tables.configs.status.tolist() == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("requested", "effective", "log", "verdict"),
+    [
+        (28, 28, 28, "honoured"),
+        (28, 27, 28, "clamped"),
+        (70, 64, 64, "clamped"),
+        (70, -1, 64, "clamped"),
+        (28, 28, -1, "honoured"),
+        (28, 56, -1, "ignored"),
+        (28, -1, 28, "unknown"),
+        (0, 28, 28, "unknown"),
+    ],
+)
+def test_channels_are_judged_by_grid_and_log(requested, effective, log, verdict):
+    assert channels_verdict(requested, effective, log) == verdict
+
+
+@pytest.mark.parametrize(
+    ("requested", "effective", "verdict"),
+    [
+        (256, 256, "honoured"),
+        (256, 288, "honoured"),
+        (512, 544, "honoured"),
+        (256, 640, "ignored"),
+        (512, 256, "ignored"),
+        (256, -1, "unknown"),
+        (0, 256, "unknown"),
+    ],
+)
+def test_threads_are_judged_by_the_block_and_nccls_extra_warp(requested, effective, verdict):
+    assert threads_verdict(requested, effective) == verdict
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        ([], "unknown"),
+        ([(8, "unknown")], "unknown"),
+        ([(8, "honoured"), (9, "unknown")], "honoured"),
+        ([(8 << 20, "ignored"), (96 << 20, "honoured")], "honoured for >= 96 MiB, ignored below"),
+        ([(512, "clamped"), (2048, "honoured")], "honoured for >= 2 KiB, clamped below"),
+        ([(8, "honoured"), (9, "ignored")], "mixed: honoured, ignored; honoured for 1 of 2 sizes"),
+    ],
+)
+def test_verdicts_over_sizes_become_one_sentence(verdicts, sentence):
+    assert verdict_over_sizes(verdicts) == sentence
+
+
+def test_the_log_counts_the_channels_of_most_communicators(tmp_path):
+    lines = ["x NCCL INFO 28 coll channels, 28 collnet channels"] * 3 + ["NCCL INFO 4 coll channels"]
+    (tmp_path / "nccl.a.log").write_bytes(b"\xff\x00 noise\n" + "\n".join(lines).encode())
+    assert log_channels(tmp_path.glob("*.log")) == 28
+    assert log_channels([]) == -1
+
+
+REQUESTED_AND_EFFECTIVE = {
+    # (collective, in_nelems): grid at 28 and 42 channels, block at 256 and 512 threads
+    ("_allgather_base", 524544): ({28: 27, 42: 40}, {256: 640, 512: 640}, 8),
+    ("_reduce_scatter_base", 4196352): ({28: 28, 42: 41}, {256: 640, 512: 640}, 16),
+    ("_allgather_base", 6292480): ({28: 28, 42: 42}, {256: 288, 512: 544}, 96),
+    ("_reduce_scatter_base", 50339840): ({28: 28, 42: 42}, {256: 288, 512: 544}, 192),
+}
+
+
+@pytest.mark.data
+def test_the_h200_sweep_shows_what_was_requested_and_what_happened(shared_data):
+    started = time.monotonic()
+    tables = analyze(shared_data / "sweep_h200", workers=2)
+    assert time.monotonic() - started < 20
+    assert len(tables.timeline) == 32 and tables.problems.empty
+    for (collective, nelems), (grid, block, mib) in REQUESTED_AND_EFFECTIVE.items():
+        same = (tables.effective.collective == collective) & (tables.effective.in_nelems == nelems)
+        rows = tables.effective[same]
+        assert len(rows) == 32
+        assert (rows.effective_channels == rows.requested_channels.map(grid)).all()
+        assert (rows.effective_threads == rows.requested_threads.map(block)).all()
+        assert (rows.msg_bytes / 2**20).round().unique().tolist() == [mib]
+    configs = tables.configs
+    assert configs.status.tolist() == ["ok"] * 4 and configs.log_channels.tolist() == [28, 42, 28, 42]
+    assert set(configs.threads_verdict) == {"honoured for >= 96 MiB, ignored below"}
+    assert configs.channels_verdict[0] == "honoured for >= 16 MiB, clamped below"
+    assert configs.slowest_rank.tolist()[::3] == [1, 0]  # the straggler waits for nobody
+    of_rank_0 = tables.gemm.query("rank == 0").groupby(["threads", "channel"])
+    assert of_rank_0.n.sum().tolist() == [154] * 4
+    assert (of_rank_0.sum_us.sum() / 1000).tolist() == pytest.approx(
+        [30.030, 31.369, 21.667, 19.236], abs=0.001
+    )
+    assert configs[TIMELINE_MS].notna().all().all()

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.errors import MissingError
+from lab.rooms.sweep.layout import find_configs, newest_trace
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def config(threads: int, channels: int, rest: str = "torch_profiler/rank0/trace_step3.json.gz") -> str:
+    return f"{threads}thread/nccl_{channels}channels/{rest}"
+
+
+def test_settings_are_ordered_as_numbers_and_not_as_text(tmp_path):
+    touch(tmp_path, config(1024, 8), config(256, 112), config(256, 56))
+    found = find_configs(tmp_path)
+    assert [(c.threads, c.channels) for c in found] == [(256, 56), (256, 112), (1024, 8)]
+    assert all(c.repeat == 1 and len(c.traces) == 1 and not c.notes for c in found)
+
+
+@pytest.mark.parametrize("rank", ["rank3", "rank_3", "rank_03", "rank-3"])
+def test_a_rank_may_be_written_in_several_ways(tmp_path, rank):
+    touch(tmp_path, config(256, 28, f"torch_profiler/{rank}/trace_step1.json"))
+    assert [t.rank for t in find_configs(tmp_path)[0].traces] == [3]
+
+
+def test_ranks_are_ordered_as_numbers(tmp_path):
+    touch(tmp_path, *(config(256, 28, f"torch_profiler/rank{r}/trace_step1.json") for r in (10, 2, 0)))
+    assert [t.rank for t in find_configs(tmp_path)[0].traces] == [0, 2, 10]
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen", "step"),
+    [
+        (["trace_step9.json.gz", "trace_step10.json.gz"], "trace_step10.json.gz", 10),
+        (["customer_trace_step7.json", "customer_trace_step70.json"], "customer_trace_step70.json", 70),
+        (["mine_step2.json.gz", "other.json"], "mine_step2.json.gz", 2),
+        (["h_1.9.pt.trace.json", "h_1.10.pt.trace.json.gz"], "h_1.10.pt.trace.json.gz", None),
+        (["a.pt.trace.json", "z.json"], "a.pt.trace.json", None),
+        (["a.json", "notes.txt"], "a.json", None),
+    ],
+)
+def test_of_several_traces_the_newest_step_wins(tmp_path, names, chosen, step):
+    touch(tmp_path, *names)
+    assert newest_trace(tmp_path.iterdir()) == (tmp_path / chosen, step)
+
+
+def test_no_trace_among_the_files_is_none(tmp_path):
+    assert newest_trace([tmp_path / "rank0.log", tmp_path / "rank_00_metrics.jsonl"]) is None
+
+
+def test_later_repeats_lie_in_folders_of_their_own_beside_the_first(tmp_path):
+    touch(tmp_path, config(256, 28), config(256, 28, "repeat10/torch_profiler/rank0/trace_step3.json"))
+    touch(tmp_path, config(256, 28, "repeat2/torch_profiler/rank0/trace_step3.json"))
+    found = find_configs(tmp_path)
+    assert [(c.repeat, c.threads, c.channels, len(c.traces)) for c in found] == [
+        (1, 256, 28, 1), (2, 256, 28, 1), (10, 256, 28, 1),
+    ]  # fmt: skip
+
+
+def test_a_first_repeat_may_have_its_own_folder_too(tmp_path):
+    touch(tmp_path, *(config(256, 28, f"repeat{k}/torch_profiler/rank0/trace_step3.json") for k in (1, 2)))
+    assert [c.repeat for c in find_configs(tmp_path)] == [1, 2]
+
+
+def test_a_setting_without_traces_is_listed_with_a_note(tmp_path):
+    (tmp_path / "256thread/nccl_28channels").mkdir(parents=True)
+    (found,) = find_configs(tmp_path)
+    assert found.traces == () and "no traces" in found.notes[0]
+
+
+def test_every_nccl_log_of_a_setting_is_found(tmp_path):
+    touch(
+        tmp_path, config(256, 28), config(256, 28, "nccl.node1.77.log"), config(256, 28, "nccl_channels.log")
+    )
+    touch(tmp_path, config(256, 28, "run_output.log"))
+    assert [p.name for p in find_configs(tmp_path)[0].nccl_logs] == ["nccl.node1.77.log", "nccl_channels.log"]
+
+
+@pytest.mark.parametrize("start", ["", "256thread", "256thread/nccl_28channels"])
+def test_any_level_of_a_sweep_may_be_given(tmp_path, start):
+    touch(tmp_path, config(256, 28))
+    (found,) = find_configs(tmp_path / start)
+    assert (found.threads, found.channels, len(found.traces)) == (256, 28, 1)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["rank0/trace_step1.json", "rank1/trace_step1.json"],
+        ["torch_profiler/rank0/t_step1.json", "torch_profiler/rank1/t_step1.json"],
+        ["trace_rank0.json", "trace_rank1.json.gz"],
+    ],
+)
+def test_a_flat_folder_of_ranks_is_one_unknown_setting(tmp_path, names):
+    touch(tmp_path, *names)
+    (found,) = find_configs(tmp_path)
+    assert (found.threads, found.channels, [t.rank for t in found.traces]) == (None, None, [0, 1])
+    assert "unknown" in found.notes[0]
+
+
+def test_unnamed_tensorboard_traces_are_all_kept_because_each_may_be_a_rank(tmp_path):
+    touch(tmp_path, "host_11.170.pt.trace.json", "host_12.171.pt.trace.json.gz", "manifest.json")
+    (found,) = find_configs(tmp_path)
+    assert [t.rank for t in found.traces] == [None, None]
+
+
+def test_folders_without_a_sweep_are_refused(tmp_path):
+    with pytest.raises(MissingError, match="neither"):
+        find_configs(tmp_path)
+    with pytest.raises(MissingError, match="no such folder"):
+        find_configs(tmp_path / "none")
+
+
+@pytest.mark.data
+def test_the_h200_sweep_is_found_whole(shared_data):
+    found = find_configs(shared_data / "sweep_h200")
+    assert [(c.threads, c.channels) for c in found] == [(256, 28), (256, 42), (512, 28), (512, 42)]
+    assert [[t.rank for t in c.traces] for c in found] == [list(range(8))] * 4
+    assert all(len(c.nccl_logs) == 1 and c.traces[0].step == 7 for c in found)
