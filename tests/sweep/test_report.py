@@ -97,7 +97,7 @@ def test_on_a_cpu_no_setting_wins_because_gloo_has_none(tmp_path: Path) -> None:
     found = write(sweep({A: [100.0, 101.0], B: [110.0, 111.0]}, device="cpu"), tmp_path)
     assert "gloo, which has no channels and no GPU threads" in found.verdict[0]
     assert "CPU operators stand in for GPU kernels" in said(found)
-    assert "honoured" not in said(found)
+    assert "honoured" not in said(found) and "instead of" not in said(found)
     assert found.best is None
     assert found.status == "warn"
 

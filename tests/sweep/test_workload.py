@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
+from lab.rooms.sweep import workload_parallel  # noqa: E402
 from lab.rooms.sweep.config import TrainConfig, load_train_config  # noqa: E402
 from lab.rooms.sweep.model import (  # noqa: E402
     DecoderLayer,
@@ -29,7 +31,7 @@ from lab.rooms.sweep.model import (  # noqa: E402
     plain_causal_attention,
 )
 from lab.rooms.sweep.workload import lr_factor, report_step, write_trace  # noqa: E402
-from lab.rooms.sweep.workload_host import NVIDIA_FIELDS, gpu_state, parse_nvidia_smi  # noqa: E402
+from lab.rooms.sweep.workload_host import NVIDIA_FIELDS, Place, gpu_state, parse_nvidia_smi, process_group  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -138,6 +140,26 @@ def test_a_config_error_ends_in_one_line_with_its_exit_code(tmp_path: Path) -> N
     assert "Traceback" in (tmp_path / "rank0.log").read_text()
 
 
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = train(tmp_path / "file" / "out", launcher=WORKLOAD)
+    assert done.returncode == 9
+    assert done.stderr.splitlines()[-1].startswith("rank 0 failed: StorageError: a file is in the way")
+
+
+def test_a_training_that_diverges_says_so_and_writes_null(tmp_path: Path) -> None:
+    overrides = (
+        "optimizer.lr=1e30",
+        "scheduler.warmup_steps=0",
+        "profiling.enabled=false",
+        "training.max_steps=3",
+    )
+    done = train(tmp_path, *overrides, launcher=WORKLOAD)
+    assert done.returncode == 0 and "not finite" in done.stdout
+    last = metrics(tmp_path, 0)[-1]
+    assert last["loss"] is None and last["nonfinite"]["loss"] in ("nan", "inf")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_nccl_without_a_gpu_is_refused(tmp_path: Path) -> None:
     done = train(tmp_path, "distributed.backend=nccl", launcher=WORKLOAD)
@@ -172,6 +194,38 @@ def test_a_rank_that_waits_for_its_peers_stops_within_two_seconds(tmp_path: Path
         finally:
             process.kill()
         assert f"stopped by {number.name}" in (out / "rank0.log").read_text()
+
+
+@pytest.fixture
+def alone_in_a_process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch.distributed wraps it
+    for name in TORCHRUN_NAMES:
+        monkeypatch.delenv(name, raising=False)
+    place = Place(rank=0, local_rank=0, world_size=1)
+    with process_group(place, torch.device("cpu")):
+        yield
+
+
+@pytest.mark.usefixtures("alone_in_a_process_group")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_the_older_fsdp_gives_the_gradient_of_ddp(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    # On a CPU FSDP1 cannot copy weights between ranks; one rank needs no copy.
+    config = load_train_config(
+        "tiny", [f"model.kind={kind}", "model.dropout=0.0", "fsdp.sync_module_states=false"]
+    )
+    device, losses, norms = torch.device("cpu"), [], []
+    for parallel in ("ddp", "fsdp1"):
+        monkeypatch.setattr(workload_parallel, "choose_parallel", lambda _, form=parallel: form)
+        torch.manual_seed(0)
+        model = workload_parallel.ParallelModel(config, device)
+        generator = torch.Generator().manual_seed(1)
+        loss = batch_loss(model.called, make_batch(config.model, config.dataset, 4, device, generator))
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(torch.stack([p.grad.norm() for p in model.wrapped.parameters()]).norm().item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
 def test_a_loss_that_is_not_finite_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -109,21 +109,27 @@ def report(
 
 
 def _verdict(tables: SweepTables, ranked: list[Contender], kind: str) -> list[str]:
-    head, settings = _headlines(tables, ranked), []
-    if not words.on_cpu(tables.timeline):
-        settings = [line for knob in ("channels", "threads") for line in words.obeyed(tables.effective, knob)]
+    headlines = _headlines(tables, ranked)
     found = [
-        head[0],
+        headlines[0],
         words.origin(kind),
-        *head[1:],
+        *headlines[1:],
         words.exposed_share(tables.configs),
-        words.gemm_change(tables.gemm, tables.configs),
-        *words.starved(tables.gemm, tables.configs),
+        *([] if words.on_cpu(tables.timeline) else _of_settings(tables)),
         words.straggler(tables.timeline),
-        *settings,
         *words.absent(tables.configs),
     ]
     return [sentence for sentence in found if sentence]
+
+
+def _of_settings(tables: SweepTables) -> list[str | None]:
+    """What the settings did, which only a GPU can show."""
+    return [
+        words.gemm_change(tables.gemm, tables.configs),
+        *words.starved(tables.gemm, tables.configs),
+        *words.obeyed(tables.effective, "channels"),
+        *words.obeyed(tables.effective, "threads"),
+    ]
 
 
 def _headlines(tables: SweepTables, ranked: list[Contender]) -> list[str | None]:

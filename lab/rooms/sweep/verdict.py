@@ -233,7 +233,8 @@ def cpu_only(ranked: list[Contender]) -> list[str]:
 def of_complete(frame: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
     """The rows of `frame` that belong to complete repeats."""
     complete = configs.loc[configs["status"] == "ok", [*SETTING, "repeat"]].drop_duplicates()
-    return frame.merge(complete, on=[*SETTING, "repeat"])
+    rows: pd.DataFrame = frame.merge(complete, on=[*SETTING, "repeat"])
+    return rows
 
 
 def grouped(frame: pd.DataFrame, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:

@@ -2,7 +2,7 @@
 
     python -m torch.distributed.run --nproc_per_node 8 -m lab.rooms.sweep.workload --config F --out DIR
 
-Without torchrun it runs as world size 1. It writes into DIR, each file whole or not at all:
+Without torchrun it runs as world size 1. It writes into DIR (JSON and traces whole or not at all):
 
 - `torch_profiler/rank{r}/{stem}_step{N}.json.gz`: one Kineto trace per rank and window; N = steps done.
 - `rank{r}.log`: all that the rank and its libraries print.
@@ -20,9 +20,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import io
 import logging
 import math
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,6 +47,7 @@ from lab.rooms.sweep.workload_host import (
     gpu_state,
     process_group,
     redirect_output,
+    report_failures,
 )
 from lab.rooms.sweep.workload_parallel import (
     DTYPES,
@@ -67,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     place = Place.from_env()
+    report_failures(place, own_log=io.StringIO(), person=sys.stderr)  # until there is a log
     redirect_output(args.out / f"rank{place.rank}.log", place)
     exit_on_signals(args.out / "torch_profiler" / f"rank{place.rank}")
     run(load_train_config(args.config, args.override), args.out, place)

@@ -169,8 +169,15 @@ def redirect_output(path: Path, place: Place) -> None:
         log.addHandler(handler)
     log.propagate = False
     log.setLevel("INFO")
-    # Bound now: torch.distributed wraps this hook and swaps sys.stderr for a buffer while it runs.
-    sys.excepthook = functools.partial(die, own_log=sys.stderr, person=person[2], rank=place.rank)
+    report_failures(place, own_log=sys.stderr, person=person[2])
+
+
+def report_failures(place: Place, *, own_log: TextIO, person: TextIO) -> None:
+    """Let `die` handle every uncaught exception.
+
+    The streams are bound now: torch.distributed wraps the hook and swaps sys.stderr for a buffer while it runs.
+    """
+    sys.excepthook = functools.partial(die, own_log=own_log, person=person, rank=place.rank)
 
 
 def die(
