@@ -30,7 +30,9 @@ def planned(site: Site = HERE, root: Path = Path("nowhere"), **knobs):
 
 def test_every_setting_runs_once_a_repeat_in_a_folder_users_know():
     steps = planned(channels=[28, 42], threads=[256, 512], repeats=2, order="given").steps
-    assert [s.folder for s in steps[:4]] == [f"{t}thread/nccl_{c}channels" for t in (256, 512) for c in (28, 42)]
+    assert [s.folder for s in steps[:4]] == [
+        f"{t}thread/nccl_{c}channels" for t in (256, 512) for c in (28, 42)
+    ]
     assert steps[4].folder == "256thread/nccl_28channels/repeat2" and len({s.name for s in steps}) == 8
 
 
@@ -84,7 +86,10 @@ def test_log_and_summary_speak_as_the_original_sweep_did(tmp_path):
     run = Run.create(tmp_path / "sweep_x", a_manifest(*steps))
     run.manifest.config = {"config": "tiny", "threads": [256, 512], "channels": [28, 42]}
     journal = Journal(run)
-    ends = [Outcome(status=Status.ok, exit_code=0, seconds=12.4), Outcome(status=Status.oom, exit_code=1, seconds=3.0)]
+    ends = [
+        Outcome(status=Status.ok, exit_code=0, seconds=12.4),
+        Outcome(status=Status.oom, exit_code=1, seconds=3.0),
+    ]
     for step, outcome in zip(steps, ends, strict=False):
         journal.begin(step)
         run.begin(step)
@@ -101,7 +106,12 @@ def test_log_and_summary_speak_as_the_original_sweep_did(tmp_path):
 
 def test_the_summary_is_in_the_known_columns():
     steps = planned(channels=[28, 42], threads=[256, 512], order="given").steps
-    ends = [Outcome(status=Status.ok, seconds=61.7), Outcome(status=Status.failed), Outcome(status=Status.skipped), None]
+    ends = [
+        Outcome(status=Status.ok, seconds=61.7),
+        Outcome(status=Status.failed),
+        Outcome(status=Status.skipped),
+        None,
+    ]
     records = [StepRecord(step=s, fingerprint="", outcome=o) for s, o in zip(steps, ends, strict=True)]
     lines = summary_text(reversed(records), datetime(2026, 1, 2)).splitlines()
     assert lines[0] == "NCCL Channel & Thread Sweep Summary" and lines[1].startswith("Generated: ")

@@ -101,7 +101,11 @@ def test_one_process_without_torchrun_leaves_every_artefact(tmp_path: Path) -> N
     assert "step 4/4" in done.stdout and "ignored" in done.stdout and "streams" in done.stdout
     assert (tmp_path / "rank0.log").read_text().count("step 4/4") == 1
     seen = json.loads((tmp_path / "environment.json").read_text())
-    assert seen["torch"] == torch.__version__ and seen["backend"] == "gloo" and seen["world_size"] == 1
+    assert (
+        seen["versions"]["torch"] == torch.__version__
+        and seen["backend"] == "gloo"
+        and seen["world_size"] == 1
+    )
     assert seen["smi_after"]["reason"] or seen["smi_after"]["gpus"]
 
 

@@ -95,12 +95,14 @@ def describe_environment(config: TrainConfig, place: Place, device: torch.device
     on_gpu = device.type == "cuda"
     steering = {key: value for key, value in sorted(os.environ.items()) if key.startswith(ENV_PREFIXES)}
     return {
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
-        # RCCL answers under NCCL's name.
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,  # type: ignore[no-untyped-call]
+        "versions": {
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            # RCCL answers under NCCL's name.
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,  # type: ignore[no-untyped-call]
+        },
         "backend": "nccl" if on_gpu else "gloo",
         "device": device.type,
         "device_names": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
