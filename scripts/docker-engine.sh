@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Bring up a Docker engine for the tests where none runs: Debian's docker.io, no systemd needed. Needs root.
+# A running engine is left alone: two engines beside each other destroy each other's bridge.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+docker info >/dev/null 2>&1 && { echo "a Docker engine is already running"; exit 0; }
+[ "$(id -u)" = 0 ] || { echo "no Docker engine, and starting one needs root" >&2; exit 1; }
+if ! command -v dockerd >/dev/null || ! command -v docker-compose >/dev/null || ! command -v mmdebstrap >/dev/null; then
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends docker.io docker-compose iptables mmdebstrap ca-certificates >/dev/null
+fi
+pgrep -x dockerd >/dev/null && { echo "dockerd runs but does not answer: see its log" >&2; exit 1; }
+log=${LAB_DOCKERD_LOG:-/var/log/lab-dockerd.log}
+# The stand-in hook in dockerd's PATH lets the NVIDIA path be tested without a GPU.
+PATH="$PWD/tests/fakebin:$PATH" setsid dockerd >"$log" 2>&1 </dev/null &
+for _ in $(seq 120); do
+  docker info >/dev/null 2>&1 && { echo "Docker engine $(docker info -f '{{.ServerVersion}}') is up (log: $log)"; exit 0; }
+  sleep 0.5
+done
+tail -20 "$log" >&2
+exit 1
