@@ -43,6 +43,7 @@ KNOBS: list[Decorator] = [
     click.option("--stall-timeout", "stall_timeout_s", type=click.FloatRange(min=0, min_open=True),
                  help="Stop a step that prints nothing for so long, s."),
     click.option("--analysis/--no-analysis", "analyse", default=True, help="Analyse after the steps. [default: yes]"),
+    click.option("--wait/--no-wait", default=True, help="Wait for GPUs that another process holds. [default: yes]"),
     click.option("-q", "--quiet", is_flag=True, help="Hide the steps' own output."),
 ]  # fmt: skip
 

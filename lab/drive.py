@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from lab.core.run import Run, new_root, utc_now
 from lab.core.step import Outcome, Status, Step
 from lab.engines.base import Engine
 from lab.engines.gpus import discover, parse_spec, placeholders, select
-from lab.engines.stop import on_signals
+from lab.engines.leases import hold
+from lab.engines.stop import Stop, on_signals
 from lab.errors import BadDataError, GpuError, Interrupted, LabError, StepFailed, UsageError
-from lab.execute import execute
+from lab.execute import Crew
 from lab.rooms import Findings, Plan, Site, room
 from lab.secrets import redact, redact_env, secret_values
 
@@ -44,6 +46,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     stall_timeout_s: float | None = None
     analyse: bool = True
     quiet: bool = False
+    wait: bool = True  # for GPUs that another process holds
 
 
 def drive(room_name: str, make_plan: Callable[[Site, Path], Plan], options: Options) -> None:
@@ -93,23 +96,28 @@ def resume(folder: Path, options: Options) -> None:
 
 def carry_out(run: Run, engine: Engine, site: Site, options: Options, console: Console) -> None:
     """Execute what is pending, then analyse all there is."""
-    steps = run.pending()
-    with run.locked(), on_signals(console.say) as stop:
-        watchers: list[Any] = [room(run.manifest.room).watcher(run)]
-        with console.steps(len(steps)) as display:
-            execute(
-                run, engine, steps, site.gpus, jobs=options.jobs, watchers=[display, *watchers], stop=stop
-            )
+    with run.locked():
+        with on_signals(console.say) as stop:
+            work(run, engine, site, options, console, stop)
         gather_versions(run)
         if stop.is_set():
-            raise Interrupted(
-                "interrupted; finished steps are kept",
-                where=run.root,
-                fix=f"continue with: lab run --resume {shlex.quote(str(run.root))}",
-            )
+            raise Interrupted("interrupted; finished steps are kept", where=run.root,
+                              fix=f"continue with: lab run --resume {shlex.quote(str(run.root))}")  # fmt: skip
         findings = analyse(run.root, None, console) if options.analyse else None
     show_findings(run.root, findings, options)
     raise_for_steps(run)
+    if findings is not None and findings.status == "fail":
+        raise StepFailed(
+            "all steps ran, but there is nothing sound to analyse: see the report", where=run.root
+        )
+
+
+def work(run: Run, engine: Engine, site: Site, options: Options, console: Console, stop: Stop) -> None:
+    steps = run.pending()
+    lease = partial(hold, holder=f"run {run.manifest.id}", wait=options.wait, stop=stop, say=console.say)
+    with console.steps(len(steps)) as display:
+        watchers = [display, room(run.manifest.room).watcher(run)]
+        Crew(run, engine, watchers, stop, lease).execute(steps, site.gpus, jobs=options.jobs)
 
 
 def analyse(folder: Path, out: Path | None, console: Console) -> Findings:

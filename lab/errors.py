@@ -74,6 +74,10 @@ class EngineError(LabError):
     exit_code = 6
 
 
+class EngineLost(EngineError):
+    """The engine went away while a step ran; the step itself may live on."""
+
+
 class GpuError(LabError):
     exit_code = 7
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from lab.core.run import Run, utc_now
@@ -12,7 +14,7 @@ from lab.core.step import Outcome, Status, Step
 from lab.engines.base import Engine
 from lab.engines.gpus import Gpu
 from lab.engines.stop import Stop
-from lab.errors import EngineError, GpuError, LabError, UsageError
+from lab.errors import EngineError, EngineLost, GpuError, LabError, UsageError
 
 
 class Watcher(Protocol):
@@ -23,78 +25,82 @@ class Watcher(Protocol):
     def end(self, step: Step, outcome: Outcome) -> None: ...
 
 
-def execute(run: Run, engine: Engine, steps: Sequence[Step], gpus: Sequence[Gpu], *, jobs: int, watchers: Sequence[Watcher],
-            stop: Stop) -> None:  # fmt: skip
-    """Run `steps`; each outcome is on disk before the next step begins.
+@dataclass(frozen=True)
+class Crew:
+    """All that running steps takes, besides the steps."""
 
-    A step that fails does not keep the others from running. A full disk does: StorageError after the running ones
-    have ended.
-    """
-    for step in steps:
-        if step.num_gpus > len(gpus):
-            raise GpuError(
-                f"step {step.name!r} needs {step.num_gpus} GPUs, {len(gpus)} were picked",
-                fix="ask for fewer ranks, or give more GPUs with --gpus",
-            )
+    run: Run
+    engine: Engine
+    watchers: Sequence[Watcher]
+    stop: Stop
+    lease: Callable[[Sequence[Gpu]], AbstractContextManager[bool]]  # holds GPUs against other processes
+
+    def execute(self, steps: Sequence[Step], gpus: Sequence[Gpu], *, jobs: int) -> None:
+        """Run `steps`; each outcome is on disk before the next step begins.
+
+        A step that fails does not keep the others from running. A full disk, a lost engine or a GPU that another
+        process holds does: the error is raised after the running steps have ended.
+        """
+        _check(steps, gpus, jobs)
+        waiting, free = list(steps), list(gpus)
+        running: dict[Future[None], list[Gpu]] = {}
+        trouble: LabError | None = None
+        with ThreadPoolExecutor(jobs, thread_name_prefix="lab-step") as pool:
+            while waiting or running:
+                go_on = not self.stop.is_set() and trouble is None
+                while go_on and waiting and len(running) < jobs and len(free) >= waiting[0].num_gpus:
+                    step = waiting.pop(0)
+                    mine, free = free[: step.num_gpus], free[step.num_gpus :]
+                    running[pool.submit(self._one, step, mine)] = mine
+                if not running:
+                    break
+                # A short wait keeps the main thread open to signals.
+                done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in done:
+                    free = sorted(free + running.pop(future), key=lambda gpu: gpu.index)
+                    trouble = trouble or _error_of(future)
+        if trouble:
+            raise trouble
+
+    def _one(self, step: Step, gpus: Sequence[Gpu]) -> None:
+        with self.lease(gpus) as mine:
+            if not mine or self.stop.wait(step.settle_s):
+                return
+            self.run.begin(step)
+            for watcher in self.watchers:
+                watcher.begin(step)
+            self.finish(step, self._attempt(step, gpus))
+
+    def finish(self, step: Step, outcome: Outcome) -> None:
+        self.run.finish(step, outcome)
+        for watcher in self.watchers:
+            watcher.end(step, outcome)
+
+    def on_line(self, step: Step) -> Callable[[str], None]:
+        def tell(line: str) -> None:
+            for watcher in self.watchers:
+                watcher.line(step, line)
+
+        return tell
+
+    def _attempt(self, step: Step, gpus: Sequence[Gpu]) -> Outcome:
+        started, began = utc_now(), time.monotonic()
+        try:
+            return self.engine.run(self.run, step, gpus, on_line=self.on_line(step), stop=self.stop)
+        except EngineLost:
+            raise  # the step may still run: its record stays open, so that --attach can take it up again
+        except EngineError as error:
+            seconds = round(time.monotonic() - began, 3)
+            return Outcome(status=Status.failed, reason=str(error), started_utc=started, seconds=seconds)
+
+
+def _check(steps: Sequence[Step], gpus: Sequence[Gpu], jobs: int) -> None:
     if jobs < 1:
         raise UsageError("--jobs must be at least 1")
-    waiting, free = list(steps), list(gpus)
-    running: dict[Future[None], list[Gpu]] = {}
-    trouble: LabError | None = None
-    with ThreadPoolExecutor(jobs, thread_name_prefix="lab-step") as pool:
-        while waiting or running:
-            while (
-                waiting
-                and len(running) < jobs
-                and len(free) >= waiting[0].num_gpus
-                and not stop.is_set()
-                and not trouble
-            ):
-                step = waiting.pop(0)
-                mine, free = free[: step.num_gpus], free[step.num_gpus :]
-                running[pool.submit(_one, run, engine, step, mine, watchers, stop)] = mine
-            if not running:
-                break
-            # A short wait keeps the main thread open to signals.
-            done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-            for future in done:
-                free = sorted(free + running.pop(future), key=lambda gpu: gpu.index)
-                trouble = trouble or _error_of(future)
-    if trouble:
-        raise trouble
-
-
-def _one(
-    run: Run, engine: Engine, step: Step, gpus: Sequence[Gpu], watchers: Sequence[Watcher], stop: Stop
-) -> None:
-    if stop.wait(step.settle_s):
-        return
-    run.begin(step)
-    for watcher in watchers:
-        watcher.begin(step)
-    outcome = _attempt(run, engine, step, gpus, watchers, stop)
-    run.finish(step, outcome)
-    for watcher in watchers:
-        watcher.end(step, outcome)
-
-
-def _attempt(
-    run: Run, engine: Engine, step: Step, gpus: Sequence[Gpu], watchers: Sequence[Watcher], stop: Stop
-) -> Outcome:
-    def on_line(line: str) -> None:
-        for watcher in watchers:
-            watcher.line(step, line)
-
-    started, began = utc_now(), time.monotonic()
-    try:
-        return engine.run(run, step, gpus, on_line=on_line, stop=stop)
-    except EngineError as error:
-        return Outcome(
-            status=Status.failed,
-            reason=str(error),
-            started_utc=started,
-            seconds=round(time.monotonic() - began, 3),
-        )
+    for step in steps:
+        if step.num_gpus > len(gpus):
+            raise GpuError(f"step {step.name!r} needs {step.num_gpus} GPUs, {len(gpus)} were picked",
+                           fix="ask for fewer ranks, or give more GPUs with --gpus")  # fmt: skip
 
 
 def _error_of(future: Future[None]) -> LabError | None:
