@@ -25,7 +25,9 @@ def lab_identity() -> Lab:
     source = Path(lab.__file__).parent.parent
     if not (source / ".git").exists():
         return Lab(version=lab.__version__, commit=os.environ.get("LAB_COMMIT"))
-    commit = _git(source, "rev-parse", "HEAD")
+    commit = _git(source, "rev-parse", "--verify", "HEAD")
+    if commit is None:  # no git program here, or a copy of the tree without its history
+        return Lab(version=lab.__version__, commit=os.environ.get("LAB_COMMIT"))
     status = _git(source, "status", "--porcelain", "--untracked-files=no")
     return Lab(version=lab.__version__, commit=commit, dirty=bool(status) if status is not None else None)
 
