@@ -24,6 +24,7 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     && find /opt/lab/lib -depth -type d \( -name tests -o -path '*/pyarrow/include' -o -path '*/pyarrow/src' \) -exec rm -rf {} +
 
 # Last, so that an edit of lab rebuilds only this.
+# hadolint ignore=DL3003
 RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,source=build/images/dist,target=/mnt/dist \
     cd /mnt/dist && sha256sum -c SHA256SUMS \

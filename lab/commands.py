@@ -19,7 +19,7 @@ from lab.console import Console
 from lab.core.manifest import Manifest
 from lab.core.run import Run, list_runs
 from lab.core.step import Status
-from lab.drive import Options, analyse, resume, show_findings
+from lab.drive import Options, analyse, raise_for_findings, resume, show_findings
 from lab.engines.gpus import discover
 from lab.errors import LabError, MissingError, StepFailed, UsageError
 
@@ -120,8 +120,7 @@ def analyze(folder: Path, out: Path | None, as_json: bool, quiet: bool) -> None:
         raise MissingError("no such folder", where=folder, fix="see `lab runs list`")
     findings = analyse(folder, out, Console(quiet=quiet))
     show_findings(folder, findings, Options(json=as_json))
-    if findings.status == "fail":
-        raise StepFailed("there was nothing to analyse or all of it is broken: see the report", where=folder)
+    raise_for_findings(findings, folder)
 
 
 @click.group()

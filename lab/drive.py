@@ -242,6 +242,17 @@ def raise_for_steps(run: Run) -> None:
     )
 
 
+def raise_for_findings(findings: Findings | None, folder: Path) -> None:
+    """An analysis that lacks something has its report, and an exit code that says so."""
+    if findings is None:
+        return
+    if findings.lacking:
+        raise StepFailed("the analysis is not complete:\n" + "\n".join(f"  {line}" for line in findings.lacking), where=folder,
+                         fix="the report and tables/problems.csv name the files; the rest is analysed")  # fmt: skip
+    if findings.status == "fail":
+        raise StepFailed("there was nothing sound to analyse: see the report", where=folder)
+
+
 def show_findings(root: Path, findings: Findings | None, options: Options) -> None:
     if options.json:
         print(
@@ -250,6 +261,7 @@ def show_findings(root: Path, findings: Findings | None, options: Options) -> No
                     "run": str(root),
                     "verdict": findings.verdict if findings else [],
                     "status": findings.status if findings else None,
+                    "lacking": findings.lacking if findings else [],
                     "files": [str(path) for path in (findings.files if findings else [])],
                 }
             ).decode()

@@ -52,6 +52,14 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     needs: tuple[str, ...] = ()  # programs that must be on PATH in the image
 
 
+class Build(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`workload_wheels` (such as "torch==2.13.0") are found by the host's own pip and handed to the build as files."""
+
+    workload_wheels: tuple[
+        Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9.+]+$")], ...
+    ] = ()
+
+
 class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     summary: str
@@ -63,6 +71,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     dockerfile: str
     workload_ref: str | None = None  # when workloads need another image than analysis does
     workload_dockerfile: str | None = None
+    build: Build = Build()
     archs: tuple[str, ...] = ()
     devices: Devices = Devices()
     env: dict[str, str] = {}

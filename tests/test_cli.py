@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -196,18 +197,6 @@ def test_ctrl_c_ends_the_tree_says_how_to_go_on_and_resume_does_only_the_rest(tm
 
 
 @pytest.mark.torch
-def test_a_driver_killed_with_sigkill_resumes(tmp_path):
-    driver = start_sweep(tmp_path, "-c", "28", "-t", "256", "--ranks", "1")
-    read_until(driver.stderr, "256t_28ch starts")
-    time.sleep(0.5)
-    driver.kill()
-    driver.wait()
-    done = lab("run", "--resume", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["steps"][0]["attempts"] == 2
-
-
-@pytest.mark.torch
 def test_hostile_paths_work_from_run_to_report(tmp_path):
     folder = tmp_path / "a 'quoted' \"näme\"\nwith newline; $(touch pwned)"
     folder.mkdir()
@@ -282,6 +271,48 @@ def test_a_recorded_sweep_is_analysed_without_touching_it(tmp_path, shared_data)
     page = tmp_path / "experiments" / "sweep_h200_analysis" / "report.html"
     assert page.exists() and "report: experiments/sweep_h200_analysis/report.html" in done.stdout
     assert before == sorted((p, p.stat().st_mtime_ns) for p in (shared_data / "sweep_h200").rglob("*"))
+
+
+@pytest.mark.data
+def test_a_missing_rank_and_a_cut_trace_are_rows_and_an_exit_code_and_the_rest_is_analysed(
+    tmp_path, shared_data
+):
+    recorded = shared_data / "sweep_h200" / "256thread"
+    shutil.copytree(recorded, tmp_path / "s" / "256thread")
+    shutil.copytree(
+        shared_data / "sweep_h200" / "512thread" / "nccl_28channels", tmp_path / "s/512thread/nccl_28channels"
+    )
+    shutil.rmtree(tmp_path / "s/256thread/nccl_28channels/torch_profiler/rank3")
+    (trace,) = (tmp_path / "s/256thread/nccl_42channels/torch_profiler/rank5").iterdir()
+    trace.write_bytes(trace.read_bytes()[:100_000])
+    done = lab("analyze", "s", cwd=tmp_path)
+    assert (
+        done.returncode == 1 and "1 of 8 ranks" in done.stderr and "512 threads, 28 channels" in done.stdout
+    )
+    problems = (tmp_path / "experiments/s_analysis/tables/problems.csv").read_text()
+    assert (
+        "256thread/nccl_42channels/torch_profiler/rank5/trace_step7.json.gz" in problems
+        and "truncated" in problems
+    )
+    assert str(tmp_path) not in problems
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("moment_s", [0.25, 1.0, 3.0])
+def test_a_driver_killed_at_any_moment_leaves_nothing_running_and_resumes(tmp_path, moment_s):
+    driver = start_sweep(tmp_path, "-c", "28,42", "-t", "256", "--ranks", "1")
+    while not (tmp_path / "run" / "manifest.json").exists():
+        time.sleep(0.01)
+    time.sleep(moment_s)
+    driver.kill()
+    driver.wait()
+    done = lab("run", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not [p for p in (tmp_path / "run").rglob("*.tmp") if p.stat().st_size == 0]
+    outcomes = [
+        s["outcome"]["status"] for s in json.loads((tmp_path / "run" / "manifest.json").read_text())["steps"]
+    ]
+    assert outcomes == ["ok", "ok"]
 
 
 def readme_commands() -> list[str]:

@@ -55,6 +55,7 @@ class Findings(Protocol):
     status: str  # "ok" | "warn" | "fail"
     files: list[Path]
     terminal: str
+    lacking: list[str]  # what could not be analysed completely, in sentences
 
 
 class Room(Protocol):

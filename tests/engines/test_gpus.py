@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
+import types
 
 import pytest
 
@@ -135,3 +137,21 @@ def test_a_plain_process_sees_only_its_gpus():
     assert g.visible_env([gpu], "nvidia")["CUDA_VISIBLE_DEVICES"] == "GPU-x"
     assert g.visible_env([], "nvidia")["CUDA_VISIBLE_DEVICES"] == ""
     assert g.visible_env([gpu], "amd") == {"ROCR_VISIBLE_DEVICES": "3"}
+
+
+def test_nvml_serves_where_nvidia_smi_is_missing(monkeypatch, tmp_path):
+    """A stand-in for the package nvidia-ml-py, with the calls that discovery makes."""
+    module = types.ModuleType("pynvml")
+    module.NVMLError = type("NVMLError", (Exception,), {})
+    module.nvmlInit = module.nvmlShutdown = lambda: None
+    module.nvmlSystemGetDriverVersion = lambda: b"550.1"
+    module.nvmlDeviceGetCount = lambda: 2
+    module.nvmlDeviceGetHandleByIndex = lambda index: index
+    module.nvmlDeviceGetUUID = lambda handle: f"GPU-{handle}"
+    module.nvmlDeviceGetName = lambda handle: b"NVIDIA A100"
+    module.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=40 * 2**30)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [(gpu.uuid, gpu.name, gpu.driver, gpu.mem_bytes) for gpu in discover()] == [
+        (f"GPU-{i}", "NVIDIA A100", "550.1", 40 * 2**30) for i in range(2)
+    ]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,24 @@ def analyze(
         _of_config(config, sorted(ranks, key=lambda f: (f.rank, str(f.path))), expected)
         for config, ranks in zip(configs, read, strict=True)
     ]
-    return _tables([*parts, *_never_seen(configs, expected)])
+    return _relative(_tables([*parts, *_never_seen(configs, expected)]), Path(folder))
+
+
+def _relative(tables: SweepTables, folder: Path) -> SweepTables:
+    """Name files from `folder` on, so that the same recording gives the same tables wherever it lies."""
+
+    before = re.compile(
+        rf"(^|(?<=\()){re.escape(str(folder))}/"
+    )  # at the start, or in the brackets of an error
+
+    def from_folder(text: object) -> object:
+        return before.sub("", text) if isinstance(text, str) else text
+
+    timeline = tables.timeline.assign(file=tables.timeline["file"].map(from_folder))
+    problems = tables.problems.assign(
+        **{name: tables.problems[name].map(from_folder) for name in ("file", "what")}
+    )
+    return replace(tables, timeline=timeline, problems=problems)
 
 
 @dataclass(frozen=True)

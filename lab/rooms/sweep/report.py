@@ -65,13 +65,17 @@ FOOTNOTES = (
 
 @dataclass(frozen=True)
 class Findings:
-    """What the report found; `best` has the least total time, None on a tie, on a CPU or without a result."""
+    """What the report found; `best` has the least total time, None on a tie, on a CPU or without a result.
+
+    `lacking` says what was asked for, or was there, and could not be analysed completely.
+    """
 
     verdict: list[str]
     status: Status
     best: Contender | None
     files: list[Path]
     terminal: str
+    lacking: list[str]
 
 
 def report(
@@ -105,7 +109,8 @@ def report(
     files += [out / block.png for block in blocks if isinstance(block, Figure)]
     files.append(write_page(page, out / "report.html"))
     terminal = _terminal(sentences, tables.configs, files[-1])
-    return Findings(sentences, status, _best(tables, ranked), files, terminal)
+    lacking = words.absent(tables.configs)
+    return Findings(sentences, status, _best(tables, ranked), files, terminal, lacking)
 
 
 def _verdict(tables: SweepTables, ranked: list[Contender], kind: str) -> list[str]:

@@ -1,0 +1,62 @@
+# NVIDIA GPUs from Ampere on: torch, triton and transformers from the lock, nvcc and nvdisasm from the base, a C compiler
+# for what torch and triton compile at run time, and optionally Nsight Systems.
+# nixnan: bring your own built nixnan.so and name it in NIXNAN_SO: it is mounted at run time as /opt/lab/nixnan.so.
+# `lab images build cuda` builds it: it puts the wheel of lab into build/images/dist first.
+ARG BASE_IMAGE=nvidia/cuda:12.8.1-devel-ubuntu24.04
+
+FROM ${BASE_IMAGE} AS system
+# A package of NVIDIA's devtools repository, such as nsight-systems-cli; empty leaves Nsight Systems out.
+ARG NSYS_PACKAGE=
+# Versions come with the base's distribution, which the base's tag names.
+# hadolint ignore=DL3008
+RUN if command -v apt-get >/dev/null; then \
+      apt-get update \
+      && apt-get install -y --no-install-recommends python3 python3-venv python3-dev gcc g++ ca-certificates ${NSYS_PACKAGE} \
+      && rm -rf /var/lib/apt/lists/*; \
+    fi
+
+FROM system AS pip
+RUN python3 -m venv /opt/pip
+
+FROM system
+ENTRYPOINT []
+ENV PATH=/opt/lab/bin:$PATH \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    CUDA_DEVICE_ORDER=PCI_BUS_ID
+
+# The certificate is optional: for networks whose proxy signs with its own authority.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_DEFAULT_TIMEOUT=60
+RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
+    --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=ca,target=/run/secrets/ca \
+    --mount=type=bind,source=images/cuda/requirements.lock,target=/mnt/requirements.lock \
+    if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && python3 -m venv --without-pip /opt/lab \
+    && /opt/pip/bin/pip --python /opt/lab/bin/python install --require-hashes --no-deps -r /mnt/requirements.lock
+
+RUN python -c 'import torch, triton, transformers; assert (torch.version.cuda or "").startswith("12.")'
+
+# Last, so that an edit of lab rebuilds only this.
+# hadolint ignore=DL3003
+RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
+    --mount=type=bind,source=build/images/dist,target=/mnt/dist \
+    cd /mnt/dist && sha256sum -c SHA256SUMS \
+    && /opt/pip/bin/pip --python /opt/lab/bin/python install --no-deps --no-index --no-cache-dir ./*.whl \
+    && install -D -m 644 SHA256SUMS /usr/share/lab/SHA256SUMS
+
+WORKDIR /out
+USER 1000:1000
+CMD ["lab", "--help"]
+ARG LAB_VERSION
+ARG LAB_REVISION
+ARG LAB_SOURCE
+ARG LAB_WHEEL_SHA256
+ARG LAB_LOCK_SHA256
+LABEL org.opencontainers.image.title="lab/cuda" \
+      org.opencontainers.image.version="${LAB_VERSION}" \
+      org.opencontainers.image.revision="${LAB_REVISION}" \
+      org.opencontainers.image.source="${LAB_SOURCE}" \
+      lab.wheel.sha256="${LAB_WHEEL_SHA256}" \
+      lab.lock.sha256="${LAB_LOCK_SHA256}"

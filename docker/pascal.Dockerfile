@@ -1,0 +1,50 @@
+# GTX 10xx (sm_61): torch 1.12.1 runs its sm_60 code there; its wheel brings the CUDA libraries. No triton, no compiler.
+# `lab images build pascal` builds it: it puts the wheel of lab into build/images/dist first.
+ARG BASE_IMAGE=python:3.10-slim-bookworm
+
+FROM ${BASE_IMAGE} AS pip
+RUN python3 -m venv /opt/pip
+
+FROM ${BASE_IMAGE}
+ENTRYPOINT []
+ENV PATH=/opt/lab/bin:$PATH \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    CUDA_DEVICE_ORDER=PCI_BUS_ID
+
+# The certificate is optional: for networks whose proxy signs with its own authority.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_DEFAULT_TIMEOUT=60
+RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
+    --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=ca,target=/run/secrets/ca \
+    --mount=type=bind,source=images/pascal/requirements.lock,target=/mnt/requirements.lock \
+    if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && python3 -m venv --without-pip /opt/lab \
+    && /opt/pip/bin/pip --python /opt/lab/bin/python install --require-hashes --no-deps -r /mnt/requirements.lock
+
+# numpy 2 or a newer transformers would go on without torch after one line of warning: fail here instead.
+RUN python -c 'import torch, transformers; assert "sm_60" in torch._C._cuda_getArchFlags() and transformers.is_torch_available()'
+
+# Last, so that an edit of lab rebuilds only this.
+# hadolint ignore=DL3003
+RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
+    --mount=type=bind,source=build/images/dist,target=/mnt/dist \
+    cd /mnt/dist && sha256sum -c SHA256SUMS \
+    && /opt/pip/bin/pip --python /opt/lab/bin/python install --no-deps --no-index --no-cache-dir ./*.whl \
+    && install -D -m 644 SHA256SUMS /usr/share/lab/SHA256SUMS
+
+WORKDIR /out
+USER 1000:1000
+CMD ["lab", "--help"]
+ARG LAB_VERSION
+ARG LAB_REVISION
+ARG LAB_SOURCE
+ARG LAB_WHEEL_SHA256
+ARG LAB_LOCK_SHA256
+LABEL org.opencontainers.image.title="lab/pascal" \
+      org.opencontainers.image.version="${LAB_VERSION}" \
+      org.opencontainers.image.revision="${LAB_REVISION}" \
+      org.opencontainers.image.source="${LAB_SOURCE}" \
+      lab.wheel.sha256="${LAB_WHEEL_SHA256}" \
+      lab.lock.sha256="${LAB_LOCK_SHA256}"

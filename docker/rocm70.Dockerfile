@@ -1,0 +1,43 @@
+# AMD Instinct on ROCm 7.0. torch, triton and RCCL are the base's own; what is installed here can name none of them.
+# `lab images build rocm70` builds it: it puts the wheel of lab into build/images/dist first.
+ARG BASE_IMAGE=rocm/pytorch:rocm7.0_ubuntu24.04_py3.12_pytorch_release_2.8.0
+
+FROM ${BASE_IMAGE}
+ENTRYPOINT []
+# The base's interpreter may be marked as the distribution's own.
+ENV PIP_BREAK_SYSTEM_PACKAGES=1 \
+    PIP_ROOT_USER_ACTION=ignore
+
+# The certificate is optional: for networks whose proxy signs with its own authority.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_DEFAULT_TIMEOUT=60
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=ca,target=/run/secrets/ca \
+    --mount=type=bind,source=images/rocm70/requirements.lock,target=/mnt/requirements.lock \
+    if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && python3 -m pip install --require-hashes --no-deps -r /mnt/requirements.lock
+
+RUN python3 -c 'import torch; assert torch.version.hip, "the ROCm torch of the base was replaced"'
+
+# Last, so that an edit of lab rebuilds only this.
+# hadolint ignore=DL3003
+RUN --mount=type=bind,source=build/images/dist,target=/mnt/dist \
+    cd /mnt/dist && sha256sum -c SHA256SUMS \
+    && python3 -m pip install --no-deps --no-index --no-cache-dir ./*.whl \
+    && install -D -m 644 SHA256SUMS /usr/share/lab/SHA256SUMS
+
+WORKDIR /out
+USER 1000:1000
+CMD ["lab", "--help"]
+ARG LAB_VERSION
+ARG LAB_REVISION
+ARG LAB_SOURCE
+ARG LAB_WHEEL_SHA256
+ARG LAB_LOCK_SHA256
+LABEL org.opencontainers.image.title="lab/rocm70" \
+      org.opencontainers.image.version="${LAB_VERSION}" \
+      org.opencontainers.image.revision="${LAB_REVISION}" \
+      org.opencontainers.image.source="${LAB_SOURCE}" \
+      lab.wheel.sha256="${LAB_WHEEL_SHA256}" \
+      lab.lock.sha256="${LAB_LOCK_SHA256}"
