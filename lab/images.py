@@ -7,6 +7,7 @@ LAB_IMAGES points at another folder of images.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import msgspec
 from lab.core.step import NAME, Step
 from lab.engines.gpus import Gpu
 from lab.errors import ConfigError, MissingError, UsageError
+from lab.secrets import is_secret
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -145,7 +147,7 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], place: Place) 
         command=_command(image, step, tools),
         user=f"{place.uid}:{place.gid}",
         group_add=place.device_gids if image.vendor == "amd" and gpus else (),
-        env=_env(image, step, tools),
+        env=_env(image, step, tools, place),
         mounts=_mounts(image, tools, place),
         devices=_devices(image, gpus, place),
         device_requests=_device_requests(image, gpus),
@@ -161,19 +163,44 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], place: Place) 
     )
 
 
+def analysis_spec(image: Image, place: Place, *, inputs: str) -> ContainerSpec:
+    """The container that analyses a run: inputs read-only at /in, results to /out, no GPU and no network.
+
+    Traces come from outside and are hostile until parsed, so this one gets less than any other.
+    """
+    command = Step(
+        name="analysis", argv=("python", "-m", "lab", "analyze", "/in", "--out", "/out", "--json", "--quiet")
+    )
+    base = container_spec(image, command, [], place)
+    mounts = (Mount(source=place.run_dir, target="/out"), Mount(source=inputs, target="/in", read_only=True))
+    env = {**base.env, "XDG_CACHE_HOME": TMP, "MPLCONFIGDIR": TMP}
+    return msgspec.structs.replace(base, image=image.ref, mounts=mounts, env=env, network_mode="none")
+
+
 def _command(image: Image, step: Step, tools: Sequence[Tool]) -> tuple[str, ...]:
     inner = (image.python if step.argv[0] == "python" else step.argv[0], *step.argv[1:])
     prefix = tuple(part.format(folder=step.folder) for tool in tools for part in tool.prefix)
     return prefix + inner
 
 
-def _env(image: Image, step: Step, tools: Sequence[Tool]) -> dict[str, str]:
+def _env(image: Image, step: Step, tools: Sequence[Tool], place: Place) -> dict[str, str]:
     """A uid without a passwd entry has HOME=/ and fails in getpass, Triton and the hub's cache: these cure it."""
     home = {"HOME": TMP, "USER": "lab", "LOGNAME": "lab", "XDG_CACHE_HOME": "/cache", "TRITON_CACHE_DIR": "/cache/triton",
             "TORCHINDUCTOR_CACHE_DIR": "/cache/inductor", "HF_HOME": "/hf", "PYTHONUNBUFFERED": "1",
             "LAB_IMAGE": image.name}  # fmt: skip
     wrapped = {name: value.format(folder=step.folder) for tool in tools for name, value in tool.env.items()}
-    return {**home, **image.env, **wrapped, **step.env}
+    return {**home, **passed_on(place.host_env), **image.env, **wrapped, **step.env}
+
+
+# What a user sets to steer a run, and what must not leave the host: GPU indices mean others inside, paths are not there.
+PASSED_ON = ("NCCL_", "RCCL_", "HIP_", "HSA_", "CUDA_", "TORCH_", "TRITON_")
+KEPT_HERE = re.compile(r"_VISIBLE_DEVICES$|_(HOME|PATH|PATH64|ROOT|DIR|FILE|VERSION)$")
+
+
+def passed_on(host_env: Mapping[str, str]) -> dict[str, str]:
+    """The host's variables that steer collectives, drivers and compilers; secrets, paths and GPU indices stay out."""
+    return {name: value for name, value in sorted(host_env.items())
+            if name.startswith(PASSED_ON) and not KEPT_HERE.search(name) and not is_secret(name)}  # fmt: skip
 
 
 def _mounts(image: Image, tools: Sequence[Tool], place: Place) -> tuple[Mount, ...]:

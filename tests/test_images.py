@@ -161,6 +161,32 @@ def test_good_toml_loads_and_another_folder_can_hold_the_images(tmp_path, monkey
     assert images.names() == ["x"] and images.load("x").vendor == "none"
 
 
+def test_what_steers_a_run_passes_into_the_container_and_nothing_else_does():
+    host = {"NCCL_NVLS_ENABLE": "0", "HSA_XNACK": "1", "CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1", "CUDA_HOME": "/x",
+            "NCCL_TOPO_FILE": "/x", "LD_PRELOAD": "x", "PYTHONPATH": "x", "https_proxy": "x", "TORCH_API_KEY": "s", "NCCL_DEBUG": "WARN"}  # fmt: skip
+    got = container_spec(
+        images.load("cuda"), STEP, nvidia(0), msgspec.structs.replace(PLACE, host_env=host)
+    ).env
+    assert got["NCCL_NVLS_ENABLE"] == "0" and got["HSA_XNACK"] == "1"
+    assert got["NCCL_DEBUG"] == "INFO", "the step's own setting wins"
+    assert not set(got) & {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_HOME", "NCCL_TOPO_FILE", "LD_PRELOAD",
+                           "PYTHONPATH", "https_proxy", "TORCH_API_KEY"}  # fmt: skip
+
+
+def test_the_analysis_sees_its_inputs_read_only_and_no_network_gpu_or_cache():
+    got = images.analysis_spec(
+        images.load("cpu"), msgspec.structs.replace(PLACE, run_dir="/run/out"), inputs="/run/in"
+    )
+    assert [(m.source, m.target, m.read_only) for m in got.mounts] == [
+        ("/run/out", "/out", False),
+        ("/run/in", "/in", True),
+    ]
+    assert (got.image, got.network_mode, got.devices, got.device_requests) == ("lab/cpu", "none", (), ())
+    assert (
+        got.command[:4] == ("python3", "-m", "lab", "analyze") and got.user == "1234:5678" and got.read_only
+    )
+
+
 def test_the_spec_is_plain_data():
     document = json.loads(msgspec.json.encode(spec("cuda", nvidia(0), tools=("nixnan",))))
     assert document["mounts"][0] == {"source": "/data/my run", "target": "/out", "read_only": False}
