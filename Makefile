@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint format bench schema clean
+.PHONY: demo test lint format bench schema clean images locks compose compose-up
 
 demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the path of its report
 	$(BIN)/lab run --quiet sweep -c 28,42 -t 256 --ranks 2
@@ -28,6 +28,22 @@ bench: $(VENV)/.test  ## speed and memory beside the peer in one run, as ratios
 
 schema: $(VENV)/.demo  ## write docs/manifest.schema.json anew
 	$(BIN)/python -m lab.core.schema docs/manifest.schema.json
+
+# Where no base can be pulled: scripts/base-image.sh, then make images BASE=local/debian-python:bookworm
+images: $(VENV)/.demo  ## the images for machines without GPU: lab/cpu and lab/cpu-torch
+	$(BIN)/lab images build cpu $(if $(BASE),--base $(BASE))
+
+locks: $(VENV)/.test  ## write images/*/*.lock anew; LAB_UPGRADE=1 moves to the newest versions
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/locks.sh
+
+compose: $(VENV)/.demo  ## write compose/compose.yaml anew from images/
+	$(BIN)/python -m lab.compose compose/compose.yaml
+
+PROFILE ?= cpu
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+compose-up:  ## a small sweep and its analysis in containers; PROFILE=cuda, pascal or rocm70 where the GPUs are
+	mkdir -p experiments/.cache/hf experiments/.cache/lab
+	env UID=$$(id -u) GID=$$(id -g) $(COMPOSE) -p lab -f compose/compose.yaml --profile $(PROFILE) up
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -19,7 +19,7 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,source=images/cpu/workload.lock,target=/mnt/requirements.lock \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3 -m venv --without-pip /opt/lab \
-    && /opt/pip/bin/pip --python /opt/lab/bin/python install --require-hashes --no-deps -r /mnt/requirements.lock
+    && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock
 
 # torch is pinned by version, not by hash: its CPU build is another file than the CUDA one of the same version.
 RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \

@@ -19,7 +19,7 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,source=images/cpu/requirements.lock,target=/mnt/requirements.lock \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3 -m venv --without-pip /opt/lab \
-    && /opt/pip/bin/pip --python /opt/lab/bin/python install --require-hashes --no-deps -r /mnt/requirements.lock \
+    && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock \
     # The libraries' own tests and headers: a sixth of what was installed.
     && find /opt/lab/lib -depth -type d \( -name tests -o -path '*/pyarrow/include' -o -path '*/pyarrow/src' \) -exec rm -rf {} +
 

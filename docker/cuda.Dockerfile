@@ -34,7 +34,7 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,source=images/cuda/requirements.lock,target=/mnt/requirements.lock \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3 -m venv --without-pip /opt/lab \
-    && /opt/pip/bin/pip --python /opt/lab/bin/python install --require-hashes --no-deps -r /mnt/requirements.lock
+    && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock
 
 RUN python -c 'import torch, triton, transformers; assert (torch.version.cuda or "").startswith("12.")'
 

@@ -21,7 +21,7 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,source=images/pascal/requirements.lock,target=/mnt/requirements.lock \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3 -m venv --without-pip /opt/lab \
-    && /opt/pip/bin/pip --python /opt/lab/bin/python install --require-hashes --no-deps -r /mnt/requirements.lock
+    && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock
 
 # numpy 2 or a newer transformers would go on without torch after one line of warning: fail here instead.
 RUN python -c 'import torch, transformers; assert "sm_60" in torch._C._cuda_getArchFlags() and transformers.is_torch_available()'

@@ -16,7 +16,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=ca,target=/run/secrets/ca \
     --mount=type=bind,source=images/rocm70/requirements.lock,target=/mnt/requirements.lock \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
-    && python3 -m pip install --require-hashes --no-deps -r /mnt/requirements.lock
+    && python3 -m pip install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock
 
 RUN python3 -c 'import torch; assert torch.version.hip, "the ROCm torch of the base was replaced"'
 

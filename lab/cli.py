@@ -11,7 +11,7 @@ import click
 import lab
 
 if TYPE_CHECKING:
-    from lab.drive import Options
+    from lab.survey import Options
 
     _IntsParam = click.ParamType[list[int]]
 else:
@@ -25,8 +25,8 @@ COMMANDS = {
     "nan": ("lab.rooms.nan.cli:nan", "Watch every module's outputs for NaN and Inf."),
     "nixnan": ("lab.rooms.nan.cli:nixnan", "Watch every instruction with nixnan."),
     "analyze": ("lab.commands:analyze", "Analyse a run, or a recording that lab did not make."),
-    "runs": ("lab.commands:runs", "List and show runs."),
-    "images": ("lab.commands:images", "List and show images."),
+    "runs": ("lab.commands:runs", "List, show, stop and clean up runs."),
+    "images": ("lab.commands:images", "List, show, build and check images."),
     "doctor": ("lab.commands:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),
 }
 ROOM_COMMANDS = ("sweep", "nan", "nixnan")
@@ -79,7 +79,7 @@ class IntList(_IntsParam):
 
 def options_of(ctx: click.Context) -> Options:
     """The run's options, whether the command was called under `lab run` or by itself."""
-    from lab.drive import Options
+    from lab.survey import Options
 
     return ctx.obj if isinstance(ctx.obj, Options) else Options()
 
@@ -112,11 +112,11 @@ def main(argv: list[str] | None = None) -> None:
         click.echo("lab: interrupted", err=True)
         code = 130
     except LabError as error:
-        from lab.drive import show_error
+        from lab.show import show_error
 
         code = show_error(error)
     except BrokenPipeError:
-        from lab.drive import die_quietly_on_closed_pipe
+        from lab.show import die_quietly_on_closed_pipe
 
         die_quietly_on_closed_pipe()
         code = 0

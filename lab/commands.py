@@ -14,14 +14,18 @@ import click
 import msgspec
 
 from lab import images as image_data
+from lab import images_cli
+from lab.analysis import analyse
 from lab.cli import COMMANDS, ROOM_COMMANDS, LazyGroup
 from lab.console import Console
 from lab.core.manifest import Manifest
 from lab.core.run import Run, list_runs
 from lab.core.step import Status
-from lab.drive import Options, analyse, raise_for_findings, resume, show_findings
+from lab.drive import resume, stop_run
 from lab.engines.gpus import discover
 from lab.errors import LabError, MissingError, StepFailed, UsageError
+from lab.show import raise_for_findings, show_findings
+from lab.survey import Options
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -42,7 +46,9 @@ KNOBS: list[Decorator] = [
     click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), help="Limit of a step, s."),
     click.option("--stall-timeout", "stall_timeout_s", type=click.FloatRange(min=0, min_open=True),
                  help="Stop a step that prints nothing for so long, s."),
-    click.option("--analysis/--no-analysis", "analyse", default=True, help="Analyse after the steps. [default: yes]"),
+    click.option("--analysis", type=click.Choice(["auto", "host", "none"]), default="auto", show_default=True,
+                 help="Where to analyse after the steps; auto: in the cpu image if they ran in containers, else here."),
+    click.option("--no-analysis", "analysis", flag_value="none", help="Same as --analysis none."),
     click.option("--wait/--no-wait", default=True, help="Wait for GPUs that another process holds. [default: yes]"),
     click.option("-q", "--quiet", is_flag=True, help="Hide the steps' own output."),
 ]  # fmt: skip
@@ -58,7 +64,7 @@ def _options(as_json: bool, **flags: Any) -> Options:
     return Options(json=as_json, **flags)
 
 
-def _run(ctx: click.Context, resume_run: Path | None, **flags: Any) -> None:
+def _run(ctx: click.Context, /, resume_run: Path | None, attach_run: Path | None, **flags: Any) -> None:
     """Run a room's experiment: plan, execute, analyse, report.
 
     \b
@@ -66,27 +72,35 @@ def _run(ctx: click.Context, resume_run: Path | None, **flags: Any) -> None:
     lab run --image rocm70 sweep -c 28,42,56,70          in a container, on its GPUs
     lab run --dry-run --json --image cuda nixnan baseline
     lab run --resume experiments/sweep_20260101_120000   only what is missing or failed
+    lab run --attach experiments/sweep_20260101_120000   take up containers whose driver was killed, then go on
     """
     ctx.obj = _options(**flags)
-    if resume_run is not None:
+    earlier = resume_run or attach_run
+    if resume_run and attach_run:
+        raise UsageError(
+            "--resume and --attach name a run each", fix="--resume alone also takes up living containers"
+        )
+    if earlier is not None:
         if ctx.invoked_subcommand:
-            raise UsageError(
-                "--resume takes its experiment from the run folder", fix=f"drop {ctx.invoked_subcommand!r}"
-            )
-        resume(resume_run, ctx.obj)
+            raise UsageError("--resume and --attach take their experiment from the run folder",
+                             fix=f"drop {ctx.invoked_subcommand!r}")  # fmt: skip
+        resume(earlier, ctx.obj, attach=attach_run is not None)
     elif not ctx.invoked_subcommand:
         raise UsageError(
             "name an experiment to run", fix=f"one of: {', '.join(ROOM_COMMANDS)}, or --resume RUN"
         )
 
 
+EARLIER: list[Decorator] = [
+    click.option("--resume", "resume_run", type=click.Path(path_type=Path), metavar="RUN",
+                 help="Run what is missing or failed of this run."),
+    click.option("--attach", "attach_run", type=click.Path(path_type=Path), metavar="RUN",
+                 help="Take up this run's containers, whose driver was killed, then go on with it."),
+]  # fmt: skip
+
 run = click.group(
-    "run", cls=LazyGroup, lazy={name: COMMANDS[name] for name in ROOM_COMMANDS}, invoke_without_command=True,
-)(
-    click.pass_context(_decorate(
-        _run, [*PLACE, *KNOBS, click.option("--resume", "resume_run", type=click.Path(path_type=Path), metavar="RUN",
-                                            help="Run what is missing or failed of this run.")]))
-)  # fmt: skip
+    "run", cls=LazyGroup, lazy={name: COMMANDS[name] for name in ROOM_COMMANDS}, invoke_without_command=True
+)(click.pass_context(_decorate(_run, [*PLACE, *KNOBS, *EARLIER])))
 
 
 def standalone(command: click.Command) -> click.Command:
@@ -125,7 +139,7 @@ def analyze(folder: Path, out: Path | None, as_json: bool, quiet: bool) -> None:
 
 @click.group()
 def runs() -> None:
-    """List and show runs."""
+    """List, show, stop and clean up runs."""
 
 
 @runs.command("list")
@@ -151,6 +165,29 @@ def runs_list(folder: Path, as_json: bool) -> None:
             click.echo(f"{path}  {manifest.created_utc[:19]}  {image}  {_counts_text(manifest)}")
     if not found:
         click.echo(f"no runs under {folder}", err=True)
+
+
+@runs.command("stop")
+@click.argument("folder", type=click.Path(path_type=Path))
+def runs_stop(folder: Path) -> None:
+    """End a run from outside: its driver as Ctrl-C would, then every container it left. It can be resumed."""
+    stop_run(folder, Console())
+
+
+@runs.command("reap")
+@click.option("--running", is_flag=True, help="Those too that still run.")
+@click.option("--json", "as_json", is_flag=True)
+def runs_reap(running: bool, as_json: bool) -> None:
+    """Remove the containers of lab whose driver is dead and whose result nobody will collect."""
+    from lab.engines.docker_leftovers import reap
+
+    removed = reap(running=running)
+    if as_json:
+        click.echo(msgspec.json.encode(removed).decode())
+        return
+    for one in removed:
+        click.echo(f"removed {one.name} ({one.state}, run {one.run_dir}, step {one.step})")
+    click.echo(f"{len(removed)} removed", err=True)
 
 
 @runs.command("show")
@@ -183,19 +220,25 @@ def runs_show(folder: Path, as_json: bool) -> None:
 
 @click.group()
 def images() -> None:
-    """List and show images."""
+    """List, show, build and check images."""
+
+
+images_cli.register(images)
 
 
 @images.command("list")
 @click.option("--json", "as_json", is_flag=True)
 def images_list(as_json: bool) -> None:
-    """One line an image."""
+    """One line an image, and whether the engine here holds it."""
     loaded = [image_data.load(name) for name in image_data.names()]
+    have = [images_cli.state(image) for image in loaded]
     if as_json:
-        click.echo(msgspec.json.encode(loaded).decode())
+        rows = [{**msgspec.to_builtins(image), "built": ids} for image, ids in zip(loaded, have, strict=True)]
+        click.echo(msgspec.json.encode(rows).decode())
         return
-    for image in loaded:
-        click.echo(f"{image.name:8} {image.vendor:7} {image.ref:14} {image.summary}")
+    for image, ids in zip(loaded, have, strict=True):
+        state = "built" if ids and all(ids.values()) else "partly" if ids and any(ids.values()) else "-"
+        click.echo(f"{image.name:8} {image.vendor:7} {image.ref:14} {state:6} {image.summary}")
 
 
 @images.command("show")

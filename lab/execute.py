@@ -62,6 +62,16 @@ class Crew:
         if trouble:
             raise trouble
 
+    def take_up(self) -> int:
+        """Follow what outlived an earlier driver to its end; -> how many steps that were."""
+        taken_up = 0
+        for step in self.run.open_steps():
+            outcome = self.engine.attach(self.run, step, on_line=self.on_line(step), stop=self.stop)
+            if outcome is not None:
+                self.finish(step, outcome)
+                taken_up += 1
+        return taken_up
+
     def _one(self, step: Step, gpus: Sequence[Gpu]) -> None:
         with self.lease(gpus) as mine:
             if not mine or self.stop.wait(step.settle_s):

@@ -97,11 +97,15 @@ def targets(names: Sequence[str] = ()) -> list[Target]:
     """The targets of these names: an image's name means all it needs, a target's name only itself."""
     known = [target for name in images.names() for target in targets_of(images.load(name))]
     chosen = [target for target in known if not names or target.name in names or target.image in names]
-    unknown = set(names) - {target.name for target in known} - {target.image for target in known}
-    if unknown:
-        raise UsageError(f"there is no image {sorted(unknown)[0]!r}",
-                         fix=f"one of: {', '.join(target.name for target in known)}")  # fmt: skip
+    refuse_unknown(names, [word for target in known for word in (target.image, target.name)])
     return chosen
+
+
+def refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
+    if unknown := sorted(set(names) - set(known)):
+        raise UsageError(
+            f"there is no image {unknown[0]!r}", fix=f"one of: {', '.join(dict.fromkeys(known))}"
+        )
 
 
 def targets_of(image: images.Image) -> list[Target]:
@@ -201,10 +205,10 @@ def _provenance(target: Target, wheel: Wheel, root: Path) -> dict[str, str]:
 
 def _source_url(root: Path) -> str:
     """Where this tree was cloned from, if that says nothing private; else nothing."""
-    done = subprocess.run(
-        ["git", "-C", str(root), "remote", "get-url", "origin"], capture_output=True, text=True, check=False
-    )
-    url = done.stdout.strip()
+    if not shutil.which("git"):
+        return ""
+    argv = ["git", "-C", str(root), "remote", "get-url", "origin"]
+    url = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
     return url if urlsplit(url).scheme == "https" and "@" not in urlsplit(url).netloc else ""
 
 

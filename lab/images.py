@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 import msgspec
@@ -40,6 +40,7 @@ class MountRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Devices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     capabilities: tuple[str, ...] = ()
     shm_size: Size = "2g"
+    mem_limit: Size | None = None  # of the whole container; swap does not stretch it
     multi_gpu_ipc: Literal["host", "private"] = "private"
     security_opt: tuple[str, ...] = ()
 
@@ -117,11 +118,12 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     group_add: tuple[str, ...]
     env: dict[str, str]
     mounts: tuple[Mount, ...]
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # "host:container:rwm"
     device_requests: tuple[DeviceRequest, ...]
     security_opt: tuple[str, ...]
     ipc_mode: str
     shm_size: str | None
+    mem_limit: str | None
     network_mode: str
     tmpfs: dict[str, str]
     ulimits: dict[str, int]
@@ -154,6 +156,7 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], place: Place) 
         security_opt=("no-new-privileges:true", *(image.devices.security_opt if gpus else ())),
         ipc_mode=ipc,
         shm_size=image.devices.shm_size if ipc == "private" else None,
+        mem_limit=image.devices.mem_limit,
         # One host's ranks meet on the loopback address, which a container without network still has; NCCL and gloo
         # look for an interface to name themselves by, so several ranks get the bridge.
         network_mode="bridge" if several or image.vendor == "none" else "none",
@@ -219,10 +222,15 @@ def _from_env(rule: MountRule, place: Place) -> str:
 
 
 def _devices(image: Image, gpus: Sequence[Gpu], place: Place) -> tuple[str, ...]:
-    """AMD: /dev/kfd and only the picked render nodes; that, and not an environment variable, is the isolation."""
-    nodes = [gpu.render_node for gpu in gpus if gpu.render_node] if image.vendor == "amd" else []
-    found = ["/dev/kfd", *nodes] if nodes else []
-    return (*found, *(["/dev/infiniband"] if gpus and place.infiniband else []))
+    """AMD: /dev/kfd and only the picked render nodes; that, and not an environment variable, is the isolation.
+
+    The nodes may lie under LAB_DEV_ROOT on the host; inside they are always where the drivers look for them.
+    """
+    nodes = [PurePosixPath(gpu.render_node) for gpu in gpus if gpu.render_node and image.vendor == "amd"]
+    kfd = [(nodes[0].parent.parent / "kfd", "/dev/kfd")] if nodes else []
+    fabric = [(PurePosixPath("/dev/infiniband"), "/dev/infiniband")] if gpus and place.infiniband else []
+    pairs = [*kfd, *((node, f"/dev/dri/{node.name}") for node in nodes), *fabric]
+    return tuple(f"{host}:{inside}:rwm" for host, inside in pairs)
 
 
 def _device_requests(image: Image, gpus: Sequence[Gpu]) -> tuple[DeviceRequest, ...]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.built import cpu_images, debian_base  # noqa: F401  fixtures of several files
+
 ROOT = Path(__file__).parent.parent
 SHARED = Path(os.environ.get("LAB_SHARED_DATA", ROOT.parent / "shared" / "data"))
 

@@ -23,7 +23,7 @@ def lab(*words, cwd, env=None, timeout=120):
 
 
 HELP = [[], *[[name] for name in COMMANDS], *[["run", name] for name in ROOM_COMMANDS],
-        ["runs", "list"], ["runs", "show"], ["images", "list"], ["images", "show"]]  # fmt: skip
+        ["runs", "list"], ["runs", "show"], ["runs", "stop"], ["runs", "reap"], ["images", "list"], ["images", "show"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", HELP, ids=" ".join)
@@ -66,7 +66,7 @@ def test_the_rocm_plan_is_right_without_daemon_gpu_or_torch(tmp_path):
         starts = step["starts"]
         assert (
             starts["image"] == "lab/rocm70"
-            and starts["devices"][0] == "/dev/kfd"
+            and starts["devices"][0] == "/dev/kfd:/dev/kfd:rwm"
             and len(starts["devices"]) == 9
         )
         assert starts["ipc_mode"] == "host" and "--nproc_per_node=8" in starts["command"]

@@ -66,10 +66,29 @@ def test_nvidia_gpus_are_asked_for_by_uuid_never_by_count():
 
 def test_amd_gets_kfd_and_only_the_picked_nodes_with_numeric_groups():
     got = spec("rocm70", amd(129, 131))
-    assert got.devices == ("/dev/kfd", "/dev/dri/renderD129", "/dev/dri/renderD131")
+    assert got.devices == (
+        "/dev/kfd:/dev/kfd:rwm",
+        "/dev/dri/renderD129:/dev/dri/renderD129:rwm",
+        "/dev/dri/renderD131:/dev/dri/renderD131:rwm",
+    )
     assert got.group_add == ("44", "109") and got.device_requests == ()
     assert "ROCR_VISIBLE_DEVICES" not in got.env and "HIP_VISIBLE_DEVICES" not in got.env
     assert "seccomp=unconfined" in got.security_opt
+
+
+def test_amd_nodes_found_elsewhere_are_inside_where_the_drivers_look_for_them():
+    elsewhere = [Gpu(vendor="amd", index=0, uuid="GPU-0", render_node="/fake/dev/dri/renderD128")]
+    assert spec("rocm70", elsewhere).devices == (
+        "/fake/dev/kfd:/dev/kfd:rwm",
+        "/fake/dev/dri/renderD128:/dev/dri/renderD128:rwm",
+    )
+
+
+def test_a_memory_limit_is_the_images_own_choice():
+    image = images.load("cpu")
+    limited = msgspec.structs.replace(image, devices=msgspec.structs.replace(image.devices, mem_limit="4g"))
+    assert container_spec(image, STEP, [], PLACE).mem_limit is None
+    assert container_spec(limited, STEP, [], PLACE).mem_limit == "4g"
 
 
 def test_an_image_without_gpus_gets_no_device_and_no_exception():

@@ -9,20 +9,27 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from lab.errors import BusyError, writing
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Put `data` at `path` so that a reader sees the old file or the new one, never a part."""
-    payload = data.encode() if isinstance(data, str) else data
+    with replacing(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `path` when the block ends well, and vanishes when it does not."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 os.fchmod(file.fileno(), 0o666 & ~_umask())
-                file.write(payload)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -57,9 +64,27 @@ def exclusive(path: Path, *, busy: str, fix: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BusyError(busy, where=path, fix=fix) from error
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield
     finally:
         os.close(handle)
+
+
+def holder_pid(path: Path) -> int | None:
+    """The process that holds `exclusive(path)` now; None if nobody does."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None  # never locked, or not ours to lock
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        said = os.pread(handle, 32, 0)
+        return int(said) if said.isdigit() else None
+    finally:
+        os.close(handle)
+    return None
 
 
 def _sync_folder(folder: Path) -> None:

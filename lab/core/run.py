@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
 from lab.core import manifest as manifests
-from lab.core.files import exclusive, make_folder, sha256_of, write_atomic
+from lab.core.files import exclusive, holder_pid, make_folder, sha256_of, write_atomic
 from lab.core.manifest import FileRecord, Manifest, StepRecord
 from lab.core.step import Outcome, Status, Step
-from lab.errors import BadDataError, ConfigError, UsageError, storage_error
+from lab.errors import BadDataError, BusyError, ConfigError, UsageError, storage_error
 
 MANIFEST = "manifest.json"
 LOG = "run_output.log"
+LOCK = ".lock"
 
 
 class Run:
@@ -82,11 +85,38 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Keep other drivers out for as long as this process lives."""
         with exclusive(
-            self.root / ".lock",
+            self.root / LOCK,
             busy="another lab process is working on this run",
             fix="wait for it, or stop it with Ctrl-C in its terminal",
         ):
             yield
+
+    def driver_pid(self) -> int | None:
+        """The lab process that works on this run now, if one does."""
+        return holder_pid(self.root / LOCK)
+
+    def interrupt_driver(self, wait_s: float = 60.0) -> int | None:
+        """Ask the driver to stop as Ctrl-C does and wait until it has; -> its pid, None if there was none.
+
+        Raises BusyError when it has not ended in time.
+        """
+        pid = self.driver_pid()
+        if pid is None:
+            return None
+        os.kill(pid, signal.SIGINT)
+        end = time.monotonic() + wait_s
+        while self.driver_pid() == pid:
+            if time.monotonic() > end:
+                raise BusyError(
+                    f"the driver {pid} has not ended in {wait_s:g} s", where=self.root, fix=f"kill {pid}"
+                )
+            time.sleep(0.1)
+        self.manifest = manifests.load(self.root / MANIFEST)
+        return pid
+
+    def open_steps(self) -> list[Step]:
+        """Steps that were running when their driver went away."""
+        return [record.step for record in self.manifest.steps if record.attempts and record.outcome is None]
 
     def save(self) -> None:
         manifests.save(self.manifest, self.root / MANIFEST)

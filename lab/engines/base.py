@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
+from lab.core.manifest import ImageRecord
 from lab.core.run import Run
 from lab.core.step import Outcome, Step
 from lab.engines.gpus import Gpu
@@ -23,6 +24,20 @@ class Engine(Protocol):
 
         Raises EngineError where the engine itself fails; a step that fails is an Outcome.
         """
+        ...
+
+    def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
+        """Take up what an earlier driver left of this step, running or ended; None if there is nothing."""
+        ...
+
+    def gpus_in_use(self) -> Collection[str]:
+        """UUIDs of GPUs that steps without a living driver still use."""
+        ...
+
+    def provenance(
+        self, run_dir: str, gpus: Sequence[Gpu]
+    ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
+        """The image that runs, and what every container of it gets (uid, gid, mounts); raises if it is not here."""
         ...
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:

@@ -113,7 +113,7 @@ def placeholders(vendor: str, spec: str, default: int) -> list[Gpu]:
             index=i if isinstance(i, int) else n,
             name="not resolved on this machine",
             uuid=i if isinstance(i, str) else f"<uuid of GPU {i}>",
-            render_node=f"<render node of GPU {i}>" if vendor == "amd" else None,
+            render_node=f"/dev/dri/<render node of GPU {i}>" if vendor == "amd" else None,
         )
         for n, i in enumerate(wanted)
     ]

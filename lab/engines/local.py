@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -19,13 +18,13 @@ from lab.core.run import Run, utc_now
 from lab.core.step import Outcome, Step
 from lab.engines.gpus import Gpu, visible_env
 from lab.engines.lines import LineSplitter
-from lab.engines.stop import Stop
+from lab.engines.sink import Sink, last_words
+from lab.engines.stop import Stop, reason_to_stop
 from lab.engines.verdict import judge
 from lab.errors import EngineError, storage_error
-from lab.secrets import redact, redact_env, secret_values
+from lab.secrets import redact_env, secret_values
 
 GUARD = Path(__file__).with_name("_guard.py")
-TAIL_LINES = 40
 GRACE_S = 10.0
 POLL_S = 0.1
 
@@ -58,14 +57,14 @@ class LocalEngine:
             )
         started, began = utc_now(), time.monotonic()
         kills_before = _oom_kills()
-        tail: deque[str] = deque(maxlen=TAIL_LINES)
+        sink = Sink(run.log(step), on_line)
         with self._process(run, step, gpus) as process:
-            pump = _Pump(process.output, run.log(step), tail, on_line)
-            stopped_by = self._wait(step, process, pump, stop)
+            pump = _Pump(process.output, sink)
+            stopped_by = self._wait(step, process, sink, stop)
             end = process.end()
             pump.join()
-        if pump.error is not None:
-            raise storage_error(pump.error, run.log(step)) from pump.error
+        if sink.error is not None:
+            raise storage_error(sink.error, run.log(step)) from sink.error
         if "start_error" in end:
             raise EngineError(
                 f"cannot start step {step.name!r}: {end['start_error']}", where=run.folder(step)
@@ -78,8 +77,17 @@ class LocalEngine:
         return judge(
             exit_code=code, seconds=time.monotonic() - began, started_utc=started, stopped_by=stopped_by,
             limit_s=step.stall_timeout_s if stopped_by == "stall" else step.timeout_s,
-            tail=[*tail, *(_log_tails(run, step) if code else [])], oom_kills=_oom_kills() - kills_before,
+            tail=[*sink.tail, *(last_words(run, step) if code else [])], oom_kills=_oom_kills() - kills_before,
             missing=run.missing(step) if code == 0 else (), peak_mem_bytes=end.get("peak_mem_bytes"))  # fmt: skip
+
+    def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> None:
+        """Nothing of a local step outlives its driver: the guard sees to that."""
+
+    def gpus_in_use(self) -> tuple[str, ...]:
+        return ()
+
+    def provenance(self, run_dir: str, gpus: Sequence[Gpu]) -> tuple[None, None]:
+        return None, None
 
     def _argv(self, step: Step) -> list[str]:
         return [sys.executable if step.argv[0] == "python" else step.argv[0], *step.argv[1:]]
@@ -115,30 +123,26 @@ class LocalEngine:
         with child, ours:
             yield _Process(child, ours)
 
-    def _wait(self, step: Step, process: _Process, pump: _Pump, stop: Stop) -> str | None:
+    def _wait(self, step: Step, process: _Process, sink: Sink, stop: Stop) -> str | None:
         """Until the step has ended; -> who stopped it, if lab did."""
         began = time.monotonic()
         stopped_by: str | None = None
         while process.running():
             now = time.monotonic()
             if stopped_by is None:
-                stopped_by = _reason_to_stop(step, now - began, now - pump.last_line, stop, pump)
+                stopped_by = reason_to_stop(
+                    step,
+                    stop,
+                    ran_s=now - began,
+                    silent_s=now - sink.last_line,
+                    disk_full=sink.error is not None,
+                )
                 if stopped_by:
                     process.ask_to_stop()
             elif stop.now:
                 process.kill()
             time.sleep(POLL_S if now - began > 1 else POLL_S / 10)
         return stopped_by
-
-
-def _reason_to_stop(step: Step, ran_s: float, silent_s: float, stop: Stop, pump: _Pump) -> str | None:
-    if stop.is_set():
-        return "user"
-    if step.timeout_s and ran_s > step.timeout_s:
-        return "timeout"
-    if step.stall_timeout_s and silent_s > step.stall_timeout_s:
-        return "stall"
-    return "disk" if pump.error else None
 
 
 class _Process:
@@ -173,62 +177,20 @@ class _Process:
 
 
 class _Pump(threading.Thread):
-    """Carries a step's output to its log file, to the screen and to the tail, redacted; never stops reading, because
-    a full pipe would stop the step."""
+    """Carries a step's output from its pipe to the sink; never stops reading, because a full pipe would stop the
+    step."""
 
-    def __init__(self, source: BinaryIO, log: Path, tail: deque[str], on_line: Callable[[str], None]) -> None:
+    def __init__(self, source: BinaryIO, sink: Sink) -> None:
         super().__init__(daemon=True, name="lab-pump")
-        self._source, self._log, self._tail, self._on_line = source, log, tail, on_line
-        self._secrets = secret_values()
-        self.last_line = time.monotonic()
-        self.error: OSError | None = None
+        self._source, self._sink = source, sink
         self.start()
 
     def run(self) -> None:
         splitter = LineSplitter()
-        with contextlib.ExitStack() as stack:
-            try:
-                file = stack.enter_context(self._log.open("w", encoding="utf-8", errors="replace"))
-            except OSError as error:
-                self.error, file = error, None
+        with self._sink as sink:
             while chunk := self._source.read1(65536):  # type: ignore[attr-defined]
-                self.last_line = time.monotonic()
-                self._take(splitter.feed(chunk), file)
-            self._take(splitter.flush(), file)
-
-    def _take(self, lines, file) -> None:  # type: ignore[no-untyped-def]
-        for raw in lines:
-            line = redact(raw, self._secrets)
-            self._tail.append(line)
-            self._on_line(line)
-            if file is not None and self.error is None:
-                try:
-                    file.write(line + "\n")
-                except OSError as error:
-                    self.error = error
-        if file is not None and self.error is None:
-            try:
-                file.flush()
-            except OSError as error:
-                self.error = error
-
-
-def _log_tails(run: Run, step: Step) -> list[str]:
-    """The last lines of the step's own logs, newest file last: they hold what a killed rank said."""
-    paths = sorted(
-        {p for pattern in step.logs for p in run.root.glob(pattern)}, key=lambda p: p.stat().st_mtime
-    )
-    lines: list[str] = []
-    for path in paths[-4:]:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4096))
-            last = file.read().decode("utf-8", "replace").splitlines()[-8:]
-        lines += (
-            [f"--- {path.relative_to(run.root)}", *(redact(line, secret_values()) for line in last)]
-            if last
-            else []
-        )
-    return lines
+                sink.take(splitter.feed(chunk))
+            sink.take(splitter.flush())
 
 
 def _oom_kills() -> int:

@@ -1,4 +1,4 @@
-"""One Ctrl-C (or SIGTERM, SIGHUP) ends steps gracefully, a second one at once."""
+"""When a step is ended from outside. One Ctrl-C (or SIGTERM, SIGHUP) ends steps gracefully, a second one at once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+
+from lab.core.step import Step
 
 
 class Stop(threading.Event):
@@ -35,3 +37,14 @@ def on_signals(say: Callable[[str], None]) -> Iterator[Stop]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def reason_to_stop(step: Step, stop: Stop, *, ran_s: float, silent_s: float, disk_full: bool) -> str | None:
+    """Why lab must end this step now, in the words that the verdict knows; None while it may run on."""
+    if stop.is_set():
+        return "user"
+    if step.timeout_s and ran_s > step.timeout_s:
+        return "timeout"
+    if step.stall_timeout_s and silent_s > step.stall_timeout_s:
+        return "stall"
+    return "disk" if disk_full else None

@@ -28,15 +28,17 @@ def judge(
     stopped_by: str | None = None,
     limit_s: float | None = None,
     oom_kills: int = 0,
+    limit_hit: bool | None = None,
     missing: Sequence[str] = (),
     peak_mem_bytes: int | None = None,
 ) -> Outcome:
     """Say what became of a step.
 
     `stopped_by` is "user", "timeout" or "stall" when lab itself ended it; `oom_kills` is how many processes the
-    kernel's out-of-memory killer took meanwhile; `missing` are expected files that are not there.
+    kernel's out-of-memory killer took meanwhile; `limit_hit` says whether the container's own memory limit killed one
+    (None: there is no such limit, or the engine does not tell); `missing` are expected files that are not there.
     """
-    status, reason = _status(exit_code, "\n".join(tail), stopped_by, limit_s, oom_kills, missing)
+    status, reason = _status(exit_code, "\n".join(tail), stopped_by, limit_s, oom_kills, limit_hit, missing)
     return Outcome(
         status=status,
         reason=reason,
@@ -54,6 +56,7 @@ def _status(
     stopped_by: str | None,
     limit_s: float | None,
     oom_kills: int,
+    limit_hit: bool | None,
     missing: Sequence[str],
 ) -> tuple[Status, str]:
     if stopped_by == "user":
@@ -63,23 +66,33 @@ def _status(
     if stopped_by == "stall":
         return Status.timeout, f"printed nothing for {limit_s:g} s and was stopped"
     if code == 0:
-        return _finished(oom_kills, missing)
+        return _finished(oom_kills, limit_hit, missing)
+    if limit_hit:
+        return Status.oom, "the container hit its memory limit: the kernel killed a process of the step"
     killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL) or WORKER_KILLED.search(text)
     if GPU_OOM.search(text):
         return Status.oom, "the GPU ran out of memory"
     if HOST_OOM.search(text) or (killed and oom_kills):
         return Status.oom, "the host ran out of memory: the kernel killed a process of the step"
     if killed:
-        return (
-            Status.failed,
-            "a process of the step was killed by SIGKILL, not by lab: often the out-of-memory killer; see dmesg",
-        )
+        return Status.failed, f"a process of the step was killed by SIGKILL, not by lab{_guess(limit_hit)}"
     return Status.failed, f"{_how(code)}{_cause(text)}"
 
 
-def _finished(oom_kills: int, missing: Sequence[str]) -> tuple[Status, str]:
+def _guess(limit_hit: bool | None) -> str:
+    return (
+        ": often the out-of-memory killer; see dmesg"
+        if limit_hit is None
+        else " and not by its memory limit: somebody's kill, or the host's memory ended; see dmesg"
+    )
+
+
+def _finished(oom_kills: int, limit_hit: bool | None, missing: Sequence[str]) -> tuple[Status, str]:
+    child = "a child process hit the container's memory limit and was killed" if limit_hit else ""
     if missing:
-        return Status.failed, f"exited with 0 but left no {', '.join(missing)}"
+        return Status.failed, f"exited with 0 but left no {', '.join(missing)}" + (child and f"; {child}")
+    if child:
+        return Status.ok, f"exited with 0, though {child}"
     if oom_kills:
         return (
             Status.ok,

@@ -51,11 +51,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Findings(Protocol):
     """What an analysis comes back with."""
 
-    verdict: list[str]
-    status: str  # "ok" | "warn" | "fail"
-    files: list[Path]
-    terminal: str
-    lacking: list[str]  # what could not be analysed completely, in sentences
+    @property
+    def verdict(self) -> list[str]: ...
+    @property
+    def status(self) -> str: ...  # "ok" | "warn" | "fail"
+    @property
+    def files(self) -> list[Path]: ...
+    @property
+    def terminal(self) -> str: ...
+    @property
+    def lacking(self) -> list[str]: ...  # what could not be analysed completely, in sentences
 
 
 class Room(Protocol):

@@ -176,8 +176,9 @@ def test_two_drivers_cannot_hold_one_run(tmp_path):
     run = a_run(tmp_path / "r")
     with run.locked(), pytest.raises(BusyError, match="another lab process"), run.locked():
         pass
-    with run.locked():
-        pass  # and the first one's end frees it
+    assert run.driver_pid() is None
+    with run.locked():  # and the first one's end frees it
+        assert run.driver_pid() == os.getpid()
 
 
 def test_unreadable_runs_are_listed_with_their_error(tmp_path):

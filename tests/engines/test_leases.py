@@ -22,7 +22,9 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def held(gpus, *, wait=False, stop=None, said=None, **more):
-    return hold(gpus, holder="me", wait=wait, stop=stop or Stop(), say=([] if said is None else said).append, **more)
+    return hold(
+        gpus, holder="me", wait=wait, stop=stop or Stop(), say=([] if said is None else said).append, **more
+    )
 
 
 HOLDER = """

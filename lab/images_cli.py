@@ -1,0 +1,97 @@
+"""`lab images build` and `lab images check`."""
+
+from __future__ import annotations
+
+import shlex
+from functools import lru_cache
+
+import click
+import msgspec
+
+from lab import imagebuild
+from lab.console import Console
+from lab.errors import StepFailed
+from lab.images import Image
+
+
+def register(group: click.Group) -> None:
+    group.add_command(build)
+    group.add_command(check)
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--base", metavar="REF", help="Build on this image instead of the one image.toml names.")
+@click.option("--network", default="host", show_default=True, help="Network of the build's own commands.")
+@click.option(
+    "-n", "--dry-run", "--plan", "dry_run", is_flag=True, help="Print the commands, and build nothing."
+)
+@click.option("--json", "as_json", is_flag=True, help="What was built (or the plan) as JSON on stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="Hide the builder's own output.")
+def build(
+    names: tuple[str, ...], base: str | None, network: str, dry_run: bool, as_json: bool, quiet: bool
+) -> None:
+    """Build images, all or the named ones: one wheel of this tree in each.
+
+    \b
+    lab images build cpu                                      lab/cpu (analysis) and lab/cpu-torch (workloads)
+    lab images build cpu-torch                                only that one
+    lab images build cpu --base local/debian-python:bookworm  on a base that scripts/base-image.sh made
+    """
+    if dry_run:
+        _show_plan(imagebuild.plan(names, base=base, network=network), as_json)
+        return
+    console = Console(quiet=quiet)
+    done = []
+    for image in imagebuild.build(names, base=base, network=network, say=console.detail):
+        console.say(
+            f"✓ {image.ref}: {image.size_bytes / 1e6:.0f} MB in {image.seconds:.1f} s, {image.id[7:19]}"
+        )
+        done.append(image)
+    if as_json:
+        click.echo(msgspec.json.encode(done).decode())
+
+
+def _show_plan(rows: list[dict[str, object]], as_json: bool) -> None:
+    if as_json:
+        click.echo(msgspec.json.encode(rows).decode())
+        return
+    for row in rows:
+        env = " ".join(f"{name}={value}" for name, value in dict(row["env"]).items())  # type: ignore[call-overload]
+        note = f"  note: {row['note']}" if row["note"] else ""
+        wheels = f"  the host's pip: {', '.join(row['wheels'])}" if row["wheels"] else ""  # type: ignore[arg-type]
+        click.echo(f"{row['ref']} on {row['base']}\n  {env} {shlex.join(row['argv'])}".rstrip())  # type: ignore[arg-type]
+        for line in filter(None, (wheels, note)):
+            click.echo(line)
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--json", "as_json", is_flag=True, help="One object a check on stdout.")
+def check(names: tuple[str, ...], as_json: bool) -> None:
+    """Check images' data, Dockerfiles, locks and compose file, and whatever of them is built here.
+
+    A built image is run as a stranger: unknown user, read-only, no network. Exit code 0: nothing failed.
+    """
+    from lab import imagecheck
+
+    rows = []
+    for row in imagecheck.check(names):
+        rows.append(row)
+        if not as_json:
+            click.echo(f"{row.state:8} {row.image:10} {row.what:11} {row.detail}".rstrip())
+    if as_json:
+        click.echo(msgspec.json.encode(rows).decode())
+    failed = [f"{row.image}: {row.what}" for row in rows if row.state == "failed"]
+    if failed:
+        raise StepFailed(f"{len(failed)} of {len(rows)} checks failed: {', '.join(failed)}")
+
+
+def state(image: Image) -> dict[str, str | None]:
+    """Reference -> id on the engine here, or None, of everything this image needs."""
+    return {target.ref: imagebuild.holds(_built(), target.ref) for target in imagebuild.targets_of(image)}
+
+
+@lru_cache(maxsize=1)
+def _built() -> dict[str, str]:
+    return imagebuild.built()
