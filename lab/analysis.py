@@ -10,6 +10,7 @@ import msgspec
 from lab import images
 from lab.console import Console
 from lab.core.files import make_folder
+from lab.core.manifest import ImageRecord
 from lab.core.run import Run
 from lab.core.step import Outcome, Step
 from lab.engines.base import Engine
@@ -68,9 +69,12 @@ def analyse_in_image(run: Run, console: Console) -> Told:
     step = Step(name="analysis", argv=("lab",), folder=STAGING, timeout_s=LIMIT_S)
     spec = images.analysis_spec(image, place(str(staging.absolute()), ()), inputs=str(run.root.absolute()))
     lines: list[str] = []
+    engine = DockerEngine(image)
     console.detail(f"analysis in {image.ref}")
+    if warning := two_labs(run.manifest.image, engine.image_record(image.ref)):
+        console.say(f"note: {warning}")
     with on_signals(console.say) as stop:
-        outcome = DockerEngine(image).run_spec(run, step, spec, on_line=lines.append, stop=stop)
+        outcome = engine.run_spec(run, step, spec, on_line=lines.append, stop=stop)
     if stop.is_set():
         raise Interrupted("the analysis was interrupted; the run is complete", where=run.root,
                           fix=f"lab analyze {run.root}")  # fmt: skip
@@ -78,6 +82,14 @@ def analyse_in_image(run: Run, console: Console) -> Told:
     _move_in(staging, run.root)
     shutil.rmtree(run.root / STAGING)
     return told
+
+
+def two_labs(measured: ImageRecord | None, analysing: ImageRecord) -> str | None:
+    """A warning when the image that measured and the one that analyses were built from different trees."""
+    wheels = (measured.wheel_sha256 if measured else None, analysing.wheel_sha256)
+    if measured is None or None in wheels or wheels[0] == wheels[1]:
+        return None
+    return f"{measured.ref} and {analysing.ref} hold different labs; `lab images build` makes them one"
 
 
 def _told(lines: list[str], outcome: Outcome, run: Run) -> Told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,6 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 from lab.core.step import Step
 from lab.engines.docker_errors import Context, lost, speaking, translate
 from lab.engines.docker_logs import LogFollower
-from lab.engines.docker_times import moment
 from lab.engines.sink import Sink
 from lab.engines.stop import Stop, reason_to_stop
 from lab.errors import EngineError
@@ -177,6 +177,16 @@ def running_for(client: docker.APIClient, container: str, context: Context) -> f
 
 def _begun(state: Mapping[str, Any]) -> datetime | None:
     return None if state["StartedAt"].startswith("0001-") else moment(state["StartedAt"])
+
+
+def moment(text: str) -> datetime:
+    """The daemon's RFC 3339 time with up to nine decimals, as UTC."""
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", text)
+    if match is None:
+        raise EngineError(f"the engine tells a time that is none: {text!r}")
+    zone = match[3].replace("Z", "+00:00")
+    micros = (match[2] or ".0")[1:7].ljust(6, "0")
+    return datetime.fromisoformat(f"{match[1]}.{micros}{zone}").astimezone(timezone.utc)
 
 
 def _kill(client: docker.APIClient, container: str) -> None:

@@ -2,9 +2,9 @@
 
 The daemon keeps both streams in one file in the order in which they came, so one connection brings them in that order
 and nothing needs merging. Following is for the eyes: a stream may break, hang on a container that ends fast, or (engine
-20.10) end without the last line where that has no newline. What counts is read plainly once the container has ended.
-Entries that came already are skipped by count within the second of the newest one, which is exact: the file is not
-rotated, and `since` with a whole second gives every entry of it, while timestamps alone are not unique.
+20.10) end without the last line where that has no newline. So the end of the log is read once more, plainly, after the
+container has ended. What came already is skipped by count, not by time: all pieces of one long line (a progress bar is
+one) carry the time of its first, and `since` would drop them. The file is never rotated, so counting is exact.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Literal
 
 import docker
 import requests
 from docker.errors import DockerException
 
-from lab.engines.docker_times import moment
 from lab.engines.lines import LineSplitter
 from lab.engines.sink import Sink
 
-SECOND = len("2026-01-01T00:00:00")
 QUIET_S = 5.0  # a follower that still hangs so long after the container ended is cut off
+RECENT = 64  # entries kept to find in the log's end where following stopped
 
 
 class LogFollower(threading.Thread):
@@ -36,16 +37,16 @@ class LogFollower(threading.Thread):
         self._splitter = LineSplitter()
         self._ended = threading.Event()
         self._stream: Any = None
-        self._second = b""  # of the newest entry
-        self._seen = 0  # entries of that second
+        self._seen = 0
+        self._recent: deque[bytes] = deque(maxlen=RECENT)
         self._heard = time.monotonic()
         self.error: Exception | None = None
 
     def run(self) -> None:
-        self._read(follow=True)
+        self._take(self._entries(follow=True))
         # It ends a moment before the container is seen to end; if the container lives on, the stream broke.
         while self.error is None and not self._ended.wait(1.0):
-            self._read(follow=True)
+            self._take(islice(self._entries(follow=True), self._seen, None))
 
     def finish(self) -> None:
         """After the container has ended: wait for the last line, however much there is still to read."""
@@ -54,37 +55,41 @@ class LogFollower(threading.Thread):
         while self.is_alive():
             self.join(0.2)
             if self.is_alive() and time.monotonic() - self._heard > QUIET_S:
-                self._stream.close()
+                if self._stream is not None:
+                    self._stream.close()
                 self.join(QUIET_S)
                 break
         if self.error is None:
-            self._read(follow=False)
+            self._take(self._rest())
         self._sink.take(self._splitter.flush())
 
-    def _read(self, *, follow: bool) -> None:
+    def _take(self, entries: Iterable[bytes]) -> None:
         try:
-            for frame in self._unseen(follow):
+            for entry in entries:
+                self._seen += 1
+                self._recent.append(entry)
                 self._heard = time.monotonic()
-                self._sink.take(self._splitter.feed(frame))
+                self._sink.take(self._splitter.feed(entry.partition(b" ")[2]))
         except struct.error:
             pass  # the stream broke inside a frame's header: what is missing comes with the next reading
         except (DockerException, requests.exceptions.RequestException) as error:
             self.error = error
 
-    def _unseen(self, follow: bool) -> Iterator[bytes]:
-        """The entries that did not come yet, without their timestamps."""
-        seen, since = (
-            self._seen,
-            int(moment(self._second.decode() + "Z").timestamp()) if self._second else None,
-        )
+    def _rest(self) -> Iterator[bytes]:
+        """What following did not bring: found in the log's last entries, or else by reading all of it again."""
+        end = list(self._entries(follow=False, tail=RECENT))
+        if len(end) < RECENT:  # the whole log
+            yield from end[self._seen :]
+            return
+        ours = list(self._recent)
+        fits = [n for n in range(1, len(ours) + 1) if end[:n] == ours[-n:]]
+        if len(fits) == 1:  # several where entries repeat themselves to the nanosecond
+            yield from end[fits[0] :]
+        else:
+            yield from islice(self._entries(follow=False), self._seen, None)
+
+    def _entries(self, *, follow: bool, tail: int | Literal["all"] = "all") -> Iterator[bytes]:
+        """Each entry with its timestamp in front, which tells equal lines apart."""
         self._stream = self._client.logs(
-            self._container, stdout=True, stderr=True, stream=True, follow=follow, timestamps=True, since=since)  # fmt: skip
-        for number, entry in enumerate(self._stream):
-            if number < seen:
-                continue
-            second, (_, _, text) = entry[:SECOND], entry.partition(b" ")
-            if second > self._second:
-                self._second, self._seen = second, 0
-            # Pieces of one long line carry the time of its first: an older entry is none that `since` would give.
-            self._seen += second == self._second
-            yield text
+            self._container, stdout=True, stderr=True, stream=True, follow=follow, timestamps=True, tail=tail)  # fmt: skip
+        yield from self._stream

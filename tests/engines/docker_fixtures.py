@@ -35,14 +35,19 @@ HOOK_FLAG = Path("/run/lab-fake-nvidia-hook")
 
 @pytest.fixture(scope="session")
 def busybox() -> str:
-    """The test image, built once; a machine without a static busybox skips."""
-    program = shutil.which("busybox")
-    if program is None:
+    """The test image; a machine without a static busybox skips."""
+    if shutil.which("busybox") is None:
         pytest.skip("no busybox here (Debian: busybox-static)")
+    make_busybox()
+    return REF
+
+
+def make_busybox() -> None:
+    program = shutil.which("busybox")
+    assert program
     label = f"LABEL lab.test=engine lab.wheel.sha256={WHEEL}"
     subprocess.run(["docker", "import", "-c", label, "-c", "ENV PATH=/bin", "-", REF],
                    input=_tree(Path(program)), check=True, capture_output=True)  # fmt: skip
-    return REF
 
 
 def _tree(program: Path) -> bytes:
