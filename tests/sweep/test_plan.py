@@ -51,6 +51,12 @@ def test_ranks_are_the_gpus_or_two_and_never_more_than_gpus():
         planned(nodes=2)
 
 
+def test_torchrun_starts_several_ranks_and_one_rank_needs_no_rendezvous():
+    two, one = (planned(ranks=ranks).steps[0].argv for ranks in (2, 1))
+    assert two[:4] == ("python", "-m", "torch.distributed.run", "--nproc_per_node=2")
+    assert one[:3] == ("python", "-m", "lab.rooms.sweep.workload") and "torch.distributed.run" not in one
+
+
 def test_every_rank_must_leave_its_trace():
     step = planned(ranks=3).steps[0]
     assert [p.rsplit("/", 2)[1] for p in step.expects] == ["rank0", "rank1", "rank2"]

@@ -76,18 +76,23 @@ def _step(
     folder = f"{threads}thread/nccl_{channels}channels" + (f"/repeat{repeat}" if repeat > 1 else "")
     name = f"{threads}t_{channels}ch" + (f"_repeat{repeat}" if repeat > 1 else "")
     ranks = config.ranks or 1
-    # Port 0: the rendezvous takes a free port, so sweeps side by side do not meet.
-    torchrun = ("python", "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--rdzv_backend=c10d",
-                "--rdzv_endpoint=localhost:0", f"--rdzv_id={name}")  # fmt: skip
+    # One rank needs no torchrun, whose rendezvous a container without network cannot have.
+    launcher = torchrun(ranks, name) if ranks > 1 else ("python",)
     traces = tuple(f"{folder}/torch_profiler/rank{rank}/*.json*" for rank in range(ranks))
     metrics = tuple(f"{folder}/rank_{rank:02d}_metrics.jsonl" for rank in range(ranks))
     return Step(
         name=name, folder=folder, num_gpus=ranks if site.gpus else 0,
-        argv=(*torchrun, "-m", "lab.rooms.sweep.workload", "--config", TRAIN_CONFIG, "--out", folder),
+        argv=(*launcher, "-m", "lab.rooms.sweep.workload", "--config", TRAIN_CONFIG, "--out", folder),
         env=collective_env(site.vendor, threads, channels, folder, config.channels_as),
         timeout_s=config.step_timeout_s, settle_s=config.pause_s if site.gpus else 0.0,
         expects=traces if train.profiling.enabled else metrics, logs=(f"{folder}/rank*.log",),
         labels={"threads": threads, "channels": channels, "repeat": repeat})  # fmt: skip
+
+
+def torchrun(ranks: int, name: str) -> tuple[str, ...]:
+    """Port 0: the rendezvous takes a free port, so sweeps side by side do not meet."""
+    return ("python", "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--rdzv_backend=c10d",
+            "--rdzv_endpoint=localhost:0", f"--rdzv_id={name}")  # fmt: skip
 
 
 def collective_env(vendor: str, threads: int, channels: int, folder: str, channels_as: str) -> dict[str, str]:
