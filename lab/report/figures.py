@@ -23,6 +23,9 @@ from lab.core.files import write_atomic
 from lab.report.palette import PALETTE, light
 
 WIDTH_IN = 10.6
+# Told apart by shape too, for eyes and printers that see no colour.
+SERIES = ("computation", "communication", "ok", "memcpy", "fail", "unknown")
+MARKERS = ("o", "s", "^", "D", "v", "P")
 STYLE: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # labels are hostile: a lone $ must not be read as TeX
@@ -146,6 +149,86 @@ def cell_grid(
     return figure
 
 
+@styled
+def distributions(
+    titles: Sequence[str],
+    groups: Sequence[Mapping[str, np.ndarray]],
+    *,
+    axis: str,
+    violins: bool = False,
+) -> Figure:
+    """A panel per title with a box (or violin) and every value of each group; empty groups say `no data`.
+
+    Each panel's `groups` maps a label to its values (n,). Points are spread sideways in order, not at random.
+    """
+    figure = _bare(3.9, across=len(titles))
+    panels = figure.subplots(1, len(titles), squeeze=False, sharey=True)[0]
+    for ax, title, found in zip(panels, titles, groups, strict=True):
+        ax.set_title(title)
+        ax.grid(axis="y")
+        for at, values in enumerate(found.values()):
+            _draw_distribution(ax, at, np.asarray(values, dtype=float), violins)
+        labels = [
+            f"{label}\n{f'n {len(values)}' if len(values) else 'no data'}" for label, values in found.items()
+        ]
+        ax.set_xticks(range(len(found)), labels, rotation=90 if len(found) > 12 else 0)
+        ax.set_xlim(-0.6, len(found) - 0.4)
+    panels[0].set_ylabel(axis)
+    return figure
+
+
+@styled
+def lines(
+    positions: Sequence[str], series: Mapping[str, np.ndarray], *, across: str, axis: str, title: str = ""
+) -> Figure:
+    """A line per series over shared positions; `series` maps its name to values [position], NaN a gap."""
+    figure = _bare(3.9)
+    ax = figure.subplots()
+    for at, (name, values) in enumerate(series.items()):
+        role = SERIES[at % len(SERIES)]
+        ax.plot(
+            range(len(positions)), values, marker=MARKERS[at % len(MARKERS)], color=light(role), label=name
+        )
+    ax.set_xticks(range(len(positions)), positions)
+    ax.set(xlabel=across, ylabel=axis, xlim=(-0.4, len(positions) - 0.6))
+    ax.set_title(title)
+    ax.grid(axis="y")
+    figure.legend(loc="outside upper right", ncols=6)
+    return figure
+
+
+@styled
+def ranges(
+    labels: Sequence[str],
+    spans: Sequence[tuple[float, float, float]],
+    *,
+    axis: str,
+    reference: float,
+    roles: Sequence[str],
+) -> Figure:
+    """A dot with its interval for each label, first on top; `spans` are (low, middle, high), NaN where unknown."""
+    figure, axes = _empty(0.75 + 0.24 * len(labels))
+    ax = axes[0]
+    ax.axvline(reference, color=light("muted"), linewidth=1)
+    for at, ((low, middle, high), role) in enumerate(zip(spans, roles, strict=True)):
+        ax.plot([low, high], [at, at], color=light(role), linewidth=1.6)
+        ax.plot([middle], [at], marker="o", markersize=4.5, color=light(role))
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(len(labels) - 0.5, -0.5)
+    ax.set_xlabel(axis)
+    ax.grid(axis="x")
+    return figure
+
+
+def save_png(figure: Figure, path: Path, *, dpi: int = 300) -> Path:
+    """Write `figure` as a PNG, atomically; the same figure gives the same bytes."""
+    png = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(png, format="png", dpi=dpi, facecolor=light("paper"), metadata={"Software": None})
+    write_atomic(path, png.getvalue())
+    return path
+
+
 def save(figure: Figure, folder: Path, name: str) -> str:
     """Write `folder/name.png` (150 dpi, atomic) and return the same figure as inline SVG in CSS variables.
 
@@ -163,6 +246,28 @@ def _empty(height_in: float, down: int = 1, across: int = 1) -> tuple[Figure, li
     figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(down, across, squeeze=False, sharex=True).flat)
+
+
+def _bare(height_in: float, across: int = 1) -> Figure:
+    figure = Figure(figsize=(WIDTH_IN if across > 1 else 0.75 * WIDTH_IN, height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _draw_distribution(ax: Axes, at: int, values: np.ndarray, violins: bool) -> None:
+    values = values[np.isfinite(values)]
+    if violins and len(np.unique(values)) > 1:
+        drawn = ax.violinplot([values], positions=[at], widths=0.8, showextrema=False)
+        for body in drawn["bodies"]:  # type: ignore[attr-defined]
+            body.set(facecolor=light("computation"), alpha=0.35)
+    elif len(values):
+        ax.boxplot(
+            [values], positions=[at], widths=0.55, showfliers=False, medianprops={"color": light("ink")}
+        )
+    sideways = np.linspace(-0.12, 0.12, len(values)) if len(values) > 1 else np.zeros(len(values))
+    ax.plot(at + sideways, values, ".", markersize=4, color=light("computation"), alpha=0.7)
+    if violins and len(values):
+        ax.plot([at - 0.15, at + 0.15], [np.median(values)] * 2, color=light("ink"), linewidth=1.4)
 
 
 def _stack(ax: Axes, labels: Sequence[str], parts: Mapping[str, np.ndarray], title: str = "") -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import quote
 
 import jinja2
@@ -105,7 +106,41 @@ class Table:
         return Column(self.headings.get(name, heading(name)), numeric, cells, keys, pills)
 
 
-Block = Prose | Figure | Table
+@dataclass(frozen=True)
+class Series:
+    """Points of one colour `role`: for each view of the chart a list of (x, y, hover text[, low, high])."""
+
+    name: str
+    role: str
+    points: Sequence[Sequence[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """An interactive plot: zoom, hover, series to show and hide; `source` is its CSV, relative to the page.
+
+    `views` name what the y axis shows, one to be chosen; `names` makes x a category by its place in them.
+    """
+
+    name: str
+    x: str
+    views: Sequence[str]
+    series: Sequence[Series]
+    caption: str
+    source: str
+    names: Sequence[str] | None = None
+    diagonal: bool = False
+    kind: ClassVar[str] = "chart"
+
+    @property
+    def json(self) -> str:
+        series = [{"name": one.name, "role": one.role, "points": one.points} for one in self.series]
+        views = [{"y": view} for view in self.views]
+        return json.dumps({"x": self.x, "views": views, "series": series, "names": self.names,
+                           "diagonal": self.diagonal}, allow_nan=False)  # fmt: skip
+
+
+Block = Prose | Figure | Table | Chart
 
 
 @dataclass(frozen=True)
@@ -143,7 +178,9 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters["href"] = _href
-    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    charts = any(isinstance(block, Chart) for section in page.sections for block in section.blocks)
+    scripts = ["page.js", "charts.js"] if charts else ["page.js"]
+    script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in scripts)
     style = palette.css_variables() + "\n" + (_HERE / "page.css").read_text(encoding="utf-8")
     return environment.get_template("template.html.jinja").render(
         page=page, style=Markup(style), script=Markup(script), script_hash=_content_hash(script)

@@ -1,4 +1,4 @@
-"""Half-open time spans as arrays: union, subtraction, intersection, overlap.
+"""Half-open time spans as arrays: union, subtraction, intersection, overlap, pairs, nesting.
 
 Spans are int64 arrays of shape (n, 2), columns start and end, any order unless said otherwise.
 A union is a span array that is sorted, disjoint and free of empty spans. All functions are pure.
@@ -52,6 +52,75 @@ def overlap(queries: np.ndarray, cover: np.ndarray) -> np.ndarray:
     cover = union(cover)
     covered: np.ndarray = _covered_before(cover, queries[:, 1]) - _covered_before(cover, queries[:, 0])
     return covered
+
+
+def load(queries: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Length (n,) of `spans` (m, 2) inside each query (n, 2), each span counted for itself."""
+    starts, ends = np.sort(spans[:, 0]), np.sort(spans[:, 1])
+    loaded: np.ndarray = _elapsed(starts, queries) - _elapsed(ends, queries)
+    return loaded
+
+
+def meetings(queries: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every pair of a query (n, 2) and a span (m, 2) that share time: indices (k,) and (k,), by query.
+
+    Cost is linear in the pairs plus the spans that lie below a longer one which reaches the query.
+    """
+    order = np.argsort(spans[:, 0], kind="stable")
+    reach = np.maximum.accumulate(spans[order, 1])
+    first = np.searchsorted(reach, queries[:, 0], side="right")
+    count = np.maximum(np.searchsorted(spans[order, 0], queries[:, 1], side="left") - first, 0)
+    query = np.repeat(np.arange(len(queries)), count)
+    place = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count) + first[query]
+    span = order[place]
+    shared = np.minimum(queries[query, 1], spans[span, 1]) > np.maximum(queries[query, 0], spans[span, 0])
+    return query[shared], span[shared]
+
+
+def totals(spans: np.ndarray, group: np.ndarray, num_groups: int) -> np.ndarray:
+    """Length (num_groups,) covered by the spans (n, 2) of each group 0..num_groups-1, each instant once."""
+    order = np.lexsort((spans[:, 0], group))
+    start, end, group = spans[order, 0], spans[order, 1], group[order]
+    # The running maximum must not leak into the next group: ends are compared by rank, groups come first.
+    by_end = np.argsort(end, kind="stable")
+    rank = np.empty(len(end), dtype=np.int64)
+    rank[by_end] = np.arange(len(end))
+    furthest = np.maximum.accumulate(group.astype(np.int64) * (len(end) + 1) + rank)
+    reach = end[by_end[furthest % (len(end) + 1)]]
+    before = np.full(len(end), np.iinfo(np.int64).min)
+    same = group[1:] == group[:-1]
+    before[1:][same] = reach[:-1][same]
+    gained = np.maximum(end - np.maximum(start, before), 0)
+    covered = np.zeros(num_groups, dtype=np.int64)
+    np.add.at(covered, group, gained)
+    return covered
+
+
+def enclosing(spans: np.ndarray) -> np.ndarray:
+    """For spans (n, 2) by start, longest first: the nearest earlier one that ends no sooner (n,), or -1.
+
+    For properly nested spans this is the parent. Candidates jump together, so the cost is n log n.
+    """
+    ends = np.append(spans[:, 1], np.iinfo(np.int64).max)  # -1 asks the last one: a parent that never ends
+    parent = np.arange(len(spans) + 1) - 1
+    parent[-1] = -1
+    todo = np.arange(len(spans))
+    while len(todo := todo[ends[parent[todo]] < ends[todo]]):
+        parent[todo] = parent[parent[todo]]
+    return parent[:-1]
+
+
+def _elapsed(since: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Sum over `since` (m,), sorted, of the time from it that lies in each query (n, 2)."""
+    summed = np.concatenate([[0], np.cumsum(since - since[0])]) if len(since) else np.zeros(1, dtype=np.int64)
+    origin = since[0] if len(since) else 0
+
+    def until(at: np.ndarray) -> np.ndarray:
+        count = np.searchsorted(since, at, side="left")
+        return count * (at - origin) - summed[count]
+
+    elapsed: np.ndarray = until(queries[:, 1]) - until(queries[:, 0])
+    return elapsed
 
 
 def _covered_before(cover: np.ndarray, at: np.ndarray) -> np.ndarray:

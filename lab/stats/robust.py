@@ -32,6 +32,45 @@ def percentile(values: Sequence[float] | np.ndarray, percent: float) -> float:
     return float(np.percentile(values, percent)) if len(values) else float("nan")
 
 
+def grouped(
+    values: np.ndarray, group: np.ndarray, num_groups: int, percents: Sequence[float] = ()
+) -> dict[str, np.ndarray]:
+    """Statistics of `values` (n,) for each group 0..num_groups-1 (n,), by one sort: arrays (num_groups,).
+
+    Keys: count, sum, mean, median, std (ddof 1, NaN below 2 values), mad, min, max and `p5`, `p95` ... for
+    `percents`. NaN where a group is empty.
+    """
+    order = np.lexsort((values, group))
+    ordered, sorted_group = np.asarray(values, dtype=float)[order], group[order]
+    count = np.bincount(group, minlength=num_groups)
+    start = np.cumsum(count) - count
+
+    def at_percent(of: np.ndarray, percent: float) -> np.ndarray:
+        place = start + (count - 1) * (percent / 100)
+        low = np.minimum(np.floor(place).astype(np.int64), len(of) - 1)
+        high = np.minimum(low + 1, start + count - 1)
+        found: np.ndarray = np.where(count > 0, of[low] + (of[high] - of[low]) * (place - low), np.nan)
+        return found
+
+    if len(ordered) == 0:
+        names = ["mean", "median", "std", "mad", "min", "max", *(f"p{p:g}" for p in percents)]
+        nothing = dict.fromkeys(names, np.full(num_groups, np.nan))
+        return {"count": count, "sum": np.zeros(num_groups), **nothing}
+    sums = np.bincount(sorted_group, weights=ordered, minlength=num_groups)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = sums / count
+        squares = np.bincount(sorted_group, weights=(ordered - mean[sorted_group]) ** 2, minlength=num_groups)
+        std = np.sqrt(np.where(count > 1, squares / (count - 1), np.nan))
+    middle = at_percent(ordered, 50)
+    deviation = np.abs(ordered - middle[sorted_group])
+    return {
+        "count": count, "sum": sums, "mean": mean, "median": middle, "std": std,
+        "mad": at_percent(deviation[np.lexsort((deviation, sorted_group))], 50),
+        "min": at_percent(ordered, 0), "max": at_percent(ordered, 100),
+        **{f"p{percent:g}": at_percent(ordered, percent) for percent in percents},
+    }  # fmt: skip
+
+
 def bootstrap_ci(
     samples: Sequence[np.ndarray],
     statistic: Callable[..., np.ndarray],

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal, InvalidOperation
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,8 +19,11 @@ import msgspec
 import numpy as np
 
 from lab.trace import tables
-from lab.trace.pieces import PIECE_BYTES, EventPieces, Piece, elements
-from lab.trace.tables import ProcessGroup, Table, Trace, TraceMeta
+from lab.trace.pieces import PIECE_BYTES, EventPieces, Piece, elements, inside_string
+from lab.trace.tables import ProcessGroup, Trace, TraceMeta
+
+# Raise it whenever the same file would give other columns: caches of older readers are then ignored.
+READER_VERSION = 2
 
 GPU_KINDS = {"kernel": tables.KERNEL, "gpu_memcpy": tables.MEMCPY, "gpu_memset": tables.MEMSET}
 TABLE_OF = {
@@ -26,10 +31,11 @@ TABLE_OF = {
     **dict.fromkeys(("cuda_runtime", "cuda_driver"), "runtime"),  # on ROCm too
     **dict.fromkeys(("user_annotation", "gpu_user_annotation"), "ranges"),
     "cpu_op": "ops",
+    "": "names",
 }
 
 # Below this many microseconds two texts with three decimals never share a float64: 2^43 us is 101 days, and
-# Kineto moves its base every quarter of a year. Above it times are decoded as decimals instead.
+# Kineto moves its base every quarter of a year. Above it the digits are read as integers instead.
 FLOAT_EXACT_US = float(2**43)
 
 _NO_RAW = msgspec.Raw(b"")
@@ -69,6 +75,8 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     out_nelems: int = msgspec.field(name="Out msg nelems", default=-1)
     group_size: int = msgspec.field(name="Group size", default=-1)
     dtype: str = ""
+    in_split: msgspec.Raw = msgspec.field(name="In split size", default=_NO_RAW)
+    out_split: msgspec.Raw = msgspec.field(name="Out split size", default=_NO_RAW)
     pg_name: str = msgspec.field(name="Process Group Name", default="")
     pg_desc: str = msgspec.field(name="Process Group Description", default="")
     pg_ranks: str = msgspec.field(name="Process Group Ranks", default="")
@@ -77,6 +85,8 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_RAW)
     strides: msgspec.Raw = msgspec.field(name="Input Strides", default=_NO_RAW)
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_RAW)
+    name: msgspec.Raw = _NO_RAW  # of a process or thread
+    labels: msgspec.Raw = _NO_RAW
 
 
 _NO_ARGS = _Args()
@@ -94,15 +104,15 @@ class _Event(msgspec.Struct, gc=False):
 
 
 class _ExactEvent(msgspec.Struct, gc=False):
-    """The same, with times too large for a float64."""
+    """The same, with a time too large for a float64: its digits."""
 
     ph: str = ""
     cat: str = ""
     name: str = ""
     pid: int | str = -1
     tid: int | str = -1
-    ts: Decimal = Decimal("NaN")
-    dur: Decimal = Decimal("NaN")
+    ts: msgspec.Raw = _NO_RAW
+    dur: float = _NAN
     args: _Args = _NO_ARGS
 
 
@@ -111,6 +121,13 @@ _EXACT_LIST = msgspec.json.Decoder(list[_ExactEvent])
 _FLOAT_ONE = msgspec.json.Decoder(_Event)
 _EXACT_ONE = msgspec.json.Decoder(_ExactEvent)
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+_PH, _CAT, _NAME, _TS, _DUR = (attrgetter(name) for name in ("ph", "cat", "name", "ts", "dur"))
+_ARGS = attrgetter("args")
+
+
+class _TooLarge(Exception):
+    """Times that a float64 cannot hold."""
 
 
 class _Strings(dict[str, int]):
@@ -126,14 +143,14 @@ class _Strings(dict[str, int]):
         return self[text]
 
 
-class _Lookup(dict[Any, int]):
+class _Lookup(dict[Any, Any]):
     """A cache that computes each value once."""
 
-    def __init__(self, compute: Callable[[Any], int]) -> None:
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
         super().__init__()
         self._compute = compute
 
-    def __missing__(self, key: Any) -> int:
+    def __missing__(self, key: Any) -> Any:
         value = self[key] = self._compute(key)
         return value
 
@@ -146,21 +163,20 @@ class _Columns:
         self._pieces = pieces
         self._exact = False
         self._chunks: dict[str, list[dict[str, np.ndarray]]] = defaultdict(list)
-        self._num_gpu_rows = 0
+        self._num_rows: Counter[str] = Counter()
         self._strings = _Strings()
         self._ids = _Lookup(self._number_id)
         self._raw_ids = _Lookup(self._text_of_raw)
+        self._table_of = _Lookup(lambda cat: TABLE_OF.get(cat, ""))
+        self._named: dict[tuple[str, int, int], int] = {}
 
     def feed(self, piece: Piece) -> None:
         """Decode one piece and append its rows; raises BadDataError for text that is not JSON."""
-        rows: dict[str, list[Any]] = defaultdict(list)
-        for event in self._decode(piece):
-            if event.ph == "X" and event.cat in TABLE_OF:
-                rows[TABLE_OF[event.cat]].append(event)
-        self._add_gpu(rows["kernels"])
-        self._add_ops(rows["ops"])
-        self._add_runtime(rows["runtime"])
-        self._add_ranges(rows["ranges"])
+        try:
+            self._add(self._decode(piece))
+        except _TooLarge:
+            self._exact = True
+            self._add(self._decode(piece))
 
     def finish(self, frame: dict[str, Any]) -> Trace:
         """The trace, once every piece has been fed."""
@@ -170,22 +186,30 @@ class _Columns:
             for chunk in chunks:
                 if "ts_ns" in chunk:
                     chunk["ts_ns"] += base_ns
-        cut = self._pieces.cut
+        self._name_threads()
+        found = {
+            name: tables.concat(self._chunks.pop(name, []), schema) for name, schema in tables.SCHEMAS.items()
+        }
         return Trace(
             source=self._pieces.path,
-            kernels=self._table("kernels", tables.KERNEL_COLUMNS),
-            ops=self._table("ops", tables.OP_COLUMNS),
-            runtime=self._table("runtime", tables.RUNTIME_COLUMNS),
-            ranges=self._table("ranges", tables.RANGE_COLUMNS),
-            collectives=self._table("collectives", tables.COLLECTIVE_COLUMNS),
-            meta=_meta(frame, base_ns, self._num_gpu_rows),
+            meta=_meta(frame, base_ns, len(found["kernels"])),
             strings=self._strings.list,
             problems=[text if n == 1 else f"{text} ({n} times)" for text, n in self.problems.items()],
-            truncated=cut is not None,
+            truncated=self._pieces.cut is not None,
+            **found,
         )
 
-    def _table(self, name: str, schema: tables.Schema) -> Table:
-        return tables.concat(self._chunks.pop(name, []), schema)
+    def _add(self, events: Iterable[Any]) -> None:
+        rows: dict[str, list[Any]] = defaultdict(list)
+        for event in events:
+            rows[self._table_of[event.cat]].append(event)
+        # Times first: if they are too large, nothing of the piece has been added.
+        timed = {table: self._timed(rows[table]) for table in ("kernels", "ops", "runtime", "ranges")}
+        self._add_gpu(*timed["kernels"])
+        self._add_ops(*timed["ops"])
+        self._add_runtime(*timed["runtime"])
+        self._add_ranges(*timed["ranges"])
+        self._add_names([event for event in rows["names"] if event.ph == "M"])
 
     def _decode(self, piece: Piece) -> Sequence[Any]:
         try:
@@ -195,15 +219,13 @@ class _Columns:
 
     def _decode_list(self, text: bytes) -> Sequence[Any]:
         document = b"[" + text + b"]"
-        if not self._exact:
-            events = _FLOAT_LIST.decode(document)
-            self._exact = any(event.ts >= FLOAT_EXACT_US for event in events)
-            if not self._exact:
-                return events
-        return _EXACT_LIST.decode(document)
+        found: Sequence[Any] = (_EXACT_LIST if self._exact else _FLOAT_LIST).decode(document)
+        return found
 
     def _decode_plainly(self, piece: Piece) -> Sequence[Any]:
         """Find the events one by one, keep what is sound, and give back what is not part of the list."""
+        if inside_string(piece.text) and self._pieces.cut_with_care(piece):
+            return []
         found = elements(piece.text)
         end = found.spans[-1][1] if found.spans else 0
         if end < len(piece.text):
@@ -256,112 +278,138 @@ class _Columns:
             raise self._pieces.bad(f"the trace is damaged: {what}", at)
         self.problems[f"{what}: left out"] += 1
 
-    def _add_gpu(self, events: list[Any]) -> None:
-        events, columns = self._timed(events)
+    def _add_gpu(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
         if not events:
             return
-        args = [event.args for event in events]
-        columns["kind"] = np.array([GPU_KINDS[event.cat] for event in events], dtype=np.int8)
-        device, stream = self._ints([a.device for a in args]), self._ints([a.stream for a in args])
+        args = list(map(_ARGS, events))
+        columns["kind"] = np.fromiter(map(GPU_KINDS.__getitem__, map(_CAT, events)), np.int8, len(events))
+        device, stream = self._ints(args, "device"), self._ints(args, "stream")
         columns["device"] = _int32(np.where(device < 0, columns.pop("pid"), device))
         columns["stream"] = np.where(stream < 0, columns.pop("tid"), stream)
-        columns["correlation"] = self._ints([a.correlation for a in args])
-        columns["external_id"] = self._ints([a.external_id for a in args])
-        columns["bytes"] = self._ints([a.bytes_ for a in args])
-        for name, sizes in (("grid", [a.grid for a in args]), ("block", [a.block for a in args])):
-            for axis, size in zip("xyz", zip(*sizes, strict=True), strict=True):
-                columns[f"{name}_{axis}"] = _int32(self._ints(size))
-        self._chunks["kernels"].append(columns)
-        self._add_collectives([(i, a) for i, a in enumerate(args) if a.collective])
-        self._num_gpu_rows += len(events)
+        columns["correlation"] = self._ints(args, "correlation")
+        columns["external_id"] = self._ints(args, "external_id")
+        columns["bytes"] = self._ints(args, "bytes_")
+        for name in ("grid", "block"):
+            sizes = self._integers(chain.from_iterable(map(attrgetter(name), args)), 3 * len(args))
+            for index, axis in enumerate("xyz"):
+                columns[f"{name}_{axis}"] = _int32(sizes[index::3])
+        self._append("kernels", columns, events)
+        self._add_collectives("collectives", "kernel", "kernels", args)
 
-    def _add_collectives(self, found: list[tuple[int, _Args]]) -> None:
-        if not found:
+    def _add_collectives(self, table: str, row: str, of: str, args: list[_Args]) -> None:
+        """Rows for those of the last `args` of the table `of` that tell a collective."""
+        index = [i for i, name in enumerate(map(attrgetter("collective"), args)) if name]
+        if not index:
             return
-        args = [a for _, a in found]
-        ids = self._strings
-        self._chunks["collectives"].append(
-            {
-                "kernel": np.array([i for i, _ in found], dtype=np.int64) + self._num_gpu_rows,
-                "collective_id": np.array([ids[a.collective] for a in args], dtype=np.int32),
-                "in_nelems": self._ints([a.in_nelems for a in args]),
-                "out_nelems": self._ints([a.out_nelems for a in args]),
-                "dtype_id": np.array([ids[a.dtype] for a in args], dtype=np.int32),
-                "group_size": self._ints([a.group_size for a in args]),
-                "pg_name_id": np.array([ids[a.pg_name] for a in args], dtype=np.int32),
-                "pg_desc_id": np.array([ids[a.pg_desc] for a in args], dtype=np.int32),
-                "pg_ranks_id": np.array([ids[a.pg_ranks] for a in args], dtype=np.int32),
-                "seq": self._ints([a.seq for a in args]),
-            }
-        )
+        told, first = [args[i] for i in index], self._num_rows[of] - len(args)
+        columns = {row: np.array(index, dtype=np.int64) + first}
+        for name in ("in_nelems", "out_nelems", "group_size", "seq"):
+            columns[name] = self._ints(told, name)
+        for name in ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks"):
+            columns[f"{name}_id"] = self._texts(told, attrgetter(name))
+        for name in ("in_split", "out_split"):
+            columns[f"{name}_id"] = self._raws(told, name)
+        self._append(table, columns, told)
 
-    def _add_ops(self, events: list[Any]) -> None:
-        events, columns = self._timed(events)
+    def _add_ops(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
         if not events:
             return
-        columns["external_id"] = self._ints([event.args.external_id for event in events])
-        columns |= self._shapes(events)
-        columns["strides_id"] = self._raws([event.args.strides for event in events])
-        columns["concrete_id"] = self._raws([event.args.concrete for event in events])
-        self._chunks["ops"].append(columns)
+        args = list(map(_ARGS, events))
+        columns["external_id"] = self._ints(args, "external_id")
+        for name in ("dims", "types", "strides", "concrete"):
+            columns[f"{name}_id"] = self._raws(args, name)
+        self._append("ops", columns, events)
+        self._add_collectives("comm_ops", "op", "ops", args)
 
-    def _add_runtime(self, events: list[Any]) -> None:
-        events, columns = self._timed(events)
+    def _add_runtime(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
         if events:
-            columns["correlation"] = self._ints([event.args.correlation for event in events])
-            self._chunks["runtime"].append(columns)
+            columns["correlation"] = self._ints(list(map(_ARGS, events)), "correlation")
+            self._append("runtime", columns, events)
 
-    def _add_ranges(self, events: list[Any]) -> None:
-        events, columns = self._timed(events)
+    def _add_ranges(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
         if events:
+            args = list(map(_ARGS, events))
             columns["on_gpu"] = np.array([event.cat == "gpu_user_annotation" for event in events])
-            self._chunks["ranges"].append(columns | self._shapes(events))
+            for name in ("dims", "types"):
+                columns[f"{name}_id"] = self._raws(args, name)
+            self._append("ranges", columns, events)
 
-    def _shapes(self, events: list[Any]) -> dict[str, np.ndarray]:
-        return {
-            "dims_id": self._raws([event.args.dims for event in events]),
-            "types_id": self._raws([event.args.types for event in events]),
-        }
+    def _add_names(self, events: Iterable[Any]) -> None:
+        """Kineto may repeat a name; the last one counts, as in the viewers."""
+        for event in events:
+            kind, text = event.name, event.args.labels if event.name == "process_labels" else event.args.name
+            if kind in ("process_name", "process_labels", "thread_name") and bytes(text):
+                tid = self._ids[event.tid] if kind == "thread_name" else 0
+                self._named[kind, self._ids[event.pid], tid] = self._strings[_plain_text(bytes(text))]
+
+    def _name_threads(self) -> None:
+        threads = [(pid, tid, n) for (kind, pid, tid), n in self._named.items() if kind == "thread_name"]
+        pids = dict.fromkeys(pid for kind, pid, _ in self._named if kind != "thread_name")
+        names = [(pid, *(self._named.get((kind, pid, 0), -1) for kind in ("process_name", "process_labels")))
+                 for pid in pids]  # fmt: skip
+        for table, rows in (("threads", threads), ("processes", names)):
+            columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+            self._chunks[table] = [dict(zip(tables.SCHEMAS[table], columns, strict=True))]
+
+    def _append(self, table: str, columns: dict[str, np.ndarray], rows: Sequence[Any]) -> None:
+        self._chunks[table].append(columns)
+        self._num_rows[table] += len(rows)
 
     def _timed(self, events: list[Any]) -> tuple[list[Any], dict[str, np.ndarray]]:
         """The events that have a time, and the columns that every table has."""
-        ts_ns, known = self._ns([event.ts for event in events])
+        if set(map(_PH, events)) != {"X"}:
+            events = [event for event in events if event.ph == "X"]
+        if not events:
+            return [], {}
+        ts_ns, known = self._starts_ns(events)
         if not known.all():
             self.problems["events without a readable ts were left out"] += int((~known).sum())
             events = [event for event, is_known in zip(events, known, strict=True) if is_known]
             ts_ns = ts_ns[known]
-        dur_ns, known = self._ns([event.dur for event in events])
+        dur_ns, known = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
         odd = ~known | (dur_ns < 0)
         if odd.any():
             self.problems["events without a readable dur count as 0 long"] += int(odd.sum())
             dur_ns[odd] = 0
-        ids, names = self._ids, self._strings
         return events, {
             "ts_ns": ts_ns,
             "dur_ns": dur_ns,
-            "pid": np.array([ids[event.pid] for event in events], dtype=np.int64),
-            "tid": np.array([ids[event.tid] for event in events], dtype=np.int64),
-            "name_id": np.array([names[event.name] for event in events], dtype=np.int32),
+            "pid": self._places(events, attrgetter("pid")),
+            "tid": self._places(events, attrgetter("tid")),
+            "name_id": self._texts(events, _NAME),
         }
 
-    def _ns(self, times_us: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Microseconds as int64 nanoseconds (n,) and which of them could be read (n,)."""
+    def _starts_ns(self, events: list[Any]) -> tuple[np.ndarray, np.ndarray]:
         if self._exact:
-            exact = [_decimal_ns(time) for time in times_us]
-            known = np.array([ns is not None for ns in exact], dtype=bool)
-            return np.array([ns or 0 for ns in exact], dtype=np.int64), known
-        return float_us_to_ns(np.array(times_us, dtype=np.float64))
+            return digits_us_to_ns([bytes(raw) for raw in map(_TS, events)])
+        times_us = np.fromiter(map(_TS, events), np.float64, len(events))
+        if (times_us >= FLOAT_EXACT_US).any():
+            raise _TooLarge
+        return float_us_to_ns(times_us)
 
-    def _ints(self, values: Sequence[int | str]) -> np.ndarray:
+    def _texts(self, rows: Sequence[Any], text_of: Callable[[Any], str]) -> np.ndarray:
+        return np.fromiter(map(self._strings.__getitem__, map(text_of, rows)), np.int32, len(rows))
+
+    def _raws(self, args: Sequence[_Args], name: str) -> np.ndarray:
+        found = map(bytes, map(attrgetter(name), args))
+        return np.fromiter(map(self._raw_ids.__getitem__, found), np.int32, len(args))
+
+    def _places(self, events: Sequence[Any], place_of: Callable[[Any], int | str]) -> np.ndarray:
+        """A pid or tid: its number, or for a text -2 minus the text's id."""
+        return np.fromiter(map(self._ids.__getitem__, map(place_of, events)), np.int64, len(events))
+
+    def _ints(self, args: Sequence[_Args], name: str) -> np.ndarray:
+        values = attrgetter(name)
         try:
-            return np.array(values, dtype=np.int64)
-        except (OverflowError, ValueError):
-            self.problems["ids that are no 64-bit numbers count as unknown"] += 1
-            return np.array([v if isinstance(v, int) and v in _INT64 else -1 for v in values], dtype=np.int64)
+            return np.fromiter(map(values, args), np.int64, len(args))
+        except (OverflowError, ValueError, TypeError):
+            return self._integers(map(values, args), len(args))
 
-    def _raws(self, values: list[msgspec.Raw]) -> np.ndarray:
-        ids = self._raw_ids
-        return np.array([ids[bytes(value)] for value in values], dtype=np.int32)
+    def _integers(self, values: Iterable[int | str], count: int) -> np.ndarray:
+        found = [value if isinstance(value, int) and value in _INT64 else None for value in values]
+        if None in found:
+            self.problems["ids that are no 64-bit numbers count as unknown"] += 1
+        return np.array([-1 if value is None else value for value in found], dtype=np.int64)
 
     def _text_of_raw(self, raw: bytes) -> int:
         """Lists are kept as compact JSON, so that the layout of a file does not make two of one shape."""
@@ -384,7 +432,34 @@ def float_us_to_ns(times_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return whole.astype(np.int64) * 1000 + np.rint((times_us - whole) * 1000).astype(np.int64), known
 
 
-def _decimal_ns(time_us: Decimal) -> int | None:
+def digits_us_to_ns(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """JSON numbers of microseconds (n,) as exact int64 ns (n,), and which could be read (n,).
+
+    All of them at once if each has three decimals, or none; else one by one.
+    """
+    joined = b",".join(texts)
+    if b"." not in joined:
+        scale, digits = 1000, joined
+    else:
+        scale, digits = 1, joined.replace(b".", b"")
+        marks = np.frombuffer(joined + b",", dtype=np.uint8)
+        points, ends = np.flatnonzero(marks == ord(".")), np.flatnonzero(marks == ord(","))
+        if len(points) != len(ends) or (ends - points != 4).any():
+            digits = b"x"
+    if digits.replace(b",", b"").isdigit() and max(map(len, texts)) < 20 and min(map(len, texts)) > 0:
+        found = np.array(digits.split(b","), dtype="S20").astype(np.int64)
+        if (found < 2**62 // scale).all():
+            return found * scale, np.ones(len(texts), dtype=bool)
+    exact = [_decimal_ns(text) for text in texts]
+    known = np.array([ns is not None for ns in exact], dtype=bool)
+    return np.array([ns or 0 for ns in exact], dtype=np.int64), known
+
+
+def _decimal_ns(text: bytes) -> int | None:
+    try:
+        time_us = Decimal(text.decode())
+    except (InvalidOperation, UnicodeDecodeError):
+        return None
     if not time_us.is_finite() or abs(time_us) > 2**52:
         return None
     return int((time_us * 1000).to_integral_value())
@@ -395,13 +470,19 @@ def _int32(values: np.ndarray) -> np.ndarray:
     return clipped
 
 
+def _plain_text(raw: bytes) -> str:
+    """The text of a JSON value; a number or a list as it is written."""
+    value = msgspec.json.decode(raw)
+    return value if isinstance(value, str) else raw.decode()
+
+
 def _convert(value: Any, kind: Any) -> Any:
     if kind is str:
         return str(value).encode("utf-8", "replace").decode()
     if kind is msgspec.Raw:
         return msgspec.Raw(_ENCODER.encode(value))
-    if kind in (float, Decimal):
-        return kind(value)
+    if kind is float:
+        return float(value)
     return msgspec.convert(value, kind, strict=False)
 
 

@@ -65,17 +65,36 @@ RANGE_COLUMNS = {
     "dims_id": np.int32,
     "types_id": np.int32,
 }
-COLLECTIVE_COLUMNS = {
-    "kernel": np.int64,
+_COMM_COLUMNS = {
     "collective_id": np.int32,
     "in_nelems": np.int64,
     "out_nelems": np.int64,
+    "in_split_id": np.int32,
+    "out_split_id": np.int32,
     "dtype_id": np.int32,
     "group_size": np.int64,
     "pg_name_id": np.int32,
     "pg_desc_id": np.int32,
     "pg_ranks_id": np.int32,
     "seq": np.int64,
+}
+COLLECTIVE_COLUMNS = {"kernel": np.int64, **_COMM_COLUMNS}
+COMM_OP_COLUMNS = {"op": np.int64, **_COMM_COLUMNS}
+THREAD_COLUMNS = {"pid": np.int64, "tid": np.int64, "name_id": np.int32}
+PROCESS_COLUMNS = {"pid": np.int64, "name_id": np.int32, "label_id": np.int32}
+
+SCHEMAS: dict[str, Schema] = {
+    "kernels": KERNEL_COLUMNS,
+    "ops": OP_COLUMNS,
+    "runtime": RUNTIME_COLUMNS,
+    "ranges": RANGE_COLUMNS,
+    "collectives": COLLECTIVE_COLUMNS,
+    "comm_ops": COMM_OP_COLUMNS,
+    "threads": THREAD_COLUMNS,
+    "processes": PROCESS_COLUMNS,
+}
+TEXT_COLUMNS = {name for schema in SCHEMAS.values() for name in schema if name.endswith("_id")} - {
+    "external_id"
 }
 
 
@@ -181,7 +200,9 @@ class Trace:
     """One process's recording; the columns of each table are listed at the top of this module.
 
     kernels holds kernels, copies and fills (`kind`), collectives one row per kernel with NCCL metadata
-    (`kernel` is its row). problems are sentences about what was odd; truncated says that the end is missing.
+    (`kernel` is its row), comm_ops the same for the ops that asked for a collective (`op` is its row);
+    threads and processes hold the names that the recording gives them, each once.
+    problems are sentences about what was odd; truncated says that the end is missing.
     """
 
     source: Path
@@ -191,6 +212,9 @@ class Trace:
     runtime: Table
     ranges: Table
     collectives: Table
+    comm_ops: Table
+    threads: Table
+    processes: Table
     strings: list[str]
     problems: list[str]
     truncated: bool

@@ -55,3 +55,40 @@ def test_overlap_is_the_covered_length_of_each_query(queries, cover):
 def test_times_of_this_century_in_nanoseconds_stay_exact():
     start = np.array([1_790_857_026_000_000_001], dtype=np.int64)
     assert intervals.total(intervals.spans(start, np.array([1]))) == 1
+
+
+FORWARD = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=14).map(
+    lambda rows: np.array([(a, a + d) for a, d in rows], dtype=np.int64).reshape(-1, 2)
+)
+
+
+@given(FORWARD, FORWARD)
+def test_load_counts_every_span_for_itself(queries, spans):
+    plain = [sum(max(0, min(b, d) - max(a, c)) for c, d in spans) for a, b in queries]
+    assert intervals.load(queries, spans).tolist() == plain
+
+
+@given(FORWARD, FORWARD)
+def test_meetings_are_the_pairs_that_share_time(queries, spans):
+    plain = [
+        (i, j) for i, (a, b) in enumerate(queries) for j, (c, d) in enumerate(spans) if max(a, c) < min(b, d)
+    ]
+    assert (
+        sorted(zip(*(found.tolist() for found in intervals.meetings(queries, spans)), strict=True)) == plain
+    )
+
+
+@given(FORWARD, st.data())
+def test_totals_are_one_union_a_group(spans, data):
+    group = np.array(
+        data.draw(st.lists(st.integers(0, 3), min_size=len(spans), max_size=len(spans))), dtype=int
+    )
+    plain = [intervals.total(spans[group == g]) for g in range(4)]
+    assert intervals.totals(spans, group, 4).tolist() == plain
+
+
+@given(FORWARD)
+def test_the_enclosing_span_is_the_nearest_earlier_one_that_ends_no_sooner(spans):
+    spans = spans[np.lexsort((-spans[:, 1], spans[:, 0]))]
+    plain = [max((j for j in range(i) if spans[j, 1] >= spans[i, 1]), default=-1) for i in range(len(spans))]
+    assert intervals.enclosing(spans).tolist() == plain

@@ -103,11 +103,21 @@ def analyze(
         read[number].append(figures)
         if progress:
             progress(done, len(jobs), figures.path)
+    return put_together(Path(folder), configs, read, expected)
+
+
+def put_together(
+    folder: Path,
+    configs: Sequence[ConfigDir],
+    read: Sequence[Sequence[RankFigures]],
+    expected: Sequence[Mapping[str, Any]],
+) -> SweepTables:
+    """The sweep's tables from the figures of each configuration's traces; files are named from `folder` on."""
     parts = [
         _of_config(config, sorted(ranks, key=lambda f: (f.rank, str(f.path))), expected)
         for config, ranks in zip(configs, read, strict=True)
     ]
-    return _relative(_tables([*parts, *_never_seen(configs, expected)]), Path(folder))
+    return _relative(_tables([*parts, *_never_seen(configs, expected)]), folder)
 
 
 def _relative(tables: SweepTables, folder: Path) -> SweepTables:
@@ -149,6 +159,12 @@ def read_rank(found: TraceFile) -> RankFigures:
     except LabError as error:
         where = f" ({error.where})" if error.where else ""
         return RankFigures(found.path, named, error=(f"{error.what}{where}", error.fix or ""))
+    return figures_of(found, trace)
+
+
+def figures_of(found: TraceFile, trace: Trace) -> RankFigures:
+    """Figures of a trace that has been read."""
+    named = -1 if found.rank is None else found.rank
     problems = list(trace.problems)
     rank = trace.meta.rank if trace.meta.rank is not None else named
     if named >= 0 and rank != named:

@@ -1,0 +1,6 @@
+"""The GEMM pipeline: how a GEMM's time varies under collective settings, and why.
+
+`tables` reads every trace once, in parallel; `workbooks` writes the Excel reports of each rank and configuration;
+`variance` finds the GEMMs whose time varies most and remembers the extreme instances; `overlap` says what ran
+beside them; `cause` compares the same shape with and without a collective beside it.
+"""

@@ -1,0 +1,230 @@
+"""`lab gemm`: the GEMM-variance pipeline, step by step or in one go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.console import Console
+from lab.errors import StepFailed, needs
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+Command = Callable[..., Any]
+
+SWEEP = click.argument("sweep", type=click.Path(path_type=Path))
+OUT = click.option("-o", "--out", type=click.Path(path_type=Path),
+                   help="Analysis folder. [default: SWEEP/tracelens_analysis for a run of lab; for a recording that lab "
+                        "did not make, experiments/NAME_analysis/tracelens_analysis]")  # fmt: skip
+IN_PLACE = click.option("--in-place", is_flag=True, help="Write into SWEEP even if lab did not make it.")
+WORKERS = click.option(
+    "-w", "--workers", type=click.IntRange(min=1), help="Processes. [default: one per CPU, at most 8]"
+)
+SALVAGE = click.option("--salvage", is_flag=True, help="Use the readable part of truncated traces.")
+QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress.")
+JSON = click.option(
+    "--json", "as_json", is_flag=True, help="Files, findings and what lacks as JSON on stdout."
+)
+TOP_K = click.option("-k", "--top-k", type=click.IntRange(min=1), default=5, show_default=True,
+                     help="GEMMs per trace in the list.")  # fmt: skip
+PLACE = [SWEEP, OUT, IN_PLACE]
+COMMON = [WORKERS, QUIET, JSON]
+
+
+def options(*decorators: Decorator) -> Decorator:
+    def apply(function: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+@click.group()
+def gemm() -> None:
+    """Why GEMM times vary: reports, variance, overlap with collectives, cause, plots, merged traces.
+
+    SWEEP is a sweep, a folder of ranks, or one trace. A run of lab gets its analysis inside; any other recording is
+    left as it is and analysed into experiments/NAME_analysis, unless --out or --in-place says otherwise.
+    """
+
+
+@gemm.command("all")
+@options(*PLACE, TOP_K, SALVAGE, *COMMON)
+def everything(sweep: Path, top_k: int, salvage: bool, **shared: Any) -> None:
+    """Every step in one go, each trace read once."""
+    from lab.rooms.sweep.gemm.steps import run_all, summed
+
+    session = Session(sweep, **shared)
+    reports = run_all(
+        session.places, top_k=top_k, workers=session.workers, salvage=salvage, progress=session.progress
+    )
+    session.finish(summed(reports))
+
+
+@gemm.command()
+@options(*PLACE, SALVAGE, *COMMON)
+def report(sweep: Path, salvage: bool, **shared: Any) -> None:
+    """Excel reports per rank and configuration, and timeline, collectives, effective, stragglers as CSV."""
+    from lab.rooms.sweep.gemm.steps import read
+    from lab.rooms.sweep.gemm.workbooks import gemm_report
+
+    session = Session(sweep, **shared)
+    data = read(session.places, workers=session.workers, salvage=salvage, progress=session.progress)
+    session.finish(gemm_report(sweep, session.places.analysis, data=data))
+
+
+@gemm.command()
+@options(*PLACE, TOP_K, *COMMON)
+def variance(sweep: Path, top_k: int, **shared: Any) -> None:
+    """The GEMMs whose time varies most -> top5_gemm_kernels_time_variance.csv."""
+    from lab.rooms.sweep.gemm import variance as module
+
+    session = Session(sweep, **shared)
+    session.finish(module.variance(sweep, session.places.analysis, top_k=top_k, data=session.read()))
+
+
+@gemm.command()
+@options(*PLACE, TOP_K, *COMMON)
+def timestamps(sweep: Path, top_k: int, **shared: Any) -> None:
+    """When the extreme instances ran -> ..._with_timestamps.csv."""
+    from lab.rooms.sweep.gemm import variance as module
+
+    session = Session(sweep, **shared)
+    session.finish(module.timestamps(sweep, session.places.analysis, top_k=top_k, data=session.read()))
+
+
+@gemm.command()
+@options(*PLACE, TOP_K, *COMMON)
+def overlap(sweep: Path, top_k: int, **shared: Any) -> None:
+    """Which collectives overlapped them, and what of the variance that explains."""
+    from lab.rooms.sweep.gemm.steps import overlap_and_cause, summed
+
+    session = Session(sweep, **shared)
+    session.finish(summed(overlap_and_cause(session.places, session.read(), top_k=top_k)))
+
+
+@gemm.command()
+@options(*PLACE, TOP_K, QUIET, JSON)
+def plots(sweep: Path, top_k: int, **shared: Any) -> None:
+    """The plots of an analysis that is there -> plots/*.png."""
+    from lab.rooms.sweep.gemm import plots as module
+
+    session = Session(sweep, **shared)
+    session.finish(module.plots(session.places.analysis, top_k=top_k))
+
+
+@gemm.command()
+@options(
+    *PLACE,
+    click.option("--format", "form", type=click.Choice(["json", "pftrace"]), default="json", show_default=True,
+                 help="Chrome's JSON that everybody reads, or Perfetto's own: smaller, opens faster."),
+    click.option("--cpu-ops/--no-cpu-ops", default=True, help="Keep CPU operators. [default: yes]"),
+    SALVAGE,
+    *COMMON,
+)  # fmt: skip
+def merge(sweep: Path, form: str, cpu_ops: bool, salvage: bool, **shared: Any) -> None:
+    """All ranks of a configuration on one timeline for Perfetto -> merged_traces/.
+
+    Written beside tracelens_analysis, as SWEEP/merged_traces; with --out, into OUT/merged_traces.
+    """
+    from lab.rooms.sweep.gemm import steps
+
+    session = Session(sweep, **shared)
+    session.finish(steps.merge(session.places, form=form, cpu_ops=cpu_ops, salvage=salvage,
+                               workers=session.workers, progress=session.progress))  # fmt: skip
+
+
+@gemm.command()
+@click.argument("sweeps", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="A B [C...]")
+@click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("experiments/comparison"), show_default=True,
+              help="Folder of sweep_comparison.html and its tables.")  # fmt: skip
+@click.option(
+    "-l", "--label", "labels", multiple=True, help="Name of each sweep on the page. [default: its folder]"
+)
+@options(*COMMON)
+def compare(sweeps: tuple[Path, ...], out: Path, labels: tuple[str, ...], workers: int | None, quiet: bool,
+            as_json: bool) -> None:  # fmt: skip
+    """Two or more sweeps side by side on one page; the first is what the others are compared to."""
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm import compare as module
+
+    console = Console(quiet=quiet)
+    done = module.compare(sweeps, out, labels=labels, workers=workers or _cpus(), progress=_teller(console))
+    _finish(done, out, as_json=as_json)
+
+
+class Session:
+    """One command's view of its sweep: where to write, how many processes, what to tell."""
+
+    def __init__(self, sweep: Path, *, out: Path | None, in_place: bool, quiet: bool, as_json: bool,
+                 workers: int | None = None) -> None:  # fmt: skip
+        with needs("analysis"):
+            from lab.rooms.sweep.gemm.steps import places
+
+        self.places = places(sweep, out, in_place=in_place)
+        self.workers = workers or _cpus()
+        self.progress = _teller(Console(quiet=quiet))
+        self._as_json = as_json
+
+    def read(self) -> Any:
+        from lab.rooms.sweep.gemm.tables import read_sweep
+
+        return read_sweep(
+            self.places.sweep, cache=self.places.cache, workers=self.workers, progress=self.progress
+        )
+
+    def finish(self, done: Any) -> None:
+        _finish(done, self.places.analysis, as_json=self._as_json)
+
+
+def _finish(done: Any, where: Path, *, as_json: bool) -> None:
+    """Say what was found and written. Raises StepFailed if something that was asked for is not there."""
+    if as_json:
+        import msgspec
+
+        parts = {name: getattr(done, name) for name in ("findings", "lacking", "problems")}
+        click.echo(msgspec.json.encode({**parts, "files": [str(path) for path in done.files]}).decode())
+    else:
+        for finding in done.findings:
+            click.echo(f"- {finding}")
+        for problem in done.problems[:MOST_PROBLEMS]:
+            click.echo(f"note: {problem}")
+        if len(done.problems) > MOST_PROBLEMS:
+            click.echo(f"note: and {len(done.problems) - MOST_PROBLEMS} more (--json lists all)")
+        for line in _by_folder(done.files):
+            click.echo(line)
+    if done.lacking:
+        raise StepFailed("not everything is there:\n" + "\n".join(f"  {line}" for line in done.lacking), where=where,
+                         fix="the rest is analysed; give what is missing and repeat the command")  # fmt: skip
+
+
+MOST_PROBLEMS = 12
+MOST_FILES = 4
+
+
+def _by_folder(files: list[Path]) -> list[str]:
+    """A line per file, or one for a folder that got many."""
+    folders: dict[Path, list[Path]] = {}
+    for path in files:
+        folders.setdefault(path.parent, []).append(path)
+    lines = []
+    for folder, found in folders.items():
+        few = len(found) <= MOST_FILES
+        lines += [f"wrote {path}" for path in found] if few else [f"wrote {len(found)} files into {folder}"]
+    return lines
+
+
+def _teller(console: Console) -> Callable[[int, int, Path], None]:
+    def tell(done: int, total: int, path: Path) -> None:
+        if done == total or done % 8 == 0:
+            console.detail(f"  {done} of {total}: {path.name}")
+
+    return tell
+
+
+def _cpus() -> int:
+    return min(8, len(os.sched_getaffinity(0)))

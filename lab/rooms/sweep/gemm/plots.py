@@ -1,0 +1,191 @@
+"""The pipeline's CSV files -> PNG files: the five that users of the original sweep know, and four of ours.
+
+Settings come from the data and are ordered by number; one that was run and has no GEMM in the list is shown
+with `no data`, not as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lab.errors import BadDataError
+from lab.report.figures import Cell, cell_grid, distributions, lines, ranges, save_png, stacked_bars
+from lab.rooms.sweep.gemm.tables import Report
+from lab.rooms.sweep.verdict import short_name, size_text
+
+VARIANCE = "top{k}_gemm_kernels_time_variance.csv"
+AXIS = "max − min of a GEMM's time, µs"
+KNOBS = {"threads": "threads", "channel": "channels", "rank": "ranks"}
+PARTS = {
+    "computation": "computation_time_ms",
+    "communication": "exposed_comm_time_ms",
+    "memcpy": "exposed_memcpy_time_ms",
+    "idle": "idle_time_ms",
+}
+SETTING = ["threads", "channel"]
+MOST_ROWS = 40
+
+
+def plots(out: Path, *, top_k: int = 5) -> Report:
+    """Draw every plot whose CSV lies in the analysis folder `out` into `out/plots`; what lacks is said.
+
+    top_k says which of the variance lists to draw.
+    """
+    report = Report()
+    for source, drawings in DRAWINGS.items():
+        path = out / source.format(k=top_k)
+        if not path.exists():
+            report.lacking.append(f"no {path.name}, so no {', '.join(drawings)}")
+            continue
+        table = read_table(path)
+        for name, draw in drawings.items():
+            figure = draw(table, settings_of(out, table)) if len(table) else None
+            if figure is None:
+                report.problems.append(f"{name}.png is not drawn: {path.name} has nothing to show in it")
+            else:
+                report.files.append(save_png(figure, out / "plots" / f"{name}.png"))
+    return report
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A CSV of the pipeline. Raises BadDataError if it is none."""
+    try:
+        table: pd.DataFrame = pd.read_csv(path)
+    except (ValueError, pd.errors.ParserError) as error:
+        raise BadDataError(
+            f"not a table: {error}", where=path, fix="make it anew with lab gemm all"
+        ) from error
+    return table
+
+
+def settings_of(out: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """threads, channel, rank of every trace that was read, and of every row of `table`."""
+    known = [table]
+    if (out / "timeline.csv").exists():
+        known.append(read_table(out / "timeline.csv"))
+    columns = list(KNOBS)
+    found = [one.reindex(columns=columns) for one in known if len(one)]
+    every: pd.DataFrame = pd.concat(found) if found else pd.DataFrame(columns=columns)
+    return every.drop_duplicates()
+
+
+def _by(knob: str) -> Callable[[pd.DataFrame, pd.DataFrame], Figure]:
+    def draw(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
+        title = f"Time difference of the most varying GEMMs by {KNOBS[knob]}"
+        return distributions([title], [_groups(table, settings, knob)], axis=AXIS)
+
+    return draw
+
+
+def _violins(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
+    titles = [f"by {words}" for words in KNOBS.values()]
+    return distributions(titles, [_groups(table, settings, knob) for knob in KNOBS], axis=AXIS, violins=True)
+
+
+def _interaction(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
+    channels = sorted(settings["channel"].dropna().unique())
+    means = table.groupby(SETTING)["time_diff_us"].mean().unstack("channel").reindex(columns=channels)
+    threads = sorted(settings["threads"].dropna().unique())
+    series = {f"{int(one)} threads": row.to_numpy() for one, row in means.reindex(threads).iterrows()}
+    return lines([f"{int(one)}" for one in channels], series, across="channels", axis=f"mean of {AXIS}",
+                 title="Threads and channels together")  # fmt: skip
+
+
+def _groups(table: pd.DataFrame, settings: pd.DataFrame, knob: str) -> dict[str, np.ndarray]:
+    found = dict(list(table.groupby(knob)["time_diff_us"]))
+    empty = pd.Series(dtype=float)
+    return {
+        str(int(one)): found.get(one, empty).to_numpy() for one in sorted(settings[knob].dropna().unique())
+    }
+
+
+def _timeline(table: pd.DataFrame, _: pd.DataFrame) -> Figure:
+    groups = table.groupby(SETTING)
+    means = groups[list(PARTS.values())].mean()
+    totals = groups["total_time_ms"].agg(["min", "median", "max"])
+    marks = [(float(low), float(middle), float(high)) for low, middle, high in totals.to_numpy()]
+    parts = {role: means[column].to_numpy() for role, column in PARTS.items()}
+    axis = "ms, mean over ranks; diamond and line: total time, median and range over ranks"
+    return stacked_bars(_names(means.index), parts, axis=axis, marks=marks, mark_label="total time")
+
+
+def _stragglers(table: pd.DataFrame, _: pd.DataFrame) -> Figure:
+    share = table.pivot_table(index=SETTING, columns="rank", values="pct_arrived_last")
+    share_of = share.to_numpy(dtype=float)
+    rows, columns = _names(share.index), [f"rank {rank}" for rank in share.columns]
+
+    def cell(down: int, across: int) -> Cell | None:
+        percent = share_of[down, across]
+        if np.isnan(percent):
+            return None
+        return Cell(f"{percent:.0f} %", "communication", percent / 100)
+
+    return cell_grid(
+        rows, columns, cell, legend={"share of collectives where the rank arrived last": "communication"}
+    )
+
+
+def _effective(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
+    seen = table[table["effective_channels"] > 0]
+    if seen.empty:
+        return None  # a CPU has no channels
+    message = [name for name in ("collective", "msg_bytes") if name in seen]
+    cases = dict(list(seen.groupby([*SETTING, *message])))
+    settings = sorted({key[:2] for key in cases})
+    messages = sorted({key[2:] for key in cases}, key=lambda key: (key[-1], key[0]))[-8:]
+
+    def cell(down: int, across: int) -> Cell | None:
+        rows = cases.get((*settings[down], *messages[across]))
+        if rows is None:
+            return None
+        texts, good = [], True
+        for knob in ("channels", "threads"):
+            asked, got = rows[f"requested_{knob}"].max(), sorted(set(rows[f"effective_{knob}"]))
+            texts.append(f"{asked}→{'/'.join(map(str, got))}")
+            good &= all(one in (asked, asked + 32 * (knob == "threads")) for one in got)
+        return Cell("  ".join(texts), "ok" if good else "warn", 0.5)
+
+    names = [f"{name.strip('_')}\n{size_text(*size)}" if size else name for name, *size in messages]
+    legend = {"channels and threads as requested": "ok", "something else": "warn"}
+    return cell_grid(_names(settings), names, cell, legend=legend)
+
+
+def _slowdown(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
+    told = table.dropna(subset=["slowdown"])
+    if told.empty:
+        return None
+    shown = told.sort_values("slowdown", ascending=False).head(MOST_ROWS)
+    labels = [
+        f"{short_name(row.threads, row.channel)}  {row.op} {row.M}×{row.N}×{row.K}"
+        for row in shown.itertuples()
+    ]
+    spans = list(shown[["ci_low", "slowdown", "ci_high"]].itertuples(index=False, name=None))
+    # An interval that holds 1 is no evidence of a slowdown.
+    roles = ["communication" if low > 1 else "unknown" for low, _, _ in spans]
+    return ranges(labels, spans, axis="time under a concurrent collective ÷ time without (95 % interval)",
+                  reference=1.0, roles=roles)  # fmt: skip
+
+
+def _names(settings: object) -> list[str]:
+    return [short_name(int(threads), int(channel)) for threads, channel in settings]  # type: ignore[attr-defined]
+
+
+Draw = Callable[[pd.DataFrame, pd.DataFrame], "Figure | None"]
+DRAWINGS: dict[str, dict[str, Draw]] = {
+    VARIANCE: {
+        "variance_by_threads_boxplot": _by("threads"),
+        "variance_by_channels_boxplot": _by("channel"),
+        "variance_by_ranks_boxplot": _by("rank"),
+        "variance_violin_combined": _violins,
+        "variance_thread_channel_interaction": _interaction,
+    },
+    "timeline.csv": {"timeline_by_configuration": _timeline},
+    "stragglers.csv": {"straggler_heatmap": _stragglers},
+    "effective.csv": {"requested_vs_effective": _effective},
+    "gemm_overlap_effect.csv": {"gemm_overlap_slowdown": _slowdown},
+}

@@ -1,0 +1,99 @@
+"""Many traces side by side: one seam (`concurrent.futures.Executor`), a pool of fresh processes behind it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from lab.errors import BadDataError, LabError
+
+_J = TypeVar("_J")
+_R = TypeVar("_R")
+
+
+def map_traces(
+    function: Callable[[_J], _R],
+    jobs: Sequence[_J],
+    *,
+    workers: int,
+    progress: Callable[[int, int, _J], None] | None = None,
+) -> list[_R | LabError]:
+    """`function(job)` for every job, in the order of the jobs; what failed is a LabError in its place.
+
+    function and jobs must be picklable; workers=1 runs here, more run in that many fresh processes.
+    progress is called with (jobs done, jobs in all, job) after each. Nothing one job does, not even its
+    death for memory, costs the others their result; only Ctrl-C ends them all.
+    """
+    results: dict[int, _R | LabError] = {}
+    with _executor(min(workers, len(jobs))) as pool:
+        try:
+            waiting = {pool.submit(function, job): index for index, job in enumerate(jobs)}
+            for done, future in enumerate(as_completed(waiting), start=1):
+                index = waiting[future]
+                outcome: _R | LabError = _outcome(function, jobs[index], future)
+                results[index] = outcome
+                if progress:
+                    progress(done, len(jobs), jobs[index])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [results[index] for index in range(len(jobs))]
+
+
+class _Here(Executor):
+    """Runs each job at once, in this process."""
+
+    def submit(self, function: Callable[..., _R], /, *args: Any, **named: Any) -> Future[_R]:
+        future: Future[_R] = Future()
+        try:
+            future.set_result(function(*args, **named))
+        except Exception as error:  # noqa: BLE001  an executor hands every error to who asks for the result
+            future.set_exception(error)
+        return future
+
+
+def _executor(workers: int) -> Executor:
+    # spawn: a fork of a process with threads (progress bars, numpy) can hang
+    return _Here() if workers <= 1 else _fresh_processes(workers)
+
+
+def _fresh_processes(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _outcome(function: Callable[[_J], _R], job: _J, future: Future[_R]) -> _R | LabError:
+    error = future.exception()
+    if isinstance(error, BrokenProcessPool):
+        return _alone(function, job)
+    return future.result() if error is None else _as_lab_error(error, job)
+
+
+def _alone(function: Callable[[_J], _R], job: _J) -> _R | LabError:
+    """Once a worker has died, each job left gets a process to itself: the guilty one is then known."""
+    with _fresh_processes(1) as pool:
+        future = pool.submit(function, job)
+        error = future.exception()
+        if isinstance(error, BrokenProcessPool):
+            fix = "read it on a machine with more memory"
+            return BadDataError("reading it was killed, probably for memory", where=_place(job), fix=fix)
+    return future.result() if error is None else _as_lab_error(error, job)
+
+
+def _as_lab_error(error: BaseException, job: object) -> LabError:
+    if isinstance(error, LabError):
+        return error
+    if isinstance(error, MemoryError):
+        fix = "read it on a machine with more memory"
+        return BadDataError("there is not enough memory to read it", where=_place(job), fix=fix)
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f" in {last[0].name}, line {last[0].lineno}" if last else ""
+    what = f"an error that lab did not expect: {type(error).__name__}: {error}{place}"
+    return LabError(what, where=_place(job), fix="report it to lab's authors with this trace")
+
+
+def _place(job: object) -> str:
+    return str(getattr(job, "path", job))[:200]
