@@ -45,6 +45,17 @@ compose-up:  ## a small sweep and its analysis in containers; PROFILE=cuda, pasc
 	mkdir -p experiments/.cache/hf experiments/.cache/lab
 	env UID=$$(id -u) GID=$$(id -g) $(COMPOSE) -p lab -f compose/compose.yaml --profile $(PROFILE) up
 
+# The names that the original sweep's users type; SWEEP names the folder.
+.PHONY: sweep analyze-sweep merge-traces
+sweep: $(VENV)/.demo  ## the sweep, here and now; ARGS="-c 28,42 -t 256 -f config.yaml"
+	LAB=$(BIN)/lab scripts/run_train_various_channels.sh $(ARGS)
+
+analyze-sweep: $(VENV)/.demo  ## all reports of a sweep into SWEEP/tracelens_analysis
+	LAB=$(BIN)/lab scripts/run_tracelens_analysis.sh $(SWEEP) $(ARGS)
+
+merge-traces: $(VENV)/.demo  ## all ranks of each configuration on one timeline, into SWEEP/merged_traces
+	LAB=$(BIN)/lab scripts/merge_all_traces.sh $(SWEEP) $(ARGS)
+
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
 

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 
@@ -15,16 +16,26 @@ class Cost(NamedTuple):
     peak_mb: float
 
 
-def cost(code: str, *argv: str) -> Cost:
+def cost(code: str, *argv: str, python: str = sys.executable) -> Cost:
     """CPU seconds (user + system) and peak resident MB of a Python process that runs `code`."""
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), *argv], stdout=subprocess.DEVNULL)
+    command = [python, "-c", textwrap.dedent(code), *argv]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
-        raise SystemExit(f"the measured program failed with {child.returncode}:\n{code}")
+        raise SystemExit(f"the measured program failed with {child.returncode}: {python} -c\n{code}")
     return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
-def median_cost(repeats: int, code: str, *argv: str) -> Cost:
-    costs = [cost(code, *argv) for _ in range(repeats)]
+def median_cost(repeats: int, code: str, *argv: str, python: str = sys.executable) -> Cost:
+    return median_of([cost(code, *argv, python=python) for _ in range(repeats)])
+
+
+def side_by_side(repeats: int, *programs: Callable[[], Cost]) -> list[Cost]:
+    """The median cost of each; they take turns, so that whatever else the machine does meets them alike."""
+    rounds = [[program() for program in programs] for _ in range(repeats)]
+    return [median_of(costs) for costs in zip(*rounds, strict=True)]
+
+
+def median_of(costs: Sequence[Cost]) -> Cost:
     return Cost(statistics.median(c.cpu_s for c in costs), statistics.median(c.peak_mb for c in costs))

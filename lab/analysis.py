@@ -27,9 +27,16 @@ def analyse(folder: Path, out: Path | None, console: Console) -> Findings:
     """Tables, figures and page of a run, or of a recording that lab did not make."""
     run = Run.open(folder) if Run.is_run(folder) else None
     house = room(run.manifest.room) if run else room_of(folder)
-    target = out or (folder if run else Path("experiments") / f"{folder.resolve().name}_analysis")
+    target = out or home_of(folder)
     make_folder(target)
     return house.analyse(folder, target, run, console.detail)
+
+
+def home_of(folder: Path) -> Path:
+    """Where an analysis goes by itself: into a run of lab; a recording that lab did not make is not written to."""
+    if Run.is_run(folder):
+        return folder
+    return Path("experiments") / f"{folder.resolve().name}_analysis"
 
 
 def analyse_run(run: Run, engine: Engine, options: Options, console: Console) -> Findings | None:

@@ -25,6 +25,10 @@ COMMANDS = {
     "nan": ("lab.rooms.nan.cli:nan", "Watch every module's outputs for NaN and Inf."),
     "nixnan": ("lab.rooms.nan.cli:nixnan", "Watch every instruction with nixnan."),
     "analyze": ("lab.commands:analyze", "Analyse a run, or a recording that lab did not make."),
+    "gemm": (
+        "lab.rooms.sweep.gemm.cli:gemm",
+        "Why GEMM times vary: Excel reports, overlap, cause, merged traces.",
+    ),
     "runs": ("lab.commands:runs", "List, show, stop and clean up runs."),
     "images": ("lab.commands:images", "List, show, build and check images."),
     "doctor": ("lab.commands:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),

@@ -24,6 +24,7 @@ from lab.errors import EngineError
 from lab.images import ContainerSpec
 
 POLL_S = 0.1  # how soon a limit or a Ctrl-C is noticed; the end of a container is noticed at once
+FOLLOW_AFTER_S = 0.25  # a step that ends sooner is read once, after its end
 NO_MEMLOCK = "error setting rlimit type 8"
 FAILURES = (DockerException, requests.exceptions.RequestException)
 
@@ -111,7 +112,8 @@ class Watch:
         Raises EngineLost when the engine goes away meanwhile, EngineError when somebody removes the container.
         """
         self._wait.start()
-        self._log.start()
+        if not self._wait.ended.wait(FOLLOW_AFTER_S):
+            self._log.start()
         stopped_by = self._watch(step, stop, grace_s, time.monotonic() - ran_s)
         if isinstance(self._wait.error, NotFound):
             raise _removed(self._context)

@@ -77,6 +77,9 @@ class LogFollower(threading.Thread):
 
     def _rest(self) -> Iterator[bytes]:
         """What following did not bring: found in the log's last entries, or else by reading all of it again."""
+        if not self._seen:
+            yield from self._entries(follow=False)
+            return
         end = list(self._entries(follow=False, tail=RECENT))
         if len(end) < RECENT:  # the whole log
             yield from end[self._seen :]

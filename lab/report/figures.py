@@ -264,7 +264,8 @@ def _draw_distribution(ax: Axes, at: int, values: np.ndarray, violins: bool) -> 
         ax.boxplot(
             [values], positions=[at], widths=0.55, showfliers=False, medianprops={"color": light("ink")}
         )
-    sideways = np.linspace(-0.12, 0.12, len(values)) if len(values) > 1 else np.zeros(len(values))
+    # The golden ratio spreads neighbours far apart, so that no trend is drawn that is not there.
+    sideways = 0.3 * (np.arange(len(values)) * 0.618034 % 1 - 0.5)
     ax.plot(at + sideways, values, ".", markersize=4, color=light("computation"), alpha=0.7)
     if violins and len(values):
         ax.plot([at - 0.15, at + 0.15], [np.median(values)] * 2, color=light("ink"), linewidth=1.4)

@@ -45,6 +45,14 @@ class Prose:
 
 
 @dataclass(frozen=True)
+class Points:
+    """Sentences as a list."""
+
+    sentences: Sequence[str]
+    kind: ClassVar[str] = "points"
+
+
+@dataclass(frozen=True)
 class Figure:
     """An inline SVG from `figures.save`, its PNG and the CSV behind it, both relative to the page."""
 
@@ -140,7 +148,16 @@ class Chart:
                            "diagonal": self.diagonal}, allow_nan=False)  # fmt: skip
 
 
-Block = Prose | Figure | Table | Chart
+@dataclass(frozen=True)
+class Files:
+    """Files to open: (path relative to the page, what it is)."""
+
+    caption: str
+    entries: Sequence[tuple[str, str]]
+    kind: ClassVar[str] = "files"
+
+
+Block = Prose | Points | Figure | Table | Chart | Files
 
 
 @dataclass(frozen=True)

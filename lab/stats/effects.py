@@ -100,7 +100,8 @@ def _resampled_medians(sample: np.ndarray, resamples: int, random: np.random.Gen
     lower = (n + 1) // 2
     at = random.beta(lower, n - lower + 1, resamples)
     if n % 2:
-        return ordered[_place(at, n)]
+        result: np.ndarray = ordered[_place(at, n)]
+        return result
     above = at + (1 - at) * random.beta(1, n - lower, resamples)
     middle: np.ndarray = (ordered[_place(at, n)] + ordered[_place(above, n)]) / 2
     return middle
@@ -117,7 +118,8 @@ def _rows_of(blocks: np.ndarray) -> list[np.ndarray]:
 
 def _reaches(sums: np.ndarray, observed: float) -> np.ndarray:
     # The arrangement that was seen must count, whatever order it was added up in.
-    return np.abs(sums) >= observed * (1 - 1e-9)
+    result: np.ndarray = np.abs(sums) >= observed * (1 - 1e-9)
+    return result
 
 
 def _normal_p(observed: float, centred: list[np.ndarray], num_treated: list[int]) -> float:
@@ -129,7 +131,8 @@ def _normal_p(observed: float, centred: list[np.ndarray], num_treated: list[int]
 
 def _dummies(labels: np.ndarray) -> np.ndarray:
     levels = np.unique(labels)[1:]
-    return (np.asarray(labels)[:, None] == levels).astype(float)
+    result: np.ndarray = (np.asarray(labels)[:, None] == levels).astype(float)
+    return result
 
 
 def _adjusted_r2(design: np.ndarray, values: np.ndarray, spread: float) -> float:
@@ -138,4 +141,5 @@ def _adjusted_r2(design: np.ndarray, values: np.ndarray, spread: float) -> float
     if free <= 0:
         return 0.0
     residual = float(((values - design @ solution) ** 2).sum())
-    return 1 - residual / free * (len(values) - 1) / spread
+    result: float = 1 - residual / free * (len(values) - 1) / spread
+    return result

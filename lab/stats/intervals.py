@@ -117,7 +117,8 @@ def _elapsed(since: np.ndarray, queries: np.ndarray) -> np.ndarray:
 
     def until(at: np.ndarray) -> np.ndarray:
         count = np.searchsorted(since, at, side="left")
-        return count * (at - origin) - summed[count]
+        result: np.ndarray = count * (at - origin) - summed[count]
+        return result
 
     elapsed: np.ndarray = until(queries[:, 1]) - until(queries[:, 0])
     return elapsed
@@ -134,7 +135,8 @@ def _covered_before(cover: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def _select(a: np.ndarray, b: np.ndarray, rule: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-    edges = np.unique(np.concatenate([a.ravel(), b.ravel()]))
+    # Edges may repeat: what lies between two equal ones is empty, and `union` drops it.
+    edges = np.sort(np.concatenate([a.ravel(), b.ravel()]))
     keep = rule(_inside(a, edges[:-1]), _inside(b, edges[:-1]))
     return union(np.stack([edges[:-1][keep], edges[1:][keep]], axis=1))
 

@@ -105,7 +105,7 @@ def _cached(entry: Path, key: _Key, path: Path) -> tuple[Trace | None, str | Non
     """The trace in `entry`; or None and, if there is something to say about the entry, a sentence."""
     try:
         return _read(entry, key, path), None
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None, None
     except (_Unusable, OSError) as error:
         return None, f"the cached columns were not used ({error}); the trace was read anew"

@@ -357,7 +357,7 @@ class _Columns:
 
     def _timed(self, events: list[Any]) -> tuple[list[Any], dict[str, np.ndarray]]:
         """The events that have a time, and the columns that every table has."""
-        if set(map(_PH, events)) != {"X"}:
+        if list(map(_PH, events)).count("X") < len(events):
             events = [event for event in events if event.ph == "X"]
         if not events:
             return [], {}
@@ -381,7 +381,7 @@ class _Columns:
 
     def _starts_ns(self, events: list[Any]) -> tuple[np.ndarray, np.ndarray]:
         if self._exact:
-            return digits_us_to_ns([bytes(raw) for raw in map(_TS, events)])
+            return digits_us_to_ns(b"\0".join(map(_TS, events)).split(b"\0"))
         times_us = np.fromiter(map(_TS, events), np.float64, len(events))
         if (times_us >= FLOAT_EXACT_US).any():
             raise _TooLarge
@@ -391,8 +391,9 @@ class _Columns:
         return np.fromiter(map(self._strings.__getitem__, map(text_of, rows)), np.int32, len(rows))
 
     def _raws(self, args: Sequence[_Args], name: str) -> np.ndarray:
-        found = map(bytes, map(attrgetter(name), args))
-        return np.fromiter(map(self._raw_ids.__getitem__, found), np.int32, len(args))
+        # JSON holds no NUL. Joining and splitting is five times faster than bytes() of each.
+        texts = b"\0".join(map(attrgetter(name), args)).split(b"\0")
+        return np.fromiter(map(self._raw_ids.__getitem__, texts), np.int32, len(args))
 
     def _places(self, events: Sequence[Any], place_of: Callable[[Any], int | str]) -> np.ndarray:
         """A pid or tid: its number, or for a text -2 minus the text's id."""
@@ -437,22 +438,29 @@ def digits_us_to_ns(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
     All of them at once if each has three decimals, or none; else one by one.
     """
-    joined = b",".join(texts)
-    if b"." not in joined:
-        scale, digits = 1000, joined
-    else:
-        scale, digits = 1, joined.replace(b".", b"")
-        marks = np.frombuffer(joined + b",", dtype=np.uint8)
-        points, ends = np.flatnonzero(marks == ord(".")), np.flatnonzero(marks == ord(","))
-        if len(points) != len(ends) or (ends - points != 4).any():
-            digits = b"x"
-    if digits.replace(b",", b"").isdigit() and max(map(len, texts)) < 20 and min(map(len, texts)) > 0:
-        found = np.array(digits.split(b","), dtype="S20").astype(np.int64)
-        if (found < 2**62 // scale).all():
-            return found * scale, np.ones(len(texts), dtype=bool)
+    fixed = _fixed_point(texts)
+    if fixed is not None:
+        return fixed, np.ones(len(texts), dtype=bool)
     exact = [_decimal_ns(text) for text in texts]
     known = np.array([ns is not None for ns in exact], dtype=bool)
     return np.array([ns or 0 for ns in exact], dtype=np.int64), known
+
+
+def _fixed_point(texts: Sequence[bytes]) -> np.ndarray | None:
+    joined = b",".join(texts)
+    marks = np.frombuffer(joined + b",", dtype=np.uint8)
+    points, ends = np.flatnonzero(marks == ord(".")), np.flatnonzero(marks == ord(","))
+    lengths = np.diff(ends, prepend=-1) - 1
+    if len(ends) != len(texts) or lengths.min() < 1 or lengths.max() > 18 + (len(points) > 0):
+        return None
+    if len(points) and (len(points) != len(ends) or (ends - points != 4).any()):
+        return None
+    digits = joined.replace(b".", b"")
+    if not digits.replace(b",", b"").isdigit():
+        return None
+    found = np.array(digits.split(b","), dtype="S18").astype(np.int64)
+    scale = 1 if len(points) else 1000
+    return found * scale if (found < 2**62 // scale).all() else None
 
 
 def _decimal_ns(text: bytes) -> int | None:
@@ -516,6 +524,7 @@ def _meta(frame: dict[str, Any], base_ns: int, num_gpu_rows: int) -> TraceMeta:
         cuda_version=_number(frame.get("cuda_runtime_version")),
         hip_version=_number(frame.get("hip_runtime_version")),
         process_groups=groups,
+        host=_text(frame.get("host_name")),
     )
 
 

@@ -368,7 +368,11 @@ def _merged(
     known.end[a] = np.minimum(known.end[a], lane.end[b])
     new = np.ones(len(lane), dtype=bool)
     new[b] = False
-    after = np.concatenate([[-1], a])[np.searchsorted(b, np.flatnonzero(new))]
+    # Between the matched calls around it a new one goes where its start belongs.
+    gap = np.searchsorted(b, np.flatnonzero(new))
+    before, behind = np.concatenate([[-1], a])[gap], np.concatenate([a, [len(known)]])[gap]
+    after = np.searchsorted(np.maximum.accumulate(known.begin), lane.begin[new]) - 1
+    after = np.clip(after, before, behind - 1)
     keys = np.concatenate([np.arange(len(known)) * 2, after * 2 + 1])
     order = np.argsort(keys, kind="stable")
     return known.joined(lane.take(np.flatnonzero(new))).take(order), np.concatenate([number, theirs[new]])[
@@ -431,14 +435,13 @@ def _best_path(a: _Lane, b: _Lane, *, in_time: bool) -> tuple[np.ndarray, np.nda
 
 def _scores(a: _Lane, i: int, b: _Lane, *, in_time: bool) -> np.ndarray:
     """How well call i of `a` fits each call of `b` (m,): 0 for not at all, up to 2 for the same time."""
-    same = b.signature == a.signature[i]
+    same: np.ndarray = b.signature == a.signature[i]
     if not in_time or not a.blocking[i]:
-        return same.astype(float)
+        return np.where(same, 1.0, 0.0)
     shared = np.minimum(b.end, a.end[i]) - np.maximum(b.begin, a.begin[i])
     shortest = np.maximum(np.minimum(b.end - b.begin, a.end[i] - a.begin[i]), 0)
     share = np.clip((shared + MEET_NS) / (shortest + MEET_NS), 0, 1)
-    score: np.ndarray = np.where(same & (shared >= -MEET_NS), 1 + share, 0.0)
-    return score
+    return np.where(same & (shared >= -MEET_NS), 1 + share, 0.0)
 
 
 def _offsets(rows: _Rows, matches: Sequence[_Match]) -> tuple[dict[int, int], np.ndarray]:

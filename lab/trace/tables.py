@@ -193,6 +193,7 @@ class TraceMeta:
     cuda_version: int | None
     hip_version: int | None
     process_groups: tuple[ProcessGroup, ...]
+    host: str | None = None
 
 
 @dataclass(frozen=True)

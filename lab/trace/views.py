@@ -169,7 +169,8 @@ def collective_instances(trace: Trace) -> Table:
 
     Columns: collective ("" where the recording does not tell), in_nelems, out_nelems, dtype, group_size,
     msg_bytes (the total S of nccl-tests: the larger of both buffers), pg_name, pg_desc, pg_ranks, seq, ts_ns,
-    dur_ns, stream, correlation, grid_x, block_x, step, kernel (name), row (of `kernels`, or of `ranges`).
+    dur_ns, stream, correlation, grid_x, block_x, step, kernel (name), row (of `kernels`, or of `ranges`),
+    in_split and out_split (JSON lists as text).
     """
     columns = _collectives_on_gpu(trace) if device_of(trace) == "gpu" else _collectives_on_cpu(trace)
     nelems = np.maximum(columns["in_nelems"], columns["out_nelems"])
@@ -226,16 +227,37 @@ def _gemms_on_gpu(trace: Trace) -> dict[str, Any]:
     op_rows, first = np.unique(link[rows], return_index=True)
     kernels = trace.kernels.take(rows)
     names = trace.text(kernels.name_id)
-    every = spans(kernels.ts_ns, kernels.dur_ns)
+    joined = names[first]
     ends = np.append(first[1:], len(rows))
-    groups = list(zip(first.tolist(), ends.tolist(), strict=True))
+    for group in np.flatnonzero(ends - first > 1).tolist():
+        joined[group] = " ; ".join(names[first[group] : ends[group]])
     return {
         "op_row": op_rows,
         "ts_ns": kernels.ts_ns[first],
-        "dur_ns": np.array([total(every[a:b]) for a, b in groups], dtype=np.int64),
+        "dur_ns": _covered_per_group(kernels.ts_ns, kernels.dur_ns, first),
         "correlation": kernels.correlation[first],
-        "kernels": _column([" ; ".join(names[a:b]) for a, b in groups]),
+        "kernels": joined,
     }
+
+
+def _covered_per_group(ts_ns: np.ndarray, dur_ns: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Length (g,) of the union of each group's spans; group i is rows first[i] to first[i + 1], by start.
+
+    The groups are laid side by side on one axis, so that one running maximum serves all of them.
+    """
+    if len(first) == 0:
+        return np.empty(0, dtype=np.int64)
+    group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(ts_ns))))
+    start = ts_ns - ts_ns[first][group]
+    room = int((start + dur_ns).max()) + 1
+    if room > 2**62 // len(first):
+        groups = np.split(spans(ts_ns, dur_ns), first[1:])
+        return np.array([total(every) for every in groups], dtype=np.int64)
+    start += group * room
+    reach = np.maximum.accumulate(start + dur_ns)
+    before = np.maximum(start, np.concatenate([[0], reach[:-1]]))
+    covered: np.ndarray = np.add.reduceat(np.maximum(start + dur_ns - before, 0), first)
+    return covered
 
 
 def _gemms_on_cpu(trace: Trace) -> dict[str, Any]:
@@ -258,16 +280,10 @@ def _gemms_on_cpu(trace: Trace) -> dict[str, Any]:
 
 def _collectives_on_gpu(trace: Trace) -> dict[str, np.ndarray]:
     rows = np.flatnonzero(classify(trace) == COMM)
-    meta = _match(rows, trace.collectives.kernel)
-    known = trace.collectives.take(meta) if len(trace.collectives) else None
-
-    def told(name: str) -> np.ndarray:
-        return np.where(meta >= 0, getattr(known, name), -1) if known else np.full(len(rows), -1)
-
-    kernels = trace.kernels.take(rows)
+    kernels, told = trace.kernels.take(rows), _comm_metadata(trace, rows)
     columns = {name: told(name) for name in ("in_nelems", "out_nelems", "group_size", "seq")}
-    columns |= {name: trace.text(told(f"{name}_id")) for name in ("collective", "dtype")}
-    columns |= {name: trace.text(told(f"{name}_id")) for name in ("pg_name", "pg_desc", "pg_ranks")}
+    texts = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks", "in_split", "out_split")
+    columns |= {name: trace.text(told(f"{name}_id")) for name in texts}
     copied = ("ts_ns", "dur_ns", "stream", "correlation", "grid_x", "block_x")
     columns |= {name: getattr(kernels, name) for name in copied}
     return columns | {
@@ -275,6 +291,25 @@ def _collectives_on_gpu(trace: Trace) -> dict[str, np.ndarray]:
         "kernel": trace.text(kernels.name_id),
         "row": rows,
     }
+
+
+def _comm_metadata(trace: Trace, rows: np.ndarray) -> Callable[[str], np.ndarray]:
+    """Columns of metadata for `rows` of `kernels`, -1 where nothing is told.
+
+    Older recordings write them only at the op that asked for the collective.
+    """
+    of_kernel = _match(rows, trace.collectives.kernel)
+    of_op = np.full(len(rows), -1)
+    if len(trace.comm_ops) and (of_kernel < 0).any():
+        of_op = _match(link_ops(trace)[rows], trace.comm_ops.op)
+
+    def told(name: str) -> np.ndarray:
+        found = np.full(len(rows), -1)
+        for place, table in ((of_op, trace.comm_ops), (of_kernel, trace.collectives)):
+            found[place >= 0] = getattr(table, name)[place[place >= 0]]
+        return found
+
+    return told
 
 
 def _collectives_on_cpu(trace: Trace) -> dict[str, np.ndarray]:
@@ -296,7 +331,7 @@ def _collectives_on_cpu(trace: Trace) -> dict[str, np.ndarray]:
         "out_nelems": np.array(gathered, dtype=np.int64),
         "dtype": _column([str(found[0]) if found else "" for found in dtypes]),
         "group_size": np.full(len(rows), group_size),
-        **dict.fromkeys(("pg_name", "pg_desc", "pg_ranks"), nothing),
+        **dict.fromkeys(("pg_name", "pg_desc", "pg_ranks", "in_split", "out_split"), nothing),
         **dict.fromkeys(("seq", "stream", "correlation", "grid_x", "block_x"), unknown),
         "ts_ns": found.ts_ns,
         "dur_ns": found.dur_ns,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import zipfile
 
+import numpy as np
 import openpyxl
 import pandas as pd
 import pytest
@@ -70,3 +72,42 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
         write_workbook({"s": pd.DataFrame({"a": [1]})}, tmp_path / "file" / "a.xlsx")
     with pytest.raises(ValueError, match="at least one sheet"):
         write_workbook({}, tmp_path / "a.xlsx")
+
+
+def test_text_comes_back_letter_by_letter(tmp_path):
+    texts = ["  edges \n", "a\tb", "x < y & \"z\" > 'w'", "µ ☃ 𝛼", "", "TRUE", "001", "1e5"]
+    path = write_workbook({"it's": pd.DataFrame({"text": texts})}, tmp_path / "a.xlsx")
+    column = [cell.value for cell in openpyxl.load_workbook(path)["it's"]["A"]]
+    assert column[1:] == [text or None for text in texts]
+
+
+def test_what_xml_cannot_hold_is_escaped_and_text_like_an_escape_too(tmp_path):
+    path = write_workbook({"s": pd.DataFrame({"a": ["\x07", "_x0041_"]})}, tmp_path / "a.xlsx")
+    sheet = zipfile.ZipFile(path).read("xl/worksheets/sheet1.xml").decode()
+    assert "<t>_x0007_</t>" in sheet and "<t>_x005F_x0041_</t>" in sheet
+
+
+def test_many_rows_and_columns_keep_their_places(tmp_path, monkeypatch):
+    monkeypatch.setattr(excel, "ROWS_AT_ONCE", 3)
+    frame = pd.DataFrame({f"c{at}": [at * 100 + row for row in range(10)] for at in range(30)})
+    frame.iloc[4, 28] = 7
+    path = write_workbook({"s": frame}, tmp_path / "a.xlsx")
+    pd.testing.assert_frame_equal(pd.read_excel(path), frame)
+    assert openpyxl.load_workbook(path)["s"]["AC6"].value == 7
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pd.Series([1, None, 3], dtype="Int64"),
+        pd.Series(["a", "b", "a"], dtype="category"),
+        pd.Series([True, None, "x"], dtype=object),
+        pd.Series([math.inf, -math.inf, 2.0]),
+        pd.Series([np.float32(1.5), np.int64(3), None], dtype=object),
+    ],
+)
+def test_columns_of_every_kind_can_be_written(tmp_path, values):
+    path = write_workbook({"s": pd.DataFrame({"a": values})}, tmp_path / "a.xlsx")
+    back = [cell.value for cell in openpyxl.load_workbook(path)["s"]["A"]][1:]
+    known = [None if pd.isna(v) or v in (math.inf, -math.inf) else v for v in values.tolist()]
+    assert back == [known[at] if at < len(known) else None for at in range(3)][: len(back)]

@@ -55,3 +55,22 @@ def test_about_95_of_100_intervals_hold_the_truth():
     draws = [random.normal(0, 1, 60) for _ in range(100)]
     intervals = [robust.bootstrap_ci([d], lambda x: x.mean(axis=-1), resamples=400) for d in draws]
     assert 85 <= sum(low <= 0 <= high for low, high in intervals) <= 100
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.1, 1e4)), max_size=30))
+def test_grouped_statistics_are_those_of_each_group_alone(rows):
+    group = np.array([number for number, _ in rows], dtype=np.int64)
+    values = np.array([value for _, value in rows])
+    found = robust.grouped(values, group, 5, (5, 95))
+    for number in range(5):
+        mine = values[group == number]
+        row = {name: column[number] for name, column in found.items()}
+        assert row["count"] == len(mine) and row["sum"] == pytest.approx(mine.sum())
+        plain = {
+            "median": robust.median(mine), "mad": robust.mad(mine), "p5": robust.percentile(mine, 5),
+            "p95": robust.percentile(mine, 95), "std": mine.std(ddof=1) if len(mine) > 1 else math.nan,
+            "mean": mine.mean() if len(mine) else math.nan, "min": min(mine, default=math.nan),
+            "max": max(mine, default=math.nan),
+        }  # fmt: skip
+        for name, value in plain.items():
+            assert row[name] == pytest.approx(value, abs=1e-6, nan_ok=True), name

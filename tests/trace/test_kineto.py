@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.errors import BadDataError, MissingError
-from lab.trace.kineto import FLOAT_EXACT_US, float_us_to_ns, read_kineto
+from lab.trace import views
+from lab.trace.kineto import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns, read_kineto
 from lab.trace.pieces import elements, last_boundary
 from lab.trace.tables import Trace
 from tests.tracegen import BASE_NS, LAYOUTS, TraceWriter, training_step
 
 SMALL = 2048  # bytes per piece, so that small files are cut many times
-TABLES = ("kernels", "ops", "runtime", "ranges", "collectives")
+TABLES = ("kernels", "ops", "runtime", "ranges", "collectives", "comm_ops", "threads", "processes")
 
 
 def some_trace(vendor: str = "nvidia") -> TraceWriter:
@@ -66,6 +67,8 @@ def same(a: Trace, b: Trace) -> bool:
 
 def values(trace: Trace, name: str, column: str) -> list:
     found = getattr(getattr(trace, name), column)
+    if column in ("pid", "tid"):
+        return [trace.strings[-2 - place] if place < -1 else place for place in found.tolist()]
     return (trace.text(found) if column.endswith("_id") and column != "external_id" else found).tolist()
 
 
@@ -124,6 +127,103 @@ def test_absolute_epoch_microseconds_keep_every_digit(tmp_path):
     trace = read_kineto(tmp_path / "t.json")
     assert trace.ops.ts_ns.tolist() == [1790857026123456789]
     assert (trace.ops.dur_ns.tolist(), trace.meta.base_ns) == ([1], 0)
+
+
+NUMBER = st.one_of(
+    st.integers(0, 2**61),
+    st.decimals(0, 2**50, places=3),
+    st.decimals(-(2**50), 2**50, places=6),
+    st.sampled_from(["NaN", "1e3", "", '"1,5"', "null", "9" * 400, "1.0005", "-1"]),
+)
+
+
+@given(
+    st.lists(NUMBER, min_size=1, max_size=6)
+    | st.lists(st.decimals(0, 2**50, places=3), min_size=1, max_size=6)
+)
+def test_digits_become_the_nanoseconds_that_decimals_give(numbers):
+    texts = [str(number) for number in numbers]
+    plain = []
+    for text in texts:
+        try:
+            value = Decimal(text)
+        except InvalidOperation:
+            value = Decimal("NaN")
+        small = value.is_finite() and abs(value) <= 2**52
+        plain.append(int((value * 1000).to_integral_value()) if small else None)
+    found, known = digits_us_to_ns([text.encode() for text in texts])
+    for ns, is_known, expected, text in zip(found.tolist(), known.tolist(), plain, texts, strict=True):
+        if expected is not None:
+            assert is_known and ns == expected
+        elif is_known:  # whole numbers all at once may be read further than one by one
+            assert ns == int(text) * 1000
+
+
+def test_traces_of_torch_1_12_with_whole_absolute_microseconds_are_read(tmp_path):
+    """As torch 1.12.1 writes them: no base, no versions, whole microseconds, an event over several lines."""
+    events = "".join(
+        f'''  {{
+    "ph": "X", "cat": "{cat}",{" "}
+    "name": "{name}", "pid": {pid}, "tid": 7,
+    "ts": {ts}, "dur": {dur},
+    "args": {{
+      "Trace name": "PyTorch Profiler", "Trace iteration": 0,
+      {args}
+    }}
+  }},
+'''
+        for cat, name, pid, ts, dur, args in (
+            ("cpu_op", "aten::mm", 9, 1795263694128419, 73,
+             '"External id": 2, "Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"]'),
+            ("cuda_runtime", "cudaLaunchKernel", 9, 1795263694128430, 5, '"cbid": 211, "correlation": 5, "external id": 2'),
+            ("kernel", "sgemm", 0, 1795263694128500, 12, '"device": 0, "stream": 7, "correlation": 5, "external id": 2'),
+        )
+    )  # fmt: skip
+    text = f'\n{{\n  "schemaVersion": 1,\n  "deviceProperties": [\n  ],\n  "traceEvents": [\n{events}'
+    last = '{"name": "process_name", "ph": "M", "ts": 1795263694128262, "pid": 9, "tid": 0, "args": {"name": "python"}}'
+    (tmp_path / "t.json").write_text(f'{text}{last}\n  ],\n  "traceName": "t.json"\n}}')
+    trace = read_kineto(tmp_path / "t.json")
+    assert trace.problems == [] and trace.ops.ts_ns.tolist() == [1795263694128419000]
+    gemm = views.gemm_instances(
+        trace
+    )  # the link goes by correlation: this torch has no External id on kernels
+    assert (gemm.M[0], gemm.N[0], gemm.K[0], gemm.dur_ns[0], gemm.kernels[0]) == (8, 2, 4, 12_000, "sgemm")
+    assert trace.text(trace.processes.name_id).tolist() == ["python"]
+
+
+def test_a_piece_that_ends_inside_a_text_is_cut_elsewhere(tmp_path):
+    writer = TraceWriter()
+    for at in range(60):
+        writer.op(f'odd }},{{"ph": "X"}}, {{ \\" {at % 7}' + "},{" * 40, at, 1)
+    path = writer.write(tmp_path / "t.json")
+    for piece_bytes in (128, 300, 1000):
+        trace = read_kineto(path, piece_bytes=piece_bytes)
+        assert trace.problems == [] and as_rows(trace) == plain_read(path)
+
+
+def test_names_of_processes_and_threads_are_kept_and_the_last_one_counts(tmp_path):
+    def named(kind: str, pid: object, tid: object, text: str) -> dict:
+        key = "labels" if kind == "process_labels" else "name"
+        return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 1, "args": {key: text}}
+
+    events = [
+        named("process_name", 0, 0, "python"),
+        named("process_labels", 0, 0, "GPU 0"),
+        named("process_labels", 9, 0, "CPU"),
+        named("thread_name", 0, 7, "stream 7"),
+        named("thread_name", 9, 1, "thread 1"),
+        named("thread_name", 9, 1, "thread 1 (python)"),
+        named("thread_name", "Spans", "", "x"),
+        {"ph": "M", "name": "process_sort_index", "pid": 0, "tid": 0, "args": {"sort_index": 5}},
+        {"ph": "M", "name": "thread_name", "pid": 3, "tid": 3},
+    ]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+    trace = read_kineto(tmp_path / "t.json")
+    assert trace.problems == [] and trace.processes.pid.tolist() == [0, 9]
+    assert trace.text(trace.processes.name_id).tolist() == ["python", ""]
+    assert trace.text(trace.processes.label_id).tolist() == ["GPU 0", "CPU"]
+    assert trace.text(trace.threads.name_id).tolist() == ["stream 7", "thread 1 (python)", "x"]
+    assert trace.threads.pid.tolist()[:2] == [0, 9] and trace.strings[-2 - trace.threads.pid[2]] == "Spans"
 
 
 def test_the_base_time_is_added(tmp_path):
@@ -260,7 +360,7 @@ def test_a_missing_trace_is_said_to_be_missing(tmp_path):
 def test_a_trace_without_events_has_empty_tables(tmp_path):
     (tmp_path / "t.json").write_text('{"traceEvents": []}')
     trace = read_kineto(tmp_path / "t.json")
-    assert [len(getattr(trace, name)) for name in TABLES] == [0] * 5
+    assert [len(getattr(trace, name)) for name in TABLES] == [0] * len(TABLES)
 
 
 def test_deep_nesting_is_refused_and_not_followed(tmp_path):

@@ -140,6 +140,36 @@ def test_a_collective_kernel_without_metadata_is_a_row_all_the_same(tmp_path):
     assert (table.grid_x[0], table.msg_bytes[0], table.dtype[0]) == (-1, -1, "")
 
 
+def test_metadata_that_only_the_op_has_reach_its_collective_kernel(tmp_path):
+    writer = TraceWriter(world_size=2)
+    told = {"Collective name": "allreduce", "In msg nelems": 64, "Out msg nelems": 64, "dtype": "Float",
+            "Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": 7,
+            "In split size": [1, 2]}  # fmt: skip
+    op = writer.op("record_param_comms", 1000, 5, **told)
+    writer.kernel("ncclKernel_AllReduce_RING_LL_Sum_float", 1010, 20, op=op)
+    table = views.collective_instances(read(writer, tmp_path))
+    assert (table.collective[0], table.msg_bytes[0], table.seq[0], table.pg_ranks[0]) == (
+        "allreduce",
+        256,
+        7,
+        "[0, 1]",
+    )
+    assert (table.in_split[0], table.out_split[0]) == ("[1,2]", "")
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), min_size=1, max_size=5), max_size=6)
+)
+def test_the_time_of_each_group_is_the_union_of_its_spans(groups):
+    groups = [sorted(group) for group in groups]
+    rows = np.array([row for group in groups for row in group], dtype=np.int64).reshape(-1, 2)
+    first = np.cumsum([0, *(len(group) for group in groups)])[: len(groups)]
+    plain = [len({at for start, dur in group for at in range(start, start + dur)}) for group in groups]
+    assert views._covered_per_group(rows[:, 0], rows[:, 1], first).tolist() == plain
+    far = views._covered_per_group(rows[:, 0] * 2**55, rows[:, 1] * 2**55, first)
+    assert (far // 2**55).tolist() == plain
+
+
 def test_on_a_cpu_ops_and_gloo_ranges_stand_in_for_kernels(tmp_path):
     writer = TraceWriter(world_size=2, vendor="none")
     cpu_step(writer, 1, 1000)

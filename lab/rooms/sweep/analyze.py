@@ -6,12 +6,9 @@ own log, say happened, per collective and message size.
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from lab.rooms.sweep.layout import ConfigDir, TraceFile, find_configs
 from lab.stats import robust
 from lab.trace import views
 from lab.trace.kineto import read_kineto
+from lab.trace.pool import map_traces
 from lab.trace.tables import Trace
 
 Progress = Callable[[int, int, Path], None]
@@ -97,12 +95,10 @@ def analyze(
     """
     expected = list(expected or [])
     configs = _configs(Path(folder), expected)
-    jobs = [(number, trace) for number, config in enumerate(configs) for trace in config.traces]
-    read: list[list[RankFigures]] = [[] for _ in configs]
-    for done, (number, figures) in enumerate(_read_all(jobs, workers), start=1):
-        read[number].append(figures)
-        if progress:
-            progress(done, len(jobs), figures.path)
+    traces = [trace for config in configs for trace in config.traces]
+    tell = None if progress is None else lambda done, total, trace: progress(done, total, trace.path)
+    results = iter(map_traces(read_rank, traces, workers=workers, progress=tell))
+    read = [[_figures(trace, next(results)) for trace in config.traces] for config in configs]
     return put_together(Path(folder), configs, read, expected)
 
 
@@ -152,14 +148,17 @@ class RankFigures:
 
 
 def read_rank(found: TraceFile) -> RankFigures:
-    """Figures of one trace; a trace that cannot be read comes back with its `error`."""
+    """Figures of one trace; raises LabError if it cannot be read."""
+    return figures_of(found, read_kineto(found.path))
+
+
+def _figures(found: TraceFile, result: RankFigures | LabError) -> RankFigures:
+    """A trace that could not be read leaves behind its rank, as its path tells it, and the reason."""
+    if isinstance(result, RankFigures):
+        return result
+    where = f" ({result.where})" if result.where else ""
     named = -1 if found.rank is None else found.rank
-    try:
-        trace = read_kineto(found.path)
-    except LabError as error:
-        where = f" ({error.where})" if error.where else ""
-        return RankFigures(found.path, named, error=(f"{error.what}{where}", error.fix or ""))
-    return figures_of(found, trace)
+    return RankFigures(found.path, named, error=(f"{result.what}{where}", result.fix or ""))
 
 
 def figures_of(found: TraceFile, trace: Trace) -> RankFigures:
@@ -246,33 +245,6 @@ def _configs(folder: Path, expected: Sequence[Mapping[str, Any]]) -> list[Config
         if expected and folder.is_dir():
             return []
         raise
-
-
-def _read_all(jobs: Sequence[tuple[int, TraceFile]], workers: int) -> Iterable[tuple[int, RankFigures]]:
-    if workers <= 1 or len(jobs) <= 1:
-        yield from ((number, read_rank(trace)) for number, trace in jobs)
-        return
-    # spawn: a fork of a process with threads (progress bars, numpy) can hang
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
-        waiting = {pool.submit(read_rank, trace): (number, trace) for number, trace in jobs}
-        for future in as_completed(waiting):
-            number, trace = waiting[future]
-            try:
-                yield number, future.result()
-            except BrokenProcessPool:
-                yield number, _read_alone(trace)
-
-
-def _read_alone(found: TraceFile) -> RankFigures:
-    """Once a worker has died, each trace left gets a process to itself: the guilty one is then known."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            return pool.submit(read_rank, found).result()
-        except BrokenProcessPool:
-            rank = -1 if found.rank is None else found.rank
-            fix = "read it on a machine with more memory"
-            return RankFigures(found.path, rank, error=("reading it was killed, probably for memory", fix))
 
 
 def _timeline_row(trace: Trace) -> dict[str, Any]:

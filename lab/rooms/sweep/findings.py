@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +14,82 @@ from lab.core.manifest import Manifest
 from lab.core.provenance import lab_identity
 from lab.core.run import Run
 from lab.core.step import Status
+from lab.errors import LabError
+from lab.report.page import Files, Points, Section
 from lab.rooms.sweep.analyze import analyze
+from lab.rooms.sweep.gemm.places import Places, within
+from lab.rooms.sweep.gemm.steps import read, run_all, summed
+from lab.rooms.sweep.gemm.tables import Report as GemmReport
+from lab.rooms.sweep.layout import find_configs
 from lab.rooms.sweep.report import Findings, report
+from lab.trace.cache import load_trace
+from lab.trace.views import device_of
 
 STATUS = {Status.ok: "ok", Status.skipped: "ok"}
 
 
 def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
-    """Read every trace below `folder`, put tables, figures and report.html into `out`."""
+    """Read every trace below `folder`, put tables, figures and report.html into `out`.
+
+    Traces of GPUs go through the whole GEMM pipeline, as by `lab gemm all`; its main findings join the page.
+    """
 
     def each(done: int, total: int, path: Path) -> None:
         if done == total or done % 8 == 0:
-            progress(f"  read {done} of {total} traces")
+            progress(f"  {done} of {total}: {path.name}")
 
     workers = min(8, len(os.sched_getaffinity(0)))
-    tables = analyze(folder, expected=expected_rows(run), workers=workers, progress=each)
+    where = within(folder, out)
+    expected = expected_rows(run)
+    if on_gpu(where):
+        data = read(where, workers=workers, expected=expected, progress=each)
+        progress("  GEMM pipeline: reports, variance, overlap, cause, plots, merged traces")
+        tables, done = data.tables, summed(run_all(where, data, workers=workers))
+    else:
+        tables, done = analyze(folder, expected=expected, workers=workers, progress=each), None
     manifest = run.manifest if run else None
-    kind = manifest.kind.value if manifest else "measured"
-    return report(
+    found = report(
         tables,
         out=out,
         title=f"Sweep {folder.resolve().name}",
         provenance=provenance(folder, manifest),
-        kind=kind,
+        kind=manifest.kind.value if manifest else "measured",
+        more=[gemm_section(done, out)] if done else (),
+    )
+    return joined(found, done) if done else found
+
+
+def on_gpu(where: Places) -> bool:
+    """Whether the first trace that can be read has GPU rows; what cannot be read is told by the analysis."""
+    try:
+        configs = find_configs(where.sweep)
+    except LabError:
+        return False
+    for trace in (trace for config in configs for trace in config.traces):
+        try:
+            return device_of(load_trace(trace.path, cache=where.cache)) == "gpu"
+        except LabError:
+            continue
+    return False
+
+
+def gemm_section(done: GemmReport, out: Path) -> Section:
+    """What the pipeline found, and where its files are: tables by name, the many others by folder."""
+    tables = [(str(path.relative_to(out)), "") for path in done.files if path.suffix == ".csv"]
+    folders = Counter(path.parent for path in done.files if path.suffix != ".csv")
+    entries = [(f"{path.relative_to(out)}/", f"{count} files") for path, count in sorted(folders.items())]
+    sentences = [f"{finding[:1].upper()}{finding[1:]}." for finding in done.findings]
+    links = Files("Tables, Excel reports, plots and merged traces", [*tables, *entries])
+    return Section("Why GEMM times vary", [Points(sentences), links])
+
+
+def joined(found: Findings, done: GemmReport) -> Findings:
+    """The page's findings with the pipeline's files, and with what it lacks where the page does not say it too."""
+    known = set(found.lacking)
+    return replace(
+        found,
+        files=[*found.files, *done.files],
+        lacking=[*found.lacking, *(text for text in done.lacking if text not in known)],
     )
 
 

@@ -85,10 +85,11 @@ def report(
     title: str,
     provenance: dict[str, dict[str, str]],
     kind: str = "measured",
+    more: Sequence[Section] = (),
 ) -> Findings:
     """Write `out/tables/*.csv`, `out/figures/*.png` and `out/report.html`, and say what they show.
 
-    `kind` is measured, replayed or synthetic. Raises StorageError where `out` cannot be written.
+    `kind` is measured, replayed or synthetic; `more` are sections to follow the sweep's own. Raises StorageError where `out` cannot be written.
     """
     files = [write_csv(getattr(tables, name), out / "tables" / f"{name}.csv") for name in TABLES]
     ranked = words.contenders(tables.configs)
@@ -99,7 +100,7 @@ def report(
         verdict=sentences,
         status=status,
         cards=_cards(tables, ranked),
-        sections=_sections(tables, out / "figures"),
+        sections=[*_sections(tables, out / "figures"), *more],
         provenance=provenance,
         footnotes=[*FOOTNOTES, *_unlinked(tables.timeline)],
         room="sweep",

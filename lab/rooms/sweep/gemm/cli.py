@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from lab.console import Console
+from lab.core.run import Run
 from lab.errors import StepFailed, needs
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -53,27 +54,37 @@ def gemm() -> None:
 
 
 @gemm.command("all")
-@options(*PLACE, TOP_K, SALVAGE, *COMMON)
-def everything(sweep: Path, top_k: int, salvage: bool, **shared: Any) -> None:
-    """Every step in one go, each trace read once."""
-    from lab.rooms.sweep.gemm.steps import run_all, summed
+@options(*PLACE, TOP_K, SALVAGE, click.option("--fresh", is_flag=True, help="Do it again even if nothing has changed."),
+         *COMMON)  # fmt: skip
+def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, **shared: Any) -> None:
+    """Every step in one go, each trace read once; nothing is done where nothing has changed since the last time."""
+    from lab.rooms.sweep.gemm.memo import key_of, memo_of, recall, remember
 
     session = Session(sweep, **shared)
-    reports = run_all(
-        session.places, top_k=top_k, workers=session.workers, salvage=salvage, progress=session.progress
-    )
-    session.finish(summed(reports))
+    key = key_of(sweep, {"top_k": top_k, "salvage": salvage, "home": str(session.places.home.absolute())})
+    known = None if fresh else recall(session.places, key)
+    if known:
+        session.console.detail("nothing has changed since the last time; --fresh does it all again")
+        _finish(known, session.places.analysis, files=[session.places.home / name for name in known.files],
+                as_json=shared["as_json"])  # fmt: skip
+        return
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm.steps import run_all, summed
+    data = session.read(salvage=salvage, workbooks=True)
+    done = summed(run_all(session.places, data, top_k=top_k, workers=session.workers, salvage=salvage))
+    remember(session.places, key, memo_of(session.places, done))
+    session.finish(done)
 
 
 @gemm.command()
 @options(*PLACE, SALVAGE, *COMMON)
 def report(sweep: Path, salvage: bool, **shared: Any) -> None:
     """Excel reports per rank and configuration, and timeline, collectives, effective, stragglers as CSV."""
-    from lab.rooms.sweep.gemm.steps import read
-    from lab.rooms.sweep.gemm.workbooks import gemm_report
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm.workbooks import gemm_report
 
     session = Session(sweep, **shared)
-    data = read(session.places, workers=session.workers, salvage=salvage, progress=session.progress)
+    data = session.read(salvage=salvage, workbooks=True)
     session.finish(gemm_report(sweep, session.places.analysis, data=data))
 
 
@@ -81,7 +92,8 @@ def report(sweep: Path, salvage: bool, **shared: Any) -> None:
 @options(*PLACE, TOP_K, *COMMON)
 def variance(sweep: Path, top_k: int, **shared: Any) -> None:
     """The GEMMs whose time varies most -> top5_gemm_kernels_time_variance.csv."""
-    from lab.rooms.sweep.gemm import variance as module
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm import variance as module
 
     session = Session(sweep, **shared)
     session.finish(module.variance(sweep, session.places.analysis, top_k=top_k, data=session.read()))
@@ -91,7 +103,8 @@ def variance(sweep: Path, top_k: int, **shared: Any) -> None:
 @options(*PLACE, TOP_K, *COMMON)
 def timestamps(sweep: Path, top_k: int, **shared: Any) -> None:
     """When the extreme instances ran -> ..._with_timestamps.csv."""
-    from lab.rooms.sweep.gemm import variance as module
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm import variance as module
 
     session = Session(sweep, **shared)
     session.finish(module.timestamps(sweep, session.places.analysis, top_k=top_k, data=session.read()))
@@ -101,7 +114,8 @@ def timestamps(sweep: Path, top_k: int, **shared: Any) -> None:
 @options(*PLACE, TOP_K, *COMMON)
 def overlap(sweep: Path, top_k: int, **shared: Any) -> None:
     """Which collectives overlapped them, and what of the variance that explains."""
-    from lab.rooms.sweep.gemm.steps import overlap_and_cause, summed
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm.steps import overlap_and_cause, summed
 
     session = Session(sweep, **shared)
     session.finish(summed(overlap_and_cause(session.places, session.read(), top_k=top_k)))
@@ -111,7 +125,8 @@ def overlap(sweep: Path, top_k: int, **shared: Any) -> None:
 @options(*PLACE, TOP_K, QUIET, JSON)
 def plots(sweep: Path, top_k: int, **shared: Any) -> None:
     """The plots of an analysis that is there -> plots/*.png."""
-    from lab.rooms.sweep.gemm import plots as module
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm import plots as module
 
     session = Session(sweep, **shared)
     session.finish(module.plots(session.places.analysis, top_k=top_k))
@@ -131,7 +146,8 @@ def merge(sweep: Path, form: str, cpu_ops: bool, salvage: bool, **shared: Any) -
 
     Written beside tracelens_analysis, as SWEEP/merged_traces; with --out, into OUT/merged_traces.
     """
-    from lab.rooms.sweep.gemm import steps
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm import steps
 
     session = Session(sweep, **shared)
     session.finish(steps.merge(session.places, form=form, cpu_ops=cpu_ops, salvage=salvage,
@@ -154,7 +170,7 @@ def compare(sweeps: tuple[Path, ...], out: Path, labels: tuple[str, ...], worker
 
     console = Console(quiet=quiet)
     done = module.compare(sweeps, out, labels=labels, workers=workers or _cpus(), progress=_teller(console))
-    _finish(done, out, as_json=as_json)
+    _finish(done, out, files=done.files, as_json=as_json)
 
 
 class Session:
@@ -162,32 +178,42 @@ class Session:
 
     def __init__(self, sweep: Path, *, out: Path | None, in_place: bool, quiet: bool, as_json: bool,
                  workers: int | None = None) -> None:  # fmt: skip
-        with needs("analysis"):
-            from lab.rooms.sweep.gemm.steps import places
+        from lab.rooms.sweep.gemm.places import places
 
         self.places = places(sweep, out, in_place=in_place)
         self.workers = workers or _cpus()
-        self.progress = _teller(Console(quiet=quiet))
+        self.console = Console(quiet=quiet)
+        self.progress = _teller(self.console)
         self._as_json = as_json
 
-    def read(self) -> Any:
-        from lab.rooms.sweep.gemm.tables import read_sweep
+    def read(self, *, salvage: bool = False, workbooks: bool = False) -> Any:
+        """The sweep in memory; what its manifest expects and is not there has its row."""
+        with needs("analysis"):
+            from lab.rooms.sweep.findings import expected_rows
+            from lab.rooms.sweep.gemm.tables import read_sweep
 
+        sweep = self.places.sweep
         return read_sweep(
-            self.places.sweep, cache=self.places.cache, workers=self.workers, progress=self.progress
+            sweep,
+            cache=self.places.cache,
+            workers=self.workers,
+            workbooks=self.places.analysis if workbooks else None,
+            salvage=salvage,
+            expected=expected_rows(Run.open(sweep) if Run.is_run(sweep) else None),
+            progress=self.progress,
         )
 
     def finish(self, done: Any) -> None:
-        _finish(done, self.places.analysis, as_json=self._as_json)
+        _finish(done, self.places.analysis, files=done.files, as_json=self._as_json)
 
 
-def _finish(done: Any, where: Path, *, as_json: bool) -> None:
+def _finish(done: Any, where: Path, *, files: list[Path], as_json: bool) -> None:
     """Say what was found and written. Raises StepFailed if something that was asked for is not there."""
     if as_json:
         import msgspec
 
         parts = {name: getattr(done, name) for name in ("findings", "lacking", "problems")}
-        click.echo(msgspec.json.encode({**parts, "files": [str(path) for path in done.files]}).decode())
+        click.echo(msgspec.json.encode({**parts, "files": [str(path) for path in files]}).decode())
     else:
         for finding in done.findings:
             click.echo(f"- {finding}")
@@ -195,7 +221,7 @@ def _finish(done: Any, where: Path, *, as_json: bool) -> None:
             click.echo(f"note: {problem}")
         if len(done.problems) > MOST_PROBLEMS:
             click.echo(f"note: and {len(done.problems) - MOST_PROBLEMS} more (--json lists all)")
-        for line in _by_folder(done.files):
+        for line in _by_folder(files):
             click.echo(line)
     if done.lacking:
         raise StepFailed("not everything is there:\n" + "\n".join(f"  {line}" for line in done.lacking), where=where,

@@ -70,8 +70,9 @@ def settings_of(out: Path, table: pd.DataFrame) -> pd.DataFrame:
         known.append(read_table(out / "timeline.csv"))
     columns = list(KNOBS)
     found = [one.reindex(columns=columns) for one in known if len(one)]
-    every: pd.DataFrame = pd.concat(found) if found else pd.DataFrame(columns=columns)
-    return every.drop_duplicates()
+    every = pd.concat(found) if found else pd.DataFrame(columns=columns)
+    settings: pd.DataFrame = every.drop_duplicates()
+    return settings
 
 
 def _by(knob: str) -> Callable[[pd.DataFrame, pd.DataFrame], Figure]:

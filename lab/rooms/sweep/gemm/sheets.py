@@ -105,7 +105,7 @@ def perf_sheets(found: Launches, gemm: pd.DataFrame, collectives: pd.DataFrame) 
         "ops_summary_by_category": ops_summary_by_category(found),
         "ops_summary": summary,
         "ops_unique_args": ops_unique_args(found),
-        "GEMM": gemm[[name for name in gemm if not name.startswith("_")]],
+        "GEMM": gemm[[name for name in gemm if not str(name).startswith("_")]],
         "kernel_summary": kernel_summary(found, total_us),
         "short_kernel_histogram": short_kernel_histogram(found.trace),
         "short_kernels_summary": short_kernels_summary(found, total_us),
@@ -122,7 +122,8 @@ def gpu_timeline(trace: Trace) -> pd.DataFrame:
         total_ms = figures["total_time_ms"]
         columns[f"time ms{suffix}"] = time_ms
         columns[f"percent{suffix}"] = [100 * ms / total_ms if total_ms else np.nan for ms in time_ms]
-    return pd.DataFrame({"type": ROWS_OF_TIMELINE, **columns})
+    result: pd.DataFrame = pd.DataFrame({"type": ROWS_OF_TIMELINE, **columns})
+    return result
 
 
 def ops_summary_by_category(found: Launches) -> pd.DataFrame:
@@ -220,7 +221,10 @@ def gemm_sheet(found: Launches, gemm: Table) -> pd.DataFrame:
         **_gemm_extras(gemm, group, stats),
         **{f"_{name}": shape[name] for name in GEMM_GROUP},
     })  # fmt: skip
-    return sheet.sort_values("Kernel Time (µs)_sum", ascending=False, kind="stable", ignore_index=True)
+    result: pd.DataFrame = sheet.sort_values(
+        "Kernel Time (µs)_sum", ascending=False, kind="stable", ignore_index=True
+    )
+    return result
 
 
 def coll_analysis(collectives: Table, rank: int) -> pd.DataFrame:
@@ -234,7 +238,7 @@ def coll_analysis(collectives: Table, rank: int) -> pd.DataFrame:
         "dtype": collectives.dtype,
         "In msg nelems": collectives.in_nelems,
         "Out msg nelems": collectives.out_nelems,
-        **{f"{side} split size": told(collectives, f"{side.lower()}_split") for side in ("In", "Out")},
+        **{f"{side} split size": splits(collectives, side.lower()) for side in ("In", "Out")},
         "stream": collectives.stream,
     })  # fmt: skip
     key = list(frame)
@@ -246,12 +250,15 @@ def coll_analysis(collectives: Table, rank: int) -> pd.DataFrame:
         f"{side} msg size (MB)_first": (f"{side} msg size (MB)_first", "first") for side in ("In", "Out")
     }
     aggregates |= {f"dur_{how}": ("dur", how) for how in ("sum", "mean", "std", "min", "max")}
-    return frame.groupby(key, sort=True).agg(**aggregates, operation_count=("dur", "size")).reset_index()
+    result: pd.DataFrame = (
+        frame.groupby(key, sort=True).agg(**aggregates, operation_count=("dur", "size")).reset_index()
+    )
+    return result
 
 
-def told(table: Table, column: str) -> np.ndarray:
-    """A text column that not every reader fills: "" where the table lacks it."""
-    return getattr(table, column) if column in list(table) else np.full(len(table), "", dtype=object)
+def splits(table: Table, side: str) -> np.ndarray:
+    """The split sizes of one side, `in` or `out`, as text (n,); profilers write the list as text or as a list."""
+    return _objects([text.strip('"') for text in getattr(table, f"{side}_split").tolist()])
 
 
 def kernel_summary(found: Launches, total_us: float) -> pd.DataFrame:
@@ -275,16 +282,21 @@ def kernel_summary(found: Launches, total_us: float) -> pd.DataFrame:
         **{f"{key}_us": stats[key] for key in ("median", "mad", "p95")},
         "family": [families.family(name) for name in names],
     })  # fmt: skip
-    return frame.sort_values("Kernel duration (µs)_sum", ascending=False, kind="stable", ignore_index=True)
+    result: pd.DataFrame = frame.sort_values(
+        "Kernel duration (µs)_sum", ascending=False, kind="stable", ignore_index=True
+    )
+    return result
 
 
 def short_kernel_histogram(trace: Trace) -> pd.DataFrame:
     """Kernels below 10 µs in 100 bins between the shortest and the longest of them."""
     dur_us = trace.kernels.dur_ns[trace.kernels.kind == KERNEL] / 1000
     count, edges = np.histogram(dur_us[dur_us < SHORT_US], bins=BINS)
-    if not count.sum():
-        return pd.DataFrame(columns=["bin_start", "bin_end", "count"])
-    return pd.DataFrame({"bin_start": edges[:-1], "bin_end": edges[1:], "count": count})
+    some = slice(None) if count.sum() else slice(0)
+    result: pd.DataFrame = pd.DataFrame(
+        {"bin_start": edges[:-1][some], "bin_end": edges[1:][some], "count": count[some]}
+    )
+    return result
 
 
 def short_kernels_summary(found: Launches, total_us: float) -> pd.DataFrame:
@@ -309,7 +321,8 @@ def short_kernels_summary(found: Launches, total_us: float) -> pd.DataFrame:
         "Short Kernel duration (µs) percent of total time": _percent(stats["sum"], total_us),
     })  # fmt: skip
     order = "Short Kernel duration (µs) sum"
-    return frame.sort_values(order, ascending=False, kind="stable", ignore_index=True)
+    result: pd.DataFrame = frame.sort_values(order, ascending=False, kind="stable", ignore_index=True)
+    return result
 
 
 def kernel_details(found: Launches, group: np.ndarray, num_groups: int) -> dict[str, list[str]]:
@@ -506,7 +519,8 @@ def _kernel_categories(trace: Trace, link: np.ndarray) -> np.ndarray:
 def _ranked(frame: pd.DataFrame, by: str) -> pd.DataFrame:
     frame = frame.sort_values(by, ascending=False, kind="stable", ignore_index=True)
     share = _percent(frame[by].to_numpy(dtype=float), float(frame[by].sum()))
-    return frame.assign(**dict(zip(CUM, (share, np.cumsum(share)), strict=True)))
+    result: pd.DataFrame = frame.assign(**dict(zip(CUM, (share, np.cumsum(share)), strict=True)))
+    return result
 
 
 def _percent(part: np.ndarray, whole: float) -> np.ndarray:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from lab.core.run import Run
-from lab.drive import home_of
 from lab.errors import BadDataError, LabError, MissingError
 from lab.rooms.sweep.gemm.cause import cause
 from lab.rooms.sweep.gemm.overlap import overlap
+from lab.rooms.sweep.gemm.places import Places
 from lab.rooms.sweep.gemm.plots import plots
 from lab.rooms.sweep.gemm.tables import Report, SweepData, read_sweep
 from lab.rooms.sweep.gemm.variance import timestamps, variance
@@ -25,51 +25,20 @@ from lab.trace.pool import map_traces
 from lab.trace.tables import Table, Trace
 from lab.trace.views import collective_instances
 
-ANALYSIS, MERGED = "tracelens_analysis", "merged_traces"
 SUFFIXES = {"json": ".json.gz", "pftrace": ".pftrace.gz"}
 
 Progress = Callable[[int, int, Path], None]
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where the pipeline reads and writes; cache holds the traces as columns."""
-
-    sweep: Path
-    analysis: Path
-    merged: Path
-    cache: Path
-
-
-def places(sweep: Path, out: Path | None = None, *, in_place: bool = False) -> Places:
-    """A run of lab, and any folder with in_place, gets its analysis inside; another recording is not touched.
-
-    Its analysis goes to experiments/NAME_analysis, as with `lab analyze`. out is the analysis folder itself.
-    Raises MissingError where there is no such sweep.
-    """
-    if not sweep.exists():
-        raise MissingError("no such sweep", where=sweep, fix="give a sweep, a folder of ranks, or one trace")
-    if out is not None:
-        return Places(sweep, out, out / MERGED, out / ".cache" / "traces")
-    home = sweep if in_place and sweep.is_dir() else home_of(sweep)
-    # The driver's own analysis of a run keeps its cache in the same place.
-    return Places(sweep, home / ANALYSIS, home / MERGED, home / ".cache" / "traces")
-
-
 def run_all(
     where: Places,
+    data: SweepData,
     *,
     top_k: int = 5,
     workers: int = 2,
     salvage: bool = False,
-    data: SweepData | None = None,
-    progress: Progress | None = None,
 ) -> dict[str, Report]:
-    """Every step on traces that are read once; a step that cannot be done says so and the others go on.
-
-    data: what `read` gave already. Raises MissingError where there is nothing to read.
-    """
-    data = data or read(where, workers=workers, salvage=salvage, progress=progress)
+    """Every step on a sweep that `read` gave; a step that cannot be done says so and the others go on."""
     sweep, out = where.sweep, where.analysis
     steps: dict[str, Callable[[], Report]] = {
         "report": lambda: gemm_report(sweep, out, data=data),
@@ -92,16 +61,24 @@ def overlap_and_cause(where: Places, data: SweepData, *, top_k: int = 5) -> dict
 
 
 def read(
-    where: Places, *, workers: int, salvage: bool = False, progress: Progress | None = None
+    where: Places,
+    *,
+    workers: int,
+    salvage: bool = False,
+    expected: Sequence[Mapping[str, Any]] = (),
+    progress: Progress | None = None,
 ) -> SweepData:
-    """The sweep in memory, with each rank's workbook written on the way."""
+    """The sweep in memory, with each rank's workbook written on the way.
+
+    expected: rows of the run's manifest, as `lab.rooms.sweep.findings.expected_rows` gives them.
+    """
     return read_sweep(
         where.sweep,
         cache=where.cache,
         workers=workers,
         workbooks=where.analysis,
         salvage=salvage,
-        expected=_expected(where.sweep),
+        expected=expected,
         progress=progress,
     )
 
@@ -216,9 +193,3 @@ def _name(config: ConfigDir) -> str:
     parts = [f"{config.threads}thread" if config.threads else "", f"{config.channels}ch" if config.channels else "",
              f"repeat{config.repeat}" if config.repeat > 1 else "", "merged"]  # fmt: skip
     return "_".join(part for part in parts if part)
-
-
-def _expected(sweep: Path) -> list[dict[str, object]]:
-    from lab.rooms.sweep.findings import expected_rows
-
-    return expected_rows(Run.open(sweep) if Run.is_run(sweep) else None)

@@ -6,7 +6,7 @@ What cannot be read is a row with its reason; the rest is analysed all the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ class SweepData:
     """A sweep in memory. gemm has the columns INSTANCES; groups the GEMM sheets below SETTING and rank.
 
     ranks holds for (threads, channel, repeat) what each readable rank gave; tables are those of the sweep's
-    page; lacking says what is missing.
+    page; lacking says what is missing. memo keeps what several steps of the pipeline compute from it.
     """
 
     folder: Path
@@ -104,6 +104,7 @@ class SweepData:
     files: list[Path]
     lacking: list[str]
     problems: list[str]
+    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 def read_sweep(
@@ -367,7 +368,8 @@ def _instances(
             columns |= {name: getattr(table, name) for name in INSTANCES if name not in columns}
             frames.append(pd.DataFrame({name: columns[name] for name in INSTANCES}))
     frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=INSTANCES)
-    return frame.astype(dict.fromkeys(_TEXTS, "category"))
+    result: pd.DataFrame = frame.astype(dict.fromkeys(_TEXTS, "category"))
+    return result
 
 
 def _groups(by_setting: Mapping[tuple[int, int, int], Mapping[int, RankTables]]) -> pd.DataFrame:
@@ -377,7 +379,10 @@ def _groups(by_setting: Mapping[tuple[int, int, int], Mapping[int, RankTables]])
             if len(one.groups):
                 key: dict[str, Any] = {**dict(zip(SETTING, setting, strict=True)), "rank": rank}
                 frames.append(pd.DataFrame({**dict.fromkeys(key, 0), **one.groups}).assign(**key))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*SETTING, "rank"])
+    result: pd.DataFrame = (
+        pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*SETTING, "rank"])
+    )
+    return result
 
 
 def _lacking(tables: SweepTables) -> list[str]:
@@ -399,15 +404,3 @@ def _problems(tables: SweepTables) -> list[str]:
 def _name(row: Mapping[Any, Any]) -> str:
     repeat = f" repeat {row['repeat']}" if row["repeat"] > 1 else ""
     return f"{row['threads']} threads {row['channel']} channels{repeat}"
-
-
-def merged(first: Report, *others: Report) -> Report:
-    """One report of several steps; what they repeat is said once."""
-    everything = [first, *others]
-    return replace(
-        first,
-        files=list(dict.fromkeys(path for one in everything for path in one.files)),
-        lacking=list(dict.fromkeys(text for one in everything for text in one.lacking)),
-        problems=list(dict.fromkeys(text for one in everything for text in one.problems)),
-        findings=list(dict.fromkeys(text for one in everything for text in one.findings)),
-    )

@@ -34,7 +34,8 @@ OURS = [
 MORE = [
     "B", "bias", "dims", "transpose", "repeat", "robust_spread", "excess_time_us", "num_kernel_names", "family",
     "cold_n", "unfinished_n", "step_medians_us", "free_n", "overlapped_n",
-    "min_step", "min_correlation", "min_ts_ns", "max_correlation", "max_ts_ns", "file",
+    "min_step", "min_correlation", "min_ts_ns", "min_end_ns",
+    "max_correlation", "max_ts_ns", "max_end_ns", "file",
 ]  # fmt: skip
 STAMPS = [
     "min_duration_timestamp_ms", "max_duration_timestamp_ms", "time_between_min_max_ms",
@@ -94,19 +95,11 @@ def groups(data: SweepData, *, keep_odd_steps: bool = True) -> pd.DataFrame:
 
     GEMM kernels whose launch was not recorded have no shape and no row. Raises MissingError without a row.
     """
-    chosen = usable(data, keep_odd_steps=keep_odd_steps)
-    if chosen.empty:
-        raise MissingError(
-            "no GEMM in these traces was launched by a recorded op",
-            where=data.folder,
-            fix="record the traces with record_shapes=True, and the CPU side too",
-        )
-    key = [*SETTING, "rank", *GROUP]
-    group = chosen.groupby(key, observed=True, sort=True).ngroup().to_numpy()
-    frame = _describe(chosen, group)
-    joined = frame.merge(_sheet_of(data), how="left", on=key, validate="one_to_one")
-    ordered: pd.DataFrame = joined[[*FIRST, *sorted(_sheet_columns(joined)), *OURS, *MORE]]
-    return ordered
+    memo = f"groups {keep_odd_steps}"
+    if memo not in data.memo:
+        data.memo[memo] = _groups(data, keep_odd_steps=keep_odd_steps)
+    found: pd.DataFrame = data.memo[memo]
+    return found
 
 
 def usable(data: SweepData, *, keep_odd_steps: bool) -> pd.DataFrame:
@@ -114,26 +107,29 @@ def usable(data: SweepData, *, keep_odd_steps: bool) -> pd.DataFrame:
     frame = data.gemm
     keep = (frame["op"] != NO_LAUNCH).to_numpy()
     if not keep_odd_steps:
-        keep &= ~(frame["cold"] | frame["unfinished"]).to_numpy(dtype=bool)
-    return frame[keep]
+        keep = keep & ~(frame["cold"] | frame["unfinished"]).to_numpy(dtype=bool)
+    result: pd.DataFrame = frame[keep]
+    return result
 
 
 def top_rows(table: pd.DataFrame, top_k: int) -> pd.DataFrame:
     """The top_k rows of each trace by time_diff_us, all of them sorted by it; what ran once is left out."""
     repeated = table[table["n"] > 1].sort_values("time_diff_us", ascending=False, kind="stable")
     top: pd.DataFrame = repeated.groupby([*SETTING, "rank"], sort=False).head(top_k)
-    return top.reset_index(drop=True)
+    result: pd.DataFrame = top.reset_index(drop=True)
+    return result
 
 
 def with_timestamps(data: SweepData, top: pd.DataFrame) -> pd.DataFrame:
     """The rows with STAMPS appended."""
-    base_ns = np.array([
-        data.ranks[(row.threads, row.channel, row.repeat)][row.rank].base_ns for row in top.itertuples()
-    ], dtype=np.int64)  # fmt: skip
+    where = top[[*SETTING, "rank"]].to_numpy(dtype=np.int64).tolist()
+    base_ns = np.array([data.ranks[(t, c, k)][r].base_ns for t, c, k, r in where], dtype=np.int64)
     low_ms = (top["min_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     high_ms = (top["max_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     values = (low_ms, high_ms, np.abs(high_ms - low_ms), top["kernel_time_min_us"], top["kernel_time_max_us"])
-    return top.assign(**dict(zip(STAMPS, values, strict=True)))
+    stamps = pd.DataFrame(dict(zip(STAMPS, values, strict=True)), index=top.index)
+    stamped: pd.DataFrame = pd.concat([top, stamps], axis=1)
+    return stamped
 
 
 def slowdown(instances: pd.DataFrame) -> dict[str, float]:
@@ -168,6 +164,22 @@ def blocks_of(instances: pd.DataFrame) -> np.ndarray:
     return numbers
 
 
+def _groups(data: SweepData, *, keep_odd_steps: bool) -> pd.DataFrame:
+    chosen = usable(data, keep_odd_steps=keep_odd_steps)
+    if chosen.empty:
+        raise MissingError(
+            "no GEMM in these traces was launched by a recorded op",
+            where=data.folder,
+            fix="record the traces with record_shapes=True, and the CPU side too",
+        )
+    key = [*SETTING, "rank", *GROUP]
+    group = chosen.groupby(key, observed=True, sort=True).ngroup().to_numpy()
+    frame = _describe(chosen, group)
+    joined = frame.merge(_sheet_of(data), how="left", on=key, validate="one_to_one")
+    ordered: pd.DataFrame = joined[[*FIRST, *sorted(_sheet_columns(joined)), *OURS, *MORE]]
+    return ordered
+
+
 def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
     """One row for each group 0..n-1 (of each instance) with all figures but those of the sheet."""
     dur_us = instances["dur_ns"].to_numpy() / 1000
@@ -177,7 +189,7 @@ def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
     ends = np.cumsum(stats["count"])
     low, high = (instances.iloc[order[at]] for at in (ends - stats["count"], ends - 1))
     keys = low[[*SETTING, "rank", *GROUP, "transpose", "family", "file"]].reset_index(drop=True)
-    return keys.assign(
+    result: pd.DataFrame = keys.assign(
         kernel_time_min_us=stats["min"],
         kernel_time_max_us=stats["max"],
         time_diff_us=stats["max"] - stats["min"],
@@ -194,10 +206,11 @@ def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
         step=high["step"].to_numpy(),
         step_medians_us=_step_medians(instances["step"].to_numpy(), dur_us, group, n),
         **_kernel_names(instances["kernels"], group, n),
-        **{f"min_{name}": low[name].to_numpy() for name in ("step", "correlation", "ts_ns")},
-        **{f"max_{name}": high[name].to_numpy() for name in ("correlation", "ts_ns")},
+        **{f"min_{name}": low[name].to_numpy() for name in ("step", "correlation", "ts_ns", "end_ns")},
+        **{f"max_{name}": high[name].to_numpy() for name in ("correlation", "ts_ns", "end_ns")},
         **_slowdowns(instances, order, ends),
     )
+    return result
 
 
 def _slowdowns(instances: pd.DataFrame, order: np.ndarray, ends: np.ndarray) -> dict[str, list[float]]:
@@ -231,14 +244,15 @@ def _kernel_names(kernels: pd.Series, group: np.ndarray, n: int) -> dict[str, An
 def _sheet_of(data: SweepData) -> pd.DataFrame:
     """The GEMM sheets, read by header: columns col_<header>, and SETTING, rank and GROUP to join them by."""
     sheet, keys = data.groups, [*SETTING, "rank"]
-    names = {name: f"col_{name}" for name in sheet if name not in (*keys, *EXTRAS) and not name.startswith("_")}
+    known = [str(name) for name in sheet if name not in (*keys, *EXTRAS)]
+    names = {name: f"col_{name}" for name in known if not name.startswith("_")}
     names |= {f"_{name}": name for name in GROUP}
     renamed: pd.DataFrame = sheet[[*keys, *names]].rename(columns=names)
     return renamed
 
 
 def _sheet_columns(frame: pd.DataFrame) -> list[str]:
-    return [name for name in frame if name.startswith("col_")]
+    return [str(name) for name in frame if str(name).startswith("col_")]
 
 
 def _write_instances(data: SweepData, path: Path) -> Path:
@@ -254,7 +268,9 @@ def _unlinked(data: SweepData) -> list[str]:
     if not lost:
         return []
     total = len(data.gemm)
-    return [f"{lost} of {total} GEMM kernels were launched before the window: without shapes, they are not grouped"]
+    return [
+        f"{lost} of {total} GEMM kernels were launched before the window: without shapes, they are not grouped"
+    ]
 
 
 def _findings(top: pd.DataFrame) -> list[str]:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from lab.report.excel import write_workbook
 from lab.report.tables import write_csv
-from lab.rooms.sweep.gemm.sheets import told
+from lab.rooms.sweep.gemm.sheets import splits
 from lab.rooms.sweep.gemm.tables import (
     SETTING,
     Progress,
@@ -80,7 +80,7 @@ def gemm_report(
         data = read_sweep(
             sweep, cache=cache, workers=workers, workbooks=out, salvage=salvage, progress=progress
         )
-    paired = {setting: pair(ranks) for setting, ranks in data.ranks.items() if ranks}
+    paired = pairs_of(data)
     files = list(data.files)
     for setting, pairs in paired.items():
         sheets = collective_sheets(pairs, data.ranks[setting])
@@ -101,11 +101,18 @@ def gemm_report(
     )
 
 
-def pair(ranks: Mapping[int, RankTables]) -> Pairs:
-    """The collectives of one configuration, matched over its ranks."""
-    return pair_collectives(
-        {rank: one.collectives for rank, one in ranks.items() if one.collectives is not None}
-    )
+def pairs_of(data: SweepData) -> dict[tuple[int, int, int], Pairs]:
+    """For each configuration with a readable rank its collectives, matched over the ranks."""
+    if "pairs" not in data.memo:
+        data.memo["pairs"] = {
+            setting: pair_collectives(
+                {rank: one.collectives for rank, one in ranks.items() if one.collectives is not None}
+            )
+            for setting, ranks in data.ranks.items()
+            if ranks
+        }
+    found: dict[tuple[int, int, int], Pairs] = data.memo["pairs"]
+    return found
 
 
 def csv_tables(data: SweepData, paired: Mapping[tuple[int, int, int], Pairs]) -> dict[str, pd.DataFrame]:
@@ -158,8 +165,8 @@ def nccl_long(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: _Nodes) -> p
             "In msg size (MB)": table.in_nelems * size,
             "Out msg nelems": table.out_nelems,
             "Out msg size (MB)": table.out_nelems * size,
-            "In split size": told(table, "in_split"),
-            "Out split size": told(table, "out_split"),
+            "In split size": splits(table, "in"),
+            "Out split size": splits(table, "out"),
             "stream": table.stream,
             "ts": matched.ts_ns,
             "dur": matched.dur_ns / 1000,
@@ -171,11 +178,10 @@ def nccl_long(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: _Nodes) -> p
             "grid_x": table.grid_x,
             "block_x": table.block_x,
         }))  # fmt: skip
-    if not frames:
-        return pd.DataFrame({"collective_id": []})
     frame = pd.concat(frames, ignore_index=True)
     frame["ts"] = (frame["ts"] - _origin_ns(pairs)) / 1000
-    return frame.sort_values(["ts", "rank"], kind="stable", ignore_index=True)
+    result: pd.DataFrame = frame.sort_values(["ts", "rank"], kind="stable", ignore_index=True)
+    return result
 
 
 def nccl_implicit_sync(pairs: Pairs, nodes: _Nodes) -> pd.DataFrame:
@@ -186,7 +192,7 @@ def nccl_implicit_sync(pairs: Pairs, nodes: _Nodes) -> pd.DataFrame:
         np.stack([columns["wait"] for columns in by_rank.values()]) if by_rank else np.empty((0, len(table)))
     )
     known = np.isfinite(wait_us).sum(axis=0) if len(wait_us) else np.zeros(len(table))
-    return pd.DataFrame({
+    result: pd.DataFrame = pd.DataFrame({
         "collective_id": table.collective_id,
         **{title: getattr(table, name) for title, name in GROUP_NAMES.items()},
         "In msg nelems": table.in_nelems,
@@ -209,6 +215,7 @@ def nccl_implicit_sync(pairs: Pairs, nodes: _Nodes) -> pd.DataFrame:
         "missing_ranks": table.missing_ranks,
         "confidence": table.confidence,
     })  # fmt: skip
+    return result
 
 
 def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: _Nodes) -> pd.DataFrame:
@@ -236,7 +243,8 @@ def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: _Nod
             "node_id": nodes.of(rank),
             **_caused(pairs, by_rank, rank),
         })  # fmt: skip
-    return pd.DataFrame(rows)
+    result: pd.DataFrame = pd.DataFrame(rows)
+    return result
 
 
 def stragglers(data: SweepData, paired: Mapping[tuple[int, int, int], Pairs]) -> pd.DataFrame:
@@ -327,7 +335,8 @@ def _summary_long(ranks: Mapping[int, RankTables], nodes: _Nodes) -> pd.DataFram
         spans = nodes.spans(sheet["Process Group Ranks"].to_numpy(dtype=object))
         frames.append(sheet.assign(node_id=nodes.of(rank), node_span=spans))
     full = [frame for frame in frames if len(frame)]
-    return pd.concat(full, ignore_index=True) if full else frames[0]
+    result: pd.DataFrame = pd.concat(full, ignore_index=True) if full else frames[0]
+    return result
 
 
 def _summary_sync(sync: pd.DataFrame) -> pd.DataFrame:
@@ -337,7 +346,10 @@ def _summary_sync(sync: pd.DataFrame) -> pd.DataFrame:
     named |= {f"{what}_{how}": (what, how) for what in SUMMED for how in ("mean", "median", "min", "max")}
     frame = sync.groupby(key, sort=True).agg(**named, count=("collective_id", "size")).reset_index()
     frame["Total comm latency (ms)"] = frame["comm_latency_mean"] * frame["count"] / 1000
-    return frame.sort_values("Total comm latency (ms)", ascending=False, kind="stable", ignore_index=True)
+    result: pd.DataFrame = frame.sort_values(
+        "Total comm latency (ms)", ascending=False, kind="stable", ignore_index=True
+    )
+    return result
 
 
 def _by_rank(pairs: Pairs) -> dict[int, dict[str, np.ndarray]]:
@@ -402,7 +414,10 @@ def _over_settings(frames: Mapping[tuple[int, int, int], pd.DataFrame], columns:
         for setting, frame in frames.items()
         if len(frame)
     ]
-    return pd.concat(full, ignore_index=True)[columns] if full else pd.DataFrame(columns=columns)
+    result: pd.DataFrame = (
+        pd.concat(full, ignore_index=True)[columns] if full else pd.DataFrame(columns=columns)
+    )
+    return result
 
 
 def _comparisons(data: SweepData, out: Path) -> list[Path]:
@@ -444,4 +459,5 @@ def _beside(by_threads: Mapping[int, RankTables], sheet: str, key: str, values: 
     for threads, part in zip(order[1:], parts[1:], strict=True):
         frame[f"{main} diff {threads}thread"] = part[main] - parts[0][main]
         frame[f"{main} ratio {threads}thread"] = part[main] / parts[0][main]
-    return frame.reset_index()
+    result: pd.DataFrame = frame.reset_index()
+    return result

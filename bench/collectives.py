@@ -1,0 +1,112 @@
+"""The collective report of 8 ranks x 4,000 collectives against TraceLens (bar: at most 1/20 of its CPU time; linear)."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from bench.measure import cost, side_by_side
+from bench.peers import TRACELENS, peer
+
+RANKS, CALLS = 8, 4000
+GROWTH = (1000, 4000, 16000)
+ROUNDS = 3
+OURS = """
+    import sys; from pathlib import Path
+    from lab.trace import views; from lab.trace.kineto import read_kineto; from lab.trace.pairing import pair_collectives
+    ranks = {r: Path(sys.argv[1]) / f"rank{r}" / "trace.json" for r in range(8)}
+    pair_collectives({rank: views.collective_instances(read_kineto(path)) for rank, path in ranks.items()})
+"""
+PAIRING = """
+    import sys, time; from pathlib import Path
+    from lab.trace import views; from lab.trace.kineto import read_kineto; from lab.trace.pairing import pair_collectives
+    ranks = {r: Path(sys.argv[1]) / f"rank{r}" / "trace.json" for r in range(8)}
+    tables = {rank: views.collective_instances(read_kineto(path)) for rank, path in ranks.items()}
+    start = time.process_time()
+    found = pair_collectives(tables).collectives
+    assert len(found) == int(sys.argv[2]) and found.complete.all()
+    Path(sys.argv[3]).write_text(str(time.process_time() - start))
+"""
+THEIRS = """
+    import sys; from pathlib import Path
+    from TraceLens.Reporting.generate_multi_rank_collective_report_pytorch import generate_collective_report
+    generate_collective_report(trace_pattern=sys.argv[1] + "/rank*/trace.json", world_size=8, output_csvs_dir=sys.argv[2])
+"""
+
+
+def main() -> None:
+    tracelens = peer(TRACELENS)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for calls in GROWTH:
+            grown(made(folder / str(calls), calls), calls)
+        place, out = str(folder / str(CALLS)), str(folder / "out")
+        programs = [partial(cost, OURS, place)]
+        if tracelens:
+            programs.append(partial(cost, THEIRS, place, out, python=tracelens))
+        ours, *others = side_by_side(ROUNDS, *programs)
+        print(f"{RANKS} ranks x {CALLS}, reading included: lab {ours.cpu_s:.2f} s {ours.peak_mb:.0f} MB")
+        for theirs in others:
+            print(
+                f"    TraceLens {theirs.cpu_s:.2f} s {theirs.peak_mb:.0f} MB: {theirs.cpu_s / ours.cpu_s:.1f}x the time, "
+                f"{theirs.peak_mb / ours.peak_mb:.1f}x the memory"
+            )
+
+
+def grown(folder: Path, calls: int) -> None:
+    said = folder / "seconds"
+    whole = cost(PAIRING, str(folder), str(calls), str(said))
+    print(
+        f"{RANKS} ranks x {calls}: {whole.cpu_s:.2f} s {whole.peak_mb:.0f} MB, of which pairing {said.read_text():.5} s"
+    )
+
+
+def made(folder: Path, calls: int) -> Path:
+    """8 traces of alternating all-gathers and reduce-scatters, ended by all ranks together."""
+    random = np.random.default_rng(2025)
+    starts = np.arange(calls) * 1000.0 + random.integers(0, 400_000, (RANKS, calls)) / 1000
+    ends = starts.max(axis=0) + 150
+    for rank in range(RANKS):
+        path = folder / f"rank{rank}" / "trace.json"
+        path.parent.mkdir(parents=True)
+        with path.open("w") as file:
+            file.write(json.dumps(_head(rank))[:-2])
+            file.write(
+                ",\n".join(json.dumps(e) for n in range(calls) for e in _events(n, starts[rank, n], ends[n]))
+            )
+            file.write("]}")
+    return folder
+
+
+def _head(rank: int) -> dict[str, object]:
+    group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": RANKS, "ranks": list(range(RANKS))}
+    info = {"backend": "nccl", "rank": rank, "world_size": RANKS, "pg_count": 1, "pg_config": [group]}
+    return {
+        "schemaVersion": 1, "distributedInfo": info, "baseTimeNanoseconds": 1_700_000_000_000_000_000,
+        "deviceProperties": [{"id": rank, "name": "NVIDIA H200"}], "traceEvents": [],
+    }  # fmt: skip
+
+
+def _events(n: int, start: float, end: float) -> list[dict[str, object]]:
+    gather, at = n % 2 == 0, {"pid": 7, "tid": 7}
+    told = {"Collective name": "_allgather_base" if gather else "_reduce_scatter_base", "In msg nelems": 1 << 19,
+            "Out msg nelems": 1 << 22 if gather else 1 << 16, "Group size": RANKS, "dtype": "BFloat16",
+            "In split size": "[]", "Out split size": "[]", "Process Group Name": "0",
+            "Process Group Description": "default_pg", "Process Group Ranks": str(list(range(RANKS)))}  # fmt: skip
+    kernel = {"External id": n + 1, "device": 0, "context": 1, "stream": 28, "correlation": n + 1,
+              "grid": [28, 1, 1], "block": [288, 1, 1], **told}  # fmt: skip
+    name = (
+        "ncclDevKernel_AllGather_RING_LL(x)" if gather else "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)"
+    )
+    ts = round(start, 3)
+    return [
+        {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", **at, "ts": round(ts - 20, 3), "dur": 15.5,
+         "args": {"External id": n + 1, **told}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", **at, "ts": round(ts - 15, 3), "dur": 4.25,
+         "args": {"External id": n + 1, "correlation": n + 1}},
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 28, "ts": ts, "dur": round(end - ts, 3), "args": kernel},
+    ]  # fmt: skip

@@ -1,0 +1,53 @@
+"""64 real traces through `lab gemm all` with two workers, and again from the cache (bar: at least 10x faster)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench import traces
+
+CONFIGS = [(threads, channels) for threads in (256, 512) for channels in (28, 42, 56, 70)]
+RUN = [sys.executable, "-m", "lab.cli", "gemm", "all", "--workers", "2", "--quiet"]
+
+
+def main() -> None:
+    if not traces.SWEEP.is_dir():
+        print(f"skipped: no recorded sweep at {traces.SWEEP}")
+        return
+    with tempfile.TemporaryDirectory() as name:
+        sweep, out = made(Path(name) / "sweep"), Path(name) / "out"
+        first = run(sweep, out)
+        second = run(sweep, out)
+        for title, (wall_s, cpu_s, peak_mb) in {"first run": first, "second run": second}.items():
+            print(f"{title}: {wall_s:.1f} s, {cpu_s:.1f} CPU s, {peak_mb:.0f} MB in the largest process")
+        print(f"second run {first[0] / second[0]:.1f}x faster, {first[1] / second[1]:.1f}x less CPU")
+
+
+def made(sweep: Path) -> Path:
+    """8 configurations of 8 ranks; the recording has 4, so each stands twice."""
+    for number, (threads, channels) in enumerate(CONFIGS):
+        source = (
+            traces.SWEEP / f"{(256, 512)[number // 2 % 2]}thread" / f"nccl_{(28, 42)[number % 2]}channels"
+        )
+        place = sweep / f"{threads}thread" / f"nccl_{channels}channels"
+        for trace in sorted(source.rglob("*.json.gz")):
+            path = place / trace.relative_to(source)
+            path.parent.mkdir(parents=True)
+            path.symlink_to(trace)
+    return sweep
+
+
+def run(sweep: Path, out: Path) -> tuple[float, float, float]:
+    """Wall seconds, CPU seconds of all processes, and peak MB of the largest one."""
+    start = time.perf_counter()
+    child = subprocess.Popen([*RUN, str(sweep), "--out", str(out)], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"lab gemm all failed with {child.returncode}")
+    return time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024

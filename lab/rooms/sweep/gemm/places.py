@@ -1,0 +1,44 @@
+"""Where the pipeline reads and writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.analysis import home_of
+from lab.errors import MissingError
+
+ANALYSIS, MERGED = "tracelens_analysis", "merged_traces"
+
+
+@dataclass(frozen=True)
+class Places:
+    """analysis and merged lie in `home`, the folder that everything is written below; cache holds traces as columns."""
+
+    sweep: Path
+    home: Path
+    analysis: Path
+    merged: Path
+
+    @property
+    def cache(self) -> Path:
+        return self.home / ".cache" / "traces"
+
+
+def places(sweep: Path, out: Path | None = None, *, in_place: bool = False) -> Places:
+    """A run of lab, and any folder with in_place, gets its analysis inside; another recording is not touched.
+
+    Its analysis goes to experiments/NAME_analysis, as with `lab analyze`. out is the analysis folder itself.
+    Raises MissingError where there is no such sweep.
+    """
+    if not sweep.exists():
+        raise MissingError("no such sweep", where=sweep, fix="give a sweep, a folder of ranks, or one trace")
+    if out is not None:
+        return Places(sweep, out, out, out / MERGED)
+    home = sweep if in_place and sweep.is_dir() else home_of(sweep)
+    return within(sweep, home)
+
+
+def within(sweep: Path, home: Path) -> Places:
+    """The known folders below `home`."""
+    return Places(sweep, home, home / ANALYSIS, home / MERGED)

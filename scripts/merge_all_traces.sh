@@ -1,0 +1,3 @@
+#!/bin/sh
+# All ranks of each configuration on one timeline, into SWEEP/merged_traces.
+exec "${LAB:-lab}" gemm merge --in-place "$@"

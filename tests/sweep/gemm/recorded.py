@@ -1,0 +1,44 @@
+"""Small sweeps written as real trace files, so that each test says what ran on every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lab.rooms.sweep.gemm.tables import SweepData, read_sweep
+from tests.tracegen import TraceWriter
+
+RANKS = 2
+STEP_US = 1000
+
+
+def write_rank(
+    folder: Path, rank: int, *, late_us: float = 0.0, ranks: int = RANKS, seq: bool = False
+) -> Path:
+    """Two steps of three GEMMs and a collective: the 2nd and 3rd GEMM run beside it unless the rank is late.
+
+    64x32x128 takes 10 us alone and 20 beside; the collective begins at 200 (+ late_us) and ends at 400 for all.
+    """
+    writer = TraceWriter(rank=rank, world_size=ranks)
+    for number in (5, 6):
+        at = STEP_US * number
+        writer.step(number, at, STEP_US - 10)
+        begin = 200 + late_us
+        for start in (100, 220, 300):
+            writer.gemm(64, 32, 128, at + start, 20 if begin <= start else 10 + number / 10)
+        writer.all_reduce(1024, at + begin, 400 - begin)
+    name = f"trace_step{number}.json.gz"
+    return writer.write(folder / "torch_profiler" / f"rank{rank}" / name)
+
+
+def write_sweep(root: Path, *, threads: tuple[int, ...] = (256, 512), ranks: int = RANKS) -> Path:
+    """Rank 1 comes 150 us late to every collective, so its GEMMs run alone."""
+    for one in threads:
+        for rank in range(ranks):
+            write_rank(
+                root / f"{one}thread" / "nccl_28channels", rank, late_us=150 * (rank == 1), ranks=ranks
+            )
+    return root
+
+
+def read(root: Path) -> SweepData:
+    return read_sweep(root, cache=None, workers=1)

@@ -1,0 +1,97 @@
+"""Plots from the CSV files: settings from the data, in order of number, and what is missing shown as missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+
+from lab.errors import BadDataError
+from lab.rooms.sweep.gemm import plots as module
+from lab.rooms.sweep.gemm.plots import plots, settings_of
+
+FIVE = {
+    "variance_by_threads_boxplot",
+    "variance_by_channels_boxplot",
+    "variance_by_ranks_boxplot",
+    "variance_violin_combined",
+    "variance_thread_channel_interaction",
+}
+
+
+def variance_rows(settings: list[tuple[int, int]]) -> pd.DataFrame:
+    return pd.DataFrame(
+        [{"threads": t, "channel": c, "rank": rank, "time_diff_us": 100.0 + c + rank + 7 * k}
+         for t, c in settings for rank in range(2) for k in range(3)]
+    )  # fmt: skip
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    variance_rows([(256, 28), (1024, 28)]).to_csv(
+        tmp_path / "top5_gemm_kernels_time_variance.csv", index=False
+    )
+    timeline = [{"threads": t, "channel": c, "rank": r, "computation_time_ms": 4.0, "exposed_comm_time_ms": 3.0,
+                 "exposed_memcpy_time_ms": 1.0, "idle_time_ms": 2.0, "total_time_ms": 10.0}
+                for t in (256, 1024) for c in (28, 100) for r in range(2)]  # fmt: skip
+    pd.DataFrame(timeline).to_csv(tmp_path / "timeline.csv", index=False)
+    return tmp_path
+
+
+def test_the_five_known_plots_are_drawn_at_300_dpi(out: Path) -> None:
+    drawn = {path.stem: path for path in plots(out).files}
+    assert set(drawn) >= FIVE
+    height, width = imread(drawn["variance_by_threads_boxplot"]).shape[:2]
+    assert (width, height) == (round(0.75 * 10.6 * 300), round(3.9 * 300))
+
+
+def test_settings_are_ordered_by_number_and_an_empty_one_is_there_without_values(out: Path) -> None:
+    table = pd.read_csv(out / "top5_gemm_kernels_time_variance.csv")
+    settings = settings_of(out, table)
+    assert list(module._groups(table, settings, "threads")) == ["256", "1024"]
+    groups = module._groups(table, settings, "channel")
+    assert list(groups) == ["28", "100"] and len(groups["100"]) == 0
+
+
+def test_a_missing_setting_is_written_on_the_plot_and_a_gap_in_the_line(out: Path) -> None:
+    table = pd.read_csv(out / "top5_gemm_kernels_time_variance.csv")
+    figure = module._by("channel")(table, settings_of(out, table))
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert labels == ["28\nn 12", "100\nno data"]
+    line = module._interaction(table, settings_of(out, table)).axes[0].lines[0]
+    assert line.get_ydata()[0] == pytest.approx(135.5) and pd.isna(line.get_ydata()[1])
+
+
+def test_tables_that_lack_are_said_and_the_others_drawn(out: Path) -> None:
+    report = plots(out)
+    assert {text.split(",")[0] for text in report.lacking} == {
+        "no stragglers.csv", "no effective.csv", "no gemm_overlap_effect.csv",
+    }  # fmt: skip
+    assert "timeline_by_configuration" in {path.stem for path in report.files}
+
+
+def test_an_interval_that_holds_one_is_not_coloured_as_a_slowdown(tmp_path: Path) -> None:
+    row = {"threads": 256, "channel": 28, "op": "aten::mm", "M": 1, "N": 2, "K": 3}
+    table = pd.DataFrame([{**row, "slowdown": 1.5, "ci_low": low, "ci_high": 2.0} for low in (1.2, 0.9)])
+    figure = module._slowdown(table, table)
+    assert figure is not None
+    colours = {line.get_color() for line in figure.axes[0].lines[1:]}
+    assert len(colours) == 2
+
+
+def test_channels_of_a_cpu_are_not_drawn(tmp_path: Path) -> None:
+    row = {"threads": 256, "channel": 28, "rank": 0, "collective": "allreduce", "requested_channels": 28}
+    pd.DataFrame(
+        [row | {"effective_channels": -1, "requested_threads": 256, "effective_threads": -1}]
+    ).to_csv(tmp_path / "effective.csv", index=False)
+    report = plots(tmp_path)
+    assert report.files == [] and "nothing to show" in report.problems[0]
+
+
+def test_a_file_that_is_no_table_is_an_error_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "timeline.csv").write_text("")
+    with pytest.raises(BadDataError) as error:
+        plots(tmp_path)
+    assert "timeline.csv" in str(error.value.where)
