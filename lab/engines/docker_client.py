@@ -44,8 +44,14 @@ def connect(env: Mapping[str, str] | None = None) -> Daemon:
     tls = docker.utils.kwargs_from_env(environment=dict(env)).get("tls", False) if remote else False
     with speaking(Context(endpoint=endpoint)):
         # A base_url that is given keeps SDK 7.2 from following the CLI's context, as 7.1 never did.
-        client = docker.APIClient(
+        client = _Client(
             base_url=endpoint, version=None, timeout=TIMEOUT_S, tls=tls, max_pool_size=CONNECTIONS
         )
         components = client.version().get("Components") or [{}]
     return Daemon(client, endpoint, is_podman=components[0].get("Name") == "Podman Engine")
+
+
+class _Client(docker.APIClient):
+    def _check_is_tty(self, container: str) -> bool:
+        """The SDK inspects a container before each reading of its log to learn this; ours never have a terminal."""
+        return False

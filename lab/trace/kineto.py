@@ -38,6 +38,8 @@ TABLE_OF = {
 # Kineto moves its base every quarter of a year. Above it the digits are read as integers instead.
 FLOAT_EXACT_US = float(2**43)
 
+ODD = "odd events were read with replaced characters or without their odd fields"
+
 _NO_RAW = msgspec.Raw(b"")
 _NO_SIZE = (-1, -1, -1)
 _NAN = float("nan")
@@ -186,6 +188,8 @@ class _Columns:
             for chunk in chunks:
                 if "ts_ns" in chunk:
                     chunk["ts_ns"] += base_ns
+        if self._pieces.cut and "baseTimeNanoseconds" not in frame and not self._exact:
+            self.problems["the base time is lost: times count from an unknown moment"] += 1
         self._name_threads()
         found = {
             name: tables.concat(self._chunks.pop(name, []), schema) for name, schema in tables.SCHEMAS.items()
@@ -256,7 +260,7 @@ class _Columns:
         except (ValueError, RecursionError, InvalidOperation):
             self._damaged("an event is not JSON", at)
             return None
-        self.problems["odd events were read with replaced characters or without their odd fields"] += 1
+        self.problems[ODD] += 1
         return event
 
     def _coerce(self, found: dict[str, Any], kind: type[_S]) -> _S:
@@ -340,7 +344,8 @@ class _Columns:
             kind, text = event.name, event.args.labels if event.name == "process_labels" else event.args.name
             if kind in ("process_name", "process_labels", "thread_name") and bytes(text):
                 tid = self._ids[event.tid] if kind == "thread_name" else 0
-                self._named[kind, self._ids[event.pid], tid] = self._strings[_plain_text(bytes(text))]
+                name = _clean(self._value(bytes(text)))
+                self._named[kind, self._ids[event.pid], tid] = self._strings[name]
 
     def _name_threads(self) -> None:
         threads = [(pid, tid, n) for (kind, pid, tid), n in self._named.items() if kind == "thread_name"]
@@ -414,7 +419,26 @@ class _Columns:
 
     def _text_of_raw(self, raw: bytes) -> int:
         """Lists are kept as compact JSON, so that the layout of a file does not make two of one shape."""
-        return self._strings[msgspec.json.encode(msgspec.json.decode(raw)).decode()] if raw else -1
+        if not raw:
+            return -1
+        value = self._value(raw)
+        try:
+            return self._strings[msgspec.json.encode(value).decode()]
+        except (ValueError, RecursionError):
+            return self._strings[json.dumps(value)]
+
+    def _value(self, raw: bytes) -> Any:
+        """A JSON value that the decoder has skipped over, and so not looked into."""
+        try:
+            return msgspec.json.decode(raw)
+        except (ValueError, RecursionError):
+            pass
+        try:
+            value = json.loads(raw.decode("utf-8", "replace"), strict=False)
+        except (ValueError, RecursionError):
+            value = None
+        self.problems[ODD] += 1
+        return value
 
     def _number_id(self, value: int | str) -> int:
         if isinstance(value, int) and value in _INT64:
@@ -478,15 +502,13 @@ def _int32(values: np.ndarray) -> np.ndarray:
     return clipped
 
 
-def _plain_text(raw: bytes) -> str:
-    """The text of a JSON value; a number or a list as it is written."""
-    value = msgspec.json.decode(raw)
-    return value if isinstance(value, str) else raw.decode()
+def _clean(value: Any) -> str:
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def _convert(value: Any, kind: Any) -> Any:
     if kind is str:
-        return str(value).encode("utf-8", "replace").decode()
+        return _clean(value)
     if kind is msgspec.Raw:
         return msgspec.Raw(_ENCODER.encode(value))
     if kind is float:
@@ -496,13 +518,23 @@ def _convert(value: Any, kind: Any) -> Any:
 
 def _decode_frame(pieces: EventPieces, problems: Counter[str]) -> dict[str, Any]:
     try:
-        decoded = pieces.frame.decode("utf-8", "replace")
-        frame: dict[str, Any] = json.loads(decoded, strict=False, parse_constant=lambda _: None)
+        return _frame_of(pieces.frame)
     except (ValueError, RecursionError) as error:
         if not pieces.salvage:
             raise pieces.bad(f"what stands around traceEvents is not JSON ({error})", 0) from error
-        problems["what stands around traceEvents is not JSON: no rank, no base time, no versions"] += 1
+    pieces.cut = pieces.cut or "what follows traceEvents is not JSON"
+    problems[
+        "what stands around traceEvents is not JSON: some of rank, base time and versions are missing"
+    ] += 1
+    try:
+        return _frame_of(pieces.header + b"]}")
+    except (ValueError, RecursionError):
         return {}
+
+
+def _frame_of(text: bytes) -> dict[str, Any]:
+    decoded = text.decode("utf-8", "replace")
+    frame: dict[str, Any] = json.loads(decoded, strict=False, parse_constant=lambda _: None)
     return frame
 
 

@@ -56,13 +56,15 @@ class Elements:
 class EventPieces:
     """The pieces of one file, to be iterated once; afterwards `frame` and `cut` are set.
 
-    frame is the document with an empty traceEvents, cut says why the end is missing (None: it is not).
+    header is what stands before the events, frame the document with an empty traceEvents, cut says why the end
+    is missing (None: it is not).
     Raises MissingError for no file; BadDataError for no traceEvents, and for a cut file unless `salvage`.
     """
 
     def __init__(self, path: Path, *, salvage: bool, piece_bytes: int = PIECE_BYTES) -> None:
         self.path = path
         self.salvage = salvage
+        self.header = b""
         self.frame = b""
         self.cut: str | None = None
         self.packed = False
@@ -74,7 +76,7 @@ class EventPieces:
         self._chunks = self._inflated(piece_bytes)
 
     def __iter__(self) -> Iterator[Piece]:
-        header = self._header()
+        self.header = header = self._header()
         while not self._buffer.startswith(b"]"):
             more = self._fill()
             room = more and len(self._buffer) < LIMIT_BYTES

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.errors import BadDataError, MissingError
@@ -303,6 +303,70 @@ def test_a_cut_file_is_refused_with_its_place_or_salvaged_in_part(tmp_path, shar
     assert 0 < n < len(whole.ops)
     assert part.ops.external_id.tolist() == whole.ops.external_id[:n].tolist()
     assert part.meta.rank == 3
+
+
+def test_a_cut_file_that_kept_its_base_time_at_the_end_says_that_it_is_lost(tmp_path):
+    document = some_trace("amd").document()
+    base_ns = document.pop("baseTimeNanoseconds")
+    text = json.dumps({**document, "baseTimeNanoseconds": base_ns})  # as on ROCm
+    (tmp_path / "t.json").write_text(text[:-400])
+    part = read_kineto(tmp_path / "t.json", salvage=True)
+    assert (part.meta.base_ns, part.meta.rank) == (0, 3)
+    assert any("base time is lost" in problem for problem in part.problems)
+
+
+def test_bad_utf8_in_shapes_and_names_that_are_kept_unread_is_replaced_and_counted(tmp_path):
+    raw = (
+        b'{"traceEvents":[{"ph":"X","cat":"cpu_op","name":"a","ts":1,"dur":1,"args":{"Input type":["d\xff"]}},'
+        b'{"ph":"M","name":"thread_name","pid":1,"tid":2,"args":{"name":"t\xff"}}]}'
+    )
+    (tmp_path / "t.json").write_bytes(raw)
+    trace = read_kineto(tmp_path / "t.json")
+    assert trace.text(trace.ops.types_id).tolist() == ['["d\ufffd"]'] and "(2 times)" in trace.problems[0]
+    assert trace.text(trace.threads.name_id).tolist() == ["t\ufffd"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Trace]:
+    path = some_trace().write(tmp_path_factory.mktemp("whole") / "t.json", "one_line_per_block")
+    return path.read_bytes(), read_kineto(path)
+
+
+@settings(max_examples=80, deadline=None)
+@given(share=st.floats(0, 1), packed=st.booleans(), piece=st.sampled_from([64, 700, 1 << 20]))
+def test_wherever_a_file_is_cut_salvage_gives_its_beginning(whole, tmp_path_factory, share, packed, piece):
+    text, full = whole
+    path = tmp_path_factory.mktemp("cut") / "t.json"
+    raw = gzip.compress(text, 1) if packed else text
+    path.write_bytes(raw[: int(len(raw) * share)])
+    try:
+        part = read_kineto(path, salvage=True, piece_bytes=piece)
+    except BadDataError as error:
+        assert "cut before its first event" in error.what or "empty" in error.what
+        return
+    n = len(part.ops)
+    assert part.ops.ts_ns.tolist() == full.ops.ts_ns[:n].tolist()
+    assert part.text(part.ops.dims_id).tolist() == full.text(full.ops.dims_id[:n]).tolist()
+    assert part.truncated or share == 1
+
+
+@settings(max_examples=80, deadline=None)
+@given(at=st.floats(0, 0.999), byte=st.integers(0, 255), piece=st.sampled_from([700, 1 << 20]))
+def test_one_wrong_byte_is_an_error_or_a_sentence_and_costs_few_events(
+    whole, tmp_path_factory, at, byte, piece
+):
+    text, full = whole
+    path = tmp_path_factory.mktemp("flip") / "t.json"
+    raw = bytearray(text)
+    raw[int(len(raw) * at)] = byte
+    path.write_bytes(raw)
+    try:
+        part = read_kineto(path, salvage=True, piece_bytes=piece)
+    except BadDataError as error:
+        assert error.where and str(path) in error.where
+        return
+    lost = len(full.ops) - len(part.ops)
+    assert lost <= 2 or part.problems or part.truncated
 
 
 def test_damaged_gzip_data_never_pass_as_whole(tmp_path):
