@@ -10,7 +10,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal, InvalidOperation
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -302,7 +302,7 @@ class _Columns:
 
     def _add_collectives(self, table: str, row: str, of: str, args: list[_Args]) -> None:
         """Rows for those of the last `args` of the table `of` that tell a collective."""
-        index = [i for i, name in enumerate(map(attrgetter("collective"), args)) if name]
+        index = list(compress(range(len(args)), map(attrgetter("collective"), args)))
         if not index:
             return
         told, first = [args[i] for i in index], self._num_rows[of] - len(args)
