@@ -5,6 +5,7 @@ set -euo pipefail
 need=()
 command -v chromium >/dev/null || need+=(chromium)
 command -v git >/dev/null || need+=(git)
+command -v busybox >/dev/null || need+=(busybox-static)
 python3 -c 'import ensurepip' 2>/dev/null || need+=(python3-venv)
 [ ${#need[@]} = 0 ] && exit 0
 export DEBIAN_FRONTEND=noninteractive

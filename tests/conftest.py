@@ -6,6 +6,8 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def shared_data() -> Path:
     return SHARED
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user may reach and write; pytest's own are the caller's alone."""
+    with tempfile.TemporaryDirectory(prefix="lab-test-") as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -45,14 +44,6 @@ def wait_for(condition, seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.1)
-
-
-@pytest.fixture
-def open_folder():
-    """A folder that any user may reach; pytest's own are root's alone."""
-    with tempfile.TemporaryDirectory(prefix="lab-test-") as folder:
-        Path(folder).chmod(0o777)
-        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

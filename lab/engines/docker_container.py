@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 import time
@@ -80,6 +81,8 @@ def _start(
         except APIError:
             client.remove_container(container, v=True, force=True)  # or it would stay, in the state `created`
             raise
+        except requests.exceptions.RequestException as error:  # no answer: it may have started all the same
+            raise lost(dataclasses.replace(context, container=container), str(error)) from error
     return container
 
 
@@ -114,16 +117,14 @@ class Watch:
         self._wait.start()
         if not self._wait.ended.wait(FOLLOW_AFTER_S):
             self._log.start()
-        stopped_by = self._watch(step, stop, grace_s, time.monotonic() - ran_s)
-        if isinstance(self._wait.error, NotFound):
-            raise _removed(self._context)
-        if self._wait.error is not None:
-            raise _unanswered(self._wait.error, self._context)
-        self._log.finish()
-        end = self._end(stopped_by)
-        if self._log.error is not None:
-            raise translate(self._log.error, context=self._context) from self._log.error
-        return end
+        try:
+            stopped_by = self._watch(step, stop, grace_s, time.monotonic() - ran_s)
+            if self._wait.error is not None:
+                raise _unanswered(self._wait.error, self._context)
+            self._log.finish()
+            return self._end(stopped_by)
+        finally:
+            self._log.give_up()
 
     def _watch(self, step: Step, stop: Stop, grace_s: float, began: float) -> str | None:
         stopped_by: str | None = None
@@ -138,16 +139,26 @@ class Watch:
                         lambda: self._client.stop(self._container, timeout=_whole(grace_s))
                     )
                     self._stopping.start()
+            elif self._stopping and self._stopping.error is not None:
+                raise _unanswered(self._stopping.error, self._context)
             elif stop.now:
-                _kill(self._client, self._container)
+                self._kill()
         return stopped_by
 
-    def _end(self, stopped_by: str | None) -> End:
+    def _kill(self) -> None:
         try:
-            with speaking(self._context):
-                found = self._client.inspect_container(self._container)
-        except EngineError as error:
-            raise (_removed(self._context) if isinstance(error.__cause__, NotFound) else error) from error
+            self._client.kill(self._container)
+        except FAILURES as error:
+            if not (isinstance(error, APIError) and error.status_code == 409):  # it has just ended by itself
+                raise _unanswered(error, self._context) from error
+
+    def _end(self, stopped_by: str | None) -> End:
+        if self._log.error is not None:
+            raise _unanswered(self._log.error, self._context)
+        try:
+            found = self._client.inspect_container(self._container)
+        except FAILURES as error:
+            raise _unanswered(error, self._context) from error
         state = found["State"]
         if (began := _begun(state)) is None:  # podman tells only now that it could not start it
             raise translate(DockerException(state.get("Error") or "it never started"), context=self._context)
@@ -191,22 +202,13 @@ def moment(text: str) -> datetime:
     return datetime.fromisoformat(f"{match[1]}.{micros}{zone}").astimezone(timezone.utc)
 
 
-def _kill(client: docker.APIClient, container: str) -> None:
-    try:
-        client.kill(container)
-    except APIError as error:
-        if error.status_code not in (404, 409):  # it has just ended by itself
-            raise
-
-
-def _removed(context: Context) -> EngineError:
-    return EngineError(
-        f"the container of step {context.step!r} was removed by somebody else, and its result with it",
-        fix="try the step again with lab run --resume",
-    )
-
-
-def _unanswered(error: Exception, context: Context) -> EngineError | Exception:
+def _unanswered(error: Exception, context: Context) -> Exception:
+    """What a request about a running container that got no answer means."""
+    if isinstance(error, NotFound):
+        return EngineError(
+            f"the container of step {context.step!r} was removed by somebody else, and its result with it",
+            fix="try the step again with lab run --resume",
+        )
     if isinstance(error, APIError):
         return translate(error, context=context)
     return lost(context, str(error)) if isinstance(error, FAILURES) else error

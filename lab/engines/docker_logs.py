@@ -54,14 +54,20 @@ class LogFollower(threading.Thread):
         self._heard = time.monotonic()
         while self.is_alive():
             self.join(0.2)
-            if self.is_alive() and time.monotonic() - self._heard > QUIET_S:
-                if self._stream is not None:
-                    self._stream.close()
-                self.join(QUIET_S)
+            if time.monotonic() - self._heard > QUIET_S:
+                self.give_up()
                 break
         if self.error is None:
             self._take(self._rest())
         self._sink.take(self._splitter.flush())
+
+    def give_up(self) -> None:
+        """Stop following at once."""
+        self._ended.set()
+        if self.is_alive():
+            if self._stream is not None:
+                self._stream.close()
+            self.join(QUIET_S)
 
     def _take(self, entries: Iterable[bytes]) -> None:
         try:

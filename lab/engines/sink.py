@@ -46,6 +46,7 @@ class Sink:
                 self._file.close()
             except OSError as error:  # what was left in the buffer did not fit
                 self.error = self.error or error
+            self._file = None
 
     def take(self, lines: Iterable[str]) -> None:
         """Write whole lines, then flush, so that a log can be followed while the step runs."""

@@ -1,4 +1,5 @@
-"""The Docker engine against a real daemon. Nothing here asks for a GPU: the stand-ins are described in CONTRIBUTING."""
+"""The Docker engine against a real daemon. Nothing here asks for a GPU: NVIDIA's hook is a stand-in in the engine's PATH
+(tests/fakebin), AMD's nodes are null devices under LAB_DEV_ROOT."""
 
 from __future__ import annotations
 
@@ -140,7 +141,7 @@ def test_without_network_there_is_only_the_loopback(tmp_path):
 
 
 @pytest.mark.root
-def test_files_belong_to_the_caller(tmp_path):
+def test_files_belong_to_the_caller(open_folder):
     """A driver that is user 1234, allowed at the socket by its group, as an ordinary user is."""
     program = f"""
         import os, sys
@@ -148,20 +149,37 @@ def test_files_belong_to_the_caller(tmp_path):
         from tests.engines.docker_fixtures import run_step, shell  # root's Python may lie where user 1234 cannot read
         gid = os.stat("/var/run/docker.sock").st_gid
         os.setgroups([gid]); os.setgid(1234); os.setuid(1234)
-        ran = run_step(Path({str(tmp_path / "mine" / "r")!r}), shell("id; touch s/file; echo $USER"))
+        ran = run_step(Path({str(open_folder / "mine" / "r")!r}), shell("id; touch s/file; echo $USER"))
         print(*ran.lines, ran.outcome.reason, sep="\\n")"""
-    (tmp_path / "mine").mkdir()
-    os.chown(tmp_path / "mine", 1234, 1234)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    (open_folder / "mine").mkdir()
+    os.chown(open_folder / "mine", 1234, 1234)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, "HOME": str(tmp_path / "mine"), "HF_HOME": str(tmp_path / "mine/hf"),
-             "XDG_CACHE_HOME": str(tmp_path / "mine/cache"), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "HOME": str(open_folder / "mine"), "HF_HOME": str(open_folder / "mine/hf"),
+             "XDG_CACHE_HOME": str(open_folder / "mine/cache"), "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert "uid=1234 gid=1234" in done.stdout, done.stdout + done.stderr
-    made = (tmp_path / "mine/r/s/file").stat()
+    made = (open_folder / "mine/r/s/file").stat()
     assert (made.st_uid, made.st_gid) == (1234, 1234)
+
+
+@pytest.mark.root
+def test_a_user_without_right_to_the_socket_is_told_what_to_join():
+    program = """
+        import os
+        from lab.engines.docker_client import connect
+        os.setgroups([]); os.setgid(1234); os.setuid(1234)
+        connect()"""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "not allowed to use the Docker engine" in done.stderr and "usermod -aG docker" in done.stderr, (
+        done.stderr
+    )
 
 
 def test_secrets_never_reach_log_screen_tail_or_the_engine(tmp_path, monkeypatch):

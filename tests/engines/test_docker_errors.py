@@ -289,6 +289,14 @@ def test_another_error_is_not_tried_again():
     assert len(engine.limits) == 1 and engine.removed == ["c1"]
 
 
+def test_a_start_without_an_answer_leaves_the_container_to_be_taken_up_again():
+    engine = Stingy()
+    engine.start = lambda _: (_ for _ in ()).throw(requests.exceptions.ReadTimeout("Read timed out."))
+    with pytest.raises(EngineLost, match="c1 may live on"):
+        start(engine, SPEC, name="n", labels={}, context=CONTEXT)
+    assert engine.removed == []
+
+
 class Entries:
     """An engine whose log is known. `cuts` are the entries after which following breaks, one a time; then it hangs."""
 
