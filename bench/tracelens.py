@@ -20,6 +20,7 @@ OURS = """
 OURS_EXCEL = """
     import sys; from pathlib import Path
     from lab.rooms.sweep.gemm.workbooks import gemm_report
+    import shutil; shutil.rmtree(sys.argv[2], ignore_errors=True)  # with it goes the cache
     gemm_report(Path(sys.argv[1]), Path(sys.argv[2]), workers=1)
 """
 THEIRS = """

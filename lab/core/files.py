@@ -14,14 +14,17 @@ from typing import BinaryIO
 from lab.errors import BusyError, writing
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Put `data` at `path` so that a reader sees the old file or the new one, never a part."""
-    with replacing(path) as file:
+def write_atomic(path: Path, data: bytes | str, *, lasting: bool = True) -> None:
+    """Put `data` at `path` so that a reader sees the old file or the new one, never a part.
+
+    Without `lasting`, a power cut may bring the old file back; a kill never does.
+    """
+    with replacing(path, lasting=lasting) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, lasting: bool = True) -> Iterator[BinaryIO]:
     """A file that becomes `path` when the block ends well, and vanishes when it does not."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +40,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-        _sync_folder(path.parent)
+        if lasting:
+            _sync_folder(path.parent)
 
 
 def make_folder(path: Path) -> Path:
@@ -96,7 +100,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _umask() -> int:
-    # The only portable way to read it is to set it; a strict value meanwhile leaks nothing.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+    """Read, not set and restored: another thread would create its files under the value in between."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))

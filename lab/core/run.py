@@ -34,6 +34,7 @@ class Run:
     def create(cls, root: Path, manifest: Manifest, *, inputs: dict[str, str] | None = None) -> Run:
         """Make the folder, copy the inputs the steps read, and write the manifest of planned steps."""
         check_steps([record.step for record in manifest.steps])
+        _check_name(root)
         make_folder(root)
         if (root / MANIFEST).exists():
             raise UsageError(
@@ -118,8 +119,8 @@ class Run:
         """Steps that were running when their driver went away."""
         return [record.step for record in self.manifest.steps if record.attempts and record.outcome is None]
 
-    def save(self) -> None:
-        manifests.save(self.manifest, self.root / MANIFEST)
+    def save(self, *, lasting: bool = True) -> None:
+        manifests.save(self.manifest, self.root / MANIFEST, lasting=lasting)
 
     # Where things lie.
 
@@ -159,7 +160,7 @@ class Run:
             record.attempts += 1
             record.outcome = None
             record.files = {}
-            self.save()
+            self.save(lasting=False)  # after a power cut the step counts as not begun, which is right too
 
     def finish(self, step: Step, outcome: Outcome) -> None:
         files = self._files(step)
@@ -196,6 +197,15 @@ class Run:
                 log.replace(log.with_suffix(f".attempt{attempts}.log"))
             except OSError as error:
                 raise storage_error(error, log) from error
+
+
+def _check_name(root: Path) -> None:
+    try:
+        str(root.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the run folder's name is not UTF-8: {str(root)!r}", fix="choose another --output-dir"
+        ) from error
 
 
 def check_steps(steps: Iterable[Step]) -> None:

@@ -132,6 +132,12 @@ def test_a_file_in_the_way_of_the_run_folder_is_named(tmp_path):
         a_run(tmp_path / "file" / "r")
 
 
+def test_a_folder_whose_name_is_no_text_is_refused_in_words(tmp_path):
+    with pytest.raises(UsageError, match="not UTF-8"):
+        a_run(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_second_run_never_overwrites_the_first(tmp_path):
     a_run(tmp_path / "r")
     with pytest.raises(UsageError, match="already holds a run"):
