@@ -11,6 +11,7 @@ if ! command -v dockerd >/dev/null || ! command -v docker-compose >/dev/null || 
   apt-get install -y -qq --no-install-recommends docker.io docker-compose iptables mmdebstrap ca-certificates >/dev/null
 fi
 pgrep -x -r D,R,S,T dockerd >/dev/null && { echo "dockerd runs but does not answer: see its log" >&2; exit 1; }
+rm -f /var/run/docker.pid  # of an engine that was killed; none is alive
 log=${LAB_DOCKERD_LOG:-/var/log/lab-dockerd.log}
 # The stand-in hook in dockerd's PATH lets the NVIDIA path be tested without a GPU.
 PATH="$PWD/tests/fakebin:$PATH" setsid dockerd >"$log" 2>&1 </dev/null &
