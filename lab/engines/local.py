@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,9 +34,7 @@ class LocalEngine:
 
     name = "local"
 
-    def __init__(
-        self, *, vendor: str = "none", tools: Mapping[str, object] | None = None, grace_s: float = GRACE_S
-    ) -> None:
+    def __init__(self, *, vendor: str = "none", grace_s: float = GRACE_S) -> None:
         self.vendor = vendor
         self.grace_s = grace_s
 
