@@ -38,10 +38,23 @@ def imported(path) -> set[str]:
 
 
 def is_workload(path) -> bool:
-    return path.name.startswith(("workload", "model")) and "rooms" in path.parts
+    """A room's files workload*.py and model*.py, and all files of its packages workload/ and model/."""
+    if not path.is_relative_to(ROOT / "lab" / "rooms"):
+        return False
+    inside = path.relative_to(ROOT / "lab" / "rooms").parts[1:]
+    return path.name.startswith(("workload", "model")) or bool({"workload", "model"} & set(inside[:-1]))
 
 
 FILES = sorted((ROOT / "lab").rglob("*.py"))
+
+
+def test_a_rooms_package_model_counts_as_workload():
+    rooms = ROOT / "lab" / "rooms"
+    assert is_workload(rooms / "semicrf" / "model" / "kernels.py")
+    assert is_workload(rooms / "sweep" / "workload_host.py")
+    assert not is_workload(rooms / "semicrf" / "plan.py")
+    assert not is_workload(rooms / "model" / "plan.py"), "a room may be called model"
+    assert not is_workload(ROOT / "lab" / "trace" / "model" / "tables.py")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
