@@ -1,0 +1,340 @@
+"""The files of the kernels room, as structs. Everything the room's parts know of each other goes through them.
+
+In the profile step's folder (`profile/` of a run), written where the GPU is, one of each a rank:
+
+| file | content |
+|---|---|
+| `trace_rank{R}.json.gz` | Kineto trace; ranges `prefill`, `decode_1`, `decode_2` ... mark the forwards |
+| `execution_trace_rank{R}.json.gz` | torch's execution trace of the same pass, where this torch has one |
+| `recorded_ops_rank{R}.jsonl` | a RecordedOp a line: the same generation again, unprofiled, seen by the dispatcher |
+| `linear_shapes_rank{R}.jsonl` | a LinearShape a line: every distinct call of a Linear, with its path |
+| `generation_rank{R}.json` | a Generation: what was generated, and what ran |
+
+In `tables/` of the analysis:
+
+| file | content |
+|---|---|
+| `launches.jsonl` | a Launch a line: every kernel, copy and fill of every rank, by rank and time |
+| `ops.jsonl` | an OpRecord a line: every op that owns a launch, and the ops around it |
+| `signatures.json` | a Signatures: every distinct launch with its full arguments |
+| `unique_kernels.csv` | the same, a row each, columns UNIQUE_COLUMNS |
+
+Dtypes are torch's names without `torch.` (`float16`); shapes and strides count elements; times are in us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from lab.core.files import replacing
+from lab.errors import BadDataError, MissingError
+
+PROFILE = "profile"  # folder and name of the step
+TABLES = "tables"
+LAUNCHES, OPS, SIGNATURES, UNIQUE = "launches.jsonl", "ops.jsonl", "signatures.json", "unique_kernels.csv"
+
+# What an argument is. `none` is an argument that was None; `other` one that no recording can tell.
+TENSOR, TENSORS = "tensor", "tensors"
+SCALAR_KINDS = ("bool", "int", "float", "complex", "str", "dtype", "device", "layout", "memory_format")
+LIST_KINDS = ("bools", "ints", "floats")
+
+# Where an argument came from, best first.
+SOURCES = ("recorder", "execution_trace", "trace", "default", "invented")
+
+UNIQUE_COLUMNS = (
+    "sig_id", "kernel", "class", "op", "overload", "arg_summary", "phase",
+    "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes", "regs",
+    "count", "count_per_forward", "ranks",
+    "dur_sum_us", "dur_min_us", "dur_p10_us", "dur_median_us", "dur_p90_us", "dur_p95_us", "dur_max_us",
+    "time_share", "arg_src", "kind", "bytes", "streams", "module", "modules", "name",
+)  # fmt: skip
+
+
+class Arg(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One argument of an op, or one of its results.
+
+    kind: tensor, tensors (a list; `items`, None for a hole), a scalar (SCALAR_KINDS) or list of them (LIST_KINDS),
+    generator, none, other. value: the number, text or list; infinities and NaN are the texts `inf`, `-inf`, `nan`,
+    a complex number is [real, imaginary]. name is "" where the recording does not tell it.
+    storage numbers the memory a tensor lies in: equal numbers at one time are one buffer. range: least and greatest
+    element of an integer tensor (None: empty or not looked at).
+    """
+
+    kind: str
+    name: str = ""
+    src: str = "trace"
+    dtype: str | None = None
+    shape: list[int] | None = None
+    stride: list[int] | None = None
+    offset: int = 0
+    device: str | None = None
+    storage: int | None = None
+    range: tuple[int, int] | None = None
+    value: Any = None
+    items: list[Arg | None] | None = None
+
+
+class RecordedOp(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One call that the dispatcher saw, in order; name is like `aten::mul`, overload like `Tensor` ("" = default)."""
+
+    index: int
+    name: str
+    overload: str = ""
+    args: list[Arg] = []
+    outs: list[Arg] = []
+    phase: str = ""
+    forward: int = -1
+    module_path: str = ""
+
+
+class Launch(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One kernel, copy or fill. On a trace without GPU rows: one CPU op that owns its own time (kind `cpu_op`).
+
+    kind: kernel, memcpy, memset or cpu_op. class_ is lab.trace.names' class (`class` in the file). coll: the
+    collective's name as its metadata tell it. phase: prefill, decode, step (a profiler step) or "" (outside all, or
+    no marks); forward counts the marks from 0, -1 outside. op_id: the owning op's, -1 unknown. -1 where the recording
+    says nothing.
+    """
+
+    rank: int
+    device: int
+    stream: int
+    ts_us: float  # since the earliest launch of all ranks
+    dur_us: float
+    name: str
+    kind: str
+    class_: str = msgspec.field(name="class")
+    sig_id: str = ""
+    grid: tuple[int, int, int] = (-1, -1, -1)
+    block: tuple[int, int, int] = (-1, -1, -1)
+    smem_bytes: int = -1
+    regs: int = -1
+    bytes: int = -1
+    op_id: int = -1
+    coll: str = ""
+    phase: str = ""
+    forward: int = -1
+    correlation: int = -1
+    row: int = -1  # of `kernels` (of `ops` for cpu_op) as lab.trace.kineto reads the rank's trace
+
+
+class OpRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An op of one rank's trace: its row there (op_id), arguments of the best source, the op around it (parent).
+
+    overload and argument names are known only from the recorder. recorded: index of the RecordedOp it was aligned
+    with, -1 none; an op inside a recorded one has none. external_id and rf_id as the trace writes them (-1 absent).
+    """
+
+    rank: int
+    op_id: int
+    name: str
+    overload: str | None = None
+    args: list[Arg] = []
+    parent: int = -1
+    module_path: str = ""
+    phase: str = ""
+    forward: int = -1
+    external_id: int = -1
+    rf_id: int = -1
+    tid: int = -1
+    ts_us: float = 0.0
+    dur_us: float = 0.0
+    num_launches: int = 0
+    recorded: int = -1
+
+
+class Durations(msgspec.Struct, kw_only=True):
+    """Durations of one signature's launches, us."""
+
+    sum: float
+    min: float
+    p10: float
+    median: float
+    p90: float
+    p95: float
+    max: float
+
+
+class Signature(msgspec.Struct, kw_only=True):
+    """One distinct launch: same kernel, geometry, op, arguments and phase. launches are lines of launches.jsonl."""
+
+    sig_id: str
+    kernel: str  # short name
+    name: str  # as recorded
+    class_: str = msgspec.field(name="class")
+    kind: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    smem_bytes: int
+    regs: int
+    bytes: int
+    op: str
+    overload: str | None
+    args: list[Arg]
+    arg_src: str  # the worst source among the arguments
+    phase: str
+    count: int
+    count_per_forward: (
+        float  # per forward of its phase and rank; equals count / ranks where forwards are unknown
+    )
+    count_by_rank: dict[int, int]
+    modules: dict[str, int]  # module path -> launches
+    dur_us: Durations
+    launches: list[int]
+
+
+class Signatures(msgspec.Struct, kw_only=True):
+    """`forwards` per phase, as counted in the traces (not as asked for); 0: the trace has no marks."""
+
+    ranks: list[int]
+    device: str  # "gpu", or "cpu" where ops stand in for kernels
+    gpu: str  # its name, "" unknown
+    num_sms: int  # 0 unknown
+    forwards: dict[str, int]
+    signatures: list[Signature]
+
+
+class LinearShape(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One distinct call of a Linear module. `in_`: x; out: y. Placement is DTensor's (`Shard(0)`), "" for a plain tensor."""
+
+    rank: int
+    phase: str
+    module_path: str
+    cls: str
+    in_: list[Arg] = msgspec.field(name="in")
+    out: list[Arg]
+    weight_shape_local: list[int]
+    weight_placement: str = ""
+    count: int = 1
+
+
+class Forward(msgspec.Struct, kw_only=True):
+    """One forward of the profiled pass: `prefill` or `decode_i`."""
+
+    name: str
+    phase: str
+    forward: int
+    tokens_in: int
+
+
+class Generation(msgspec.Struct, kw_only=True):
+    """What one rank generated, and with what. Counts are of what ran, never of what was asked."""
+
+    rank: int
+    world_size: int
+    model: str
+    weights: str  # "checkpoint", or "random" with the config's origin in `weights_note`
+    weights_note: str
+    dtype: str
+    device: str
+    num_params: int  # on this rank
+    prompt_tokens: int
+    new_tokens: int
+    max_new_tokens: int
+    forwards: list[Forward]
+    tokens: list[int]
+    unprofiled_s: float  # wall time of the recorder-free, profiler-free pass
+    attn: str = ""
+    flags: dict[
+        str, Any
+    ] = {}  # grad mode, TF32, deterministic, autocast, SDPA backends ...: what replay must restore
+
+
+class Trail(msgspec.Struct, kw_only=True):
+    """The files of one rank's profile; None where there is none."""
+
+    rank: int
+    trace: Path
+    execution_trace: Path | None = None
+    recorded_ops: Path | None = None
+    linear_shapes: Path | None = None
+    generation: Path | None = None
+
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+
+
+def read_lines(path: Path, kind: type[_S]) -> Iterator[_S]:
+    """The structs of a JSONL file. Raises MissingError without it, BadDataError with the line that does not fit."""
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    try:
+                        yield decoder.decode(line)
+                    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                        raise BadDataError(
+                            f"not a {kind.__name__}: {error}", where=f"{path}:{number}"
+                        ) from error
+    except FileNotFoundError as error:
+        raise MissingError(
+            f"{path.name} is missing", where=path, fix="lab kernels unique RUN writes it"
+        ) from error
+
+
+def write_lines(path: Path, rows: Iterable[msgspec.Struct]) -> Path:
+    """Write structs as JSONL, atomically."""
+    encoder = msgspec.json.Encoder()
+    with replacing(path) as file:
+        for row in rows:
+            file.write(encoder.encode(row) + b"\n")
+    return path
+
+
+def read_signatures(folder: Path) -> Signatures:
+    """`signatures.json` of a `tables` folder."""
+    return read_json(folder / SIGNATURES, Signatures)
+
+
+def read_json(path: Path, kind: type[_S]) -> _S:
+    """One struct of a JSON file. Raises MissingError without it, BadDataError if it does not fit."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError as error:
+        raise MissingError(
+            f"{path.name} is missing", where=path, fix="lab kernels unique RUN writes it"
+        ) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadDataError(f"not a {kind.__name__}: {error}", where=path) from error
+
+
+def trails(folder: Path) -> list[Trail]:
+    """The profile of each rank in a run folder or in its `profile/`, by rank; empty where there is none."""
+    home = folder / PROFILE if (folder / PROFILE).is_dir() else folder
+    found = []
+    for trace in home.glob("trace_rank*.json*"):
+        number = trace.name.removeprefix("trace_rank").split(".")[0]
+        if number.isdecimal():
+            found.append(_trail(home, int(number), trace))
+    return sorted(found, key=lambda trail: trail.rank)
+
+
+def _trail(home: Path, rank: int, trace: Path) -> Trail:
+    def there(name: str) -> Path | None:
+        return next((path for path in sorted(home.glob(name)) if path.stat().st_size), None)
+
+    return Trail(rank=rank, trace=trace, execution_trace=there(f"execution_trace_rank{rank}.json*"),
+                 recorded_ops=there(f"recorded_ops_rank{rank}.jsonl"), linear_shapes=there(f"linear_shapes_rank{rank}.jsonl"),
+                 generation=there(f"generation_rank{rank}.json"))  # fmt: skip
+
+
+# Names of dtypes in C++ recordings (Kineto's "Input type", the execution trace's "Tensor(...)").
+DTYPES = {
+    "float": "float32", "double": "float64", "c10::half": "float16", "half": "float16", "c10::bfloat16": "bfloat16",
+    "long int": "int64", "long": "int64", "long long": "int64", "int": "int32", "short int": "int16", "short": "int16",
+    "signed char": "int8", "char": "int8", "unsigned char": "uint8", "byte": "uint8", "bool": "bool",
+    "unsigned short": "uint16", "unsigned int": "uint32", "unsigned long": "uint64",
+    "c10::complex<float>": "complex64", "c10::complex<double>": "complex128", "c10::complex<c10::half>": "complex32",
+    "c10::float8_e4m3fn": "float8_e4m3fn", "c10::float8_e5m2": "float8_e5m2",
+    "c10::float8_e4m3fnuz": "float8_e4m3fnuz", "c10::float8_e5m2fnuz": "float8_e5m2fnuz",
+}  # fmt: skip
+
+
+def dtype_name(cpp: str) -> str | None:
+    """torch's name of a C++ dtype; None if it is none."""
+    return DTYPES.get(cpp.strip().lower())
