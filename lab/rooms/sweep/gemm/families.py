@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
+from lab.trace.names import gemm_library as family
 from lab.trace.views import GEMM_OPS
 
-# First match counts. Tensile's names serve both rocBLAS and hipBLASLt; only the latter passes UserArgs.
-_FAMILIES = [
-    ("hipBLASLt", re.compile(r"^Cijk_.*UserArgs")),
-    ("Tensile", re.compile(r"^Cijk_")),
-    ("nvjet", re.compile(r"nvjet")),
-    ("cutlass", re.compile(r"cutlass.*gemm|^cutlass|cutlass_\d+_", re.IGNORECASE)),
-    ("Triton", re.compile(r"^triton_.*(mm|gemm|matmul)|^(_?matmul|_?gemm)_kernel", re.IGNORECASE)),
-    ("CK", re.compile(r"(^|[^a-z])ck(_tile)?::.*gemm|_ZN2ck.*gemm", re.IGNORECASE)),
-    ("cuBLAS", re.compile(r"(^|_|::)(s|d|h|c|z|i|b|g)?gemm|gemv|_s\d+gemm_|hmma.*gemm", re.IGNORECASE)),
-]
-_NOT_GEMM = re.compile(r"flash|fmha|attn|attention|splitKreduce", re.IGNORECASE)
+__all__ = ["category", "family"]
 
 _CATEGORIES = [
     ("SDPA_bwd", re.compile(r"^aten::_scaled_dot_product.*_backward$")),
@@ -36,13 +28,7 @@ _KERNEL_CATEGORIES = [
 ]
 
 
-def family(kernel: str) -> str:
-    """The library behind a GEMM kernel, "" for a kernel that is no GEMM."""
-    if _NOT_GEMM.search(kernel):
-        return ""
-    return next((name for name, pattern in _FAMILIES if pattern.search(kernel)), "")
-
-
+@lru_cache(maxsize=65536)  # a trace names a few hundred kernels, thousands of times
 def category(op: str, kernel: str) -> str:
     """The report's category of an op by its name, else by the first kernel that it launched."""
     if op in GEMM_OPS:

@@ -1,0 +1,162 @@
+"""What a kernel is, from its name: its class, the library behind a GEMM, and a name short enough to read.
+
+One table for every room and both collectors. Names come demangled (nsys writes `<unnamed>::`, `(int)4` and
+`[lambda() (instance 1)]` where Kineto writes `(anonymous namespace)::`, `4` and `{lambda()#1}`), mangled
+(`_ZN2ck...`), or cut at the first `<` or `(` (nixnan). A name says what code ran, not why: where the op that
+launched it is known, ask the op first.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+CLASSES = (
+    "gemm", "gemv", "splitk_reduce", "attention", "conv", "softmax", "norm", "optimizer", "triton", "comm",
+    "copy", "index", "mask", "reduce", "rope", "quant", "rng", "memset", "memcpy", "elementwise", "other",
+)  # fmt: skip
+
+# First match counts. Tensile's names serve both rocBLAS and hipBLASLt; only the latter passes UserArgs.
+_LIBRARIES = [
+    ("hipBLASLt", re.compile(r"^Cijk_.*UserArgs")),
+    ("Tensile", re.compile(r"^Cijk_")),
+    ("nvjet", re.compile(r"nvjet")),
+    ("cutlass", re.compile(r"cutlass.*gemm|^cutlass|cutlass_\d+_", re.IGNORECASE)),
+    ("Triton", re.compile(r"^triton_.*(mm|gemm|matmul)|^(_?matmul|_?gemm)_kernel", re.IGNORECASE)),
+    ("CK", re.compile(r"(^|[^a-z])ck(_tile)?::.*gemm|_ZN2ck.*gemm", re.IGNORECASE)),
+    ("cuBLAS", re.compile(r"(^|_|::)(s|d|h|c|z|i|b|g)?gemm|gemv|_s\d+gemm_|hmma.*gemm", re.IGNORECASE)),
+]
+_NOT_GEMM = re.compile(r"flash|fmha|attn|attention|splitKreduce|execute_split_k", re.IGNORECASE)
+
+# First match counts; a class may come twice. The order holds the reasons:
+# comm before reduce (ncclDevKernel_ReduceScatter), copies before all (names of copies say where to),
+# attention before split-K (flash_fwd_splitkv) and GEMM (fmha_cutlassF), split-K before GEMM
+# (execute_split_k_kernel only adds up, while nvjet's splitK multiplies), conv before GEMM (implicit GEMM),
+# inductor's fused kernels before the ops that their names list, optimizer before norm (LpNormFunctor).
+_TABLE = [
+    ("memcpy", r"^(CUDA |\[CUDA )?memcpy|^__amd_rocclr_copyBuffer|^Copy(Host|Device)To|^hip ?memcpy"),
+    ("memset", r"^(CUDA |\[CUDA )?memset|^__amd_rocclr_fillBuffer|^FillBuffer|^hip ?memset"),
+    (
+        "comm",
+        r"nccl|rccl|msccl|nvshmem|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter_|one_shot|two_shot",
+    ),
+    ("gemm", r"^triton_tem_\w*(mm|matmul)|fused_moe_kernel|moe_gemm"),
+    ("attention", r"^triton_tem_\w*attention"),
+    ("triton", r"^triton_"),
+    ("attention", r"flash|fmha|attn|attention|_sdpa_|(^|[^a-z])mha_|compute_dot_do_o|convert_dq_to_16bits"),
+    ("splitk_reduce", r"split_?k_?reduce|reduce_?split_?k|execute_split_k_kernel|PostGSU"),
+    (
+        "conv",
+        r"conv(?!ert|ersion)|winograd|im2col|col2im|(^|_)igemm_(fwd|bwd|wrw)|miopenSp3|[fbdw]prop|[dw]grad_",
+    ),
+    ("conv", r"implicit_(con|gemm)|bwd_weight|bwd_data"),
+    ("quant", r"kgemm_4bit"),
+    ("gemv", r"gemv|gevm"),
+    ("gemm", r"gemm|^Cijk_|nvjet|cutlass::|^cutlass|wgmma|matmul|(^|_)mm_kernel|marlin"),
+    ("optimizer", r"FusedAdam|(^|[^a-z])adam|_adam|fused_?sgd|kOptimizer|kPreconditionOptimizer|(^|_)lamb_"),
+    ("copy", r"multi_tensor_apply\w*<.*CopyFunctor"),
+    ("optimizer", r"multi_tensor_apply"),
+    ("softmax", r"softmax"),
+    ("norm", r"(layer|rms|batch|group|instance)_?norm|RowwiseMoments|GammaBeta|(^|[^a-z])ln_(fwd|bwd)"),
+    ("norm", r"(^|[^a-z])bn_(fw|bw)|welford|batch_norm"),
+    ("rope", r"rotary|(^|[^a-z])rope([^a-z]|$)"),
+    ("quant", r"quantize|dequant|(^|_)quant(_|$)|_fp8_quant|(?<!e)int8_?(mm|vector)"),
+    ("rng", r"distribution_|philox|curand|dropout|bernoulli|(^|[^a-z])random_|normal_and_transform"),
+    ("copy", r"direct_copy|CatArray|copy_kernel|_copy_|copy_device|transpose|permute|chunk_cat"),
+    ("mask", r"masked_|(^|[^a-z])where|triu|tril(?!l)|bitwise_not"),
+    (
+        "index",
+        r"(?<!with_)index|gather|scatter|embedding|krn_partial|compute_grad_weight|nonzero|(^|[^a-z])take_",
+    ),
+    ("index", r"sort|topk|bitonic|radix"),
+    ("reduce", r"reduc|scan(?!n)|cumsum|cumprod|(^|[^a-z])(dot_kernel|asum|nrm2)|histogram"),
+    ("elementwise", r"elementwise|pointwise|Functor|SubTensorOp|Op\dd?Tensor|op_generic_tensor|act_and_mul"),
+    ("elementwise", r"(^|[^a-z])(fill|add|mul|cast|silu|gelu|relu)_"),
+]
+_CLASS_PATTERNS = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _TABLE]
+_SKIP_CASE = re.compile(r"^void\s+")
+
+
+@lru_cache(maxsize=1 << 16)
+def kernel_class(name: str) -> str:
+    """One of CLASSES: the first row of the table that fits the kernel's name; `other` where none does."""
+    bare = _SKIP_CASE.sub("", name)
+    return next((kind for kind, pattern in _CLASS_PATTERNS if pattern.search(bare)), "other")
+
+
+def is_matmul(name: str) -> bool:
+    """Does the kernel multiply matrices (or a matrix and a vector)? Attention, conv and split-K sums do not count.
+
+    bitsandbytes' kgemm_4bit multiplies and dequantizes in one: its class is `quant`, and it counts here.
+    """
+    return kernel_class(name) in ("gemm", "gemv") or "kgemm_4bit" in name
+
+
+def gemm_library(name: str) -> str:
+    """The library behind a GEMM kernel, "" for a kernel that is no GEMM."""
+    if _NOT_GEMM.search(name):
+        return ""
+    return next((library for library, pattern in _LIBRARIES if pattern.search(name)), "")
+
+
+# Functions whose name says only how they loop; what they do stands in their template arguments.
+_GENERIC = re.compile(
+    r"elementwise_kernel|multi_tensor_apply_kernel|reduce_kernel|^[Kk]ernel2?$|device_kernel|with_index|for_each"
+)
+_WRAPPERS = {
+    "AUnaryFunctor", "BUnaryFunctor", "BinaryFunctor", "ReduceOp", "PointwiseOp", "OffsetCalculator",
+    "TrivialOffsetCalculator", "TensorListMetadata", "TensorListScalarListMetadata", "gpu_kernel_impl",
+    "gpu_kernel_impl_nocast",
+}  # fmt: skip
+_TELLING = re.compile(
+    r"launch_\w+|[A-Za-z_]\w*(?:Functor|gemm|_kernel|_cuda|Impl|Ops?(?![a-z])|_functor)\w*", re.IGNORECASE
+)
+_PLAIN = re.compile(r"^(\[?(CUDA )?(memcpy|memset)|Copy(Host|Device)To)", re.IGNORECASE)
+_NOISE = re.compile(r"<unnamed>::|\(anonymous namespace\)::|\{anonymous\}::")
+_OPENING, _CLOSING = "<([{", ">)]}"
+
+
+@lru_cache(maxsize=1 << 16)
+def short_name(name: str) -> str:
+    """A name for a table or a figure: the function without namespaces, types and parameters.
+
+    Functions that only loop keep the functor that says what they do (`vectorized_elementwise_kernel<MulFunctor>`,
+    `Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>`), and both collectors' spellings give the same. Kernels
+    that differ in types only share a short name: a label, not a key.
+    """
+    if _PLAIN.search(name):
+        return name
+    if name.startswith("_Z"):
+        return _last_of_mangled(name)
+    function = _last_word(_NOISE.sub("", name).strip())
+    head = re.split(r"[<(]", function, maxsplit=1)[0]
+    if not head:
+        return name
+    parts = head.split("::")
+    base = "::".join(parts[-2:]) if parts[-1].lower() == "kernel" else parts[-1]
+    if not _GENERIC.search(parts[-1]):
+        return base or name
+    told = next((word for word in _TELLING.findall(function[len(head) :]) if word not in _WRAPPERS), "")
+    return f"{base}<{told}>" if told else base
+
+
+def _last_word(name: str) -> str:
+    """What follows the last blank outside brackets: the function, without its return type."""
+    depth, start = 0, 0
+    for place, char in enumerate(name):
+        if char in _OPENING:
+            depth += 1
+        elif char in _CLOSING:
+            depth = max(0, depth - 1)
+        elif char == " " and depth == 0:
+            start = place + 1
+    return name[start:]
+
+
+def _last_of_mangled(name: str) -> str:
+    """The innermost name of an Itanium-mangled function: lengths and identifiers in turn, until another letter."""
+    place, found = (3 if name.startswith("_ZN") else 2), ""
+    while match := re.compile(r"\d+").match(name, place):
+        place = match.end() + int(match.group())
+        found = name[match.end() : place] or found
+    return found or name
