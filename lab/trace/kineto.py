@@ -23,14 +23,19 @@ from lab.trace.pieces import PIECE_BYTES, EventPieces, Piece, elements, inside_s
 from lab.trace.tables import ProcessGroup, Trace, TraceMeta
 
 # Raise it whenever the same file would give other columns: caches of older readers are then ignored.
-READER_VERSION = 2
+READER_VERSION = 3
 
-GPU_KINDS = {"kernel": tables.KERNEL, "gpu_memcpy": tables.MEMCPY, "gpu_memset": tables.MEMSET}
+# Categories in lower case: torch 1.12 writes Kernel, Memcpy, Memset and Runtime, and Operator before that.
+GPU_KINDS = {
+    "kernel": tables.KERNEL,
+    **dict.fromkeys(("gpu_memcpy", "memcpy"), tables.MEMCPY),
+    **dict.fromkeys(("gpu_memset", "memset"), tables.MEMSET),
+}
 TABLE_OF = {
     **dict.fromkeys(GPU_KINDS, "kernels"),
-    **dict.fromkeys(("cuda_runtime", "cuda_driver"), "runtime"),  # on ROCm too
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "hip_runtime", "runtime"), "runtime"),
     **dict.fromkeys(("user_annotation", "gpu_user_annotation"), "ranges"),
-    "cpu_op": "ops",
+    **dict.fromkeys(("cpu_op", "operator"), "ops"),
     "": "names",
 }
 
@@ -40,6 +45,7 @@ FLOAT_EXACT_US = float(2**43)
 
 ODD = "odd events were read with replaced characters or without their odd fields"
 
+_GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes")
 _NO_RAW = msgspec.Raw(b"")
 _NO_SIZE = (-1, -1, -1)
 _NAN = float("nan")
@@ -66,9 +72,12 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     """The arguments we use, in the order Kineto writes them (the decoder is fastest that way)."""
 
     external_id: int = msgspec.field(name="External id", default=-1)
+    rf_id: int = msgspec.field(name="Record function id", default=-1)
     device: int | str = -1  # HIP runtime calls write some of these as text
     stream: int | str = -1
     correlation: int = -1
+    regs: int = msgspec.field(name="registers per thread", default=-1)
+    smem_bytes: int = msgspec.field(name="shared memory", default=-1)
     bytes_: int | str = msgspec.field(name="bytes", default=-1)
     grid: tuple[int, int, int] = _NO_SIZE
     block: tuple[int, int, int] = _NO_SIZE
@@ -128,6 +137,10 @@ _PH, _CAT, _NAME, _TS, _DUR = (attrgetter(name) for name in ("ph", "cat", "name"
 _ARGS = attrgetter("args")
 
 
+def _has_grid(args: _Args) -> bool:
+    return args.grid is not _NO_SIZE
+
+
 class _TooLarge(Exception):
     """Times that a float64 cannot hold."""
 
@@ -169,7 +182,9 @@ class _Columns:
         self._strings = _Strings()
         self._ids = _Lookup(self._number_id)
         self._raw_ids = _Lookup(self._text_of_raw)
-        self._table_of = _Lookup(lambda cat: TABLE_OF.get(cat, ""))
+        self._table_of = _Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
+        self._kind_of = _Lookup(lambda cat: GPU_KINDS[cat.lower()])
+        self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch tells it
         self._named: dict[tuple[str, int, int], int] = {}
 
     def feed(self, piece: Piece) -> None:
@@ -191,6 +206,7 @@ class _Columns:
         if self._pieces.cut and "baseTimeNanoseconds" not in frame and not self._exact:
             self.problems["the base time is lost: times count from an unknown moment"] += 1
         self._name_threads()
+        self._fill_geometry()
         found = {
             name: tables.concat(self._chunks.pop(name, []), schema) for name, schema in tables.SCHEMAS.items()
         }
@@ -202,6 +218,17 @@ class _Columns:
             truncated=self._pieces.cut is not None,
             **found,
         )
+
+    def _fill_geometry(self) -> None:
+        """ROCm tells grid, block and shared memory at the call that launched; a kernel's own come first."""
+        if not self._geometry:
+            return
+        told = np.array([(key, *sizes) for key, sizes in sorted(self._geometry.items())], dtype=np.int64)
+        for columns in self._chunks["kernels"]:
+            at = np.minimum(np.searchsorted(told[:, 0], columns["correlation"]), len(told) - 1)
+            known = (told[at, 0] == columns["correlation"]) & (columns["kind"] == tables.KERNEL)
+            for place, name in enumerate(_GEOMETRY, start=1):
+                columns[name] = np.where(known & (columns[name] < 0), _int32(told[at, place]), columns[name])
 
     def _add(self, events: Iterable[Any]) -> None:
         rows: dict[str, list[Any]] = defaultdict(list)
@@ -286,7 +313,7 @@ class _Columns:
         if not events:
             return
         args = list(map(_ARGS, events))
-        columns["kind"] = np.fromiter(map(GPU_KINDS.__getitem__, map(_CAT, events)), np.int8, len(events))
+        columns["kind"] = np.fromiter(map(self._kind_of.__getitem__, map(_CAT, events)), np.int8, len(events))
         device, stream = self._ints(args, "device"), self._ints(args, "stream")
         columns["device"] = _int32(np.where(device < 0, columns.pop("pid"), device))
         columns["stream"] = np.where(stream < 0, columns.pop("tid"), stream)
@@ -297,6 +324,8 @@ class _Columns:
             sizes = self._integers(chain.from_iterable(map(attrgetter(name), args)), 3 * len(args))
             for index, axis in enumerate("xyz"):
                 columns[f"{name}_{axis}"] = _int32(sizes[index::3])
+        for name in ("smem_bytes", "regs"):
+            columns[name] = _int32(self._ints(args, name))
         self._append("kernels", columns, events)
         self._add_collectives("collectives", "kernel", "kernels", args)
 
@@ -320,6 +349,7 @@ class _Columns:
             return
         args = list(map(_ARGS, events))
         columns["external_id"] = self._ints(args, "external_id")
+        columns["rf_id"] = self._ints(args, "rf_id")
         for name in ("dims", "types", "strides", "concrete"):
             columns[f"{name}_id"] = self._raws(args, name)
         self._append("ops", columns, events)
@@ -327,8 +357,15 @@ class _Columns:
 
     def _add_runtime(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
         if events:
-            columns["correlation"] = self._ints(list(map(_ARGS, events)), "correlation")
+            args = list(map(_ARGS, events))
+            columns["correlation"] = self._ints(args, "correlation")
             self._append("runtime", columns, events)
+            if any(map(_has_grid, args)):
+                self._geometry.update(
+                    (one.correlation, (*one.grid, *one.block, one.smem_bytes))
+                    for one in args
+                    if _has_grid(one)
+                )
 
     def _add_ranges(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
         if events:
@@ -557,7 +594,12 @@ def _meta(frame: dict[str, Any], base_ns: int, num_gpu_rows: int) -> TraceMeta:
         hip_version=_number(frame.get("hip_runtime_version")),
         process_groups=groups,
         host=_text(frame.get("host_name")),
+        num_sms=tuple(_num_sms(device) for device in _items(frame.get("deviceProperties"))),
     )
+
+
+def _num_sms(device: dict[str, Any]) -> int:
+    return _count(device.get("numSms", device.get("multiProcessorCount"))) or 0
 
 
 def _vendor(frame: dict[str, Any], devices: tuple[str, ...]) -> str:

@@ -34,6 +34,8 @@ KERNEL_COLUMNS = {
     "block_y": np.int32,
     "block_z": np.int32,
     "bytes": np.int64,
+    "smem_bytes": np.int32,
+    "regs": np.int32,
 }
 OP_COLUMNS = {
     "ts_ns": np.int64,
@@ -41,6 +43,7 @@ OP_COLUMNS = {
     "pid": np.int64,
     "tid": np.int64,
     "external_id": np.int64,
+    "rf_id": np.int64,
     "name_id": np.int32,
     "dims_id": np.int32,
     "types_id": np.int32,
@@ -178,7 +181,8 @@ class ProcessGroup:
 class TraceMeta:
     """What the recording says about its process. None: it does not say.
 
-    vendor is `nvidia`, `amd` or `none`; base_ns has been added to every time (0: times were absolute).
+    vendor is `nvidia`, `amd` or `none`; base_ns has been added to every time (0: times were absolute). num_sms
+    counts the multiprocessors (compute units) of each of `devices`, 0 where it does not say.
     Versions are as written: CUDA and HIP as the integer of the runtime.
     """
 
@@ -194,6 +198,7 @@ class TraceMeta:
     hip_version: int | None
     process_groups: tuple[ProcessGroup, ...]
     host: str | None = None
+    num_sms: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
