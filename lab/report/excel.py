@@ -10,8 +10,8 @@ import io
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from html import escape  # xml.sax would import urllib and ssl
 from pathlib import Path
-from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 import pandas as pd
@@ -143,7 +143,7 @@ def _text_rest(text: str, style: int) -> str:
 def _plain(text: str) -> str:
     if _UNSPEAKABLE.search(text):
         text = _UNSPEAKABLE.sub(lambda found: f"_x{ord(found[0]):04X}_", text)
-    return escape(text)
+    return escape(text, quote=False)
 
 
 def _number_style(values: pd.Series) -> int:
@@ -207,7 +207,7 @@ def _frame_of(parts: list[tuple[str, pd.DataFrame]]) -> dict[str, str]:
         for n in numbers
     )
     sheets = "".join(
-        f'<sheet name={quoteattr(name)} sheetId="{n}" r:id="s{n}"/>'
+        f'<sheet name="{escape(name)}" sheetId="{n}" r:id="s{n}"/>'
         for n, (name, _) in enumerate(parts, start=1)
     )
     return {
@@ -231,7 +231,7 @@ def _filters(parts: list[tuple[str, pd.DataFrame]]) -> str:
     for at, (name, frame) in enumerate(parts):
         if frame.shape[1]:
             end = f"${_letters(frame.shape[1] - 1)}${len(frame) + 1}"
-            place = escape(f"'{name.replace(chr(39), chr(39) * 2)}'!$A$1:{end}")
+            place = escape(f"'{name.replace(chr(39), chr(39) * 2)}'!$A$1:{end}", quote=False)
             names.append(
                 f'<definedName name="_xlnm._FilterDatabase" localSheetId="{at}" hidden="1">{place}</definedName>'
             )

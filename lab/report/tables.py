@@ -9,10 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from lab.core.files import write_atomic
 
@@ -75,6 +71,11 @@ def number(value: float, decimals: int) -> str:
 
 def terminal_table(frame: pd.DataFrame, *, width: int = 110) -> str:
     """`frame` as lines for a terminal of `width` columns, numbers right aligned, no colour codes."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
     table = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     columns = [frame.iloc[:, at] for at in range(frame.shape[1])]
     for values in columns:

@@ -218,7 +218,9 @@ def _windows(found: Launches, gemm: Table) -> tuple[np.ndarray, np.ndarray]:
 def _by_kernel(found: Launches, known: Table) -> Table:
     """GEMM kernels that no GEMM op launched, one row a kernel, with the columns of `known`."""
     trace = found.trace
-    is_gemm = np.array([*(bool(families.family(text)) for text in trace.strings), False])
+    is_gemm = np.zeros(len(trace.strings) + 1, dtype=bool)
+    for name_id in set(trace.kernels.name_id.tolist()):
+        is_gemm[name_id] = name_id >= 0 and bool(families.family(trace.strings[name_id]))
     other = np.isin(found.kernel_category.astype(str), FOUND_BY_KERNEL) if len(found.link) else found.link > 0
     rows = np.flatnonzero(
         (trace.kernels.kind == KERNEL)
