@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape  # xml.sax would import urllib and ssl
 from pathlib import Path
+from textwrap import wrap
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from lab.report.tables import is_numeric
 MOST_ROWS = 1_048_575  # Excel's limit, less the header
 MOST_CHARACTERS = 32_767  # of one cell
 WIDEST, SAMPLED_ROWS = 60, 100
+LINE_POINTS = 15  # the height of one line of text
 ROWS_AT_ONCE = 4096
 CUT = " … (cut: Excel holds no more in a cell)"
 # A fixed date: a workbook that is written twice from the same tables is the same file.
@@ -64,16 +66,22 @@ def _sheet(frame: pd.DataFrame) -> Iterator[str]:
     columns = [frame.iloc[:, at] for at in range(frame.shape[1])]
     letters = [_letters(at) for at in range(len(columns))]
     styles = [_number_style(values) for values in columns]
+    widths = [_width(values) for values in columns]
     yield f'{_XML}<worksheet {_MAIN}><sheetViews><sheetView workbookViewId="0"><pane xSplit="1" ySplit="1" '
     yield 'topLeftCell="B2" activePane="bottomRight" state="frozen"/></sheetView></sheetViews>'
     if columns:
         yield "<cols>"
-        for at, values in enumerate(columns, start=1):
-            yield f'<col min="{at}" max="{at}" width="{_width(values)}" style="{styles[at - 1]}" customWidth="1"/>'
+        for at, width in enumerate(widths, start=1):
+            yield f'<col min="{at}" max="{at}" width="{width}" style="{styles[at - 1]}" customWidth="1"/>'
         yield "</cols>"
     header = zip(letters, frame.columns, strict=True)
     cells = "".join(f'<c r="{letter}1"{_text_rest(str(name), _HEADER)}' for letter, name in header)
-    yield f'<sheetData><row r="1">{cells}</row>'
+    # LibreOffice does not grow a row for wrapped text by itself.
+    lines = max(
+        (len(wrap(str(values.name), width - 2)) for values, width in zip(columns, widths, strict=True)),
+        default=1,
+    )
+    yield f'<sheetData><row r="1" ht="{LINE_POINTS * max(lines, 1)}" customHeight="1">{cells}</row>'
     for start in range(0, len(frame), ROWS_AT_ONCE):
         yield _rows(
             [values.iloc[start : start + ROWS_AT_ONCE] for values in columns], letters, styles, start + 2
