@@ -1,0 +1,187 @@
+"""The lines nixnan writes, one pattern a kind: every format from its first public builds (March 2025) to July 2026.
+
+Source: nixnan's own print statements and some two hundred thousand published lines. A line is read after `tidy`: no
+escape sequences, no NUL, tabs as blanks. Names hold blanks and brackets, so brackets close greedily.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+PREFIX = b"#nixnan"
+KINDS = ("NaN", "infinity", "-infinity", "subnormal", "div0")
+TYPES = ("f16", "bf16", "f32", "f64", "unknown")
+SECTION_TYPES = {"FP16": "f16", "BF16": "bf16", "FP32": "f32", "FP64": "f64"}
+REPORT_KINDS = {
+    "NaN": "NaN",
+    "Infinity": "infinity",
+    "-Infinity": "-infinity",
+    "Subnormal": "subnormal",
+    "Division by 0": "div0",
+}
+
+_K = r"(?:NaN|-?infinity|subnormal|div0)"
+_PLACE = r"(?: at (?:line (?P<oldline>\d+)|(?P<path>\S.*?):(?P<line>\d+)))?"
+ERROR = re.compile(
+    rf"#nixnan: error \[(?P<kinds>{_K}(?:,{_K})*)\] detected in (?:operand (?P<operand>\d+) of )?"
+    rf"instruction (?P<sass>.+?) *; in function (?P<function>.*?){_PLACE} of type (?P<type>{'|'.join(TYPES)})"
+)
+RUNNING = re.compile(r"#nixnan: running kernel \[(.*)\] \.\.\.")
+LOGGED = re.compile(r"#nixnan: kernel \[(.*)\] \.\.\.")
+TIMED = re.compile(r"#nixnan: Kernel \[(.*)\] execution time: (\d+) microseconds")
+FUNCTION_OF = re.compile(r"#nixnan: Function \[(.*)\] of kernel \[(.*)\]")
+BIN = re.compile(
+    r"#nixnan: (f16|bf16|f32|f64) bin has reached threshold: (?:kernel|function)=(.*?) range=\[([^,\]]+),([^\]]+)\] "
+    r"count=(\d+)(?: instruction=(.+?) *; in function=(.*?)(?: at (\S.*?):(\d+))?)?"
+)
+IMMEDIATE = re.compile(
+    r"#nixnan: (?:#nixnan: )?warning: (NaN|Infinite|Subnormal|Unknown) immediate found in operand (\d+) of (.+?) *;?"
+)
+SECTION = re.compile(r"#nixnan: --- (FP16|BF16|FP32|FP64)( Memory )? Operations ---")
+COUNT = re.compile(
+    r"#nixnan: (NaN|Infinity|-Infinity|Subnormal|Division by 0):\s+(\d+)(?: \((\d+) repeats\))?"
+)
+EXPONENTS = re.compile(
+    r"#nixnan: Exponent range for (f16|bf16|f32|f64): \[(zero|inf|-?\d+), (zero|inf|-?\d+)\]"
+)
+STOPPED = re.compile(r"#nixnan: (Maximum number of errors \(\d+\) reached\..*|Terminating early: .*)")
+TEMPLATE = re.compile(r"#nixnan: (Created template bin specification file at .*)")
+CRASHED = re.compile(r"#nixnan: (.*(?:SIGSEGV|segmentation fault).*)", re.IGNORECASE)
+LISTS = re.compile(
+    r"#nixnan: (?P<listed>(?:Only|Not) instrumenting (?:kernels|functions) specified in .*)|#nixnan: [Ii]nstrumenting all "
+    r"(?:kernels|functions)|#nixnan: Could not open \S+!"
+)
+VERBOSE = re.compile(r"#nixnan: (?:Inspecting function |Instrumenting |Found memory instruction )")
+RULE = re.compile(r"#nixnan: -{20,}")
+REPORT_HEAD = re.compile(r"#nixnan: -+ nixnan Report -+")
+CONTEXT = re.compile(r"#nixnan: (Initializing|Finalizing) GPU context\.\.\.")
+EXPONENT_HEAD = re.compile(r"#nixnan: --- FP exponent ranges ---")
+
+# Most frequent first; all but VERBOSE must take the whole line.
+_OTHERS = (
+    ("bin", BIN), ("running", RUNNING), ("logged", LOGGED), ("timed", TIMED), ("function of", FUNCTION_OF),
+    ("count", COUNT), ("section", SECTION), ("context", CONTEXT), ("rule", RULE), ("lists", LISTS),
+    ("report", REPORT_HEAD), ("exponents", EXPONENTS), ("exponent head", EXPONENT_HEAD), ("stopped", STOPPED),
+    ("template", TEMPLATE), ("crashed", CRASHED),
+)  # fmt: skip
+
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_=>])")
+
+
+class Event(NamedTuple):
+    """One error line, read. `operand` is None in the oldest logs; `place` is `path:line` where the build knew it."""
+
+    kinds: tuple[str, ...]
+    operand: int | None
+    sass: str
+    function: str
+    place: str | None
+    label: str
+
+
+class Other(NamedTuple):
+    """Any other line of nixnan that is understood."""
+
+    what: str
+    groups: tuple[str | None, ...]
+
+
+class Torn(NamedTuple):
+    """A line of nixnan that another line ran into, or that was cut: nothing in it is believed."""
+
+
+class Foreign(NamedTuple):
+    """A line that is not nixnan's: the program's own output, or a comment."""
+
+
+TORN, FOREIGN = Torn(), Foreign()
+Line = Event | Other | Torn | Foreign
+
+
+def tidy(text: bytes) -> bytes:
+    """Whole lines without NULs, escape sequences and carriage returns at their ends; tabs become blanks."""
+    if b"\0" in text:
+        text = text.replace(b"\0", b"")
+    if b"\x1b" in text:
+        text = _ESCAPES.sub(b"", text)
+    if b"\r" in text:
+        text = text.replace(b"\r\n", b"\n")
+    return text.replace(b"\t", b" ") if b"\t" in text else text
+
+
+def read_line(raw: bytes) -> Line:
+    """What a tidied line says. Blanks at its end and a progress bar before it (up to a carriage return) do not count."""
+    at = raw.find(PREFIX)
+    if at < 0 or raw.startswith(b"##"):
+        return FOREIGN
+    if b"\r" in raw:
+        raw = raw.rstrip(b"\r")
+        raw = raw[raw.rfind(b"\r", 0, at) + 1 :]
+    text = raw.rstrip().decode("utf-8", "backslashreplace")
+    twice = text.find("#nixnan", 1) > 0
+    if found := IMMEDIATE.fullmatch(text):
+        return Other("immediate", found.groups()) if text.count("#nixnan") <= 2 else TORN
+    if twice or not text.startswith("#nixnan:"):
+        return TORN
+    if found := ERROR.fullmatch(text):
+        return _event(found)
+    for what, pattern in _OTHERS:
+        if found := pattern.fullmatch(text):
+            return Other(what, found.groups())
+    return Other("verbose", ()) if VERBOSE.match(text) else TORN
+
+
+def _event(found: re.Match[str]) -> Event:
+    operand, path = found["operand"], found["path"]
+    return Event(
+        kinds=tuple(found["kinds"].split(",")),
+        operand=int(operand) if operand else None,
+        sass=found["sass"],
+        function=found["function"],
+        place=f"{path}:{found['line']}" if path else None,
+        label=found["type"],
+    )
+
+
+def opcode_of(sass: str) -> str:
+    """The opcode of an instruction: its first word after the predicate (`@!P1 FFMA.FTZ R1, ...` is `FFMA.FTZ`)."""
+    words = sass.split(None, 2)
+    if not words:
+        return ""
+    return words[1] if words[0].startswith("@") and len(words) > 1 else words[0]
+
+
+def is_store(opcode: str) -> bool:
+    """Does nixnan's memory check write the lines of this opcode? It looks at global stores alone."""
+    return opcode.startswith("STG")
+
+
+def type_of(opcode: str, operand: int | None) -> str | None:
+    """The type of an operand as the opcode has it; None where the opcode does not say (stores, moves, selects).
+
+    Tensor core products name the accumulator first and the inputs last: in HMMA.16816.F32.BF16 operands 0 and 3 are
+    f32, 1 and 2 bf16.
+    """
+    name, *flags = opcode.split(".")
+    if name == "HMMA":
+        inputs = "bf16" if "BF16" in flags else "f32" if "TF32" in flags else "f16"
+        outputs = "f32" if "F32" in flags else "f16"
+        return None if operand is None else outputs if operand in (0, 3) else inputs
+    if name in ("HADD2", "HMUL2", "HFMA2"):
+        return (
+            "f32"
+            if "F32" in flags and operand == 0
+            else "bf16"
+            if any(f.startswith("BF16") for f in flags)
+            else "f16"
+        )
+    if name == "MUFU":
+        return "f64" if any(flag.endswith("64H") for flag in flags) else "f16" if "F16" in flags else "f32"
+    return _PLAIN_TYPES.get(name)
+
+
+_PLAIN_TYPES = {
+    "FADD": "f32", "FMUL": "f32", "FFMA": "f32", "FSEL": "f32", "FMNMX": "f32", "FSET": "f32", "FCHK": "f32",
+    "DADD": "f64", "DMUL": "f64", "DFMA": "f64", "DMMA": "f64", "DSETP": "f64",
+}  # fmt: skip
