@@ -74,10 +74,12 @@ def stacked_bars(
     axis: str,
     marks: Sequence[tuple[float, float, float]] = (),
     mark_label: str = "",
+    words: Mapping[str, str] | None = None,
 ) -> Figure:
     """Horizontal bars, one per label, first on top; `parts` is colour role -> lengths of shape [label].
 
-    `marks` holds (low, middle, high) per label, drawn as a whisker with a diamond and named `mark_label`.
+    `marks` holds (low, middle, high) per label, drawn as a whisker with a diamond and named `mark_label`;
+    `words` gives the legend other words than the roles.
     """
     height_in = 0.75 + 0.3 * len(labels)
     figure, axes = _empty(height_in)
@@ -88,7 +90,7 @@ def stacked_bars(
         label = mark_label if at == 0 else None
         ax.plot([middle], [at], marker="D", markersize=4.5, color=light("ink"), linestyle="none", label=label)
     ax.set_xlabel(axis)
-    _legend(figure, parts, ax.get_legend_handles_labels()[0])
+    _legend(figure, parts, ax.get_legend_handles_labels()[0], words)
     return figure
 
 
@@ -220,6 +222,38 @@ def ranges(
     return figure
 
 
+@styled
+def roofline(
+    series: Mapping[str, Sequence[tuple[float, float, str]]],
+    *,
+    roofs: Mapping[str, tuple[float, float]],
+    across: str,
+    axis: str,
+) -> Figure:
+    """Points (intensity, rate, hover text) of each series on two logarithmic axes, under one roof per GPU.
+
+    `roofs` maps a name to (highest rate, rate per unit of intensity): the lesser of both bounds any point.
+    """
+    figure = _bare(4.4)
+    ax = figure.subplots()
+    ax.set(xscale="log", yscale="log", xlabel=across, ylabel=axis)
+    every = [x for points in series.values() for x, _, _ in points]
+    for name, (highest, slope) in roofs.items():
+        knee = highest / slope
+        low, high = min([*every, knee]) / 2, max([*every, knee]) * 3
+        ax.plot([low, knee, high], [low * slope, highest, highest], color=light("muted"), linewidth=1)
+        ax.annotate(name, (high, highest), ha="right", va="bottom", color=light("muted"))
+    for at, (name, points) in enumerate(series.items()):
+        role, marker = SERIES[at % len(SERIES)], MARKERS[at % len(MARKERS)]
+        for number, (x, y, hover) in enumerate(points):
+            label = name if number == 0 else None
+            (dot,) = ax.plot([x], [y], marker=marker, color=light(role), linestyle="none", label=label)
+            _hover(dot, hover)
+    ax.grid(which="major")
+    figure.legend(loc="outside upper right", ncols=6)
+    return figure
+
+
 def save_png(figure: Figure, path: Path, *, dpi: int = 300) -> Path:
     """Write `figure` as a PNG, atomically; the same figure gives the same bytes."""
     png = io.BytesIO()
@@ -293,8 +327,15 @@ def _draw_cell(ax: Axes, down: int, across: int, content: Cell) -> None:
     ax.text(across, down, content.text, ha="center", va="center")
 
 
-def _legend(figure: Figure, parts: Mapping[str, np.ndarray], more: Sequence[Any]) -> None:
-    handles = [Patch(facecolor=light(role), label=role) for role in parts] + list(more)
+def _legend(
+    figure: Figure,
+    parts: Mapping[str, np.ndarray],
+    more: Sequence[Any],
+    words: Mapping[str, str] | None = None,
+) -> None:
+    handles = [Patch(facecolor=light(role), label=(words or {}).get(role, role)) for role in parts] + list(
+        more
+    )
     figure.legend(handles=handles, loc="outside upper left", ncols=6, handlelength=1.2, columnspacing=1.6)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.report.figures import Cell, Figure, cell_grid, save, stacked_bars, stacked_panels
+from lab.report.figures import Cell, Figure, cell_grid, roofline, save, stacked_bars, stacked_panels
 from lab.report.palette import PALETTE, css_variables, light
 
 PARTS = {"computation": np.array([1.0, 2.0]), "idle": np.array([0.5, np.nan])}
@@ -94,3 +94,17 @@ def luminance(colour: str) -> float:
     channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_a_roofline_bounds_its_points_and_names_its_roof(tmp_path: Path) -> None:
+    drawing = roofline({"GEMM": [(100.0, 40.0, "tip")], "softmax": [(0.6, 2.0, "")]}, roofs={"GPU $x": (60.0, 4.0)},
+                       across="FLOP per byte", axis="TFLOP/s")  # fmt: skip
+    svg = save(drawing, tmp_path, "roof")
+    assert "GPU $x" in svg and 'data-tip="tip"' in svg and "GEMM" in svg
+    (roof,) = [line for line in drawing.axes[0].get_lines() if len(line.get_xdata()) == 3]
+    assert list(roof.get_ydata()[1:]) == [60.0, 60.0] and roof.get_xdata()[1] == 15.0
+
+
+def test_bars_may_have_other_words_than_their_roles(tmp_path: Path) -> None:
+    svg = save(stacked_bars(["a", "b"], PARTS, axis="ms", words={"idle": "waits"}), tmp_path, "x")
+    assert ">waits<" in svg and ">idle<" not in svg and ">computation<" in svg
