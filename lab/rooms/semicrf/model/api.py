@@ -1,0 +1,206 @@
+"""The functions a person calls: log_partition, marginals, viterbi, sample, entropy; and their gradient.
+
+`score_BTC` (B, T, C): score of label c at frame t. `duration_KC[k-1, c]`: bias of a segment of k frames.
+`transition_CC[i, j]`: from label i to j between neighbouring segments; (K, C, C) where it depends on the duration
+of the segment it leads to. `start_C`, `end_C`: paid by the first and the last segment. -inf forbids.
+Values are float64 whatever the input's dtype: a log Z of 10^4 has no digits left for its error in float32.
+Gradients have the dtype of their input. An infeasible sequence has log Z = -inf and zero gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.errors import MissingError, UsageError
+from lab.rooms.semicrf.model import naive, paths, torch_factorised
+from lab.rooms.semicrf.model.naive import Segment
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
+
+BACKENDS = ("naive", "torch", "triton", "auto")
+
+
+def resolve_backend(backend: str, score_BTC: Tensor) -> str:
+    """The backend that "auto" means here: Triton on a GPU where it fits, else torch."""
+    if backend not in BACKENDS:
+        raise UsageError(f"no backend {backend!r}", fix=f"one of {', '.join(BACKENDS)}")
+    return "torch" if backend == "auto" else backend
+
+
+def log_partition(
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    lengths_B: Tensor | None = None,
+    *,
+    start_C: Tensor | None = None,
+    end_C: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """log Z (B,), float64, differentiable in every float input (once: a second derivative raises)."""
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C)
+    chosen = resolve_backend(backend, problem.score_BTC)
+    if chosen == "naive":
+        return naive.log_partition(problem)
+    log_z_B: Tensor = LogPartition.apply(chosen, problem.lengths_B, *problem.floats())  # type: ignore[no-untyped-call]
+    return log_z_B
+
+
+class LogPartition(torch.autograd.Function):
+    """log Z with its hand-written gradient: the expected counts."""
+
+    @staticmethod
+    def forward(ctx: Any, backend: str, lengths_B: Tensor, *floats: Tensor) -> Tensor:
+        score_BTC, transition, duration_KC, start_C, end_C = (value.detach() for value in floats)
+        problem = Problem(score_BTC, transition, duration_KC, lengths_B, start_C, end_C)
+        engine = engine_of(backend)
+        state = engine.forward(problem)
+        ctx.engine, ctx.state, ctx.problem = engine, state, problem
+        return state.log_z_B
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_B: Tensor) -> Any:
+        found = ctx.engine.backward(ctx.state)
+        grads = gradients(ctx.problem, found, grad_B)
+        wanted = ctx.needs_input_grad[2:]
+        return (None, None, *(g if want else None for g, want in zip(grads, wanted, strict=True)))
+
+
+def engine_of(backend: str) -> Any:
+    """The module with `forward(problem)` and `backward(state)` of a backend."""
+    if backend == "torch":
+        return torch_factorised
+    raise MissingError(f"the backend {backend} is not there")
+
+
+def gradients(problem: Problem, found: Posteriors, grad_B: Tensor) -> list[Tensor]:
+    """Counts weighted by the incoming gradient, in the dtype of each input and the order of `floats()`."""
+    grad_B = torch.where(torch.isfinite(found.log_z_B), grad_B.double(), torch.zeros_like(found.log_z_B))
+    by_sequence = (found.transition, found.duration_BKC, found.start_BC(), found.end_BC(problem.lengths_B))
+    sums = [torch.tensordot(grad_B, count.double(), 1) for count in by_sequence]
+    values = [grad_B[:, None, None] * found.label_BTC, *sums]
+    return [value.to(given.dtype) for value, given in zip(values, problem.floats(), strict=True)]
+
+
+def posteriors(
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    lengths_B: Tensor | None = None,
+    *,
+    start_C: Tensor | None = None,
+    end_C: Tensor | None = None,
+    backend: str = "auto",
+) -> Posteriors:
+    """log Z and all expected counts (no gradient); see `Posteriors`."""
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
+    chosen = resolve_backend(backend, problem.score_BTC)
+    if chosen == "naive":
+        return naive.posteriors(problem)
+    engine = engine_of(chosen)
+    found: Posteriors = engine.backward(engine.forward(problem))
+    return found
+
+
+def marginals(
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    lengths_B: Tensor | None = None,
+    *,
+    start_C: Tensor | None = None,
+    end_C: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """posterior_BTC: the probability that frame t lies in a segment of label c; zero in the padding."""
+    return posteriors(
+        score_BTC, transition_CC, duration_KC, lengths_B, start_C=start_C, end_C=end_C, backend=backend
+    ).label_BTC
+
+
+def viterbi(
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    lengths_B: Tensor | None = None,
+    *,
+    start_C: Tensor | None = None,
+    end_C: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, list[list[Segment]]]:
+    """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
+
+    An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest label.
+    """
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
+    if resolve_backend(backend, problem.score_BTC) == "naive":
+        return naive.viterbi(problem)
+    return paths.viterbi(problem)
+
+
+def sample(
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    lengths_B: Tensor | None = None,
+    *,
+    start_C: Tensor | None = None,
+    end_C: Tensor | None = None,
+    samples: int = 1,
+    seed: int = 0,
+) -> list[list[list[Segment]]]:
+    """`samples` segmentations of each sequence, drawn exactly; a sequence's draws do not depend on its batch."""
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
+    return paths.sample(problem, samples, seed)
+
+
+def kbest(
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    lengths_B: Tensor | None = None,
+    *,
+    start_C: Tensor | None = None,
+    end_C: Tensor | None = None,
+    count: int = 5,
+) -> list[list[tuple[float, list[Segment]]]]:
+    """The `count` best segmentations of each sequence with their scores, best first; fewer where fewer exist."""
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
+    return paths.kbest(problem, count)
+
+
+def entropy(
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    lengths_B: Tensor | None = None,
+    *,
+    start_C: Tensor | None = None,
+    end_C: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """H (B,) in nats of the distribution over segmentations: log Z minus the expected score, exact."""
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
+    found = posteriors(
+        score_BTC, transition_CC, duration_KC, lengths_B, start_C=start_C, end_C=end_C, backend=backend
+    )
+    return found.log_z_B - expected_score(problem, found)
+
+
+def expected_score(problem: Problem, found: Posteriors) -> Tensor:
+    """<theta, counts> (B,): a -inf has count zero and adds zero."""
+    counts = (
+        found.label_BTC,
+        found.transition,
+        found.duration_BKC,
+        found.start_BC(),
+        found.end_BC(problem.lengths_B),
+    )
+    total_B = torch.zeros_like(found.log_z_B)
+    for value, count in zip(problem.floats(), counts, strict=True):
+        term = torch.where(count == 0, torch.zeros_like(count), count * value.double())
+        total_B = total_B + term.flatten(1).sum(1)
+    return total_B

@@ -1,0 +1,127 @@
+"""The factorised recursion in the log domain, float64: slower, and right where the linear one underflows.
+
+Real -inf, no epsilon, no clamp. Messages are shifted by their maximum each frame; the shift moves into the
+coming frame's scores and into an offset. The counts are not products of two passes but follow the derivative of
+the recursion itself, from the right: the mass that ends at (t, c) is split over the durations, and the mass that
+starts at (s, c) over the labels before it, by shares that sum to 1. So they stay in [0, 1] and never are NaN,
+however large the scores are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
+
+
+@dataclass
+class LogState:
+    """Log messages of the left pass, time first, and the frames' scores with all shifts applied."""
+
+    log_z_B: Tensor
+    alpha: list[Tensor]
+    gamma: list[Tensor]
+    frame_TBC: Tensor
+
+
+def logsumexp(value: Tensor, dim: int) -> Tensor:
+    """-inf where all entries are; no gradient."""
+    top = value.amax(dim, keepdim=True)
+    top = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
+    return (value - top).exp().sum(dim).log() + top.squeeze(dim)
+
+
+def shares(value: Tensor, dim: int) -> Tensor:
+    """softmax along `dim`; all zero, not NaN, where all entries are -inf."""
+    top = value.amax(dim, keepdim=True)
+    part = (value - torch.where(torch.isneginf(top), torch.zeros_like(top), top)).exp()
+    total = part.sum(dim, keepdim=True)
+    return part / torch.where(total == 0, torch.ones_like(total), total)
+
+
+def finite_or_zero(value: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(value), value, torch.zeros_like(value))
+
+
+def forward(problem: Problem) -> LogState:
+    """log Z (B,) and the messages. A NaN among the scores of a sequence makes its log Z NaN."""
+    batch, frames, longest, labels = problem.shape
+    score_TBC = frames_masked(problem).transpose(0, 1)
+    top_TB = finite_or_zero(score_TBC.amax(-1))
+    frame_TBC = score_TBC - top_TB[..., None]
+    transition, duration_K1C = problem.transition.double(), problem.duration_KC.double()[:, None]
+    start_C = problem.start_C.double()
+    first = start_C.expand(longest, batch, labels) if problem.by_duration else start_C.expand(batch, labels)
+    pending = frame_TBC.new_full((frames + longest, batch, labels), -float("inf"))
+    alpha, gamma = [torch.full_like(frame_TBC[0], -float("inf"))], [first]
+    offset_B, log_z_B = frame_TBC.new_zeros(batch), frame_TBC.new_full((batch,), -float("inf"))
+    for t in range(frames):
+        shift_B = finite_or_zero(gamma[t].amax(-1) if gamma[t].dim() == 2 else gamma[t].amax((0, 2)))
+        frame_TBC[t] -= shift_B[:, None]
+        offset_B = offset_B + (shift_B + top_TB[t])
+        window = pending[t : t + longest]
+        window.copy_(torch.logaddexp(window, gamma[t] + duration_K1C) + frame_TBC[t])
+        alpha.append(window[0].clone())
+        gamma.append(onward(alpha[-1], transition))
+        ended = logsumexp(alpha[-1] + problem.end_C.double(), -1) + offset_B
+        log_z_B = torch.where(problem.lengths_B == t + 1, ended, log_z_B)
+    return LogState(log_z_B, alpha, gamma, frame_TBC)
+
+
+def onward(alpha_BC: Tensor, transition: Tensor) -> Tensor:
+    if transition.dim() == 2:
+        return logsumexp(alpha_BC[:, :, None] + transition, 1)
+    return logsumexp(alpha_BC[:, :, None] + transition[:, None], 2)
+
+
+def posteriors(problem: Problem) -> Posteriors:
+    """All expected counts. An infeasible or NaN sequence has counts of zero."""
+    state = forward(problem)
+    batch, frames, longest, labels = problem.shape
+    transition, duration_KC = problem.transition.double(), problem.duration_KC.double()
+    usable_B = torch.isfinite(state.log_z_B)
+    starts_TBC, ends_TBC = torch.zeros_like(state.frame_TBC), torch.zeros_like(state.frame_TBC)
+    duration = ends_TBC.new_zeros(longest, batch, labels)
+    crossed = ends_TBC.new_zeros(batch, *transition.shape)
+    for t in range(frames, 0, -1):
+        final_BC = shares(state.alpha[t] + problem.end_C.double(), -1)
+        begun = (problem.lengths_B == t) & usable_B
+        ends_TBC[t - 1] += torch.where(begun[:, None], final_BC, torch.zeros_like(final_BC))
+        if not problem.by_duration and t < frames:
+            into = shares(state.alpha[t][:, :, None] + transition, 1) * starts_TBC[t][:, None]
+            ends_TBC[t - 1] += into.sum(-1)
+            crossed += into
+        reach = min(longest, t)
+        split_KBC = shares(_window(state, t, reach) + duration_KC[:reach, None], 0) * ends_TBC[t - 1]
+        duration[:reach] += split_KBC
+        starts_TBC[t - reach : t] += split_KBC.flip(0)
+        if problem.by_duration:
+            _cross(state, transition, t, split_KBC, ends_TBC, crossed)
+    label_TBC = (starts_TBC - torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])).cumsum(0)
+    inside = (torch.arange(frames, device=label_TBC.device)[:, None] < problem.lengths_B)[..., None]
+    label_TBC = torch.where(inside, label_TBC, torch.zeros_like(label_TBC))
+    parts = (x.transpose(0, 1) for x in (label_TBC, starts_TBC, ends_TBC, duration))
+    return Posteriors(state.log_z_B, *parts, crossed)
+
+
+def _window(state: LogState, t: int, reach: int) -> Tensor:
+    """Row k-1: what came in at boundary t-k, plus its frames up to t; (reach, B, C)."""
+    content = state.frame_TBC[t - reach : t].flip(0).cumsum(0)
+    if state.gamma[0].dim() == 2:
+        return torch.stack(state.gamma[t - reach : t]).flip(0) + content
+    return torch.stack([state.gamma[t - k][k - 1] for k in range(1, reach + 1)]) + content
+
+
+def _cross(
+    state: LogState, transition: Tensor, t: int, split_KBC: Tensor, ends_TBC: Tensor, crossed: Tensor
+) -> None:
+    """Where the transition depends on the duration, each duration's mass has its own share of labels before."""
+    for k in range(1, len(split_KBC) + 1):
+        if k == t:
+            continue  # the first segment pays no transition
+        into = shares(state.alpha[t - k][:, :, None] + transition[k - 1], 1) * split_KBC[k - 1][:, None]
+        ends_TBC[t - k - 1] += into.sum(-1)
+        crossed[:, k - 1] += into

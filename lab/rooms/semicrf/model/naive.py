@@ -1,0 +1,147 @@
+"""The judge: the semi-CRF in float64 straight from its definition, and by enumeration where it is tiny.
+
+Nothing here is clever. `log_partition` is one logsumexp over all (duration, previous label) for each position
+and label, differentiated by autograd; `enumerate_segmentations` lists every segmentation one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
+
+Segment = tuple[int, int, int]
+"""(start, end exclusive, label), in frames."""
+
+
+def safe_logsumexp(value: Tensor, dim: int) -> Tensor:
+    """logsumexp whose value is -inf and whose gradient is 0, never NaN, where all entries are -inf."""
+    top = value.detach().amax(dim, keepdim=True)
+    shift = torch.where(torch.isfinite(top), top, torch.zeros_like(top))
+    total = (value - shift).exp().sum(dim)
+    none = total == 0
+    log = torch.where(none, torch.ones_like(total), total).log() + shift.squeeze(dim)
+    return torch.where(none, torch.full_like(total, -float("inf")), log)
+
+
+def log_partition(problem: Problem) -> Tensor:
+    """log Z (B,), float64, differentiable: alpha[t, c] from all alpha[t-k, c'] as the definition says."""
+    return torch.stack([_log_partition_one(problem, b) for b in range(problem.shape[0])])
+
+
+def _log_partition_one(problem: Problem, b: int, marks: Tensor | None = None) -> Tensor:
+    """log Z of sequence `b`. `marks` (2, T, C) is added to the score of a segment that starts, or ends, there."""
+    _, _, longest, labels = problem.shape
+    score_TC = frames_masked(problem)[b]
+    starts_TC, ends_TC = torch.zeros_like(score_TC).expand(2, -1, -1) if marks is None else marks
+    transition_KCC = problem.transition.double().expand(longest, labels, labels)
+    duration_KC = problem.duration_KC.double()
+    alpha: list[Tensor] = []  # alpha[t - 1] belongs to boundary t
+    for t in range(1, int(problem.lengths_B[b]) + 1):
+        arcs = []
+        for k in range(1, min(longest, t) + 1):
+            segment_C = score_TC[t - k : t].sum(0) + duration_KC[k - 1] + starts_TC[t - k] + ends_TC[t - 1]
+            if k == t:
+                arcs.append(segment_C + problem.start_C.double())
+            else:
+                arcs.append(segment_C + safe_logsumexp(alpha[t - k - 1][:, None] + transition_KCC[k - 1], 0))
+        alpha.append(safe_logsumexp(torch.stack(arcs), 0))
+    return safe_logsumexp(alpha[-1] + problem.end_C.double(), 0)
+
+
+def posteriors(problem: Problem) -> Posteriors:
+    """All expected counts by autograd, sequence by sequence."""
+    plain = problem.detached()
+    done = []
+    for b in range(problem.shape[0]):
+        values = [value.double().requires_grad_() for value in plain.floats()[:3]]
+        one = replace(plain, score_BTC=values[0], transition=values[1], duration_KC=values[2])
+        marks = torch.zeros(2, *problem.score_BTC.shape[1:], dtype=torch.float64).requires_grad_()
+        log_z = _log_partition_one(one, b, marks)
+        grads = [torch.zeros_like(value) for value in (*values, marks)]
+        if bool(torch.isfinite(log_z)):
+            found = torch.autograd.grad(log_z, (*values, marks), allow_unused=True)
+            grads = [g if f is None else f for g, f in zip(grads, found, strict=True)]
+        done.append((log_z.detach(), grads[0][b], grads[3][0], grads[3][1], grads[2], grads[1]))
+    return Posteriors(*(torch.stack(column) for column in zip(*done, strict=True)))
+
+
+def segmentations(length: int, longest: int, labels: int) -> Iterator[list[Segment]]:
+    """Every way to tile `length` frames with labelled segments of at most `longest` frames."""
+    if length == 0:
+        yield []
+        return
+    for duration in range(1, min(longest, length) + 1):
+        for head in segmentations(length - duration, longest, labels):
+            for label in range(labels):
+                yield [*head, (length - duration, length, label)]
+
+
+def path_score(problem: Problem, b: int, path: list[Segment]) -> Tensor:
+    """The score of one segmentation of sequence `b`, a float64 scalar."""
+    longest, labels = problem.duration_KC.shape
+    transition_KCC = problem.transition.double().expand(longest, labels, labels)
+    score_TC = problem.score_BTC[b].double()
+    total = problem.start_C.double()[path[0][2]] + problem.end_C.double()[path[-1][2]]
+    previous = None
+    for start, end, label in path:
+        total = (
+            total + score_TC[start:end, label].sum() + problem.duration_KC.double()[end - start - 1, label]
+        )
+        if previous is not None:
+            total = total + transition_KCC[end - start - 1, previous, label]
+        previous = label
+    return total
+
+
+def enumerate_segmentations(problem: Problem, b: int) -> tuple[list[list[Segment]], Tensor]:
+    """All segmentations of sequence `b` and their scores (N,). Only for tiny cases: N grows like (C + 1)^L."""
+    _, _, longest, labels = problem.shape
+    paths = list(segmentations(int(problem.lengths_B[b]), longest, labels))
+    return paths, torch.stack([path_score(problem, b, path) for path in paths])
+
+
+def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
+    """The best score (B,) and segmentation of each sequence; ties: smallest duration, then smallest label."""
+    done = [_viterbi_one(problem, b) for b in range(problem.shape[0])]
+    return torch.tensor([score for score, _ in done], dtype=torch.float64), [path for _, path in done]
+
+
+def _viterbi_one(problem: Problem, b: int) -> tuple[float, list[Segment]]:
+    _, _, longest, labels = problem.shape
+    length = int(problem.lengths_B[b])
+    score_TC = problem.score_BTC[b].double().tolist()
+    transition_KCC = problem.transition.double().expand(longest, labels, labels).tolist()
+    duration_KC = problem.duration_KC.double().tolist()
+    best: dict[tuple[int, int], tuple[float, int, int]] = {}
+    for t in range(1, length + 1):
+        for label in range(labels):
+            best[t, label] = (-float("inf"), 0, -1)
+            content = 0.0
+            for k in range(1, min(longest, t) + 1):
+                content += score_TC[t - k][label]
+                if k == t:
+                    found, before = float(problem.start_C[label]), -1
+                else:
+                    found, before = max(
+                        ((best[t - k, c][0] + transition_KCC[k - 1][c][label], c) for c in range(labels)),
+                        key=lambda pair: pair[0],
+                    )
+                value = found + content + duration_KC[k - 1][label]
+                if value > best[t, label][0]:
+                    best[t, label] = (value, k, before)
+    end = [best[length, c][0] + float(problem.end_C[c]) for c in range(labels)]
+    label = max(range(labels), key=end.__getitem__)
+    if end[label] == -float("inf"):
+        return end[label], []
+    path: list[Segment] = []
+    t, score = length, end[label]
+    while t > 0:
+        _, k, before = best[t, label]
+        path.append((t - k, t, label))
+        t, label = t - k, before
+    return score, path[::-1]

@@ -1,0 +1,293 @@
+"""The semi-CRF in plain torch (1.12 or newer, CPU or GPU), float64: O(T (C^2 + K C)) instead of O(T K C^2).
+
+Transitions do not depend on the duration, so they are applied once per boundary:
+    gamma[s, c] = sum_c' alpha[s, c'] E[c', c]                           (start[c] at s = 0)
+    alpha[t, c] = sum_k gamma[t-k, c] D[k, c] prod_{t-k<u<=t} w_u[c]
+with E, D, w the exponentials of transition, duration and score (shifted per frame by its maximum over labels,
+which every segmentation pays alike). A window of K pending rows carries the product, so no sum ever spans more
+than one segment. Values are linear; every `EVERY` frames a power of two moves from them into an integer
+exponent. `audit` bounds what underflow can have lost; sequences over the bound are done again by
+`log_domain.py`. The counts follow from a second pass of the same cost from the right.
+With transitions that depend on the duration, gamma is a row for each k: O(T K C^2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lab.rooms.semicrf.model import log_domain
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
+
+EVERY = 8
+"""Frames between two rescalings: float64 spans 2^2046, a frame seldom moves a message by more than 2^60."""
+TINY_LOG2 = -1022.0
+"""Below this power of two float64 loses digits; `audit` counts everything there as lost."""
+MARGIN_LOG2 = 80.0
+"""A message must exceed what may be lost by 2^80: the loss is summed over up to K C terms and must stay
+below 1e-16 of it."""
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The model in the linear domain, time first. `transition` (C, C) or (K, C, C); `duration_K1C` (K, 1, C)."""
+
+    frame_TBC: Tensor
+    transition: Tensor
+    duration_K1C: Tensor
+    start_C: Tensor
+    end_C: Tensor
+    log_shift_B: Tensor
+
+    @property
+    def by_duration(self) -> bool:
+        return self.transition.dim() == 3
+
+    def first(self, batch: int) -> Tensor:
+        """gamma at boundary 0."""
+        shape = (len(self.duration_K1C), batch, -1) if self.by_duration else (batch, -1)
+        return self.start_C.expand(*shape).contiguous()
+
+    def onward(self, alpha_BC: Tensor) -> Tensor:
+        """gamma from alpha: (B, C), or (K, B, C) where the transition depends on the duration."""
+        if not self.by_duration:
+            return torch.bmm(alpha_BC[:, None], self.transition.expand(len(alpha_BC), -1, -1))[:, 0]
+        return torch.matmul(alpha_BC, self.transition)  # (B, C) x (K, C, C)
+
+
+@dataclass
+class Chain:
+    """The messages of the pass from the left: row t of `alpha_TBC` and `gamma` in units of 2^exponent_TB[t]."""
+
+    alpha_TBC: Tensor
+    gamma: Tensor
+    exponent_TB: Tensor
+    frame_TBC: Tensor
+
+
+@dataclass
+class State:
+    """What the pass from the left leaves for the counts."""
+
+    problem: Problem
+    weights: Weights
+    chain: Chain
+    z_B: Tensor
+    log_z_B: Tensor
+    flagged_B: Tensor
+
+
+def weigh(problem: Problem) -> Weights:
+    """Exponentials of the scores, each shifted so that its largest is 1; the shifts are kept for log Z."""
+    score_TBC = frames_masked(problem).transpose(0, 1)
+    top_TB = finite_or_zero(score_TBC.amax(-1))
+    transition, end_C = problem.transition.double(), problem.end_C.double()
+    shift, end_shift = finite_or_zero(transition.max()), finite_or_zero(end_C.max())
+    row = (problem.lengths_B - 1)[None]
+    return Weights(
+        (score_TBC - top_TB[..., None]).exp(),
+        (transition - shift).exp(),
+        (problem.duration_KC.double() + shift).exp()[
+            :, None
+        ],  # every segment but the first pays a transition
+        (problem.start_C.double() - shift).exp(),
+        (end_C - end_shift).exp(),
+        top_TB.cumsum(0).gather(0, row)[0] + end_shift,
+    )
+
+
+def finite_or_zero(value: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(value), value, torch.zeros_like(value))
+
+
+def forward(problem: Problem) -> State:
+    """log Z and the left messages of every sequence; flagged ones get log Z from the log domain."""
+    weights = weigh(problem)
+    chain = walk(weights, problem.shape[2])
+    rows = torch.arange(problem.shape[0], device=problem.lengths_B.device)
+    z_B = (chain.alpha_TBC[problem.lengths_B, rows] * weights.end_C).sum(-1)
+    log_z_B = (
+        z_B.log() + chain.exponent_TB[problem.lengths_B, rows] * 0.6931471805599453 + weights.log_shift_B
+    )
+    flagged_B = audit(problem, chain, z_B)
+    if bool(flagged_B.any()):
+        again = flagged_B.nonzero()[:, 0]
+        log_z_B[again] = log_domain.forward(problem.rows(again)).log_z_B
+    return State(problem, weights, chain, z_B, log_z_B, flagged_B)
+
+
+def walk(weights: Weights, longest: int, saturate: bool = False) -> Chain:
+    """The pass from the left. `saturate` caps messages at 1: with weights 0 and 1 it says what can be reached."""
+    frame_TBC = weights.frame_TBC.clone()
+    frames, batch, labels = frame_TBC.shape
+    pending = frame_TBC.new_zeros(frames + longest, batch, labels)
+    alpha_TBC = frame_TBC.new_zeros(frames + 1, batch, labels)
+    exponent_TB = frame_TBC.new_zeros(frames + 1, batch)
+    gamma = [weights.first(batch)]
+    for t in range(frames):
+        exponent_TB[t + 1] = exponent_TB[t]
+        if t and t % EVERY == 0 and not saturate:
+            exponent_TB[t + 1] += rescale(gamma[t], frame_TBC[t])
+        window = pending[t : t + longest]  # row j ends with frame t + j
+        window.addcmul_(gamma[t], weights.duration_K1C)
+        window.mul_(frame_TBC[t])
+        alpha_TBC[t + 1] = window[0].clamp(max=1) if saturate else window[0]
+        gamma.append(weights.onward(alpha_TBC[t + 1]))
+    return Chain(alpha_TBC, torch.stack(gamma), exponent_TB, frame_TBC)
+
+
+def rescale(message: Tensor, frame_BC: Tensor) -> Tensor:
+    """Move the power of two of each sequence's largest message into the coming frame's weights; returns it."""
+    top_B = message.amax(-1) if message.dim() == 2 else message.amax((0, 2))
+    _, power_B = torch.frexp(top_B)
+    usable = torch.isfinite(top_B) & (top_B > 0)
+    power_B = torch.where(usable, power_B, torch.zeros_like(power_B))
+    frame_BC.mul_(torch.ldexp(torch.ones_like(top_B), -power_B)[:, None])
+    return power_B.to(top_B.dtype)
+
+
+def audit(problem: Problem, chain: Chain, z_B: Tensor) -> Tensor:
+    """Which sequences may have lost mass to underflow, (B,) bool.
+
+    Every weight but the duration's is at most 1, so what a pending row loses at frame u (at most TINY then)
+    is worth at frame t at most TINY times the frames between: `lost`, a running maximum. Every message that can
+    be reached at all must exceed that by the margin; a message that is not finite is flagged too.
+    """
+    frame_TBC, gamma = chain.frame_TBC, chain.gamma
+    power_TBC = frame_TBC.log2().clamp(min=-2000.0).cumsum(0)
+    power_TBC = torch.cat([torch.zeros_like(power_TBC[:1]), power_TBC])
+    lost_TB = (power_TBC + (-power_TBC).cummax(0).values).amax(-1) + TINY_LOG2 + MARGIN_LOG2
+    duration_log2 = problem.duration_KC.double().max() + finite_or_zero(problem.transition.double().max())
+    lost_TB = lost_TB + duration_log2.clamp(min=0) / 0.6931471805599453
+    reached, reached_z_B = support(problem)
+    rows = torch.arange(len(z_B), device=z_B.device)
+    inside_TB = torch.arange(len(lost_TB), device=z_B.device)[:, None] < problem.lengths_B
+    inside, bound = (inside_TB[..., None], lost_TB[..., None])
+    if problem.by_duration:
+        inside, bound = inside[:, None], bound[:, None]
+    bad = inside & reached & ~(torch.isfinite(gamma) & (gamma.log2() >= bound))
+    bad_B = bad.flatten(3).any(-1).any(1).any(0) if problem.by_duration else bad.any(-1).any(0)
+    z_ok_B = torch.isfinite(z_B) & (z_B.log2() >= lost_TB[problem.lengths_B, rows])
+    return bad_B | (reached_z_B & ~z_ok_B)
+
+
+def support(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Which messages are not forbidden by some -inf: (T+1, ..., B, C) or one True for all, and z's (B,)."""
+    if not any(bool(torch.isneginf(value).any()) for value in problem.floats()):
+        everything = torch.ones(1, dtype=torch.bool, device=problem.lengths_B.device)
+        return everything, everything.expand(problem.shape[0])
+    allowed = [(~torch.isneginf(value)).double() for value in problem.floats()]
+    score_BTC, transition, duration_KC, start_C, end_C = allowed
+    padding_BT = torch.arange(problem.shape[1], device=end_C.device) >= problem.lengths_B[:, None]
+    frame_TBC = torch.where(padding_BT[..., None], torch.ones_like(score_BTC), score_BTC).transpose(0, 1)
+    weights = Weights(frame_TBC, transition, duration_KC[:, None], start_C, end_C, end_C[:1])
+    chain = walk(weights, problem.shape[2], saturate=True)
+    rows = torch.arange(problem.shape[0], device=end_C.device)
+    return chain.gamma > 0, (chain.alpha_TBC[problem.lengths_B, rows] * end_C).sum(-1) > 0
+
+
+def backward(state: State) -> Posteriors:
+    """The pass from the right, and with it every expected count; flagged sequences from the log domain."""
+    problem = state.problem
+    counts = Counts(state)
+    frames = problem.shape[1]
+    for s in range(frames - 1, -1, -1):
+        counts.step(s)
+    found = counts.posteriors()
+    if bool(state.flagged_B.any()):
+        again = state.flagged_B.nonzero()[:, 0]
+        mended = log_domain.posteriors(problem.rows(again))
+        for name in ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition"):
+            getattr(found, name)[again] = getattr(mended, name)
+    return found
+
+
+class Counts:
+    """The pass from the right: beta[t] is the weight of all that follows boundary t, eta[s] of all from s on.
+
+    At s the window's row k-1 holds beta[s+k] times its frames: with D it sums to eta[s], with gamma[s] it adds
+    to the count of duration k. Counts are scaled by 2^(exponents) / z, exact but for the division.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        frame_TBC = state.weights.frame_TBC
+        frames, batch, labels = frame_TBC.shape
+        longest = state.problem.shape[2]
+        self.longest, self.frame_TBC = longest, frame_TBC.clone()
+        self.pending = frame_TBC.new_zeros(frames + longest, batch, labels)
+        self.duration = frame_TBC.new_zeros(longest, batch, labels)
+        self.starts_TBC = torch.zeros_like(frame_TBC)
+        self.ends_TBC = torch.zeros_like(frame_TBC)
+        self.beta_BC = frame_TBC.new_zeros(batch, labels)
+        self.exponent_B = frame_TBC.new_zeros(batch)
+        rows = torch.arange(batch, device=frame_TBC.device)
+        self.end_exponent_B = state.chain.exponent_TB[state.problem.lengths_B, rows]
+        usable = (state.z_B > 0) & torch.isfinite(state.z_B)
+        self.inverse_B = torch.where(usable, 1 / state.z_B, torch.zeros_like(state.z_B))
+        self.leaving_TBC = torch.zeros_like(frame_TBC)  # alpha[s] over z, in the units of eta[s]
+        self.eta_TBC = torch.zeros_like(frame_TBC)
+        self.first = torch.zeros(1, dtype=torch.int64, device=frame_TBC.device)
+        shape = (batch, *state.weights.transition.shape)
+        self.transition = frame_TBC.new_zeros(shape)
+
+    def scale(self, t: int) -> Tensor:
+        """2^(exponent of the left message at t + of the right one - of z) / z, (B, 1)."""
+        power_B = self.state.chain.exponent_TB[t] + self.exponent_B - self.end_exponent_B
+        return (torch.ldexp(torch.ones_like(power_B), power_B) * self.inverse_B)[:, None]
+
+    def step(self, s: int) -> None:
+        """From boundary s+1 to boundary s."""
+        problem, chain, weights = self.state.problem, self.state.chain, self.state.weights
+        self.beta_BC = torch.where((problem.lengths_B == s + 1)[:, None], weights.end_C, self.beta_BC)
+        self.ends_TBC[s] = chain.alpha_TBC[s + 1] * self.beta_BC * self.scale(s + 1)
+        if s % EVERY == EVERY - 1:
+            self.exponent_B = self.exponent_B + rescale(self.beta_BC, self.frame_TBC[s])
+        self.pending[s + 1] = self.beta_BC
+        window = self.pending[s + 1 : s + 1 + self.longest]
+        window.mul_(self.frame_TBC[s])
+        scale_B1 = self.scale(s)
+        self.duration.addcmul_(window, chain.gamma[s] * scale_B1)
+        eta_KBC = window * weights.duration_K1C
+        if problem.by_duration:
+            self.starts_TBC[s] = (eta_KBC * chain.gamma[s]).sum(0) * scale_B1
+            self.beta_BC = torch.einsum("kbj,kij->bi", eta_KBC, weights.transition)
+            if s:
+                self.transition += torch.einsum("bi,kbj->bkij", chain.alpha_TBC[s] * scale_B1, eta_KBC)
+        else:
+            self.eta_TBC[s] = eta_BC = eta_KBC.sum(0)
+            self.starts_TBC[s] = eta_BC * chain.gamma[s] * scale_B1
+            self.beta_BC = torch.bmm(eta_BC[:, None], weights.transition.t().expand(len(eta_BC), -1, -1))[
+                :, 0
+            ]
+            self.leaving_TBC[s] = (
+                chain.alpha_TBC[s] * scale_B1
+            )  # alpha[0] is 0: nothing enters the first segment
+
+    def posteriors(self) -> Posteriors:
+        weights = self.state.weights
+        label_TBC = (self.starts_TBC - self.ends_TBC.roll(1, 0).index_fill(0, self.first, 0)).cumsum(0)
+        inside_TB1 = (
+            torch.arange(len(label_TBC), device=label_TBC.device)[:, None] < self.state.problem.lengths_B
+        )[..., None]
+        label_TBC = torch.where(inside_TB1, label_TBC, torch.zeros_like(label_TBC))
+        if not self.state.problem.by_duration:
+            self.cross()
+        return Posteriors(
+            self.state.log_z_B,
+            label_TBC.transpose(0, 1),
+            self.starts_TBC.transpose(0, 1),
+            self.ends_TBC.transpose(0, 1),
+            (self.duration * weights.duration_K1C).transpose(0, 1),
+            self.transition * weights.transition,
+        )
+
+    def cross(self) -> None:
+        """Sum of alpha[s] eta[s] over s, in chunks of one fixed size: padding then cannot move a bit."""
+        for first in range(0, len(self.eta_TBC), CHUNK):
+            pair = [self.leaving_TBC[first : first + CHUNK], self.eta_TBC[first : first + CHUNK]]
+            left, right = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, CHUNK - len(x))) for x in pair)
+            self.transition += torch.bmm(left.permute(1, 2, 0), right.transpose(0, 1))
