@@ -1,0 +1,296 @@
+"""What a profiler saw of one run, whichever profiler it was: GPU operations, API calls and ranges as columns.
+
+`load_capture` reads an export of Nsight Systems (`nsys`) or a trace of torch.profiler (`kineto`); both fill the same
+tables, so that one analysis serves both. `collector` says which: the two are never mixed in one table.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lab.errors import BadDataError, MissingError
+from lab.trace.tables import KERNEL, MEMCPY, MEMSET, Table, Trace, concat
+
+__all__ = [
+    "GRAPH",
+    "KERNEL",
+    "MEMCPY",
+    "MEMSET",
+    "OP",
+    "PUSH_POP",
+    "START_END",
+    "Capture",
+    "Device",
+    "load_capture",
+]
+
+GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
+PUSH_POP, START_END, OP = 0, 1, 2  # kinds of ranges; OP: an operator that the framework recorded by itself
+
+# -1 where the recording says nothing. *_id and domain index `strings`; times are integer ns on one clock.
+OPS_COLUMNS = {
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "kind": np.int8,
+    "name_id": np.int32,
+    "device": np.int32,
+    "context": np.int64,
+    "stream": np.int64,
+    "pid": np.int64,
+    "corr": np.int64,
+    "bytes": np.int64,
+    "graph_node": np.int64,
+    "grid_x": np.int32,
+    "grid_y": np.int32,
+    "grid_z": np.int32,
+    "block_x": np.int32,
+    "block_y": np.int32,
+    "block_z": np.int32,
+    "regs": np.int32,
+    "static_smem_bytes": np.int64,
+    "dynamic_smem_bytes": np.int64,
+    "copy_kind": np.int16,
+    "src_kind": np.int16,
+    "dst_kind": np.int16,
+    "green_context": np.int64,
+}
+API_COLUMNS = {
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "pid": np.int64,
+    "tid": np.int64,
+    "corr": np.int64,
+    "name_id": np.int32,
+}
+RANGE_COLUMNS = {
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "pid": np.int64,
+    "tid": np.int64,
+    "end_tid": np.int64,  # -1: the recording names no other thread for the end
+    "name_id": np.int32,  # without `, seq = N`, `, op_id = N`, `, sizes = [...]`
+    "text_id": np.int32,  # as recorded
+    "domain": np.int32,  # -1: the default domain
+    "kind": np.int8,
+    "seq": np.int64,
+    "row": np.int64,  # nsys: rowid in NVTX_EVENTS
+}
+SYNC_COLUMNS = {
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "pid": np.int64,
+    "corr": np.int64,
+    "device": np.int32,
+    "stream": np.int64,
+}
+
+_SUFFIX = re.compile(r"(, (?:seq|op_id) = \d+|, sizes = \[.*\]|, input_op_ids = \[.*\])+$")
+_SEQ = re.compile(r", seq = (\d+)")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU; None where the recording does not say. `device` is the id in `ops`, of process `pid` (-1: of all)."""
+
+    device: int
+    name: str
+    pid: int = -1
+    memory_bytes: int | None = None
+    bandwidth_bytes_per_s: int | None = None
+    clock_hz: int | None = None
+    num_sms: int | None = None
+    compute: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One recording. Columns of the tables stand at the top of this module; rows keep the recording's order.
+
+    ops: kernels, copies, fills (`kind`), and graph replays of which the kernels were not recorded;
+    api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits.
+    collector is `nsys` or `kineto`, version the tool's (or torch's), schema that of the export.
+    problems are sentences about what was odd; nothing else was dropped in silence.
+    """
+
+    source: Path
+    collector: str
+    version: str | None
+    schema: str | None
+    ops: Table
+    api: Table
+    ranges: Table
+    sync: Table
+    strings: list[str]
+    devices: tuple[Device, ...]
+    problems: list[str]
+    info: dict[str, str] = field(default_factory=dict)
+
+    def text(self, ids: np.ndarray) -> np.ndarray:
+        """Texts (n,) of string ids (n,) as an object array; "" where the id is -1."""
+        lookup: np.ndarray = np.array([*self.strings, ""], dtype=object)
+        texts: np.ndarray = lookup[ids]
+        return texts
+
+    def name(self, index: int) -> str:
+        """The text of one string id, "" for -1."""
+        return self.strings[index] if index >= 0 else ""
+
+    @property
+    def kernels(self) -> np.ndarray:
+        """Mask (n,) of `ops`: kernels alone."""
+        mask: np.ndarray = self.ops.kind == KERNEL
+        return mask
+
+
+def load_capture(path: Path | str) -> Capture:
+    """Read `path` by what it holds: an nsys export, a .nsys-rep (needs nsys), a Kineto trace (plain or gzip).
+
+    Raises MissingError without the file or without nsys for a .nsys-rep; BadDataError if it is empty, cut, damaged or
+    something else.
+    """
+    from lab.trace import nsys
+
+    path = Path(path)
+    start = _first_bytes(path)
+    if start.startswith(nsys.MAGIC):
+        return nsys.load(path)
+    if path.suffix in nsys.REPORT_SUFFIXES:
+        return nsys.load_report(path)
+    if start[:2] == b"\x1f\x8b" or start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+        from lab.trace.kineto import read_kineto
+
+        return from_kineto(read_kineto(path))
+    raise BadDataError(
+        "neither an nsys export (SQLite) nor a Kineto trace (JSON)",
+        where=path,
+        fix="give FILE.sqlite (nsys export --type sqlite), FILE.nsys-rep, or a trace FILE.json[.gz]",
+    )
+
+
+def _first_bytes(path: Path) -> bytes:
+    if path.is_dir():
+        raise MissingError("this is a folder, not a recording", where=path)
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except FileNotFoundError as error:
+        raise MissingError("no such file", where=path) from error
+    except OSError as error:
+        raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
+    if not start:
+        raise BadDataError("the file is empty (0 bytes)", where=path, fix="record or export it again")
+    return start
+
+
+def from_kineto(trace: Trace) -> Capture:
+    """The same tables from a trace of torch.profiler: annotations and CPU operators become ranges.
+
+    A Kineto trace is one process's: its kernels carry no process, so they are joined to calls of the process that
+    made the calls. GPU-side annotations are left out: the projection makes them anew.
+    """
+    pid, problems = _process(trace)
+    words = Strings(trace.strings)
+    return Capture(
+        source=trace.source,
+        collector="kineto",
+        version=trace.meta.torch_version,
+        schema=None,
+        ops=_ops_of(trace, pid),
+        api=_renamed(trace.runtime, API_COLUMNS, corr=trace.runtime.correlation),
+        ranges=_ranges_of(trace, words),
+        sync=concat([], SYNC_COLUMNS),
+        strings=words.texts,
+        devices=tuple(Device(device=i, name=name) for i, name in enumerate(trace.meta.devices)),
+        problems=[*trace.problems, *problems],
+    )
+
+
+class Strings:
+    """Texts that get a number each, once; the given ones keep theirs."""
+
+    def __init__(self, texts: list[str] | None = None) -> None:
+        self.texts = list(texts or [])
+        self._ids = {text: index for index, text in reversed(list(enumerate(self.texts)))}
+
+    def id(self, text: str) -> int:
+        if (found := self._ids.get(text)) is None:
+            found = self._ids[text] = len(self.texts)
+            self.texts.append(text)
+        return found
+
+    def stripped(self, text_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (n,) of the names without operator numbers and sizes, and the sequence numbers (n,), or -1."""
+        used, which = np.unique(text_ids, return_inverse=True)
+        found = [self._split(int(index)) for index in used]
+        names = np.array([name for name, _ in found], dtype=np.int32)
+        seqs = np.array([seq for _, seq in found], dtype=np.int64)
+        return names[which] if len(used) else names, seqs[which] if len(used) else seqs
+
+    def _split(self, index: int) -> tuple[int, int]:
+        if index < 0:
+            return -1, -1
+        text = self.texts[index]
+        bare = _SUFFIX.sub("", text)
+        if bare == text:
+            return index, -1
+        seq = _SEQ.search(text)
+        return self.id(bare), min(int(seq.group(1)), 2**62) if seq else -1
+
+
+def _process(trace: Trace) -> tuple[int, list[str]]:
+    pids, counts = np.unique(trace.runtime.pid, return_counts=True)
+    if len(pids) == 0:
+        return -1, []
+    said = f"{len(pids)} processes made API calls; all kernels were taken for those of process {pids[counts.argmax()]}"
+    return int(pids[counts.argmax()]), [said] if len(pids) > 1 else []
+
+
+def _ops_of(trace: Trace, pid: int) -> Table:
+    kernels = trace.kernels
+    same = {name: getattr(kernels, name) for name in OPS_COLUMNS if name in set(kernels)}
+    shared = kernels.smem_bytes if "smem_bytes" in set(kernels) else np.full(len(kernels), -1)
+    return filled(
+        OPS_COLUMNS,
+        len(kernels),
+        same
+        | {
+            "start_ns": kernels.ts_ns,
+            "end_ns": kernels.ts_ns + kernels.dur_ns,
+            "corr": kernels.correlation,
+            "pid": np.full(len(kernels), pid),
+            "dynamic_smem_bytes": shared,
+        },
+    )
+
+
+def _ranges_of(trace: Trace, words: Strings) -> Table:
+    user = trace.ranges.where(~trace.ranges.on_gpu)
+    seq = trace.ops.seq if "seq" in set(trace.ops) else np.full(len(trace.ops), -1)
+    parts = []
+    for table, kind, seqs in ((user, PUSH_POP, np.full(len(user), -1)), (trace.ops, OP, seq)):
+        names, _ = words.stripped(table.name_id)
+        parts.append(_renamed(table, RANGE_COLUMNS, name_id=names, text_id=table.name_id, seq=seqs,
+                              kind=np.full(len(table), kind)))  # fmt: skip
+    return concat([{name: getattr(part, name) for name in RANGE_COLUMNS} for part in parts], RANGE_COLUMNS)
+
+
+def _renamed(table: Table, schema: dict[str, type], **more: np.ndarray) -> Table:
+    same = {name: getattr(table, name) for name in schema if name in set(table)}
+    times = {"start_ns": table.ts_ns, "end_ns": table.ts_ns + table.dur_ns}
+    return filled(schema, len(table), same | times | more)
+
+
+def filled(schema: dict[str, type], length: int, columns: dict[str, np.ndarray]) -> Table:
+    """A table of `schema`; -1 in the columns that are not given."""
+    return Table(
+        {
+            name: np.asarray(columns[name], dtype=kind)
+            if name in columns
+            else np.full(length, -1, dtype=kind)
+            for name, kind in schema.items()
+        }
+    )
