@@ -24,6 +24,7 @@ COMMANDS = {
     "sweep": ("lab.rooms.sweep.cli:sweep", "Sweep channels x threads of NCCL/RCCL, here and now."),
     "nan": ("lab.rooms.nan.cli:nan", "Watch every module's outputs for NaN and Inf."),
     "nixnan": ("lab.rooms.nan.cli:nixnan", "Watch every instruction with nixnan."),
+    "semicrf": ("lab.rooms.semicrf.cli:semicrf", "Train, diagnose and check a streaming semi-Markov CRF."),
     "analyze": ("lab.commands:analyze", "Analyse a run, or a recording that lab did not make."),
     "gemm": (
         "lab.rooms.sweep.gemm.cli:gemm",
@@ -33,7 +34,11 @@ COMMANDS = {
     "images": ("lab.commands:images", "List, show, build and check images."),
     "doctor": ("lab.commands:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),
 }
-ROOM_COMMANDS = ("sweep", "nan", "nixnan")
+ROOM_COMMANDS = ("sweep", "nan", "nixnan", "nsys", "semicrf")
+# Rooms whose experiment runs under `lab run` only: `lab NAME`, where there is one, reads what it recorded.
+RUN_COMMANDS = {
+    "nsys": ("lab.rooms.nsys.cli:nsys", "Profile Transformers, and answer where their GPU time goes."),
+}
 
 
 class LazyGroup(click.Group):
@@ -53,7 +58,7 @@ class LazyGroup(click.Group):
             return None
         module, _, attribute = self._lazy[name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        if self._standalone and name in ROOM_COMMANDS:
+        if self._standalone and name in ROOM_COMMANDS and name not in RUN_COMMANDS:
             from lab.commands import standalone
 
             return standalone(command)

@@ -16,7 +16,7 @@ import msgspec
 from lab import images as image_data
 from lab import images_cli
 from lab.analysis import analyse
-from lab.cli import COMMANDS, ROOM_COMMANDS, LazyGroup
+from lab.cli import COMMANDS, ROOM_COMMANDS, RUN_COMMANDS, LazyGroup
 from lab.console import Console
 from lab.core.manifest import Manifest
 from lab.core.run import Run, list_runs
@@ -98,13 +98,17 @@ EARLIER: list[Decorator] = [
                  help="Take up this run's containers, whose driver was killed, then go on with it."),
 ]  # fmt: skip
 
-run = click.group(
-    "run", cls=LazyGroup, lazy={name: COMMANDS[name] for name in ROOM_COMMANDS}, invoke_without_command=True
-)(click.pass_context(_decorate(_run, [*PLACE, *KNOBS, *EARLIER])))
+_ROOMS = {name: RUN_COMMANDS.get(name) or COMMANDS[name] for name in ROOM_COMMANDS}
+run = click.group("run", cls=LazyGroup, lazy=_ROOMS, invoke_without_command=True)(
+    click.pass_context(_decorate(_run, [*PLACE, *KNOBS, *EARLIER]))
+)
 
 
 def standalone(command: click.Command) -> click.Command:
     """The room's command with the run's own flags, for an environment that is already right (no image, no engine)."""
+    if isinstance(command, click.Group):
+        parts = {name: standalone(part) for name, part in command.commands.items()}
+        return click.Group(command.name, commands=parts, help=command.help)
     carrier = click.command("carrier")(_decorate(lambda **_: None, KNOBS))
     mine = {param.name for param in carrier.params}
 

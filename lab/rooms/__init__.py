@@ -27,6 +27,9 @@ ROOMS = (
     RoomEntry("sweep", "how collective settings starve GEMMs", {"sweep": "sweep channels x threads of NCCL/RCCL"}),
     RoomEntry("nan", "where NaN and Inf are born in an LLM",
               {"nan": "watch every module's outputs", "nixnan": "watch every instruction (bring nixnan.so)"}),
+    RoomEntry("nsys", "what every phase of a Transformer costs the GPU", {"nsys": "profile five sizes, answer questions a to e"}),
+    RoomEntry("semicrf", "a semi-Markov CRF that is exact, and why others give NaN",
+              {"semicrf": "train, diagnose and check a semi-Markov CRF"}),
 )  # fmt: skip
 
 

@@ -1,0 +1,53 @@
+"""Nsys: what every phase of a Transformer costs the GPU, attributed to the last kernel.
+
+Question: how long do forward, backward and optimizer take, which kernels make up that time, and how do softmax and
+matrix products inside attention compare (questions a to e of the course's profiling exercise)?
+
+Method: five model sizes, several contexts and three profile types; measured steps under NVTX ranges, recorded by nsys,
+or by torch.profiler where nsys is absent or cannot work, and timed once more without a profiler. Kernels go to the
+range that launched them: on the launching thread first, then across threads, so that `backward` owns what autograd's
+worker launched. Every answer carries checks that could fail: launches a step are integers, GEMMs are as many as the
+model has, times nest.
+
+Source: Stanford CS336, assignment 2, for questions, sizes and range names; the attribution and the rules of nsys' own
+reports were measured on real captures (docs/nsys.md).
+
+What it cannot tell: why a kernel is slow (no counters); what a CPU run's kernels would be (it has none); wall times
+under a profiler carry its overhead, which is stated beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lab.core.run import Run
+
+
+def recognises(folder: Path) -> bool:
+    """Whether `folder` holds captures of this room's cells, by lab or in the published layout."""
+    from lab.rooms.nsys.layout import find_cells
+
+    return bool(find_cells(folder))
+
+
+def watcher(run: Run) -> Any:
+    """The room keeps no log of its own."""
+    return _Quiet()
+
+
+class _Quiet:
+    def begin(self, *_: Any) -> None: ...
+    def line(self, *_: Any) -> None: ...
+    def end(self, *_: Any) -> None: ...
+
+
+def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Any:
+    """Captures -> answers a to e, tables, figures, ANALYSIS_SUMMARY.txt and report.html in `out`."""
+    from lab.errors import needs
+
+    with needs("analysis"):
+        from lab.rooms.nsys.findings import analyse_nsys
+    return analyse_nsys(folder, out, run, progress)

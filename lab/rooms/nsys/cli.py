@@ -1,0 +1,124 @@
+"""`lab run nsys`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.cli import options_of
+
+
+@click.command("nsys")
+@click.option(
+    "-p",
+    "--part",
+    "parts",
+    metavar="a,b,...",
+    help="Questions to answer: a to e, or all (four contexts each).",
+)
+@click.option(
+    "--model-size",
+    "model_sizes",
+    metavar="SIZE,...",
+    help="small, medium, large, xl, 2.7B, tiny or all. [default: all five with GPUs; tiny without]",
+)
+@click.option(
+    "--context-length",
+    "context_lengths",
+    metavar="N,...",
+    help="Tokens. [default: 512 with GPUs, 128 without]",
+)
+@click.option(
+    "--profile-type",
+    "profile_types",
+    metavar="TYPE,...",
+    help="forward, forward_backward, training. [default: what the parts need]",
+)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=4, show_default=True, help="Sequences a pass."
+)
+@click.option(
+    "--warmup-steps", type=click.IntRange(min=0), default=5, show_default=True, help="Steps before recording."
+)
+@click.option(
+    "--measure-steps", type=click.IntRange(min=1), default=10, show_default=True, help="Recorded steps."
+)
+@click.option(
+    "--use-annotated-attention/--plain-attention",
+    "annotated_attention",
+    default=True,
+    show_default=True,
+    help="Ranges inside attention (part e needs them).",
+)
+@click.option(
+    "--softmax",
+    type=click.Choice(["plain", "fused"]),
+    default="plain",
+    show_default=True,
+    help="The course's softmax of five kernels, or torch's of one.",
+)
+@click.option("--fused-qkv", is_flag=True, help="One GEMM for query, key and value.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "tf32", "bf16", "fp16"]),
+    default="fp32",
+    show_default=True,
+    help="Of the products; bf16 and fp16 by autocast.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and tokens."
+)
+@click.option(
+    "--collector",
+    type=click.Choice(["auto", "nsys", "kineto"]),
+    default="auto",
+    show_default=True,
+    help="auto: nsys where it works, else torch.profiler.",
+)
+@click.option(
+    "--twin/--no-twin", default=True, show_default=True, help="Time the same steps without a profiler too."
+)
+@click.option("--keep-original", is_flag=True, help="Keep the .nsys-rep: it holds the process's environment.")
+@click.option(
+    "--pause",
+    "pause_s",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="Seconds of rest before each process on GPUs.",
+)
+@click.option("-s", "--skip-existing", is_flag=True, help="Skip cells whose results are in --output-dir.")
+@click.pass_context
+def nsys(ctx: click.Context, /, **flags: Any) -> None:
+    """Profile Transformers of five sizes, and answer questions a to e from what was recorded."""
+    import msgspec
+
+    from lab.drive import drive
+    from lab.rooms import Plan, Site
+    from lab.rooms.nsys.plan import plan
+
+    skip_existing = flags.pop("skip_existing")
+    config = config_of(flags)
+
+    def make_plan(site: Site, root: Path) -> Plan:
+        return plan(config, site, root, skip_existing=skip_existing)
+
+    drive("nsys", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing))
+
+
+def config_of(flags: dict[str, Any]) -> Any:
+    """The flags as an NsysConfig. Raises UsageError for what is no part, size, type or number."""
+    import msgspec
+
+    from lab.rooms.nsys import config
+    from lab.rooms.sweep.config import parse_int_list
+
+    readers = {"parts": config.parse_parts, "model_sizes": config.parse_sizes,
+               "context_lengths": parse_int_list, "profile_types": config.parse_types}  # fmt: skip
+    lists = {name: tuple(read(flags[name])) for name, read in readers.items() if flags[name]}
+    work = set(config.WorkloadConfig.__struct_fields__)
+    rest = {name: value for name, value in flags.items() if name not in readers and name not in work}
+    given = {"workload": {name: flags[name] for name in work}, **lists, **rest}
+    return msgspec.convert(given, config.NsysConfig)

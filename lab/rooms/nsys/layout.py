@@ -1,0 +1,171 @@
+"""Which files of a folder are captures of which cell: lab's own layout, and the published result tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lab.errors import BadDataError
+from lab.rooms.nsys.config import Cell, ProfileType
+from lab.rooms.nsys.flops import SIZES, ModelSpec
+
+CAPTURES = ("capture.sqlite", "capture.json.gz")
+ENDINGS = (".sqlite", ".json.gz", ".json", ".nsys-rep")
+_SIZE = r"(?P<size>small|medium|large|xl|2\.7B|tiny)"
+_TYPE = r"(?P<type>forward_backward|forward|training)"
+# Published name -> profile type where the name itself does not say it.
+_PUBLISHED: tuple[tuple[re.Pattern[str], ProfileType | None], ...] = (
+    (re.compile(rf"{_SIZE}_forward_ctx(?P<context>\d+)"), "forward"),
+    (re.compile(rf"{_SIZE}_{_TYPE}_annotated"), None),
+    (re.compile(rf"{_SIZE}_training_step"), "training"),
+    (re.compile(rf"{_SIZE}_attention_analysis"), "forward"),
+    (re.compile(rf"{_SIZE}_ctx(?P<context>\d+)_{_TYPE}"), None),
+)
+_FOLDERS = {"part_a": ("a",), "part_b_c": ("b", "c"), "part_d": ("d",), "part_e": ("e",)}
+_BASES = {
+    "part_a": "{size}_forward_ctx{context}",
+    "part_b_c": "{size}_{type}_annotated{more}",
+    "part_d": "{size}_{type}_step{more}",
+    "part_e": "{size}_attention_analysis{more}",
+}
+PUBLISHED_CONTEXT = 512
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """The workload's flags, as its cell.json tells them."""
+
+    model_size: str
+    context_length: int
+    profile_type: ProfileType
+    batch_size: int = 4
+    warmup_steps: int = 5
+    measure_steps: int = 10
+    use_annotated_attention: bool = False
+    softmax: str = "plain"
+    fused_qkv: bool = False
+    dtype: str = "fp32"
+    device: str = "cuda"
+    seed: int = 0
+    collector: str = "none"
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell.json: what was asked, on what, what came out; times in ms by Python's clock."""
+
+    asked: Asked
+    outcome: str
+    params: int = 0
+    device: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
+    steps: list[dict[str, float]] = []
+    attention: dict[str, Any] = {}
+    reason: str = ""
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+
+
+class Collected(msgspec.Struct, frozen=True, kw_only=True):
+    """One collector.json."""
+
+    collector: str
+    reason: str | None = None
+    nsys_version: str | None = None
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell and its files; told and twin are None for a recording that lab did not make."""
+
+    cell: Cell
+    capture: Path | None = None
+    told: Told | None = None
+    twin: Told | None = None
+    collected: Collected | None = None
+    spec: ModelSpec | None = None
+    batch: int | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.cell.size} ctx {self.cell.context} {self.cell.type}"
+
+
+def find_cells(folder: Path) -> list[Found]:
+    """Every cell below `folder`, by size, context and type. Raises BadDataError for a cell.json that is broken."""
+    ours = [found for path in sorted(folder.glob("captures/*/")) if (found := _of_lab(path))]
+    return ours or sorted(_published(folder), key=lambda found: _order(found.cell))
+
+
+def published_name(cell: Cell, part: str) -> tuple[str, str]:
+    """Folder and base name of a cell's reports in the published tree, for one of its parts."""
+    folder = next(name for name, parts in _FOLDERS.items() if part in parts)
+    more = "" if cell.context == PUBLISHED_CONTEXT else f"_ctx{cell.context}"
+    base = _BASES[folder].format(size=cell.size, context=cell.context, type=cell.type, more=more)
+    return folder, base
+
+
+def _of_lab(folder: Path) -> Found | None:
+    told = read_json(folder / "cell.json", Told)
+    twin = read_json(folder / "unprofiled" / "cell.json", Told)
+    known = told or twin
+    if known is None:
+        return None
+    asked = known.asked
+    spec = SIZES.get(asked.model_size)
+    return Found(
+        cell=Cell(size=asked.model_size, context=asked.context_length, type=asked.profile_type),
+        capture=next((path for name in CAPTURES if (path := folder / name).is_file()), None),
+        told=told,
+        twin=twin,
+        collected=read_json(folder / "collector.json", Collected),
+        spec=msgspec.structs.replace(spec, fused_qkv=asked.fused_qkv) if spec else None,
+        batch=asked.batch_size,
+    )
+
+
+def read_json(path: Path, kind: type[Any]) -> Any:
+    """The file as `kind`; None where there is none. Raises BadDataError where it does not fit."""
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"this is not what the workload writes: {error}", where=path) from error
+
+
+def _published(folder: Path) -> Iterator[Found]:
+    """Captures by their published names, in the tree or beside each other; an export counts before its .nsys-rep."""
+    seen: set[tuple[str, str]] = set()
+    for place in (folder, folder / "nsight_profiles", folder / "results" / "nsight_profiles"):
+        for ending in ENDINGS:
+            for path in sorted([*place.glob(f"*{ending}"), *place.glob(f"part_*/*{ending}")]):
+                base = path.name[: -len(ending)]
+                cell = cell_of_name(base)
+                if cell and (str(path.parent), base) not in seen:
+                    seen.add((str(path.parent), base))
+                    parts = _FOLDERS.get(path.parent.name, ())
+                    yield Found(
+                        cell=msgspec.structs.replace(cell, parts=parts),
+                        capture=path,
+                        spec=SIZES[cell.size],
+                        batch=4,
+                    )
+
+
+def cell_of_name(base: str) -> Cell | None:
+    """The cell that a published base name means; None for any other name."""
+    for pattern, kind in _PUBLISHED:
+        if found := pattern.fullmatch(base):
+            groups = found.groupdict()
+            return Cell(
+                size=groups["size"],
+                context=int(groups.get("context") or PUBLISHED_CONTEXT),
+                type=kind or groups["type"],  # type: ignore[arg-type]
+            )
+    return None
+
+
+def _order(cell: Cell) -> tuple[int, int, str]:
+    return (list(SIZES).index(cell.size), cell.context, cell.type)
