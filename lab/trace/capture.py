@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.errors import BadDataError, MissingError
-from lab.trace.tables import KERNEL, MEMCPY, MEMSET, Table, Trace, concat
+from lab.trace.tables import KERNEL, MEMCPY, MEMSET, Schema, Table, Trace, concat
 
 __all__ = [
     "GRAPH",
@@ -88,6 +88,18 @@ SYNC_COLUMNS = {
     "stream": np.int64,
 }
 
+COPY_KINDS = {
+    1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
+    6: "Array-to-Device", 7: "Device-to-Array", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer",
+    11: "Unified Host-to-Device", 12: "Unified Device-to-Host", 13: "Unified Device-to-Device",
+}  # fmt: skip
+MEMORY_KINDS = {
+    0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static",
+}  # fmt: skip
+
+_COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
+_LONG = {"HtoD": "Host-to-Device", "DtoH": "Device-to-Host", "DtoD": "Device-to-Device", "HtoH": "Host-to-Host",
+         "PtoP": "Peer-to-Peer"}  # fmt: skip
 _SUFFIX = re.compile(r"(, (?:seq|op_id) = \d+|, sizes = \[.*\]|, input_op_ids = \[.*\])+$")
 _SEQ = re.compile(r", seq = (\d+)")
 
@@ -252,7 +264,7 @@ def _process(trace: Trace) -> tuple[int, list[str]]:
 def _ops_of(trace: Trace, pid: int) -> Table:
     kernels = trace.kernels
     same = {name: getattr(kernels, name) for name in OPS_COLUMNS if name in set(kernels)}
-    shared = kernels.smem_bytes if "smem_bytes" in set(kernels) else np.full(len(kernels), -1)
+    copies = _copies(trace)
     return filled(
         OPS_COLUMNS,
         len(kernels),
@@ -262,9 +274,25 @@ def _ops_of(trace: Trace, pid: int) -> Table:
             "end_ns": kernels.ts_ns + kernels.dur_ns,
             "corr": kernels.correlation,
             "pid": np.full(len(kernels), pid),
-            "dynamic_smem_bytes": shared,
+            "dynamic_smem_bytes": kernels.smem_bytes,
+            **copies,
         },
     )
+
+
+def _copies(trace: Trace) -> dict[str, np.ndarray]:
+    """Numbers of nsys for what Kineto writes into the name: `Memcpy HtoD (Pageable -> Device)`."""
+    found = [_COPY.match(text) for text in trace.strings]
+    columns = {}
+    for name, group, known in (
+        ("copy_kind", 1, COPY_KINDS),
+        ("src_kind", 2, MEMORY_KINDS),
+        ("dst_kind", 3, MEMORY_KINDS),
+    ):
+        numbers = {text: number for number, text in known.items()}
+        codes = [numbers.get(_LONG.get(one[group], one[group]), -1) if one else -1 for one in found]
+        columns[name] = np.array([*codes, -1], dtype=np.int16)[trace.kernels.name_id]
+    return columns
 
 
 def _ranges_of(trace: Trace, words: Strings) -> Table:
@@ -278,13 +306,13 @@ def _ranges_of(trace: Trace, words: Strings) -> Table:
     return concat([{name: getattr(part, name) for name in RANGE_COLUMNS} for part in parts], RANGE_COLUMNS)
 
 
-def _renamed(table: Table, schema: dict[str, type], **more: np.ndarray) -> Table:
+def _renamed(table: Table, schema: Schema, **more: np.ndarray) -> Table:
     same = {name: getattr(table, name) for name in schema if name in set(table)}
     times = {"start_ns": table.ts_ns, "end_ns": table.ts_ns + table.dur_ns}
     return filled(schema, len(table), same | times | more)
 
 
-def filled(schema: dict[str, type], length: int, columns: dict[str, np.ndarray]) -> Table:
+def filled(schema: Schema, length: int, columns: dict[str, np.ndarray]) -> Table:
     """A table of `schema`; -1 in the columns that are not given."""
     return Table(
         {

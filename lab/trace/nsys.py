@@ -25,6 +25,7 @@ import numpy as np
 from lab.errors import BadDataError, MissingError
 from lab.trace.capture import (
     API_COLUMNS,
+    COPY_KINDS,
     GRAPH,
     KERNEL,
     MEMCPY,
@@ -48,15 +49,6 @@ __all__ = ["MAGIC", "REPORT_SUFFIXES", "Capture", "from_kineto", "load", "load_c
 MAGIC = b"SQLite format 3\x00"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 SCHEMA_MAJOR = 3  # of the exports that were read so far: 3.20.3, 3.24.14, 3.25.0
-
-COPY_KINDS = {
-    1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
-    6: "Array-to-Device", 7: "Device-to-Array", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer",
-    11: "Unified Host-to-Device", 12: "Unified Device-to-Host", 13: "Unified Device-to-Device",
-}  # fmt: skip
-MEMORY_KINDS = {
-    0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static",
-}  # fmt: skip
 
 _MARK, _PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 34, 59, 60, 70, 71, 75
 _KIND_OF = {_PUSH_POP: PUSH_POP, _OLD_PUSH_POP: PUSH_POP, _START_END: START_END, _OLD_START_END: START_END}

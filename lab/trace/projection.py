@@ -90,10 +90,7 @@ class Projection:
         return np.where(own >= 0, own, self._first(self.ops.lent, place))
 
     def _first(self, start: np.ndarray, place: np.ndarray) -> np.ndarray:
-        at = start.copy()
-        parent = np.append(self.instances.parent, -1)
-        while len(todo := np.flatnonzero((at >= 0) & (place[at] < 0))):
-            at[todo] = parent[at[todo]]
+        at = _nearest(self.instances.parent, start, place[:-1] >= 0)
         return np.where(at >= 0, place[at], -1)
 
     @cached_property
@@ -225,12 +222,19 @@ class _Nest:
 
         The range that began last is asked first, then those around it: a range around the call lies around that one.
         """
-        api, ranges = capture.api, capture.ranges
-        place = np.searchsorted(ranges.start_ns[rows], api.start_ns[call], side="right") - 1
-        at = np.where(place >= 0, rows[place], -1)
-        while len(todo := np.flatnonzero((at >= 0) & (ranges.end_ns[at] < api.end_ns[call]))):
-            at[todo] = self.parent[at[todo]]
-        return at
+        return _climbed(capture, rows, self.parent, call)
+
+
+def _climbed(capture: Capture, rows: np.ndarray, parent: np.ndarray, call: np.ndarray) -> np.ndarray:
+    start, ends = capture.ranges.start_ns[rows], capture.ranges.end_ns
+    until = capture.api.end_ns[call]
+    place = np.searchsorted(start, capture.api.start_ns[call], side="right") - 1
+    at = np.where(place >= 0, rows[place], -1)
+    todo = np.flatnonzero(at >= 0)
+    while len(todo := todo[ends[at[todo]] < until[todo]]):
+        at[todo] = parent[at[todo]]
+        todo = todo[at[todo] >= 0]
+    return at
 
 
 def _by_thread(table: Table, rows: np.ndarray) -> list[tuple[tuple[int, int], np.ndarray]]:
@@ -320,10 +324,7 @@ def _lender(
     for (pid, tid), mine in _by_thread(ranges, rows):
         mine = mine[np.lexsort((-ranges.end_ns[mine], ranges.start_ns[mine]))]
         asked = np.flatnonzero((api.pid[call] == pid) & (api.tid[call] != tid))
-        place = np.searchsorted(ranges.start_ns[mine], api.start_ns[call[asked]], side="right") - 1
-        at = np.where(place >= 0, mine[place], -1)
-        while len(todo := np.flatnonzero((at >= 0) & (ranges.end_ns[at] < api.end_ns[call[asked]]))):
-            at[todo] = parent[at[todo]]
+        at = _climbed(capture, mine, parent, call[asked])
         found[asked] = np.where(at >= 0, at, found[asked])
         count[asked] += at >= 0
     return found, count
@@ -331,24 +332,26 @@ def _lender(
 
 def _parents_among(nest: _Nest, rows: np.ndarray, num_ranges: int) -> np.ndarray:
     """For each of `rows` its nearest ancestor that is one of them, or -1 (rows as `ranges`)."""
-    chosen = np.zeros(num_ranges + 1, dtype=bool)
+    chosen = np.zeros(num_ranges, dtype=bool)
     chosen[rows] = True
-    parent = nest.parent.copy()
-    while len(todo := rows[(parent[rows] >= 0) & ~chosen[parent[rows]]]):
-        parent[todo] = nest.parent[parent[todo]]
+    parent = np.full(num_ranges, -1, dtype=np.int64)
+    parent[rows] = _nearest(nest.parent, nest.parent[rows], chosen)
     return parent
 
 
 def _has_above(nest: _Nest, start: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Is one of the wanted ranges among each start row (n,) and its ancestors?"""
-    return _nearest(nest.parent, start, wanted) >= 0
+    found: np.ndarray = _nearest(nest.parent, start, wanted) >= 0
+    return found
 
 
 def _nearest(parent: np.ndarray, start: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """The nearest wanted range among each start row (n,) and its ancestors, or -1."""
     at = start.copy()
-    while len(todo := np.flatnonzero((at >= 0) & ~np.append(wanted, False)[at])):
+    todo = np.flatnonzero(at >= 0)
+    while len(todo := todo[~wanted[at[todo]]]):
         at[todo] = parent[at[todo]]
+        todo = todo[at[todo] >= 0]
     return at
 
 
@@ -533,7 +536,7 @@ def _origins(capture: Capture, nest: _Nest, paths: _Paths, call: np.ndarray, inn
 def _last_before_elsewhere(ranges: Table, rows: np.ndarray, back: np.ndarray) -> np.ndarray:
     """For each backward operator (n,) the last of `rows` before it with its number, on another thread; -1 for none."""
     order = rows[np.lexsort((ranges.start_ns[rows], ranges.seq[rows], ranges.pid[rows]))]
-    place = {}
+    place: dict[tuple[int, int], list[int]] = {}
     for row, key in zip(
         order.tolist(), zip(ranges.pid[order].tolist(), ranges.seq[order].tolist(), strict=True), strict=True
     ):
