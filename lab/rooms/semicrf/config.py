@@ -1,0 +1,122 @@
+"""Every knob of the semicrf room. Flags of the guide and of its TIMIT benchmark keep their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from lab.errors import BadDataError, MissingError
+
+MODELS = ("pytorch-crf", "linear", "semicrf")
+BACKENDS = ("auto", "naive", "torch", "triton")
+# Names of the guide -> ours. Its `exact` held all edges in memory; every backend here is exact.
+GUIDE_BACKENDS = {"exact": "torch", "streaming": "auto"}
+FAULTS = {
+    "overread": "a kernel that reads beyond the mask",
+    "race": "a kernel whose message is stale now and then",
+    "drift": "an objective that is no probability, so that parameters drift",
+    "nan-utterance": "a NaN in one utterance",
+    "inf-rows": "rows of -inf scores: frames that no label may cover",
+    "length-0": "an utterance of length 0",
+}
+
+
+def _help(text: str, **limits: Any) -> msgspec.Meta:
+    return msgspec.Meta(description=text, **limits)
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all configs; `frozen` is repeated below because type checkers do not inherit it."""
+
+
+class TrainConfig(_Section, frozen=True):
+    """One corpus, one encoder, and the heads and backends to compare on them. Defaults: the published benchmark's."""
+
+    data: Annotated[str, _help("TIMIT folder, folder of {train,test}.jsonl, or synthetic")] = "synthetic"
+    models: Annotated[list[Literal["pytorch-crf", "linear", "semicrf"]], _help("heads", min_length=1)] = msgspec.field(
+        default_factory=lambda: ["linear", "semicrf"]
+    )  # fmt: skip
+    backends: Annotated[
+        list[Literal["auto", "naive", "torch", "triton"]], _help("of the linear and semicrf heads", min_length=1)
+    ] = msgspec.field(default_factory=lambda: ["auto"])  # fmt: skip
+    encoder: Annotated[Literal["bilstm", "transformer"], _help("what feeds the head")] = "bilstm"
+    max_duration: Annotated[int, _help("longest segment K, frames", ge=1)] = 30
+    hidden_dim: Annotated[int, _help("width of the encoder's output", ge=2)] = 256
+    num_layers: Annotated[int, _help("layers of the encoder", ge=1)] = 3
+    dropout: Annotated[float, _help("dropout probability", ge=0, lt=1)] = 0.3
+    epochs: Annotated[int, _help("passes over the training set", ge=1)] = 50
+    batch_size: Annotated[int, _help("utterances per rank and step", ge=1)] = 32
+    lr: Annotated[float, _help("AdamW peak learning rate, cosine over the epochs", gt=0)] = 1e-3
+    weight_decay: Annotated[float, _help("AdamW weight decay", ge=0)] = 1e-5
+    clip: Annotated[float, _help("gradient 2-norm limit", gt=0)] = 5.0
+    crf_reg: Annotated[float, _help("weight of parameter_penalty() in the loss", ge=0)] = 0.0
+    # Crop to this many frames and leave out shorter utterances.
+    fixed_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    over_long: Annotated[
+        Literal["split", "error", "mask"], _help("gold segments longer than max_duration")
+    ] = "split"
+    guards: Annotated[
+        Literal["none", "seed"], _help("seed: NEG_INF, epsilon and clamps of the guide (slow)")
+    ] = "none"
+    objective: Annotated[
+        Literal["consistent", "guide"], _help("guide: the guide's gold score, not of the partition's model")
+    ] = "consistent"
+    validate: Annotated[bool, _help("validation points on")] = True
+    log_every: Annotated[int, _help("epochs between two messages", ge=1)] = 1
+    seed: Annotated[int, _help("weights, order and the synthetic corpus", ge=0)] = 2025
+    ranks: Annotated[int, _help("data-parallel processes", ge=1)] = 1
+    phones: Annotated[int, _help("classes of the synthetic corpus", ge=2, le=39)] = 39
+    utterances: Annotated[
+        int, _help("training utterances of the synthetic corpus; dev and test: a quarter each", ge=4)
+    ] = 512
+    mean_segments: Annotated[int, _help("segments of a synthetic utterance on average", ge=2)] = 30
+    step_timeout_s: Annotated[float, _help("limit of one training run, s", gt=0)] = 6 * 3600.0
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The least that exercises every part; a CPU core needs seconds.
+    "smoke": {"max_duration": 8, "hidden_dim": 16, "num_layers": 1, "epochs": 2, "batch_size": 8, "dropout": 0.0,
+              "lr": 2e-2, "phones": 5, "utterances": 24, "mean_segments": 8},
+    # Converges in about a minute on a CPU core.
+    "tiny": {"max_duration": 12, "hidden_dim": 48, "num_layers": 1, "epochs": 10, "batch_size": 16, "dropout": 0.1,
+             "lr": 1e-2, "phones": 12, "utterances": 128, "mean_segments": 12},
+    # The published benchmark's setting.
+    "timit": {},
+}  # fmt: skip
+
+
+class DiagnoseConfig(_Section, frozen=True):
+    """The guide's workflow as a matrix of short trainings and a list of probes."""
+
+    train: TrainConfig
+    plant: Annotated[str | None, _help("a fault to plant, to see it named")] = None
+    case: Annotated[str | None, _help("a reproducer (case.npz) to probe in place of a corpus")] = None
+    repeats: Annotated[int, _help("trainings of every cell of the matrix", ge=1)] = 2
+    orders: Annotated[int, _help("batch orders of every cell", ge=1)] = 2
+    steps: Annotated[int, _help("optimizer steps of every training", ge=1)] = 12
+    classic: Annotated[bool, _help("only the guide's four steps")] = False
+    step_timeout_s: Annotated[float, _help("limit of one step, s", gt=0)] = 1800.0
+
+
+class CheckConfig(_Section, frozen=True):
+    """What `check` holds against float64 on this device."""
+
+    backends: Annotated[list[str], _help("auto: torch, and triton where there is a GPU", min_length=1)] = msgspec.field(
+        default_factory=lambda: ["auto"]
+    )  # fmt: skip
+    interpret: Annotated[bool, _help("run Triton's kernels in its interpreter, without a GPU")] = False
+    batches: Annotated[int, _help("random hostile batches", ge=1)] = 200
+    seed: Annotated[int, _help("seed of the shapes and inputs", ge=0)] = 2025
+    step_timeout_s: Annotated[float, _help("limit, s", gt=0)] = 1800.0
+
+
+def load(path: Path, kind: type[Any]) -> Any:
+    """Read a config that the plan wrote into the run folder. Raises MissingError or BadDataError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError as error:
+        raise MissingError("no config here", where=path, fix="start through lab run semicrf") from error
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"the config does not fit its schema: {error}", where=path) from error

@@ -1,0 +1,169 @@
+"""Metrics of phoneme segmentation, numpy only. A segment is (start, end_exclusive, label); frames are 0-based.
+
+PER: summed Levenshtein distance of the label sequences with equal neighbours merged, over the reference's length.
+Boundaries: starts of segments but the first; matched one to one in order within a tolerance of frames.
+Segments: right when start, end and label all agree. Durations: per phone, and as distributions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Segment = tuple[int, int, int]
+TOLERANCES = (0, 1, 2)
+
+
+def score(reference: Sequence[Sequence[Segment]], predicted: Sequence[Sequence[Segment]], names: Sequence[str],
+          max_duration: int) -> dict[str, Any]:  # fmt: skip
+    """All metrics of a test set; both arguments hold one list of segments per utterance, `names` the labels' names."""
+    pairs = list(zip(reference, predicted, strict=True))
+    edits = sum(edit_distance(collapsed(ref), collapsed(got)) for ref, got in pairs)
+    length = sum(len(collapsed(ref)) for ref in reference)
+    bounds = {tolerance: _prf(*_boundary_counts(pairs, tolerance)) for tolerance in TOLERANCES}
+    precision, recall, f1 = bounds[0]
+    segment = _prf(*_segment_counts(pairs))
+    return {
+        "phone_error_rate": edits / length if length else 0.0,
+        "boundary_precision": precision, "boundary_recall": recall, "boundary_f1": f1,
+        "boundary_f1_tolerances": {str(tolerance): found[2] for tolerance, found in bounds.items()},
+        "segment_precision": segment[0], "segment_recall": segment[1], "segment_f1": segment[2],
+        "duration_stats": duration_stats(reference, predicted, names),
+        "duration_kl": duration_kl(reference, predicted, max_duration),
+    }  # fmt: skip
+
+
+def edit_distance(reference: Sequence[int], predicted: Sequence[int]) -> int:
+    """Levenshtein distance: insertions, deletions and substitutions cost 1. One row of the table at a time."""
+    target = np.asarray(predicted)
+    row = np.arange(len(target) + 1)
+    offsets = np.arange(len(target) + 1)
+    for at, label in enumerate(reference, start=1):
+        best = row + 1
+        best[1:] = np.minimum(best[1:], row[:-1] + (target != label))
+        best[0] = at
+        # Insertions run along the row: the least over earlier cells plus their distance.
+        row = np.minimum.accumulate(best - offsets) + offsets
+    return int(row[-1])
+
+
+def collapsed(segments: Sequence[Segment]) -> list[int]:
+    """Labels in order, equal neighbours merged."""
+    labels = [label for _, _, label in segments]
+    return [label for at, label in enumerate(labels) if at == 0 or labels[at - 1] != label]
+
+
+def merged(segments: Sequence[Segment]) -> list[Segment]:
+    """Equal neighbours as one segment, so that a split over-long run counts once."""
+    found: list[Segment] = []
+    for start, end, label in segments:
+        if found and found[-1][2] == label and found[-1][1] == start:
+            found[-1] = (found[-1][0], end, label)
+        else:
+            found.append((start, end, label))
+    return found
+
+
+def matched(reference: Sequence[int], predicted: Sequence[int], tolerance: int) -> int:
+    """How many boundaries of two rising lists pair one to one within `tolerance` frames (two pointers: the most)."""
+    left = right = count = 0
+    while left < len(reference) and right < len(predicted):
+        gap = predicted[right] - reference[left]
+        if abs(gap) <= tolerance:
+            count, left, right = count + 1, left + 1, right + 1
+        elif gap < 0:
+            right += 1
+        else:
+            left += 1
+    return count
+
+
+def duration_stats(
+    reference: Sequence[Sequence[Segment]], predicted: Sequence[Sequence[Segment]], names: Sequence[str]
+) -> dict[str, Any]:
+    """Mean and deviation of durations per phone; `mae` is null where a phone was never predicted or never there."""
+    ref, got = _durations(reference, len(names)), _durations(predicted, len(names))
+    per_phone, means = {}, []
+    for label, name in enumerate(names):
+        both = len(ref[label]) > 0 and len(got[label]) > 0
+        if not len(ref[label]) and not len(got[label]):
+            continue
+        if both:
+            means.append((float(np.mean(ref[label])), float(np.mean(got[label]))))
+        per_phone[name] = {
+            **_moments("pred", got[label]), **_moments("ref", ref[label]),
+            "mae": abs(means[-1][1] - means[-1][0]) if both else None,
+        }  # fmt: skip
+    pairs = np.array(means) if means else np.zeros((0, 2))
+    varied = len(pairs) > 1 and bool((pairs.std(axis=0) > 0).all())
+    return {"per_phone": per_phone, "overall": {
+        "mean_absolute_error": float(np.abs(pairs[:, 0] - pairs[:, 1]).mean()) if len(pairs) else None,
+        "duration_correlation": float(np.corrcoef(pairs.T)[0, 1]) if varied else None}}  # fmt: skip
+
+
+def duration_kl(
+    reference: Sequence[Sequence[Segment]], predicted: Sequence[Sequence[Segment]], max_duration: int
+) -> float:
+    """KL divergence, nats, of the predicted from the reference distribution of durations over all phones.
+
+    Bins are 1..max_duration and longer; half a count in each bin keeps an empty one from being infinite.
+    """
+    histograms = []
+    for utterances in (reference, predicted):
+        durations = np.array(
+            [end - start for segments in utterances for start, end, _ in segments], dtype=int
+        )
+        counts = np.bincount(np.minimum(durations, max_duration + 1), minlength=max_duration + 2)[1:] + 0.5
+        histograms.append(counts / counts.sum())
+    ref, got = histograms
+    return float(np.sum(ref * np.log(ref / got)))
+
+
+def segments_of(labels: Sequence[int] | np.ndarray) -> list[Segment]:
+    """Maximal runs of equal labels."""
+    values = np.asarray(labels)
+    if not len(values):
+        return []
+    starts = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()]
+    return [
+        (start, end, int(values[start]))
+        for start, end in zip(starts, [*starts[1:], len(values)], strict=True)
+    ]
+
+
+def _boundary_counts(
+    pairs: Sequence[tuple[Sequence[Segment], Sequence[Segment]]], tolerance: int
+) -> tuple[int, int, int]:
+    right = asked = found = 0
+    for ref, got in pairs:
+        wanted, given = [s[0] for s in ref[1:]], [s[0] for s in got[1:]]
+        right += matched(wanted, given, tolerance)
+        asked, found = asked + len(wanted), found + len(given)
+    return right, asked, found
+
+
+def _segment_counts(pairs: Sequence[tuple[Sequence[Segment], Sequence[Segment]]]) -> tuple[int, int, int]:
+    right = sum(len(set(map(tuple, ref)) & set(map(tuple, got))) for ref, got in pairs)
+    return right, sum(len(ref) for ref, _ in pairs), sum(len(got) for _, got in pairs)
+
+
+def _prf(right: int, asked: int, found: int) -> tuple[float, float, float]:
+    precision = right / found if found else 0.0
+    recall = right / asked if asked else 0.0
+    return precision, recall, 2 * right / (asked + found) if asked + found else 0.0
+
+
+def _durations(utterances: Sequence[Sequence[Segment]], classes: int) -> list[np.ndarray]:
+    found: list[list[int]] = [[] for _ in range(classes)]
+    for segments in utterances:
+        for start, end, label in segments:
+            found[label].append(end - start)
+    return [np.array(values, dtype=float) for values in found]
+
+
+def _moments(prefix: str, values: np.ndarray) -> dict[str, Any]:
+    some = len(values) > 0
+    return {f"{prefix}_mean": float(values.mean()) if some else None,
+            f"{prefix}_std": float(values.std()) if some else None, f"{prefix}_count": len(values)}  # fmt: skip

@@ -1,0 +1,66 @@
+"""What feeds the head: a bidirectional LSTM or a Transformer; padding never reaches a real frame."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+
+class BiLSTM(nn.Module):
+    """Linear, dropout, LSTM layers of half the width each way; (B, T, D) -> (B, T, H)."""
+
+    def __init__(self, dim: int, hidden_dim: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        if hidden_dim % 2:
+            raise ValueError(f"hidden_dim must be even for a bidirectional LSTM, got {hidden_dim}")
+        self.inward, self.drop = nn.Linear(dim, hidden_dim), nn.Dropout(dropout)
+        self.lstm = nn.LSTM(hidden_dim, hidden_dim // 2, layers, batch_first=True, bidirectional=True,
+                            dropout=dropout if layers > 1 else 0.0)  # fmt: skip
+
+    def forward(self, features_BTD: Tensor, lengths_B: Tensor) -> Tensor:
+        inner = self.drop(self.inward(features_BTD))
+        # A length of 0 has no packed form; the head's own check names it.
+        packed = pack_padded_sequence(
+            inner, lengths_B.cpu().clamp(min=1), batch_first=True, enforce_sorted=False
+        )
+        outer, _ = self.lstm(packed)
+        hidden, _ = pad_packed_sequence(outer, batch_first=True, total_length=features_BTD.shape[1])
+        dropped: Tensor = self.drop(hidden)
+        return dropped
+
+
+class Transformer(nn.Module):
+    """Linear, sinusoidal positions, encoder layers with norms first; (B, T, D) -> (B, T, H)."""
+
+    def __init__(self, dim: int, hidden_dim: int, layers: int, dropout: float, heads: int = 4) -> None:
+        super().__init__()
+        if hidden_dim % heads:
+            raise ValueError(f"hidden_dim must be a multiple of {heads} heads, got {hidden_dim}")
+        self.inward = nn.Linear(dim, hidden_dim)
+        layer = nn.TransformerEncoderLayer(
+            hidden_dim, heads, 4 * hidden_dim, dropout, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, layers)
+
+    def forward(self, features_BTD: Tensor, lengths_B: Tensor) -> Tensor:
+        frames = features_BTD.shape[1]
+        inner = self.inward(features_BTD)
+        inner = inner + positions(frames, inner.shape[2]).to(inner)
+        outside_BT = torch.arange(frames, device=inner.device) >= lengths_B.to(inner.device)[:, None]
+        hidden: Tensor = self.layers(inner, src_key_padding_mask=outside_BT)
+        return hidden
+
+
+def positions(frames: int, dim: int) -> Tensor:
+    """(T, H) sines and cosines of Vaswani et al. (2017)."""
+    at = torch.arange(frames, dtype=torch.float32)[:, None]
+    rate = torch.exp(torch.arange(0, dim, 2, dtype=torch.float32) * (-math.log(10000.0) / dim))
+    return torch.stack([torch.sin(at * rate), torch.cos(at * rate)], dim=2).reshape(frames, dim)
+
+
+def make_encoder(kind: str, dim: int, hidden_dim: int, layers: int, dropout: float) -> nn.Module:
+    made: nn.Module = {"bilstm": BiLSTM, "transformer": Transformer}[kind](dim, hidden_dim, layers, dropout)
+    return made

@@ -1,0 +1,84 @@
+"""Faults to plant, so that the diagnosis can be seen to name them. Each stands for a bug that was found in the wild."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.errors import UsageError
+from lab.rooms.semicrf.config import FAULTS
+from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.corpus import Corpus, Utterance
+
+Partition = Callable[..., Tensor]
+IN_KERNEL = ("overread", "race")
+
+
+def planted(name: str | None, partition: Partition = api.log_partition) -> Partition:
+    """The partition with a kernel fault in it; as it is for a fault that lies elsewhere."""
+    if name is not None and name not in FAULTS:
+        raise UsageError(f"there is no fault {name!r}", fix=", ".join(FAULTS))
+    return {"overread": _overread, "race": _race}.get(name or "", lambda sound: sound)(partition)
+
+
+def planted_corpus(name: str | None, corpus: Corpus) -> Corpus:
+    """A fault of the data: it lies in one training utterance, and the rest is sound."""
+    train = list(corpus.train)
+    victim = train[1]
+    if name == "nan-utterance":
+        features = victim.features.copy()
+        features[len(features) // 2, 3] = np.nan
+        train[1] = Utterance(victim.name, victim.speaker, features, victim.segments)
+    elif name == "length-0":
+        train[1] = Utterance(victim.name, victim.speaker, victim.features[:0], ())
+    return Corpus(train, corpus.dev, corpus.test, corpus.phones, corpus.origin)
+
+
+def planted_scores(name: str | None) -> Callable[[Tensor], Tensor] | None:
+    """A fault between projection and CRF: a frame of the first sequence that no label may cover."""
+    if name != "inf-rows":
+        return None
+
+    def closed(score: Tensor) -> Tensor:
+        row = torch.zeros_like(score, dtype=torch.bool)
+        row[0, min(3, score.shape[1] - 1)] = True
+        return score.masked_fill(row, float("-inf"))
+
+    return closed
+
+
+def _overread(partition: Partition) -> Partition:
+    """Two frames past a sequence's end are read where the tensor has them."""
+
+    def faulty(
+        score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None = None, **more: Any
+    ) -> Tensor:
+        if lengths is not None:
+            lengths = (lengths + 2).clamp(max=score.shape[1])
+        return partition(score, transition, duration, lengths, **more)
+
+    return faulty
+
+
+def _race(partition: Partition) -> Partition:
+    """Every third call one sequence's message is stale at a place that moves; every ninth it was never written."""
+    calls = iter(range(1 << 62))
+
+    def faulty(
+        score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None = None, **more: Any
+    ) -> Tensor:
+        call = next(calls)
+        if call % 3 == 2:
+            stale = torch.zeros_like(score)
+            stale[call % len(score), call % max(1, score.shape[1] // 2)] = (
+                float("nan") if call % 9 == 8 else 5.0
+            )
+            stale[call % len(score), call % max(1, score.shape[1] // 2), 0] = 0.0
+            score = score + stale
+        return partition(score, transition, duration, lengths, **more)
+
+    return faulty

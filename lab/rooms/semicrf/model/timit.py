@@ -1,0 +1,241 @@
+"""TIMIT as the linguistic data consortium ships it -> features and segments of 39 phones. numpy only.
+
+`TRAIN|TEST/DRn/SPEAKER/*.PHN` holds lines `start_sample end_sample phone` at 16 kHz beside a WAV file (NIST SPHERE or
+RIFF). SA sentences, read by every speaker, are left out. The folding of 61 phones to 39 is that of Lee and Hon (1989)
+as commonly used, with the glottal stop among the silences.
+"""
+
+from __future__ import annotations
+
+import io
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lab.core.files import replacing, write_atomic
+from lab.errors import BadDataError, MissingError
+
+RATE_HZ, WINDOW, HOP = 16000, 400, 160
+PHONES_39 = (
+    "aa", "ae", "ah", "aw", "ay", "b", "ch", "d", "dh", "dx", "eh", "er", "ey",
+    "f", "g", "hh", "ih", "iy", "jh", "k", "l", "m", "n", "ng", "ow", "oy",
+    "p", "r", "s", "sh", "sil", "t", "th", "uh", "uw", "v", "w", "y", "z",
+)  # fmt: skip
+_FOLDS = {"aa": "ao", "ah": "ax ax-h", "ih": "ix", "er": "axr", "uw": "ux", "l": "el", "m": "em", "n": "en nx", "ng": "eng",
+          "hh": "hv", "sh": "zh", "sil": "bcl dcl gcl pcl tcl kcl q pau epi h#"}  # fmt: skip
+FOLDING = {
+    **{phone: phone for phone in PHONES_39 if phone != "sil"},
+    **{old: new for new, olds in _FOLDS.items() for old in olds.split()},
+}
+MOST_BYTES = 64 << 20  # a TIMIT sentence is some 100 kB
+
+
+def is_timit(folder: Path) -> bool:
+    return _child(folder, "TRAIN") is not None and _child(folder, "TEST") is not None
+
+
+def read_split(
+    folder: Path, split: str, *, feature_type: str = "mfcc", n_mfcc: int = 13, n_mels: int = 80
+) -> Iterator[dict[str, Any]]:
+    """Utterances of TRAIN or TEST in order of their paths: utterance_id, speaker_id, features (T, D), labels, segments.
+
+    Raises MissingError for a sentence without its sound, BadDataError for a file that is broken, naming it.
+    """
+    root = _child(folder, split)
+    if root is None:
+        raise MissingError(
+            f"no folder {split}", where=folder, fix="name the folder that holds TRAIN and TEST"
+        )
+    phn = sorted(
+        p for p in root.rglob("*") if p.suffix.lower() == ".phn" and not p.stem.lower().startswith("sa")
+    )
+    if not phn:
+        raise MissingError("no .PHN file below this folder", where=root)
+    for path in phn:
+        samples = read_sound(_sound_beside(path))
+        features = mfcc(samples, n_mfcc) if feature_type == "mfcc" else log_mel(samples, n_mels)
+        segments = frames_of(read_phones(path), len(features), path)
+        speaker = path.parent.name.upper()
+        yield {"utterance_id": f"{path.parent.parent.name.upper()}_{speaker}_{path.stem.upper()}", "speaker_id": speaker,
+               "features": features, "segments": segments,
+               "labels": [label for start, end, label in segments for _ in range(end - start)]}  # fmt: skip
+
+
+def preprocess(
+    timit_dir: Path, output_dir: Path, *, feature_type: str, n_mfcc: int, n_mels: int
+) -> Iterator[str]:
+    """Write the benchmark's files; -> a line a file. Each file is whole or not there."""
+    for split in ("TRAIN", "TEST"):
+        path = output_dir / f"{split.lower()}.jsonl"
+        durations: dict[int, list[int]] = {}
+        count = 0
+        with replacing(path) as file:
+            for row in read_split(timit_dir, split, feature_type=feature_type, n_mfcc=n_mfcc, n_mels=n_mels):
+                file.write(
+                    msgspec.json.encode({**row, "features": np.round(row["features"], 5).tolist()}) + b"\n"
+                )
+                count += 1
+                for start, end, label in row["segments"]:
+                    durations.setdefault(label, []).append(end - start)
+        yield f"{path}: {count} utterances"
+        stats = {PHONES_39[label]: _stats(np.array(values)) for label, values in sorted(durations.items())}
+        yield _write(output_dir / f"{split.lower()}_segment_stats.json", stats)
+    mapping = {
+        "phones_39": PHONES_39,
+        "phone_to_idx": {p: i for i, p in enumerate(PHONES_39)},
+        "phone_61_to_39": FOLDING,
+    }
+    yield _write(output_dir / "phone_mapping.json", mapping)
+
+
+def read_phones(path: Path) -> list[tuple[int, int, int]]:
+    """(start_sample, end_sample, label of 39) of a .PHN file. Raises BadDataError with the line's number."""
+    found: list[tuple[int, int, int]] = []
+    for number, line in enumerate(path.read_text(encoding="ascii", errors="replace").splitlines(), start=1):
+        words = line.split()
+        if not words:
+            continue
+        try:
+            start, end, phone = int(words[0]), int(words[1]), FOLDING[words[2].lower()]
+        except (IndexError, ValueError, KeyError) as error:
+            raise BadDataError(
+                f"not a line `start end phone` of TIMIT: {line!r}", where=f"{path}:{number}"
+            ) from error
+        if end <= start or (found and start < found[-1][1]):
+            raise BadDataError("segments run backwards or overlap", where=f"{path}:{number}")
+        found.append((start, end, PHONES_39.index(phone)))
+    if not found:
+        raise BadDataError("no segment in this file", where=path)
+    return found
+
+
+def frames_of(phones: list[tuple[int, int, int]], frames: int, where: Path) -> list[tuple[int, int, int]]:
+    """Segments in frames that tile 0..frames: boundaries rounded to the hop, frames outside given to the ends.
+
+    A phone shorter than half a hop has no frame of its own and is left out; equal neighbours stay two segments.
+    """
+    if not frames:
+        raise BadDataError("the sound is shorter than one window", where=where)
+    edges = [0, *(round(end / HOP) for _, end, _ in phones[:-1]), frames]
+    edges = [min(edge, frames) for edge in edges]
+    return [
+        (start, end, label)
+        for start, end, (_, _, label) in zip(edges[:-1], edges[1:], phones, strict=True) if end > start
+    ]  # fmt: skip
+
+
+def read_sound(path: Path) -> np.ndarray:
+    """(N,) float64 in [-1, 1): 16-bit mono at 16 kHz, from NIST SPHERE (uncompressed) or RIFF."""
+    if path.stat().st_size > MOST_BYTES:
+        raise BadDataError("too large for one sentence", where=path)
+    data = path.read_bytes()
+    if data[:7] == b"NIST_1A":
+        return _sphere(data, path)
+    try:
+        with wave.open(io.BytesIO(data)) as file:
+            if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, RATE_HZ):
+                raise BadDataError("not 16-bit mono at 16 kHz", where=path)
+            return _floats(file.readframes(file.getnframes()), "<i2")
+    except (wave.Error, EOFError) as error:
+        raise BadDataError(f"neither NIST SPHERE nor RIFF sound: {error}", where=path) from error
+
+
+def mfcc(samples: np.ndarray, count: int = 13) -> np.ndarray:
+    """(T, 3 * count): cepstra of 40 mel bands with first and second differences."""
+    log_bands = log_mel(samples, 40)
+    at = np.arange(40)
+    basis = np.sqrt(2 / 40) * np.cos(np.pi * np.outer(at + 0.5, np.arange(count)) / 40)
+    basis[:, 0] /= np.sqrt(2)
+    cepstra = log_bands @ basis
+    slope = _delta(cepstra)
+    return np.concatenate([cepstra, slope, _delta(slope)], axis=1).astype(np.float32)
+
+
+def log_mel(samples: np.ndarray, bands: int = 80) -> np.ndarray:
+    """(T, bands) log energies of windows of 25 ms every 10 ms; T = 1 + N // hop, frames centred by reflection."""
+    if len(samples) < WINDOW:
+        return np.zeros((0, bands), dtype=np.float32)
+    padded = np.pad(samples, WINDOW // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
+    power = np.abs(np.fft.rfft(frames * np.hanning(WINDOW + 1)[:-1], n=512)) ** 2
+    energies: np.ndarray = np.log(power @ _filters(bands).T + 1e-10)
+    return energies.astype(np.float32)
+
+
+def _filters(bands: int) -> np.ndarray:
+    """(bands, 257) triangles equally wide in mel (HTK's formula)."""
+    mel_top = 2595 * np.log10(1 + RATE_HZ / 2 / 700)
+    edges = 700 * (10 ** (np.linspace(0, mel_top, bands + 2) / 2595) - 1)
+    bins = np.linspace(0, RATE_HZ / 2, 257)
+    rising = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
+    falling = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
+    filters: np.ndarray = np.clip(np.minimum(rising, falling), 0.0, None)
+    return filters
+
+
+def _delta(values: np.ndarray) -> np.ndarray:
+    """Regression slope over two frames on each side, the ends repeated (HTK's delta)."""
+    padded = np.pad(values, ((2, 2), (0, 0)), mode="edge")
+    slope: np.ndarray = (padded[3:-1] - padded[1:-3] + 2 * (padded[4:] - padded[:-4])) / 10
+    return slope
+
+
+def _sphere(data: bytes, path: Path) -> np.ndarray:
+    try:
+        size = int(data[8:16])
+        fields = dict(
+            _field(line)
+            for line in data[16:size].decode("ascii", "replace").splitlines()
+            if line.count(" ") >= 2
+        )
+    except ValueError as error:
+        raise BadDataError(f"a NIST SPHERE header that cannot be read: {error}", where=path) from error
+    if fields.get("sample_rate", "16000") != str(RATE_HZ) or fields.get("channel_count", "1") != "1":
+        raise BadDataError("not mono at 16 kHz", where=path)
+    coding = fields.get("sample_coding", "pcm")
+    if coding != "pcm":
+        raise BadDataError(
+            f"sample coding {coding!r}", where=path, fix="decompress it with NIST's w_decode or sox"
+        )
+    order = ">i2" if fields.get("sample_byte_format") == "10" else "<i2"
+    body = data[size:]
+    promised = int(fields.get("sample_count", len(body) // 2))
+    if len(body) < 2 * promised:
+        raise BadDataError(f"truncated: {len(body) // 2} of {promised} samples", where=path)
+    return _floats(body[: 2 * promised], order)
+
+
+def _floats(data: bytes, order: str) -> np.ndarray:
+    samples: np.ndarray = np.frombuffer(data, order).astype(np.float64) / 32768.0
+    return samples
+
+
+def _field(line: str) -> tuple[str, str]:
+    name, _, value = line.split(" ", 2)
+    return name, value.strip()
+
+
+def _sound_beside(path: Path) -> Path:
+    for name in (f"{path.stem}{end}" for end in (".WAV", ".wav", ".Wav", ".WAV.wav", ".wav.wav")):
+        if (path.parent / name).exists():
+            return path.parent / name
+    raise MissingError("no WAV file beside this .PHN file", where=path)
+
+
+def _child(folder: Path, name: str) -> Path | None:
+    return next((p for p in (folder / name, folder / name.lower()) if p.is_dir()), None)
+
+
+def _stats(values: np.ndarray) -> dict[str, float]:
+    return {"count": len(values), "mean": float(values.mean()), "median": float(np.median(values)),
+            "std": float(values.std()), "min": int(values.min()), "max": int(values.max()),
+            "p95": float(np.percentile(values, 95))}  # fmt: skip
+
+
+def _write(path: Path, content: Any) -> str:
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    return str(path)

@@ -1,0 +1,264 @@
+"""Validation points: messages that begin with the guide's exact texts and go on with where it happened.
+
+Cheap enough to leave on: a point is one pass for the least and greatest value of a tensor, kept on the device; all points
+of a step travel in one small copy, which is looked at when the next step begins, when it has long arrived. Details are
+worked out only after something was found. On a CPU there is nothing to wait for and points speak at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DRIFT = 20.0  # the guide's threshold for transition and duration parameters
+NAMES = {"torch": "PyTorch", "naive": "PyTorch", "triton": "Triton"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One tensor that was looked at; `low_high` holds its least and greatest value, NaN if it holds one."""
+
+    name: str
+    tensor: Tensor
+    low_high: Tensor
+    bad: Callable[[float, float], bool]
+    error: Callable[[], Exception]
+
+
+class Validator:
+    """Collects points and raises for the first one, in the order of computation, that is not as it must be.
+
+    `settle()` begins each step and, with `wait`, ends the last; what an earlier step found is raised there.
+    """
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self.travelling: tuple[list[Point], Tensor, Any] | None = None
+
+    def watch(
+        self, name: str, tensor: Tensor, bad: Callable[[float, float], bool], error: Callable[[], Exception]
+    ) -> None:
+        """Note the extremes of `tensor`; on a CPU raise `error()` at once if `bad(low, high)`."""
+        tensor = tensor.detach()
+        if tensor.numel() == 0:
+            return
+        low_high = torch.stack(torch.aminmax(tensor)).double()
+        if tensor.device.type == "cpu":
+            if bad(*low_high.tolist()):
+                raise error()
+        else:
+            self.points.append(Point(name, tensor, low_high, bad, error))
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Look at what has arrived, then send off what was noted since; with `wait` look at that too."""
+        self._look()
+        if self.points:
+            together = torch.stack([point.low_high for point in self.points])
+            arrived = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
+            arrived.copy_(together, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self.travelling, self.points = (self.points, arrived, event), []
+        if wait:
+            self._look()
+
+    def _look(self) -> None:
+        if self.travelling is None:
+            return
+        points, arrived, event = self.travelling
+        event.synchronize()
+        self.travelling = None
+        for point, (low, high) in zip(points, arrived.tolist(), strict=True):
+            if point.bad(low, high):
+                self.points = []
+                raise point.error()
+
+    def inputs(self, hidden: Tensor, lengths: Tensor | None, labels: Tensor, classes: int) -> None:
+        """Shapes at once; lengths and labels as a point each. Labels past a sequence's end are not looked at."""
+        if hidden.dim() != 3:
+            raise ValueError(f"hidden_states must be 3D (batch, T, features), got {hidden.dim()}D")
+        frames = hidden.shape[1]
+        if lengths is not None:
+            self.watch("lengths", lengths, lambda low, high: low < 1, lambda: _lengths_low(lengths))
+            self.watch(
+                "lengths", lengths, lambda low, high: high > frames, lambda: _lengths_high(lengths, frames)
+            )
+            within = torch.arange(frames, device=lengths.device) < lengths[:, None]
+            labels = torch.where(within.to(labels.device), labels, torch.zeros_like(labels))
+        self.watch(
+            "labels", labels, lambda low, high: low < 0 or high >= classes, lambda: _labels(labels, classes)
+        )
+
+    def scores(self, hidden: Tensor, score: Tensor, *, projected: bool) -> None:
+        """After the projection, where there is one, and where prefix sums begin; gradients on their way back."""
+        if projected:
+            self.watch("projection", score, _nan, lambda: _projection(hidden, score))
+        self.watch("cumulative scores", score, _nan_or_plus_inf, lambda: _cumulative(score))
+
+    def partition(self, logZ_B: Tensor, score: Tensor, parameters: tuple[Tensor, Tensor], lengths: Tensor | None,
+                  start: Tensor, end: Tensor, backend: str) -> None:  # fmt: skip
+        """The forward pass's result now, the backward pass's gradients when they come."""
+        name = backend_name(backend, score)
+        self.watch("partition", logZ_B, _not_finite,
+                   lambda: _partition(logZ_B, score, parameters, lengths, (start, end), name))  # fmt: skip
+        for tensor, title in (
+            (score, "grad_cum_scores"),
+            (parameters[0], "grad_transition"),
+            (parameters[1], "grad_duration_bias"),
+        ):
+            if tensor.requires_grad:
+                tensor.register_hook(self._gradient_hook(title, name))  # type: ignore[no-untyped-call]
+
+    def _gradient_hook(self, title: str, backend: str) -> Callable[[Tensor], None]:
+        def look(gradient: Tensor) -> None:
+            self.watch(title, gradient, _not_finite, lambda: _backward(gradient, title, backend))
+
+        return look
+
+
+def backend_name(backend: str, tensor: Tensor) -> str:
+    """The guide's word for a backend; `auto` is Triton on a GPU that has it."""
+    if backend == "auto":
+        from lab.rooms.semicrf.model.api import resolve_backend
+
+        backend = resolve_backend(backend, tensor)
+    return NAMES.get(backend, backend)
+
+
+def drift_messages(epoch: int, transition_max: float, duration_max: float) -> list[tuple[str, str]]:
+    """(level, text) to log at an epoch's end, in the guide's words."""
+    found = [
+        (
+            "DEBUG",
+            f"Epoch {epoch} CRF params: transition_max={transition_max:.4f}, duration_bias_max={duration_max:.4f}",
+        )
+    ]
+    if transition_max > DRIFT or duration_max > DRIFT:
+        found.append(("WARNING", f"Epoch {epoch}: CRF parameters drifting high! trans_max={transition_max:.2f}, "
+                                 f"dur_max={duration_max:.2f}. Consider increasing --crf-reg."))  # fmt: skip
+    return found
+
+
+def counts(tensor: Tensor) -> tuple[int, int]:
+    """How many NaN, how many Inf."""
+    return int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum())
+
+
+def first_place(bad: Tensor) -> dict[str, int]:
+    """Coordinates of the first True in the order of computation: by time, then sequence, then label.
+
+    Axes are named by their number: (B, T, C), (B,), and (row, column) of parameters.
+    """
+    places = bad.nonzero()
+    if bad.dim() == 3:
+        b, t, c = min(places.tolist(), key=lambda place: (place[1], place[0], place[2]))
+        return {"b": b, "t": t, "c": c}
+    names = {1: ("b",), 2: ("row", "column")}[bad.dim()]
+    return dict(zip(names, places[0].tolist(), strict=True))
+
+
+def _nan(low: float, high: float) -> bool:
+    return math.isnan(low)
+
+
+def _nan_or_plus_inf(low: float, high: float) -> bool:
+    # -inf is a mask and legal; +inf is not.
+    return math.isnan(low) or high == math.inf
+
+
+def _not_finite(low: float, high: float) -> bool:
+    return not (math.isfinite(low) and math.isfinite(high))
+
+
+def _where(bad: Tensor) -> str:
+    return "first " + " ".join(f"{name}={at}" for name, at in first_place(bad).items())
+
+
+def _projection(hidden: Tensor, score: Tensor) -> ValueError:
+    bad = torch.isnan(score)
+    before = torch.isnan(hidden) | torch.isinf(hidden)
+    source = (
+        f"the input has {_counted(hidden)}: {_where(before)}"
+        if bool(before.any())
+        else "the input is finite: the projection's weights are not"
+    )
+    return ValueError(
+        f"hidden_states contains NaN values after projection layer [{_counted(score)}, {_where(bad)}; {source}]"
+    )
+
+
+def _cumulative(score: Tensor) -> ValueError:
+    bad = torch.isnan(score) | (score == math.inf)
+    return ValueError(f"NaN detected in cumulative scores after cumsum [{_counted(score)}, {_where(bad)}]")
+
+
+def _partition(logZ_B: Tensor, score: Tensor, parameters: tuple[Tensor, Tensor], lengths: Tensor | None,
+               ends: tuple[Tensor, Tensor], backend: str) -> RuntimeError:  # fmt: skip
+    logZ_B = logZ_B.detach()
+    nans, infs = counts(logZ_B)
+    bad = ~torch.isfinite(logZ_B)
+    b = first_place(bad)["b"]
+    words = _replayed(b, score, parameters, lengths, ends)
+    return RuntimeError(
+        f"Non-finite partition from forward pass ({backend}): {nans} NaN, {infs} Inf [first b={b}; {words}]"
+    )
+
+
+def _replayed(
+    b: int,
+    score: Tensor,
+    parameters: tuple[Tensor, Tensor],
+    lengths: Tensor | None,
+    ends: tuple[Tensor, Tensor],
+) -> str:
+    """What the plain float64 reference says of sequence `b`."""
+    from lab.rooms.semicrf.model.api import log_partition
+
+    length = score.shape[1] if lengths is None else int(lengths[b])
+    if length < 1:
+        return "its length is 0"
+    one = score[b : b + 1, :length].detach().double().cpu()
+    transition, duration, start, end = (p.detach().double().cpu() for p in (*parameters, *ends))
+    replay = float(log_partition(one, transition, duration, None, start_C=start, end_C=end, backend="naive"))
+    if replay == -math.inf:
+        closed = (one[0] == -math.inf).all(dim=1).nonzero()
+        why = f": all scores are -inf at t={int(closed[0])}" if len(closed) else ""
+        return f"fp64 replay is -inf: no segmentation is possible{why}"
+    if math.isfinite(replay):
+        return f"fp64 replay is finite, {replay:.6g}: the inputs are sound"
+    return f"fp64 replay is {replay} too: look at the inputs"
+
+
+def _backward(gradient: Tensor, title: str, backend: str) -> RuntimeError:
+    nans, infs = counts(gradient)
+    return RuntimeError(f"Non-finite values in CRF backward ({backend}): {title} has {nans} NaN, {infs} Inf "
+                        f"[{_where(~torch.isfinite(gradient))}]")  # fmt: skip
+
+
+def _lengths_low(lengths: Tensor) -> ValueError:
+    return ValueError(
+        f"lengths must be positive, got min={int(lengths.min())} [first b={int((lengths < 1).nonzero()[0])}]"
+    )
+
+
+def _lengths_high(lengths: Tensor, frames: int) -> ValueError:
+    return ValueError(f"lengths cannot exceed T={frames}, got max={int(lengths.max())} "
+                      f"[first b={int((lengths > frames).nonzero()[0])}]")  # fmt: skip
+
+
+def _labels(labels: Tensor, classes: int) -> ValueError:
+    bad = (labels < 0) | (labels >= classes)
+    b, t = bad.nonzero()[0].tolist()
+    return ValueError(
+        f"labels must be in [0, {classes}), got range [{int(labels.min())}, {int(labels.max())}] [first b={b} t={t}]"
+    )
+
+
+def _counted(tensor: Tensor) -> str:
+    nans, infs = counts(tensor)
+    return f"{nans} NaN, {infs} Inf"

@@ -1,0 +1,154 @@
+"""From a config and a site to the steps of training, diagnosis and check. Pure."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import msgspec
+
+from lab.core.step import Step
+from lab.errors import GpuError, UsageError
+from lab.rooms import Plan, Site
+from lab.rooms.semicrf.config import CheckConfig, DiagnoseConfig, TrainConfig
+
+TRAIN, DIAGNOSE, CHECK = "train.json", "diagnose.json", "check.json"
+
+
+def plan_train(
+    config: TrainConfig, site: Site, *, command: str = "train", skipped: tuple[str, ...] = ()
+) -> Plan:
+    """One step per (head, backend); `skipped` heads become rows with their reason."""
+    _check_ranks(config, site)
+    steps = tuple(_train_step(config, site, *case) for case in cases(config, site))
+    absent = {
+        step.name: "the package torchcrf (PyPI: pytorch-crf) is not installed"
+        for step in steps if step.labels["model"] in skipped
+    }  # fmt: skip
+    return Plan(steps=steps, inputs={TRAIN: _json(config)}, skipped=absent, notes=_notes(config, site),
+                config={"command": command, **msgspec.to_builtins(config)})  # fmt: skip
+
+
+def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
+    """The backend under test and its reference, each with caches of its own, then the probes."""
+    tested, reference = contenders(config.train, site)
+    parts = [("cells-" + tested, "cells", tested)]
+    if reference != tested:
+        parts.append(("cells-" + reference, "cells", reference))
+    if not config.classic:
+        parts.append(("probes", "probes", tested))
+    steps = tuple(_diagnose_step(config, site, name, part, backend) for name, part, backend in parts)
+    note = (f"backend under test: {tested}; reference: {reference}",)
+    return Plan(steps=steps, inputs={DIAGNOSE: _json(config)}, notes=(*note, *_notes(config.train, site)),
+                config={"command": "diagnose", "tested": tested, "reference": reference,
+                        **msgspec.to_builtins(config)})  # fmt: skip
+
+
+def plan_check(config: CheckConfig, site: Site) -> Plan:
+    """One step per backend, so that a crash of one leaves the others' results."""
+    names = resolved(config.backends, site, interpret=config.interpret)
+    steps = tuple(
+        Step(name=f"check-{name}", folder=f"steps/check-{name}", num_gpus=1 if site.gpus else 0,
+             argv=("python", "-m", "lab.rooms.semicrf.workload_check", "--config", CHECK, "--backend", name,
+                   "--out", f"steps/check-{name}"),
+             env={**_threads(site), **({"TRITON_INTERPRET": "1"} if config.interpret and name == "triton" else {})},
+             timeout_s=config.step_timeout_s, expects=(f"steps/check-{name}/checks.json",),
+             labels={"backend": name})
+        for name in names
+    )  # fmt: skip
+    return Plan(steps=steps, inputs={CHECK: _json(config)}, notes=_notes(None, site),
+                config={"command": "check", **msgspec.to_builtins(config)})  # fmt: skip
+
+
+def cases(config: TrainConfig, site: Site) -> list[tuple[str, str]]:
+    """(head, backend) pairs; pytorch-crf has one backend, its own."""
+    found: list[tuple[str, str]] = []
+    for model in config.models:
+        found += [(model, "own")] if model == "pytorch-crf" else [(model, name) for name in config.backends]
+    if len(set(found)) != len(found):
+        raise UsageError("a head and backend are named twice", fix="name each once")
+    if "triton" in config.backends and site.vendor == "none":
+        raise GpuError("the triton backend needs a GPU", fix="--backend torch, or check --interpret")
+    return found
+
+
+def contenders(config: TrainConfig, site: Site) -> tuple[str, str]:
+    """The backend under test and the plainer one beside it: triton and torch on a GPU, else torch and naive."""
+    (backend,) = config.backends[:1]
+    if backend == "auto":
+        backend = "torch" if site.vendor == "none" else "triton"
+    return backend, {"triton": "torch", "torch": "naive", "naive": "naive"}[backend]
+
+
+def resolved(backends: list[str], site: Site, *, interpret: bool) -> list[str]:
+    """`auto` spelled out for this site."""
+    if backends != ["auto"]:
+        if "triton" in backends and site.vendor == "none" and not interpret:
+            raise GpuError(
+                "the triton backend needs a GPU", fix="add --interpret to run it in its interpreter"
+            )
+        return backends
+    return ["torch", *(["triton"] if site.vendor != "none" or interpret else [])]
+
+
+def have_torchcrf() -> bool:
+    return importlib.util.find_spec("torchcrf") is not None
+
+
+def _train_step(config: TrainConfig, site: Site, model: str, backend: str) -> Step:
+    name = f"{model}-{backend}"
+    folder = f"steps/{name}"
+    launcher: tuple[str, ...] = ("python",)
+    if config.ranks > 1:
+        launcher = ("python", "-m", "torch.distributed.run", f"--nproc_per_node={config.ranks}",
+                    "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", f"--rdzv_id={name}")  # fmt: skip
+    return Step(
+        name=name, folder=folder, num_gpus=config.ranks if site.gpus else 0,
+        argv=(*launcher, "-m", "lab.rooms.semicrf.workload_train", "--config", TRAIN, "--model", model,
+              "--backend", backend, "--out", folder),
+        env=_threads(site), timeout_s=config.step_timeout_s,
+        expects=(f"{folder}/result.json", f"{folder}/epochs.jsonl"),
+        labels={"model": model, "backend": backend})  # fmt: skip
+
+
+def _diagnose_step(config: DiagnoseConfig, site: Site, name: str, part: str, backend: str) -> Step:
+    folder = f"steps/{name}"
+    # A cache of its own: a stale compiled kernel of another run or backend cannot be what fails.
+    env = {**_threads(site), "TRITON_CACHE_DIR": f"{folder}/.triton"}
+    if config.classic:
+        env["PYTHONLOGLEVEL"] = "DEBUG"
+    return Step(
+        name=name, folder=folder, num_gpus=1 if site.gpus else 0,
+        argv=("python", "-m", "lab.rooms.semicrf.workload_diagnose", "--config", DIAGNOSE, "--part", part,
+              "--backend", backend, "--out", folder),
+        env=env, timeout_s=config.step_timeout_s, expects=(f"{folder}/{part}.json",),
+        labels={"part": part, "backend": backend})  # fmt: skip
+
+
+def _threads(site: Site) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1"} if site.vendor == "none" else {}
+
+
+def _check_ranks(config: TrainConfig, site: Site) -> None:
+    if site.gpus and config.ranks > len(site.gpus):
+        raise GpuError(
+            f"{config.ranks} ranks asked for, {len(site.gpus)} GPUs picked",
+            fix="lower --ranks or widen --gpus",
+        )
+
+
+def _notes(config: TrainConfig | None, site: Site) -> tuple[str, ...]:
+    notes = []
+    if config is not None and config.data == "synthetic":
+        notes.append("synthetic corpus: it exercises the path and says nothing about speech")
+    if site.vendor == "none":
+        notes.append("no GPU: these numbers are this machine's CPU")
+    if site.vendor == "amd":
+        notes.append(
+            "Triton on ROCm has not been tried with these kernels: hold them against torch with check"
+        )
+    return tuple(notes)
+
+
+def _json(config: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"
