@@ -1,0 +1,179 @@
+"""The profiled generation; runs where the GPU is, one process a rank.
+
+    python -m lab.rooms.kernels.workload --config kernels.json --out profile --device cuda
+    python -m torch.distributed.run --nproc_per_node 2 -m lab.rooms.kernels.workload ...      (tensor parallel)
+
+It writes into DIR the files that `schema` lists, `rank{r}.log`, and `environment.json` (rank 0). What cannot work is
+refused before a model is loaded or downloaded; an error of CUDA or NCCL is told with its cure. Exit codes are those of
+lab.errors, 1 for any other exception. Written for torch 1.12 to 2.13.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import io
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from lab.core.files import write_atomic
+from lab.errors import ConfigError
+from lab.rooms.kernels.config import KernelsConfig
+from lab.rooms.kernels.preflight import Facts, explained, refuse_here, version
+from lab.rooms.sweep.workload_host import (
+    ENV_PREFIXES,
+    Place,
+    exit_on_signals,
+    gpu_state,
+    log,
+    redirect_output,
+    report_failures,
+)
+from lab.secrets import redact_env
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the arguments, send this rank's output to its log, profile."""
+    parser = argparse.ArgumentParser(prog="lab.rooms.kernels.workload", description="Profile one generation.")
+    parser.add_argument("--config", required=True, type=Path, help="the run's kernels.json")
+    parser.add_argument("--out", required=True, type=Path, help="folder for traces and logs")
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    args = parser.parse_args(argv)
+    place = Place.from_env()
+    report_failures(place, own_log=io.StringIO(), person=sys.stderr)  # until there is a log
+    config = read_config(args.config)
+    redirect_output(args.out / f"rank{place.rank}.log", place)
+    exit_on_signals(args.out)
+    try:
+        run(config, args.out, place, args.device)
+    except (RuntimeError, ValueError, AssertionError, OSError) as error:
+        known = explained(error, environment_of(), place.world_size)
+        if known is None:
+            raise
+        raise known from error
+
+
+def read_config(path: Path) -> KernelsConfig:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=KernelsConfig)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"the configuration cannot be read: {error}", where=path) from error
+
+
+def run(config: KernelsConfig, out: Path, place: Place, device_kind: str) -> None:
+    """Preflight, load, generate four times. Raises LabError for what cannot work here."""
+    found = facts(place.world_size)
+    log.info("rank %d: python %s, torch %s, %s", place.rank, sys.executable, found.torch,
+             found.names[place.local_rank] if place.local_rank < len(found.names) else "no GPU")  # fmt: skip
+    refuse_here(config, found, wants_gpu=device_kind == "cuda")
+    if place.world_size != config.tp:
+        raise ConfigError(f"--tp {config.tp} runs as {config.tp} processes, here are {place.world_size}",
+                          fix="start it by `lab run kernels profile`, or by torch.distributed.run")  # fmt: skip
+    device = device_of(device_kind, place)
+    environment = describe(config, found, device, place) if place.rank == 0 else {}
+    if environment:
+        write_atomic(out / "environment.json", pretty(environment))
+    with group(config, device):
+        generated = generate(config, out, place, device)
+    if environment:
+        more = {
+            "weights": generated.weights,
+            "weights_note": generated.weights_note,
+            "gpu_after": gpu_state(),
+        }
+        write_atomic(out / "environment.json", pretty({**environment, **more}))
+
+
+def generate(config: KernelsConfig, out: Path, place: Place, device: torch.device) -> Any:
+    """Load, shard, and the four passes. Imported here: transformers takes seconds, and preflight comes first."""
+    from lab.rooms.kernels.model import load
+    from lab.rooms.kernels.workload_profile import Run
+
+    loaded = load(config, device, on_cpu=config.tp > 1)
+    log.info("%s: %s", loaded.weights, loaded.note)
+    if config.tp > 1:
+        from lab.rooms.kernels.model_parallel import shard
+
+        shard(loaded.model, config.tp, device)
+    return Run(config, loaded, out, place.rank, device).all()
+
+
+def device_of(kind: str, place: Place) -> torch.device:
+    if kind == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // place.world_size))
+        return torch.device("cpu")
+    torch.cuda.set_device(place.local_rank)
+    return torch.device("cuda", place.local_rank)
+
+
+@contextlib.contextmanager
+def group(config: KernelsConfig, device: torch.device) -> Iterator[None]:
+    """The ranks' process group, where there is more than one rank. After an error nobody waits for the others."""
+    if config.tp == 1:
+        yield
+        return
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    yield
+    dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
+    dist.destroy_process_group()
+
+
+def facts(world_size: int) -> Facts:
+    """What this Python says of itself; the GPUs are asked only where CUDA can be initialised."""
+    count = torch.cuda.device_count()
+    properties = [torch.cuda.get_device_properties(index) for index in range(count)]
+    return Facts(
+        torch=str(torch.__version__), cuda=torch.version.cuda, hip=torch.version.hip,
+        archs=tuple(torch.cuda.get_arch_list()) if count else (), transformers=installed("transformers"),
+        bitsandbytes=installed("bitsandbytes"), num_gpus=count,
+        capabilities=tuple((one.major, one.minor) for one in properties),
+        mem_bytes=tuple(one.total_memory for one in properties), names=tuple(one.name for one in properties),
+        has_dtensor=version(torch.__version__) >= (2, 3), world_size=world_size, env=environment_of())  # fmt: skip
+
+
+def installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def environment_of() -> dict[str, str]:
+    """The variables that tell why there is no GPU, and whether Slurm's srun is here."""
+    found = {
+        name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID") if name in os.environ
+    }
+    return found | ({"HAS_SRUN": "1"} if shutil.which("srun") else {})
+
+
+def describe(config: KernelsConfig, found: Facts, device: torch.device, place: Place) -> dict[str, Any]:
+    """What runs, on what, steered by which variables."""
+    steering = {
+        key: value for key, value in sorted(os.environ.items()) if key.startswith((*ENV_PREFIXES, "CUBLAS"))
+    }
+    return {
+        "versions": {"torch": found.torch, "transformers": found.transformers, "python": platform.python_version(),
+                     "cuda": found.cuda, "hip": found.hip},
+        "device": device.type, "device_names": list(found.names), "host": platform.node(),
+        "world_size": place.world_size, "config": msgspec.to_builtins(config), "env": redact_env(steering),
+        "gpu_before": gpu_state(),
+    }  # fmt: skip
+
+
+def pretty(value: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value))
+
+
+if __name__ == "__main__":
+    main()
