@@ -30,14 +30,16 @@ COMMANDS = {
         "lab.rooms.sweep.gemm.cli:gemm",
         "Why GEMM times vary: Excel reports, overlap, cause, merged traces.",
     ),
+    "kernels": ("lab.rooms.kernels.group:kernels", "Every launch of a model: catalogue, chart, C++, audits."),
     "runs": ("lab.commands:runs", "List, show, stop and clean up runs."),
     "images": ("lab.commands:images", "List, show, build and check images."),
     "doctor": ("lab.commands:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),
 }
-ROOM_COMMANDS = ("sweep", "nan", "nixnan", "nsys", "semicrf")
+ROOM_COMMANDS = ("sweep", "nan", "nixnan", "nsys", "kernels", "semicrf")
 # Rooms whose experiment runs under `lab run` only: `lab NAME`, where there is one, reads what it recorded.
 RUN_COMMANDS = {
     "nsys": ("lab.rooms.nsys.cli:nsys", "Profile Transformers, and answer where their GPU time goes."),
+    "kernels": ("lab.rooms.kernels.cli:kernels", "Profile, replay and price every kernel a model launches."),
 }
 
 

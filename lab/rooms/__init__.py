@@ -28,6 +28,8 @@ ROOMS = (
     RoomEntry("nan", "where NaN and Inf are born in an LLM",
               {"nan": "watch every module's outputs", "nixnan": "watch every instruction (bring nixnan.so)"}),
     RoomEntry("nsys", "what every phase of a Transformer costs the GPU", {"nsys": "profile five sizes, answer questions a to e"}),
+    RoomEntry("kernels", "which kernels a model launches, and what each costs",
+              {"kernels": "profile, replay and price every launch"}),
     RoomEntry("semicrf", "a semi-Markov CRF that is exact, and why others give NaN",
               {"semicrf": "train, diagnose and check a semi-Markov CRF"}),
 )  # fmt: skip

@@ -16,3 +16,38 @@ ops stand in for kernels.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lab.core.run import Run
+    from lab.rooms.kernels.report import Findings
+
+
+def recognises(folder: Path) -> bool:
+    """Whether `folder` holds a profile of this room: traces of ranks with their recorded ops."""
+    from lab.rooms.kernels.schema import trails
+
+    return any(trail.recorded_ops for trail in trails(folder))
+
+
+def watcher(run: Run) -> Any:
+    """The room keeps no log of its own."""
+    return _Quiet()
+
+
+class _Quiet:
+    def begin(self, *_: Any) -> None: ...
+    def line(self, *_: Any) -> None: ...
+    def end(self, *_: Any) -> None: ...
+
+
+def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
+    """Traces and recorded ops -> catalogue, Gantt chart, tables and report.html in `out`."""
+    from lab.errors import needs
+
+    with needs("analysis"):
+        from lab.rooms.kernels.findings import analyse_kernels
+    return analyse_kernels(folder, out, run, progress)
