@@ -347,7 +347,7 @@ def _has_above(nest: _Nest, start: np.ndarray, wanted: np.ndarray) -> np.ndarray
 
 def _nearest(parent: np.ndarray, start: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """The nearest wanted range among each start row (n,) and its ancestors, or -1."""
-    at = start.copy()
+    at: np.ndarray = start.copy()
     todo = np.flatnonzero(at >= 0)
     while len(todo := todo[~wanted[at[todo]]]):
         at[todo] = parent[at[todo]]
