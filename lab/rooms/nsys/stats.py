@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from itertools import chain
 from typing import Any
 
@@ -87,7 +87,7 @@ class _Groups:
 
 def rounded(value: float, digits: int) -> str:
     """A half goes up, as SQL's ROUND has it (Python's own formatting takes an exact half to the even digit)."""
-    return f"{math.floor(float(value) * 10**digits + 0.5) / 10**digits:.{digits}f}"
+    return str(Decimal(float(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
 def _group(values: np.ndarray, *keys: np.ndarray) -> _Groups:
@@ -418,7 +418,7 @@ def _execution_sum(name: str, projection: Projection) -> Report:
     for group in sorted(waits, key=lambda group: (-groups["T"].avg[group], groups["T"].first[group])):
         one, wait = groups["T"].first[group], waits[group]
         count = groups["T"].count[group]
-        spread = _group(wait, np.zeros_like(wait)).spread(0) if len(wait) else [""] * 5
+        spread = _group(wait, np.zeros_like(wait)).spread(0) if len(wait) else ["", "", "", "", "0.0"]
         figures = [groups["T"].spread(group), groups["A"].spread(group), spread, groups["K"].spread(group)]
         whose = [ops.pid[one], api.tid[one], ops.device[one], count, len(wait)]
         shown.append(
