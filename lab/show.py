@@ -52,7 +52,8 @@ def raise_for_findings(findings: Findings | None, folder: Path) -> None:
         raise StepFailed("the analysis is not complete:\n" + "\n".join(f"  {line}" for line in findings.lacking), where=folder,
                          fix="the report and tables/problems.csv name the files; the rest is analysed")  # fmt: skip
     if findings.status == "fail":
-        raise StepFailed("there was nothing sound to analyse: see the report", where=folder)
+        head = findings.verdict[0] if findings.verdict else "there was nothing sound to analyse"
+        raise StepFailed(f"{head} (see the report)", where=folder)
 
 
 def show_findings(root: Path, findings: Findings | None, options: Options) -> None:
