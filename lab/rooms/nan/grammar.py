@@ -24,7 +24,7 @@ REPORT_KINDS = {
 _K = r"(?:NaN|-?infinity|subnormal|div0)"
 _PLACE = r"(?: at (?:line (?P<oldline>\d+)|(?P<path>\S.*?):(?P<line>\d+)))?"
 ERROR = re.compile(
-    rf"#nixnan: error \[(?P<kinds>{_K}(?:,{_K})*)\] detected in (?:operand (?P<operand>\d+) of )?"
+    rf"#nixnan: error \[(?P<kinds>{_K}(?:,{_K})*)\] detected in (?:operand (?P<operand>\d{{1,3}}) of )?"
     rf"instruction (?P<sass>.+?) *; in function (?P<function>.*?){_PLACE} of type (?P<type>{'|'.join(TYPES)})"
 )
 RUNNING = re.compile(r"#nixnan: running kernel \[(.*)\] \.\.\.")
@@ -40,7 +40,7 @@ IMMEDIATE = re.compile(
 )
 SECTION = re.compile(r"#nixnan: --- (FP16|BF16|FP32|FP64)( Memory )? Operations ---")
 COUNT = re.compile(
-    r"#nixnan: (NaN|Infinity|-Infinity|Subnormal|Division by 0):\s+(\d+)(?: \((\d+) repeats\))?"
+    r"#nixnan: (NaN|Infinity|-Infinity|Subnormal|Division by 0):\s+(\d{1,20})(?: \((\d{1,20}) repeats\))?"
 )
 EXPONENTS = re.compile(
     r"#nixnan: Exponent range for (f16|bf16|f32|f64): \[(zero|inf|-?\d+), (zero|inf|-?\d+)\]"
