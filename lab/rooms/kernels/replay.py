@@ -129,8 +129,8 @@ def recognises_replay(folder: Path) -> bool:
 
 def analyse_replay(folder: Path, out: Path) -> ReplayFindings:
     """Judge the replay in `folder`; write replay.json and tables/replay.csv into `out`."""
-    plan = _read(folder / PLAN_FILE, ReplayPlan)
-    raw = _read(folder / RAW_FILE, RawReplay)
+    plan = read_file(folder / PLAN_FILE, ReplayPlan)
+    raw = read_file(folder / RAW_FILE, RawReplay)
     result = judge(plan, raw)
     write_atomic(out / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=1))
     write_atomic(out / TABLE, table_text(result.rows))
@@ -495,7 +495,8 @@ def table_text(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def _read(path: Path, kind: type[Any]) -> Any:
+def read_file(path: Path, kind: type[Any]) -> Any:
+    """One of the room's own files. Raises MissingError and BadDataError."""
     try:
         return msgspec.json.decode(read_json_bytes(path, path.name), type=kind)
     except msgspec.DecodeError as error:

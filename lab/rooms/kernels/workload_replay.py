@@ -11,7 +11,6 @@ Writes `replay_raw.json` and `environment.json` into DIR, each whole or not at a
 from __future__ import annotations
 
 import argparse
-import contextlib
 import platform
 import sys
 from collections.abc import Callable, Sequence
@@ -144,8 +143,7 @@ class Replay:
     def in_order(self) -> tuple[tuple[CallRun, ...], tuple[tuple[Launch, ...], ...]]:
         """One pass to settle memory, then `repeats` passes under the profiler."""
         order = InOrder(self.plan, self.ready, self.device)
-        order.run(lambda _: contextlib.nullcontext())
-        synchronize(self.device)
+        order.once()
         observer = Observer(self.device)
         for turn in range(self.repeats):
             with observer.watching():

@@ -11,18 +11,21 @@ import torch
 
 # name -> attribute of torch, or a pair of functions that read and write it. An older torch lacks some.
 ATTRIBUTES = {
-    "allow_tf32_matmul": "backends.cuda.matmul.allow_tf32",
-    "allow_tf32_cudnn": "backends.cudnn.allow_tf32",
-    "fp16_reduced_precision_reduction": "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
-    "bf16_reduced_precision_reduction": "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "matmul_allow_tf32": "backends.cuda.matmul.allow_tf32",
+    "matmul_allow_fp16_reduced_precision_reduction": "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "matmul_allow_bf16_reduced_precision_reduction": "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "cudnn_allow_tf32": "backends.cudnn.allow_tf32",
     "cudnn_benchmark": "backends.cudnn.benchmark",
-    "cudnn_deterministic": "backends.cudnn.deterministic",
 }
 FUNCTIONS = {
-    "deterministic_algorithms": ("are_deterministic_algorithms_enabled", "use_deterministic_algorithms"),
-    "sdpa_flash": ("backends.cuda.flash_sdp_enabled", "backends.cuda.enable_flash_sdp"),
-    "sdpa_efficient": ("backends.cuda.mem_efficient_sdp_enabled", "backends.cuda.enable_mem_efficient_sdp"),
-    "sdpa_math": ("backends.cuda.math_sdp_enabled", "backends.cuda.enable_math_sdp"),
+    "deterministic": ("are_deterministic_algorithms_enabled", "use_deterministic_algorithms"),
+    "flash_sdp_enabled": ("backends.cuda.flash_sdp_enabled", "backends.cuda.enable_flash_sdp"),
+    "mem_efficient_sdp_enabled": (
+        "backends.cuda.mem_efficient_sdp_enabled",
+        "backends.cuda.enable_mem_efficient_sdp",
+    ),
+    "math_sdp_enabled": ("backends.cuda.math_sdp_enabled", "backends.cuda.enable_math_sdp"),
+    "cudnn_sdp_enabled": ("backends.cuda.cudnn_sdp_enabled", "backends.cuda.enable_cudnn_sdp"),
 }
 
 
@@ -30,10 +33,10 @@ def read_switches() -> dict[str, Any]:
     """Every switch that this torch has, and its value now."""
     found = {}
     for name, path in ATTRIBUTES.items():
-        with contextlib.suppress(AttributeError):
+        with contextlib.suppress(AttributeError, AssertionError):  # torch 1.12 asserts
             found[name] = _walk(path)
     for name, (read, _) in FUNCTIONS.items():
-        with contextlib.suppress(AttributeError):
+        with contextlib.suppress(AttributeError, AssertionError):  # torch 1.12 asserts
             found[name] = _walk(read)()
     return found
 
@@ -43,7 +46,7 @@ def restored(state: dict[str, Any]) -> Iterator[list[str]]:
     """Set every switch that `state` names; yields the names this torch lacks. All is as before afterwards."""
     before = read_switches()
     unknown = [name for name in state if name in {**ATTRIBUTES, **FUNCTIONS} and name not in before]
-    wanted = {name: value for name, value in state.items() if name in before and value is not None}
+    wanted = {name: value for name, value in state.items() if type(before.get(name)) is type(value)}
     try:
         _write(wanted)
         yield unknown
