@@ -297,9 +297,8 @@ def _copies(trace: Trace) -> dict[str, np.ndarray]:
 
 def _ranges_of(trace: Trace, words: Strings) -> Table:
     user = trace.ranges.where(~trace.ranges.on_gpu)
-    seq = trace.ops.seq if "seq" in set(trace.ops) else np.full(len(trace.ops), -1)
     parts = []
-    for table, kind, seqs in ((user, PUSH_POP, np.full(len(user), -1)), (trace.ops, OP, seq)):
+    for table, kind, seqs in ((user, PUSH_POP, np.full(len(user), -1)), (trace.ops, OP, trace.ops.sequence)):
         names, _ = words.stripped(table.name_id)
         parts.append(_renamed(table, RANGE_COLUMNS, name_id=names, text_id=table.name_id, seq=seqs,
                               kind=np.full(len(table), kind)))  # fmt: skip

@@ -72,6 +72,7 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     """The arguments we use, in the order Kineto writes them (the decoder is fastest that way)."""
 
     external_id: int = msgspec.field(name="External id", default=-1)
+    sequence: int = msgspec.field(name="Sequence number", default=-1)  # links a backward op to its forward op
     rf_id: int = msgspec.field(name="Record function id", default=-1)
     device: int | str = -1  # HIP runtime calls write some of these as text
     stream: int | str = -1
@@ -350,6 +351,7 @@ class _Columns:
         args = list(map(_ARGS, events))
         columns["external_id"] = self._ints(args, "external_id")
         columns["rf_id"] = self._ints(args, "rf_id")
+        columns["sequence"] = self._ints(args, "sequence")
         for name in ("dims", "types", "strides", "concrete"):
             columns[f"{name}_id"] = self._raws(args, name)
         self._append("ops", columns, events)

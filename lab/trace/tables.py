@@ -44,6 +44,7 @@ OP_COLUMNS = {
     "tid": np.int64,
     "external_id": np.int64,
     "rf_id": np.int64,
+    "sequence": np.int64,
     "name_id": np.int32,
     "dims_id": np.int32,
     "types_id": np.int32,
