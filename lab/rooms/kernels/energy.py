@@ -20,7 +20,7 @@ from lab.core.files import write_atomic
 from lab.rooms.kernels.args import ReplayPlan
 from lab.rooms.kernels.energy_choice import RawEnergy, RunEnergy, SignatureEnergy, per_call_us, recorded_us
 from lab.rooms.kernels.energy_windows import Window, mean_ci
-from lab.rooms.kernels.replay import PLAN_FILE, ReplayFindings, read_file
+from lab.rooms.kernels.replay import PLAN_FILE, ReplayFindings, nothing_done, read_file
 from lab.trace.names import kernel_class, short_name
 
 CONFIG_FILE, RAW_FILE = "energy_config.json", "energy/energy_raw.json"
@@ -108,12 +108,15 @@ class EnergyResult(msgspec.Struct, kw_only=True):
     bars: dict[str, bool | None]
 
 
-def recognises_energy(folder: Path) -> bool:
-    return (folder / PLAN_FILE).is_file() and (folder / RAW_FILE).is_file()
+def is_energy(folder: Path) -> bool:
+    """Whether `folder` is a run of `lab run kernels energy`."""
+    return (folder / CONFIG_FILE).is_file() and (folder / PLAN_FILE).is_file()
 
 
 def analyse_energy(folder: Path, out: Path) -> ReplayFindings:
     """Judge the measurement in `folder`; write energy.json and tables/energy.csv into `out`."""
+    if not (folder / RAW_FILE).is_file():
+        return nothing_done("no window was measured", folder / RAW_FILE)
     plan = read_file(folder / PLAN_FILE, ReplayPlan)
     raw = read_file(folder / RAW_FILE, RawEnergy)
     result = judge(plan, raw)

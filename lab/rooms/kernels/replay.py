@@ -123,12 +123,22 @@ class ReplayFindings:
     lacking: list[str] = field(default_factory=list)
 
 
-def recognises_replay(folder: Path) -> bool:
-    return (folder / PLAN_FILE).is_file() and (folder / RAW_FILE).is_file()
+def is_replay(folder: Path) -> bool:
+    """Whether `folder` is a run of `lab run kernels replay`."""
+    return (folder / PLAN_FILE).is_file()
+
+
+def nothing_done(what: str, path: Path) -> ReplayFindings:
+    """The findings of a step that left no result: the step's own failure says why."""
+    return ReplayFindings(
+        verdict=[what], status="fail", files=[], terminal=what, lacking=[f"{what}: {path.name} is missing"]
+    )
 
 
 def analyse_replay(folder: Path, out: Path) -> ReplayFindings:
     """Judge the replay in `folder`; write replay.json and tables/replay.csv into `out`."""
+    if not (folder / RAW_FILE).is_file():
+        return nothing_done("nothing was replayed", folder / RAW_FILE)
     plan = read_file(folder / PLAN_FILE, ReplayPlan)
     raw = read_file(folder / RAW_FILE, RawReplay)
     result = judge(plan, raw)
