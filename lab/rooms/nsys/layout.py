@@ -89,7 +89,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        return f"{self.cell.size} ctx {self.cell.context} {self.cell.type}"
+        """`small ctx 512 forward`; a capture in the published tree also says in which part's folder it lies."""
+        place = self.capture.parent.name if self.capture and self.told is None else ""
+        label = f"{self.cell.size} ctx {self.cell.context} {self.cell.type}"
+        return f"{label} ({place})" if place.startswith("part_") else label
 
 
 def find_cells(folder: Path) -> list[Found]:
@@ -167,5 +170,11 @@ def cell_of_name(base: str) -> Cell | None:
     return None
 
 
+def stem_of(path: Path) -> str:
+    """A capture's name without its ending."""
+    ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), "")
+    return path.name.removesuffix(ending)
+
+
 def _order(cell: Cell) -> tuple[int, int, str]:
-    return (list(SIZES).index(cell.size), cell.context, cell.type)
+    return list(SIZES).index(cell.size), cell.context, cell.type

@@ -1,0 +1,284 @@
+"""One capture -> what its measured steps did: phases, classes, kernels, attention. Tables, no words.
+
+Four times that are never mixed: the sum of kernel times, the time the GPU was busy (union), the span from the first
+start to the last end, and the wall time of the range on the host. Warm-up steps are left out; means and standard
+deviations are over the measured steps.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.rooms.nsys import flops
+from lab.rooms.nsys.flops import ModelSpec
+from lab.stats.intervals import total, union
+from lab.trace.names import is_matmul, kernel_class, short_name
+
+PHASES = ("forward", "backward", "optimizer_step")
+STEP = "step"
+ATTENTION = "scaled_dot_product_attention"
+SCORES, MASK, SOFTMAX, FINAL = (
+    "computing_attention_scores",
+    "applying_mask",
+    "computing_softmax",
+    "final_matmul",
+)
+PARTS = (SCORES, MASK, SOFTMAX, FINAL)
+_STEP_NAME = re.compile(r"(?:forward_|training_)?step_(\d+)\Z")
+MATMUL = "matmul"
+
+OPS = ["step", "phase", "part", "name", "class", "kernel", "start_ns", "end_ns", "rule"]
+RANGES = ["step", "name", "start_ns", "end_ns"]
+PHASE_COLUMNS = [
+    *["phase", "steps", "wall_ms", "wall_sd_ms", "span_ms", "busy_ms", "kernel_ms", "kernel_sd_ms"],
+    *["kernels", "copies_and_fills", "same_in_all_steps", "gap_ms", "idle_percent"],
+    *["matmul_ms", "matmul_percent", "matmuls", "splitk_reductions"],
+]
+CLASS_COLUMNS = ["phase", "class", "ms", "sd_ms", "percent", "launches"]
+KERNEL_COLUMNS = [
+    "phase",
+    "kernel",
+    "class",
+    "launches",
+    "same_in_all_steps",
+    "ms",
+    "percent",
+    "mean_us",
+    "name",
+]
+PART_COLUMNS = [
+    *["part", "ranges", "kernels", "us_per_layer", "sd_us", "matmul_us_per_layer", "matmuls_per_layer"],
+    *["flop", "least_bytes", "tflops", "gb_per_s"],
+]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a capture holds of its measured steps.
+
+    ops: one row per device operation launched within a step, columns OPS (`phase`, `part` "" outside all);
+    ranges: steps, phases and attention's parts on the host, columns RANGES. Names are normalised.
+    """
+
+    ops: pd.DataFrame
+    ranges: pd.DataFrame
+    collector: str = ""
+    version: str = ""
+    device: str = ""
+    gpu: dict[str, Any] = field(
+        default_factory=dict
+    )  # name, sm_count, clock_hz, ...: what the capture knows of them
+    outside_steps: int = 0
+    ambiguous: int = 0
+    problems: tuple[str, ...] = ()
+    coverage: dict[str, tuple[int, float]] = field(default_factory=dict)  # rule -> (operations, ms)
+    cpu_ops: pd.DataFrame = field(
+        default_factory=pd.DataFrame
+    )  # op, calls and self_ms a step; Kineto alone has it
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted(self.ranges.loc[self.ranges["name"] == STEP, "step"].unique())
+
+    @property
+    def has_kernels(self) -> bool:
+        return bool(self.ops["kernel"].any()) if len(self.ops) else False
+
+
+@dataclass(frozen=True)
+class CellTables:
+    """The tables of one cell; columns as named at the top of this module."""
+
+    phases: pd.DataFrame
+    classes: pd.DataFrame
+    kernels: pd.DataFrame
+    parts: pd.DataFrame
+
+
+def normalised(name: str) -> str:
+    """Range names in one spelling: the course's handout writes blanks, its code underscores."""
+    return re.sub(r"[\s_]+", "_", name.strip()).lower()
+
+
+def step_number(name: str) -> int:
+    """N of `step_N` (also `forward_step_N`, `training_step_N`), -1 for any other range."""
+    found = _STEP_NAME.match(normalised(name))
+    return int(found[1]) if found else -1
+
+
+def tables_of(
+    recording: Recording, spec: ModelSpec | None, batch: int | None, context: int, dtype: str
+) -> CellTables:
+    """All tables of a cell. `dtype` is that of its products; spec and batch may be unknown."""
+    return CellTables(
+        phases=phase_table(recording),
+        classes=class_table(recording),
+        kernels=kernel_table(recording),
+        parts=part_table(recording, spec, batch, context, dtype),
+    )
+
+
+def phase_table(recording: Recording) -> pd.DataFrame:
+    """A row per phase that the capture has, and one for the whole step; columns PHASE_COLUMNS."""
+    rows = []
+    for phase in (*PHASES, STEP):
+        found = recording.ranges[recording.ranges["name"] == phase]
+        if len(found):
+            rows.append({"phase": phase, **_phase_row(recording, phase, found)})
+    table: pd.DataFrame = pd.DataFrame(rows, columns=PHASE_COLUMNS)
+    return table
+
+
+def _phase_row(recording: Recording, phase: str, found: pd.DataFrame) -> dict[str, object]:
+    steps = recording.steps
+    wall = found.assign(ns=found["end_ns"] - found["start_ns"]).groupby("step")["ns"].sum().reindex(steps)
+    ops = of_phase(recording.ops, phase)
+    per_step = [_step_row(ops[ops["step"] == step]) for step in steps]
+    figures = pd.DataFrame(per_step, index=steps)
+    mean = figures.mean()
+    matmul_ms, kernel_ms = mean["matmul_ns"] / 1e6, mean["kernel_ns"] / 1e6
+    return {
+        "steps": len(steps), "wall_ms": wall.mean() / 1e6, "wall_sd_ms": _sd(wall) / 1e6,
+        "span_ms": mean["span_ns"] / 1e6, "busy_ms": mean["busy_ns"] / 1e6, "kernel_ms": kernel_ms,
+        "kernel_sd_ms": _sd(figures["kernel_ns"]) / 1e6, "kernels": mean["kernels"], "copies_and_fills": mean["others"],
+        "same_in_all_steps": bool((figures[["kernels", "matmuls"]].nunique() <= 1).all()),
+        "gap_ms": (mean["span_ns"] - mean["busy_ns"]) / 1e6,
+        "idle_percent": 100 * (1 - mean["busy_ns"] / wall.mean()) if wall.mean() else np.nan,
+        "matmul_ms": matmul_ms, "matmul_percent": 100 * matmul_ms / kernel_ms if kernel_ms else np.nan,
+        "matmuls": mean["matmuls"], "splitk_reductions": mean["splitk"]}  # fmt: skip
+
+
+def _step_row(ops: pd.DataFrame) -> dict[str, float]:
+    """The times (ns) and counts of one step's operations."""
+    spans = ops[["start_ns", "end_ns"]].to_numpy(np.int64)
+    busy = union(spans)
+    kernels = ops[ops["kernel"]]
+    took = kernels["end_ns"] - kernels["start_ns"]
+    matmul = kernels["class"].isin(("gemm", "gemv"))
+    return {
+        "span_ns": int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0, "busy_ns": int(total(busy)),
+        "kernel_ns": int(took.sum()), "kernels": len(kernels), "others": len(ops) - len(kernels),
+        "matmul_ns": int(took[matmul].sum()), "matmuls": int(matmul.sum()),
+        "splitk": int((kernels["class"] == "splitk_reduce").sum())}  # fmt: skip
+
+
+def of_phase(ops: pd.DataFrame, phase: str) -> pd.DataFrame:
+    """The operations of a phase; all of them for the whole step."""
+    found: pd.DataFrame = ops if phase == STEP else ops[ops["phase"] == phase]
+    return found
+
+
+def class_table(recording: Recording) -> pd.DataFrame:
+    """Kernel time by class, for each phase and for the whole step; columns CLASS_COLUMNS, costliest first."""
+    rows: list[pd.DataFrame] = []
+    for phase, kernels, steps in _kernels_by_phase(recording):
+        per_step = kernels.groupby(["class", "step"])["dur_ns"].sum().unstack("step").reindex(columns=steps)
+        per_step = per_step.fillna(0)
+        ms = per_step.mean(axis=1) / 1e6
+        rows.append(pd.DataFrame({
+            "phase": phase, "class": ms.index, "ms": ms.to_numpy(), "sd_ms": per_step.apply(_sd, axis=1).to_numpy() / 1e6,
+            "percent": (100 * ms / ms.sum()).to_numpy(),
+            "launches": (kernels.groupby("class").size().reindex(ms.index) / len(steps)).to_numpy(),
+        }).sort_values("ms", ascending=False))  # fmt: skip
+    return _stacked(rows, CLASS_COLUMNS)
+
+
+def kernel_table(recording: Recording) -> pd.DataFrame:
+    """Kernel time by name, for each phase and for the whole step; columns KERNEL_COLUMNS, costliest first."""
+    rows: list[pd.DataFrame] = []
+    for phase, kernels, steps in _kernels_by_phase(recording):
+        groups = kernels.groupby("name")["dur_ns"]
+        counts = kernels.groupby(["name", "step"]).size().unstack("step").reindex(columns=steps).fillna(0)
+        ms = groups.sum() / len(steps) / 1e6
+        names = list(ms.index)
+        rows.append(pd.DataFrame({
+            "phase": phase, "kernel": [short_name(name) for name in names], "class": [class_of(name) for name in names],
+            "launches": counts.loc[names].mean(axis=1).to_numpy(),
+            "same_in_all_steps": (counts.loc[names].nunique(axis=1) == 1).to_numpy(),
+            "ms": ms.to_numpy(), "percent": (100 * ms / ms.sum()).to_numpy(), "mean_us": groups.mean().to_numpy() / 1e3,
+            "name": names}).sort_values("ms", ascending=False))  # fmt: skip
+    return _stacked(rows, KERNEL_COLUMNS)
+
+
+def part_table(
+    recording: Recording, spec: ModelSpec | None, batch: int | None, context: int, dtype: str
+) -> pd.DataFrame:
+    """Attention's parts in the forward pass, per layer: all kernels of the range, and its GEMM alone (PART_COLUMNS)."""
+    steps, rows = recording.steps, []
+    for part in PARTS:
+        ranges = int((recording.ranges["name"] == part).sum())
+        if not ranges or not recording.has_kernels:
+            continue
+        kernels = _timed(recording.ops[(recording.ops["part"] == part) & recording.ops["kernel"]])
+        matmuls = kernels[kernels["class"] == "gemm"]
+        per_step_us = (
+            kernels.groupby("step")["dur_ns"].sum().reindex(steps).fillna(0) * len(steps) / ranges / 1e3
+        )
+        row = {"part": part, "ranges": ranges / max(1, len(steps)), "kernels": len(kernels) / ranges,
+               "us_per_layer": kernels["dur_ns"].sum() / ranges / 1e3, "sd_us": _sd(per_step_us),
+               "matmul_us_per_layer": matmuls["dur_ns"].sum() / ranges / 1e3 if len(matmuls) else np.nan,
+               "matmuls_per_layer": len(matmuls) / ranges}  # fmt: skip
+        fused = bool((kernels["class"] == "softmax").any())
+        rows.append({**row, **_rates(row, spec, batch, context, dtype, fused=fused)})
+    table: pd.DataFrame = pd.DataFrame(rows, columns=PART_COLUMNS)
+    return table
+
+
+def _rates(
+    row: dict[str, object],
+    spec: ModelSpec | None,
+    batch: int | None,
+    context: int,
+    dtype: str,
+    *,
+    fused: bool,
+) -> dict[str, float]:
+    """FLOPs and least bytes of a part, and what was achieved of both; nothing without the model's shape."""
+    if spec is None or batch is None or row["part"] == MASK:
+        return {}
+    width = 2 if dtype in ("bf16", "fp16") else 4
+    if row["part"] == SOFTMAX:
+        flop = flops.softmax_flop(spec, batch, context)
+        moved = flops.softmax_bytes(spec, batch, context, fused=fused)
+        seconds = float(row["us_per_layer"]) / 1e6  # type: ignore[arg-type]
+    else:
+        flop = flops.scores_flop(spec, batch, context)
+        moved = flops.scores_bytes(spec, batch, context, width)
+        seconds = float(row["matmul_us_per_layer"]) / 1e6  # type: ignore[arg-type]
+    if not seconds > 0:
+        return {"flop": flop, "least_bytes": moved}
+    return {"flop": flop, "least_bytes": moved, "tflops": flop / seconds / 1e12, "gb_per_s": moved / seconds / 1e9}  # fmt: skip
+
+
+def class_of(name: str) -> str:
+    """The class of a kernel; what multiplies matrices is `gemm`, whatever else its name says."""
+    kind = kernel_class(name)
+    return "gemm" if is_matmul(name) and kind != "gemv" else kind
+
+
+def _kernels_by_phase(recording: Recording) -> list[tuple[str, pd.DataFrame, list[int]]]:
+    kernels = _timed(recording.ops[recording.ops["kernel"]]) if len(recording.ops) else recording.ops
+    found = [(phase, of_phase(kernels, phase), recording.steps) for phase in (*PHASES, STEP)]
+    return [(phase, rows, steps) for phase, rows, steps in found if len(rows)]
+
+
+def _timed(ops: pd.DataFrame) -> pd.DataFrame:
+    timed: pd.DataFrame = ops.assign(dur_ns=ops["end_ns"] - ops["start_ns"])
+    return timed
+
+
+def _stacked(rows: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+    frame: pd.DataFrame = (
+        pd.concat(rows, ignore_index=True)[columns] if rows else pd.DataFrame(columns=columns)
+    )
+    return frame
+
+
+def _sd(values: pd.Series) -> float:
+    """Sample standard deviation; 0 for a single value, as nsys writes it."""
+    return float(values.std()) if len(values) > 1 else 0.0

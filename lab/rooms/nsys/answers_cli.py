@@ -1,0 +1,109 @@
+"""`lab nsys answers`: questions a to e from a run, a folder of captures, or one capture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from lab.rooms.nsys.answers import Answer
+    from lab.rooms.nsys.report import Results
+
+
+@click.command("answers")
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option(
+    "-p", "--part", "parts", default="all", show_default=True, metavar="a,b,...", help="Questions to answer."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Also write tables, figures and the page here.")
+@click.option("--json", "as_json", is_flag=True, help="Answers, numbers and checks as JSON on stdout.")
+@click.option(
+    "--model-size", help="Of one capture: lets its launches and FLOPs be checked. [default: unknown]"
+)
+@click.option(
+    "--context-length", type=click.IntRange(min=2), default=512, show_default=True, help="Of one capture."
+)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=4, show_default=True, help="Of one capture."
+)
+@click.option("--fused-qkv", is_flag=True, help="Of one capture: one GEMM for query, key and value.")
+def answers(target: Path, parts: str, out: Path | None, as_json: bool, model_size: str | None, context_length: int,
+            batch_size: int, fused_qkv: bool) -> None:  # fmt: skip
+    """Answer questions a to e from TARGET: a run, a folder of captures, or one capture. TARGET is not written to."""
+    from lab.errors import StepFailed, needs
+    from lab.rooms.nsys.config import parse_parts
+
+    wanted = parse_parts(parts)
+    with needs("analysis"):
+        from lab.rooms.nsys.findings import analyse_nsys
+    if target.is_dir():
+        results = of_folder(target)
+        if out is not None:
+            analyse_nsys(target, out, _run_of(target), lambda _: None)
+    else:
+        results = of_file(target, model_size, context_length, batch_size, fused_qkv=fused_qkv)
+        if out is not None:
+            write_page_of(results, target, out)
+    given = [answer for answer in results.answers if answer.part in wanted]
+    click.echo(as_text(given, as_json=as_json))
+    if not any(answer.given for answer in given):
+        reasons = [f"{row.cell}: {row.outcome} {row.reason}".strip() for row in results.cells.itertuples()]
+        raise StepFailed("no question could be answered:\n  " + "\n  ".join(reasons), where=target)
+
+
+def of_folder(folder: Path) -> Results:
+    """Every cell of a run or of a folder of captures. Raises MissingError where there is none."""
+    from lab.errors import MissingError
+    from lab.rooms.nsys.findings import merged, outcomes, planned, results_of
+    from lab.rooms.nsys.layout import find_cells
+
+    run = _run_of(folder)
+    found = merged(find_cells(folder), planned(run))
+    if not found:
+        raise MissingError(
+            "no captures of this room lie here", where=folder, fix="name a run of `lab run nsys`, or one file"
+        )
+    return results_of(found, outcomes(run), folder, lambda _: None)
+
+
+def of_file(path: Path, size: str | None, context: int, batch: int, *, fused_qkv: bool) -> Results:
+    """One capture as one cell; its phases say which profile type it is. Raises what the reader raises."""
+    from lab.rooms.nsys.config import parse_sizes, spec_of
+    from lab.rooms.nsys.findings import results_of_one
+    from lab.rooms.nsys.layout import cell_of_name, stem_of
+
+    named = cell_of_name(stem_of(path))
+    name = size or (named.size if named else None)
+    spec = spec_of(parse_sizes(name)[0], fused_qkv=fused_qkv) if name else None
+    return results_of_one(path, spec, named.context if named and not size else context, batch)
+
+
+def write_page_of(results: Results, path: Path, out: Path) -> None:
+    """Tables, figures and page of one capture."""
+    from lab.rooms.nsys.report import report
+    from lab.rooms.sweep.findings import provenance
+
+    report(results, out=out, title=f"Nsys {path.name}", provenance=provenance(path, None), kind="measured")
+
+
+def as_text(given: list[Answer], *, as_json: bool) -> str:
+    """The answers for a machine, or for a person: a sentence each, with its checks below."""
+    if as_json:
+        import msgspec
+
+        rows = [{"part": a.part, "cell": a.cell, "state": a.state, "answer": a.sentence, "values": a.values,
+                 "checks": a.checks} for a in given]  # fmt: skip
+        return msgspec.json.encode(rows, enc_hook=float).decode()
+    lines = []
+    for answer in given:
+        lines.append(f"({answer.part}) {answer.cell}: {answer.sentence}")
+        lines += [f"    [{c.state}] {c.name}: expected {c.expected}, found {c.found}" for c in answer.checks]
+    return "\n".join(lines)
+
+
+def _run_of(folder: Path):  # type: ignore[no-untyped-def]
+    from lab.core.run import Run
+
+    return Run.open(folder) if Run.is_run(folder) else None

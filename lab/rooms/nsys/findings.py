@@ -1,0 +1,200 @@
+"""The room's analysis from folder to findings: cells found, captures read, questions answered, page written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from lab.core.run import Run
+from lab.core.step import Outcome, Status
+from lab.errors import LabError, MissingError
+from lab.rooms.nsys.analyze import tables_of
+from lab.rooms.nsys.answers import Answer, CellData, answers_of, part_a, part_b, part_c, part_d, part_e
+from lab.rooms.nsys.config import PART_TYPES, TYPES, Cell, ProfileType, parts_of
+from lab.rooms.nsys.flops import ModelSpec
+from lab.rooms.nsys.layout import Found, find_cells
+from lab.rooms.nsys.recording import recording_of
+from lab.rooms.nsys.report import Findings, Results, cell_row, report, write_summary
+from lab.rooms.nsys.tree import write_reports
+from lab.rooms.sweep.findings import provenance
+from lab.trace.capture import Capture, load_capture
+from lab.trace.projection import project
+
+PROBLEMS = ["cell", "file", "what", "fix"]
+TREE = Path("results") / "nsight_profiles"
+
+
+def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
+    """Read every capture below `folder`; tables, figures, summary, reports and page go to `out`.
+
+    Raises MissingError where there is no cell at all.
+    """
+    found = merged(find_cells(folder), planned(run))
+    if not found:
+        raise MissingError("no captures of this room lie here", where=folder,
+                           fix="lab run nsys makes them; a single file: lab nsys answers FILE")  # fmt: skip
+    reports: list[Path] = []
+
+    def keep(one: Found, capture: Capture) -> None:
+        reports.extend(write_reports(one, capture, cell_parts(one.cell), out / TREE / "stats_reports"))
+
+    results = results_of(found, outcomes(run), folder, progress, keep)
+    manifest = run.manifest if run else None
+    done = report(results, out=out, title=f"Nsys {folder.resolve().name}", provenance=provenance(folder, manifest),
+                  kind=manifest.kind.value if manifest else "measured")  # fmt: skip
+    done.files.append(write_summary(results, done.verdict, out / TREE / "ANALYSIS_SUMMARY.txt"))
+    done.files.extend(reports)
+    return done
+
+
+def results_of(
+    found: Sequence[Found],
+    told: dict[str, Outcome],
+    folder: Path,
+    progress: Callable[[str], None],
+    keep: Callable[[Found, Capture], None] = lambda *_: None,
+) -> Results:
+    """Read and answer, cell by cell; one that cannot be read is a row with its reason. `keep` sees every capture."""
+    data: list[CellData] = []
+    rows: list[dict[str, object]] = []
+    problems: list[dict[str, str]] = []
+    for number, one in enumerate(found, start=1):
+        cell, reason = read_cell(one, folder, problems, keep)
+        data.append(cell)
+        rows.append(cell_row(cell, *outcome_of(cell, told.get(one.cell.name.lower()), reason)))
+        progress(f"  {number} of {len(found)}: {cell.label}")
+    return Results(pd.DataFrame(rows), data, all_answers(data), pd.DataFrame(problems, columns=PROBLEMS))
+
+
+def results_of_one(path: Path, spec: ModelSpec | None, context: int, batch: int) -> Results:
+    """One capture by itself, of the profile type that its phases tell. Raises what the reader raises."""
+    recording = recording_of(project(load_capture(path)))
+    phases = set(recording.ranges["name"])
+    kind: ProfileType = (
+        "training"
+        if "optimizer_step" in phases
+        else "forward_backward"
+        if "backward" in phases
+        else "forward"
+    )
+    size = spec.name if spec else path.name
+    found = Found(
+        cell=Cell(size=size, context=context, type=kind, parts=tuple(PART_TYPES)),
+        capture=path, spec=spec, batch=batch if spec else None)  # fmt: skip
+    cell = CellData(found, recording, tables_of(recording, spec, found.batch, context, "fp32"))
+    said = [{"cell": cell.label, "file": path.name, "what": text, "fix": ""} for text in recording.problems]
+    reason = "" if recording.steps else "the capture has no range `step_N`"
+    rows = [cell_row(cell, *outcome_of(cell, None, reason))]
+    return Results(pd.DataFrame(rows), [cell], one_of_each(cell), pd.DataFrame(said, columns=PROBLEMS))
+
+
+def one_of_each(cell: CellData) -> list[Answer]:
+    """Every question put to one capture alone."""
+    ask = (part_a, part_b, part_c, part_d, part_e)
+    return (
+        [] if cell.recording is None or not cell.recording.steps else [question(cell, []) for question in ask]
+    )
+
+
+def read_cell(
+    found: Found, folder: Path, problems: list[dict[str, str]], keep: Callable[[Found, Capture], None]
+) -> tuple[CellData, str]:
+    """The cell with its tables, and why it has none; what was odd goes to `problems`."""
+    if found.capture is None or (found.told is not None and found.told.outcome != "ok"):
+        return CellData(found), ""
+    asked = found.told.asked if found.told else None
+    name = _relative(found.capture, folder)
+    try:
+        capture = load_capture(found.capture)
+        recording = recording_of(project(capture))
+        keep(found, capture)
+    except LabError as error:
+        problems.append({"cell": found.label, "file": name, "what": error.what, "fix": error.fix or ""})
+        return CellData(found), error.what
+    said = list(recording.problems)
+    if not recording.steps:
+        said.append("no measured steps: the capture has no range `step_N`")
+    problems += [{"cell": found.label, "file": name, "what": text, "fix": ""} for text in said]
+    tables = tables_of(
+        recording, found.spec, found.batch, found.cell.context, asked.dtype if asked else "fp32"
+    )
+    return CellData(found, recording, tables), "" if recording.steps else said[-1]
+
+
+def all_answers(data: Sequence[CellData]) -> list[Answer]:
+    """Every answer of every cell, part by part."""
+    answers = [
+        answer
+        for cell in data
+        for answer in answers_of(cell, _siblings(cell, data), cell_parts(cell.found.cell))
+    ]
+    return sorted(answers, key=lambda answer: answer.part)
+
+
+def cell_parts(cell: Cell) -> tuple[str, ...]:
+    """The parts this cell serves: those its folder names, else all that its profile type can."""
+    return cell.parts or parts_of(cell.type, tuple(PART_TYPES))
+
+
+def _siblings(cell: CellData, data: Sequence[CellData]) -> list[CellData]:
+    place = (cell.found.cell.size, cell.found.cell.context)
+    return [
+        other
+        for other in data
+        if other is not cell and (other.found.cell.size, other.found.cell.context) == place
+    ]
+
+
+def outcome_of(cell: CellData, step: Outcome | None, reason: str) -> tuple[str, str]:
+    """What became of a cell, in one word of the room, and why."""
+    told = cell.found.told
+    if told is not None and told.outcome == "oom":
+        return "oom", told.reason
+    if cell.recording is not None and cell.recording.steps:
+        if cell.recording.has_kernels:
+            return "ok", ""
+        return (
+            "no_gpu_data",
+            "a CPU run has no kernels" if told and told.asked.device == "cpu" else "no kernels",
+        )
+    if cell.found.capture is not None and reason:
+        return "unreadable", reason
+    if step is None:
+        return "missing", "it has no capture"
+    if step.status is Status.skipped:
+        return "skipped_estimate" if step.reason.startswith("skipped_estimate") else "missing", step.reason
+    return ("failed" if step.status is Status.ok else step.status.value), step.reason or "it left no capture"
+
+
+def planned(run: Run | None) -> list[Cell]:
+    """Every cell that the run was to record."""
+    labels = [record.step.labels for record in run.manifest.steps] if run else []
+    return [
+        Cell(size=str(label["size"]), context=int(label["context"]), type=type_named(str(label["type"])))
+        for label in labels
+        if label.get("profiled")
+    ]
+
+
+def type_named(text: str) -> ProfileType:
+    """The profile type that this text names. Raises StopIteration for none: the plan wrote it."""
+    return next(kind for kind in TYPES if kind == text)
+
+
+def outcomes(run: Run | None) -> dict[str, Outcome]:
+    """What became of every step that has ended, by its name."""
+    records = run.manifest.steps if run else []
+    return {record.step.name: record.outcome for record in records if record.outcome is not None}
+
+
+def merged(found: list[Found], wanted: Sequence[Cell]) -> list[Found]:
+    """The cells that there are, in the order of the plan where there is one, and those that left nothing."""
+    have = {one.cell.name: one for one in found}
+    named = [have.pop(cell.name, Found(cell=cell)) for cell in wanted]
+    return [*named, *(one for one in found if one.cell.name in have)] if wanted else found
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name

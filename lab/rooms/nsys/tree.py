@@ -1,0 +1,32 @@
+"""nsys' own reports of a cell's capture, under the names of the published result tree (`stats_reports/part_x/`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.core.files import write_atomic
+from lab.rooms.nsys.layout import Found, published_name
+from lab.rooms.nsys.stats import available, report
+from lab.trace.capture import Capture
+from lab.trace.projection import project
+
+REPORTS = ("cuda_gpu_kern_sum", "cuda_api_sum", "cuda_gpu_mem_time_sum", "cuda_gpu_mem_size_sum", "nvtx_sum",
+           "nvtx_gpu_proj_sum", "nvtx_kern_sum")  # fmt: skip
+
+
+def write_reports(found: Found, capture: Capture, parts: Sequence[str], out: Path) -> list[Path]:
+    """The capture's reports as CSV with nsys' numbers, once for every part's folder; -> the files.
+
+    A report that the capture cannot give (no copies, no kernels) is left out: nsys writes a placeholder there.
+    """
+    projection = project(capture, "nsys")
+    lacks = available(capture)
+    texts = {name: report(name, projection).csv() for name in REPORTS if not lacks[name]}
+    files = []
+    for folder, base in dict.fromkeys(published_name(found.cell, part) for part in parts):
+        for name, text in texts.items():
+            path = out / folder / f"{base}_{name}.csv"
+            write_atomic(path, text)
+            files.append(path)
+    return files
