@@ -31,6 +31,7 @@ COMMANDS = {
         "Why GEMM times vary: Excel reports, overlap, cause, merged traces.",
     ),
     "kernels": ("lab.rooms.kernels.group:kernels", "Every launch of a model: catalogue, chart, C++, audits."),
+    "nsys": ("lab.rooms.nsys.group:nsys", "Read captures of nsys or torch.profiler: phases, reports, answers."),
     "runs": ("lab.commands:runs", "List, show, stop and clean up runs."),
     "images": ("lab.commands:images", "List, show, build and check images."),
     "doctor": ("lab.commands:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),

@@ -44,7 +44,16 @@ from lab.trace.capture import (
 )
 from lab.trace.tables import Table, concat
 
-__all__ = ["MAGIC", "REPORT_SUFFIXES", "Capture", "from_kineto", "load", "load_capture", "load_report"]
+__all__ = [
+    "MAGIC",
+    "REPORT_SUFFIXES",
+    "Capture",
+    "check",
+    "from_kineto",
+    "load",
+    "load_capture",
+    "load_report",
+]
 
 MAGIC = b"SQLite format 3\x00"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
@@ -141,6 +150,12 @@ def load_report(path: Path | str) -> Capture:
     return Capture(**{**vars(capture), "source": path})
 
 
+def check(path: Path | str) -> None:
+    """Raise what `load` raises for a file that is no readable export, without reading its rows."""
+    with _opened(Path(path)) as connection:
+        _Export(connection, Path(path)).check()
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection; every error of SQLite becomes one that names the file."""
@@ -186,7 +201,7 @@ class _Export:
         self.tables = {name: self._columns(name) for (name,) in names if isinstance(name, str)}
 
     def _columns(self, table: str) -> set[str]:
-        return {row[1] for row in self.connection.execute(f"PRAGMA table_info({_quoted(table)})")}
+        return {row[1] for row in self.connection.execute(f"PRAGMA table_info({quoted(table)})")}
 
     def check(self) -> None:
         if not any(name in self.tables for name in _OURS):
@@ -203,14 +218,14 @@ class _Export:
         """name -> value of a META_DATA table; of names that repeat the first."""
         if not {"name", "value"} <= self.tables.get(table, set()):
             return {}
-        rows = self.connection.execute(f"SELECT name, value FROM {_quoted(table)}").fetchall()
+        rows = self.connection.execute(f"SELECT name, value FROM {quoted(table)}").fetchall()
         return {str(name): str(value) for name, value in reversed(rows)}
 
     def rows(self, table: str, columns: str, condition: str = "") -> list[tuple[Any, ...]]:
         """Rows of a table, none where the table is absent."""
         if table not in self.tables:
             return []
-        return self.connection.execute(f"SELECT {columns} FROM {_quoted(table)} {condition}").fetchall()
+        return self.connection.execute(f"SELECT {columns} FROM {quoted(table)} {condition}").fetchall()
 
     def numbers(
         self,
@@ -231,8 +246,8 @@ class _Export:
                 where=self.path,
             )
         wanted = dict(needed) | {k: v for k, v in (optional or {}).items() if v in there}
-        selected = ", ".join(f"IFNULL({_quoted(name)}, -1)" for name in wanted.values())
-        cursor = self.connection.execute(f"SELECT {selected} FROM {_quoted(table)} {where} ORDER BY rowid")
+        selected = ", ".join(f"IFNULL({quoted(name)}, -1)" for name in wanted.values())
+        cursor = self.connection.execute(f"SELECT {selected} FROM {quoted(table)} {where} ORDER BY rowid")
         try:
             # From the cursor straight into the array: no list of rows, whatever the size of the export.
             flat = np.fromiter(chain.from_iterable(cursor), dtype=np.int64)
@@ -246,7 +261,8 @@ class _Export:
         return found | missing
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name for SQL, whatever characters it has."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -474,7 +490,7 @@ def _device(gpu: dict[str, Any], device: int, pid: int) -> Device:
 
 def _dicts(export: _Export, table: str) -> list[dict[str, Any]]:
     columns = sorted(export.tables.get(table, ()))
-    rows = export.rows(table, ", ".join(map(_quoted, columns))) if columns else []
+    rows = export.rows(table, ", ".join(map(quoted, columns))) if columns else []
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 

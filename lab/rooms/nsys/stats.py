@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lab.core.files import write_atomic
 from lab.errors import MissingError, UsageError
 from lab.trace.capture import COPY_KINDS, KERNEL, MEMCPY, MEMORY_KINDS, MEMSET, START_END, Capture
 from lab.trace.projection import Projection
@@ -61,6 +63,17 @@ def report(name: str, projection: Projection) -> Report:
 def available(capture: Capture) -> dict[str, str]:
     """For each report "", or why this capture cannot give it."""
     return {name: lacks(capture) for name, (_, lacks) in REPORTS.items()}
+
+
+def write_reports(projection: Projection, folder: Path, stem: str) -> list[str]:
+    """Write `{stem}_{report}.csv` for every report that the capture can give; sentences about the others."""
+    lacking = []
+    for name, said in available(projection.capture).items():
+        if said:
+            lacking.append(f"{name}: {said}")
+        else:
+            write_atomic(folder / f"{stem}_{name}.csv", report(name, projection).csv())
+    return lacking
 
 
 @dataclass(frozen=True)
