@@ -137,13 +137,14 @@ def phase_table(recording: Recording) -> pd.DataFrame:
 def _phase_row(recording: Recording, phase: str, found: pd.DataFrame) -> dict[str, object]:
     steps = recording.steps
     wall = found.assign(ns=found["end_ns"] - found["start_ns"]).groupby("step")["ns"].sum().reindex(steps)
+    row = {"steps": len(steps), "wall_ms": wall.mean() / 1e6, "wall_sd_ms": _sd(wall) / 1e6}
+    if not recording.has_kernels:  # nothing is known of the device: zeros would say that it was idle
+        return row
     ops = of_phase(recording.ops, phase)
-    per_step = [_step_row(ops[ops["step"] == step]) for step in steps]
-    figures = pd.DataFrame(per_step, index=steps)
+    figures = pd.DataFrame([_step_row(ops[ops["step"] == step]) for step in steps], index=steps)
     mean = figures.mean()
     matmul_ms, kernel_ms = mean["matmul_ns"] / 1e6, mean["kernel_ns"] / 1e6
-    return {
-        "steps": len(steps), "wall_ms": wall.mean() / 1e6, "wall_sd_ms": _sd(wall) / 1e6,
+    return row | {
         "span_ms": mean["span_ns"] / 1e6, "busy_ms": mean["busy_ns"] / 1e6, "kernel_ms": kernel_ms,
         "kernel_sd_ms": _sd(figures["kernel_ns"]) / 1e6, "kernels": mean["kernels"], "copies_and_fills": mean["others"],
         "same_in_all_steps": bool((figures[["kernels", "matmuls"]].nunique() <= 1).all()),

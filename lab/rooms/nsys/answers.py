@@ -85,7 +85,8 @@ def part_a(cell: CellData, _: Sequence[CellData]) -> Answer:
     if row is None:
         return no_answer("a", cell, "the capture has no range `forward`")
     values: dict[str, float | str] = {"range_ms": row.wall_ms, "range_sd_ms": row.wall_sd_ms}
-    values |= {"busy_ms": row.busy_ms, "span_ms": row.span_ms, "kernel_ms": row.kernel_ms}
+    if cell.recording is not None and cell.recording.has_kernels:
+        values |= {"busy_ms": row.busy_ms, "span_ms": row.span_ms, "kernel_ms": row.kernel_ms}
     told, twin = cell.found.told, cell.found.twin
     inside = python_ms(told, "forward")
     plain = python_ms(twin, "forward")
@@ -189,10 +190,10 @@ def part_d(cell: CellData, siblings: Sequence[CellData]) -> Answer:
     if cell.phase("optimizer_step") is None:
         return no_answer("d", cell, "the capture has no range `optimizer_step`: it is not of training")
     phases = {name: row for name in PHASES if (row := cell.phase(name)) is not None}
-    if step is None or not step.kernels or "forward" not in phases:
+    if step is None or not step.kernels > 0 or "forward" not in phases:
         return no_answer("d", cell, "no kernels in the step's phases")
     inference = next((row for other in siblings if other.found.cell.type == "forward"
-                      and (row := other.phase("forward")) is not None and row.kernels), None)  # fmt: skip
+                      and (row := other.phase("forward")) is not None and row.kernels > 0), None)  # fmt: skip
     values: dict[str, float | str] = {
         f"{name}_matmul_percent": row.matmul_percent for name, row in phases.items()
     }
@@ -211,7 +212,7 @@ def part_d(cell: CellData, siblings: Sequence[CellData]) -> Answer:
 
 
 def _share(row: pd.Series) -> str:
-    return f"{row.matmul_percent:.1f} %" if row.kernels else "no kernels"
+    return f"{row.matmul_percent:.1f} %" if row.kernels > 0 else "no kernels"
 
 
 def _unowned(cell: CellData) -> str:

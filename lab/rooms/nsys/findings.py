@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -41,6 +42,9 @@ def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[s
         reports.extend(write_reports(one, capture, cell_parts(one.cell), out / TREE / "stats_reports"))
 
     results = results_of(found, outcomes(run), folder, progress, keep)
+    asked = run.manifest.config.get("parts") if run else None
+    if asked:
+        results = replace(results, answers=[answer for answer in results.answers if answer.part in asked])
     manifest = run.manifest if run else None
     done = report(results, out=out, title=f"Nsys {folder.resolve().name}", provenance=provenance(folder, manifest),
                   kind=manifest.kind.value if manifest else "measured")  # fmt: skip

@@ -22,19 +22,18 @@ Mark = Callable[[str], contextlib.AbstractContextManager[None]]
 class Transformer(nn.Module):
     """Token ids [B, T] -> logits [B, T, V]. `attention` is one object shared by all layers."""
 
-    def __init__(self, spec: ModelSpec, context: int, attention: Attention) -> None:
+    def __init__(self, spec: ModelSpec, context: int, attention: Attention, device: str = "cpu") -> None:
         super().__init__()
         self.spec = spec
-        self.embedding = nn.Embedding(spec.vocab, spec.d_model)
-        self.layers = nn.ModuleList(Layer(spec, attention) for _ in range(spec.layers))
-        self.norm = RmsNorm(spec.d_model)
-        self.head = nn.Linear(spec.d_model, spec.vocab, bias=False)
+        self.embedding = nn.Embedding(spec.vocab, spec.d_model, device=device)
+        self.layers = nn.ModuleList(Layer(spec, attention, device) for _ in range(spec.layers))
+        self.norm = RmsNorm(spec.d_model, device)
+        self.head = nn.Linear(spec.d_model, spec.vocab, bias=False, device=device)
         cos, sin = rotary_tables(context, spec.d_head)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-        self.register_buffer(
-            "future", torch.ones(context, context, dtype=torch.bool).triu(1), persistent=False
-        )
+        self.register_buffer("cos", cos.to(device), persistent=False)
+        self.register_buffer("sin", sin.to(device), persistent=False)
+        future = torch.ones(context, context, dtype=torch.bool, device=device).triu(1)
+        self.register_buffer("future", future, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
@@ -55,17 +54,17 @@ class Transformer(nn.Module):
 class Layer(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x)); [B, T, d] -> [B, T, d]."""
 
-    def __init__(self, spec: ModelSpec, attention: Attention) -> None:
+    def __init__(self, spec: ModelSpec, attention: Attention, device: str) -> None:
         super().__init__()
         d, ff = spec.d_model, spec.d_ff
         self.heads, self.attention = spec.heads, attention
-        self.attention_norm, self.feed_norm = RmsNorm(d), RmsNorm(d)
+        self.attention_norm, self.feed_norm = RmsNorm(d, device), RmsNorm(d, device)
         widths = [3 * d] if spec.fused_qkv else [d, d, d]
-        self.qkv = nn.ModuleList(nn.Linear(d, width, bias=False) for width in widths)
-        self.out = nn.Linear(d, d, bias=False)
-        self.gate = nn.Linear(d, ff, bias=False)
-        self.up = nn.Linear(d, ff, bias=False)
-        self.down = nn.Linear(ff, d, bias=False)
+        self.qkv = nn.ModuleList(nn.Linear(d, width, bias=False, device=device) for width in widths)
+        self.out = nn.Linear(d, d, bias=False, device=device)
+        self.gate = nn.Linear(d, ff, bias=False, device=device)
+        self.up = nn.Linear(d, ff, bias=False, device=device)
+        self.down = nn.Linear(ff, d, bias=False, device=device)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, future: Tensor) -> Tensor:
         x = x + self._attend(self.attention_norm(x), cos, sin, future)
@@ -90,9 +89,9 @@ class Layer(nn.Module):
 class RmsNorm(nn.Module):
     """x / rms(x) * weight over the last axis, in float32."""
 
-    def __init__(self, width: int, eps: float = 1e-5) -> None:
+    def __init__(self, width: int, device: str, eps: float = 1e-5) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+        self.weight, self.eps = nn.Parameter(torch.ones(width, device=device)), eps
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()

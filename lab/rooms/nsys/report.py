@@ -231,11 +231,8 @@ def _matrix_blocks(results: Results, folder: Path) -> list[Block]:
         "the table."
     )
     svg = save(_matrix(cells), folder, "matrix")
-    shown = (
-        cells.drop(columns=["reason", "capture"])
-        if not cells["reason"].any()
-        else cells.drop(columns=["capture"])
-    )
+    shown = cells.drop(columns=["cell", "capture"])
+    shown = shown[[name for name in shown if (shown[name].notna() & (shown[name] != "")).any()]]
     return [
         Figure(svg, caption, "figures/matrix.png", "tables/cells.csv"),
         Table(shown, "Every cell", "tables/cells.csv", headings=HEADINGS, pills=PILLS),
@@ -349,7 +346,7 @@ def _share_lines(results: Results, contexts: list[int]) -> Drawing:
     series: dict[str, np.ndarray] = {}
     for cell in results.data:
         row = cell.phase("forward")
-        if row is not None and cell.found.cell.type == "forward" and row.kernels:
+        if row is not None and cell.found.cell.type == "forward" and row.kernels > 0:
             line = series.setdefault(cell.found.cell.size, np.full(len(contexts), np.nan))
             line[contexts.index(cell.found.cell.context)] = row.matmul_percent
     return lines(

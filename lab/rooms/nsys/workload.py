@@ -138,8 +138,8 @@ class Cell:
             annotated=options.use_annotated_attention, softmax=options.softmax, mark=mark
         )
         with mark("model_creation"):
-            model = Transformer(self.spec, options.context_length, self.attention)
-            self.model = model.to(options.device).fill(options.seed)
+            model = Transformer(self.spec, options.context_length, self.attention, options.device)
+            self.model = model.fill(options.seed)
         with mark("data_generation"):
             generator = torch.Generator("cpu").manual_seed(options.seed)
             shape = (options.batch_size, options.context_length + 1)

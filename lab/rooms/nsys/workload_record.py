@@ -25,6 +25,7 @@ import msgspec
 from lab.core.files import write_atomic
 from lab.errors import LabError, MissingError, StepFailed
 from lab.secrets import is_secret
+from lab.trace.scrub import scrub
 
 WORKLOAD = "lab.rooms.nsys.workload"
 CAPTURE = "capture.sqlite"
@@ -128,8 +129,6 @@ def record_with_nsys(options: argparse.Namespace, arguments: list[str]) -> str |
 def take_in(draft: Path, options: argparse.Namespace) -> str | None:
     """Scrub nsys' export and give it its name; -> why it is no use, or None."""
     export = draft.with_name(f"{DRAFT}.sqlite")
-    from lab.trace.scrub import scrub
-
     report = draft.with_name(f"{DRAFT}.nsys-rep")
     if not export.exists():
         left = sorted(path.name.removeprefix(DRAFT) for path in options.out.glob(f"{DRAFT}*"))
