@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from lab.core.files import write_atomic
-from lab.rooms.kernels.args import ReplayPlan
+from lab.rooms.kernels.args import Launch, ReplayPlan
 from lab.rooms.kernels.energy_choice import RawEnergy, RunEnergy, SignatureEnergy, per_call_us, recorded_us
 from lab.rooms.kernels.energy_windows import Window, mean_ci
 from lab.rooms.kernels.replay import PLAN_FILE, ReplayFindings, nothing_done, read_file
@@ -237,12 +237,22 @@ def _stood_for(
 
 def _row(plan: ReplayPlan, place: int, count: int, trace_us: float) -> EnergyRow:
     signature = plan.signatures[place]
-    first = signature.launches[0] if signature.launches else None
+    first = _main_launch(plan, place)
     kind = "cpu_op" if first is None else kernel_class(first.name) if first.kind == "kernel" else first.kind
     return EnergyRow(
         sig_id=signature.sig_id, op=signature.op, kernel=short_name(first.name) if first else "", class_=kind, count=count,
         trace_us=round(trace_us, 4), measured=False, gross_j=None, net_j=None, net_ci=None, watts=None, wall_us=None,
         busy=None, ratio=None, method="none", windows=0, run_net_j=None, flags=[])  # fmt: skip
+
+
+def _main_launch(plan: ReplayPlan, place: int) -> Launch | None:
+    """The launch of a call that took longest: a GEMM, not the fill before it."""
+    launches = plan.signatures[place].launches
+    sums = [0.0] * len(launches)
+    for call in plan.calls:
+        if call.sig == place:
+            sums = [a + b for a, b in zip(sums, call.dur_us, strict=True)]
+    return launches[sums.index(max(sums))] if launches else None
 
 
 def _model(plan: ReplayPlan, runs: Sequence[RunEnergy], idle_w: float | None) -> ModelEnergy | None:

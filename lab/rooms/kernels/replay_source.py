@@ -204,7 +204,7 @@ def _owners(
             owner = _around(ops, threads, runtime[args.correlation])
         if owner >= 0:
             found[place] = _climb(ops, owner)
-    return found
+    return _gather(ops, found)
 
 
 def _around(ops: list[_Op], threads: dict[tuple[Any, Any], list[int]], call: _Event) -> int:
@@ -224,6 +224,17 @@ def _climb(ops: list[_Op], place: int) -> int:
     ):
         place = ops[place].parent
     return place
+
+
+def _gather(ops: list[_Op], owners: dict[int, int]) -> dict[int, int]:
+    """An op that launches takes in what the ops inside it launch: calling it launches all of them again."""
+    launching, top = set(owners.values()), {}
+    for owner in launching:
+        best, place = owner, ops[owner].parent
+        while place >= 0:
+            best, place = (place if place in launching else best), ops[place].parent
+        top[owner] = best
+    return {launch: top[owner] for launch, owner in owners.items()}
 
 
 class _Forwards:
