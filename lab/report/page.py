@@ -170,7 +170,8 @@ class Section:
 class Page:
     """What a page says. Every text may be hostile: the template escapes it.
 
-    `provenance` is group -> {name: value}; `kind` tells measured, replayed and synthetic numbers apart.
+    `provenance` is group -> {name: value}; `kind` tells measured, replayed and synthetic numbers apart; `badge` says
+    in other words than the status' own what kind of verdict this is.
     """
 
     title: str
@@ -183,6 +184,7 @@ class Page:
     footnotes: Sequence[str] = ()
     room: str = ""
     kind: str = "measured"
+    badge: str = ""
 
 
 def render(page: Page) -> str:

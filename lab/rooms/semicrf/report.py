@@ -33,6 +33,7 @@ from lab.rooms.semicrf import verdict as words
 from lab.rooms.semicrf.analyze import Examination, Trainings, comparison
 from lab.rooms.semicrf.layout import COMPARISON
 
+FOUND = "✕ a fault was found"  # the badge of a diagnosis or check that is complete and not clean
 PILLS = {**dict.fromkeys(("ok", "passed", "clean", "pass"), "ok"), **dict.fromkeys(("skipped", "missing", "note"), "warn"),
          **dict.fromkeys(("failed", "dirty", "fail"), "fail")}  # fmt: skip
 QUESTIONS = {
@@ -118,49 +119,51 @@ def examination(
 ) -> Findings:
     """The page of a diagnosis."""
     config = run.manifest.config
-    tested, reference = str(config["tested"]), str(config["reference"])
+    pair = (str(config["tested"]), str(config["reference"]))
     cells, probes = _cell_frame(found.cells), _probe_frame(found.probes)
-    files = [
-        write_csv(cells, out / "tables" / "matrix.csv"),
-        write_csv(probes, out / "tables" / "probes.csv"),
-    ]
-    verdict = words.diagnose(found.cells, found.probes, tested, reference)
-    sentences = list(verdict.sentences)
-    if found.reproducer:
-        sentences.append(f"The smallest case that still fails has {found.reproducer['sequences']} sequence of "
-                         f"{found.reproducer['frames']} frames: {found.reproducer['text']}.")  # fmt: skip
+    steps = pd.DataFrame(words.classic_steps(found.cells, *pair))
+    tables = {"matrix": cells, "probes": probes, "guide_steps": steps, "guards": found.guards}
+    files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items() if len(frame)]
+    verdict = words.diagnose(found.cells, found.probes, *pair)
+    sentences = [*verdict.sentences, *_reproducer_words(found)]
     if config.get("plant"):
         sentences.append(f"This run had a fault planted in it: {config['plant']}.")
+    status = "fail" if found.lacking and not found.cells else verdict.status
+    page = Page(title=title, question=QUESTIONS["diagnose"], verdict=sentences, status=status,
+                cards=_examination_cards(found, verdict), sections=_examination_sections(found, verdict, tables, out),
+                provenance=where, footnotes=FOOTNOTES["diagnose"], room="semicrf",
+                badge=FOUND if verdict.status == "fail" else "")  # fmt: skip
+    dirty = probes.loc[probes["verdict"] == "dirty", ["probe", "backend", "text"]]
+    return _finish(page, out, files, dirty, found.lacking, cause=verdict.cause)
+
+
+def _examination_sections(
+    found: Examination, verdict: words.Diagnosis, tables: dict[str, pd.DataFrame], out: Path
+) -> list[Section]:
+    """Evidence, matrix, the guide's steps, probes, guards and reproducer, as far as they are there."""
     sections = [Section("Evidence", [Points(verdict.evidence)])] if verdict.evidence else []
     if found.cells:
-        sections.append(
-            Section("The matrix", _matrix_blocks(found.cells, cells, out / "figures", found.fixed_length))
+        blocks = _matrix_blocks(found.cells, tables["matrix"], out / "figures", found.fixed_length)
+        steps = Table(tables["guide_steps"], "Answered from the matrix", "tables/guide_steps.csv")
+        sections += [Section("The matrix", blocks), Section("The guide's four steps", [steps])]
+    if found.probes:
+        probes = Table(
+            _short(tables["probes"]), "Each asks one question", "tables/probes.csv", pills=PILLS, open_rows=60
         )
-        steps = pd.DataFrame(words.classic_steps(found.cells, tested, reference))
-        files.append(write_csv(steps, out / "tables" / "guide_steps.csv"))
-        sections.append(
-            Section(
-                "The guide's four steps", [Table(steps, "Answered from the matrix", "tables/guide_steps.csv")]
-            )
-        )
-    if len(probes):
-        sections.append(
-            Section(
-                "Probes",
-                [Table(probes, "Each asks one question", "tables/probes.csv", pills=PILLS, open_rows=60)],
-            )
-        )
+        sections.append(Section("Probes", [probes]))
     if len(found.guards):
-        files.append(write_csv(found.guards, out / "tables" / "guards.csv"))
         sections.append(Section("What the guide's guards change", _guard_blocks(found.guards)))
     if found.reproducer:
         entries = [(f"{found.reproducer_folder}/{name}", "") for name in found.reproducer["files"]]
         sections.append(Section("Reproducer", [Files("Run it with python reproduce.py", entries)]))
-    status = "fail" if found.lacking and not found.cells else verdict.status
-    page = Page(title=title, question=QUESTIONS["diagnose"], verdict=sentences, status=status, cards=_examination_cards(found, verdict),
-                sections=sections, provenance=where, footnotes=FOOTNOTES["diagnose"], room="semicrf")  # fmt: skip
-    shown = probes[probes["verdict"] == "dirty"][["probe", "backend", "text"]] if len(probes) else cells
-    return _finish(page, out, files, shown, found.lacking, cause=verdict.cause)
+    return sections
+
+
+def _reproducer_words(found: Examination) -> list[str]:
+    if not found.reproducer:
+        return []
+    size = f"{found.reproducer['sequences']} sequence of {found.reproducer['frames']} frames"
+    return [f"The smallest case that still fails has {size}: {found.reproducer['text']}."]
 
 
 def checks(
@@ -180,13 +183,18 @@ def checks(
         ),
     ]
     table = Table(
-        frame, "Every check; values beside their limits", "tables/checks.csv", pills=PILLS, open_rows=120
+        _short(frame),
+        "Every check; values beside their limits",
+        "tables/checks.csv",
+        pills=PILLS,
+        open_rows=120,
     )
     cards = [
         Card("Checks", f"{len(frame) - len(failed)} of {len(frame)}", "tables/checks.csv", note=backends)
     ]
     page = Page(title=title, question=QUESTIONS["check"], verdict=sentences, status="fail" if len(failed) else "ok", cards=cards,
-                sections=[Section("Checks", [table])], provenance=where, footnotes=FOOTNOTES["check"], room="semicrf")  # fmt: skip
+                sections=[Section("Checks", [table])], provenance=where, footnotes=FOOTNOTES["check"],
+        badge=FOUND if len(failed) else "", room="semicrf")  # fmt: skip
     summary = frame.groupby(["backend", "verdict"]).size().reset_index(name="checks")
     return _finish(page, out, files, summary, lacking)
 
@@ -303,6 +311,16 @@ def _cell_frame(cells: Sequence[dict[str, Any]]) -> pd.DataFrame:
     ]
     frame: pd.DataFrame = pd.DataFrame(cells).reindex(columns=names)
     return frame
+
+
+def _short(frame: pd.DataFrame) -> pd.DataFrame:
+    """Values and limits from 1e-16 to 1e3 as people write them; the CSV keeps every digit."""
+    texts = {
+        name: ["" if pd.isna(value) else f"{value:.2g}" for value in frame[name]]
+        for name in ("value", "limit")
+    }
+    short: pd.DataFrame = frame.assign(**texts)
+    return short
 
 
 def _probe_frame(probes: Sequence[dict[str, Any]]) -> pd.DataFrame:

@@ -95,13 +95,33 @@ def matrix_words(cells: Iterable[Row]) -> list[str]:
         return []
     failed = [cell for cell in cells if cell["outcome"] == "failed"]
     if not failed:
-        return [f"None of {len(cells)} trainings of the matrix failed."]
+        return [f"None of {len(cells)} trainings of the matrix failed.", *repeat_words(cells)]
     parts = []
     for key, name in (("backend", ""), ("lengths", "lengths "), ("reg", "regularisation ")):
         for value in sorted({cell[key] for cell in cells}, key=str):
             of = [cell for cell in cells if cell[key] == value]
             parts.append(f"{name}{value} {sum(c['outcome'] == 'failed' for c in of)}/{len(of)}")
-    return [f"{len(failed)} of {len(cells)} trainings of the matrix failed ({', '.join(parts)})."]
+    return [
+        f"{len(failed)} of {len(cells)} trainings of the matrix failed ({', '.join(parts)}).",
+        *repeat_words(cells),
+    ]
+
+
+def repeat_words(cells: Iterable[Row]) -> list[str]:
+    """Trainings with the same seed, batches and backend that ended with other weights."""
+    ends: dict[tuple[Any, ...], set[Any]] = {}
+    for cell in cells:
+        if cell["outcome"] == "passed":
+            ends.setdefault((cell["backend"], cell["lengths"], cell["reg"], cell["order"]), set()).add(
+                cell.get("weights")
+            )
+    moved = [key for key, weights in ends.items() if len(weights) > 1]
+    if not moved:
+        return []
+    names = " and ".join(sorted({str(key[0]) for key in moved}))
+    return [
+        f"{len(moved)} of {len(ends)} repeated trainings end with other weights, all on {names}: the same input gives other bits."
+    ]
 
 
 def drift_words(cells: Iterable[Row], threshold: float = 20.0) -> list[str]:

@@ -204,10 +204,12 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 tested = case.to(device)
 if PADDING:
     tested = tested.padded(PADDING, float("nan"))
-found = solve(tested, BACKEND, planted(PLANT))
-text = difference(case, found)
-print(text or "this backend agrees with float64")
-sys.exit(1 if text else 0)
+partition = planted(PLANT)
+for attempt in range(1, 21):  # a race shows in one of many runs
+    text = difference(case, solve(tested, BACKEND, partition))
+    if text:
+        sys.exit(f"run {{attempt}}: {{text}}")
+print("20 runs agree with float64")
 '''
 
 

@@ -33,7 +33,7 @@ Row = dict[str, Any]
 REPEATS = 20
 LEDGER_LIMIT = 2e-4  # float32 parameters sum over a batch; a stale message costs 1e-1 and more
 PADDING = 5
-DRIFT_STEPS = 240
+DRIFT_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def objective_probes(head: SemiCRF) -> Iterator[Row]:
 def drift_probe(head: SemiCRF) -> Row:
     """Train parameters alone on a tiny problem: with a probability the gradient falls as they grow, and NLL >= 0."""
     dice = torch.Generator().manual_seed(3)
-    classes, longest, frames = 4, 6, 30
+    classes, longest, frames = 4, 6, 20
     state = torch.random.get_rng_state()
     torch.manual_seed(3)
     small = SemiCRF(classes, longest, backend="torch")
@@ -111,7 +111,7 @@ def drift_probe(head: SemiCRF) -> Row:
     small.partition, small.gold = head.partition, head.gold
     score = 0.1 * torch.randn(4, frames, classes, generator=dice)
     labels = torch.randint(0, classes, (4, frames // 5), generator=dice).repeat_interleave(5, dim=1)
-    optimizer = torch.optim.Adam(small.parameters(), lr=0.1)
+    optimizer = torch.optim.Adam(small.parameters(), lr=0.2)
     losses, norms = [], []
     for _ in range(DRIFT_STEPS):
         optimizer.zero_grad()
@@ -146,9 +146,12 @@ def kernel_probes(bench: Bench) -> Iterator[Row]:
 def _repeats(bench: Bench) -> Row:
     case = bench.on_device()
     first = solve(case, bench.backend, bench.partition)
-    apart = sum(not same_bits(first, solve(case, bench.backend, bench.partition)) for _ in range(REPEATS - 1))
+    repeats = (
+        3 if bench.backend == "naive" else REPEATS
+    )  # the definition is slow and has one order of its sums
+    apart = sum(not same_bits(first, solve(case, bench.backend, bench.partition)) for _ in range(repeats - 1))
     return row("same input, same bits", "race", not apart, apart, 0,
-               f"{apart} of {REPEATS - 1} repeats differ from the first in bits" if apart else f"{REPEATS} runs, one bit pattern")  # fmt: skip
+               f"{apart} of {repeats - 1} repeats differ from the first in bits" if apart else f"{repeats} runs, one bit pattern")  # fmt: skip
 
 
 def _padding(bench: Bench) -> Row:
