@@ -29,6 +29,7 @@ _OPERANDS, _LABELS, _KINDS = 8, 8, 32  # the ranges that codes are packed with
 OPCODE_LIMIT = 4096  # there are some hundreds
 OTHER_OPCODES = "other opcodes"
 
+_UNPRINTED = (b"\0", b"\t", b"\r", b"\x1b")  # what `grammar.tidy` takes out
 KIND_SETS = tuple(
     kinds
     for size in range(1, 5)
@@ -261,24 +262,30 @@ def _after_blank(block: Block, start: Places) -> Places:
 
 
 class Index:
-    """Which row a hash stands for; rows are numbered in the order of `add`."""
+    """Which row a hash stands for; rows are numbered in the order of `add`.
+
+    A hash has a slot by its first bits. The few that find theirs taken are kept in order, to be searched.
+    """
 
     _BITS = 20
 
     def __init__(self) -> None:
-        self._keys = self._sorted = np.empty(0, np.uint64)
-        self._order = np.empty(0, np.int64)
+        self._keys = self._late_keys = np.empty(0, np.uint64)
+        self._late_rows = np.empty(0, np.int64)
         self._slots = np.full(1 << self._BITS, -1, np.int32)
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
     def add(self, hashes: Hashes) -> None:
-        rows = np.arange(len(self._keys), len(self._keys) + len(hashes), dtype=np.int32)
-        self._slots[self._slot(hashes)] = rows
+        """Add hashes that are not there yet, each once."""
+        rows, slots = np.arange(len(self._keys), len(self._keys) + len(hashes)), self._slot(hashes)
         self._keys = np.concatenate([self._keys, hashes])
-        self._order = np.argsort(self._keys)
-        self._sorted = self._keys[self._order]
+        free = self._slots[slots] < 0
+        self._slots[slots[free]] = rows[free]
+        late = rows[self._slots[slots] != rows]
+        if len(late):
+            self._late_rows = np.concatenate([self._late_rows, late])
+            order = np.argsort(self._keys[self._late_rows])
+            self._late_rows = self._late_rows[order]
+            self._late_keys = self._keys[self._late_rows]
 
     def rows(self, hashes: Hashes) -> Places:
         """The row of each hash; -1 for one that was never added."""
@@ -286,11 +293,11 @@ class Index:
             return np.full(len(hashes), -1)
         row = self._slots[self._slot(hashes)].astype(np.int64)
         hit = (row >= 0) & (self._keys[row] == hashes)
-        unsure = np.flatnonzero(~hit & (row >= 0))  # another has the slot: this one may have had it before
+        unsure = np.flatnonzero(~hit & (row >= 0))
         row[~hit] = -1
-        if len(unsure):
-            at = np.minimum(np.searchsorted(self._sorted, hashes[unsure]), len(self._sorted) - 1)
-            row[unsure] = np.where(self._sorted[at] == hashes[unsure], self._order[at], -1)
+        if len(unsure) and len(self._late_keys):
+            at = np.minimum(np.searchsorted(self._late_keys, hashes[unsure]), len(self._late_keys) - 1)
+            row[unsure] = np.where(self._late_keys[at] == hashes[unsure], self._late_rows[at], -1)
         return row
 
     def _slot(self, hashes: Hashes) -> Places:
@@ -350,10 +357,10 @@ class Distinct:
         if self._file is None:
             return len(self._merged())
         self._spill()
-        return sum(len(np.unique(np.concatenate(parts))) for parts in self._slices(self._file))
+        return sum(len(_sorted_once(np.concatenate(parts))) for parts in self._slices(self._file))
 
     def _merged(self) -> Hashes:
-        return np.unique(np.concatenate([*self._held, np.empty(0, np.uint64)]))
+        return _sorted_once(np.concatenate([*self._held, np.empty(0, np.uint64)]))
 
     def _spill(self) -> None:
         run = self._merged()
@@ -398,7 +405,7 @@ class Bulk:
 
         None where all are left.
         """
-        if not text.isascii():
+        if not text.isascii() or any(octet in text for octet in _UNPRINTED):
             return None
         found = self._scanner.usual(block := Block(text + PAD))
         if found is None:
@@ -474,6 +481,14 @@ def _rows_with_new(
         index.add(keys)
         rows = index.rows(hashes)
     return rows
+
+
+def _sorted_once(hashes: Hashes) -> Hashes:
+    """Each hash once, in order; sorts in place, where np.unique builds a hash table several times the size."""
+    hashes.sort()
+    first = np.ones(len(hashes), bool)
+    np.not_equal(hashes[1:], hashes[:-1], out=first[1:])
+    return hashes[first]
 
 
 def _text(block: Block, span: Span, line: int) -> str:

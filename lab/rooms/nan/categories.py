@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from lab.trace.names import kernel_class
 
@@ -24,6 +25,7 @@ LABELS = {"attention": "flash attention", "splitk_reduce": "split-K sum", "gemm"
           "quantized gemm": "quantized GEMM", "quant": "quantization"}  # fmt: skip
 
 
+@lru_cache(maxsize=1 << 16)
 def category(function: str) -> str:
     """The category of one function: a word of the table, or one of `lab.trace.names.CLASSES`."""
     own = next((word for word, pattern, _ in _RULES if pattern.search(function)), None)
@@ -50,13 +52,18 @@ def twins(sites: Mapping[str, Iterable[tuple[str, int | None]]]) -> dict[str, st
     """
     entries = {name: set(pairs) for name, pairs in sites.items()}
     device = [name for name in entries if category(name) == "device function"]
-    kernels = sorted((name for name in entries if name not in device), key=lambda name: len(entries[name]))
-    pairs = {}
+    holders: dict[tuple[str, int | None], set[str]] = {
+        entry: set() for name in device for entry in entries[name]
+    }
+    for name in entries.keys() - set(device):
+        for entry in entries[name] & holders.keys():
+            holders[entry].add(name)
+    found = {}
     for name in device:
-        same = next((kernel for kernel in kernels if entries[name] <= entries[kernel]), None)
-        if same is not None:
-            pairs[name] = same
-    return pairs
+        same = set[str].intersection(*(holders[entry] for entry in entries[name]))
+        if same:
+            found[name] = min(same, key=lambda kernel: (len(entries[kernel]), kernel))
+    return found
 
 
 def categories(functions: Mapping[str, int], same_as: Mapping[str, str]) -> dict[str, int]:

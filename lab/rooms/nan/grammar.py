@@ -7,6 +7,7 @@ escape sequences, no NUL, tabs as blanks. Names hold blanks and brackets, so bra
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 PREFIX = b"#nixnan"
@@ -99,25 +100,23 @@ TORN, FOREIGN = Torn(), Foreign()
 Line = Event | Other | Torn | Foreign
 
 
-def tidy(text: bytes) -> bytes:
-    """Whole lines without NULs, escape sequences and carriage returns at their ends; tabs become blanks."""
-    if b"\0" in text:
-        text = text.replace(b"\0", b"")
-    if b"\x1b" in text:
-        text = _ESCAPES.sub(b"", text)
-    if b"\r" in text:
-        text = text.replace(b"\r\n", b"\n")
-    return text.replace(b"\t", b" ") if b"\t" in text else text
+def tidy(raw: bytes) -> bytes:
+    """A line without NULs, escape sequences and what a progress bar wrote before it; tabs become blanks."""
+    raw = raw.replace(b"\0", b"").replace(b"\t", b" ").rstrip(b"\r")
+    if b"\x1b" in raw:
+        raw = _ESCAPES.sub(b"", raw)
+    if b"\r" in raw:
+        raw = raw[raw.rfind(b"\r", 0, max(raw.find(PREFIX), 0)) + 1 :]
+    return raw
 
 
 def read_line(raw: bytes) -> Line:
-    """What a tidied line says. Blanks at its end and a progress bar before it (up to a carriage return) do not count."""
-    at = raw.find(PREFIX)
-    if at < 0 or raw.startswith(b"##"):
+    """What a line says. Its end, blanks before that, escape sequences and NULs do not count."""
+    if PREFIX not in raw:
         return FOREIGN
-    if b"\r" in raw:
-        raw = raw.rstrip(b"\r")
-        raw = raw[raw.rfind(b"\r", 0, at) + 1 :]
+    raw = tidy(raw)
+    if raw.startswith(b"##"):
+        return FOREIGN
     text = raw.rstrip().decode("utf-8", "backslashreplace")
     twice = text.find("#nixnan", 1) > 0
     if found := IMMEDIATE.fullmatch(text):
@@ -133,17 +132,12 @@ def read_line(raw: bytes) -> Line:
 
 
 def _event(found: re.Match[str]) -> Event:
-    operand, path = found["operand"], found["path"]
-    return Event(
-        kinds=tuple(found["kinds"].split(",")),
-        operand=int(operand) if operand else None,
-        sass=found["sass"],
-        function=found["function"],
-        place=f"{path}:{found['line']}" if path else None,
-        label=found["type"],
-    )
+    kinds, operand, sass, function, _, path, line, label = found.groups()
+    place = f"{path}:{line}" if path else None
+    return Event(tuple(kinds.split(",")), int(operand) if operand else None, sass, function, place, label)
 
 
+@lru_cache(maxsize=1 << 14)
 def opcode_of(sass: str) -> str:
     """The opcode of an instruction: its first word after the predicate (`@!P1 FFMA.FTZ R1, ...` is `FFMA.FTZ`)."""
     words = sass.split(None, 2)
@@ -157,6 +151,7 @@ def is_store(opcode: str) -> bool:
     return opcode.startswith("STG")
 
 
+@lru_cache(maxsize=1 << 12)
 def type_of(opcode: str, operand: int | None) -> str | None:
     """The type of an operand as the opcode has it; None where the opcode does not say (stores, moves, selects).
 

@@ -8,7 +8,7 @@ events are the same lines, its repeats the events beyond the first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -234,23 +234,26 @@ def counted(cells: dict[tuple[str, bool, str], int]) -> dict[str, Any]:
 
 def _site(key: tuple[str, str, int | None], tally: SiteTally, file: str) -> Site:
     function, sass, operand = key
-    labels: Counter[str] = Counter()
-    kinds: Counter[tuple[str, ...]] = Counter()
+    labels: dict[str, int] = {}
+    masks: dict[tuple[str, ...], int] = {}
     for (of, label), lines in tally.by.items():
-        labels[label] += lines
-        kinds[of] += lines
+        labels[label] = labels.get(label, 0) + lines
+        masks[of] = masks.get(of, 0) + lines
     opcode = opcode_of(sass)
     return Site(
         function=function, sass=sass, operand=operand, opcode=opcode,
-        type=type_of(opcode, operand) or (labels.most_common(1)[0][0] if labels else "unknown"),
-        lines=tally.lines, kinds=_per_kind(kinds), labels=dict(labels), places=tuple(tally.places), file=file,
+        type=type_of(opcode, operand) or max(labels, key=lambda label: labels[label], default="unknown"),
+        lines=tally.lines, kinds=_per_kind(masks), labels=labels, places=tuple(tally.places), file=file,
         first_line=tally.first_line, raw=tally.raw,
     )  # fmt: skip
 
 
-def _per_kind(masks: Counter[tuple[str, ...]]) -> dict[str, int]:
-    lines = {kind: sum(count for kinds, count in masks.items() if kind in kinds) for kind in KINDS}
-    return {kind: count for kind, count in lines.items() if count}
+def _per_kind(masks: Mapping[tuple[str, ...], int]) -> dict[str, int]:
+    lines: dict[str, int] = {}
+    for kinds, count in masks.items():
+        for kind in kinds:
+            lines[kind] = lines.get(kind, 0) + count
+    return lines
 
 
 def _twins(sites: list[Site]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from lab.errors import BadDataError, MissingError, needs
-from lab.rooms.nan.grammar import FOREIGN, PREFIX, TORN, Event, Line, Other, opcode_of, read_line, tidy
+from lab.rooms.nan.grammar import FOREIGN, PREFIX, TORN, Event, Line, Other, opcode_of, read_line
 from lab.rooms.nan.report_block import ReportReader
 from lab.trace.pieces import inflater
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 256 << 10  # small enough that a block and its lines stay in the processor's cache
 LINE_BYTES = 1 << 20  # past it a line is no line of nixnan's; it is dropped piece by piece
-SITE_LIMIT = 100_000
+SITE_LIMIT = 32_768  # nixnan itself stops at 131,072 instructions; real logs have some thousand sites
 FUNCTION_LIMIT = 50_000
-_MEMO_LINES, _MEMO_BYTES = 100_000, 32 << 20
+_MEMO_LINES, _MEMO_BYTES = 32_768, 16 << 20
 _SAMPLES = 50
 _PLACES = 8
 _NAMES = 10_000
@@ -95,13 +95,12 @@ class _Reader:
         self._memo_bytes = 0
         self._beyond: list[tuple[str, str, int | None]] = []  # sites the table had no room for
         self._bulk: Bulk | None = None
-        self._last = b""
 
     def read(self) -> Gathered:
         with self.got.path.open("rb") as file:
             blocks = _Blocks(file, self.got.path)
-            for block in blocks:
-                self._take(block)
+            for text in blocks:
+                self._take(text)
                 if self._progress:
                     self._progress(file.tell(), self._size)
         self.got.bytes = self._size
@@ -111,18 +110,15 @@ class _Reader:
         self._ending(blocks)
         return self.got
 
-    def _take(self, block: bytes) -> None:
-        """Count the lines of a block of whole lines; read those that are new."""
-        block = tidy(block)
-        self._last = block
-        numbers: list[int] | None = None
-        if self._bulk and (counted := self._bulk.take(block)):
+    def _take(self, text: bytes) -> None:
+        """Count the lines of `text`, which ends with a line's end; read those that are new."""
+        if self._bulk and (counted := self._bulk.take(text)):
             total, numbers = counted
             self.got.error_lines += total - len(numbers)
-            lines = block.split(b"\n") if numbers else []
+            lines = text.split(b"\n") if numbers else []
             taken = [lines[number] for number in numbers]
         else:
-            taken = block.split(b"\n")
+            numbers, taken = None, text.split(b"\n")
             taken.pop()
             total = len(taken)
         before = len(self._counts)
@@ -222,22 +218,21 @@ class _Reader:
         got.torn_lines += blocks.long_torn
         got.foreign_lines += blocks.long_foreign
         got.lines += blocks.long_torn + blocks.long_foreign
-        last = self._last.rstrip(b"\n").rpartition(b"\n")[2]
         if blocks.cut:
             got.cut = blocks.cut
-        elif blocks.unfinished and read_line(last) is TORN:
+        elif blocks.unfinished and read_line(blocks.unfinished) is TORN:
             got.cut = "the last line is cut"
 
 
 class _Blocks:
     """Blocks of whole lines, each ending with a line's end, whatever stood at the end of the file.
 
-    Afterwards: unfinished (the last line had no end), cut (why a compressed stream ended early), and how many lines
+    Afterwards: unfinished (a last line that had no end), cut (why a compressed stream ended early), and how many lines
     were too long to be any of nixnan's, with its prefix in them (long_torn) or without (long_foreign).
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
-        self.unfinished = False
+        self.unfinished = b""
         self.cut: str | None = None
         self.long_torn = self.long_foreign = 0
         self._chunks = self._inflated(file, path) if file.peek(2)[:2] == b"\x1f\x8b" else self._plain(file)  # type: ignore[attr-defined]
@@ -245,34 +240,34 @@ class _Blocks:
     def __iter__(self) -> Iterator[bytes]:
         rest, skipping, ours = b"", False, False
         for chunk in self._chunks:
-            text = rest + chunk.replace(
-                b"\0", b""
-            )  # a hole of NULs stands where another process cut the file
+            text = rest + chunk
             end = text.rfind(b"\n") + 1
             if skipping:
-                ours = ours or PREFIX in text
-                if not end:
+                first = text.find(b"\n") + 1
+                ours = ours or PREFIX in text[: first or None]
+                if not first:
                     rest = text[-len(PREFIX) :]
                     continue
-                first = text.index(b"\n") + 1
-                self._drop(ours)
-                skipping, text, end = False, text[first:], end - first
+                skipping = self._drop(ours)
+                text, end = text[first:], end - first
             if end:
                 yield text[:end]
             rest = text[end:]
-            if len(rest) > LINE_BYTES:
-                skipping, ours, rest = True, PREFIX in rest, rest[-len(PREFIX) :]
+            if len(rest) > LINE_BYTES // 2:
+                rest = rest.replace(b"\0", b"")  # a hole of NULs stands where another process cut the file
+                if len(rest) > LINE_BYTES:
+                    skipping, ours, rest = True, PREFIX in rest, rest[-len(PREFIX) :]
         if skipping:
             self._drop(ours)
         elif rest:
-            self.unfinished = True
+            self.unfinished = rest
             yield rest + b"\n"
 
-    def _drop(self, ours: bool) -> None:
-        if ours:
-            self.long_torn += 1
-        else:
-            self.long_foreign += 1
+    def _drop(self, ours: bool) -> bool:
+        """One line dropped whole."""
+        self.long_torn += ours
+        self.long_foreign += not ours
+        return False
 
     def _plain(self, file: BinaryIO) -> Iterator[bytes]:
         while chunk := file.read(BLOCK_BYTES):

@@ -59,4 +59,4 @@ class ReportReader:
         self.repeats[cell] = None if repeats is None else (self.repeats.get(cell) or 0) + int(repeats)
 
 
-_MAYBE = re.compile(rb"\s*#nixnan: (?:-|N|I|S|D)")
+_MAYBE = re.compile(rb".*#nixnan: (?:-|N|I|S|D)")
