@@ -1,0 +1,79 @@
+"""Small recordings for the replay's tests: traces and execution traces written by hand, as Kineto and torch write them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+MUL = "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor"
+
+
+def op(name, ts, dur, number, dims=(), types=(), strides=(), concrete=(), tid=1):
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur,
+            "args": {"External id": number, "Record function id": number, "Input Dims": list(dims), "Input type": list(types),
+                     "Input Strides": list(strides), "Concrete Inputs": list(concrete)}}  # fmt: skip
+
+
+def kernel(name, ts, dur, owner, grid=(1, 1, 1), block=(128, 1, 1), smem=0, correlation=-1):
+    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur,
+            "args": {"External id": owner, "correlation": correlation, "grid": list(grid), "block": list(block),
+                     "shared memory": smem, "stream": 7, "device": 0}}  # fmt: skip
+
+
+def copy(name, ts, dur, owner, num_bytes):
+    return {"ph": "X", "cat": "gpu_memcpy", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur,
+            "args": {"External id": owner, "bytes": num_bytes, "stream": 7, "device": 0}}  # fmt: skip
+
+
+def mark(name, ts, dur):
+    return {
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": name,
+        "pid": 1,
+        "tid": 1,
+        "ts": ts,
+        "dur": dur,
+        "args": {},
+    }
+
+
+def tensor(storage, numel, dtype="c10::Half", itemsize=2, offset=0, device="cuda:0"):
+    return [storage * 10, storage, offset, numel, itemsize, device], f"Tensor({dtype})"
+
+
+def node(rf_id, name, schema, values, types, shapes, strides, out=None):
+    outs = out or {"values": [], "types": [], "shapes": []}
+    return {"id": rf_id + 100, "name": name, "ctrl_deps": 1, "outputs": outs,
+            "inputs": {"values": values, "types": types, "shapes": shapes, "strides": strides},
+            "attrs": [{"name": "rf_id", "type": "uint64", "value": rf_id}, {"name": "op_schema", "type": "string", "value": schema}]}  # fmt: skip
+
+
+def mul_node(rf_id=1, left=1, right=2, result=3):
+    a, kind = tensor(left, 8)
+    b, _ = tensor(right, 8)
+    c, _ = tensor(result, 8)
+    out = {"values": [c], "types": [kind], "shapes": [[2, 4]]}
+    return node(rf_id, "aten::mul", MUL, [a, b], [kind, kind], [[2, 4], [2, 4]], [[4, 1], [4, 1]], out)
+
+
+def mul_op(ts=10.0, number=1):
+    return op(
+        "aten::mul", ts, 5.0, number, [[2, 4], [2, 4]], ["c10::Half", "c10::Half"], [[4, 1], [4, 1]], ["", ""]
+    )
+
+
+def write_trace(path: Path, events) -> Path:
+    document = {"traceEvents": list(events), "deviceProperties": [{"name": "NVIDIA H200", "numSms": 132}]}
+    path.write_bytes(
+        gzip.compress(json.dumps(document).encode())
+        if path.suffix == ".gz"
+        else json.dumps(document).encode()
+    )
+    return path
+
+
+def write_nodes(path: Path, nodes) -> Path:
+    path.write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": list(nodes)}))
+    return path
