@@ -234,38 +234,43 @@ class Counts:
         shape = (batch, *state.weights.transition.shape)
         self.transition = frame_TBC.new_zeros(shape)
 
-    def scale(self, t: int) -> Tensor:
-        """2^(exponent of the left message at t + of the right one - of z) / z, (B, 1)."""
+    def scaled(self, left_BC: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        """`left_BC` of row t times half the power, and (B, 1): the other half over z. Neither half overflows."""
         power_B = self.state.chain.exponent_TB[t] + self.exponent_B - self.end_exponent_B
-        return (torch.ldexp(torch.ones_like(power_B), power_B) * self.inverse_B)[:, None]
+        power_B = torch.where(self.state.problem.lengths_B >= t, power_B, torch.zeros_like(power_B))
+        half_B = torch.floor(power_B / 2)
+        one_B = torch.ones_like(power_B)
+        left_BC = left_BC * torch.ldexp(one_B, half_B)[:, None]
+        return left_BC, (torch.ldexp(one_B, power_B - half_B) * self.inverse_B)[:, None]
 
     def step(self, s: int) -> None:
         """From boundary s+1 to boundary s."""
         problem, chain, weights = self.state.problem, self.state.chain, self.state.weights
         self.beta_BC = torch.where((problem.lengths_B == s + 1)[:, None], weights.end_C, self.beta_BC)
-        self.ends_TBC[s] = chain.alpha_TBC[s + 1] * self.beta_BC * self.scale(s + 1)
+        alpha_BC, rest_B1 = self.scaled(chain.alpha_TBC[s + 1], s + 1)
+        self.ends_TBC[s] = alpha_BC * (self.beta_BC * rest_B1)
         if s % EVERY == EVERY - 1:
             self.exponent_B = self.exponent_B + rescale(self.beta_BC, self.frame_TBC[s])
         self.pending[s + 1] = self.beta_BC
         window = self.pending[s + 1 : s + 1 + self.longest]
         window.mul_(self.frame_TBC[s])
-        scale_B1 = self.scale(s)
-        self.duration.addcmul_(window, chain.gamma[s] * scale_B1)
+        gamma, rest_B1 = self.scaled(chain.gamma[s], s)
+        self.duration.addcmul_(window, gamma * rest_B1)
         eta_KBC = window * weights.duration_K1C
         if problem.by_duration:
-            self.starts_TBC[s] = (eta_KBC * chain.gamma[s]).sum(0) * scale_B1
+            self.starts_TBC[s] = (eta_KBC * gamma).sum(0) * rest_B1
             self.beta_BC = torch.einsum("kbj,kij->bi", eta_KBC, weights.transition)
             if s:
-                self.transition += torch.einsum("bi,kbj->bkij", chain.alpha_TBC[s] * scale_B1, eta_KBC)
+                alpha_BC, rest_B1 = self.scaled(chain.alpha_TBC[s], s)
+                self.transition += torch.einsum("bi,kbj->bkij", alpha_BC, eta_KBC * rest_B1)
         else:
-            self.eta_TBC[s] = eta_BC = eta_KBC.sum(0)
-            self.starts_TBC[s] = eta_BC * chain.gamma[s] * scale_B1
+            eta_BC = eta_KBC.sum(0)
             self.beta_BC = torch.bmm(eta_BC[:, None], weights.transition.t().expand(len(eta_BC), -1, -1))[
                 :, 0
             ]
-            self.leaving_TBC[s] = (
-                chain.alpha_TBC[s] * scale_B1
-            )  # alpha[0] is 0: nothing enters the first segment
+            self.eta_TBC[s] = eta_BC * rest_B1
+            self.starts_TBC[s] = gamma * self.eta_TBC[s]
+            self.leaving_TBC[s] = self.scaled(chain.alpha_TBC[s], s)[0]  # alpha[0] is 0: nothing precedes it
 
     def posteriors(self) -> Posteriors:
         weights = self.state.weights

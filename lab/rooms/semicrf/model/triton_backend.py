@@ -1,0 +1,205 @@
+"""Launches of the Triton kernels: forward and backward of one batch, and the way back to the log domain.
+
+Works on CUDA and, through Triton's AMD backend, on ROCm (not run there); with TRITON_INTERPRET=1 on the CPU.
+float64 scores are computed in float64, all others in float32 with float64 offsets. One wait per call, for the
+flags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lab.errors import UsageError
+from lab.rooms.semicrf.model import kernels, log_domain
+from lab.rooms.semicrf.model.problem import Posteriors, Problem
+
+N = 16
+"""Frames in a block."""
+MAX_LABELS = 128
+COUNT_FRAMES = 64
+"""Frames in a chunk of the label and transition counts."""
+COUNT_BLOCKS = 16
+"""Blocks in a chunk of the duration counts: at most 256 terms are added in float32, then float64."""
+LIMITS = {torch.float32: (2.0**-126, 2.0**36), torch.float64: (2.0**-1022, 2.0**80)}
+"""Smallest number that keeps its digits, and by how much a message must exceed what may be lost."""
+
+
+@dataclass
+class State:
+    """What the passes leave on the device for the counts."""
+
+    problem: Problem
+    model: dict[str, Tensor]
+    kept: dict[str, Tensor]
+    log_z_B: Tensor
+    again: Tensor | None
+
+
+def supports(problem: Problem) -> str | None:
+    """Why this problem cannot go through the kernels, or None."""
+    if problem.by_duration:
+        return "transitions that depend on the duration"
+    if problem.shape[3] > MAX_LABELS:
+        return f"{problem.shape[3]} labels, more than {MAX_LABELS}"
+    return None
+
+
+def padded_labels(labels: int) -> int:
+    return max(16, triton.next_power_of_2(labels))
+
+
+def far_blocks(longest: int) -> int:
+    """How many blocks back a segment of K frames can have begun."""
+    return (longest - 2) // N + 1 if longest >= 2 else 0
+
+
+def working_dtype(problem: Problem) -> torch.dtype:
+    return torch.float64 if problem.score_BTC.dtype == torch.float64 else torch.float32
+
+
+def weigh(problem: Problem, saturate: bool = False) -> dict[str, Tensor]:
+    """The model's weights on the device."""
+    _, _, longest, labels = problem.shape
+    wide, dtype, device = padded_labels(labels), working_dtype(problem), problem.score_BTC.device
+    rows = (far_blocks(longest) + 2) * N
+    programs = triton.cdiv(rows, 64)
+    empty = {"dtype": dtype, "device": device}
+    model = {
+        "onward": torch.empty(2, wide, wide, **empty),
+        "table": torch.empty(rows, wide, **empty),
+        "first": torch.empty(wide, **empty),
+        "last": torch.empty(wide, **empty),
+        "slack": torch.empty(programs, **empty),
+        "shift": torch.empty(1, dtype=torch.float64, device=device),
+    }
+    parameters = (problem.transition, problem.duration_KC, problem.start_C, problem.end_C)
+    kernels.prepare[(programs,)](
+        *(value.contiguous() for value in parameters), *model.values(), labels, longest, rows,
+        N=N, CP=wide, ROWS=64, SATURATE=saturate, MARGIN=LIMITS[dtype][1], num_warps=4,
+    )  # fmt: skip
+    return model
+
+
+def run_messages(
+    problem: Problem, model: dict[str, Tensor], directions: int, keep: bool, saturate: bool = False
+):
+    batch, frames, longest, labels = problem.shape
+    wide, dtype, device = padded_labels(labels), working_dtype(problem), problem.score_BTC.device
+    blocks, lanes = triton.cdiv(frames, N), batch * directions
+    rows = lanes * blocks * N
+    kept = {
+        "gathered": torch.empty(rows, wide, dtype=dtype, device=device),
+        "product": torch.empty(lanes * blocks, wide, dtype=dtype, device=device),
+        "source": torch.empty(rows if keep else 1, wide, dtype=dtype, device=device),
+        "arrived": torch.empty(rows if keep else 1, wide, dtype=dtype, device=device),
+        "exponent": torch.empty(rows if keep else 1, dtype=torch.int32, device=device),
+        "z_value": torch.empty(lanes, dtype=dtype, device=device),
+        "z_power": torch.empty(lanes, dtype=torch.int32, device=device),
+        "log_z": torch.empty(lanes, dtype=torch.float64, device=device),
+        "flags": torch.empty(lanes, dtype=torch.int32, device=device),
+        "count": torch.empty(lanes, dtype=torch.int32, device=device),
+    }
+    kernels.messages[(batch, directions)](
+        problem.score_BTC.contiguous(), *model.values(), problem.lengths_B, *kept.values(),
+        frames, labels, far_blocks(longest), blocks, len(model["slack"]),
+        N=N, CP=wide, SP=triton.next_power_of_2(len(model["slack"])), DTYPE=TYPES[dtype],
+        KEEP=keep, SATURATE=saturate, TINY=LIMITS[dtype][0], num_warps=warps(wide),
+    )  # fmt: skip
+    return kept
+
+
+TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+def warps(wide: int) -> int:
+    """A lane for each label: one warp up to 32 labels."""
+    return max(1, wide // 32)
+
+
+def forward(problem: Problem, keep: bool = True) -> State:
+    """log Z (B,); with `keep` both passes run side by side and leave what `backward` needs."""
+    reason = supports(problem)
+    if reason:
+        raise UsageError(f"the Triton kernels do not take {reason}", fix="backend='torch' or 'auto'")
+    problem = problem.detached()
+    model = weigh(problem)
+    directions = 2 if keep else 1
+    kept = run_messages(problem, model, directions, keep)
+    log_z_B = kept["log_z"][::directions]
+    again = flagged(problem, kept, directions)
+    if again is not None:
+        log_z_B = log_z_B.clone()
+        log_z_B[again] = log_domain.forward(problem.rows(again)).log_z_B
+    return State(problem, model, kept, log_z_B, again)
+
+
+def flagged(problem: Problem, kept: dict[str, Tensor], directions: int) -> Tensor | None:
+    """Sequences to do again, or None. A message of zero is right only where the model forbids it."""
+    flags = kept["flags"].cpu()
+    if not bool(flags.any()):
+        return None
+    bad = (flags & 1) > 0
+    if bool((flags & 2).any()):
+        reach = run_messages(problem, weigh(problem, saturate=True), directions, keep=False, saturate=True)
+        bad |= reach["count"].cpu() != kept["count"].cpu()
+    rows = bad.view(-1, directions).any(1).nonzero()[:, 0]
+    return rows.to(kept["flags"].device) if len(rows) else None
+
+
+def backward(state: State, everything: bool = True) -> Posteriors:
+    """All expected counts; `everything` also writes where segments start and end."""
+    problem, model, kept = state.problem, state.model, state.kept
+    batch, frames, longest, labels = problem.shape
+    wide, dtype, device = padded_labels(labels), working_dtype(problem), problem.score_BTC.device
+    blocks, far = triton.cdiv(frames, N), far_blocks(longest)
+    chunks = triton.cdiv(frames, COUNT_FRAMES)
+    z = (kept["z_value"], kept["z_power"], problem.lengths_B)
+    totals = torch.empty(batch * chunks, wide, dtype=torch.float64, device=device)
+    both = (kept["source"], kept["arrived"], kept["exponent"], *z)
+    kernels.label_totals[(batch, chunks)](
+        *both, totals, frames, blocks, chunks, N=N, CP=wide, F=COUNT_FRAMES, num_warps=4
+    )
+    label_BTC = torch.empty(batch, frames, labels, dtype=dtype, device=device)
+    starts_BTC = torch.empty_like(label_BTC)
+    ends_BTC = torch.empty_like(label_BTC)
+    kernels.label_counts[(batch, chunks)](
+        *both, totals, label_BTC, starts_BTC, ends_BTC, frames, labels, blocks, chunks,
+        N=N, CP=wide, F=COUNT_FRAMES, ALL=True, num_warps=4,
+    )  # fmt: skip
+    pieces = triton.cdiv(blocks, COUNT_BLOCKS)
+    partial = torch.empty(batch * pieces * (far + 1) * 2 * N, wide, dtype=dtype, device=device)
+    shape = {"N": N, "CP": wide, "DTYPE": TYPES[dtype]}
+    if far:
+        kernels.far_durations[(batch, pieces, far)](
+            kept["gathered"], kept["product"], kept["exponent"], *z, partial, frames, blocks, pieces, far,
+            **shape, P=COUNT_BLOCKS, num_warps=warps(wide),
+        )  # fmt: skip
+    kernels.near_durations[(batch, pieces)](
+        problem.score_BTC.contiguous(), kept["source"], kept["exponent"], *z, partial,
+        frames, labels, blocks, pieces, far, **shape, P=COUNT_BLOCKS, num_warps=warps(wide),
+    )  # fmt: skip
+    duration_BKC = torch.empty(batch, longest, labels, dtype=torch.float64, device=device)
+    kernels.sum_durations[(batch, longest)](
+        partial, model["table"], duration_BKC, labels, longest, pieces, far, N=N, CP=wide, num_warps=1
+    )
+    crossed = torch.empty(batch * chunks, wide, wide, dtype=dtype, device=device)
+    kernels.transitions[(batch, chunks)](
+        kept["arrived"], kept["exponent"], *z, crossed, frames, blocks, chunks,
+        **shape, F=COUNT_FRAMES, num_warps=warps(wide),
+    )  # fmt: skip
+    transition_BCC = torch.empty(batch, labels, labels, dtype=torch.float64, device=device)
+    kernels.sum_transitions[(batch, labels)](
+        crossed, model["onward"], transition_BCC, labels, chunks, CP=wide, num_warps=1
+    )
+    found = Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition_BCC)
+    if state.again is not None:
+        mended = log_domain.posteriors(problem.rows(state.again))
+        for name in ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition"):
+            value = getattr(found, name)
+            value[state.again] = getattr(mended, name).to(value.dtype)
+    return found
