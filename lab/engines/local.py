@@ -27,6 +27,7 @@ from lab.secrets import redact_env, secret_values
 GUARD = Path(__file__).with_name("_guard.py")
 GRACE_S = 10.0
 POLL_S = 0.1
+STARTED_BY_THE_STEP = ("nixnan",)  # its own command finds the tool, checks it and puts it around the workload
 
 
 class LocalEngine:
@@ -48,9 +49,10 @@ class LocalEngine:
     def run(
         self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
     ) -> Outcome:
-        if step.tools:
+        from_image = [tool for tool in step.tools if tool not in STARTED_BY_THE_STEP]
+        if from_image:
             raise EngineError(
-                f"step {step.name!r} needs the tool {step.tools[0]!r}, which lives in an image",
+                f"step {step.name!r} needs the tool {from_image[0]!r}, which lives in an image",
                 fix="name the image: lab run --image cuda ...",
             )
         started, began = utc_now(), time.monotonic()
@@ -98,7 +100,7 @@ class LocalEngine:
     @contextlib.contextmanager
     def _process(self, run: Run, step: Step, gpus: Sequence[Gpu]):  # type: ignore[no-untyped-def]
         ours, theirs = socket.socketpair()
-        lock = (run.folder(step) / ".running").absolute()
+        lock = run.log(step).with_name(f".{run.log(step).stem}.running").absolute()
         command = [sys.executable, "-I", "-S", str(GUARD), str(theirs.fileno()), str(self.grace_s), str(lock), "--",
                    *self._argv(step)]  # fmt: skip
         try:

@@ -1,43 +1,55 @@
 """Nan: where the first NaN or Inf of an LLM is born.
 
-Question: which module, and below it which instruction, turns finite numbers into NaN or Inf, and does it reach the
+Question: which module, and below it which instruction, turns finite numbers into NaN or infinity, and does it reach the
 model's output?
 
-Method: each experiment changes one thing against `baseline` and runs in a process of its own. `nan` watches the outputs
-of every module; `nixnan` runs the same experiment, hooks off, under the user's nixnan.so, which checks instructions.
+Method: each experiment changes one thing against `baseline`, proves that the change took effect, and runs in a process of
+its own. `nan` watches what every module takes and gives, counting on the GPU once a forward; `nixnan` runs the same
+experiment, watch off, under the user's nixnan.so, which checks instructions. Both are joined into a chain: seen in
+instructions, stored, in a module, in the logits, in the text.
 
-Source: the experiments of the SC25 floating-point tutorial (ganeshutah/SC25-Floating-Point-Tutorial); nixnan
-(parfloat/nixnan).
+Source: the experiments of the SC25 floating-point tutorial (ganeshutah/SC25-Floating-Point-Tutorial), whose names and files
+are kept; nixnan (parfloat/nixnan).
 
-What it cannot tell: this version plans the experiments (`--dry-run`); it has no workload and no analysis yet.
+What it cannot tell: what happens between two modules beyond the place; what nixnan does not instrument (Hopper's tensor
+cores, conversions, 8-bit arithmetic); whether a benign NaN stays benign on another prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from lab.errors import MissingError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lab.core.run import Run
+    from lab.core.step import Outcome, Step
+    from lab.rooms.nan.report import Findings
+
+
+class Silent:
+    """The room keeps no journal of its own: each experiment leaves its result when it ends."""
+
+    def begin(self, step: Step) -> None: ...
+    def line(self, step: Step, line: str) -> None: ...
+    def end(self, step: Step, outcome: Outcome) -> None: ...
 
 
 def recognises(folder: Path) -> bool:
-    return False
+    """Whether `folder` holds published experiments of the tutorial's layout."""
+    from lab.rooms.nan.evidence import is_published
+
+    return is_published(folder)
 
 
-def watcher(run: Run) -> Any:
-    raise _absent()
+def watcher(run: Run) -> Silent:
+    return Silent()
 
 
-def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Any:
-    raise _absent()
+def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
+    """Results and logs -> tables, figures, findings and report.html in `out`."""
+    from lab.errors import needs
 
-
-def _absent() -> MissingError:
-    return MissingError(
-        "this version of lab plans the nan room's experiments but cannot run or analyse them",
-        fix="see the plan with --dry-run",
-    )
+    with needs("analysis"):
+        from lab.rooms.nan.findings import analyse_nan
+    return analyse_nan([folder], out, [run], progress)

@@ -1,31 +1,95 @@
-"""Every knob of the nan room, and its experiments."""
+"""Every knob of the nan room, and its experiments: each changes one thing against the baseline."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 # What each experiment changes against the baseline. Names as in the published experiments.
 EXPERIMENTS = {
-    "baseline": "4-bit weights, fp16",
-    "bfloat16": "bf16 in place of fp16",
-    "attention_scale": "attention scores multiplied by --scale",
-    "attention_clip": "attention outputs clipped to +-clip",
-    "8bit": "8-bit weights",
-    "layernorm_eps": "another epsilon in every norm",
+    "baseline": "4-bit weights (bitsandbytes) and half precision; unquantized where bitsandbytes is absent",
+    "bfloat16": "bfloat16 in place of float16, for weights and computation",
+    "attention_scale": "attention scores multiplied by --scale: a diagnostic, no cure",
+    "attention_clip": "attention outputs clamped to +-clip",
+    "8bit": "8-bit weights (LLM.int8) in place of 4-bit",
+    "layernorm_eps": "epsilon of every norm set to --eps",
     "eager": "eager attention in place of fused",
 }
+AGAIN = "baseline-again"  # the same process once more: how much two equal runs differ
 RECIPES = {
     "priority": ("baseline", "bfloat16", "attention_scale", "eager"),
     "all": tuple(EXPERIMENTS),
 }
+RESULT = "result.json"
+CONFIG = "nan.json"
+PROVOCATIONS = {
+    "overflow": "the gated product of one layer's MLP overflows half",
+    "scores": "one layer's attention scores overflow half",
+    "nan-weight": "one weight of one layer is NaN",
+    "masked-softmax": "one row of one layer's attention mask is -inf throughout",
+}
+
+
+def _help(text: str, **limits: Any) -> msgspec.Meta:
+    return msgspec.Meta(description=text, **limits)
+
+
+class NixnanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What nixnan reads from its environment and its working directory; defaults leave nothing out."""
+
+    sampling: Annotated[int, _help("instrument 1 in N launches of a kernel; 0: all", ge=0)] = 0
+    line_info: Annotated[bool, _help("source lines; crashes on wheels without them")] = False
+    max_errors: Annotated[int, _help("stop after so many lines; 0: never", ge=0)] = 0
+    histogram: Annotated[bool, _help("ranges of exponents; tears lines: a pass of its own")] = False
+    bin_spec: Annotated[str | None, _help("JSON of exponent bins, as text")] = None
+    only_kernels: Annotated[tuple[str, ...], _help("exact short names; all others are left alone")] = ()
+    not_kernels: Annotated[tuple[str, ...], _help("exact short names that are left alone")] = ()
+    fun_detail: Annotated[bool, _help("full names on repeats")] = False
+    attach: Annotated[
+        Literal["auto", "inject", "preload"],
+        _help("how the tool gets in; auto: CUDA_INJECTION64_PATH, then LD_PRELOAD if it never attached"),
+    ] = "auto"
+    log_limit_bytes: Annotated[int, _help("the step is ended when its log is larger", ge=1 << 20)] = 20 << 30
+    grace_s: Annotated[float, _help("from SIGINT to SIGKILL: the tool writes its report meanwhile", gt=0)] = (
+        60.0
+    )
 
 
 class NanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run of the room. `model` is a hub id, a folder, `tiny` or `7b-shape` (random weights, offline)."""
+
     experiments: tuple[str, ...]
-    sass: bool = False  # under nixnan.so, hooks off
-    model: str = "tiny"  # hub id, path, or "tiny": an offline Mistral with random weights
-    prompt: str = "dizzy"
-    max_new_tokens: Annotated[int, msgspec.Meta(ge=1)] = 50
+    sass: Annotated[bool, _help("under nixnan.so, watch off")] = False
+    model: str = "tiny"
+    layers: Annotated[int, _help("layers of tiny or 7b-shape", ge=1)] | None = None
+    prompt: Annotated[tuple[str, ...], _help("several make a left-padded batch", min_length=1)] = ("dizzy",)
+    max_new_tokens: Annotated[int, _help("exactly so many are generated", ge=1)] = 50
     seed: int = 0
+    dtype: Annotated[
+        Literal["float16", "bfloat16", "float32"], _help("of the baseline's weights and computation")
+    ] = "float16"
+    attn: Annotated[
+        Literal["auto", "eager", "sdpa", "flash_attention_2"], _help("of the baseline; auto: the library's choice")
+    ] = "auto"  # fmt: skip
+    quant: Annotated[
+        Literal["auto", "none", "4bit"], _help("of the baseline; auto: 4bit for models that are loaded")
+    ] = "auto"
+    device: Annotated[Literal["auto", "cuda", "cpu"], _help("auto: the GPU if there is one")] = "auto"
+    scale: Annotated[float, _help("attention_scale multiplies scores by this", gt=0)] = 0.5
+    clip: Annotated[float, _help("attention_clip's limit", gt=0)] = 10.0
+    eps: Annotated[float, _help("layernorm_eps sets this", gt=0)] = 1e-3
+    provoke: Literal["overflow", "scores", "nan-weight", "masked-softmax"] | None = None
+    provoke_layer: Annotated[int, _help("default: the middle one", ge=0)] | None = None
+    counter: Annotated[
+        Literal["auto", "kernel", "bits", "norm", "plain"], _help("how the watch counts; auto: the best here")
+    ] = "auto"
+    timing: Annotated[int, _help("forwards timed with and without the watch; 0: none", ge=0)] = 7
+    step_timeout_s: Annotated[float, _help("limit of one experiment, s", gt=0)] = 3600.0
+    nixnan: NixnanConfig = NixnanConfig()
+
+
+def label(config: NanConfig, experiment: str) -> str:
+    """The experiment with the knob that it turns, such as `attention_scale@0.5`."""
+    knob = {"attention_scale": config.scale, "attention_clip": config.clip, "layernorm_eps": config.eps}
+    return f"{experiment}@{knob[experiment]:g}" if experiment in knob else experiment

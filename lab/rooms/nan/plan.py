@@ -1,4 +1,4 @@
-"""From a NanConfig and a site to one step an experiment. A first sketch: the room's workload does not exist yet."""
+"""From a NanConfig and a site to one step an experiment. Pure: nothing is looked at."""
 
 from __future__ import annotations
 
@@ -7,38 +7,72 @@ import msgspec
 from lab.core.step import Step
 from lab.errors import UsageError
 from lab.rooms import Plan, Site
-from lab.rooms.nan.config import EXPERIMENTS, RECIPES, NanConfig
+from lab.rooms.nan.config import AGAIN, CONFIG, EXPERIMENTS, RECIPES, RESULT, NanConfig, label
 
 
 def experiments(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Expand recipes; each experiment once, in the order given."""
+    """Expand recipes; each experiment once, in the order given, the baseline first: the others are held against it."""
     wanted = [one for name in names for one in RECIPES.get(name, (name,))]
-    unknown = sorted(set(wanted) - set(EXPERIMENTS))
+    unknown = sorted(set(wanted) - {*EXPERIMENTS, AGAIN})
     if unknown:
         raise UsageError(
             f"there is no experiment {unknown[0]!r}", fix=f"one of: {', '.join([*EXPERIMENTS, *RECIPES])}"
         )
-    return tuple(dict.fromkeys(wanted))
+    return tuple(sorted(dict.fromkeys(wanted), key=lambda name: name != "baseline"))
 
 
 def plan(config: NanConfig, site: Site) -> Plan:
-    """One process an experiment: a patched model never meets the next one."""
+    """One process an experiment: a changed model never meets the next one."""
     if config.sass and site.vendor != "nvidia":
         raise UsageError(
             "nixnan reads NVIDIA instructions: there is no such level on this hardware",
             fix="use --image cuda, or `nan` for the Python level",
         )
+    if config.sass and config.device == "cpu":
+        raise UsageError("nixnan watches a GPU's instructions", fix="drop --device cpu")
+    wanted = _with_repeat(config)
     return Plan(
-        steps=tuple(_step(config, site, name) for name in config.experiments),
+        steps=tuple(_step(config, site, name) for name in wanted),
+        inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},
         config=msgspec.to_builtins(config),
+        notes=_notes(config, wanted),
     )
+
+
+def _with_repeat(config: NanConfig) -> tuple[str, ...]:
+    """nixnan's lines differ from run to run: a comparison needs the baseline twice to know by how much."""
+    wanted = config.experiments
+    if config.sass and len(wanted) > 1 and "baseline" in wanted and AGAIN not in wanted:
+        return (wanted[0], AGAIN, *wanted[1:])
+    return wanted
 
 
 def _step(config: NanConfig, site: Site, name: str) -> Step:
     folder = f"steps/{name}"
-    level = ("--no-hooks",) if config.sass else ()
+    workload = (
+        "python",
+        "-m",
+        "lab.rooms.nan.workload",
+        "--config",
+        CONFIG,
+        "--experiment",
+        name,
+        "--out",
+        folder,
+    )
+    runner = ("python", "-m", "lab.rooms.nan.runner", "--config", CONFIG, "--out", folder, "--")
+    on_gpu = bool(site.gpus) and config.device != "cpu"
     return Step(
-        name=name, folder=folder, num_gpus=1 if site.gpus else 0, tools=("nixnan",) if config.sass else (),
-        argv=("python", "-m", "lab.rooms.nan.workload", "--experiment", name, "--out", folder, "--model", config.model,
-              "--prompt", config.prompt, "--max-new-tokens", str(config.max_new_tokens), "--seed", str(config.seed), *level),
-        labels={"experiment": name})  # fmt: skip
+        name=name, folder=folder, num_gpus=1 if on_gpu else 0, tools=("nixnan",) if config.sass else (),
+        argv=(*runner, *workload, "--no-hooks") if config.sass else workload,
+        env={} if on_gpu else {"OMP_NUM_THREADS": "2"}, timeout_s=config.step_timeout_s,
+        expects=(f"{folder}/{RESULT}",), labels={"experiment": name, "label": label(config, name)})  # fmt: skip
+
+
+def _notes(config: NanConfig, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    notes = []
+    if "baseline" not in wanted:
+        notes.append("no baseline among the experiments: nothing to compare them with")
+    if config.sass and config.nixnan.sampling:
+        notes.append(f"SAMPLING={config.nixnan.sampling} leaves launches out: births in them are not seen")
+    return tuple(notes)

@@ -1,0 +1,80 @@
+"""The nan room's analysis from folders to findings: what the manifest knows joins what results and logs say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import lab
+from lab.core.manifest import Manifest
+from lab.core.provenance import lab_identity
+from lab.core.run import Run
+from lab.errors import MissingError
+from lab.rooms.nan.analyze import analyze
+from lab.rooms.nan.evidence import Evidence, gather
+from lab.rooms.nan.report import Findings, report
+from lab.rooms.nan.sasstables import sass_tables
+
+
+def analyse_nan(
+    folders: Sequence[Path], out: Path, runs: Sequence[Run | None], progress: Callable[[str], None], *, sass: bool = False
+) -> Findings:  # fmt: skip
+    """Tables, figures and report.html of one folder or of several whose levels are to be joined.
+
+    With `sass` a log of nixnan is asked for: an experiment without a readable one is lacking. Raises MissingError where
+    no folder holds an experiment.
+    """
+    evidence = gather(folders, runs, progress)
+    if not evidence:
+        raise MissingError("no experiment of the nan room is here", where=folders[0],
+                           fix="a run of `lab run nan`, or claude_*.json and claude_*.nixnan files")  # fmt: skip
+    tables = analyze(evidence)
+    manifests = [run.manifest if run else None for run in runs]
+    kinds = [manifest.kind.value for manifest in manifests if manifest]
+    title = f"NaN {' + '.join(folder.resolve().name for folder in folders)}"
+    return report(tables, sass_tables(evidence), out=out, title=title, provenance=provenance(folders, manifests),
+                  kind=kinds[0] if kinds else "measured", lacking=lacking(evidence, tables.problems, sass))  # fmt: skip
+
+
+def lacking(evidence: Sequence[Evidence], problems: Sequence[str], sass: bool) -> list[str]:
+    """What was asked for and is not there, in sentences."""
+    found = [
+        f"{one.label}: {one.status}: {one.reason}"
+        for one in evidence
+        if one.status not in ("ok", "no-effect") and not one.published
+    ]
+    found += [f"{one.label}: {one.reason}" for one in evidence if one.published and one.status == "broken"]
+    found += [f"{one.label}: {one.log_error}" for one in evidence if one.log_error]
+    if sass:
+        found += [
+            f"{one.label}: no log of nixnan" for one in evidence if one.log is None and not one.log_error
+        ]
+    return [*found, *problems]
+
+
+def provenance(folders: Sequence[Path], manifests: Sequence[Manifest | None]) -> dict[str, dict[str, str]]:
+    """What the page says of where its numbers come from."""
+    groups: dict[str, dict[str, str]] = {}
+    for folder, manifest in zip(folders, manifests, strict=True):
+        name = f" {folder.resolve().name}" if len(folders) > 1 else ""
+        groups.update(_of_run(manifest, name) if manifest else _of_recording(folder, name))
+    return {title: rows for title, rows in groups.items() if rows}
+
+
+def _of_recording(folder: Path, name: str) -> dict[str, dict[str, str]]:
+    identity = lab_identity()
+    return {f"Recording{name}": {"folder": str(folder), "manifest": "none: lab did not make this recording"},
+            "Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"}}  # fmt: skip
+
+
+def _of_run(manifest: Manifest, name: str) -> dict[str, dict[str, str]]:
+    made = manifest.lab
+    return {
+        f"Run{name}": {"id": manifest.id, "created": manifest.created_utc, "command": " ".join(manifest.command),
+                       "engine": manifest.engine, "image": manifest.image.ref if manifest.image else "none",
+                       "lab": f"{made.version} {made.commit or ''}{' with local changes' if made.dirty else ''}".strip()},
+        f"Host{name}": {key: str(value) for key, value in manifest.host.items()},
+        f"GPUs{name}": {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in manifest.gpus} or {"none": "CPU run"},
+        f"Versions{name}": manifest.versions, f"Environment{name}": manifest.env,
+        f"Configuration{name}": {key: str(value) for key, value in manifest.config.items()},
+    }  # fmt: skip

@@ -1,0 +1,156 @@
+"""Who made the first bad number: from one forward's calls and leaves to producers, propagators and absorbers.
+
+Pure: no torch, no tensors, only what was counted. A leaf is bad when it holds a NaN or an infinity.
+
+Births in code between modules (a residual sum, a softmax, a product) show first as a bad input of the next child; so the
+first bad leaf in order of time names the producer: a call's own output, or "in the parent, after A, before B".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+IN, OUT = 0, 1
+GIVEN = "given"  # bad numbers came with the inputs of the whole model
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor on its way into or out of a call. `seq` orders all leaves of a forward in time."""
+
+    seq: int
+    call: int
+    side: int
+    name: str
+    bad: bool | None  # None: overwritten in place before it could be counted
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module; `parent` is the call it was made in (-1: none), `raised` that it never returned."""
+
+    module: str
+    parent: int
+    raised: bool = False
+    weights_bad: bool = False  # its own parameters or buffers, not its children's
+    cache_bad: int | None = None  # its key/value cache held bad numbers before this call, since this step
+    children: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Birth:
+    """Where bad numbers begin. `how`: output, between, weights, cache or given; `leaf` is the first bad one."""
+
+    module: str
+    how: str
+    leaf: str
+    after: str = ""
+    before: str = ""
+    since_step: int | None = None
+
+    @property
+    def place(self) -> str:
+        """In words, such as `in model.layers.2.self_attn, after v_proj, before o_proj`."""
+        if self.how == GIVEN:
+            return f"given in the inputs of {self.module or 'the model'}: {self.leaf}"
+        if self.how == "cache":
+            return f"from the key/value cache of {self.module}, bad since step {self.since_step}"
+        name = self.module or "the model itself"
+        if self.how == "weights":
+            return f"in the weights of {name}"
+        spots = [f"after {_last(self.after)}"] * bool(self.after) + [f"before {_last(self.before)}"] * bool(
+            self.before
+        )
+        return f"in {name}" + (f", {', '.join(spots)}" if spots else "")
+
+
+def first_birth(calls: Sequence[Call], leaves: Sequence[Leaf]) -> Birth | None:
+    """The earliest bad leaf of a forward, told as the place that made it; None when nothing is bad."""
+    for leaf in leaves:
+        if leaf.bad:
+            return _birth_of(calls, leaf)
+    return None
+
+
+def roles(calls: Sequence[Call], leaves: Sequence[Leaf]) -> list[str]:
+    """The role of each call: clean, producer, weights, contains, propagator, absorber, cache, raised or unknown."""
+    bad_in, bad_out = [False] * len(calls), [False] * len(calls)
+    unknown = [False] * len(calls)
+    for leaf in leaves:
+        if leaf.bad is None:
+            unknown[leaf.call] = True
+        elif leaf.bad:
+            (bad_out if leaf.side == OUT else bad_in)[leaf.call] = True
+    first_inside = _first_inside(calls, leaves)
+    return [
+        _role(call, bad_in[at], bad_out[at], first_inside.get(at), unknown[at])
+        for at, call in enumerate(calls)
+    ]
+
+
+def births(calls: Sequence[Call], leaves: Sequence[Leaf]) -> list[Birth]:
+    """Every place where clean inputs gave bad numbers, in order of time; the first is `first_birth`'s."""
+    of_call = roles(calls, leaves)
+    first_inside = _first_inside(calls, leaves)
+    first = first_birth(calls, leaves)
+    found = {(first.module, first.how): first} if first else {}
+    for leaf in leaves:
+        if not leaf.bad or of_call[leaf.call] not in ("producer", "weights", "cache"):
+            continue
+        # What a parent's own code made shows in the child that takes it, before the parent's output.
+        birth = _birth_of(calls, first_inside.get(leaf.call, leaf) if leaf.side == OUT else leaf)
+        found.setdefault((birth.module, birth.how), birth)
+    return list(found.values())
+
+
+def _role(call: Call, bad_in: bool, bad_out: bool, inside: Leaf | None, unknown: bool) -> str:
+    if call.raised:
+        return "raised"
+    if bad_in:
+        return "propagator" if bad_out else "absorber"
+    if not bad_out and inside is None:
+        return "unknown" if unknown else "clean"
+    if call.cache_bad is not None:
+        return "cache"
+    if call.weights_bad:
+        return "weights"
+    return "contains" if inside and inside.side == OUT else "producer"
+
+
+def _first_inside(calls: Sequence[Call], leaves: Sequence[Leaf]) -> dict[int, Leaf]:
+    """For each call the first bad leaf of the calls it made itself: an input there was made by its own code."""
+    found: dict[int, Leaf] = {}
+    for leaf in leaves:
+        if leaf.bad and calls[leaf.call].parent >= 0:
+            found.setdefault(calls[leaf.call].parent, leaf)
+    return found
+
+
+def _birth_of(calls: Sequence[Call], leaf: Leaf) -> Birth:
+    call = calls[leaf.call]
+    if leaf.side == IN and call.parent < 0:
+        return Birth(call.module, GIVEN, leaf.name)
+    # A bad input that no module put out was made by the parent's own code.
+    culprit = call if leaf.side == OUT else calls[call.parent]
+    siblings = [child for child in culprit.children if child != leaf.call]
+    done = [child for child in siblings if child < leaf.call] if leaf.side == IN else siblings
+    after = calls[done[-1]].module if done else ""
+    before = call.module if leaf.side == IN else ""
+    if culprit.cache_bad is not None:
+        return Birth(culprit.module, "cache", leaf.name, since_step=culprit.cache_bad)
+    if leaf.side == OUT and call.weights_bad:
+        return Birth(call.module, "weights", leaf.name)
+    how = "between" if after or before else "output"
+    return Birth(culprit.module, how, leaf.name, after, before)
+
+
+def _last(path: str) -> str:
+    return path.rsplit(".", 1)[-1]
+
+
+def kinds_text(counts: Mapping[str, int]) -> str:
+    """`3 NaN, 2 +Inf` from counts by kind; `none` where all are zero."""
+    words = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}
+    told = [f"{counts[kind]} {word}" for kind, word in words.items() if counts.get(kind)]
+    return ", ".join(told) or "none"

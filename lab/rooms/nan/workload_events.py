@@ -1,0 +1,290 @@
+"""From what a watched forward left behind, references in a list, to distinct tensors and the leaves that hold them.
+
+An event is (module, args, kwargs, versions) for a call, (~module, output, None, version) for its return, or, for a module
+without children that takes one tensor, both in one: (module, input, version, output, version).
+
+Reading events one by one costs a microsecond or two each, a fifth of a decode step of a 7B model. A `Template` remembers
+where the tensors of an equal forward were, so that the next one is read by a few list comprehensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.rooms.nan.roles import IN, OUT
+from lab.rooms.nan.workload_count import KINDS
+from lab.rooms.nan.workload_leaves import is_skipped, leaves
+
+Event = tuple[Any, ...]
+Label = tuple[int, int, str]  # module, side, leaf
+CACHES = ("past_key_values", "past_key_value", "layer_past")
+
+
+class Forward:
+    """What is known of a forward: its calls, its leaves as labels, its counts."""
+
+    def __init__(self, number: int = 0, phase: str = "forward", query_length: int = 0) -> None:
+        self.number, self.phase, self.query_length = number, phase, query_length
+        self.calls: list[list[Any]] = []  # [module, parent call, returned]
+        self.stack: list[int] = []
+        self.labels: list[Label] = []  # in order of time
+        self.leaf_call: list[int] = []
+        self.shapes: list[tuple[torch.Size, torch.dtype]] = []
+        self.numels: list[int] = []
+        self.cache: Any = None
+        self.is_output: np.ndarray | None = None  # for each label
+        self.unseen = self.weighed = self.bytes = 0
+        self._index: list[np.ndarray] = []
+        self._counts: list[np.ndarray] = []
+        self._taken = 0
+
+    def enter(self, at: int, kwargs: Mapping[str, Any]) -> int:
+        self.calls.append([at, self.stack[-1] if self.stack else -1, False])
+        self.stack.append(len(self.calls) - 1)
+        if self.cache is None and kwargs:
+            self.cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
+        return self.stack[-1]
+
+    def leave(self, at: int) -> int:
+        """A call returned; calls above it on the stack were left by an exception that somebody caught."""
+        while self.calls[self.stack[-1]][0] != at:
+            self.stack.pop()
+        self.calls[self.stack[-1]][2] = True
+        return self.stack.pop()
+
+    def pass_through(self, at: int) -> int:
+        """A module without children was called and returned."""
+        self.calls.append([at, self.stack[-1] if self.stack else -1, True])
+        return len(self.calls) - 1
+
+    def take(self, batch: Batch, counts: np.ndarray) -> None:
+        """The batch's leaves follow those that are here; `counts` has a row a tensor of the batch."""
+        if self.labels:
+            self.labels, self.leaf_call = [*self.labels, *batch.labels], [*self.leaf_call, *batch.leaf_call]
+        else:
+            self.labels, self.leaf_call = batch.labels, batch.leaf_call
+        index = np.asarray(batch.index, dtype=np.int64)
+        self._index.append(np.where(index >= 0, index + self._taken, -1))
+        self._counts.append(counts)
+        self._taken += len(counts)
+        self.numels += [tensor.numel() for tensor in batch.tensors]
+        self.shapes += [(tensor.shape, tensor.dtype) for tensor in batch.tensors]
+        self.unseen += batch.unseen
+
+    def index(self) -> np.ndarray:
+        """For each leaf its row of `counts`, -1 if it was overwritten before it could be counted."""
+        return np.concatenate(self._index) if self._index else np.zeros(0, np.int64)
+
+    def counts(self) -> np.ndarray:
+        return np.concatenate(self._counts) if self._counts else np.zeros((0, len(KINDS)))
+
+    def outputs(self, index: np.ndarray) -> np.ndarray:
+        """The rows of distinct tensors that some module put out."""
+        out = _are_outputs(self.labels) if self.is_output is None else self.is_output
+        rows: np.ndarray = np.unique(index[out & (index >= 0)])
+        return rows
+
+    def leaf_dtypes(self) -> list[str]:
+        return [str(self.shapes[u][1]).replace("torch.", "") if u >= 0 else "" for u in self.index()]
+
+    def leaf_numel(self, index: np.ndarray) -> np.ndarray:
+        numels: np.ndarray = np.asarray([*self.numels, 0])[index]  # -1 takes the added zero
+        return numels
+
+
+class Batch:
+    """Distinct tensors, and leaves that point into them."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.labels: list[Label] = []
+        self.leaf_call: list[int] = []
+        self.index: Sequence[int] | np.ndarray = []
+        self.sources: list[tuple[Any, ...] | None] = []  # where in the events: (event, slot[, key[, key]])
+        self.overwritten = self.unseen = 0
+        self._seen: dict[int, int] = {}
+
+    def add_inputs(self, at: int, event: Event, call: int, plain: Label, number: int) -> None:
+        """The event's versions are those of every tensor among args, then kwargs, as `versions` took them."""
+        _, args, kwargs, before = event
+        taken = iter(before or ())
+        for place, value in enumerate(args):
+            label = plain if not place else (at, IN, f"args[{place}]")
+            version = next(taken, None) if isinstance(value, Tensor) else None
+            self._any(value, version, label, call, (number, 1, place))
+        for name, value in kwargs.items():
+            version = next(taken, None) if isinstance(value, Tensor) else None
+            if not is_skipped(name):
+                self._any(value, version, (at, IN, name), call, (number, 2, name))
+
+    def add_output(
+        self, at: int, value: Any, version: int | None, call: int, plain: Label, source: tuple[Any, ...]
+    ) -> None:
+        label = (at, OUT, "") if isinstance(value, Mapping) else plain
+        self._any(value, version, label, call, source)
+
+    def _any(self, value: Any, version: int | None, label: Label, call: int, source: tuple[Any, ...]) -> None:
+        if isinstance(value, Tensor):
+            self.tensor(value, version, label, call, source)
+            return
+        for name, tensor in leaves(value, label[2]) if value is not None else ():
+            if tensor is None:
+                self.unseen += 1
+                continue
+            self.tensor(tensor, None, (label[0], label[1], name), call, _inside(value, tensor, source))
+
+    def tensor(
+        self, tensor: Tensor, version: int | None, label: Label, call: int, source: tuple[Any, ...] | None
+    ) -> None:
+        u = self._seen.get(id(tensor))
+        if u is None:
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                return
+            if version is not None and tensor._version != version:
+                self.overwritten += 1
+                u = -1
+            else:
+                u = len(self.tensors)
+                self.tensors.append(tensor)
+            self._seen[id(tensor)] = u
+        self.labels.append(label)
+        self.leaf_call.append(call)
+        self.sources.append(source)
+        self.index.append(u)  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True)
+class Template:
+    """Where the tensors of a forward were. `read` is None for a forward that is not its equal."""
+
+    modules: list[int]
+    forms: list[tuple[Any, ...]]  # the structure of what the other events hold
+    parents: list[int]  # which events those are
+    passed: list[int]  # events of modules without children: a tensor in, a tensor out
+    others: list[tuple[Any, ...]]  # sources of all other leaves
+    order: np.ndarray  # from (inputs of passed, outputs of passed, others) to the order of time
+    labels: list[Label]
+    leaf_call: list[int]
+    is_output: np.ndarray
+    calls: list[list[Any]]
+    cache_at: tuple[int, str] | None
+
+    @classmethod
+    def of(cls, events: list[Event], forward: Forward, batch: Batch) -> Template | None:
+        """None for a forward whose tensors lie deeper than a template reaches, or were overwritten."""
+        known = {*batch.sources}
+        fives = [number for number, event in enumerate(events) if len(event) == 5]
+        passed = [number for number in fives if {(number, 1), (number, 3)} <= known]
+        place = {(number, slot): n + k * len(passed) for k, slot in enumerate((1, 3)) for n, number in enumerate(passed)}  # fmt: skip
+        others: list[tuple[Any, ...]] = []
+        order: list[int] = []
+        for source in batch.sources:
+            if source is None:
+                return None
+            if source in place:
+                order.append(place[source])
+            else:
+                order.append(2 * len(passed) + len(others))
+                others.append(source)
+        if batch.overwritten:
+            return None
+        parents = sorted({*range(len(events))} - {*passed})
+        cached = ((n, name) for n in parents if isinstance(events[n][2], dict) for name in CACHES if events[n][2].get(name) is not None)  # fmt: skip
+        return cls([event[0] for event in events], [_form(events[n]) for n in parents], parents, passed, others,
+                   np.asarray(order, dtype=np.int64), batch.labels, batch.leaf_call,
+                   _are_outputs(batch.labels), forward.calls,
+                   next(cached, None))  # fmt: skip
+
+    def read(self, events: list[Event], forward: Forward) -> Batch | None:
+        """The events as a batch, and what `forward` would have learnt from them one by one."""
+        if [event[0] for event in events] != self.modules:
+            return None
+        if [_form(events[number]) for number in self.parents] != self.forms:
+            return None
+        passed = [events[number] for number in self.passed]
+        if any(len(event) != 5 for event in passed):
+            return None
+        flat = [event[1] for event in passed] + [event[3] for event in passed]
+        noted = [event[2] for event in passed] + [event[4] for event in passed]
+        if {*map(type, flat)} - {Tensor} or [tensor._version for tensor in flat] != noted:
+            return None
+        if any(_overwritten(events[number]) for number in self.parents):
+            return None
+        others = _fetch(events, self.others)
+        return None if {*map(type, others)} - {Tensor} else self._batch(flat + others, events, forward)
+
+    def _batch(self, flat: list[Tensor], events: list[Event], forward: Forward) -> Batch:
+        ids = [*map(id, flat)]
+        distinct = dict(zip(ids, flat, strict=True))
+        place = dict(zip(distinct, range(len(distinct)), strict=True))
+        batch = Batch()
+        batch.tensors = [*distinct.values()]
+        batch.index = np.fromiter(map(place.__getitem__, ids), np.int64, len(ids))[self.order]
+        batch.labels, batch.leaf_call = self.labels, self.leaf_call
+        forward.calls, forward.is_output = self.calls, self.is_output
+        if self.cache_at is not None:
+            forward.cache = events[self.cache_at[0]][2].get(self.cache_at[1])
+        return batch
+
+
+def versions(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
+    """How often each tensor was written to so far: a later difference means that its content is not what passed."""
+    found = [value._version for value in args if isinstance(value, Tensor)]
+    if kwargs:
+        found += [value._version for value in kwargs.values() if isinstance(value, Tensor)]
+    return found
+
+
+def output_version(output: Any) -> int | None:
+    return output._version if isinstance(output, Tensor) else None
+
+
+def _are_outputs(labels: list[Label]) -> np.ndarray:
+    flags: np.ndarray = np.fromiter((side for _, side, _ in labels), np.int8, len(labels)) == OUT
+    return flags
+
+
+def _overwritten(event: Event) -> bool:
+    if len(event) == 5:
+        return bool(event[2] != event[1]._version or event[4] != output_version(event[3]))
+    if event[0] < 0:
+        return bool(event[3] != output_version(event[1]))
+    return bool(event[3] != versions(event[1], event[2]))
+
+
+def _form(event: Event) -> tuple[Any, ...]:
+    """The types of what an event holds: equal forms have their tensors in equal places."""
+    if event[0] >= 0 and len(event) == 4:
+        kwargs = event[2]
+        return (*map(type, event[1]), *kwargs, *map(type, kwargs.values()))
+    output = event[3] if len(event) == 5 else event[1]
+    if isinstance(output, (tuple, list)):
+        return (type(output), *map(type, output))
+    if isinstance(output, Mapping):
+        return (type(output), *output, *map(type, output.values()))
+    return (type(output),)
+
+
+def _fetch(events: list[Event], sources: Iterable[tuple[Any, ...]]) -> list[Tensor]:
+    found = []
+    for number, *path in sources:
+        value: Any = events[number]
+        for key in path:
+            value = value[key]
+        found.append(value)
+    return found
+
+
+def _inside(value: Any, tensor: Tensor, source: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Where `tensor` lies in a tuple, list or mapping, one level deep; None if deeper."""
+    if isinstance(value, Mapping):
+        return next(((*source, key) for key, one in value.items() if one is tensor), None)
+    if isinstance(value, (tuple, list)):
+        return next(((*source, at) for at, one in enumerate(value) if one is tensor), None)
+    return None
