@@ -33,12 +33,14 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     opcode: str
     type: str  # from the opcode where it tells, else as nixnan printed it
     lines: int
+    masks: int  # distinct (kinds, printed type); fewer than lines: several instructions share this text
     kinds: dict[str, int]  # kind -> lines
     labels: dict[str, int]  # type as printed -> lines
     places: tuple[str, ...] = ()  # `path:line` of the source, where the build knew it
     file: str = ""
-    first_line: int  # number of the first line of it in `file`
-    raw: str  # that line
+    first_of: dict[str, int]  # kind -> number of its first line in `file`
+    line: int  # number of the line `raw`
+    raw: str  # the worst of its lines: the first with NaN, else with an infinity, else its first
 
     @property
     def key(self) -> tuple[str, str, int | None]:
@@ -164,7 +166,7 @@ def _united(sites: Iterable[Site]) -> list[Site]:
     for site in sites:
         known = found.get(site.key)
         found[site.key] = site if known is None else msgspec.structs.replace(
-            known, lines=known.lines + site.lines, kinds=_summed([known.kinds, site.kinds]),
+            known, lines=known.lines + site.lines, masks=known.masks + site.masks, kinds=_summed([known.kinds, site.kinds]),
             labels=_summed([known.labels, site.labels]), places=tuple(dict.fromkeys([*known.places, *site.places])),
         )  # fmt: skip
     return list(found.values())
@@ -243,8 +245,8 @@ def _site(key: tuple[str, str, int | None], tally: SiteTally, file: str) -> Site
     return Site(
         function=function, sass=sass, operand=operand, opcode=opcode,
         type=type_of(opcode, operand) or max(labels, key=lambda label: labels[label], default="unknown"),
-        lines=tally.lines, kinds=_per_kind(masks), labels=labels, places=tuple(tally.places), file=file,
-        first_line=tally.first_line, raw=tally.raw,
+        lines=tally.lines, masks=len(tally.by), kinds=_per_kind(masks), labels=labels, places=tuple(tally.places), file=file,
+        first_of=dict(tally.first_of), line=tally.line, raw=tally.raw,
     )  # fmt: skip
 
 

@@ -36,16 +36,27 @@ Progress = Callable[[int, int], None]
 class SiteTally:
     """The lines of one site: (function, SASS, operand)."""
 
-    __slots__ = ("by", "first_line", "lines", "places", "raw")
+    __slots__ = ("by", "first_of", "line", "lines", "places", "rank", "raw")
 
-    def __init__(self, first_line: int, raw: str) -> None:
-        self.first_line, self.raw, self.lines = first_line, raw, 0
+    def __init__(self) -> None:
+        self.lines, self.line, self.raw, self.rank = 0, 0, "", len(_WORST)
         self.by: dict[tuple[tuple[str, ...], str], int] = {}  # (kinds, label) -> lines
+        self.first_of: dict[str, int] = {}  # kind -> its first line
         self.places: dict[str, None] = {}
+
+    def see(self, event: Event, number: int, raw: bytes) -> None:
+        """A new text of a line of this site; the worst is kept to be shown."""
+        for kind in event.kinds:
+            self.first_of.setdefault(kind, number)
+        if (rank := _WORST.get(event.kinds[0], len(_WORST) - 1)) < self.rank:
+            self.line, self.raw, self.rank = number, raw.decode("utf-8", "backslashreplace").strip(), rank
 
     def add(self, kinds: tuple[str, ...], label: str, lines: int) -> None:
         self.lines += lines
         self.by[kinds, label] = self.by.get((kinds, label), 0) + lines
+
+
+_WORST = {"NaN": 0, "infinity": 1, "-infinity": 1, "subnormal": 2}  # kinds of a line stand in this order
 
 
 class Gathered:
@@ -151,7 +162,9 @@ class _Reader:
         key = event.function, event.sass, event.operand
         tally = self.got.sites.get(key)
         if tally is None and len(self.got.sites) < SITE_LIMIT:
-            tally = self.got.sites[key] = SiteTally(number, raw.decode("utf-8", "backslashreplace").strip())
+            tally = self.got.sites[key] = SiteTally()
+        if tally is not None:
+            tally.see(event, number, raw)
         return tally
 
     def _fold(self) -> None:
