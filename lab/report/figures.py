@@ -16,8 +16,10 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from lab.core.files import write_atomic
 from lab.report.palette import PALETTE, light
@@ -252,6 +254,62 @@ def roofline(
     ax.grid(which="major")
     figure.legend(loc="outside upper right", ncols=6)
     return figure
+
+
+@styled
+def timeline(
+    rows: Sequence[str],
+    parts: Mapping[tuple[str, str], np.ndarray],
+    *,
+    span: tuple[float, float],
+    bands: Sequence[tuple[str, float, float]],
+    shades: Sequence[tuple[int, float, float]],
+    axis: str,
+) -> Figure:
+    """Bars on one row a label, first on top: `parts` maps (words, colour role) to bars (n, 3) of row, start, length.
+
+    bands are (name, start, end), tinted in turn and named above where there is room; shades are (row, start, end).
+    One collection of polygons per part: a thousand times quicker than a drawing call per bar.
+    """
+    figure, axes = _empty(1.2 + 0.3 * len(rows))
+    ax = axes[0]
+    for at, (name, start, end) in enumerate(bands):
+        ax.axvspan(start, end, facecolor=light("rule"), alpha=0.5 if at % 2 == 0 else 0.2, linewidth=0)
+        if (min(end, span[1]) - max(start, span[0])) > len(name) * 0.009 * (span[1] - span[0]):
+            ax.text(
+                (max(start, span[0]) + min(end, span[1])) / 2,
+                -0.75,
+                name,
+                ha="center",
+                va="bottom",
+                color=light("muted"),
+            )
+    if shades:
+        boxes = np.array([(row, start, end - start) for row, start, end in shades])
+        ax.add_collection(_bars(boxes, 0.5, facecolor=light("fail"), alpha=0.14, linewidth=0))
+    for (words, role), bars in parts.items():
+        ax.add_collection(_bars(bars, 0.36, facecolor=light(role), linewidth=0, label=words))
+    ax.set(xlim=span, ylim=(len(rows) - 0.5, -0.7), xlabel=axis)
+    ax.set_yticks(range(len(rows)), rows)
+    handles = [Patch(facecolor=light(role), label=words) for words, role in parts]
+    more = (
+        [Patch(facecolor=light("fail"), alpha=0.25, label="compute beside communication or copies")]
+        if shades
+        else []
+    )
+    figure.legend(
+        handles=[*handles, *more], loc="outside upper left", ncols=6, handlelength=1.2, columnspacing=1.6
+    )
+    return figure
+
+
+def _bars(bars: np.ndarray, half: float, **look: Any) -> PolyCollection:
+    """Rectangles of `half` a row's height each way around rows (n, 3): row, start, length."""
+    row, start, length = bars.T
+    left, right, top, low = start, start + length, row - half, row + half
+    return PolyCollection(
+        np.stack([left, top, left, low, right, low, right, top], axis=1).reshape(-1, 4, 2), **look
+    )
 
 
 def save_png(figure: Figure, path: Path, *, dpi: int = 300) -> Path:

@@ -219,9 +219,13 @@ def _unowned(cell: CellData) -> str:
     """What nsys' own rule would have lost: operations that only the search across threads gave an owner."""
     assert cell.recording is not None
     lost, lost_ms = cell.recording.coverage.get("cross", (0, 0.0))
+    steps = len(cell.recording.steps)
     if not lost:
         return ""
-    return f"By the launching thread alone, {lost} operations ({lost_ms:.1f} ms) would belong to no phase."
+    return (
+        f"By the launching thread alone, {lost / steps:.0f} operations of a step ({lost_ms / steps:.1f} ms) would belong to "
+        "no phase."
+    )
 
 
 def _checks_d(

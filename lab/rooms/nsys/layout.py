@@ -98,7 +98,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 def find_cells(folder: Path) -> list[Found]:
     """Every cell below `folder`, by size, context and type. Raises BadDataError for a cell.json that is broken."""
     ours = [found for path in sorted(folder.glob("captures/*/")) if (found := _of_lab(path))]
-    return ours or sorted(_published(folder), key=lambda found: _order(found.cell))
+    return sorted(ours or _published(folder), key=lambda found: _order(found.cell))
 
 
 def published_name(cell: Cell, part: str) -> tuple[str, str]:
