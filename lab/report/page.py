@@ -24,6 +24,7 @@ from lab.report import palette
 from lab.report.tables import Heading, cell_texts, heading, is_numeric
 
 Status = Literal["ok", "warn", "fail"]
+SCRIPTS = {"chart": "charts.js", "timeline": "timeline.js"}  # what a kind of block needs beyond page.js
 _HERE = Path(__file__).parent
 
 
@@ -149,6 +150,25 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """Bars on rows over time, drawn on a canvas: zoom, drag, hover; `source` is its CSV, relative to the page.
+
+    `bars` are typed arrays in base64 with their names, as `lab.rooms.kernels.gantt.packed` makes them.
+    """
+
+    name: str
+    bars: dict[str, Any]
+    caption: str
+    source: str
+    png: str
+    kind: ClassVar[str] = "timeline"
+
+    @property
+    def json(self) -> str:
+        return json.dumps(self.bars, allow_nan=False)
+
+
+@dataclass(frozen=True)
 class Files:
     """Files to open: (path relative to the page, what it is)."""
 
@@ -157,7 +177,7 @@ class Files:
     kind: ClassVar[str] = "files"
 
 
-Block = Prose | Points | Figure | Table | Chart | Files
+Block = Prose | Points | Figure | Table | Chart | Timeline | Files
 
 
 @dataclass(frozen=True)
@@ -197,8 +217,8 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters["href"] = _href
-    charts = any(isinstance(block, Chart) for section in page.sections for block in section.blocks)
-    scripts = ["page.js", "charts.js"] if charts else ["page.js"]
+    kinds = {block.kind for section in page.sections for block in section.blocks}
+    scripts = ["page.js", *(name for kind, name in SCRIPTS.items() if kind in kinds)]
     script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in scripts)
     style = palette.css_variables() + "\n" + (_HERE / "page.css").read_text(encoding="utf-8")
     return environment.get_template("template.html.jinja").render(
