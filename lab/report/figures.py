@@ -251,6 +251,9 @@ def roofline(
             label = name if number == 0 else None
             (dot,) = ax.plot([x], [y], marker=marker, color=light(role), linestyle="none", label=label)
             _hover(dot, hover)
+    for side in (ax.xaxis, ax.yaxis):  # plain numbers: powers would be drawn as TeX
+        side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        side.set_minor_formatter(NullFormatter())
     ax.grid(which="major")
     figure.legend(loc="outside upper right", ncols=6)
     return figure
