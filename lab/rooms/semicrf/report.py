@@ -383,11 +383,8 @@ def _guard_blocks(guards: pd.DataFrame) -> list[Block]:
 
 
 def _digits(value: Any) -> str:
-    return (
-        "-inf"
-        if value is None or (isinstance(value, float) and np.isneginf(value))
-        else f"{float(value):.6g}"
-    )
+    """JSON has no -inf: it comes back as an absent number."""
+    return "-inf" if pd.isna(value) or np.isneginf(value) else f"{float(value):.6g}"
 
 
 def _examination_cards(found: Examination, verdict: words.Diagnosis) -> list[Card]:

@@ -222,11 +222,11 @@ def difference(case: Case, found: Solution) -> str | None:
     frames = exact.score_BTC.shape[1]
     logZ, posterior = found.logZ_B.double().cpu(), found.score_BTC[:, :frames].double().cpu()
     gap = _gap(logZ, exact.logZ_B)
-    if gap > 1e-6 * float(_finite(exact.logZ_B).abs().max()) + 1e-3:
+    if gap > 1e-7 * float(_finite(exact.logZ_B).abs().max()) + 1e-4:
         return f"log Z differs by {gap:.3g}: {logZ.tolist()} against {exact.logZ_B.tolist()} in float64"
     off = (posterior - exact.score_BTC).abs()
-    if float(off.max()) > 1e-3:
-        b, t, c = (off > 1e-3).nonzero()[0].tolist()
+    if float(off.max()) > 1e-4:
+        b, t, c = (off > 1e-4).nonzero()[0].tolist()
         return f"posteriors differ by {float(off.max()):.3g}, first at b={b} t={t} c={c}"
     return None
 

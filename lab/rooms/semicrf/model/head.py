@@ -122,12 +122,13 @@ class SemiCRF(nn.Module):
 
     def log_partition(self, score_BTC: Tensor, lengths_B: Tensor | None) -> Tensor:
         arguments: dict[str, Any] = {"start_C": self.start_C, "end_C": self.end_C, "backend": self.backend}
-        parameters = (self.transitions(), self.duration_KC)
-        logZ_B = self.partition(score_BTC, *parameters, lengths_B, **arguments)
-        if self.validator:
-            self.validator.partition(
-                logZ_B, score_BTC, parameters, lengths_B, self.start_C, self.end_C, self.backend
-            )
+        transition_CC, duration_KC = self.transitions(), self.duration_KC
+        if not self.validator:
+            return self.partition(score_BTC, transition_CC, duration_KC, lengths_B, **arguments)
+        # Views of this call alone: a hook on a parameter itself would stay for good.
+        leaves = [tensor.view_as(tensor) for tensor in (score_BTC, transition_CC, duration_KC)]
+        logZ_B = self.partition(*leaves, lengths_B, **arguments)
+        self.validator.partition(logZ_B, leaves, lengths_B, (self.start_C, self.end_C), self.backend)
         return logZ_B
 
     def transitions(self) -> Tensor:

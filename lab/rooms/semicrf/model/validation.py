@@ -100,16 +100,22 @@ class Validator:
             self.watch("projection", score, _nan, lambda: _projection(hidden, score))
         self.watch("cumulative scores", score, _nan_or_plus_inf, lambda: _cumulative(score))
 
-    def partition(self, logZ_B: Tensor, score: Tensor, parameters: tuple[Tensor, Tensor], lengths: Tensor | None,
-                  start: Tensor, end: Tensor, backend: str) -> None:  # fmt: skip
-        """The forward pass's result now, the backward pass's gradients when they come."""
-        name = backend_name(backend, score)
-        self.watch("partition", logZ_B, _not_finite,
-                   lambda: _partition(logZ_B, score, parameters, lengths, (start, end), name))  # fmt: skip
-        for tensor, title in (
-            (score, "grad_cum_scores"),
-            (parameters[0], "grad_transition"),
-            (parameters[1], "grad_duration_bias"),
+    def partition(
+        self,
+        logZ_B: Tensor,
+        given: list[Tensor],
+        lengths: Tensor | None,
+        ends: tuple[Tensor, Tensor],
+        backend: str,
+    ) -> None:
+        """The forward pass's result now, the backward pass's gradients when they come.
+
+        `given` are scores, transitions and durations as views that only this forward pass holds.
+        """
+        name = backend_name(backend, given[0])
+        self.watch("partition", logZ_B, _not_finite, lambda: _partition(logZ_B, given, lengths, ends, name))
+        for tensor, title in zip(
+            given, ("grad_cum_scores", "grad_transition", "grad_duration_bias"), strict=True
         ):
             if tensor.requires_grad:
                 tensor.register_hook(self._gradient_hook(title, name))  # type: ignore[no-untyped-call]
@@ -197,33 +203,27 @@ def _cumulative(score: Tensor) -> ValueError:
     return ValueError(f"NaN detected in cumulative scores after cumsum [{_counted(score)}, {_where(bad)}]")
 
 
-def _partition(logZ_B: Tensor, score: Tensor, parameters: tuple[Tensor, Tensor], lengths: Tensor | None,
-               ends: tuple[Tensor, Tensor], backend: str) -> RuntimeError:  # fmt: skip
+def _partition(
+    logZ_B: Tensor, given: list[Tensor], lengths: Tensor | None, ends: tuple[Tensor, Tensor], backend: str
+) -> RuntimeError:
     logZ_B = logZ_B.detach()
     nans, infs = counts(logZ_B)
-    bad = ~torch.isfinite(logZ_B)
-    b = first_place(bad)["b"]
-    words = _replayed(b, score, parameters, lengths, ends)
+    b = first_place(~torch.isfinite(logZ_B))["b"]
+    words = f"first b={b}; {_replayed(b, given, lengths, ends)}"
     return RuntimeError(
-        f"Non-finite partition from forward pass ({backend}): {nans} NaN, {infs} Inf [first b={b}; {words}]"
+        f"Non-finite partition from forward pass ({backend}): {nans} NaN, {infs} Inf [{words}]"
     )
 
 
-def _replayed(
-    b: int,
-    score: Tensor,
-    parameters: tuple[Tensor, Tensor],
-    lengths: Tensor | None,
-    ends: tuple[Tensor, Tensor],
-) -> str:
+def _replayed(b: int, given: list[Tensor], lengths: Tensor | None, ends: tuple[Tensor, Tensor]) -> str:
     """What the plain float64 reference says of sequence `b`."""
     from lab.rooms.semicrf.model.api import log_partition
 
+    score, transition, duration, start, end = (tensor.detach().double().cpu() for tensor in (*given, *ends))
     length = score.shape[1] if lengths is None else int(lengths[b])
     if length < 1:
         return "its length is 0"
-    one = score[b : b + 1, :length].detach().double().cpu()
-    transition, duration, start, end = (p.detach().double().cpu() for p in (*parameters, *ends))
+    one = score[b : b + 1, :length]
     replay = float(log_partition(one, transition, duration, None, start_C=start, end_C=end, backend="naive"))
     if replay == -math.inf:
         closed = (one[0] == -math.inf).all(dim=1).nonzero()

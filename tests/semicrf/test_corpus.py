@@ -1,0 +1,179 @@
+"""The synthetic corpus, TIMIT folders and files of the benchmark's form."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import wave
+
+import msgspec
+import numpy as np
+import pytest
+
+from lab.errors import BadDataError, MissingError
+from lab.rooms.semicrf.config import PRESETS, TrainConfig
+from lab.rooms.semicrf.model import timit
+from lab.rooms.semicrf.model.corpus import collate, cropped, from_jsonl, load_corpus
+
+SMOKE = msgspec.convert(PRESETS["smoke"], TrainConfig)
+FOLDED_61 = ["aa", "ae", "ah", "ao", "aw", "ax", "ax-h", "axr", "ay", "b", "bcl", "ch", "d", "dcl", "dh", "dx", "eh", "el", "em", "en", "eng", "epi", "er", "ey", "f", "g", "gcl", "h#", "hh", "hv", "ih", "ix", "iy", "jh", "k", "kcl", "l", "m", "n", "ng", "nx", "ow", "oy", "p", "pau", "pcl", "q", "r", "s", "sh", "t", "tcl", "th", "uh", "uw", "ux", "v", "w", "y", "z", "zh"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus(SMOKE)
+
+
+def test_the_synthetic_corpus_is_the_same_every_time(corpus):
+    again = load_corpus(SMOKE)
+    assert all(np.array_equal(a.features, b.features) and a.segments == b.segments
+               for a, b in zip(corpus.train, again.train, strict=True))  # fmt: skip
+
+
+def test_segments_tile_every_utterance_and_neighbours_differ(corpus):
+    for utterance in [*corpus.train, *corpus.dev, *corpus.test]:
+        starts, ends, labels = zip(*utterance.segments, strict=True)
+        assert starts == (0, *ends[:-1]) and ends[-1] == len(utterance.features)
+        assert all(a != b for a, b in itertools.pairwise(labels))
+
+
+def test_features_are_normalised_by_the_training_set(corpus):
+    frames = np.concatenate([u.features for u in corpus.train])
+    assert np.allclose(frames.mean(0), 0, atol=1e-5) and np.allclose(frames.std(0), 1, atol=1e-4)
+
+
+def test_fixed_length_cuts_and_leaves_out_but_never_pads(corpus):
+    short = cropped(corpus, 40)
+    assert {len(u.features) for u in short.train} == {40}
+    assert len(short.train) == sum(len(u.features) >= 40 for u in corpus.train) < len(corpus.train)
+    assert all(u.segments[-1][1] == 40 and all(e > s for s, e, _ in u.segments) for u in short.train)
+
+
+def test_a_fixed_length_that_nothing_reaches_is_an_error():
+    with pytest.raises(BadDataError, match="no utterance is left"):
+        load_corpus(msgspec.structs.replace(SMOKE, fixed_length=10_000))
+
+
+def test_collate_marks_every_segments_start_even_between_equal_labels(corpus):
+    first = corpus.train[0]
+    twin = type(first)("twin", "S", first.features[:6], ((0, 2, 1), (2, 6, 1)))
+    batch = collate([twin, first])
+    assert batch["starts"][0].nonzero()[0].tolist() == [0, 2]
+    assert batch["lengths"].tolist() == [6, len(first.features)] and not batch["labels"][0, 6:].any()
+
+
+def test_all_61_phones_fold_into_39():
+    assert len(timit.PHONES_39) == 39 and set(timit.FOLDING) == set(FOLDED_61)
+    assert set(timit.FOLDING.values()) == set(timit.PHONES_39)
+    assert [timit.FOLDING[p] for p in ("ao", "zh", "q", "h#", "el", "en", "hv")] == [
+        "aa",
+        "sh",
+        "sil",
+        "sil",
+        "l",
+        "n",
+        "hh",
+    ]
+
+
+def write_sound(path, samples, form="riff"):
+    data = (samples * 32767).astype("<i2").tobytes()
+    if form == "sphere":
+        head = f"NIST_1A\n   1024\nsample_count -i {len(samples)}\nsample_rate -i 16000\nchannel_count -i 1\nsample_byte_format -s2 01\nend_head\n"
+        path.write_bytes(head.encode().ljust(1024, b" ") + data)
+        return
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes(data)
+
+
+@pytest.fixture
+def timit_folder(tmp_path):
+    """Two speakers in TRAIN, one in TEST; one sentence SPHERE, one with lower-case names, and an SA sentence."""
+    dice = np.random.default_rng(1)
+    for split, speaker in (("TRAIN", "FAAA0"), ("TRAIN", "MBBB0"), ("TEST", "FCCC0")):
+        folder = tmp_path / "TIMIT" / split / "DR1" / speaker
+        folder.mkdir(parents=True)
+        for stem, end, form in (("SX1", ".WAV", "sphere"), ("si2", ".wav", "riff"), ("SA1", ".WAV", "riff")):
+            write_sound(folder / (stem + end), 0.1 * dice.standard_normal(16000), form)
+            suffix = ".PHN" if end == ".WAV" else ".phn"
+            (folder / (stem + suffix)).write_text(
+                "0 3050 h#\n3050 7000 sh\n7000 7400 tcl\n7400 12000 t\n12000 16000 h#\n"
+            )
+    return tmp_path / "TIMIT"
+
+
+def test_a_timit_folder_becomes_frames_and_segments(timit_folder):
+    rows = list(timit.read_split(timit_folder, "TRAIN"))
+    assert [row["utterance_id"] for row in rows] == [
+        "DR1_FAAA0_SX1",
+        "DR1_FAAA0_SI2",
+        "DR1_MBBB0_SX1",
+        "DR1_MBBB0_SI2",
+    ]
+    assert rows[0]["features"].shape == (101, 39) and np.isfinite(rows[0]["features"]).all()
+    names = [timit.PHONES_39[label] for _, _, label in rows[0]["segments"]]
+    assert names == ["sil", "sh", "sil", "t", "sil"], (
+        "the last frame belongs to the last phone, not to class 0"
+    )
+    assert rows[0]["segments"][-1][1] == 101 and rows[0]["segments"][1][:2] == (19, 44)
+
+
+def test_preprocess_writes_what_training_reads(timit_folder, tmp_path):
+    out = tmp_path / "prepared"
+    list(timit.preprocess(timit_folder, out, feature_type="mfcc", n_mfcc=13, n_mels=80))
+    assert json.loads((out / "phone_mapping.json").read_text())["phone_to_idx"]["sil"] == 30
+    assert json.loads((out / "train_segment_stats.json").read_text())["sh"]["count"] == 4
+    read = from_jsonl(out)
+    assert {u.speaker for u in read.train}.isdisjoint({u.speaker for u in read.dev}) and len(read.test) == 2
+    direct = load_corpus(msgspec.structs.replace(SMOKE, data=str(timit_folder)))
+    assert np.allclose(direct.test[0].features, read.test[0].features, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [("0 100 zz\n", ":1"), ("0 100 sh\n50 60 t\n", ":2"), ("", "no segment"), ("a b c\n", ":1")],
+)
+def test_a_broken_phn_file_is_named_with_its_line(timit_folder, text, words):
+    path = timit_folder / "TEST" / "DR1" / "FCCC0" / "SX1.PHN"
+    path.write_text(text)
+    with pytest.raises(BadDataError) as caught:
+        list(timit.read_split(timit_folder, "TEST"))
+    assert "SX1.PHN" in str(caught.value) and words in str(caught.value)
+
+
+def test_sound_that_is_missing_truncated_or_foreign_is_an_error(timit_folder):
+    folder = timit_folder / "TEST" / "DR1" / "FCCC0"
+    whole = (folder / "SX1.WAV").read_bytes()
+    for content, words in (
+        (whole[:5000], "truncated"),
+        (b"NIST_1A\n    x", "cannot be read"),
+        (b"MZ" * 50, "neither NIST"),
+    ):
+        (folder / "SX1.WAV").write_bytes(content)
+        with pytest.raises(BadDataError, match=words):
+            list(timit.read_split(timit_folder, "TEST"))
+    (folder / "SX1.WAV").unlink()
+    with pytest.raises(MissingError, match="no WAV"):
+        list(timit.read_split(timit_folder, "TEST"))
+
+
+def test_a_bad_line_of_a_jsonl_file_is_named(tmp_path):
+    good = {"utterance_id": "a", "speaker_id": "s", "features": [[0.0], [1.0]], "segments": [[0, 2, 0]]}
+    for broken, words in (
+        ({**good, "segments": [[0, 1, 0]]}, "tile"),
+        ({"utterance_id": "a"}, "features"),
+        ("{", "no utterance"),
+    ):
+        text = broken if isinstance(broken, str) else json.dumps(broken)
+        (tmp_path / "train.jsonl").write_text(json.dumps(good) + "\n" + text + "\n")
+        with pytest.raises(BadDataError, match=words) as caught:
+            from_jsonl(tmp_path)
+        assert "train.jsonl:2" in str(caught.value)
+
+
+def test_a_folder_without_data_says_how_to_make_it(tmp_path):
+    with pytest.raises(MissingError, match="preprocess"):
+        load_corpus(msgspec.structs.replace(SMOKE, data=str(tmp_path)))

@@ -1,0 +1,207 @@
+"""Head, gold path and objective linter: the loss is a probability, and the published one is not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed here")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from lab.rooms.semicrf import SemiCRF, lint_objective  # noqa: E402
+from lab.rooms.semicrf.model import naive  # noqa: E402
+from lab.rooms.semicrf.model.guards import guide_nll  # noqa: E402
+from lab.rooms.semicrf.model.head import gold_score, run_starts, starts_of  # noqa: E402
+from lab.rooms.semicrf.model.linter import Objective, guide_objective, outcomes, tiny  # noqa: E402
+from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
+from lab.rooms.semicrf.model.training import plant_objective  # noqa: E402
+
+pytestmark = pytest.mark.torch
+C, K, T = 3, 4, 6
+
+
+def head(seed=0, classes=C, longest=K, **knobs):
+    torch.manual_seed(seed)
+    made = SemiCRF(classes, longest, backend="torch", **knobs).double()
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter)
+    return made
+
+
+@given(
+    st.integers(0, 1000),
+    st.lists(st.tuples(st.integers(1, K), st.integers(0, C - 1)), min_size=1, max_size=6),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_gold_score_is_the_sum_over_its_segments(seed, path):
+    torch.manual_seed(seed)
+    ends = [sum(k for k, _ in path[: at + 1]) for at in range(len(path))]
+    segments = [(end - k, end, label) for end, (k, label) in zip(ends, path, strict=True)]
+    score, transition, duration = (
+        torch.randn(1, ends[-1] + 2, C).double(),
+        torch.randn(C, C).double(),
+        torch.randn(K, C).double(),
+    )
+    start, end = torch.randn(2, C).double()
+    lengths = torch.tensor([ends[-1]])
+    labels, starts = starts_of([segments], ends[-1] + 2)
+    found = gold_score(score, transition, duration, labels, starts, lengths, start_C=start, end_C=end)
+    right = naive.path_score(make_problem(score, transition, duration, lengths, start, end), 0, segments)
+    assert float(found[0]) == pytest.approx(float(right), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_question_of_the_linter_is_answered_well_by_our_loss(seed):
+    findings = lint_objective(head(seed))
+    assert [f.check for f in findings if not f.ok] == [] and len(findings) == 11
+
+
+def test_a_linear_crf_is_the_case_of_one_frame_segments():
+    assert all(f.ok for f in lint_objective(head(1, longest=1)))
+
+
+@pytest.mark.parametrize("version, total", [("orig", 151.7), ("0.2.0", 25.0)])
+def test_the_published_objectives_sum_to_what_was_measured(version, total):
+    transition = torch.full((2, 2), -4.0)
+    found = lint_one(guide_objective(transition, torch.zeros(6, 2), version), frames=6)
+    assert not found.ok and found.value == pytest.approx(total, abs=0.05)
+
+
+def lint_one(objective, frames):
+    """The linter's sum, on zero scores."""
+    from lab.rooms.semicrf.model.linter import _sums_to_one
+
+    labels, starts = outcomes(objective, frames)
+    return _sums_to_one(objective, objective(torch.zeros(len(labels), frames, 2).double(), labels, starts))
+
+
+def test_the_linter_shows_that_the_published_objective_has_no_lower_bound():
+    bad = [f for f in lint_objective(guide_objective(torch.zeros(3, 3), torch.zeros(4, 3))) if not f.ok]
+    assert any(f.check.startswith("direction") and f.value < -100 for f in bad)
+
+
+def test_planting_the_published_objective_in_a_head_is_seen():
+    planted = head()
+    plant_objective(planted)
+    bad = {f.check for f in lint_objective(planted) if not f.ok}
+    assert "sum of probabilities" in bad and any(check.startswith("direction") for check in bad)
+
+
+MUTANTS = {
+    "log Z + .05": lambda logZ: logZ + 0.05,
+    "half a nat lost": lambda logZ: logZ - 0.5,
+    "one in a thousand": lambda logZ: logZ * 1.001,
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_linter_kills_a_partition_that_is_off(name):
+    wrong = head()
+    inner = wrong.partition
+    wrong.partition = lambda *args, **more: MUTANTS[name](inner(*args, **more))
+    assert not all(f.ok for f in lint_objective(wrong))
+
+
+@pytest.mark.parametrize("name, change", [
+    ("the first segment pays a transition", {"start_C": lambda o: o.start_C + 1.0}),
+    ("durations shifted by one", {"duration_KC": lambda o: o.duration_KC.roll(1, 0)}),
+    ("transitions turned", {"transition_CC": lambda o: o.transition_CC.T}),
+])  # fmt: skip
+def test_the_linter_kills_a_gold_path_of_another_model(name, change):
+    sound = tiny(head())
+
+    def nll(score, transition, duration, start, end, labels, starts, lengths):
+        here = Objective("", sound.nll, transition, duration, start, end)
+        moved = {key: make(here) for key, make in change.items()}
+        parts = {"transition_CC": transition, "duration_KC": duration, "start_C": start, **moved}
+        logZ = sound.nll(score, transition, duration, start, end, labels, starts, lengths) + gold_score(
+            score, transition, duration, labels, starts, lengths, start_C=start, end_C=end)  # fmt: skip
+        return logZ - gold_score(score, parts["transition_CC"], parts["duration_KC"], labels, starts, lengths,
+                                 start_C=parts["start_C"], end_C=end)  # fmt: skip
+
+    wrong = Objective(name, nll, sound.transition_CC, sound.duration_KC, sound.start_C, sound.end_C)
+    assert not all(f.ok for f in lint_objective(wrong)), name
+
+
+def test_a_run_longer_than_K_is_split_is_an_error_or_leaves_the_loss():
+    hidden, labels = torch.randn(2, 9, C).double(), torch.zeros(2, 9, dtype=torch.int64)
+    labels[1, ::2] = 1
+    split = head().loss(hidden, None, labels, reduction="none")
+    assert bool((split >= 0).all()) and bool(torch.isfinite(split).all())
+    with pytest.raises(
+        ValueError, match=r"1 sequences hold a gold segment longer than max_duration=4 \[first b=0\]"
+    ):
+        head(over_long="error").loss(hidden, None, labels)
+    masked = head(over_long="mask")
+    each = masked.loss(hidden, None, labels, reduction="none")
+    assert each[0] == 0 and each[1] == split[1] and masked.loss(hidden, None, labels) == each[1]
+
+
+def test_equal_neighbours_and_one_long_segment_are_different_outcomes():
+    labels = torch.zeros(1, 4, dtype=torch.int64)
+    one, two = run_starts(labels), torch.tensor([[True, False, True, False]])
+    hidden = torch.randn(1, 4, C).double()
+    assert head().loss(hidden, None, labels, one).item() != head().loss(hidden, None, labels, two).item()
+
+
+def test_padding_even_nan_changes_no_bit_of_loss_or_gradient():
+    lengths = torch.tensor([6, 3])
+    labels = torch.randint(0, C, (2, 8))
+    outcomes_ = []
+    for value in (0.0, math.nan):
+        torch.manual_seed(5)
+        model = SemiCRF(C, K, hidden_dim=5, backend="torch")
+        hidden = torch.randn(2, 8, 5)
+        hidden[0, 6:], hidden[1, 3:] = value, value
+        loss = model.loss(hidden, lengths, labels)
+        loss.backward()
+        outcomes_.append([loss.detach(), *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*outcomes_, strict=True))
+
+
+def test_a_grammar_forbids_and_gets_no_gradient():
+    allowed = torch.ones(C, C, dtype=torch.bool)
+    allowed[0, 1] = False
+    model = head(allowed_CC=allowed)
+    hidden = torch.randn(4, 12, C).double()
+    loss = model.loss(hidden, None, torch.full((4, 12), 2))
+    loss.backward()
+    assert model.transition_CC.grad[0, 1] == 0 and bool(torch.isfinite(model.transition_CC.grad).all())
+    for found in model.decode(hidden):
+        steps = zip(found.segments, found.segments[1:], strict=False)
+        assert all((a[2], b[2]) != (0, 1) for a, b in steps)
+    penalty = model.parameter_penalty()
+    assert float(penalty.detach()) == pytest.approx(float(model.transition_CC.detach().masked_fill(~allowed, 0).pow(2).sum()
+                                                 + model.duration_KC.detach().pow(2).sum()))  # fmt: skip
+
+
+def test_decoding_finds_the_segmentation_of_least_loss():
+    model = head(classes=2, longest=3)
+    hidden = torch.randn(1, 5, 2).double()
+    labels, starts = outcomes(tiny(model), 5)
+    nll = model.loss(hidden.expand(len(labels), -1, -1), None, labels, starts, reduction="none")
+    best, (found,) = int(nll.argmin()), model.decode(hidden)
+    assert starts_of([found.segments], 5)[0].tolist() == labels[best : best + 1].tolist()
+    assert [s for s, _, _ in found.segments] == starts[best].nonzero()[:, 0].tolist()
+
+
+def test_training_with_the_published_objective_goes_below_zero_and_ours_does_not():
+    from lab.rooms.semicrf.model.probes import drift_probe
+
+    sound, planted = SemiCRF(4, 6, backend="torch"), SemiCRF(4, 6, backend="torch")
+    plant_objective(planted)
+    assert drift_probe(sound)["clean"] and not drift_probe(planted)["clean"]
+
+
+def test_the_published_gold_score_is_that_of_maximal_runs():
+    score = torch.randn(1, 5, 2).double()
+    transition, duration = torch.randn(2, 2).double(), torch.randn(3, 2).double()
+    labels = torch.tensor([[0, 0, 1, 1, 1]])
+    found = guide_nll(score, transition, duration, labels)
+    gold = score[0, :2, 0].sum() + score[0, 2:, 1].sum() + transition[0, 1] + duration[2, 0] + duration[2, 1]
+    start = torch.logsumexp(transition, 0)
+    right = naive.log_partition(make_problem(score, transition, duration, None, start, None))[0] - gold
+    assert float(found) == pytest.approx(float(right), abs=1e-10)
