@@ -178,6 +178,23 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(steps))
 
 
+# Ops whose floats must not be negative, and those whose integers must not be zero.
+POSITIVE = ("multinomial", "sqrt", "rsqrt", "log", "pow")
+DIVIDES = ("div", "remainder", "fmod", "floor_divide")
+
+
+def fill_of(op: str, spec: TensorArg) -> str:
+    """With what a rebuilt tensor is filled, in Python and in C++: floats, positive, bools, bounded, zeros or ones."""
+    plain = op.partition("::")[2].rstrip("_")
+    if spec.dtype in FLOATS:
+        return "positive" if plain.startswith(POSITIVE) and "complex" not in spec.dtype else "floats"
+    if spec.dtype == "bool":
+        return "bools"
+    if spec.high is not None:
+        return "bounded"
+    return "ones" if plain.startswith(DIVIDES) else "zeros"
+
+
 # What the workload brings back --------------------------------------------------------------------------------------
 
 

@@ -14,12 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.rooms.kernels.args import FLOATS, ITEM_BYTES, Arg, Signature, TensorArg, extent
+from lab.rooms.kernels.args import ITEM_BYTES, Arg, Signature, TensorArg, extent, fill_of
 from lab.rooms.kernels.resolve import Schema, Unresolved, from_trace, parse_schema
 
 PATTERN_ELEMENTS = 1 << 20  # the hash repeats after so many elements
-POSITIVE = ("multinomial", "sqrt", "rsqrt", "log", "pow", "_softmax_backward_data")
-DIVIDES = ("div", "remainder", "fmod", "floor_divide")
 
 
 class Bound:
@@ -160,20 +158,20 @@ def placeholder(dtype: str) -> Any:
 def filled(op: str, spec: TensorArg, length: int, device: torch.device, seed: int) -> Tensor:
     """A 1-D tensor of `length`: hashed floats in [-1, 1), integers within bounds, hashed bools."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    plain = op.removeprefix("aten::").rstrip("_")
-    if spec.dtype in FLOATS and "complex" not in spec.dtype:
-        table = pattern(device)
-        table = table.abs() if plain.startswith(POSITIVE) else table
-        return _tiled(table.to(dtype), length, seed)
-    if spec.dtype in FLOATS:
-        return _tiled(torch.complex(pattern(device), pattern(device)).to(dtype), length, seed)
-    if spec.dtype == "bool":
-        return _tiled(pattern(device) < 0, length, seed)
-    if spec.high is not None:
-        low, span = spec.low or 0, spec.high - (spec.low or 0) + 1
-        table = ((pattern(device).double() + 1) * 0.5 * span).floor().clamp_(max=span - 1) + low
-        return _tiled(table.to(dtype), length, seed)
-    return torch.full((length,), 1 if plain.startswith(DIVIDES) else 0, dtype=dtype, device=device)
+    kind = fill_of(op, spec)
+    if kind in ("zeros", "ones"):
+        return torch.full((length,), 1 if kind == "ones" else 0, dtype=dtype, device=device)
+    table = pattern(device)
+    if kind == "positive":
+        table = table.abs()
+    elif kind == "bools":
+        table = table < 0
+    elif kind == "bounded":
+        low, span = spec.low or 0, (spec.high or 0) - (spec.low or 0) + 1
+        table = ((table.double() + 1) * 0.5 * span).floor().clamp_(max=span - 1) + low
+    elif "complex" in spec.dtype:
+        table = torch.complex(table, table)
+    return _tiled(table.to(dtype), length, seed)
 
 
 def _tiled(table: Tensor, length: int, seed: int) -> Tensor:
