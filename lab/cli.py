@@ -22,7 +22,10 @@ else:
 COMMANDS = {
     "run": ("lab.commands:run", "Run a room's experiment: plan, execute, analyse, report."),
     "sweep": ("lab.rooms.sweep.cli:sweep", "Sweep channels x threads of NCCL/RCCL, here and now."),
-    "nan": ("lab.rooms.nan.cli:nan", "Watch every module's outputs for NaN and Inf."),
+    "nan": (
+        "lab.rooms.nan.group:nan",
+        "Where NaN and Inf are born: analyse runs, read nixnan logs, compare.",
+    ),
     "nixnan": ("lab.rooms.nan.cli:nixnan", "Watch every instruction with nixnan."),
     "semicrf": ("lab.rooms.semicrf.cli:semicrf", "Train, diagnose and check a streaming semi-Markov CRF."),
     "analyze": ("lab.commands:analyze", "Analyse a run, or a recording that lab did not make."),
@@ -31,7 +34,10 @@ COMMANDS = {
         "Why GEMM times vary: Excel reports, overlap, cause, merged traces.",
     ),
     "kernels": ("lab.rooms.kernels.group:kernels", "Every launch of a model: catalogue, chart, C++, audits."),
-    "nsys": ("lab.rooms.nsys.group:nsys", "Read captures of nsys or torch.profiler: phases, reports, answers."),
+    "nsys": (
+        "lab.rooms.nsys.group:nsys",
+        "Read captures of nsys or torch.profiler: phases, reports, answers.",
+    ),
     "runs": ("lab.commands:runs", "List, show, stop and clean up runs."),
     "images": ("lab.commands:images", "List, show, build and check images."),
     "doctor": ("lab.commands:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),
@@ -39,6 +45,7 @@ COMMANDS = {
 ROOM_COMMANDS = ("sweep", "nan", "nixnan", "nsys", "kernels", "semicrf")
 # Rooms whose experiment runs under `lab run` only: `lab NAME`, where there is one, reads what it recorded.
 RUN_COMMANDS = {
+    "nan": ("lab.rooms.nan.cli:nan", "Watch every module's outputs for NaN and Inf."),
     "nsys": ("lab.rooms.nsys.cli:nsys", "Profile Transformers, and answer where their GPU time goes."),
     "kernels": ("lab.rooms.kernels.cli:kernels", "Profile, replay and price every kernel a model launches."),
 }

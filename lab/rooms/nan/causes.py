@@ -266,10 +266,22 @@ def _perhaps_inf_minus_inf(one: Instruction) -> Found | None:
     pairs = {(a, b) for a in _signs(one, 1) for b in _signs(one, 2)}
     if not pairs & {(1, -1), (-1, 1)}:
         return None
+    sources = [site for operand, site in one.sites.items() if operand]
+    infinite = min(line for site in sources for kind in INFINITIES if (line := site.first_of.get(kind)))
+    if (
+        infinite
+        < one.sites[0].first_of["NaN"]
+        < min(line for site in sources if (line := site.first_of.get("NaN")))
+    ):
+        return Found(
+            "medium",
+            False,
+            "Opposite infinities reached this sum, then its result was NaN, only later a source.",
+        )
     return Found(
         "low",
         False,
-        "Opposite infinities reached this sum and NaN did too: it may have made some, and passed others on.",
+        "Opposite infinities and NaN reached this sum: it may have made some NaN and passed on others.",
     )
 
 
