@@ -244,7 +244,8 @@ HEADINGS = {"wall_ms": Heading("step, wall", "ms"), "plain_ms": Heading("step, n
 
 
 def _matrix(cells: pd.DataFrame) -> Drawing:
-    sizes = [size for size in SIZES if size in set(cells["size"])]
+    known = [size for size in SIZES if size in set(cells["size"])]
+    sizes = list(dict.fromkeys([*known, *cells["size"]]))
     columns = sorted(
         set(zip(cells["context"], cells["type"], strict=True)), key=lambda c: (TYPES.index(c[1]), c[0])
     )
