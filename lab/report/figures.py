@@ -310,9 +310,8 @@ def _bars(bars: np.ndarray, half: float, **look: Any) -> PolyCollection:
     """Rectangles of `half` a row's height each way around rows (n, 3): row, start, length."""
     row, start, length = bars.T
     left, right, top, low = start, start + length, row - half, row + half
-    return PolyCollection(
-        np.stack([left, top, left, low, right, low, right, top], axis=1).reshape(-1, 4, 2), **look
-    )
+    corners: Any = np.stack([left, top, left, low, right, low, right, top], axis=1).reshape(-1, 4, 2)
+    return PolyCollection(corners, **look)
 
 
 def save_png(figure: Figure, path: Path, *, dpi: int = 300) -> Path:
