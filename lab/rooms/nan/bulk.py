@@ -24,6 +24,7 @@ Octets = npt.NDArray[np.uint8]
 
 PAD = bytes(64)  # what a block ends with, so that a word may be read at any place of it
 _COUNTED_AT_A_TIME = 1 << 19
+_PIECE = 64 << 10
 _HELD_HASHES = 1 << 21  # 16 MiB, before they go to a file
 _OPERANDS, _LABELS, _KINDS = 8, 8, 32  # the ranges that codes are packed with
 OPCODE_LIMIT = 4096  # there are some hundreds
@@ -44,6 +45,7 @@ def _word(text: bytes) -> Any:
 
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 _TURNS = np.random.default_rng().integers(0, 2**63, 4, np.uint64) * np.uint64(2) + np.uint64(1)
+_STEP = int(_TURNS[2])
 _SHIFT, _SEVEN, _ONE = np.uint64(29), np.uint64(7), np.uint64(1)
 _BLANKS, _ONES, _TOPS = (_word(bytes([octet] * 8)) for octet in (0x20, 0x01, 0x80))
 _AFTER_KINDS = (
@@ -90,7 +92,7 @@ class Scanner:
     """Finds the usual error lines of blocks. It keeps two buffers from block to block: making them costs more than using them."""
 
     def __init__(self) -> None:
-        self._mark = self._more = np.empty(0, bool)
+        self._mark, self._more = np.empty(_PIECE, bool), np.empty(_PIECE, bool)
 
     def usual(self, block: Block) -> tuple[Usual, Places] | None:
         """The usual lines, and the numbers (from 0) of the lines that are not.
@@ -106,7 +108,8 @@ class Scanner:
         starts[1:] = ends[:-1] + 1
         good = (at - before >= 3) & (ends - starts > 60)  # a bracket, a semicolon, the end of the line
         ours = block.words[starts] == _word(b"#nixnan:")
-        if block.text.count(PREFIX) != np.count_nonzero(ours):
+        first = int(np.count_nonzero(ours))
+        if self._hashes(block.octets) != first and block.text.count(PREFIX) != first:
             return None
         good &= ours
         good &= block.words[starts + 8] == _word(b" error [")
@@ -118,15 +121,27 @@ class Scanner:
         return lines, np.flatnonzero(~good)
 
     def _marks(self, octets: Octets) -> Places:
-        """Where the ends of lines, the closing brackets and the semicolons are."""
-        if len(self._mark) < len(octets):
-            self._mark, self._more = np.empty(len(octets), bool), np.empty(len(octets), bool)
-        mark, more = self._mark[: len(octets)], self._more[: len(octets)]
-        np.equal(octets, 10, out=mark)
-        for octet in b"];":
-            np.equal(octets, octet, out=more)
-            np.logical_or(mark, more, out=mark)
-        return np.flatnonzero(mark)
+        """Where the ends of lines, the closing brackets and the semicolons are; a piece at a time, for the cache's sake."""
+        found = []
+        for start in range(0, len(octets), _PIECE):
+            piece = octets[start : start + _PIECE]
+            mark, more = self._mark[: len(piece)], self._more[: len(piece)]
+            np.equal(piece, 10, out=mark)
+            for octet in b"];":
+                np.equal(piece, octet, out=more)
+                np.logical_or(mark, more, out=mark)
+            places = np.flatnonzero(mark)
+            places += start
+            found.append(places)
+        return np.concatenate(found)
+
+    def _hashes(self, octets: Octets) -> int:
+        """How many `#` there are."""
+        return sum(
+            int(np.count_nonzero(np.equal(piece, 35, out=self._mark[: len(piece)])))
+            for start in range(0, len(octets), _PIECE)
+            for piece in (octets[start : start + _PIECE],)
+        )
 
 
 def _fields(
@@ -174,27 +189,40 @@ def _kind_codes(block: Block, start: Places, end: Places) -> Places:
 
 
 def span_hashes(block: Block, span: Span) -> Hashes:
-    """A 64-bit hash of the bytes of each row's span."""
+    """A 64-bit hash of the bytes of each row's span.
+
+    Eight bytes at a time go into a sum, each mixed by itself and then multiplied by its place's own number: what lies
+    past the end is 0 and adds nothing, so all rows take the same turns until most have ended.
+    """
     at, size = span.start, span.end - span.start
     hashes = size.astype(np.uint64)
-    hashes *= _TURNS[0]
-    rows = np.arange(0)
-    whole = True  # the first word is everyone's
+    rows: Places | None = None
+    place = turn = 0
     while len(at):
-        now = block.words[at]
-        now &= _MASKS[np.minimum(size, 8)]
-        now ^= hashes if whole else hashes[rows]
-        now *= _TURNS[1]
-        now ^= now >> _SHIFT
-        if whole:
-            hashes = now
+        place = place * _STEP + _STEP & 2**64 - 1
+        mixed = block.words[at]
+        mixed &= _MASKS[np.clip(size, 0, 8)]
+        mixed ^= mixed >> _SHIFT
+        mixed *= _TURNS[0]
+        mixed ^= mixed >> _SHIFT
+        mixed *= np.uint64(place | 1)
+        if rows is None:
+            hashes += mixed
         else:
-            hashes[rows] = now
-        more = np.flatnonzero(size > 8)
-        rows = more if whole else rows[more]
-        whole = False
-        at, size = at[more] + 8, size[more] - 8
-    hashes *= _TURNS[2]
+            hashes[rows] += mixed
+        size = size - 8
+        if not (size > 0).any():
+            break
+        at = at + 8
+        turn += 1
+        if (
+            turn % 3 == 0
+        ):  # let go of the rows that have ended; the others may be read without running past the block
+            more = np.flatnonzero(size > 0)
+            rows = more if rows is None else rows[more]
+            at, size = at[more], size[more]
+    hashes ^= hashes >> _SHIFT
+    hashes *= _TURNS[1]
     hashes ^= hashes >> _SHIFT
     return hashes
 
@@ -267,7 +295,7 @@ class Index:
     A hash has a slot by its first bits. The few that find theirs taken are kept in order, to be searched.
     """
 
-    _BITS = 20
+    _BITS = 18
 
     def __init__(self) -> None:
         self._keys = self._late_keys = np.empty(0, np.uint64)

@@ -103,7 +103,9 @@ def found(path: Path) -> list[Path]:
     inside = sorted(one for one in path.rglob("*") if NAMES.fullmatch(one.name) and one.is_file())
     if not inside:
         raise MissingError(
-            "no nixnan log in this folder", where=path, fix=f"logs end in {', '.join(ENDINGS)}"
+            "no nixnan log in this folder",
+            where=path,
+            fix="name the files: in a folder, only *.nixnan, *.nnlog and nixnan*.log are looked for",
         )
     return inside
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lab.rooms.nan.bulk import Bulk
 
 BLOCK_BYTES = 256 << 10  # small enough that a block and its lines stay in the processor's cache
+BULK_BYTES = 1 << 20  # what numpy counts at a time
 LINE_BYTES = 1 << 20  # past it a line is no line of nixnan's; it is dropped piece by piece
 SITE_LIMIT = 32_768  # nixnan itself stops at 131,072 instructions; real logs have some thousand sites
 FUNCTION_LIMIT = 50_000
@@ -112,6 +113,7 @@ class _Reader:
             blocks = _Blocks(file, self.got.path)
             for text in blocks:
                 self._take(text)
+                blocks.size = BULK_BYTES if self._bulk else BLOCK_BYTES
                 if self._progress:
                     self._progress(file.tell(), self._size)
         self.got.bytes = self._size
@@ -245,7 +247,7 @@ class _Blocks:
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
-        self.unfinished = b""
+        self.size, self.unfinished = BLOCK_BYTES, b""
         self.cut: str | None = None
         self.long_torn = self.long_foreign = 0
         self._chunks = self._inflated(file, path) if file.peek(2)[:2] == b"\x1f\x8b" else self._plain(file)  # type: ignore[attr-defined]
@@ -283,7 +285,7 @@ class _Blocks:
         return False
 
     def _plain(self, file: BinaryIO) -> Iterator[bytes]:
-        while chunk := file.read(BLOCK_BYTES):
+        while chunk := file.read(self.size):
             yield chunk
 
     def _inflated(self, file: BinaryIO, path: Path) -> Iterator[bytes]:
@@ -298,7 +300,7 @@ class _Blocks:
                     if not data.strip(b"\0"):
                         break  # zeros pad the end of a tape
                     stream = inflater.decompressobj(31)
-                yield stream.decompress(data, BLOCK_BYTES)
+                yield stream.decompress(data, self.size)
         except broken as error:
             raise BadDataError(
                 f"the compressed log is broken: {error}",
