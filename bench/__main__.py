@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHES = ("help", "read_trace", "tracelens", "collectives", "many_traces", "launch")
+BENCHES = ("help", "read_trace", "tracelens", "collectives", "many_traces", "launch", "nsys_projection")
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or BENCHES:

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,8 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     _check_size(path)
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as connection:
+            # A name that is no UTF-8 must not cost the whole recording.
+            connection.text_factory = partial(str, encoding="utf-8", errors="replace")
             connection.execute("PRAGMA query_only = 1")
             connection.execute("PRAGMA trusted_schema = 0")
             yield connection
@@ -428,11 +431,18 @@ def _texts(export: _Export, words: _Words, found: dict[str, np.ndarray]) -> np.n
     """The range's own text where it has one, else its entry in StringIds."""
     ids = found["text_id"].copy()
     if "text" in export.tables["NVTX_EVENTS"]:
-        place = {row: index for index, row in enumerate(found["row"].tolist())}
-        condition = f"WHERE text IS NOT NULL AND eventType IN ({', '.join(map(str, _KIND_OF))})"
+        condition = (
+            f"WHERE text IS NOT NULL AND eventType IN ({', '.join(map(str, _KIND_OF))}) ORDER BY rowid"
+        )
         cursor = export.connection.execute(f"SELECT rowid, text FROM NVTX_EVENTS {condition}")
+        known: dict[object, int] = {}
+        rows, own = [], []
         for row, text in cursor:
-            ids[place[row]] = words.own(str(text))
+            if (place := known.get(text)) is None:
+                place = known[text] = words.own(str(text))
+            rows.append(row)
+            own.append(place)
+        ids[np.searchsorted(found["row"], np.array(rows, dtype=np.int64))] = np.array(own, dtype=np.int64)
     return words.use(ids)
 
 

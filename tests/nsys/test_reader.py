@@ -191,6 +191,17 @@ def test_text_where_a_time_should_be_is_an_error(tmp_path, export):
         load_capture(export.write(tmp_path / "a.sqlite"))
 
 
+def test_a_name_that_is_no_utf8_is_read_with_replaced_characters(tmp_path, export):
+    path = training_step(export).write(tmp_path / "a.sqlite")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE StringIds SET value = CAST(X'66ff6f' AS TEXT) WHERE value = 'adam'")
+        connection.execute("UPDATE NVTX_EVENTS SET text = CAST(X'66ff6f' AS TEXT) WHERE rowid = 1")
+        connection.commit()
+    capture = load_capture(path)
+    assert "f\ufffdo" in capture.text(capture.ops.name_id)
+    assert capture.name(int(capture.ranges.name_id[0])) == "f\ufffdo"
+
+
 def test_a_missing_file_and_a_folder_are_told_apart(tmp_path):
     with pytest.raises(MissingError, match="no such file"):
         load_capture(tmp_path / "none.sqlite")

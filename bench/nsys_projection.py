@@ -1,0 +1,195 @@
+"""Ranges onto kernels: lab's sweep against the plain SQL join of launch and range, seconds and peak memory.
+
+The capture is generated: two threads, steps of nested ranges (depth 6, 2.9 ranges a kernel), backward's kernels on a
+worker. The join is the one that a person writes: unindexed as nsys exports it, and with the two indexes that help it.
+It takes time in ranges x calls, so it is timed on smaller captures of the same making, and lab on those, too.
+"""
+
+from __future__ import annotations
+
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lab.trace.capture import API_COLUMNS, OPS_COLUMNS, RANGE_COLUMNS, SYNC_COLUMNS, Capture, filled
+from lab.trace.projection import project
+from lab.trace.tables import Table, concat
+
+KERNELS = 1_000_000
+JOIN_KERNELS = (2_000, 4_000, 8_000)
+INDEXED_KERNELS = (8_000, 16_000)
+PER_STEP = 1_000
+MAIN, WORKER = 1, 2
+NAMES = ["warmup", *(f"step_{i}" for i in range(20_000)), "forward", "backward", "optimizer_step", "block", "attention",
+         "aten::linear", "aten::mm", "MmBackward0", "gemm", "add"]  # fmt: skip
+
+JOIN = """
+SELECT n.rowid, COUNT(*), SUM(k.end - k.start) FROM NVTX_EVENTS n
+JOIN CUPTI_ACTIVITY_KIND_RUNTIME r ON r.globalTid = n.globalTid AND n.start <= r.start AND n.end >= r.end
+JOIN CUPTI_ACTIVITY_KIND_KERNEL k ON k.correlationId = r.correlationId AND k.globalPid = r.globalTid & ~0xFFFFFF
+GROUP BY n.rowid
+"""
+INDEXES = (
+    "CREATE INDEX calls ON CUPTI_ACTIVITY_KIND_RUNTIME (globalTid, start)",
+    "CREATE INDEX kernels ON CUPTI_ACTIVITY_KIND_KERNEL (correlationId)",
+)
+
+
+def generated(num_kernels: int) -> Capture:
+    """A training run of `num_kernels` kernels: of each step half forward, half backward on the worker."""
+    calls = np.arange(num_kernels, dtype=np.int64) * 1_000
+    in_step = np.arange(num_kernels) % PER_STEP
+    tid = np.where(in_step < PER_STEP // 2, MAIN, WORKER)
+    api = {"start_ns": calls + 300, "end_ns": calls + 400, "pid": np.ones(num_kernels), "tid": tid,
+           "corr": np.arange(num_kernels), "name_id": np.full(num_kernels, -1)}  # fmt: skip
+    kind = np.where(np.arange(num_kernels) % 3 == 0, "gemm", "add")
+    ops = {"start_ns": calls + 900, "end_ns": calls + 1_500, "kind": np.zeros(num_kernels), "pid": np.ones(num_kernels),
+           "corr": np.arange(num_kernels), "name_id": _ids(kind), "device": np.zeros(num_kernels)}  # fmt: skip
+    return Capture(source=Path("generated"), collector="nsys", version=None, schema=None,
+                   ops=filled(OPS_COLUMNS, num_kernels, ops), api=filled(API_COLUMNS, num_kernels, api),
+                   ranges=_ranges(num_kernels, calls, tid), sync=concat([], SYNC_COLUMNS), strings=NAMES, devices=(),
+                   problems=[])  # fmt: skip
+
+
+def _ids(names: np.ndarray) -> np.ndarray:
+    used, which = np.unique(names, return_inverse=True)
+    return np.array([NAMES.index(name) for name in used])[which]
+
+
+def _ranges(num_kernels: int, calls: np.ndarray, tid: np.ndarray) -> Table:
+    """step > phase > block of 20 > attention of 5 > two operators around each kernel; on the worker two operators."""
+    parts: list[tuple[np.ndarray, int, Any, list[str]]] = []
+    steps = calls[::PER_STEP]
+    labels = [NAMES[0] if i == 0 else f"step_{i - 1}" for i in range(len(steps))]
+    parts.append((steps, PER_STEP * 1_000 - 1, MAIN, labels))
+    parts.append((steps + 50, PER_STEP // 2 * 1_000 - 100, MAIN, ["forward"] * len(steps)))
+    parts.append(
+        (steps + PER_STEP // 2 * 1_000, PER_STEP // 2 * 1_000 - 100, MAIN, ["backward"] * len(steps))
+    )
+    for every, name in ((20, "block"), (5, "attention")):
+        at = calls[::every][tid[::every] == MAIN]
+        parts.append((at + 60 + every, every * 1_000 - 150, MAIN, [name] * len(at)))
+    for offset, forward, backward in ((100, "aten::linear", "MmBackward0"), (200, "aten::mm", "aten::mm")):
+        for thread, name in ((MAIN, forward), (WORKER, backward)):
+            at = calls[tid == thread]
+            parts.append((at + offset, 900 - 2 * offset, thread, [name] * len(at)))
+    more = calls[: max(0, 3 * num_kernels - sum(len(part[0]) for part in parts))]
+    where = np.where(tid[: len(more)] == MAIN, MAIN, WORKER)
+    parts.append((more + 250, 200, where, ["aten::mm"] * len(more)))
+    columns = {
+        "start_ns": np.concatenate([part[0] for part in parts]),
+        "end_ns": np.concatenate([part[0] + part[1] for part in parts]),
+        "tid": np.concatenate([np.broadcast_to(part[2], len(part[0])) for part in parts]),
+        "name_id": np.concatenate([_ids(np.array(part[3])) for part in parts]),
+    }
+    count = len(columns["start_ns"])
+    fixed = {"pid": np.ones(count), "kind": np.zeros(count), "text_id": columns["name_id"]}
+    return filled(RANGE_COLUMNS, count, columns | fixed)
+
+
+def write(capture: Capture, path: Path) -> Path:
+    """The same capture as an export of nsys, unindexed as nsys leaves it."""
+    pid = 1 << 48 | 1 << 24
+    ops, api, ranges = capture.ops, capture.api, capture.ranges
+    tables: dict[str, tuple[str, list[Any]]] = {
+        "StringIds": ("id value", [np.arange(len(NAMES)), NAMES]),
+        "META_DATA_EXPORT": ("name value", [["EXPORT_SCHEMA_VERSION"], ["3.20.3"]]),
+        "CUPTI_ACTIVITY_KIND_KERNEL": (
+            "start end deviceId contextId streamId correlationId globalPid demangledName",
+            [ops.start_ns, ops.end_ns, *[np.zeros(len(ops), dtype=int)] * 3, ops.corr, np.full(len(ops), pid), ops.name_id],
+        ),
+        "CUPTI_ACTIVITY_KIND_RUNTIME": (
+            "start end globalTid correlationId nameId",
+            [api.start_ns, api.end_ns, pid | api.tid, api.corr, np.zeros(len(api), dtype=int)],
+        ),
+        "NVTX_EVENTS": (
+            "start end eventType globalTid text",
+            [ranges.start_ns, ranges.end_ns, np.full(len(ranges), 59), pid | ranges.tid, capture.text(ranges.name_id)],
+        ),
+    }  # fmt: skip
+    with closing(sqlite3.connect(path)) as connection:
+        for table, (columns, values) in tables.items():
+            connection.execute(f"CREATE TABLE {table} ({columns.replace(' ', ', ')})")
+            plain = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
+            marks = ", ".join("?" * len(values))
+            connection.executemany(f"INSERT INTO {table} VALUES ({marks})", zip(*plain, strict=True))
+        connection.commit()
+    return path
+
+
+def whole(num_kernels: int) -> None:
+    """In a process of its own, for its peak memory: generate, project, say."""
+    capture = generated(num_kernels)
+    before_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    started = time.perf_counter()
+    projection = project(capture)
+    seconds = time.perf_counter() - started
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    cross = int(projection.coverage.num_kernels[1])
+    print(f"{num_kernels:>9,} kernels x {len(capture.ranges):>9,} ranges: {seconds:6.2f} s, peak {peak_mb:,.0f} MB "
+          f"({before_mb:,.0f} MB of it the generated capture), {cross:,} kernels given across threads")  # fmt: skip
+
+
+def from_file(num_kernels: int) -> None:
+    """The same with the reader: SQLite in, projection out."""
+    from lab.trace.nsys import load
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "big.sqlite"
+        subprocess.run([sys.executable, "-c", f"from pathlib import Path; from bench import nsys_projection as b; "
+                        f"b.write(b.generated({num_kernels}), Path({str(path)!r}))"], check=True)  # fmt: skip
+        started = time.perf_counter()
+        capture = load(path)
+        read = time.perf_counter() - started
+        project(capture)
+        seconds = time.perf_counter() - started
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"from an export of {path.stat().st_size / 1e6:,.0f} MB: read {read:.2f} s, with the projection {seconds:.2f} s, "
+              f"peak {peak_mb:,.0f} MB")  # fmt: skip
+
+
+def against_join(num_kernels: int, indexed: bool) -> None:
+    """Both on one capture, results compared: the join's rows are lab's ranges with kernels, `attribution="nsys"`."""
+    capture = generated(num_kernels)
+    with tempfile.TemporaryDirectory() as folder, closing(
+        sqlite3.connect(write(capture, Path(folder) / "a.sqlite"))
+    ) as connection:  # fmt: skip
+        started = time.perf_counter()
+        for statement in INDEXES if indexed else ():
+            connection.execute(statement)
+        joined = {row: (count, total) for row, count, total in connection.execute(JOIN)}
+        join_s = time.perf_counter() - started
+    started = time.perf_counter()
+    projection = project(capture, "nsys")
+    sweep_s = time.perf_counter() - started
+    instances = projection.instances
+    ours = {row + 1: (int(instances.num_kernels[row]), int(instances.kernel_ns[row]))
+            for row in np.flatnonzero(instances.num_kernels).tolist()}  # fmt: skip
+    if ours != joined:
+        raise SystemExit("the join and the sweep disagree")
+    kind = "indexed" if indexed else "plain"
+    print(
+        f"{num_kernels:>9,} kernels, {kind:<8} join {join_s:8.3f} s, lab {sweep_s:7.4f} s: {join_s / sweep_s:7.0f}x"
+    )
+
+
+def main() -> None:
+    for size in (KERNELS // 4, KERNELS):
+        _alone(f"whole({size})")
+    _alone(f"from_file({KERNELS})")
+    for size in JOIN_KERNELS:
+        against_join(size, indexed=False)
+    for size in INDEXED_KERNELS:
+        against_join(size, indexed=True)
+
+
+def _alone(call: str) -> None:
+    subprocess.run([sys.executable, "-c", f"from bench import nsys_projection as b; b.{call}"], check=True)
