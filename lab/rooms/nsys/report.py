@@ -280,9 +280,12 @@ def _time_blocks(results: Results, tables: dict[str, pd.DataFrame], folder: Path
             Figure(save(drawing, folder, "phases"), caption, "figures/phases.png", "tables/classes.csv")
         )
         contexts = sorted({cell.found.cell.context for cell in results.data})
-        if len(contexts) > 1:
+        shares = _shares(results, contexts)
+        if len(contexts) > 1 and shares:
             caption = "Share of forward's kernel time that is matrix products, over the context length."
-            svg = save(_share_lines(results, contexts), folder, "share_over_context")
+            drawing = lines([str(context) for context in contexts], shares, across="context length (tokens)",
+                            axis="matrix products, % of forward")  # fmt: skip
+            svg = save(drawing, folder, "share_over_context")
             blocks.append(Figure(svg, caption, "figures/share_over_context.png", "tables/phases.csv"))
     if len(phases):
         blocks.append(Table(phases, "Phases", "tables/phases.csv"))
@@ -343,19 +346,15 @@ def _fullest(data: Sequence[CellData]) -> list[CellData]:
     return list(best.values())
 
 
-def _share_lines(results: Results, contexts: list[int]) -> Drawing:
+def _shares(results: Results, contexts: list[int]) -> dict[str, np.ndarray]:
+    """Size -> share of matrix products in inference [context], NaN where it was not recorded."""
     series: dict[str, np.ndarray] = {}
     for cell in results.data:
         row = cell.phase("forward")
         if row is not None and cell.found.cell.type == "forward" and row.kernels > 0:
             line = series.setdefault(cell.found.cell.size, np.full(len(contexts), np.nan))
             line[contexts.index(cell.found.cell.context)] = row.matmul_percent
-    return lines(
-        [str(c) for c in contexts],
-        series,
-        across="context length (tokens)",
-        axis="matrix products, % of forward",
-    )
+    return series
 
 
 def _attention_blocks(results: Results, tables: dict[str, pd.DataFrame], folder: Path) -> list[Block]:
