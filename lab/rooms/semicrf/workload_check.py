@@ -101,19 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def all_checks(subject: Subject) -> Iterator[Row]:
     """Every check in turn; one that raises is a failed row."""
-    for check in (
-        accuracy,
-        accuracy_long,
-        ledgers,
-        decoding,
-        repeats,
-        composition,
-        poison,
-        infeasible,
-        hostile,
-        entropies,
-        sampling,
-    ):
+    for check in every_check():
         try:
             for row in check(subject):
                 log.info(
@@ -128,6 +116,11 @@ def all_checks(subject: Subject) -> Iterator[Row]:
         except Exception as error:  # noqa: BLE001  a crash of one check is its result
             words = (str(error).splitlines() or [""])[0]
             yield made(check.__name__, "", "", None, None, f"{type(error).__name__}: {words}", ok=False)
+
+
+def every_check() -> tuple[Callable[[Subject], Iterator[Row]], ...]:
+    return (accuracy, accuracy_long, ledgers, decoding, repeats, composition, poison, infeasible, hostile, entropies,
+            sampling)  # fmt: skip
 
 
 def accuracy(subject: Subject) -> Iterator[Row]:

@@ -34,6 +34,7 @@ REPEATS = 20
 LEDGER_LIMIT = 2e-4  # float32 parameters sum over a batch; a stale message costs 1e-1 and more
 PADDING = 5
 DRIFT_STEPS = 100
+GUARD_FRAMES = 2000
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def precision_rows(bench: Bench) -> Iterator[Row]:
 
 def guard_rows(case: Case) -> Iterator[dict[str, Any]]:
     """What the guide's guards change, on the case at hand and where they bite: a quantity, exact, and with guards."""
-    frames = 2000
+    frames = GUARD_FRAMES
     dice = torch.Generator().manual_seed(7)
     longest, classes = case.duration_KC.shape
     small = replace(case.to("cpu", torch.float32), score_BTC=case.score_BTC[:1, : int(case.lengths_B[0])].cpu().float(),
@@ -239,7 +240,7 @@ def guard_rows(case: Case) -> Iterator[dict[str, Any]]:
         exact = solve(one.to(dtype=torch.float64), "torch")
         guarded = solve(one, "guards", seed_log_partition)
         yield {
-            "case": name, "logZ_exact": float(exact.logZ_B[0]), "logZ_guards": float(guarded.logZ_B[0]),
+            "case": name, "logZ_exact": _number(exact.logZ_B[0]), "logZ_guards": _number(guarded.logZ_B[0]),
             "posterior_error": float((guarded.score_BTC.double() - exact.score_BTC).abs().max()),
             "mass_error_exact": ledger(one, exact)["coverage"], "mass_error_guards": ledger(one, guarded)["coverage"],
             "transition_gradient_error": float((guarded.transition_CC.double() - exact.transition_CC).abs().max()),
@@ -247,9 +248,13 @@ def guard_rows(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def row(probe: str, cause: str, clean: bool, value: float, limit: float, text: str) -> Row:
+    return {"probe": probe, "cause": cause, "backend": "", "clean": bool(clean), "value": _number(value), "limit": limit, "text": text}  # fmt: skip
+
+
+def _number(value: float | torch.Tensor) -> float | None:
+    """JSON has no NaN and no infinity."""
     number = float(value)
-    return {"probe": probe, "cause": cause, "backend": "", "clean": bool(clean),
-            "value": number if math.isfinite(number) else None, "limit": limit, "text": text}  # fmt: skip
+    return number if math.isfinite(number) else None
 
 
 def _place(found: torch.Tensor) -> str:
