@@ -1,8 +1,8 @@
 """Recorded calls onto the ops of a trace: the same generation, seen once by the profiler and once by the dispatcher.
 
 The dispatcher sees fewer calls: composites come to it taken apart, and what a kernel calls inside itself it never
-sees. An op's name is always recorded or never, so an op inside another one of a recorded name cannot have been
-recorded itself; what remains is nearly the recorded sequence, and the longest common subsequence joins the two. Each
+sees. So an op inside another one of a recorded name cannot have been recorded itself (but for an overload that calls
+another of its name); what remains is nearly the recorded sequence, and the longest common subsequence joins the two. Each
 forward, and each gap between two, is aligned on its own: one difference does not spoil the rest.
 """
 
@@ -88,11 +88,16 @@ def visible(
     wrapper = np.zeros(len(parent), dtype=bool)
     wrapper[parent[(words == SUBCLASS) & (parent >= 0)]] = True
     seen = np.array([word in called for word in words], dtype=bool) & ~wrapper
+    # One overload of a name may be a composite of another (where): what calls its own name hides nothing.
+    inside = np.flatnonzero(parent >= 0)
+    nested = inside[words[inside] == words[parent[inside]]]
+    opaque = seen.copy()
+    opaque[parent[nested]] = False
     hidden = np.zeros(len(parent), dtype=bool)
     for row in order.tolist():
         above = parent[row]
         # An op as long as the one around it may be its neighbour in the same whole microsecond (torch 1.12).
-        hidden[row] = above >= 0 and (hidden[above] or (seen[above] and dur_ns[above] > dur_ns[row]))
+        hidden[row] = above >= 0 and (hidden[above] or (opaque[above] and dur_ns[above] > dur_ns[row]))
     found: np.ndarray = (seen & ~hidden)[order]
     return found
 

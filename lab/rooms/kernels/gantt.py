@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +264,17 @@ def packed(bars: Bars) -> dict[str, Any]:
         "shades": [[at, *map(float, piece)] for at, lane in enumerate(bars.lane)
                    for piece in _joined(bars.overlap[lane], 0.0, bars.end_us * 1.001)],
     }  # fmt: skip
+
+
+def head(bars: Bars, most: int) -> Bars:
+    """The first `most` bars by time, rows as they are."""
+    kept = np.zeros(len(bars.row), dtype=bool)
+    kept[np.argsort(bars.start_us, kind="stable")[:most]] = True
+    columns = {
+        name: getattr(bars, name)[kept]
+        for name in ("row", "start_us", "dur_us", "family", "name", "device", "stream")
+    }
+    return replace(bars, **columns)
 
 
 def _base64(values: np.ndarray, kind: str) -> str:

@@ -1,0 +1,81 @@
+"""What a GPU can do at most, by its data sheet, and what a matrix product asks for, by its shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from lab.rooms.kernels.schema import Arg, Signature
+
+# Part of the device's name -> dense float16 and float32 TFLOP/s, TB/s of memory. Source: the vendors' data sheets
+# (SXM figures where a name does not tell; no sparsity).
+_SHEETS: tuple[tuple[str, tuple[float, float, float]], ...] = (
+    ("H200", (989.5, 66.9, 4.8)), ("H100 PCIe", (756.0, 51.2, 2.0)), ("H100", (989.5, 66.9, 3.35)),
+    ("B200", (2250.0, 75.0, 8.0)), ("A100-SXM4-40GB", (312.0, 19.5, 1.555)), ("A100-PCIE-40GB", (312.0, 19.5, 1.555)),
+    ("A100", (312.0, 19.5, 2.039)), ("A6000", (154.8, 38.7, 0.768)), ("L40S", (362.0, 91.6, 0.864)),
+    ("V100", (125.0, 15.7, 0.9)), ("T4", (65.0, 8.1, 0.32)), ("P100", (21.2, 10.6, 0.732)),
+    ("1080 Ti", (0.177, 11.3, 0.484)), ("3090", (71.0, 35.6, 0.936)), ("4090", (165.2, 82.6, 1.008)),
+    ("MI300X", (1307.4, 163.4, 5.3)), ("MI250X", (383.0, 47.9, 3.2)), ("MI210", (181.0, 22.6, 1.6)),
+)  # fmt: skip
+ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,
+              "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1}  # fmt: skip
+# Ops of two factors: place of the first among the arguments.
+_FACTORS = {
+    "aten::mm": 0,
+    "aten::bmm": 0,
+    "aten::addmm": 1,
+    "aten::baddbmm": 1,
+    "aten::_int_mm": 0,
+    "aten::_scaled_mm": 0,
+}
+
+
+class Roof(msgspec.Struct, frozen=True):
+    """The ceilings of one GPU: FLOP/s by dtype, bytes/s."""
+
+    gpu: str
+    half_flops: float
+    single_flops: float
+    bytes_per_s: float
+
+    def flops(self, dtype: str) -> float:
+        return self.single_flops if dtype in ("float32", "float64") else self.half_flops
+
+
+def roof_of(gpu: str) -> Roof | None:
+    """The ceilings of a GPU by its name; None for one that is not in the table."""
+    for part, (half, single, memory) in _SHEETS:
+        if part.lower() in gpu.lower():
+            return Roof(gpu, half * 1e12, single * 1e12, memory * 1e12)
+    return None
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What one matrix product computes and moves at least: each factor read once, the result written once."""
+
+    flops: int
+    bytes: int
+    dtype: str
+
+
+def product_of(one: Signature) -> Work | None:
+    """The work of a signature whose op is a matrix product; None for others and where shapes are not known."""
+    first = _FACTORS.get(one.op)
+    if first is None or one.class_ not in ("gemm", "gemv") or len(one.args) < first + 2:
+        return None
+    a, b = one.args[first], one.args[first + 1]
+    if not a.shape or not b.shape or len(a.shape) < 2 or len(b.shape) < 2 or a.dtype not in ITEM_BYTES:
+        return None
+    batch, m, k, n = math.prod(a.shape[:-2]), a.shape[-2], a.shape[-1], b.shape[-1]
+    read = sum(_bytes(arg) for arg in one.args[: first + 2])
+    return Work(2 * batch * m * n * k, read + batch * m * n * ITEM_BYTES[a.dtype], a.dtype)
+
+
+def _bytes(arg: Arg) -> int:
+    """Bytes of the distinct elements of a tensor: an expanded dimension is read once."""
+    sizes: Sequence[int] = arg.shape or ()
+    strides = arg.stride if arg.stride is not None and len(arg.stride) == len(sizes) else [1] * len(sizes)
+    kept = [size for size, stride in zip(sizes, strides, strict=True) if stride != 0]
+    return math.prod(kept) * ITEM_BYTES.get(arg.dtype or "", 4)
