@@ -76,7 +76,7 @@ def _ranges(num_kernels: int, calls: np.ndarray, tid: np.ndarray) -> Table:
     )
     for every, name in ((20, "block"), (5, "attention")):
         at = calls[::every][tid[::every] == MAIN]
-        parts.append((at + 60 + every, every * 1_000 - 150, MAIN, [name] * len(at)))
+        parts.append((at + 60 + 100 // every, every * 1_000 - 50 - 500 // every, MAIN, [name] * len(at)))
     for offset, forward, backward in ((100, "aten::linear", "MmBackward0"), (200, "aten::mm", "aten::mm")):
         for thread, name in ((MAIN, forward), (WORKER, backward)):
             at = calls[tid == thread]

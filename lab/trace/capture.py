@@ -14,6 +14,7 @@ import numpy as np
 
 from lab.errors import BadDataError, MissingError
 from lab.trace.tables import KERNEL, MEMCPY, MEMSET, Schema, Table, Trace, concat
+from lab.trace.views import gemm_instances
 
 __all__ = [
     "GRAPH",
@@ -78,6 +79,7 @@ RANGE_COLUMNS = {
     "kind": np.int8,
     "seq": np.int64,
     "row": np.int64,  # nsys: rowid in NVTX_EVENTS
+    "flops": np.int64,  # of an operator that multiplies matrices, 2 M N K for each of a batch, where shapes are recorded
 }
 SYNC_COLUMNS = {
     "start_ns": np.int64,
@@ -298,11 +300,26 @@ def _copies(trace: Trace) -> dict[str, np.ndarray]:
 def _ranges_of(trace: Trace, words: Strings) -> Table:
     user = trace.ranges.where(~trace.ranges.on_gpu)
     parts = []
-    for table, kind, seqs in ((user, PUSH_POP, np.full(len(user), -1)), (trace.ops, OP, trace.ops.sequence)):
+    unknown = np.full(len(user), -1)
+    for table, kind, more in (
+        (user, PUSH_POP, {"seq": unknown, "flops": unknown}),
+        (trace.ops, OP, {"seq": trace.ops.sequence, "flops": _flops(trace)}),
+    ):
         names, _ = words.stripped(table.name_id)
-        parts.append(_renamed(table, RANGE_COLUMNS, name_id=names, text_id=table.name_id, seq=seqs,
-                              kind=np.full(len(table), kind)))  # fmt: skip
+        kinds = np.full(len(table), kind)
+        parts.append(_renamed(table, RANGE_COLUMNS, name_id=names, text_id=table.name_id, kind=kinds, **more))
     return concat([{name: getattr(part, name) for name in RANGE_COLUMNS} for part in parts], RANGE_COLUMNS)
+
+
+def _flops(trace: Trace) -> np.ndarray:
+    """Operations (n,) of each row of `ops` that multiplies matrices on the GPU, -1 for others and for unknown shapes."""
+    gemms = gemm_instances(trace)
+    sizes = [gemms.M, gemms.N, gemms.K, np.maximum(gemms.B, 1)]
+    known = (gemms.M > 0) & (gemms.N > 0) & (gemms.K > 0)
+    work = 2.0 * np.prod(np.stack(sizes).astype(np.float64), axis=0)
+    flops = np.full(len(trace.ops), -1, dtype=np.int64)
+    flops[gemms.op_row] = np.where(known & (work < 2.0**62), work, -1).astype(np.int64)
+    return flops
 
 
 def _renamed(table: Table, schema: Schema, **more: np.ndarray) -> Table:

@@ -89,6 +89,10 @@ class Projection:
         own = self._first(self.ops.range, place)
         return np.where(own >= 0, own, self._first(self.ops.lent, place))
 
+    def nearest(self, wanted: np.ndarray) -> np.ndarray:
+        """For each operation (n,) the innermost range on its own thread that is wanted (rows as ranges), or -1."""
+        return _nearest(self.instances.parent, self.ops.range, wanted)
+
     def _first(self, start: np.ndarray, place: np.ndarray) -> np.ndarray:
         at = _nearest(self.instances.parent, start, place[:-1] >= 0)
         return np.where(at >= 0, place[at], -1)

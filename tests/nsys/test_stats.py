@@ -153,6 +153,28 @@ def test_kernels_that_overlap_are_busy_once_and_count_twice(tmp_path):
     assert (found.gpus[0].busy_ms, found.gpus[0].idle_ms) == (pytest.approx(250e-6), pytest.approx(50e-6))
 
 
+def test_matrix_products_of_recorded_shapes_give_work_and_rate(tmp_path):
+    trace = TraceWriter()
+    for step in range(2):
+        trace.event("user_annotation", f"step_{step}", 1000 * step, 900)
+        trace.event("user_annotation", "forward", 1000 * step + 5, 800)
+        trace.gemm(100, 200, 300, 1000 * step + 50, 40)
+        trace.gemm(100, 200, 300, 1000 * step + 250, 60)
+    found = summarise(project(load_capture(trace.write(tmp_path / "a.json"))))
+    forward = next(phase for phase in found.phases if phase.path == ("forward",))
+    assert forward.gemm_tflop == pytest.approx(2 * 2 * 100 * 200 * 300 / 1e12)
+    assert forward.gemm_ms == pytest.approx(0.1)
+    assert f"{24e6 / 100e-6 / 1e12:9.1f}" in found.text()
+
+
+def test_a_range_inside_backward_is_found_by_its_path_and_operators_are_not_phases(tmp_path):
+    export = training_step(Export(), op_ranges=True)
+    export.range("my_hook", (1, 2), 22_140, 24_950)
+    found = summarise(project(load_capture(export.write(tmp_path / "a.sqlite"))))
+    assert {phase.path for phase in found.phases} == {
+        (), ("forward",), ("backward",), ("backward", "my_hook"), ("optimizer_step",)}  # fmt: skip
+
+
 def test_launches_that_differ_between_steps_are_listed(tmp_path):
     export = Export()
     for step in range(2):

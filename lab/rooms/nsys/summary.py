@@ -8,7 +8,7 @@ taken as one.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ _ONE = "the whole capture"
 class Phase:
     """One path of ranges below a step, `()` being the step itself. Times are ms a step, mean and deviation.
 
-    kernels: launches in each step (one number where all agree); share: of the step's kernel time.
+    kernels: launches in each step (one number where all agree); share: of the step's kernel time. gemm_tflop: 10^12
+    operations of matrix products, from recorded shapes, and gemm_ms, the time of their kernels; None without shapes.
     """
 
     path: tuple[str, ...]
@@ -40,6 +41,8 @@ class Phase:
     span_ms: float
     host_ms: float
     share: float
+    gemm_tflop: float | None
+    gemm_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -130,18 +133,60 @@ def _frames(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
 
 def _phases(projection: Projection, frame: np.ndarray, steps: np.ndarray) -> tuple[Phase, ...]:
     """The step itself, then the ranges in it by path: a parent before its children, those by time."""
-    rows = _groups(projection, steps)
-    num_steps = max(len(steps), 1)
-    whole = _phase(projection, (), steps, np.arange(len(steps)), frame, num_steps, 0.0)
-    total = whole.kernel_ms
-    found: dict[tuple[str, ...], Phase] = {(): whole}
-    for path, (at, step) in rows.items():
-        owner = projection.owners(at)
-        group = np.where(owner >= 0, np.append(step, -1)[owner], -1)
-        found[path] = _phase(projection, path, at, step, group, num_steps, total)
+    below = _below_the_step(projection, steps)
+    shown = sorted(
+        {path[:depth] for path in below if path for depth in range(1, min(len(path), MAX_DEPTH) + 1)}
+    )
+    work = _work(projection)
+    found: dict[tuple[str, ...], Phase] = {}
+    for path in [(), *shown]:
+        inside = np.array([one is not None and one[: len(path)] == path for one in below])
+        group = np.where(inside[projection.ops.path], frame, -1)
+        rows = _ranges_at(projection, below, path, steps)
+        found[path] = _phase(projection, path, rows, group, max(len(steps), 1), work)
+    total = found[()].kernel_ms
+    found = {path: replace(one, share=one.kernel_ms / total if total else 1.0) for path, one in found.items()}
     ordered: list[Phase] = []
     _unfold((), found, ordered)
     return tuple(ordered[:MAX_PHASES])
+
+
+def _below_the_step(projection: Projection, steps: np.ndarray) -> list[tuple[str, ...] | None]:
+    """For each path of the tree the program's ranges in it below the step; None outside of steps.
+
+    Operators that the framework records, and ranges named as libraries name theirs, are left out.
+    """
+    capture, tree = projection.capture, projection.tree
+    ranges = capture.ranges
+    own = np.zeros(len(capture.strings) + 1, dtype=bool)
+    own[ranges.name_id[(ranges.kind != OP) & (ranges.name_id == ranges.text_id)]] = True
+    own &= np.array([*("::" not in text and "#" not in text for text in capture.strings), False])
+    at_step = set(projection.instances.path[steps].tolist())
+    below: list[tuple[str, ...] | None] = [None if len(steps) else ()]
+    for node in range(1, len(tree)):
+        above, name = below[tree.parent[node]], int(tree.name_id[node])
+        if node in at_step:
+            below.append(())
+        else:
+            below.append((*above, capture.name(name)) if above is not None and own[name] else above)
+    return below
+
+
+def _ranges_at(
+    projection: Projection, below: list[tuple[str, ...] | None], path: tuple[str, ...], steps: np.ndarray
+) -> np.ndarray:
+    """Rows of the ranges that are this path themselves, among those that launched anything."""
+    if not path:
+        return steps
+    tree, capture = projection.tree, projection.capture
+    ends = [
+        one == path and capture.name(int(tree.name_id[node])) == path[-1] for node, one in enumerate(below)
+    ]
+    starts = [
+        below[tree.parent[node]] != path for node in range(len(tree))
+    ]  # an operator below has the same path
+    nodes = np.append(np.array(ends) & np.array(starts), False)
+    return np.flatnonzero(nodes[projection.instances.path])
 
 
 def _unfold(path: tuple[str, ...], found: dict[tuple[str, ...], Phase], into: list[Phase]) -> None:
@@ -152,48 +197,15 @@ def _unfold(path: tuple[str, ...], found: dict[tuple[str, ...], Phase], into: li
         _unfold(child, found, into)
 
 
-def _groups(
-    projection: Projection, steps: np.ndarray
-) -> dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]]:
-    """Path below the step -> rows of its ranges and the step of each. Operators of the framework are left out."""
-    capture, parent = projection.capture, projection.instances.parent
-    by_user = np.array([*("::" not in text and "#" not in text for text in capture.strings), False])
-    rows = np.flatnonzero(by_user[capture.ranges.name_id] & (capture.ranges.kind != OP))
-    step_of = {row: place for place, row in enumerate(steps.tolist())}
-    found: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
-    known: dict[int, tuple[tuple[str, ...], int] | None] = {-1: None if len(steps) else ((), 0)}
-
-    def place(row: int) -> tuple[tuple[str, ...], int] | None:
-        """Path and step of a range; None outside of all steps."""
-        if row not in known:
-            if row in step_of:
-                known[row] = ((), step_of[row])
-            else:
-                above = place(int(parent[row]))
-                name = capture.name(int(capture.ranges.name_id[row]))
-                counts = bool(by_user[capture.ranges.name_id[row]]) and capture.ranges.kind[row] != OP
-                known[row] = None if above is None else ((*above[0], name), above[1]) if counts else above
-        return known[row]
-
-    for row in rows.tolist():
-        where = place(row)
-        if where and 0 < len(where[0]) <= MAX_DEPTH:
-            at, step = found.setdefault(where[0], ([], []))
-            at.append(row)
-            step.append(where[1])
-    return {path: (np.array(at), np.array(step)) for path, (at, step) in found.items()}
-
-
 def _phase(
     projection: Projection,
     path: tuple[str, ...],
     rows: np.ndarray,
-    step: np.ndarray,
     group: np.ndarray,
     num_steps: int,
-    total: float,
+    work: tuple[np.ndarray, np.ndarray],
 ) -> Phase:
-    """Figures of the ranges `rows`, of which each lies in `step`; group (n,): the step in which an operation counts."""
+    """Figures of the ranges `rows`; group (n,): the step in which an operation counts, -1 for none. No share yet."""
     capture = projection.capture
     ops, inside = capture.ops, group >= 0
     kernels = inside & capture.kernels
@@ -206,6 +218,8 @@ def _phase(
     np.maximum.at(last, group[inside], ops.end_ns[inside])
     host_ns = (capture.ranges.end_ns - capture.ranges.start_ns)[rows]
     counts = np.bincount(group[kernels], minlength=num_steps)
+    flops, gemm_ns = work
+    shapes = bool(len(flops))
     return Phase(
         path=path,
         instances_per_step=len(rows) / num_steps,
@@ -215,8 +229,25 @@ def _phase(
         busy_ms=float(intervals.totals(spans, group[inside], num_steps).mean()) / 1e6,
         span_ms=float(np.where(last > 0, last - np.minimum(first, last), 0).mean()) / 1e6,
         host_ms=float(host_ns.sum()) / num_steps / 1e6,
-        share=float(kernel_ms.mean()) / total if total else 1.0,
+        share=1.0,
+        gemm_tflop=float(flops[inside].sum()) / num_steps / 1e12 if shapes else None,
+        gemm_ms=float(gemm_ns[inside].sum()) / num_steps / 1e6 if shapes else None,
     )
+
+
+def _work(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
+    """Operations of matrix products (n,), each at its first kernel, and ns (n,) of their kernels; empty without shapes."""
+    flops = projection.capture.ranges.flops
+    if not (flops > 0).any():
+        return np.empty(0), np.empty(0)
+    ops = projection.capture.ops
+    product = projection.nearest(flops > 0)
+    rows = np.flatnonzero((product >= 0) & projection.capture.kernels)
+    work, spent_ns = np.zeros(len(ops)), np.zeros(len(ops), dtype=np.int64)
+    spent_ns[rows] = ops.end_ns[rows] - ops.start_ns[rows]
+    used, first = np.unique(product[rows], return_index=True)
+    work[rows[first]] = flops[used]
+    return work, spent_ns
 
 
 def _shares(capture: Capture, key: np.ndarray, mask: np.ndarray, num_steps: int) -> list[Share]:
@@ -311,19 +342,27 @@ def _steps_said(one: Summary) -> str:
 
 def _phase_lines(one: Summary) -> list[str]:
     head = f"{'per step, ms':<44}{'kernels':>10}{'kernel':>10}{'± sd':>8}{'busy':>10}{'span':>10}{'host':>10}{'share':>8}"
-    lines = [head]
+    shapes = one.phases[0].gemm_tflop is not None
+    lines = [head + (f"{'TFLOP':>9}{'TFLOP/s':>9}" if shapes else "")]
     for phase in one.phases:
         name = "  " * len(phase.path) + (phase.path[-1] if phase.path else ("step" if one.steps else _ONE))
         times = (
             f"{phase.kernel_ms:>10.3f}{phase.kernel_sd_ms:>8.3f}{phase.busy_ms:>10.3f}{phase.span_ms:>10.3f}"
         )
         host = f"{phase.host_ms:>10.3f}" if phase.host_ms else f"{'':>10}"
-        lines.append(f"{name[:43]:<44}{_launches(phase.kernels):>10}{times}{host}{phase.share:>8.1%}")
+        rate = _rate(phase) if shapes else ""
+        lines.append(f"{name[:43]:<44}{_launches(phase.kernels):>10}{times}{host}{phase.share:>8.1%}{rate}")
     uneven = [phase for phase in one.phases if len(phase.kernels) > 1]
     for phase in uneven[:3]:
         said = ", ".join(map(str, phase.kernels[:10]))
         lines.append(f"  launches of {'/'.join(phase.path) or 'the step'} differ between steps: {said}")
     return lines
+
+
+def _rate(phase: Phase) -> str:
+    if not phase.gemm_tflop or not phase.gemm_ms:
+        return ""
+    return f"{phase.gemm_tflop:>9.3f}{phase.gemm_tflop / phase.gemm_ms * 1000:>9.1f}"
 
 
 def _launches(counts: tuple[int, ...]) -> str:
