@@ -164,6 +164,9 @@ def _fields(
     good &= (words[tail] == _word(b" of type")) & (tail >= semicolon + 14)
     kinds = _kind_codes(block, start, bracket)
     good &= kinds >= 0
+    if b" at " in block.text:
+        tail, told = _before_place(block, np.minimum(semicolon + 14, tail), tail)
+        good &= told
     columns = (kinds, operand, _ENDING_CODES[which], bracket + 39, semicolon, tail)
     if not good.all():
         columns = tuple(column[good] for column in columns)
@@ -171,6 +174,23 @@ def _fields(
     return Usual(
         kinds, operand, label, Span(sass, _trimmed(octets, semicolon)), Span(semicolon + 14, tail)
     ), good
+
+
+def _before_place(block: Block, start: Places, end: Places) -> tuple[Places, npt.NDArray[np.bool_]]:
+    """Where the names end that a source line may follow (` at path:17`, ` at line 17`), and for which rows that is sure."""
+    octets = block.octets
+    blanks = np.flatnonzero(octets[: -len(PAD)] == 32)
+    at = blanks[(block.words[blanks] & _word(b"\xff" * 4)) == _word(b" at ")]
+    first = at[np.minimum(np.searchsorted(at, start), len(at) - 1)]
+    placed = (first >= start) & (first < end)
+    back = end - 1
+    for _ in range(9):
+        digit = (octets[back] >= 48) & (octets[back] <= 57)
+        back = back - digit
+    numbered = back < end - 1
+    path = (octets[back] == 58) & (octets[first + 4] != 32) & (back > first + 4)
+    line = (block.words[first] == _word(b" at line")) & (back == first + 8)
+    return np.where(placed, first, end), ~placed | numbered & (path | line)
 
 
 def _trimmed(octets: Octets, end: Places) -> Places:
