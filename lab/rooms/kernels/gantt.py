@@ -296,7 +296,7 @@ def busy(bars: Bars) -> pd.DataFrame:
         parts = {f"{name}_ms": total(every[group == at]) / 1e6 for at, name in enumerate(GROUPS)}
         overlap = bars.overlap[lane]
         rows.append({"rank": lane[0], "device": lane[1], "launches": int(mine.sum()), "span_ms": whole / 1e6,
-                     "somems": total(every) / 1e6, "idle_ms": (whole - total(every)) / 1e6, **parts,
+                     "busy_ms": total(every) / 1e6, "idle_ms": (whole - total(every)) / 1e6, **parts,
                      "overlap_ms": float((overlap[:, 1] - overlap[:, 0]).sum()) / 1000})  # fmt: skip
     found: pd.DataFrame = pd.DataFrame(rows)
     return found

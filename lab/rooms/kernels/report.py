@@ -129,12 +129,13 @@ def sentences(found: Catalogue, tables: dict[str, pd.DataFrame], bars: gantt.Bar
 
 def _phase_sentence(row: dict[Any, Any]) -> str:
     return (f"A {row['phase']} forward: {row['launches_per_forward']:.0f} launches, "
-            f"{row['kernel_ms_per_forward']:.3f} ms of kernel time.")  # fmt: skip
+            f"{row['kernel_ms_per_forward']:.3f} ms of their time.")  # fmt: skip
 
 
 def _busy_sentences(busy: pd.DataFrame, device: str) -> list[str]:
+    said: list[str] = []
     if device == "cpu":
-        said = []
+        return said
     for row in busy.to_dict("records"):
         if row["span_ms"] > 0:
             beside = (
@@ -181,7 +182,8 @@ def _time_section(tables: dict[str, pd.DataFrame], out: Path) -> Section:
         blocks.append(Figure(svg, f"Time of launches by {words}; the first {len(table)} of {len(tables[name])}.",
                              f"figures/{name}.png", f"tables/{name}.csv"))  # fmt: skip
     blocks.append(Table(tables["by_phase"], "Per forward of one rank", "tables/by_phase.csv"))
-    blocks.append(Table(tables["by_module"], "By module", "tables/by_module.csv", open_rows=10))
+    if len(tables["by_module"]) > 1:
+        blocks.append(Table(tables["by_module"], "By module", "tables/by_module.csv", open_rows=10))
     return Section("Where the time goes", blocks)
 
 
@@ -229,7 +231,7 @@ def _roof_section(found: Catalogue, tables: dict[str, pd.DataFrame], out: Path) 
             open_rows=12,
         )
     )
-    return [Section("Matrix products against the GPU's ceilings", blocks)]
+    return [Section("Matrix products" + (" against the GPU's ceilings" if roof else ""), blocks)]
 
 
 def _gantt_section(bars: gantt.Bars) -> Section:

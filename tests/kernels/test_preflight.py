@@ -1,0 +1,146 @@
+"""What cannot work is refused before a model is touched, and every refusal names its cure."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.errors import GpuError, LabError, MissingError, UsageError
+from lab.rooms.kernels.config import MODELS, KernelsConfig, num_params, sharded_params
+from lab.rooms.kernels.preflight import (
+    Facts,
+    explain,
+    explained,
+    no_gpu_cure,
+    refuse_here,
+    refuse_plan,
+    version,
+)
+
+GIB = 2**30
+GTX = ("GTX 1080 Ti", 11 * GIB)
+H200 = Facts(torch="2.11.0", cuda="13.0", archs=("sm_80", "sm_90"), transformers="5.17.0", num_gpus=1,
+             capabilities=((9, 0),), mem_bytes=(139 * GIB,), names=("NVIDIA H200",))  # fmt: skip
+
+
+def refused(error, config, **where):
+    with pytest.raises(error) as caught:
+        refuse_plan(config, **{"vendor": "nvidia", "gpus": [], "image": "cuda", **where})
+    assert caught.value.fix, "every refusal says what to do"
+    return caught.value
+
+
+def refused_here(error, facts, config=None, wants_gpu=True):
+    with pytest.raises(error) as caught:
+        refuse_here(config or KernelsConfig(model="bloom-560m"), facts, wants_gpu=wants_gpu)
+    assert caught.value.fix, "every refusal says what to do"
+    return caught.value
+
+
+def test_parameters_are_those_of_the_published_models():
+    assert num_params(MODELS["bloom-560m"].config) == 559_214_592
+    assert num_params(MODELS["vicuna-7b"].config) == 6_738_415_616
+
+
+def test_two_ranks_hold_both_halves_and_each_the_embeddings():
+    config = MODELS["vicuna-7b"].config
+    assert 2 * sharded_params(config, 2) == num_params(config) + 2 * 32000 * 4096
+
+
+def test_vicuna_in_float16_does_not_fit_11_gb_and_two_ranks_are_the_cure():
+    error = refused(GpuError, KernelsConfig(model="vicuna-7b"), gpus=[GTX], image="pascal")
+    assert "12.6 GiB" in error.what and "--tp 2" in error.fix and "bloom-560m" in error.fix
+    refuse_plan(KernelsConfig(model="vicuna-7b", tp=2), vendor="nvidia", gpus=[GTX, GTX], image="cuda")
+    refuse_plan(KernelsConfig(model="bloom-560m"), vendor="nvidia", gpus=[GTX], image="pascal")
+
+
+def test_pascal_has_no_tensor_parallel_and_no_8_bit():
+    assert (
+        "DTensor"
+        in refused(UsageError, KernelsConfig(model="bloom-560m", tp=2), gpus=[GTX, GTX], image="pascal").what
+    )
+    assert (
+        "bitsandbytes" in refused(UsageError, KernelsConfig(eight_bit=True), gpus=[GTX], image="pascal").what
+    )
+
+
+def test_more_ranks_than_gpus_and_ranks_that_do_not_divide_the_heads_are_errors():
+    refused(GpuError, KernelsConfig(model="bloom-560m", tp=4), gpus=[GTX])
+    assert (
+        "16 attention heads"
+        in refused(UsageError, KernelsConfig(model="bloom-560m", tp=3), gpus=[GTX] * 3).what
+    )
+
+
+def test_a_right_machine_is_not_refused():
+    refuse_here(KernelsConfig(model="vicuna-7b"), H200, wants_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("release", "works"), [("4.46.3", True), ("4.30.2", True), ("4.51.0", False), ("5.23.0", False)]
+)
+def test_torch_1_12_takes_only_transformers_that_still_know_it(release, works):
+    facts = Facts(torch="1.12.1+cu102", transformers=release)
+    if works:
+        refuse_here(KernelsConfig(), facts, wants_gpu=False)
+    else:
+        assert "4.46.3" in refused_here(MissingError, facts, wants_gpu=False).fix
+
+
+def test_a_gpu_that_torch_has_no_code_for_is_sent_to_its_image():
+    def facts(capability, archs, torch="2.13.0"):
+        return Facts(torch=torch, cuda="13.0", archs=archs, transformers="5.0.0", num_gpus=1, capabilities=(capability,),
+                     mem_bytes=(11 * GIB,), names=("some GPU",))  # fmt: skip
+
+    assert "--image pascal" in refused_here(GpuError, facts((6, 1), ("sm_75", "sm_80", "sm_90"))).fix
+    assert "--image cuda" in refused_here(GpuError, facts((9, 0), ("sm_60", "sm_70"))).fix
+    config = KernelsConfig(model="bloom-560m")
+    refuse_here(
+        config, facts((6, 1), ("sm_60",)), wants_gpu=True
+    )  # binary code runs from its minor version on
+    refuse_here(config, facts((9, 0), ("sm_60", "compute_70")), wants_gpu=True)  # and PTX runs upwards
+
+
+def test_no_gpu_is_explained_by_what_the_environment_says():
+    login = Facts(torch="2.11.0", cuda="13.0", transformers="5.0.0", env={"HAS_SRUN": "1"})
+    assert "srun --gres=gpu:2" in refused_here(GpuError, login, KernelsConfig(model="bloom-560m", tp=2)).fix
+    assert "#SBATCH --gres=gpu:1" in no_gpu_cure({"SLURM_JOB_ID": "7", "HAS_SRUN": "1"}, 1)
+    assert "hides every GPU" in no_gpu_cure({"CUDA_VISIBLE_DEVICES": ""}, 1)
+    assert "hides every GPU" in no_gpu_cure({"CUDA_VISIBLE_DEVICES": "-1", "HAS_SRUN": "1"}, 1)
+    assert "hides" not in no_gpu_cure({"CUDA_VISIBLE_DEVICES": "0,1"}, 1)
+    assert "without CUDA" in refused_here(GpuError, Facts(torch="2.13.0+cpu", transformers="5.0.0")).what
+
+
+def test_8_bit_asks_for_bitsandbytes_without_letting_it_replace_torch():
+    config = KernelsConfig(model="bloom-560m", eight_bit=True)
+    assert "torch==2.11.0" in refused_here(MissingError, H200, config).fix
+    refused_here(UsageError, Facts(torch="2.1.0", transformers="4.40.0"), config, wants_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "cure"),
+    [
+        ("The current PyTorch install supports CUDA capabilities sm_70. CUDA capability sm_61 is not compatible with the "
+         "current PyTorch installation", "--image pascal"),
+        ("CUDA error: no kernel image is available for execution on the device", "--image pascal"),
+        ("ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "srun --gres=gpu:1"),
+        ("CUDA error: MPS client failed to connect to the MPS control daemon or the MPS server", "CUDA_MPS_PIPE_DIRECTORY"),
+        ("Found no NVIDIA driver on your system.", "srun"),
+        ("Torch not compiled with CUDA enabled", "--image cuda"),
+        ("Disabling PyTorch because PyTorch >= 2.1 is required but found 1.12.1", "4.46.3"),
+        ("CUDA out of memory. Tried to allocate 20.00 MiB", "--tp 2"),
+        ("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled system error", "NCCL_DEBUG"),
+    ],
+)  # fmt: skip
+def test_errors_of_cuda_and_nccl_come_with_their_cure(said, cure):
+    found = explained(RuntimeError(said), {"HAS_SRUN": "1"})
+    assert isinstance(found, LabError) and cure in found.fix and said.splitlines()[0] in found.what
+
+
+def test_an_error_that_is_not_known_is_left_alone():
+    assert explain("shape '[1, 5]' is invalid for input of size 240", {}) is None
+
+
+def test_versions_compare_as_numbers():
+    assert (
+        version("2.13.0+cpu") == (2, 13, 0) and version("1.12.1+cu102") < (2, 1) and version("nightly") == ()
+    )
