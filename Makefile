@@ -56,6 +56,20 @@ analyze-sweep: $(VENV)/.demo  ## all reports of a sweep into SWEEP/tracelens_ana
 merge-traces: $(VENV)/.demo  ## all ranks of each configuration on one timeline, into SWEEP/merged_traces
 	LAB=$(BIN)/lab scripts/merge_all_traces.sh $(SWEEP) $(ARGS)
 
+# The names that users of the published nsys scripts type; ARGS adds flags (--image is LAB_RUN="--image cuda").
+.PHONY: nsys-part-a nsys-part-b nsys-part-c nsys-part-d nsys-part-e nsys-all nsys-answers nsys-stats
+nsys-part-a nsys-part-b nsys-part-c nsys-part-d nsys-part-e: nsys-part-%: $(VENV)/.demo  ## one question, all sizes
+	$(BIN)/lab run $(LAB_RUN) nsys --part $* $(ARGS)
+
+nsys-all: $(VENV)/.demo  ## five sizes x four contexts x three profile types
+	$(BIN)/lab run $(LAB_RUN) nsys --part all $(ARGS)
+
+nsys-answers: $(VENV)/.demo  ## the answers of RUN, with their checks
+	LAB=$(BIN)/lab scripts/extract_all_analyses.sh $(RUN) $(ARGS)
+
+nsys-stats: $(VENV)/.demo  ## nsys' own reports of every capture below RUN
+	LAB=$(BIN)/lab scripts/export_stats_reports.sh $(RUN)
+
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
 

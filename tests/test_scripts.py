@@ -1,4 +1,4 @@
-"""The old names of the sweep's scripts: each calls lab once, with everything that was typed."""
+"""The old names of the sweep's and nsys' scripts: each calls lab once, with everything that was typed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ ALIASES = {
     "run_train_various_channels.sh": ["sweep"],
     "run_tracelens_analysis.sh": ["gemm", "all", "--in-place"],
     "merge_all_traces.sh": ["gemm", "merge", "--in-place"],
+    "extract_all_analyses.sh": ["nsys", "answers"],
+    "export_stats_reports.sh": ["analyze"],
 }
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 
+import pandas as pd
 import pytest
 
+from lab.rooms.nsys import flops
 from lab.rooms.nsys.analyze import Recording, normalised, step_number, tables_of
 from lab.rooms.nsys.config import spec_of
 from lab.rooms.nsys.recording import recording_of
@@ -58,6 +60,15 @@ def test_shares_count_products_by_name_and_split_k_sums_as_none(tmp_path):
     assert row.matmul_percent == pytest.approx(100 * due["forward_matmul"])
     assert row.matmuls == SPEC.forward_gemms and row.splitk_reductions == 1
     assert phase(found, "step").matmul_percent == pytest.approx(100 * due["step_matmul"])
+
+
+def test_products_reach_the_rate_of_their_flops_over_their_time(tmp_path):
+    _, found = tables(write_trace(tmp_path / "t.json"))
+    row, products_us = phase(found, "forward"), SPEC.forward_gemms * made.GEMM_US
+    assert row.gflop == flops.forward_flop(SPEC, 4, 64) / 1e9
+    assert row.matmul_tflops == pytest.approx(flops.forward_flop(SPEC, 4, 64) / products_us / 1e6)
+    assert phase(found, "step").gflop == pytest.approx(3 * row.gflop)
+    assert pd.isna(phase(found, "optimizer_step").matmul_tflops)
 
 
 def test_four_times_are_nested_and_not_the_same(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -71,6 +72,16 @@ def test_a_folder_becomes_tables_figures_reports_a_summary_and_a_page(made, tmp_
     assert list(cells["outcome"]) == ["ok", "ok", "ok", "oom"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Tried ..." in page and "softmax" in page and page.count("<figure") >= 2
+
+
+def test_memory_that_ended_everywhere_is_still_a_result(tmp_path):
+    record(tmp_path / "rec", "training", outcome="oom", trace=False, reason="CUDA out of memory")
+    done = analyse_nsys(tmp_path / "rec", tmp_path / "out", None, quiet)
+    assert (
+        done.status == "warn"
+        and not done.lacking
+        and done.verdict == ["0 of 1 cells recorded by kineto (1 oom)."]
+    )
 
 
 def test_the_published_tree_has_reports_under_the_names_users_know(made, tmp_path):
@@ -192,3 +203,23 @@ def test_part_a_of_the_tiny_size_really_runs_on_this_cpu(tmp_path):
     )
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["versions"]["torch"]
+
+
+def test_a_capture_of_nsys_on_an_h200_answers_with_every_check_held(tmp_path):
+    # Made by `lab run nsys --model-size tiny --context-length 64 --profile-type forward --collector nsys --measure-steps 2`
+    # on one H200 (nsys 2025.3.1, torch 2.11), as the recorder left it.
+    packed = ROOT / "tests" / "nsys" / "recordings" / "tiny_ctx64_forward_h200.sqlite.gz"
+    home = tmp_path / "rec" / "captures" / "tiny_ctx64_forward"
+    home.mkdir(parents=True)
+    (home / "capture.sqlite").write_bytes(gzip.decompress(packed.read_bytes()))
+    asked = {"model_size": "tiny", "context_length": 64, "profile_type": "forward"}
+    (home / "cell.json").write_text(json.dumps({"asked": asked, "outcome": "ok"}))
+    done = analyse_nsys(tmp_path / "rec", tmp_path / "out", None, quiet)
+    checks = [check for answer in done.answers for check in answer.checks]
+    assert [answer.part for answer in done.answers if answer.given] == ["a", "b", "c", "e"]
+    assert {check.state for check in checks} == {"ok", "not checked"}
+    assert [check.name for check in checks if check.state == "not checked"] == [
+        "Python's clock around the range agrees with it"]  # fmt: skip
+    phases = pd.read_csv(tmp_path / "out" / "tables" / "phases.csv").set_index("phase")
+    assert phases.loc["forward", "matmuls"] == 19 and phases.loc["forward", "kernels"] == 118
+    assert "H200" in (tmp_path / "out" / "tables" / "cells.csv").read_text()

@@ -37,7 +37,7 @@ RANGES = ["step", "name", "start_ns", "end_ns"]
 PHASE_COLUMNS = [
     *["phase", "steps", "wall_ms", "wall_sd_ms", "span_ms", "busy_ms", "kernel_ms", "kernel_sd_ms"],
     *["kernels", "copies_and_fills", "same_in_all_steps", "gap_ms", "idle_percent"],
-    *["matmul_ms", "matmul_percent", "matmuls", "splitk_reductions"],
+    *["matmul_ms", "matmul_percent", "matmuls", "splitk_reductions", "gflop", "matmul_tflops"],
 ]
 CLASS_COLUMNS = ["phase", "class", "ms", "sd_ms", "percent", "launches"]
 KERNEL_COLUMNS = [
@@ -116,7 +116,7 @@ def tables_of(
 ) -> CellTables:
     """All tables of a cell. `dtype` is that of its products; spec and batch may be unknown."""
     return CellTables(
-        phases=phase_table(recording),
+        phases=with_flop(phase_table(recording), spec, batch, context),
         classes=class_table(recording),
         kernels=kernel_table(recording),
         parts=part_table(recording, spec, batch, context, dtype),
@@ -132,6 +132,19 @@ def phase_table(recording: Recording) -> pd.DataFrame:
             rows.append({"phase": phase, **_phase_row(recording, phase, found)})
     table: pd.DataFrame = pd.DataFrame(rows, columns=PHASE_COLUMNS)
     return table
+
+
+def with_flop(phases: pd.DataFrame, spec: ModelSpec | None, batch: int | None, context: int) -> pd.DataFrame:
+    """The phases with the FLOPs of their matrix products, from the model's shape, and the rate those reached."""
+    if spec is None or batch is None or phases.empty:
+        return phases
+    per_phase = {
+        name: flops.phase_flop(spec, batch, context, name) / 1e9 for name in phases["phase"] if name != STEP
+    }
+    gflop = phases["phase"].map({**per_phase, STEP: sum(per_phase.values())})
+    rate: pd.Series = gflop / phases["matmul_ms"].astype(float)
+    known: pd.DataFrame = phases.assign(gflop=gflop, matmul_tflops=rate.where(gflop > 0))
+    return known
 
 
 def _phase_row(recording: Recording, phase: str, found: pd.DataFrame) -> dict[str, object]:

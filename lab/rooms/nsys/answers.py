@@ -284,10 +284,26 @@ def _by_flop(cell: CellData, rows: dict[str, pd.Series], values: dict[str, float
         "softmax_gb_per_s": rows[SOFTMAX]["gb_per_s"],
         "qk_tflops": rows[SCORES]["tflops"],
     }
+    softmax, gemm = rows[SOFTMAX]["gb_per_s"], rows[SCORES]["tflops"]
+    of_memory = of_rate = ""
+    if (known := ceilings(cell)) is not None:
+        of_rate = f", {100 * gemm * 1e12 / known.flop_per_s:.0f} % of the {known.units}"
+        if known.bytes_per_s:
+            of_memory = f", {100 * softmax * 1e9 / known.bytes_per_s:.0f} % of the bandwidth"
     return (
-        f", for 1/{ratio:.1f} of the FLOPs: softmax moves memory (at least {rows[SOFTMAX]['gb_per_s']:.0f} GB/s), "
-        f"the GEMM computes ({rows[SCORES]['tflops']:.1f} TFLOP/s)."
+        f", for 1/{ratio:.1f} of the FLOPs: softmax moves memory (at least {softmax:.0f} GB/s{of_memory}), "
+        f"the GEMM computes ({gemm:.1f} TFLOP/s{of_rate})."
     )
+
+
+def ceilings(cell: CellData) -> flops.Peaks | None:
+    """The ceilings of the cell's GPU for its dtype; None where the GPU is not known."""
+    if cell.recording is None or not cell.recording.has_kernels:
+        return None
+    told = cell.found.told
+    device = {**(told.device if told else {}), **cell.recording.gpu}
+    return flops.peaks(str(device.get("capability")), device.get("sm_count") or 0, device.get("clock_hz") or 0,
+                       device.get("bytes_per_s"), told.asked.dtype if told else "fp32")  # fmt: skip
 
 
 def _checks_e(cell: CellData, rows: dict[str, pd.Series]) -> Iterable[Check]:

@@ -15,8 +15,7 @@ from lab.report.figures import Cell as GridCell
 from lab.report.figures import cell_grid, lines, roofline, save, stacked_bars
 from lab.report.page import Block, Card, Figure, Page, Points, Prose, Section, Status, Table, write_page
 from lab.report.tables import Heading, terminal_table, write_csv
-from lab.rooms.nsys import flops
-from lab.rooms.nsys.answers import FAILED, OK, OPEN, Answer, CellData, python_ms, roofline_points
+from lab.rooms.nsys.answers import FAILED, OK, OPEN, Answer, CellData, ceilings, python_ms, roofline_points
 from lab.rooms.nsys.config import QUESTIONS, TYPES
 from lab.rooms.nsys.flops import SIZES
 
@@ -154,7 +153,7 @@ def _check_sentence(answers: Sequence[Answer]) -> list[str]:
 
 
 def status_of(results: Results) -> Status:
-    if not results.answers or not any(answer.given for answer in results.answers):
+    if not any(answer.given for answer in results.answers) and _lacking(results):
         return "fail"
     doubts = (
         bool((results.cells["outcome"] != "ok").any()),
@@ -389,15 +388,10 @@ def roofs_of(results: Results) -> dict[str, tuple[float, float]]:
     """GPU and dtype -> (TFLOP/s, TFLOP/s per FLOP/byte); only GPUs whose ceilings are known."""
     roofs: dict[str, tuple[float, float]] = {}
     for cell in results.data:
-        if cell.recording is None or not cell.recording.has_kernels:
-            continue
-        told = cell.found.told
-        dtype = told.asked.dtype if told else "fp32"
-        device = {**(told.device if told else {}), **cell.recording.gpu}
-        known = flops.peaks(str(device.get("capability")), device.get("sm_count") or 0, device.get("clock_hz") or 0,
-                            device.get("bytes_per_s"), dtype)  # fmt: skip
-        if known and known.bytes_per_s:
-            name = f"{device.get('name')}, {dtype}, {known.units}"
+        known = ceilings(cell)
+        if known and known.bytes_per_s and cell.recording is not None:
+            told = cell.found.told
+            name = f"{cell.recording.device}, {told.asked.dtype if told else 'fp32'}, {known.units}"
             roofs[name] = (known.flop_per_s / 1e12, known.bytes_per_s / 1e12)
     return roofs
 
