@@ -5,7 +5,16 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHES = ("help", "read_trace", "tracelens", "collectives", "many_traces", "launch", "nsys_projection")
+BENCHES = (
+    "help",
+    "read_trace",
+    "tracelens",
+    "collectives",
+    "many_traces",
+    "launch",
+    "nsys_projection",
+    "replay_coverage",
+)
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or BENCHES:

@@ -123,6 +123,17 @@ def read_plan(
         notes=tuple(_notes(book, nodes, execution_trace)))  # fmt: skip
 
 
+def working_ops(trace: Path) -> list[int]:
+    """External ids of a CPU recording's ops that stand in for launches."""
+    ops = _sorted_out(decode_trace(trace).events)[0]
+    _nest(ops)
+    return [op.args.external_id for op in ops if _works(op)]
+
+
+def _works(op: _Op) -> bool:
+    return op.children == 0 and "::" in op.event.name and not NO_WORK.match(op.event.name)
+
+
 def decode_trace(trace: Path) -> _Document:
     data = read_json_bytes(trace, "trace")
     try:
@@ -309,7 +320,7 @@ class _Book:
     def add_leaves(self, forwards: _Forwards) -> None:
         """Without a GPU: every op without children that works on data, its own time in place of a kernel's."""
         for place, op in enumerate(self._ops):
-            if op.children == 0 and "::" in op.event.name and not NO_WORK.match(op.event.name):
+            if _works(op):
                 self._add(place, (), [(op.event, op.args)], forwards.at(op.event.ts))
 
     def _add(
