@@ -38,7 +38,7 @@ SYSTEM = (
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 TOKEN_TARGET = "/run/secrets/hf_token"
 OPTION_OF = {"/out": "--output-dir", "/in": "the run folder", "/hf": "HF_HOME", "/cache": "XDG_CACHE_HOME",
-             "/opt/lab/nixnan.so": "NIXNAN_SO"}  # fmt: skip
+             "/opt/lab/nixnan.so": "NIXNAN_SO", "/corpus": "LAB_CORPUS"}  # fmt: skip
 
 
 def checked(spec: ContainerSpec) -> ContainerSpec:

@@ -139,3 +139,17 @@ def test_the_models_names_come_when_they_are_asked_for():
     assert all(callable(getattr(room, name)) for name in room.__all__)
     with pytest.raises(AttributeError, match="nothing"):
         _ = room.nothing
+
+
+def test_a_corpus_enters_a_container_read_only_at_one_place(tmp_path):
+    (tmp_path / "TIMIT").mkdir()
+    done = lab(
+        "run", "--image", "cpu", "--dry-run", "--json", "semicrf", "train", "--data", "TIMIT", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["config"]["data"] == "/corpus"
+    for step in plan["steps"]:
+        assert {"source": str(tmp_path / "TIMIT"), "target": "/corpus", "read_only": True} in step["starts"][
+            "mounts"
+        ]

@@ -18,7 +18,7 @@ from lab.rooms.semicrf.layout import HEADS, comparisons, read_json
 WORDS = {Status.ok: "ok", Status.skipped: "skipped"}
 RESULT_COLUMNS = [
     "model", "backend", "status", "reason", "phone_error_rate", "boundary_f1", "boundary_f1_2", "segment_f1",
-    "duration_kl", "epoch_time_s", "total_time_s", "inference_time_s", "peak_mem_bytes", "best_epoch", "device", "file",
+    "duration_kl", "epoch_time_s", "total_time_s", "inference_time_s", "peak_mem_bytes", "peak_rss_bytes", "best_epoch", "device", "file",
 ]  # fmt: skip
 EPOCH_COLUMNS = ["model", "backend", "epoch", "loss", "dev_per", "boundary_f1", "grad_norm", "transition_max", "duration_max",
                  "train_s", "lr"]  # fmt: skip
@@ -62,7 +62,8 @@ def read_trainings(run: Run) -> Trainings:
         if status == "ok":
             found = read_json(folder / "result.json")
             raw[step.name] = found
-            row.update(_result(found), file=f"{step.folder}/result.json")
+            rss = record.outcome.peak_mem_bytes if record.outcome else None
+            row.update(_result(found), peak_rss_bytes=rss, file=f"{step.folder}/result.json")
             durations += list(_durations(case, found["test"]["duration_stats"]))
         elif status != "skipped":
             lacking.append(f"{step.name}: {reason}")

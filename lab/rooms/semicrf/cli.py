@@ -165,7 +165,7 @@ def diagnose(ctx: click.Context, /, case: Path | None, classic: bool, repeats: i
     if not knobs["preset"]:
         knobs["preset"] = "smoke"  # a matrix of many trainings; each need only be long enough to fail
     config = DiagnoseConfig(
-        train=train_config({**knobs, "models": ["semicrf"]}, gpus=True), plant=plant, case=_absolute(case), classic=classic,
+        train=train_config(_placed(ctx, {**knobs, "models": ["semicrf"]}), gpus=True), plant=plant, case=_absolute(case), classic=classic,
         repeats=max(repeats, 5) if classic else repeats, orders=1 if classic else orders, steps=steps,
     )  # fmt: skip
     drive("semicrf", lambda site, root: plan_diagnose(config, site), options)
@@ -212,6 +212,7 @@ def _train(ctx: click.Context, knobs: dict[str, Any], *, command: str, skipped: 
     from lab.rooms.semicrf.plan import plan_train
 
     options = options_of(ctx)
+    knobs = _placed(ctx, knobs)
     made: list[Path] = []
 
     def make_plan(site: Site, root: Path) -> Plan:
@@ -241,10 +242,23 @@ def train_config(knobs: dict[str, Any], *, gpus: bool) -> Any:
                 "--no-triton and the triton backend contradict each other", fix="drop one of them"
             )
         knobs["backends"] = ["torch" if name == "auto" else name for name in knobs["backends"]]
-    if knobs["data"] != "synthetic":
-        knobs["data"] = _absolute(Path(knobs["data"]))
     given = {name: value for name, value in knobs.items() if value is not None}
     return msgspec.convert({**preset, **given}, TrainConfig)
+
+
+def _placed(ctx: click.Context, knobs: dict[str, Any]) -> dict[str, Any]:
+    """A corpus by its absolute path here; in a container where the image mounts it."""
+    if knobs["data"] == "synthetic":
+        return knobs
+    path = str(_absolute(Path(knobs["data"])))
+    if options_of(ctx).image is None:
+        return {**knobs, "data": path}
+    import os
+
+    from lab.rooms.semicrf.plan import IN_CONTAINER
+
+    os.environ["LAB_CORPUS"] = path
+    return {**knobs, "data": IN_CONTAINER}
 
 
 def _absolute(path: Path | None) -> str | None:

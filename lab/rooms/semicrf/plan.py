@@ -12,6 +12,7 @@ from lab.errors import GpuError, UsageError
 from lab.rooms import Plan, Site
 from lab.rooms.semicrf.config import CheckConfig, DiagnoseConfig, TrainConfig
 
+IN_CONTAINER = "/corpus"  # where the image's tool `corpus` mounts what LAB_CORPUS names
 TRAIN, DIAGNOSE, CHECK = "train.json", "diagnose.json", "check.json"
 
 
@@ -107,6 +108,7 @@ def _train_step(config: TrainConfig, site: Site, model: str, backend: str) -> St
         argv=(*launcher, "-m", "lab.rooms.semicrf.workload_train", "--config", TRAIN, "--model", model,
               "--backend", backend, "--out", folder),
         env=_threads(site), timeout_s=config.step_timeout_s,
+        tools=_tools(config),
         expects=(f"{folder}/result.json", f"{folder}/epochs.jsonl"),
         labels={"model": model, "backend": backend})  # fmt: skip
 
@@ -121,8 +123,13 @@ def _diagnose_step(config: DiagnoseConfig, site: Site, name: str, part: str, bac
         name=name, folder=folder, num_gpus=1 if site.gpus else 0,
         argv=("python", "-m", "lab.rooms.semicrf.workload_diagnose", "--config", DIAGNOSE, "--part", part,
               "--backend", backend, "--out", folder),
-        env=env, timeout_s=config.step_timeout_s, expects=(f"{folder}/{part}.json",),
+        env=env, timeout_s=config.step_timeout_s,
+        tools=_tools(config.train), expects=(f"{folder}/{part}.json",),
         labels={"part": part, "backend": backend})  # fmt: skip
+
+
+def _tools(config: TrainConfig) -> tuple[str, ...]:
+    return ("corpus",) if config.data == IN_CONTAINER else ()
 
 
 def _threads(site: Site) -> dict[str, str]:

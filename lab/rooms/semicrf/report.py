@@ -47,7 +47,7 @@ FOOTNOTES = {
         PER_NOTE,
         "Test figures are of the epoch that was best on the dev split; the test split chooses nothing.",
         "Boundary F1 pairs boundaries one to one in order, exactly or within 2 frames; a segment counts where start, end and label agree.",
-        "Time of an epoch is the median without the first, which pays for compilation; memory is the GPU's peak.",
+        "Time of an epoch is the median without the first, which pays for compilation; memory is the peak on the GPU, and of the host's process.",
     ),
     "diagnose": (
         "A cell of the matrix is one short training; every backend has a kernel cache of its own, padding and free memory hold NaN.",
@@ -259,7 +259,12 @@ def _training_cards(results: pd.DataFrame) -> list[Card]:
 
 
 def _results_table(results: pd.DataFrame) -> Table:
-    shown = results.assign(peak_mib=results["peak_mem_bytes"] / 2**20).drop(columns=["peak_mem_bytes"])
+    memory = {
+        "gpu_peak_mib": results["peak_mem_bytes"] / 2**20,
+        "host_peak_mib": results["peak_rss_bytes"] / 2**20,
+    }
+    shown = results.assign(**memory).drop(columns=["peak_mem_bytes", "peak_rss_bytes"])
+    shown.insert(len(shown.columns) - 1, "file", shown.pop("file"))
     told = [name for name in shown if not (shown[name].isna() | (shown[name] == "")).all()]
     headings = {"phone_error_rate": Heading("test PER", ""), "boundary_f1_2": Heading("boundary F1 within 2 frames", ""),
                 "duration_kl": Heading("duration KL", "nats"), "epoch_time_s": Heading("time of an epoch", "s")}  # fmt: skip
