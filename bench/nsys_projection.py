@@ -70,7 +70,7 @@ def _ranges(num_kernels: int, calls: np.ndarray, tid: np.ndarray) -> Table:
     steps = calls[::PER_STEP]
     labels = [NAMES[0] if i == 0 else f"step_{i - 1}" for i in range(len(steps))]
     parts.append((steps, PER_STEP * 1_000 - 1, MAIN, labels))
-    parts.append((steps + 50, PER_STEP // 2 * 1_000 - 100, MAIN, ["forward"] * len(steps)))
+    parts.append((steps + 50, PER_STEP // 2 * 1_000 - 55, MAIN, ["forward"] * len(steps)))
     parts.append(
         (steps + PER_STEP // 2 * 1_000, PER_STEP // 2 * 1_000 - 100, MAIN, ["backward"] * len(steps))
     )
