@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 
+import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -34,18 +37,17 @@ from tests.nsys import made
 from tests.nsys.made import SPEC, truth, write_trace
 
 
-def told(kind, forward_ms) -> Told:
+def told(kind, *forward_ms) -> Told:
     asked = Asked(model_size="tiny", context_length=64, profile_type=kind)
-    return Told(
-        asked=asked, outcome="ok", steps=[{"forward_ms": forward_ms, "step_ms": forward_ms, "loss": 1.0}]
-    )
+    steps = [{"forward_ms": ms, "step_ms": ms, "loss": 1.0} for ms in forward_ms]
+    return Told(asked=asked, outcome="ok", steps=steps)
 
 
 def cell(tmp_path, kind="training", *, spec=SPEC, python_ms=None, plain_ms=None, **more) -> CellData:
     path = write_trace(tmp_path / f"{kind}.json", kind, **more)
     recording = recording_of(project(load_capture(path)))
     found = Found(cell=Cell(size="tiny", context=64, type=kind), capture=path, spec=spec, batch=4,
-                  told=told(kind, python_ms) if python_ms else None, twin=told(kind, plain_ms) if plain_ms else None)  # fmt: skip
+                  told=told(kind, *np.full(more.get("steps", 2), python_ms)) if python_ms else None, twin=told(kind, plain_ms) if plain_ms else None)  # fmt: skip
     return CellData(found, recording, tables_of(recording, spec, 4, 64, "fp32"))
 
 
@@ -76,6 +78,17 @@ def test_a_a_clock_in_the_same_run_that_disagrees_fails_its_check(tmp_path):
     wall = wall_ms(cell(tmp_path, "forward"))
     answer = part_a(cell(tmp_path, "forward", python_ms=3 * wall, plain_ms=wall), [])
     assert answer.state == FAILED
+
+
+def test_a_one_interrupted_step_does_not_decide_about_the_clocks(tmp_path):
+    one = cell(tmp_path, "forward", steps=3)
+    walls = np.full(3, wall_ms(one))
+    late = dataclasses.replace(
+        one, found=msgspec.structs.replace(one.found, told=told("forward", *(walls * [1, 9, 1])))
+    )
+    assert states(part_a(late, []))["Python's clock around the range agrees with it"] == OK
+    few = dataclasses.replace(one, found=msgspec.structs.replace(one.found, told=told("forward", walls[0])))
+    assert states(part_a(few, []))["Python's clock around the range agrees with it"] == OPEN
 
 
 def test_b_the_costliest_kernel_has_its_launches_in_one_pass_not_in_the_whole_run(tmp_path):

@@ -55,13 +55,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse, measure, and leave with an exit code of lab.errors."""
     options = parse(argv)
     out: Path = options.out
-    write_atomic(out / "environment.json", pretty({"versions": versions()}))
     try:
+        write_atomic(out / "environment.json", pretty({"versions": versions()}))
         cell = measured(options)
+        write_atomic(out / "cell.json", pretty(cell))
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    write_atomic(out / "cell.json", pretty(cell))
     print(said(cell), flush=True)
 
 
@@ -110,7 +110,7 @@ def ran_out(error: BaseException) -> bool:
 
 def steps_of(options: argparse.Namespace) -> dict[str, Any]:
     """Model, warm-up, measured steps; what they took and whether the asked-for attention is the one that ran."""
-    mark = marker(nvtx=options.device == "cuda")
+    mark = marker(nvtx=options.device == "cuda" and torch.version.cuda is not None)
     cell = Cell(options, mark)
     for _ in range(options.warmup_steps):
         with mark("warmup"):
