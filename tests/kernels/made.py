@@ -1,0 +1,54 @@
+"""Generations as a profiler would record them, every figure known: two layers, a prefill and decode steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.tracegen import TraceWriter
+
+FORWARD_US, GAP_US = 1000, 100
+MM = {
+    "Input Dims": [[4, 8], [8, 8]],
+    "Input type": ["c10::Half"] * 2,
+    "Input Strides": [[8, 1], [1, 8]],
+    "Concrete Inputs": ["", ""],
+}
+
+
+def generation(
+    forwards: int = 3, *, rank: int = 0, world_size: int = 1, late_us: float = 0, comm: bool = False
+) -> TraceWriter:
+    """Per forward: two mm kernels of 10 us, an add of 2 us, a cat whose size grows, and (comm) an all-reduce of 8 us."""
+    writer = TraceWriter(rank=rank, world_size=world_size)
+    for forward in range(forwards):
+        start = 1000 + forward * (FORWARD_US + GAP_US) + late_us
+        writer.event("user_annotation", f"decode_{forward}" if forward else "prefill", start, FORWARD_US)
+        for layer in range(2):
+            op = writer.op("aten::mm", start + 20 + 100 * layer, 30, **MM)
+            writer.kernel(
+                "nvjet_gemm",
+                start + 60 + 100 * layer,
+                10,
+                op=op,
+                **{"shared memory": 512, "registers per thread": 90},
+            )
+        op = writer.op("aten::add", start + 300, 20)
+        writer.kernel(
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)",
+            start + 340,
+            2,
+            op=op,
+        )
+        op = writer.op("aten::cat", start + 400, 20, **{"Input Dims": [[[1, forward + 1]], []], "Input type": ["TensorList", "Scalar"],
+                                                        "Concrete Inputs": ["", "1"]})  # fmt: skip
+        writer.kernel("Memcpy DtoD (Device -> Device)", start + 440, 1, op=op, bytes=8 * (forward + 1))
+        if comm:
+            writer.all_reduce(1024, start + 62, 8)
+    return writer
+
+
+def profile_folder(folder: Path, **more) -> Path:
+    """A run's `profile/` with the traces of `world_size` ranks."""
+    for rank in range(more.get("world_size", 1)):
+        generation(rank=rank, **more).write(folder / "profile" / f"trace_rank{rank}.json.gz")
+    return folder
