@@ -13,6 +13,7 @@ import pandas as pd
 from lab.rooms.nan import verdict as words
 from lab.rooms.nan.evidence import Evidence
 from lab.rooms.nan.logs import Log
+from lab.rooms.nan.sass import memory_nan_lines
 from lab.rooms.nan.verdict import LINKS, Chain
 
 EXPERIMENTS = [
@@ -112,10 +113,9 @@ def _sass(one: Evidence) -> dict[str, Any]:
         return {"sass_integrity": "unreadable" if one.log_files else ""}
     half, single = words.reported(one, ("f16", "bf16"), "NaN"), words.reported(one, ("f32",), "NaN")
     tiny = words.reported(one, ("f16", "bf16"), "subnormal")
-    memory = sum(row.get("NaN", 0) for row in one.log.counts.get("memory", {}).values())
     return {
         "sass_integrity": one.log.integrity, "sass_lines": one.log.error_lines, "sass_sites": one.log.site_count,
-        "sass_nan_lines": words.kind_lines(one, "NaN"), "memory_nan_lines": memory,
+        "sass_nan_lines": words.kind_lines(one, "NaN"), "memory_nan_lines": memory_nan_lines(one.log),
         **_pair("half_nan", half), **_pair("float_nan", single), **_pair("half_subnormal", tiny),
     }  # fmt: skip
 

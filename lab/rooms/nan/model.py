@@ -199,7 +199,7 @@ def _from_hub(library: Any, config: NanConfig, cell: Cell) -> Loaded:
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(config.model)
         model = library.AutoModelForCausalLM.from_pretrained(config.model, **options)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # what is absent, and what is no model
         raise MissingError(f"the model cannot be loaded: {str(error).splitlines()[0]}", where=config.model,
                            fix="name a folder, download it into the hub's cache first, or use --model tiny") from error  # fmt: skip
     if cell.quant == "none":

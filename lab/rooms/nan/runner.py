@@ -269,11 +269,9 @@ def child_env(
     flags = {"SAMPLING": config.sampling, "LINE_INFO": int(line_info), "MAX_ERRORS": config.max_errors,
              "HISTOGRAM": int(config.histogram), "ENABLE_FUN_DETAIL": int(config.fun_detail)}  # fmt: skip
     entry = {"CUDA_INJECTION64_PATH": str(tool)} if mode == "inject" else {"LD_PRELOAD": str(tool)}
-    # The folder that python -m found lab in: the command's own folder is another one.
-    path = os.pathsep.join([os.getcwd(), *filter(None, [env.get("PYTHONPATH", "")])])
     spec = {"BIN_SPEC_FILE": str(log.with_name("bin_spec.json"))} if config.bin_spec else {}
     return {**scrubbed(env), **{name: str(value) for name, value in flags.items()}, **entry, **spec,
-            "LOGFILE": str(log), "PYTHONPATH": path}  # fmt: skip
+            "LOGFILE": str(log)}  # fmt: skip
 
 
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:

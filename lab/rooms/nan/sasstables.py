@@ -12,8 +12,10 @@ import pandas as pd
 from lab.report.figures import save, stacked_bars
 from lab.report.page import Block, Figure, Points, Table
 from lab.rooms.nan.categories import category, shown
-from lab.rooms.nan.evidence import Evidence
+from lab.rooms.nan.config import AGAIN
+from lab.rooms.nan.evidence import Evidence, read_json
 from lab.rooms.nan.logs import Log, Site
+from lab.rooms.nan.sass import diff, summary
 
 INSTRUCTIONS = ["experiment", "opcode", "operand", "type", "kinds", "lines"]
 EVIDENCE = ["experiment", "file", "line", "kinds", "category", "function", "lines_of_site", "raw"]
@@ -28,6 +30,23 @@ INTEGRITY = [
     "reasons",
     "files",
 ]
+CAUSES = [
+    "experiment",
+    "cause",
+    "what",
+    "confidence",
+    "benign",
+    "sites",
+    "lines",
+    "functions",
+    "why",
+    "file",
+    "line",
+    "raw",
+]
+CLASSES = ["experiment", "kind", "birth", "transit", "source_only", "unknown"]
+DIFFERENCES = ["experiment", "against", "sites", "common", "jaccard", "appeared", "vanished", "moved", "noise_jaccard",
+               "beyond_noise", "verdict"]  # fmt: skip
 MOST_BARS = 14
 MOST_EVIDENCE = 40  # sites an experiment whose raw lines are shown
 
@@ -121,7 +140,7 @@ class SassTables:
     def evidence_blocks(self) -> list[Block]:
         if self.evidence.empty:
             return []
-        caption = "The first line of each site as it stands in its log, sites with NaN first, then by lines"
+        caption = "The worst line of each site as it stands in its log, sites with NaN first, then by lines"
         return [Table(self.evidence, caption, "tables/sass_evidence.csv", open_rows=12, limit=300)]
 
     def coverage_blocks(self) -> list[Block]:
@@ -131,17 +150,90 @@ class SassTables:
 def sass_tables(evidence: Sequence[Evidence]) -> SassTables:
     """Tables of all logs that could be read; empty ones where there is none."""
     logged = [one for one in evidence if one.log is not None]
-    rows: dict[str, list[dict[str, Any]]] = {"instructions": [], "evidence": [], "integrity": []}
+    rows: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("instructions", "evidence", "integrity", "causes", "classes")
+    }
+    covered: dict[str, list[str]] = {}
     for one in logged:
         assert one.log is not None
+        told = summary(one.log, compute_capability=_capability(one))
         rows["instructions"] += _instructions(one.label, one.log)
         rows["evidence"] += _evidence(one.label, one.log)
         rows["integrity"].append(_integrity(one))
-    empty = pd.DataFrame()
+        rows["causes"] += _causes(one.label, told["causes"])
+        rows["classes"] += [
+            {"experiment": one.label, "kind": kind, **row} for kind, row in told["classes"].items()
+        ]
+        for sentence in (told["coverage"]["statement"], *told["coverage"]["warnings"]):
+            covered.setdefault(sentence, []).append(one.label)
+    differences, sentences = _differences(logged)
     return SassTables(
         instructions=pd.DataFrame(rows["instructions"], columns=INSTRUCTIONS).astype({"operand": "Int64"}),
         evidence=pd.DataFrame(rows["evidence"], columns=EVIDENCE), integrity=pd.DataFrame(rows["integrity"], columns=INTEGRITY),
-        causes=empty, classes=empty, differences=empty)  # fmt: skip
+        causes=pd.DataFrame(rows["causes"], columns=CAUSES), classes=pd.DataFrame(rows["classes"], columns=CLASSES),
+        differences=differences, coverage=[f"{', '.join(labels)}: {sentence}" for sentence, labels in covered.items()],
+        sentences=[*_harmful(rows["causes"]), *sentences])  # fmt: skip
+
+
+def _capability(one: Evidence) -> str | None:
+    """The GPU's, where the workload left it; without it, what holds for every GPU is told."""
+    if one.folder is None or one.published or not (one.folder / "environment.json").exists():
+        return None
+    found: str | None = read_json(one.folder / "environment.json").get("compute_capability")
+    return found
+
+
+def _causes(label: str, causes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each cause with the first line that shows it."""
+    rows = []
+    for cause in causes:
+        shows: dict[str, Any] = (
+            cause["evidence"][0] if cause["evidence"] else {"file": "", "line": None, "raw": ""}
+        )
+        rows.append({
+            "experiment": label, **{name: cause[name] for name in ("cause", "what", "confidence", "sites", "lines", "why")},
+            "benign": "yes" if cause["benign"] else "no", "functions": ", ".join(shown(name) for name in cause["functions"]),
+            "file": Path(shows["file"]).name, "line": shows["line"], "raw": shows["raw"],
+        })  # fmt: skip
+    return rows
+
+
+def _harmful(causes: Sequence[dict[str, Any]]) -> list[str]:
+    """The causes that the instructions show with high confidence and that are no masking."""
+    found: dict[str, list[str]] = {}
+    for row in causes:
+        if row["confidence"] == "high" and row["benign"] == "no":
+            found.setdefault(row["what"], []).append(
+                f"{row['experiment']} ({row['sites']} sites, line {row['line']} of {row['file']})"
+            )
+    return [f"Instructions show {what}: {', '.join(where)}." for what, where in found.items()]
+
+
+def _differences(logged: Sequence[Evidence]) -> tuple[pd.DataFrame, list[str]]:
+    """Each log's sites against the baseline's, with the baseline's own repeat as the noise floor where there is one."""
+    by_name = {one.experiment: one for one in logged}
+    base, again = by_name.get("baseline"), by_name.get(AGAIN)
+    if base is None or base.log is None:
+        return pd.DataFrame([], columns=DIFFERENCES), []
+    noise = again.log if again else None
+    rows = []
+    for one in logged:
+        if one in (base, again) or one.log is None:
+            continue
+        found = diff(base.log, one.log, noise)
+        rows.append({
+            "experiment": one.label, "against": base.label, "sites": found["sites_b"], "common": found["common"],
+            "jaccard": found["jaccard"], "appeared": found["appeared_count"], "vanished": found["vanished_count"],
+            "moved": found["moved_count"], "noise_jaccard": 1 - found["noise"]["distance"] if found["noise"] else None,
+            "beyond_noise": {True: "yes", False: "no", None: "not judged"}[found["beyond_noise"]], "verdict": found["verdict"],
+        })  # fmt: skip
+    same = [row["experiment"] for row in rows if row["beyond_noise"] == "no"]
+    said = [f"Indistinguishable from the baseline by their sites: {', '.join(same)}."] if same else []
+    if rows and noise is None:
+        said.append(
+            "There is no repeated baseline: how many sites differ by chance is not known, so no difference is judged."
+        )
+    return pd.DataFrame(rows, columns=DIFFERENCES), said
 
 
 def _instructions(label: str, log: Log) -> list[dict[str, Any]]:
@@ -156,7 +248,7 @@ def _evidence(label: str, log: Log) -> list[dict[str, Any]]:
     def weight(site: Site) -> tuple[bool, int]:
         return "NaN" not in site.kinds, -site.lines
 
-    return [{"experiment": label, "file": Path(site.file).name, "line": site.first_line, "kinds": ", ".join(site.kinds),
+    return [{"experiment": label, "file": Path(site.file).name, "line": site.line, "kinds": ", ".join(site.kinds),
              "category": category(site.function), "function": shown(site.function), "lines_of_site": site.lines, "raw": site.raw}
             for site in sorted(log.sites, key=weight)[:MOST_EVIDENCE]]  # fmt: skip
 

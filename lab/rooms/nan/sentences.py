@@ -8,6 +8,7 @@ import pandas as pd
 
 from lab.rooms.nan import verdict as words
 from lab.rooms.nan.analyze import NanTables, baseline_of, nan_sites
+from lab.rooms.nan.categories import shown
 from lab.rooms.nan.evidence import Evidence
 from lab.rooms.nan.verdict import SEVERITY, kind_lines, text_of
 
@@ -111,9 +112,7 @@ def instructions(tables: NanTables) -> list[str]:
         return [f"{one.label}: {one.log.error_lines} lines of nixnan, none of them NaN."]
     sites = nan_sites(one.log)
     top = sorted(nans.items(), key=lambda item: -item[1])[:3]
-    told = _some(
-        [f"{name.removeprefix('void ')} {lines} ({sites.get(name, 0)} sites)" for name, lines in top]
-    )
+    told = _some([f"{shown(name)} {lines} ({sites.get(name, 0)} sites)" for name, lines in top])
     return [
         f"{one.label}: {one.log.error_lines} lines, {one.log.site_count} sites, {total} lines with NaN: {told}."
     ]
@@ -163,10 +162,10 @@ def originals_faults(tables: NanTables) -> list[str]:
 def _crowned_crash(published: Sequence[Evidence]) -> str:
     logs = [one for one in published if one.log is not None]
     least = min(logs, key=lambda one: kind_lines(one, "NaN"), default=None)
-    if least is None or least.compared:
+    if least is None or least.compared or not any(one.compared for one in logs):
         return ""
     return (f"fewest NaN lines would make {least.label} ({kind_lines(least, 'NaN')}) the best at the instruction level; it {least.reason}, "
-            f"so it ran {len(_kernels_of(least))} kernels by name where others ran {max(len(_kernels_of(one)) for one in logs)}.")  # fmt: skip
+            f"and its log names {len(_kernels_of(least))} kernels where others name up to {max(len(_kernels_of(one)) for one in logs)}.")  # fmt: skip
 
 
 def _crowned_tie(published: Sequence[Evidence]) -> str:

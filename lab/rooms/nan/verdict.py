@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from lab.rooms.nan.evidence import Evidence
+from lab.rooms.nan.sass import memory_nan_lines, stored_nan
 
 # Verdict -> grade. What stayed inside kernels harms nobody and shares the first grade: a level that was not watched
 # cannot make one experiment better than another. What is not here is inconclusive and has no rank.
@@ -54,8 +55,8 @@ def _instruction(one: Evidence) -> tuple[str, str]:
 def _stored(one: Evidence) -> tuple[str, str]:
     if one.log is None or (not one.log.context_seen and not one.log.error_lines):
         return "?", one.log_error or "not run under nixnan"
-    lines = sum(row.get("NaN", 0) for row in one.log.counts.get("memory", {}).values())
-    return ("yes", f"{lines} lines") if lines else ("no", "0 stored by instrumented stores")
+    lines = memory_nan_lines(one.log)
+    return ("yes", f"{lines} lines") if stored_nan(one.log) else ("no", "0 stored by instrumented stores")
 
 
 def _module(one: Evidence) -> tuple[str, str]:

@@ -112,7 +112,8 @@ def clip_attention(model: nn.Module, limit: float) -> Change:
     def clamped(output: Any) -> Any:
         first = output[0] if isinstance(output, tuple) else output
         change.count_clipped(first.abs() > limit)
-        kept = first.clamp(-limit, limit)
+        # A limit beyond the type's largest number touches nothing, and clamp would refuse it.
+        kept = first.clamp(-limit, limit) if limit < torch.finfo(first.dtype).max else first
         return (kept, *output[1:]) if isinstance(output, tuple) else kept
 
     for module in modules.values():

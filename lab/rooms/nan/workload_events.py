@@ -23,6 +23,7 @@ from lab.rooms.nan.workload_leaves import is_skipped, leaves
 
 Event = tuple[Any, ...]
 Label = tuple[int, int, str]  # module, side, leaf
+NO_SHAPE = (torch.Size(), torch.float32)
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 
@@ -35,8 +36,10 @@ class Forward:
         self.stack: list[int] = []
         self.labels: list[Label] = []  # in order of time
         self.leaf_call: list[int] = []
-        self.shapes: list[tuple[torch.Size, torch.dtype]] = []
-        self.numels: list[int] = []
+        self.shapes: list[
+            tuple[torch.Size, torch.dtype]
+        ] = []  # of each row of counts, if it is kept call by call
+        self.keep_shapes = True
         self.cache: Any = None
         self.is_output: np.ndarray | None = None  # for each label
         self.unseen = self.weighed = self.bytes = 0
@@ -73,8 +76,10 @@ class Forward:
         self._index.append(np.where(index >= 0, index + self._taken, -1))
         self._counts.append(counts)
         self._taken += len(counts)
-        self.numels += [tensor.numel() for tensor in batch.tensors]
-        self.shapes += [(tensor.shape, tensor.dtype) for tensor in batch.tensors]
+        if self.keep_shapes or counts[:, :3].any():
+            self.shapes += [(tensor.shape, tensor.dtype) for tensor in batch.tensors]
+        else:  # nobody will look at these one by one
+            self.shapes += [NO_SHAPE] * len(batch.tensors)
         self.unseen += batch.unseen
 
     def index(self) -> np.ndarray:
@@ -85,17 +90,20 @@ class Forward:
         return np.concatenate(self._counts) if self._counts else np.zeros((0, len(KINDS)))
 
     def outputs(self, index: np.ndarray) -> np.ndarray:
-        """The rows of distinct tensors that some module put out."""
+        """For each row of `counts` whether some module put that tensor out."""
         out = _are_outputs(self.labels) if self.is_output is None else self.is_output
-        rows: np.ndarray = np.unique(index[out & (index >= 0)])
-        return rows
+        found = np.zeros(self._taken + 1, dtype=bool)
+        found[index[out]] = True
+        return found[:-1]  # -1 marked the added one
 
     def leaf_dtypes(self) -> list[str]:
         return [str(self.shapes[u][1]).replace("torch.", "") if u >= 0 else "" for u in self.index()]
 
     def leaf_numel(self, index: np.ndarray) -> np.ndarray:
-        numels: np.ndarray = np.asarray([*self.numels, 0])[index]  # -1 takes the added zero
-        return numels
+        sizes: np.ndarray = np.asarray([*(shape.numel() for shape, _ in self.shapes), 0])[
+            index
+        ]  # -1 takes the added zero
+        return sizes
 
 
 class Batch:
@@ -168,6 +176,8 @@ class Template:
     parents: list[int]  # which events those are
     passed: list[int]  # events of modules without children: a tensor in, a tensor out
     others: list[tuple[Any, ...]]  # sources of all other leaves
+    noted_in: list[tuple[int, int, int]]  # (place in others, event, place in its versions)
+    noted_out: list[tuple[int, int, int]]  # (place in others, event, slot of its version)
     order: np.ndarray  # from (inputs of passed, outputs of passed, others) to the order of time
     labels: list[Label]
     leaf_call: list[int]
@@ -195,8 +205,9 @@ class Template:
         if batch.overwritten:
             return None
         parents = sorted({*range(len(events))} - {*passed})
+        noted_in, noted_out = _noted(events, others)
         cached = ((n, name) for n in parents if isinstance(events[n][2], dict) for name in CACHES if events[n][2].get(name) is not None)  # fmt: skip
-        return cls([event[0] for event in events], [_form(events[n]) for n in parents], parents, passed, others,
+        return cls([event[0] for event in events], [_form(events[n]) for n in parents], parents, passed, others, noted_in, noted_out,
                    np.asarray(order, dtype=np.int64), batch.labels, batch.leaf_call,
                    _are_outputs(batch.labels), forward.calls,
                    next(cached, None))  # fmt: skip
@@ -208,16 +219,21 @@ class Template:
         if [_form(events[number]) for number in self.parents] != self.forms:
             return None
         passed = [events[number] for number in self.passed]
-        if any(len(event) != 5 for event in passed):
+        if {*map(len, passed)} - {5}:
             return None
         flat = [event[1] for event in passed] + [event[3] for event in passed]
         noted = [event[2] for event in passed] + [event[4] for event in passed]
         if {*map(type, flat)} - {Tensor} or [tensor._version for tensor in flat] != noted:
             return None
-        if any(_overwritten(events[number]) for number in self.parents):
-            return None
         others = _fetch(events, self.others)
-        return None if {*map(type, others)} - {Tensor} else self._batch(flat + others, events, forward)
+        if {*map(type, others)} - {Tensor} or self._overwritten(others, events):
+            return None
+        return self._batch(flat + others, events, forward)
+
+    def _overwritten(self, others: list[Tensor], events: list[Event]) -> bool:
+        return any(
+            others[at]._version != events[number][3][place] for at, number, place in self.noted_in
+        ) or any(others[at]._version != events[number][slot] for at, number, slot in self.noted_out)
 
     def _batch(self, flat: list[Tensor], events: list[Event], forward: Forward) -> Batch:
         ids = [*map(id, flat)]
@@ -250,12 +266,24 @@ def _are_outputs(labels: list[Label]) -> np.ndarray:
     return flags
 
 
-def _overwritten(event: Event) -> bool:
-    if len(event) == 5:
-        return bool(event[2] != event[1]._version or event[4] != output_version(event[3]))
-    if event[0] < 0:
-        return bool(event[3] != output_version(event[1]))
-    return bool(event[3] != versions(event[1], event[2]))
+def _noted(
+    events: list[Event], others: list[tuple[Any, ...]]
+) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
+    """Where the events noted the versions of these leaves; nested ones have none."""
+    noted_in, noted_out = [], []
+    for at, (number, slot, *path) in enumerate(others):
+        event = events[number]
+        if len(event) == 5:
+            if not path:
+                noted_out.append((at, number, slot + 1))  # the version follows its tensor
+        elif event[0] < 0:
+            if not path:
+                noted_out.append((at, number, 3))
+        elif len(path) == 1:
+            names = [(1, place) for place in range(len(event[1]))] + [(2, name) for name in event[2]]
+            tensors = [name for name in names if isinstance(event[name[0]][name[1]], Tensor)]
+            noted_in.append((at, number, tensors.index((slot, path[0]))))
+    return noted_in, noted_out
 
 
 def _form(event: Event) -> tuple[Any, ...]:

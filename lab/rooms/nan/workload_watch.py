@@ -77,7 +77,7 @@ class Total:
     phase: str
     dtype: str
     calls: int = 0
-    numel: int = 0
+    numel: int = 0  # by the sizes of the first of equal forwards
     counts: np.ndarray = field(default_factory=lambda: np.zeros(len(KINDS)))
     first_bad_step: int = -1
 
@@ -186,7 +186,7 @@ class Watch:
                     total = found[key] = Total(*words, part.dtypes[at])
                     total.counts[3:] = -1
                 total.calls += part.calls
-                total.numel += int(part.numel[at])
+                total.numel += part.calls * int(part.sizes[at])
                 _add_counts(total.counts, part.counts[at])
                 bad_step = int(part.first_bad[at])
                 if bad_step >= 0 and (total.first_bad_step < 0 or bad_step < total.first_bad_step):
@@ -236,7 +236,11 @@ class Watch:
     def _outermost(self, at: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A whole forward: its events, then its count. An exception of the model passes on after the count."""
         careful = self._at_once or _inference_mode()
-        self._forward = Forward(len(self.steps), *_phase(args, kwargs))
+        self._forward = forward_now = Forward(len(self.steps), *_phase(args, kwargs))
+        # Sizes are asked for once a phase: reading them costs as much as counting.
+        forward_now.keep_shapes = (
+            forward_now.phase not in self._templates or self._last.get(forward_now.phase) is None
+        )
         self._inside, self._slow = True, careful
         # One token's activations fill no memory.
         self._weigh_at = sys.maxsize if self._forward.query_length == 1 else WEIGH_EVERY
@@ -371,10 +375,11 @@ class Watch:
         if last is None or (last.labels is not forward.labels and last.labels != forward.labels):
             key = (forward.phase, tuple(forward.labels))
             if key not in self._totals:
-                self._totals[key] = _Totals(forward.phase, forward.labels, forward.leaf_dtypes())
+                sizes = forward.leaf_numel(index)
+                self._totals[key] = _Totals(forward.phase, forward.labels, forward.leaf_dtypes(), sizes)
             last = self._last[forward.phase] = self._totals[key]
         values = np.concatenate([counts, np.full((1, len(KINDS)), -1.0)])[index]  # -1 takes the added row
-        last.add(values, forward.leaf_numel(index), bad, forward.number)
+        last.add(values, bad, forward.number)
 
     def _rows(self, forward: Forward, counts: np.ndarray, index: np.ndarray, bad: np.ndarray) -> list[Row]:
         calls, told = self._story(forward, index, bad)
@@ -409,17 +414,17 @@ class Watch:
 class _Totals:
     """Running sums of forwards that made the same calls."""
 
-    def __init__(self, phase: str, labels: list[tuple[int, int, str]], dtypes: list[str]) -> None:
-        self.phase, self.labels, self.dtypes = phase, labels, dtypes
+    def __init__(
+        self, phase: str, labels: list[tuple[int, int, str]], dtypes: list[str], sizes: np.ndarray
+    ) -> None:
+        self.phase, self.labels, self.dtypes, self.sizes = phase, labels, dtypes, sizes
         self.calls = 0
-        self.numel = np.zeros(len(labels), np.int64)
         self.counts = np.zeros((len(labels), len(KINDS)))
         self.counts[:, 3:] = -1
         self.first_bad = np.full(len(labels), -1)
 
-    def add(self, values: np.ndarray, numel: np.ndarray, bad: np.ndarray, step: int) -> None:
+    def add(self, values: np.ndarray, bad: np.ndarray, step: int) -> None:
         self.calls += 1
-        self.numel += numel
         _add_counts(self.counts, values)
         self.first_bad[(self.first_bad < 0) & bad] = step
 
@@ -461,13 +466,13 @@ def _any_bad(tensors: list[Tensor]) -> bool:
     return bool(plain_counts(tensors)[:, :3].sum() > 0)
 
 
-def _unique_totals(counts: np.ndarray, rows: np.ndarray) -> dict[str, float]:
+def _unique_totals(counts: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
     """Counts over distinct tensors: one that passes through three modules counts once."""
-    if not len(rows):
+    if not chosen.any():
         return dict.fromkeys(KINDS, 0.0)
-    chosen = counts[rows]
-    summed = np.where((chosen[:, :4] < 0).any(axis=0), -1, chosen[:, :4].sum(axis=0))
-    return dict(zip(KINDS, [*summed.tolist(), float(chosen[:, 4].max())], strict=True))
+    rows = counts[chosen]
+    summed = np.where(rows[:, :4].min(axis=0) < 0, -1, rows[:, :4].sum(axis=0))
+    return dict(zip(KINDS, [*summed.tolist(), float(rows[:, 4].max())], strict=True))
 
 
 def _by_kind(row: np.ndarray) -> dict[str, float]:
