@@ -180,6 +180,27 @@ def test_fast_and_plain_agree_where_every_line_is_the_usual_one(tmp_path, small_
     assert len(found.sites) < found.site_count and any("not listed" in reason for reason in found.reasons)
 
 
+@pytest.mark.parametrize("large", [400, 3000])
+def test_large_files_are_counted_by_arrow_to_the_same(tmp_path, monkeypatch, large):
+    monkeypatch.setattr(reader, "LARGE_BYTES", large)
+    monkeypatch.setattr(reader, "BLOCK_BYTES", large // 2)
+    draw = random.Random(large)
+    text = [draw.choice(nixgen.NOISE) if draw.random() < 0.2 else nixgen.varied(draw, 1) for _ in range(4000)]
+    path = nixgen.write(tmp_path / "x.nixnan", [*nixgen.log(*text[:2000]), *nixgen.log(*text[2000:])])
+    called = []
+    monkeypatch.setattr(
+        bulk, "distinct_lines", lambda block, real=bulk.distinct_lines: called.append(1) or real(block)
+    )
+    found = parse(path)
+    same(found, nixgen.plain(path))
+    assert len(called) > 20 and found.report["f32"]["NaN"]["unique"] > 0
+    assert all(
+        raw in line
+        for n, site in enumerate(found.sites)
+        for raw, line in [(site.raw, path.read_bytes().decode().split("\n")[site.line - 1])]
+    )
+
+
 def test_functions_beyond_the_limit_are_summed_and_said(tmp_path, small_limits, monkeypatch):
     monkeypatch.setattr(reader, "FUNCTION_LIMIT", 30)
     path = nixgen.write(tmp_path / "x", [nixgen.error(function=f"f{n % 90}") for n in range(900)])
