@@ -1,4 +1,4 @@
-"""Ranges onto kernels: lab's sweep against the plain SQL join of launch and range, seconds and peak memory.
+"""Ranges onto kernels: lab's sweep against the plain SQL join of launch and range, CPU seconds and peak memory.
 
 The capture is generated: two threads, steps of nested ranges (depth 6, 2.9 ranges a kernel), backward's kernels on a
 worker. The join is the one that a person writes: unindexed as nsys exports it, and with the two indexes that help it.
@@ -129,9 +129,9 @@ def whole(num_kernels: int) -> None:
     """In a process of its own, for its peak memory: generate, project, say."""
     capture = generated(num_kernels)
     before_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    started = time.perf_counter()
+    started = time.process_time()
     projection = project(capture)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     cross = int(projection.coverage.num_kernels[1])
     print(f"{num_kernels:>9,} kernels x {len(capture.ranges):>9,} ranges: {seconds:6.2f} s, peak {peak_mb:,.0f} MB "
@@ -146,11 +146,11 @@ def from_file(num_kernels: int) -> None:
         path = Path(folder) / "big.sqlite"
         subprocess.run([sys.executable, "-c", f"from pathlib import Path; from bench import nsys_projection as b; "
                         f"b.write(b.generated({num_kernels}), Path({str(path)!r}))"], check=True)  # fmt: skip
-        started = time.perf_counter()
+        started = time.process_time()
         capture = load(path)
-        read = time.perf_counter() - started
+        read = time.process_time() - started
         project(capture)
-        seconds = time.perf_counter() - started
+        seconds = time.process_time() - started
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"from an export of {path.stat().st_size / 1e6:,.0f} MB: read {read:.2f} s, with the projection {seconds:.2f} s, "
               f"peak {peak_mb:,.0f} MB")  # fmt: skip
@@ -162,14 +162,14 @@ def against_join(num_kernels: int, indexed: bool) -> None:
     with tempfile.TemporaryDirectory() as folder, closing(
         sqlite3.connect(write(capture, Path(folder) / "a.sqlite"))
     ) as connection:  # fmt: skip
-        started = time.perf_counter()
+        started = time.process_time()
         for statement in INDEXES if indexed else ():
             connection.execute(statement)
         joined = {row: (count, total) for row, count, total in connection.execute(JOIN)}
-        join_s = time.perf_counter() - started
-    started = time.perf_counter()
+        join_s = time.process_time() - started
+    started = time.process_time()
     projection = project(capture, "nsys")
-    sweep_s = time.perf_counter() - started
+    sweep_s = time.process_time() - started
     instances = projection.instances
     ours = {row + 1: (int(instances.num_kernels[row]), int(instances.kernel_ns[row]))
             for row in np.flatnonzero(instances.num_kernels).tolist()}  # fmt: skip
