@@ -14,6 +14,7 @@ BENCHES = (
     "launch",
     "nsys_projection",
     "replay_coverage",
+    "nixnan_parser",
 )
 
 if __name__ == "__main__":
