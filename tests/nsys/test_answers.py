@@ -70,6 +70,10 @@ def test_a_a_gap_is_explained_by_waiting_or_by_the_profiler(tmp_path):
     wall = wall_ms(cell(tmp_path, "forward"))
     answer = part_a(cell(tmp_path, "forward", plain_ms=wall / 1.5), [])
     assert "50 % more" in answer.sentence and "closely" not in answer.sentence
+    noisy = told("forward", wall, wall * 0.2)  # 0.6 of the range, give or take as much
+    doubtful = cell(tmp_path, "forward", plain_ms=wall)
+    doubtful = dataclasses.replace(doubtful, found=msgspec.structs.replace(doubtful.found, twin=noisy))
+    assert "+67 % that the steps' own spread covers" in part_a(doubtful, []).sentence
     faster = part_a(cell(tmp_path, "forward", plain_ms=wall * 1.5), [])
     assert "33 % faster" in faster.sentence
 

@@ -5,6 +5,7 @@ A check that cannot be made (no model known, no twin) is `not checked` with its 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -100,17 +101,19 @@ def part_a(cell: CellData, _: Sequence[CellData]) -> Answer:
             "; the same steps were not timed without a profiler, so there is nothing to compare it with."
         )
     else:
-        over = 100 * (row.wall_ms - plain) / plain
-        values["overhead_percent"] = over
-        sentence += f", Python without a profiler {spread(plain, plain_sd)} ms: {_agreement(cell, over, row)}"
+        values["overhead_percent"] = 100 * (row.wall_ms - plain) / plain
+        sentence += f", Python without a profiler {spread(plain, plain_sd)} ms: {_agreement(cell, row, plain, plain_sd)}"
     if cell.recording is not None and cell.recording.has_kernels:
         sentence += f" The GPU is busy for {row.busy_ms:.2f} ms of it ({100 - row.idle_percent:.0f} %)."
     return Answer("a", cell.label, sentence, values, (*_times_nest(cell), _clocks(cell)))
 
 
-def _agreement(cell: CellData, over: float, row: pd.Series) -> str:
+def _agreement(cell: CellData, row: pd.Series, plain: float, plain_sd: float) -> str:
+    over = 100 * (row.wall_ms - plain) / plain
     if abs(over) <= 100 * AGREE:
         return f"they agree within {abs(over):.1f} %."
+    if abs(row.wall_ms - plain) < 2 * math.hypot(row.wall_sd_ms, plain_sd):
+        return f"a difference of {over:+.0f} % that the steps' own spread covers."
     if over < 0:
         return f"the profiled run was {-over:.0f} % faster: the two runs met other clocks, or too few steps were measured."
     if cell.recording is None or not cell.recording.has_kernels:

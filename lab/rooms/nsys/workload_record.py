@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -46,6 +47,8 @@ ALLOWED = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Record and exit as the workload did, or with a code of lab.errors."""
     options, arguments = parse(sys.argv[1:] if argv is None else list(argv))
+    # As an exception, so that what nsys has left is deleted on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         code = record(options, [*arguments, "--out", str(options.out)])
     except LabError as error:
@@ -66,8 +69,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def record(options: argparse.Namespace, arguments: list[str]) -> int:
     """Try nsys where it was asked for or may be; torch.profiler takes over only under `auto`, and says why."""
-    for name in LEFT:
-        (options.out / name).unlink(missing_ok=True)  # of an earlier attempt: it must not pass for this one's
+    # Of an earlier attempt: it must not pass for this one's, nor stay with an unscrubbed draft if that was killed.
+    for left in [*(options.out / name for name in LEFT), *options.out.glob(f"{DRAFT}*")]:
+        left.unlink(missing_ok=True)
     why_not = reason_against_nsys(options.collector, arguments)
     if why_not is None:
         why_not = record_with_nsys(options, arguments)
