@@ -23,6 +23,7 @@ from lab.core.run import Run, list_runs
 from lab.core.step import Status
 from lab.drive import resume, stop_run
 from lab.engines.gpus import discover
+from lab.engines.slurm_ask import Ask
 from lab.errors import LabError, MissingError, StepFailed, UsageError
 from lab.show import raise_for_findings, show_findings
 from lab.survey import Options
@@ -34,9 +35,38 @@ PLACE: list[Decorator] = [
         "--image", metavar="NAME", help="Run in this image: cuda, pascal, rocm70 or cpu. [default: here]"
     ),
     click.option(
-        "--engine", type=click.Choice(["local", "docker"]), help="[default: docker with --image, else local]"
+        "--engine",
+        type=click.Choice(["local", "docker", "slurm"]),
+        help="[default: docker with --image, else local]",
     ),
 ]
+SLURM: list[Decorator] = [
+    click.option("--partition", help="[Slurm] Where to queue the steps. [default: the site's]"),
+    click.option("--account", help="[Slurm] Who pays."),
+    click.option("--qos", help="[Slurm] Quality of service."),
+    click.option("--constraint", help="[Slurm] Features that a node must have."),
+    click.option("--time", "time_min", type=click.IntRange(min=1), help="[Slurm] Limit of a job, min. [default: the step's and 10]"),
+    click.option("--cpus-per-task", type=click.IntRange(min=1), help="[Slurm] CPUs on each node."),
+    click.option("--mem", help="[Slurm] Memory on each node, as 64G."),
+    click.option("--gres", help="[Slurm] In place of gpu:N, as gpu:h100:8."),
+    click.option("--sbatch", "extra", multiple=True, metavar="KEY=VALUE", help="[Slurm] Any other option of sbatch."),
+    click.option("--container", type=click.Choice(["none", "docker", "pyxis", "apptainer"]), default="none",
+                 help="[Slurm] How a node runs the --image. [default: none]"),
+    click.option("--vendor", type=click.Choice(["nvidia", "amd", "none"]), help="[Slurm] Of the nodes' GPUs, without --image."),
+    click.option("--detach", is_flag=True, help="[Slurm] Submit and return; a job after the steps collects and analyses."),
+]  # fmt: skip
+ASKED = (
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "time_min",
+    "cpus_per_task",
+    "mem",
+    "gres",
+    "extra",
+    "container",
+)
 KNOBS: list[Decorator] = [
     click.option("--gpus", default="all", show_default=True, help="all, none, a count, 0,2 or 0-3, or UUIDs."),
     click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Steps at a time."),
@@ -61,6 +91,22 @@ def _decorate(function: Callable[..., Any], decorators: list[Decorator]) -> Call
 
 
 def _options(as_json: bool, **flags: Any) -> Options:
+    asked = {name: flags.pop(name) for name in ASKED if name in flags}
+    if flags.get("engine") == "slurm":
+        flags["slurm"] = Ask(**asked)
+    elif (
+        any(asked.get(name) not in (None, (), "none") for name in asked)
+        or flags.get("detach")
+        or flags.get("vendor")
+    ):
+        named = [
+            name
+            for name in (*asked, "detach", "vendor")
+            if {**asked, **flags}.get(name) not in (None, (), "none", False)
+        ]
+        raise UsageError(
+            f"--{named[0].replace('_', '-')} is an option of the slurm engine", fix="add --engine slurm"
+        )
     return Options(json=as_json, **flags)
 
 
@@ -100,7 +146,7 @@ EARLIER: list[Decorator] = [
 
 _ROOMS = {name: RUN_COMMANDS.get(name) or COMMANDS[name] for name in ROOM_COMMANDS}
 run = click.group("run", cls=LazyGroup, lazy=_ROOMS, invoke_without_command=True)(
-    click.pass_context(_decorate(_run, [*PLACE, *KNOBS, *EARLIER]))
+    click.pass_context(_decorate(_run, [*PLACE, *KNOBS, *SLURM, *EARLIER]))
 )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -42,6 +44,9 @@ def drive(room_name: str, make_plan: Callable[[Site, Path], Plan], options: Opti
         console.say(f"note: {note}")
     run = open_or_create(root, first_manifest(room_name, plan, site, engine, root), plan, options)
     console.say(f"run folder: {root}")
+    if options.detach:
+        leave_to_slurm(run, engine, options, console)
+        return
     carry_out(run, engine, site, options, console)
 
 
@@ -54,8 +59,7 @@ def resume(folder: Path, options: Options, *, attach: bool = False) -> None:
     recorded = run.manifest
     image = recorded.image.name if recorded.image else None
     options = msgspec.structs.replace(options, image=image, engine=recorded.engine)
-    site = survey(options)
-    engine = make_engine(options, site)
+    site, engine = _as_before(run, options)
     if options.dry_run:
         plan = Plan(steps=tuple(run.pending()), config=recorded.config)
         show_plan(recorded.room, plan, site, engine, folder, options)
@@ -66,6 +70,51 @@ def resume(folder: Path, options: Options, *, attach: bool = False) -> None:
     carry_out(run, engine, site, options, console, attach=attach)
 
 
+def leave_to_slurm(run: Run, engine: Engine, options: Options, console: Console) -> None:
+    """Submit all steps and the job that collects and analyses them, and return."""
+    from lab.engines.slurm import SlurmEngine
+
+    if not isinstance(engine, SlurmEngine):
+        raise UsageError("only the slurm engine can be left alone", fix="--engine slurm --detach")
+    with run.locked():
+        steps = run.pending()
+        for step in steps:
+            run.begin(step)
+        jobs = engine.submit(run, steps, jobs=options.jobs)
+        last = engine.submit_finish(run, options.analysis)
+    arrays = sorted({job.split("_")[0] for job in jobs.values()})
+    console.say(f"submitted {len(steps)} steps as {', '.join(arrays)} and their analysis as {last}")
+    console.say(
+        f"look: lab runs show {shlex.quote(str(run.root))}; end: lab runs stop {shlex.quote(str(run.root))}"
+    )
+
+
+def collect(folder: Path, analysis: Literal["auto", "host", "none"]) -> None:
+    """After all jobs of a run have ended: their outcomes into the manifest, then the analysis. Runs no step."""
+    from lab.engines.slurm import engine_of_record
+
+    run = Run.open(folder)
+    engine = engine_of_record(run)
+    options, console = Options(engine="slurm", quiet=True, analysis=analysis), Console(quiet=True)
+    with run.locked():
+        crew = Crew(
+            run,
+            engine,
+            [room(run.manifest.room).watcher(run)],
+            Stop(),
+            lambda _: contextlib.nullcontext(True),
+        )
+        crew.take_up()
+        for step in run.open_steps():
+            crew.finish(step, engine.lost(run, step))
+        gather_versions(run)
+        gather_gpus(run)
+        findings = analyse_run(run, engine, options, console)
+    show_findings(run.root, findings, options)
+    raise_for_steps(run)
+    raise_for_findings(findings, run.root)
+
+
 def carry_out(
     run: Run, engine: Engine, site: Site, options: Options, console: Console, *, attach: bool = False
 ) -> None:
@@ -74,6 +123,7 @@ def carry_out(
         with on_signals(console.say) as stop:
             work(run, engine, site, options, console, stop, attach)
         gather_versions(run)
+        gather_gpus(run)
         if stop.is_set():
             raise interrupted(run)
         findings = analyse_run(run, engine, options, console)
@@ -96,6 +146,17 @@ def work(
         crew.execute(run.pending(), site.gpus, jobs=options.jobs)
 
 
+def _as_before(run: Run, options: Options) -> tuple[Site, Engine]:
+    """Where an earlier run goes on: the GPUs of this machine, or what was asked of Slurm then."""
+    if run.manifest.engine == "slurm":
+        from lab.engines.slurm import engine_of_record
+
+        engine = engine_of_record(run)
+        return Site(vendor=engine.vendor, gpus=run.manifest.gpus, resolved=False), engine
+    site = survey(options)
+    return site, make_engine(options, site)
+
+
 def stop_run(folder: Path, console: Console) -> None:
     """End a run from outside: its driver as Ctrl-C would, then every container it left."""
     run = Run.open(folder)
@@ -106,6 +167,11 @@ def stop_run(folder: Path, console: Console) -> None:
 
         for one in stop_containers(run.manifest.id, run_dir=run.root):
             console.say(f"stopped {one.name} (step {one.step})")
+    if run.manifest.engine == "slurm":
+        from lab.engines.slurm import cancel_run
+
+        for job in cancel_run(run.root):
+            console.say(f"cancelled job {job}")
     now = utc_now()
     for step in run.open_steps():
         run.finish(
@@ -160,6 +226,15 @@ def gather_versions(run: Run) -> None:
             said = {name: str(value) for name, value in found.items() if value is not None}
             run.manifest.versions.update(said)
     run.save()
+
+
+def gather_gpus(run: Run) -> None:
+    """After steps on other machines: the GPUs that they saw in the place of the plan's placeholders."""
+    if run.manifest.engine == "slurm":
+        from lab.engines.slurm import gpus_seen
+
+        run.manifest.gpus = gpus_seen(run) or run.manifest.gpus
+        run.save()
 
 
 def interrupted(run: Run) -> Interrupted:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from lab.core.run import Run, utc_now
 from lab.core.step import Outcome, Status, Step
-from lab.engines.base import Engine
+from lab.engines.base import Engine, QueueEngine
 from lab.engines.gpus import Gpu
 from lab.engines.stop import Stop
 from lab.errors import EngineError, EngineLost, GpuError, LabError, UsageError
@@ -42,6 +42,9 @@ class Crew:
         process holds does: the error is raised after the running steps have ended.
         """
         _check(steps, gpus, jobs)
+        if isinstance(self.engine, QueueEngine):
+            self._through_queue(self.engine, steps, jobs)
+            return
         waiting, free = list(steps), list(gpus)
         running: dict[Future[None], list[Gpu]] = {}
         trouble: LabError | None = None
@@ -61,6 +64,17 @@ class Crew:
                     trouble = trouble or _error_of(future)
         if trouble:
             raise trouble
+
+    def _through_queue(self, engine: QueueEngine, steps: Sequence[Step], jobs: int) -> None:
+        """All steps to an engine that schedules them itself; one that is not done when this ends stays open."""
+        if not steps or self.stop.is_set():
+            return
+        for step in steps:
+            self.run.begin(step)
+            for watcher in self.watchers:
+                watcher.begin(step)
+        for step, outcome in engine.run_all(self.run, steps, jobs=jobs, on_line=self.on_line, stop=self.stop):
+            self.finish(step, outcome)
 
     def take_up(self) -> int:
         """Follow what outlived an earlier driver to its end; -> how many steps that were."""

@@ -10,6 +10,7 @@ import msgspec
 from lab import images
 from lab.engines.base import Engine
 from lab.engines.gpus import discover, parse_spec, placeholders, select
+from lab.engines.slurm_ask import Ask
 from lab.errors import GpuError, UsageError
 from lab.rooms import Site
 
@@ -32,10 +33,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     analysis: Literal["auto", "host", "none"] = "auto"  # auto: in the cpu image where steps ran in containers
     quiet: bool = False
     wait: bool = True  # for GPUs that another process holds
+    slurm: Ask | None = None  # with --engine slurm
+    vendor: str | None = None  # of the GPUs of the Slurm nodes, where no image says it
+    detach: bool = False  # leave the waiting and the analysis to a job
 
 
 def survey(options: Options) -> Site:
     """Which GPUs the steps will get, by flags and by what is here. A GPU asked for and not here is an error."""
+    if options.engine == "slurm":
+        return _survey_slurm(options)
     if options.image is None:
         return _survey_here(options)
     image = images.load(options.image)
@@ -62,6 +68,25 @@ def survey(options: Options) -> Site:
     )
 
 
+def _survey_slurm(options: Options) -> Site:
+    """What each node is asked for. Nothing is looked at here: this is a login node, and shows no GPU."""
+    vendor = options.vendor or (images.load(options.image).vendor if options.image else "none")
+    wanted = parse_spec(options.gpus)
+    if vendor == "none":
+        if options.gpus not in ("all", "none"):
+            raise UsageError(
+                "GPUs of which vendor?", fix="--vendor nvidia or amd, or an --image that says it"
+            )
+        return Site(vendor="none")
+    if not isinstance(wanted, int):
+        raise UsageError(
+            "on Slurm --gpus is how many GPUs each node gives, not which",
+            where=f"--gpus {options.gpus}",
+            fix="for example --gpus 8",
+        )
+    return Site(vendor=vendor, gpus=tuple(placeholders(vendor, options.gpus, wanted)), resolved=False)
+
+
 def _survey_here(options: Options) -> Site:
     present = discover()
     chosen = tuple(select(present, options.gpus))
@@ -77,8 +102,12 @@ def make_engine(options: Options, site: Site) -> Engine:
         if image is None:
             raise UsageError("the docker engine needs an image", fix=f"--image {'|'.join(images.names())}")
         return DockerEngine(image)
+    if name == "slurm":
+        from lab.engines.slurm import SlurmEngine
+
+        return SlurmEngine(options.slurm or Ask(), image=image, vendor=site.vendor)
     if name != "local":
-        raise UsageError(f"there is no engine {name!r}", fix="local or docker")
+        raise UsageError(f"there is no engine {name!r}", fix="local, docker or slurm")
     if image is not None:
         raise UsageError(
             "the local engine runs in this environment, not in an image", fix="drop --image or --engine local"

@@ -26,10 +26,18 @@ def _docker_answers() -> bool:
     )
 
 
+def _slurm_answers() -> bool:
+    sinfo = shutil.which("sinfo")
+    if not sinfo:
+        return False
+    done = subprocess.run([sinfo, "-h", "-o", "%t"], capture_output=True, text=True, check=False, timeout=30)
+    return done.returncode == 0 and any(word in done.stdout for word in ("idle", "mix", "alloc"))
+
+
 NEEDS = {
     "torch": (lambda: importlib.util.find_spec("torch") is not None, "torch is not installed here"),
     "docker": (_docker_answers, "no Docker engine answers here (scripts/docker-engine.sh starts one)"),
-    "slurm": (lambda: shutil.which("sbatch") is not None, "no Slurm here"),
+    "slurm": (_slurm_answers, "no Slurm answers here (scripts/slurm-node.sh starts one)"),
     "browser": (lambda: shutil.which("chromium") is not None, "no chromium here"),
     "gpu": (lambda: Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists(), "no GPU here"),
     "root": (lambda: os.geteuid() == 0, "needs root"),

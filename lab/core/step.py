@@ -36,7 +36,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     argv: tuple[str, ...]  # argv[0] == "python" means the engine's own interpreter
     folder: str = "."  # where the step writes; run_output.log lies here
     env: dict[str, str] = {}
-    num_gpus: Annotated[int, msgspec.Meta(ge=0)] = 0
+    num_gpus: Annotated[int, msgspec.Meta(ge=0)] = 0  # on each node
+    nodes: Annotated[int, msgspec.Meta(ge=1)] = (
+        1  # more than one: the slurm engine fills {node_rank}, {master_addr}, {master_port}
+    )
     tools: tuple[str, ...] = ()  # wrapped around the process by the image: "nsys", "nixnan"
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None  # wall clock
     stall_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None  # without one line of output
@@ -59,7 +62,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def fingerprint(self, *context: str) -> str:
         """Identity of what this step measures: its command, environment and tools, with `context` (image id, config)."""
-        measured = (self.argv, sorted(self.env.items()), self.num_gpus, self.tools, context)
+        where = (self.num_gpus,) if self.nodes == 1 else (self.num_gpus, self.nodes)
+        measured = (self.argv, sorted(self.env.items()), *where, self.tools, context)
         return hashlib.sha256(msgspec.json.encode(measured)).hexdigest()[:16]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from lab.core.manifest import ImageRecord
 from lab.core.run import Run
@@ -42,4 +42,21 @@ class Engine(Protocol):
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         """Exactly what `run` would start, as plain data. Touches nothing."""
+        ...
+
+
+@runtime_checkable
+class QueueEngine(Protocol):
+    """An engine with a scheduler of its own: it takes all steps at once and decides itself when each runs."""
+
+    def run_all(
+        self,
+        run: Run,
+        steps: Sequence[Step],
+        *,
+        jobs: int,
+        on_line: Callable[[Step], Callable[[str], None]],
+        stop: Stop,
+    ) -> Iterator[tuple[Step, Outcome]]:
+        """Submit `steps`, at most `jobs` of them at a time; yield each with its outcome as it ends."""
         ...

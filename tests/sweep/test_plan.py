@@ -10,7 +10,7 @@ from lab.core.manifest import StepRecord
 from lab.core.run import Run
 from lab.core.step import Outcome, Status
 from lab.engines.gpus import Gpu
-from lab.errors import GpuError, UsageError
+from lab.errors import GpuError
 from lab.rooms import Site
 from lab.rooms.sweep.config import SweepConfig
 from lab.rooms.sweep.journal import Journal, summary_text
@@ -47,8 +47,12 @@ def test_ranks_are_the_gpus_or_two_and_never_more_than_gpus():
     assert [planned(site).config["ranks"] for site in (HERE, eight("nvidia"), eight("amd"))] == [2, 8, 8]
     with pytest.raises(GpuError, match="9 ranks asked for, 8 GPUs"):
         planned(eight("nvidia"), ranks=9)
-    with pytest.raises(UsageError, match="several nodes"):
-        planned(nodes=2)
+
+
+def test_over_nodes_ranks_are_those_of_each_node_and_every_one_must_leave_its_trace():
+    step = planned(eight("nvidia"), nodes=4).steps[0]
+    assert (step.nodes, step.num_gpus, len(step.expects)) == (4, 8, 32)
+    assert {"--nnodes=4", "--node_rank={node_rank}", "--rdzv_backend=static"} <= set(step.argv)
 
 
 def test_torchrun_starts_several_ranks_and_one_rank_needs_no_rendezvous():

@@ -31,7 +31,10 @@ from lab.cli import IntList, options_of
     "--ranks",
     "--nproc",
     type=click.IntRange(min=1),
-    help="Ranks. [default: one per GPU; 2 without GPU]",
+    help="Ranks on each node. [default: one per GPU; 2 without GPU]",
+)
+@click.option(
+    "--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Hosts (with --engine slurm)."
 )
 @click.option(
     "-f", "--config", help="Training config: a YAML file or a preset. [default: llm with GPUs, tiny without]"
@@ -85,6 +88,7 @@ def sweep(ctx: click.Context, /, channels: list[int], threads: list[int], skip_e
     import msgspec
 
     from lab.drive import drive
+    from lab.errors import UsageError
     from lab.rooms import Plan, Site
     from lab.rooms.sweep.config import SweepConfig
     from lab.rooms.sweep.plan import plan
@@ -92,6 +96,11 @@ def sweep(ctx: click.Context, /, channels: list[int], threads: list[int], skip_e
     config = msgspec.convert(
         {"channels": channels, "threads": threads, "overrides": list(overrides), **knobs}, SweepConfig
     )
+
+    if config.nodes > 1 and options_of(ctx).engine != "slurm":
+        raise UsageError(
+            "a sweep over several nodes needs a scheduler", fix="lab run --engine slurm sweep --nodes ..."
+        )
 
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site, root, skip_existing=skip_existing)

@@ -192,7 +192,7 @@ class SweepConfig(_Section, frozen=True):
     threads: Annotated[
         list[Annotated[int, msgspec.Meta(ge=1)]], _help("NCCL/RCCL threads per block", min_length=1)
     ] = msgspec.field(default_factory=lambda: [256, 512])
-    ranks: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    ranks: Annotated[int, msgspec.Meta(ge=1)] | None = None  # on each node
     nodes: Annotated[int, _help("hosts", ge=1)] = 1
     config: Annotated[str | None, _help("preset name or YAML file; None: chosen by the hardware")] = None
     overrides: Annotated[list[str], _help("dotted.key=value, all applied in order")] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from lab.core.step import Step
-from lab.errors import GpuError, UsageError
+from lab.errors import GpuError
 from lab.rooms import Plan, Site
 from lab.rooms.sweep.config import (
     SweepConfig,
@@ -25,12 +25,12 @@ CPU_RANKS = 2
 
 def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = False) -> Plan:
     """One step per (repeat, threads, channels), every repeat a pass of its own in random order."""
-    ranks = world_size(config, site)
+    ranks = ranks_per_node(config, site)
     config = msgspec.structs.replace(
         config, ranks=ranks, config=config.config or ("llm" if site.gpus else "tiny")
     )
     train = load_train_config(str(config.config), config.overrides)
-    planned_steps(train, ranks)
+    planned_steps(train, ranks * config.nodes)
     steps = tuple(_step(config, train, site, *cell) for cell in _order(config))
     done = {
         step.name: "its traces are already there" for step in steps if skip_existing and complete(root, step)
@@ -39,17 +39,12 @@ def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = F
                 skipped=done, notes=_notes(train, site))  # fmt: skip
 
 
-def world_size(config: SweepConfig, site: Site) -> int:
+def ranks_per_node(config: SweepConfig, site: Site) -> int:
     """Ranks asked for, or one per GPU. More ranks than GPUs is an error: two ranks on one GPU measure each other."""
     ranks = config.ranks or len(site.gpus) or CPU_RANKS
     if site.gpus and ranks > len(site.gpus):
         raise GpuError(
             f"{ranks} ranks asked for, {len(site.gpus)} GPUs picked", fix="lower --ranks or widen --gpus"
-        )
-    if config.nodes != 1:
-        raise UsageError(
-            "a sweep over several nodes needs the slurm engine, which this lab does not have yet",
-            fix="drop --nodes",
         )
     return ranks
 
@@ -76,12 +71,13 @@ def _step(
     folder = f"{threads}thread/nccl_{channels}channels" + (f"/repeat{repeat}" if repeat > 1 else "")
     name = f"{threads}t_{channels}ch" + (f"_repeat{repeat}" if repeat > 1 else "")
     ranks = config.ranks or 1
+    world_size = ranks * config.nodes
     # One rank needs no torchrun, whose rendezvous a container without network cannot have.
-    launcher = torchrun(ranks, name) if ranks > 1 else ("python",)
-    traces = tuple(f"{folder}/torch_profiler/rank{rank}/*.json*" for rank in range(ranks))
-    metrics = tuple(f"{folder}/rank_{rank:02d}_metrics.jsonl" for rank in range(ranks))
+    launcher = torchrun(ranks, name, config.nodes) if world_size > 1 else ("python",)
+    traces = tuple(f"{folder}/torch_profiler/rank{rank}/*.json*" for rank in range(world_size))
+    metrics = tuple(f"{folder}/rank_{rank:02d}_metrics.jsonl" for rank in range(world_size))
     return Step(
-        name=name, folder=folder, num_gpus=ranks if site.gpus else 0,
+        name=name, folder=folder, num_gpus=ranks if site.gpus else 0, nodes=config.nodes,
         argv=(*launcher, "-m", "lab.rooms.sweep.workload", "--config", TRAIN_CONFIG, "--out", folder),
         env=collective_env(site.vendor, threads, channels, folder, config.channels_as),
         timeout_s=config.step_timeout_s, settle_s=config.pause_s if site.gpus else 0.0,
@@ -89,10 +85,14 @@ def _step(
         labels={"threads": threads, "channels": channels, "repeat": repeat})  # fmt: skip
 
 
-def torchrun(ranks: int, name: str) -> tuple[str, ...]:
-    """Port 0: the rendezvous takes a free port, so sweeps side by side do not meet."""
-    return ("python", "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--rdzv_backend=c10d",
-            "--rdzv_endpoint=localhost:0", f"--rdzv_id={name}")  # fmt: skip
+def torchrun(ranks: int, name: str, nodes: int = 1) -> tuple[str, ...]:
+    """On one node port 0: the rendezvous takes a free port, so sweeps side by side do not meet. Over nodes the
+    static rendezvous, whose address the engine fills in on each node."""
+    command = ("python", "-m", "torch.distributed.run", f"--nproc_per_node={ranks}")
+    if nodes == 1:
+        return (*command, "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", f"--rdzv_id={name}")
+    return (*command, f"--nnodes={nodes}", "--node_rank={node_rank}", "--rdzv_backend=static",
+            "--master_addr={master_addr}", "--master_port={master_port}")  # fmt: skip
 
 
 def collective_env(vendor: str, threads: int, channels: int, folder: str, channels_as: str) -> dict[str, str]:
