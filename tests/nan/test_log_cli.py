@@ -88,6 +88,17 @@ def test_exit_codes_tell_what_is_lacking(tmp_path):
     assert missing.returncode == 4 and "no such log" in missing.stderr and "Traceback" not in missing.stderr
 
 
+def test_a_file_of_something_else_is_an_error_an_empty_one_a_result(tmp_path):
+    nothing, other = nixgen.write(tmp_path / "a", [""]), nixgen.write(tmp_path / "b", ["hello"])
+    nothing.write_bytes(b"")
+    assert (
+        lab("parse", nothing).returncode == 0
+        and json.loads(run("parse", "--json", nothing).stdout)["integrity"] == "empty"
+    )
+    done = lab("parse", other)
+    assert done.returncode == 5 and "no line of nixnan's" in done.stderr
+
+
 def test_one_log_that_cannot_be_read_does_not_hide_the_others(tmp_path):
     done = lab("parse", "--json", tmp_path / "none", nixgen.write(tmp_path / "a", log(error())))
     rows = [json.loads(line) for line in done.stdout.splitlines()]

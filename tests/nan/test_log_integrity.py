@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 
 from lab.rooms.nan.logs import parse
@@ -69,6 +71,11 @@ def test_a_whole_log_lacks_nothing_wherever_it_is_cut(tmp_path):
     for size in range(0, end, 13):
         (tmp_path / "x").write_text(text[:size])
         assert parse(tmp_path / "x").integrity in ("truncated", "empty"), text[:size][-80:]
+
+
+def test_a_compressed_file_of_nothing_but_its_head_is_cut_not_empty(tmp_path):
+    (tmp_path / "x.gz").write_bytes(gzip.compress(b"hello " * 1000)[:12])
+    assert parse(tmp_path / "x.gz").integrity == "truncated"
 
 
 def test_what_stopped_or_crashed_the_tool_is_said(tmp_path):

@@ -73,7 +73,10 @@ def _add(
     row["categories"][word] = row["categories"].get(word, 0) + 1
     if len(row["evidence"]) < EVIDENCE:
         row["evidence"] += [
-            evidence(site) for site in sorted(one.sites.values(), key=lambda site: site.operand or 0)
+            evidence(site)
+            for site in sorted(
+                one.sites.values(), key=lambda site: ("NaN" not in site.kinds, site.operand or 0)
+            )
         ]
         del row["evidence"][EVIDENCE:]
 

@@ -36,7 +36,7 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, strict:
     """
     import msgspec
 
-    from lab.errors import LabError, StepFailed
+    from lab.errors import BadDataError, LabError, StepFailed
     from lab.rooms.nan import logs as reader
 
     read: list[Log] = []
@@ -56,10 +56,17 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, strict:
         click.echo(msgspec.json.encode(reader.as_json(log)) if as_json else described(log))
     if sites_csv:
         write_sites(read, sites_csv)
+    foreign = [log.file for log in read if 0 < log.lines == log.foreign_lines]
     lacking = [log.file for log in read if log.integrity != "complete"]
     if failed:
         raise StepFailed(
             f"{len(failed)} of {len(failed) + len(read)} logs could not be read", where=failed[0].where
+        )
+    if foreign:
+        raise BadDataError(
+            "no line of nixnan's is in this file",
+            where=foreign[0],
+            fix="name a log of nixnan (its LOGFILE, or its stderr)",
         )
     if strict and lacking:
         raise StepFailed(f"{len(lacking)} of {len(read)} logs are not complete", where=lacking[0])
@@ -188,7 +195,7 @@ def described(log: Log) -> str:
     for cause in said["causes"][:_TOP]:
         first = cause["evidence"][0]
         parts.append(
-            f"{cause['what']} ({cause['confidence']} confidence{', harmless' if cause['benign'] else ''}): {cause['sites']} instructions. {cause['why']}"
+            f"{cause['what']} ({cause['confidence']} confidence{', harmless' if cause['benign'] else ''}): {_several(cause['sites'], 'instruction')}. {cause['why']}"
         )
         parts.append(f"    line {first['line']}: {first['raw']}")
     parts += ["", said["coverage"]["statement"], *said["coverage"]["warnings"]]
@@ -197,6 +204,10 @@ def described(log: Log) -> str:
         for twin in said["twins"]
     ]
     return "\n".join([*parts, ""])
+
+
+def _several(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def compared(result: dict[str, Any]) -> str:

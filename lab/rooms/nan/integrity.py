@@ -59,7 +59,9 @@ def reconcile(got: Gathered) -> list[tuple[Cell, int, int]]:
 def _verdict(got: Gathered, differences: list[tuple[Cell, int, int]]) -> tuple[str, str]:
     contexts = got.contexts()
     if not got.lines:
-        return "empty", "The file is empty."
+        return (
+            ("truncated", f"Nothing can be read: {got.cut}.") if got.cut else ("empty", "The file is empty.")
+        )
     if got.torn_lines > (1 if got.cut else 0):
         where = f", the first at line {got.torn[0][0]}" if got.torn else ""
         return (
