@@ -347,7 +347,7 @@ def _ops_of_kind(
     optional = _OPTIONAL | more
     if kind == KERNEL:
         optional = optional | {"name_id": "demangledName", "short_id": "shortName"}
-    found = export.numbers(table, _DEVICE_SIDE, optional)
+    found = _in_order(export, table, export.numbers(table, _DEVICE_SIDE, optional))
     found["kind"] = np.full(len(found["start_ns"]), kind)
     found["pid"] = _pid(found["global_pid"])
     _complain_of_shared_pids(export, found["global_pid"])
@@ -358,6 +358,17 @@ def _ops_of_kind(
     else:
         name = "[CUDA memset]" if kind == MEMSET else "[CUDA graph]"
         found["name_id"] = np.full(len(found["kind"]), words.own(name))
+    return found
+
+
+def _in_order(export: _Export, table: str, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Rows that end before they start, or have no end, last no time at all; how many is said."""
+    backward = found["end_ns"] < found["start_ns"]
+    if backward.any():
+        export.problems.append(
+            f"{table}: {backward.sum()} rows have no end after their start and count as 0 long"
+        )
+        found["end_ns"] = np.maximum(found["start_ns"], found["end_ns"])
     return found
 
 
@@ -384,6 +395,7 @@ def _api(export: _Export, words: _Words) -> Table:
         {"start_ns": "start", "end_ns": "end", "at": "globalTid", "corr": "correlationId"},
         {"name_id": "nameId"},
     )
+    _in_order(export, table, found)
     found |= {"pid": _pid(found["at"]), "tid": _tid(found["at"]), "name_id": words.use(found["name_id"])}
     return filled(API_COLUMNS | {"name_id": np.int64}, len(found["at"]), found)
 
@@ -408,8 +420,13 @@ def _ranges(export: _Export, words: _Words) -> Table:
         f"WHERE eventType IN ({', '.join(map(str, _KIND_OF))})",
     )
     _end_the_unfinished(export, found)
+    _in_order(export, "NVTX_EVENTS", found)
     found["kind"] = np.where(np.isin(found["type"], (_PUSH_POP, _OLD_PUSH_POP)), PUSH_POP, START_END)
-    found |= {"pid": _pid(found["at"]), "tid": _tid(found["at"]), "end_tid": _tid(found["end_at"])}
+    found |= {
+        "pid": _pid(found["at"]),
+        "tid": _tid(found["at"]),
+        "end_tid": _tid(np.where(found["end_at"] > 0, found["end_at"], -1)),
+    }
     found["text_id"] = _texts(export, words, found)
     found["domain"] = _domains(export, words, found)
     return filled(schema, len(found["at"]), found)

@@ -191,6 +191,16 @@ def test_text_where_a_time_should_be_is_an_error(tmp_path, export):
         load_capture(export.write(tmp_path / "a.sqlite"))
 
 
+def test_rows_without_a_sound_end_last_no_time_and_are_counted(tmp_path, export):
+    export.range("forward", (1, 1), 100, 50)
+    export.launch("k", (1, 1), (10, 20), (300, 200))
+    export.launch("k", (1, 1), (30, 40), (300, None))
+    capture = load_capture(export.write(tmp_path / "a.sqlite"))
+    assert capture.ops.end_ns.tolist() == [300, 300]
+    assert capture.ranges.end_ns.tolist() == [100]
+    assert sum("0 long" in said for said in capture.problems) == 2
+
+
 def test_a_name_that_is_no_utf8_is_read_with_replaced_characters(tmp_path, export):
     path = training_step(export).write(tmp_path / "a.sqlite")
     with closing(sqlite3.connect(path)) as connection:

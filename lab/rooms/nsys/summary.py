@@ -337,7 +337,8 @@ def _steps_said(one: Summary) -> str:
     left = (
         f"; {one.left_out[0]} operations, {one.left_out[1]:.3f} ms outside of them" if one.left_out[0] else ""
     )
-    return f"{len(one.steps)} steps ({one.steps[0]} to {one.steps[-1]}){left}"
+    which = one.steps[0] if len(one.steps) == 1 else f"{one.steps[0]} to {one.steps[-1]}"
+    return f"{len(one.steps)} step{'s' if len(one.steps) > 1 else ''} ({which}){left}"
 
 
 def _phase_lines(one: Summary) -> list[str]:
@@ -362,7 +363,7 @@ def _phase_lines(one: Summary) -> list[str]:
 def _rate(phase: Phase) -> str:
     if not phase.gemm_tflop or not phase.gemm_ms:
         return ""
-    return f"{phase.gemm_tflop:>9.3f}{phase.gemm_tflop / phase.gemm_ms * 1000:>9.1f}"
+    return f"{phase.gemm_tflop:>9.3g}{phase.gemm_tflop / phase.gemm_ms * 1000:>9.1f}"
 
 
 def _launches(counts: tuple[int, ...]) -> str:
