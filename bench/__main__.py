@@ -15,6 +15,7 @@ BENCHES = (
     "nsys_projection",
     "replay_coverage",
     "nixnan_parser",
+    "semicrf_validation",
 )
 
 if __name__ == "__main__":
