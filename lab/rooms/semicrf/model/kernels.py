@@ -52,7 +52,7 @@ def finite_or_zero(value):
     return tl.where(tl.abs(value) < float("inf"), value, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["labels", "longest", "rows"])
 def prepare(
     transition, duration, start, end,
     onward, table, first, last, slack, shift,
@@ -86,50 +86,92 @@ def prepare(
         finish = tl.load(end + wide, mask=live, other=float("-inf")).to(tl.float64)
         end_top = finite_or_zero(tl.max(finish))
         if SATURATE:
-            scores = tl.where(scores > float("-inf"), 1.0, 0.0)
-            begin = tl.where(begin > float("-inf"), 1.0, 0.0)
-            finish = tl.where(finish > float("-inf"), 1.0, 0.0)
+            across = tl.where(scores > float("-inf"), 1.0, 0.0).to(tl.float64)
+            enter = tl.where(begin > float("-inf"), 1.0, 0.0).to(tl.float64)
+            leave = tl.where(finish > float("-inf"), 1.0, 0.0).to(tl.float64)
         else:
-            scores = tl.exp(scores - top)
-            begin = tl.exp(begin - top)
-            finish = tl.exp(finish - end_top)
+            across = tl.exp(scores - top)
+            enter = tl.exp(begin - top)
+            leave = tl.exp(finish - end_top)
         kind = onward.dtype.element_ty
-        tl.store(onward + wide[:, None] * CP + wide[None, :], scores.to(kind))
-        tl.store(onward + CP * CP + wide[None, :] * CP + wide[:, None], scores.to(kind))
-        tl.store(first + wide, begin.to(kind))
-        tl.store(last + wide, finish.to(kind))
+        tl.store(onward + wide[:, None] * CP + wide[None, :], across.to(kind))
+        tl.store(onward + CP * CP + wide[None, :] * CP + wide[:, None], across.to(kind))
+        tl.store(first + wide, enter.to(kind))
+        tl.store(last + wide, leave.to(kind))
         tl.store(shift, end_top)
 
 
 @triton.jit
-def far_part(
-    gathered, product, table, q, far_blocks, cols, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr
+def row_of(tile, index: tl.constexpr):
+    """Row `index` of a (rows, CP) tile that lies in one lane's registers: the compiler keeps just that register.
+
+    Rows come as tiles because the compiler's time grows with the square of the number of loads and stores.
+    """
+    rows = tl.arange(0, tile.shape[0])
+    return tl.sum(tl.where((rows == index)[:, None], tile, -0.0), 0)
+
+
+@triton.jit
+def with_row(tile, index: tl.constexpr, row):
+    """The tile with its row `index` replaced."""
+    rows = tl.arange(0, tile.shape[0])
+    return tl.where((rows == index)[:, None], row[None, :], tile)
+
+
+@triton.jit
+def load_tile(pointer, first_row, ROWS: tl.constexpr, CP: tl.constexpr):
+    """(ROWS, CP) from row `first_row` of a table with CP columns."""
+    rows = first_row + tl.arange(0, ROWS)
+    return tl.load(pointer + rows[:, None] * CP + tl.arange(0, CP)[None, :])
+
+
+@triton.jit
+def store_tile(pointer, first_row, tile, CP: tl.constexpr):
+    rows = first_row + tl.arange(0, tile.shape[0])
+    tl.store(pointer + rows[:, None] * CP + tl.arange(0, CP)[None, :], tile)
+
+
+@triton.jit
+def load_scores(
+    score, block, direction, padded, length, labels, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr
 ):
-    """What the blocks before q bring into each of its frames, up to the content of block q itself."""
-    pending = ()
-    for _ in tl.static_range(N):
-        pending = pending + (tl.zeros([CP], DTYPE),)
+    """Scores (N, CP) of a block of frames in the direction's order; -inf outside the sequence and the labels."""
+    f = block * N + tl.arange(0, N)
+    u = tl.where(direction == 0, f, padded - 1 - f)
+    limit = tl.where((u >= 0) & (u < length), labels, 0)
+    cols = tl.arange(0, CP)[None, :]
+    at = score + u[:, None] * labels + cols
+    return tl.load(at, mask=cols < limit[:, None], other=float("-inf")).to(DTYPE)
+
+
+@triton.jit
+def far_part(gathered, product, table, q, far_blocks, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr):
+    """What the blocks before q bring into each of its frames, up to the content of block q itself: (N, CP)."""
+    cols = tl.arange(0, CP)
+    pending = tl.zeros([N, CP], DTYPE)
     between = tl.full([CP], 1.0, DTYPE)
     for delta in range(1, tl.minimum(q, far_blocks) + 1):
         p = q - delta
-        rows = ()
-        for m in tl.static_range(N):
-            rows = rows + (tl.load(gathered + (p * N + m) * CP + cols),)
+        rows = load_tile(gathered, p * N, N, CP)
+        low = load_tile(table, delta * N, N, CP)
+        high = load_tile(table, delta * N + N, N, CP)
         steps = ()
-        for d in tl.static_range(2 * N - 1):
-            steps = steps + (tl.load(table + (delta * N + d + 1) * CP + cols),)
-        updated = ()
+        for d in tl.static_range(N):
+            steps = steps + (row_of(low, d),)
+        for d in tl.static_range(N):
+            steps = steps + (row_of(high, d),)
+        sums = tl.zeros([N, CP], DTYPE)
         for i in tl.static_range(N):
-            part = rows[0] * steps[i + N - 1]
+            part = row_of(rows, 0) * steps[i + N]
             for m in tl.static_range(1, N):
-                part += rows[m] * steps[i + N - 1 - m]
-            updated = updated + (pending[i] + between * part,)
-        pending = updated
+                part += row_of(rows, m) * steps[i + N - m]
+            sums = with_row(sums, i, part)
+        pending += between[None, :] * sums
         between *= tl.load(product + p * CP + cols)
     return pending
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["frames", "labels", "far_blocks", "blocks", "slacks"])
 def messages(
     score, onward, table, first, last, slack, shift, lengths,
     gathered, product, source, arrived, exponent, z_value, z_power, log_z, flags, count,
@@ -162,9 +204,7 @@ def messages(
     entry = tl.load(tl.where(direction == 0, first, last) + cols)
     held = tl.arange(0, SP)
     margin = tl.max(tl.load(slack + held, mask=held < slacks, other=0.0), 0)
-    near = ()
-    for d in tl.static_range(1, N + 1):
-        near = near + (tl.load(table + (d + N - 1) * CP + cols),)
+    near = load_tile(table, N, N, CP)  # row d - 1: duration d
 
     gamma = tl.where(origin == 0, entry, 0.0)
     previous = tl.max(gamma, 0)
@@ -176,32 +216,30 @@ def messages(
     final = tl.zeros([CP], DTYPE)
     final_power = tl.full([], 0, tl.int32)
     final_lost = tl.full([], TINY, DTYPE)
-    coming = ()
-    for i in tl.static_range(N):
-        u = tl.where(direction == 0, i, padded - 1 - i)
-        known = cols < tl.where((u >= 0) & (u < length), labels, 0)
-        coming = coming + (tl.load(score + u * labels + cols, mask=known, other=float("-inf")).to(DTYPE),)
+    steps = tl.arange(0, N)
+    coming = load_scores(score, 0, direction, padded, length, labels, N, CP, DTYPE)
 
     for q in range(used):
         scores = coming
-        coming = ()
+        coming = load_scores(score, q + 1, direction, padded, length, labels, N, CP, DTYPE)
+        top = finite_or_zero(tl.max(scores, 1))
+        if SATURATE:
+            frames_w = tl.where(scores == float("-inf"), 0.0, 1.0).to(DTYPE)
+        else:
+            frames_w = tl.exp(scores - top[:, None])
+        tops += tl.sum(top.to(tl.float64), 0)
+        far = far_part(gathered, product, table, q, far_blocks, N, CP, DTYPE)
+        pending = ()
         for i in tl.static_range(N):
-            f = (q + 1) * N + i
-            u = tl.where(direction == 0, f, padded - 1 - f)
-            known = cols < tl.where((u >= 0) & (u < length), labels, 0)
-            coming = coming + (tl.load(score + u * labels + cols, mask=known, other=float("-inf")).to(DTYPE),)
-        pending = far_part(gathered, product, table, q, far_blocks, cols, N, CP, DTYPE)
+            pending = pending + (row_of(far, i),)
         sources = ()
         weights = ()
+        alphas = tl.zeros([N, CP], DTYPE)
+        gammas = tl.zeros([N, CP], DTYPE)
+        powers = tl.zeros([N], tl.int32)
         for i in tl.static_range(N):
             f = q * N + i
-            u = tl.where(direction == 0, f, padded - 1 - f)
-            top = finite_or_zero(tl.max(scores[i], 0))  # frames outside are -inf: weight zero
-            if SATURATE:
-                w = tl.where(scores[i] == float("-inf"), 0.0, 1.0).to(DTYPE)
-            else:
-                w = tl.exp(scores[i] - top)
-            tops += tl.where(u < length, top, 0.0).to(tl.float64)
+            w = row_of(frames_w, i)
             if i % 2 == 0 and not SATURATE:
                 step = exponent_of(previous)
                 w *= power_of_two(-step, DTYPE)
@@ -214,7 +252,7 @@ def messages(
                 if j < i:
                     moved = moved + (pending[j],)
                 else:
-                    moved = moved + ((pending[j] + gamma * near[j - i]) * w,)
+                    moved = moved + ((pending[j] + gamma * row_of(near, j - i)) * w,)
             pending = moved
             alpha = pending[i]
             if SATURATE:
@@ -226,21 +264,27 @@ def messages(
             final = tl.where(ends, alpha, final)
             final_power = tl.where(ends, power, final_power)
             final_lost = tl.where(ends, most_lost, final_lost)
+            if KEEP:
+                alphas = with_row(alphas, i, alpha)
+                gammas = with_row(gammas, i, gamma)
+                powers = tl.where(steps == i, power, powers)
             gamma = tl.sum(alpha[:, None] * onward_CC, 0)
             gamma = tl.where(f + 1 < stop, gamma, 0.0) + tl.where(f + 1 == origin, entry, 0.0)
             inside = cols < tl.where((f + 1 > origin) & (f + 1 < stop), labels, 0)
             wrong = (gamma != 0) & ~((gamma >= most_lost * margin) & (gamma < float("inf")))
             bad |= (inside & wrong).to(tl.int32)
             nonzero += (inside & (gamma > 0)).to(tl.int32)
-            if KEEP:
-                tl.store(arrived + f * CP + cols, alpha)
-                tl.store(source + f * CP + cols, sources[i])
-                tl.store(exponent + f, power)
         suffix = tl.full([CP], 1.0, DTYPE)
+        whole = tl.zeros([N, CP], DTYPE)
         for back in tl.static_range(N):
             suffix *= weights[N - 1 - back]
-            tl.store(gathered + (q * N + N - 1 - back) * CP + cols, sources[N - 1 - back] * suffix)
+            whole = with_row(whole, N - 1 - back, sources[N - 1 - back] * suffix)
+        store_tile(gathered, q * N, whole, CP)
         tl.store(product + q * CP + cols, suffix)
+        if KEEP:
+            store_tile(arrived, q * N, alphas, CP)
+            store_tile(source, q * N, gammas, CP)
+            tl.store(exponent + q * N + steps, powers)
         tl.debug_barrier()  # the next block's far part loads what other lanes have stored
 
     leave = tl.load(tl.where(direction == 0, last, first) + cols)
@@ -309,7 +353,7 @@ def boundary_counts(
     return starts, ends
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["frames", "blocks", "chunks"])
 def label_totals(
     source, arrived, exponent, z_value, z_power, lengths, totals,
     frames, blocks, chunks, N: tl.constexpr, CP: tl.constexpr, F: tl.constexpr,
@@ -327,7 +371,7 @@ def label_totals(
     tl.store(totals + (b * chunks + chunk) * CP + cols, tl.sum(starts - ends, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["frames", "labels", "blocks", "chunks"])
 def label_counts(
     source, arrived, exponent, z_value, z_power, lengths, totals,
     label_out, starts_out, ends_out,
@@ -357,7 +401,7 @@ def label_counts(
         tl.store(ends_out + at, ends.to(ends_out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["frames", "blocks", "chunks", "far_blocks"])
 def far_durations(
     gathered, product, exponent, z_value, z_power, lengths, partial,
     frames, blocks, chunks, far_blocks,
@@ -373,9 +417,8 @@ def far_durations(
     inverse, z_exponent = inverse_of(z_value, z_power, b)
     left = 2 * b * blocks
     right = left + blocks
-    counts = ()
-    for _ in tl.static_range(2 * N - 1):
-        counts = counts + (tl.zeros([CP], DTYPE),)
+    low = tl.zeros([N, CP], DTYPE)
+    high = tl.zeros([N, CP], DTYPE)
     for p in range(chunk * P, tl.minimum((chunk + 1) * P, used - delta)):
         q = p + delta
         between = tl.full([CP], 1.0, DTYPE)
@@ -384,27 +427,26 @@ def far_durations(
         forward = tl.load(exponent + left * N + q * N - 1)
         backward = tl.load(exponent + right * N + (used - q) * N - 1)
         scale = power_of_two(forward + backward - z_exponent, tl.float64) * inverse
-        between = narrowed(between.to(tl.float64) * scale, DTYPE)
-        rows = ()
-        for m in tl.static_range(N):
-            rows = rows + (tl.load(gathered + ((left + p) * N + m) * CP + cols) * between,)
-        heads = ()
-        for i in tl.static_range(N):
-            heads = heads + (tl.load(gathered + ((right + used - 1 - q) * N + N - 1 - i) * CP + cols),)
-        updated = ()
+        rows = load_tile(gathered, (left + p) * N, N, CP)
+        rows *= narrowed(between.to(tl.float64) * scale, DTYPE)[None, :]
+        heads = load_tile(
+            gathered, (right + used - 1 - q) * N, N, CP
+        )  # the last row ends with the first frame
         for d in tl.static_range(2 * N - 1):
-            total = counts[d]
+            total = tl.zeros([CP], DTYPE)
             for m in tl.static_range(N):
                 if m + d >= N - 1 and m + d <= 2 * N - 2:
-                    total += rows[m] * heads[m + d - (N - 1)]
-            updated = updated + (total,)
-        counts = updated
-    to = partial + ((b * chunks + chunk) * (far_blocks + 1) + delta) * 2 * N * CP + cols
-    for d in tl.static_range(2 * N - 1):
-        tl.store(to + d * CP, counts[d])
+                    total += row_of(rows, m) * row_of(heads, N - 1 - (m + d - (N - 1)))
+            if d < N:
+                low = with_row(low, d, row_of(low, d) + total)
+            else:
+                high = with_row(high, d - N, row_of(high, d - N) + total)
+    to = ((b * chunks + chunk) * (far_blocks + 1) + delta) * 2 * N
+    store_tile(partial, to, low, CP)
+    store_tile(partial, to + N, high, CP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["frames", "labels", "blocks", "chunks", "far_blocks"])
 def near_durations(
     score, source, exponent, z_value, z_power, lengths, partial,
     frames, labels, blocks, chunks, far_blocks,
@@ -421,43 +463,36 @@ def near_durations(
     left = 2 * b * blocks * N
     right = left + blocks * N
     score += b * frames * labels
-    counts = ()
-    for _ in tl.static_range(N):
-        counts = counts + (tl.zeros([CP], DTYPE),)
+    counts = tl.zeros([N, CP], DTYPE)
+    steps = tl.arange(0, N)
     for q in range(chunk * P, tl.minimum((chunk + 1) * P, used)):
+        scores = load_scores(score, q, 0, padded, length, labels, N, CP, DTYPE)
+        after = tl.load(exponent + left + q * N + steps)
+        f = q * N + steps
+        before = tl.load(exponent + left + f - 1, mask=f > 0, other=0)
+        g = padded - 1 - f
+        back = tl.load(exponent + right + g - 1, mask=g > 0, other=0)
+        weights = tl.exp(scores - finite_or_zero(tl.max(scores, 1))[:, None])
+        weights *= power_of_two(before - after, DTYPE)[:, None]
+        scale = power_of_two(after + back - z_exponent, tl.float64) * inverse
+        betas = tl.load(source + (right + g)[:, None] * CP + cols[None, :]).to(tl.float64)
+        betas = narrowed(betas * scale[:, None], DTYPE)
+        gammas = load_tile(source, left + q * N, N, CP)
         open_rows = ()
-        before = tl.full([], 0, tl.int64) + q * N - 1
-        power = tl.load(exponent + left + before, mask=before >= 0, other=0)
         for i in tl.static_range(N):
-            f = q * N + i
-            known = cols < tl.where(f < length, labels, 0)
-            x = tl.load(score + f * labels + cols, mask=known, other=float("-inf")).to(DTYPE)
-            top = finite_or_zero(tl.max(x, 0))
-            after = tl.load(exponent + left + f)
-            w = tl.exp(x - top) * power_of_two(power - after, DTYPE)
-            power = after
-            g = padded - 1 - f
-            back = tl.load(exponent + right + g - 1, mask=g > 0, other=0)
-            scale = power_of_two(after + back - z_exponent, tl.float64) * inverse
-            beta = narrowed(tl.load(source + (right + g) * CP + cols).to(tl.float64) * scale, DTYPE)
-            open_rows = open_rows + (tl.load(source + (left + f) * CP + cols),)
+            w = row_of(weights, i)
+            beta = row_of(betas, i)
+            open_rows = open_rows + (row_of(gammas, i),)
             moved = ()
-            summed = ()
             for m in tl.static_range(i + 1):
                 moved = moved + (open_rows[m] * w,)
-            for k in tl.static_range(N):
-                if k <= i:
-                    summed = summed + (counts[k] + moved[i - k] * beta,)
-                else:
-                    summed = summed + (counts[k],)
             open_rows = moved
-            counts = summed
-    to = partial + (b * chunks + chunk) * (far_blocks + 1) * 2 * N * CP + cols
-    for k in tl.static_range(N):
-        tl.store(to + (k + N - 1) * CP, counts[k])
+            for k in tl.static_range(i + 1):
+                counts = with_row(counts, k, row_of(counts, k) + moved[i - k] * beta)
+    store_tile(partial, (b * chunks + chunk) * (far_blocks + 1) * 2 * N + N - 1, counts, CP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["labels", "longest", "chunks", "far_blocks"])
 def sum_durations(
     partial, table, out, labels, longest, chunks, far_blocks, N: tl.constexpr, CP: tl.constexpr,
 ):  # fmt: skip
@@ -478,7 +513,7 @@ def sum_durations(
     tl.store(out + (b * longest + k - 1) * labels + cols, total * weight, mask=cols < labels)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["frames", "blocks", "chunks"])
 def transitions(
     arrived, exponent, z_value, z_power, lengths, partial,
     frames, blocks, chunks, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr, F: tl.constexpr,
@@ -506,7 +541,7 @@ def transitions(
     tl.store(to, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["labels", "chunks"])
 def sum_transitions(partial, onward, out, labels, chunks, CP: tl.constexpr):
     """Transition counts (B, C, C) float64 from the chunks' sums."""
     b = tl.program_id(0).to(tl.int64)

@@ -88,7 +88,7 @@ def weigh(problem: Problem) -> Weights:
     shift, end_shift = finite_or_zero(transition.max()), finite_or_zero(end_C.max())
     row = (problem.lengths_B - 1)[None]
     return Weights(
-        (score_TBC - top_TB[..., None]).exp(),
+        (score_TBC - top_TB[..., None]).exp() * frames_inside(problem),
         (transition - shift).exp(),
         (problem.duration_KC.double() + shift).exp()[
             :, None
@@ -97,6 +97,12 @@ def weigh(problem: Problem) -> Weights:
         (end_C - end_shift).exp(),
         top_TB.cumsum(0).gather(0, row)[0] + end_shift,
     )
+
+
+def frames_inside(problem: Problem) -> Tensor:
+    """1 for the frames of each sequence, 0 for its padding, (T, B, 1): all messages after the end are zero."""
+    frame_T1 = torch.arange(problem.shape[1], device=problem.lengths_B.device)[:, None]
+    return (frame_T1 < problem.lengths_B).double()[..., None]
 
 
 def finite_or_zero(value: Tensor) -> Tensor:
@@ -181,8 +187,7 @@ def support(problem: Problem) -> tuple[Tensor, Tensor]:
         return everything, everything.expand(problem.shape[0])
     allowed = [(~torch.isneginf(value)).double() for value in problem.floats()]
     score_BTC, transition, duration_KC, start_C, end_C = allowed
-    padding_BT = torch.arange(problem.shape[1], device=end_C.device) >= problem.lengths_B[:, None]
-    frame_TBC = torch.where(padding_BT[..., None], torch.ones_like(score_BTC), score_BTC).transpose(0, 1)
+    frame_TBC = score_BTC.transpose(0, 1) * frames_inside(problem)
     weights = Weights(frame_TBC, transition, duration_KC[:, None], start_C, end_C, end_C[:1])
     chain = walk(weights, problem.shape[2], saturate=True)
     rows = torch.arange(problem.shape[0], device=end_C.device)
@@ -275,10 +280,7 @@ class Counts:
     def posteriors(self) -> Posteriors:
         weights = self.state.weights
         label_TBC = (self.starts_TBC - self.ends_TBC.roll(1, 0).index_fill(0, self.first, 0)).cumsum(0)
-        inside_TB1 = (
-            torch.arange(len(label_TBC), device=label_TBC.device)[:, None] < self.state.problem.lengths_B
-        )[..., None]
-        label_TBC = torch.where(inside_TB1, label_TBC, torch.zeros_like(label_TBC))
+        label_TBC = label_TBC * frames_inside(self.state.problem)
         if not self.state.problem.by_duration:
             self.cross()
         return Posteriors(

@@ -50,7 +50,8 @@ def supports(problem: Problem) -> str | None:
 
 
 def padded_labels(labels: int) -> int:
-    return max(16, triton.next_power_of_2(labels))
+    """A lane for each label; never less than a warp, so that a tile's rows stay within one lane."""
+    return max(32, triton.next_power_of_2(labels))
 
 
 def far_blocks(longest: int) -> int:
@@ -107,7 +108,7 @@ def run_messages(
     kernels.messages[(batch, directions)](
         problem.score_BTC.contiguous(), *model.values(), problem.lengths_B, *kept.values(),
         frames, labels, far_blocks(longest), blocks, len(model["slack"]),
-        N=N, CP=wide, SP=triton.next_power_of_2(len(model["slack"])), DTYPE=TYPES[dtype],
+        N=N, CP=wide, SP=1024, DTYPE=TYPES[dtype],
         KEEP=keep, SATURATE=saturate, TINY=LIMITS[dtype][0], num_warps=warps(wide),
     )  # fmt: skip
     return kept
