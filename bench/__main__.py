@@ -14,6 +14,7 @@ BENCHES = (
     "launch",
     "nsys_projection",
     "replay_coverage",
+    "gantt",
     "nixnan_parser",
     "semicrf_validation",
 )
