@@ -1,1 +1,3 @@
-"""Readers of profiler recordings: `kineto.read_kineto` makes the tables of `tables`; `views` asks them."""
+"""Readers of profiler recordings: `kineto` makes the tables of `tables`, which `views` asks; `capture` holds what nsys and
+Kineto both tell, and `projection` gives its kernels to ranges.
+"""

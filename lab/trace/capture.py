@@ -6,7 +6,9 @@ tables, so that one analysis serves both. `collector` says which: the two are ne
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -161,7 +163,7 @@ class Capture:
 
 
 def load_capture(path: Path | str) -> Capture:
-    """Read `path` by what it holds: an nsys export, a .nsys-rep (needs nsys), a Kineto trace (plain or gzip).
+    """Read `path` by what it holds: an nsys export or a Kineto trace, both also gzipped; or a .nsys-rep (needs nsys).
 
     Raises MissingError without the file or without nsys for a .nsys-rep; BadDataError if it is empty, cut, damaged or
     something else.
@@ -174,6 +176,8 @@ def load_capture(path: Path | str) -> Capture:
         return nsys.load(path)
     if path.suffix in nsys.REPORT_SUFFIXES:
         return nsys.load_report(path)
+    if start[:2] == b"\x1f\x8b" and _unzipped_start(path).startswith(nsys.MAGIC):
+        return nsys.load_zipped(path)
     if start[:2] == b"\x1f\x8b" or start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         from lab.trace.kineto import read_kineto
 
@@ -198,6 +202,15 @@ def _first_bytes(path: Path) -> bytes:
     if not start:
         raise BadDataError("the file is empty (0 bytes)", where=path, fix="record or export it again")
     return start
+
+
+def _unzipped_start(path: Path) -> bytes:
+    """The first bytes inside a gzip file, b"" where it is damaged: its reader says where."""
+    try:
+        with gzip.open(path) as file:
+            return file.read(64)
+    except (OSError, EOFError, zlib.error):
+        return b""
 
 
 def from_kineto(trace: Trace) -> Capture:

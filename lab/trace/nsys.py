@@ -8,22 +8,25 @@ Times are ns on one clock for host and device. Ids pack the process: pid = globa
 
 from __future__ import annotations
 
+import gzip
 import re
 import shutil
 import sqlite3
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import numpy as np
 
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, LabError, MissingError, writing
 from lab.trace.capture import (
     API_COLUMNS,
     COPY_KINDS,
@@ -148,7 +151,33 @@ def load_report(path: Path | str) -> Capture:
                 f"nsys export failed ({done.returncode}): {said[-1] if said else 'no output'}", where=path
             )
         capture = load(target)
-    return Capture(**{**vars(capture), "source": path})
+    return replace(capture, source=path)
+
+
+def load_zipped(path: Path | str) -> Capture:
+    """Read a gzipped export; it is unpacked into a temporary file, since SQLite jumps about in it.
+
+    Raises BadDataError where the gzip is cut or damaged, what `load` raises for what is in it, StorageError where it
+    cannot be unpacked.
+    """
+    path = Path(path)
+    with tempfile.TemporaryDirectory(prefix="lab-nsys-") as folder:
+        target = Path(folder) / "export.sqlite"
+        with writing(target), target.open("wb") as file:
+            _unzip(path, file)
+        try:
+            capture = load(target)
+        except LabError as error:
+            raise type(error)(error.what, where=path, fix=error.fix) from error
+    return replace(capture, source=path)
+
+
+def _unzip(path: Path, into: BinaryIO) -> None:
+    try:
+        with gzip.open(path) as file:
+            shutil.copyfileobj(file, into, 1 << 20)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BadDataError(f"the gzip file is cut or damaged: {error}", where=path) from error
 
 
 def check(path: Path | str) -> None:

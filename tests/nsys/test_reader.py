@@ -191,6 +191,23 @@ def test_text_where_a_time_should_be_is_an_error(tmp_path, export):
         load_capture(export.write(tmp_path / "a.sqlite"))
 
 
+def test_a_gzipped_export_reads_as_the_plain_one_and_a_cut_one_is_refused(tmp_path, export):
+    plain = training_step(export).write(tmp_path / "a.sqlite")
+    packed = tmp_path / "a.sqlite.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    one, other = load_capture(plain), load_capture(packed)
+    assert one.ops.start_ns.tolist() == other.ops.start_ns.tolist()
+    assert other.source == packed
+    packed.write_bytes(packed.read_bytes()[:-200])
+    with pytest.raises(BadDataError, match="cut or damaged") as caught:
+        load_capture(packed)
+    assert caught.value.where == str(packed)
+    packed.write_bytes(gzip.compress(plain.read_bytes()[:5000]))
+    with pytest.raises(BadDataError, match="cut: 5000 of") as caught:
+        load_capture(packed)
+    assert caught.value.where == str(packed)
+
+
 def test_rows_without_a_sound_end_last_no_time_and_are_counted(tmp_path, export):
     export.range("forward", (1, 1), 100, 50)
     export.launch("k", (1, 1), (10, 20), (300, 200))
