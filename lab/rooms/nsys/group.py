@@ -44,7 +44,7 @@ def nsys() -> None:
               help="Folder for ANALYSIS_SUMMARY.txt and stats_reports/*.csv.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON on stdout.")
 def summary(file: Path, attribution: str, phases: str | None, out: Path | None, as_json: bool) -> None:
-    """Phases, kernel classes, GPU busy and idle time of FILE (.sqlite, .nsys-rep, .json, .json.gz)."""
+    """Phases, kernel classes, GPU busy and idle time of FILE (.sqlite[.gz], .nsys-rep, .json[.gz])."""
     from lab.errors import MissingError
     from lab.rooms.nsys.summary import summarise
 
