@@ -15,6 +15,7 @@ from lab.rooms.nsys import config as knobs
 from lab.rooms.nsys.cli import config_of, nsys
 from lab.rooms.nsys.config import NsysConfig, cells, resolved
 from lab.rooms.nsys.plan import plan
+from tests.test_walls import HEAVY, modules_after
 
 H200 = Site(vendor="nvidia", gpus=(Gpu(vendor="nvidia", index=0, uuid="GPU-1", mem_bytes=143 * 10**9),))
 GTX = Site(vendor="nvidia", gpus=(Gpu(vendor="nvidia", index=0, uuid="GPU-1", mem_bytes=11 * 10**9),))
@@ -123,6 +124,12 @@ def test_the_plan_is_the_same_for_a_machine_to_read():
     document = json.loads(done.stdout)
     assert len(document["steps"]) == 10 and document["config"]["collector"] == "auto"
     assert nsys.name == "nsys"
+
+
+def test_a_plan_loads_nothing_heavy():
+    words = ["run", "--image", "cuda", "--dry-run", "--json", "nsys", "--part", "all"]
+    code = f"from lab.cli import main\ntry: main({words!r})\nexcept SystemExit: pass"
+    assert not modules_after(code) & HEAVY
 
 
 def test_step_names_that_two_cells_would_share_cannot_be(tmp_path):

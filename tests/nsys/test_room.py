@@ -71,6 +71,7 @@ def test_a_folder_becomes_tables_figures_reports_a_summary_and_a_page(made, tmp_
     cells = pd.read_csv(tmp_path / "out" / "tables" / "cells.csv")
     assert list(cells["outcome"]) == ["ok", "ok", "ok", "oom"]
     page = (tmp_path / "out" / "report.html").read_text()
+    assert "no nsys here" in page, "who recorded, and why not nsys"
     assert "Tried ..." in page and "softmax" in page and page.count("<figure") >= 2
 
 

@@ -37,13 +37,10 @@ def answers(target: Path, parts: str, out: Path | None, as_json: bool, model_siz
 
     wanted = parse_parts(parts)
     with needs("analysis"):
-        from lab.rooms.nsys.findings import analyse_nsys
-    if target.is_dir():
-        results = of_folder(target)
-        if out is not None:
-            analyse_nsys(target, out, _run_of(target), lambda _: None)
-    else:
-        results = of_file(target, model_size, context_length, batch_size, fused_qkv=fused_qkv)
+        if target.is_dir():
+            results = of_folder(target)
+        else:
+            results = of_file(target, model_size, context_length, batch_size, fused_qkv=fused_qkv)
         if out is not None:
             write_page_of(results, target, out)
     given = [answer for answer in results.answers if answer.part in wanted]
@@ -81,11 +78,14 @@ def of_file(path: Path, size: str | None, context: int, batch: int, *, fused_qkv
 
 
 def write_page_of(results: Results, path: Path, out: Path) -> None:
-    """Tables, figures and page of one capture."""
+    """Tables, figures and page; the run's own analysis (`lab analyze`) adds the summary and nsys' reports."""
     from lab.rooms.nsys.report import report
     from lab.rooms.sweep.findings import provenance
 
-    report(results, out=out, title=f"Nsys {path.name}", provenance=provenance(path, None), kind="measured")
+    run = _run_of(path) if path.is_dir() else None
+    origin = provenance(path, run.manifest if run else None)
+    kind = run.manifest.kind.value if run else "measured"
+    report(results, out=out, title=f"Nsys {path.resolve().name}", provenance=origin, kind=kind)
 
 
 def as_text(given: list[Answer], *, as_json: bool) -> str:

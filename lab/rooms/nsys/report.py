@@ -238,7 +238,7 @@ def _matrix_blocks(results: Results, folder: Path) -> list[Block]:
     ]
 
 
-HEADINGS = {"wall_ms": Heading("step, wall", "ms"), "plain_ms": Heading("step, no profiler", "ms"),
+HEADINGS = {"not_nsys_because": Heading("not nsys, because", ""), "wall_ms": Heading("step, wall", "ms"), "plain_ms": Heading("step, no profiler", "ms"),
             "overhead_percent": Heading("profiler's overhead", "%")}  # fmt: skip
 
 
@@ -452,6 +452,7 @@ def cell_row(cell: CellData, outcome: str, reason: str) -> dict[str, object]:
         "cell": cell.label, "size": found.cell.size, "context": found.cell.context, "type": found.cell.type,
         "outcome": outcome, "reason": reason,
         "collector": cell.recording.collector if cell.recording else collected.collector if collected else "",
+        "not_nsys_because": (collected.reason or "") if collected and collected.collector != "nsys" else "",
         "tool_version": cell.recording.version if cell.recording else "",
         "device": (told.device.get("name") if told else None) or (cell.recording.device if cell.recording else ""),
         "dtype": told.asked.dtype if told else "", "steps": int(step.steps) if step is not None else 0, "wall_ms": wall,
