@@ -37,6 +37,13 @@ def test_without_gpu_the_plan_says_that_there_are_no_kernels():
     assert any("no kernels" in note for note in made.notes)
 
 
+def test_on_a_login_node_the_plan_says_how_to_ask_slurm_for_gpus():
+    made = plan(KernelsConfig(model="tiny-llama", tp=2), Site(vendor="none"), env={"HAS_SRUN": "1"})
+    assert any(
+        "srun --gres=gpu:2 --pty bash" in note and "#SBATCH --gres=gpu:2" in note for note in made.notes
+    )
+
+
 def test_the_workload_reads_back_the_very_configuration():
     config = KernelsConfig(model="tiny-llama", max_new_tokens=5, prompt='Hi, "you"', seed=3)
     text = plan(config, Site(vendor="none")).inputs[CONFIG]

@@ -95,6 +95,7 @@ def profile(ctx: click.Context, /, model: str | None, named: str | None, **knobs
     from lab.rooms import Plan, Site
     from lab.rooms.kernels.config import KernelsConfig
     from lab.rooms.kernels.plan import plan
+    from lab.rooms.kernels.preflight import host_env
 
     if model and named and model != named:
         raise UsageError(f"two models: {model} and {named}", fix="name one")
@@ -102,6 +103,6 @@ def profile(ctx: click.Context, /, model: str | None, named: str | None, **knobs
 
     def make_plan(site: Site, root: Path) -> Plan:
         chosen = model or named or ("bloom-560m" if site.gpus else "tiny-bloom")
-        return plan(KernelsConfig(model=chosen, **knobs), site, image=options.image)
+        return plan(KernelsConfig(model=chosen, **knobs), site, image=options.image, env=host_env())
 
     drive("kernels", make_plan, options)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from lab.core.step import Step
 from lab.rooms import Plan, Site
 from lab.rooms.kernels.config import KernelsConfig, known
-from lab.rooms.kernels.preflight import refuse_plan
+from lab.rooms.kernels.preflight import no_gpu_cure, refuse_plan
 from lab.rooms.kernels.schema import PROFILE
 
 CONFIG = "kernels.json"
 
 
-def plan(config: KernelsConfig, site: Site, *, image: str | None = None) -> Plan:
-    """One step: the model generates, each rank leaves its files in `profile/`. Raises what `refuse_plan` raises."""
+def plan(
+    config: KernelsConfig, site: Site, *, image: str | None = None, env: Mapping[str, str] | None = None
+) -> Plan:
+    """One step: the model generates, each rank leaves its files in `profile/`. Raises what `refuse_plan` raises.
+
+    env: what the host says of GPUs and Slurm (`preflight.host_env`), for the note where there is no GPU.
+    """
     gpus = [(gpu.name, gpu.mem_bytes if site.resolved else None) for gpu in site.gpus]
     refuse_plan(config, vendor=site.vendor, gpus=gpus, image=image)
     text = msgspec.json.format(msgspec.json.encode(config)).decode()
     return Plan(steps=(_profile(config, site),), inputs={CONFIG: text}, config=msgspec.to_builtins(config),
-                notes=_notes(config, site))  # fmt: skip
+                notes=_notes(config, site, env or {}))  # fmt: skip
 
 
 def _profile(config: KernelsConfig, site: Site) -> Step:
@@ -43,10 +50,12 @@ def torchrun(ranks: int) -> tuple[str, ...]:
             "--rdzv_endpoint=localhost:0", "--rdzv_id=kernels")  # fmt: skip
 
 
-def _notes(config: KernelsConfig, site: Site) -> tuple[str, ...]:
+def _notes(config: KernelsConfig, site: Site, env: Mapping[str, str]) -> tuple[str, ...]:
     notes = []
     if site.vendor == "none":
         notes.append("no GPU: the trace holds CPU ops and no kernels; ops stand in for launches")
+        if env:
+            notes.append(f"for kernels: {no_gpu_cure(env, config.tp)}")
     if config.weights == "random" or (known(config.model) and not known(config.model).hub_id):  # type: ignore[union-attr]
         notes.append("random weights: kernels and times are those of the architecture, the text is noise")
     if not site.resolved:

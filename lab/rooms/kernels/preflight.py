@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything is loaded or downloaded, with the cure. Pure: facts in, errors out.
+"""What cannot work is refused before anything is loaded or downloaded, with the cure. Facts in, errors out.
 
 Two looks: `refuse_plan` on the host, with what is known of GPUs and image; `refuse_here` where the GPU is, with what
 that torch says of itself. `explain` finds the cure for an error that torch, CUDA or NCCL raised all the same.
@@ -6,7 +6,9 @@ that torch says of itself. `explain` finds the cure for an error that torch, CUD
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -171,6 +173,14 @@ def check_arch(name: str, capability: tuple[int, int], facts: Facts) -> None:
     image = "pascal" if major <= 6 else "cuda"
     raise GpuError(f"{name} is sm_{major}{minor}; torch {facts.torch} holds code for {' '.join(facts.archs)} only",
                    fix=f"--image {image}" + (" (torch 1.12 with code for sm_60)" if image == "pascal" else ""))  # fmt: skip
+
+
+def host_env() -> dict[str, str]:
+    """The variables that tell why there may be no GPU, and whether Slurm's srun is here."""
+    found = {
+        name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID") if name in os.environ
+    }
+    return found | ({"HAS_SRUN": "1"} if shutil.which("srun") else {})
 
 
 def no_gpu_cure(env: Mapping[str, str], gpus: int) -> str:

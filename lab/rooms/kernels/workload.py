@@ -16,7 +16,6 @@ import importlib.metadata
 import io
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ import torch
 from lab.core.files import write_atomic
 from lab.errors import ConfigError
 from lab.rooms.kernels.config import KernelsConfig
-from lab.rooms.kernels.preflight import Facts, explained, refuse_here, version
+from lab.rooms.kernels.preflight import Facts, explained, host_env, refuse_here, version
 from lab.rooms.sweep.workload_host import (
     ENV_PREFIXES,
     Place,
@@ -56,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(config, args.out, place, args.device)
     except (RuntimeError, ValueError, AssertionError, OSError) as error:
-        known = explained(error, environment_of(), place.world_size)
+        known = explained(error, host_env(), place.world_size)
         if known is None:
             raise
         raise known from error
@@ -139,7 +138,7 @@ def facts(world_size: int) -> Facts:
         bitsandbytes=installed("bitsandbytes"), num_gpus=count,
         capabilities=tuple((one.major, one.minor) for one in properties),
         mem_bytes=tuple(one.total_memory for one in properties), names=tuple(one.name for one in properties),
-        has_dtensor=version(torch.__version__) >= (2, 3), world_size=world_size, env=environment_of())  # fmt: skip
+        has_dtensor=version(torch.__version__) >= (2, 3), world_size=world_size, env=host_env())  # fmt: skip
 
 
 def installed(package: str) -> str | None:
@@ -147,14 +146,6 @@ def installed(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def environment_of() -> dict[str, str]:
-    """The variables that tell why there is no GPU, and whether Slurm's srun is here."""
-    found = {
-        name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID") if name in os.environ
-    }
-    return found | ({"HAS_SRUN": "1"} if shutil.which("srun") else {})
 
 
 def describe(config: KernelsConfig, found: Facts, device: torch.device, place: Place) -> dict[str, Any]:
