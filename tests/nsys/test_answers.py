@@ -106,6 +106,8 @@ def test_b_the_costliest_kernel_has_its_launches_in_one_pass_not_in_the_whole_ru
 def test_b_launches_that_do_not_divide_into_passes_fail_the_check(tmp_path):
     answer = part_b(cell(tmp_path, "forward", extra_gemm=True), [])
     assert states(answer)["launches a pass are the same in every step"] == FAILED
+    gemms, every = SPEC.forward_gemms, truth()["forward_kernels"]
+    assert answer.checks[0].found == f"by step: {gemms} of {every}, {gemms + 1} of {every + 1}"
     assert states(answer)["GEMMs of forward are the model's"] == FAILED
     assert "on average" in answer.sentence
 

@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from lab.rooms.nsys import flops
-from lab.rooms.nsys.analyze import FINAL, PARTS, PHASES, SCORES, SOFTMAX, STEP, CellTables, Recording
+from lab.rooms.nsys.analyze import (
+    FINAL,
+    PARTS,
+    PHASES,
+    SCORES,
+    SOFTMAX,
+    STEP,
+    CellTables,
+    Recording,
+    of_phase,
+)
 from lab.rooms.nsys.layout import Found, Told
 
 AGREE = 0.05  # two clocks agree when they differ by less
@@ -375,11 +385,19 @@ def _walls_ms(cell: CellData) -> list[float]:
 
 
 def _integers(cell: CellData, top: pd.Series) -> Check:
+    """Launches a pass: equal in every step, or else the counts of each step, so that one sees which is odd."""
     row = cell.phase("forward")
-    assert row is not None
+    assert row is not None and cell.recording is not None
     passed = bool(top.same_in_all_steps and row.same_in_all_steps)
-    return check("launches a pass are the same in every step", passed, "integers",
-                 f"{top.launches:g} of the top kernel, {row.kernels:g} in all")  # fmt: skip
+    found = f"{top.launches:g} of the top kernel, {row.kernels:g} in all"
+    if not passed:
+        forward = of_phase(cell.recording.ops[cell.recording.ops["kernel"]], "forward")
+        own = forward[forward["name"] == top["name"]]
+        counts = [
+            (int((own["step"] == n).sum()), int((forward["step"] == n).sum())) for n in cell.recording.steps
+        ]
+        found = "by step: " + ", ".join(f"{of_top} of {every}" for of_top, every in counts)
+    return check("launches a pass are the same in every step", passed, "integers", found)
 
 
 def _gemm_counts(cell: CellData) -> tuple[Check, ...]:
