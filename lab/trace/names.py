@@ -74,13 +74,13 @@ _TABLE = [
     ("elementwise", r"(^|[^a-z])(fill|add|mul|cast|silu|gelu|relu)_"),
 ]
 _CLASS_PATTERNS = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _TABLE]
-_SKIP_CASE = re.compile(r"^void\s+")
+_RETURNS = re.compile(r"^void\s+")
 
 
 @lru_cache(maxsize=1 << 16)
 def kernel_class(name: str) -> str:
     """One of CLASSES: the first row of the table that fits the kernel's name; `other` where none does."""
-    bare = _SKIP_CASE.sub("", name)
+    bare = _RETURNS.sub("", name)
     return next((kind for kind, pattern in _CLASS_PATTERNS if pattern.search(bare)), "other")
 
 

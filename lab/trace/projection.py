@@ -218,18 +218,15 @@ class _Nest:
         for thread, which in _by_thread(capture.api.take(call[asked]), np.arange(len(asked))):
             if thread in self.thread_of:
                 index = asked[which]
-                result[index] = self.innermost(capture, self.thread_of[thread], call[index])
+                result[index] = _climbed(capture, self.thread_of[thread], self.parent, call[index])
         return result
-
-    def innermost(self, capture: Capture, rows: np.ndarray, call: np.ndarray) -> np.ndarray:
-        """Innermost of one thread's `rows`, sorted, around each call (n,), or -1.
-
-        The range that began last is asked first, then those around it: a range around the call lies around that one.
-        """
-        return _climbed(capture, rows, self.parent, call)
 
 
 def _climbed(capture: Capture, rows: np.ndarray, parent: np.ndarray, call: np.ndarray) -> np.ndarray:
+    """Innermost of one thread's nested `rows`, sorted, around each call (n,), or -1.
+
+    The range that began last is asked first, then those around it: a range around the call lies around that one, too.
+    """
     start, ends = capture.ranges.start_ns[rows], capture.ranges.end_ns
     until = capture.api.end_ns[call]
     place = np.searchsorted(start, capture.api.start_ns[call], side="right") - 1
@@ -278,16 +275,21 @@ def _loose_pairs(
     of_thread = {thread: asked[which] for thread, which in _by_thread(calls, np.arange(len(asked)))}
     pairs = [(of_thread.get(thread), rows) for thread, rows in _by_thread(ranges, here)]
     if attribution == "full":
-        for row in loose[wandering]:
-            pairs.append((asked[calls.pid == ranges.pid[row]], np.array([row])))
+        away = loose[wandering]
+        pairs += [
+            (asked[calls.pid == pid], away[ranges.pid[away] == pid]) for pid in np.unique(ranges.pid[away])
+        ]
     found = [_around(capture, call, ops, rows) for ops, rows in pairs if ops is not None]
     none = np.empty(0, dtype=np.int64)
-    return tuple(np.concatenate([none, *part]) for part in (zip(*found, strict=True) if found else ((), ())))  # type: ignore[return-value]
+    return np.concatenate([none, *(op for op, _ in found)]), np.concatenate(
+        [none, *(row for _, row in found)]
+    )
 
 
 def _around(
     capture: Capture, call: np.ndarray, ops: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Every pair of one of `ops` and one of the ranges `rows` that lies around its call."""
     start, end = capture.api.start_ns[call[ops]], capture.api.end_ns[call[ops]]
     first, last = capture.ranges.start_ns[rows], capture.ranges.end_ns[rows]
     # Half-open spans that are never empty, so that an instant meets what is around it.

@@ -154,7 +154,7 @@ def test_any_text_has_a_class_and_a_short_name(name):
 
 
 @pytest.mark.data
-def test_no_kernel_of_the_recordings_is_left_over_but_pooling(shared_data):
+def test_no_kernel_of_the_recorded_transformers_is_left_over(shared_data):
     names = set(_kineto_names(shared_data / "kernels_h200" / "cs336_small_training.json.gz"))
     names |= set(_kineto_names(shared_data / "kernels_h200" / "bloom560m_generate.json.gz"))
     names |= set(_nsys_names(shared_data / "nsys_h200" / "transformer_2layer.sqlite.gz"))
