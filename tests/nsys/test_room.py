@@ -19,7 +19,7 @@ from lab.rooms.nsys.config import Cell
 from lab.rooms.nsys.findings import analyse_nsys, merged, outcome_of, planned
 from lab.rooms.nsys.layout import Found, cell_of_name, find_cells, published_name
 from tests.conftest import ROOT
-from tests.nsys.made import write_trace
+from tests.nsys.made import truth, write_trace
 
 
 def record(folder, kind, *, context=64, outcome="ok", twin=True, trace=True, reason=""):
@@ -70,6 +70,12 @@ def test_a_folder_becomes_tables_figures_reports_a_summary_and_a_page(made, tmp_
     assert {sentence[:3] for sentence in done.verdict[1:6]} == {"(a)", "(b)", "(c)", "(d)", "(e)"}
     cells = pd.read_csv(tmp_path / "out" / "tables" / "cells.csv")
     assert list(cells["outcome"]) == ["ok", "ok", "ok", "oom"]
+    overview = pd.read_csv(tmp_path / "out" / "tables" / "overview.csv").set_index("context")
+    assert overview.loc[64, "training_matmul_percent"] == pytest.approx(100 * truth()["step_matmul"])
+    assert (
+        overview.loc[64, "softmax_over_qk"] == 1
+        and overview.loc[128].isna().sum() == len(overview.columns) - 1
+    )
     page = (tmp_path / "out" / "report.html").read_text()
     assert "no nsys here" in page, "who recorded, and why not nsys"
     assert "Tried ..." in page and "softmax" in page and page.count("<figure") >= 2

@@ -109,7 +109,7 @@ def all_tables(results: Results) -> dict[str, pd.DataFrame]:
         )
         for name in ("phases", "classes", "kernels", "parts")
     }
-    return {"cells": results.cells, "answers": answers, "checks": checks, "values": values,
+    return {"cells": results.cells, "overview": overview(results), "answers": answers, "checks": checks, "values": values,
             "phases": of_cells["phases"], "classes": of_cells["classes"], "kernels": of_cells["kernels"],
             "attention": of_cells["parts"],
             "cpu_ops": _joined([(cell, cell.recording.cpu_ops) for cell in results.data if cell.recording is not None]), "roofline": _roofline_table(results), "problems": results.problems}  # fmt: skip
@@ -223,6 +223,29 @@ def _mark(answer: Answer) -> str:
     return f" A self-check failed: {'; '.join(failed)}." if failed else ""
 
 
+# Column of the overview -> part and name of the value that fills it.
+OVERVIEW = {
+    "forward_ms": ("a", "range_ms"), "forward_plain_ms": ("a", "python_plain_ms"), "forward_busy_ms": ("a", "busy_ms"),
+    "not_matmul_percent": ("c", "not_matmul_percent"), "forward_matmul_percent": ("d", "forward_matmul_percent"),
+    "backward_matmul_percent": ("d", "backward_matmul_percent"), "training_matmul_percent": ("d", "step_matmul_percent"),
+    "softmax_us": ("e", "computing_softmax_us"), "qk_gemm_us": ("e", "qk_gemm_us"), "av_gemm_us": ("e", "av_gemm_us"),
+    "softmax_over_qk": ("e", "time_ratio"),
+}  # fmt: skip
+
+
+def overview(results: Results) -> pd.DataFrame:
+    """The answers' main numbers, a row per size and context; empty where a question has no answer."""
+    values = {(answer.cell, answer.part): answer.values for answer in results.answers if answer.given}
+    rows: dict[tuple[str, int], dict[str, object]] = {}
+    for cell in results.data:
+        place = (cell.found.cell.size, cell.found.cell.context)
+        row = rows.setdefault(place, {"size": place[0], "context": place[1]})
+        row |= {column: values[cell.label, part][name] for column, (part, name) in OVERVIEW.items()
+                if name in values.get((cell.label, part), {})}  # fmt: skip
+    table: pd.DataFrame = pd.DataFrame(list(rows.values()), columns=["size", "context", *OVERVIEW])
+    return table
+
+
 def _matrix_blocks(results: Results, folder: Path) -> list[Block]:
     cells = results.cells
     caption = (
@@ -234,6 +257,9 @@ def _matrix_blocks(results: Results, folder: Path) -> list[Block]:
     shown = shown[[name for name in shown if (shown[name].notna() & (shown[name] != "")).any()]]
     return [
         Figure(svg, caption, "figures/matrix.png", "tables/cells.csv"),
+        Table(
+            overview(results).dropna(axis="columns", how="all"), "Answers in numbers", "tables/overview.csv"
+        ),
         Table(shown, "Every cell", "tables/cells.csv", headings=HEADINGS, pills=PILLS),
     ]
 
