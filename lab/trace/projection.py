@@ -202,13 +202,14 @@ class _Nest:
         return rows, np.concatenate(out)
 
     def _levels(self) -> np.ndarray:
-        level = np.zeros(len(self.parent), dtype=np.int16)
-        rows = np.flatnonzero(self.parent >= 0)
-        at = self.parent[rows]
+        """How many ranges lie around each. Ancestors at twice the distance each round, so that depth costs little."""
+        above = self.parent.copy()
+        level: np.ndarray = (above >= 0).astype(np.int32)
+        rows = np.flatnonzero(above >= 0)
         while len(rows):
-            level[rows] += 1
-            at = self.parent[at]
-            rows, at = rows[at >= 0], at[at >= 0]
+            level[rows] += level[above[rows]]
+            above[rows] = above[above[rows]]
+            rows = rows[above[rows] >= 0]
         return level
 
     def around(self, capture: Capture, call: np.ndarray) -> np.ndarray:

@@ -235,6 +235,15 @@ def test_the_sequence_number_links_a_backward_kernel_to_its_forward_range(loaded
     assert "/".join(projection.path(int(projection.ops.origin[1]))) == "forward/computing_softmax"
 
 
+def test_ranges_nested_by_the_thousands_are_counted_to_the_innermost():
+    depth = 4_000
+    ranges = [(i, 2 * depth - i, 1, 1, "block") for i in range(depth)]
+    projection = project(capture_of(ranges, [(depth, depth, 1, 1, 0)], [(depth, depth + 5, 1, 0)]))
+    assert projection.instances.level.tolist() == list(range(depth))
+    assert set(projection.instances.num_ops.tolist()) == {1}
+    assert len(projection.path(int(projection.ops.path[0]))) == depth
+
+
 def test_an_empty_capture_projects_to_nothing(loaded):
     projection = project(loaded(Export()))
     assert (len(projection.ops), len(projection.instances), len(projection.steps)) == (0, 0, 0)
@@ -442,7 +451,7 @@ def test_a_trimmed_capture_agrees_with_the_join_in_sql(tmp_path, shared_data):
         connection.execute(f"CREATE INDEX b ON {PREFIX}KERNEL (correlationId)")
         wanted = dict(connection.execute(
             f"""SELECT n.rowid, COUNT(*) FROM NVTX_EVENTS n JOIN {PREFIX}RUNTIME r
-                ON r.globalTid = n.globalTid AND n.start <= r.start AND n.end >= r.end
+                ON r.globalTid = n.globalTid AND r.start BETWEEN n.start AND n.end AND n.end >= r.end
                 JOIN {PREFIX}KERNEL k ON k.correlationId = r.correlationId
                 AND k.globalPid = r.globalTid & ~0xFFFFFF GROUP BY n.rowid"""
         ))  # fmt: skip
