@@ -56,7 +56,8 @@ def brief(monkeypatch):
     """A diagnosis that looks at less of the same."""
     monkeypatch.setattr(workload_diagnose, "FRAMES", 12)
     monkeypatch.setattr(probes, "GUARD_FRAMES", 100)
-    monkeypatch.setattr(probes, "DRIFT_STEPS", 60)
+    monkeypatch.setattr(probes, "DRIFT_STEPS", 3)
+    monkeypatch.setattr(probes, "GROWTH", (20, 40))
 
 
 @pytest.fixture(scope="module")
@@ -208,10 +209,10 @@ def test_a_sound_model_has_no_fault(tmp_path, brief):
 
 
 def test_a_check_of_this_device_finds_nothing(tmp_path):
-    subject = workload_check.Subject("torch", CPU, interpreted=False, batches=40, seed=1)
+    subject = workload_check.Subject("torch", CPU, interpreted=False, batches=25, seed=1)
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(workload_check, "SMALL", workload_check.SMALL[:4])
+        patch.setattr(workload_check, "SMALL", workload_check.SMALL[:3])
         rows = list(workload_check.all_checks(subject))
     failed = [row for row in rows if row["verdict"] != "pass"]
     assert not failed, failed

@@ -35,6 +35,7 @@ LEDGER_LIMIT = 2e-4  # float32 parameters sum over a batch; a stale message cost
 PADDING = 5
 DRIFT_STEPS = 100
 GUARD_FRAMES = 2000
+GROWTH = (50, 100, 200, 400)  # frames at which float32 is held against float64
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ def precision_rows(bench: Bench) -> Iterator[Row]:
     """|d log Z| against float64 as a sequence grows: rounding grows smoothly, a fault jumps."""
     dice = torch.Generator().manual_seed(5)
     classes, longest = bench.case.score_BTC.shape[2], len(bench.case.duration_KC)
-    for frames in (50, 100, 200, 400):
+    for frames in GROWTH:
         score = torch.randn(1, frames, classes, generator=dice)
         case = replace(bench.case, score_BTC=score, lengths_B=torch.tensor([frames]))
         exact = solve(case.to("cpu", torch.float64), "torch").logZ_B
