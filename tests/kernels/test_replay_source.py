@@ -160,3 +160,9 @@ def test_every_launch_of_the_bloom_recording_has_an_owner_and_exact_arguments(sh
     assert sum(len(call.dur_us) for call in plan.calls) == 2655 + 108 + 8
     assert {s.origin for s in plan.signatures} == {"execution_trace"}
     assert all(s.args is not None for s in plan.signatures)
+
+
+def test_on_a_cpu_an_op_with_its_own_copies_works_and_a_composite_does_not(tmp_path):
+    ops = [op("aten::linear", 0.0, 50.0, 1), op("aten::t", 1.0, 2.0, 2), op("aten::addmm", 10.0, 30.0, 3), op("aten::copy_", 12.0, 3.0, 4),
+           op("aten::to", 60.0, 20.0, 5), op("aten::_to_copy", 61.0, 18.0, 6), op("aten::copy_", 65.0, 5.0, 7)]  # fmt: skip
+    assert [s.op for s in plan_of(tmp_path, ops).signatures] == ["aten::addmm", "aten::_to_copy"]

@@ -132,7 +132,7 @@ def test_a_copy_keeps_its_small_cpu_tensor():
 def test_a_list_with_holes_keeps_its_holes():
     first, kind = tensor(1, 8, "bool", 1)
     index, long = tensor(2, 4, "long int", 8)
-    args = from_node(INDEX, {"values": [first, [None, index]], "types": [kind, f"GenericList[None,{long}]"],
+    args = from_node(INDEX, {"values": [first, [[97, 0, 0, 0, 0, ""], index]], "types": [kind, f"GenericList[Tensor(nullptr (uninitialized)),{long}]"],
                              "shapes": [[2, 4], [[], [4]]], "strides": [[4, 1], [[], [1]]]})[1]  # fmt: skip
     assert args[1].tensors[0] is None
     assert (args[1].tensors[1].high, args[1].src) == (3, "bounded")

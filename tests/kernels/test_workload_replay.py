@@ -197,3 +197,69 @@ def test_a_call_that_cannot_run_is_a_row_with_its_reason(recording, tmp_path):
     raw = run(tmp_path / "plan.json", tmp_path, mode="hot", repeats=1, pace="host", device=CPU)
     assert (raw.signatures[0].status, raw.signatures[1].status) == ("unresolved", "ran")
     assert "nowhere::op" in raw.signatures[0].reason
+
+
+def test_the_recorder_alone_is_enough_where_torch_has_no_execution_trace(tmp_path):
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    from lab.rooms.kernels.workload_recorder import Recorder, recording
+
+    net = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 32))
+    ids = torch.arange(6).view(1, 6)
+
+    def forward():
+        return net(ids)[:, torch.tensor([0, 3])].softmax(-1) * 2.0
+
+    forward()
+    with (
+        torch.no_grad(),
+        profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session,
+        record_function("prefill"),
+    ):
+        forward()
+    session.export_chrome_trace(str(tmp_path / "trace.json"))
+    with (tmp_path / "ops.jsonl").open("wb") as file, torch.no_grad():
+        recorder = Recorder(file.write)
+        recorder.phase, recorder.forward = "prefill", 0
+        with recording(recorder, net):
+            forward()
+    plan = read_plan(tmp_path / "trace.json", None, tmp_path / "ops.jsonl")
+    by_op = {signature.op: signature for signature in plan.signatures}
+    assert by_op["aten::index"].origin == "recorder"
+    assert [one.high for one in by_op["aten::index"].args[1].tensors if one] == [3]
+    assert by_op["aten::embedding"].args[1].src == "ranged"  # the recorder knows no op below it
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
+    raw = run(tmp_path / "plan.json", tmp_path, mode="in-order", repeats=1, pace="host", device=CPU)
+    assert {one.status for one in raw.signatures} == {"ran"}
+    assert False not in {one.shapes_equal for one in raw.signatures}
+
+
+def test_the_recorder_adds_ranges_to_an_execution_trace(recording, tmp_path):
+    plan = read_plan(recording / "trace.json", recording / "et.json")
+    place = next(p for p, s in enumerate(plan.signatures) if s.op == "aten::index_select")
+    from lab.rooms.kernels.replay_recorded import with_ranges
+    from lab.rooms.kernels.schema import Arg as RecordedArg
+    from lab.rooms.kernels.schema import RecordedOp
+
+    seen = RecordedOp(
+        index=0,
+        name="aten::index_select",
+        args=[RecordedArg(kind="tensor", name="index", dtype="int64", shape=[6], range=(0, 5))],
+    )
+    args = with_ranges(plan.signatures[place].args, seen)
+    assert (args[2].src, args[2].tensor.low, args[2].tensor.high) == ("ranged", 0, 5)
+    assert plan.signatures[place].args[2].tensor.high == 49
+
+
+def test_only_indices_keep_their_own_values_in_order_other_integers_flow_from_op_to_op(recording, tmp_path):
+    from lab.rooms.kernels.workload_replay_order import InOrder
+
+    plan = read_plan(recording / "trace.json", recording / "et.json")
+    order = InOrder(plan, {}, CPU)
+    table, index = (
+        spec("int64", shape=(3,), stride=(1,), low=0, high=9),
+        spec("int64", shape=(3,), stride=(1,), low=0, high=9, index=True),
+    )
+    order.memory.now[5] = torch.tensor([100, 200, 300]).untyped_storage()
+    assert order._fetch((0, 0), table, 5, 0)().tolist() == [100, 200, 300]
+    assert max(order._fetch((0, 0), index, 5, 0)().tolist()) <= 9

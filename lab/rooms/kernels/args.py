@@ -46,6 +46,7 @@ class TensorArg(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     low: int | None = None
     high: int | None = None
     number: bool = False
+    index: bool = False  # its values address another argument: outside of low and high they would leave it
     pinned: bool = False
 
 

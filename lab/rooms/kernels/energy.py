@@ -84,6 +84,9 @@ class EnergyClosure(msgspec.Struct, kw_only=True):
     measured_net_j: float
     total_pct: float  # predicted over measured, percent off
     net_pct: float  # sum of nets over the run's net, percent off
+    idle_watt_pct: (
+        float  # how many percent of the run's net one watt of idle power is: net closure is known no better
+    )
 
 
 class EnergyResult(msgspec.Struct, kw_only=True):
@@ -93,7 +96,8 @@ class EnergyResult(msgspec.Struct, kw_only=True):
     meter: str
     method: str
     idle_cold_w: float | None
-    idle_context_w: float | None
+    idle_context_w: float | None  # the one that is taken off
+    idle_before_w: float | None  # with a context, before any load
     update_period_s: float | None
     power_limit_w: float | None
     facts_before: dict[str, Any]
@@ -128,7 +132,7 @@ def analyse_energy(folder: Path, out: Path) -> ReplayFindings:
 
 def judge(plan: ReplayPlan, raw: RawEnergy) -> EnergyResult:
     """All arithmetic of one measurement. Pure."""
-    idle_w = _power(raw.idle_context)
+    idle_w = idle_power(raw)
     limit = raw.facts_before.get("power_limit_w")
     rows = _rows(plan, raw, idle_w, limit)
     model = _model(plan, raw.model, idle_w)
@@ -138,7 +142,7 @@ def judge(plan: ReplayPlan, raw: RawEnergy) -> EnergyResult:
         by_class[row.class_] += row.run_net_j or 0.0
     result = EnergyResult(
         device_name=raw.device_name, meter=raw.meter, method=_method(raw), idle_cold_w=_power(raw.idle_cold),
-        idle_context_w=idle_w, update_period_s=raw.update_period_s, power_limit_w=limit,
+        idle_context_w=idle_w, idle_before_w=_power(raw.idle_context), update_period_s=raw.update_period_s, power_limit_w=limit,
         facts_before=raw.facts_before, facts_after=raw.facts_after, rows=rows,
         by_class={name: round(j, 6) for name, j in sorted(by_class.items(), key=lambda item: -item[1])}, model=model,
         closure=_closure(rows, model, idle_w), refused=_refused(raw, limit), notes=list(raw.notes), bars={},
@@ -148,6 +152,15 @@ def judge(plan: ReplayPlan, raw: RawEnergy) -> EnergyResult:
     result.bars = {"closure": None if closed is None else abs(closed.total_pct) <= CLOSURE_BAR,
                    "net_closure": None if closed is None else abs(closed.net_pct) <= CLOSURE_BAR}  # fmt: skip
     return result
+
+
+def idle_power(raw: RawEnergy) -> float | None:
+    """Idle power with a context: beside the model's windows where it was measured there, else before all of them.
+
+    A card that has worked is warmer and leaks more than one that has not; the idle power to take off is the warm one.
+    """
+    beside = [watts for one in raw.idle_between if (watts := _power(one)) is not None]
+    return statistics.fmean(beside) if beside else _power(raw.idle_context)
 
 
 def _rows(plan: ReplayPlan, raw: RawEnergy, idle_w: float | None, limit: float | None) -> list[EnergyRow]:
@@ -290,7 +303,8 @@ def _closure(rows: list[EnergyRow], model: ModelEnergy | None, idle_w: float | N
     return EnergyClosure(
         sum_net_j=total, measured_share=own / total if total else math.nan, idle_w=idle_w, wall_s=model.wall_s, idle_j=idle_j,
         predicted_j=total + idle_j, measured_j=model.j_per_run, measured_net_j=net,
-        total_pct=100 * ((total + idle_j) / model.j_per_run - 1), net_pct=100 * (total / net - 1) if net else math.nan)  # fmt: skip
+        total_pct=100 * ((total + idle_j) / model.j_per_run - 1), net_pct=100 * (total / net - 1) if net else math.nan,
+        idle_watt_pct=100 * model.wall_s / net if net else math.nan)  # fmt: skip
 
 
 def _refused(raw: RawEnergy, limit: float | None) -> list[str]:
@@ -348,7 +362,7 @@ def verdict(result: EnergyResult) -> list[str]:
         lines.append(f"closure: kernels {closed.sum_net_j:.3f} J + idle {closed.idle_w:.1f} W * {closed.wall_s:.4f} s = "
                      f"{closed.predicted_j:.3f} J, measured {closed.measured_j:.3f} J: {closed.total_pct:+.1f} %")  # fmt: skip
         lines.append(f"net closure: {closed.sum_net_j:.3f} J of kernels against {closed.measured_net_j:.3f} J net of idle: "
-                     f"{closed.net_pct:+.1f} % ({100 * closed.measured_share:.0f} % of the sum measured, the rest by stand-ins)")  # fmt: skip
+                     f"{closed.net_pct:+.1f} % ({100 * closed.measured_share:.0f} % of the sum measured, the rest by stand-ins; 1 W of idle power is {closed.idle_watt_pct:.1f} %)")  # fmt: skip
     return lines + [f"REFUSED: {why}" for why in result.refused]
 
 

@@ -58,6 +58,7 @@ class RawEnergy(msgspec.Struct, kw_only=True):
     versions: dict[str, str] = {}
     idle_cold: Window | None = None
     idle_context: Window | None = None
+    idle_between: list[Window] = []  # with a context, beside the windows of the model: a warm card leaks more
     update_period_s: float | None = None
     signatures: list[SignatureEnergy] = []
     stands_for: dict[int, int] = {}  # place of a call that is not measured -> place of the one that is

@@ -29,7 +29,8 @@ from lab.rooms.kernels.args import (
     Signature,
 )
 from lab.rooms.kernels.execution_trace import Node, read_execution_trace, read_json_bytes
-from lab.rooms.kernels.resolve import Unresolved, from_node
+from lab.rooms.kernels.resolve import HOLE, Unresolved, from_node
+from lab.rooms.kernels.schema import RecordedOp
 
 KINDS = {
     "kernel": "kernel",
@@ -49,6 +50,11 @@ NO_WORK = re.compile(
     r"aten::(_?(unsafe_)?view\w*|as_strided|_reshape_alias|empty\w*|detach\w*|alias|expand|permute|transpose|t|select"
     r"|slice|unsqueeze|squeeze|split\w*|chunk|unbind|narrow|unfold|resize_|set_|is_\w+|item|numpy_T|lift_fresh|diagonal"
     r"|result_type|can_cast|_has\w*|record_stream|size|stride|dim|to|_assert\w*|resolve_\w+)\Z"
+)
+
+# What other ops call for themselves: no work of its own beside them.
+HELPERS = re.compile(
+    r"aten::(copy_|_to_copy|clone|contiguous|fill_|zero_|reshape|expand_as|resolve_conj|lift_fresh)\Z"
 )
 
 
@@ -105,8 +111,9 @@ def read_plan(
                            fix="record CPU and CUDA activities together, with record_shapes")  # fmt: skip
     nodes = read_execution_trace(execution_trace) if execution_trace else {}
     _nest(ops)
-    book = _Book(ops, nodes)
-    owners = _owners(ops, gpu, runtime) if gpu else {}
+    recorder = _Recorder(ops, marks, recorded_ops)
+    book = _Book(ops, nodes, recorder)
+    owners = _gather(ops, recorder.lifted(_owners(ops, gpu, runtime), ops, nodes)) if gpu else {}
     forwards = _Forwards(marks, ops)
     if gpu:
         book.add_launches(gpu, owners, forwards)
@@ -114,24 +121,41 @@ def read_plan(
         book.add_leaves(forwards)
     device = document.devices[0] if document.devices else {}
     origin = Origin(
+        recorder=str(recorded_ops or ""),
         trace=str(trace), execution_trace=str(execution_trace or ""), run=run, torch_version=torch_version,
         device_name=str(device.get("name", "")), num_sms=int(device.get("numSms", 0)), has_kernels=bool(gpu),
         model=str((config or {}).get("model", "")))  # fmt: skip
     return ReplayPlan(
         origin=origin, forwards=forwards.finished(book.calls, bool(gpu)), signatures=tuple(book.signatures),
         calls=tuple(book.calls), orphans=tuple(book.orphans), state=state or {}, config=config or {},
-        notes=tuple(_notes(book, nodes, execution_trace)))  # fmt: skip
+        notes=tuple(_notes(book, nodes, execution_trace, recorded_ops)))  # fmt: skip
 
 
 def working_ops(trace: Path) -> list[int]:
     """External ids of a CPU recording's ops that stand in for launches."""
     ops = _sorted_out(decode_trace(trace).events)[0]
     _nest(ops)
-    return [op.args.external_id for op in ops if _works(op)]
+    return [ops[place].args.external_id for place in _working(ops)]
 
 
-def _works(op: _Op) -> bool:
-    return op.children == 0 and "::" in op.event.name and not NO_WORK.match(op.event.name)
+def _working(ops: list[_Op]) -> list[int]:
+    """Ops that do the work: outermost ones without another inside, but for copies and fills they make for themselves."""
+    heavy = [_can_work(op) and not HELPERS.match(op.event.name) for op in ops]
+    holds = [False] * len(ops)
+    for place in range(len(ops) - 1, -1, -1):  # children come after their parents
+        if ops[place].parent >= 0 and (heavy[place] or holds[place]):
+            holds[ops[place].parent] = True
+    inside, found = [False] * len(ops), []
+    for place, op in enumerate(ops):
+        inside[place] = op.parent >= 0 and inside[op.parent]
+        if not inside[place] and _can_work(op) and not holds[place]:
+            inside[place] = True
+            found.append(place)
+    return found
+
+
+def _can_work(op: _Op) -> bool:
+    return "::" in op.event.name and not NO_WORK.match(op.event.name)
 
 
 def decode_trace(trace: Path) -> _Document:
@@ -215,7 +239,7 @@ def _owners(
             owner = _around(ops, threads, runtime[args.correlation])
         if owner >= 0:
             found[place] = _climb(ops, owner)
-    return _gather(ops, found)
+    return found
 
 
 def _around(ops: list[_Op], threads: dict[tuple[Any, Any], list[int]], call: _Event) -> int:
@@ -246,6 +270,36 @@ def _gather(ops: list[_Op], owners: dict[int, int]) -> dict[int, int]:
             best, place = (place if place in launching else best), ops[place].parent
         top[owner] = best
     return {launch: top[owner] for launch, owner in owners.items()}
+
+
+class _Recorder:
+    """The recorder's calls beside the trace's ops; empty without its file."""
+
+    def __init__(self, ops: list[_Op], marks: list[_Event], path: Path | None) -> None:
+        self.calls: list[RecordedOp] = []
+        self._of = [-1] * len(ops)
+        if path is not None:
+            # Imported here: aligning needs numpy, and a trace alone does not.
+            from lab.rooms.kernels import replay_recorded
+
+            self.calls = replay_recorded.read_recorded(path)
+            self._of = replay_recorded.joined(ops, sorted(marks, key=lambda mark: mark.ts), self.calls)
+
+    def call(self, place: int) -> RecordedOp | None:
+        """The recorded call that an op of the trace stands for."""
+        return self.calls[self._of[place]] if self._of[place] >= 0 else None
+
+    def lifted(self, owners: dict[int, int], ops: list[_Op], nodes: dict[int, Node]) -> dict[int, int]:
+        """Without an execution trace, launches go to the recorded op around their owner: only its arguments are known."""
+        if nodes or not self.calls:
+            return owners
+        return {launch: self._up(owner, ops) for launch, owner in owners.items()}
+
+    def _up(self, owner: int, ops: list[_Op]) -> int:
+        place = owner
+        while place >= 0 and self._of[place] < 0:
+            place = ops[place].parent
+        return place if place >= 0 else owner
 
 
 class _Forwards:
@@ -293,8 +347,8 @@ def _covered(spans: list[tuple[float, float]]) -> float:
 class _Book:
     """Signatures and calls as they come; equal calls share a signature."""
 
-    def __init__(self, ops: list[_Op], nodes: dict[int, Node]) -> None:
-        self._ops, self._nodes = ops, nodes
+    def __init__(self, ops: list[_Op], nodes: dict[int, Node], recorder: _Recorder) -> None:
+        self._ops, self._nodes, self._recorder = ops, nodes, recorder
         self._places: dict[bytes, int] = {}
         self.signatures: list[Signature] = []
         self.calls: list[Call] = []
@@ -318,10 +372,11 @@ class _Book:
             self._add(owner, launches, events, forwards.at(self._ops[owner].event.ts))
 
     def add_leaves(self, forwards: _Forwards) -> None:
-        """Without a GPU: every op without children that works on data, its own time in place of a kernel's."""
-        for place, op in enumerate(self._ops):
-            if _works(op):
-                self._add(place, (), [(op.event, op.args)], forwards.at(op.event.ts))
+        """Without a GPU: every op that works on data, its own time in place of a kernel's."""
+        whole = {place: place for place in _working(self._ops)}
+        for place in sorted(set(self._recorder.lifted(whole, self._ops, self._nodes).values())):
+            event = self._ops[place].event
+            self._add(place, (), [(event, self._ops[place].args)], forwards.at(event.ts))
 
     def _add(
         self, owner: int, launches: tuple[Launch, ...], events: Sequence[tuple[_Event, _Args]], forward: int
@@ -338,29 +393,57 @@ class _Book:
     def _describe(
         self, owner: int, launches: tuple[Launch, ...]
     ) -> tuple[bytes, Signature, tuple[Any, ...], tuple[Any, ...]]:
-        op = self._ops[owner]
+        op, told = self._ops[owner], self._told(owner)
+        raw, reason = (None, "") if told.args is not None else _raw(op, told.reason)
+        key = msgspec.json.encode((op.event.name, told.overload, told.args, raw, launches))
+        signature = Signature(
+            sig_id=hashlib.sha256(key).hexdigest()[:12], op=told.op or op.event.name, overload=told.overload, args=told.args,
+            raw=raw, outs=told.shapes, origin=told.origin, launches=launches,
+            reason=reason if raw is None and told.args is None else "")  # fmt: skip
+        return key, signature, told.ins, told.outs
+
+    def _told(self, owner: int) -> _Told:
+        """What the better sources say of one op; without any, why."""
+        op, call = self._ops[owner], self._recorder.call(owner)
         node = self._nodes.get(op.args.rf_id)
-        overload, args, raw, reason, shapes = None, None, None, "", None
-        ins: tuple[tuple[int, int], ...] = ()
-        outs: tuple[tuple[int, int], ...] = ()
-        if node is not None and node.name == op.event.name and node.op_schema:
-            try:
-                schema, args = from_node(node.op_schema, node.inputs)
-                overload = schema.overload
-                ins, outs, shapes = (
-                    tensor_places(node.inputs),
-                    tensor_places(node.outputs),
-                    out_shapes(node.outputs),
-                )
-            except Unresolved as why:
-                reason = f"execution trace: {why}"
-        if args is None:
-            raw, reason = _raw(op, reason)
-        key = msgspec.json.encode((op.event.name, overload, args, raw, launches))
-        sig_id = hashlib.sha256(key).hexdigest()[:12]
-        return key, Signature(sig_id=sig_id, op=op.event.name, overload=overload, args=args, raw=raw, outs=shapes,
-                              origin="trace" if args is None else "execution_trace", launches=launches,
-                              reason=reason if raw is None and args is None else ""), ins, outs  # fmt: skip
+        try:
+            if node is not None and node.name == op.event.name and node.op_schema:
+                return _from_execution_trace(node, call)
+            if call is not None and not self._nodes:
+                return _from_recorder(call)
+        except Unresolved as why:
+            return _Told(reason=str(why))
+        return _Told()
+
+
+class _Told(msgspec.Struct, kw_only=True):
+    """An op's overload, arguments and memory from a source better than the trace; all empty where there is none."""
+
+    op: str = ""
+    overload: str | None = None
+    args: tuple[Arg, ...] | None = None
+    ins: tuple[tuple[int, int], ...] = ()
+    outs: tuple[tuple[int, int], ...] = ()
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    origin: str = "trace"
+    reason: str = ""
+
+
+def _from_execution_trace(node: Node, call: RecordedOp | None) -> _Told:
+    schema, args = from_node(node.op_schema, node.inputs)
+    if call is not None and call.name == schema.name and call.overload == schema.overload:
+        from lab.rooms.kernels.replay_recorded import with_ranges
+
+        args = with_ranges(args, call)
+    return _Told(overload=schema.overload, args=args, ins=tensor_places(node.inputs), outs=tensor_places(node.outputs),
+                 shapes=out_shapes(node.outputs), origin="execution_trace")  # fmt: skip
+
+
+def _from_recorder(call: RecordedOp) -> _Told:
+    from lab.rooms.kernels.replay_recorded import arguments, places, shapes
+
+    return _Told(op=call.name, overload=call.overload, args=arguments(call), ins=places(call.args), outs=places(call.outs),
+                 shapes=shapes(call), origin="recorder")  # fmt: skip
 
 
 def _raw(op: _Op, reason: str) -> tuple[RawArgs | None, str]:
@@ -391,10 +474,11 @@ def tensor_places(side: dict[str, Any]) -> tuple[tuple[int, int], ...]:
     """[storage id, offset] of each tensor among a node's inputs or outputs, lists flattened."""
     found: list[tuple[int, int]] = []
     for value, kind in zip(side.get("values", []), side.get("types", []), strict=False):
-        if str(kind).startswith("Tensor("):
+        if str(kind).startswith("Tensor(") and HOLE not in str(kind):
             found.append((int(value[1]), int(value[2])))
-        elif "Tensor(" in str(kind):
-            found += [(int(one[1]), int(one[2])) for one in value if isinstance(one, list) and len(one) == 6]
+        elif "List[" in str(kind) and "Tensor(" in str(kind):
+            there = [one for one in value if isinstance(one, list) and len(one) == 6 and one[5]]
+            found += [(int(one[1]), int(one[2])) for one in there]
     return tuple(found)
 
 
@@ -417,7 +501,11 @@ def flat_tensors(args: Iterable[Arg]) -> list[Any]:
     return found
 
 
-def _notes(book: _Book, nodes: dict[int, Node], path: Path | None) -> list[str]:
+def _notes(book: _Book, nodes: dict[int, Node], path: Path | None, recorded: Path | None) -> list[str]:
+    if path is None and recorded is not None:
+        return [
+            "no execution trace: arguments come from the dispatch recorder, which saw another pass of the same run"
+        ]
     if path is None:
         return ["no execution trace: overloads are inferred, and which tensors share memory is not known"]
     joined = sum(1 for signature in book.signatures if signature.args is not None)

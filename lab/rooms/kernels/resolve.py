@@ -19,6 +19,7 @@ import msgspec
 from lab.rooms.kernels.args import DTYPES, FLOATS, Arg, Launch, RawArgs, TensorArg, contiguous_stride
 
 NO = -(10**6)  # a score that rules a schema out
+HOLE = "nullptr"  # how an execution trace writes the type of a tensor that is not there
 ALIAS = re.compile(r"\([a-z|!>\-* ]*\)")
 TENSOR_LIKE = ("Tensor", "Tensor?")
 TENSOR_LISTS = ("Tensor[]", "Tensor?[]")
@@ -122,12 +123,16 @@ def _bounded(op: str, arg: Arg, by_name: dict[str, Arg]) -> Arg:
 def _bounded_tensor(
     op: str, name: str, place: int, tensor: TensorArg, src: str, by_name: dict[str, Arg]
 ) -> tuple[TensorArg, str]:
-    if tensor.dtype in FLOATS or tensor.dtype == "bool" or tensor.low is not None or tensor.number:
+    if tensor.dtype in FLOATS or tensor.dtype == "bool" or tensor.number:
         return tensor, src
     high = index_limit(op.removeprefix("aten::").rstrip("_"), name, place, by_name)
+    if tensor.low is not None:  # a recorder saw its values
+        return msgspec.structs.replace(tensor, index=high is not None), src
     if high is None:
         return tensor, src if math.prod(tensor.shape) == 0 else max(src, "synthetic", key=_rank)
-    return msgspec.structs.replace(tensor, low=0, high=max(high - 1, 0)), max(src, "bounded", key=_rank)
+    return msgspec.structs.replace(tensor, low=0, high=max(high - 1, 0), index=True), max(
+        src, "bounded", key=_rank
+    )
 
 
 def index_limit(op: str, name: str, place: int, by_name: dict[str, Arg]) -> int | None:
@@ -314,14 +319,18 @@ _WORDS = {"contiguous_format": 0, "preserve_format": 1, "channels_last": 2, "str
 
 def _arg_of_node(param: Param, value: Any, kind: str, shape: Any, stride: Any, on_gpu: bool) -> Arg:
     common: dict[str, Any] = {"name": param.name, "type": param.type, "kwarg_only": param.kwarg_only}
+    if kind.startswith("Tensor(") and HOLE in kind:
+        return Arg(**common)
     if kind.startswith("Tensor("):
         tensor = _node_tensor(value, kind[7:-1], shape, stride, on_gpu)
         return Arg(**common, tensor=tensor, src="synthetic" if tensor.number else "recorded")
     if kind.startswith("GenericList[") and "Tensor(" in kind:
-        kinds = kind[12:-1].split(",")
+        kinds = _split(kind[12:-1])
         steps = stride if len(stride) == len(value) else [[]] * len(value)
         tensors = tuple(
-            _node_tensor(one, its[7:-1], size, step, False) if its.startswith("Tensor(") else None
+            _node_tensor(one, its[7:-1], size, step, False)
+            if its.startswith("Tensor(") and HOLE not in its
+            else None
             for one, its, size, step in zip(value, kinds, shape, steps, strict=True)
         )
         return Arg(**common, tensors=tensors)

@@ -227,6 +227,8 @@ class Measurement:
             self.raw.model.append(RunEnergy(what=what, forwards_per_run=forwards,
                                             window=window(samples, begin, min(finish, marks.t_s[-1]), marks)))  # fmt: skip
             self.raw.update_period_s = self.raw.update_period_s or update_period_s(samples)
+            torch.cuda.synchronize()
+            self.raw.idle_between.append(at_rest(self.meter, min(self.config.idle_s, self.config.window_s)))
         say(f"whole model ({what}): {len(self.raw.model)} windows")
 
     def _model_or_replay(self) -> tuple[str, Callable[[], Any], int]:

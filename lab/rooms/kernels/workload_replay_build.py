@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -39,11 +40,29 @@ def resolved(signature: Signature) -> tuple[str, tuple[Arg, ...]]:
     Raises Unresolved.
     """
     if signature.args is not None and signature.overload is not None:
+        if signature.origin == "recorder":
+            return signature.overload, typed(signature.op, signature.overload, signature.args)
         return signature.overload, signature.args
     if signature.raw is None:
         raise Unresolved(signature.reason or "the recording holds no arguments")
     schema, args = from_trace(signature.raw, schemas_of(signature.op), signature.launches)
     return schema.overload, args
+
+
+def typed(op: str, overload: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+    """A recorder's arguments with the types of the schema, which says what may only be given by name."""
+    schema = next((one for one in schemas_of(op) if one.overload == overload), None)
+    if schema is None:
+        raise Unresolved(f"torch {torch.__version__} has no {op}.{overload or 'default'}")
+    by_name = {param.name: param for param in schema.params}
+    if not {arg.name for arg in args} <= set(by_name):
+        raise Unresolved(
+            f"this torch's {op}.{overload or 'default'} has other arguments than the recorded one"
+        )
+    return tuple(
+        msgspec.structs.replace(arg, type=by_name[arg.name].type, kwarg_only=by_name[arg.name].kwarg_only)
+        for arg in args
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -127,7 +127,7 @@ class InOrder:
     ) -> Callable[[], Any] | None:
         if spec.number:
             return None
-        if spec.high is not None or storage < 0:
+        if spec.index or storage < 0:
             # Indices stay within bounds whatever the replayed ops before them computed.
             fixed = make("", spec, self.device, seed=key[0])
             return lambda: fixed
