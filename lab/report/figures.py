@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -269,7 +270,8 @@ def timeline(
     shades: Sequence[tuple[int, float, float]],
     axis: str,
 ) -> Figure:
-    """Bars on one row a label, first on top: `parts` maps (words, colour role) to bars (n, 3) of row, start, length.
+    """Bars on one row a label, first on top: `parts` maps (words, colour role) to bars (n, 4) of row, start, length and
+    strength of the colour (0 to 1).
 
     bands are (name, start, end), tinted in turn and named above where there is room; shades are (row, start, end).
     One collection of polygons per part: a thousand times quicker than a drawing call per bar.
@@ -288,10 +290,10 @@ def timeline(
                 color=light("muted"),
             )
     if shades:
-        boxes = np.array([(row, start, end - start) for row, start, end in shades])
-        ax.add_collection(_bars(boxes, 0.5, facecolor=light("fail"), alpha=0.14, linewidth=0))
-    for (words, role), bars in parts.items():
-        ax.add_collection(_bars(bars, 0.36, facecolor=light(role), linewidth=0, label=words))
+        boxes = np.array([(row, start, end - start, 0.14) for row, start, end in shades])
+        ax.add_collection(_bars(boxes, 0.5, light("fail")))
+    for (_, role), bars in parts.items():
+        ax.add_collection(_bars(bars, 0.36, light(role)))
     ax.set(xlim=span, ylim=(len(rows) - 0.5, -0.7), xlabel=axis)
     ax.set_yticks(range(len(rows)), rows)
     handles = [Patch(facecolor=light(role), label=words) for words, role in parts]
@@ -306,12 +308,13 @@ def timeline(
     return figure
 
 
-def _bars(bars: np.ndarray, half: float, **look: Any) -> PolyCollection:
-    """Rectangles of `half` a row's height each way around rows (n, 3): row, start, length."""
-    row, start, length = bars.T
+def _bars(bars: np.ndarray, half: float, colour: str) -> PolyCollection:
+    """Rectangles of `half` a row's height each way around rows (n, 4): row, start, length, strength of the colour."""
+    row, start, length, strength = bars.T
     left, right, top, low = start, start + length, row - half, row + half
     corners: Any = np.stack([left, top, left, low, right, low, right, top], axis=1).reshape(-1, 4, 2)
-    return PolyCollection(corners, **look)
+    faces = np.concatenate([np.tile(to_rgb(colour), (len(bars), 1)), strength[:, None]], axis=1)
+    return PolyCollection(corners, facecolors=faces, linewidths=0)
 
 
 def save_png(figure: Figure, path: Path, *, dpi: int = 300) -> Path:

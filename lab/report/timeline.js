@@ -165,20 +165,39 @@ class Timeline {
     return this.first[row] + low;
   }
 
+  // A bar that a pixel can show is drawn as it is; shorter ones add up in their pixel, which is as strong as it is busy.
   bars(row) {
-    const painted = new Map(); // family -> the pixel up to which it is painted
-    const tones = this.spec.families.map((family) => this.tone(family.role));
-    const top = this.top(row);
+    const tones = this.spec.families.map((family) => this.tone(family.role)), count = tones.length;
+    const across = Math.ceil(this.width), filled = new Float64Array(across * count), top = this.top(row);
     for (let at = this.firstAfter(row, this.shown[0]); at < this.first[row + 1]; at++) {
       const from = this.start[at] * this.tick;
       if (from > this.shown[1]) break;
-      const left = this.px(from), right = Math.max(this.px(from + this.dur[at] * this.tick), left + 0.6);
-      const done = painted.get(this.family[at]) ?? -1;
-      if (right <= done) continue;
+      const left = this.px(from), right = this.px(from + this.dur[at] * this.tick);
+      if (right - left < 1.5) {
+        const pixel = Math.floor((left + right) / 2);
+        if (pixel >= 0 && pixel < across) filled[pixel * count + this.family[at]] += Math.max(right - left, 0.01);
+        continue;
+      }
       this.pen.fillStyle = tones[this.family[at]];
-      this.pen.fillRect(Math.max(left, done), top, right - Math.max(left, done), LANE.bar);
-      painted.set(this.family[at], right);
+      this.pen.fillRect(left, top, right - left, LANE.bar);
     }
+    this.pixels(filled, tones, top);
+  }
+
+  pixels(filled, tones, top) {
+    for (let pixel = 0; pixel * tones.length < filled.length; pixel++) {
+      let most = 0, whole = 0;
+      for (let family = 0; family < tones.length; family++) {
+        const here = filled[pixel * tones.length + family];
+        whole += here;
+        if (here > filled[pixel * tones.length + most]) most = family;
+      }
+      if (!whole) continue;
+      this.pen.globalAlpha = 0.2 + 0.8 * Math.min(1, whole);
+      this.pen.fillStyle = tones[most];
+      this.pen.fillRect(pixel, top, 1, LANE.bar);
+    }
+    this.pen.globalAlpha = 1;
   }
 
   axes() {

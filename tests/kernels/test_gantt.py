@@ -59,8 +59,9 @@ def test_a_pixel_belongs_to_the_family_with_most_time_in_it(tmp_path):
     writer.gemm(8, 8, 8, 10, 90)
     writer.kernel("void at::native::vectorized_elementwise_kernel<4, F>(int)", 100, 10)
     shown = gantt.bars_of([read_rank(Trail(rank=0, trace=writer.write(tmp_path / "t.json")))])
-    (one,) = gantt.merged(shown, 0.0, 100.0, pixels=1).to_dict("records")
+    (one,) = gantt.merged(shown, 0.0, 200.0, pixels=1).to_dict("records")
     assert gantt.FAMILIES[int(one["family"])][0] == "matrix products"
+    assert one["busy"] == 0.5, "half of the pixel is idle, and it shows"
     two = gantt.merged(shown, 0.0, 100.0, pixels=100)
     assert two["dur_us"].tolist() == [90.0, 10.0]
 

@@ -1,7 +1,7 @@
 """Who ran when: one row for compute, communication and copies of every stream, on a picture and on a page.
 
-Bars closer than a pixel become one, so a picture of 65,000 launches holds some thousand; the page draws from arrays on
-a canvas and keeps all of them, so a zoom shows each.
+A picture is drawn by pixels, each as strong as it is busy, so 65,000 launches become some thousand bars and idle time stays
+visible; the page draws from arrays on a canvas and keeps every launch, so a zoom shows each.
 """
 
 from __future__ import annotations
@@ -181,9 +181,10 @@ def window(bars: Bars, step: str | None) -> tuple[float, float]:
 
 
 def merged(bars: Bars, low_us: float, high_us: float, pixels: int = PIXELS) -> pd.DataFrame:
-    """Bars inside the window, in a picture's resolution: columns row, family, start_us, dur_us.
+    """Bars inside the window, in a picture's resolution: columns row, family, start_us, dur_us, busy.
 
-    A pixel that several families share belongs to the one with most time in it; neighbours of one family are joined.
+    A pixel that several families share belongs to the one with most time in it; busy is the share of it that anything
+    runs, in quarters rounded up. Neighbours that are alike are joined.
     """
     pixel = max((high_us - low_us) / pixels, 1e-3)
     edges = low_us + pixel * np.arange(pixels + 1)
@@ -195,11 +196,13 @@ def merged(bars: Bars, low_us: float, high_us: float, pixels: int = PIXELS) -> p
         covered = np.stack([_covered(bars.start_us[mine & (bars.family == at)], end_us[mine & (bars.family == at)], edges)
                             for at in range(len(FAMILIES))])  # fmt: skip
         winner = np.where(covered.max(axis=0) > 0, covered.argmax(axis=0), -1)
-        first = np.flatnonzero(np.diff(winner, prepend=-2) != 0)
+        quarters = np.ceil(np.minimum(covered.sum(axis=0) / (pixel * 1000), 1.0) * 4 - 1e-6).astype(np.int64)
+        alike = winner * 8 + quarters
+        first = np.flatnonzero(np.diff(alike, prepend=alike[:1] - 1) != 0)
         last = np.append(first[1:], len(winner))
         some = winner[first] >= 0
         parts.append(pd.DataFrame({"row": row, "family": winner[first][some], "start_us": edges[first][some],
-                                   "dur_us": (edges[last] - edges[first])[some]}))  # fmt: skip
+                                   "dur_us": (edges[last] - edges[first])[some], "busy": quarters[first][some] / 4}))  # fmt: skip
     shown: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return shown
 
@@ -226,7 +229,7 @@ def draw(bars: Bars, *, step: str | None = None) -> Any:
              if mark.end_us > low_us and mark.start_us < high_us]  # fmt: skip
     shades = [(at, piece[0] / 1000, piece[1] / 1000) for at, lane in enumerate(bars.lane)
               for piece in _joined(bars.overlap[lane], low_us, high_us)]  # fmt: skip
-    parts = {(name, role): shown[shown["family"] == at][["row", "start_us", "dur_us"]].to_numpy(dtype=float) / [1, 1000, 1000]
+    parts = {(name, role): shown[shown["family"] == at][["row", "start_us", "dur_us", "busy"]].to_numpy(dtype=float) / [1, 1000, 1000, 1]
              for at, (name, role, _) in enumerate(FAMILIES) if (shown["family"] == at).any()}  # fmt: skip
     return timeline(bars.rows, parts, span=(low_us / 1000, high_us / 1000), bands=bands, shades=shades,
                     axis="ms since the first launch")  # fmt: skip

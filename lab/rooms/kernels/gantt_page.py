@@ -10,7 +10,7 @@ from lab.report.tables import write_csv
 from lab.rooms.kernels import gantt
 
 CAPTION = ("Every launch, a row for compute, communication and copies of each stream; grey bands are forwards or steps, red shade "
-           "is compute beside communication or copies. Wheel zooms, drag moves, double click shows all.")  # fmt: skip
+           "is compute beside communication or copies; a pixel is as strong as it is busy. Wheel zooms, drag moves, double click shows all.")  # fmt: skip
 
 
 def write_gantt_page(bars: gantt.Bars, out: Path, traces: Sequence[Path]) -> Path:
