@@ -64,35 +64,6 @@ _ENDING_CODES = np.array([code for _, code in _ENDINGS])
 _ENDING_SIZES = np.array([len(TYPES[code]) + len(" of type ") for _, code in _ENDINGS])
 
 
-def distinct_lines(text: bytes) -> tuple[list[bytes], list[int]]:
-    """Each distinct line of whole lines, in the order of its first, and how often it comes; without Python's lines.
-
-    Arrow hashes the text where it lies: on lines that repeat, this takes two thirds of what a Counter takes.
-    """
-    import pyarrow as pa
-
-    ends = line_ends(np.frombuffer(text, np.uint8))
-    edges = np.zeros(len(ends) + 1, np.int32)
-    np.add(ends, 1, out=edges[1:], casting="unsafe")
-    lines = pa.BinaryArray.from_buffers(
-        pa.binary(), len(ends), [None, pa.py_buffer(edges), pa.py_buffer(text)]
-    )
-    counts = lines.value_counts()
-    return [line[:-1] for line in counts.field(0).to_pylist()], counts.field(1).to_pylist()
-
-
-def line_ends(octets: Octets) -> Places:
-    """Where the ends of lines are; a piece at a time, for the cache's sake."""
-    mark = np.empty(_PIECE, bool)
-    found = []
-    for start in range(0, len(octets), _PIECE):
-        piece = octets[start : start + _PIECE]
-        places = np.flatnonzero(np.equal(piece, 10, out=mark[: len(piece)]))
-        places += start
-        found.append(places)
-    return np.concatenate(found)
-
-
 class Block:
     """Whole lines with their PAD, as octets and as the eight octets from each place on."""
 

@@ -21,9 +21,8 @@ from lab.trace.pieces import inflater
 if TYPE_CHECKING:
     from lab.rooms.nan.bulk import Bulk
 
-BLOCK_BYTES = 256 << 10  # small enough that a block and its lines stay in the processor's cache
+BLOCK_BYTES = 128 << 10  # small enough that a block and its lines stay in the processor's cache
 BULK_BYTES = 1 << 20  # what numpy counts at a time
-LARGE_BYTES = 8 << 20  # what Arrow counts at a time, of large files whose lines repeat
 LINE_BYTES = 1 << 20  # past it a line is no line of nixnan's; it is dropped piece by piece
 SITE_LIMIT = 32_768  # nixnan itself stops at 131,072 instructions; real logs have some thousand sites
 FUNCTION_LIMIT = 50_000
@@ -92,8 +91,6 @@ def gather(path: Path, progress: Progress | None = None) -> Gathered:
     progress is called with (bytes read, bytes in all). Raises MissingError for no file, BadDataError for one that is
     broken or no text. An empty file and one without a line of nixnan's are read: they say nothing, which is a result.
     """
-    with needs("analysis"):
-        import numpy as np  # noqa: F401  the reader of logs that do not repeat needs it
     if not path.is_file():
         raise MissingError("no such log" if not path.exists() else "this is a folder, not a log", where=path)
     return _Reader(path, progress).read()
@@ -103,7 +100,6 @@ class _Reader:
     def __init__(self, path: Path, progress: Progress | None) -> None:
         self.got = Gathered(path)
         self._progress, self._size = progress, path.stat().st_size
-        self._new, self._repeating = 0, False
         self._counts: Counter[bytes] = Counter()  # line -> how often, since the last fold
         self._read: dict[bytes, tuple[Line, SiteTally | None]] = {}
         self._memo_bytes = 0
@@ -115,7 +111,7 @@ class _Reader:
             blocks = _Blocks(file, self.got.path)
             for text in blocks:
                 self._take(text)
-                blocks.size = self._next_size()
+                blocks.size = BULK_BYTES if self._bulk else BLOCK_BYTES
                 if self._progress:
                     self._progress(file.tell(), self._size)
         self.got.bytes = self._size
@@ -125,11 +121,6 @@ class _Reader:
         self._ending(blocks)
         return self.got
 
-    def _next_size(self) -> int:
-        if self._bulk:
-            return BULK_BYTES
-        return LARGE_BYTES if self._repeating and self._size > 4 * LARGE_BYTES else BLOCK_BYTES
-
     def _take(self, text: bytes) -> None:
         """Count the lines of `text`, which ends with a line's end; read those that are new."""
         if self._bulk and (counted := self._bulk.take(text)):
@@ -138,16 +129,12 @@ class _Reader:
             if numbers:
                 lines = text.split(b"\n")
                 self._count([lines[number] for number in numbers], numbers)
-        elif len(text) > LARGE_BYTES // 2:
-            total = self._count_large(text)
         else:
             lines = text.split(b"\n")
             lines.pop()
             total = len(lines)
             self._count(lines)
         self.got.lines += total
-        self._repeating = self._new * 20 < total
-        self._new = 0
         if len(self._counts) > _MEMO_LINES or self._memo_bytes > _MEMO_BYTES:
             self._fold()
 
@@ -157,21 +144,8 @@ class _Reader:
         if grown := len(self._counts) - before:
             self._news(list(islice(reversed(self._counts), grown))[::-1], lines, numbers)
 
-    def _count_large(self, text: bytes) -> int:
-        from lab.rooms.nan.bulk import distinct_lines
-
-        counts, total = self._counts, 0
-        before = len(counts)
-        for line, times in zip(*distinct_lines(text), strict=True):
-            counts[line] += times
-            total += times
-        if grown := len(counts) - before:
-            self._news(list(islice(reversed(counts), grown))[::-1], text.split(b"\n"), None)
-        return total
-
     def _news(self, new: list[bytes], lines: list[bytes], numbers: list[int] | None) -> None:
         """Read new lines. `lines` is where they stand, as the block's `numbers` (None: from its first on)."""
-        self._new += len(new)
         where = dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
         ordered = False
         for raw in new:
@@ -233,7 +207,8 @@ class _Reader:
             tally.places[event.place] = None
 
     def _overflow(self) -> None:
-        from lab.rooms.nan.bulk import Bulk, hashes_of_sites
+        with needs("analysis"):
+            from lab.rooms.nan.bulk import Bulk, hashes_of_sites
 
         if self._bulk is None:
             self._bulk = Bulk(list(self.got.sites), list(self.got.functions), FUNCTION_LIMIT)
