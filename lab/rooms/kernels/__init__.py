@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lab.core.run import Run
-    from lab.rooms.kernels.replay import ReplayFindings
     from lab.rooms.kernels.report import Findings
 
 
@@ -45,19 +44,10 @@ class _Quiet:
     def end(self, *_: Any) -> None: ...
 
 
-def analyse(
-    folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]
-) -> Findings | ReplayFindings:
-    """Traces and recorded ops -> catalogue, Gantt chart, tables and report.html in `out`; of a replay its proof."""
+def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
+    """Traces and recorded ops -> catalogue, Gantt chart, tables and report.html in `out`; of a replay or an energy run its page."""
     from lab.errors import needs
 
     with needs("analysis"):
-        from lab.rooms.kernels.energy import analyse_energy, is_energy
-        from lab.rooms.kernels.replay import analyse_replay, is_replay
-
-        if is_energy(folder):
-            return analyse_energy(folder, out)
-        if is_replay(folder):
-            return analyse_replay(folder, out)
         from lab.rooms.kernels.findings import analyse_kernels
     return analyse_kernels(folder, out, run, progress)

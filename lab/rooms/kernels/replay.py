@@ -30,6 +30,7 @@ RESULT, TABLE = "replay.json", "tables/replay.csv"
 EXACT, GEOMETRY, OTHER, NONE, VARIED, NOT_RUN = (
     "exact", "other geometry", "other kernel", "nothing launched", "varied", "not replayed")  # fmt: skip
 REBUILT = ("ran", "shapes")
+OFTEN = 8  # a launch recorded less often carries the noise of a single reading
 TIME_BAR, ERROR_BAR, CLOSURE_BAR = 98.0, 5.0, 5.0  # percent
 
 
@@ -331,13 +332,21 @@ def _errors(rows: list[Row]) -> dict[str, float | None]:
     """|error| over kernels: median over distinct launches, and weighted by recorded time; and the signed total."""
     held = [row for row in rows if row.err_pct is not None and row.kind in ("kernel", "cpu_op")]
     if not held:
-        return {"median_abs_pct": None, "weighted_abs_pct": None, "p90_abs_pct": None, "distinct": 0}
+        return {
+            "median_abs_pct": None,
+            "weighted_abs_pct": None,
+            "p90_abs_pct": None,
+            "distinct": 0,
+            "often": 0,
+        }
     sizes = np.array([abs(row.err_pct or 0.0) for row in held])
     weights = np.array([row.trace_sum_us for row in held])
     launches = np.repeat(sizes, [row.count for row in held])
+    often = sizes[[row.count >= OFTEN for row in held]]
     return {"median_abs_pct": round(float(np.median(sizes)), 3),
             "median_abs_pct_by_launch": round(float(np.median(launches)), 3),
             "weighted_abs_pct": round(float((sizes * weights).sum() / weights.sum()), 3),
+            "median_abs_pct_often": round(float(np.median(often)), 3) if len(often) else None, "often": len(often),
             "p90_abs_pct": round(float(np.percentile(sizes, 90)), 3), "distinct": len(held)}  # fmt: skip
 
 
@@ -439,6 +448,10 @@ def verdict(result: Result) -> list[str]:
     if result.error.get("median_abs_pct") is not None:
         lines.append(f"{result.mode} replay is off by {result.error['median_abs_pct']:.2f} % (median |error| of "
                      f"{result.error['distinct']:.0f} distinct launches; {result.error['weighted_abs_pct']:.2f} % weighted by time)")  # fmt: skip
+        if result.error.get("often"):
+            lines.append(
+                f"the {result.error['often']:.0f} recorded {OFTEN} times or more are off by {result.error['median_abs_pct_often']:.2f} %"
+            )
     if not math.isnan(total_closure(result)):
         lines.append(
             f"closure: replayed kernel times add up to {total_closure(result):+.2f} % of the recorded ones"
