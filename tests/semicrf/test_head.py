@@ -208,3 +208,14 @@ def test_the_published_gold_score_is_that_of_maximal_runs():
     start = torch.logsumexp(transition, 0)
     right = naive.log_partition(make_problem(score, transition, duration, None, start, None))[0] - gold
     assert float(found) == pytest.approx(float(right), abs=1e-10)
+
+
+@pytest.mark.parametrize("over_long", ["split", "mask"])
+def test_lengths_may_stay_on_the_cpu_while_all_else_is_elsewhere(over_long):
+    """The meta device stands in for a GPU: it computes nothing and refuses to mix devices."""
+    model = SemiCRF(C, K, hidden_dim=5, over_long=over_long).to("meta")
+    model.partition = lambda score, *_args, **_more: score.sum((1, 2)).double()
+    labels = torch.zeros(2, 6, dtype=torch.int64, device="meta")
+    loss = model.loss(torch.zeros(2, 6, 5, device="meta"), torch.tensor([6, 3]), labels)
+    loss.backward()
+    assert loss.device.type == "meta" and model.projection.weight.grad is not None

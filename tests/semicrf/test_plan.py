@@ -153,3 +153,8 @@ def test_a_corpus_enters_a_container_read_only_at_one_place(tmp_path):
         assert {"source": str(tmp_path / "TIMIT"), "target": "/corpus", "read_only": True} in step["starts"][
             "mounts"
         ]
+
+
+def test_a_case_is_probed_and_never_trained():
+    plan = plan_diagnose(DiagnoseConfig(train=TrainConfig(), case="/somewhere/case.npz"), CPU)
+    assert [s.labels["part"] for s in plan.steps] == ["probes"]

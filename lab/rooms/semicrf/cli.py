@@ -162,6 +162,10 @@ def diagnose(ctx: click.Context, /, case: Path | None, classic: bool, repeats: i
     from lab.rooms.semicrf.plan import plan_diagnose
 
     options = options_of(ctx)
+    if classic and case is not None:
+        from lab.errors import UsageError
+
+        raise UsageError("--classic trains, and a case has no corpus to train on", fix="drop one of them")
     if not knobs["preset"]:
         knobs["preset"] = "smoke"  # a matrix of many trainings; each need only be long enough to fail
     config = DiagnoseConfig(

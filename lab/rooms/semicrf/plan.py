@@ -33,9 +33,9 @@ def plan_train(
 def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
     """The backend under test and its reference, each with caches of its own, then the probes."""
     tested, reference = contenders(config.train, site)
-    parts = [("cells-" + tested, "cells", tested)]
-    if reference != tested:
-        parts.append(("cells-" + reference, "cells", reference))
+    # A case has no corpus to train on: only the probes can ask it.
+    trained = [] if config.case else list(dict.fromkeys((tested, reference)))
+    parts = [(f"cells-{name}", "cells", name) for name in trained]
     if not config.classic:
         parts.append(("probes", "probes", tested))
     steps = tuple(_diagnose_step(config, site, name, part, backend) for name, part, backend in parts)

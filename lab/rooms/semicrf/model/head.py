@@ -105,7 +105,7 @@ class SemiCRF(nn.Module):
 
     def scores(self, hidden_BTH: Tensor, lengths_B: Tensor | None) -> Tensor:
         """(B, T, C). Frames past a sequence's end are zeroed first: a NaN there must not reach a weight's gradient."""
-        inside_BT = None if lengths_B is None else inside(hidden_BTH.shape[1], lengths_B)
+        inside_BT = None if lengths_B is None else inside(hidden_BTH.shape[1], lengths_B, hidden_BTH.device)
         kept = (
             hidden_BTH
             if inside_BT is None
@@ -146,7 +146,7 @@ class SemiCRF(nn.Module):
         at_BT = place_in_segment(starts_BT)
         over_BT = at_BT >= longest
         if lengths_B is not None:
-            over_BT = over_BT & inside(labels_BT.shape[1], lengths_B)
+            over_BT = over_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)
         over_B = over_BT.any(dim=1)
         if self.over_long == "error" and bool(over_B.any()):
             raise ValueError(
@@ -196,8 +196,9 @@ def gold_score(
     return total_B
 
 
-def inside(frames: int, lengths_B: Tensor) -> Tensor:
-    """(B, T) bool: frames before each sequence's end."""
+def inside(frames: int, lengths_B: Tensor, device: torch.device | None = None) -> Tensor:
+    """(B, T) bool on `device`: frames before each sequence's end. Lengths may lie on the CPU."""
+    lengths_B = lengths_B.to(device or lengths_B.device)
     return torch.arange(frames, device=lengths_B.device) < lengths_B[:, None]
 
 
