@@ -113,18 +113,18 @@ NESTED = st.lists(
 
 
 @given(NESTED)
-def test_the_parent_is_the_shortest_op_around_on_the_same_thread(rows):
+def test_the_parent_is_the_op_around_that_began_last_on_the_same_thread(rows):
     rows = sorted(rows, key=lambda row: (row[0], row[1], -row[2]))
     rows = [row for i, row in enumerate(rows) if not any(_crosses(row, other) for other in rows[:i])]
     tid, start, dur = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
     ops = Table({"pid": np.zeros_like(tid), "tid": tid, "ts_ns": start, "dur_ns": dur})
     for row, parent in enumerate(sheets.parents(ops).tolist()):
         around = [
-            (int(dur[i]), -i)
+            i
             for i in range(row)
             if tid[i] == tid[row] and start[i] <= start[row] and start[i] + dur[i] >= start[row] + dur[row]
         ]
-        assert parent == (-min(around)[1] if around else -1)
+        assert parent == max(around, default=-1)
 
 
 def _crosses(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
