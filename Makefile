@@ -70,6 +70,20 @@ nsys-answers: $(VENV)/.demo  ## the answers of RUN, with their checks
 nsys-stats: $(VENV)/.demo  ## nsys' own reports of every capture below RUN
 	LAB=$(BIN)/lab scripts/export_stats_reports.sh $(RUN)
 
+# The names that users of the published NaN experiments type; RUN is a run's folder or the published one.
+.PHONY: priority analyze nixnan-priority analyze-sass
+priority: $(VENV)/.demo  ## the four key experiments, every module watched; ARGS="--model BioMistral/BioMistral-7B"
+	$(BIN)/lab run $(LAB_RUN) nan priority $(ARGS)
+
+nixnan-priority: $(VENV)/.demo  ## the same under nixnan.so, named in NIXNAN_SO; LAB_RUN="--image cuda"
+	$(BIN)/lab run $(LAB_RUN) nixnan priority $(ARGS)
+
+analyze: $(VENV)/.demo  ## ranking, births and page of RUN
+	$(BIN)/lab nan analyze $(RUN) $(ARGS)
+
+analyze-sass: $(VENV)/.demo  ## the same; RUN must hold nixnan's logs
+	$(BIN)/lab nan analyze --sass $(RUN) $(ARGS)
+
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
 

@@ -16,6 +16,7 @@ BENCHES = (
     "replay_coverage",
     "gantt",
     "nixnan_parser",
+    "nan_watch",
     "semicrf_validation",
 )
 

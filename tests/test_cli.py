@@ -120,7 +120,7 @@ def test_a_dry_run_here_shows_the_very_command(tmp_path):
     (["run", "sweep", "--ranks", "0"], 2, "ranks"),
     (["run", "sweep", "-f", "missing.yaml"], 4, "missing.yaml"),
     (["run", "sweep", "--override", "model.layers=3"], 3, "unknown key 'layers'"),
-    (["run", "--image", "cpu", "nixnan", "baseline"], 4, "cannot run"),
+    (["run", "--image", "cpu", "nixnan", "baseline"], 2, "no such level"),
     (["run", "--image", "cpu", "--dry-run", "nixnan", "baseline"], 2, "no such level"),
     (["run", "--dry-run", "nan", "basline"], 2, "no experiment 'basline'"),
     (["run", "--engine", "docker", "sweep"], 2, "needs an image"),

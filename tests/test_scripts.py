@@ -15,6 +15,7 @@ ALIASES = {
     "merge_all_traces.sh": ["gemm", "merge", "--in-place"],
     "extract_all_analyses.sh": ["nsys", "answers"],
     "export_stats_reports.sh": ["analyze"],
+    "run_with_nixnan.sh": ["run", "--image", "cuda", "nixnan"],
 }
 
 

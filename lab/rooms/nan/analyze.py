@@ -201,7 +201,7 @@ def _layers(evidence: Sequence[Evidence], problems: list[str]) -> pd.DataFrame:
             continue
         out = modules[modules["side"] == "out"].assign(layer=modules["module"].map(layer_of))
         limit = out["dtype"].map(words.LARGEST).astype(float)
-        out["headroom"] = out["absmax"] / limit
+        out["headroom"] = (out["absmax"] / limit).where(out["absmax"] > 0)  # nothing finite: not known
         for kind in COUNTED:
             out[kind] = out[kind].clip(lower=0)
         grouped = out.groupby(["layer", "phase"], sort=False)

@@ -146,12 +146,11 @@ def _cards(tables: NanTables) -> list[Card]:
         first = (one.watch or {}).get("first")
         if first and len(cards) < 6:
             cause = tables.causes.get(one.label, ("",))[0]
-            spots = first["place"].removeprefix(f"in {first['module']}").lstrip(", ")
-            note = "; ".join(filter(None, [spots, cause, f"{first['phase']}, step {first['step']}"]))
+            note = "; ".join(filter(None, [first["place"], cause, f"{first['phase']}, step {first['step']}"]))
             cards.append(
                 Card(
                     f"First producer, {one.label}",
-                    first["module"].removeprefix("model.") or "the model",
+                    first["module"].rsplit(".", 1)[-1] or "the model",
                     "tables/births.csv",
                     note=note,
                 )
@@ -274,7 +273,9 @@ def _layer_grid(rows: pd.DataFrame) -> Drawing:
     """Layers down, kinds across and phases beside each other; strength is the share of numbers, on a log scale."""
     phases = list(dict.fromkeys(rows["phase"]))
     names = list(dict.fromkeys(rows["layer"]))
-    columns = [(phase, kind) for phase in phases for kind in KINDS]
+    # NaN and headroom always; of the other kinds, those that there are.
+    kinds = [kind for kind in KINDS if kind in ("nan", "headroom") or rows[kind].to_numpy().any()]
+    columns = [(phase, kind) for phase in phases for kind in kinds]
     found = rows.set_index(["layer", "phase"])
 
     def cell(down: int, across: int) -> Cell | None:

@@ -222,9 +222,9 @@ def unattached(evidence: Sequence[Evidence]) -> list[str]:
 
 
 def watch_cost(evidence: Sequence[Evidence]) -> list[str]:
-    """What watching added to a forward, over the experiments that timed it."""
-    rows = [(one.result or {}).get("timing") for one in evidence]
-    told = [row for row in rows if row]
+    """What watching added to a clean forward, over the experiments that timed it."""
+    clean = [one for one in evidence if not words.bad_leaves(one)]  # explaining a bad forward costs more
+    told = [row for one in clean if (row := (one.result or {}).get("timing"))]
     if not told:
         return []
     parts = []
@@ -232,7 +232,9 @@ def watch_cost(evidence: Sequence[Evidence]) -> list[str]:
         percent = pd.Series([row[phase]["overhead_percent"] for row in told])
         plain = pd.Series([row[phase]["plain_ms"] for row in told])
         parts.append(f"{percent.median():+.1f} % of a {phase} of {plain.median():.1f} ms")
-    return [f"Watching cost {' and '.join(parts)} (medians; counter: {told[0]['counter']})."]
+    return [
+        f"Watching cost {' and '.join(parts)} (medians of clean forwards of {told[0]['prompt_tokens']} and 1 tokens; counter: {told[0]['counter']})."
+    ]
 
 
 def quality(evidence: Sequence[Evidence]) -> list[str]:

@@ -28,6 +28,8 @@ from lab.rooms.nan.workload_events import Batch, Event, Forward, Template, outpu
 from lab.rooms.nan.workload_leaves import cached_pair, is_skipped
 
 WEIGH_EVERY = 64  # events between two looks at the memory that references hold
+MOST_WAITING = 64  # forwards whose counts wait to be added up
+NOT_COUNTED = np.full((1, len(KINDS)), -1.0)
 MOST_KEPT = 64  # forwards with bad numbers that are kept call by call
 
 
@@ -202,9 +204,13 @@ class Watch:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._slow:
                 return self._slowly(at, forward, args, kwargs)
-            append((at, args, kwargs, versions(args, kwargs)))
+            if kwargs or len(args) != 1 or type(args[0]) is not Tensor:
+                noted = versions(args, kwargs)
+            else:
+                noted = [args[0]._version]
+            append((at, args, kwargs, noted))
             output = forward(*args, **kwargs)
-            append((~at, output, None, output_version(output)))
+            append((~at, output, None, output._version if type(output) is Tensor else output_version(output)))
             if len(events) > self._weigh_at:
                 self._weigh()
             return output
@@ -216,7 +222,8 @@ class Watch:
             taken = args[0]
             version = taken._version
             output = forward(taken)
-            append((at, taken, version, output, output_version(output)))
+            after = output._version if type(output) is Tensor else output_version(output)
+            append((at, taken, version, output, after))
             return output
 
         return functools.wraps(forward)(watched_leaf if leaf else watched)
@@ -378,8 +385,7 @@ class Watch:
                 sizes = forward.leaf_numel(index)
                 self._totals[key] = _Totals(forward.phase, forward.labels, forward.leaf_dtypes(), sizes)
             last = self._last[forward.phase] = self._totals[key]
-        values = np.concatenate([counts, np.full((1, len(KINDS)), -1.0)])[index]  # -1 takes the added row
-        last.add(values, bad, forward.number)
+        last.add(counts, index, bad if bad.any() else None, forward.number)
 
     def _rows(self, forward: Forward, counts: np.ndarray, index: np.ndarray, bad: np.ndarray) -> list[Row]:
         calls, told = self._story(forward, index, bad)
@@ -412,21 +418,36 @@ class Watch:
 
 
 class _Totals:
-    """Running sums of forwards that made the same calls."""
+    """Running sums of forwards that made the same calls; a few at a time, as every numpy call has its price."""
 
     def __init__(
         self, phase: str, labels: list[tuple[int, int, str]], dtypes: list[str], sizes: np.ndarray
     ) -> None:
         self.phase, self.labels, self.dtypes, self.sizes = phase, labels, dtypes, sizes
         self.calls = 0
-        self.counts = np.zeros((len(labels), len(KINDS)))
-        self.counts[:, 3:] = -1
         self.first_bad = np.full(len(labels), -1)
+        self._counts = np.zeros((len(labels), len(KINDS)))
+        self._counts[:, 3:] = -1
+        self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def add(self, values: np.ndarray, bad: np.ndarray, step: int) -> None:
+    def add(self, counts: np.ndarray, index: np.ndarray, bad: np.ndarray | None, step: int) -> None:
+        """The counts of distinct tensors, and for each leaf which of them it is; `bad` is None if none is."""
         self.calls += 1
-        _add_counts(self.counts, values)
-        self.first_bad[(self.first_bad < 0) & bad] = step
+        self._waiting.append((counts, index))
+        if bad is not None:
+            self.first_bad[(self.first_bad < 0) & bad] = step
+        if len(self._waiting) >= MOST_WAITING:
+            self._settle()
+
+    @property
+    def counts(self) -> np.ndarray:
+        self._settle()
+        return self._counts
+
+    def _settle(self) -> None:
+        for counts, index in self._waiting:
+            _add_counts(self._counts, np.concatenate([counts, NOT_COUNTED])[index])  # -1 takes the added row
+        self._waiting.clear()
 
 
 def _add_counts(counts: np.ndarray, more: np.ndarray) -> None:

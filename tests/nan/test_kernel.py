@@ -1,0 +1,47 @@
+"""The Triton kernel, run by Triton's interpreter, gives what torch's predicates give."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.torch
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed here", allow_module_level=True)
+
+# The interpreter is chosen when Triton is imported, so it has a process of its own.
+PROGRAM = """
+import numpy as np, torch
+import lab.rooms.nan.workload_kernel as kernel
+from lab.rooms.nan.workload_count import plain_counts
+kernel.BLOCK = 64
+generator = torch.Generator().manual_seed(0)
+for dtype in kernel.FORMATS:
+    tensors = []
+    for size in (2, 64, 128, 130, 1000, 3 * 64 * 2 + 6):
+        for bad in (0, 1, 2):
+            x = torch.randn(size, generator=generator).to(dtype)
+            picked = torch.randint(0, size, (bad * max(1, size // 9),), generator=generator)
+            kinds = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-7 if dtype is torch.float16 else 1e-40])
+            x[picked] = kinds[torch.randint(0, 4, (len(picked),), generator=generator)].to(dtype)
+            tensors.append(x)
+    chosen, words, pointers, held = kernel._table(tensors, [x.numel() for x in tensors], dtype)
+    found = kernel._decode(kernel.launch(pointers, words, dtype, torch.device("cpu"), held).numpy(), dtype)
+    expected = plain_counts([x for x, use in zip(tensors, chosen) if use])
+    assert len(expected) > 10 and np.array_equal(found, expected), dtype
+print("equal")
+"""
+
+
+def test_the_kernel_counts_what_the_predicates_count():
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "equal", done.stderr
