@@ -151,7 +151,10 @@ def _tensor(op: str, spec: TensorArg, seed: int) -> str:
 
 
 def _entry(signature: Signature, overload: str, count: int) -> str:
-    kernel = short_name(signature.launches[0].name) if signature.launches else ""
+    launched = next((one for one in signature.launches if one.kind == "kernel"), None) or next(
+        iter(signature.launches), None
+    )
+    kernel = short_name(launched.name) if launched else ""
     words = ", ".join(json.dumps(word) for word in (signature.sig_id, signature.op, overload, kernel))
     return f"      {{{words}, {count}, call_{signature.sig_id}}},"
 

@@ -351,9 +351,6 @@ def lacking(result: EnergyResult) -> list[str]:
 
 def verdict(result: EnergyResult) -> list[str]:
     lines = []
-    own = [row for row in result.rows if row.measured and row.net_j is not None]
-    lines.append(f"{len(own)} distinct calls measured by {result.method}; idle {_w(result.idle_cold_w)} cold, "
-                 f"{_w(result.idle_context_w)} with a context")  # fmt: skip
     if (model := result.model) is not None and model.j_per_run is not None:
         both = f"counter {_j(model.counter_j)}, integral of power {_j(model.integral_j)}"
         lines.append(f"{model.what}: {model.j_per_run:.3f} J a run ({both}), {model.j_per_token or math.nan:.4f} J a token, "
@@ -363,6 +360,9 @@ def verdict(result: EnergyResult) -> list[str]:
                      f"{closed.predicted_j:.3f} J, measured {closed.measured_j:.3f} J: {closed.total_pct:+.1f} %")  # fmt: skip
         lines.append(f"net closure: {closed.sum_net_j:.3f} J of kernels against {closed.measured_net_j:.3f} J net of idle: "
                      f"{closed.net_pct:+.1f} % ({100 * closed.measured_share:.0f} % of the sum measured, the rest by stand-ins; 1 W of idle power is {closed.idle_watt_pct:.1f} %)")  # fmt: skip
+    own = [row for row in result.rows if row.measured and row.net_j is not None]
+    lines.append(f"{len(own)} distinct calls measured by {result.method}; idle {_w(result.idle_cold_w)} cold, "
+                 f"{_w(result.idle_context_w)} with a context")  # fmt: skip
     return lines + [f"REFUSED: {why}" for why in result.refused]
 
 

@@ -435,12 +435,6 @@ def lacking(result: Result) -> list[str]:
 def verdict(result: Result) -> list[str]:
     """The sentences that answer the question, numbers first."""
     lines = []
-    for kind, cover in result.coverage.items():
-        what = {"kernel": "compute launches", "memcpy": "copies", "memset": "fills", "cpu_op": "CPU ops"}.get(
-            kind, kind
-        )
-        lines.append(f"{cover.rebuilt_launches} of {cover.launches} {what} have a rebuilt op "
-                     f"({cover.percent('rebuilt', 'launches'):.1f} %, {cover.percent('rebuilt', 'time_us'):.1f} % of their time)")  # fmt: skip
     kernel = result.coverage.get("kernel")
     if kernel and result.device != "cpu":
         lines.append(f"{kernel.percent('same', 'time_us'):.2f} % of kernel time ({kernel.same_launches} of {kernel.launches} "
@@ -456,6 +450,12 @@ def verdict(result: Result) -> list[str]:
         lines.append(
             f"closure: replayed kernel times add up to {total_closure(result):+.2f} % of the recorded ones"
         )
+    for kind, cover in result.coverage.items():
+        what = {"kernel": "compute launches", "memcpy": "copies", "memset": "fills", "cpu_op": "CPU ops"}.get(
+            kind, kind
+        )
+        lines.append(f"{cover.rebuilt_launches} of {cover.launches} {what} have a rebuilt op "
+                     f"({cover.percent('rebuilt', 'launches'):.1f} %, {cover.percent('rebuilt', 'time_us'):.1f} % of their time)")  # fmt: skip
     return lines
 
 

@@ -197,7 +197,8 @@ def _score(param: Param, raw: RawArgs, i: int) -> int:
     if kind == "":
         if optional or base in ("Device", "Generator", "str", "Tensor?[]", "Dimname", "Stream"):
             return 2
-        return 0 if base.endswith("]") else NO
+        # Before torch 2.1 the profiler leaves scalars empty; only a default can stand for one.
+        return 0 if base.endswith("]") or param.default is not None else NO
     return NO
 
 

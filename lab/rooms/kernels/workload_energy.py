@@ -74,6 +74,9 @@ def measure(plan: ReplayPlan, config: EnergyConfig, out: Path) -> RawEnergy:
         )
     vendor = "amd" if torch.version.hip else "nvidia"
     meter = meter_of(vendor, uuid_of_first(vendor))
+    write_atomic(
+        out / "environment.json", msgspec.json.encode({"versions": versions(), "meter": meter.facts()})
+    )
     raw = RawEnergy(meter=meter.name, config=config, facts_before=meter.facts(), versions=versions())
     raw.idle_cold = at_rest(meter, config.idle_s)
     torch.zeros(1, device="cuda").add_(1)

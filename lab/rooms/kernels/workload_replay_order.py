@@ -47,14 +47,29 @@ class Memory:
         held = self.now.get(storage)
         if held is None or held.nbytes() < needed or held.device.type != wanted:
             held = self.now[storage] = self._filled(key, spec, offset)
-        return torch.empty(0, dtype=dtype, device=held.device).set_(held, offset, spec.shape, spec.stride)
+        return over(held, dtype, offset, spec)
 
     def _filled(self, key: tuple[int, int], spec: TensorArg, offset: int) -> Any:
         if key not in self._kept:
             whole = TensorArg(dtype=spec.dtype, shape=(offset + extent(spec.shape, spec.stride),), stride=(1,),
                               device=spec.device, low=spec.low, high=spec.high)  # fmt: skip
             self._kept[key] = make("", whole, self.device, seed=key[0])
-        return self._kept[key].untyped_storage()
+        return storage_of(self._kept[key])
+
+
+def storage_of(tensor: Tensor) -> Any:
+    """The bytes under a tensor; torch before 2.0 keeps them inside a storage that has a type."""
+    if hasattr(tensor, "untyped_storage"):
+        return tensor.untyped_storage()
+    return tensor.storage()._storage  # type: ignore[no-untyped-call]
+
+
+def over(storage: Any, dtype: torch.dtype, offset: int, spec: TensorArg) -> Tensor:
+    """A tensor of `spec` over the bytes of `storage`, beginning at element `offset`."""
+    empty = torch.empty(0, dtype=dtype, device=storage.device)
+    if not hasattr(empty, "untyped_storage"):
+        storage = torch._TypedStorage(wrap_storage=storage, dtype=dtype)  # type: ignore[attr-defined]
+    return empty.set_(storage, offset, spec.shape, spec.stride)
 
 
 class InOrder:
@@ -76,7 +91,7 @@ class InOrder:
             with around(place):
                 result = function(*args, **kwargs)
             for tensor, (storage, _) in zip(flat_outputs(result), call.outs, strict=False):
-                self.memory.now[storage] = tensor.untyped_storage()
+                self.memory.now[storage] = storage_of(tensor)
 
     def once(self) -> None:
         """One pass, watched by nobody, to its end on the GPU."""
