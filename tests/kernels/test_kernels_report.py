@@ -110,14 +110,22 @@ def test_a_replay_of_this_run_that_lies_beside_it_joins_the_page(tmp_path):
     other = tmp_path / "kernels_2"
     other.mkdir()
     (other / "replay.json").write_bytes(msgspec.json.encode(replayed()))
-    assert sibling(folder, "replay.json", ReplayResult) is None, "nothing says that it was made from this run"
+    assert sibling(folder, "replay.json", ReplayResult)[0] is None, (
+        "nothing says that it was made from this run"
+    )
     manifest = Manifest(id="kernels_2", room="kernels", created_utc="2026-01-01T00:00:00+00:00", lab=findings.lab_identity(),
                         engine="local", command=("lab",), host={}, config={"source": str(folder)}, steps=[])  # fmt: skip
     Run.create(tmp_path / "kernels_2", manifest)
-    assert sibling(folder, "replay.json", ReplayResult).rows[0].kernel == "nvjet_gemm"
+    result, home = sibling(folder, "replay.json", ReplayResult)
+    assert result.rows[0].kernel == "nvjet_gemm" and home.name == "kernels_2"
     analyse_profile(folder, folder, None, lambda _: None)
     page = (folder / "report.html").read_text()
-    assert "98 % of time: not met" in page and "closure: met" in page and "10.00 \\u00b5s recorded, 10.20" in page
+    assert '"../kernels_2/tables/replay.csv"' in page, "links lead to the run that holds the data"
+    assert (
+        "98 % of time: not met" in page
+        and "closure: met" in page
+        and "10.00 \\u00b5s recorded, 10.20" in page
+    )
 
 
 def test_the_replay_section_tells_same_kernels_from_others():

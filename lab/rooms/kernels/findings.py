@@ -65,9 +65,9 @@ def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress
     catalogue, lost = read_all(found, progress)
     written = [*files.write_unique(catalogue, out), *files.write_launches(catalogue, out)]
     missing = _missing_ranks(run, found)
-    extras = Extras(
-        tuple(_shapes(found)), sibling(folder, REPLAY, ReplayResult), sibling(folder, ENERGY, EnergyResult)
-    )
+    replay, replay_home = sibling(folder, REPLAY, ReplayResult)
+    energy, energy_home = sibling(folder, ENERGY, EnergyResult)
+    extras = Extras(tuple(_shapes(found)), replay, _link(replay_home, out), energy, _link(energy_home, out))
     return report(catalogue, extras, out=out, title=f"Kernels {folder.resolve().name}", provenance=provenance(folder, run),
                   files=written, lacking=[*lost, *missing], kind=run.manifest.kind.value if run else "measured")  # fmt: skip
 
@@ -119,16 +119,22 @@ def _shapes(found: Sequence[Trail]) -> list[LinearShape]:
     ]
 
 
-def sibling(folder: Path, name: str, kind: type[_Result]) -> _Result | None:
-    """The result `name` of this run, or of the newest run beside it that was made from this one; None without."""
+def sibling(folder: Path, name: str, kind: type[_Result]) -> tuple[_Result | None, Path]:
+    """The result `name` of this run, or of the newest run beside it that was made from this one, and its folder."""
     places = [folder / name, *sorted(folder.resolve().parent.glob(f"*/{name}"), reverse=True)]
     for path in places:
         if path.is_file() and (path.parent == folder or _made_from(path.parent, folder)):
             try:
-                return msgspec.json.decode(path.read_bytes(), type=kind)
+                return msgspec.json.decode(path.read_bytes(), type=kind), path.parent
             except (OSError, msgspec.MsgspecError):
                 continue  # of another lab; its own page tells it
-    return None
+    return None, folder
+
+
+def _link(home: Path, out: Path) -> str:
+    """A folder as a page in `out` links it."""
+    relative = os.path.relpath(home, out)
+    return "" if relative == "." else f"{relative}/"
 
 
 def _made_from(other: Path, folder: Path) -> bool:
@@ -138,7 +144,9 @@ def _made_from(other: Path, folder: Path) -> bool:
         source = Run.open(other).manifest.config.get("source", "")
     except LabError:
         return False
-    return bool(source) and os.path.realpath(source) == str(folder.resolve())
+    same = bool(source) and os.path.realpath(source) == str(folder.resolve())
+    # Runs that were copied together still belong together.
+    return same or (bool(source) and not Path(source).exists() and Path(source).name == folder.resolve().name)
 
 
 def provenance(folder: Path, run: Run | None) -> dict[str, dict[str, str]]:

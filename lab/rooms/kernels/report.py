@@ -63,11 +63,16 @@ class Findings:
 
 @dataclass(frozen=True)
 class Extras:
-    """What may lie beside the traces: the shape log, and what replay and energy runs of the same recording found."""
+    """What may lie beside the traces: the shape log, and what replay and energy runs of the same recording found.
+
+    The homes are the folders of those runs as the page links them, "" or ending in a slash.
+    """
 
     shapes: Sequence[LinearShape] = ()
     replay: ReplayResult | None = None
+    replay_home: str = ""
     energy: EnergyResult | None = None
+    energy_home: str = ""
 
 
 def report(found: Catalogue, extras: Extras, *, out: Path, title: str, provenance: dict[str, dict[str, str]], files: list[Path],
@@ -81,7 +86,7 @@ def report(found: Catalogue, extras: Extras, *, out: Path, title: str, provenanc
     verdict = sentences(found, tables, bars)
     status: Status = "warn" if found.problems or lacking or found.signatures.device == "cpu" else "ok"
     sections = [_time_section(tables, out), *_roof_section(found, tables, out), _gantt_section(bars), _kernel_section(found),
-                *_shape_section(extras.shapes, out), *replay_section(extras.replay), *energy_section(extras.energy),
+                *_shape_section(extras.shapes, out), *replay_section(extras.replay, extras.replay_home), *energy_section(extras.energy, out, extras.energy_home),
                 _doubts(found, lacking)]  # fmt: skip
     page = Page(title=title, question=QUESTION, verdict=verdict, status=status, cards=_cards(found, tables, bars),
                 sections=sections, provenance=provenance, footnotes=FOOTNOTES, room="kernels", kind=kind)  # fmt: skip
@@ -277,44 +282,71 @@ def _shape(sizes: Sequence[int] | None) -> str:
     return "×".join(map(str, sizes)) if sizes else ""
 
 
-def replay_section(result: ReplayResult | None) -> list[Section]:
-    """Replayed against recorded times, coverage and closure; nothing where nothing was replayed."""
+def replay_section(result: ReplayResult | None, home: str = "") -> list[Section]:
+    """Replayed against recorded times, the error of each, coverage and closure; nothing where nothing was replayed."""
     if result is None:
         return []
-    points: dict[str, list[tuple[Any, ...]]] = {"same kernel": [], "other kernel or none": []}
-    for row in result.rows:
-        if row.us and row.trace_median_us > 0:
-            where = "same kernel" if row.same_kernel == "exact" else "other kernel or none"
-            median = float(row.us["median"])
-            points[where].append((math.log10(row.trace_median_us), math.log10(max(median, 1e-3)),
-                                  f"{row.kernel} ({row.op}): {row.trace_median_us:.2f} µs recorded, {median:.2f} µs replayed"))  # fmt: skip
-    roles = {"same kernel": "ok", "other kernel or none": "fail"}
-    series = [Series(name, roles[name], [some]) for name, some in points.items() if some]
+    where = f"{home}tables/replay.csv"
+    met = {True: "met", False: "not met", None: "not tested here"}
     coverage = pd.DataFrame([{"launches_of": name, "launches": one.launches, "rebuilt": one.rebuilt_launches, "same": one.same_launches,
                               "time_us": one.time_us, "same_of_time_percent": one.percent("same", "time_us")}
                              for name, one in result.coverage.items()])  # fmt: skip
     closure = pd.DataFrame([{"forward": one.name, "recorded_us": one.compared_us, "replayed_us": one.replay_sum_us,
                              "off_percent": one.closure_pct, "busy_us": one.busy_us, "wall_us": one.wall_us} for one in result.closure])  # fmt: skip
-    where = "tables/replay.csv"
-    blocks: list[Block] = [Points([f"{name}: {'met' if held else 'not met' if held is not None else 'not tested here'}"
-                                   for name, held in result.bars.items()] + result.notes)]  # fmt: skip
-    if series:
-        blocks.append(Chart("replay", "log10 of the recorded µs", ["log10 of the replayed µs"], series,
-                            f"Median time of each kernel, recorded and replayed ({result.mode}); on the line they are equal.",
-                            where, diagonal=True))  # fmt: skip
+    said = [f"{name.replace('_', ' ')}: {met[held]}" for name, held in result.bars.items()]
+    blocks: list[Block] = [Points([*said, *result.notes]), *_replay_charts(result, where)]
     blocks += [Table(coverage, "Coverage", where), Table(closure, "Sums of a forward", where)]
     return [Section("Replay", blocks)]
 
 
-def energy_section(result: EnergyResult | None) -> list[Section]:
-    """Joules by kernel and class, the closure, and what the audit refused; nothing where nothing was measured."""
+def _replay_charts(result: ReplayResult, where: str) -> list[Block]:
+    """Recorded against replayed medians, and the error of each over its time; series by proof."""
+    roles = {"same kernel": "ok", "other kernel or none": "fail"}
+    both: dict[str, list[tuple[Any, ...]]] = {name: [] for name in roles}
+    errors: dict[str, list[tuple[Any, ...]]] = {name: [] for name in roles}
+    for row in result.rows:
+        median = float(row.us["median"]) if row.us else 0.0
+        if median <= 0 or row.trace_median_us <= 0:
+            continue
+        name = "same kernel" if row.same_kernel == "exact" else "other kernel or none"
+        hover = f"{row.kernel} ({row.op}): {row.trace_median_us:.2f} µs recorded, {median:.2f} µs replayed, {row.count} times"
+        both[name].append((math.log10(row.trace_median_us), math.log10(median), hover))
+        if row.err_pct is not None and math.isfinite(row.err_pct):
+            errors[name].append((math.log10(row.trace_median_us), row.err_pct, hover))
+
+    def series(points: dict[str, list[tuple[Any, ...]]]) -> list[Series]:
+        return [Series(name, roles[name], [some]) for name, some in points.items() if some]
+
+    across = "log10 of the recorded µs"
+    caption = (
+        f"Median time of each kernel, recorded and replayed ({result.mode}); on the line they are equal."
+    )
+    charts = [Chart("replay", across, ["log10 of the replayed µs"], series(both), caption, where, diagonal=True),
+              Chart("replay_error", across, ["error %"], series(errors), "Error of each kernel's median: short kernels vary most.", where)]  # fmt: skip
+    return [chart for chart in charts if chart.series]
+
+
+def energy_section(result: EnergyResult | None, out: Path, home: str = "") -> list[Section]:
+    """Joules by class, op and call, the closure, and what the audit refused; nothing where nothing was measured."""
     if result is None:
         return []
-    where = "tables/energy.csv"
+    where = f"{home}tables/energy.csv"
     rows = pd.DataFrame([{"kernel": row.kernel, "class": row.class_, "op": row.op, "count": row.count, "gross_j": row.gross_j,
                           "net_j": row.net_j, "power_w": row.watts, "run_net_j": row.run_net_j, "measured": row.measured,
                           "flags": " ".join(row.flags)} for row in result.rows])  # fmt: skip
-    classes = pd.DataFrame([{"class": name, "net_j": joules} for name, joules in result.by_class.items()])
+    blocks: list[Block] = [Points([*_energy_facts(result), *result.notes])]
+    for by in ("class", "op") if len(rows) else ():
+        joules = rows.groupby(by)["run_net_j"].sum().sort_values(ascending=False).head(14)
+        drawing = stacked_bars([str(name) for name in joules.index], {"computation": joules.to_numpy(dtype=float)},
+                               axis=f"net J of a run, by {by}", words={"computation": "net energy"})  # fmt: skip
+        blocks.append(Figure(save(drawing, out / "figures", f"energy_by_{by}"), f"Net energy by {by}; calls that were not measured are priced "
+                             "at the power of those that were.", f"figures/energy_by_{by}.png", where))  # fmt: skip
+    blocks.append(Table(rows, "By distinct call", where, open_rows=12))
+    refused = [f"REFUSED: {text}" for text in result.refused] or ["No figure was refused."]
+    return [Section("Energy", blocks), Section("Audit", [Points(refused)])]
+
+
+def _energy_facts(result: EnergyResult) -> list[str]:
     facts = [f"Measured by {result.meter}, {result.method}."]
     if result.model is not None:
         facts.append(f"The model itself: {_j(result.model.j_per_run)} a run, {_j(result.model.j_per_token)} a token; by counter "
@@ -322,10 +354,7 @@ def energy_section(result: EnergyResult | None) -> list[Section]:
     if result.closure is not None:
         facts.append(f"Parts against the whole: {result.closure.predicted_j:.3f} J predicted, {result.closure.measured_j:.3f} J measured "
                      f"({result.closure.total_pct:+.1f} %); net {result.closure.net_pct:+.1f} %.")  # fmt: skip
-    refused = [f"REFUSED: {text}" for text in result.refused] or ["No figure was refused."]
-    return [Section("Energy", [Points([*facts, *result.notes]), Table(classes, "Net joules by class", where),
-                               Table(rows, "By distinct call", where, open_rows=12)]),
-            Section("Audit", [Points(refused)])]  # fmt: skip
+    return facts
 
 
 def _j(value: float | None) -> str:
@@ -368,7 +397,7 @@ def shortened(frame: pd.DataFrame, most: int = 40) -> pd.DataFrame:
 def page_of_replay(out: Path, title: str, verdict: list[str], status: str, result: ReplayResult | EnergyResult,
                    provenance: dict[str, dict[str, str]]) -> Path:  # fmt: skip
     """A page of its own for a replay or an energy run."""
-    sections = replay_section(result) if isinstance(result, ReplayResult) else energy_section(result)
+    sections = replay_section(result) if isinstance(result, ReplayResult) else energy_section(result, out)
     state: Status = "ok" if status == "ok" else "warn" if status == "warn" else "fail"
     page = Page(title=title, question=QUESTION, verdict=verdict, status=state, sections=sections, provenance=provenance,
                 footnotes=FOOTNOTES[:2], room="kernels")  # fmt: skip
