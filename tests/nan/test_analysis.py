@@ -72,6 +72,19 @@ def test_what_crashed_was_skipped_or_changed_nothing_has_no_rank(tmp_path):
     )
 
 
+def test_a_quantized_experiment_that_cannot_run_here_is_skipped_beside_its_twin(tmp_path):
+    found = rows(
+        tables(
+            tmp_path / "r",
+            {name: result(name, skipped_quant="no bitsandbytes") for name in ("baseline", "8bit", "eager")},
+        )
+    )
+    assert found["baseline"]["rank"] == found["eager"]["rank"] == 1
+    for name in ("baseline (4-bit)", "8bit"):
+        assert found[name]["status"] == "skipped" and pd.isna(found[name]["rank"])
+        assert found[name]["reason"] == "no bitsandbytes; its unquantized twin ran"
+
+
 def test_equals_share_a_rank_and_that_is_said(tmp_path):
     found = tables(tmp_path / "r", {name: result(name) for name in ("baseline", "bfloat16", "eager")})
     assert list(found.experiments["rank"]) == [1, 1, 1]

@@ -161,7 +161,7 @@ def _applied(evidence: Sequence[Evidence]) -> pd.DataFrame:
         if not effective:
             continue
         rows.append({
-            "experiment": one.label, "status": proof.get("status", "loaded as asked"), "what": proof.get("what", result["asked"]),
+            "experiment": one.label, "status": proof.get("status") or ("twin" if result.get("skipped_quant") else "loaded as asked"), "what": proof.get("what", result["asked"]),
             "expected": proof.get("expected"), "count": proof.get("count"), "values_changed": proof.get("values_changed"),
             "logits_moved": proof.get("logits_moved"), "dtypes": ", ".join(effective["dtypes"]),
             "attention": effective["attention"], "quant": effective["quant"],

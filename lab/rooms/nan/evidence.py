@@ -25,6 +25,7 @@ from lab.rooms.nan.logs import Log, parse
 
 PUBLISHED = re.compile(r"claude_(?P<stem>[A-Za-z0-9_.]+?)\.(?P<what>json|nixnan)(?:\.gz)?\Z")
 FOLDERS = ("", "nan_experiments", "nixnan_traces", "nan_experiments/nixnan_traces")
+QUANTIZED = {"baseline": "4-bit", "8bit": "8-bit", AGAIN: "4-bit"}
 NO_RESULT = "left no result: the process ended before it could write one"
 Progress = Callable[[str], None]
 
@@ -96,8 +97,27 @@ def of_run(folder: Path, run: Run, progress: Progress) -> list[Evidence]:
             one.status, one.reason = "missing", f"no {RESULT}"
         if "nixnan" in record.step.tools:
             _take_tool(one, folder, progress)
-        found.append(one)
+        found += [one, *_skipped_quant(one)]
     return found
+
+
+def _skipped_quant(one: Evidence) -> list[Evidence]:
+    """The quantized experiment that could not run here, beside its unquantized twin that did.
+
+    The baseline's twin is what the others are held against; that of 8bit is the baseline once more and is not ranked.
+    """
+    why = (one.result or {}).get("skipped_quant")
+    if not why or not one.compared or one.experiment not in QUANTIZED:
+        return []
+    reason = f"{why}; its unquantized twin ran"
+    if one.experiment == "8bit":
+        one.status, one.reason = "skipped", reason
+        return []
+    return [
+        Evidence(
+            one.experiment, f"{one.label} ({QUANTIZED[one.experiment]})", "skipped", reason, folder=one.folder
+        )
+    ]
 
 
 def _became(outcome: Outcome | None) -> tuple[str, str]:

@@ -41,7 +41,7 @@ def lacking(evidence: Sequence[Evidence], problems: Sequence[str], sass: bool) -
     found = [
         f"{one.label}: {one.status}: {one.reason}"
         for one in evidence
-        if one.status not in ("ok", "no-effect") and not one.published
+        if one.status not in ("ok", "no-effect", "skipped") and not one.published
     ]
     found += [f"{one.label}: {one.reason}" for one in evidence if one.published and one.status == "broken"]
     found += [f"{one.label}: {one.log_error}" for one in evidence if one.log_error]

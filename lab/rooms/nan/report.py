@@ -29,7 +29,7 @@ LINK_NAMES = (
 )
 PILLS = {
     **dict.fromkeys(("ok", "clean", "complete", "applied", "loaded as asked", "masked-intermediate", "subnormal-only"), "ok"),
-    **dict.fromkeys(("stored", "no-effect", "truncated", "skipped", "torn", "reached-module"), "warn"),
+    **dict.fromkeys(("stored", "no-effect", "truncated", "skipped", "twin", "torn", "reached-module"), "warn"),
     **dict.fromkeys(("failed", "oom", "timeout", "interrupted", "missing", "broken", "invalid", "reached-logits", "inconsistent"), "fail"),
     **dict.fromkeys(("unreadable", "empty"), "unknown"),
 }  # fmt: skip

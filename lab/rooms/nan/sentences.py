@@ -19,7 +19,7 @@ def sentences(tables: NanTables) -> list[str]:
     """The verdict, its reasons, what cannot be compared, and what costs were paid."""
     found = [
         headline(tables), *births(tables), *cures(tables), *instructions(tables), *ties(tables),
-        *left_out(tables.evidence), *twins(tables.evidence), *originals_faults(tables), *unattached(tables.evidence),
+        *left_out(tables.evidence), *originals_faults(tables), *unattached(tables.evidence),
         *watch_cost(tables.evidence), *quality(tables.evidence),
     ]  # fmt: skip
     return [sentence for sentence in found if sentence]
@@ -130,18 +130,6 @@ def ties(tables: NanTables) -> list[str]:
 
 def left_out(evidence: Sequence[Evidence]) -> list[str]:
     return [f"Not compared: {one.label}, {one.status}{f' ({one.reason})' if one.reason else ''}." for one in evidence if not one.compared]  # fmt: skip
-
-
-def twins(evidence: Sequence[Evidence]) -> list[str]:
-    """Quantized experiments that could not run here, and what ran in their place."""
-    reasons: dict[str, list[str]] = {}
-    for one in evidence:
-        why = (one.result or {}).get("skipped_quant")
-        if why and one.experiment in ("baseline", "8bit"):
-            reasons.setdefault(why, []).append(one.label)
-    return [
-        f"Skipped: {why}. {_some(labels)} ran as the unquantized twin." for why, labels in reasons.items()
-    ]
 
 
 def originals_faults(tables: NanTables) -> list[str]:
