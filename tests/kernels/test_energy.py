@@ -404,3 +404,43 @@ def test_a_run_without_gpu_is_refused_before_anything_starts():
 
     with pytest.raises((GpuError, UsageError), match="measured on a GPU"):
         energy_run(a_plan(), EnergyConfig(), Site(vendor="none"))
+
+
+@pytest.mark.torch
+def test_the_workload_without_a_gpu_ends_with_the_exit_code_of_a_gpu_error(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count():
+        pytest.skip("a GPU is here")
+    from lab.rooms.kernels.workload_energy import main
+
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(a_plan()))
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(EnergyConfig()))
+    arguments = [
+        "--plan",
+        str(tmp_path / "plan.json"),
+        "--config",
+        str(tmp_path / "config.json"),
+        "--out",
+        str(tmp_path),
+    ]
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == GpuError.exit_code
+    assert "sees no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+def test_idle_is_a_window_in_which_nothing_runs_and_the_warm_one_is_taken_off():
+    pytest.importorskip("torch")
+    from lab.rooms.kernels.energy import idle_power
+    from lab.rooms.kernels.workload_energy import at_rest
+
+    class Steady(FakeMeter):
+        def energy_j(self):
+            import time
+
+            return round(time.monotonic() * 100.0, 0)  # 100 W in steps of 1 J
+
+    assert at_rest(Steady(), 0.4).counter_j is not None
+    assert idle_power(a_raw()) == 100.0
+    assert idle_power(a_raw(idle_between=[a_window(510.0), a_window(530.0)])) == pytest.approx(104.0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import msgspec
 import pytest
 
@@ -15,6 +18,7 @@ from lab.rooms.kernels.workload_replay import run  # noqa: E402
 from lab.rooms.kernels.workload_replay_build import bind, first_call, make, overload_of, pattern, schemas_of  # noqa: E402
 from lab.rooms.kernels.workload_replay_order import Memory  # noqa: E402
 from lab.rooms.kernels.workload_replay_state import read_switches, restored  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -263,3 +267,46 @@ def test_only_indices_keep_their_own_values_in_order_other_integers_flow_from_op
     order.memory.now[5] = torch.tensor([100, 200, 300]).untyped_storage()
     assert order._fetch((0, 0), table, 5, 0)().tolist() == [100, 200, 300]
     assert max(order._fetch((0, 0), index, 5, 0)().tolist()) <= 9
+
+
+ON_TORCH_112 = """
+import sys, torch, msgspec
+from pathlib import Path
+from torch.profiler import ProfilerActivity, profile, record_function
+from lab.rooms.kernels.replay_source import read_plan
+from lab.rooms.kernels.workload_recorder import Recorder, recording
+from lab.rooms.kernels.workload_replay import run
+
+folder = Path(sys.argv[1])
+net = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 32), torch.nn.GELU())
+ids = torch.arange(6).view(1, 6)
+forward = lambda: net(ids)[:, torch.tensor([0, 3])].softmax(-1) * 2.0
+forward()
+with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session, record_function("prefill"):
+    forward()
+session.export_chrome_trace(str(folder / "trace.json"))
+with (folder / "ops.jsonl").open("wb") as file, torch.no_grad():
+    recorder = Recorder(file.write)
+    recorder.phase, recorder.forward = "prefill", 0
+    with recording(recorder, net):
+        forward()
+plan = read_plan(folder / "trace.json", None, folder / "ops.jsonl")
+(folder / "plan.json").write_bytes(msgspec.json.encode(plan))
+raw = run(folder / "plan.json", folder, mode="in-order", repeats=2, pace="host", device=torch.device("cpu"))
+for signature, one in zip(plan.signatures, raw.signatures):
+    print(torch.__version__, signature.op, signature.origin, one.status, one.shapes_equal, sep="|")
+"""
+
+
+def test_under_torch_1_12_the_recorders_calls_replay(tmp_path):
+    python = os.environ.get("LAB_PYTHON_TORCH112")
+    if not python:
+        pytest.skip("LAB_PYTHON_TORCH112 names no Python with torch 1.12")
+    found = subprocess.run(
+        [python, "-c", ON_TORCH_112, str(tmp_path)], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    rows = [line.split("|") for line in found.stdout.splitlines() if line.count("|") == 4]
+    assert all(row[0].startswith("1.12") for row in rows)
+    mine = [row for row in rows if row[2] == "recorder"]
+    assert {row[1] for row in mine} >= {"aten::embedding", "aten::addmm", "aten::index", "aten::gelu"}
+    assert all(row[3:] == ["ran", "True"] for row in mine)

@@ -374,8 +374,10 @@ def _of_run(folder: Path) -> list[Check]:
 
 def of_replay(result: Result, plan: ReplayPlan) -> list[Check]:
     """The replay's own numbers."""
-    same = Check(name="replayed on the recorded GPU", verdict=OK if result.same_gpu else REFUSED,
-                 what=f"recorded on {result.trace_device_name or 'a CPU'}, replayed on {result.device_name or result.device}")  # fmt: skip
+    no_gpu = not plan.origin.has_kernels and result.device == "cpu"
+    same = Check(name="replayed on the recorded GPU", verdict=OK if result.same_gpu or no_gpu else REFUSED,
+                 what="recorded and replayed on a CPU: no kernel is claimed" if no_gpu else
+                      f"recorded on {result.trace_device_name or 'a CPU'}, replayed on {result.device_name or result.device}")  # fmt: skip
     whole = sum(sum(call.dur_us) for call in plan.calls) + sum(orphan.dur_us for orphan in plan.orphans)
     told = sum(cover.time_us for cover in result.coverage.values())
     adds_up = Check(name="coverage and residual add up", verdict=OK if abs(told - whole) <= 1e-3 * whole + 1 else REFUSED,
