@@ -9,6 +9,8 @@ Gradients have the dtype of their input. An infeasible sequence has log Z = -inf
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from typing import Any
 
 import torch
@@ -20,13 +22,23 @@ from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
 
 BACKENDS = ("naive", "torch", "triton", "auto")
+MAX_LABELS = 128
+"""The Triton kernels keep a label in a lane and a column of the transition in its registers."""
 
 
-def resolve_backend(backend: str, score_BTC: Tensor) -> str:
-    """The backend that "auto" means here: Triton on a GPU where it fits, else torch."""
+def resolve_backend(backend: str, score_BTC: Tensor, transition: Tensor | None = None) -> str:
+    """The backend that "auto" means here: Triton on a GPU where it is installed and takes the problem, else torch."""
     if backend not in BACKENDS:
         raise UsageError(f"no backend {backend!r}", fix=f"one of {', '.join(BACKENDS)}")
-    return "torch" if backend == "auto" else backend
+    if backend != "auto":
+        return backend
+    fits = score_BTC.shape[-1] <= MAX_LABELS and (transition is None or transition.dim() == 2)
+    return "triton" if score_BTC.is_cuda and fits and has_triton() else "torch"
+
+
+@functools.cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def log_partition(
@@ -41,7 +53,7 @@ def log_partition(
 ) -> Tensor:
     """log Z (B,), float64, differentiable in every float input (once: a second derivative raises)."""
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C)
-    chosen = resolve_backend(backend, problem.score_BTC)
+    chosen = resolve_backend(backend, problem.score_BTC, problem.transition)
     if chosen == "naive":
         return naive.log_partition(problem)
     log_z_B: Tensor = LogPartition.apply(chosen, problem.lengths_B, *problem.floats())  # type: ignore[no-untyped-call]
@@ -56,12 +68,13 @@ class LogPartition(torch.autograd.Function):
         score_BTC, transition, duration_KC, start_C, end_C = (value.detach() for value in floats)
         problem = Problem(score_BTC, transition, duration_KC, lengths_B, start_C, end_C)
         engine = engine_of(backend)
-        state = engine.forward(problem)
+        state = engine.forward(problem, keep=any(ctx.needs_input_grad[2:]))
         ctx.engine, ctx.state, ctx.problem = engine, state, problem
-        return state.log_z_B
+        log_z_B: Tensor = state.log_z_B
+        return log_z_B
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> Any:
         found = ctx.engine.backward(ctx.state)
         grads = gradients(ctx.problem, found, grad_B)
@@ -70,10 +83,14 @@ class LogPartition(torch.autograd.Function):
 
 
 def engine_of(backend: str) -> Any:
-    """The module with `forward(problem)` and `backward(state)` of a backend."""
+    """The module with `forward(problem, keep)` and `backward(state)` of a backend."""
     if backend == "torch":
         return torch_factorised
-    raise MissingError(f"the backend {backend} is not there")
+    if not has_triton():
+        raise MissingError("triton is not installed", fix="backend='torch', or pip install triton")
+    from lab.rooms.semicrf.model import triton_backend
+
+    return triton_backend
 
 
 def gradients(problem: Problem, found: Posteriors, grad_B: Tensor) -> list[Tensor]:
@@ -97,7 +114,7 @@ def posteriors(
 ) -> Posteriors:
     """log Z and all expected counts (no gradient); see `Posteriors`."""
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
-    chosen = resolve_backend(backend, problem.score_BTC)
+    chosen = resolve_backend(backend, problem.score_BTC, problem.transition)
     if chosen == "naive":
         return naive.posteriors(problem)
     engine = engine_of(chosen)
@@ -136,7 +153,7 @@ def viterbi(
     An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest label.
     """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
-    if resolve_backend(backend, problem.score_BTC) == "naive":
+    if resolve_backend(backend, problem.score_BTC, problem.transition) == "naive":
         return naive.viterbi(problem)
     return paths.viterbi(problem)
 

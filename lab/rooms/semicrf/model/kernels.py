@@ -19,6 +19,9 @@ meet at the same boundaries; before its `origin` all messages are zero.
 Counts never use atomics: partial sums of fixed shape are added in a fixed order.
 """
 
+# Triton's language is no typed Python, knows no star in a tuple, and compares types from the left:
+# mypy: ignore-errors
+# ruff: noqa: RUF005, SIM300
 from __future__ import annotations
 
 import triton
@@ -52,7 +55,21 @@ def finite_or_zero(value):
     return tl.where(tl.abs(value) < float("inf"), value, 0.0)
 
 
-@triton.jit(do_not_specialize=["labels", "longest", "rows"])
+@triton.jit(
+    do_not_specialize=["labels", "longest", "rows"],
+    do_not_specialize_on_alignment=[
+        "transition",
+        "duration",
+        "start",
+        "end",
+        "onward",
+        "table",
+        "first",
+        "last",
+        "slack",
+        "shift",
+    ],
+)
 def prepare(
     transition, duration, start, end,
     onward, table, first, last, slack, shift,
@@ -171,7 +188,29 @@ def far_part(gathered, product, table, q, far_blocks, N: tl.constexpr, CP: tl.co
     return pending
 
 
-@triton.jit(do_not_specialize=["frames", "labels", "far_blocks", "blocks", "slacks"])
+@triton.jit(
+    do_not_specialize=["frames", "labels", "far_blocks", "blocks", "slacks"],
+    do_not_specialize_on_alignment=[
+        "score",
+        "onward",
+        "table",
+        "first",
+        "last",
+        "slack",
+        "shift",
+        "lengths",
+        "gathered",
+        "product",
+        "source",
+        "arrived",
+        "exponent",
+        "z_value",
+        "z_power",
+        "log_z",
+        "flags",
+        "count",
+    ],
+)
 def messages(
     score, onward, table, first, last, slack, shift, lengths,
     gathered, product, source, arrived, exponent, z_value, z_power, log_z, flags, count,
@@ -215,6 +254,7 @@ def messages(
     nonzero = tl.zeros([CP], tl.int32)
     final = tl.zeros([CP], DTYPE)
     final_power = tl.full([], 0, tl.int32)
+    most_lost = tl.full([], TINY, DTYPE)  # over labels; between two looks only its growth by rescaling counts
     final_lost = tl.full([], TINY, DTYPE)
     steps = tl.arange(0, N)
     coming = load_scores(score, 0, direction, padded, length, labels, N, CP, DTYPE)
@@ -242,9 +282,13 @@ def messages(
             w = row_of(frames_w, i)
             if i % 2 == 0 and not SATURATE:
                 step = exponent_of(previous)
-                w *= power_of_two(-step, DTYPE)
+                back = power_of_two(-step, DTYPE)
+                w *= back
                 power += step
+                most_lost *= tl.maximum(back, 1.0)
             lost = tl.maximum(lost * w, TINY)
+            if i % 4 == 3:
+                most_lost = tl.max(lost, 0)
             sources = sources + (gamma,)
             weights = weights + (w,)
             moved = ()
@@ -259,7 +303,6 @@ def messages(
                 alpha = tl.minimum(alpha, 1.0)
             if i % 2 == 1:
                 previous = tl.max(gamma, 0)
-            most_lost = tl.max(lost, 0)
             ends = f + 1 == stop
             final = tl.where(ends, alpha, final)
             final_power = tl.where(ends, power, final_power)
@@ -292,6 +335,7 @@ def messages(
     found = tl.sum(nonzero, 0) + (z > 0).to(tl.int32)
     wrong = (z != 0) & ~((z >= final_lost * margin) & (z < float("inf")))
     flag = tl.max(bad, 0) | wrong.to(tl.int32)
+    flag |= tl.where(margin < float("inf"), 0, 1)  # a weight beyond the type, which may meet a zero
     flag |= tl.where(found < (length - 1) * labels + 1, 2, 0)
     tl.store(z_value + lane, z)
     tl.store(z_power + lane, final_power)
@@ -353,7 +397,18 @@ def boundary_counts(
     return starts, ends
 
 
-@triton.jit(do_not_specialize=["frames", "blocks", "chunks"])
+@triton.jit(
+    do_not_specialize=["frames", "blocks", "chunks"],
+    do_not_specialize_on_alignment=[
+        "source",
+        "arrived",
+        "exponent",
+        "z_value",
+        "z_power",
+        "lengths",
+        "totals",
+    ],
+)
 def label_totals(
     source, arrived, exponent, z_value, z_power, lengths, totals,
     frames, blocks, chunks, N: tl.constexpr, CP: tl.constexpr, F: tl.constexpr,
@@ -371,7 +426,21 @@ def label_totals(
     tl.store(totals + (b * chunks + chunk) * CP + cols, tl.sum(starts - ends, 0))
 
 
-@triton.jit(do_not_specialize=["frames", "labels", "blocks", "chunks"])
+@triton.jit(
+    do_not_specialize=["frames", "labels", "blocks", "chunks"],
+    do_not_specialize_on_alignment=[
+        "source",
+        "arrived",
+        "exponent",
+        "z_value",
+        "z_power",
+        "lengths",
+        "totals",
+        "label_out",
+        "starts_out",
+        "ends_out",
+    ],
+)
 def label_counts(
     source, arrived, exponent, z_value, z_power, lengths, totals,
     label_out, starts_out, ends_out,
@@ -401,11 +470,22 @@ def label_counts(
         tl.store(ends_out + at, ends.to(ends_out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["frames", "blocks", "chunks", "far_blocks"])
+@triton.jit(
+    do_not_specialize=["frames", "blocks", "chunks", "far_blocks", "P"],
+    do_not_specialize_on_alignment=[
+        "gathered",
+        "product",
+        "exponent",
+        "z_value",
+        "z_power",
+        "lengths",
+        "partial",
+    ],
+)
 def far_durations(
     gathered, product, exponent, z_value, z_power, lengths, partial,
     frames, blocks, chunks, far_blocks,
-    N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr, P: tl.constexpr,
+    P, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Counts of durations whose ends lie `delta` blocks apart, over P blocks: (B, chunks, 1+far, 2N, CP)."""
     b = tl.program_id(0).to(tl.int64)
@@ -446,11 +526,22 @@ def far_durations(
     store_tile(partial, to + N, high, CP)
 
 
-@triton.jit(do_not_specialize=["frames", "labels", "blocks", "chunks", "far_blocks"])
+@triton.jit(
+    do_not_specialize=["frames", "labels", "blocks", "chunks", "far_blocks", "P"],
+    do_not_specialize_on_alignment=[
+        "score",
+        "source",
+        "exponent",
+        "z_value",
+        "z_power",
+        "lengths",
+        "partial",
+    ],
+)
 def near_durations(
     score, source, exponent, z_value, z_power, lengths, partial,
     frames, labels, blocks, chunks, far_blocks,
-    N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr, P: tl.constexpr,
+    P, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Counts of durations that start and end in one block, over P blocks, into delta 0 of the partial sums."""
     b = tl.program_id(0).to(tl.int64)
@@ -492,7 +583,10 @@ def near_durations(
     store_tile(partial, (b * chunks + chunk) * (far_blocks + 1) * 2 * N + N - 1, counts, CP)
 
 
-@triton.jit(do_not_specialize=["labels", "longest", "chunks", "far_blocks"])
+@triton.jit(
+    do_not_specialize=["labels", "longest", "chunks", "far_blocks"],
+    do_not_specialize_on_alignment=["partial", "table", "out"],
+)
 def sum_durations(
     partial, table, out, labels, longest, chunks, far_blocks, N: tl.constexpr, CP: tl.constexpr,
 ):  # fmt: skip
@@ -513,7 +607,10 @@ def sum_durations(
     tl.store(out + (b * longest + k - 1) * labels + cols, total * weight, mask=cols < labels)
 
 
-@triton.jit(do_not_specialize=["frames", "blocks", "chunks"])
+@triton.jit(
+    do_not_specialize=["frames", "blocks", "chunks"],
+    do_not_specialize_on_alignment=["arrived", "exponent", "z_value", "z_power", "lengths", "partial"],
+)
 def transitions(
     arrived, exponent, z_value, z_power, lengths, partial,
     frames, blocks, chunks, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr, F: tl.constexpr,
@@ -541,7 +638,9 @@ def transitions(
     tl.store(to, total)
 
 
-@triton.jit(do_not_specialize=["labels", "chunks"])
+@triton.jit(
+    do_not_specialize=["labels", "chunks"], do_not_specialize_on_alignment=["partial", "onward", "out"]
+)
 def sum_transitions(partial, onward, out, labels, chunks, CP: tl.constexpr):
     """Transition counts (B, C, C) float64 from the chunks' sums."""
     b = tl.program_id(0).to(tl.int64)

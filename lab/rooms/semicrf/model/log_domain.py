@@ -103,8 +103,10 @@ def posteriors(problem: Problem) -> Posteriors:
     label_TBC = (starts_TBC - torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])).cumsum(0)
     inside = (torch.arange(frames, device=label_TBC.device)[:, None] < problem.lengths_B)[..., None]
     label_TBC = torch.where(inside, label_TBC, torch.zeros_like(label_TBC))
-    parts = (x.transpose(0, 1) for x in (label_TBC, starts_TBC, ends_TBC, duration))
-    return Posteriors(state.log_z_B, *parts, crossed)
+    label_BTC, starts_BTC, ends_BTC, duration_BKC = (
+        x.transpose(0, 1) for x in (label_TBC, starts_TBC, ends_TBC, duration)
+    )
+    return Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, crossed)
 
 
 def _window(state: LogState, t: int, reach: int) -> Tensor:

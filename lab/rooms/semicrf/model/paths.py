@@ -116,10 +116,10 @@ class _Draw:
 
     def _entered(self, t: int, reach: int, label: int) -> np.ndarray:
         """gamma[t-k, label] for k = 1..reach."""
-        if self.gamma.ndim == 2:
-            return self.gamma[t - reach : t, label][::-1]
         durations = np.arange(1, reach + 1)
-        return self.gamma[t - durations, durations - 1, label]
+        if self.gamma.ndim == 2:
+            return np.asarray(self.gamma[t - durations, label])
+        return np.asarray(self.gamma[t - durations, durations - 1, label])
 
 
 def pick(log_weight: np.ndarray, random: np.random.Generator) -> int:

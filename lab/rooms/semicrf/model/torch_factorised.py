@@ -29,6 +29,9 @@ MARGIN_LOG2 = 80.0
 """A message must exceed what may be lost by 2^80: the loss is summed over up to K C terms and must stay
 below 1e-16 of it."""
 CHUNK = 64
+"""Frames in a chunk of the transition counts."""
+LINE = 8
+"""Numbers in a cache line."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +84,34 @@ class State:
 
 
 def weigh(problem: Problem) -> Weights:
-    """Exponentials of the scores, each shifted so that its largest is 1; the shifts are kept for log Z."""
-    score_TBC = frames_masked(problem).transpose(0, 1)
+    """Exponentials of the scores, each shifted so that its largest is 1; the shifts are kept for log Z.
+
+    Labels are padded to whole cache lines by forbidden ones: libraries sum rows of other sizes in an order that
+    depends on where they lie, and the batch would move the last bit of its members. For the same reason scores
+    are made contiguous: on strided data exp takes another path.
+    """
+    more = -problem.shape[3] % LINE
+    score_TBC = padded(frames_masked(problem).transpose(0, 1).contiguous(), more)
+    transition = padded(problem.transition.double(), more, rows=True)
+    end_C = padded(problem.end_C.double(), more)
     top_TB = finite_or_zero(score_TBC.amax(-1))
-    transition, end_C = problem.transition.double(), problem.end_C.double()
     shift, end_shift = finite_or_zero(transition.max()), finite_or_zero(end_C.max())
     row = (problem.lengths_B - 1)[None]
     return Weights(
         (score_TBC - top_TB[..., None]).exp() * frames_inside(problem),
         (transition - shift).exp(),
-        (problem.duration_KC.double() + shift).exp()[
+        (padded(problem.duration_KC.double(), more) + shift).exp()[
             :, None
-        ],  # every segment but the first pays a transition
-        (problem.start_C.double() - shift).exp(),
+        ],  # all but the first pay a transition
+        (padded(problem.start_C.double(), more) - shift).exp(),
         (end_C - end_shift).exp(),
         top_TB.cumsum(0).gather(0, row)[0] + end_shift,
     )
+
+
+def padded(value: Tensor, more: int, rows: bool = False) -> Tensor:
+    """`more` labels that are forbidden, in the last dimension, with `rows` in the last two."""
+    return torch.nn.functional.pad(value, (0, more, 0, more) if rows else (0, more), value=-float("inf"))
 
 
 def frames_inside(problem: Problem) -> Tensor:
@@ -109,8 +124,11 @@ def finite_or_zero(value: Tensor) -> Tensor:
     return torch.where(torch.isfinite(value), value, torch.zeros_like(value))
 
 
-def forward(problem: Problem) -> State:
-    """log Z and the left messages of every sequence; flagged ones get log Z from the log domain."""
+def forward(problem: Problem, keep: bool = True) -> State:
+    """log Z and the left messages of every sequence; flagged ones get log Z from the log domain.
+
+    `keep` is for the other backends' sake: here the messages come with log Z.
+    """
     weights = weigh(problem)
     chain = walk(weights, problem.shape[2])
     rows = torch.arange(problem.shape[0], device=problem.lengths_B.device)
@@ -171,26 +189,31 @@ def audit(problem: Problem, chain: Chain, z_B: Tensor) -> Tensor:
     reached, reached_z_B = support(problem)
     rows = torch.arange(len(z_B), device=z_B.device)
     inside_TB = torch.arange(len(lost_TB), device=z_B.device)[:, None] < problem.lengths_B
-    inside, bound = (inside_TB[..., None], lost_TB[..., None])
+    inside, bound = inside_TB[..., None], lost_TB[..., None]
     if problem.by_duration:
         inside, bound = inside[:, None], bound[:, None]
-    bad = inside & reached & ~(torch.isfinite(gamma) & (gamma.log2() >= bound))
+    bad = inside & (~torch.isfinite(gamma) | (reached & (gamma.log2() < bound)))
     bad_B = bad.flatten(3).any(-1).any(1).any(0) if problem.by_duration else bad.any(-1).any(0)
-    z_ok_B = torch.isfinite(z_B) & (z_B.log2() >= lost_TB[problem.lengths_B, rows])
-    return bad_B | (reached_z_B & ~z_ok_B)
+    bad_B = bad_B | (duration_log2 > 700)  # exp overflows, and would meet a zero
+    return bad_B | ~torch.isfinite(z_B) | (reached_z_B & (z_B.log2() < lost_TB[problem.lengths_B, rows]))
 
 
 def support(problem: Problem) -> tuple[Tensor, Tensor]:
     """Which messages are not forbidden by some -inf: (T+1, ..., B, C) or one True for all, and z's (B,)."""
+    labels = problem.shape[3]
+    more = -labels % LINE
+    rows = torch.arange(problem.shape[0], device=problem.lengths_B.device)
     if not any(bool(torch.isneginf(value).any()) for value in problem.floats()):
-        everything = torch.ones(1, dtype=torch.bool, device=problem.lengths_B.device)
-        return everything, everything.expand(problem.shape[0])
-    allowed = [(~torch.isneginf(value)).double() for value in problem.floats()]
-    score_BTC, transition, duration_KC, start_C, end_C = allowed
+        return torch.arange(labels + more, device=rows.device) < labels, torch.ones_like(
+            rows, dtype=torch.bool
+        )
+    score_BTC, transition, duration_KC, start_C, end_C = (
+        torch.nn.functional.pad((~torch.isneginf(value)).double(), (0, more)) for value in problem.floats()
+    )
+    transition = torch.nn.functional.pad(transition, (0, 0, 0, more))
     frame_TBC = score_BTC.transpose(0, 1) * frames_inside(problem)
     weights = Weights(frame_TBC, transition, duration_KC[:, None], start_C, end_C, end_C[:1])
     chain = walk(weights, problem.shape[2], saturate=True)
-    rows = torch.arange(problem.shape[0], device=end_C.device)
     return chain.gamma > 0, (chain.alpha_TBC[problem.lengths_B, rows] * end_C).sum(-1) > 0
 
 
@@ -235,6 +258,9 @@ class Counts:
         self.inverse_B = torch.where(usable, 1 / state.z_B, torch.zeros_like(state.z_B))
         self.leaving_TBC = torch.zeros_like(frame_TBC)  # alpha[s] over z, in the units of eta[s]
         self.eta_TBC = torch.zeros_like(frame_TBC)
+        # Rows of whole groups of vectors: torch sums a remainder in another order.
+        self.products = frame_TBC.new_zeros(longest, -(-batch * labels // 32) * 32)
+        self.eta_KBC = self.products[:, : batch * labels].view(longest, batch, labels)
         self.first = torch.zeros(1, dtype=torch.int64, device=frame_TBC.device)
         shape = (batch, *state.weights.transition.shape)
         self.transition = frame_TBC.new_zeros(shape)
@@ -261,7 +287,7 @@ class Counts:
         window.mul_(self.frame_TBC[s])
         gamma, rest_B1 = self.scaled(chain.gamma[s], s)
         self.duration.addcmul_(window, gamma * rest_B1)
-        eta_KBC = window * weights.duration_K1C
+        eta_KBC = torch.mul(window, weights.duration_K1C, out=self.eta_KBC)
         if problem.by_duration:
             self.starts_TBC[s] = (eta_KBC * gamma).sum(0) * rest_B1
             self.beta_BC = torch.einsum("kbj,kij->bi", eta_KBC, weights.transition)
@@ -269,7 +295,7 @@ class Counts:
                 alpha_BC, rest_B1 = self.scaled(chain.alpha_TBC[s], s)
                 self.transition += torch.einsum("bi,kbj->bkij", alpha_BC, eta_KBC * rest_B1)
         else:
-            eta_BC = eta_KBC.sum(0)
+            eta_BC = self.products.sum(0)[: self.beta_BC.numel()].view_as(self.beta_BC)
             self.beta_BC = torch.bmm(eta_BC[:, None], weights.transition.t().expand(len(eta_BC), -1, -1))[
                 :, 0
             ]
@@ -283,13 +309,16 @@ class Counts:
         label_TBC = label_TBC * frames_inside(self.state.problem)
         if not self.state.problem.by_duration:
             self.cross()
+        labels = self.state.problem.shape[3]
+        rows = (self.starts_TBC, self.ends_TBC, self.duration * weights.duration_K1C)
+        starts_BTC, ends_BTC, duration_BKC = (x.transpose(0, 1)[..., :labels] for x in rows)
         return Posteriors(
             self.state.log_z_B,
-            label_TBC.transpose(0, 1),
-            self.starts_TBC.transpose(0, 1),
-            self.ends_TBC.transpose(0, 1),
-            (self.duration * weights.duration_K1C).transpose(0, 1),
-            self.transition * weights.transition,
+            label_TBC.transpose(0, 1)[..., :labels],
+            starts_BTC,
+            ends_BTC,
+            duration_BKC,
+            (self.transition * weights.transition)[..., :labels, :labels],
         )
 
     def cross(self) -> None:
@@ -297,4 +326,6 @@ class Counts:
         for first in range(0, len(self.eta_TBC), CHUNK):
             pair = [self.leaving_TBC[first : first + CHUNK], self.eta_TBC[first : first + CHUNK]]
             left, right = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, CHUNK - len(x))) for x in pair)
-            self.transition += torch.bmm(left.permute(1, 2, 0), right.transpose(0, 1))
+            self.transition += torch.bmm(
+                left.permute(1, 2, 0).contiguous(), right.transpose(0, 1).contiguous()
+            )

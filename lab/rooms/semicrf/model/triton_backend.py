@@ -7,6 +7,7 @@ flags.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -16,15 +17,15 @@ from torch import Tensor
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import kernels, log_domain
+from lab.rooms.semicrf.model.api import MAX_LABELS
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
 N = 16
 """Frames in a block."""
-MAX_LABELS = 128
 COUNT_FRAMES = 64
 """Frames in a chunk of the label and transition counts."""
 COUNT_BLOCKS = 16
-"""Blocks in a chunk of the duration counts: at most 256 terms are added in float32, then float64."""
+"""Blocks in a chunk of the duration counts, more for long durations: the partial sums take (K / chunk) rows."""
 LIMITS = {torch.float32: (2.0**-126, 2.0**36), torch.float64: (2.0**-1022, 2.0**80)}
 """Smallest number that keeps its digits, and by how much a message must exceed what may be lost."""
 
@@ -42,6 +43,8 @@ class State:
 
 def supports(problem: Problem) -> str | None:
     """Why this problem cannot go through the kernels, or None."""
+    if not problem.score_BTC.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        return "tensors on the CPU"
     if problem.by_duration:
         return "transitions that depend on the duration"
     if problem.shape[3] > MAX_LABELS:
@@ -51,7 +54,7 @@ def supports(problem: Problem) -> str | None:
 
 def padded_labels(labels: int) -> int:
     """A lane for each label; never less than a warp, so that a tile's rows stay within one lane."""
-    return max(32, triton.next_power_of_2(labels))
+    return max(32, int(triton.next_power_of_2(labels)))
 
 
 def far_blocks(longest: int) -> int:
@@ -69,13 +72,12 @@ def weigh(problem: Problem, saturate: bool = False) -> dict[str, Tensor]:
     wide, dtype, device = padded_labels(labels), working_dtype(problem), problem.score_BTC.device
     rows = (far_blocks(longest) + 2) * N
     programs = triton.cdiv(rows, 64)
-    empty = {"dtype": dtype, "device": device}
     model = {
-        "onward": torch.empty(2, wide, wide, **empty),
-        "table": torch.empty(rows, wide, **empty),
-        "first": torch.empty(wide, **empty),
-        "last": torch.empty(wide, **empty),
-        "slack": torch.empty(programs, **empty),
+        "onward": torch.empty(2, wide, wide, dtype=dtype, device=device),
+        "table": torch.empty(rows, wide, dtype=dtype, device=device),
+        "first": torch.empty(wide, dtype=dtype, device=device),
+        "last": torch.empty(wide, dtype=dtype, device=device),
+        "slack": torch.empty(programs, dtype=dtype, device=device),
         "shift": torch.empty(1, dtype=torch.float64, device=device),
     }
     parameters = (problem.transition, problem.duration_KC, problem.start_C, problem.end_C)
@@ -88,7 +90,8 @@ def weigh(problem: Problem, saturate: bool = False) -> dict[str, Tensor]:
 
 def run_messages(
     problem: Problem, model: dict[str, Tensor], directions: int, keep: bool, saturate: bool = False
-):
+) -> dict[str, Tensor]:
+    """The passes: what they leave, by name. With one direction, or without `keep`, only log Z and flags."""
     batch, frames, longest, labels = problem.shape
     wide, dtype, device = padded_labels(labels), working_dtype(problem), problem.score_BTC.device
     blocks, lanes = triton.cdiv(frames, N), batch * directions
@@ -152,8 +155,8 @@ def flagged(problem: Problem, kept: dict[str, Tensor], directions: int) -> Tenso
     return rows.to(kept["flags"].device) if len(rows) else None
 
 
-def backward(state: State, everything: bool = True) -> Posteriors:
-    """All expected counts; `everything` also writes where segments start and end."""
+def backward(state: State) -> Posteriors:
+    """All expected counts; flagged sequences from the log domain."""
     problem, model, kept = state.problem, state.model, state.kept
     batch, frames, longest, labels = problem.shape
     wide, dtype, device = padded_labels(labels), working_dtype(problem), problem.score_BTC.device
@@ -172,17 +175,18 @@ def backward(state: State, everything: bool = True) -> Posteriors:
         *both, totals, label_BTC, starts_BTC, ends_BTC, frames, labels, blocks, chunks,
         N=N, CP=wide, F=COUNT_FRAMES, ALL=True, num_warps=4,
     )  # fmt: skip
-    pieces = triton.cdiv(blocks, COUNT_BLOCKS)
+    chunk = max(COUNT_BLOCKS, far // 2)  # by K alone: padding must not regroup a sum
+    pieces = triton.cdiv(blocks, chunk)
     partial = torch.empty(batch * pieces * (far + 1) * 2 * N, wide, dtype=dtype, device=device)
     shape = {"N": N, "CP": wide, "DTYPE": TYPES[dtype]}
     if far:
         kernels.far_durations[(batch, pieces, far)](
             kept["gathered"], kept["product"], kept["exponent"], *z, partial, frames, blocks, pieces, far,
-            **shape, P=COUNT_BLOCKS, num_warps=warps(wide),
+            chunk, **shape, num_warps=warps(wide),
         )  # fmt: skip
     kernels.near_durations[(batch, pieces)](
         problem.score_BTC.contiguous(), kept["source"], kept["exponent"], *z, partial,
-        frames, labels, blocks, pieces, far, **shape, P=COUNT_BLOCKS, num_warps=warps(wide),
+        frames, labels, blocks, pieces, far, chunk, **shape, num_warps=warps(wide),
     )  # fmt: skip
     duration_BKC = torch.empty(batch, longest, labels, dtype=torch.float64, device=device)
     kernels.sum_durations[(batch, longest)](

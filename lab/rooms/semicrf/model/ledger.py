@@ -1,0 +1,75 @@
+"""The posterior-mass ledger: identities that the expected counts of any segment model must satisfy.
+
+Every frame is covered once, every boundary is left as often as it is entered, durations add up to the length.
+A stale message, a lost term or a wrong scale breaks a line, and the line says where. The ledger proves that the
+counts belong together, not that they belong to the right model: that is for the naive form and the linter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lab.rooms.semicrf.model.problem import Posteriors, Problem
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5}
+"""Allowed error of a line by the dtype that computed; sums over frames are divided by their size."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One identity: its worst error and where. `where` is (sequence, position or label)."""
+
+    name: str
+    error: float
+    where: tuple[int, ...]
+
+
+def ledger(problem: Problem, found: Posteriors) -> list[Line]:
+    """Every line with its worst error, over the feasible sequences; NaN counts as infinitely wrong."""
+    usable_B = torch.isfinite(found.log_z_B)
+    lengths_B = problem.lengths_B
+    starts, ends, label = (x.double() for x in (found.starts_BTC, found.ends_BTC, found.label_BTC))
+    frame_T = torch.arange(label.shape[1], device=label.device)
+    inside_BT = frame_T < lengths_B[:, None]
+    inner_BT = inside_BT[:, 1:]
+    transition = found.transition.double()
+    crossed_BCC = transition.sum(1) if transition.dim() == 4 else transition
+    duration = found.duration_BKC.double()
+    k = torch.arange(1, duration.shape[1] + 1, dtype=torch.float64, device=duration.device)
+    before_last = ends * (frame_T < lengths_B[:, None] - 1)[..., None]
+    per_label = duration.sum(1)
+    size_B1 = per_label.sum(-1, keepdim=True).clamp(min=1)
+    rows = torch.arange(len(lengths_B), device=label.device)
+    ones_B = torch.ones_like(found.log_z_B)
+    pieces = {
+        "coverage": (label.sum(-1) - 1) * inside_BT,
+        "first boundary": (starts[:, 0].sum(-1) - ones_B)[:, None],
+        "last boundary": (ends[rows, lengths_B - 1].sum(-1) - ones_B)[:, None],
+        "boundaries": (starts[:, 1:].sum(-1) - ends[:, :-1].sum(-1)) * inner_BT,
+        "frames": ((duration.sum(-1) @ k) / lengths_B - 1)[:, None],
+        "starts of a label": (starts.sum(1) - per_label) / size_B1,
+        "ends of a label": (ends.sum(1) - per_label) / size_B1,
+        "transitions from": (crossed_BCC.sum(2) - before_last.sum(1)) / size_B1,
+        "transitions to": (crossed_BCC.sum(1) - starts[:, 1:].sum(1)) / size_B1,
+        "range": torch.relu(torch.maximum(label - 1, -label)).flatten(1),
+    }
+    return [_worst(name, value, usable_B) for name, value in pieces.items()]
+
+
+def _worst(name: str, value_BX: Tensor, usable_B: Tensor) -> Line:
+    error = value_BX.abs()
+    error = torch.where(torch.isnan(error), torch.full_like(error, float("inf")), error)
+    error = torch.where(usable_B[:, None], error, torch.zeros_like(error))
+    if error.numel() == 0:
+        return Line(name, 0.0, (0, 0))
+    at = int(error.argmax())
+    return Line(name, float(error.max()), divmod(at, error.shape[1]))
+
+
+def broken(lines: list[Line], dtype: torch.dtype = torch.float64) -> list[Line]:
+    """The lines beyond the tolerance of `dtype`, worst first."""
+    tolerance = TOLERANCE.get(dtype, TOLERANCE[torch.float32])
+    return sorted((line for line in lines if not line.error <= tolerance), key=lambda line: -line.error)

@@ -1,0 +1,42 @@
+"""Small random problems that the numerics' tests share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from lab.rooms.semicrf.model.problem import Problem, make_problem
+
+COUNTS = ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition")
+
+
+def random_problem(
+    batch: int, frames: int, longest: int, labels: int, *, scale: float = 1.0, masked: float = 0.0,
+    by_duration: bool = False, seed: int = 0, dtype: torch.dtype = torch.float64,
+) -> Problem:  # fmt: skip
+    """Normal scores times `scale`; `masked` is the share of forbidden transitions; lengths vary, the first is T."""
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape, generator=g, dtype=torch.float64) * scale).to(dtype)
+
+    shape = (longest, labels, labels) if by_duration else (labels, labels)
+    transition = normal(*shape)
+    forbidden = torch.rand(shape, generator=g) < masked
+    transition = torch.where(forbidden, torch.full_like(transition, -math.inf), transition)
+    lengths = torch.randint(1, frames + 1, (batch,), generator=g)
+    lengths[0] = frames
+    return make_problem(
+        normal(batch, frames, labels),
+        transition,
+        normal(longest, labels),
+        lengths,
+        normal(labels),
+        normal(labels),
+    )
+
+
+def worst(a: object, b: object, names: tuple[str, ...] = COUNTS) -> float:
+    """The largest difference of two Posteriors."""
+    return max(float((getattr(a, n).double() - getattr(b, n).double()).abs().max()) for n in names)
