@@ -164,21 +164,44 @@ def test_what_cannot_run_here_ends_with_its_own_exit_code_and_the_cure(tmp_path)
     )
 
 
+def holds_1_12(folder: Path) -> None:
+    """The profile of torch 1.12 tells forwards, products and arguments as the newest does."""
+    assert json.loads((folder / "profile" / "environment.json").read_text())["versions"]["torch"].startswith(
+        "1.12.1"
+    )
+    (trail,) = trails(folder)
+    assert trail.execution_trace is None and trail.recorded_ops is not None
+    found = read_catalogue([trail])
+    assert found.signatures.forwards == {"prefill": 1, "decode": NEW_TOKENS - 1} and not found.problems
+    products = found.unique[found.unique["op"].isin(["aten::addmm", "aten::mm"])]
+    assert products["count"].sum() == LINEARS * NEW_TOKENS and set(products["arg_src"]) == {"recorder"}
+
+
+@pytest.mark.docker
+def test_profile_and_recorder_work_in_the_pascal_image(open_folder):
+    here = subprocess.run(
+        ["docker", "image", "inspect", "lab/pascal"], capture_output=True, check=False, timeout=30
+    )
+    if here.returncode:
+        pytest.skip("the image lab/pascal is not built here (lab images build pascal)")
+    (open_folder / "kernels.json").write_text(
+        json.dumps({"model": "tiny-bloom", "max_new_tokens": NEW_TOKENS})
+    )
+    command = ["docker", "run", "--rm", "--network=none", f"--user={os.getuid()}:{os.getgid()}", "-e", "PYTHONPATH=/src", "-e", "HOME=/tmp",
+               "-e", "OMP_NUM_THREADS=1", "-v", f"{ROOT / 'lab'}:/src/lab:ro", "-v", f"{open_folder}:/out", "-w", "/out", "lab/pascal",
+               "python", "-m", "lab.rooms.kernels.workload", "--config", "kernels.json", "--out", "profile", "--device", "cpu"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    holds_1_12(open_folder)
+
+
 @pytest.mark.skipif(
     "LAB_PYTHON_TORCH112" not in os.environ, reason="LAB_PYTHON_TORCH112 names no Python with torch 1.12.1"
 )
 def test_profile_and_recorder_work_under_torch_1_12(tmp_path):
     done = profile(tmp_path, os.environ["LAB_PYTHON_TORCH112"])
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads((tmp_path / "profile" / "environment.json").read_text())["versions"][
-        "torch"
-    ].startswith("1.12.1")
-    (trail,) = trails(tmp_path)
-    assert trail.execution_trace is None and trail.recorded_ops is not None
-    found = read_catalogue([trail])
-    assert found.signatures.forwards == {"prefill": 1, "decode": NEW_TOKENS - 1} and not found.problems
-    products = found.unique[found.unique["op"].isin(["aten::addmm", "aten::mm"])]
-    assert products["count"].sum() == LINEARS * NEW_TOKENS and set(products["arg_src"]) == {"recorder"}
+    holds_1_12(tmp_path)
 
 
 def test_recorded_lines_read_back_as_they_were_written(folder):

@@ -62,7 +62,13 @@ def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress
     if not found:
         words = _why_no_trace(run)
         return Findings([words], "fail", [], words, [words])
-    catalogue, lost = read_all(found, progress)
+    try:
+        catalogue, lost = read_all(found, progress)
+    except LabError as error:
+        if not _failed(run):
+            raise
+        words = f"what the failed step left cannot be read: {error.what} ({error.where})"
+        return Findings([words], "fail", [], words, [words])
     written = [*files.write_unique(catalogue, out), *files.write_launches(catalogue, out)]
     missing = _missing_ranks(run, found)
     replay, replay_home = sibling(folder, REPLAY, ReplayResult)
@@ -87,21 +93,14 @@ def read_all(found: Sequence[Trail], progress: Progress = lambda _: None) -> tup
     return put_together(ranks), lost
 
 
+def _failed(run: Run | None) -> list[str]:
+    """Why steps of this run did not succeed."""
+    outcomes = [record.outcome for record in run.manifest.steps if record.outcome] if run else []
+    return [outcome.reason for outcome in outcomes if outcome.status is not StepStatus.ok]
+
+
 def _why_no_trace(run: Run | None) -> str:
-    failed = (
-        [
-            record
-            for record in run.manifest.steps
-            if record.outcome and record.outcome.status is not StepStatus.ok
-        ]
-        if run
-        else []
-    )
-    return (
-        f"no trace was recorded: {failed[0].outcome.reason}"
-        if failed and failed[0].outcome
-        else "no trace was recorded"
-    )
+    return ": ".join(["no trace was recorded", *_failed(run)[:1]])
 
 
 def _missing_ranks(run: Run | None, found: Sequence[Trail]) -> list[str]:

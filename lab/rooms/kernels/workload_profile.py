@@ -7,6 +7,7 @@ trace; the profiler sees no hooks but those, the recorder's pass has the hooks t
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import inspect
 import logging
@@ -176,6 +177,8 @@ def tracing(out: Path, rank: int, device: torch.device, record_shapes: bool) -> 
     def keep() -> None:
         with writing(draft):
             profiler.export_chrome_trace(str(draft))
+            if not draft.stat().st_size:  # torch tells nobody that it could not write
+                raise OSError(errno.ENOSPC, "the trace could not be written", str(draft))
             draft.replace(out / f"trace_rank{rank}.json.gz")
         if observer:
             _pack(nodes, out / f"execution_trace_rank{rank}.json.gz")
