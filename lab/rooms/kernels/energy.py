@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -164,28 +164,14 @@ def idle_power(raw: RawEnergy) -> float | None:
 
 
 def _rows(plan: ReplayPlan, raw: RawEnergy, idle_w: float | None, limit: float | None) -> list[EnergyRow]:
-    per_call = per_call_us(plan)
-    counts: dict[int, int] = defaultdict(int)
-    for call in plan.calls:
-        counts[call.sig] += 1
-    measured = {
-        one.place: _measured(plan, one, counts[one.place], per_call[one.place], idle_w, limit)
-        for one in raw.signatures
-    }
-    rows = list(measured.values())
-    for place, other in raw.stands_for.items():
-        rows.append(_stood_for(plan, place, counts[place], per_call, measured.get(other), other))
-    return sorted(rows, key=lambda row: -(row.run_net_j or 0.0))
+    blank = _blank_rows(plan)
+    measured = {one.place: _measured(blank[one.place], one, idle_w, limit) for one in raw.signatures}
+    stood_for = [_stood_for(blank[place], measured.get(other)) for place, other in raw.stands_for.items()]
+    return sorted([*measured.values(), *stood_for], key=lambda row: -(row.run_net_j or 0.0))
 
 
-def _measured(
-    plan: ReplayPlan,
-    one: SignatureEnergy,
-    count: int,
-    trace_us: float,
-    idle_w: float | None,
-    limit: float | None,
-) -> EnergyRow:
+def _measured(row: EnergyRow, one: SignatureEnergy, idle_w: float | None, limit: float | None) -> EnergyRow:
+    """The row with what its windows say."""
     good = [w for w in one.windows if w.energy_j is not None and w.launches > 0]
     gross = [w.energy_j / w.launches for w in good if w.energy_j is not None]
     wall_us = [1e6 * w.seconds / w.launches for w in good]
@@ -196,8 +182,7 @@ def _measured(
     )
     mean, low, high = mean_ci(net)
     power = statistics.fmean(w.energy_j / w.seconds for w in good if w.energy_j is not None) if good else None
-    busy = trace_us / statistics.median(wall_us) if wall_us else None
-    row = _row(plan, one.place, count, trace_us)
+    busy = row.trace_us / statistics.median(wall_us) if wall_us else None
     row.measured, row.windows, row.busy, row.watts = True, len(good), busy, power
     row.gross_j, row.wall_us = (statistics.fmean(gross), statistics.median(wall_us)) if good else (None, None)
     row.net_j = mean if net else None
@@ -208,7 +193,7 @@ def _measured(
         else None
     )
     row.method = good[0].method if good else "none"
-    row.run_net_j = count * mean if net else None
+    row.run_net_j = row.count * mean if net else None
     row.flags = _flags(one, row, limit)
     return row
 
@@ -229,43 +214,37 @@ def _flags(one: SignatureEnergy, row: EnergyRow, limit: float | None) -> list[st
     return flags
 
 
-def _stood_for(
-    plan: ReplayPlan,
-    place: int,
-    count: int,
-    per_call: dict[int, float],
-    other: EnergyRow | None,
-    other_place: int,
-) -> EnergyRow:
-    row = _row(plan, place, count, per_call[place])
+def _stood_for(row: EnergyRow, other: EnergyRow | None) -> EnergyRow:
+    """The row with the power of another one that was measured."""
     if other is None or other.net_j is None:
         row.flags = ["its stand-in has no energy"]
         return row
-    row.net_j = other.net_j * per_call[place] / per_call[other_place]
-    row.run_net_j = count * row.net_j
+    row.net_j = other.net_j * row.trace_us / other.trace_us
+    row.run_net_j = row.count * row.net_j
     row.method = "power of " + other.sig_id
     row.flags = [f"not measured: net power of {other.op} ({other.kernel[:40]}) times its own time"]
     return row
 
 
-def _row(plan: ReplayPlan, place: int, count: int, trace_us: float) -> EnergyRow:
-    signature = plan.signatures[place]
-    first = _main_launch(plan, place)
-    kind = "cpu_op" if first is None else kernel_class(first.name) if first.kind == "kernel" else first.kind
-    return EnergyRow(
-        sig_id=signature.sig_id, op=signature.op, kernel=short_name(first.name) if first else "", class_=kind, count=count,
-        trace_us=round(trace_us, 4), measured=False, gross_j=None, net_j=None, net_ci=None, watts=None, wall_us=None,
-        busy=None, ratio=None, method="none", windows=0, run_net_j=None, flags=[])  # fmt: skip
+def _blank_rows(plan: ReplayPlan) -> list[EnergyRow]:
+    """A row a signature, with what the recording says of it."""
+    per_call, counts = per_call_us(plan), Counter(call.sig for call in plan.calls)
+    return [
+        EnergyRow(sig_id=signature.sig_id, op=signature.op, kernel=short_name(first.name) if first else "",
+                  class_="cpu_op" if first is None else kernel_class(first.name) if first.kind == "kernel" else first.kind,
+                  count=counts[place], trace_us=round(per_call.get(place, 0.0), 4), measured=False, gross_j=None, net_j=None,
+                  net_ci=None, watts=None, wall_us=None, busy=None, ratio=None, method="none", windows=0, run_net_j=None, flags=[])
+        for place, (signature, first) in enumerate(zip(plan.signatures, _main_launches(plan), strict=True))]  # fmt: skip
 
 
-def _main_launch(plan: ReplayPlan, place: int) -> Launch | None:
-    """The launch of a call that took longest: a GEMM, not the fill before it."""
-    launches = plan.signatures[place].launches
-    sums = [0.0] * len(launches)
+def _main_launches(plan: ReplayPlan) -> list[Launch | None]:
+    """The launch of each signature that took longest: a GEMM, not the fill before it."""
+    sums = [[0.0] * len(signature.launches) for signature in plan.signatures]
     for call in plan.calls:
-        if call.sig == place:
-            sums = [a + b for a, b in zip(sums, call.dur_us, strict=True)]
-    return launches[sums.index(max(sums))] if launches else None
+        for position, us in enumerate(call.dur_us[: len(sums[call.sig])]):
+            sums[call.sig][position] += us
+    return [one.launches[times.index(max(times))] if times else None
+            for one, times in zip(plan.signatures, sums, strict=True)]  # fmt: skip
 
 
 def _model(plan: ReplayPlan, runs: Sequence[RunEnergy], idle_w: float | None) -> ModelEnergy | None:
@@ -362,7 +341,7 @@ def verdict(result: EnergyResult) -> list[str]:
                      f"{closed.net_pct:+.1f} % ({100 * closed.measured_share:.0f} % of the sum measured, the rest by stand-ins; 1 W of idle power is {closed.idle_watt_pct:.1f} %)")  # fmt: skip
     own = [row for row in result.rows if row.measured and row.net_j is not None]
     lines.append(f"{len(own)} distinct calls measured by {result.method}; idle {_w(result.idle_cold_w)} cold, "
-                 f"{_w(result.idle_context_w)} with a context")  # fmt: skip
+                 f"{_w(result.idle_before_w)} with a context, {_w(result.idle_context_w)} beside the runs")  # fmt: skip
     return lines + [f"REFUSED: {why}" for why in result.refused]
 
 
