@@ -310,3 +310,15 @@ def test_under_torch_1_12_the_recorders_calls_replay(tmp_path):
     mine = [row for row in rows if row[2] == "recorder"]
     assert {row[1] for row in mine} >= {"aten::embedding", "aten::addmm", "aten::index", "aten::gelu"}
     assert all(row[3:] == ["ran", "True"] for row in mine)
+
+
+def test_an_op_in_place_gets_its_data_back_before_each_repetition():
+    from lab.rooms.kernels.workload_replay import refresher
+
+    args = [Arg(name="self", type="Tensor", tensor=spec()), Arg(name="other", type="Tensor", tensor=spec())]
+    bound = bind("aten::mul_", "Tensor", args, CPU)
+    before, fresh = bound.args[0].clone(), refresher("aten::mul_", bound)
+    bound()
+    assert not torch.equal(bound.args[0], before)
+    fresh()
+    assert torch.equal(bound.args[0], before)

@@ -209,6 +209,8 @@ def _flags(one: SignatureEnergy, row: EnergyRow, limit: float | None) -> list[st
         flags.append(f"the sensors disagree: integral over counter {row.ratio:.2f}")
     if limit and row.watts and row.watts > limit * LIMIT_SLACK:
         flags.append(f"REFUSED: {row.watts:.0f} W above the board's limit of {limit:.0f} W")
+    if row.op.endswith("_") and row.op != "aten::copy_":
+        flags.append("in place: its data drift while it repeats")
     if row.net_j is not None and row.net_j < 0:
         flags.append("REFUSED: net energy below zero")
     return flags

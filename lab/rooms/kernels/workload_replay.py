@@ -25,7 +25,7 @@ from lab.errors import BadDataError, GpuError, LabError
 from lab.rooms.kernels.args import PLAN_VERSION, CallRun, Launch, RawReplay, ReplayPlan, SignatureRun
 from lab.rooms.kernels.execution_trace import read_json_bytes
 from lab.rooms.kernels.resolve import Unresolved
-from lab.rooms.kernels.workload_replay_build import bind, first_call, flat_outputs, resolved
+from lab.rooms.kernels.workload_replay_build import Bound, bind, first_call, flat_outputs, resolved
 from lab.rooms.kernels.workload_replay_observe import Observer, Seen, synchronize
 from lab.rooms.kernels.workload_replay_order import InOrder, Ready, l2_bytes
 from lab.rooms.kernels.workload_replay_state import restored
@@ -114,7 +114,9 @@ class Replay:
         done.status, done.numbers_as_tensors = "ran", _took_tensors(bound.args, done)
         done.shapes_equal = None if signature.outs is None else shapes_of(result) == list(signature.outs)
         self.ready[place] = (signature.op, done.overload, done.args, done.numbers_as_tensors)
+        fresh = refresher(signature.op, bound)
         for _ in range(times):
+            fresh()
             flush()
             synchronize(self.device)
             with observer.label(f"alone{place}"):
@@ -166,6 +168,15 @@ def collect(
         times = tuple(one.dur_us if one.launches else (one.op_us,) for one in seen)
         runs.append(CallRun(place, kinds.pop() if len(kinds) == 1 else -1, times))
     return tuple(runs), tuple(sets)
+
+
+def refresher(op: str, bound: Bound) -> Callable[[], object]:
+    """Puts the first argument of an in-place op back, so that repeating it does not drift to inf."""
+    target = bound.args[0] if bound.args else None
+    if not op.endswith("_") or not isinstance(target, torch.Tensor) or 0 in target.stride():
+        return lambda: None
+    before = target.clone()
+    return lambda: target.copy_(before)
 
 
 def shapes_of(result: Any) -> list[tuple[int, ...]]:
