@@ -126,7 +126,7 @@ def _plain_row(tensor: Tensor) -> Tensor:
         tensor = torch.view_as_real(tensor)
     if tensor.element_size() == 1:  # float8 lacks most operators
         tensor = tensor.float()
-    if not tensor.numel():
+    if not tensor.numel() or not tensor.is_floating_point():  # integers hold nothing bad
         return torch.zeros(len(KINDS), dtype=torch.float64, device=tensor.device)
     magnitude = tensor.abs()
     finite = torch.isfinite(tensor)

@@ -9,8 +9,9 @@ where the tensors of an equal forward were, so that the next one is read by a fe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from lab.rooms.nan.workload_count import KINDS
 from lab.rooms.nan.workload_leaves import is_skipped, leaves
 
 Event = tuple[Any, ...]
+Picker = Callable[[Sequence[Any]], Any]
 Label = tuple[int, int, str]  # module, side, leaf
 NO_SHAPE = (torch.Size(), torch.float32)
 CACHES = ("past_key_values", "past_key_value", "layer_past")
@@ -178,7 +180,12 @@ class Template:
     others: list[tuple[Any, ...]]  # sources of all other leaves
     noted_in: list[tuple[int, int, int]]  # (place in others, event, place in its versions)
     noted_out: list[tuple[int, int, int]]  # (place in others, event, slot of its version)
-    order: np.ndarray  # from (inputs of passed, outputs of passed, others) to the order of time
+    distinct: (
+        Picker  # of (inputs of passed, outputs of passed, others) those that are not the same tensor again
+    )
+    again: Picker  # the rest, and for each of them the one that it is
+    first: Picker
+    index: np.ndarray  # for each leaf, in the order of time, its place among the distinct ones
     labels: list[Label]
     leaf_call: list[int]
     is_output: np.ndarray
@@ -191,24 +198,18 @@ class Template:
         known = {*batch.sources}
         fives = [number for number, event in enumerate(events) if len(event) == 5]
         passed = [number for number in fives if {(number, 1), (number, 3)} <= known]
-        place = {(number, slot): n + k * len(passed) for k, slot in enumerate((1, 3)) for n, number in enumerate(passed)}  # fmt: skip
-        others: list[tuple[Any, ...]] = []
-        order: list[int] = []
-        for source in batch.sources:
-            if source is None:
-                return None
-            if source in place:
-                order.append(place[source])
-            else:
-                order.append(2 * len(passed) + len(others))
-                others.append(source)
-        if batch.overwritten:
+        place: dict[tuple[Any, ...], int] = {(number, slot): n + k * len(passed) for k, slot in enumerate((1, 3)) for n, number in enumerate(passed)}  # fmt: skip
+        sources = [source for source in batch.sources if source is not None]
+        if batch.overwritten or len(sources) < len(batch.sources):
             return None
+        others = sorted({*sources} - {*place}, key=lambda source: (len(source), source[0], str(source)))
+        place.update({source: 2 * len(passed) + n for n, source in enumerate(others)})
+        order = [place[source] for source in sources]
         parents = sorted({*range(len(events))} - {*passed})
         noted_in, noted_out = _noted(events, others)
         cached = ((n, name) for n in parents if isinstance(events[n][2], dict) for name in CACHES if events[n][2].get(name) is not None)  # fmt: skip
         return cls([event[0] for event in events], [_form(events[n]) for n in parents], parents, passed, others, noted_in, noted_out,
-                   np.asarray(order, dtype=np.int64), batch.labels, batch.leaf_call,
+                   *_pickers(order, batch.index), np.asarray(batch.index, dtype=np.int64), batch.labels, batch.leaf_call,
                    _are_outputs(batch.labels), forward.calls,
                    next(cached, None))  # fmt: skip
 
@@ -235,18 +236,34 @@ class Template:
             others[at]._version != events[number][3][place] for at, number, place in self.noted_in
         ) or any(others[at]._version != events[number][slot] for at, number, slot in self.noted_out)
 
-    def _batch(self, flat: list[Tensor], events: list[Event], forward: Forward) -> Batch:
+    def _batch(self, flat: list[Tensor], events: list[Event], forward: Forward) -> Batch | None:
         ids = [*map(id, flat)]
-        distinct = dict(zip(ids, flat, strict=True))
-        place = dict(zip(distinct, range(len(distinct)), strict=True))
+        if self.again(ids) != self.first(ids):
+            return None
         batch = Batch()
-        batch.tensors = [*distinct.values()]
-        batch.index = np.fromiter(map(place.__getitem__, ids), np.int64, len(ids))[self.order]
-        batch.labels, batch.leaf_call = self.labels, self.leaf_call
+        batch.tensors = [*self.distinct(flat)]
+        batch.labels, batch.leaf_call, batch.index = self.labels, self.leaf_call, self.index
         forward.calls, forward.is_output = self.calls, self.is_output
         if self.cache_at is not None:
             forward.cache = events[self.cache_at[0]][2].get(self.cache_at[1])
         return batch
+
+
+def _pickers(order: Sequence[int], index: Iterable[int]) -> tuple[Picker, Picker, Picker]:
+    """(distinct, again, first) of a template; `order` and `index` say for each leaf its place in the lists and its tensor."""
+    places: dict[int, list[int]] = {}
+    for place, tensor in zip(order, index, strict=True):
+        places.setdefault(tensor, []).append(place)
+    distinct = [places[tensor][0] for tensor in sorted(places)]
+    again = [(place, same[0]) for same in places.values() for place in same[1:]]
+    return _picker(distinct), _picker([place for place, _ in again]), _picker([first for _, first in again])
+
+
+def _picker(places: Sequence[int]) -> Picker:
+    """The items at `places` as a tuple; itemgetter gives none for one or no place."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda items: tuple(items[place] for place in places)
 
 
 def versions(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
@@ -299,13 +316,11 @@ def _form(event: Event) -> tuple[Any, ...]:
     return (type(output),)
 
 
-def _fetch(events: list[Event], sources: Iterable[tuple[Any, ...]]) -> list[Tensor]:
-    found = []
-    for number, *path in sources:
-        value: Any = events[number]
-        for key in path:
-            value = value[key]
-        found.append(value)
+def _fetch(events: list[Event], sources: Sequence[tuple[Any, ...]]) -> list[Tensor]:
+    """What lies at the sources, which are sorted by how deep they lie."""
+    found = [events[at[0]][at[1]] for at in sources if len(at) == 2]
+    found += [events[at[0]][at[1]][at[2]] for at in sources if len(at) == 3]
+    found += [events[at[0]][at[1]][at[2]][at[3]] for at in sources if len(at) == 4]
     return found
 
 
