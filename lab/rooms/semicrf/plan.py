@@ -40,7 +40,7 @@ def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
         parts.append(("probes", "probes", tested))
     steps = tuple(_diagnose_step(config, site, name, part, backend) for name, part, backend in parts)
     note = (f"backend under test: {tested}; reference: {reference}",)
-    return Plan(steps=steps, inputs={DIAGNOSE: _json(config)}, notes=(*note, *_notes(config.train, site)),
+    return Plan(steps=steps, inputs={DIAGNOSE: _json(config)}, notes=(*note, *_notes(None if config.case else config.train, site)),
                 config={"command": "diagnose", "tested": tested, "reference": reference,
                         **msgspec.to_builtins(config)})  # fmt: skip
 

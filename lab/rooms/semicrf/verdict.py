@@ -59,14 +59,11 @@ def by_matrix(cells: Sequence[Row], tested: str, reference: str, *, probed: bool
     failed = [cell for cell in cells if cell["outcome"] == "failed"]
     words = matrix_words(cells)
     if not failed:
-        drifting = drift_words(cells)
-        clean = (
-            "and every probe is clean"
-            if probed
-            else "which says nothing about what was not run: diagnose without --classic asks the probes too"
-        )
+        passed = ["every training of the matrix passed"] if cells else []
+        clean = ["every probe is clean"] if probed else []
+        more = [] if probed else ["The probes were not asked: diagnose without --classic asks them too."]
         return Diagnosis(
-            "none", [f"Nothing was found: every training of the matrix passed, {clean}.", *drifting]
+            "none", [f"Nothing was found: {' and '.join(passed + clean)}.", *drift_words(cells), *more]
         )
     where = {key: {cell[key] for cell in failed} for key in ("backend", "lengths", "reg")}
     ran = {key: {cell[key] for cell in cells} for key in ("backend", "lengths", "reg")}

@@ -73,7 +73,7 @@ class Subject:
         return solve(case.to(self.device), self.backend)
 
     def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
-        return SMALL[:4] if self.interpreted else SMALL
+        return SMALL[:3] if self.interpreted else SMALL
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -275,7 +275,7 @@ def hostile(subject: Subject) -> Iterator[Row]:
     dice = torch.Generator().manual_seed(subject.seed)
     wild, beyond, first = 0, 0.0, ""
     for batch in range(subject.batches):
-        case, kinds = hostile_case(dice)
+        case, kinds = hostile_case(dice, 6 if subject.interpreted else 24)
         found = subject.solve(case)
         bad = found.first_nonfinite(case.lengths_B)
         if bad:
@@ -293,13 +293,13 @@ def hostile(subject: Subject) -> Iterator[Row]:
     yield made("probabilities at most 1", "", torch.float32, beyond, 1e-4, f"greatest excess {beyond:.2g}")
 
 
-def hostile_case(dice: torch.Generator) -> tuple[Case, str]:
+def hostile_case(dice: torch.Generator, frames: int = 24) -> tuple[Case, str]:
     """±1e30, -inf masks, length 1, K > T, C = 1, grammar rows with no way out; -> (case, what is hostile in it)."""
 
     def roll(high: int) -> int:
         return int(torch.randint(0, high, (1,), generator=dice))
 
-    shape = (1 + roll(4), 1 + roll(24), 1 + roll(30), 1 + roll(9))
+    shape = (1 + roll(4), 1 + roll(frames), 1 + roll(30), 1 + roll(9))
     case = random_case(dice, *shape, scale=(1.0, 30.0, 1e4)[roll(3)], dtype=torch.float32)
     changes: dict[str, Callable[[Case], Case]] = {
         "1e30": lambda c: replace(c, score_BTC=c.score_BTC.masked_fill(chance(c.score_BTC, dice), 1e30)),
