@@ -388,6 +388,10 @@ def _uncovered(plan: ReplayPlan, raw: RawReplay, calls: list[list[_Made]]) -> li
 
 def _notes(plan: ReplayPlan, raw: RawReplay) -> list[str]:
     notes = []
+    if not plan.origin.has_kernels and raw.device == "cpu":
+        notes.append(
+            "recorded CPU times hold the profiler's own work: the replay's are shown beside them, not compared"
+        )
     if plan.origin.has_kernels and raw.device == "cpu":
         notes.append(
             "no GPU here: arguments were rebuilt and the ops called on the CPU; which kernels they launch is not proven"
@@ -439,14 +443,14 @@ def verdict(result: Result) -> list[str]:
     if kernel and result.device != "cpu":
         lines.append(f"{kernel.percent('same', 'time_us'):.2f} % of kernel time ({kernel.same_launches} of {kernel.launches} "
                      f"launches) replays as the same kernel")  # fmt: skip
-    if result.error.get("median_abs_pct") is not None:
+    if result.error.get("median_abs_pct") is not None and result.device != "cpu":
         lines.append(f"{result.mode} replay is off by {result.error['median_abs_pct']:.2f} % (median |error| of "
                      f"{result.error['distinct']:.0f} distinct launches; {result.error['weighted_abs_pct']:.2f} % weighted by time)")  # fmt: skip
         if result.error.get("often"):
             lines.append(
                 f"the {result.error['often']:.0f} recorded {OFTEN} times or more are off by {result.error['median_abs_pct_often']:.2f} %"
             )
-    if not math.isnan(total_closure(result)):
+    if not math.isnan(total_closure(result)) and result.device != "cpu":
         lines.append(
             f"closure: replayed kernel times add up to {total_closure(result):+.2f} % of the recorded ones"
         )
@@ -480,7 +484,7 @@ def terminal(result: Result, plan: ReplayPlan) -> str:
     lines += _table("not proven", [f"  {one['time_us']:10.1f} us {one['launches']:6d} x {one['op']}: {one['reason']}"
                                    for one in result.uncovered[:12]])  # fmt: skip
     worst = sorted(
-        (row for row in result.rows if row.err_pct is not None),
+        (row for row in result.rows if row.err_pct is not None and result.device != "cpu"),
         key=lambda row: -abs(row.err_pct or 0) * row.time_share,
     )
     lines += _table("largest errors, by their weight in time", [
