@@ -113,6 +113,10 @@ def test_no_gpu_is_explained_by_what_the_environment_says():
 def test_8_bit_asks_for_bitsandbytes_without_letting_it_replace_torch():
     config = KernelsConfig(model="bloom-560m", eight_bit=True)
     assert "torch==2.11.0" in refused_here(MissingError, H200, config).fix
+    assert (
+        "sharded"
+        in refused(UsageError, KernelsConfig(model="vicuna-7b", eight_bit=True, tp=2), gpus=[GTX, GTX]).what
+    )
     refused_here(UsageError, Facts(torch="2.1.0", transformers="4.40.0"), config, wants_gpu=False)
 
 

@@ -67,6 +67,9 @@ def test_every_file_of_the_contract_is_there(folder):
     environment = json.loads((folder / "profile" / "environment.json").read_text())
     assert environment["weights"] == "random" and "tiny-bloom" in environment["weights_note"]
     assert environment["versions"]["torch"] and environment["versions"]["transformers"]
+    assert environment["versions"]["weights"].startswith("random: random weights (seed 0)"), (
+        "the manifest takes it from here"
+    )
 
 
 def test_the_trace_marks_a_prefill_and_a_decode_step_for_every_further_token(rank):
@@ -202,6 +205,21 @@ def test_profile_and_recorder_work_under_torch_1_12(tmp_path):
     done = profile(tmp_path, os.environ["LAB_PYTHON_TORCH112"])
     assert done.returncode == 0, done.stderr[-3000:]
     holds_1_12(tmp_path)
+
+
+def test_8_bit_without_a_checkpoint_is_refused_and_not_ignored():
+    import torch
+
+    from lab.errors import MissingError, UsageError
+    from lab.rooms.kernels.config import KernelsConfig
+    from lab.rooms.kernels.model import load, word_ids
+
+    with pytest.raises(UsageError, match="8-bit weights need a checkpoint"):
+        load(KernelsConfig(model="tiny-bloom", eight_bit=True), torch.device("cpu"), on_cpu=True)
+    with pytest.raises(MissingError, match="--weights checkpoint"):
+        load(KernelsConfig(model="tiny-bloom", weights="checkpoint"), torch.device("cpu"), on_cpu=True)
+    ids = word_ids("Explain distributed training in one paragraph.", 512)
+    assert len(ids) == 7 and all(10 <= number < 512 for number in ids)
 
 
 def test_recorded_lines_read_back_as_they_were_written(folder):

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import nn
 
-from lab.errors import ConfigError, MissingError
+from lab.errors import ConfigError, MissingError, UsageError
 from lab.rooms.kernels.config import MODELS, KernelsConfig, known
 from lab.rooms.kernels.preflight import version
 
@@ -44,6 +44,8 @@ def load(config: KernelsConfig, device: torch.device, *, on_cpu: bool) -> Loaded
     target = torch.device("cpu") if on_cpu else device
     if source is not None:
         return Loaded(from_checkpoint(source, config, dtype, target).eval(), "checkpoint", source)
+    if config.eight_bit:
+        raise UsageError(f"8-bit weights need a checkpoint: {reason}", where=config.model, fix="drop --8bit")
     settings, origin = architecture(config)
     torch.manual_seed(config.seed)
     model = from_settings(settings, config, dtype, target)

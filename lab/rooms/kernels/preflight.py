@@ -59,6 +59,8 @@ def refuse_plan(
     if image == "pascal" and config.eight_bit:
         raise UsageError("8-bit needs bitsandbytes, which needs torch 2.3: installing it into the image pascal would replace torch 1.12 by one without code for Pascal",
                          fix="drop --8bit, or use a smaller model: bloom-560m fits one 11 GB card")  # fmt: skip
+    if config.eight_bit and config.tp > 1:
+        raise UsageError("8-bit weights cannot be sharded", fix="--tp 2 without --8bit, or --8bit on one GPU")
     if gpus and config.tp > len(gpus):
         raise GpuError(
             f"--tp {config.tp} needs {config.tp} GPUs, {len(gpus)} picked", fix="lower --tp or widen --gpus"

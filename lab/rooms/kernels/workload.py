@@ -84,7 +84,9 @@ def run(config: KernelsConfig, out: Path, place: Place, device_kind: str) -> Non
     with group(config, device):
         generated = generate(config, out, place, device)
     if environment:
+        said = f"{generated.weights}: {generated.weights_note}"
         more = {
+            "versions": {**environment["versions"], "weights": said},  # versions join the manifest
             "weights": generated.weights,
             "weights_note": generated.weights_note,
             "gpu_after": gpu_state(),
