@@ -207,6 +207,26 @@ def test_profile_and_recorder_work_under_torch_1_12(tmp_path):
     holds_1_12(tmp_path)
 
 
+def test_a_folder_with_a_checkpoint_runs_with_its_weights(tmp_path):
+    import torch
+
+    from lab.rooms.kernels.config import KernelsConfig
+    from lab.rooms.kernels.model import encode, load
+
+    device = torch.device("cpu")
+    made = load(KernelsConfig(model="tiny-bloom", seed=5), device, on_cpu=True).model
+    made.save_pretrained(tmp_path)
+    config = KernelsConfig(model=str(tmp_path))
+    found = load(config, device, on_cpu=False)
+    assert (found.weights, found.note) == ("checkpoint", str(tmp_path))
+    pairs = zip(made.state_dict().values(), found.model.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    ids, how = encode(found, config, 512)
+    assert len(ids) == 7 and "tokenizer cannot be had" in how
+    (tmp_path / "model.safetensors").unlink()
+    assert load(config, device, on_cpu=True).weights == "random", "the architecture is still there"
+
+
 def test_8_bit_without_a_checkpoint_is_refused_and_not_ignored():
     import torch
 

@@ -175,6 +175,6 @@ def _weights(folder: Path) -> dict[str, str]:
         if trail.generation:
             said = read_json(trail.generation, Generation)
             return {said.weights: said.weights_note, "dtype": said.dtype, "attention": said.attn,
-                    "tokens": f"{said.prompt_tokens} of prompt, {said.new_tokens} new",
+                    "tokens": f"{said.prompt_tokens} of prompt ({said.tokens_by or 'unknown how'}), {said.new_tokens} new",
                     "unprofiled generation": f"{said.unprofiled_s:.4f} s"}  # fmt: skip
     return {}

@@ -165,7 +165,7 @@ def from_checkpoint(source: str, config: KernelsConfig, dtype: torch.dtype, targ
         quantized: Any = transformers.BitsAndBytesConfig
         more |= {"quantization_config": quantized(load_in_8bit=True), "device_map": {"": target}}
         return auto.from_pretrained(source, **more)
-    return auto.from_pretrained(source, low_cpu_mem_usage=True, **more).to(target)
+    return auto.from_pretrained(source, **more).to(target)
 
 
 @contextlib.contextmanager
@@ -184,15 +184,19 @@ def prompt_of(config: KernelsConfig) -> str:
     return config.prompt or (model.prompt if model else MODELS["bloom-560m"].prompt)
 
 
-def encode(loaded: Loaded, config: KernelsConfig, vocab_size: int) -> list[int]:
-    """Ids of the prompt: by the checkpoint's tokenizer, else a stable id for each word and mark."""
+def encode(loaded: Loaded, config: KernelsConfig, vocab_size: int) -> tuple[list[int], str]:
+    """(ids of the prompt, how they were made): by the checkpoint's tokenizer, else a stable id for each word and mark."""
     text = prompt_of(config)
-    if loaded.weights == "checkpoint":
-        from transformers import AutoTokenizer
+    if loaded.weights != "checkpoint":
+        return word_ids(text, vocab_size), "an id for each word"
+    from transformers import AutoTokenizer
 
-        ids = AutoTokenizer.from_pretrained(loaded.note)(text)["input_ids"]
-        return [int(number) for number in ids]
-    return word_ids(text, vocab_size)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(loaded.note)
+    except (OSError, ValueError, ImportError) as error:  # the model runs all the same, on other tokens
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return word_ids(text, vocab_size), f"an id for each word, since the tokenizer cannot be had: {first}"
+    return [int(number) for number in tokenizer(text)["input_ids"]], "the checkpoint's tokenizer"
 
 
 def word_ids(text: str, vocab_size: int) -> list[int]:

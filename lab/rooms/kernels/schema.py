@@ -237,6 +237,7 @@ class Generation(msgspec.Struct, kw_only=True):
     max_new_tokens: int
     forwards: list[Forward]
     tokens: list[int]
+    tokens_by: str = ""  # how the prompt became ids
     unprofiled_s: float  # wall time of the recorder-free, profiler-free pass
     attn: str = ""
     flags: dict[

@@ -40,7 +40,7 @@ class Run:
     ) -> None:
         self.config, self.loaded, self.out, self.rank, self.device = config, loaded, out, rank, device
         vocab_size = int(loaded.model.config.vocab_size)
-        ids = encode(loaded, config, vocab_size)
+        ids, self.tokens_by = encode(loaded, config, vocab_size)
         self.prompt = torch.tensor([ids], dtype=torch.long, device=device)
         self.marks = Marks(loaded.model)
         # Random weights end their text by chance: the count of tokens must not depend on it.
@@ -49,7 +49,7 @@ class Run:
     def all(self) -> Generation:
         """Every pass in turn -> what was generated. The files are whole or not there at all."""
         self.generate()
-        log.info("warmed up; %d tokens of prompt", self.prompt.shape[1])
+        log.info("warmed up; %d tokens of prompt, by %s", self.prompt.shape[1], self.tokens_by)
         unprofiled_s = self.timed()
         tokens, forwards = self.profiled()
         self.recorded()
@@ -118,7 +118,7 @@ class Run:
         return Generation(
             rank=self.rank, world_size=self.config.tp, model=self.config.model, weights=self.loaded.weights,
             weights_note=self.loaded.note, dtype=short(next(model.parameters()).dtype), device=str(self.device),
-            num_params=count_params(model), prompt_tokens=self.prompt.shape[1], new_tokens=len(tokens),
+            num_params=count_params(model), prompt_tokens=self.prompt.shape[1], tokens_by=self.tokens_by, new_tokens=len(tokens),
             max_new_tokens=self.config.max_new_tokens, forwards=forwards, tokens=tokens, unprofiled_s=unprofiled_s,
             attn=str(getattr(model.config, "_attn_implementation", "") or ""), flags=torch_flags())  # fmt: skip
 
