@@ -1,0 +1,65 @@
+"""Run in a process of its own with TRITON_INTERPRET=1: the kernels, or mutants of them, against the naive form.
+
+Reads a list of jobs from stdin as JSON and prints one result a job: the errors of log Z and counts, or its text.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from lab.rooms.semicrf.model import kernels, ledger, naive, triton_backend
+from tests.semicrf.problems import random_problem, worst
+
+triton_backend.N = 2
+triton_backend.COUNT_FRAMES = 4
+triton_backend.COUNT_BLOCKS = 2
+
+
+def mutated(old: str, new: str):
+    """The kernels' module with one piece of its text replaced."""
+    text = Path(kernels.__file__).read_text()
+    assert text.count(old) == 1, f"{old!r} is there {text.count(old)} times"
+    path = Path(sys.argv[1]) / "mutant.py"
+    path.write_text(text.replace(old, new))
+    spec = importlib.util.spec_from_file_location("mutant", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def solve(job: dict) -> dict:
+    triton_backend.kernels = mutated(*job["mutant"]) if "mutant" in job else kernels
+    dtype = getattr(torch, job.get("dtype", "float64"))
+    problem = random_problem(*job["shape"], dtype=dtype, **job.get("options", {}))
+    expected = naive.posteriors(problem)
+    state = triton_backend.forward(problem)
+    found = triton_backend.backward(state)
+    if "alone" in job:  # without the counts, the pass from the left runs by itself
+        assert torch.equal(triton_backend.forward(problem, keep=False).log_z_B, found.log_z_B)
+    lines = ledger.broken(ledger.ledger(problem, found), dtype)
+    return {
+        "log_z": float(torch.nan_to_num(found.log_z_B - expected.log_z_B).abs().max()),
+        "infeasible": torch.isinf(expected.log_z_B).tolist() == torch.isinf(found.log_z_B).tolist(),
+        "counts": worst(expected, found),
+        "again": [] if state.again is None else state.again.tolist(),
+        "broken": [line.name for line in lines],
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for job in json.load(sys.stdin):
+        try:
+            result = solve(job)
+        except Exception as error:  # noqa: BLE001 - a mutant may break in any way, which is a result
+            result = {"error": repr(error)[:300]}
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
