@@ -18,10 +18,6 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     prompt: str
 
-    @property
-    def family(self) -> str:
-        return str(self.config["model_type"])
-
 
 _BLOOM_PROMPT = "Explain distributed training in one paragraph."
 _LLAMA_PROMPT = "Explain tensor parallelism in one paragraph."

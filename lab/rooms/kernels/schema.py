@@ -37,14 +37,6 @@ PROFILE = "profile"  # folder and name of the step
 TABLES = "tables"
 LAUNCHES, OPS, SIGNATURES, UNIQUE = "launches.jsonl", "ops.jsonl", "signatures.json", "unique_kernels.csv"
 
-# What an argument is. `none` is an argument that was None; `other` one that no recording can tell.
-TENSOR, TENSORS = "tensor", "tensors"
-SCALAR_KINDS = ("bool", "int", "float", "complex", "str", "dtype", "device", "layout", "memory_format")
-LIST_KINDS = ("bools", "ints", "floats")
-
-# Where an argument came from, best first.
-SOURCES = ("recorder", "execution_trace", "trace", "default", "invented")
-
 UNIQUE_COLUMNS = (
     "sig_id", "kernel", "class", "op", "overload", "arg_summary", "phase",
     "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes", "regs",
@@ -57,9 +49,10 @@ UNIQUE_COLUMNS = (
 class Arg(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One argument of an op, or one of its results.
 
-    kind: tensor, tensors (a list; `items`, None for a hole), a scalar (SCALAR_KINDS) or list of them (LIST_KINDS),
-    generator, none, other. value: the number, text or list; infinities and NaN are the texts `inf`, `-inf`, `nan`,
-    a complex number is [real, imaginary]. name is "" where the recording does not tell it.
+    kind: tensor; tensors (a list; `items`, None for a hole); bool, int, float, complex, str, dtype, device, layout,
+    memory_format; bools, ints, floats; generator; none (it was None); other (no recording tells it). src, best first:
+    recorder, trace, or default (the schema's own). value: the number, text or list; infinities and NaN are the texts
+    `inf`, `-inf`, `nan`, a complex number is [real, imaginary]. name is "" where the recording does not tell it.
     storage numbers the memory a tensor lies in: equal numbers at one time are one buffer. range: least and greatest
     element of an integer tensor (None: empty or not looked at).
     """

@@ -120,7 +120,7 @@ def _takes_apart(kind: type) -> bool:
     """Whether tensors of this class handle ops themselves (DTensor, a collective's result that is waited for)."""
     if not issubclass(kind, Tensor):
         return False  # torch 1.12 names the mode's own class too
-    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def _is_real(value: Any) -> bool:
