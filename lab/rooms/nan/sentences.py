@@ -75,9 +75,7 @@ def cures(tables: NanTables) -> list[str]:
     if not bad or not good or base is None:
         return []
     if base in bad:
-        return [
-            f"{_some([_said(one) for one in good])} keep the logits finite where the baseline ({_said(base)}) does not."
-        ]
+        return [f"{_some([_said(one) for one in good])} kept the logits finite where {_said(base)} did not."]
     attention = ((base.result or {}).get("effective") or {}).get("attention", "")
     names = _some([one.label for one in bad])
     kept = _some([one.label for one in good])

@@ -212,9 +212,12 @@ def _from_magnitudes(first: Mapping[str, Any], calls: pd.DataFrame) -> tuple[str
         return ("a fully masked row in the softmax: (-inf) - (-inf)", "possible",
                 f"{words}: their products stay inside {leaf['dtype']}, so the scores themselves are finite; {kind} first in "
                 f"{leaf['module']} {leaf['leaf']}")  # fmt: skip
-    factors = sorted(peaks.values())[-2:]
+    # A product between modules takes what the last two put out, as a gated MLP does.
+    names = [str(name).rsplit(".", 1)[-1] for name in own.drop_duplicates("module", keep="last")["module"]][
+        -2:
+    ]
+    factors = [peaks[name] for name in names]
     if len(factors) == 2 and factors[0] * factors[1] > limit and first["how"] == "between":
-        names = [name for name, peak in peaks.items() if peak in factors]
         return (f"overflow of {_type(leaf['dtype'])} in the product of {' and '.join(names)}", "likely",
                 f"they reach {factors[0]:.4g} and {factors[1]:.4g}, {leaf['dtype']} ends at {limit:.5g}")  # fmt: skip
     if kind == "infinity":
