@@ -156,7 +156,9 @@ def standalone(command: click.Command) -> click.Command:
         parts = {name: standalone(part) for name, part in command.commands.items()}
         return click.Group(command.name, commands=parts, help=command.help)
     carrier = click.command("carrier")(_decorate(lambda **_: None, KNOBS))
-    mine = {param.name for param in carrier.params}
+    own = {param.name for param in command.params}  # a flag of the command's own means what the command says
+    params = [param for param in carrier.params if param.name not in own]
+    mine = {param.name for param in params}
 
     def callback(**values: Any) -> Any:
         ctx = click.get_current_context()
@@ -164,7 +166,7 @@ def standalone(command: click.Command) -> click.Command:
         return ctx.invoke(command, **values)
 
     return click.Command(
-        command.name, params=[*command.params, *carrier.params], callback=callback, help=command.help
+        command.name, params=[*command.params, *params], callback=callback, help=command.help
     )
 
 

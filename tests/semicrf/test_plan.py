@@ -158,3 +158,10 @@ def test_a_corpus_enters_a_container_read_only_at_one_place(tmp_path):
 def test_a_case_is_probed_and_never_trained():
     plan = plan_diagnose(DiagnoseConfig(train=TrainConfig(), case="/somewhere/case.npz"), CPU)
     assert [s.labels["part"] for s in plan.steps] == ["probes"]
+
+
+def test_preprocess_takes_its_own_output_folder_with_and_without_run(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for words in (["run", "semicrf"], ["semicrf"]):
+        done = lab(*words, "preprocess", "--timit-dir", "empty", "--output-dir", "out", cwd=tmp_path)
+        assert done.returncode == 4 and "no folder TRAIN" in done.stderr, done.stderr

@@ -67,8 +67,12 @@ def load_corpus(config: TrainConfig) -> Corpus:
         corpus = cropped(corpus, config.fixed_length)
     for split in ("train", "dev", "test"):
         if not getattr(corpus, split):
-            raise BadDataError(f"no utterance is left in the {split} split", where=config.data,
-                               fix="a smaller --fixed-length keeps more of them")  # fmt: skip
+            todo = (
+                "a smaller --fixed-length keeps more of them"
+                if config.fixed_length
+                else "every split needs utterances"
+            )
+            raise BadDataError(f"no utterance is left in the {split} split", where=config.data, fix=todo)
     return corpus
 
 
