@@ -152,9 +152,8 @@ def walk(weights: Weights, longest: int, saturate: bool = False) -> Chain:
     exponent_TB = frame_TBC.new_zeros(frames + 1, batch)
     gamma = [weights.first(batch)]
     for t in range(frames):
-        exponent_TB[t + 1] = exponent_TB[t]
         if t and t % EVERY == 0 and not saturate:
-            exponent_TB[t + 1] += rescale(gamma[t], frame_TBC[t])
+            exponent_TB[t + 1 : t + 1 + EVERY] = exponent_TB[t] + rescale(gamma[t], frame_TBC[t])
         window = pending[t : t + longest]  # row j ends with frame t + j
         window.addcmul_(gamma[t], weights.duration_K1C)
         window.mul_(frame_TBC[t])
@@ -237,7 +236,8 @@ class Counts:
     """The pass from the right: beta[t] is the weight of all that follows boundary t, eta[s] of all from s on.
 
     At s the window's row k-1 holds beta[s+k] times its frames: with D it sums to eta[s], with gamma[s] it adds
-    to the count of duration k. Counts are scaled by 2^(exponents) / z, exact but for the division.
+    to the count of duration k. A count is left message * right message * 2^(exponents) / z; the exponents change
+    every EVERY frames only, so the scaling is done for whole groups of frames.
     """
 
     def __init__(self, state: State) -> None:
@@ -248,83 +248,104 @@ class Counts:
         self.longest, self.frame_TBC = longest, frame_TBC.clone()
         self.pending = frame_TBC.new_zeros(frames + longest, batch, labels)
         self.duration = frame_TBC.new_zeros(longest, batch, labels)
+        # Rows of whole groups of vectors: torch sums a remainder in another order.
+        self.products = frame_TBC.new_zeros(longest, -(-batch * labels // 32) * 32)
+        self.eta_KBC = self.products[:, : batch * labels].view(longest, batch, labels)
+        self.eta_TBC = torch.zeros_like(frame_TBC)
+        self.beta_TBC = frame_TBC.new_zeros(frames + 1, batch, labels)
+        self.exponent_TB = frame_TBC.new_zeros(frames + 1, batch)  # of beta[t] and eta[t]
+        self.ends_at = set(state.problem.lengths_B.tolist())
         self.starts_TBC = torch.zeros_like(frame_TBC)
-        self.ends_TBC = torch.zeros_like(frame_TBC)
-        self.beta_BC = frame_TBC.new_zeros(batch, labels)
-        self.exponent_B = frame_TBC.new_zeros(batch)
+        self.transition = frame_TBC.new_zeros(batch, *state.weights.transition.shape)
         rows = torch.arange(batch, device=frame_TBC.device)
         self.end_exponent_B = state.chain.exponent_TB[state.problem.lengths_B, rows]
         usable = (state.z_B > 0) & torch.isfinite(state.z_B)
         self.inverse_B = torch.where(usable, 1 / state.z_B, torch.zeros_like(state.z_B))
-        self.leaving_TBC = torch.zeros_like(frame_TBC)  # alpha[s] over z, in the units of eta[s]
-        self.eta_TBC = torch.zeros_like(frame_TBC)
-        # Rows of whole groups of vectors: torch sums a remainder in another order.
-        self.products = frame_TBC.new_zeros(longest, -(-batch * labels // 32) * 32)
-        self.eta_KBC = self.products[:, : batch * labels].view(longest, batch, labels)
-        self.first = torch.zeros(1, dtype=torch.int64, device=frame_TBC.device)
-        shape = (batch, *state.weights.transition.shape)
-        self.transition = frame_TBC.new_zeros(shape)
 
-    def scaled(self, left_BC: Tensor, t: int) -> tuple[Tensor, Tensor]:
-        """`left_BC` of row t times half the power, and (B, 1): the other half over z. Neither half overflows."""
-        power_B = self.state.chain.exponent_TB[t] + self.exponent_B - self.end_exponent_B
-        power_B = torch.where(self.state.problem.lengths_B >= t, power_B, torch.zeros_like(power_B))
-        half_B = torch.floor(power_B / 2)
-        one_B = torch.ones_like(power_B)
-        left_BC = left_BC * torch.ldexp(one_B, half_B)[:, None]
-        return left_BC, (torch.ldexp(one_B, power_B - half_B) * self.inverse_B)[:, None]
+    def scaled(self, left: Tensor, left_rows: slice, right_rows: slice) -> tuple[Tensor, Tensor]:
+        """`left` (F, ..., B, C) times half the power, and (F, ..., B, 1): the other half over z.
+
+        Neither half overflows where the count does not. Rows beyond a sequence's end have power zero.
+        """
+        power_FB = (
+            self.state.chain.exponent_TB[left_rows] + self.exponent_TB[right_rows] - self.end_exponent_B
+        )
+        boundary_F1 = torch.arange(left_rows.start, left_rows.stop, device=power_FB.device)[:, None]
+        power_FB = torch.where(
+            self.state.problem.lengths_B >= boundary_F1, power_FB, torch.zeros_like(power_FB)
+        )
+        half_FB = torch.floor(power_FB / 2)
+        one_FB = torch.ones_like(power_FB)
+        halves = (torch.ldexp(one_FB, half_FB), torch.ldexp(one_FB, power_FB - half_FB) * self.inverse_B)
+        shape = (len(power_FB), *(1,) * (left.dim() - 3), power_FB.shape[1], 1)
+        return left * halves[0].view(shape), halves[1].view(shape)
+
+    def group(self, last: int) -> None:
+        """Rescale before frame `last`, and scale the left messages of the coming frames down to the next group."""
+        chain = self.state.chain
+        first = last - last % EVERY
+        self.exponent_TB[first : last + 1] = self.exponent_TB[last + 1] + rescale(
+            self.beta_TBC[last + 1], self.frame_TBC[last]
+        )
+        rows = slice(first, last + 1)
+        gamma, rest = self.scaled(chain.gamma[rows], rows, rows)
+        # A factor beyond float64 meets a zero, or what is lost and flagged: held below infinity for the product.
+        self.gamma, self.first = (gamma * rest).clamp(max=1e300), first
+        if self.state.problem.by_duration:
+            alpha, rest = self.scaled(chain.alpha_TBC[rows], rows, rows)
+            self.alpha = (alpha * rest).clamp(max=1e300)
 
     def step(self, s: int) -> None:
         """From boundary s+1 to boundary s."""
-        problem, chain, weights = self.state.problem, self.state.chain, self.state.weights
-        self.beta_BC = torch.where((problem.lengths_B == s + 1)[:, None], weights.end_C, self.beta_BC)
-        alpha_BC, rest_B1 = self.scaled(chain.alpha_TBC[s + 1], s + 1)
-        self.ends_TBC[s] = alpha_BC * (self.beta_BC * rest_B1)
-        if s % EVERY == EVERY - 1:
-            self.exponent_B = self.exponent_B + rescale(self.beta_BC, self.frame_TBC[s])
-        self.pending[s + 1] = self.beta_BC
+        problem, weights = self.state.problem, self.state.weights
+        if s + 1 in self.ends_at:
+            here_B1 = (problem.lengths_B == s + 1)[:, None]
+            self.beta_TBC[s + 1] = torch.where(here_B1, weights.end_C, self.beta_TBC[s + 1])
+        if s % EVERY == EVERY - 1 or s == len(self.eta_TBC) - 1:
+            self.group(s)
+        self.pending[s + 1] = self.beta_TBC[s + 1]
         window = self.pending[s + 1 : s + 1 + self.longest]
         window.mul_(self.frame_TBC[s])
-        gamma, rest_B1 = self.scaled(chain.gamma[s], s)
-        self.duration.addcmul_(window, gamma * rest_B1)
+        gamma = self.gamma[s - self.first]
+        self.duration.addcmul_(window, gamma)
         eta_KBC = torch.mul(window, weights.duration_K1C, out=self.eta_KBC)
         if problem.by_duration:
-            self.starts_TBC[s] = (eta_KBC * gamma).sum(0) * rest_B1
-            self.beta_BC = torch.einsum("kbj,kij->bi", eta_KBC, weights.transition)
-            if s:
-                alpha_BC, rest_B1 = self.scaled(chain.alpha_TBC[s], s)
-                self.transition += torch.einsum("bi,kbj->bkij", alpha_BC, eta_KBC * rest_B1)
+            self.starts_TBC[s] = (eta_KBC * gamma).sum(0)
+            self.beta_TBC[s] = torch.einsum("kbj,kij->bi", eta_KBC, weights.transition)
+            self.transition += torch.einsum("bi,kbj->bkij", self.alpha[s - self.first], eta_KBC)
         else:
-            eta_BC = self.products.sum(0)[: self.beta_BC.numel()].view_as(self.beta_BC)
-            self.beta_BC = torch.bmm(eta_BC[:, None], weights.transition.t().expand(len(eta_BC), -1, -1))[
-                :, 0
-            ]
-            self.eta_TBC[s] = eta_BC * rest_B1
-            self.starts_TBC[s] = gamma * self.eta_TBC[s]
-            self.leaving_TBC[s] = self.scaled(chain.alpha_TBC[s], s)[0]  # alpha[0] is 0: nothing precedes it
+            batch, labels = self.eta_TBC.shape[1:]
+            eta_BC = self.products.sum(0)[: batch * labels].view(batch, labels)
+            self.eta_TBC[s] = eta_BC
+            backward_E = weights.transition.t().expand(batch, labels, labels)
+            torch.bmm(eta_BC[:, None], backward_E, out=self.beta_TBC[s][:, None])
 
     def posteriors(self) -> Posteriors:
-        weights = self.state.weights
-        label_TBC = (self.starts_TBC - self.ends_TBC.roll(1, 0).index_fill(0, self.first, 0)).cumsum(0)
-        label_TBC = label_TBC * frames_inside(self.state.problem)
+        chain, weights = self.state.chain, self.state.weights
+        frames, labels = len(self.eta_TBC), self.state.problem.shape[3]
+        starting, ending = slice(0, frames), slice(1, frames + 1)
         if not self.state.problem.by_duration:
-            self.cross()
-        labels = self.state.problem.shape[3]
-        rows = (self.starts_TBC, self.ends_TBC, self.duration * weights.duration_K1C)
-        starts_BTC, ends_BTC, duration_BKC = (x.transpose(0, 1)[..., :labels] for x in rows)
-        return Posteriors(
-            self.state.log_z_B,
-            label_TBC.transpose(0, 1)[..., :labels],
-            starts_BTC,
-            ends_BTC,
-            duration_BKC,
-            (self.transition * weights.transition)[..., :labels, :labels],
-        )
+            gamma_TBC, rest = self.scaled(chain.gamma[:-1], starting, starting)
+            alpha_TBC, _ = self.scaled(chain.alpha_TBC[:-1], starting, starting)
+            eta_TBC = self.eta_TBC * rest
+            self.starts_TBC = gamma_TBC * eta_TBC
+            self.cross(alpha_TBC, eta_TBC)
+        alpha_TBC, rest = self.scaled(chain.alpha_TBC[1:], ending, ending)
+        ends_TBC = alpha_TBC * (self.beta_TBC[1:] * rest)
+        before_TBC = torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])
+        label_TBC = (self.starts_TBC - before_TBC).cumsum(0) * frames_inside(self.state.problem)
+        rows = (label_TBC, self.starts_TBC, ends_TBC, self.duration * weights.duration_K1C)
+        label_BTC, starts_BTC, ends_BTC, duration_BKC = (x.transpose(0, 1)[..., :labels] for x in rows)
+        transition = (self.transition * weights.transition)[..., :labels, :labels]
+        return Posteriors(self.state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition)
 
-    def cross(self) -> None:
-        """Sum of alpha[s] eta[s] over s, in chunks of one fixed size: padding then cannot move a bit."""
-        for first in range(0, len(self.eta_TBC), CHUNK):
-            pair = [self.leaving_TBC[first : first + CHUNK], self.eta_TBC[first : first + CHUNK]]
+    def cross(self, alpha_TBC: Tensor, eta_TBC: Tensor) -> None:
+        """Sum of alpha[s] eta[s] over s, in chunks of one fixed size: padding then cannot move a bit.
+
+        alpha[0] is zero: nothing precedes the first segment.
+        """
+        for first in range(0, len(eta_TBC), CHUNK):
+            pair = [alpha_TBC[first : first + CHUNK], eta_TBC[first : first + CHUNK]]
             left, right = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, CHUNK - len(x))) for x in pair)
             self.transition += torch.bmm(
                 left.permute(1, 2, 0).contiguous(), right.transpose(0, 1).contiguous()
