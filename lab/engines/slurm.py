@@ -24,7 +24,17 @@ from lab.engines import slurm_queue as queue
 from lab.engines.gpus import Gpu
 from lab.engines.lines import LineSplitter
 from lab.engines.slurm_ask import Ask
-from lab.engines.slurm_task import FOLDER, Ticket, Trace, finish_run, flag_path, read_trace, trace_path, work
+from lab.engines.slurm_task import (
+    FOLDER,
+    Ticket,
+    Trace,
+    finish_run,
+    flag_path,
+    read_trace,
+    run_lab,
+    trace_path,
+    work,
+)
 from lab.engines.stop import Stop
 from lab.errors import EngineError, UsageError
 from lab.images import Image
@@ -290,6 +300,25 @@ def _together(run: Run, step: Step, traces: Sequence[Trace]) -> Outcome:
             outcome, status=Status.failed, reason=f"exited with 0 but left no {', '.join(missing)}"
         )
     return outcome
+
+
+def submit_parts(
+    folder: Path, ask: Ask, parts: Sequence[Sequence[str]], last: Sequence[str], *, jobs: int
+) -> tuple[str, str]:
+    """lab's own commands as one array, and one more after all of them have ended well or not.
+
+    `folder` gets the jobs' output. -> the array's job and the last one's.
+    """
+    asked = SlurmEngine(ask)._common()
+    more = _pairs(ask.extra)
+    with _submitit(
+        folder, asked | {"slurm_array_parallelism": jobs, "slurm_additional_parameters": more}
+    ) as executor:
+        array = executor.map_array(run_lab, [list(part) for part in parts])[0].job_id.split("_")[0]
+    after = {"slurm_additional_parameters": {**more, "dependency": f"afterany:{array}"}}
+    with _submitit(folder, asked | after) as executor:
+        end = executor.submit(run_lab, list(last)).job_id
+    return str(array), str(end)
 
 
 def engine_of_record(run: Run) -> SlurmEngine:

@@ -256,3 +256,10 @@ def finish_run(run_dir: str, analysis: Literal["auto", "host", "none"]) -> None:
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from error
+
+
+def run_lab(words: Sequence[str]) -> None:
+    """A command of lab in this job; its exit code is the job's."""
+    from lab.cli import main
+
+    main(list(words))

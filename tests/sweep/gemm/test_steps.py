@@ -69,6 +69,22 @@ def test_all_leaves_the_known_files_and_touches_no_trace(sweep: Path, tmp_path: 
     assert state(sweep) == before
 
 
+def test_parts_one_by_one_and_then_all_give_what_all_at_once_gives(sweep: Path, tmp_path: Path) -> None:
+    gemm("all", sweep, "--out", tmp_path / "once", "--workers", "1", "-q")
+    for number in (0, 1):
+        gemm("part", sweep, "--out", tmp_path / "parts", "--number", number, "--workers", "1", "-q")
+    merged = tmp_path / "parts" / "merged_traces" / "256thread_28ch_merged.json.gz"
+    made_ns = merged.stat().st_mtime_ns
+    gemm("all", sweep, "--out", tmp_path / "parts", "--keep-merged", "--workers", "1", "-q")
+    assert merged.stat().st_mtime_ns == made_ns
+    once, parts = (state(tmp_path / name) for name in ("once", "parts"))
+    assert {name: once[name] for name in once if name.endswith(".csv")} == {
+        name: parts[name] for name in parts if name.endswith(".csv")
+    }
+    with pytest.raises(MissingError, match="no configuration 2"):
+        gemm("part", sweep, "--out", tmp_path / "parts", "--number", 2, "--workers", "1", "-q")
+
+
 def test_in_place_writes_into_the_sweep_and_changes_no_file_of_it(sweep: Path) -> None:
     before = state(sweep)
     gemm("all", sweep, "--in-place", "--workers", "1", "-q")

@@ -55,8 +55,9 @@ def gemm() -> None:
 
 @gemm.command("all")
 @options(*PLACE, TOP_K, SALVAGE, click.option("--fresh", is_flag=True, help="Do it again even if nothing has changed."),
+         click.option("--keep-merged", is_flag=True, help="Leave merged traces that are there as they are."),
          *COMMON)  # fmt: skip
-def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, **shared: Any) -> None:
+def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, keep_merged: bool, **shared: Any) -> None:
     """Every step in one go, each trace read once; nothing is done where nothing has changed since the last time."""
     from lab.rooms.sweep.gemm.memo import key_of, memo_of, recall, remember
 
@@ -71,9 +72,60 @@ def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, **shared: An
     with needs("analysis"):
         from lab.rooms.sweep.gemm.steps import run_all, summed
     data = session.read(salvage=salvage, workbooks=True)
-    done = summed(run_all(session.places, data, top_k=top_k, workers=session.workers, salvage=salvage))
+    done = summed(run_all(session.places, data, top_k=top_k, workers=session.workers, salvage=salvage,
+                          keep_merged=keep_merged))  # fmt: skip
     remember(session.places, key, memo_of(session.places, done))
     session.finish(done)
+
+
+@gemm.command()
+@options(
+    *PLACE,
+    click.option("--number", type=click.IntRange(min=0), required=True, help="Which, from 0."),
+    SALVAGE,
+    *COMMON,
+)
+def part(sweep: Path, number: int, salvage: bool, **shared: Any) -> None:
+    """One configuration's share of the work: its traces into the cache and onto one timeline. See `spread`."""
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm.steps import read_part
+
+    session = Session(sweep, **shared)
+    session.finish(read_part(session.places, number, workers=session.workers, salvage=salvage))
+
+
+@gemm.command()
+@options(
+    *PLACE, TOP_K, SALVAGE,
+    click.option("--partition", help="Slurm's; also account, qos and the like with --sbatch. [default: the site's]"),
+    click.option("--cpus-per-task", type=click.IntRange(min=1), default=8, show_default=True, help="CPUs of each task."),
+    click.option("--time", "time_min", type=click.IntRange(min=1), default=120, show_default=True, help="Limit of a task, min."),
+    click.option("--mem", help="Memory of each task, as 32G."),
+    click.option("-j", "--jobs", type=click.IntRange(min=1), default=100, show_default=True, help="Tasks at a time."),
+    click.option("--sbatch", "extra", multiple=True, metavar="KEY=VALUE", help="Any other option of sbatch."),
+)  # fmt: skip
+def spread(sweep: Path, out: Path | None, in_place: bool, top_k: int, salvage: bool, jobs: int, cpus_per_task: int,
+           **asked: Any) -> None:  # fmt: skip
+    """`all` over a Slurm cluster: one task a configuration, and a job after them that puts all together."""
+    from lab.engines.slurm import submit_parts
+    from lab.engines.slurm_ask import Ask
+    from lab.rooms.sweep.gemm.places import places
+    from lab.rooms.sweep.gemm.steps import num_parts
+
+    where = places(sweep, out, in_place=in_place)
+    flags = [str(sweep.absolute()), "--out" if out else "--in-place", *([str(out.absolute())] if out else [])]
+    flags = (
+        flags
+        if out or in_place or where.home == sweep
+        else [flags[0], "--out", str(where.analysis.absolute())]
+    )
+    flags += ["--workers", str(cpus_per_task), *(["--salvage"] if salvage else [])]
+    parts = [["gemm", "part", *flags, "--number", str(number)] for number in range(num_parts(sweep))]
+    last = ["gemm", "all", *flags, "--top-k", str(top_k), "--keep-merged"]
+    array, end = submit_parts(where.home, Ask(cpus_per_task=cpus_per_task, **asked), parts, last, jobs=jobs)
+    click.echo(
+        f"{len(parts)} tasks as {array}, put together by {end}: results in {where.analysis}, output in {where.home}/.slurm"
+    )
 
 
 @gemm.command()

@@ -37,8 +37,12 @@ def run_all(
     top_k: int = 5,
     workers: int = 2,
     salvage: bool = False,
+    keep_merged: bool = False,
 ) -> dict[str, Report]:
-    """Every step on a sweep that `read` gave; a step that cannot be done says so and the others go on."""
+    """Every step on a sweep that `read` gave; a step that cannot be done says so and the others go on.
+
+    keep_merged leaves merged traces that are there as they are.
+    """
     sweep, out = where.sweep, where.analysis
     steps: dict[str, Callable[[], Report]] = {
         "report": lambda: gemm_report(sweep, out, data=data),
@@ -47,7 +51,7 @@ def run_all(
         "overlap": lambda: overlap(sweep, out, top_k=top_k, data=data),
         "cause": lambda: cause(sweep, out, data=data),
         "plots": lambda: plots(out, top_k=top_k),
-        "merge": lambda: merge(where, workers=workers, salvage=salvage),
+        "merge": lambda: merge(where, workers=workers, salvage=salvage, keep=keep_merged),
     }
     return {name: _attempt(name, step) for name, step in steps.items()}
 
@@ -90,11 +94,13 @@ def merge(
     cpu_ops: bool = True,
     salvage: bool = False,
     workers: int = 2,
+    keep: bool = False,
+    only: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """One file for each configuration with all its ranks on one timeline; form is json or pftrace.
 
-    A configuration without readable traces is in `lacking`. Raises MissingError where there is nothing to read.
+    keep: not those that are there. only: the number of one configuration, in their order. A configuration without readable traces is in `lacking`. Raises MissingError where there is nothing to read.
     """
     configs = _configs(where.sweep)
     jobs = [
@@ -106,14 +112,39 @@ def merge(
             salvage,
             where.cache,
         )
-        for config in configs
+        for number, config in enumerate(configs)
+        if only is None or only == number
     ]
+    there = [job for job in jobs if keep and job.target.exists()]
+    jobs = [job for job in jobs if job not in there]
     tell = None if progress is None else lambda done, total, job: progress(done, total, job.target)
     results = map_traces(merge_one, jobs, workers=workers, progress=tell)
-    report = Report()
+    report = Report(files=[job.target for job in there])
     for job, result in zip(jobs, results, strict=True):
         _account(report, job, result)
     return report
+
+
+def read_part(where: Places, number: int, *, workers: int, salvage: bool = False) -> Report:
+    """What one task of many does: one configuration's traces into the cache, and merged into one timeline."""
+    configs = _configs(where.sweep)
+    if not 0 <= number < len(configs):
+        raise MissingError(
+            f"there is no configuration {number}: the sweep has {len(configs)}", where=where.sweep
+        )
+    jobs = [trace.path for trace in configs[number].traces]
+    results = map_traces(partial(_into_cache, cache=where.cache, salvage=salvage), jobs, workers=workers)
+    broken = [result.what for result in results if isinstance(result, LabError)]
+    done = merge(where, salvage=salvage, workers=1, only=number)
+    return Report(files=done.files, lacking=[*broken, *done.lacking], problems=done.problems)
+
+
+def num_parts(sweep: Path) -> int:
+    return len(_configs(sweep))
+
+
+def _into_cache(path: Path, cache: Path, salvage: bool) -> None:
+    load_trace(path, cache=cache, salvage=salvage)
 
 
 @dataclass(frozen=True)
