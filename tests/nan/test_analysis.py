@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("matplotlib")
 
+from lab.cli import cli
 from lab.errors import MissingError
 from lab.rooms.nan.analyze import analyze, layer_of
 from lab.rooms.nan.evidence import experiment_of, gather, is_published
@@ -190,6 +192,18 @@ def test_asking_for_the_instruction_level_makes_its_absence_lacking(tmp_path):
     run = run_of(tmp_path / "r", {"baseline": result("baseline")})
     found = analyse_nan([tmp_path / "r"], tmp_path / "out", [run], lambda _: None, sass=True)
     assert found.lacking == ["baseline: no log of nixnan"]
+
+
+def test_the_command_leaves_a_recording_alone_and_says_where_its_page_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs").mkdir()
+    published(tmp_path / "theirs", "baseline")
+    before = sorted((tmp_path / "theirs").iterdir())
+    done = CliRunner().invoke(cli, ["nan", "analyze", "theirs", "--json", "-q"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["files"][-1] == "experiments/theirs_analysis/report.html"
+    assert sorted((tmp_path / "theirs").iterdir()) == before
+    assert isinstance(CliRunner().invoke(cli, ["nan", "analyze", "nowhere"]).exception, MissingError)
 
 
 def test_a_folder_without_experiments_is_an_error(tmp_path):

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from lab.core.files import write_atomic
-from lab.errors import BadDataError, LabError, MissingError
+from lab.errors import BadDataError, LabError, MissingError, UsageError
 from lab.rooms.nan.config import AGAIN, EXPERIMENTS, RESULT, NanConfig, label
 from lab.rooms.nan.model import Cell, Loaded, choose_cell, load
 from lab.rooms.nan.workload_changes import make_change, proof_of_loading, resolved_attention
@@ -113,6 +113,8 @@ def attach_tools() -> None:
 def experimented(config: NanConfig, experiment: str, cell: Cell, loaded: Loaded, out: Path, watched: bool) -> dict[str, Any]:  # fmt: skip
     """Plant, change, prove, generate, measure; -> the result without its time."""
     model, device = loaded.model, cell.device
+    if config.provoke and cell.quant != "none":
+        raise UsageError("--provoke scales weights, which quantized ones do not allow", fix="--quant none")
     ids, mask = (one.to(device) for one in loaded.tokenizer(config.prompt))
     planted = provoke(model, config.provoke, config.provoke_layer, ids, mask) if config.provoke else None
     plain = first_logits(model, ids, mask) if watched else None
