@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint format bench schema clean images locks compose compose-up
+.PHONY: demo test lint format bench bench-semicrf schema clean images locks compose compose-up
 
 demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the path of its report
 	$(BIN)/lab run --quiet sweep -c 28,42 -t 256 --ranks 2
@@ -25,6 +25,9 @@ format: $(VENV)/.test
 
 bench: $(VENV)/.test  ## speed and memory beside the peer in one run, as ratios
 	$(BIN)/python -m bench
+
+bench-semicrf: $(VENV)/.test  ## the semi-CRF beside flash-semicrf on this GPU or CPU; LAB_BENCH_FLASH_SEMICRF names its folder
+	$(BIN)/python -m bench.semicrf
 
 schema: $(VENV)/.demo  ## write docs/manifest.schema.json anew
 	$(BIN)/python -m lab.core.schema docs/manifest.schema.json
