@@ -18,6 +18,7 @@ BENCHES = (
     "nixnan_parser",
     "nan_watch",
     "semicrf_validation",
+    "semicrf",
 )
 
 if __name__ == "__main__":
