@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ pytest.importorskip("docker")
 from lab.engines.docker import DockerEngine, container_name
 from lab.engines.docker_client import connect
 from lab.engines.docker_leftovers import leftovers, reap, stop_run
+from lab.execute import Crew
 from tests.engines.docker_fixtures import (  # noqa: F401
     HOOK_FLAG,
     REF,
@@ -330,6 +332,30 @@ def test_an_image_that_is_not_there_names_the_command_that_builds_it(tmp_path):
     with pytest.raises(EngineError, match="lab-test/absent:none is not on this engine") as caught:
         run_step(tmp_path / "r", shell("true"), image=absent)
     assert caught.value.fix == "lab images build cuda"
+
+
+def test_an_image_whose_name_goes_between_two_steps_loses_nothing(tmp_path):
+    """A driver runs by the id it saw first; the next driver is told, and finishes the run when the name is back."""
+    ref = "lab-test/vanishing:engine"
+    subprocess.run(["docker", "tag", REF, ref], check=True)
+    image = msgspec.structs.replace(an_image(), ref=ref)
+    steps = [shell(f"echo {name}", name=name, folder=name) for name in ("one", "two", "three")]
+    run = a_docker_run(tmp_path / "r", *steps)
+
+    def crew():
+        return Crew(run, DockerEngine(image), [], Stop(), lambda _: contextlib.nullcontext(True))
+
+    first = crew()
+    first.execute(steps[:1], [], jobs=1)
+    subprocess.run(["docker", "rmi", ref], check=True, capture_output=True)
+    first.execute(steps[1:2], [], jobs=1)
+    assert run.pending() == steps[2:]
+    crew().execute(steps[2:], [], jobs=1)
+    assert f"{ref} is not on this engine" in run.record(steps[2]).outcome.reason
+    subprocess.run(["docker", "tag", REF, ref], check=True)
+    crew().execute(run.pending(), [], jobs=1)
+    subprocess.run(["docker", "rmi", ref], check=True, capture_output=True)
+    assert run.pending() == []
 
 
 def test_the_image_record_says_what_exactly_ran():

@@ -126,6 +126,17 @@ def test_timeout_ends_the_whole_tree(tmp_path):
     assert not until_gone(marker)
 
 
+def test_a_clock_that_jumps_ends_no_step_and_changes_no_duration(tmp_path, monkeypatch):
+    """Limits and durations are by the monotonic clock; the wall clock only dates them."""
+    wall, began = time.time, time.monotonic()
+    jumps = iter(range(10**6))
+    monkeypatch.setattr(time, "time", lambda: wall() + 86_400 * (-1) ** next(jumps))
+    step = python("import time; time.sleep(0.3)", timeout_s=30, stall_timeout_s=30)
+    _, outcome, _ = run_step(tmp_path / "run", step)
+    assert outcome.ok
+    assert 0.3 <= outcome.seconds <= time.monotonic() - began
+
+
 def test_silence_past_its_limit_is_a_stall(tmp_path):
     step = python("import time; print('x', flush=True); time.sleep(60)", stall_timeout_s=0.7)
     _, outcome, _ = run_step(tmp_path / "r", step)
