@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint format bench bench-semicrf schema clean images locks compose compose-up
+.PHONY: demo test lint format bench bench-semicrf schema clean images locks compose compose-up bake pin audit
 
 demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the path of its report
 	$(BIN)/lab run --quiet sweep -c 28,42 -t 256 --ranks 2
@@ -38,6 +38,17 @@ images: $(VENV)/.demo  ## the images for machines without GPU: lab/cpu and lab/c
 
 locks: $(VENV)/.test  ## write images/*/*.lock anew; LAB_UPGRADE=1 moves to the newest versions
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/locks.sh
+
+bake: $(VENV)/.demo  ## write docker-bake.json anew from images/
+	$(BIN)/python -m lab.bake docker-bake.json
+
+pin: $(VENV)/.demo  ## write the digests of the bases into images/*/image.toml, and what is made from them
+	$(BIN)/lab images pin
+	$(MAKE) bake
+
+audit: $(VENV)/.test  ## known vulnerabilities of what the locks name
+	$(PIP) install pip-audit
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/audit.sh
 
 compose: $(VENV)/.demo  ## write compose/compose.yaml anew from images/
 	$(BIN)/python -m lab.compose compose/compose.yaml

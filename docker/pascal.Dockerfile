@@ -40,11 +40,16 @@ CMD ["lab", "--help"]
 ARG LAB_VERSION
 ARG LAB_REVISION
 ARG LAB_SOURCE
+ARG LAB_CREATED
+ARG BASE_IMAGE
 ARG LAB_WHEEL_SHA256
 ARG LAB_LOCK_SHA256
 LABEL org.opencontainers.image.title="lab/pascal" \
       org.opencontainers.image.version="${LAB_VERSION}" \
       org.opencontainers.image.revision="${LAB_REVISION}" \
       org.opencontainers.image.source="${LAB_SOURCE}" \
+      org.opencontainers.image.created="${LAB_CREATED}" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}" \
       lab.wheel.sha256="${LAB_WHEEL_SHA256}" \
       lab.lock.sha256="${LAB_LOCK_SHA256}"

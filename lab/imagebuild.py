@@ -53,6 +53,13 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     dockerfile: Path
     lock: Path
     wheels: tuple[str, ...] = ()
+    base_digest: str | None = None
+    summary: str = ""
+
+    @property
+    def base_ref(self) -> str:
+        """The base by its content where image.toml knows it: a tag can be moved to other content, this cannot."""
+        return f"{self.base}@{self.base_digest}" if self.base_digest else self.base
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +96,35 @@ def build(
         wheel = make_wheel(root, say)
         for target in wanted:
             if target.wheels:
-                fill_wheelhouse(target, base_python(builder, base or target.base), root, say)
+                fill_wheelhouse(target, base_python(builder, base or target.base_ref), root, say)
             yield _build_one(target, builder, wheel, base=base, network=network, say=say, root=root)
+
+
+def prepare(names: Sequence[str], *, base: str | None, say: Say, root: Path = ROOT) -> dict[str, str]:
+    """Make what builds of these images read, for a builder that lab does not call itself (`docker buildx bake`).
+
+    -> the variables that docker-bake.json reads. Without `base`, wheels are those of the Python that image.toml names.
+    """
+    from lab.bake import lock_variable
+
+    wanted = targets(names)
+    _check_tree(root)
+    with _alone(root, say):
+        wheel = make_wheel(root, say)
+        for target in (target for target in wanted if target.wheels):
+            version = base_python(find_builder(), base) if base else target.python_version
+            fill_wheelhouse(target, version, root, say)
+    shared = {
+        name: value
+        for name, value in _provenance(wanted[0], wheel, root).items()
+        if name != "LAB_LOCK_SHA256"
+    }
+    return {**shared, **{lock_variable(target): _sha256(root / target.lock) for target in wanted}}
+
+
+def argument_names() -> list[str]:
+    """The build arguments that say where an image comes from."""
+    return ["LAB_VERSION", "LAB_REVISION", "LAB_SOURCE", "LAB_CREATED", "LAB_WHEEL_SHA256", "LAB_LOCK_SHA256"]
 
 
 def targets(names: Sequence[str] = ()) -> list[Target]:
@@ -109,7 +143,8 @@ def refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def targets_of(image: images.Image) -> list[Target]:
-    common = {"image": image.name, "base": image.base, "python_version": image.python_version}
+    common: dict[str, Any] = {"image": image.name, "base": image.base, "base_digest": image.base_digest, "summary": image.summary,
+              "python_version": image.python_version}  # fmt: skip
     wheels = image.build.workload_wheels
     own = Target(name=_last(image.ref), ref=image.ref, dockerfile=Path(image.dockerfile),
                  lock=Path("images", image.name, "requirements.lock"),
@@ -130,7 +165,7 @@ def plan(names: Sequence[str], *, base: str | None, network: str, root: Path = R
     except EngineError as error:
         note = error.what
     wheel = Wheel(name="<the wheel of lab>", sha256="<its sha256>")
-    return [{"name": t.name, "ref": t.ref, "base": base or t.base, "wheels": t.wheels, "env": builder.env, "note": note,
+    return [{"name": t.name, "ref": t.ref, "base": base or t.base_ref, "wheels": t.wheels, "env": builder.env, "note": note,
              "argv": build_argv(t, builder, wheel, base=base, network=network, iidfile=Path("<file>"), root=root)}
             for t in targets(names)]  # fmt: skip
 
@@ -149,13 +184,13 @@ def _build_one(
     with tempfile.TemporaryDirectory(prefix="lab-build-") as folder:
         iidfile = Path(folder, "iid")
         argv = build_argv(target, builder, wheel, base=base, network=network, iidfile=iidfile, root=root)
-        say(f"building {target.ref} on {base or target.base}")
+        say(f"building {target.ref} on {base or target.base_ref}")
         code, tail = stream(argv, env=builder.env, cwd=root, say=say)
         if code:
-            raise build_error(target, base or target.base, tail)
+            raise build_error(target, base or target.base_ref, tail)
         image_id = iidfile.read_text(encoding="utf-8").strip()
     size = _output([builder.docker, "image", "inspect", "-f", "{{.Size}}", image_id])
-    return Built(name=target.name, ref=target.ref, id=image_id, base=base or target.base, size_bytes=int(size),
+    return Built(name=target.name, ref=target.ref, id=image_id, base=base or target.base_ref, size_bytes=int(size),
                  seconds=round(time.monotonic() - began, 1), wheel_sha256=wheel.sha256)  # fmt: skip
 
 
@@ -171,7 +206,7 @@ def build_argv(
 ) -> list[str]:
     """The one command that builds `target`; its context is the tree's root, of which .dockerignore shows little."""
     arguments = {
-        "BASE_IMAGE": base or target.base,
+        "BASE_IMAGE": base or target.base_ref,
         **_from_environment(os.environ),
         **_provenance(target, wheel, root),
     }
@@ -197,19 +232,25 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _provenance(target: Target, wheel: Wheel, root: Path) -> dict[str, str]:
+    """Created is the commit's time, not now: the same tree gives the same image."""
     identity = provenance.lab_identity()
     return {"LAB_VERSION": __version__, "LAB_REVISION": (identity.commit or "") + ("-dirty" if identity.dirty else ""),
-            "LAB_SOURCE": _source_url(root), "LAB_WHEEL_SHA256": wheel.sha256,
-            "LAB_LOCK_SHA256": _sha256(root / target.lock)}  # fmt: skip
+            "LAB_SOURCE": _source_url(root), "LAB_CREATED": _git(root, "log", "-1", "--format=%cI"),
+            "LAB_WHEEL_SHA256": wheel.sha256, "LAB_LOCK_SHA256": _sha256(root / target.lock)}  # fmt: skip
 
 
 def _source_url(root: Path) -> str:
     """Where this tree was cloned from, if that says nothing private; else nothing."""
+    url = _git(root, "remote", "get-url", "origin")
+    return url if urlsplit(url).scheme == "https" and "@" not in urlsplit(url).netloc else ""
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """What git says of this tree; nothing where there is no git, or no history."""
     if not shutil.which("git"):
         return ""
-    argv = ["git", "-C", str(root), "remote", "get-url", "origin"]
-    url = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
-    return url if urlsplit(url).scheme == "https" and "@" not in urlsplit(url).netloc else ""
+    argv = ["git", "-C", str(root), *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def stream(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, say: Say) -> tuple[int, list[str]]:

@@ -5,19 +5,18 @@ Each finding is a row. What cannot be looked at here (no hadolint, no engine, no
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from lab import compose, images
+from lab import bake, compose, imageprobe, images
 from lab.errors import LabError
 from lab.imagebuild import ROOT, Target, built, docker_programs, holds, refuse_unknown, targets_of
 
@@ -46,6 +45,7 @@ def check(names: Sequence[str], root: Path = ROOT) -> Iterator[Row]:
         for target in found:
             if not names or {name, target.name} & set(names):
                 yield from _target(target, have, root)
+    yield _written("bake", root / bake.FILE, bake.render, "make bake")
     yield from _compose(root)
 
 
@@ -178,13 +178,6 @@ FILE_CHECKS = {"Dockerfile": dockerfile_rules, "lock": lock_rules}
 # As strangers to the image run it: an unknown user, a read-only root, no network, no capability.
 LEAST = ("--rm", "--user", "1234:1234", "--read-only", "--network", "none", "--cap-drop", "ALL",
          "--security-opt", "no-new-privileges", "--tmpfs", "/tmp:exec,mode=1777", "--env", "HOME=/tmp")  # fmt: skip
-PROBE = """
-import importlib.util, json, shutil, sys
-import lab
-sums = open("/usr/share/lab/SHA256SUMS").read().split()
-print(json.dumps({"python": "%d.%d" % sys.version_info[:2], "lab": lab.__version__, "wheel": sums[0],
-                  "torch": importlib.util.find_spec("torch") is not None, "command": shutil.which("lab")}))
-"""
 
 
 def _as_built(target: Target, have: Mapping[str, str], root: Path) -> Row:
@@ -201,42 +194,40 @@ def _as_built(target: Target, have: Mapping[str, str], root: Path) -> Row:
         return Row(
             image=target.name, what=what, state="skipped", detail=f"not built: lab images build {target.name}"
         )
-    labels = _docker_json([docker, "image", "inspect", "-f", "{{json .Config.Labels}}", target.ref])
-    seen = _docker_json([docker, "run", *LEAST, target.ref, "python3", "-c", PROBE])
-    if isinstance(labels, str) or isinstance(seen, str):
-        return _row(target, what, [str(part) for part in (labels, seen) if isinstance(part, str)])
-    complaints = differences(target, labels or {}, seen)
-    stale = labels.get("lab.lock.sha256") != _hash_of(root / target.lock) if labels else False
-    note = " (older than its lock: build it again)" if stale else ""
-    row = _row(target, what, complaints)
+    described = _docker_json([docker, "image", "inspect", "-f", "{{json .}}", target.ref])
+    image = images.load(target.image)
+    argv = ["python3", "-c", imageprobe.PROBE, *imageprobe.tools_of(image)]
+    answer = _docker_json([docker, "run", *LEAST, target.ref, *argv])
+    if isinstance(described, str) or isinstance(answer, str):
+        return _row(target, what, [part for part in (described, answer) if isinstance(part, str)])
+    seen = msgspec.convert(answer, imageprobe.Seen)
+    labels = described.get("Config", {}).get("Labels") or {}
+    lock = (root / target.lock).read_text(encoding="utf-8") if (root / target.lock).is_file() else ""
+    wrong, notes = imageprobe.differences(image, target, labels, seen, lock)
+    imageprobe.remember(described["Id"], seen, ok=not wrong)
     return (
-        row
-        if complaints
-        else msgspec.structs.replace(
-            row, detail=f"python {seen['python']}, lab {seen['lab']}, wheel {seen['wheel'][:12]}{note}"
-        )
+        _row(target, what, wrong)
+        if wrong
+        else Row(image=target.name, what=what, state="ok", detail=_said(seen, notes))
     )
 
 
-def differences(target: Target, labels: Mapping[str, str], seen: Mapping[str, object]) -> list[str]:
-    """What a container of the image shows, against what the image claims."""
-    found = []
-    if seen["wheel"] != labels.get("lab.wheel.sha256"):
-        found.append("the wheel inside is not the one its label names")
-    if not seen["command"]:
-        found.append("lab is not on PATH")
-    if target.name == "cpu" and seen["torch"]:
-        found.append("holds torch, which analysis does without")
-    if target.name != "cpu" and not seen["torch"]:
-        found.append("holds no torch")
-    return found
+def _said(seen: imageprobe.Seen, notes: Sequence[str]) -> str:
+    held = [f"python {seen.python}", f"lab {seen.lab}", f"wheel {seen.wheel[:12]}"]
+    held += [
+        f"{name} {seen.packages[name]}"
+        for name in ("torch", "triton", "transformers")
+        if name in seen.packages
+    ]
+    held += [" ".join(seen.archs)] if seen.archs else []
+    return ", ".join(held) + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def _docker_json(argv: Sequence[str]) -> dict[str, str] | str:
+def _docker_json(argv: Sequence[str]) -> dict[str, Any] | str:
     """What the command printed, or why it did not."""
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=120, check=False
+            argv, capture_output=True, text=True, errors="replace", timeout=300, check=False
         )
         if done.returncode == 0:
             return dict(json.loads(done.stdout.strip().splitlines()[-1]) or {})
@@ -245,22 +236,24 @@ def _docker_json(argv: Sequence[str]) -> dict[str, str] | str:
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
-def _hash_of(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+# Files written from the images.
 
 
-# Compose.
+def _written(name: str, path: Path, render: Callable[[], str], command: str) -> Row:
+    try:
+        same = path.is_file() and path.read_text(encoding="utf-8") == render()
+    except LabError as error:
+        return Row(image=name, what="file", state="failed", detail=f"cannot be compared: {error.what}")
+    detail = "" if same else f"{path.name} is not what the images say: {command}"
+    return Row(image=name, what="file", state="ok" if same else "failed", detail=detail)
 
 
 def _compose(root: Path) -> Iterator[Row]:
     path = root / compose.FILE
-    try:
-        same = path.is_file() and path.read_text(encoding="utf-8") == compose.render()
-    except LabError as error:
-        yield Row(image="compose", what="file", state="failed", detail=f"cannot be compared: {error.what}")
+    row = _written("compose", path, compose.render, "make compose")
+    yield row
+    if row.detail.startswith("cannot"):
         return
-    yield Row(image="compose", what="file", state="ok" if same else "failed",
-              detail="" if same else f"{compose.FILE} is not what the images say: make compose")  # fmt: skip
     program = compose.program()
     if program is None:
         yield Row(

@@ -26,6 +26,7 @@ else:
     import tomli as tomllib
 
 Vendor = Literal["nvidia", "amd", "none"]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
 Size = Annotated[str, msgspec.Meta(pattern=r"^[1-9][0-9]*[kmg]$")]
 
 
@@ -69,6 +70,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     vendor: Vendor
     ref: str
     base: str
+    base_digest: Digest | None = None  # written by `lab images pin`
     python: str
     python_version: str
     dockerfile: str
@@ -158,8 +160,9 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], place: Place) 
         shm_size=image.devices.shm_size if ipc == "private" else None,
         mem_limit=image.devices.mem_limit,
         # One host's ranks meet on the loopback address, which a container without network still has; NCCL and gloo
-        # look for an interface to name themselves by, so several ranks get the bridge.
-        network_mode="bridge" if several or image.vendor == "none" else "none",
+        # look for an interface to name themselves by and wait for ever without: several ranks get the bridge, and
+        # without GPUs nobody knows how many a step starts.
+        network_mode="bridge" if several or not gpus else "none",
         tmpfs={TMP: "size=8g,mode=1777,exec"},  # exec: compiled kernels are loaded from here
         ulimits={"stack": 67108864, **({"memlock": -1} if place.infiniband else {})},
         tools=step.tools,

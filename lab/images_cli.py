@@ -1,9 +1,11 @@
-"""`lab images build` and `lab images check`."""
+"""`lab images build`, `prepare`, `check`, `smoke` and `pin`."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -13,10 +15,13 @@ from lab.console import Console
 from lab.errors import StepFailed
 from lab.images import Image
 
+if TYPE_CHECKING:
+    from lab.imagecheck import Row
+
 
 def register(group: click.Group) -> None:
-    group.add_command(build)
-    group.add_command(check)
+    for command in (build, prepare, check, smoke, pin):
+        group.add_command(command)
 
 
 @click.command()
@@ -67,6 +72,20 @@ def _show_plan(rows: list[dict[str, object]], as_json: bool) -> None:
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--base", metavar="REF", help="Ask this image for its Python, instead of image.toml.")
+@click.option("-q", "--quiet", is_flag=True, help="Hide pip's own output.")
+def prepare(names: tuple[str, ...], base: str | None, quiet: bool) -> None:
+    """Make what a build reads (the wheel of lab, a torch for the CPU) and print docker-bake.json's variables.
+
+    \b
+    env $(lab images prepare cpu) docker buildx bake cpu --load
+    """
+    for name, value in imagebuild.prepare(names, base=base, say=Console(quiet=quiet).detail).items():
+        click.echo(f"{name}={value}")
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--json", "as_json", is_flag=True, help="One object a check on stdout.")
 def check(names: tuple[str, ...], as_json: bool) -> None:
     """Check images' data, Dockerfiles, locks and compose file, and whatever of them is built here.
@@ -75,8 +94,29 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
     """
     from lab import imagecheck
 
+    _show_rows(imagecheck.check(names), as_json)
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option(
+    "--stand-in", is_flag=True, help="With stand-ins for GPUs, which the engine must know how to give."
+)
+@click.option("--timeout", "timeout_s", default=300.0, show_default=True, help="Limit of one command, s.")
+@click.option("--json", "as_json", is_flag=True, help="One object a command on stdout.")
+def smoke(names: tuple[str, ...], stand_in: bool, timeout_s: float, as_json: bool) -> None:
+    """Let built images do a little of their work: lab's commands, a sweep and a NaN baseline on the CPU, or analysis.
+
+    Each container gets what `lab run` would give it. Exit code 0: all of it ran.
+    """
+    from lab import imagesmoke
+
+    _show_rows(imagesmoke.smoke(names, stand_in=stand_in, timeout_s=timeout_s), as_json)
+
+
+def _show_rows(found: Iterable[Row], as_json: bool) -> None:
     rows = []
-    for row in imagecheck.check(names):
+    for row in found:
         rows.append(row)
         if not as_json:
             click.echo(f"{row.state:8} {row.image:10} {row.what:11} {row.detail}".rstrip())
@@ -85,6 +125,16 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
     failed = [f"{row.image}: {row.what}" for row in rows if row.state == "failed"]
     if failed:
         raise StepFailed(f"{len(failed)} of {len(rows)} checks failed: {', '.join(failed)}")
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def pin(names: tuple[str, ...]) -> None:
+    """Write the digest of each base, as its registry has it today, into image.toml. Needs docker buildx."""
+    from lab import imagepin
+
+    for name, digest in imagepin.pin(names):
+        click.echo(f"{name}: {digest}")
 
 
 def state(image: Image) -> dict[str, str | None]:

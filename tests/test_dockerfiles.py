@@ -51,7 +51,7 @@ def test_an_image_runs_as_nobody_in_particular_without_entrypoint_and_gets_the_w
         "source=build/images/dist" in run for run in runs[:-1]
     )
     assert "--require-hashes --no-deps -r" in text and "SHA256SUMS /usr/share/lab/SHA256SUMS" in runs[-1]
-    for label in ("version", "revision", "source"):
+    for label in ("title", "version", "revision", "source", "created", "licenses", "base.name"):
         assert f"org.opencontainers.image.{label}=" in text
     assert 'lab.wheel.sha256="${LAB_WHEEL_SHA256}"' in text and 'lab.lock.sha256="${LAB_LOCK_SHA256}"' in text
 

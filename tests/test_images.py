@@ -108,6 +108,10 @@ def test_several_gpus_share_the_hosts_ipc_and_one_does_not():
     )
 
 
+def test_ranks_on_the_cpu_of_a_gpu_image_have_an_interface_to_meet_on():
+    assert spec("pascal").network_mode == spec("cpu").network_mode == "bridge"
+
+
 def test_nixnan_is_injected_from_the_users_own_file_read_only():
     got = spec("cuda", nvidia(0), tools=("nixnan",))
     assert (

@@ -40,12 +40,26 @@ class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     files: dict[str, FileRecord] = {}
 
 
+class ImageCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `lab images check` found inside the image: `ok` when it held all that it claims."""
+
+    ok: bool
+    checked_utc: str
+    python: str
+    archs: tuple[str, ...] = ()  # that its torch has code for
+    cuda: str | None = None
+    hip: str | None = None
+    versions: dict[str, str] = {}
+    tools: tuple[str, ...] = ()  # programs found on PATH inside
+
+
 class ImageRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     ref: str
     id: str | None = None  # the image's content id on the engine that ran it
     digests: tuple[str, ...] = ()  # registry digests; empty for an image built locally
     wheel_sha256: str | None = None
+    checked: ImageCheck | None = None  # null: this image was never checked here
 
 
 class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

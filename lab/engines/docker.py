@@ -112,6 +112,7 @@ class DockerEngine:
     def image_record(self, ref: str | None = None) -> ImageRecord:
         """Which image the steps run in. Raises EngineError when the engine does not have it."""
         from lab.engines.docker_errors import Context, speaking
+        from lab.imageprobe import recall
 
         daemon, ref = self.daemon(), ref or self.image.workload_ref or self.image.ref
         with self._mutex:
@@ -121,7 +122,7 @@ class DockerEngine:
                 said = found["Config"].get("Labels") or {}
                 self._records[ref] = ImageRecord(
                     name=self.image.name, ref=ref, id=found["Id"], digests=tuple(found.get("RepoDigests") or ()),
-                    wheel_sha256=said.get("lab.wheel.sha256"))  # fmt: skip
+                    wheel_sha256=said.get("lab.wheel.sha256"), checked=recall(found["Id"]))  # fmt: skip
             return self._records[ref]
 
     def gpus_in_use(self) -> set[str]:
