@@ -32,9 +32,9 @@ bench-semicrf: $(VENV)/.test  ## the semi-CRF beside flash-semicrf on this GPU o
 schema: $(VENV)/.demo  ## write docs/manifest.schema.json anew
 	$(BIN)/python -m lab.core.schema docs/manifest.schema.json
 
-# Where no base can be pulled: scripts/base-image.sh, then make images BASE=local/debian-python:bookworm
-images: $(VENV)/.demo  ## the images for machines without GPU: lab/cpu and lab/cpu-torch
-	$(BIN)/lab images build cpu $(if $(BASE),--base $(BASE))
+# The bases that cannot be pulled here are made of Debian packages; IMAGES="cpu pascal" builds only those.
+images: $(VENV)/.demo  ## lab/cpu, lab/cpu-torch, lab/pascal and lab/cuda, on their bases or on stand-ins
+	LAB=$(BIN)/lab scripts/images-here.sh $(IMAGES)
 
 locks: $(VENV)/.test  ## write images/*/*.lock anew; LAB_UPGRADE=1 moves to the newest versions
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/locks.sh
