@@ -43,7 +43,7 @@ class Transformer(nn.Module):
         layer = nn.TransformerEncoderLayer(
             hidden_dim, heads, 4 * hidden_dim, dropout, batch_first=True, norm_first=True
         )
-        self.layers = nn.TransformerEncoder(layer, layers)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
     def forward(self, features_BTD: Tensor, lengths_B: Tensor) -> Tensor:
         frames = features_BTD.shape[1]
