@@ -27,6 +27,10 @@ HEADER = """\
 #   docker compose -f compose/compose.yaml --profile cpu up         or both: make compose-up
 #
 # Profiles: {profiles}. Each runs a small sweep and then its analysis, in images that `lab images build` made.
+# Profiles that end in -shell stay up, for work of your own with the same devices and folders:
+#   docker compose -f compose/compose.yaml --profile cuda-shell up -d
+#   docker compose -f compose/compose.yaml exec cuda-shell lab sweep -c 28,42 --no-analysis --output-dir /out/mine
+#   docker compose -f compose/compose.yaml exec analysis lab analyze /out/mine
 # Variables: UID, GID (the results are theirs), LAB_EXPERIMENTS, LAB_CACHE, LAB_RUN, LAB_GPU0 and LAB_GPU1 (NVIDIA: index
 # or UUID), LAB_RENDER0, LAB_RENDER1, VIDEO_GID, RENDER_GID (AMD: nodes in /dev/dri and the numeric groups that own them).
 """
@@ -39,6 +43,15 @@ PLACE = Place(
     gid=0,
     device_gids=("${VIDEO_GID:-44}", "${RENDER_GID:-109}"),
 )
+WAIT = ("sleep", "infinity")
+# That lab starts at all: the interpreter, its packages and the file system are there.
+HEALTH = {
+    "test": ["CMD", "lab", "--version"],
+    "interval": "60s",
+    "timeout": "30s",
+    "retries": 3,
+    "start_period": "30s",
+}
 USER = "${UID:-1000}:${GID:-1000}"
 RUN = "${LAB_RUN:-compose}_"
 
@@ -50,12 +63,19 @@ def render() -> str:
         image = images.load(name)
         services[name] = _workload(image)
         services[f"{name}-analysis"] = _analysis(image)
-    text = yaml.safe_dump({"services": services}, sort_keys=False, width=1000)
+        services[shell(name)] = _shell(image)
+    services["analysis"] = _standing_analysis()
+    text = yaml.dump({"services": services}, Dumper=_Plain, sort_keys=False, width=1000)
     return HEADER.format(profiles=", ".join(profiles())) + text
 
 
 def profiles() -> list[str]:
     return images.names()
+
+
+def shell(name: str) -> str:
+    """Profile and service of the container of this image that stays up."""
+    return f"{name}-shell"
 
 
 def program() -> list[str] | None:
@@ -80,17 +100,35 @@ def _workload(image: Image) -> dict[str, Any]:
 
 
 def _analysis(image: Image) -> dict[str, Any]:
-    """Analysis needs neither GPU nor network, and starts only when the workload has succeeded."""
+    """Starts only when the workload has succeeded."""
+    service = _analysing("lab", "analyze", f"/out/{RUN}{image.name}")
+    return {"profiles": [image.name], **service,
+            "depends_on": {image.name: {"condition": "service_completed_successfully"}}}  # fmt: skip
+
+
+def _shell(image: Image) -> dict[str, Any]:
+    """The workload's container without its work: it waits for `exec`."""
+    gpus = _gpus(image)
+    spec = container_spec(image, Step(name="shell", argv=WAIT, num_gpus=len(gpus)), gpus, PLACE)
+    return {"profiles": [shell(image.name)], **_service(spec), "healthcheck": HEALTH}
+
+
+def _standing_analysis() -> dict[str, Any]:
+    """One for all images: what it reads does not tell which GPU it is of."""
+    return {"profiles": [shell(name) for name in profiles()], **_analysing(*WAIT), "healthcheck": HEALTH}
+
+
+def _analysing(*argv: str) -> dict[str, Any]:
+    """Analysis needs neither GPU nor network."""
     cpu = images.load("cpu")
-    step = Step(name="analysis", argv=("lab", "analyze", f"/out/{RUN}{image.name}"))
+    step = Step(name="analysis", argv=argv)
     service = _service(container_spec(cpu, step, [], PLACE))
     service |= {
         "image": cpu.ref,
         "network_mode": "none",
         "volumes": [volume for volume in service["volumes"] if not volume.endswith(":/hf")],
     }
-    return {"profiles": [image.name], **service,
-            "depends_on": {image.name: {"condition": "service_completed_successfully"}}}  # fmt: skip
+    return service
 
 
 def _gpus(image: Image) -> list[Gpu]:
@@ -133,6 +171,13 @@ def _reservation(spec: ContainerSpec) -> dict[str, Any]:
     devices = [{"driver": r.driver, "device_ids": list(r.device_ids), "capabilities": list(r.capabilities[0])}
                for r in spec.device_requests]  # fmt: skip
     return {"resources": {"reservations": {"devices": devices}}} if devices else {}
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes what is used twice twice: an alias (*id001) says nothing to a reader."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import uuid
 
@@ -31,6 +32,9 @@ SERVICE = {
         "image": TEXT, "command": TEXTS, "user": TEXT, "working_dir": TEXT, "ipc": TEXT, "shm_size": TEXT,
         "network_mode": {"enum": ["none", "bridge", "host"]}, "stop_signal": TEXT, "profiles": TEXTS, "group_add": TEXTS,
         "volumes": TEXTS, "devices": TEXTS, "tmpfs": TEXTS, "cap_drop": TEXTS, "security_opt": TEXTS,
+        "healthcheck": {"type": "object", "additionalProperties": False, "required": ["test"],
+                        "properties": {"test": TEXTS, "interval": TEXT, "timeout": TEXT, "start_period": TEXT,
+                                       "retries": {"type": "integer"}}},
         "init": {"type": "boolean"}, "read_only": {"type": "boolean"},
         "environment": {"type": "object", "additionalProperties": TEXT},
         "ulimits": {"type": "object", "additionalProperties": {"type": "integer"}},
@@ -65,7 +69,25 @@ def test_every_image_has_a_profile_with_a_workload_and_its_analysis():
         assert analysis["image"] == "lab/cpu" and analysis["network_mode"] == "none"
         assert "devices" not in analysis and "deploy" not in analysis
         assert analysis["command"][-1] == work["command"][-1], "analysis reads what the workload wrote"
-    assert len(SERVICES) == 2 * len(images.names())
+    assert len(SERVICES) == 3 * len(images.names()) + 1
+
+
+def test_a_shell_has_what_the_workload_has_and_stays_up_in_health():
+    different = {"profiles", "command", "healthcheck"}
+    for name in images.names():
+        work, shell = SERVICES[name], SERVICES[f"{name}-shell"]
+        assert {k: v for k, v in work.items() if k not in different} == {
+            k: v for k, v in shell.items() if k not in different
+        }
+        assert shell["profiles"] == [f"{name}-shell"] and shell["command"] == ["sleep", "infinity"]
+        assert shell["healthcheck"]["test"] == ["CMD", "lab", "--version"] and "healthcheck" not in work
+
+
+def test_one_standing_analysis_serves_every_shell():
+    analysis = SERVICES["analysis"]
+    assert analysis["profiles"] == [f"{name}-shell" for name in images.names()]
+    assert analysis["image"] == "lab/cpu" and analysis["network_mode"] == "none" and analysis["healthcheck"]
+    assert "devices" not in analysis and "deploy" not in analysis
 
 
 def test_every_service_gets_the_least_and_runs_as_the_caller():
@@ -98,8 +120,25 @@ def program():
     return found
 
 
-@pytest.mark.parametrize("profile", images.names())
-def test_compose_itself_reads_each_profile(program, profile):
+def generation(kind: str) -> list[str]:
+    """v2 is a part of docker, v1.29 a program of its own; either may be here, or both."""
+    if kind == "v1":
+        older = shutil.which("docker-compose")
+        return [older] if older and " 1." in _says([older, "--version"]) else []
+    return ["docker", "compose"] if shutil.which("docker") and _says(["docker", "compose", "version"]) else []
+
+
+def _says(argv: list[str]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else ""
+
+
+@pytest.mark.parametrize("profile", [name + end for name in images.names() for end in ("", "-shell")])
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_compose_itself_reads_each_profile(kind, profile):
+    program = generation(kind)
+    if not program:
+        pytest.skip(f"compose {kind} is not here")
     done = subprocess.run([*program, "-f", FILE, "--profile", profile, "config"], capture_output=True, text=True,
                           check=False, env={**os.environ, "UID": "1234", "GID": "5678"})  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -149,3 +188,41 @@ def test_up_sweeps_and_analyses_and_the_results_are_the_callers(program, cpu_ima
     run = tmp_path / "compose_cpu"
     assert (run / "report.html").is_file() and list((run / "tables").glob("*.csv"))
     assert {(p.stat().st_uid, p.stat().st_gid) for p in run.rglob("*")} == {(1234, 5678)}
+
+
+@pytest.mark.docker
+@pytest.mark.root
+@pytest.mark.timeout(1200)
+def test_a_shell_becomes_healthy_takes_work_and_ends_at_once(program, cpu_images, tmp_path):
+    for folder in ("", ".cache/hf", ".cache/lab"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        os.chown(path, 1234, 5678)
+    env = {
+        **os.environ,
+        "UID": "1234",
+        "GID": "5678",
+        "LAB_EXPERIMENTS": str(tmp_path),
+        "LAB_CACHE": f"{tmp_path}/.cache",
+    }
+    call = [*program, "-p", f"lab-test-{uuid.uuid4().hex[:8]}", "-f", str(FILE), "--profile", "cpu-shell"]
+
+    def run(*words):
+        return subprocess.run(
+            [*call, *words], env=env, capture_output=True, text=True, check=True, timeout=200
+        ).stdout
+
+    try:
+        run("up", "-d")
+        assert run("exec", "-T", "cpu-shell", "lab", "--version").startswith("lab")
+        assert "lab" in run("exec", "-T", "analysis", "lab", "--version")
+        (one, *_) = run("ps", "-q", "cpu-shell").split()
+        asked = subprocess.run(
+            ["docker", "inspect", "-f", "{{json .State.Health}}", one],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(asked.stdout)["Status"] in ("starting", "healthy")
+    finally:
+        subprocess.run([*call, "down", "-t", "5"], env=env, capture_output=True, check=False)
