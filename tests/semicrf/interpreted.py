@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from lab.rooms.semicrf.model import kernels, ledger, naive, triton_backend
+from lab.rooms.semicrf.model import kernels, ledger, naive, paths, triton_backend
 from tests.semicrf.problems import random_problem, worst
 
 triton_backend.N = 2
+triton_backend.BEST_N = 2
 triton_backend.COUNT_FRAMES = 4
 triton_backend.COUNT_BLOCKS = 2
 
@@ -36,6 +37,8 @@ def solve(job: dict) -> dict:
     triton_backend.kernels = mutated(*job["mutant"]) if "mutant" in job else kernels
     dtype = getattr(torch, job.get("dtype", "float64"))
     problem = random_problem(*job["shape"], dtype=dtype, **job.get("options", {}))
+    if "best" in job:
+        return best(problem)
     expected = naive.posteriors(problem)
     state = triton_backend.forward(problem)
     found = triton_backend.backward(state)
@@ -48,6 +51,20 @@ def solve(job: dict) -> dict:
         "counts": worst(expected, found),
         "again": [] if state.again is None else state.again.tolist(),
         "broken": [line.name for line in lines],
+    }
+
+
+def best(problem) -> dict:
+    """Viterbi's messages against torch's, in the same terms as the counts."""
+    score, path = paths.viterbi(problem, triton_backend.best_messages)
+    expected, expected_path = paths.viterbi(problem)
+    gap = float(torch.nan_to_num(score - expected).abs().max())
+    return {
+        "log_z": gap,
+        "counts": float(path != expected_path),
+        "infeasible": True,
+        "again": [],
+        "broken": [],
     }
 
 

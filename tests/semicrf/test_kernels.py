@@ -25,6 +25,8 @@ CASES = {
     "one frame, one label": {"shape": (1, 1, 1, 1)},
     "a linear chain": {"shape": (1, 5, 1, 3)},
     "forbidden transitions": {"shape": (2, 8, 4, 3), "options": {"masked": 0.5}},
+    "Viterbi": {"shape": (2, 7, 5, 2), "best": True},
+    "Viterbi under a grammar": {"shape": (2, 6, 3, 3), "best": True, "options": {"masked": 0.5}},
     "float32": {"shape": (1, 9, 5, 2), "dtype": "float32"},
     "beyond float32, again in the log domain": {
         "shape": (2, 6, 3, 2), "dtype": "float32", "options": {"scale": 60.0},
@@ -39,6 +41,7 @@ MUTANTS = {
     "a frame beyond the mask": ("limit = tl.where((u >= 0) & (u < length)", "limit = tl.where((u >= 0) & (u <= length)"),
     "an exponent forgotten": ("                power += step\n", "                power += tl.where(q == 1, 0, step)\n"),
     "the end score dropped": ("z = tl.sum(final * leave, 0)", "z = tl.sum(final, 0)"),
+    "Viterbi's far durations off by one": ("delta * N + i + back + 2 - N", "delta * N + i + back + 1 - N"),
     "a transition count lost": ("tl.maximum(chunk * F, 1)", "tl.maximum(chunk * F, 2)"),
 }  # fmt: skip
 
@@ -56,6 +59,7 @@ def interpreted(jobs, folder):
 def results(tmp_path_factory):
     mutants = {name: {"shape": (1, 7, 5, 2), "mutant": pair} for name, pair in MUTANTS.items()}
     mutants["a frame beyond the mask"]["shape"] = (2, 7, 5, 2)
+    mutants["Viterbi's far durations off by one"].update(best=True, options={"seed": 23})
     jobs = {**CASES, **mutants}
     found = interpreted(list(jobs.values()), tmp_path_factory.mktemp("mutants"))
     return dict(zip(jobs, found, strict=True))
@@ -104,6 +108,7 @@ COMPILED = {
     "near_durations": {"N": 4, "CP": 32, "DTYPE": "fp32"},
     "label_counts": {"N": 4, "CP": 32, "F": 16, "ALL": True},
     "transitions": {"N": 4, "CP": 32, "DTYPE": "fp32", "F": 16},
+    "best_messages": {"N": 2, "CP": 32},
 }
 
 
@@ -111,7 +116,9 @@ def compiled(kernel, constants, warps):
     import triton.language as tl
 
     constants = {k: tl.float32 if v == "fp32" else v for k, v in constants.items()}
-    types = signature(kernel, POINTERS)
+    logs = dict.fromkeys(("onward", "table", "first", "gathered", "product", "arrived"), "*fp64")
+    best = {**POINTERS, **logs, "durations": "*i32"}
+    types = signature(kernel, best if kernel.__name__ == "best_messages" else POINTERS)
     names = [n for n, kind in types.items() if kind != "constexpr"]
     return lint_ptx.compile_ptx(kernel, types, constants, warps), names
 

@@ -153,9 +153,10 @@ def viterbi(
     An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest label.
     """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
-    if resolve_backend(backend, problem.score_BTC, problem.transition) == "naive":
+    chosen = resolve_backend(backend, problem.score_BTC, problem.transition)
+    if chosen == "naive":
         return naive.viterbi(problem)
-    return paths.viterbi(problem)
+    return paths.viterbi(problem, engine_of("triton").best_messages if chosen == "triton" else None)
 
 
 def sample(

@@ -651,3 +651,104 @@ def sum_transitions(partial, onward, out, labels, chunks, CP: tl.constexpr):
         total += tl.load(partial + ((b * chunks + chunk) * CP + row) * CP + cols)
     weight = tl.load(onward + row * CP + cols).to(tl.float64)
     tl.store(out + (b * labels + row) * labels + cols, total * weight, mask=cols < labels)
+
+
+@triton.jit
+def whole_row_of(tile, index: tl.constexpr):
+    """`row_of` for integers."""
+    rows = tl.arange(0, tile.shape[0])
+    return tl.sum(tl.where((rows == index)[:, None], tile, 0), 0)
+
+
+@triton.jit
+def far_best(gathered, product, table, q, far_blocks, N: tl.constexpr, CP: tl.constexpr):
+    """`far_part` with max for sum: the best score into each frame of block q, and its duration (0: none)."""
+    cols = tl.arange(0, CP)
+    best = tl.full([N, CP], float("-inf"), tl.float64)
+    taken = tl.zeros([N, CP], tl.int32)
+    between = tl.zeros([CP], tl.float64)
+    for delta in range(1, tl.minimum(q, far_blocks) + 1):
+        p = q - delta
+        rows = load_tile(gathered, p * N, N, CP)
+        low = load_tile(table, delta * N, N, CP)
+        high = load_tile(table, delta * N + N, N, CP)
+        for i in tl.static_range(N):
+            found = row_of(best, i)
+            duration = whole_row_of(taken, i)
+            for back in tl.static_range(N):  # short segments first: they win ties
+                at = i + 1 + back
+                bias = row_of(low, at) if at < N else row_of(high, at - N)
+                coming = row_of(rows, N - 1 - back) + between + bias
+                better = coming > found
+                found = tl.where(better, coming, found)
+                duration = tl.where(better, delta * N + i + back + 2 - N, duration)
+            best = with_row(best, i, found)
+            taken = with_row(taken, i, duration)
+        between += tl.load(product + p * CP + cols)
+    return best, taken
+
+
+@triton.jit(
+    do_not_specialize=["frames", "labels", "far_blocks", "blocks"],
+    do_not_specialize_on_alignment=[
+        "score", "onward", "table", "first", "lengths", "gathered", "product", "arrived", "durations",
+    ],
+)  # fmt: skip
+def best_messages(
+    score, onward, table, first, lengths, gathered, product, arrived, durations,
+    frames, labels, far_blocks, blocks, N: tl.constexpr, CP: tl.constexpr,
+):  # fmt: skip
+    """Viterbi's pass from the left in float64 logs: the best score of a segment of c that ends with each frame,
+    and its duration; of equal ones the shortest. Which label came before is found on the way back."""
+    b = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, CP)
+    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    used = tl.cdiv(length, N)
+    gathered += b * blocks * N * CP
+    product += b * blocks * CP
+    arrived += b * blocks * N * CP
+    durations += b * blocks * N * CP
+    score += b * frames * labels
+    onward_CC = load_tile(onward, 0, CP, CP)
+    near = load_tile(table, N, N, CP)
+    gamma = tl.load(first + cols)
+    for q in range(used):
+        scores = load_scores(score, q, 0, used * N, length, labels, N, CP, tl.float64)
+        best, taken = far_best(gathered, product, table, q, far_blocks, N, CP)
+        pending = ()
+        lasting = ()
+        for i in tl.static_range(N):
+            pending = pending + (row_of(best, i),)
+            lasting = lasting + (whole_row_of(taken, i),)
+        sources = ()
+        for i in tl.static_range(N):
+            x = row_of(scores, i)
+            sources = sources + (gamma,)
+            moved = ()
+            lasted = ()
+            for j in tl.static_range(N):
+                if j < i:
+                    moved = moved + (pending[j],)
+                    lasted = lasted + (lasting[j],)
+                else:
+                    coming = gamma + row_of(near, j - i)
+                    better = coming >= pending[j]
+                    moved = moved + (tl.where(better, coming, pending[j]) + x,)
+                    lasted = lasted + (tl.where(better, j - i + 1, lasting[j]),)
+            pending = moved
+            lasting = lasted
+            gamma = tl.max(pending[i][:, None] + onward_CC, 0)
+        alphas = tl.zeros([N, CP], tl.float64)
+        ends = tl.zeros([N, CP], tl.int32)
+        whole = tl.zeros([N, CP], tl.float64)
+        suffix = tl.zeros([CP], tl.float64)
+        for back in tl.static_range(N):
+            suffix += row_of(scores, N - 1 - back)
+            whole = with_row(whole, N - 1 - back, sources[N - 1 - back] + suffix)
+            alphas = with_row(alphas, back, pending[back])
+            ends = with_row(ends, back, lasting[back])
+        store_tile(gathered, q * N, whole, CP)
+        store_tile(arrived, q * N, alphas, CP)
+        store_tile(durations, q * N, ends, CP)
+        tl.store(product + q * CP + cols, suffix)
+        tl.debug_barrier()  # the next block's far part loads what other lanes have stored

@@ -224,12 +224,26 @@ def backward(state: State) -> Posteriors:
     for s in range(frames - 1, -1, -1):
         counts.step(s)
     found = counts.posteriors()
-    if bool(state.flagged_B.any()):
-        again = state.flagged_B.nonzero()[:, 0]
+    redo_B = state.flagged_B | unsound(found)
+    if bool(redo_B.any()):
+        again = redo_B.nonzero()[:, 0]
         mended = log_domain.posteriors(problem.rows(again))
         for name in ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition"):
             getattr(found, name)[again] = getattr(mended, name)
     return found
+
+
+def unsound(found: Posteriors) -> Tensor:
+    """Sequences whose pass from the right overflowed or lost mass, (B,) bool.
+
+    What that pass loses anywhere is missing from the mass that starts at the first frame, which must be 1: so one
+    number tells, once the pass from the left is audited.
+    """
+    feasible_B = torch.isfinite(found.log_z_B)
+    lost_B = (found.start_BC().sum(-1) - 1).abs() > 1e-9
+    counts = (found.label_BTC, found.ends_BTC, found.duration_BKC, found.transition)
+    finite_B = torch.stack([torch.isfinite(count).flatten(1).all(1) for count in counts]).all(0)
+    return (feasible_B & lost_B) | ~finite_B
 
 
 class Counts:

@@ -22,6 +22,8 @@ from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
 N = 16
 """Frames in a block."""
+BEST_N = 8
+"""Frames in a block of Viterbi's pass, which keeps durations beside float64 scores."""
 COUNT_FRAMES = 64
 """Frames in a chunk of the label and transition counts."""
 COUNT_BLOCKS = 16
@@ -57,9 +59,9 @@ def padded_labels(labels: int) -> int:
     return max(32, int(triton.next_power_of_2(labels)))
 
 
-def far_blocks(longest: int) -> int:
+def far_blocks(longest: int, block: int | None = None) -> int:
     """How many blocks back a segment of K frames can have begun."""
-    return (longest - 2) // N + 1 if longest >= 2 else 0
+    return (longest - 2) // (block or N) + 1 if longest >= 2 else 0
 
 
 def working_dtype(problem: Problem) -> torch.dtype:
@@ -208,3 +210,35 @@ def backward(state: State) -> Posteriors:
             value = getattr(found, name)
             value[state.again] = getattr(mended, name).to(value.dtype)
     return found
+
+
+def best_messages(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Viterbi's messages: alpha (T+1, B, C) float64 and the duration of the last segment (T+1, B, C)."""
+    reason = supports(problem)
+    if reason:
+        raise UsageError(f"the Triton kernels do not take {reason}", fix="backend='torch' or 'auto'")
+    batch, frames, longest, labels = problem.shape
+    wide, device, far = padded_labels(labels), problem.score_BTC.device, far_blocks(longest, BEST_N)
+    blocks, more = triton.cdiv(frames, BEST_N), wide - labels
+    rows = batch * blocks * BEST_N
+
+    def padded(value: Tensor, above: int = 0, below: int = 0) -> Tensor:
+        sides = (0, more, above, below) if value.dim() == 2 else (0, more)
+        return torch.nn.functional.pad(value.double(), sides, value=-float("inf"))
+
+    table = padded(
+        problem.duration_KC, BEST_N, (far + 2) * BEST_N - longest
+    )  # row d + BEST_N - 1: duration d
+    gathered = torch.empty(rows, wide, dtype=torch.float64, device=device)
+    arrived, durations = torch.empty_like(gathered), torch.empty_like(gathered, dtype=torch.int32)
+    kernels.best_messages[(batch,)](
+        problem.score_BTC.contiguous(), padded(problem.transition, 0, more), table, padded(problem.start_C),
+        problem.lengths_B, gathered, torch.empty_like(gathered[: batch * blocks]), arrived, durations,
+        frames, labels, far, blocks, N=BEST_N, CP=wide, num_warps=warps(wide),
+    )  # fmt: skip
+    found = (
+        value.view(batch, -1, wide)[:, :frames, :labels].transpose(0, 1) for value in (arrived, durations)
+    )
+    alpha_TBC, duration_TBC = found
+    none = torch.full_like(alpha_TBC[:1], -float("inf"))
+    return torch.cat([none, alpha_TBC]), torch.cat([torch.zeros_like(duration_TBC[:1]), duration_TBC])
