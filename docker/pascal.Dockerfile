@@ -26,6 +26,13 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
 # numpy 2 or a newer transformers would go on without torch after one line of warning: fail here instead.
 RUN python -c 'import torch, transformers; assert "sm_60" in torch._C._cuda_getArchFlags() and transformers.is_torch_available()'
 
+# For images built upon this one: pip refuses what would replace torch, as bitsandbytes and newer accelerates do.
+RUN --mount=type=bind,source=images/pascal/requirements.lock,target=/mnt/requirements.lock \
+    mkdir -p /usr/share/lab \
+    && sed -n 's/^\([A-Za-z0-9._-]*==[^ ;\\]*\).*/\1/p' /mnt/requirements.lock > /usr/share/lab/constraints.txt \
+    && grep -qx torch==1.12.1 /usr/share/lab/constraints.txt
+ENV PIP_CONSTRAINT=/usr/share/lab/constraints.txt
+
 # Last, so that an edit of lab rebuilds only this.
 # hadolint ignore=DL3003
 RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \

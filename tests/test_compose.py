@@ -174,7 +174,7 @@ def test_up_sweeps_and_analyses_and_the_results_are_the_callers(program, cpu_ima
             [*call, "up", "--no-color"], env=env, capture_output=True, text=True, timeout=300, check=False
         )
         states = subprocess.run(
-            [*call, "ps", "-q"], env=env, capture_output=True, text=True, check=False
+            [*call, "ps", "-a", "-q"], env=env, capture_output=True, text=True, check=False
         ).stdout.split()
         codes = subprocess.run(
             ["docker", "inspect", "-f", "{{.State.ExitCode}}", *states],
