@@ -87,3 +87,10 @@ def test_what_jobs_call_is_there():
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"lab images (\w+)", TEXT))))
 def test_commands_of_lab_that_jobs_call_are_there(command):
     assert CliRunner().invoke(cli, ["images", command, "--help"]).exit_code == 0
+
+
+def test_the_index_of_cpu_builds_never_reaches_the_build_of_an_image():
+    """Its torch has the version of the CUDA one: a lock's hashes would refuse it, and a build without hashes take it."""
+    assert "env" not in FLOW and not any("env" in JOBS[job] for job in ("images", "publish"))
+    builds = [step for _, step in STEPS if "bake-action" in step.get("uses", "")]
+    assert len(builds) == 2 and not any("env" in step for step in builds)
