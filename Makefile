@@ -38,6 +38,7 @@ images: $(VENV)/.demo  ## lab/cpu, lab/cpu-torch, lab/pascal and lab/cuda, on th
 
 locks: $(VENV)/.test  ## write images/*/*.lock anew; LAB_UPGRADE=1 moves to the newest versions
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/locks.sh
+	$(MAKE) pin || echo "the bases' digests stay as they are: see above" >&2
 
 bake: $(VENV)/.demo  ## write docker-bake.json anew from images/
 	$(BIN)/python -m lab.bake docker-bake.json

@@ -54,7 +54,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     lock: Path
     wheels: tuple[str, ...] = ()
     base_digest: str | None = None
-    summary: str = ""
 
     @property
     def base_ref(self) -> str:
@@ -143,7 +142,7 @@ def refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def targets_of(image: images.Image) -> list[Target]:
-    common: dict[str, Any] = {"image": image.name, "base": image.base, "base_digest": image.base_digest, "summary": image.summary,
+    common: dict[str, Any] = {"image": image.name, "base": image.base, "base_digest": image.base_digest,
               "python_version": image.python_version}  # fmt: skip
     wheels = image.build.workload_wheels
     own = Target(name=_last(image.ref), ref=image.ref, dockerfile=Path(image.dockerfile),

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import imagebuild, imagecheck
+from lab import imagebuild, imagecheck, images
+from lab.engines.docker import DockerEngine
 from lab.errors import EngineError, MissingError, UsageError
 from lab.imagebuild import Builder, Wheel, build_argv, build_error, find_builder, targets
 from tests.conftest import ROOT
@@ -257,7 +258,9 @@ def in_container(ref: str, *words: str) -> str:
 
 @pytest.mark.docker
 @pytest.mark.timeout(1200)
-def test_both_images_hold_the_same_wheel_and_pass_their_checks(cpu_images):
+def test_both_images_hold_the_same_wheel_and_pass_their_checks(cpu_images, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert DockerEngine(images.load("cpu")).image_record().checked is None
     assert len({image.wheel_sha256 for image in cpu_images.values()}) == 1
     rows = {(row.image, row.what): row for row in imagecheck.check(["cpu"])}
     for name, image in cpu_images.items():
@@ -266,6 +269,10 @@ def test_both_images_hold_the_same_wheel_and_pass_their_checks(cpu_images):
         )
         assert image.id.startswith("sha256:") and image.size_bytes > 0
     assert not [row for row in rows.values() if row.state == "failed"]
+    kept = DockerEngine(images.load("cpu")).image_record().checked
+    assert kept and kept.ok and kept.versions["torch"].startswith("2."), (
+        "what a run's manifest says of its image"
+    )
 
 
 @pytest.mark.docker
