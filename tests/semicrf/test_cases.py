@@ -54,6 +54,15 @@ def test_each_line_of_the_ledger_sees_its_own_gradient_go_wrong(line, field):
     assert ledger(given, wrong)[line] > 1e-3
 
 
+def test_mass_moved_from_one_label_to_another_is_seen_though_coverage_balances():
+    given = case(dtype=torch.float64)
+    found = solve(given, "torch")
+    moved = found.score_BTC.clone()
+    moved[0, 2] += torch.tensor([2.0, -2.0, 0.0])
+    lines = ledger(given, replace(found, score_BTC=moved))
+    assert lines["coverage"] < 1e-12 and lines["range"] > 0.3
+
+
 def test_sound_backends_pass_every_probe():
     assert dirty(None) == set()
 

@@ -140,7 +140,8 @@ def ledger(case: Case, found: Solution) -> dict[str, float]:
     """How far the posterior mass is from balancing, per line of the ledger; 0 is perfect.
 
     Each gradient of log Z is an expected count, so: labels cover every frame once, durations add up to the length,
-    every sequence starts and ends once, and there is one transition less than segments. Infeasible sequences have no mass.
+    every sequence starts and ends once, and there is one transition less than segments. `range` is how far a posterior
+    leaves 0 to 1, which coverage does not see. Infeasible sequences have no mass.
     """
     alive = torch.isfinite(found.logZ_B).cpu()
     lengths = case.lengths_B * alive
@@ -151,6 +152,7 @@ def ledger(case: Case, found: Solution) -> dict[str, float]:
     count, frames, segments = float(alive.sum()), float(lengths.sum()), float(durations.sum())
     return {
         "coverage": float((mass - inside.double()).abs().max()),
+        "range": float(torch.maximum(found.score_BTC - 1, -found.score_BTC).max().clamp(min=0)),
         "duration": abs(float((steps[:, None] * durations).sum()) - frames) / max(1.0, frames),
         "start": abs(float(found.start_C.double().sum()) - count) / max(1.0, count),
         "end": abs(float(found.end_C.double().sum()) - count) / max(1.0, count),
