@@ -126,6 +126,8 @@ def main(argv: list[str] | None = None) -> None:
         code = cli.main(args=argv, prog_name="lab", standalone_mode=False)
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.NoSuchOption) and (place := _place_of(error)):
+            click.echo(place, err=True)
         code = error.exit_code
     except click.exceptions.Abort:
         click.echo("lab: interrupted", err=True)
@@ -140,6 +142,16 @@ def main(argv: list[str] | None = None) -> None:
         die_quietly_on_closed_pipe()
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _place_of(error: click.NoSuchOption) -> str:
+    """Where an option belongs that was given after a subcommand and is one of a command above; else nothing."""
+    below, above = error.ctx, error.ctx.parent if error.ctx else None
+    while above is not None:
+        if any(error.option_name in (*one.opts, *one.secondary_opts) for one in above.command.params):
+            return f"It is an option of {above.command_path!r}: put it before {below.info_name!r}."  # type: ignore[union-attr]
+        below, above = above, above.parent
+    return ""
 
 
 if __name__ == "__main__":

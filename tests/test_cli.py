@@ -130,6 +130,9 @@ def test_a_dry_run_here_shows_the_very_command(tmp_path):
     (["runs", "show", "nowhere"], 4, "not the folder of a run"),
     (["images", "show", "nope"], 2, "no image 'nope'"),
     (["sweeep"], 2, "No such command"),
+    (["run", "nan", "baseline", "-o", "x"], 2, "an option of 'lab run': put it before 'nan'"),
+    (["run", "kernels", "profile", "tiny-bloom", "--dry-run"], 2, "an option of 'lab run': put it before 'kernels'"),
+    (["run", "nan", "baseline", "--nonsense"], 2, "No such option"),
 ])  # fmt: skip
 def test_bad_input_is_a_clear_error_with_its_exit_code(words, code, complaint, tmp_path):
     done = lab(*words, cwd=tmp_path)
