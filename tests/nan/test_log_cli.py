@@ -99,6 +99,19 @@ def test_a_file_of_something_else_is_an_error_an_empty_one_a_result(tmp_path):
     assert done.returncode == 5 and "no line of nixnan's" in done.stderr
 
 
+def test_a_comparison_with_a_file_of_something_else_is_an_error(tmp_path):
+    a, b = nixgen.write(tmp_path / "a.nixnan", log(*A[:10])), nixgen.write(tmp_path / "b.txt", ["hello"])
+    for pair in ((a, b), (b, a), (a, a, "--noise", b)):
+        done = lab("diff", *pair)
+        assert done.returncode == 5 and "no line of nixnan's" in done.stderr and not done.stdout
+
+
+def test_a_log_given_for_a_run_is_told_apart_from_a_missing_folder(tmp_path):
+    a = nixgen.write(tmp_path / "a.nixnan", log(*A[:10]))
+    assert "this is a file, not a folder" in lab("analyze", a).stderr
+    assert "no such folder" in lab("analyze", tmp_path / "nowhere").stderr
+
+
 def test_one_log_that_cannot_be_read_does_not_hide_the_others(tmp_path):
     done = lab("parse", "--json", tmp_path / "none", nixgen.write(tmp_path / "a", log(error())))
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -31,6 +31,10 @@ def analyze(folders: tuple[Path, ...], sass: bool, out: Path | None, as_json: bo
         from lab.rooms.nan.findings import analyse_nan
     for folder in folders:
         if not folder.is_dir():
+            if folder.exists():
+                raise MissingError(
+                    "this is a file, not a folder", where=folder, fix=f"lab nan parse {folder}"
+                )
             raise MissingError("no such folder", where=folder, fix="see `lab runs list`")
     target = out or (home_of(folders[0]) if len(folders) == 1 else home_of(Path(_joined_name(folders))))
     runs = [_run_of(folder) for folder in folders]

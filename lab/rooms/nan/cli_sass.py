@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, strict:
     """
     import msgspec
 
-    from lab.errors import BadDataError, LabError, StepFailed
+    from lab.errors import LabError, StepFailed
     from lab.rooms.nan import logs as reader
 
     read: list[Log] = []
@@ -56,18 +56,12 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, strict:
         click.echo(msgspec.json.encode(reader.as_json(log)) if as_json else described(log))
     if sites_csv:
         write_sites(read, sites_csv)
-    foreign = [log.file for log in read if 0 < log.lines == log.foreign_lines]
     lacking = [log.file for log in read if log.integrity != "complete"]
     if failed:
         raise StepFailed(
             f"{len(failed)} of {len(failed) + len(read)} logs could not be read", where=failed[0].where
         )
-    if foreign:
-        raise BadDataError(
-            "no line of nixnan's is in this file",
-            where=foreign[0],
-            fix="name a log of nixnan (its LOGFILE, or its stderr)",
-        )
+    _refuse_foreign(read)
     if strict and lacking:
         raise StepFailed(f"{len(lacking)} of {len(read)} logs are not complete", where=lacking[0])
 
@@ -97,8 +91,22 @@ def diff(a: Path, b: Path, noise: Path | None, as_json: bool, quiet: bool) -> No
         reader.parse(found(path), progress=_progress(path, quiet or as_json))
         for path in (a, b, *([noise] if noise else []))
     ]
+    _refuse_foreign(parsed)
     result = compare(parsed[0], parsed[1], parsed[2] if noise else None)
     click.echo(msgspec.json.encode(result) if as_json else compared(result))
+
+
+def _refuse_foreign(read: Sequence[Log]) -> None:
+    """Raises BadDataError for a file with text of which no line is nixnan's; an empty one is a log that says nothing."""
+    from lab.errors import BadDataError
+
+    for log in read:
+        if 0 < log.lines == log.foreign_lines:
+            raise BadDataError(
+                "no line of nixnan's is in this file",
+                where=log.file,
+                fix="name a log of nixnan (its LOGFILE, or its stderr)",
+            )
 
 
 def found(path: Path) -> list[Path]:

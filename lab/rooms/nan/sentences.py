@@ -35,7 +35,9 @@ def headline(tables: NanTables) -> str:
     of_worst = able[able["verdict"].map(SEVERITY) == SEVERITY[worst]]
     names = _some(list(of_worst["experiment"]))
     if SEVERITY[worst] == 3:
-        return f"NaN or infinity reaches the logits in {names} ({len(of_worst)} of {len(able)} comparable experiments)."
+        return (
+            f"NaN or infinity reaches the logits in {names} ({len(of_worst)} of {_experiments(len(able))})."
+        )
     if SEVERITY[worst] == 2:
         return f"NaN or infinity is in module outputs of {names}, but not in the logits."
     if SEVERITY[worst] == 1:
@@ -45,7 +47,11 @@ def headline(tables: NanTables) -> str:
             "NaN and infinity are made inside kernels and never leave them: none stored by an instrumented store, none in a "
             "watched module, none in the logits. They are masked intermediates, and no experiment is better or worse by them."
         )
-    return f"No NaN and no infinity in any output of {len(able)} comparable experiments."
+    return f"No NaN and no infinity in any output of {_experiments(len(able))}."
+
+
+def _experiments(count: int) -> str:
+    return f"{count} comparable experiment{'' if count == 1 else 's'}"
 
 
 def births(tables: NanTables) -> list[str]:
