@@ -160,16 +160,24 @@ def load_zipped(path: Path | str) -> Capture:
     Raises BadDataError where the gzip is cut or damaged, what `load` raises for what is in it, StorageError where it
     cannot be unpacked.
     """
-    path = Path(path)
+    with unzipped(Path(path)) as export:
+        capture = load(export)
+    return replace(capture, source=Path(path))
+
+
+@contextmanager
+def unzipped(path: Path) -> Iterator[Path]:
+    """The export in a gzip file, as a temporary file for as long as the block lasts; errors in it name `path`."""
     with tempfile.TemporaryDirectory(prefix="lab-nsys-") as folder:
         target = Path(folder) / "export.sqlite"
         with writing(target), target.open("wb") as file:
             _unzip(path, file)
         try:
-            capture = load(target)
+            yield target
         except LabError as error:
+            if not (error.where or str(target)).startswith(str(target)):
+                raise
             raise type(error)(error.what, where=path, fix=error.fix) from error
-    return replace(capture, source=path)
 
 
 def _unzip(path: Path, into: BinaryIO) -> None:

@@ -53,15 +53,22 @@ class Scrubbed:
 
 
 def scrub(source: Path | str, target: Path | str) -> Scrubbed:
-    """Write a copy of the export `source` that holds what is on the lists above; `source` stays as it is.
+    """Write a copy of the export `source` (also gzipped) that holds what is on the lists above; `source` stays as it is.
 
-    `target` appears whole or not at all. Raises UsageError if both are one file, what `lab.trace.nsys.load` raises for a
+    `target` appears whole or not at all, never gzipped. Raises UsageError if both are one file, what `lab.trace.nsys.load` raises for a
     bad file, StorageError where the copy cannot be written.
     """
     source, target = Path(source), Path(target)
-    nsys.check(source)
-    if target.exists() and target.samefile(source):
+    if target.exists() and source.exists() and target.samefile(source):
         raise UsageError("source and target are one file", where=source, fix="name another target")
+    if _gzipped(source):
+        with nsys.unzipped(source) as export:
+            return _scrub(export, target)
+    return _scrub(source, target)
+
+
+def _scrub(source: Path, target: Path) -> Scrubbed:
+    nsys.check(source)
     make_folder(target.parent)
     with writing(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=".lab-scrub-") as folder:
         copy = Path(folder) / "copy.sqlite"
@@ -70,11 +77,22 @@ def scrub(source: Path | str, target: Path | str) -> Scrubbed:
         except sqlite3.OperationalError as error:
             if "full" in str(error):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from error
+            if "I/O" in str(
+                error
+            ):  # SQLite does not say of which file; that of the source has just been read
+                raise OSError(errno.EIO, f"{error}, or {source} cannot be read", str(target)) from error
             raise BadDataError(f"SQLite cannot copy it: {error}", where=source) from error
         except sqlite3.Error as error:
             raise BadDataError(f"SQLite cannot copy it: {error}", where=source) from error
         os.replace(copy, target)
     return Scrubbed(rows, strings, source.stat().st_size, target.stat().st_size)
+
+
+def _gzipped(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def _copy(source: Path, copy: Path) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.errors import BadDataError, MissingError, UsageError
+from lab.errors import BadDataError, MissingError, StorageError, UsageError
 from lab.trace import nsys
 from lab.trace.capture import GRAPH, KERNEL, MEMCPY, OP, PUSH_POP, START_END, load_capture
 from lab.trace.scrub import scrub
@@ -348,6 +348,30 @@ def test_a_scrubbed_copy_holds_no_secret_and_reads_the_same(tmp_path, export):
     assert after.devices == before.devices
     assert after.problems == before.problems
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "b.sqlite"]
+
+
+def test_a_gzipped_export_is_scrubbed_as_the_plain_one_and_a_bad_one_is_named(tmp_path, export):
+    plain = with_secrets(export).write(tmp_path / "a.sqlite")
+    packed, clean = tmp_path / "a.sqlite.gz", tmp_path / "clean.sqlite"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert (scrub(packed, clean).rows, b"hush" in clean.read_bytes()) == (
+        scrub(plain, tmp_path / "c").rows,
+        False,
+    )
+    packed.write_bytes(gzip.compress(b"text"))
+    with pytest.raises(BadDataError) as caught:
+        scrub(packed, tmp_path / "d.sqlite")
+    assert caught.value.where == str(packed) and not (tmp_path / "d.sqlite").exists()
+
+
+def test_a_full_disk_is_not_blamed_on_the_export(tmp_path, export, monkeypatch):
+    def full(*_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr("lab.trace.scrub._copy", full)
+    with pytest.raises(StorageError) as caught:
+        scrub(with_secrets(export).write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite")
+    assert caught.value.where == str(tmp_path / "b.sqlite")
 
 
 def test_the_reader_takes_no_string_that_no_event_uses(tmp_path, export):

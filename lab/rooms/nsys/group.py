@@ -52,7 +52,9 @@ def summary(file: Path, attribution: str, phases: str | None, out: Path | None, 
     capture = projection.capture
     if not len(capture.ops):
         raise MissingError(
-            "the capture holds no GPU work: there is nothing to summarise", where=file, fix=_contents(capture)
+            "the capture holds no GPU work: there is nothing to summarise",
+            where=file,
+            fix=f"record on a GPU, with CUDA traced: {_contents(capture)}",
         )
     found = summarise(projection)
     lacking = _write(projection, found.text(), out) if out else []
@@ -90,7 +92,9 @@ def stats(file: Path, reports: str, attribution: str, out: Path | None) -> None:
             continue
         made = report(name, projection)
         if out:
-            write_atomic(out / f"{file.name.split('.')[0]}_{name}.csv", made.csv())
+            target = out / f"{file.name.split('.')[0]}_{name}.csv"
+            write_atomic(target, made.csv())
+            click.echo(target)
         else:
             click.echo(f"# {name}\n{made.csv()}" if len(names) > 1 else made.csv(), nl=len(names) > 1)
         for said in made.problems:

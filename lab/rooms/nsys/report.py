@@ -19,7 +19,7 @@ from lab.rooms.nsys.answers import FAILED, OK, OPEN, Answer, CellData, ceilings,
 from lab.rooms.nsys.config import QUESTIONS, TYPES
 from lab.rooms.nsys.flops import SIZES
 
-TITLE = "Where the time of a Transformer goes"
+TITLE = "Where does the time of a Transformer go"
 # Kernel classes drawn as one colour each: role -> (words, classes).
 DRAWN = {
     "computation": ("matrix products", ("gemm", "gemv", "attention", "conv")),
