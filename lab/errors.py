@@ -113,7 +113,7 @@ def storage_error(error: OSError, path: str | Path) -> LabError:
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return StorageError(
-            "a file is in the way of a folder", where=where, fix="move it, or choose another --output-dir"
+            "a file is in the way of a folder", where=where, fix="move it, or choose another folder"
         )
     return StorageError(f"cannot write: {error.strerror or error}", where=where)
 

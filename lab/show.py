@@ -50,7 +50,7 @@ def raise_for_findings(findings: Findings | None, folder: Path) -> None:
         return
     if findings.lacking:
         raise StepFailed("the analysis is not complete:\n" + "\n".join(f"  {line}" for line in findings.lacking), where=folder,
-                         fix="the report and tables/problems.csv name the files; the rest is analysed")  # fmt: skip
+                         fix="the report names the files; the rest is analysed")  # fmt: skip
     if findings.status == "fail":
         head = findings.verdict[0] if findings.verdict else "there was nothing sound to analyse"
         raise StepFailed(f"{head} (see the report)", where=folder)

@@ -53,7 +53,9 @@ class Check(msgspec.Struct, kw_only=True):
 def audit(folder: Path, *, board_limit_w: float | None = None) -> list[Check]:
     """All audits that the files in `folder` allow. Raises MissingError when it holds nothing to audit."""
     if not folder.is_dir():
-        raise MissingError("no such folder", where=folder)
+        raise MissingError(
+            "this is a file, not a folder" if folder.exists() else "no such folder", where=folder
+        )
     checks = [*_of_run(folder), *_of_published(folder, board_limit_w)]
     if not checks:
         raise MissingError("nothing here can be audited", where=folder,

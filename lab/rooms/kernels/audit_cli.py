@@ -15,7 +15,7 @@ import click
     type=click.FloatRange(min=1),
     help="Watts, where the files do not tell it (GTX 1080 Ti: 250).",
 )
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="The audits as JSON on stdout.")
 def audit(folder: Path, board_limit_w: float | None, as_json: bool) -> None:
     """Refuse impossible numbers of a replay's or energy run's FOLDER, or of a published measurement, and say why.
 

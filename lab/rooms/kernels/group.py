@@ -29,4 +29,7 @@ READERS = {
 
 @click.group("kernels", cls=LazyGroup, lazy=READERS)
 def kernels() -> None:
-    """Read what was profiled: distinct kernels, launches, chart; generate C++; audit numbers."""
+    """Read what was profiled: distinct kernels, launches, chart; generate C++; audit numbers.
+
+    Profiles, replays and energy runs are made by `lab run kernels ...`.
+    """

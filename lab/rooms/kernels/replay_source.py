@@ -164,7 +164,7 @@ def decode_trace(trace: Path) -> _Document:
         return msgspec.json.decode(data, type=_Document)
     except msgspec.DecodeError as error:
         raise BadDataError(f"not a readable Kineto trace: {error}", where=trace,
-                           fix="a cut trace cannot be replayed: record it again") from error  # fmt: skip
+                           fix="name a trace that torch.profiler wrote; record it again if it was cut") from error  # fmt: skip
 
 
 def _sorted_out(
