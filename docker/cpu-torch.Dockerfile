@@ -19,13 +19,17 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,source=images/cpu/workload.lock,target=/mnt/requirements.lock \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3 -m venv --without-pip /opt/lab \
-    && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock
+    && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock \
+    && find /opt/lab/lib -depth -type d -name tests -exec rm -rf {} +
 
 # torch is pinned by version, not by hash: its CPU build is another file than the CUDA one of the same version.
 RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,source=build/images/wheelhouse/cpu-torch,target=/mnt/wheelhouse \
     /opt/pip/bin/pip --python /opt/lab/bin/python install --no-deps --no-index --no-cache-dir /mnt/wheelhouse/*.whl \
     && /opt/pip/bin/pip --python /opt/lab/bin/python check \
+    # Its tests and its headers, of no use without a compiler: a quarter of it.
+    && find /opt/lab/lib -depth -type d \( -path '*/torch/test' -o -path '*/torch/include' -o -path '*/torch/share/cmake' \) -exec rm -rf {} + \
+    && find /opt/lab/lib -type f -path '*/torch/bin/*' ! -name torch_shm_manager -delete \
     && python -c 'import torch; assert torch.version.cuda is None, "this torch is a CUDA build"'
 
 # Last, so that an edit of lab rebuilds only this.

@@ -21,7 +21,11 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,source=images/pascal/requirements.lock,target=/mnt/requirements.lock \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3 -m venv --without-pip /opt/lab \
-    && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock
+    && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock \
+    # Tests and headers, of no use without a compiler.
+    && find /opt/lab/lib -depth -type d \( -name tests -o -path '*/torch/test' -o -path '*/torch/include' -o -path '*/torch/share/cmake' \) \
+         -exec rm -rf {} + \
+    && find /opt/lab/lib -type f -path '*/torch/bin/*' ! -name torch_shm_manager -delete
 
 # numpy 2 or a newer transformers would go on without torch after one line of warning: fail here instead.
 RUN python -c 'import torch, transformers; assert "sm_60" in torch._C._cuda_getArchFlags() and transformers.is_torch_available()'

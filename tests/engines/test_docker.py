@@ -137,9 +137,9 @@ def test_a_container_gets_the_least_it_needs(tmp_path):
     assert said.count("docker.sock: No such file") == 2
 
 
-def test_without_network_there_is_only_the_loopback(tmp_path):
-    ran = run_step(tmp_path / "r", shell("ls /sys/class/net"), image=an_image("nvidia"))
-    assert ran.lines == ["lo"]
+def test_a_step_on_one_gpu_has_no_network_but_the_loopback(tmp_path):
+    step = shell("ls /sys/class/net", num_gpus=1)
+    assert run_step(tmp_path / "r", step, nvidia(3), image=an_image("nvidia")).lines == ["lo"]
 
 
 @pytest.mark.root
