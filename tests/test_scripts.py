@@ -45,3 +45,41 @@ def test_the_sweep_takes_the_flags_of_the_original(tmp_path: Path) -> None:
     flags = ["-c", "28", "-t", "256", "-p", "2", "-s", "-o", str(tmp_path / "o"), "-f", "tiny", "--dry-run"]
     done = CliRunner().invoke(cli, ["sweep", *flags])
     assert done.exit_code == 0 and "THREADS" in done.output.upper()
+
+
+def images_here(
+    tmp_path: Path, *names: str, docker: str, lab: str = 'echo "$@" >> "$0.said"'
+) -> tuple[int, list[str], str]:
+    for name, body in (("docker", docker), ("lab", lab)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run([ROOT / "scripts/images-here.sh", *names], capture_output=True, text=True, check=False,
+                          env={"LAB": str(tmp_path / "lab"), "PATH": f"{tmp_path}:/usr/bin:/bin"})  # fmt: skip
+    said = tmp_path / "lab.said"
+    return done.returncode, said.read_text().splitlines() if said.exists() else [], done.stderr
+
+
+NO_REGISTRY = 'case "$*" in "image inspect local/"*) exit 0;; "image inspect"*|pull*) exit 1;; esac'
+
+
+def test_images_are_built_on_stand_ins_where_no_base_can_be_pulled(tmp_path: Path) -> None:
+    code, said, _ = images_here(tmp_path, docker=NO_REGISTRY)
+    assert code == 0 and said == [
+        "images build --quiet cpu --base local/debian-python:bookworm",
+        "images build --quiet pascal --base local/debian-python310:bookworm",
+        "images build --quiet cuda --base local/debian-python312:bookworm",
+    ]
+
+
+def test_images_are_built_on_their_own_bases_where_these_can_be_pulled(tmp_path: Path) -> None:
+    code, said, _ = images_here(
+        tmp_path, "rocm70", "cpu-torch", docker='case "$*" in "image inspect"*) exit 1;; esac'
+    )
+    assert code == 0 and said == ["images build --quiet rocm70", "images build --quiet cpu-torch"]
+
+
+def test_an_image_that_cannot_be_built_is_named_and_the_next_is_built(tmp_path: Path) -> None:
+    fails = 'echo "$@" >> "$0.said"; case "$*" in *pascal*) exit 6;; esac'
+    code, said, complaint = images_here(tmp_path, "rocm70", "pascal", "cpu", docker=NO_REGISTRY, lab=fails)
+    assert code == 1 and "nothing stands in for it" in complaint and "not built: rocm70 pascal" in complaint
+    assert said[-1].endswith("cpu --base local/debian-python:bookworm")
