@@ -68,6 +68,14 @@ class Findings(Protocol):
     def lacking(self) -> list[str]: ...  # what could not be analysed completely, in sentences
 
 
+class Silent:
+    """The watcher of a room that keeps no journal of its own: each step leaves its result when it ends."""
+
+    def begin(self, *_: Any) -> None: ...
+    def line(self, *_: Any) -> None: ...
+    def end(self, *_: Any) -> None: ...
+
+
 class Room(Protocol):
     """What `lab.rooms.<name>` offers."""
 

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lab.rooms import Silent
 
 if TYPE_CHECKING:
     from lab.core.run import Run
@@ -33,15 +35,9 @@ def recognises(folder: Path) -> bool:
     return any(trail.recorded_ops for trail in trails(folder))
 
 
-def watcher(run: Run) -> Any:
+def watcher(run: Run) -> Silent:
     """The room keeps no log of its own."""
-    return _Quiet()
-
-
-class _Quiet:
-    def begin(self, *_: Any) -> None: ...
-    def line(self, *_: Any) -> None: ...
-    def end(self, *_: Any) -> None: ...
+    return Silent()
 
 
 def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:

@@ -21,18 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lab.rooms import Silent
+
 if TYPE_CHECKING:
     from lab.core.run import Run
-    from lab.core.step import Outcome, Step
     from lab.rooms.nan.report import Findings
-
-
-class Silent:
-    """The room keeps no journal of its own: each experiment leaves its result when it ends."""
-
-    def begin(self, step: Step) -> None: ...
-    def line(self, step: Step, line: str) -> None: ...
-    def end(self, step: Step, outcome: Outcome) -> None: ...
 
 
 def recognises(folder: Path) -> bool:
@@ -43,6 +36,7 @@ def recognises(folder: Path) -> bool:
 
 
 def watcher(run: Run) -> Silent:
+    """The room keeps no log of its own."""
     return Silent()
 
 

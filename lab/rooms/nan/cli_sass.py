@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 NAMES = re.compile(r".*\.(nixnan|nnlog)(\.gz)?|nixnan.*\.(log|txt)(\.gz)?")
 _TOP = 12
+_KINDS = ("lines", "sites", "NaN", "infinity", "-infinity", "subnormal")
+_OF_FUNCTIONS = ("short", "category", *_KINDS, "nan_births")
+_OF_INSTRUCTIONS = ("opcode", *_KINDS, "births", "transits", "source_only")
 
 
 @click.command()
@@ -159,47 +162,12 @@ def described(log: Log) -> str:
             "Lines by type and kind (report: unique events, then repeats)",
             terminal_table(pd.DataFrame(rows)),
         ]
-    if said["kernels"]:
-        parts += [
-            "Functions",
-            terminal_table(
-                _columns(
-                    said["kernels"],
-                    (
-                        "short",
-                        "category",
-                        "lines",
-                        "sites",
-                        "NaN",
-                        "infinity",
-                        "-infinity",
-                        "subnormal",
-                        "nan_births",
-                    ),
-                )
-            ),
-        ]
-    if said["instructions"]:
-        parts += [
-            "Instructions",
-            terminal_table(
-                _columns(
-                    said["instructions"],
-                    (
-                        "opcode",
-                        "lines",
-                        "sites",
-                        "NaN",
-                        "infinity",
-                        "-infinity",
-                        "subnormal",
-                        "births",
-                        "transits",
-                        "source_only",
-                    ),
-                )
-            ),
-        ]
+    for title, rows, columns in (
+        ("Functions", said["kernels"], _OF_FUNCTIONS),
+        ("Instructions", said["instructions"], _OF_INSTRUCTIONS),
+    ):
+        if rows:
+            parts += [title, terminal_table(_columns(rows, columns))]
     for cause in said["causes"][:_TOP]:
         first = cause["evidence"][0]
         parts.append(

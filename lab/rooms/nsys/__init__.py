@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.rooms import Silent
+
 if TYPE_CHECKING:
     from lab.core.run import Run
 
@@ -33,15 +35,9 @@ def recognises(folder: Path) -> bool:
     return bool(find_cells(folder))
 
 
-def watcher(run: Run) -> Any:
+def watcher(run: Run) -> Silent:
     """The room keeps no log of its own."""
-    return _Quiet()
-
-
-class _Quiet:
-    def begin(self, *_: Any) -> None: ...
-    def line(self, *_: Any) -> None: ...
-    def end(self, *_: Any) -> None: ...
+    return Silent()
 
 
 def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Any:
