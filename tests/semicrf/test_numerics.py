@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,8 @@ from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.semicrf.model import api, ledger, log_domain, naive, torch_factorised  # noqa: E402
+from lab.rooms.semicrf.model.cases import Case  # noqa: E402
+from lab.rooms.semicrf.model.cases import solve as solve_case  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from tests.semicrf.problems import COUNTS, random_problem, worst  # noqa: E402
 
@@ -241,3 +244,13 @@ def test_wrong_shapes_are_named(change, words):
     }
     with pytest.raises(UsageError, match=words):
         make_problem(**{**given_, **change})
+
+
+@pytest.mark.parametrize("name", ["right_pass_loses_a_label", "right_pass_loses_durations"])
+def test_what_the_pass_from_the_right_loses_inside_is_seen_though_the_first_frames_mass_is_whole(name):
+    """Two hostile batches out of 10,000 of `check`: masked durations, scores up to 30."""
+    case = Case.load(Path(__file__).parent / "cases" / f"{name}.npz")
+    ours, judge = solve_case(case, "torch"), solve_case(case.to(dtype=torch.float64), "naive")
+    assert float(ours.score_BTC.max()) <= 1 + 1e-6
+    for field in ("score_BTC", "duration_KC", "transition_CC"):
+        torch.testing.assert_close(getattr(ours, field).double(), getattr(judge, field), atol=1e-5, rtol=1e-6)

@@ -32,6 +32,8 @@ CHUNK = 64
 """Frames in a chunk of the transition counts."""
 LINE = 8
 """Numbers in a cache line."""
+ROUNDING = 1e-9
+"""What sums of probabilities in float64 may be off by."""
 
 
 @dataclass(frozen=True)
@@ -236,14 +238,20 @@ def backward(state: State) -> Posteriors:
 def unsound(found: Posteriors) -> Tensor:
     """Sequences whose pass from the right overflowed or lost mass, (B,) bool.
 
-    What that pass loses anywhere is missing from the mass that starts at the first frame, which must be 1: so one
-    number tells, once the pass from the left is audited.
+    What that pass loses is missing from the mass that starts at the first frame, or from the balance of a label: as
+    many of its segments have a duration as start and as end, and no frame belongs to it with more than certainty.
     """
     feasible_B = torch.isfinite(found.log_z_B)
-    lost_B = (found.start_BC().sum(-1) - 1).abs() > 1e-9
     counts = (found.label_BTC, found.ends_BTC, found.duration_BKC, found.transition)
     finite_B = torch.stack([torch.isfinite(count).flatten(1).all(1) for count in counts]).all(0)
-    return (feasible_B & lost_B) | ~finite_B
+    lasting_BC, begun_BC, ended_BC = (
+        count.sum(1) for count in (found.duration_BKC, found.starts_BTC, found.ends_BTC)
+    )
+    uneven_BC = torch.maximum((lasting_BC - begun_BC).abs(), (begun_BC - ended_BC).abs())
+    beyond_B = torch.maximum(found.label_BTC - 1, -found.label_BTC).flatten(1).amax(1)
+    uneven_BC = uneven_BC / begun_BC.clamp(min=1)
+    worst_B = torch.stack([(found.start_BC().sum(-1) - 1).abs(), uneven_BC.amax(1), beyond_B]).amax(0)
+    return (feasible_B & (worst_B > ROUNDING)) | ~finite_B
 
 
 class Counts:
