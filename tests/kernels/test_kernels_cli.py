@@ -98,6 +98,8 @@ def test_files_are_ranks_by_their_name_else_by_their_place(tmp_path):
     (tmp_path / "d").mkdir()
     with pytest.raises(UsageError):
         trails_of([tmp_path / "d", *plain])
+    with pytest.raises(UsageError, match="named twice"):
+        trails_of([plain[0], plain[1], tmp_path / "d" / ".." / "x.json"])
 
 
 def test_a_trace_inside_a_profile_brings_its_recorded_ops_along(tmp_path):

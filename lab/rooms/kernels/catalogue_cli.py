@@ -130,7 +130,7 @@ def home_of(traces: Sequence[Path]) -> Path:
 def trails_of(traces: Sequence[Path]) -> list[Trail]:
     """One trail a rank: a run's or folder's own; bare files by the rank in their name, else by their place.
 
-    Raises MissingError for what is not there, UsageError when two files claim one rank.
+    Raises MissingError for what is not there, UsageError for a file that is named twice: its launches would count twice.
     """
     from lab.errors import MissingError, UsageError
     from lab.rooms.kernels.schema import Trail, trails
@@ -146,6 +146,8 @@ def trails_of(traces: Sequence[Path]) -> list[Trail]:
         return found
     if any(path.is_dir() for path in traces):
         raise UsageError("one run, or trace files: not both", fix="name the runs one by one")
+    if len({path.resolve() for path in traces}) < len(traces):
+        raise UsageError("a trace is named twice", fix="name each rank's trace once")
     named = [re.search(r"rank[_-]?(\d+)", path.name) for path in traces]
     ranks = [int(match[1]) if match else place for place, match in enumerate(named)]
     if len(set(ranks)) < len(ranks):
