@@ -265,8 +265,15 @@ def _layers(tables: NanTables, folder: Path) -> list[Block]:
         )
     return [
         *blocks,
-        Table(layers.drop(columns=["numel"]), "Every layer of every experiment", "tables/layers.csv"),
+        Table(_shown(layers), "Every layer of every experiment", "tables/layers.csv"),
     ]
+
+
+def _shown(layers: pd.DataFrame) -> pd.DataFrame:
+    """The table of layers as the page has it: no step where there was no bad one."""
+    bad = layers["first_bad_step"]
+    shown: pd.DataFrame = layers.drop(columns=["numel"])
+    return shown.assign(first_bad_step=bad.where(bad >= 0).astype("Int64"))
 
 
 def _layer_grid(rows: pd.DataFrame) -> Drawing:
@@ -296,7 +303,9 @@ def _layer_grid(rows: pd.DataFrame) -> Drawing:
         share = value / max(float(row["numel"]), 1.0)
         role = "memcpy" if kind == "subnormal" else "fail"
         strength = 0.0 if not value else min(1.0, max(0.15, 1 + np.log10(max(share, 1e-6)) / 6))
-        hover = f"{names[down]}, {phase}: {value:.0f} {KINDS[kind]} of {row['numel']:.0f}, first bad step {row['first_bad_step']}"
+        hover = f"{names[down]}, {phase}: {value:.0f} {KINDS[kind]} of {row['numel']:.0f}"
+        if row["first_bad_step"] >= 0:
+            hover += f", first bad step {row['first_bad_step']}"
         return Cell(_short(value), role if value else "idle", strength, hover)
 
     titles = [f"{KINDS[kind]}\n{phase}" if len(phases) > 1 else KINDS[kind] for phase, kind in columns]
