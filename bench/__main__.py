@@ -22,7 +22,10 @@ BENCHES = (
 )
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or BENCHES:
+    wanted = sys.argv[1:] or BENCHES
+    if unknown := [name for name in wanted if name not in BENCHES]:
+        sys.exit(f"there is no bench {unknown[0]!r}; there are: {', '.join(BENCHES)}")
+    for name in wanted:
         module = importlib.import_module(f"bench.{name}")
         print(f"\n== {name}: {module.__doc__.splitlines()[0]}")
         module.main()
