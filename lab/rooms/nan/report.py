@@ -272,8 +272,9 @@ def _layers(tables: NanTables, folder: Path) -> list[Block]:
 def _shown(layers: pd.DataFrame) -> pd.DataFrame:
     """The table of layers as the page has it: no step where there was no bad one."""
     bad = layers["first_bad_step"]
-    shown: pd.DataFrame = layers.drop(columns=["numel"])
-    return shown.assign(first_bad_step=bad.where(bad >= 0).astype("Int64"))
+    steps = bad.where(bad >= 0).astype("Int64")
+    shown: pd.DataFrame = layers.drop(columns=["numel"]).assign(first_bad_step=steps)
+    return shown
 
 
 def _layer_grid(rows: pd.DataFrame) -> Drawing:
