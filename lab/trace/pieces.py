@@ -114,7 +114,7 @@ class EventPieces:
     def bad(self, what: str, at: int) -> BadDataError:
         """The error for this file at byte `at` of its text."""
         place = f"byte {at} of the inflated text" if self.packed else f"byte {at}"
-        fix = "record or copy the trace again"
+        fix = "record or copy the trace again; of a sweep, `lab gemm ... --salvage` keeps the readable part"
         return BadDataError(what, where=f"{self.path}, {place}", fix=fix)
 
     def _header(self) -> bytes:

@@ -264,7 +264,7 @@ class Watch:
                 gc.enable()
         if step.bad_leaves and self.on_bad == "raise":
             place = step.births[0].place if step.births else "unknown"
-            raise NonFiniteError(f"a NaN or an infinity was made {place}", where=f"step {step.number} ({step.phase})")  # fmt: skip
+            raise NonFiniteError(f"a NaN or an infinity was first seen {place}", where=f"step {step.number} ({step.phase})")  # fmt: skip
         if step.bad_leaves and callable(self.on_bad):
             self.on_bad(step)
         return output
