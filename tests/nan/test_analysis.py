@@ -93,6 +93,16 @@ def test_equals_share_a_rank_and_that_is_said(tmp_path):
     assert any("share the first rank" in sentence for sentence in sentences(found))
 
 
+def test_equals_at_the_logits_are_not_called_equal_at_zero(tmp_path):
+    bad = {
+        name: result(name, applied="applied", first=birth(), bad_steps=(0,)) for name in ("baseline", "eager")
+    }
+    said = " ".join(sentences(tables(tmp_path / "r", bad)))
+    assert "bad numbers get as far in each" in said and "over zero" not in said
+    clean = {name: result(name, applied="applied") for name in ("baseline", "eager")}
+    assert "no improvement over zero" in " ".join(sentences(tables(tmp_path / "s", clean)))
+
+
 def test_a_nan_that_stays_in_a_module_is_told_apart_from_one_in_the_logits(tmp_path):
     found = rows(tables(tmp_path / "r", {"baseline": result("baseline", first=birth())}))
     assert found["baseline"]["verdict"] == "reached-module"

@@ -127,9 +127,10 @@ def ties(tables: NanTables) -> list[str]:
     best = frame[frame["rank"] == 1]
     if len(best) < 2:
         return []
-    return [
-        f"{len(best)} experiments share the first rank ({_some(list(best['experiment']))}): there is no improvement over zero."
-    ]
+    names = f"{len(best)} experiments share the first rank ({_some(list(best['experiment']))})"
+    if SEVERITY[best["verdict"].iloc[0]] == 0:
+        return [f"{names}: there is no improvement over zero."]
+    return [f"{names}: bad numbers get as far in each of them."]
 
 
 def left_out(evidence: Sequence[Evidence]) -> list[str]:
