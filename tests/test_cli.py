@@ -327,11 +327,11 @@ def readme_commands() -> list[str]:
 
 @pytest.mark.torch
 def test_the_readmes_commands_run_as_they_stand(tmp_path):
-    """In order, in one folder; those for an image of a GPU are asked for their plan only."""
+    """In order, in one folder; those for an image or a cluster are asked for their plan only."""
     commands = readme_commands()
     assert len(commands) >= 8
     for command in commands:
-        if "--image" in command:
+        if "--image" in command or "--engine slurm" in command:
             command = command.replace("lab run", "lab run --dry-run")
         runs = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("experiments/sweep_*"))
         words = [

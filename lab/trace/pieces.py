@@ -133,7 +133,7 @@ class EventPieces:
         if not self._buffer.lstrip(_BOM + _SPACE):
             return self.bad("the file is empty", 0)
         depth = _depth(self._buffer) if whole else 0
-        if depth > 0:
+        if depth > 0 or self._buffer == b"\x1f":  # one byte of gzip's two
             return self.bad("the file is cut before its first event", len(self._buffer))
         fix = "give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)"
         return BadDataError(

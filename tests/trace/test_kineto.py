@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lab.errors import BadDataError, MissingError
@@ -334,6 +334,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Trace]:
 
 @settings(max_examples=80, deadline=None)
 @given(share=st.floats(0, 1), packed=st.booleans(), piece=st.sampled_from([64, 700, 1 << 20]))
+@example(share=0.00057, packed=True, piece=64)  # one byte of gzip's magic
 def test_wherever_a_file_is_cut_salvage_gives_its_beginning(whole, tmp_path_factory, share, packed, piece):
     text, full = whole
     path = tmp_path_factory.mktemp("cut") / "t.json"
