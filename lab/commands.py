@@ -228,12 +228,13 @@ def runs_stop(folder: Path) -> None:
 
 @runs.command("reap")
 @click.option("--running", is_flag=True, help="Those too that still run.")
+@click.option("--slurm-job", metavar="ID", help="Only those of this job, running or not: for an Epilog.")
 @click.option("--json", "as_json", is_flag=True)
-def runs_reap(running: bool, as_json: bool) -> None:
+def runs_reap(running: bool, slurm_job: str | None, as_json: bool) -> None:
     """Remove the containers of lab whose driver is dead and whose result nobody will collect."""
     from lab.engines.docker_leftovers import reap
 
-    removed = reap(running=running)
+    removed = reap(running=running, slurm_job=slurm_job)
     if as_json:
         click.echo(msgspec.json.encode(removed).decode())
         return

@@ -40,6 +40,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     created_utc: str
     driver_alive: bool
+    slurm_job: str = ""  # whose task started it
 
     @property
     def running(self) -> bool:
@@ -51,7 +52,8 @@ def labels(run: Run, step: str, fingerprint: str, gpus: Sequence[Gpu], ref: str)
     pid = os.getpid()
     return {"lab.run": run.manifest.id, "lab.run_dir": str(run.root.resolve()), "lab.step": step,
             "lab.gpus": ",".join(gpu.uuid for gpu in gpus), "lab.fingerprint": fingerprint, "lab.image": ref,
-            "lab.host": socket.gethostname(), "lab.pid": str(pid), "lab.pid_started": _started(pid)}  # fmt: skip
+            "lab.host": socket.gethostname(), "lab.pid": str(pid), "lab.pid_started": _started(pid),
+            "lab.slurm_job": os.environ.get("SLURM_JOB_ID", "")}  # fmt: skip
 
 
 def leftovers(
@@ -90,12 +92,19 @@ def stop_run(
     return found
 
 
-def reap(*, running: bool = False, daemon: Daemon | None = None) -> list[Leftover]:
-    """Remove the containers that nobody will collect; -> these. Still running ones only when asked."""
+def reap(
+    *, running: bool = False, slurm_job: str | None = None, daemon: Daemon | None = None
+) -> list[Leftover]:
+    """Remove the containers that nobody will collect; -> these. Still running ones only when asked.
+
+    slurm_job: only those of this job, running or not: for a site's Epilog, when all of the job's processes are dead.
+    """
     daemon = daemon or connect()
     removed = []
     for one in leftovers(daemon=daemon):
-        if (one.running and not running) or not _forsaken(one):
+        if slurm_job is not None and one.slurm_job != slurm_job:
+            continue
+        if (one.running and not (running or slurm_job)) or not _forsaken(one):
             continue
         _put_away(daemon, 10.0, one)
         removed.append(one)
@@ -132,6 +141,7 @@ def _leftover(row: Mapping[str, Any]) -> Leftover:
         container=row["Id"], name=row["Names"][0].lstrip("/"), state=row["State"], run=said.get("lab.run", ""),
         run_dir=said["lab.run_dir"], step=said.get("lab.step", ""), fingerprint=said.get("lab.fingerprint", ""),
         gpus=tuple(filter(None, said.get("lab.gpus", "").split(","))), driver_alive=_driver_alive(said),
+        slurm_job=said.get("lab.slurm_job", ""),
         created_utc=datetime.fromtimestamp(row["Created"], timezone.utc).isoformat())  # fmt: skip
 
 

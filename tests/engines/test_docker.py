@@ -485,6 +485,16 @@ def test_the_reaper_takes_what_ended_and_leaves_what_runs_unless_asked(tmp_path)
     assert left_of(runs) == []
 
 
+def test_the_reaper_takes_what_outlived_its_slurm_job_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    mine = kill_driver_of(tmp_path / "mine", shell("echo up; sleep 300"))
+    monkeypatch.setenv("SLURM_JOB_ID", "4712")
+    other = kill_driver_of(tmp_path / "other", shell("echo up; sleep 300"))
+    assert [one.run_dir for one in reap(slurm_job="4711")] == [str(mine.root)]
+    assert (left_of(mine), left_of(other)) == ([], ["running"])
+    assert [one.run_dir for one in reap(slurm_job="4712")] == [str(other.root)]
+
+
 def test_the_reaper_leaves_a_living_drivers_containers_alone(tmp_path):
     stop, seen = Stop(), []
     step = shell("echo up; sleep 300")
