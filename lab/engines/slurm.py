@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,7 +85,7 @@ class SlurmEngine:
     def lost(self, run: Run, step: Step) -> Outcome:
         """What to say of a begun step of which nothing is left."""
         job = read_jobs(run.root).of_step.get(step.name, "")
-        return _lost(job, cancelled=False)
+        return lost_outcome(job, cancelled=False)
 
     def gpus_in_use(self) -> tuple[str, ...]:
         return ()  # Slurm hands them out
@@ -191,11 +191,16 @@ class SlurmEngine:
         on_line: Callable[[Step], Callable[[str], None]],
         stop: Stop,
     ) -> Iterator[tuple[Step, Outcome]]:
-        waiting = {name: _Followed(run, step, jobs[name], on_line(step)) for name, step in steps.items()}
+        attempt = read_jobs(run.root).attempt
+        waiting = {
+            name: _Followed(run, step, jobs[name], attempt.get(name, 0), on_line(step))
+            for name, step in steps.items()
+        }
         asked_at, asked_to_end, killed = time.monotonic(), False, False
         while waiting:
+            begun = {path.name for path in (run.root / FOLDER).glob("*.json")}
             for name, one in list(waiting.items()):
-                outcome = one.look()
+                outcome = one.look(begun)
                 if outcome is not None:
                     del waiting[name]
                     yield one.step, outcome
@@ -218,17 +223,22 @@ class SlurmEngine:
 class _Followed:
     """One step's job: its log as it grows, its outcome when it is there, and whether the queue still knows it."""
 
-    def __init__(self, run: Run, step: Step, job: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, run: Run, step: Step, job: str, attempt: int, tell: Callable[[str], None]) -> None:
         self.run, self.step, self.job = run, step, job
         self._tell, self._split, self._offset = tell, LineSplitter(), 0
-        self._attempt = read_jobs(run.root).attempt.get(step.name, 0)
+        self._attempt = attempt
         self._gone_since: float | None = None
         self._cancelled = False
-        self.state: str | None = None
 
-    def look(self) -> Outcome | None:
-        """The outcome, if the step has ended for good: a task that was preempted says `interrupted` and comes again."""
-        self._read_log()
+    def look(self, begun: Set[str]) -> Outcome | None:
+        """The outcome, if the step has ended for good: a task that was preempted says `interrupted` and comes again.
+
+        begun: names of the traces that are there; a step that waits in the queue costs no look at its files.
+        """
+        if trace_path(self.run.root, self.step.name).name in begun:
+            self._read_log()
+        elif not self._lost():
+            return None
         traces = [
             read_trace(trace_path(self.run.root, self.step.name, rank)) for rank in range(self.step.nodes)
         ]
@@ -239,10 +249,10 @@ class _Followed:
                 return None
             self._read_log(last=True)
             return outcome
-        return self._lost_outcome() if self._lost() else None
+        return lost_outcome(self.job, cancelled=self._cancelled) if self._lost() else None
 
     def queue_says(self, state: str | None, *, cancelled: bool) -> None:
-        self.state, self._cancelled = state, cancelled
+        self._cancelled = cancelled
         if state in queue.LIVE:
             self._gone_since = None
         elif self._gone_since is None:
@@ -251,9 +261,6 @@ class _Followed:
     def _lost(self) -> bool:
         patience_s = 1.0 if self._cancelled else SETTLE_S
         return self._gone_since is not None and time.monotonic() - self._gone_since > patience_s
-
-    def _lost_outcome(self) -> Outcome:
-        return _lost(self.job, cancelled=self._cancelled)
 
     def _read_log(self, *, last: bool = False) -> None:
         try:
@@ -270,7 +277,7 @@ class _Followed:
                 self._tell(line)
 
 
-def _lost(job: str, *, cancelled: bool) -> Outcome:
+def lost_outcome(job: str, *, cancelled: bool) -> Outcome:
     """The job is out of the queue and left no outcome: it was cancelled before it began, or its node died."""
     now = utc_now()
     if cancelled:
