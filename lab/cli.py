@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     _IntsParam = click.ParamType[list[int]]
 else:
     _IntsParam = click.ParamType  # generic only in newer click
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 # name -> (module:attribute, help line). Rooms' commands come from the registry in lab.rooms, repeated here by name only
 # so that --help need not load it; a test holds the two together.
@@ -94,6 +97,17 @@ class IntList(_IntsParam):
             return parse_int_list(value)
         except UsageError as error:
             self.fail(f"{error.what} ({error.fix})" if error.fix else error.what, param, ctx)
+
+
+def with_options(*decorators: Decorator) -> Decorator:
+    """Several options and arguments as one decorator, in the order of --help."""
+
+    def apply(function: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
 
 
 def options_of(ctx: click.Context) -> Options:

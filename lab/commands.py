@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import msgspec
 from lab import images as image_data
 from lab import images_cli
 from lab.analysis import analyse
-from lab.cli import COMMANDS, ROOM_COMMANDS, RUN_COMMANDS, LazyGroup
+from lab.cli import COMMANDS, ROOM_COMMANDS, RUN_COMMANDS, Decorator, LazyGroup, with_options
 from lab.console import Console
 from lab.core.manifest import Manifest
 from lab.core.run import Run, list_runs
@@ -27,8 +26,6 @@ from lab.engines.slurm_ask import Ask
 from lab.errors import LabError, MissingError, StepFailed, UsageError
 from lab.show import raise_for_findings, show_findings
 from lab.survey import Options
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PLACE: list[Decorator] = [
     click.option(
@@ -55,18 +52,6 @@ SLURM: list[Decorator] = [
     click.option("--vendor", type=click.Choice(["nvidia", "amd", "none"]), help="[Slurm] Of the nodes' GPUs, without --image."),
     click.option("--detach", is_flag=True, help="[Slurm] Submit and return; a job after the steps collects and analyses."),
 ]  # fmt: skip
-ASKED = (
-    "partition",
-    "account",
-    "qos",
-    "constraint",
-    "time_min",
-    "cpus_per_task",
-    "mem",
-    "gres",
-    "extra",
-    "container",
-)
 KNOBS: list[Decorator] = [
     click.option("--gpus", default="all", show_default=True, help="all, none, a count, 0,2 or 0-3, or UUIDs."),
     click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Steps at a time."),
@@ -84,29 +69,15 @@ KNOBS: list[Decorator] = [
 ]  # fmt: skip
 
 
-def _decorate(function: Callable[..., Any], decorators: list[Decorator]) -> Callable[..., Any]:
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return function
-
-
 def _options(as_json: bool, **flags: Any) -> Options:
-    asked = {name: flags.pop(name) for name in ASKED if name in flags}
+    asked = {name: flags.pop(name) for name in Ask.__struct_fields__ if name in flags}
     if flags.get("engine") == "slurm":
-        flags["slurm"] = Ask(**asked)
-    elif (
-        any(asked.get(name) not in (None, (), "none") for name in asked)
-        or flags.get("detach")
-        or flags.get("vendor")
-    ):
-        named = [
-            name
-            for name in (*asked, "detach", "vendor")
-            if {**asked, **flags}.get(name) not in (None, (), "none", False)
-        ]
-        raise UsageError(
-            f"--{named[0].replace('_', '-')} is an option of the slurm engine", fix="add --engine slurm"
-        )
+        return Options(json=as_json, slurm=Ask(**asked), **flags)
+    theirs = {**asked, **{name: flags.get(name) for name in ("detach", "vendor")}}
+    given = [name for name, value in theirs.items() if value not in (None, (), "none", False)]
+    if given:
+        option = {"time_min": "time", "extra": "sbatch"}.get(given[0], given[0]).replace("_", "-")
+        raise UsageError(f"--{option} is an option of the slurm engine", fix="add --engine slurm")
     return Options(json=as_json, **flags)
 
 
@@ -146,7 +117,7 @@ EARLIER: list[Decorator] = [
 
 _ROOMS = {name: RUN_COMMANDS.get(name) or COMMANDS[name] for name in ROOM_COMMANDS}
 run = click.group("run", cls=LazyGroup, lazy=_ROOMS, invoke_without_command=True)(
-    click.pass_context(_decorate(_run, [*PLACE, *KNOBS, *SLURM, *EARLIER]))
+    click.pass_context(with_options(*PLACE, *KNOBS, *SLURM, *EARLIER)(_run))
 )
 
 
@@ -155,7 +126,7 @@ def standalone(command: click.Command) -> click.Command:
     if isinstance(command, click.Group):
         parts = {name: standalone(part) for name, part in command.commands.items()}
         return click.Group(command.name, commands=parts, help=command.help)
-    carrier = click.command("carrier")(_decorate(lambda **_: None, KNOBS))
+    carrier = click.command("carrier")(with_options(*KNOBS)(lambda **_: None))
     own = {param.name for param in command.params}  # a flag of the command's own means what the command says
     params = [param for param in carrier.params if param.name not in own]
     mine = {param.name for param in params}

@@ -6,22 +6,17 @@ from pathlib import Path
 
 import click
 
+from lab.rooms.kernels.options import RANK, SOURCE
+
 
 @click.command("cpp")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option(
-    "--execution-trace",
-    type=click.Path(path_type=Path),
-    help="Recorded together with the trace; found by itself in a RUN.",
-)
+@SOURCE
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     help="Folder of the program. [default: cpp/ in a RUN, experiments/NAME_cpp else]",
 )
-@click.option(
-    "--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Of a RUN over several GPUs."
-)
+@RANK
 def cpp(source: Path, execution_trace: Path | None, out: Path | None, rank: int) -> None:
     """Write a C++ (libtorch) program that replays SOURCE: a profile's or a replay's RUN, or a trace.
 

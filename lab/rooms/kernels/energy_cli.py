@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.cli import options_of
+from lab.rooms.kernels.options import RANK, SOURCE
 
 if TYPE_CHECKING:
     from lab.rooms import Plan, Site
@@ -17,12 +18,7 @@ STEP = "energy"
 
 
 @click.command("energy")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option(
-    "--execution-trace",
-    type=click.Path(path_type=Path),
-    help="Recorded together with the trace; found by itself in a RUN.",
-)
+@SOURCE
 @click.option(
     "--window",
     "window_s",
@@ -77,9 +73,7 @@ STEP = "energy"
     help="Seconds for all windows.",
 )
 @click.option("--no-model", is_flag=True, help="Without the model's own run: then there is no closure.")
-@click.option(
-    "--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Of a RUN over several GPUs."
-)
+@RANK
 @click.pass_context
 def energy(
     ctx: click.Context, /, source: Path, execution_trace: Path | None, no_model: bool, rank: int, **knobs: Any

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lab.cli import options_of
+from lab.rooms.kernels.options import RANK, SOURCE
 
 if TYPE_CHECKING:
     from lab.core.step import Step
@@ -18,12 +19,7 @@ STEP = "replay"
 
 
 @click.command("replay")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option(
-    "--execution-trace",
-    type=click.Path(path_type=Path),
-    help="Recorded together with the trace; found by itself in a RUN.",
-)
+@SOURCE
 @click.option(
     "--recorded-ops",
     type=click.Path(path_type=Path),
@@ -50,9 +46,7 @@ STEP = "replay"
     show_default=True,
     help="In order: launched as the host can, or queued behind a wait so that kernels follow each other at once.",
 )
-@click.option(
-    "--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Of a RUN over several GPUs."
-)
+@RANK
 @click.pass_context
 def replay(ctx: click.Context, /, source: Path, execution_trace: Path | None, recorded_ops: Path | None, mode: str,
            repeats: int, pace: str, rank: int) -> None:  # fmt: skip

@@ -9,12 +9,10 @@ from typing import Any
 
 import click
 
+from lab.cli import with_options
 from lab.console import Console
 from lab.core.run import Run
 from lab.errors import StepFailed, needs
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-Command = Callable[..., Any]
 
 SWEEP = click.argument("sweep", type=click.Path(path_type=Path))
 OUT = click.option("-o", "--out", type=click.Path(path_type=Path),
@@ -35,15 +33,6 @@ PLACE = [SWEEP, OUT, IN_PLACE]
 COMMON = [WORKERS, QUIET, JSON]
 
 
-def options(*decorators: Decorator) -> Decorator:
-    def apply(function: Callable[..., Any]) -> Callable[..., Any]:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return apply
-
-
 @click.group()
 def gemm() -> None:
     """Why GEMM times vary: reports, variance, overlap with collectives, cause, plots, merged traces.
@@ -54,7 +43,7 @@ def gemm() -> None:
 
 
 @gemm.command("all")
-@options(*PLACE, TOP_K, SALVAGE, click.option("--fresh", is_flag=True, help="Do it again even if nothing has changed."),
+@with_options(*PLACE, TOP_K, SALVAGE, click.option("--fresh", is_flag=True, help="Do it again even if nothing has changed."),
          click.option("--keep-merged", is_flag=True, help="Leave merged traces that are there as they are."),
          *COMMON)  # fmt: skip
 def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, keep_merged: bool, **shared: Any) -> None:
@@ -79,7 +68,7 @@ def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, keep_merged:
 
 
 @gemm.command()
-@options(
+@with_options(
     *PLACE,
     click.option("--number", type=click.IntRange(min=0), required=True, help="Which, from 0."),
     SALVAGE,
@@ -95,7 +84,7 @@ def part(sweep: Path, number: int, salvage: bool, **shared: Any) -> None:
 
 
 @gemm.command()
-@options(
+@with_options(
     *PLACE, TOP_K, SALVAGE,
     click.option("--partition", help="Slurm's; also account, qos and the like with --sbatch. [default: the site's]"),
     click.option("--cpus-per-task", type=click.IntRange(min=1), default=8, show_default=True, help="CPUs of each task."),
@@ -129,7 +118,7 @@ def spread(sweep: Path, out: Path | None, in_place: bool, top_k: int, salvage: b
 
 
 @gemm.command()
-@options(*PLACE, SALVAGE, *COMMON)
+@with_options(*PLACE, SALVAGE, *COMMON)
 def report(sweep: Path, salvage: bool, **shared: Any) -> None:
     """Excel reports per rank and configuration, and timeline, collectives, effective, stragglers as CSV."""
     with needs("analysis"):
@@ -141,7 +130,7 @@ def report(sweep: Path, salvage: bool, **shared: Any) -> None:
 
 
 @gemm.command()
-@options(*PLACE, TOP_K, *COMMON)
+@with_options(*PLACE, TOP_K, *COMMON)
 def variance(sweep: Path, top_k: int, **shared: Any) -> None:
     """The GEMMs whose time varies most -> top5_gemm_kernels_time_variance.csv."""
     with needs("analysis"):
@@ -152,7 +141,7 @@ def variance(sweep: Path, top_k: int, **shared: Any) -> None:
 
 
 @gemm.command()
-@options(*PLACE, TOP_K, *COMMON)
+@with_options(*PLACE, TOP_K, *COMMON)
 def timestamps(sweep: Path, top_k: int, **shared: Any) -> None:
     """When the extreme instances ran -> ..._with_timestamps.csv."""
     with needs("analysis"):
@@ -163,7 +152,7 @@ def timestamps(sweep: Path, top_k: int, **shared: Any) -> None:
 
 
 @gemm.command()
-@options(*PLACE, TOP_K, *COMMON)
+@with_options(*PLACE, TOP_K, *COMMON)
 def overlap(sweep: Path, top_k: int, **shared: Any) -> None:
     """Which collectives overlapped them, and what of the variance that explains."""
     with needs("analysis"):
@@ -174,7 +163,7 @@ def overlap(sweep: Path, top_k: int, **shared: Any) -> None:
 
 
 @gemm.command()
-@options(*PLACE, TOP_K, QUIET, JSON)
+@with_options(*PLACE, TOP_K, QUIET, JSON)
 def plots(sweep: Path, top_k: int, **shared: Any) -> None:
     """The plots of an analysis that is there -> plots/*.png."""
     with needs("analysis"):
@@ -185,7 +174,7 @@ def plots(sweep: Path, top_k: int, **shared: Any) -> None:
 
 
 @gemm.command()
-@options(
+@with_options(
     *PLACE,
     click.option("--format", "form", type=click.Choice(["json", "pftrace"]), default="json", show_default=True,
                  help="Chrome's JSON that everybody reads, or Perfetto's own: smaller, opens faster."),
@@ -213,7 +202,7 @@ def merge(sweep: Path, form: str, cpu_ops: bool, salvage: bool, **shared: Any) -
 @click.option(
     "-l", "--label", "labels", multiple=True, help="Name of each sweep on the page. [default: its folder]"
 )
-@options(*COMMON)
+@with_options(*COMMON)
 def compare(sweeps: tuple[Path, ...], out: Path, labels: tuple[str, ...], workers: int | None, quiet: bool,
             as_json: bool) -> None:  # fmt: skip
     """Two or more sweeps side by side on one page; the first is what the others are compared to."""
