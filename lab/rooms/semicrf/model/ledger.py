@@ -18,6 +18,19 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5}
 """Allowed error of a line by the dtype that computed; sums over frames are divided by their size."""
 
 
+def mass(label_BTC: Tensor, lengths_B: Tensor, log_z_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each sequence the worst |sum_c P(t, c) - 1|, (B,) float64, and the first frame that has it, (B,) int64.
+
+    NaN counts as inf. A sequence that nothing fits (log Z = -inf) has no mass to miss: 0. Never waits for a GPU.
+    """
+    error_BT = (label_BTC.sum(-1, dtype=torch.float64) - 1).abs()
+    error_BT = torch.where(torch.isnan(error_BT), torch.full_like(error_BT, float("inf")), error_BT)
+    frame_T = torch.arange(error_BT.shape[1], device=error_BT.device)
+    counted_BT = (frame_T < lengths_B[:, None]) & ~torch.isneginf(log_z_B)[:, None]
+    worst = torch.where(counted_BT, error_BT, torch.zeros_like(error_BT)).max(1)
+    return worst.values, worst.indices
+
+
 @dataclass(frozen=True)
 class Line:
     """One identity: its worst error and where. `where` is (sequence, position or label)."""

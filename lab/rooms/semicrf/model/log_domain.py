@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
 
 
@@ -106,7 +107,8 @@ def posteriors(problem: Problem) -> Posteriors:
     label_BTC, starts_BTC, ends_BTC, duration_BKC = (
         x.transpose(0, 1) for x in (label_TBC, starts_TBC, ends_TBC, duration)
     )
-    return Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, crossed)
+    checked = mass(label_BTC, problem.lengths_B, state.log_z_B)
+    return Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, crossed, *checked)
 
 
 def _window(state: LogState, t: int, reach: int) -> Tensor:

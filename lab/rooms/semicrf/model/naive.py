@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
 
 Segment = tuple[int, int, int]
@@ -67,7 +68,8 @@ def posteriors(problem: Problem) -> Posteriors:
             found = torch.autograd.grad(log_z, (*values, marks), allow_unused=True)
             grads = [g if f is None else f for g, f in zip(grads, found, strict=True)]
         done.append((log_z.detach(), grads[0][b], grads[3][0], grads[3][1], grads[2], grads[1]))
-    return Posteriors(*(torch.stack(column) for column in zip(*done, strict=True)))
+    counts = tuple(torch.stack(column) for column in zip(*done, strict=True))
+    return Posteriors(*counts, *mass(counts[1], problem.lengths_B, counts[0]))
 
 
 def segmentations(length: int, longest: int, labels: int) -> Iterator[list[Segment]]:

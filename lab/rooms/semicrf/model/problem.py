@@ -58,6 +58,8 @@ class Posteriors:
 
     `starts_BTC[b, t, c]`: a segment of c starts with frame t; `ends_BTC`: ends with it; `label_BTC`: covers it.
     `duration_BKC`: expected segments of duration k+1 and label c. `transition`: (B, C, C), or (B, K, C, C).
+    `mass_error_B`: worst |sum_c P(t, c) - 1| over a sequence's frames as computed, NaN as inf, 0 where nothing is
+    feasible; `mass_frame_B`: the first frame where it is reached. `ledger.mass` works them out from `label_BTC`.
     """
 
     log_z_B: Tensor
@@ -66,6 +68,8 @@ class Posteriors:
     ends_BTC: Tensor
     duration_BKC: Tensor
     transition: Tensor
+    mass_error_B: Tensor
+    mass_frame_B: Tensor
 
     def start_BC(self) -> Tensor:
         return self.starts_BTC[:, 0]

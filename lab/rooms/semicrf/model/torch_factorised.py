@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model import log_domain
+from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
 
 EVERY = 8
@@ -34,6 +35,8 @@ LINE = 8
 """Numbers in a cache line."""
 ROUNDING = 1e-9
 """What sums of probabilities in float64 may be off by."""
+ROUNDING_LOG_Z = 1e-12
+"""And log Z, relative to its size."""
 
 
 @dataclass(frozen=True)
@@ -230,16 +233,29 @@ def backward(state: State) -> Posteriors:
     if bool(redo_B.any()):
         again = redo_B.nonzero()[:, 0]
         mended = log_domain.posteriors(problem.rows(again))
-        for name in ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition"):
+        for name in ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition", "mass_frame_B"):
             getattr(found, name)[again] = getattr(mended, name)
+        elsewhere_B = beyond(found.log_z_B[again], mended.log_z_B)
+        found.mass_error_B[again] = torch.maximum(mended.mass_error_B, elsewhere_B)
     return found
+
+
+def beyond(log_z_B: Tensor, mended_B: Tensor) -> Tensor:
+    """The mass error of mended counts in terms of the log Z that was given out: |Z' / Z - 1| beyond rounding.
+
+    Underflow on the way back leaves log Z as it is. Where the two part, the pass from the left was wrong, which
+    shares of the log domain, summing to 1 whatever Z is, could not show.
+    """
+    apart_B = torch.where(log_z_B == mended_B, torch.zeros_like(log_z_B), (log_z_B - mended_B).abs())
+    return torch.expm1(torch.relu(apart_B - ROUNDING_LOG_Z * mended_B.abs() - 1e-11))
 
 
 def unsound(found: Posteriors) -> Tensor:
     """Sequences whose pass from the right overflowed or lost mass, (B,) bool.
 
-    What that pass loses is missing from the mass that starts at the first frame, or from the balance of a label: as
-    many of its segments have a duration as start and as end, and no frame belongs to it with more than certainty.
+    What that pass loses is missing from the mass of a frame, from the mass that starts at the first, or from the
+    balance of a label: as many of its segments have a duration as start and as end, and no frame belongs to it with
+    more than certainty.
     """
     feasible_B = torch.isfinite(found.log_z_B)
     counts = (found.label_BTC, found.ends_BTC, found.duration_BKC, found.transition)
@@ -250,7 +266,8 @@ def unsound(found: Posteriors) -> Tensor:
     uneven_BC = torch.maximum((lasting_BC - begun_BC).abs(), (begun_BC - ended_BC).abs())
     beyond_B = torch.maximum(found.label_BTC - 1, -found.label_BTC).flatten(1).amax(1)
     uneven_BC = uneven_BC / begun_BC.clamp(min=1)
-    worst_B = torch.stack([(found.start_BC().sum(-1) - 1).abs(), uneven_BC.amax(1), beyond_B]).amax(0)
+    started_B = (found.start_BC().sum(-1) - 1).abs()
+    worst_B = torch.stack([found.mass_error_B, started_B, uneven_BC.amax(1), beyond_B]).amax(0)
     return (feasible_B & (worst_B > ROUNDING)) | ~finite_B
 
 
@@ -359,7 +376,9 @@ class Counts:
         rows = (label_TBC, self.starts_TBC, ends_TBC, self.duration * weights.duration_K1C)
         label_BTC, starts_BTC, ends_BTC, duration_BKC = (x.transpose(0, 1)[..., :labels] for x in rows)
         transition = (self.transition * weights.transition)[..., :labels, :labels]
-        return Posteriors(self.state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition)
+        log_z_B = self.state.log_z_B
+        checked = mass(label_BTC, self.state.problem.lengths_B, log_z_B)
+        return Posteriors(log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, *checked)
 
     def cross(self, alpha_TBC: Tensor, eta_TBC: Tensor) -> None:
         """Sum of alpha[s] eta[s] over s, in chunks of one fixed size: padding then cannot move a bit.

@@ -8,7 +8,7 @@ flags.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import triton
@@ -18,6 +18,7 @@ from torch import Tensor
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import kernels, log_domain
 from lab.rooms.semicrf.model.api import MAX_LABELS
+from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
 N = 16
@@ -30,6 +31,8 @@ COUNT_BLOCKS = 16
 """Blocks in a chunk of the duration counts, more for long durations: the partial sums take (K / chunk) rows."""
 LIMITS = {torch.float32: (2.0**-126, 2.0**36), torch.float64: (2.0**-1022, 2.0**80)}
 """Smallest number that keeps its digits, and by how much a message must exceed what may be lost."""
+COUNTS = tuple(field.name for field in fields(Posteriors) if field.name != "log_z_B")
+"""What the log domain gives anew for a flagged sequence."""
 
 
 @dataclass
@@ -203,10 +206,11 @@ def backward(state: State) -> Posteriors:
     kernels.sum_transitions[(batch, labels)](
         crossed, model["onward"], transition_BCC, labels, chunks, CP=wide, num_warps=1
     )
-    found = Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition_BCC)
+    checked = mass(label_BTC, problem.lengths_B, state.log_z_B)
+    found = Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition_BCC, *checked)
     if state.again is not None:
         mended = log_domain.posteriors(problem.rows(state.again))
-        for name in ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition"):
+        for name in COUNTS:
             value = getattr(found, name)
             value[state.again] = getattr(mended, name).to(value.dtype)
     return found
