@@ -31,10 +31,30 @@ for dtype in kernel.FORMATS:
             kinds = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-7 if dtype is torch.float16 else 1e-40])
             x[picked] = kinds[torch.randint(0, 4, (len(picked),), generator=generator)].to(dtype)
             tensors.append(x)
-    chosen, words, pointers, held = kernel._table(tensors, [x.numel() for x in tensors], dtype)
-    found = kernel._decode(kernel.launch(pointers, words, dtype, torch.device("cpu"), held).numpy(), dtype)
-    expected = plain_counts([x for x, use in zip(tensors, chosen) if use])
+    table = kernel._table(tensors, [x.numel() for x in tensors], dtype)
+    group = kernel.Group(dtype, [], torch.tensor(table.words), max(table.words))
+    found = kernel._decode(kernel.launch(table.pointers, group).numpy(), dtype)
+    expected = plain_counts([x for x, use in zip(tensors, table.chosen) if use])
     assert len(expected) > 10 and np.array_equal(found, expected), dtype
+
+# The counter remembers a call's sizes for the next: new values, new sizes and gaps must not be taken for the old ones.
+torch.Tensor.get_device = lambda tensor: 0
+real, took = kernel._as_before, []
+def spied(tensors, last):
+    rows = real(tensors, last)
+    took.append(rows is not None)
+    return rows
+kernel._as_before = spied
+counter = kernel.KernelCounter()
+def call(sizes, gap=False):
+    made = [torch.randn(2 * n, generator=generator)[:: 2 if gap else 1][:n].to(torch.float16 if n % 4 else torch.float32) for n in sizes]
+    made = [x if not gap else torch.stack([x, x], 1)[:, 0] for x in made]
+    made[1][0] = float("nan")
+    assert np.array_equal(counter(made), plain_counts(made))
+    return len(took)
+assert [call((130, 64, 200, 66)), call((130, 64, 200, 66)), call((64, 130, 200, 66)), call((64, 130, 200, 66), gap=True),
+        call((64, 130, 200, 66)), call((63, 130)), call((63, 130))] == [0, 1, 1, 2, 3, 3, 3]
+assert took == [True, False, True]
 print("equal")
 """
 

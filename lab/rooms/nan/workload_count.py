@@ -38,10 +38,10 @@ def choose_counter(device: torch.device) -> tuple[str, Counter, str]:
     if device.type != "cuda":
         return "bits", bits_counts, "the model is not on a GPU"
     try:
-        from lab.rooms.nan.workload_kernel import kernel_counts
+        from lab.rooms.nan.workload_kernel import KernelCounter
     except ImportError as error:
         return "norm", norm_counts, f"no Triton here ({error})"
-    return "kernel", kernel_counts, "Triton is here"
+    return "kernel", KernelCounter(), "Triton is here"
 
 
 def plain_counts(tensors: Sequence[Tensor]) -> np.ndarray:
@@ -158,7 +158,7 @@ def kernel_named(name: str) -> Counter:
     if name != "kernel":
         raise UsageError(f"there is no counter {name!r}", fix="kernel, bits, norm or plain")
     try:
-        from lab.rooms.nan.workload_kernel import kernel_counts
+        from lab.rooms.nan.workload_kernel import KernelCounter
     except ImportError as error:
         raise MissingError(f"the kernel needs Triton: {error}", fix="counter=norm") from error
-    return kernel_counts
+    return KernelCounter()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -109,41 +110,103 @@ def _count(  # type: ignore[no-untyped-def]
             tl.atomic_max(row + 4, tl.max(finite, 0))
 
 
-def kernel_counts(tensors: Sequence[Tensor]) -> np.ndarray:
-    """Rows as `plain_counts` gives them; what the kernel cannot read goes there."""
-    rows = np.empty((len(tensors), len(KINDS)))
-    sizes = [tensor.numel() for tensor in tensors]
-    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for at, key in enumerate([(tensor.dtype, tensor.device) for tensor in tensors]):
-        groups.setdefault(key, []).append(at)
-    rest: list[int] = []
-    # All launches first, then the waits.
-    launched: list[tuple[torch.dtype, list[int], Tensor]] = []
-    for (dtype, device), members in groups.items():
-        if dtype not in FORMATS or device.type != "cuda":
+class KernelCounter:
+    """Rows as `plain_counts` gives them; what the kernel cannot read goes there.
+
+    Forwards of one phase differ in nothing but addresses, so what else a call needs is kept for the next one.
+    """
+
+    def __init__(self) -> None:
+        self._last = Layout([], [], [], [])
+
+    def __call__(self, tensors: Sequence[Tensor]) -> np.ndarray:
+        sizes, devices = [*map(Tensor.numel, tensors)], [*map(Tensor.get_device, tensors)]
+        dtypes = [tensor.dtype for tensor in tensors]
+        last = self._last
+        if last.groups and (sizes, dtypes, devices) == (last.sizes, last.dtypes, last.devices):
+            rows = _as_before(tensors, last)
+            if rows is not None:
+                return rows
+        groups, rest, found = _by_type(tensors, sizes, dtypes, devices)
+        rows = _gathered(len(tensors), groups, found)
+        if rest:
+            rows[rest] = plain_counts([tensors[at] for at in rest])
+        self._last = Layout(sizes, dtypes, devices, [] if rest else groups)
+        return rows
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors of one type on one device: which, their words of 32 bits (on that device), and the most of these."""
+
+    dtype: torch.dtype
+    members: list[int]
+    words: Tensor
+    most_words: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What equal forwards share; without groups where some tensor went another way."""
+
+    sizes: list[int]
+    dtypes: list[torch.dtype]
+    devices: list[int]
+    groups: list[Group]
+
+
+def _as_before(tensors: Sequence[Tensor], last: Layout) -> np.ndarray | None:
+    """The counts where only addresses are new; None where a tensor needs a copy or another way now."""
+    if not all(map(Tensor.is_contiguous, tensors)):
+        return None
+    pointers = np.array([*map(Tensor.data_ptr, tensors)], dtype=np.int64)
+    if (pointers & 15).any():
+        return None
+    found = [launch(pointers[group.members], group) for group in last.groups]
+    return _gathered(len(tensors), last.groups, found)
+
+
+def _by_type(
+    tensors: Sequence[Tensor], sizes: list[int], dtypes: list[torch.dtype], devices: list[int]
+) -> tuple[list[Group], list[int], list[Tensor]]:
+    """(groups, tensors that go the plain way, counts of each group). All launches come before any wait."""
+    places: dict[tuple[torch.dtype, int], list[int]] = {}
+    for at, key in enumerate(zip(dtypes, devices, strict=True)):
+        places.setdefault(key, []).append(at)
+    groups, rest, found = [], [], []
+    for (dtype, device), members in places.items():
+        if dtype not in FORMATS or device < 0:
             rest += members
             continue
-        chosen, words, pointers, held = _table(
-            [tensors[at] for at in members], [sizes[at] for at in members], dtype
-        )
-        rest += [at for at, use in zip(members, chosen, strict=True) if not use]
-        if words:
-            members = [at for at, use in zip(members, chosen, strict=True) if use]
-            launched.append((dtype, members, launch(pointers, words, dtype, device, held)))
-    for dtype, members, found in launched:
-        rows[members] = _decode(found.cpu().numpy(), dtype)
-    if rest:
-        rows[rest] = plain_counts([tensors[at] for at in rest])
+        table = _table([tensors[at] for at in members], [sizes[at] for at in members], dtype)
+        rest += [at for at, use in zip(members, table.chosen, strict=True) if not use]
+        if table.words:
+            members = [at for at, use in zip(members, table.chosen, strict=True) if use]
+            words = torch.tensor(table.words).to(tensors[members[0]].device)
+            groups.append(Group(dtype, members, words, max(table.words)))
+            found.append(launch(table.pointers, groups[-1]))
+    return groups, rest, found
+
+
+def _gathered(count: int, groups: list[Group], found: list[Tensor]) -> np.ndarray:
+    rows = np.empty((count, len(KINDS)))
+    for group, counts in zip(groups, found, strict=True):
+        rows[group.members] = _decode(counts.cpu().numpy(), group.dtype)
     return rows
 
 
-def _table(
-    tensors: list[Tensor], sizes: list[int], dtype: torch.dtype
-) -> tuple[list[bool], list[int], list[int], list[Tensor]]:
-    """(which the kernel can read, their words, their addresses, what must live until it has run).
+@dataclass(frozen=True)
+class Table:
+    """Which tensors the kernel can read, their words, their addresses, and what must live until it has run."""
 
-    It reads words of 32 bits from addresses that 16 divides. Counting does not care for order, but gaps need a copy.
-    """
+    chosen: list[bool]
+    words: list[int]
+    pointers: np.ndarray
+    held: list[Tensor]
+
+
+def _table(tensors: list[Tensor], sizes: list[int], dtype: torch.dtype) -> Table:
+    """The kernel reads words of 32 bits from addresses that 16 divides. Counting does not care for order, but gaps need a copy."""
     dense = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
     pointers = [tensor.data_ptr() for tensor in dense]
     per_word = 1 if dtype is torch.float32 else 2
@@ -151,24 +214,22 @@ def _table(
         not pointer % 16 and not size % per_word and 0 < size < 2**31
         for pointer, size in zip(pointers, sizes, strict=True)
     ]
-    if all(chosen):
-        return chosen, [size // per_word for size in sizes], pointers, dense
     words = [size // per_word for size, use in zip(sizes, chosen, strict=True) if use]
-    return chosen, words, [pointer for pointer, use in zip(pointers, chosen, strict=True) if use], dense
+    kept = [pointer for pointer, use in zip(pointers, chosen, strict=True) if use]
+    return Table(chosen, words, np.array(kept, dtype=np.int64), dense)
 
 
-def launch(
-    pointers: list[int], words: list[int], dtype: torch.dtype, device: torch.device, _held: list[Tensor]
-) -> Tensor:
-    """(tensors, 5) int32 on the device, not waited for; the copies in `_held` are freed in the stream's order."""
-    table = torch.from_numpy(np.array([pointers, words], dtype=np.int64)).to(device, non_blocking=True)
-    found = torch.zeros((len(words), len(KINDS)), dtype=torch.int32, device=device)
-    parts = min(MOST_PARTS, triton.cdiv(max(words), 4 * BLOCK))
-    whole, infinity, normal = FORMATS[dtype]
+def launch(pointers: np.ndarray, group: Group) -> Tensor:
+    """(tensors, 5) int32 on the group's device, not waited for."""
+    device = group.words.device
+    table = torch.from_numpy(pointers).to(device, non_blocking=True)
+    found = torch.zeros((len(pointers), len(KINDS)), dtype=torch.int32, device=device)
+    parts = min(MOST_PARTS, triton.cdiv(group.most_words, 4 * BLOCK))
+    whole, infinity, normal = FORMATS[group.dtype]
     packed = whole is torch.int16
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        _count[(len(words), parts)](table[0], table[1], found, 1 << 15 if packed else -(1 << 31),
-                                    infinity, normal, packed, BLOCK)  # fmt: skip
+        _count[(len(pointers), parts)](table, group.words, found, 1 << 15 if packed else -(1 << 31),
+                                       infinity, normal, packed, BLOCK)  # fmt: skip
     return found
 
 
