@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
 
 BACKENDS = ("naive", "torch", "triton", "auto")
+Alarm = Callable[[Posteriors], None]
 MAX_LABELS = 128
 """The Triton kernels keep a label in a lane and a column of the transition in its registers."""
 
@@ -50,13 +52,20 @@ def log_partition(
     start_C: Tensor | None = None,
     end_C: Tensor | None = None,
     backend: str = "auto",
+    alarm: Alarm | None = None,
 ) -> Tensor:
-    """log Z (B,), float64, differentiable in every float input (once: a second derivative raises)."""
+    """log Z (B,), float64, differentiable in every float input (once: a second derivative raises).
+
+    `alarm` is shown the expected counts in the backward pass, before they become gradients; what it raises ends the
+    pass. The naive form has no counts of its own and shows none.
+    """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C)
     chosen = resolve_backend(backend, problem.score_BTC, problem.transition)
     if chosen == "naive":
         return naive.log_partition(problem)
-    log_z_B: Tensor = LogPartition.apply(chosen, problem.lengths_B, *problem.floats())  # type: ignore[no-untyped-call]
+    log_z_B: Tensor = LogPartition.apply(  # type: ignore[no-untyped-call]
+        chosen, alarm, problem.lengths_B, *problem.floats()
+    )
     return log_z_B
 
 
@@ -64,12 +73,12 @@ class LogPartition(torch.autograd.Function):
     """log Z with its hand-written gradient: the expected counts."""
 
     @staticmethod
-    def forward(ctx: Any, backend: str, lengths_B: Tensor, *floats: Tensor) -> Tensor:
+    def forward(ctx: Any, backend: str, alarm: Alarm | None, lengths_B: Tensor, *floats: Tensor) -> Tensor:
         score_BTC, transition, duration_KC, start_C, end_C = (value.detach() for value in floats)
         problem = Problem(score_BTC, transition, duration_KC, lengths_B, start_C, end_C)
         engine = engine_of(backend)
-        state = engine.forward(problem, keep=any(ctx.needs_input_grad[2:]))
-        ctx.engine, ctx.state, ctx.problem = engine, state, problem
+        state = engine.forward(problem, keep=any(ctx.needs_input_grad[3:]))
+        ctx.engine, ctx.state, ctx.problem, ctx.alarm = engine, state, problem, alarm
         log_z_B: Tensor = state.log_z_B
         return log_z_B
 
@@ -77,9 +86,11 @@ class LogPartition(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> Any:
         found = ctx.engine.backward(ctx.state)
+        if ctx.alarm is not None:
+            ctx.alarm(found)
         grads = gradients(ctx.problem, found, grad_B)
-        wanted = ctx.needs_input_grad[2:]
-        return (None, None, *(g if want else None for g, want in zip(grads, wanted, strict=True)))
+        wanted = ctx.needs_input_grad[3:]
+        return (None, None, None, *(g if want else None for g, want in zip(grads, wanted, strict=True)))
 
 
 def engine_of(backend: str) -> Any:

@@ -20,9 +20,12 @@ NEG_INF, EPSILON, MESSAGE, LOG_MARGINAL = -1e9, 1e-10, 1e6, 80.0
 
 def seed_log_partition(
     score_BTC: Tensor, transition_CC: Tensor, duration_KC: Tensor, lengths_B: Tensor | None = None, *,
-    start_C: Tensor | None = None, end_C: Tensor | None = None, backend: str = "guards",
+    start_C: Tensor | None = None, end_C: Tensor | None = None, backend: str = "guards", alarm: Any = None,
 ) -> Tensor:  # fmt: skip
-    """log Z_B with the guards on, in the dtype of the scores; same arguments as `log_partition`."""
+    """log Z_B with the guards on, in the dtype of the scores; same arguments as `log_partition`.
+
+    `alarm` is never called: the recipe keeps no ledger of its mass.
+    """
     classes = score_BTC.shape[2]
     zero_C = score_BTC.new_zeros(classes)
     lengths_B = _lengths(score_BTC, lengths_B)

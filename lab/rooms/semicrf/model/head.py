@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.validation import Validator
+from lab.rooms.semicrf.model.crf_watch import CRFWatch
+from lab.rooms.semicrf.model.validation import Validator, backend_name
 
 Partition = Callable[..., Tensor]
 
@@ -127,8 +128,10 @@ class SemiCRF(nn.Module):
             return self.partition(score_BTC, transition_CC, duration_KC, lengths_B, **arguments)
         # Views of this call alone: a hook on a parameter itself would stay for good.
         leaves = [tensor.view_as(tensor) for tensor in (score_BTC, transition_CC, duration_KC)]
-        logZ_B = self.partition(*leaves, lengths_B, **arguments)
-        self.validator.partition(logZ_B, leaves, lengths_B, (self.start_C, self.end_C), self.backend)
+        name = backend_name(self.backend, score_BTC)
+        watch = CRFWatch(self.validator, leaves, lengths_B, (self.start_C, self.end_C), name)
+        logZ_B = self.partition(*leaves, lengths_B, alarm=watch.posteriors, **arguments)
+        watch.partition(logZ_B)
         return logZ_B
 
     def transitions(self) -> Tensor:

@@ -68,8 +68,9 @@ def posteriors(problem: Problem) -> Posteriors:
             found = torch.autograd.grad(log_z, (*values, marks), allow_unused=True)
             grads = [g if f is None else f for g, f in zip(grads, found, strict=True)]
         done.append((log_z.detach(), grads[0][b], grads[3][0], grads[3][1], grads[2], grads[1]))
-    counts = tuple(torch.stack(column) for column in zip(*done, strict=True))
-    return Posteriors(*counts, *mass(counts[1], problem.lengths_B, counts[0]))
+    counts = [torch.stack(column) for column in zip(*done, strict=True)]
+    counts += mass(counts[1], problem.lengths_B, counts[0])
+    return Posteriors(*counts)
 
 
 def segmentations(length: int, longest: int, labels: int) -> Iterator[list[Segment]]:

@@ -100,32 +100,6 @@ class Validator:
             self.watch("projection", score, _nan, lambda: _projection(hidden, score))
         self.watch("cumulative scores", score, _nan_or_plus_inf, lambda: _cumulative(score))
 
-    def partition(
-        self,
-        logZ_B: Tensor,
-        given: list[Tensor],
-        lengths: Tensor | None,
-        ends: tuple[Tensor, Tensor],
-        backend: str,
-    ) -> None:
-        """The forward pass's result now, the backward pass's gradients when they come.
-
-        `given` are scores, transitions and durations as views that only this forward pass holds.
-        """
-        name = backend_name(backend, given[0])
-        self.watch("partition", logZ_B, _not_finite, lambda: _partition(logZ_B, given, lengths, ends, name))
-        for tensor, title in zip(
-            given, ("grad_cum_scores", "grad_transition", "grad_duration_bias"), strict=True
-        ):
-            if tensor.requires_grad:
-                tensor.register_hook(self._gradient_hook(title, name))  # type: ignore[no-untyped-call]
-
-    def _gradient_hook(self, title: str, backend: str) -> Callable[[Tensor], None]:
-        def look(gradient: Tensor) -> None:
-            self.watch(title, gradient, _not_finite, lambda: _backward(gradient, title, backend))
-
-        return look
-
 
 def backend_name(backend: str, tensor: Tensor) -> str:
     """The guide's word for a backend; `auto` is Triton on a GPU that has it."""
@@ -177,11 +151,11 @@ def _nan_or_plus_inf(low: float, high: float) -> bool:
     return math.isnan(low) or high == math.inf
 
 
-def _not_finite(low: float, high: float) -> bool:
+def not_finite(low: float, high: float) -> bool:
     return not (math.isfinite(low) and math.isfinite(high))
 
 
-def _where(bad: Tensor) -> str:
+def where(bad: Tensor) -> str:
     return "first " + " ".join(f"{name}={at}" for name, at in first_place(bad).items())
 
 
@@ -189,55 +163,18 @@ def _projection(hidden: Tensor, score: Tensor) -> ValueError:
     bad = torch.isnan(score)
     before = torch.isnan(hidden) | torch.isinf(hidden)
     source = (
-        f"the input has {_counted(hidden)}: {_where(before)}"
+        f"the input has {counted(hidden)}: {where(before)}"
         if bool(before.any())
         else "the input is finite: the projection's weights are not"
     )
     return ValueError(
-        f"hidden_states contains NaN values after projection layer [{_counted(score)}, {_where(bad)}; {source}]"
+        f"hidden_states contains NaN values after projection layer [{counted(score)}, {where(bad)}; {source}]"
     )
 
 
 def _cumulative(score: Tensor) -> ValueError:
     bad = torch.isnan(score) | (score == math.inf)
-    return ValueError(f"NaN detected in cumulative scores after cumsum [{_counted(score)}, {_where(bad)}]")
-
-
-def _partition(
-    logZ_B: Tensor, given: list[Tensor], lengths: Tensor | None, ends: tuple[Tensor, Tensor], backend: str
-) -> RuntimeError:
-    logZ_B = logZ_B.detach()
-    nans, infs = counts(logZ_B)
-    b = first_place(~torch.isfinite(logZ_B))["b"]
-    words = f"first b={b}; {_replayed(b, given, lengths, ends)}"
-    return RuntimeError(
-        f"Non-finite partition from forward pass ({backend}): {nans} NaN, {infs} Inf [{words}]"
-    )
-
-
-def _replayed(b: int, given: list[Tensor], lengths: Tensor | None, ends: tuple[Tensor, Tensor]) -> str:
-    """What the plain float64 reference says of sequence `b`."""
-    from lab.rooms.semicrf.model.api import log_partition
-
-    score, transition, duration, start, end = (tensor.detach().double().cpu() for tensor in (*given, *ends))
-    length = score.shape[1] if lengths is None else int(lengths[b])
-    if length < 1:
-        return "its length is 0"
-    one = score[b : b + 1, :length]
-    replay = float(log_partition(one, transition, duration, None, start_C=start, end_C=end, backend="naive"))
-    if replay == -math.inf:
-        closed = (one[0] == -math.inf).all(dim=1).nonzero()
-        why = f": all scores are -inf at t={int(closed[0])}" if len(closed) else ""
-        return f"fp64 replay is -inf: no segmentation is possible{why}"
-    if math.isfinite(replay):
-        return f"fp64 replay is finite, {replay:.6g}: the inputs are sound"
-    return f"fp64 replay is {replay} too: look at the inputs"
-
-
-def _backward(gradient: Tensor, title: str, backend: str) -> RuntimeError:
-    nans, infs = counts(gradient)
-    return RuntimeError(f"Non-finite values in CRF backward ({backend}): {title} has {nans} NaN, {infs} Inf "
-                        f"[{_where(~torch.isfinite(gradient))}]")  # fmt: skip
+    return ValueError(f"NaN detected in cumulative scores after cumsum [{counted(score)}, {where(bad)}]")
 
 
 def _lengths_low(lengths: Tensor) -> ValueError:
@@ -259,6 +196,6 @@ def _labels(labels: Tensor, classes: int) -> ValueError:
     )
 
 
-def _counted(tensor: Tensor) -> str:
+def counted(tensor: Tensor) -> str:
     nans, infs = counts(tensor)
     return f"{nans} NaN, {infs} Inf"
