@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from lab.rooms.semicrf import SemiCRF
 from lab.rooms.semicrf.model import kernels, ledger, naive, paths, triton_backend
 from tests.semicrf.problems import random_problem, worst
 
@@ -35,10 +36,13 @@ def mutated(old: str, new: str):
 
 def solve(job: dict) -> dict:
     triton_backend.kernels = mutated(*job["mutant"]) if "mutant" in job else kernels
+    triton_backend.STAGE = job.get("stage", 16)
     dtype = getattr(torch, job.get("dtype", "float64"))
     problem = random_problem(*job["shape"], dtype=dtype, **job.get("options", {}))
     if "best" in job:
         return best(problem)
+    if "alarm" in job:
+        return {"message": alarm(problem)}
     expected = naive.posteriors(problem)
     state = triton_backend.forward(problem)
     found = triton_backend.backward(state)
@@ -66,6 +70,19 @@ def best(problem) -> dict:
         "again": [],
         "broken": [],
     }
+
+
+def alarm(problem) -> str | None:
+    """What the validation points say of one training step on the problem's scores, NaN in their padding."""
+    torch.manual_seed(0)
+    head = SemiCRF(problem.shape[3], problem.shape[2], backend="triton", validate=True)
+    head.poison_padding = True
+    score_BTC = problem.score_BTC.requires_grad_()
+    try:
+        head.loss(score_BTC, problem.lengths_B, torch.zeros(problem.shape[:2], dtype=torch.int64)).backward()
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 def main() -> None:

@@ -25,6 +25,10 @@ CASES = {
     "one frame, one label": {"shape": (1, 1, 1, 1)},
     "a linear chain": {"shape": (1, 5, 1, 3)},
     "forbidden transitions": {"shape": (2, 8, 4, 3), "options": {"masked": 0.5}},
+    "stages": {"shape": (2, 17, 11, 2), "stage": 2, "alone": True},
+    "stages, forbidden transitions": {"shape": (2, 15, 9, 3), "stage": 2, "options": {"masked": 0.5, "seed": 3}},
+    "stages that the sequences do not fill": {"shape": (2, 3, 12, 2), "stage": 3},
+    "stages in float32": {"shape": (1, 13, 9, 2), "stage": 2, "dtype": "float32"},
     "Viterbi": {"shape": (2, 7, 5, 2), "best": True},
     "Viterbi under a grammar": {"shape": (2, 6, 3, 3), "best": True, "options": {"masked": 0.5}},
     "float32": {"shape": (1, 9, 5, 2), "dtype": "float32"},
@@ -35,15 +39,25 @@ CASES = {
 MUTANTS = {
     "durations shifted by one": ("near = load_tile(table, N, N, CP)", "near = load_tile(table, N + 1, N, CP)"),
     "the nearest block's taps lost": (
-        "for delta in range(1, tl.minimum(q, far_blocks) + 1)", "for delta in range(2, tl.minimum(q, far_blocks) + 1)",
+        "for delta in range(nearest, farthest + 1)", "for delta in range(nearest + 1, farthest + 1)",
     ),
     "a block between not counted": ("between *= tl.load(product + p * CP + cols)", "between *= 1.0"),
+    "an earlier stage lost": ("nearest = i + 1 + part * STAGE", "nearest = i + 1 + part * (STAGE + 1)"),
+    "the blocks between stages not counted": ("total *= tl.load(betweens", "total *= 0.5 + 0.0 * tl.load(betweens"),
+    "what the stage has passed not counted": ("far += since[None, :] * load_tile(outside", "far += load_tile(outside"),
+    "a register not carried": ("tl.store(carried_int + 2 * CP, power)", "tl.store(carried_int + 2 * CP, 0)"),
     "a frame beyond the mask": ("limit = tl.where((u >= 0) & (u < length)", "limit = tl.where((u >= 0) & (u <= length)"),
     "an exponent forgotten": ("                power += step\n", "                power += tl.where(q == 1, 0, step)\n"),
     "the end score dropped": ("z = tl.sum(final * leave, 0)", "z = tl.sum(final, 0)"),
     "Viterbi's far durations off by one": ("delta * N + i + back + 2 - N", "delta * N + i + back + 1 - N"),
     "a transition count lost": ("tl.maximum(chunk * F, 1)", "tl.maximum(chunk * F, 2)"),
 }  # fmt: skip
+STAGED_MUTANTS = (
+    "an earlier stage lost",
+    "the blocks between stages not counted",
+    "what the stage has passed not counted",
+    "a register not carried",
+)
 
 
 def interpreted(jobs, folder):
@@ -59,6 +73,8 @@ def interpreted(jobs, folder):
 def results(tmp_path_factory):
     mutants = {name: {"shape": (1, 7, 5, 2), "mutant": pair} for name, pair in MUTANTS.items()}
     mutants["a frame beyond the mask"]["shape"] = (2, 7, 5, 2)
+    for name in STAGED_MUTANTS:
+        mutants[name].update(shape=(1, 17, 13, 2), stage=2, options={"scale": 0.3})
     mutants["Viterbi's far durations off by one"].update(best=True, options={"seed": 23})
     jobs = {**CASES, **mutants}
     found = interpreted(list(jobs.values()), tmp_path_factory.mktemp("mutants"))
@@ -89,21 +105,24 @@ def signature(kernel, pointers):
 
 
 FLOATS = ("score", "onward", "table", "first", "last", "slack", "gathered", "product", "source", "arrived",
-          "z_value", "partial", "label_out", "starts_out", "ends_out")  # fmt: skip
+          "z_value", "partial", "label_out", "starts_out", "ends_out", "betweens", "outside", "carried")  # fmt: skip
 POINTERS = {
     **dict.fromkeys(FLOATS, "*fp32"), "shift": "*fp64", "lengths": "*i64", "exponent": "*i32", "z_power": "*i32",
-    "log_z": "*fp64", "flags": "*i32", "count": "*i32", "totals": "*fp64",
+    "carried_int": "*i32", "carried_tops": "*fp64", "log_z": "*fp64", "flags": "*i32", "count": "*i32", "totals": "*fp64",
 }  # fmt: skip
 COMPILED = {
     "messages": {
         "N": 4,
         "CP": 32,
         "SP": 4,
+        "STAGE": 0,
         "DTYPE": "fp32",
         "KEEP": True,
         "SATURATE": False,
         "TINY": 2.0**-126,
     },
+    "outside_parts": {"N": 4, "CP": 32, "STAGE": 4, "DTYPE": "fp32"},
+    "outside_sums": {"N": 4, "CP": 32, "STAGE": 4, "DTYPE": "fp32"},
     "far_durations": {"N": 4, "CP": 32, "DTYPE": "fp32"},
     "near_durations": {"N": 4, "CP": 32, "DTYPE": "fp32"},
     "label_counts": {"N": 4, "CP": 32, "F": 16, "ALL": True},

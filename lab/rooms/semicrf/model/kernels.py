@@ -162,12 +162,17 @@ def load_scores(
 
 
 @triton.jit
-def far_part(gathered, product, table, q, far_blocks, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr):
-    """What the blocks before q bring into each of its frames, up to the content of block q itself: (N, CP)."""
+def far_part(
+    gathered, product, table, q, nearest, farthest, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr
+):
+    """What the blocks q - nearest down to q - farthest bring into each frame of q, and their product.
+
+    (N, CP), up to the end of block q - nearest, and (CP,).
+    """
     cols = tl.arange(0, CP)
     pending = tl.zeros([N, CP], DTYPE)
     between = tl.full([CP], 1.0, DTYPE)
-    for delta in range(1, tl.minimum(q, far_blocks) + 1):
+    for delta in range(nearest, farthest + 1):
         p = q - delta
         rows = load_tile(gathered, p * N, N, CP)
         low = load_tile(table, delta * N, N, CP)
@@ -185,11 +190,57 @@ def far_part(gathered, product, table, q, far_blocks, N: tl.constexpr, CP: tl.co
             sums = with_row(sums, i, part)
         pending += between[None, :] * sums
         between *= tl.load(product + p * CP + cols)
-    return pending
+    return pending, between
 
 
 @triton.jit(
-    do_not_specialize=["frames", "labels", "far_blocks", "blocks", "slacks"],
+    do_not_specialize=["frames", "far_blocks", "blocks", "begin", "parts"],
+    do_not_specialize_on_alignment=["table", "lengths", "gathered", "product", "partial", "betweens"],
+)
+def outside_parts(
+    table, lengths, gathered, product, partial, betweens, frames, far_blocks, blocks, begin, parts,
+    N: tl.constexpr, CP: tl.constexpr, STAGE: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """What the `part`-th STAGE blocks before block `begin` bring into block begin + i, up to their own end.
+
+    partial (lanes, parts, STAGE, N, CP), betweens (lanes, parts, CP); grid (B, directions, STAGE * parts).
+    """
+    b = tl.program_id(0).to(tl.int64)
+    lane = b * tl.num_programs(1) + tl.program_id(1)
+    i = tl.program_id(2) % STAGE
+    part = tl.program_id(2) // STAGE
+    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    q = begin + i
+    if q < tl.cdiv(length, N):
+        nearest = i + 1 + part * STAGE
+        farthest = tl.minimum(tl.minimum(nearest + STAGE - 1, far_blocks), q)
+        sums, between = far_part(
+            gathered + lane * blocks * N * CP, product + lane * blocks * CP, table, q, nearest, farthest,
+            N, CP, DTYPE,
+        )  # fmt: skip
+        store_tile(partial, ((lane * parts + part) * STAGE + i) * N, sums, CP)
+        if i == 0:  # the only one whose reach is never cut short within a part that others need
+            tl.store(betweens + (lane * parts + part) * CP + tl.arange(0, CP), between)
+
+
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["partial", "betweens", "outside"])
+def outside_sums(
+    partial, betweens, outside, parts,
+    N: tl.constexpr, CP: tl.constexpr, STAGE: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """All parts together, up to the boundary before the stage: outside (lanes, STAGE, N, CP); grid (lanes, STAGE)."""
+    lane = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1)
+    total = tl.zeros([N, CP], DTYPE)
+    for back in range(parts):
+        at = lane * parts + parts - 1 - back
+        total *= tl.load(betweens + at * CP + tl.arange(0, CP))[None, :]
+        total += load_tile(partial, (at * STAGE + i) * N, N, CP)
+    store_tile(outside, (lane * STAGE + i) * N, total, CP)
+
+
+@triton.jit(
+    do_not_specialize=["frames", "labels", "far_blocks", "blocks", "slacks", "begin", "most"],
     do_not_specialize_on_alignment=[
         "score",
         "onward",
@@ -209,19 +260,27 @@ def far_part(gathered, product, table, q, far_blocks, N: tl.constexpr, CP: tl.co
         "log_z",
         "flags",
         "count",
+        "outside",
+        "carried",
+        "carried_int",
+        "carried_tops",
     ],
 )
 def messages(
     score, onward, table, first, last, slack, shift, lengths,
     gathered, product, source, arrived, exponent, z_value, z_power, log_z, flags, count,
-    frames, labels, far_blocks, blocks, slacks,
-    N: tl.constexpr, CP: tl.constexpr, SP: tl.constexpr, DTYPE: tl.constexpr,
+    outside, carried, carried_int, carried_tops,
+    frames, labels, far_blocks, blocks, slacks, begin, most,
+    N: tl.constexpr, CP: tl.constexpr, SP: tl.constexpr, STAGE: tl.constexpr, DTYPE: tl.constexpr,
     KEEP: tl.constexpr, SATURATE: tl.constexpr, TINY: tl.constexpr,
 ):  # fmt: skip
     """One direction of one sequence: log Z, flags, and with KEEP the messages of every boundary.
 
     flags: 1 something may have been lost, 2 some message is exactly zero. With SATURATE, weights are 0 and 1
     and messages are capped at 1: `count` then is the number of messages that can be reached at all.
+    Blocks `begin` to begin + most; with STAGE (blocks in a stage, else 0) what earlier stages bring is in `outside`
+    (lanes, STAGE, N, CP), and registers go from launch to launch by `carried` (lanes, 4, CP), `carried_int`
+    (lanes, 4, CP) and `carried_tops` (lanes,). What the last launch of a sequence leaves is its result.
     """
     b = tl.program_id(0).to(tl.int64)
     direction = tl.program_id(1)
@@ -257,9 +316,27 @@ def messages(
     most_lost = tl.full([], TINY, DTYPE)  # over labels; between two looks only its growth by rescaling counts
     final_lost = tl.full([], TINY, DTYPE)
     steps = tl.arange(0, N)
-    coming = load_scores(score, 0, direction, padded, length, labels, N, CP, DTYPE)
+    if STAGE:
+        if (begin >= used) & (begin > 0):
+            return  # this one ended in an earlier stage
+        carried += lane * 4 * CP
+        carried_int += lane * 4 * CP
+        outside += lane * STAGE * N * CP
+        if begin > 0:
+            gamma = tl.load(carried + cols)
+            lost = tl.load(carried + CP + cols)
+            final = tl.load(carried + 2 * CP + cols)
+            previous = tl.load(carried + 3 * CP)
+            most_lost = tl.load(carried + 3 * CP + 1)
+            final_lost = tl.load(carried + 3 * CP + 2)
+            bad = tl.load(carried_int + cols)
+            nonzero = tl.load(carried_int + CP + cols)
+            power = tl.load(carried_int + 2 * CP)
+            final_power = tl.load(carried_int + 2 * CP + 1)
+            tops = tl.load(carried_tops + lane)
+    coming = load_scores(score, begin, direction, padded, length, labels, N, CP, DTYPE)
 
-    for q in range(used):
+    for q in range(begin, tl.minimum(used, begin + most)):
         scores = coming
         coming = load_scores(score, q + 1, direction, padded, length, labels, N, CP, DTYPE)
         top = finite_or_zero(tl.max(scores, 1))
@@ -268,7 +345,11 @@ def messages(
         else:
             frames_w = tl.exp(scores - top[:, None])
         tops += tl.sum(top.to(tl.float64), 0)
-        far = far_part(gathered, product, table, q, far_blocks, N, CP, DTYPE)
+        farthest = tl.minimum(q - begin if STAGE else q, far_blocks)
+        far, since = far_part(gathered, product, table, q, 1, farthest, N, CP, DTYPE)
+        if STAGE:
+            if begin > 0:
+                far += since[None, :] * load_tile(outside, (q - begin) * N, N, CP)
         pending = ()
         for i in tl.static_range(N):
             pending = pending + (row_of(far, i),)
@@ -330,6 +411,18 @@ def messages(
             tl.store(exponent + q * N + steps, powers)
         tl.debug_barrier()  # the next block's far part loads what other lanes have stored
 
+    if STAGE:
+        tl.store(carried + cols, gamma)
+        tl.store(carried + CP + cols, lost)
+        tl.store(carried + 2 * CP + cols, final)
+        tl.store(carried + 3 * CP, previous)
+        tl.store(carried + 3 * CP + 1, most_lost)
+        tl.store(carried + 3 * CP + 2, final_lost)
+        tl.store(carried_int + cols, bad)
+        tl.store(carried_int + CP + cols, nonzero)
+        tl.store(carried_int + 2 * CP, power)
+        tl.store(carried_int + 2 * CP + 1, final_power)
+        tl.store(carried_tops + lane, tops)
     leave = tl.load(tl.where(direction == 0, last, first) + cols)
     z = tl.sum(final * leave, 0)
     found = tl.sum(nonzero, 0) + (z > 0).to(tl.int32)

@@ -25,6 +25,9 @@ N = 16
 """Frames in a block."""
 BEST_N = 8
 """Frames in a block of Viterbi's pass, which keeps durations beside float64 scores."""
+STAGE = 16
+"""Blocks in a stage. Where a segment can reach farther back, stages follow each other, and what earlier ones bring
+into a stage is computed before it, by as many programs as there are blocks and block distances."""
 COUNT_FRAMES = 64
 """Frames in a chunk of the label and transition counts."""
 COUNT_BLOCKS = 16
@@ -113,12 +116,36 @@ def run_messages(
         "flags": torch.empty(lanes, dtype=torch.int32, device=device),
         "count": torch.empty(lanes, dtype=torch.int32, device=device),
     }
-    kernels.messages[(batch, directions)](
-        problem.score_BTC.contiguous(), *model.values(), problem.lengths_B, *kept.values(),
-        frames, labels, far_blocks(longest), blocks, len(model["slack"]),
-        N=N, CP=wide, SP=1024, DTYPE=TYPES[dtype],
-        KEEP=keep, SATURATE=saturate, TINY=LIMITS[dtype][0], num_warps=warps(wide),
-    )  # fmt: skip
+    far = far_blocks(longest)
+    staged = far > STAGE  # by K alone: the batch must not regroup a sum
+    rows = lanes if staged else 1
+    parts = triton.cdiv(far, STAGE)
+    partial = torch.empty(rows * parts * STAGE * N, wide, dtype=dtype, device=device)
+    betweens = torch.empty(rows * parts, wide, dtype=dtype, device=device)
+    outside = torch.empty(rows * STAGE * N, wide, dtype=dtype, device=device)
+    carried = torch.empty(rows * 4, wide, dtype=dtype, device=device)
+    carried_int = torch.empty(rows * 4, wide, dtype=torch.int32, device=device)
+    carried_tops = torch.empty(rows, dtype=torch.float64, device=device)
+    score_BTC = problem.score_BTC.contiguous()
+    for begin in range(0, blocks, STAGE if staged else blocks):
+        before = min(parts, begin // STAGE)
+        if before:
+            kernels.outside_parts[(batch, directions, STAGE * before)](
+                model["table"], problem.lengths_B, kept["gathered"], kept["product"], partial, betweens,
+                frames, far, blocks, begin, before, N=N, CP=wide, STAGE=STAGE, DTYPE=TYPES[dtype],
+                num_warps=warps(wide),
+            )  # fmt: skip
+            kernels.outside_sums[(lanes, STAGE)](
+                partial, betweens, outside, before, N=N, CP=wide, STAGE=STAGE, DTYPE=TYPES[dtype],
+                num_warps=warps(wide),
+            )  # fmt: skip
+        kernels.messages[(batch, directions)](
+            score_BTC, *model.values(), problem.lengths_B, *kept.values(),
+            outside, carried, carried_int, carried_tops,
+            frames, labels, far, blocks, len(model["slack"]), begin, STAGE if staged else blocks,
+            N=N, CP=wide, SP=1024, STAGE=STAGE if staged else 0, DTYPE=TYPES[dtype],
+            KEEP=keep, SATURATE=saturate, TINY=LIMITS[dtype][0], num_warps=warps(wide),
+        )  # fmt: skip
     return kept
 
 
