@@ -76,7 +76,11 @@ def results(tmp_path_factory):
     for name in STAGED_MUTANTS:
         mutants[name].update(shape=(1, 17, 13, 2), stage=2, options={"scale": 0.3})
     mutants["Viterbi's far durations off by one"].update(best=True, options={"seed": 23})
-    jobs = {**CASES, **mutants}
+    planted = {
+        "z of the second sequence halved": {"shape": (2, 9, 4, 2), "z_times": 0.5},
+        "z of the second sequence off by 1e-5": {"shape": (2, 9, 4, 2), "z_times": 1 / (1 + 1e-5)},
+    }
+    jobs = {**CASES, **mutants, **planted}
     found = interpreted(list(jobs.values()), tmp_path_factory.mktemp("mutants"))
     return dict(zip(jobs, found, strict=True))
 
@@ -89,6 +93,17 @@ def test_the_kernels_equal_the_naive_form(results, name):
     assert found["log_z"] <= limit and found["counts"] <= limit
     assert found["infeasible"] and not found["broken"]
     assert bool(found["again"]) == ("log domain" in name)
+
+
+def test_the_kernel_tells_mass_that_is_not_1_and_divides_out_only_what_rounding_makes(results):
+    wrong, rounded = (
+        results["z of the second sequence halved"],
+        results["z of the second sequence off by 1e-5"],
+    )
+    assert wrong["mass_error"] == pytest.approx([0, 1], abs=1e-12) and wrong["mass_frame"][1] >= 0
+    assert wrong["label_sums"] == pytest.approx([1, 2], abs=1e-12)
+    assert rounded["mass_error"] == pytest.approx([0, 1e-5], rel=1e-4, abs=1e-12)
+    assert rounded["label_sums"] == pytest.approx([1, 1], abs=1e-12)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -108,7 +123,7 @@ FLOATS = ("score", "onward", "table", "first", "last", "slack", "gathered", "pro
           "z_value", "partial", "label_out", "starts_out", "ends_out", "betweens", "outside", "carried")  # fmt: skip
 POINTERS = {
     **dict.fromkeys(FLOATS, "*fp32"), "shift": "*fp64", "lengths": "*i64", "exponent": "*i32", "z_power": "*i32",
-    "carried_int": "*i32", "carried_tops": "*fp64", "log_z": "*fp64", "flags": "*i32", "count": "*i32", "totals": "*fp64",
+    "carried_int": "*i32", "carried_tops": "*fp64", "log_z": "*fp64", "flags": "*i32", "count": "*i32", "totals": "*fp64", "mass_error": "*fp64", "mass_frame": "*i64",
 }  # fmt: skip
 COMPILED = {
     "messages": {
@@ -125,7 +140,7 @@ COMPILED = {
     "outside_sums": {"N": 4, "CP": 32, "STAGE": 4, "DTYPE": "fp32"},
     "far_durations": {"N": 4, "CP": 32, "DTYPE": "fp32"},
     "near_durations": {"N": 4, "CP": 32, "DTYPE": "fp32"},
-    "label_counts": {"N": 4, "CP": 32, "F": 16, "ALL": True},
+    "label_counts": {"N": 4, "CP": 32, "F": 16, "ALL": True, "ROUNDING": 2.0**-10},
     "transitions": {"N": 4, "CP": 32, "DTYPE": "fp32", "F": 16},
     "best_messages": {"N": 2, "CP": 32},
 }

@@ -21,7 +21,7 @@ Counts never use atomics: partial sums of fixed shape are added in a fixed order
 
 # Triton's language is no typed Python, knows no star in a tuple, and compares types from the left:
 # mypy: ignore-errors
-# ruff: noqa: RUF005, SIM300
+# ruff: noqa: RUF005, SIM102, SIM300
 from __future__ import annotations
 
 import triton
@@ -532,15 +532,22 @@ def label_totals(
         "label_out",
         "starts_out",
         "ends_out",
+        "mass_error",
+        "mass_frame",
     ],
 )
 def label_counts(
     source, arrived, exponent, z_value, z_power, lengths, totals,
-    label_out, starts_out, ends_out,
+    label_out, starts_out, ends_out, mass_error, mass_frame,
     frames, labels, blocks, chunks,
-    N: tl.constexpr, CP: tl.constexpr, F: tl.constexpr, ALL: tl.constexpr,
+    N: tl.constexpr, CP: tl.constexpr, F: tl.constexpr, ALL: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """label (B, T, C): the running sum of starts less the ends before it, carried in float64."""
+    """label (B, T, C): the running sum of starts less the ends before it, carried in float64.
+
+    The ledger: each frame's mass must be 1. Its worst error over the chunk (NaN as inf) and the first frame that has it
+    go to mass_error (B, chunks) float64 and mass_frame. A mass off by rounding alone is what Z is, seen from there: the
+    frame's counts are divided by it. One that is off by more stays, for everybody to see.
+    """
     b = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     cols = tl.arange(0, CP)
@@ -555,6 +562,14 @@ def label_counts(
     )
     covered = carried[None, :] + tl.cumsum(starts - ends, 0) + ends
     covered = tl.where((f < length)[:, None], covered, 0.0)
+    mass = tl.sum(covered, 1)
+    error = tl.where(mass == mass, tl.abs(mass - 1.0), float("inf"))
+    inverse, _ = inverse_of(z_value, z_power, b)
+    error = tl.where(tl.where(f < length, inverse, 0.0) > 0, error, 0.0)
+    worst = tl.max(error, 0)
+    tl.store(mass_error + b * chunks + chunk, worst)
+    tl.store(mass_frame + b * chunks + chunk, tl.min(tl.where(error == worst, f, frames), 0))
+    covered /= tl.where(error < ROUNDING, tl.where(error > 0, mass, 1.0), 1.0)[:, None]
     at = (b * frames + f)[:, None] * labels + cols[None, :]
     mask = (f < frames)[:, None] & (cols < labels)[None, :]
     tl.store(label_out + at, covered.to(label_out.dtype.element_ty), mask=mask)

@@ -22,6 +22,8 @@ def mass(label_BTC: Tensor, lengths_B: Tensor, log_z_B: Tensor) -> tuple[Tensor,
     """Of each sequence the worst |sum_c P(t, c) - 1|, (B,) float64, and the first frame that has it, (B,) int64.
 
     NaN counts as inf. A sequence that nothing fits (log Z = -inf) has no mass to miss: 0. Never waits for a GPU.
+    Where labels are made of starts less ends, as all fast forms do, this follows the boundaries: a boundary whose
+    starts and ends are scaled alike leaves it at 1. That is for `mass_by_durations`.
     """
     error_BT = (label_BTC.sum(-1, dtype=torch.float64) - 1).abs()
     error_BT = torch.where(torch.isnan(error_BT), torch.full_like(error_BT, float("inf")), error_BT)
@@ -29,6 +31,16 @@ def mass(label_BTC: Tensor, lengths_B: Tensor, log_z_B: Tensor) -> tuple[Tensor,
     counted_BT = (frame_T < lengths_B[:, None]) & ~torch.isneginf(log_z_B)[:, None]
     worst = torch.where(counted_BT, error_BT, torch.zeros_like(error_BT)).max(1)
     return worst.values, worst.indices
+
+
+def mass_by_durations(duration_BKC: Tensor, lengths_B: Tensor | int, log_z_B: Tensor) -> Tensor:
+    """|sum of k P(k, c) / L - 1| of each sequence, (B,) float64; 0 where nothing is feasible.
+
+    The mean mass of a frame, as the segments that cover it count it.
+    """
+    k = torch.arange(1, duration_BKC.shape[1] + 1, dtype=torch.float64, device=duration_BKC.device)
+    error_B = ((duration_BKC.double().sum(-1) * k).sum(-1) / lengths_B - 1).abs()
+    return torch.where(torch.isneginf(log_z_B), torch.zeros_like(error_B), error_B)
 
 
 @dataclass(frozen=True)
@@ -57,8 +69,13 @@ def ledger(problem: Problem, found: Posteriors) -> list[Line]:
     size_B1 = per_label.sum(-1, keepdim=True).clamp(min=1)
     rows = torch.arange(len(lengths_B), device=label.device)
     ones_B = torch.ones_like(found.log_z_B)
+    coverage_BT = ((label.sum(-1) - 1) * inside_BT).abs()
+    # What the kernels saw before they divided by it.
+    coverage_BT[rows, found.mass_frame_B] = torch.maximum(
+        coverage_BT[rows, found.mass_frame_B], found.mass_error_B
+    )
     pieces = {
-        "coverage": (label.sum(-1) - 1) * inside_BT,
+        "coverage": coverage_BT,
         "first boundary": (starts[:, 0].sum(-1) - ones_B)[:, None],
         "last boundary": (ends[rows, lengths_B - 1].sum(-1) - ones_B)[:, None],
         "boundaries": (starts[:, 1:].sum(-1) - ends[:, :-1].sum(-1)) * inner_BT,

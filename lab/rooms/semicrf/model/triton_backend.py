@@ -18,7 +18,6 @@ from torch import Tensor
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import kernels, log_domain
 from lab.rooms.semicrf.model.api import MAX_LABELS
-from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
 N = 16
@@ -28,6 +27,8 @@ BEST_N = 8
 STAGE = 16
 """Blocks in a stage. Where a segment can reach farther back, stages follow each other, and what earlier ones bring
 into a stage is computed before it, by as many programs as there are blocks and block distances."""
+ROUNDING = 2.0**-10
+"""A frame's mass that is off by less is what rounding of the messages makes of it, and is divided out."""
 COUNT_FRAMES = 64
 """Frames in a chunk of the label and transition counts."""
 COUNT_BLOCKS = 16
@@ -203,9 +204,12 @@ def backward(state: State) -> Posteriors:
     label_BTC = torch.empty(batch, frames, labels, dtype=dtype, device=device)
     starts_BTC = torch.empty_like(label_BTC)
     ends_BTC = torch.empty_like(label_BTC)
+    mass_error_BX = torch.empty(batch, chunks, dtype=torch.float64, device=device)
+    mass_frame_BX = torch.empty(batch, chunks, dtype=torch.int64, device=device)
     kernels.label_counts[(batch, chunks)](
-        *both, totals, label_BTC, starts_BTC, ends_BTC, frames, labels, blocks, chunks,
-        N=N, CP=wide, F=COUNT_FRAMES, ALL=True, num_warps=4,
+        *both, totals, label_BTC, starts_BTC, ends_BTC, mass_error_BX, mass_frame_BX,
+        frames, labels, blocks, chunks,
+        N=N, CP=wide, F=COUNT_FRAMES, ALL=True, ROUNDING=ROUNDING, num_warps=4,
     )  # fmt: skip
     chunk = max(COUNT_BLOCKS, far // 2)  # by K alone: padding must not regroup a sum
     pieces = triton.cdiv(blocks, chunk)
@@ -233,7 +237,8 @@ def backward(state: State) -> Posteriors:
     kernels.sum_transitions[(batch, labels)](
         crossed, model["onward"], transition_BCC, labels, chunks, CP=wide, num_warps=1
     )
-    checked = mass(label_BTC, problem.lengths_B, state.log_z_B)
+    worst = mass_error_BX.max(1)
+    checked = (worst.values, mass_frame_BX.gather(1, worst.indices[:, None])[:, 0])
     found = Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition_BCC, *checked)
     if state.again is not None:
         mended = log_domain.posteriors(problem.rows(state.again))
