@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from lab.rooms.semicrf.model.problem import Problem, make_problem
+from lab.rooms.semicrf.model import torch_factorised
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
 
 COUNTS = ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition")
 
@@ -40,3 +41,11 @@ def random_problem(
 def worst(a: object, b: object, names: tuple[str, ...] = COUNTS) -> float:
     """The largest difference of two Posteriors."""
     return max(float((getattr(a, n).double() - getattr(b, n).double()).abs().max()) for n in names)
+
+
+def counts_as_they_are(state: torch_factorised.State) -> Posteriors:
+    """The pass from the right without its own check, which would do a faulty sequence again."""
+    counts = torch_factorised.Counts(state)
+    for s in range(state.problem.shape[1] - 1, -1, -1):
+        counts.step(s)
+    return counts.posteriors()

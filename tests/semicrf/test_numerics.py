@@ -18,7 +18,7 @@ from lab.rooms.semicrf.model import api, ledger, log_domain, naive, torch_factor
 from lab.rooms.semicrf.model.cases import Case  # noqa: E402
 from lab.rooms.semicrf.model.cases import solve as solve_case  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
-from tests.semicrf.problems import COUNTS, random_problem, worst  # noqa: E402
+from tests.semicrf.problems import COUNTS, counts_as_they_are, random_problem, worst  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -165,14 +165,6 @@ FAULTS = {
     "a row read one late": lambda c: c.gamma.copy_(c.gamma.roll(1, 0)),
     "a checkpoint scaled by 2^40": lambda c: c.exponent_TB[25:30].add_(40),
 }
-
-
-def counts_as_they_are(state):
-    """The pass from the right without its own check, which would do a faulty sequence again."""
-    counts = torch_factorised.Counts(state)
-    for s in range(state.problem.shape[1] - 1, -1, -1):
-        counts.step(s)
-    return counts.posteriors()
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -79,7 +79,7 @@ class LogPartition(torch.autograd.Function):
         engine = engine_of(backend)
         state = engine.forward(problem, keep=any(ctx.needs_input_grad[3:]))
         ctx.engine, ctx.state, ctx.problem, ctx.alarm = engine, state, problem, alarm
-        log_z_B: Tensor = state.log_z_B
+        log_z_B: Tensor = state.log_z_B.detach()  # the output itself in ctx would keep all messages till a gc
         return log_z_B
 
     @staticmethod

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model import log_domain, naive
-from lab.rooms.semicrf.model.ledger import TOLERANCE
+from lab.rooms.semicrf.model.ledger import TOLERANCE, mass_by_durations
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
 from lab.rooms.semicrf.model.validation import Validator, counted, counts, first_place, not_finite, where
 
@@ -24,41 +24,66 @@ NAIVE_ARCS = 10_000
 """Frames times durations that the definition itself is asked for; beyond that the log domain replays."""
 
 
-@dataclass
-class CRFWatch:
-    """`given` are scores, transitions and durations as views that only this forward pass holds; `ends` start and end.
+@dataclass(frozen=True)
+class Kept:
+    """Of the posteriors what a message needs: `frames_B` is the mass error by frames, `covered_B` by durations."""
 
-    What is found on a GPU is told a step later, when the optimizer has moved the parameters: copies are kept.
+    log_z_B: Tensor
+    label_BTC: Tensor
+    frames_B: Tensor
+    frame_B: Tensor
+    covered_B: Tensor
+    tolerance: float
+
+
+class CRFWatch:
+    """The points of one forward and backward pass.
+
+    What is found on a GPU is told a step later, when the optimizer has moved the parameters: copies are kept, and
+    of the scores no more than their numbers, for a graph that its own hooks hold is never freed.
     """
 
-    validator: Validator
-    given: list[Tensor]
-    lengths: Tensor | None
-    ends: tuple[Tensor, Tensor]
-    backend: str
-    mass_error_B: Tensor | None = field(default=None, init=False)
+    def __init__(
+        self,
+        validator: Validator,
+        given: list[Tensor],
+        lengths: Tensor | None,
+        ends: tuple[Tensor, Tensor],
+        backend: str,
+    ) -> None:
+        """`given` are scores, transitions and durations; `ends` are start and end."""
+        self.validator, self.lengths, self.backend = validator, lengths, backend
+        self.score_BTC = given[0].detach()
+        self.parameters = [value.detach().clone() for value in (*given[1:], *ends)]
+        self.mass_error_B: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        self.parameters = [value.detach().clone() for value in (*self.given[1:], *self.ends)]
+    def partition(self, logZ_B: Tensor, given: list[Tensor]) -> None:
+        """The forward pass's result now, the backward pass's gradients when they come.
 
-    def partition(self, logZ_B: Tensor) -> None:
-        """The forward pass's result now, the backward pass's gradients when they come."""
-        self.validator.watch("partition", logZ_B, not_finite, lambda: self.partition_error(logZ_B.detach()))
-        for tensor, title in zip(self.given, GRADIENTS, strict=True):
+        `given` are views that only this pass holds: a hook on a parameter itself would stay for good.
+        """
+        value_B = logZ_B.detach()
+        self.validator.watch("partition", value_B, not_finite, lambda: self.partition_error(value_B))
+        for tensor, title in zip(given, GRADIENTS, strict=True):
             if tensor.requires_grad:
                 tensor.register_hook(self._gradient_hook(title))  # type: ignore[no-untyped-call]
 
     def posteriors(self, found: Posteriors) -> None:
         """The mass of what the backward pass makes its gradients of; the alarm of `log_partition`."""
-        self.mass_error_B = found.mass_error_B
-        tolerance = TOLERANCE.get(found.label_BTC.dtype, TOLERANCE[torch.float32])
-        kept = (found.log_z_B, found.label_BTC, found.mass_error_B, found.mass_frame_B)
+        label_BTC = found.label_BTC
+        tolerance = TOLERANCE.get(label_BTC.dtype, TOLERANCE[torch.float32])
+        lengths_B = label_BTC.shape[1] if self.lengths is None else self.lengths.to(label_BTC.device)
+        covered_B = mass_by_durations(found.duration_BKC, lengths_B, found.log_z_B)
+        self.mass_error_B = torch.maximum(found.mass_error_B, covered_B)
+        kept = Kept(found.log_z_B, label_BTC, found.mass_error_B, found.mass_frame_B, covered_B, tolerance)
         self.validator.watch(
-            "posterior mass",
-            found.mass_error_B,
-            lambda low, high: not high <= tolerance,
-            lambda: self.mass_error(*kept, tolerance),
-        )
+            "posterior mass", self.mass_error_B, lambda low, high: not high <= tolerance,
+            lambda: self.mass_error(kept),
+        )  # fmt: skip
+        self.validator.watch(
+            "posteriors", label_BTC, lambda low, high: not (low >= -tolerance and high <= 1 + tolerance),
+            lambda: self.mass_error(kept),
+        )  # fmt: skip
 
     def _gradient_hook(self, title: str) -> Callable[[Tensor], None]:
         def look(gradient: Tensor) -> None:
@@ -74,20 +99,24 @@ class CRFWatch:
             f"Non-finite partition from forward pass ({self.backend}): {nans} NaN, {infs} Inf [{words}]"
         )
 
-    def mass_error(
-        self, log_z_B: Tensor, label_BTC: Tensor, error_B: Tensor, frame_B: Tensor, tolerance: float
-    ) -> RuntimeError:
+    def mass_error(self, kept: Kept) -> RuntimeError:
         """Where and by how much; posteriors that are no numbers are told in the guide's words for gradients."""
-        if not bool(torch.isfinite(label_BTC).all()):
-            return self.gradient_error(label_BTC, GRADIENTS[0])
-        b = int(error_B.argmax())
-        t = int(frame_B[b])
-        wrong = int((error_B > tolerance).sum())
-        others = f", {wrong} of {len(error_B)} sequences" if wrong > 1 else ""
-        replay = self._replayed_mass(b, t, float(log_z_B[b]), label_BTC[b].double().cpu(), tolerance)
+        if not bool(torch.isfinite(kept.label_BTC).all()):
+            return self.gradient_error(kept.label_BTC, GRADIENTS[0])
+        beyond_B = torch.maximum(kept.label_BTC - 1, -kept.label_BTC).flatten(1).amax(1).double()
+        lines = {
+            "": kept.frames_B,
+            " by its durations": kept.covered_B,
+            " beyond 0 to 1": beyond_B,
+        }
+        wrong = int((torch.stack(list(lines.values())).amax(0) > kept.tolerance).sum())
+        name = next(name for name, error_B in lines.items() if bool((error_B > kept.tolerance).any()))
+        b = int(lines[name].argmax())
+        place = f"b={b} t={int(kept.frame_B[b])}" if not name else f"b={b}"
+        others = f", {wrong} of {len(beyond_B)} sequences" if wrong > 1 else ""
         return RuntimeError(
-            f"Posterior mass is not 1 in CRF backward ({self.backend}): worst error {float(error_B[b]):.1e} "
-            f"[first b={b} t={t}{others}; {replay}]"
+            f"Posterior mass is not 1 in CRF backward ({self.backend}): worst error {float(lines[name][b]):.1e}"
+            f"{name} [first {place}{others}; {self._replayed_mass(b, kept)}]"
         )
 
     def gradient_error(self, gradient: Tensor, title: str) -> RuntimeError:
@@ -100,9 +129,8 @@ class CRFWatch:
 
     def _sequence(self, b: int) -> Problem | None:
         """One sequence in float64 on the CPU, without its padding; None for a length of 0."""
-        score_BTC = self.given[0].detach()
-        length = score_BTC.shape[1] if self.lengths is None else int(self.lengths[b])
-        values = (score_BTC[b : b + 1, :length], *self.parameters)
+        length = self.score_BTC.shape[1] if self.lengths is None else int(self.lengths[b])
+        values = (self.score_BTC[b : b + 1, :length], *self.parameters)
         score, transition, duration, start, end = (value.double().cpu() for value in values)
         return make_problem(score, transition, duration, None, start, end) if length > 0 else None
 
@@ -120,16 +148,17 @@ class CRFWatch:
             return f"fp64 replay is finite, {replay:.6g}: the inputs are sound"
         return f"fp64 replay is {replay} too: look at the inputs"
 
-    def _replayed_mass(self, b: int, t: int, log_z: float, label_TC: Tensor, tolerance: float) -> str:
-        """What the float64 reference says of sequence `b`: its mass at frame `t`, log Z, and where posteriors part."""
+    def _replayed_mass(self, b: int, kept: Kept) -> str:
+        """What the float64 reference says of sequence `b`: its mass, log Z, and from where posteriors part."""
         problem = self._sequence(b)
         if problem is None:
             return "its length is 0"
         _, frames, longest, _ = problem.shape
         plain = naive.posteriors if frames * longest <= NAIVE_ARCS else log_domain.posteriors
         exact = plain(problem)
-        right = float(exact.log_z_B[0])
-        apart = ((label_TC[:frames] - exact.label_BTC[0]).abs().amax(1) > tolerance).nonzero()
+        right, here = float(exact.log_z_B[0]), float(kept.log_z_B[b])
+        gap_TC = (kept.label_BTC[b, :frames].double().cpu() - exact.label_BTC[0]).abs()
+        apart = (gap_TC.amax(1) > kept.tolerance).nonzero()
         differs = f"differs from t={int(apart[0])}" if len(apart) else "has the same posteriors"
-        mass = float(exact.label_BTC[0, t].sum())
-        return f"fp64 replay has mass {mass:.6g}, log Z {right:.6g} (here {log_z - right:+.2g}) and {differs}"
+        mass = float(exact.label_BTC[0, int(kept.frame_B[b])].sum())
+        return f"fp64 replay has mass {mass:.6g}, log Z {right:.6g} (here {here - right:+.2g}) and {differs}"

@@ -126,12 +126,11 @@ class SemiCRF(nn.Module):
         transition_CC, duration_KC = self.transitions(), self.duration_KC
         if not self.validator:
             return self.partition(score_BTC, transition_CC, duration_KC, lengths_B, **arguments)
-        # Views of this call alone: a hook on a parameter itself would stay for good.
         leaves = [tensor.view_as(tensor) for tensor in (score_BTC, transition_CC, duration_KC)]
         name = backend_name(self.backend, score_BTC)
         watch = CRFWatch(self.validator, leaves, lengths_B, (self.start_C, self.end_C), name)
         logZ_B = self.partition(*leaves, lengths_B, alarm=watch.posteriors, **arguments)
-        watch.partition(logZ_B)
+        watch.partition(logZ_B, leaves)
         return logZ_B
 
     def transitions(self) -> Tensor:

@@ -54,6 +54,7 @@ def _log_partition_one(problem: Problem, b: int, marks: Tensor | None = None) ->
     return safe_logsumexp(alpha[-1] + problem.end_C.double(), 0)
 
 
+@torch.enable_grad()
 def posteriors(problem: Problem) -> Posteriors:
     """All expected counts by autograd, sequence by sequence."""
     plain = problem.detached()
