@@ -1,0 +1,499 @@
+"""The log domain in Triton: what `log_domain.py` computes, for a GPU, with transitions (C, C) or (K, C, C).
+
+float64 throughout, real -inf, no epsilon, no clamp. Two kernels go through time, one program for a sequence;
+whatever does not depend on the frame before or after is computed for all frames side by side:
+
+- `messages`, from the left: log Z, alpha, gamma and the frames' scores with all shifts applied;
+- `maxima`, side by side: for each (t, c) the largest term of alpha[t, c] and the sum of all in its units;
+- `masses`, from the right: the mass that ends at (t, c) goes to the durations by shares that sum to 1, and the
+  mass that starts at (s, c) to the labels before it likewise: no NaN and no count above 1, however large the scores;
+- `durations`, side by side: the counts of durations, and of transitions where they depend on them.
+
+A share is exp(term - largest), so a term must come out to the same bits wherever it is computed: `maxima`, `masses`
+and `durations` all add a segment's frames from its last to its first. `messages` adds them from its first, in
+the order of time. No sum spans more than one segment.
+
+A pass keeps a row for each of the last K boundaries: ring[r], one of ROWS a tile. Row r serves boundary n where
+n % ring_rows = r, and its segment grows by a frame each step. Rows go through global memory: a barrier stands
+between any load and the next store and between any store and the next load.
+No atomics; partial sums of fixed shape are added in a fixed order; nothing that shapes a sum depends on T or B.
+"""
+
+# Triton's language is no typed Python.
+# mypy: ignore-errors
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lab.rooms.semicrf.model.ledger import mass
+from lab.rooms.semicrf.model.problem import Posteriors, Problem
+
+TILE_FRAMES = 32
+"""Frames in a tile of the kernels that take all frames side by side."""
+PARTIAL_BYTES = 1 << 28
+"""Memory for partial sums of counts; more of them are added up in several launches, to the same bits."""
+
+
+@triton.jit
+def finite_or_zero(value):
+    return tl.where(tl.abs(value) < float("inf"), value, 0.0)
+
+
+@triton.jit
+def joined(top, total, value):
+    """One more term: the largest so far, and the sum of all in its units. One exp; any -inf, and NaN, as they are."""
+    apart = tl.where(value == top, 0.0, tl.abs(value - top))  # two -inf are not apart
+    less = tl.exp(-apart)
+    total = tl.where(value > top, total * less + 1.0, total + less)
+    return tl.maximum(top, value), total
+
+
+@triton.jit
+def shares(value, axis: tl.constexpr):
+    """softmax; all zero where all entries are -inf."""
+    top = tl.max(value, axis, keep_dims=True)
+    part = tl.exp(value - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(part, axis, keep_dims=True)
+    return part / tl.where(total == 0, 1.0, total)
+
+
+@triton.jit
+def logsumexp(value, axis: tl.constexpr):
+    top = tl.max(value, axis)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    return tl.log(tl.sum(tl.exp(value - tl.expand_dims(safe, axis)), axis)) + safe
+
+
+@triton.jit
+def entering(before, onward, labels, ROWS: tl.constexpr, CP: tl.constexpr):
+    """Terms alpha[s, c'] + transition[k-1, c', c] over c', as (largest, sum in its units), (ROWS, CP).
+
+    `before` (ROWS,) points to the rows of alpha, `onward` (ROWS or 1, CP) to the transitions from label 0.
+    """
+    top = tl.full([ROWS, CP], float("-inf"), tl.float64)
+    total = tl.zeros([ROWS, CP], tl.float64)
+    for c in range(labels):
+        top, total = joined(top, total, tl.load(before + c)[:, None] + tl.load(onward + c * CP))
+    return top, total
+
+
+@triton.jit
+def length_of(lengths, b, frames):
+    return tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+
+
+@triton.jit
+def usable_length(lengths, log_z, b, frames):
+    """0 for a sequence that nothing fits, or with NaN: its counts are zero."""
+    usable = tl.abs(tl.load(log_z + b)) < float("inf")
+    return tl.where(usable, length_of(lengths, b, frames), 0)
+
+
+@triton.jit(
+    do_not_specialize=["frames", "labels", "longest", "ring_rows"],
+    do_not_specialize_on_alignment=["score"],
+)
+def messages(
+    score, lengths, transition, duration, start, end, ring, alpha, gamma, frame, log_z,
+    frames, labels, longest, ring_rows,
+    ROWS: tl.constexpr, CP: tl.constexpr, BY_DURATION: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """The pass from the left. alpha (B, T+1, CP) is kept where something reads it; gamma, frame (B, T, CP) with KEEP.
+
+    A row of the ring is what came in at its boundary and the frames since; where that depends on the
+    duration, the frames alone. Messages are shifted by their maximum each frame.
+    """
+    b = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, CP)
+    live = cols < labels
+    rows = tl.arange(0, ROWS)
+    length = length_of(lengths, b, frames)
+    score += b * frames * labels
+    ring += b * ring_rows * CP
+    alpha += b * (frames + 1) * CP
+    gamma += b * frames * CP
+    frame += b * frames * CP
+    begin = tl.load(start + cols)
+    arrived = tl.full([CP], float("-inf"), tl.float64)
+    source = begin
+    offset = tl.full([], 0.0, tl.float64)
+    if KEEP or BY_DURATION:
+        tl.store(alpha + cols, arrived)
+    tl.debug_barrier()
+    for t in range(length):
+        scores = tl.load(score + t * labels + cols, mask=live, other=float("-inf")).to(tl.float64)
+        top = finite_or_zero(tl.max(scores, 0))
+        shift = finite_or_zero(tl.max(source, 0))
+        scores = (scores - top) - shift
+        offset += shift + top
+        if KEEP:
+            tl.store(frame + t * CP + cols, scores)
+            if not BY_DURATION:
+                tl.store(gamma + t * CP + cols, source)
+        most = tl.full([ROWS, CP], float("-inf"), tl.float64)
+        total = tl.zeros([ROWS, CP], tl.float64)
+        for first in range(0, tl.minimum(ring_rows, t + 1), ROWS):
+            row = first + rows
+            newest = t % ring_rows
+            age = tl.where(
+                row > newest, newest - row + ring_rows, newest - row
+            )  # a segment of age + 1 frames
+            there = (age <= t) & (age < longest)
+            at = ring + row[:, None] * CP + cols[None, :]
+            content = tl.load(at, mask=(there & (age > 0))[:, None], other=0.0)
+            if not BY_DURATION:
+                content = tl.where((age == 0)[:, None], source[None, :], content)
+            content += scores[None, :]
+            k = tl.minimum(age, longest - 1)
+            term = content + tl.load(duration + k[:, None] * CP + cols[None, :])
+            if BY_DURATION:
+                s = tl.maximum(t - age, 0)
+                onward = transition + k[:, None] * CP * CP + cols[None, :]
+                largest, sums = entering(alpha + s * CP, onward, labels, ROWS, CP)
+                term += tl.where((age == t)[:, None], begin[None, :], largest + tl.log(sums))
+            most, total = joined(most, total, tl.where(there[:, None], term, float("-inf")))
+            tl.debug_barrier()
+            tl.store(at, content)
+            tl.debug_barrier()
+        arrived = tl.max(most, 0)
+        safe = tl.where(arrived == float("-inf"), 0.0, arrived)
+        arrived = tl.log(tl.sum(total * tl.exp(most - safe[None, :]), 0)) + safe
+        if KEEP or BY_DURATION:
+            tl.store(alpha + (t + 1) * CP + cols, arrived)
+        if BY_DURATION:
+            source = arrived
+        else:
+            wide = tl.arange(0, CP)
+            onward = tl.load(transition + wide[:, None] * CP + cols[None, :])
+            source = logsumexp(arrived[:, None] + onward, 0)
+        tl.debug_barrier()
+    tl.store(log_z + b, logsumexp(arrived + tl.load(end + cols), 0) + offset)
+
+
+@triton.jit
+def source_rows(
+    alpha, gamma, transition, start, s, k, labels,
+    ROWS: tl.constexpr, CP: tl.constexpr, BY_DURATION: tl.constexpr,
+):  # fmt: skip
+    """What comes in at boundaries s (ROWS,) for segments of k frames (ROWS or 1,): the value, and `entering`'s two."""
+    cols = tl.arange(0, CP)
+    if BY_DURATION:
+        onward = transition + (k - 1)[:, None] * CP * CP + cols[None, :]
+        top, total = entering(alpha + s * CP, onward, labels, ROWS, CP)
+        value = tl.where((s == 0)[:, None], tl.load(start + cols)[None, :], top + tl.log(total))
+    else:
+        value = tl.load(gamma + s[:, None] * CP + cols[None, :])
+        top = value
+        total = value
+    return value, top, total
+
+
+@triton.jit(do_not_specialize=["frames", "labels", "longest"])
+def maxima(
+    lengths, transition, duration, start, alpha, gamma, frame, log_z, largest, inverse,
+    frames, labels, longest, ROWS: tl.constexpr, CP: tl.constexpr, BY_DURATION: tl.constexpr,
+):  # fmt: skip
+    """For boundaries t > 0: the largest term of alpha[t, c], and 1 / (the sum of all in its units); 0, 0 if none."""
+    b = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, CP)
+    tile = tl.program_id(1)
+    t = tile * ROWS + tl.arange(0, ROWS) + 1
+    length = usable_length(lengths, log_z, b, frames)
+    alpha += b * (frames + 1) * CP
+    gamma += b * frames * CP
+    frame += b * frames * CP
+    most = tl.full([ROWS, CP], float("-inf"), tl.float64)
+    total = tl.zeros([ROWS, CP], tl.float64)
+    content = tl.zeros([ROWS, CP], tl.float64)
+    reach = tl.minimum(tile * ROWS + ROWS, length)
+    for k in range(1, tl.where(tile * ROWS < length, tl.minimum(longest, reach), 0) + 1):
+        there = (k <= t) & (t <= length)
+        s = tl.where(there, t - k, 0)
+        content += tl.load(frame + s[:, None] * CP + cols[None, :])
+        length_1 = tl.full([1], 0, tl.int32) + k
+        value, top, sums = source_rows(
+            alpha, gamma, transition, start, s, length_1, labels, ROWS, CP, BY_DURATION
+        )
+        term = (value + content) + tl.load(duration + (k - 1) * CP + cols)[None, :]
+        most, total = joined(most, total, tl.where(there[:, None], term, float("-inf")))
+    some = most > float("-inf")
+    at = (b * (frames + 1) + t)[:, None] * CP + cols[None, :]
+    mask = (t <= frames)[:, None] & (cols < CP)[None, :]
+    tl.store(largest + at, tl.where(some, most, 0.0), mask=mask)
+    tl.store(inverse + at, tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0), mask=mask)
+
+
+@triton.jit(do_not_specialize=["frames", "labels", "longest", "ring_rows"])
+def masses(
+    lengths, transition, duration, start, end, ring, alpha, gamma, frame, log_z, largest, inverse,
+    ready, label_out, starts_out, ends_out, crossed,
+    frames, labels, longest, ring_rows,
+    ROWS: tl.constexpr, CP: tl.constexpr, BY_DURATION: tl.constexpr,
+):  # fmt: skip
+    """The pass from the right: label, starts, ends (B, T, C) and, where no duration matters, crossed (B, C, C).
+
+    A row of the ring is the frames from boundary s to its end t. `ready` (B, T+1, CP) is the mass that ends at t
+    over the sum of its terms, for a share's numerator to meet.
+    """
+    b = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, CP)
+    wide = tl.arange(0, CP)
+    rows = tl.arange(0, ROWS)
+    length = usable_length(lengths, log_z, b, frames)
+    alpha += b * (frames + 1) * CP
+    largest += b * (frames + 1) * CP
+    inverse += b * (frames + 1) * CP
+    ready += b * (frames + 1) * CP
+    gamma += b * frames * CP
+    frame += b * frames * CP
+    ring += b * ring_rows * CP
+    out = b * frames * labels
+    last = length
+    some = cols < tl.where(length > 0, labels, 0)
+    ends = shares(tl.load(alpha + last * CP + cols) + tl.load(end + cols), 0)
+    tl.store(ready + last * CP + cols, ends * tl.load(inverse + last * CP + cols))
+    tl.store(ends_out + out + (last - 1) * labels + cols, ends, mask=some)
+    covered = ends
+    transfer = tl.zeros([CP, CP], tl.float64)
+    tl.debug_barrier()
+    for back in range(length):
+        s = last - 1 - back
+        scores = tl.load(frame + s * CP + cols)
+        starting = tl.zeros([ROWS, CP], tl.float64)
+        leaving = tl.zeros([CP], tl.float64)
+        for first in range(0, tl.minimum(ring_rows, back + 1), ROWS):
+            row = first + rows
+            newest = back % ring_rows
+            age = tl.where(row > newest, newest - row + ring_rows, newest - row)
+            there = (age <= back) & (age < longest)
+            at = ring + row[:, None] * CP + cols[None, :]
+            content = tl.load(at, mask=(there & (age > 0))[:, None], other=0.0) + scores[None, :]
+            k = tl.minimum(age, longest - 1) + 1
+            t = tl.where(there, s + k, last)
+            here = t[:, None] * CP + cols[None, :]
+            value, top, sums = source_rows(
+                alpha, gamma, transition, start, s + k * 0, k, labels, ROWS, CP, BY_DURATION
+            )
+            term = (value + content) + tl.load(duration + (k - 1)[:, None] * CP + cols[None, :])
+            part = tl.exp(tl.where(there[:, None], term - tl.load(largest + here), float("-inf")))
+            split = part * tl.load(ready + here)
+            starting += split
+            if BY_DURATION:
+                crossing = tl.where((top > float("-inf")) & (s > 0), split / sums, 0.0)
+                safe = tl.where(top == float("-inf"), 0.0, top)
+                onward = transition + (k - 1)[:, None] * CP * CP + cols[None, :]
+                for c in range(labels):
+                    share = tl.exp(tl.load(alpha + s * CP + c) + tl.load(onward + c * CP) - safe)
+                    leaving += tl.where(cols == c, tl.sum(tl.sum(share * crossing, 1), 0), 0.0)
+            tl.debug_barrier()
+            tl.store(at, content)
+            tl.debug_barrier()
+        starts = tl.sum(starting, 0)
+        if not BY_DURATION:
+            before = tl.load(alpha + s * CP + wide)[:, None]
+            onward = tl.load(transition + wide[:, None] * CP + cols[None, :])
+            into = shares(before + onward, 0) * starts[None, :]
+            transfer += into
+            leaving = tl.sum(into, 1)
+        inside = cols < labels
+        tl.store(label_out + out + s * labels + cols, covered, mask=inside)
+        tl.store(starts_out + out + s * labels + cols, starts, mask=inside)
+        tl.store(ends_out + out + (s - 1) * labels + cols, leaving, mask=cols < tl.where(s > 0, labels, 0))
+        tl.store(ready + s * CP + cols, leaving * tl.load(inverse + s * CP + cols))
+        covered += leaving - starts
+        tl.debug_barrier()
+    if not BY_DURATION:
+        both = (wide < labels)[:, None] & (cols < labels)[None, :]
+        tl.store(crossed + b * labels * labels + wide[:, None] * labels + cols[None, :], transfer, mask=both)
+
+
+@triton.jit(do_not_specialize=["frames", "labels", "longest", "chunk", "chunks"])
+def durations(
+    lengths, transition, duration, start, alpha, gamma, frame, log_z, largest, ready, partial,
+    frames, labels, longest, chunk, chunks, ROWS: tl.constexpr, CP: tl.constexpr, BY_DURATION: tl.constexpr,
+):  # fmt: skip
+    """Counts over the segments that end in one tile of frames, (B, chunks, K, X, CP): row 0 of X those of duration k.
+
+    `partial` comes as zeros, `chunk` is its first tile. Where transitions depend on the duration, rows 1 to C are those of the transitions from each label; else X is 1.
+    """
+    b = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, CP)
+    tile = chunk + tl.program_id(1)
+    t = tile * ROWS + tl.arange(0, ROWS) + 1
+    length = usable_length(lengths, log_z, b, frames)
+    alpha += b * (frames + 1) * CP
+    largest += b * (frames + 1) * CP
+    ready += b * (frames + 1) * CP
+    gamma += b * frames * CP
+    frame += b * frames * CP
+    depth = 1
+    if BY_DURATION:
+        depth = labels + 1
+    to = partial + (b * chunks + tl.program_id(1)) * longest * depth * CP + cols
+    here = tl.where(t <= length, t, 0)[:, None] * CP + cols[None, :]
+    mass = tl.load(ready + here)
+    most = tl.load(largest + here)
+    content = tl.zeros([ROWS, CP], tl.float64)
+    reach = tl.minimum(tile * ROWS + ROWS, length)
+    for k in range(1, tl.where(tile * ROWS < length, tl.minimum(longest, reach), 0) + 1):
+        there = (k <= t) & (t <= length)
+        s = tl.where(there, t - k, 0)
+        content += tl.load(frame + s[:, None] * CP + cols[None, :])
+        length_1 = tl.full([1], 0, tl.int32) + k
+        value, top, sums = source_rows(
+            alpha, gamma, transition, start, s, length_1, labels, ROWS, CP, BY_DURATION
+        )
+        term = (value + content) + tl.load(duration + (k - 1) * CP + cols)[None, :]
+        split = tl.exp(tl.where(there[:, None], term - most, float("-inf"))) * mass
+        split = tl.where(there[:, None], split, 0.0)
+        tl.store(to + (k - 1) * depth * CP, tl.sum(split, 0))
+        tl.debug_barrier()
+        if BY_DURATION:
+            crossing = tl.where((top > float("-inf")) & (s > 0)[:, None], split / sums, 0.0)
+            safe = tl.where(top == float("-inf"), 0.0, top)
+            onward = transition + (k - 1) * CP * CP + cols
+            for c in range(labels):
+                share = tl.exp(
+                    (tl.load(alpha + s * CP + c)[:, None] + tl.load(onward + c * CP)[None, :]) - safe
+                )
+                tl.store(to + ((k - 1) * depth + 1 + c) * CP, tl.sum(share * crossing, 0))
+                tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["size", "chunks"])
+def add_chunks(partial, total, size, chunks, BLOCK: tl.constexpr):
+    """total (B, size) += the chunks of partial (B, chunks, size), one after the other."""
+    b = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    sums = tl.load(total + b * size + at, mask=mask)
+    tl.debug_barrier()  # each element is one lane's own; the lint knows arguments, not lanes
+    for chunk in range(chunks):
+        sums += tl.load(partial + (b * chunks + chunk) * size + at, mask=mask)
+    tl.store(total + b * size + at, sums, mask=mask)
+
+
+@dataclass
+class LogState:
+    """What the pass from the left leaves on the device; alpha (B, T+1, CP), gamma and frame (B, T, CP) if kept."""
+
+    problem: Problem
+    model: tuple[Tensor, Tensor, Tensor, Tensor]
+    alpha: Tensor
+    gamma: Tensor
+    frame: Tensor
+    log_z_B: Tensor
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Padded labels, rows of a tile, rows of the ring and warps: by K and C alone, so that bits are, too."""
+
+    wide: int
+    rows: int
+    ring: int
+    warps: int
+
+    @classmethod
+    def of(cls, problem: Problem) -> Shape:
+        _, _, longest, labels = problem.shape
+        wide = max(16, int(triton.next_power_of_2(labels)))
+        warps = max(4, wide // 8)
+        rows = min(256 * warps // wide, int(triton.next_power_of_2(longest)))
+        return cls(wide, rows, triton.cdiv(longest, rows) * rows, warps)
+
+
+def tables(problem: Problem, wide: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """transition, duration, start, end in float64, with forbidden labels up to `wide`."""
+    more = wide - problem.shape[3]
+
+    def padded(value: Tensor, sides: tuple[int, ...]) -> Tensor:
+        return torch.nn.functional.pad(value.detach().double(), sides, value=-float("inf")).contiguous()
+
+    return (
+        padded(problem.transition, (0, more, 0, more)),
+        padded(problem.duration_KC, (0, more)),
+        padded(problem.start_C, (0, more)),
+        padded(problem.end_C, (0, more)),
+    )
+
+
+def forward(problem: Problem, keep: bool = True) -> LogState:
+    """log Z (B,), and with `keep` the messages that `counts` needs. A NaN within a sequence makes its log Z NaN."""
+    batch, frames, longest, labels = problem.shape
+    shape = Shape.of(problem)
+    model = tables(problem, shape.wide)
+
+    def empty(*size: int) -> Tensor:
+        return torch.empty(*size, dtype=torch.float64, device=problem.score_BTC.device)
+
+    alpha = empty(batch if keep or problem.by_duration else 1, frames + 1, shape.wide)
+    frame = empty(batch if keep else 1, frames, shape.wide)
+    gamma = empty(batch if keep and not problem.by_duration else 1, frames, shape.wide)
+    log_z_B = empty(batch)
+    messages[(batch,)](
+        problem.score_BTC.detach().contiguous(), problem.lengths_B, *model,
+        empty(batch, shape.ring, shape.wide), alpha, gamma, frame, log_z_B, frames, labels, longest, shape.ring,
+        ROWS=shape.rows, CP=shape.wide, BY_DURATION=problem.by_duration, KEEP=keep, num_warps=shape.warps,
+    )  # fmt: skip
+    return LogState(problem, model, alpha, gamma, frame, log_z_B)
+
+
+def posteriors(problem: Problem) -> Posteriors:
+    """All expected counts, float64. An infeasible or NaN sequence has counts of zero."""
+    return counts(forward(problem))
+
+
+def counts(state: LogState) -> Posteriors:
+    """The pass from the right, and with it every expected count."""
+    problem, (transition, duration, start, end) = state.problem, state.model
+    batch, frames, longest, labels = problem.shape
+    shape = Shape.of(problem)
+    largest = torch.empty_like(state.alpha)
+    inverse, ready = torch.empty_like(largest), torch.empty_like(largest)
+    messages_left = (state.alpha, state.gamma, state.frame, state.log_z_B)
+    options = {"CP": shape.wide, "BY_DURATION": problem.by_duration, "num_warps": shape.warps}
+    maxima[(batch, triton.cdiv(frames, TILE_FRAMES))](
+        problem.lengths_B, transition, duration, start, *messages_left, largest, inverse,
+        frames, labels, longest, ROWS=TILE_FRAMES, **options,
+    )  # fmt: skip
+    label_BTC = torch.zeros(batch, frames, labels, dtype=torch.float64, device=largest.device)
+    starts_BTC, ends_BTC = torch.zeros_like(label_BTC), torch.zeros_like(label_BTC)
+    crossed = label_BTC.new_zeros(batch, labels, labels)
+    masses[(batch,)](
+        problem.lengths_B, transition, duration, start, end, label_BTC.new_empty(batch, shape.ring, shape.wide),
+        *messages_left, largest, inverse, ready, label_BTC, starts_BTC, ends_BTC, crossed,
+        frames, labels, longest, shape.ring, ROWS=shape.rows, **options,
+    )  # fmt: skip
+    by_length = added_durations(state, largest, ready)
+    if problem.by_duration:
+        crossed = by_length[:, :, 1:, :labels]
+    duration_BKC = by_length[:, :, 0, :labels].contiguous()
+    checked = mass(label_BTC, problem.lengths_B, state.log_z_B)
+    return Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, crossed, *checked)
+
+
+def added_durations(state: LogState, largest: Tensor, ready: Tensor) -> Tensor:
+    """The sums of `durations` over all tiles of frames: (B, K, 1, CP), or (B, K, 1 + C, CP)."""
+    problem, (transition, duration, start, _) = state.problem, state.model
+    batch, frames, longest, labels = problem.shape
+    shape = Shape.of(problem)
+    depth = 1 + labels if problem.by_duration else 1
+    total = torch.zeros(batch, longest, depth, shape.wide, dtype=torch.float64, device=ready.device)
+    size, tiles = total[0].numel(), triton.cdiv(frames, TILE_FRAMES)
+    most = max(1, min(tiles, PARTIAL_BYTES // (8 * batch * size)))
+    for first in range(0, tiles, most):
+        chunks = min(most, tiles - first)
+        partial = total.new_zeros(batch, chunks, size)
+        durations[(batch, chunks)](
+            problem.lengths_B, transition, duration, start, state.alpha, state.gamma, state.frame, state.log_z_B,
+            largest, ready, partial, frames, labels, longest, first, chunks,
+            ROWS=TILE_FRAMES, CP=shape.wide, BY_DURATION=problem.by_duration, num_warps=shape.warps,
+        )  # fmt: skip
+        add_chunks[(batch, triton.cdiv(size, 1024))](partial, total, size, chunks, BLOCK=1024)
+    return total
