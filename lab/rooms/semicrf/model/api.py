@@ -28,13 +28,13 @@ MAX_LABELS = 128
 """The Triton kernels keep a label in a lane and a column of the transition in its registers."""
 
 
-def resolve_backend(backend: str, score_BTC: Tensor, transition: Tensor | None = None) -> str:
-    """The backend that "auto" means here: Triton on a GPU where it is installed and takes the problem, else torch."""
+def resolve_backend(backend: str, score_BTC: Tensor) -> str:
+    """The backend that "auto" means here: Triton on a GPU where it is installed and takes the labels, else torch."""
     if backend not in BACKENDS:
         raise UsageError(f"no backend {backend!r}", fix=f"one of {', '.join(BACKENDS)}")
     if backend != "auto":
         return backend
-    fits = score_BTC.shape[-1] <= MAX_LABELS and (transition is None or transition.dim() == 2)
+    fits = score_BTC.shape[-1] <= MAX_LABELS
     return "triton" if score_BTC.is_cuda and fits and has_triton() else "torch"
 
 
@@ -60,7 +60,7 @@ def log_partition(
     pass. The naive form has no counts of its own and shows none.
     """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C)
-    chosen = resolve_backend(backend, problem.score_BTC, problem.transition)
+    chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.log_partition(problem)
     log_z_B: Tensor = LogPartition.apply(  # type: ignore[no-untyped-call]
@@ -125,7 +125,7 @@ def posteriors(
 ) -> Posteriors:
     """log Z and all expected counts (no gradient); see `Posteriors`."""
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
-    chosen = resolve_backend(backend, problem.score_BTC, problem.transition)
+    chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.posteriors(problem)
     engine = engine_of(chosen)
@@ -164,10 +164,11 @@ def viterbi(
     An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest label.
     """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
-    chosen = resolve_backend(backend, problem.score_BTC, problem.transition)
+    chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.viterbi(problem)
-    return paths.viterbi(problem, engine_of("triton").best_messages if chosen == "triton" else None)
+    in_kernels = chosen == "triton" and not problem.by_duration
+    return paths.viterbi(problem, engine_of("triton").best_messages if in_kernels else None)
 
 
 def sample(

@@ -216,9 +216,7 @@ def maxima(
         s = tl.where(there, t - k, 0)
         content += tl.load(frame + s[:, None] * CP + cols[None, :])
         length_1 = tl.full([1], 0, tl.int32) + k
-        value, top, sums = source_rows(
-            alpha, gamma, transition, start, s, length_1, labels, ROWS, CP, BY_DURATION
-        )
+        value, _, _ = source_rows(alpha, gamma, transition, start, s, length_1, labels, ROWS, CP, BY_DURATION)
         term = (value + content) + tl.load(duration + (k - 1) * CP + cols)[None, :]
         most, total = joined(most, total, tl.where(there[:, None], term, float("-inf")))
     some = most > float("-inf")

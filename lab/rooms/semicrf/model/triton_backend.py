@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model import kernels, log_domain
+from lab.rooms.semicrf.model import kernels, log_kernels
 from lab.rooms.semicrf.model.api import MAX_LABELS
+from lab.rooms.semicrf.model.log_kernels import LogState
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
 N = 16
@@ -48,14 +49,14 @@ class State:
     kept: dict[str, Tensor]
     log_z_B: Tensor
     again: Tensor | None
+    logs: LogState | None
+    """The log domain's messages of the flagged sequences."""
 
 
 def supports(problem: Problem) -> str | None:
     """Why this problem cannot go through the kernels, or None."""
     if not problem.score_BTC.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return "tensors on the CPU"
-    if problem.by_duration:
-        return "transitions that depend on the duration"
     if problem.shape[3] > MAX_LABELS:
         return f"{problem.shape[3]} labels, more than {MAX_LABELS}"
     return None
@@ -158,21 +159,27 @@ def warps(wide: int) -> int:
     return max(1, wide // 32)
 
 
-def forward(problem: Problem, keep: bool = True) -> State:
-    """log Z (B,); with `keep` both passes run side by side and leave what `backward` needs."""
+def forward(problem: Problem, keep: bool = True) -> State | LogState:
+    """log Z (B,); with `keep` both passes run side by side and leave what `backward` needs.
+
+    Transitions that depend on the duration do not factorise: the log domain takes them as they are.
+    """
     reason = supports(problem)
     if reason:
         raise UsageError(f"the Triton kernels do not take {reason}", fix="backend='torch' or 'auto'")
     problem = problem.detached()
+    if problem.by_duration:
+        return log_kernels.forward(problem, keep)
     model = weigh(problem)
     directions = 2 if keep else 1
     kept = run_messages(problem, model, directions, keep)
     log_z_B = kept["log_z"][::directions]
-    again = flagged(problem, kept, directions)
+    again, logs = flagged(problem, kept, directions), None
     if again is not None:
+        logs = log_kernels.forward(problem.rows(again), keep)
         log_z_B = log_z_B.clone()
-        log_z_B[again] = log_domain.forward(problem.rows(again)).log_z_B
-    return State(problem, model, kept, log_z_B, again)
+        log_z_B[again] = logs.log_z_B
+    return State(problem, model, kept, log_z_B, again, logs)
 
 
 def flagged(problem: Problem, kept: dict[str, Tensor], directions: int) -> Tensor | None:
@@ -188,8 +195,10 @@ def flagged(problem: Problem, kept: dict[str, Tensor], directions: int) -> Tenso
     return rows.to(kept["flags"].device) if len(rows) else None
 
 
-def backward(state: State) -> Posteriors:
+def backward(state: State | LogState) -> Posteriors:
     """All expected counts; flagged sequences from the log domain."""
+    if isinstance(state, LogState):
+        return log_kernels.counts(state)
     problem, model, kept = state.problem, state.model, state.kept
     batch, frames, longest, labels = problem.shape
     wide, dtype, device = padded_labels(labels), working_dtype(problem), problem.score_BTC.device
@@ -240,8 +249,8 @@ def backward(state: State) -> Posteriors:
     worst = mass_error_BX.max(1)
     checked = (worst.values, mass_frame_BX.gather(1, worst.indices[:, None])[:, 0])
     found = Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition_BCC, *checked)
-    if state.again is not None:
-        mended = log_domain.posteriors(problem.rows(state.again))
+    if state.logs is not None:
+        mended = log_kernels.counts(state.logs)
         for name in COUNTS:
             value = getattr(found, name)
             value[state.again] = getattr(mended, name).to(value.dtype)
@@ -250,7 +259,7 @@ def backward(state: State) -> Posteriors:
 
 def best_messages(problem: Problem) -> tuple[Tensor, Tensor]:
     """Viterbi's messages: alpha (T+1, B, C) float64 and the duration of the last segment (T+1, B, C)."""
-    reason = supports(problem)
+    reason = supports(problem) or ("transitions that depend on the duration" if problem.by_duration else None)
     if reason:
         raise UsageError(f"the Triton kernels do not take {reason}", fix="backend='torch' or 'auto'")
     batch, frames, longest, labels = problem.shape
