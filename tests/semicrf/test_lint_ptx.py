@@ -75,6 +75,30 @@ def test_a_hazard_says_what_reaches_what():
     assert any(str(hazard).startswith("RAW on buffer: store at line ") for hazard in found)
 
 
+PAIR = """.visible .entry k(.param .u64 k_param_0)
+.reqntid {threads}
+{{
+ld.param.b64 %rd1, [k_param_0];
+st.global.b32 [%rd1], %r1;
+bar.warp.sync -1;
+ld.global.b32 %r2, [{address}];
+ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("threads, flagged", [(32, set()), (64, {("RAW", "buffer")})])
+def test_a_barrier_within_a_warp_orders_one_warp_only(threads, flagged):
+    found = lint(PAIR.format(threads=threads, address="%rd1"), ["buffer"])
+    assert {(hazard.kind, hazard.argument) for hazard in found} == flagged
+
+
+def test_an_address_that_comes_from_no_argument_is_not_called_clean():
+    found = lint(PAIR.format(threads=32, address="%rd9"), ["buffer"])
+    assert [hazard.kind for hazard in found] == ["untraced"]
+    assert str(found[0]) == "load at line 7: no argument is known that it points into"
+
+
 def test_text_without_a_kernel_is_refused():
     with pytest.raises(BadDataError, match="no kernel"):
         lint("// nothing here\n")

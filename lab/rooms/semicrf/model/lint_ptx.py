@@ -4,8 +4,9 @@ Triton orders no store before a later load of the same address by another warp; 
 does. The lint reads PTX (made without a GPU), traces each global access back to the kernel argument it points
 into, and walks every path from a store until a barrier: a load of the same argument met on the way is an unordered
 pair. It knows arguments, not addresses, so a pair is a suspicion to be removed by a barrier or by taking apart the
-buffers; a clean kernel has no such race at all. Kinds: RAW, WAR, WAW around a loop, and atomics, whose order
-changes sums. Shared memory is the compiler's own business and is not looked at.
+buffers; a clean kernel has no such race at all. Kinds: RAW, WAR, WAW around a loop, atomics, whose order changes
+sums, and accesses that cannot be traced back to an argument. A barrier among the lanes of a warp counts where the
+kernel is one warp. Shared memory is the compiler's own business and is not looked at.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 
 from lab.errors import BadDataError
 
-BARRIER = re.compile(r"\b(bar\.sync|bar\.warp\.sync|barrier(\.cta)?\.sync)\b")
+BARRIER = re.compile(r"\b(bar\.sync|barrier(\.cta)?\.sync)\b")
+WARP_BARRIER = re.compile(r"\bbar\.warp\.sync\b")
+THREADS = re.compile(r"\.(?:req|max)ntid\s+(\d+)")
 ACCESS = re.compile(r"\b(ld|st|atom|red)\.(?:[a-z_:0-9]+\.)*?global\b.*?\[\s*(%\w+)")
 PARAMETER = re.compile(r"ld\.param\.\w+\s+(%\w+),\s*\[(\w+?)_param_(\d+)[\]+]")
 LABEL = re.compile(r"^([$\w]+):")
@@ -41,7 +44,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Hazard:
-    """Two accesses of `argument` that no barrier keeps apart; `second` is `first` itself for an atomic."""
+    """Two accesses of `argument` that no barrier keeps apart; `second` is `first` itself where one says it all."""
 
     kind: str
     argument: str
@@ -49,6 +52,8 @@ class Hazard:
     second: Access
 
     def __str__(self) -> str:
+        if self.kind == "untraced":
+            return f"{self.first.kind} at line {self.first.line}: no argument is known that it points into"
         if self.kind == "atomic":
             return f"atomic on {self.argument} at line {self.first.line}: the order of a sum is not fixed"
         return (
@@ -76,6 +81,8 @@ def lint(ptx: str, names: list[str] | None = None) -> list[Hazard]:
                 continue
             if access.kind == "atomic":
                 _note(found, "atomic", access, access, names)
+            if not access.arguments:
+                found["untraced", -1, access.line] = Hazard("untraced", "?", access, access)
             for second, around in _reached(blocks, block, at):
                 kind = _pair_kind(access, second, around)
                 if kind:
@@ -136,6 +143,7 @@ def _blocks(ptx: str) -> dict[str, Block]:
         )
     body = [(i + 1, line.split("//")[0].strip()) for i, line in enumerate(lines) if i > start]
     roots = _roots([line for _, line in body])
+    barriers = [BARRIER, WARP_BARRIER] if _one_warp(ptx) else [BARRIER]
     current = Block("entry")
     blocks, fresh = {"entry": current}, 0
     for number, line in body:
@@ -145,7 +153,7 @@ def _blocks(ptx: str) -> dict[str, Block]:
             current.follows.append(label[1])
             current = following
             continue
-        if BARRIER.search(line):
+        if any(barrier.search(line) for barrier in barriers):
             current.events.append(None)
         access = ACCESS.search(line)
         if access:
@@ -162,6 +170,11 @@ def _blocks(ptx: str) -> dict[str, Block]:
     for block in blocks.values():
         block.follows = [label for label in block.follows if label in blocks]
     return blocks
+
+
+def _one_warp(ptx: str) -> bool:
+    threads = THREADS.search(ptx)
+    return threads is not None and int(threads[1]) <= 32
 
 
 def _roots(lines: list[str]) -> defaultdict[str, frozenset[int]]:
