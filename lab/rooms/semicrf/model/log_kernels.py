@@ -35,6 +35,8 @@ from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
 TILE_FRAMES = 32
 """Frames in a tile of the kernels that take all frames side by side."""
+TILE_ROWS = 32
+"""Rows of the ring in a tile, at most."""
 PARTIAL_BYTES = 1 << 28
 """Memory for partial sums of counts; more of them are added up in several launches, to the same bits."""
 
@@ -282,7 +284,7 @@ def masses(
             split = part * tl.load(ready + here)
             starting += split
             if BY_DURATION:
-                crossing = tl.where((top > float("-inf")) & (s > 0), split / sums, 0.0)
+                crossing = tl.where(top > float("-inf"), split / sums, 0.0)
                 safe = tl.where(top == float("-inf"), 0.0, top)
                 onward = transition + (k - 1)[:, None] * CP * CP + cols[None, :]
                 for c in range(labels):
@@ -352,7 +354,7 @@ def durations(
         tl.store(to + (k - 1) * depth * CP, tl.sum(split, 0))
         tl.debug_barrier()
         if BY_DURATION:
-            crossing = tl.where((top > float("-inf")) & (s > 0)[:, None], split / sums, 0.0)
+            crossing = tl.where(top > float("-inf"), split / sums, 0.0)
             safe = tl.where(top == float("-inf"), 0.0, top)
             onward = transition + (k - 1) * CP * CP + cols
             for c in range(labels):
@@ -402,7 +404,7 @@ class Shape:
         _, _, longest, labels = problem.shape
         wide = max(16, int(triton.next_power_of_2(labels)))
         warps = max(4, wide // 8)
-        rows = min(256 * warps // wide, int(triton.next_power_of_2(longest)))
+        rows = min(TILE_ROWS, int(triton.next_power_of_2(longest)))
         return cls(wide, rows, triton.cdiv(longest, rows) * rows, warps)
 
 
