@@ -1,41 +1,73 @@
 """Semi-CRF against flash-semicrf 0.2.0 in one process (bars: GPU forward 60x, forward+backward 150x; CPU 20x).
 
 LAB_BENCH_FLASH_SEMICRF names a folder made by `pip install --no-deps --target FOLDER flash-semicrf==0.2.0`.
-On a GPU the peer's Triton kernels run, else its PyTorch reference. Before any timing, log Z and the duration
-gradient of both are compared with the float64 form; LAB_BENCH_ROUNDS says how often the two take turns (2).
-Options: `python -m bench.semicrf long` runs the chromosome-long shapes of lab alone, with memory.
+On a GPU the peer's Triton kernels run, else its PyTorch reference. The contenders take turns, after a warm-up that for
+the peer is a short sequence. log Z and the duration gradient of every contender stand beside its times, as errors
+against the float64 torch form. Limits, for a call of the peer may take most of a minute:
+
+    LAB_BENCH_SHAPES="64,1000,100,24;32,1000,500,24"   B,T,K,C of the shapes
+    LAB_BENCH_ROUNDS=2                                 how often the contenders take turns
+    LAB_BENCH_PEER_S=60                                seconds for the peer and a shape; a call under way is ended
+
+`python -m bench.semicrf long` runs chromosome-long sequences of lab alone (bench/semicrf_long.py).
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-GPU_SHAPES = [
+Shape = tuple[int, int, int, int]
+GPU_SHAPES: list[Shape] = [
     (64, 1000, 100, 24),
     (64, 1000, 100, 32),
     (32, 1000, 500, 24),
     (2, 10000, 100, 24),
     (32, 400, 30, 39),
 ]
-CPU_SHAPES = [(4, 500, 30, 24), (2, 2000, 100, 16), (32, 400, 30, 39)]
-LONG_SHAPES = [(1, 100_000, 100, 24), (1, 100_000, 1000, 24), (1, 400_000, 3000, 24)]
+CPU_SHAPES: list[Shape] = [(4, 500, 30, 24), (2, 2000, 100, 16), (32, 400, 30, 39)]
+BARS = {"cuda": (60.0, 150.0), "cpu": (20.0, 20.0)}
+"""How many times the peer's time, forward and forward+backward."""
+REPEATS = {"cuda": 20, "cpu": 3}
+"""Runs of lab that must agree in every bit, and on a GPU its timed calls of a round."""
+WARM_FRAMES = 200
 VARIABLE = "LAB_BENCH_FLASH_SEMICRF"
 
 
 @dataclass
 class Contender:
-    """One way to compute: `forward()` gives log Z (B,), `train()` (log Z, duration gradient)."""
+    """One way to compute: `forward()` gives log Z (B,), `train()` (log Z, duration gradient), `leaves` get gradients."""
 
     name: str
     forward: Callable[[], Any]
     train: Callable[[], tuple[Any, Any]]
+    leaves: list[Any]
+    limit_s: float = float("inf")
+    ms: dict[str, list[float]] = field(default_factory=lambda: {"forward": [], "train": []})
+    bytes: dict[str, int] = field(default_factory=dict)
+    errors: tuple[float, float] = (float("nan"), float("nan"))
+
+    def call(self, kind: str, device: str) -> Any:
+        """One timed call; -> its result. Notes milliseconds and the peak of the device beyond what was there."""
+        for leaf in self.leaves:
+            leaf.grad = None
+        results = []
+        before = begin_memory(device)
+        self.ms[kind].append(elapsed_ms(lambda: results.append(getattr(self, kind)()), device))
+        self.bytes[kind] = max(self.bytes.get(kind, 0), peak_bytes(device) - before)
+        return results[0]
+
+    @property
+    def spent_s(self) -> float:
+        return sum(map(sum, self.ms.values())) / 1e3
 
 
 def main() -> None:
@@ -44,13 +76,26 @@ def main() -> None:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "one CPU thread"
-    print(
-        f"torch {torch.__version__} on {name}; medians, ms; B,T,K,C = batch, frames, longest segment, labels"
-    )
+    print(f"torch {torch.__version__} on {name}; medians in ms (quartiles); "
+          "B,T,K,C = batch, frames, longest segment, labels")  # fmt: skip
     peer = find_peer()
     rounds = int(os.environ.get("LAB_BENCH_ROUNDS", "2"))
-    for shape in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
+    for shape in shapes(GPU_SHAPES if device == "cuda" else CPU_SHAPES):
         compare(shape, device, peer, rounds)
+
+
+def shapes(usual: list[Shape]) -> list[Shape]:
+    """LAB_BENCH_SHAPES, or the usual ones."""
+    text = os.environ.get("LAB_BENCH_SHAPES")
+    if not text:
+        return usual
+    try:
+        found = [tuple(map(int, one.split(","))) for one in text.split(";")]
+    except ValueError:
+        found = [()]
+    if any(len(one) != 4 or min(one) < 1 for one in found):
+        sys.exit(f"LAB_BENCH_SHAPES={text!r}: give B,T,K,C of each shape, shapes apart by ';'")
+    return [(b, t, k, c) for b, t, k, c in found]
 
 
 def find_peer() -> Callable[..., Any] | None:
@@ -65,7 +110,7 @@ def find_peer() -> Callable[..., Any] | None:
     return semi_crf_streaming_forward
 
 
-def problem_of(shape: tuple[int, int, int, int], device: str) -> Any:
+def problem_of(shape: Shape, device: str) -> Any:
     """Normal scores; transition and duration a tenth of that. `start` is what the peer gives its first segment."""
     import torch
 
@@ -84,14 +129,14 @@ def problem_of(shape: tuple[int, int, int, int], device: str) -> Any:
 
 def ours(problem: Any, dtype: Any, backend: str) -> Contender:
     """lab's log partition on the problem's scores in `dtype`."""
+    import torch
+
     from lab.rooms.semicrf.model.api import log_partition
 
     leaves = [value.to(dtype).requires_grad_() for value in problem.floats()[:3]]
     start_C, lengths_B = problem.start_C.to(dtype), problem.lengths_B
 
     def forward() -> Any:
-        import torch
-
         with torch.no_grad():
             return log_partition(*leaves, lengths_B, start_C=start_C, backend=backend)
 
@@ -102,7 +147,7 @@ def ours(problem: Any, dtype: Any, backend: str) -> Contender:
         log_z_B.sum().backward()
         return log_z_B.detach(), leaves[2].grad
 
-    return Contender(f"lab {str(dtype).removeprefix('torch.')}", forward, train)
+    return Contender(f"lab {str(dtype).removeprefix('torch.')}", forward, train, leaves)
 
 
 def theirs(problem: Any, peer: Callable[..., Any], options: dict[str, Any], dtype: Any) -> Contender:
@@ -128,63 +173,161 @@ def theirs(problem: Any, peer: Callable[..., Any], options: dict[str, Any], dtyp
         return log_z_B.detach(), leaves[2].grad
 
     label = options.get("precision") or str(dtype).removeprefix("torch.")
-    return Contender(f"flash-semicrf {label}", forward, train)
+    limit_s = float(os.environ.get("LAB_BENCH_PEER_S", "60"))
+    return Contender(f"flash-semicrf {label}", forward, train, leaves, limit_s)
 
 
-def contenders(problem: Any, device: str, peer: Callable[..., Any] | None) -> list[Contender]:
+def peers(problem: Any, device: str, peer: Callable[..., Any] | None) -> list[Contender]:
+    """The peer in every precision that it has on this device."""
     import torch
 
+    if peer is None:
+        return []
     if device == "cpu":
-        found = [ours(problem, torch.float32, "torch")]
-        return found + ([theirs(problem, peer, {"use_triton": False}, torch.float32)] if peer else [])
-    found = [ours(problem, dtype, "triton") for dtype in (torch.float32, torch.float64)]
-    if peer:
-        precisions = ("float32", "float64") if "precision" in inspect.signature(peer).parameters else (None,)
-        options = [{"precision": p} if p else {} for p in precisions]
-        found += [theirs(problem, peer, option, torch.float64) for option in options]
-    return found
+        return [theirs(problem, peer, {"use_triton": False}, torch.float32)]
+    precisions = ("float32", "float64") if "precision" in inspect.signature(peer).parameters else (None,)
+    return [theirs(problem, peer, {"precision": p} if p else {}, torch.float64) for p in precisions]
 
 
-def compare(
-    shape: tuple[int, int, int, int], device: str, peer: Callable[..., Any] | None, rounds: int
-) -> None:
-    """Errors first, then times in turns; a line for each contender."""
+def compare(shape: Shape, device: str, peer: Callable[..., Any] | None, rounds: int) -> None:
+    """Warm up, let all take turns, and print times, memory, errors, bits and bars."""
     import torch
 
+    print(f"\n{shape}", flush=True)
     problem = problem_of(shape, device)
-    exact_z, exact_d = ours(problem, torch.float64, "torch").train()
-    found = contenders(problem, device, peer)
-    errors = {}
-    for one in found:  # also the warm-up: kernels are compiled here
-        log_z, gradient = one.train()
-        one.forward()
-        errors[one.name] = (
-            float((log_z - exact_z).abs().max()),
-            float((gradient - exact_d).abs().max() / exact_d.abs().max()),
-        )
-    times: dict[str, tuple[list[float], list[float]]] = {one.name: ([], []) for one in found}
+    exact = ours(problem, torch.float64, "torch").train()
+    dtypes = (torch.float32, torch.float64) if device == "cuda" else (torch.float32,)
+    labs = [ours(problem, dtype, lab_backend(device)) for dtype in dtypes]
+    batch, frames, longest, labels = shape
+    short = (batch, min(frames, max(WARM_FRAMES, longest + 20)), longest, labels)
+    warm = labs + peers(problem_of(short, device), device, peer)
+    found = labs + peers(problem, device, peer)
+    found = [one for one, first in zip(found, warm, strict=True) if works(first)]
     for _ in range(rounds):
         for one in found:
-            repeats = 20 if one.name.startswith("lab") and device == "cuda" else 1
-            for into, call in zip(times[one.name], (one.forward, one.train), strict=True):
-                into += [elapsed_ms(call, device) for _ in range(repeats)]
-    show(shape, found, times, errors)
+            take_turn(one, device, REPEATS[device] if one in labs and device == "cuda" else 1, exact)
+    clocks(device)
+    show(found, device)
+    bits(found[0], device)
+    bars(found[0], found[len(labs) :], device)
 
 
-def show(
-    shape: tuple[int, ...], found: list[Contender], times: dict[str, tuple[list[float], list[float]]],
-    errors: dict[str, tuple[float, float]],
-) -> None:  # fmt: skip
-    print(f"\n{shape}")
-    print(f"  {'':24} {'fwd':>10} {'fwd+bwd':>10} {'|dlogZ|':>9} {'d dur rel':>9}   times lab's first line")
-    base = [statistics.median(values) for values in times[found[0].name]]
+def lab_backend(device: str) -> str:
+    """The kernels on a GPU, and where Triton's interpreter stands for one."""
+    return "triton" if device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1" else "torch"
+
+
+def works(one: Contender) -> bool:
+    """Compile the kernels; a peer that cannot run here is a line with its reason."""
+    try:
+        one.train()
+        one.forward()
+    except Exception as error:
+        if one.limit_s == float("inf"):
+            raise
+        print(f"  {one.name} does not run: {type(error).__name__}: {str(error).splitlines()[0]}")
+        return False
+    return True
+
+
+def take_turn(one: Contender, device: str, repeats: int, exact: tuple[Any, Any]) -> None:
+    """Its calls of a round; a peer that has used up its seconds is called no more than once of each kind."""
+    for kind in one.ms:
+        for _ in range(repeats):
+            if one.ms[kind] and one.spent_s > one.limit_s:
+                return
+            result = one.call(kind, device)
+            if kind == "train":
+                one.errors = off(result, *exact)
+            del result
+
+
+def off(found: tuple[Any, Any], exact_z: Any, exact_d: Any) -> tuple[float, float]:
+    """Largest difference of log Z, and of the duration gradient relative to its largest entry."""
+    log_z, gradient = found
+    gap = float((gradient - exact_d).abs().max() / exact_d.abs().max())
+    return float((log_z - exact_z).abs().max()), gap
+
+
+def clocks(device: str) -> None:
+    """What the GPU runs at, right after work."""
+    if device == "cpu":
+        return
+    fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,temperature.gpu"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        told = f"nvidia-smi does not answer: {type(error).__name__}"
+    print(f"  {fields}: {told}")
+
+
+def show(found: list[Contender], device: str) -> None:
+    """A line for each contender and kind of call; ratios are to lab's first line of the kind."""
+    kinds = {"forward": "forward", "train": "forward+backward"}
+    print(
+        f"  {'':22}{'':18}{'ms (quartiles)':>34}{'n':>4}{'':>10}{'beyond inputs':>15}{'|d log Z|':>11}{'d duration':>12}"
+    )
     for one in found:
-        medians = [statistics.median(values) for values in times[one.name]]
-        ratios = "  ".join(f"{m / b:8.1f}x" for m, b in zip(medians, base, strict=True))
-        error_z, error_d = errors[one.name]
-        print(
-            f"  {one.name:24} {medians[0]:10.3f} {medians[1]:10.3f} {error_z:9.1e} {error_d:9.1e}   {ratios}"
-        )
+        for kind, title in kinds.items():
+            ratio = statistics.median(one.ms[kind]) / statistics.median(found[0].ms[kind])
+            memory = f"{one.bytes[kind] / 1e6:.0f} MB" if device == "cuda" else "-"
+            print(f"  {one.name:22}{title:18}{spread(one.ms[kind]):>34}{len(one.ms[kind]):>4}{ratio:>9.1f}x{memory:>15}"
+                  f"{one.errors[0]:>11.1e}{one.errors[1]:>12.1e}")  # fmt: skip
+
+
+def spread(values: list[float]) -> str:
+    """Median and quartiles."""
+    low, high = (
+        statistics.quantiles(values, n=4, method="inclusive")[::2]
+        if len(values) > 1
+        else (values[0], values[0])
+    )
+    return f"{statistics.median(values):.3f} ({low:.3f} to {high:.3f})"
+
+
+def bits(one: Contender, device: str) -> None:
+    """How many different results the same training step has, in any bit of log Z or of a gradient."""
+    seen = set()
+    for _ in range(REPEATS[device]):
+        log_z_B, _ = one.train()
+        values = (log_z_B, *(leaf.grad for leaf in one.leaves))
+        whole = b"".join(value.cpu().numpy().tobytes() for value in values)
+        seen.add(hashlib.sha256(whole).hexdigest())
+    print(f"  {one.name}: {len(seen)} bit pattern(s) of log Z and gradients in {REPEATS[device]} repeats")
+
+
+def bars(lab: Contender, others: list[Contender], device: str) -> None:
+    """Each bar: lab's float32 against the peer's float32, or against float64 where it has no other."""
+    if not others:
+        print("  bars: not measured, for want of the peer")
+        return
+    rival = next((one for one in others if one.name.endswith("float32")), others[0])
+    only = "" if rival.name.endswith("float32") else " (it has no float32)"
+    for kind, bar in zip(rival.ms, BARS[device], strict=True):
+        ratio = statistics.median(rival.ms[kind]) / statistics.median(lab.ms[kind])
+        title = "forward" if kind == "forward" else "forward+backward"
+        print(f"  bar: {title} >= {bar:.0f}x {rival.name}{only}: {lab.name} {ratio:.1f}x, "
+              f"{'met' if ratio >= bar else 'MISSED'}")  # fmt: skip
+
+
+def begin_memory(device: str) -> int:
+    """Bytes on the device now; the peak is counted from here. On a CPU nothing is counted."""
+    if device == "cpu":
+        return 0
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def peak_bytes(device: str) -> int:
+    if device == "cpu":
+        return 0
+    import torch
+
+    return torch.cuda.max_memory_allocated()
 
 
 def elapsed_ms(call: Callable[[], Any], device: str) -> float:
@@ -203,23 +346,10 @@ def elapsed_ms(call: Callable[[], Any], device: str) -> float:
     return float(begin_event.elapsed_time(end_event))
 
 
-def long() -> None:
-    """The long shapes: seconds, memory beyond the inputs, and the share of the sequential limit."""
-    import torch
-
-    for shape in LONG_SHAPES:
-        problem = problem_of(shape, "cuda")
-        one = ours(replace(problem), torch.float32, "triton")
-        one.train()
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        forward_s, train_s = elapsed_ms(one.forward, "cuda") / 1e3, elapsed_ms(one.train, "cuda") / 1e3
-        extra_gb = (torch.cuda.max_memory_allocated() - before) / 1e9
-        print(
-            f"{shape}: forward {forward_s:.3f} s, forward+backward {train_s:.3f} s, {extra_gb:.2f} GB beyond the inputs"
-        )
-
-
 if __name__ == "__main__":
-    long() if sys.argv[1:] == ["long"] else main()
+    if sys.argv[1:] == ["long"]:
+        from bench.semicrf_long import main as long
+
+        long()
+    else:
+        main()
