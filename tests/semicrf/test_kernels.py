@@ -1,21 +1,23 @@
-"""The Triton kernels without a GPU: interpreted against the naive form, and compiled for the race lint."""
+"""The Triton kernels without a GPU: interpreted against the naive form; and how they are launched."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from lab.rooms.semicrf.model import kernels, lint_ptx, triton_backend
-from tests.conftest import ROOT
+import triton.language as tl  # noqa: E402
+
+from lab.rooms.semicrf.model import kernels, lint_ptx  # noqa: E402
+from lab.rooms.semicrf.model.launch import launch  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -112,73 +114,54 @@ def test_a_mutant_of_the_kernels_is_killed(results, name):
     assert "error" in found or found["log_z"] > 1e-6 or found["counts"] > 1e-6
 
 
-def signature(kernel, pointers):
-    """Types of a kernel's arguments: `pointers` by name, constants left out, all else an int."""
-    names = [p.name for p in kernel.params]
-    constants = [p.name for p in kernel.params if p.is_constexpr]
-    return {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in names}
-
-
-FLOATS = ("score", "onward", "table", "first", "last", "slack", "gathered", "product", "source", "arrived",
-          "z_value", "partial", "label_out", "starts_out", "ends_out", "betweens", "outside", "carried")  # fmt: skip
-POINTERS = {
-    **dict.fromkeys(FLOATS, "*fp32"), "shift": "*fp64", "lengths": "*i64", "exponent": "*i32", "z_power": "*i32",
-    "carried_int": "*i32", "carried_tops": "*fp64", "log_z": "*fp64", "flags": "*i32", "count": "*i32", "totals": "*fp64", "mass_error": "*fp64", "mass_frame": "*i64",
-}  # fmt: skip
-COMPILED = {
-    "messages": {
-        "N": 4,
-        "CP": 32,
-        "SP": 4,
-        "STAGE": 0,
-        "DTYPE": "fp32",
-        "KEEP": True,
-        "SATURATE": False,
-        "TINY": 2.0**-126,
-    },
-    "outside_parts": {"N": 4, "CP": 32, "STAGE": 4, "DTYPE": "fp32"},
-    "outside_sums": {"N": 4, "CP": 32, "STAGE": 4, "DTYPE": "fp32"},
-    "far_durations": {"N": 4, "CP": 32, "DTYPE": "fp32"},
-    "near_durations": {"N": 4, "CP": 32, "DTYPE": "fp32"},
-    "label_counts": {"N": 4, "CP": 32, "F": 16, "ALL": True, "ROUNDING": 2.0**-10},
-    "transitions": {"N": 4, "CP": 32, "DTYPE": "fp32", "F": 16},
-    "best_messages": {"N": 2, "CP": 32},
-}
-
-
-def compiled(kernel, constants, warps):
-    import triton.language as tl
-
-    constants = {k: tl.float32 if v == "fp32" else v for k, v in constants.items()}
-    logs = dict.fromkeys(("onward", "table", "first", "gathered", "product", "arrived"), "*fp64")
-    best = {**POINTERS, **logs, "durations": "*i32"}
-    types = signature(kernel, best if kernel.__name__ == "best_messages" else POINTERS)
-    names = [n for n, kind in types.items() if kind != "constexpr"]
-    return lint_ptx.compile_ptx(kernel, types, constants, warps), names
-
-
-@pytest.mark.parametrize("name", COMPILED)
-def test_the_compiled_kernels_have_no_unordered_pair(name):
-    warps = 4 if name == "label_counts" else triton_backend.warps(32)
-    ptx, names = compiled(getattr(kernels, name), COMPILED[name], warps)
-    assert lint_ptx.lint(ptx, names) == []
-
-
 def test_rows_of_a_tile_stay_in_a_lanes_registers():
     # One wide load would spread a tile over lanes, and every row would cost shuffles: 7632 instructions for 3496.
-    ptx, _ = compiled(kernels.far_durations, COMPILED["far_durations"], 1)
-    assert "shfl" not in ptx
+    pointers = dict.fromkeys(("gathered", "product", "z_value", "partial"), "*fp32")
+    types = {**pointers, "exponent": "*i32", "z_power": "*i32", "lengths": "*i64"}
+    constants = {"N": 4, "CP": 32, "DTYPE": tl.float32}
+    names = [parameter.name for parameter in kernels.far_durations.params]
+    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+    assert "shfl" not in lint_ptx.compile_ptx(kernels.far_durations, signature, constants, 1)
 
 
-def test_a_kernel_without_its_barrier_is_flagged(tmp_path):
-    path = tmp_path / "mutant.py"
-    text = Path(kernels.__file__).read_text()
-    path.write_text(re.sub(r"        tl\.debug_barrier\(\).*\n", "", text))
-    assert path.read_text() != text
-    import importlib.util
+class Compiled:
+    def __init__(self):
+        self.ran = []
 
-    spec = importlib.util.spec_from_file_location("mutant", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    ptx, names = compiled(module.messages, COMPILED["messages"], 1)
-    assert ("RAW", "gathered") in {(h.kind, h.argument) for h in lint_ptx.lint(ptx, names)}
+    def __getitem__(self, grid):
+        return lambda *args: self.ran.append((grid, args))
+
+
+class Kernel:
+    """What `launch` needs of a kernel: parameters by name, and a compiled one for every launch."""
+
+    params = [SimpleNamespace(name=name) for name in ("x", "n", "A", "B")]
+
+    def __init__(self):
+        self.asked = []
+
+    def __getitem__(self, grid):
+        def run(*args, num_warps, **constants):
+            self.asked.append((grid, args, constants, num_warps))
+            self.compiled = Compiled()
+            return self.compiled
+
+        return run
+
+
+def test_a_launch_like_an_earlier_one_goes_to_its_machine_code_with_constants_in_their_order():
+    kernel, x = Kernel(), torch.zeros(2)
+    launch(kernel, (3, 2), x, 5, B=7, A=6, num_warps=1)
+    assert kernel.asked == [((3, 2), (x, 5), {"A": 6, "B": 7}, 1)] and not kernel.compiled.ran
+    launch(kernel, (4,), x, 8, B=7, A=6, num_warps=1)
+    assert len(kernel.asked) == 1 and kernel.compiled.ran == [((4, 1, 1), (x, 8, 6, 7))]
+
+
+@pytest.mark.parametrize("other", ["a type", "a constant", "the warps", "an unused pointer"])
+def test_a_launch_that_differs_in_type_constant_or_warps_is_compiled(other):
+    kernel = Kernel()
+    launch(kernel, (1,), torch.zeros(2), 5, A=6, B=7, num_warps=1)
+    x = {"a type": torch.zeros(2).double(), "an unused pointer": 0}.get(other, torch.zeros(2))
+    constant, warps = 8 if other == "a constant" else 6, 2 if other == "the warps" else 1
+    launch(kernel, (1,), x, 5, A=constant, B=7, num_warps=warps)
+    assert len(kernel.asked) == 2

@@ -65,7 +65,6 @@ def test_no_launch_has_an_unordered_pair(launches, labels):
     assert not found, "\n".join(found)
 
 
-@pytest.mark.xfail(reason="what one stage leaves for the next is stored without a barrier after its loads")
 @pytest.mark.parametrize("labels", LABELS)
 def test_no_launch_in_stages_has_an_unordered_pair(launches, labels):
     found = hazards(one for one in launches[labels] if in_stages(one))
@@ -76,7 +75,7 @@ def test_no_launch_in_stages_has_an_unordered_pair(launches, labels):
 def test_a_kernel_that_passes_blocks_through_memory_is_flagged_without_its_barrier(launches, name, tmp_path):
     path = tmp_path / "mutant.py"
     text = Path(kernels.__file__).read_text()
-    path.write_text(re.sub(r"        tl\.debug_barrier\(\).*\n", "", text))
+    path.write_text(re.sub(r"(?m)^ +tl\.debug_barrier\(\).*\n", "", text))
     assert path.read_text() != text
     spec = importlib.util.spec_from_file_location("mutant", path)
     module = importlib.util.module_from_spec(spec)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -88,9 +88,7 @@ class LogPartition(torch.autograd.Function):
         found = ctx.engine.backward(ctx.state)
         if ctx.alarm is not None:
             ctx.alarm(found)
-        grads = gradients(ctx.problem, found, grad_B)
-        wanted = ctx.needs_input_grad[3:]
-        return (None, None, None, *(g if want else None for g, want in zip(grads, wanted, strict=True)))
+        return (None, None, None, *gradients(ctx.problem, found, grad_B, ctx.needs_input_grad[3:]))
 
 
 def engine_of(backend: str) -> Any:
@@ -104,13 +102,24 @@ def engine_of(backend: str) -> Any:
     return triton_backend
 
 
-def gradients(problem: Problem, found: Posteriors, grad_B: Tensor) -> list[Tensor]:
+def gradients(
+    problem: Problem, found: Posteriors, grad_B: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
     """Counts weighted by the incoming gradient, in the dtype of each input and the order of `floats()`."""
-    grad_B = torch.where(torch.isfinite(found.log_z_B), grad_B.double(), torch.zeros_like(found.log_z_B))
-    by_sequence = (found.transition, found.duration_BKC, found.start_BC(), found.end_BC(problem.lengths_B))
-    sums = [torch.tensordot(grad_B, count.double(), 1) for count in by_sequence]
-    values = [grad_B[:, None, None] * found.label_BTC, *sums]
-    return [value.to(given.dtype) for value, given in zip(values, problem.floats(), strict=True)]
+    grad_B = torch.where(found.log_z_B.abs() < torch.inf, grad_B.double(), 0.0)
+
+    def summed(count: Tensor) -> Tensor:
+        return (grad_B @ count.double().flatten(1)).view(count.shape[1:])
+
+    ways: tuple[Callable[[], Tensor], ...] = (
+        lambda: found.label_BTC * grad_B.to(found.label_BTC.dtype)[:, None, None],
+        lambda: summed(found.transition),
+        lambda: summed(found.duration_BKC),
+        lambda: summed(found.start_BC()),
+        lambda: summed(found.end_BC(problem.lengths_B)),
+    )
+    inputs = zip(ways, problem.floats(), wanted, strict=True)
+    return [way().to(given.dtype) if want else None for way, given, want in inputs]
 
 
 def posteriors(

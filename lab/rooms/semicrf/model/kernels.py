@@ -334,6 +334,7 @@ def messages(
             power = tl.load(carried_int + 2 * CP)
             final_power = tl.load(carried_int + 2 * CP + 1)
             tops = tl.load(carried_tops + lane)
+            tl.debug_barrier()  # the other warps have read before one writes for the next stage
     coming = load_scores(score, begin, direction, padded, length, labels, N, CP, DTYPE)
 
     for q in range(begin, tl.minimum(used, begin + most)):

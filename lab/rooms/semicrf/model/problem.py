@@ -75,8 +75,8 @@ class Posteriors:
         return self.starts_BTC[:, 0]
 
     def end_BC(self, lengths_B: Tensor) -> Tensor:
-        rows = torch.arange(len(lengths_B), device=lengths_B.device)
-        return self.ends_BTC[rows, lengths_B - 1]
+        last_B11 = (lengths_B - 1)[:, None, None]
+        return self.ends_BTC.gather(1, last_B11.expand(-1, 1, self.ends_BTC.shape[2]))[:, 0]
 
 
 def make_problem(
@@ -101,11 +101,10 @@ def make_problem(
             f"transition must be (C, C) or (K, C, C) with K={duration_KC.shape[0]}, C={labels}, "
             f"got {tuple(transition.shape)}"
         )
-    zeros_C = score_BTC.new_zeros(labels) if score_BTC.is_floating_point() else None
-    if zeros_C is None:
+    if not score_BTC.is_floating_point():
         raise UsageError(f"score must be floating point, got {score_BTC.dtype}")
-    start_C = zeros_C if start_C is None else start_C
-    end_C = zeros_C if end_C is None else end_C
+    start_C = score_BTC.new_zeros(labels) if start_C is None else start_C
+    end_C = score_BTC.new_zeros(labels) if end_C is None else end_C
     for name, value in (("start", start_C), ("end", end_C)):
         if tuple(value.shape) != (labels,):
             raise UsageError(f"{name} must be ({labels},), got {tuple(value.shape)}")

@@ -8,7 +8,8 @@ flags.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 import triton
@@ -18,6 +19,7 @@ from torch import Tensor
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import kernels, log_kernels
 from lab.rooms.semicrf.model.api import MAX_LABELS
+from lab.rooms.semicrf.model.launch import launch
 from lab.rooms.semicrf.model.log_kernels import LogState
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
@@ -91,7 +93,8 @@ def weigh(problem: Problem, saturate: bool = False) -> dict[str, Tensor]:
         "shift": torch.empty(1, dtype=torch.float64, device=device),
     }
     parameters = (problem.transition, problem.duration_KC, problem.start_C, problem.end_C)
-    kernels.prepare[(programs,)](
+    launch(
+        kernels.prepare, (programs,),
         *(value.contiguous() for value in parameters), *model.values(), labels, longest, rows,
         N=N, CP=wide, ROWS=64, SATURATE=saturate, MARGIN=LIMITS[dtype][1], num_warps=4,
     )  # fmt: skip
@@ -109,41 +112,46 @@ def run_messages(
     kept = {
         "gathered": torch.empty(rows, wide, dtype=dtype, device=device),
         "product": torch.empty(lanes * blocks, wide, dtype=dtype, device=device),
-        "source": torch.empty(rows if keep else 1, wide, dtype=dtype, device=device),
-        "arrived": torch.empty(rows if keep else 1, wide, dtype=dtype, device=device),
-        "exponent": torch.empty(rows if keep else 1, dtype=torch.int32, device=device),
         "z_value": torch.empty(lanes, dtype=dtype, device=device),
         "z_power": torch.empty(lanes, dtype=torch.int32, device=device),
         "log_z": torch.empty(lanes, dtype=torch.float64, device=device),
         "flags": torch.empty(lanes, dtype=torch.int32, device=device),
         "count": torch.empty(lanes, dtype=torch.int32, device=device),
     }
+    if keep:
+        kept["source"] = torch.empty(rows, wide, dtype=dtype, device=device)
+        kept["arrived"] = torch.empty(rows, wide, dtype=dtype, device=device)
+        kept["exponent"] = torch.empty(rows, dtype=torch.int32, device=device)
     far = far_blocks(longest)
     staged = far > STAGE  # by K alone: the batch must not regroup a sum
-    rows = lanes if staged else 1
     parts = triton.cdiv(far, STAGE)
-    partial = torch.empty(rows * parts * STAGE * N, wide, dtype=dtype, device=device)
-    betweens = torch.empty(rows * parts, wide, dtype=dtype, device=device)
-    outside = torch.empty(rows * STAGE * N, wide, dtype=dtype, device=device)
-    carried = torch.empty(rows * 4, wide, dtype=dtype, device=device)
-    carried_int = torch.empty(rows * 4, wide, dtype=torch.int32, device=device)
-    carried_tops = torch.empty(rows, dtype=torch.float64, device=device)
-    score_BTC = problem.score_BTC.contiguous()
+    carried: tuple[Any, ...] = (0, 0, 0, 0)
+    if staged:
+        partial = torch.empty(lanes * parts * STAGE * N, wide, dtype=dtype, device=device)
+        betweens = torch.empty(lanes * parts, wide, dtype=dtype, device=device)
+        carried = (
+            torch.empty(lanes * STAGE * N, wide, dtype=dtype, device=device),
+            torch.empty(lanes * 4, wide, dtype=dtype, device=device),
+            torch.empty(lanes * 4, wide, dtype=torch.int32, device=device),
+            torch.empty(lanes, dtype=torch.float64, device=device),
+        )
     for begin in range(0, blocks, STAGE if staged else blocks):
         before = min(parts, begin // STAGE)
         if before:
-            kernels.outside_parts[(batch, directions, STAGE * before)](
+            launch(
+                kernels.outside_parts, (batch, directions, STAGE * before),
                 model["table"], problem.lengths_B, kept["gathered"], kept["product"], partial, betweens,
                 frames, far, blocks, begin, before, N=N, CP=wide, STAGE=STAGE, DTYPE=TYPES[dtype],
                 num_warps=warps(wide),
             )  # fmt: skip
-            kernels.outside_sums[(lanes, STAGE)](
-                partial, betweens, outside, before, N=N, CP=wide, STAGE=STAGE, DTYPE=TYPES[dtype],
+            launch(
+                kernels.outside_sums, (lanes, STAGE),
+                partial, betweens, carried[0], before, N=N, CP=wide, STAGE=STAGE, DTYPE=TYPES[dtype],
                 num_warps=warps(wide),
             )  # fmt: skip
-        kernels.messages[(batch, directions)](
-            score_BTC, *model.values(), problem.lengths_B, *kept.values(),
-            outside, carried, carried_int, carried_tops,
+        launch(
+            kernels.messages, (batch, directions),
+            problem.score_BTC, *model.values(), problem.lengths_B, *(kept.get(name, 0) for name in KEPT), *carried,
             frames, labels, far, blocks, len(model["slack"]), begin, STAGE if staged else blocks,
             N=N, CP=wide, SP=1024, STAGE=STAGE if staged else 0, DTYPE=TYPES[dtype],
             KEEP=keep, SATURATE=saturate, TINY=LIMITS[dtype][0], num_warps=warps(wide),
@@ -151,6 +159,19 @@ def run_messages(
     return kept
 
 
+KEPT = (
+    "gathered",
+    "product",
+    "source",
+    "arrived",
+    "exponent",
+    "z_value",
+    "z_power",
+    "log_z",
+    "flags",
+    "count",
+)
+"""What the passes write, in the order of their arguments; messages and exponents only for the counts."""
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
@@ -167,9 +188,9 @@ def forward(problem: Problem, keep: bool = True) -> State | LogState:
     reason = supports(problem)
     if reason:
         raise UsageError(f"the Triton kernels do not take {reason}", fix="backend='torch' or 'auto'")
-    problem = problem.detached()
     if problem.by_duration:
         return log_kernels.forward(problem, keep)
+    problem = replace(problem, score_BTC=problem.score_BTC.contiguous())
     model = weigh(problem)
     directions = 2 if keep else 1
     kept = run_messages(problem, model, directions, keep)
@@ -185,7 +206,7 @@ def forward(problem: Problem, keep: bool = True) -> State | LogState:
 def flagged(problem: Problem, kept: dict[str, Tensor], directions: int) -> Tensor | None:
     """Sequences to do again, or None. A message of zero is right only where the model forbids it."""
     flags = kept["flags"].cpu()
-    if not bool(flags.any()):
+    if not flags.numpy().any():
         return None
     bad = (flags & 1) > 0
     if bool((flags & 2).any()):
@@ -207,15 +228,26 @@ def backward(state: State | LogState) -> Posteriors:
     z = (kept["z_value"], kept["z_power"], problem.lengths_B)
     totals = torch.empty(batch * chunks, wide, dtype=torch.float64, device=device)
     both = (kept["source"], kept["arrived"], kept["exponent"], *z)
-    kernels.label_totals[(batch, chunks)](
-        *both, totals, frames, blocks, chunks, N=N, CP=wide, F=COUNT_FRAMES, num_warps=4
+    launch(
+        kernels.label_totals,
+        (batch, chunks),
+        *both,
+        totals,
+        frames,
+        blocks,
+        chunks,
+        N=N,
+        CP=wide,
+        F=COUNT_FRAMES,
+        num_warps=4,
     )
     label_BTC = torch.empty(batch, frames, labels, dtype=dtype, device=device)
     starts_BTC = torch.empty_like(label_BTC)
     ends_BTC = torch.empty_like(label_BTC)
     mass_error_BX = torch.empty(batch, chunks, dtype=torch.float64, device=device)
     mass_frame_BX = torch.empty(batch, chunks, dtype=torch.int64, device=device)
-    kernels.label_counts[(batch, chunks)](
+    launch(
+        kernels.label_counts, (batch, chunks),
         *both, totals, label_BTC, starts_BTC, ends_BTC, mass_error_BX, mass_frame_BX,
         frames, labels, blocks, chunks,
         N=N, CP=wide, F=COUNT_FRAMES, ALL=True, ROUNDING=ROUNDING, num_warps=4,
@@ -225,26 +257,48 @@ def backward(state: State | LogState) -> Posteriors:
     partial = torch.empty(batch * pieces * (far + 1) * 2 * N, wide, dtype=dtype, device=device)
     shape = {"N": N, "CP": wide, "DTYPE": TYPES[dtype]}
     if far:
-        kernels.far_durations[(batch, pieces, far)](
+        launch(
+            kernels.far_durations, (batch, pieces, far),
             kept["gathered"], kept["product"], kept["exponent"], *z, partial, frames, blocks, pieces, far,
             chunk, **shape, num_warps=warps(wide),
         )  # fmt: skip
-    kernels.near_durations[(batch, pieces)](
-        problem.score_BTC.contiguous(), kept["source"], kept["exponent"], *z, partial,
+    launch(
+        kernels.near_durations, (batch, pieces),
+        problem.score_BTC, kept["source"], kept["exponent"], *z, partial,
         frames, labels, blocks, pieces, far, chunk, **shape, num_warps=warps(wide),
     )  # fmt: skip
     duration_BKC = torch.empty(batch, longest, labels, dtype=torch.float64, device=device)
-    kernels.sum_durations[(batch, longest)](
-        partial, model["table"], duration_BKC, labels, longest, pieces, far, N=N, CP=wide, num_warps=1
+    launch(
+        kernels.sum_durations,
+        (batch, longest),
+        partial,
+        model["table"],
+        duration_BKC,
+        labels,
+        longest,
+        pieces,
+        far,
+        N=N,
+        CP=wide,
+        num_warps=1,
     )
     crossed = torch.empty(batch * chunks, wide, wide, dtype=dtype, device=device)
-    kernels.transitions[(batch, chunks)](
+    launch(
+        kernels.transitions, (batch, chunks),
         kept["arrived"], kept["exponent"], *z, crossed, frames, blocks, chunks,
         **shape, F=COUNT_FRAMES, num_warps=warps(wide),
     )  # fmt: skip
     transition_BCC = torch.empty(batch, labels, labels, dtype=torch.float64, device=device)
-    kernels.sum_transitions[(batch, labels)](
-        crossed, model["onward"], transition_BCC, labels, chunks, CP=wide, num_warps=1
+    launch(
+        kernels.sum_transitions,
+        (batch, labels),
+        crossed,
+        model["onward"],
+        transition_BCC,
+        labels,
+        chunks,
+        CP=wide,
+        num_warps=1,
     )
     worst = mass_error_BX.max(1)
     checked = (worst.values, mass_frame_BX.gather(1, worst.indices[:, None])[:, 0])
@@ -276,7 +330,8 @@ def best_messages(problem: Problem) -> tuple[Tensor, Tensor]:
     )  # row d + BEST_N - 1: duration d
     gathered = torch.empty(rows, wide, dtype=torch.float64, device=device)
     arrived, durations = torch.empty_like(gathered), torch.empty_like(gathered, dtype=torch.int32)
-    kernels.best_messages[(batch,)](
+    launch(
+        kernels.best_messages, (batch,),
         problem.score_BTC.contiguous(), padded(problem.transition, 0, more), table, padded(problem.start_C),
         problem.lengths_B, gathered, torch.empty_like(gathered[: batch * blocks]), arrived, durations,
         frames, labels, far, blocks, N=BEST_N, CP=wide, num_warps=warps(wide),
