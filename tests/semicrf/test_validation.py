@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.rooms.semicrf import SemiCRF  # noqa: E402
-from lab.rooms.semicrf.model.validation import Validator, drift_messages  # noqa: E402
+from lab.rooms.semicrf.model.validation import Point, Validator, drift_messages, extremes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 B, T, H, C, K = 2, 7, 5, 3, 4
@@ -144,6 +144,21 @@ def test_drift_is_told_in_the_guides_words():
     ]
     assert drift_messages(7, 3.0, 25.0)[1] == (
         "WARNING", "Epoch 7: CRF parameters drifting high! trans_max=3.00, dur_max=25.00. Consider increasing --crf-reg.")  # fmt: skip
+
+
+def test_extremes_of_many_dtypes_travel_together_and_keep_their_points():
+    tensors = [
+        torch.tensor([2, -3]),
+        torch.tensor([0.5]),
+        torch.tensor([7]),
+        torch.tensor([1.0, math.nan]).double(),
+    ]
+    points = [Point(str(at), tuple(torch.aminmax(t)), None, None) for at, t in enumerate(tensors)]
+    order, together = extremes(points)
+    assert together.dtype == torch.float64 and sorted(order) == [0, 1, 2, 3]
+    found = {order[at].name: pair for at, pair in zip(order, together.tolist(), strict=True)}
+    assert (found["0"], found["1"], found["2"]) == ([-3, 2], [0.5, 0.5], [7, 7])
+    assert all(map(math.isnan, found["3"]))
 
 
 def test_settling_without_anything_noted_is_silent():

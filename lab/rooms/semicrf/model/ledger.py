@@ -39,8 +39,8 @@ def mass_by_durations(duration_BKC: Tensor, lengths_B: Tensor | int, log_z_B: Te
     The mean mass of a frame, as the segments that cover it count it.
     """
     k = torch.arange(1, duration_BKC.shape[1] + 1, dtype=torch.float64, device=duration_BKC.device)
-    error_B = ((duration_BKC.double().sum(-1) * k).sum(-1) / lengths_B - 1).abs()
-    return torch.where(torch.isneginf(log_z_B), torch.zeros_like(error_B), error_B)
+    error_B = ((duration_BKC.double().sum(-1) @ k) / lengths_B - 1).abs()
+    return error_B.masked_fill(torch.isneginf(log_z_B), 0.0)
 
 
 @dataclass(frozen=True)

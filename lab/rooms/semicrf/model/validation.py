@@ -21,11 +21,10 @@ NAMES = {"torch": "PyTorch", "naive": "PyTorch", "triton": "Triton"}
 
 @dataclass(frozen=True)
 class Point:
-    """One tensor that was looked at; `low_high` holds its least and greatest value, NaN if it holds one."""
+    """One tensor that was looked at; `low_high` are its least and greatest value, NaN if it holds one."""
 
     name: str
-    tensor: Tensor
-    low_high: Tensor
+    low_high: tuple[Tensor, Tensor]
     bad: Callable[[float, float], bool]
     error: Callable[[], Exception]
 
@@ -38,7 +37,7 @@ class Validator:
 
     def __init__(self) -> None:
         self.points: list[Point] = []
-        self.travelling: tuple[list[Point], Tensor, Any] | None = None
+        self.travelling: tuple[dict[int, Point], Tensor, Any] | None = None
 
     def watch(
         self, name: str, tensor: Tensor, bad: Callable[[float, float], bool], error: Callable[[], Exception]
@@ -47,23 +46,23 @@ class Validator:
         tensor = tensor.detach()
         if tensor.numel() == 0:
             return
-        low_high = torch.stack(torch.aminmax(tensor)).double()
+        low, high = torch.aminmax(tensor)
         if tensor.device.type == "cpu":
-            if bad(*low_high.tolist()):
+            if bad(float(low), float(high)):
                 raise error()
         else:
-            self.points.append(Point(name, tensor, low_high, bad, error))
+            self.points.append(Point(name, (low, high), bad, error))
 
     def settle(self, *, wait: bool = False) -> None:
         """Look at what has arrived, then send off what was noted since; with `wait` look at that too."""
         self._look()
         if self.points:
-            together = torch.stack([point.low_high for point in self.points])
+            points, together = extremes(self.points)
             arrived = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
             arrived.copy_(together, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-            self.travelling, self.points = (self.points, arrived, event), []
+            self.travelling, self.points = (points, arrived, event), []
         if wait:
             self._look()
 
@@ -73,7 +72,9 @@ class Validator:
         points, arrived, event = self.travelling
         event.synchronize()
         self.travelling = None
-        for point, (low, high) in zip(points, arrived.tolist(), strict=True):
+        found = dict(zip(points, arrived.tolist(), strict=True))
+        for at in sorted(found):
+            point, (low, high) = points[at], found[at]
             if point.bad(low, high):
                 self.points = []
                 raise point.error()
@@ -99,6 +100,19 @@ class Validator:
         if projected:
             self.watch("projection", score, _nan, lambda: _projection(hidden, score))
         self.watch("cumulative scores", score, _nan_or_plus_inf, lambda: _cumulative(score))
+
+
+def extremes(points: list[Point]) -> tuple[dict[int, Point], Tensor]:
+    """The points by their number, and in the same order their (low, high) as one (points, 2) float64 tensor.
+
+    Joined by dtype, a launch or two for each: on a GPU a launch for every point would cost more than the looking.
+    """
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for at, point in enumerate(points):
+        by_dtype.setdefault(point.low_high[0].dtype, []).append(at)
+    groups = [torch.stack([v for at in group for v in points[at].low_high]) for group in by_dtype.values()]
+    order = {at: points[at] for group in by_dtype.values() for at in group}
+    return order, torch.cat([group.double() for group in groups]).view(-1, 2)
 
 
 def backend_name(backend: str, tensor: Tensor) -> str:
