@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from lab.rooms.nan.workload_leaves import is_skipped, leaves
 Event = tuple[Any, ...]
 Picker = Callable[[Sequence[Any]], Any]
 Label = tuple[int, int, str]  # module, side, leaf
+FIRST, VERSION = itemgetter(0), attrgetter("_version")
+ONE_TENSOR = (Tensor,)
 NO_SHAPE = (torch.Size(), torch.float32)
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 
@@ -175,8 +177,8 @@ class Template:
 
     modules: list[int]
     forms: list[tuple[Any, ...]]  # the structure of what the other events hold
-    parents: list[int]  # which events those are
-    passed: list[int]  # events of modules without children: a tensor in, a tensor out
+    parents: Picker  # which events those are
+    passed: Picker  # events of modules without children: a tensor in, a tensor out
     others: list[tuple[Any, ...]]  # sources of all other leaves
     noted_in: list[tuple[int, int, int]]  # (place in others, event, place in its versions)
     noted_out: list[tuple[int, int, int]]  # (place in others, event, slot of its version)
@@ -208,23 +210,23 @@ class Template:
         parents = sorted({*range(len(events))} - {*passed})
         noted_in, noted_out = _noted(events, others)
         cached = ((n, name) for n in parents if isinstance(events[n][2], dict) for name in CACHES if events[n][2].get(name) is not None)  # fmt: skip
-        return cls([event[0] for event in events], [_form(events[n]) for n in parents], parents, passed, others, noted_in, noted_out,
+        return cls([event[0] for event in events], [_form(events[n]) for n in parents], _picker(parents), _picker(passed), others, noted_in, noted_out,
                    *_pickers(order, batch.index), np.asarray(batch.index, dtype=np.int64), batch.labels, batch.leaf_call,
                    _are_outputs(batch.labels), forward.calls,
                    next(cached, None))  # fmt: skip
 
     def read(self, events: list[Event], forward: Forward) -> Batch | None:
         """The events as a batch, and what `forward` would have learnt from them one by one."""
-        if [event[0] for event in events] != self.modules:
+        if [*map(FIRST, events)] != self.modules:
             return None
-        if [_form(events[number]) for number in self.parents] != self.forms:
+        if [_form(event) for event in self.parents(events)] != self.forms:
             return None
-        passed = [events[number] for number in self.passed]
+        passed = self.passed(events)
         if {*map(len, passed)} - {5}:
             return None
-        flat = [event[1] for event in passed] + [event[3] for event in passed]
-        noted = [event[2] for event in passed] + [event[4] for event in passed]
-        if {*map(type, flat)} - {Tensor} or [tensor._version for tensor in flat] != noted:
+        _, taken, before, given, after = zip(*passed, strict=True) if passed else ((),) * 5
+        flat = [*taken, *given]
+        if {*map(type, flat)} - {Tensor} or [*map(VERSION, flat)] != [*before, *after]:
             return None
         others = _fetch(events, self.others)
         if {*map(type, others)} - {Tensor} or self._overwritten(others, events):
@@ -306,9 +308,13 @@ def _noted(
 def _form(event: Event) -> tuple[Any, ...]:
     """The types of what an event holds: equal forms have their tensors in equal places."""
     if event[0] >= 0 and len(event) == 4:
-        kwargs = event[2]
-        return (*map(type, event[1]), *kwargs, *map(type, kwargs.values()))
+        args, kwargs = event[1], event[2]
+        if not kwargs:
+            return (*map(type, args),)
+        return (*map(type, args), *kwargs, *map(type, kwargs.values()))
     output = event[3] if len(event) == 5 else event[1]
+    if type(output) is Tensor:
+        return ONE_TENSOR
     if isinstance(output, (tuple, list)):
         return (type(output), *map(type, output))
     if isinstance(output, Mapping):
