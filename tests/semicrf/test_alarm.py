@@ -84,11 +84,11 @@ def engine(plant):
     return lambda backend: SimpleNamespace(forward=forward, backward=counts_as_they_are)
 
 
-def step(validate, lengths=None, **more):
+def step(validate, lengths=None, device="cpu"):
     torch.manual_seed(1)
-    head = SemiCRF(C, K, backend="torch", validate=validate, **more)
-    score = torch.randn(B, T, C, requires_grad=True)
-    loss = head.loss(score, lengths, torch.zeros(B, T, dtype=torch.int64))
+    head = SemiCRF(C, K, backend="torch", validate=validate).to(device)
+    score = torch.randn(B, T, C).to(device).requires_grad_()
+    loss = head.loss(score, lengths, torch.zeros(B, T, dtype=torch.int64, device=device))
     loss.backward()
     return head, score, loss
 
@@ -142,6 +142,15 @@ def test_a_fault_that_the_form_mends_is_told_all_the_same(monkeypatch):
         RuntimeError, match=r"worst error 6\.5e-01 .*here \+0\.5\) and has the same posteriors"
     ):
         step(validate=True)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_alarm_is_told_when_the_next_step_begins(monkeypatch):
+    monkeypatch.setattr(api, "engine_of", engine(checkpoint(5)))
+    head, _, _ = step(validate=True, device="cuda")
+    head.validator.settle()
+    with pytest.raises(RuntimeError, match=r"Posterior mass is not 1 in CRF backward \(PyTorch\)"):
+        head.validator.settle()
 
 
 def test_posteriors_that_are_no_numbers_are_told_in_the_guides_words_with_the_coverage(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -159,6 +160,26 @@ def test_extremes_of_many_dtypes_travel_together_and_keep_their_points():
     found = {order[at].name: pair for at, pair in zip(order, together.tolist(), strict=True)}
     assert (found["0"], found["1"], found["2"]) == ([-3, 2], [0.5, 0.5], [7, 7])
     assert all(map(math.isnan, found["3"]))
+
+
+def test_of_the_points_of_a_step_the_first_bad_one_is_raised_when_the_next_step_begins(monkeypatch):
+    """The way of a GPU, with a copy that has arrived at once."""
+    monkeypatch.setattr(torch, "empty", lambda shape, dtype, pin_memory: torch.zeros(shape, dtype=dtype))
+    monkeypatch.setattr(
+        torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    )
+    validator = Validator()
+    for at, value in enumerate(
+        (torch.tensor([1]), torch.tensor([2.0]), torch.tensor([9]), torch.tensor([9.0]))
+    ):
+        extremes_ = tuple(torch.aminmax(value))
+        validator.points.append(
+            Point(str(at), extremes_, lambda low, high: high > 2, lambda at=at: RuntimeError(f"point {at}"))
+        )
+    validator.settle()
+    with pytest.raises(RuntimeError, match="point 2"):
+        validator.settle()
+    validator.settle(wait=True)
 
 
 def test_settling_without_anything_noted_is_silent():
