@@ -14,9 +14,12 @@ COUNTS = ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition")
 
 def random_problem(
     batch: int, frames: int, longest: int, labels: int, *, scale: float = 1.0, masked: float = 0.0,
-    by_duration: bool = False, seed: int = 0, dtype: torch.dtype = torch.float64,
+    by_duration: bool = False, seed: int = 0, dtype: torch.dtype = torch.float64, tilt: float = 0.0,
 ) -> Problem:  # fmt: skip
-    """Normal scores times `scale`; `masked` is the share of forbidden transitions; lengths vary, the first is T."""
+    """Normal scores times `scale`; `masked` is the share of forbidden transitions; lengths vary, the first is T.
+
+    With `tilt` segments of about K / 2 frames score best, more than many short ones do.
+    """
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -31,11 +34,16 @@ def random_problem(
     return make_problem(
         normal(batch, frames, labels),
         transition,
-        normal(longest, labels),
+        normal(longest, labels) + tilted(longest, tilt).to(dtype)[:, None],
         lengths,
         normal(labels),
         normal(labels),
     )
+
+
+def tilted(longest: int, tilt: float) -> torch.Tensor:
+    beyond = torch.arange(longest, dtype=torch.float64)
+    return tilt * (beyond - 2 * (beyond - longest // 2).clamp(min=0)) * beyond
 
 
 def worst(a: object, b: object, names: tuple[str, ...] = COUNTS) -> float:

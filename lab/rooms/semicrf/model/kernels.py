@@ -770,13 +770,14 @@ def whole_row_of(tile, index: tl.constexpr):
 
 
 @triton.jit
-def far_best(gathered, product, table, q, far_blocks, N: tl.constexpr, CP: tl.constexpr):
-    """`far_part` with max for sum: the best score into each frame of block q, and its duration (0: none)."""
+def far_best(gathered, product, table, q, nearest, farthest, N: tl.constexpr, CP: tl.constexpr):
+    """`far_part` with max for sum: the best score into each frame of block q, its duration (0: none), and the sum of
+    the blocks' scores."""
     cols = tl.arange(0, CP)
     best = tl.full([N, CP], float("-inf"), tl.float64)
     taken = tl.zeros([N, CP], tl.int32)
     between = tl.zeros([CP], tl.float64)
-    for delta in range(1, tl.minimum(q, far_blocks) + 1):
+    for delta in range(nearest, farthest + 1):
         p = q - delta
         rows = load_tile(gathered, p * N, N, CP)
         low = load_tile(table, delta * N, N, CP)
@@ -794,21 +795,77 @@ def far_best(gathered, product, table, q, far_blocks, N: tl.constexpr, CP: tl.co
             best = with_row(best, i, found)
             taken = with_row(taken, i, duration)
         between += tl.load(product + p * CP + cols)
-    return best, taken
+    return best, taken, between
 
 
 @triton.jit(
-    do_not_specialize=["frames", "labels", "far_blocks", "blocks"],
+    do_not_specialize=["frames", "far_blocks", "blocks", "begin", "parts"],
+    do_not_specialize_on_alignment=[
+        "table", "lengths", "gathered", "product", "partial", "partial_taken", "betweens",
+    ],
+)  # fmt: skip
+def outside_bests(
+    table, lengths, gathered, product, partial, partial_taken, betweens, frames, far_blocks, blocks, begin, parts,
+    N: tl.constexpr, CP: tl.constexpr, STAGE: tl.constexpr,
+):  # fmt: skip
+    """`outside_parts` with max for sum; grid (B, STAGE * parts)."""
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) % STAGE
+    part = tl.program_id(1) // STAGE
+    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    q = begin + i
+    if q < tl.cdiv(length, N):
+        nearest = i + 1 + part * STAGE
+        farthest = tl.minimum(tl.minimum(nearest + STAGE - 1, far_blocks), q)
+        best, taken, between = far_best(
+            gathered + b * blocks * N * CP, product + b * blocks * CP, table, q, nearest, farthest, N, CP
+        )
+        store_tile(partial, ((b * parts + part) * STAGE + i) * N, best, CP)
+        store_tile(partial_taken, ((b * parts + part) * STAGE + i) * N, taken, CP)
+        if i == 0:
+            tl.store(betweens + (b * parts + part) * CP + tl.arange(0, CP), between)
+
+
+@triton.jit(
+    do_not_specialize=["parts"],
+    do_not_specialize_on_alignment=["partial", "partial_taken", "betweens", "outside", "outside_taken"],
+)
+def outside_best_of(
+    partial, partial_taken, betweens, outside, outside_taken, parts,
+    N: tl.constexpr, CP: tl.constexpr, STAGE: tl.constexpr,
+):  # fmt: skip
+    """The best of all parts, the nearest where they are equal; grid (B, STAGE)."""
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1)
+    best = tl.full([N, CP], float("-inf"), tl.float64)
+    taken = tl.zeros([N, CP], tl.int32)
+    between = tl.zeros([CP], tl.float64)
+    for part in range(parts):
+        at = b * parts + part
+        coming = between[None, :] + load_tile(partial, (at * STAGE + i) * N, N, CP)
+        better = coming > best
+        best = tl.where(better, coming, best)
+        taken = tl.where(better, load_tile(partial_taken, (at * STAGE + i) * N, N, CP), taken)
+        between += tl.load(betweens + at * CP + tl.arange(0, CP))
+    store_tile(outside, (b * STAGE + i) * N, best, CP)
+    store_tile(outside_taken, (b * STAGE + i) * N, taken, CP)
+
+
+@triton.jit(
+    do_not_specialize=["frames", "labels", "far_blocks", "blocks", "begin", "most"],
     do_not_specialize_on_alignment=[
         "score", "onward", "table", "first", "lengths", "gathered", "product", "arrived", "durations",
+        "outside", "outside_taken", "carried",
     ],
 )  # fmt: skip
 def best_messages(
     score, onward, table, first, lengths, gathered, product, arrived, durations,
-    frames, labels, far_blocks, blocks, N: tl.constexpr, CP: tl.constexpr,
+    outside, outside_taken, carried,
+    frames, labels, far_blocks, blocks, begin, most, N: tl.constexpr, CP: tl.constexpr, STAGE: tl.constexpr,
 ):  # fmt: skip
     """Viterbi's pass from the left in float64 logs: the best score of a segment of c that ends with each frame,
-    and its duration; of equal ones the shortest. Which label came before is found on the way back."""
+    and its duration; of equal ones the shortest. Which label came before is found on the way back. Stages as in
+    `messages`."""
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
     length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
@@ -821,9 +878,22 @@ def best_messages(
     onward_CC = load_tile(onward, 0, CP, CP)
     near = load_tile(table, N, N, CP)
     gamma = tl.load(first + cols)
-    for q in range(used):
+    if STAGE:
+        if begin > 0:
+            gamma = tl.load(carried + b * CP + cols)
+            tl.debug_barrier()  # the other warps have read before one writes for the next stage
+        outside += b * STAGE * N * CP
+        outside_taken += b * STAGE * N * CP
+    for q in range(begin, tl.minimum(used, begin + most)):
         scores = load_scores(score, q, 0, used * N, length, labels, N, CP, tl.float64)
-        best, taken = far_best(gathered, product, table, q, far_blocks, N, CP)
+        farthest = tl.minimum(q - begin if STAGE else q, far_blocks)
+        best, taken, since = far_best(gathered, product, table, q, 1, farthest, N, CP)
+        if STAGE:
+            if begin > 0:
+                coming = since[None, :] + load_tile(outside, (q - begin) * N, N, CP)
+                better = coming > best
+                best = tl.where(better, coming, best)
+                taken = tl.where(better, load_tile(outside_taken, (q - begin) * N, N, CP), taken)
         pending = ()
         lasting = ()
         for i in tl.static_range(N):
@@ -861,3 +931,5 @@ def best_messages(
         store_tile(durations, q * N, ends, CP)
         tl.store(product + q * CP + cols, suffix)
         tl.debug_barrier()  # the next block's far part loads what other lanes have stored
+    if STAGE:
+        tl.store(carried + b * CP + cols, gamma)

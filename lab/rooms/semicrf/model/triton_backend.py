@@ -269,19 +269,9 @@ def backward(state: State | LogState) -> Posteriors:
     )  # fmt: skip
     duration_BKC = torch.empty(batch, longest, labels, dtype=torch.float64, device=device)
     launch(
-        kernels.sum_durations,
-        (batch, longest),
-        partial,
-        model["table"],
-        duration_BKC,
-        labels,
-        longest,
-        pieces,
-        far,
-        N=N,
-        CP=wide,
-        num_warps=1,
-    )
+        kernels.sum_durations, (batch, longest),
+        partial, model["table"], duration_BKC, labels, longest, pieces, far, N=N, CP=wide, num_warps=1,
+    )  # fmt: skip
     crossed = torch.empty(batch * chunks, wide, wide, dtype=dtype, device=device)
     launch(
         kernels.transitions, (batch, chunks),
@@ -290,16 +280,9 @@ def backward(state: State | LogState) -> Posteriors:
     )  # fmt: skip
     transition_BCC = torch.empty(batch, labels, labels, dtype=torch.float64, device=device)
     launch(
-        kernels.sum_transitions,
-        (batch, labels),
-        crossed,
-        model["onward"],
-        transition_BCC,
-        labels,
-        chunks,
-        CP=wide,
-        num_warps=1,
-    )
+        kernels.sum_transitions, (batch, labels),
+        crossed, model["onward"], transition_BCC, labels, chunks, CP=wide, num_warps=1,
+    )  # fmt: skip
     worst = mass_error_BX.max(1)
     checked = (worst.values, mass_frame_BX.gather(1, worst.indices[:, None])[:, 0])
     found = Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition_BCC, *checked)
@@ -325,17 +308,37 @@ def best_messages(problem: Problem) -> tuple[Tensor, Tensor]:
         sides = (0, more, above, below) if value.dim() == 2 else (0, more)
         return torch.nn.functional.pad(value.double(), sides, value=-float("inf"))
 
-    table = padded(
-        problem.duration_KC, BEST_N, (far + 2) * BEST_N - longest
-    )  # row d + BEST_N - 1: duration d
+    # row d + BEST_N - 1: duration d
+    table = padded(problem.duration_KC, BEST_N, (far + 2) * BEST_N - longest)
     gathered = torch.empty(rows, wide, dtype=torch.float64, device=device)
     arrived, durations = torch.empty_like(gathered), torch.empty_like(gathered, dtype=torch.int32)
-    launch(
-        kernels.best_messages, (batch,),
-        problem.score_BTC.contiguous(), padded(problem.transition, 0, more), table, padded(problem.start_C),
-        problem.lengths_B, gathered, torch.empty_like(gathered[: batch * blocks]), arrived, durations,
-        frames, labels, far, blocks, N=BEST_N, CP=wide, num_warps=warps(wide),
-    )  # fmt: skip
+    product = torch.empty_like(gathered[: batch * blocks])
+    score_BTC, onward, first = problem.score_BTC.contiguous(), padded(problem.transition, 0, more), padded(problem.start_C)  # fmt: skip
+    staged, parts = far > STAGE, triton.cdiv(far, STAGE)
+    shape = {"N": BEST_N, "CP": wide, "STAGE": STAGE if staged else 0}
+    carried: tuple[Any, ...] = (0, 0, 0)
+    if staged:
+        partial = torch.empty(batch * parts * STAGE * BEST_N, wide, dtype=torch.float64, device=device)
+        partial_taken, betweens = torch.empty_like(partial, dtype=torch.int32), torch.empty_like(partial[: batch * parts])  # fmt: skip
+        outside = torch.empty_like(partial[: batch * STAGE * BEST_N])
+        carried = (outside, torch.empty_like(outside, dtype=torch.int32), torch.empty_like(outside[:batch]))
+    for begin in range(0, blocks, STAGE if staged else blocks):
+        before = min(parts, begin // STAGE)
+        if before:
+            launch(
+                kernels.outside_bests, (batch, STAGE * before),
+                table, problem.lengths_B, gathered, product, partial, partial_taken, betweens,
+                frames, far, blocks, begin, before, **shape, num_warps=warps(wide),
+            )  # fmt: skip
+            launch(
+                kernels.outside_best_of, (batch, STAGE),
+                partial, partial_taken, betweens, *carried[:2], before, **shape, num_warps=warps(wide),
+            )  # fmt: skip
+        launch(
+            kernels.best_messages, (batch,),
+            score_BTC, onward, table, first, problem.lengths_B, gathered, product, arrived, durations, *carried,
+            frames, labels, far, blocks, begin, STAGE if staged else blocks, **shape, num_warps=warps(wide),
+        )  # fmt: skip
     found = (
         value.view(batch, -1, wide)[:, :frames, :labels].transpose(0, 1) for value in (arrived, durations)
     )
