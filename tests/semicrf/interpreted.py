@@ -9,11 +9,12 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 from lab.rooms.semicrf import SemiCRF
-from lab.rooms.semicrf.model import kernels, ledger, naive, paths, triton_backend
+from lab.rooms.semicrf.model import api, kernels, ledger, naive, paths, triton_backend
 from tests.semicrf.problems import random_problem, worst
 
 triton_backend.N = 2
@@ -42,7 +43,7 @@ def solve(job: dict) -> dict:
     if "best" in job:
         return best(problem)
     if "alarm" in job:
-        return {"message": alarm(problem)}
+        return alarm(problem, job.get("stale"))
     expected = naive.posteriors(problem)
     state = triton_backend.forward(problem)
     if "z_times" in job:
@@ -87,17 +88,42 @@ def best(problem) -> dict:
     }
 
 
-def alarm(problem) -> str | None:
-    """What the validation points say of one training step on the problem's scores, NaN in their padding."""
+def alarm(problem, stale: dict | None) -> dict:
+    """What the validation points say of one training step on the problem's scores, NaN in their padding.
+
+    `stale` plants a fault of the second sequence's pass from the left, in the rows `frames`: what `tables` hold is
+    multiplied by `times`, or powers are moved by `more`. `finite`: whether a guard against NaN would be silent.
+    """
     torch.manual_seed(0)
+    forward = triton_backend.forward
+
+    def planted(problem, keep=True):
+        state = forward(problem, keep)
+        for name in stale["tables"]:
+            rows = state.kept[name].view(2 * len(problem.lengths_B), -1, *state.kept[name].shape[1:])[2]
+            rows[slice(*stale["frames"])] *= stale.get("times", 1)
+            rows[slice(*stale["frames"])] += stale.get("more", 0)
+        return state
+
+    engine = SimpleNamespace(forward=planted if stale else forward, backward=triton_backend.backward)
+    api.engine_of = lambda backend: engine
     head = SemiCRF(problem.shape[3], problem.shape[2], backend="triton", validate=True)
     head.poison_padding = True
     score_BTC = problem.score_BTC.requires_grad_()
-    try:
-        head.loss(score_BTC, problem.lengths_B, torch.zeros(problem.shape[:2], dtype=torch.int64)).backward()
-    except RuntimeError as error:
-        return str(error)
-    return None
+    messages = []
+    watch = head.validator.watch
+
+    def told(*point):
+        try:
+            watch(*point)
+        except RuntimeError as error:
+            messages.append(str(error))
+
+    head.validator.watch = told  # the step goes on: what would the guards have seen?
+    labels = torch.zeros(problem.shape[:2], dtype=torch.int64)
+    head.loss(score_BTC, problem.lengths_B, labels).backward()
+    grads = [score_BTC.grad, *(value.grad for value in head.parameters())]
+    return {"messages": messages[:1], "finite": all(bool(torch.isfinite(value).all()) for value in grads)}
 
 
 def main() -> None:

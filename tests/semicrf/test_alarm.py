@@ -258,17 +258,47 @@ def test_watching_a_pass_keeps_no_tensor_of_it_alive():
         gc.enable()
 
 
-def test_of_the_kernels_the_alarm_tells_the_broken_from_the_sound(tmp_path):
+ROWS = {"tables": ["gathered", "source", "arrived"], "frames": [2, 4]}
+STALE = {
+    "a checkpoint +0.5": {**ROWS, "times": math.exp(0.5)},
+    "a checkpoint +75": {**ROWS, "times": math.exp(75)},
+    "a checkpoint of zeros": {**ROWS, "times": 0},
+    "a power of two lost": {"tables": ["exponent"], "frames": [2, 4], "more": 1},
+    "gathered rows stale": {"tables": ["gathered"], "frames": [2, 4], "times": 0},
+    "source rows stale": {"tables": ["source"], "frames": [2, 4], "times": 0},
+    "arrived rows stale": {"tables": ["arrived"], "frames": [2, 4], "times": 0},
+    "z +3": {"tables": ["z_value"], "frames": [0, 1], "times": math.exp(3)},
+}
+SOUND = {
+    "float64": {},
+    "float32": {"dtype": "float32"},
+    "float32, done again in the log domain": {"dtype": "float32", "options": {"scale": 60.0}},
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What the alarm says of the kernels, run in the interpreter with and without a fault."""
     pytest.importorskip("triton")
     from tests.semicrf.test_kernels import MUTANTS, interpreted
 
-    sound = {"shape": (2, 9, 5, 2), "alarm": True}
-    jobs = [
-        sound,
-        {**sound, "dtype": "float32"},
-        {**sound, "dtype": "float32", "options": {"scale": 60.0}},
-        {**sound, "mutant": MUTANTS["an exponent forgotten"]},
-    ]
-    *silent, told = interpreted(jobs, tmp_path)
-    assert silent == [{"message": None}] * 3
-    assert told["message"].startswith("Posterior mass is not 1 in CRF backward (Triton): worst error ")
+    job = {"shape": (2, 7, 4, 2), "alarm": True, "options": {"seed": 1}}
+    jobs = {
+        **{name: {**job, **more} for name, more in SOUND.items()},
+        **{name: {**job, "stale": stale} for name, stale in STALE.items()},
+        "an exponent forgotten": {**job, "mutant": MUTANTS["an exponent forgotten"]},
+    }
+    return dict(zip(jobs, interpreted(list(jobs.values()), tmp_path_factory.mktemp("alarm")), strict=True))
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_of_sound_kernels_the_alarm_says_nothing(told, name):
+    assert told[name] == {"messages": [], "finite": True}
+
+
+@pytest.mark.parametrize("name", [*STALE, "an exponent forgotten"])
+def test_a_stale_buffer_of_the_kernels_raises_the_alarm_where_guards_against_nan_are_silent(told, name):
+    assert told[name]["finite"]
+    assert told[name]["messages"][0].startswith(
+        "Posterior mass is not 1 in CRF backward (Triton): worst error "
+    )
