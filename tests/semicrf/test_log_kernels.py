@@ -61,6 +61,7 @@ OTHERS = {
     "viterbi": {"claim": "viterbi", "shape": (2, 5, 3, 2), "options": LASTING},
 }
 PLAIN, BY = {"shape": (1, 6, 3, 2)}, {"shape": (1, 4, 2, 2), "options": LASTING}
+FAR = {"shape": (1, 4, 2, 2), "options": LASTING, "hostile": "messages far apart"}
 MUTANTS = {
     "a duration beyond the longest": (PLAIN, "there = (age <= t) & (age < longest)", "there = age <= t"),
     "the first segment pays a transition": (BY, "tl.where((age == t)[:, None], begin", "tl.where((age < 0)[:, None], begin"),
@@ -68,7 +69,11 @@ MUTANTS = {
     "a shift forgotten": (PLAIN, "offset += shift + top", "offset += top"),
     "terms in another unit": (PLAIN, "total * less + 1.0, total + less)", "total + 1.0, total + less)"),
     "mass left behind": (PLAIN, "covered += leaving - starts", "covered -= starts"),
-    "a duration's crossings in the next one's place": (BY, "((k - 1) * depth + 1 + c) * CP", "((k - 1) * depth + c) * CP"),
+    "a crossing in another label's place": (BY, "crossed *= tl.load(weight", "crossed *= tl.load(turned"),
+    "mass that crosses the wrong way": (BY, "gone += summed(spread + rows * CP, turned", "gone += summed(spread + rows * CP, weight"),
+    "what underflows is lost": (FAR, "~(sums >= TINY)", "(sums < 0.0)"),
+    "the mass of what underflows is lost": (FAR, "crossing = tl.where(lost, split / total, 0.0)\n                for", "crossing = split * 0.0\n                for"),
+    "the count of what underflows is lost": (FAR, "tl.store(row, known + tl.sum(share * crossing, 0))", "tl.store(row, known)"),
 }  # fmt: skip
 
 
@@ -135,7 +140,7 @@ SCALARS = ("frames", "labels", "longest", "ring_rows", "chunk", "chunks", "size"
 
 def compiled(kernel, by_duration):
     """PTX for sm_90 at small tiles, and the names of its arguments."""
-    constants = {"ROWS": 32, "CP": 32, "BY_DURATION": by_duration, "KEEP": True, "BLOCK": 256}
+    constants = {"ROWS": 32, "CP": 32, "PART": 32, "BY_DURATION": by_duration, "KEEP": True, "BLOCK": 256}
     names = [p.name for p in kernel.params if not p.is_constexpr]
     kinds = {n: "i32" if n in SCALARS else POINTERS.get(n, "*fp64") for n in names}
     fixed = {p.name: "constexpr" for p in kernel.params if p.is_constexpr}
