@@ -35,6 +35,7 @@ from lab.rooms.semicrf.model.cases import (
     same_bits,
     solve,
 )
+from lab.rooms.semicrf.model.ledger import mass_by_durations
 from lab.rooms.semicrf.model.problem import make_problem
 from lab.rooms.semicrf.workload_train import choose_device, pretty, set_up_logging, write_environment
 from lab.rooms.sweep.workload_host import Place, report_failures
@@ -167,6 +168,17 @@ def ledgers(subject: Subject) -> Iterator[Row]:
         lines = ledger(case, subject.solve(case))
         name, worst = max(lines.items(), key=lambda item: item[1])
         yield made("ledger", shape, torch.float32, worst, 2e-5, f"the worst line is {name}: {worst:.2g}")
+        yield watched_mass(subject, case, shape)
+
+
+def watched_mass(subject: Subject, case: Case, shape: tuple[int, ...]) -> Row:
+    """What the alarm looks at in training: the mass of the worst frame as the backend itself found it."""
+    on = case.to(subject.device)
+    found = api.posteriors(on.score_BTC, on.transition_CC, on.duration_KC, case.lengths_B, start_C=on.start_C,
+                           end_C=on.end_C, backend=subject.backend)  # fmt: skip
+    covered_B = mass_by_durations(found.duration_BKC, case.lengths_B.to(subject.device), found.log_z_B)
+    worst = float(torch.maximum(found.mass_error_B, covered_B).max())
+    return made("posterior mass", shape, torch.float32, worst, 2e-5, f"worst sequence is off by {worst:.2g}")
 
 
 def decoding(subject: Subject) -> Iterator[Row]:
