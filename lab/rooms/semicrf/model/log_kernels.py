@@ -114,20 +114,22 @@ def entering(before, onward, labels, ROWS: tl.constexpr, CP: tl.constexpr):
 
 
 @triton.jit
+def any_of(tile):
+    return tl.max(tl.max(tile.to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
 def settled(sums, height, there, before, onward, labels, ROWS: tl.constexpr, CP: tl.constexpr):
     """log(sums) + height: what comes in, where exponentials under the two maxima did for the terms.
 
-    Where the sum is so small that underflow may count (or NaN), the terms themselves. Also: where that was, and
-    their largest and their sum in its units, one for rows without.
+    Where the sum is so small that underflow may count (or NaN), the terms themselves. Also: where that was.
     """
     value = tl.log(sums) + height
     lost = there & (height > float("-inf")) & ~(sums >= TINY)
-    top = tl.zeros([ROWS, CP], tl.float64)
-    total = tl.full([ROWS, CP], 1.0, tl.float64)
-    if tl.max(tl.max(lost.to(tl.int32), 1), 0) > 0:
+    if any_of(lost):
         top, total = entering(before, onward, labels, ROWS, CP)
         value = tl.where(lost, top + tl.log(total), value)
-    return value, lost, top, total
+    return value, lost
 
 
 @triton.jit
@@ -217,7 +219,7 @@ def messages(
                 onward = k[:, None] * CP * CP + cols[None, :]
                 sums = summed(lifted + s * CP, weight + onward, labels, ROWS, CP)
                 height = tl.load(peak + s)[:, None] + tl.load(entry + k[:, None] * CP + cols[None, :])
-                value, _, _, _ = settled(
+                value, _ = settled(
                     sums, height, there[:, None], alpha + s * CP, transition + onward, labels, ROWS, CP
                 )
                 term = (tl.where((age == t)[:, None], begin[None, :], value) + content) + bias
@@ -249,13 +251,13 @@ def source_rows(
     transition, weight, entry, start, alpha, gamma, lifted, peak, s, k, there, labels,
     ROWS: tl.constexpr, CP: tl.constexpr, PART: tl.constexpr, BY_DURATION: tl.constexpr,
 ):  # fmt: skip
-    """What comes in at boundaries s (ROWS,) for segments of k frames: the value, `multiplied`'s sums, `settled`'s three."""
+    """What comes in at boundaries s (ROWS,) for segments of k frames: the value, the sums it is of, and where they were lost."""
     cols = tl.arange(0, CP)
     if BY_DURATION:
         onward = (k - 1) * CP * CP
         sums = multiplied(lifted + s * CP, weight + onward, ROWS, CP, PART)
         height = tl.load(peak + s)[:, None] + tl.load(entry + (k - 1) * CP + cols)[None, :]
-        value, lost, top, total = settled(
+        value, lost = settled(
             sums,
             height,
             there[:, None],
@@ -269,10 +271,8 @@ def source_rows(
     else:
         value = tl.load(gamma + s[:, None] * CP + cols[None, :])
         sums = value
-        lost = value > 0
-        top = value
-        total = value
-    return value, sums, lost, top, total
+        lost = value != value
+    return value, sums, lost
 
 
 @triton.jit(do_not_specialize=["frames", "labels", "longest"])
@@ -301,7 +301,7 @@ def maxima(
         there = (k <= t) & (t <= length)
         s = tl.where(there, t - k, 0)
         content += tl.load(frame + s[:, None] * CP + cols[None, :])
-        value, _, _, _, _ = source_rows(
+        value, _, _ = source_rows(
             transition, weight, entry, start, alpha, gamma, lifted, peak, s, k, there, labels,
             ROWS, CP, PART, BY_DURATION,
         )  # fmt: skip
@@ -371,7 +371,7 @@ def masses(
                 onward = (k - 1)[:, None] * CP * CP + cols[None, :]
                 sums = summed(lifted + (s + k * 0) * CP, weight + onward, labels, ROWS, CP)
                 height = tl.load(peak + s) + tl.load(entry + (k - 1)[:, None] * CP + cols[None, :])
-                value, lost, top, total = settled(
+                value, lost = settled(
                     sums, height, there[:, None], before, transition + onward, labels, ROWS, CP
                 )
                 value = tl.where(s == 0, tl.load(start + cols)[None, :], value)
@@ -389,7 +389,8 @@ def masses(
             tl.debug_barrier()
             if BY_DURATION:
                 gone += summed(spread + rows * CP, turned + onward, labels, ROWS, CP)
-                if tl.max(tl.max(lost.to(tl.int32), 1), 0) > 0:
+                if any_of(lost):
+                    top, total = entering(before, transition + onward, labels, ROWS, CP)
                     crossing = tl.where(lost, split / total, 0.0)
                     for c in range(labels):
                         value = tl.load(alpha + s * CP + c) + tl.load(transition + onward + c * CP)
@@ -425,7 +426,8 @@ def durations(
 ):  # fmt: skip
     """Counts over the segments that end in one tile of frames, (B, chunks, K, X, CP): row 0 of X those of duration k.
 
-    `partial` comes as zeros, `chunk` is its first tile. Where transitions depend on the duration, rows 1 to C are those of the transitions from each label; else X is 1.
+    `partial` comes as zeros, `chunk` is its first tile. Where transitions depend on the duration, rows 1 to C are
+    those of the transitions from each label; else X is 1.
     """
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
@@ -452,7 +454,7 @@ def durations(
         there = (k <= t) & (t <= length)
         s = tl.where(there, t - k, 0)
         content += tl.load(frame + s[:, None] * CP + cols[None, :])
-        value, sums, lost, top, total = source_rows(
+        value, sums, lost = source_rows(
             transition, weight, entry, start, alpha, gamma, lifted, peak, s, k, there, labels,
             ROWS, CP, PART, BY_DURATION,
         )  # fmt: skip
@@ -472,7 +474,8 @@ def durations(
                 at = to[None, :] + ((k - 1) * depth + 1 + c[:, None]) * CP
                 tl.store(at, crossed, mask=(c < labels)[:, None] & (cols < CP)[None, :])
                 tl.debug_barrier()
-            if tl.max(tl.max(lost.to(tl.int32), 1), 0) > 0:
+            if any_of(lost):
+                top, total = entering(alpha + s * CP, transition + onward + cols[None, :], labels, ROWS, CP)
                 crossing = tl.where(lost, split / total, 0.0)
                 for c in range(labels):
                     into = tl.load(transition + onward + c * CP + cols)[None, :]
