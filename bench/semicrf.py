@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,7 +133,7 @@ def ours(problem: Any, dtype: Any, backend: str) -> Contender:
 
     from lab.rooms.semicrf.model.api import log_partition
 
-    leaves = [value.to(dtype).requires_grad_() for value in problem.floats()[:3]]
+    leaves = own_leaves(problem.floats()[:3], dtype)
     start_C, lengths_B = problem.start_C.to(dtype), problem.lengths_B
 
     def forward() -> Any:
@@ -150,15 +150,18 @@ def ours(problem: Any, dtype: Any, backend: str) -> Contender:
     return Contender(f"lab {str(dtype).removeprefix('torch.')}", forward, train, leaves)
 
 
+def own_leaves(values: Iterable[Any], dtype: Any) -> list[Any]:
+    """Copies in `dtype` that belong to one contender, and so do their gradients."""
+    return [value.detach().to(dtype, copy=True).requires_grad_() for value in values]
+
+
 def theirs(problem: Any, peer: Callable[..., Any], options: dict[str, Any], dtype: Any) -> Contender:
     """The peer on the same model: cumulative scores in float64 on a GPU, where its kernels want them."""
     import torch
 
-    score_BTC = problem.score_BTC.to(dtype)
+    score_BTC = problem.score_BTC.detach().to(dtype)
     cumulative = torch.cat([torch.zeros_like(score_BTC[:, :1]), score_BTC.cumsum(1)], 1)
-    leaves = [
-        v.requires_grad_() for v in (cumulative, problem.transition.to(dtype), problem.duration_KC.to(dtype))
-    ]
+    leaves = own_leaves((cumulative, problem.transition, problem.duration_KC), dtype)
     rest = (problem.lengths_B, problem.shape[2])
 
     def forward() -> Any:

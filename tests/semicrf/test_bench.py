@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from bench import semicrf, semicrf_long
 from bench.semicrf import Contender
@@ -56,6 +56,14 @@ def test_a_peer_that_does_not_run_is_a_line_with_its_reason_and_lab_that_does_no
     assert capsys.readouterr().out == "  peer does not run: RuntimeError: out of memory\n"
     with pytest.raises(RuntimeError):
         semicrf.works(Contender("lab", broken, broken, []))
+
+
+def test_every_contender_of_a_problem_has_gradients_of_its_own():
+    problem = semicrf.problem_of((1, 9, 4, 3), "cpu")
+    found = [semicrf.ours(problem, dtype, "torch") for dtype in (torch.float32, torch.float64)]
+    gradients = [one.train()[1] for one in found]
+    assert [value.dtype for value in gradients] == [torch.float32, torch.float64]
+    assert torch.allclose(gradients[0].double(), gradients[1], atol=1e-6)
 
 
 def test_shapes_come_from_the_variable_or_are_the_usual(monkeypatch):
