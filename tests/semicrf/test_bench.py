@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench import semicrf, semicrf_long
-from bench.semicrf import Contender
+from bench import semicrf, semicrf_long  # noqa: E402
+from bench.semicrf import Contender  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
