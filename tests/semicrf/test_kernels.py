@@ -37,6 +37,8 @@ CASES = {
     "Viterbi in stages under a grammar": {
         "shape": (2, 15, 11, 3), "best": True, "stage": 2, "options": {"masked": 0.5, "tilt": 0.3},
     },
+    "Viterbi where nothing fits": {"shape": (2, 6, 2, 2), "best": True, "options": {"masked": 1.0}},
+    "Viterbi, all equal": {"shape": (2, 6, 3, 3), "best": True, "options": {"scale": 0.0}},
     "float32": {"shape": (1, 9, 5, 2), "dtype": "float32"},
     "beyond float32, again in the log domain": {
         "shape": (2, 6, 3, 2), "dtype": "float32", "options": {"scale": 60.0},
@@ -56,6 +58,9 @@ MUTANTS = {
     "an exponent forgotten": ("                power += step\n", "                power += tl.where(q == 1, 0, step)\n"),
     "the end score dropped": ("z = tl.sum(final * leave, 0)", "z = tl.sum(final, 0)"),
     "Viterbi's far durations off by one": ("delta * N + i + back + 2 - N", "delta * N + i + back + 1 - N"),
+    "Viterbi's way back without the transition": (
+        "        value += tl.load(onward + cols * CP + label)\n", "",
+    ),
     "Viterbi's stages not added up": ("coming = between[None, :] + load_tile(partial", "coming = load_tile(partial"),
     "Viterbi's passed blocks not counted": ("coming = since[None, :] + load_tile(outside", "coming = load_tile(outside"),
     "a transition count lost": ("tl.maximum(chunk * F, 1)", "tl.maximum(chunk * F, 2)"),
@@ -81,6 +86,7 @@ def interpreted(jobs, folder):
 def results(tmp_path_factory):
     mutants = {name: {"shape": (1, 7, 5, 2), "mutant": pair} for name, pair in MUTANTS.items()}
     mutants["a frame beyond the mask"]["shape"] = (2, 7, 5, 2)
+    mutants["Viterbi's way back without the transition"].update(best=True)
     for name in ("Viterbi's stages not added up", "Viterbi's passed blocks not counted"):
         mutants[name].update(best=True, shape=(2, 17, 13, 2), stage=2, options={"tilt": 0.3})
     for name in STAGED_MUTANTS:

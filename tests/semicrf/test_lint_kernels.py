@@ -38,7 +38,7 @@ def launches():
                 triton_backend.forward(problem, keep=False)
                 reach = triton_backend.weigh(problem, saturate=True)
                 triton_backend.run_messages(problem, reach, 2, keep=False, saturate=True)
-                triton_backend.best_messages(problem)
+                triton_backend.viterbi(problem)
             found[labels] = sorted(recorder.seen, key=str)
     return found
 

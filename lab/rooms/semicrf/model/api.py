@@ -176,8 +176,10 @@ def viterbi(
     chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.viterbi(problem)
-    in_kernels = chosen == "triton" and not problem.by_duration
-    return paths.viterbi(problem, engine_of("triton").best_messages if in_kernels else None)
+    if chosen == "triton" and not problem.by_duration:
+        found: tuple[Tensor, list[list[Segment]]] = engine_of("triton").viterbi(problem)
+        return found
+    return paths.viterbi(problem)
 
 
 def sample(

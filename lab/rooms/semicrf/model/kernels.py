@@ -933,3 +933,55 @@ def best_messages(
         tl.debug_barrier()  # the next block's far part loads what other lanes have stored
     if STAGE:
         tl.store(carried + b * CP + cols, gamma)
+
+
+@triton.jit(
+    do_not_specialize=["frames", "blocks"],
+    do_not_specialize_on_alignment=[
+        "onward", "last", "lengths", "arrived", "durations", "segments", "count", "score",
+    ],
+)  # fmt: skip
+def best_paths(
+    onward,
+    last,
+    lengths,
+    arrived,
+    durations,
+    segments,
+    count,
+    score,
+    frames,
+    blocks,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+):
+    """The way back through `best_messages`: segments (B, frames, 3) as (start, end, label), the last one first, their
+    count (B,) and the best score (B,). Of equal labels the smallest. No segments where the score is not finite."""
+    b = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, CP)
+    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    arrived += b * blocks * N * CP
+    durations += b * blocks * N * CP
+    segments += b * frames * 3
+    value = tl.load(
+        arrived + (length - 1) * CP + cols, mask=cols < tl.where(length > 0, CP, 0), other=float("-inf")
+    )
+    value += tl.load(last + cols)
+    best = tl.max(value, 0)
+    label = tl.min(tl.where(value == best, cols, CP), 0)
+    t = tl.where(tl.abs(best) < float("inf"), length, 0)
+    found = tl.full([], 0, tl.int32)
+    while t > 0:
+        begin = t - tl.maximum(tl.load(durations + (t - 1) * CP + label), 1)
+        tl.store(segments + found * 3, begin)
+        tl.store(segments + found * 3 + 1, t)
+        tl.store(segments + found * 3 + 2, label)
+        found += 1
+        inside = cols < tl.where(begin > 0, CP, 0)
+        value = tl.load(arrived + (begin - 1) * CP + cols, mask=inside, other=0.0)
+        value += tl.load(onward + cols * CP + label)
+        label = tl.min(tl.where(value == tl.max(value, 0), cols, CP), 0)
+        t = begin
+        tl.debug_barrier()  # stores never meet, but the race lint knows arguments, not addresses
+    tl.store(count + b, found)
+    tl.store(score + b, best)

@@ -5,8 +5,6 @@ Only the messages are stored; which label came before is found again on the way 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,14 +14,9 @@ from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import Problem, frames_masked
 
 
-def viterbi(
-    problem: Problem, messages: Callable[[Problem], tuple[Tensor, Tensor]] | None = None
-) -> tuple[Tensor, list[list[Segment]]]:
-    """Best score (B,) and path of each sequence: the factorised recursion with max, O(T (C^2 + K C)).
-
-    `messages` computes what `best_messages` does, for another backend.
-    """
-    alpha_TBC, duration_TBC = (messages or best_messages)(problem)
+def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
+    """Best score (B,) and path of each sequence: the factorised recursion with max, O(T (C^2 + K C))."""
+    alpha_TBC, duration_TBC = best_messages(problem)
     rows = torch.arange(problem.shape[0], device=alpha_TBC.device)
     final_BC = alpha_TBC[problem.lengths_B, rows] + problem.end_C.double()
     score_B, label_B = final_BC.max(-1)

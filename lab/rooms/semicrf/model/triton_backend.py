@@ -21,6 +21,7 @@ from lab.rooms.semicrf.model import kernels, log_kernels
 from lab.rooms.semicrf.model.api import MAX_LABELS
 from lab.rooms.semicrf.model.launch import launch
 from lab.rooms.semicrf.model.log_kernels import LogState
+from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
 N = 16
@@ -294,8 +295,8 @@ def backward(state: State | LogState) -> Posteriors:
     return found
 
 
-def best_messages(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Viterbi's messages: alpha (T+1, B, C) float64 and the duration of the last segment (T+1, B, C)."""
+def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
+    """Best score (B,) and path of each sequence, as `paths.viterbi`; the way back is gone on the device too."""
     reason = supports(problem) or ("transitions that depend on the duration" if problem.by_duration else None)
     if reason:
         raise UsageError(f"the Triton kernels do not take {reason}", fix="backend='torch' or 'auto'")
@@ -313,7 +314,8 @@ def best_messages(problem: Problem) -> tuple[Tensor, Tensor]:
     gathered = torch.empty(rows, wide, dtype=torch.float64, device=device)
     arrived, durations = torch.empty_like(gathered), torch.empty_like(gathered, dtype=torch.int32)
     product = torch.empty_like(gathered[: batch * blocks])
-    score_BTC, onward, first = problem.score_BTC.contiguous(), padded(problem.transition, 0, more), padded(problem.start_C)  # fmt: skip
+    score_BTC, onward = problem.score_BTC.contiguous(), padded(problem.transition, 0, more)
+    first, last = padded(problem.start_C), padded(problem.end_C)
     staged, parts = far > STAGE, triton.cdiv(far, STAGE)
     shape = {"N": BEST_N, "CP": wide, "STAGE": STAGE if staged else 0}
     carried: tuple[Any, ...] = (0, 0, 0)
@@ -339,9 +341,16 @@ def best_messages(problem: Problem) -> tuple[Tensor, Tensor]:
             score_BTC, onward, table, first, problem.lengths_B, gathered, product, arrived, durations, *carried,
             frames, labels, far, blocks, begin, STAGE if staged else blocks, **shape, num_warps=warps(wide),
         )  # fmt: skip
-    found = (
-        value.view(batch, -1, wide)[:, :frames, :labels].transpose(0, 1) for value in (arrived, durations)
-    )
-    alpha_TBC, duration_TBC = found
-    none = torch.full_like(alpha_TBC[:1], -float("inf"))
-    return torch.cat([none, alpha_TBC]), torch.cat([torch.zeros_like(duration_TBC[:1]), duration_TBC])
+    segments = torch.empty(batch, frames, 3, dtype=torch.int32, device=device)
+    count_B = torch.empty(batch, dtype=torch.int32, device=device)
+    score_B = torch.empty(batch, dtype=torch.float64, device=device)
+    launch(
+        kernels.best_paths, (batch,),
+        onward, last, problem.lengths_B, arrived, durations, segments, count_B, score_B,
+        frames, blocks, N=BEST_N, CP=wide, num_warps=warps(wide),
+    )  # fmt: skip
+    counts = count_B.tolist()
+    backwards = segments[:, : max(counts)].cpu().numpy()
+    return score_B, [
+        [(s, e, c) for s, e, c in one[:n][::-1].tolist()] for one, n in zip(backwards, counts, strict=True)
+    ]
