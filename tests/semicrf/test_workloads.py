@@ -188,6 +188,7 @@ def diagnosed(plant, out, **changes):
 
 
 RIGHT = {"overread": ("boundary", "reads beyond the mask"), "race": ("race", "other bits for the same input"),
+         "stale": ("kernel", "torch is wrong in the same way every time"),
          "drift": ("objective", "a probability sums to 1"), "nan-utterance": ("input", "utterance train_00001: frame"),
          "inf-rows": ("input", "all labels are -inf at sequence 0, frame 3"),
          "length-0": ("boundary", "length 0: train utterance train_00001")}  # fmt: skip
@@ -198,8 +199,19 @@ def test_each_planted_fault_is_named_rightly(plant, tmp_path, brief):
     found, told = diagnosed(plant, tmp_path)
     cause, words = RIGHT[plant]
     assert found.cause == cause and words in found.sentences[0], found.sentences
-    if plant in ("overread", "race"):
+    if plant in ("overread", "race", "stale"):
         assert told["reproducer"]["sequences"] == 1 and (tmp_path / "reproducer" / "case.npz").exists()
+
+
+def test_a_fault_that_leaves_everything_finite_fails_the_trainings_by_its_mass(tmp_path, brief):
+    config = DiagnoseConfig(
+        train=msgspec.structs.replace(LEAST, models=["semicrf"]), plant="stale", repeats=1, orders=1, steps=2
+    )
+    cells = workload_diagnose.cells(config, "torch", CPU, tmp_path)["cells"]
+    told = (
+        "RuntimeError: Posterior mass is not 1 in CRF backward (PyTorch): worst error 6.5e-01 [first b=0 t="
+    )
+    assert all(cell["message"].startswith(told) for cell in cells), [cell["message"] for cell in cells]
 
 
 def test_a_sound_model_has_no_fault(tmp_path, brief):

@@ -16,6 +16,7 @@ GUIDE_BACKENDS = {"exact": "torch", "streaming": "auto"}
 FAULTS = {
     "overread": "a kernel that reads beyond the mask",
     "race": "a kernel whose message is stale now and then",
+    "stale": "a kernel whose posteriors are finite and wrong, as a stale message leaves them",
     "drift": "an objective that is no probability, so that parameters drift",
     "nan-utterance": "a NaN in one utterance",
     "inf-rows": "rows of -inf scores: frames that no label may cover",

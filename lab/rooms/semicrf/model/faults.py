@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,11 @@ from lab.errors import UsageError
 from lab.rooms.semicrf.config import FAULTS
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.corpus import Corpus, Utterance
+from lab.rooms.semicrf.model.ledger import mass
+from lab.rooms.semicrf.model.problem import Posteriors
 
 Partition = Callable[..., Tensor]
-IN_KERNEL = ("overread", "race")
+IN_KERNEL = ("overread", "race", "stale")
 
 
 _CALLS = itertools.count()  # of the whole process: a race does not begin anew with each training
@@ -26,7 +29,8 @@ def planted(name: str | None, partition: Partition = api.log_partition) -> Parti
     """The partition with a kernel fault in it; as it is for a fault that lies elsewhere."""
     if name is not None and name not in FAULTS:
         raise UsageError(f"there is no fault {name!r}", fix=", ".join(FAULTS))
-    return {"overread": _overread, "race": _race}.get(name or "", lambda sound: sound)(partition)
+    faulty = {"overread": _overread, "race": _race, "stale": _stale}
+    return faulty.get(name or "", lambda sound: sound)(partition)
 
 
 def planted_corpus(name: str | None, corpus: Corpus) -> Corpus:
@@ -83,5 +87,30 @@ def _race(partition: Partition) -> Partition:
             stale[call % len(score), call % max(1, score.shape[1] // 2), 0] = 0.0
             score = score + stale
         return partition(score, transition, duration, lengths, **more)
+
+    return faulty
+
+
+def _stale(partition: Partition) -> Partition:
+    """The first frames of the first sequence count e^0.5 times: every number is finite, only the mass is not 1.
+
+    The expected counts are changed where the alarm is shown them, as a kernel that reads a stale checkpoint does.
+    """
+
+    def faulty(
+        score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None = None, *,
+        alarm: api.Alarm | None = None, **more: Any,
+    ) -> Tensor:  # fmt: skip
+        def spoil(found: Posteriors) -> None:
+            whole_B = torch.full_like(found.mass_frame_B, score.shape[1])
+            lengths_B = whole_B if lengths is None else lengths.to(whole_B.device)
+            found.label_BTC[0, : 1 + int(lengths_B[0]) // 4] *= math.exp(0.5)
+            error_B, frame_B = mass(found.label_BTC, lengths_B, found.log_z_B)
+            found.mass_error_B.copy_(error_B)
+            found.mass_frame_B.copy_(frame_B)
+            if alarm is not None:
+                alarm(found)
+
+        return partition(score, transition, duration, lengths, alarm=spoil, **more)
 
     return faulty
