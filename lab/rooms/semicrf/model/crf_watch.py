@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model import log_domain, naive
 from lab.rooms.semicrf.model.ledger import TOLERANCE, mass_by_durations
-from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem, onto
 from lab.rooms.semicrf.model.validation import Validator, counted, counts, first_place, not_finite, where
 
 GRADIENTS = ("grad_cum_scores", "grad_transition", "grad_duration_bias")
@@ -72,7 +72,7 @@ class CRFWatch:
         """The mass of what the backward pass makes its gradients of; the alarm of `log_partition`."""
         label_BTC = found.label_BTC
         tolerance = TOLERANCE.get(label_BTC.dtype, TOLERANCE[torch.float32])
-        lengths_B = label_BTC.shape[1] if self.lengths is None else self.lengths.to(label_BTC.device)
+        lengths_B = label_BTC.shape[1] if self.lengths is None else onto(self.lengths, label_BTC.device)
         covered_B = mass_by_durations(found.duration_BKC, lengths_B, found.log_z_B)
         self.mass_error_B = torch.maximum(found.mass_error_B, covered_B)
         kept = Kept(found.log_z_B, label_BTC, found.mass_error_B, found.mass_frame_B, covered_B, tolerance)

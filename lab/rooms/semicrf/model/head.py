@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.crf_watch import CRFWatch
+from lab.rooms.semicrf.model.problem import onto
 from lab.rooms.semicrf.model.validation import Validator, backend_name
 
 Partition = Callable[..., Tensor]
@@ -176,7 +177,9 @@ def gold_score(
     """
     frames = labels_BT.shape[1]
     lengths_B = (
-        labels_BT.new_full((len(labels_BT),), frames) if lengths_B is None else lengths_B.to(labels_BT.device)
+        labels_BT.new_full((len(labels_BT),), frames)
+        if lengths_B is None
+        else onto(lengths_B, labels_BT.device)
     )
     inside_BT = inside(frames, lengths_B)
     labels_BT = torch.where(inside_BT, labels_BT, torch.zeros_like(labels_BT))
@@ -200,7 +203,7 @@ def gold_score(
 
 def inside(frames: int, lengths_B: Tensor, device: torch.device | None = None) -> Tensor:
     """(B, T) bool on `device`: frames before each sequence's end. Lengths may lie on the CPU."""
-    lengths_B = lengths_B.to(device or lengths_B.device)
+    lengths_B = onto(lengths_B, device or lengths_B.device)
     return torch.arange(frames, device=lengths_B.device) < lengths_B[:, None]
 
 

@@ -123,7 +123,12 @@ def checked_lengths(lengths_B: Tensor | None, batch: int, frames: int, device: t
             raise UsageError(f"lengths must be positive, got min={int(lengths_B.min())}")
         if int(lengths_B.max()) > frames:
             raise UsageError(f"lengths cannot exceed T={frames}, got max={int(lengths_B.max())}")
-    return lengths_B.to(device=device, dtype=torch.int64)
+    return onto(lengths_B, device).to(torch.int64)
+
+
+def onto(value: Tensor, device: torch.device) -> Tensor:
+    """`value` on `device`. A copy to a GPU is not waited for: the wait would be for all that the GPU has yet to do."""
+    return value.to(device, non_blocking=device.type == "cuda")
 
 
 def frames_masked(problem: Problem) -> Tensor:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.rooms.semicrf.model.problem import onto
+
 DRIFT = 20.0  # the guide's threshold for transition and duration parameters
 NAMES = {"torch": "PyTorch", "naive": "PyTorch", "triton": "Triton"}
 
@@ -90,7 +92,7 @@ class Validator:
                 "lengths", lengths, lambda low, high: high > frames, lambda: _lengths_high(lengths, frames)
             )
             within = torch.arange(frames, device=lengths.device) < lengths[:, None]
-            labels = torch.where(within.to(labels.device), labels, torch.zeros_like(labels))
+            labels = torch.where(onto(within, labels.device), labels, torch.zeros_like(labels))
         self.watch(
             "labels", labels, lambda low, high: low < 0 or high >= classes, lambda: _labels(labels, classes)
         )
