@@ -38,6 +38,7 @@ BARS = {"cuda": (60.0, 150.0), "cpu": (20.0, 20.0)}
 """How many times the peer's time, forward and forward+backward."""
 REPEATS = {"cuda": 20, "cpu": 3}
 """Runs of lab that must agree in every bit, and on a GPU its timed calls of a round."""
+WARM_UPS = {"cuda": 20, "cpu": 1}
 WARM_FRAMES = 200
 VARIABLE = "LAB_BENCH_FLASH_SEMICRF"
 
@@ -205,7 +206,7 @@ def compare(shape: Shape, device: str, peer: Callable[..., Any] | None, rounds: 
     short = (batch, min(frames, max(WARM_FRAMES, longest + 20)), longest, labels)
     warm = labs + peers(problem_of(short, device), device, peer)
     found = labs + peers(problem, device, peer)
-    found = [one for one, first in zip(found, warm, strict=True) if works(first)]
+    found = [one for one, first in zip(found, warm, strict=True) if works(first, WARM_UPS[device])]
     for _ in range(rounds):
         for one in found:
             take_turn(one, device, REPEATS[device] if one in labs and device == "cuda" else 1, exact)
@@ -220,11 +221,12 @@ def lab_backend(device: str) -> str:
     return "triton" if device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1" else "torch"
 
 
-def works(one: Contender) -> bool:
-    """Compile the kernels; a peer that cannot run here is a line with its reason."""
+def works(one: Contender, warm_ups: int = 1) -> bool:
+    """Compile the kernels and let the GPU find its clocks; a peer that cannot run here is a line with its reason."""
     try:
-        one.train()
-        one.forward()
+        for _ in range(1 if one.limit_s < float("inf") else warm_ups):
+            one.train()
+            one.forward()
     except Exception as error:
         if one.limit_s == float("inf"):
             raise

@@ -302,3 +302,9 @@ def test_a_stale_buffer_of_the_kernels_raises_the_alarm_where_guards_against_nan
     assert told[name]["messages"][0].startswith(
         "Posterior mass is not 1 in CRF backward (Triton): worst error "
     )
+
+
+def test_what_is_allowed_grows_as_rounding_walks_and_only_beyond_a_hundred_thousand_frames():
+    assert ledger.tolerance_of(torch.float32, 100_000) == ledger.TOLERANCE[torch.float32]
+    assert ledger.tolerance_of(torch.bfloat16, 400_000) == pytest.approx(2 * ledger.TOLERANCE[torch.float32])
+    assert ledger.tolerance_of(torch.float64, 1) == ledger.TOLERANCE[torch.float64]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model import log_domain, naive
-from lab.rooms.semicrf.model.ledger import TOLERANCE, mass_by_durations
+from lab.rooms.semicrf.model.ledger import mass_by_durations, tolerance_of
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem, onto
 from lab.rooms.semicrf.model.validation import Validator, counted, counts, first_place, not_finite, where
 
@@ -71,7 +71,7 @@ class CRFWatch:
     def posteriors(self, found: Posteriors) -> None:
         """The mass of what the backward pass makes its gradients of; the alarm of `log_partition`."""
         label_BTC = found.label_BTC
-        tolerance = TOLERANCE.get(label_BTC.dtype, TOLERANCE[torch.float32])
+        tolerance = tolerance_of(label_BTC.dtype, label_BTC.shape[1])
         lengths_B = label_BTC.shape[1] if self.lengths is None else onto(self.lengths, label_BTC.device)
         covered_B = mass_by_durations(found.duration_BKC, lengths_B, found.log_z_B)
         self.mass_error_B = torch.maximum(found.mass_error_B, covered_B)
