@@ -2,8 +2,8 @@
 
 LAB_BENCH_FLASH_SEMICRF names a folder made by `pip install --no-deps --target FOLDER flash-semicrf==0.2.0`.
 On a GPU the peer's Triton kernels run, else its PyTorch reference. The contenders take turns, after a warm-up that for
-the peer is a short sequence and, where others follow, its first call. log Z and the duration gradient of every contender stand beside its times, as errors
-against the float64 torch form. Limits, for a call of the peer may take most of a minute:
+the peer is a short sequence and, where others follow, its first call. log Z and the duration gradient of every contender
+stand beside its times, as errors against the float64 torch form. Limits, for a call of the peer may take most of a minute:
 
     LAB_BENCH_SHAPES="64,1000,100,24;32,1000,500,24"   B,T,K,C of the shapes
     LAB_BENCH_ROUNDS=3                                 how often the contenders take turns
