@@ -20,7 +20,7 @@ from lab.errors import UsageError
 from lab.rooms.semicrf.model import kernels, log_kernels
 from lab.rooms.semicrf.model.api import MAX_LABELS
 from lab.rooms.semicrf.model.launch import launch
-from lab.rooms.semicrf.model.log_kernels import LogState
+from lab.rooms.semicrf.model.log_terms import LogState
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
