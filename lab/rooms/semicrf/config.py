@@ -10,7 +10,7 @@ import msgspec
 from lab.errors import BadDataError, MissingError
 
 MODELS = ("pytorch-crf", "linear", "semicrf")
-BACKENDS = ("auto", "naive", "torch", "triton")
+BACKENDS = ("auto", "naive", "torch", "native", "triton")
 # Names of the guide -> ours. Its `exact` held all edges in memory; every backend here is exact.
 GUIDE_BACKENDS = {"exact": "torch", "streaming": "auto"}
 FAULTS = {
@@ -40,7 +40,7 @@ class TrainConfig(_Section, frozen=True):
         default_factory=lambda: ["linear", "semicrf"]
     )  # fmt: skip
     backends: Annotated[
-        list[Literal["auto", "naive", "torch", "triton"]], _help("of the linear and semicrf heads", min_length=1)
+        list[Literal["auto", "naive", "torch", "native", "triton"]], _help("of the linear and semicrf heads", min_length=1)
     ] = msgspec.field(default_factory=lambda: ["auto"])  # fmt: skip
     encoder: Annotated[Literal["bilstm", "transformer"], _help("what feeds the head")] = "bilstm"
     max_duration: Annotated[int, _help("longest segment K, frames", ge=1)] = 30

@@ -78,7 +78,7 @@ def contenders(config: TrainConfig, site: Site) -> tuple[str, str]:
     (backend,) = config.backends[:1]
     if backend == "auto":
         backend = "torch" if site.vendor == "none" else "triton"
-    return backend, {"triton": "torch", "torch": "naive", "naive": "naive"}[backend]
+    return backend, {"triton": "torch", "native": "torch", "torch": "naive", "naive": "naive"}[backend]
 
 
 def resolved(backends: list[str], site: Site, *, interpret: bool) -> list[str]:

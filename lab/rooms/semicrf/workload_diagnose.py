@@ -180,7 +180,7 @@ def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path
         plant_objective(head)
     case = given_case(config, rows) if config.case else corpus_case(config, device, rows)
     rows += objective_probes(head)
-    reference = {"triton": "torch", "torch": "naive"}.get(backend)
+    reference = {"triton": "torch", "native": "torch", "torch": "naive"}.get(backend)
     tested = Bench(case, backend, planted(config.plant if config.plant in IN_KERNEL else None), device)
     rows += kernel_probes(tested)
     if reference:

@@ -18,24 +18,26 @@ import torch
 from torch import Tensor
 
 from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import naive, paths, torch_factorised
+from lab.rooms.semicrf.model import naive, native, paths, torch_factorised
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
 
-BACKENDS = ("naive", "torch", "triton", "auto")
+BACKENDS = ("naive", "torch", "native", "triton", "auto")
 Alarm = Callable[[Posteriors], None]
 MAX_LABELS = 128
-"""The Triton kernels keep a label in a lane and a column of the transition in its registers."""
+"""The kernels on a GPU keep a label in a lane and a column of the transition in its registers."""
 
 
 def resolve_backend(backend: str, score_BTC: Tensor) -> str:
-    """The backend that "auto" means here: Triton on a GPU where it is installed and takes the labels, else torch."""
+    """What "auto" means here: Triton on a GPU that has it, else what is compiled for the place, else torch."""
     if backend not in BACKENDS:
         raise UsageError(f"no backend {backend!r}", fix=f"one of {', '.join(BACKENDS)}")
     if backend != "auto":
         return backend
-    fits = score_BTC.shape[-1] <= MAX_LABELS
-    return "triton" if score_BTC.is_cuda and fits and has_triton() else "torch"
+    fits = not score_BTC.is_cuda or score_BTC.shape[-1] <= MAX_LABELS
+    if fits and score_BTC.is_cuda and has_triton():
+        return "triton"
+    return "native" if fits and native.lacking(score_BTC) is None else "torch"
 
 
 @functools.cache
@@ -95,6 +97,8 @@ def engine_of(backend: str) -> Any:
     """The module with `forward(problem, keep)` and `backward(state)` of a backend."""
     if backend == "torch":
         return torch_factorised
+    if backend == "native":
+        return native
     if not has_triton():
         raise MissingError("triton is not installed", fix="backend='torch', or pip install triton")
     from lab.rooms.semicrf.model import triton_backend

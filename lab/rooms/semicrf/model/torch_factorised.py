@@ -229,14 +229,18 @@ def backward(state: State) -> Posteriors:
     for s in range(frames - 1, -1, -1):
         counts.step(s)
     found = counts.posteriors()
-    redo_B = state.flagged_B | unsound(found, problem.lengths_B)
+    return mended(found, problem, state.flagged_B | unsound(found, problem.lengths_B))
+
+
+def mended(found: Posteriors, problem: Problem, redo_B: Tensor) -> Posteriors:
+    """`found`, in place, with the counts of some sequences from the log domain."""
     if bool(redo_B.any()):
         again = redo_B.nonzero()[:, 0]
-        mended = log_domain.posteriors(problem.rows(again))
+        anew = log_domain.posteriors(problem.rows(again))
         for name in ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition", "mass_frame_B"):
-            getattr(found, name)[again] = getattr(mended, name)
-        elsewhere_B = beyond(found.log_z_B[again], mended.log_z_B)
-        found.mass_error_B[again] = torch.maximum(mended.mass_error_B, elsewhere_B)
+            getattr(found, name)[again] = getattr(anew, name)
+        elsewhere_B = beyond(found.log_z_B[again], anew.log_z_B)
+        found.mass_error_B[again] = torch.maximum(anew.mass_error_B, elsewhere_B)
     return found
 
 

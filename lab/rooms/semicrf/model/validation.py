@@ -18,7 +18,7 @@ from torch import Tensor
 from lab.rooms.semicrf.model.problem import onto
 
 DRIFT = 20.0  # the guide's threshold for transition and duration parameters
-NAMES = {"torch": "PyTorch", "naive": "PyTorch", "triton": "Triton"}
+NAMES = {"torch": "PyTorch", "naive": "PyTorch", "native": "native", "triton": "Triton"}
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def extremes(points: list[Point]) -> tuple[dict[int, Point], Tensor]:
 
 
 def backend_name(backend: str, tensor: Tensor) -> str:
-    """The guide's word for a backend; `auto` is Triton on a GPU that has it."""
+    """The guide's word for a backend, for what `auto` means here too; it has none for `native`."""
     if backend == "auto":
         from lab.rooms.semicrf.model.api import resolve_backend
 

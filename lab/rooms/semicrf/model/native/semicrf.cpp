@@ -1,0 +1,724 @@
+// The linear-domain semi-CRF on a CPU, float64: messages from both ends and every expected count.
+//
+// A plain C interface of pointers and sizes: no header of torch or Python, so one source serves every version of both.
+// The recursion is that of torch_factorised.py. Per frame t, with w the exponentials of its scores less their maximum:
+//     alpha[t+1] = (pending[0] + gamma[t] D[1]) w      what ends here
+//     pending[j] = (pending[j+1] + gamma[t] D[j+2]) w  what began and will end j+1 frames on
+//     gamma[t+1] = alpha[t+1] E
+// Before a frame the power of two of the largest alpha moves from its weights into an integer exponent: exact.
+// What underflow may have lost is bounded per label (`lost`); a message that is not zero and below that bound times a
+// margin marks its sequence, and so does a zero that the model does not forbid, which a pass with weights 0 and 1 tells.
+//
+// Labels are padded to whole vectors of 8. A sequence is one task, and nothing in it is divided among threads or depends
+// on its batch or padding: the same bits for any of them. All memory is taken before threads start.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <new>
+#include <thread>
+#include <vector>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int LANES = 8;
+constexpr double INF = std::numeric_limits<double>::infinity();
+constexpr double TINY = std::numeric_limits<double>::min();  // below it digits are lost, and flushed to zero here
+constexpr double MARGIN = 0x1p80;  // the loss is summed over up to K C terms and must stay below 1e-16 of a message
+constexpr double MOST = 1e300;     // a factor beyond float64 meets a zero, or what is lost and marked
+constexpr double LN2 = 0.6931471805599453;
+constexpr int CROSSED = 32;        // frames between two products of the transition counts
+#if defined(__AVX512F__)
+constexpr int TILE = 6, ROWS = 4;  // vectors of labels, and rows of the transition, held in registers
+#else
+constexpr int TILE = 3, ROWS = 2;
+#endif
+
+typedef double V __attribute__((vector_size(64)));
+typedef decltype(V{} > V{}) M;  // lanes of -1 where true, of 0 where not
+
+inline V all(double value) { return value - V{}; }
+inline V pick(M mask, V yes, V no) { return (V)((mask & (M)yes) | (~mask & (M)no)); }
+inline V larger(V a, V b) { return pick(a > b, a, b); }
+inline V smaller(V a, V b) { return pick(a < b, a, b); }
+
+inline double largest(V a) {
+    double top = a[0];
+    for (int i = 1; i < LANES; ++i) top = a[i] > top ? a[i] : top;
+    return top;
+}
+
+inline double total(V a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
+
+inline bool any(M mask) {
+    long found = 0;
+    for (int i = 0; i < LANES; ++i) found |= mask[i];
+    return found != 0;
+}
+
+// exp within one unit in the last place: x = n ln 2 + r, Taylor's polynomial of r, and n into the exponent.
+// What is below the normal numbers is zero: with them flushed, that is what it would become.
+inline V exp8(V x) {
+    constexpr double SHIFT = 0x1.8p52;  // adding it leaves the nearest integer in the low bits
+    V kept = larger(smaller(x, all(710.0)), all(-745.0));
+    V shifted = kept * 1.4426950408889634 + SHIFT;
+    V n = shifted - SHIFT;
+    V r = kept - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10;
+    V sum = all(1.0 / 6227020800.0);
+    constexpr double terms[] = {479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0,
+                                720.0,       120.0,      24.0,      6.0,      2.0,     1.0, 1.0};
+    for (double term : terms) sum = sum * r + 1.0 / term;
+    M power = ((M)shifted + 1023) << 52;
+    V found = sum * (V)power;
+    found = pick(x < -708.0, V{}, found);
+    found = pick(x > 709.0, all(INF), found);
+    return pick(x == x, found, x);
+}
+
+// floor(log2 x), so that x 2^-that is in [1, 2); 0 for zero, inf and NaN. Held where 2^-that is a normal number.
+inline int exponent_of(double x) {
+    int64_t bits;
+    std::memcpy(&bits, &x, 8);
+    int raw = int(bits >> 52) & 2047;
+    if (raw == 0 || raw == 2047) return 0;
+    return raw - 1023 > 1000 ? 1000 : raw - 1023;
+}
+
+inline double power_of_two(int64_t n) {
+    int64_t raw = n + 1023;
+    raw = raw < 0 ? 0 : raw > 2046 ? 2046 : raw;
+    raw <<= 52;
+    double value;
+    std::memcpy(&value, &raw, 8);
+    return value;
+}
+
+inline double finite_or_zero(double x) { return std::fabs(x) < INF ? x : 0.0; }
+
+// Numbers too small for full precision are flushed to zero for as long as this lives: they cost a hundred times more.
+class Flushing {
+#if defined(__SSE2__)
+    unsigned before = _mm_getcsr();
+public:
+    Flushing() { _mm_setcsr(before | 0x8040); }
+    ~Flushing() { _mm_setcsr(before); }
+#elif defined(__aarch64__)
+    uint64_t before;
+public:
+    Flushing() {
+        asm volatile("mrs %0, fpcr" : "=r"(before));
+        asm volatile("msr fpcr, %0" : : "r"(before | (1u << 24)));
+    }
+    ~Flushing() { asm volatile("msr fpcr, %0" : : "r"(before)); }
+#else
+public:
+    Flushing() {}
+#endif
+};
+
+// Ask for large pages where memory is about to be written for the first time: a small one costs up to 3 us.
+void in_large_pages([[maybe_unused]] void* p, [[maybe_unused]] int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    constexpr uintptr_t SMALL = 4096;
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(p) + SMALL - 1) / SMALL * SMALL;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(p) + uintptr_t(bytes)) / SMALL * SMALL;
+    if (bytes >= 1 << 22) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // refused: small ones
+#endif
+}
+
+struct Free {
+    void operator()(V* p) const { std::free(p); }
+};
+using Vectors = std::unique_ptr<V[], Free>;
+
+Vectors vectors(int64_t count) {
+    void* p = nullptr;
+    if (posix_memalign(&p, 64, sizeof(V) * size_t(count > 0 ? count : 1))) throw std::bad_alloc();
+    return Vectors(static_cast<V*>(p));
+}
+
+// The model in the linear domain, or with `reach` as 0 and 1: what is forbidden and what is not.
+struct Model {
+    int64_t longest, labels, wide, nv;
+    Vectors onward, back;  // E[c][c'] (C, nv) and its transpose
+    Vectors duration;      // D[v][k - 1]: the vector of labels goes first, so that each runs through its own rows
+    Vectors first, last;
+    double margin, shift;
+
+    Model(int64_t longest, int64_t labels, const double* transition, const double* durations, const double* start,
+          const double* end, bool reach)
+        : longest(longest), labels(labels), wide((labels + LANES - 1) / LANES * LANES), nv(wide / LANES),
+          onward(vectors(wide * nv)), back(vectors(wide * nv)), duration(vectors(longest * nv)),
+          first(vectors(nv)), last(vectors(nv)) {
+        double across = 0.0, ending = 0.0, most = 1.0;
+        across = finite_or_zero(maximum(transition, labels * labels));
+        ending = finite_or_zero(maximum(end, labels));
+        std::vector<double> row(size_t(wide), -INF);
+        for (int64_t c = 0; c < wide; ++c) {
+            fill(row, c < labels ? transition + c * labels : nullptr, 1);
+            weigh(row, -across, reach, onward.get() + c * nv, 1);
+            fill(row, c < labels ? transition + c : nullptr, labels);
+            weigh(row, -across, reach, back.get() + c * nv, 1);
+        }
+        for (int64_t k = 0; k < longest; ++k) {
+            fill(row, durations + k * labels, 1);
+            weigh(row, across, reach, duration.get() + k, longest);  // all but the first pay a transition
+            for (int64_t v = 0; v < nv; ++v) most = std::fmax(most, largest(duration[v * longest + k]));
+        }
+        fill(row, start, 1);
+        weigh(row, -across, reach, first.get(), 1);
+        fill(row, end, 1);
+        weigh(row, -ending, reach, last.get(), 1);
+        margin = most * MARGIN;
+        shift = ending;
+    }
+
+    static double maximum(const double* values, int64_t count) {
+        double top = -INF;
+        for (int64_t i = 0; i < count; ++i) top = values[i] > top ? values[i] : top;
+        return top;
+    }
+
+    void fill(std::vector<double>& row, const double* from, int64_t stride) const {
+        for (int64_t c = 0; c < labels; ++c) row[size_t(c)] = from ? from[c * stride] : -INF;
+    }
+
+    void weigh(const std::vector<double>& row, double shift, bool reach, V* to, int64_t stride) const {
+        for (int64_t v = 0; v < nv; ++v) {
+            V x;
+            std::memcpy(&x, row.data() + v * LANES, sizeof(V));
+            to[v * stride] = reach ? pick(x == -INF, V{}, all(1.0)) : exp8(x + shift);
+        }
+    }
+};
+
+// One frame's weights and the maximum that was taken out of its scores.
+double weigh_frame(const Model& m, const double* score, bool reach, V* weight) {
+    double* flat = reinterpret_cast<double*>(weight);
+    std::memcpy(flat, score, sizeof(double) * size_t(m.labels));
+    for (int64_t c = m.labels; c < m.wide; ++c) flat[c] = -INF;
+    V top = all(-INF);
+    for (int64_t v = 0; v < m.nv; ++v) top = larger(weight[v], top);
+    double shift = finite_or_zero(largest(top));
+    for (int64_t v = 0; v < m.nv; ++v)
+        weight[v] = reach ? pick(weight[v] == -INF, V{}, all(1.0)) : exp8(weight[v] - shift);
+    return shift;
+}
+
+// Sum over c of x[c] matrix[c], of W vectors from `v` on. Independent sums hide the latency of an addition.
+template <int W>
+inline void product_tile(const double* x, const V* matrix, int64_t rows, int64_t nv, V* out) {
+    constexpr int WAYS = W <= 2 ? 4 : 2;
+    V sum[WAYS][W] = {};
+    for (int64_t c = 0; c < rows; c += WAYS)  // the rows are padded to a multiple
+        for (int way = 0; way < WAYS; ++way)
+            for (int v = 0; v < W; ++v) sum[way][v] += x[c + way] * matrix[(c + way) * nv + v];
+    for (int v = 0; v < W; ++v) {
+        V one = sum[0][v] + sum[1][v];
+        if (WAYS == 4) one += sum[2 % WAYS][v] + sum[3 % WAYS][v];
+        out[v] = one;
+    }
+}
+
+inline int64_t tile_at(int64_t left) { return left <= TILE ? left : left >= 2 * TILE ? TILE : (left + 1) / 2; }
+
+// out = x matrix, (wide,) times (wide, nv).
+void product(const V* x, const V* matrix, const Model& m, V* out) {
+    const double* flat = reinterpret_cast<const double*>(x);
+    for (int64_t v = 0, taken = 0; v < m.nv; v += taken) {
+        taken = tile_at(m.nv - v);
+        switch (taken) {
+            case 1: product_tile<1>(flat, matrix + v, m.wide, m.nv, out + v); break;
+            case 2: product_tile<2>(flat, matrix + v, m.wide, m.nv, out + v); break;
+            case 3: product_tile<3>(flat, matrix + v, m.wide, m.nv, out + v); break;
+            case 4: product_tile<4>(flat, matrix + v, m.wide, m.nv, out + v); break;
+            case 5: product_tile<5>(flat, matrix + v, m.wide, m.nv, out + v); break;
+            default: product_tile<6>(flat, matrix + v, m.wide, m.nv, out + v); break;
+        }
+    }
+}
+
+// K rows for each vector of labels that move by one row a frame: a window slides over a little more room, and
+// goes back to the beginning when it has reached the end.
+struct Window {
+    int64_t rows, room, at = 0, nv;
+    V* base;
+
+    Window(V* base, int64_t rows, int64_t nv) : rows(rows), room(room_for(rows)), nv(nv), base(base) {}
+    static int64_t room_for(int64_t rows) { return rows + std::max<int64_t>(16, rows / 8); }
+    static int64_t size(int64_t rows, int64_t nv) { return room_for(rows) * nv; }
+    V* row(int64_t v) const { return base + v * room + at; }
+
+    void clear(int64_t begin) {
+        at = begin;
+        for (int64_t v = 0; v < nv; ++v) std::memset(static_cast<void*>(row(v)), 0, sizeof(V) * size_t(rows));
+    }
+    void move(int64_t to, int64_t count, int64_t from) {
+        for (int64_t v = 0; v < nv; ++v)
+            std::memmove(static_cast<void*>(base + v * room + to), base + v * room + from, sizeof(V) * size_t(count));
+        at = to;
+    }
+    void forwards() {  // row 0 leaves, the new last row is zero
+        if (++at + rows > room) move(0, rows - 1, at);
+        for (int64_t v = 0; v < nv; ++v) row(v)[rows - 1] = V{};
+    }
+    void backwards() {  // the last row leaves, row 0 is to be written
+        if (at == 0) move(room - rows + 1, rows - 1, 0);
+        --at;
+    }
+};
+
+struct Sums {  // compensated: the maxima of 10^5 frames add up to 10^6
+    double sum = 0.0, rest = 0.0;
+    void add(double x) {
+        double next = sum + x;
+        rest += std::fabs(sum) >= std::fabs(x) ? (sum - next) + x : (x - next) + sum;
+        sum = next;
+    }
+};
+
+// What underflow may have lost by now, and whether a message is below it.
+struct Loss {
+    double margin, bound;
+    M bad{};
+    V* lost;
+
+    Loss(const Model& m, V* lost) : margin(m.margin), bound(TINY), lost(lost) {
+        for (int64_t v = 0; v < m.nv; ++v) lost[v] = all(TINY);
+    }
+    void frame(const V* weight, int64_t nv) {
+        V most = all(TINY);
+        for (int64_t v = 0; v < nv; ++v) {
+            lost[v] = larger(lost[v] * weight[v], all(TINY));
+            most = larger(lost[v], most);
+        }
+        bound = largest(most) * margin;
+    }
+    M wrong(V message) const { return (message != 0.0) & ~((message >= bound) & (message < INF)); }
+    bool wrong(double z) const { return z != 0.0 && !(z >= bound && z < INF); }
+};
+
+struct Kept {  // one sequence's rows: alpha and exponents T + 1, weights and gamma T; null when only log Z is wanted
+    V *weight, *alpha, *gamma;
+    int32_t* exponent;
+};
+
+struct Found {
+    double z = 0.0, log_shift = 0.0;
+    int64_t power = 0, nonzero = 0;
+    bool bad = false;
+};
+
+struct Sequence {
+    const double* score;
+    int64_t length;
+};
+
+struct Scratch {
+    V *window, *counts, *rows;
+    static constexpr int ROWS_USED = 10;
+};
+
+// The pass over the frames, from the left or, with `reversed`, from the right; REACH: with weights 0 and 1, saturated.
+template <bool REACH>
+Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, const Scratch& scratch) {
+    const int64_t nv = m.nv, length = s.length, stride = kept.alpha ? nv : 0;
+    const V *onward = (reversed ? m.back : m.onward).get(), *entry = (reversed ? m.last : m.first).get();
+    V *scaled = scratch.rows, *lost = scaled + nv, *weight = kept.weight ? kept.weight : lost + nv;
+    V *alpha = kept.alpha ? kept.alpha : lost + 2 * nv, *gamma = kept.gamma ? kept.gamma : lost + 3 * nv;
+    V *next = lost + 4 * nv;
+    Window window(scratch.window, std::min(m.longest, length), nv);
+    window.clear(0);
+    Found found;
+    Loss loss(m, lost);
+    Sums tops;
+    M nonzero{}, bad{};
+    V peak = V{};
+    for (int64_t v = 0; v < nv; ++v) {
+        alpha[v] = V{};
+        next[v] = entry[v];
+        peak = larger(entry[v], peak);
+    }
+    if (kept.exponent) kept.exponent[0] = 0;
+    for (int64_t t = 0; t < length; ++t, weight += stride, gamma += stride) {
+        tops.add(weigh_frame(m, s.score + (reversed ? length - 1 - t : t) * m.labels, REACH, weight));
+        const int step = REACH ? 0 : exponent_of(largest(peak));
+        const double back = power_of_two(-step);
+        found.power += step;
+        alpha += stride;
+        peak = V{};
+        const int64_t rows = std::min(window.rows, length - t);
+        for (int64_t v = 0; v < nv; ++v) {
+            gamma[v] = next[v];
+            scaled[v] = weight[v] * back;
+            alpha[v] = (window.row(v)[0] + gamma[v] * m.duration[v * m.longest]) * scaled[v];
+            if (REACH) alpha[v] = smaller(alpha[v], all(1.0));
+            peak = larger(alpha[v], peak);
+        }
+        if (kept.exponent) kept.exponent[t + 1] = int32_t(found.power);
+        product(alpha, onward, m, next);
+        for (int64_t v = 0; v < nv; ++v) {
+            V* row = window.row(v);
+            const V* duration = m.duration.get() + v * m.longest;
+            const V g = gamma[v], w = scaled[v];
+#pragma GCC unroll 4
+            for (int64_t j = 1; j < rows; ++j) row[j] = (row[j] + g * duration[j]) * w;
+        }
+        if (!REACH) loss.frame(scaled, nv);
+        if (t + 1 < length)
+            for (int64_t v = 0; v < nv; ++v) {
+                if (!REACH) bad |= loss.wrong(next[v]);
+                nonzero -= next[v] > 0.0;
+            }
+        window.forwards();
+    }
+    V z = V{};
+    const V* leave = (reversed ? m.first : m.last).get();
+    for (int64_t v = 0; v < nv; ++v) z += alpha[v] * leave[v];
+    found.z = total(z);
+    found.bad = !REACH && (any(bad) || loss.wrong(found.z) || !(m.margin < INF));
+    for (int i = 0; i < LANES; ++i) found.nonzero += nonzero[i];
+    found.nonzero += found.z > 0.0;
+    found.log_shift = tops.sum + tops.rest;
+    return found;
+}
+
+struct Tensors {  // of a batch, as torch holds them; see the functions at the end
+    int64_t batch, frames;
+    const double* score;
+    const int64_t* lengths;
+    double *weight, *alpha, *gamma;
+    int32_t* exponent;
+    double *z, *log_z;
+    uint8_t* flagged;
+
+    Sequence sequence(const Model& m, int64_t b) const { return {score + b * frames * m.labels, lengths[b]}; }
+    Kept kept(const Model& m, int64_t b) const {
+        if (!alpha) return {nullptr, nullptr, nullptr, nullptr};
+        const int64_t first = b * (frames + 1), at = first * m.nv;
+        auto rows = [at](double* of) { return reinterpret_cast<V*>(of) + at; };
+        return {rows(weight), rows(alpha), rows(gamma), exponent + first};
+    }
+};
+
+// Whether messages that are zero need not be: as many must be more than zero as can be reached at all.
+bool hidden(const Model& m, const Model& reach, const Sequence& s, bool reversed, int64_t nonzero, const Scratch& own) {
+    if (nonzero == (s.length - 1) * m.labels + 1) return false;
+    return walk<true>(reach, s, reversed, {nullptr, nullptr, nullptr, nullptr}, own).nonzero != nonzero;
+}
+
+void forward_one(const Model& m, const Model& reach, const Tensors& x, int64_t b, const Scratch& own) {
+    Sequence s = x.sequence(m, b);
+    Found found = walk<false>(m, s, false, x.kept(m, b), own);
+    x.z[b] = found.z;
+    x.log_z[b] = std::log(found.z) + double(found.power) * LN2 + (found.log_shift + m.shift);
+    x.flagged[b] = found.bad || hidden(m, reach, s, false, found.nonzero, own);
+}
+
+struct Counts {  // of a batch; label, starts, ends (B, T, C), duration (B, K, C), transition (B, C, C)
+    double *label, *starts, *ends, *duration, *transition, *mass_error;
+    int64_t* mass_frame;
+};
+
+// Every count of one sequence, in one pass from the right. `window` holds beta[s + k] times the frames between.
+class Right {
+    const Model& m;
+    const Tensors& x;
+    const Counts& out;
+    const int64_t b, nv, length;
+    const Sequence s;
+    const Kept kept;
+    Window window;
+    V *counts, *scaled, *lost, *beta, *eta, *gamma, *alpha, *covered, *started;
+    V *crossed, *left, *right;
+    int64_t waiting = 0, power = 0;
+    double inverse, worst = 0.0;
+    int64_t worst_frame = 0, nonzero = 0;
+
+public:
+    Right(const Model& m, const Tensors& x, const Counts& out, int64_t b, const Scratch& own)
+        : m(m), x(x), out(out), b(b), nv(m.nv), length(x.lengths[b]), s(x.sequence(m, b)), kept(x.kept(m, b)),
+          window(own.window, std::min(m.longest, length), m.nv), counts(own.counts) {
+        V* row = own.rows;
+        for (V** each : {&scaled, &lost, &beta, &eta, &gamma, &alpha, &covered, &started}) {
+            *each = row;
+            row += nv;
+        }
+        crossed = counts + m.longest * nv;
+        left = crossed + m.wide * nv;
+        right = left + CROSSED * nv;
+        inverse = 1.0 / x.z[b];
+    }
+    static int64_t size(const Model& m) { return (m.longest + m.wide + 2 * CROSSED) * m.nv; }
+
+    // -> whether something may have been lost
+    bool run(const Model& reach, const Scratch& own) {
+        Loss loss(m, lost);
+        begin();
+        M bad{}, above{};
+        for (int64_t t = length - 1; t >= 0; --t) {
+            finish(t);
+            enter(t);
+            loss.frame(scaled, nv);
+            gather(std::min(window.rows, length - t));
+            start(t);
+            if (t == 0) break;
+            cross();
+            product(eta, m.back.get(), m, beta);
+            for (int64_t v = 0; v < nv; ++v) {
+                bad |= loss.wrong(beta[v]);
+                above -= beta[v] > 0.0;
+            }
+        }
+        V z = V{};
+        for (int64_t v = 0; v < nv; ++v) z += m.first[v] * eta[v];
+        for (int i = 0; i < LANES; ++i) nonzero += above[i];
+        nonzero += total(z) > 0.0;
+        parameters();
+        out.mass_error[b] = worst;
+        out.mass_frame[b] = worst_frame;
+        return any(bad) || loss.wrong(total(z)) || hidden(m, reach, s, true, nonzero, own);
+    }
+
+private:
+    void begin() {
+        window.clear(window.room - window.rows);
+        std::memset(static_cast<void*>(counts), 0, sizeof(V) * size_t((m.longest + m.wide) * nv));
+        for (int64_t v = 0; v < nv; ++v) {
+            beta[v] = m.last[v];
+            covered[v] = started[v] = V{};
+            alpha[v] = smaller(kept.alpha[length * nv + v] * inverse, all(MOST));
+        }
+    }
+
+    // Boundary t + 1: what ends with frame t, and so what covers it.
+    void finish(int64_t t) {
+        V mass = V{};
+        for (int64_t v = 0; v < nv; ++v) {
+            V ended = alpha[v] * beta[v];
+            covered[v] += ended - started[v];
+            mass += covered[v];
+            store(out.ends, t, v, ended);
+            store(out.label, t, v, covered[v]);
+        }
+        double error = std::fabs(total(mass) - 1.0);
+        if (error != error) error = INF;
+        if (error >= worst) {
+            worst = error;
+            worst_frame = t;
+        }
+    }
+
+    // Scale frame t, and the left messages at boundary t so that left times right is a count.
+    void enter(int64_t t) {
+        V peak = V{};
+        for (int64_t v = 0; v < nv; ++v) peak = larger(beta[v], peak);
+        const int step = exponent_of(largest(peak));
+        const double back = power_of_two(-step);
+        power += step;
+        // The power is halved, for half of it never overflows where the count does not.
+        const int64_t all_of_it = kept.exponent[t] + power - kept.exponent[length], half = all_of_it >> 1;
+        const double one = power_of_two(half), other = power_of_two(all_of_it - half) * inverse;
+        window.backwards();
+        for (int64_t v = 0; v < nv; ++v) {
+            scaled[v] = kept.weight[t * nv + v] * back;
+            gamma[v] = smaller(kept.gamma[t * nv + v] * one * other, all(MOST));
+            alpha[v] = smaller(kept.alpha[t * nv + v] * one * other, all(MOST));
+            window.row(v)[0] = beta[v];
+        }
+    }
+
+    // eta, and the durations' counts before D.
+    void gather(int64_t rows) {
+        for (int64_t v = 0; v < nv; ++v) {
+            V *row = window.row(v), *count = counts + v * m.longest;
+            const V* duration = m.duration.get() + v * m.longest;
+            const V g = gamma[v], w = scaled[v];
+            V sum[4] = {};
+            int64_t k = 0;
+            for (; k + 4 <= rows; k += 4)
+                for (int i = 0; i < 4; ++i) {
+                    V value = row[k + i] * w;
+                    row[k + i] = value;
+                    sum[i] += duration[k + i] * value;
+                    count[k + i] += g * value;
+                }
+            for (; k < rows; ++k) {
+                V value = row[k] * w;
+                row[k] = value;
+                sum[0] += duration[k] * value;
+                count[k] += g * value;
+            }
+            eta[v] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+        }
+    }
+
+    void start(int64_t t) {
+        for (int64_t v = 0; v < nv; ++v) {
+            started[v] = gamma[v] * eta[v];
+            store(out.starts, t, v, started[v]);
+        }
+    }
+
+    void store(double* to, int64_t t, int64_t v, const V& value) const {
+        const int64_t from = v * LANES, count = m.labels - from < LANES ? m.labels - from : LANES;
+        double* place = to + (b * x.frames + t) * m.labels + from;
+        if (count == LANES) {
+            std::memcpy(place, &value, sizeof(V));
+            return;
+        }
+        // Copies of fixed size: one of any other is a call.
+        const double* lane = reinterpret_cast<const double*>(&value);
+        if (count & 4) std::memcpy(place, lane, 4 * sizeof(double));
+        if (count & 2) std::memcpy(place + (count & 4), lane + (count & 4), 2 * sizeof(double));
+        if (count & 1) place[count - 1] = lane[count - 1];
+    }
+
+    void cross() {
+        std::memcpy(static_cast<void*>(left + waiting * nv), alpha, sizeof(V) * size_t(nv));
+        std::memcpy(static_cast<void*>(right + waiting * nv), eta, sizeof(V) * size_t(nv));
+        if (++waiting == CROSSED) cross_all();
+    }
+
+    // crossed += left^T right over the frames that wait, in their order.
+    void cross_all() {
+        for (int64_t c = 0; c < m.wide; c += ROWS)
+            for (int64_t v = 0; v < nv;) {
+                if (nv - v >= 3) { cross_tile<3>(c, v); v += 3; }
+                else if (nv - v == 2) { cross_tile<2>(c, v); v += 2; }
+                else { cross_tile<1>(c, v); v += 1; }
+            }
+        waiting = 0;
+    }
+
+    template <int W>
+    void cross_tile(int64_t c, int64_t v) {
+        const double* flat = reinterpret_cast<const double*>(left);
+        V sum[ROWS][W];
+        for (int i = 0; i < ROWS; ++i)
+            for (int j = 0; j < W; ++j) sum[i][j] = crossed[(c + i) * nv + v + j];
+        for (int64_t f = 0; f < waiting; ++f)
+            for (int i = 0; i < ROWS; ++i)
+                for (int j = 0; j < W; ++j) sum[i][j] += flat[f * m.wide + c + i] * right[f * nv + v + j];
+        for (int i = 0; i < ROWS; ++i)
+            for (int j = 0; j < W; ++j) crossed[(c + i) * nv + v + j] = sum[i][j];
+    }
+
+    void parameters() {
+        cross_all();
+        for (int64_t k = 0; k < m.longest; ++k)
+            for (int64_t c = 0; c < m.labels; ++c) {
+                const int64_t at = (c / LANES) * m.longest + k;
+                out.duration[(b * m.longest + k) * m.labels + c] = counts[at][c % LANES] * m.duration[at][c % LANES];
+            }
+        const double *sums = reinterpret_cast<double*>(crossed), *weights = reinterpret_cast<double*>(m.onward.get());
+        for (int64_t a = 0; a < m.labels; ++a)
+            for (int64_t c = 0; c < m.labels; ++c)
+                out.transition[(b * m.labels + a) * m.labels + c] = sums[a * m.wide + c] * weights[a * m.wide + c];
+    }
+};
+
+void zeros(double* p, int64_t count) { std::memset(p, 0, sizeof(double) * size_t(count)); }
+
+// Nothing where nothing is feasible, and nothing yet for what is to be done again.
+void no_counts(const Model& m, const Tensors& x, const Counts& out, int64_t b) {
+    for (double* p : {out.label, out.starts, out.ends}) zeros(p + b * x.frames * m.labels, x.frames * m.labels);
+    zeros(out.duration + b * m.longest * m.labels, m.longest * m.labels);
+    zeros(out.transition + b * m.labels * m.labels, m.labels * m.labels);
+    out.mass_error[b] = 0.0;
+    out.mass_frame[b] = 0;
+}
+
+void backward_one(const Model& m, const Model& reach, const Tensors& x, const Counts& out, int64_t b,
+                  const Scratch& own) {
+    if (x.flagged[b] || !(x.z[b] > 0.0)) return no_counts(m, x, out, b);
+    const int64_t after = x.lengths[b], padding = (x.frames - after) * m.labels;
+    for (double* p : {out.label, out.starts, out.ends}) zeros(p + (b * x.frames + after) * m.labels, padding);
+    x.flagged[b] = Right(m, x, out, b, own).run(reach, own);
+}
+
+// `one(b, scratch)` for every sequence, on up to `threads` threads.
+template <class One>
+void each(const Model& m, int64_t batch, int64_t frames, int64_t threads, const One& one) {
+    threads = std::max<int64_t>(1, std::min(threads, batch));
+    const int64_t window = Window::size(std::min(m.longest, frames), m.nv), counts = Right::size(m);
+    const int64_t rows = Scratch::ROWS_USED * m.nv, size = window + counts + rows;
+    Vectors memory = vectors(size * threads);
+    std::atomic<int64_t> next{0};
+    auto work = [&](int64_t thread) {
+        Flushing flushing;
+        V* base = memory.get() + thread * size;
+        Scratch own{base, base + window, base + window + counts};
+        for (int64_t b = next++; b < batch; b = next++) one(b, own);
+    };
+    std::vector<std::thread> others;
+    others.reserve(size_t(threads - 1));
+    try {
+        for (int64_t thread = 1; thread < threads; ++thread) others.emplace_back(work, thread);
+    } catch (const std::exception&) {
+        // No more threads are to be had: those there are do all of it.
+    }
+    work(0);
+    for (std::thread& other : others) other.join();
+}
+
+template <class Body>
+int guarded(const Body& body) {
+    try {
+        Flushing flushing;
+        body();
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
+}  // namespace
+
+// All arrays are contiguous and hold float64 unless said otherwise; rows of messages have `wide` labels, C padded to 8,
+// and lie at multiples of 64 bytes; weight, alpha and gamma follow each other, as do label, starts and ends. Returns 0, or 1 where there is not enough memory.
+extern "C" {
+
+// score (B, T, C), lengths (B,) int64, transition (C, C), duration (K, C), start, end (C,)
+// -> weight, alpha, gamma (B, T+1, wide), exponent (B, T+1) int32, or null; z, log_z (B,), flagged (B,) uint8
+int lab_semicrf_forward(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads,
+                        const double* score, const int64_t* lengths, const double* transition, const double* duration,
+                        const double* start, const double* end, double* weight, double* alpha, double* gamma,
+                        int32_t* exponent, double* z, double* log_z, uint8_t* flagged) {
+    return guarded([&] {
+        Model m(longest, labels, transition, duration, start, end, false);
+        Model reach(longest, labels, transition, duration, start, end, true);
+        Tensors x{batch, frames, score, lengths, weight, alpha, gamma, exponent, z, log_z, flagged};
+        if (weight) in_large_pages(weight, 3 * batch * (frames + 1) * m.wide * int64_t(sizeof(double)));
+        each(m, batch, frames, threads, [&](int64_t b, const Scratch& own) { forward_one(m, reach, x, b, own); });
+    });
+}
+
+// The same, after it, and -> the counts; flagged gains the sequences whose pass from the right may have lost something.
+int lab_semicrf_backward(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads,
+                         const double* score, const int64_t* lengths, const double* transition, const double* duration,
+                         const double* start, const double* end, double* weight, double* alpha, double* gamma,
+                         int32_t* exponent, double* z, double* log_z, uint8_t* flagged, double* label, double* starts,
+                         double* ends, double* durations, double* transitions, double* mass_error,
+                         int64_t* mass_frame) {
+    return guarded([&] {
+        Model m(longest, labels, transition, duration, start, end, false);
+        Model reach(longest, labels, transition, duration, start, end, true);
+        Tensors x{batch, frames, score, lengths, weight, alpha, gamma, exponent, z, log_z, flagged};
+        in_large_pages(label, 3 * batch * frames * labels * int64_t(sizeof(double)));
+        Counts out{label, starts, ends, durations, transitions, mass_error, mass_frame};
+        each(m, batch, frames, threads, [&](int64_t b, const Scratch& own) { backward_one(m, reach, x, out, b, own); });
+    });
+}
+}
