@@ -1,0 +1,624 @@
+// The linear-domain semi-CRF in CUDA C for GPUs without Triton: what kernels.py computes, by blocks of threads.
+//
+// One block of THREADS threads holds one direction of one sequence. Time goes in blocks of N frames: what segments
+// begun before the block bring into each of its frames is a Toeplitz product with the duration table, which all
+// threads share (label c, and a slice of the block distances); then N steps run one after the other, by the first CP
+// threads, a label each. A step costs one barrier, C multiply-adds for the transition and at most N for segments
+// begun within the block. Sums have a fixed order that depends on K and on frames counted from the sequence's own
+// end, never on the batch or on padding. No atomics.
+//
+// Weights and messages are linear. Each second frame the power of two of the largest message moves into an integer
+// exponent. `lost` bounds what underflow may have lost of a label; a message below that times a margin flags the
+// sequence, and the caller does it again in the log domain.
+//
+// Lane = directions * b + direction. Direction 1 counts frames from the padded end, so that blocks of both directions
+// meet at the same boundaries. Tables have CP columns. `gathered` holds the messages before each frame with their
+// block's remaining frames multiplied in, `product` each block's whole product, `source` and `arrived` the messages
+// before and after each frame (gamma and alpha; beta and eta from the right) in units of 2^exponent.
+//
+// Given by the compiler's command line: REAL (float or double), DOUBLE (whether REAL is double), CP (labels, padded to 32, 64
+// or 128), N (a multiple of 4), THREADS (a multiple of CP, at least twice as many), TILE (frames in a tile of counts).
+
+typedef long long i64;
+#define SLICES (THREADS / CP)
+#define ROWS (CP / SLICES)
+#if DOUBLE
+#define TINY 2.2250738585072014e-308 /* 2^-1022: below it digits are lost */
+#define MARGIN 1.2089258196146292e24 /* 2^80 */
+#define LARGEST 1.7976931348623157e308
+#define HELD 1.0e300
+#else
+#define TINY 1.17549435e-38f /* 2^-126 */
+#define MARGIN 68719476736.0f /* 2^36 */
+#define LARGEST 3.40282347e38f
+#define HELD 1.0e38
+#endif
+#define LN2 0.6931471805599453
+#define ROUNDING 9.765625e-4 /* 2^-10: a frame's mass off by less is rounding, and is divided out */
+#define INSIDE static __device__ __forceinline__
+#ifndef LABELS_SYNC // a barrier of the first CP threads alone: a warp of it costs next to nothing
+#define LABELS_SYNC() asm volatile("bar.sync 1, %0;" ::"n"(CP) : "memory")
+#endif
+
+INSIDE bool is_finite(double value) { return value - value == 0; }
+INSIDE bool forbidden(REAL score) { return score < -LARGEST; }
+INSIDE REAL larger(REAL a, REAL b) { return a > b ? a : b; }
+INSIDE int smaller(int a, int b) { return a < b ? a : b; }
+INSIDE double infinity() { return __longlong_as_double(0x7ff0000000000000LL); }
+
+// floor(log2(value)) for a normal positive value; 0 for zero, denormals, inf and NaN.
+INSIDE int exponent_of(REAL value) {
+#if DOUBLE
+    const int raw = (int)((__double_as_longlong(value) >> 52) & 2047);
+    return raw == 0 || raw == 2047 ? 0 : raw - 1023;
+#else
+    const int raw = (__float_as_int(value) >> 23) & 255;
+    return raw == 0 || raw == 255 ? 0 : raw - 127;
+#endif
+}
+
+// 2^exponent; 0 or the largest power where the type has none.
+INSIDE double power_of_two_64(int exponent) {
+    const int raw = exponent < -1023 ? 0 : exponent > 1023 ? 2046 : exponent + 1023;
+    return __longlong_as_double((i64)raw << 52);
+}
+INSIDE REAL power_of_two(int exponent) {
+#if DOUBLE
+    return power_of_two_64(exponent);
+#else
+    const int raw = exponent < -127 ? 0 : exponent > 127 ? 254 : exponent + 127;
+    return __int_as_float(raw << 23);
+#endif
+}
+
+// To the working type, held below overflow: what it then meets is zero, or lost and flagged.
+INSIDE REAL narrowed(double value) { return (REAL)(value > HELD ? HELD : value); }
+
+struct Sequence {
+    int length, used, padded;
+};
+
+INSIDE Sequence sequence_of(const i64* lengths, int b, int frames) {
+    const i64 given = lengths[b];
+    const int length = given < 0 ? 0 : given > frames ? frames : (int)given;
+    const int used = (length + N - 1) / N;
+    const Sequence found = {length, used, used * N};
+    return found;
+}
+
+// The weights of the model, padded to CP labels. The largest transition moves from E into D (every segment pays one of
+// each, the first its start), the largest end score into `shift`. Row d + N - 1 of `table` is duration d, zero outside
+// 1..K. `slack` is the margin times the largest D, a value for each block of `rows_each` rows.
+extern "C" __global__ void __launch_bounds__(THREADS) prepare(
+    const REAL* transition, const REAL* duration, const REAL* start, const REAL* end,
+    REAL* onward, REAL* table, REAL* first, REAL* last, REAL* slack, double* shift,
+    int labels, int longest, int rows, int rows_each, int saturate) {
+    __shared__ double tops[2 * THREADS];
+    __shared__ REAL most[THREADS];
+    const int tid = threadIdx.x;
+    double top = -infinity(), end_top = -infinity();
+    for (int i = tid; i < labels * labels; i += THREADS) top = fmax(top, (double)transition[i]);
+    for (int c = tid; c < labels; c += THREADS) end_top = fmax(end_top, (double)end[c]);
+    tops[tid] = top;
+    tops[THREADS + tid] = end_top;
+    __syncthreads();
+    for (int i = 0; i < THREADS; ++i) {
+        top = fmax(top, tops[i]);
+        end_top = fmax(end_top, tops[THREADS + i]);
+    }
+    if (!is_finite(top)) top = 0;
+    if (!is_finite(end_top)) end_top = 0;
+    REAL largest = 1;
+    for (int i = tid; i < rows_each * CP; i += THREADS) {
+        const int row = blockIdx.x * rows_each + i / CP, c = i % CP, d = row - (N - 1);
+        if (row >= rows) break;
+        REAL weight = 0;
+        if (d >= 1 && d <= longest && c < labels) {
+            const REAL bias = duration[(i64)(d - 1) * labels + c];
+            weight = saturate ? (REAL)!forbidden(bias) : (REAL)exp((double)bias + top);
+        }
+        table[(i64)row * CP + c] = weight;
+        largest = larger(largest, weight);
+    }
+    most[tid] = largest;
+    __syncthreads();
+    if (tid == 0) {
+        for (int i = 1; i < THREADS; ++i) largest = larger(largest, most[i]);
+        slack[blockIdx.x] = largest * MARGIN;
+    }
+    if (blockIdx.x) return;
+    if (tid == 0) *shift = end_top;
+    for (int i = tid; i < CP * CP; i += THREADS) {
+        const int from = i / CP, to = i % CP;
+        REAL weight = 0;
+        if (from < labels && to < labels) {
+            const REAL score = transition[from * labels + to];
+            weight = saturate ? (REAL)!forbidden(score) : (REAL)exp((double)score - top);
+        }
+        onward[from * CP + to] = weight;
+        onward[CP * CP + to * CP + from] = weight;
+    }
+    for (int c = tid; c < CP; c += THREADS) {
+        const bool live = c < labels;
+        first[c] = !live ? 0 : saturate ? (REAL)!forbidden(start[c]) : (REAL)exp((double)start[c] - top);
+        last[c] = !live ? 0 : saturate ? (REAL)!forbidden(end[c]) : (REAL)exp((double)end[c] - end_top);
+    }
+}
+
+// The largest score of each frame over labels, 0 where it is not finite: every segmentation pays it alike. A thread a frame.
+extern "C" __global__ void __launch_bounds__(THREADS) frame_tops(
+    const REAL* __restrict__ score, REAL* __restrict__ tops, int frames, int labels) {
+    const int f = blockIdx.x * THREADS + threadIdx.x;
+    if (f >= frames) return;
+    const i64 row = (i64)blockIdx.y * frames + f;
+    REAL top = score[row * labels];
+    for (int c = 1; c < labels; ++c) top = larger(score[row * labels + c], top);
+    tops[row] = is_finite(top) ? top : 0;
+}
+
+// What a thread of `messages` knows of its place.
+struct Place {
+    int c, slice, labels, direction, length, padded;
+    const REAL* score; // of the sequence, (frames, labels)
+    const REAL* tops;
+};
+
+// The weights of a block's frames, (N, CP) in the direction's order; zero outside the sequence and the labels.
+INSIDE void frame_weights(const Place& at, int q, int saturate, REAL* weight) {
+    for (int i = at.slice; i < N; i += SLICES) {
+        const int f = q * N + i;
+        const int u = at.direction ? at.padded - 1 - f : f;
+        REAL w = 0;
+        if (u >= 0 && u < at.length && at.c < at.labels) {
+            const REAL score = at.score[(i64)u * at.labels + at.c];
+            w = saturate ? (REAL)!forbidden(score) : (REAL)exp(score - at.tops[u]);
+        }
+        weight[i * CP + at.c] = w;
+    }
+}
+
+// What this slice's share of the blocks before q brings into each frame of q, up to the end of block q - 1.
+INSIDE void far_part(const REAL* gathered, const REAL* product, const REAL* __restrict__ table, int c, int slice,
+                     int q, int far_blocks, REAL (&sums)[N]) {
+    const int each = (far_blocks + SLICES - 1) / SLICES; // by K alone
+    const int nearest = 1 + slice * each, farthest = smaller(smaller(slice * each + each, far_blocks), q);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sums[i] = 0;
+    REAL between = 1;
+    for (int delta = 1; delta < nearest && delta < q; ++delta) between *= product[(i64)(q - delta) * CP + c];
+    for (int delta = nearest; delta <= farthest; ++delta) {
+        const i64 p = q - delta;
+        REAL rows[N];
+#pragma unroll
+        for (int m = 0; m < N; ++m) rows[m] = gathered[(p * N + m) * CP + c] * between;
+#pragma unroll
+        for (int x = 1; x < 2 * N; ++x) {
+            const REAL step = table[((i64)delta * N + x) * CP + c];
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                const int m = i + N - x; // the duration is p's distance and i + 1 - m: row delta * N + x
+                if (m >= 0 && m < N) sums[i] += rows[m] * step;
+            }
+        }
+        between *= product[p * CP + c];
+    }
+}
+
+// A label's part of the messages, in registers.
+struct Message {
+    REAL gamma, lost, most_lost, previous, final_value, final_lost;
+    int power, final_power, bad, nonzero;
+};
+
+// What all labels sent: gamma of this one and the largest of all.
+INSIDE REAL received(const REAL* sent, const REAL (&across)[CP], bool look, REAL* top) {
+    REAL sums[4] = {0, 0, 0, 0}, tops[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int c = 0; c < CP; ++c) {
+        sums[c % 4] += sent[c] * across[c];
+        if (look) tops[c % 4] = larger(tops[c % 4], sent[c]);
+    }
+    if (look) *top = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+struct Kept {
+    REAL *gathered, *product, *source, *arrived;
+    int* exponent;
+};
+
+// N frames one after the other, by the first CP threads; `pending` is what earlier blocks bring into each.
+// Leaves the frames' weights, rescaled, in `weight` and the messages before them in `before`.
+INSIDE void near_steps(Message& m, const Place& at, int q, int origin, int stop, REAL entry, REAL entry_top, REAL margin,
+                       REAL (&pending)[N], const REAL (&near)[N], const REAL (&across)[CP], REAL* weight, REAL* before,
+                       REAL* sent, REAL* losses, const Kept& kept, int keep, int saturate) {
+    const int c = at.c;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const int f = q * N + i;
+        REAL w = weight[i * CP + c];
+        if (i % 2 == 0 && !saturate) {
+            const int step = exponent_of(m.previous);
+            const REAL back = power_of_two(-step);
+            w *= back;
+            m.power += step;
+            m.most_lost *= larger(back, 1);
+        }
+        weight[i * CP + c] = w;
+        before[i * CP + c] = m.gamma;
+        m.lost = larger(m.lost * w, TINY);
+#pragma unroll
+        for (int j = i; j < N; ++j) pending[j] = (pending[j] + m.gamma * near[j - i]) * w;
+        REAL alpha = pending[i];
+        if (saturate && alpha > 1) alpha = 1;
+        if (f + 1 == stop) {
+            m.final_value = alpha;
+            m.final_power = m.power;
+            m.final_lost = m.most_lost;
+        }
+        if (keep) {
+            kept.arrived[(i64)f * CP + c] = alpha;
+            kept.source[(i64)f * CP + c] = m.gamma;
+            if (c == 0) kept.exponent[f] = m.power;
+        }
+        sent[(i & 1) * CP + c] = alpha; // two buffers: who is a step ahead writes the other one
+        if (i % 4 == 3) losses[c] = m.lost;
+        LABELS_SYNC();
+        m.gamma = received(sent + (i & 1) * CP, across, i % 2 == 0, &m.previous);
+        if (i % 4 == 3) {
+            m.most_lost = TINY;
+            for (int other = 0; other < CP; ++other) m.most_lost = larger(m.most_lost, losses[other]);
+        }
+        const bool inside = f + 1 > origin && f + 1 < stop && c < at.labels;
+        if (f + 1 >= stop) m.gamma = 0;
+        if (f + 1 == origin) {
+            m.gamma += entry;
+            m.previous = entry_top;
+        }
+        if (inside && m.gamma != 0 && !(m.gamma >= m.most_lost * margin && is_finite(m.gamma))) m.bad = 1;
+        if (inside && m.gamma > 0) m.nonzero += 1;
+    }
+    REAL suffix = 1;
+#pragma unroll
+    for (int i = N - 1; i >= 0; --i) {
+        suffix *= weight[i * CP + c];
+        kept.gathered[((i64)q * N + i) * CP + c] = before[i * CP + c] * suffix;
+    }
+    kept.product[(i64)q * CP + c] = suffix;
+}
+
+// One direction of one sequence: log Z, flags, and with `keep` the messages of every boundary; grid (B, directions).
+// flags: 1 something may have been lost, 2 some message is exactly zero. With `saturate`, weights are 0 and 1 and
+// messages are capped at 1: `count` then is the number of messages that can be reached at all.
+extern "C" __global__ void __launch_bounds__(THREADS) messages(
+    const REAL* __restrict__ score, const REAL* __restrict__ tops, const REAL* __restrict__ onward,
+    const REAL* __restrict__ table, const REAL* __restrict__ first, const REAL* __restrict__ last,
+    const REAL* __restrict__ slack, const double* __restrict__ shift, const i64* __restrict__ lengths,
+    REAL* gathered, REAL* product, REAL* source, REAL* arrived, int* exponent,
+    double* z_value, int* z_power, double* log_z, int* flags, int* count,
+    int frames, int labels, int far_blocks, int blocks, int slacks, int keep, int saturate) {
+    __shared__ __align__(16) REAL sent[2 * CP];
+    __shared__ REAL part[(SLICES - 1) * N * CP], weight[N * CP], losses[CP];
+    __shared__ double offset, ends[CP];
+    __shared__ int bad[CP], nonzero[CP];
+    const int b = blockIdx.x, direction = blockIdx.y, c = threadIdx.x % CP, slice = threadIdx.x / CP;
+    const Sequence own = sequence_of(lengths, b, frames);
+    const int origin = direction ? own.padded - own.length : 0, stop = direction ? own.padded : own.length;
+    const i64 lane = (i64)b * gridDim.y + direction;
+    const Place at = {c, slice, labels, direction, own.length, own.padded,
+                      score + (i64)b * frames * labels, tops + (i64)b * frames};
+    const i64 skip = keep ? lane * blocks * N : 0;
+    const Kept kept = {gathered + lane * blocks * N * CP, product + lane * blocks * CP, source + skip * CP,
+                       arrived + skip * CP, exponent + skip};
+    const REAL* enter = direction ? last : first;
+    const REAL* leave = direction ? first : last;
+    REAL margin = 0, entry_top = 0;
+    for (int i = 0; i < slacks; ++i) margin = larger(margin, slack[i]);
+    for (int i = 0; i < CP; ++i) entry_top = larger(entry_top, enter[i]);
+    REAL across[CP], near[N];
+#pragma unroll
+    for (int i = 0; i < CP; ++i) across[i] = onward[direction * CP * CP + i * CP + c];
+#pragma unroll
+    for (int i = 0; i < N; ++i) near[i] = table[(N + i) * CP + c];
+    const REAL entry = enter[c];
+    Message m = {0, TINY, TINY, 0, 0, TINY, 0, 0, 0, 0};
+    if (origin == 0) {
+        m.gamma = entry;
+        m.previous = entry_top;
+    }
+    double passed = 0;
+    for (int q = 0; q < own.used; ++q) {
+        REAL sums[N];
+        frame_weights(at, q, saturate, weight);
+        far_part(kept.gathered, kept.product, table, c, slice, q, far_blocks, sums);
+        if (slice) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) part[((slice - 1) * N + i) * CP + c] = sums[i];
+        }
+        if (threadIdx.x == THREADS - 1) {
+            for (int f = q * N; f < q * N + N; ++f) {
+                const int u = direction ? own.padded - 1 - f : f;
+                if (u >= 0 && u < own.length) passed += at.tops[u];
+            }
+        }
+        __syncthreads();
+        if (slice == 0) {
+#pragma unroll
+            for (int i = 0; i < N; ++i)
+                for (int other = 0; other < SLICES - 1; ++other) sums[i] += part[(other * N + i) * CP + c];
+            near_steps(m, at, q, origin, stop, entry, entry_top, margin, sums, near, across, weight, part, sent, losses,
+                       kept, keep, saturate);
+        }
+        __syncthreads(); // the next block's far part loads what was stored, and the shared rows are free again
+    }
+    if (threadIdx.x == THREADS - 1) offset = passed;
+    if (slice == 0) {
+        ends[c] = (double)m.final_value * leave[c];
+        bad[c] = m.bad;
+        nonzero[c] = m.nonzero;
+    }
+    __syncthreads();
+    if (threadIdx.x) return;
+    double z = 0;
+    int found = 0, flag = !is_finite(margin); // a weight beyond the type, which may meet a zero
+    for (int i = 0; i < CP; ++i) {
+        z += ends[i];
+        found += nonzero[i];
+        flag |= bad[i];
+    }
+    found += z > 0;
+    if (z != 0 && !(z >= (double)(m.final_lost * margin) && z <= (double)LARGEST)) flag |= 1;
+    if (found < (own.length - 1) * labels + 1) flag |= 2;
+    z_value[lane] = z;
+    z_power[lane] = m.final_power;
+    log_z[lane] = log(z) + m.final_power * LN2 + offset + *shift;
+    flags[lane] = flag;
+    count[lane] = found;
+}
+
+// What both passes left of one sequence, and 1 / z with its exponent, from the left; 0 where nothing is feasible.
+struct Both {
+    const REAL *source, *arrived;
+    const int* exponent;
+    i64 left, right;
+    Sequence own;
+    double inverse;
+    int power;
+};
+
+INSIDE Both both_of(const REAL* source, const REAL* arrived, const int* exponent, const double* z_value,
+                    const int* z_power, const i64* lengths, int b, int frames, int blocks) {
+    const double z = z_value[2 * b];
+    const i64 left = (i64)2 * b * blocks * N;
+    const Both found = {source, arrived, exponent, left, left + (i64)blocks * N, sequence_of(lengths, b, frames),
+                        z > 0 && is_finite(z) ? 1 / z : 0, z_power[2 * b]};
+    return found;
+}
+
+// left * right * 2^total / z; the power is split, for half of it never overflows.
+INSIDE double count_of(REAL left, REAL right, int total, double inverse) {
+    const int half = total >> 1;
+    return (double)left * power_of_two_64(half) * ((double)right * power_of_two_64(total - half)) * inverse;
+}
+
+// The mass of segments of c that start with frame f (f < length), and that end with it.
+INSIDE void boundary_counts(const Both& of, int f, int c, double& starts, double& ends) {
+    const int g = of.own.padded - 1 - f;
+    const int power_before = f > 0 ? of.exponent[of.left + f - 1] : 0, power_after = of.exponent[of.left + f];
+    const int back_before = g > 0 ? of.exponent[of.right + g - 1] : 0, back_after = of.exponent[of.right + g];
+    const i64 at = (of.left + f) * CP + c, back = (of.right + g) * CP + c;
+    starts = count_of(of.source[at], of.arrived[back], power_before + back_after - of.power, of.inverse);
+    ends = count_of(of.arrived[at], of.source[back], power_after + back_before - of.power, of.inverse);
+}
+
+// Starts less ends of each tile of frames, (B, tiles, CP); grid (tiles, B), a thread for each label.
+extern "C" __global__ void __launch_bounds__(CP) label_totals(
+    const REAL* __restrict__ source, const REAL* __restrict__ arrived, const int* __restrict__ exponent,
+    const double* __restrict__ z_value, const int* __restrict__ z_power, const i64* __restrict__ lengths,
+    double* __restrict__ totals, int frames, int blocks) {
+    const int tile = blockIdx.x, b = blockIdx.y, c = threadIdx.x;
+    const Both of = both_of(source, arrived, exponent, z_value, z_power, lengths, b, frames, blocks);
+    double total = 0;
+#pragma unroll 4
+    for (int f = tile * TILE; f < smaller((tile + 1) * TILE, of.own.length); ++f) {
+        double starts, ends;
+        boundary_counts(of, f, c, starts, ends);
+        total += starts - ends;
+    }
+    totals[((i64)b * gridDim.x + tile) * CP + c] = total;
+}
+
+// What tiles before each one add up to; grid (B), a thread for each label.
+extern "C" __global__ void __launch_bounds__(CP) label_sums(
+    const double* __restrict__ totals, double* __restrict__ before, int tiles) {
+    const i64 at = (i64)blockIdx.x * tiles * CP + threadIdx.x;
+    double sum = 0;
+#pragma unroll 8
+    for (int tile = 0; tile < tiles; ++tile) {
+        before[at + (i64)tile * CP] = sum;
+        sum += totals[at + (i64)tile * CP];
+    }
+}
+
+// Labels (B, T, C): the running sum of starts less the ends before, carried in float64; starts and ends beside them.
+// Each frame's mass must be 1: its worst error of a tile (NaN as inf) and the first frame that has it go to mass_error
+// and mass_frame, (B, tiles). A mass that is off by rounding alone is what Z is, seen from there: the frame's counts are
+// divided by it. One that is off by more stays, for everybody to see. Grid (tiles, B), a thread for each label.
+extern "C" __global__ void __launch_bounds__(CP) label_counts(
+    const REAL* __restrict__ source, const REAL* __restrict__ arrived, const int* __restrict__ exponent,
+    const double* __restrict__ z_value, const int* __restrict__ z_power, const i64* __restrict__ lengths,
+    const double* __restrict__ before, REAL* __restrict__ label_out, REAL* __restrict__ starts_out,
+    REAL* __restrict__ ends_out, double* __restrict__ mass_error, i64* __restrict__ mass_frame,
+    int frames, int labels, int blocks) {
+    __shared__ double covered[TILE * (CP + 1)], errors[TILE], scale[TILE];
+    const int tile = blockIdx.x, b = blockIdx.y, c = threadIdx.x, first = tile * TILE;
+    const int shown = smaller(TILE, frames - first);
+    const Both of = both_of(source, arrived, exponent, z_value, z_power, lengths, b, frames, blocks);
+    const i64 out = ((i64)b * frames + first) * labels + c, place = (i64)b * gridDim.x + tile;
+    double running = before[place * CP + c];
+#pragma unroll 4
+    for (int i = 0; i < shown; ++i) {
+        double starts = 0, ends = 0;
+        if (first + i < of.own.length) boundary_counts(of, first + i, c, starts, ends);
+        covered[i * (CP + 1) + c] = first + i < of.own.length ? running + starts : 0;
+        running += starts - ends;
+        if (c < labels) {
+            starts_out[out + (i64)i * labels] = (REAL)starts;
+            ends_out[out + (i64)i * labels] = (REAL)ends;
+        }
+    }
+    __syncthreads();
+    for (int i = c; i < shown; i += CP) {
+        double mass = 0;
+        for (int other = 0; other < labels; ++other) mass += covered[i * (CP + 1) + other];
+        const bool counted = first + i < of.own.length && of.inverse > 0;
+        const double error = !counted ? 0 : mass == mass ? fabs(mass - 1) : infinity();
+        errors[i] = error;
+        scale[i] = error > 0 && error < ROUNDING ? mass : 1;
+    }
+    __syncthreads();
+    if (c < labels)
+        for (int i = 0; i < shown; ++i)
+            label_out[out + (i64)i * labels] = (REAL)(covered[i * (CP + 1) + c] / scale[i]);
+    if (c) return;
+    int worst = 0;
+    for (int i = 1; i < shown; ++i)
+        if (errors[i] > errors[worst]) worst = i;
+    mass_error[place] = errors[worst];
+    mass_frame[place] = first + worst;
+}
+
+// Counts of durations whose ends lie `delta` blocks apart, over `each` blocks; `partial` is (B, chunks, 1 + far, 2N, CP),
+// row d of distance delta being duration delta * N + d - N + 2. Grid (chunks, B, far), a thread for each label.
+extern "C" __global__ void __launch_bounds__(CP) far_durations(
+    const REAL* __restrict__ gathered, const REAL* __restrict__ product, const int* __restrict__ exponent,
+    const double* __restrict__ z_value, const int* __restrict__ z_power, const i64* __restrict__ lengths,
+    REAL* __restrict__ partial, int frames, int blocks, int each) {
+    const int chunk = blockIdx.x, b = blockIdx.y, delta = blockIdx.z + 1, c = threadIdx.x;
+    const Both of = both_of(gathered, gathered, exponent, z_value, z_power, lengths, b, frames, blocks);
+    const int used = of.own.used;
+    REAL counts[2 * N];
+#pragma unroll
+    for (int d = 0; d < 2 * N; ++d) counts[d] = 0;
+    for (int p = chunk * each; p < smaller((chunk + 1) * each, used - delta); ++p) {
+        const int q = p + delta;
+        REAL between = 1, rows[N];
+        for (int r = p + 1; r < q; ++r) between *= product[(of.left / N + r) * CP + c];
+        const int total = exponent[of.left + q * N - 1] + exponent[of.right + (used - q) * N - 1] - of.power;
+        between = narrowed((double)between * (power_of_two_64(total) * of.inverse));
+#pragma unroll
+        for (int m = 0; m < N; ++m) rows[m] = gathered[(of.left + p * N + m) * CP + c] * between;
+#pragma unroll
+        for (int j = 0; j < N; ++j) { // the segment's last frame within block q
+            const REAL head = gathered[(of.right + (used - 1 - q) * N + N - 1 - j) * CP + c];
+#pragma unroll
+            for (int m = 0; m < N; ++m) counts[N - 1 + j - m] += rows[m] * head;
+        }
+    }
+    REAL* to = partial + ((((i64)b * gridDim.x + chunk) * (gridDim.z + 1) + delta) * 2 * N) * CP + c;
+#pragma unroll
+    for (int d = 0; d < 2 * N; ++d) to[d * CP] = counts[d];
+}
+
+// Counts of durations that start and end in one block, over `each` blocks, into distance 0 of the partial sums;
+// grid (chunks, B), a thread for each label.
+extern "C" __global__ void __launch_bounds__(CP) near_durations(
+    const REAL* __restrict__ score, const REAL* __restrict__ tops, const REAL* __restrict__ source,
+    const int* __restrict__ exponent, const double* __restrict__ z_value, const int* __restrict__ z_power,
+    const i64* __restrict__ lengths, REAL* __restrict__ partial,
+    int frames, int labels, int blocks, int far_blocks, int each) {
+    const int chunk = blockIdx.x, b = blockIdx.y, c = threadIdx.x;
+    const Both of = both_of(source, source, exponent, z_value, z_power, lengths, b, frames, blocks);
+    REAL counts[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) counts[k] = 0;
+    for (int q = chunk * each; q < smaller((chunk + 1) * each, of.own.used); ++q) {
+        REAL open[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const int f = q * N + i, g = of.own.padded - 1 - f;
+            const int before = f > 0 ? exponent[of.left + f - 1] : 0, after = exponent[of.left + f];
+            const int back = g > 0 ? exponent[of.right + g - 1] : 0;
+            REAL w = 0, beta = 0;
+            if (f < of.own.length && c < labels) {
+                const i64 row = (i64)b * frames + f;
+                w = (REAL)exp(score[row * labels + c] - tops[row]) * power_of_two(before - after);
+                const double scale = power_of_two_64(after + back - of.power) * of.inverse;
+                beta = narrowed(source[(of.right + g) * CP + c] * scale);
+            }
+            open[i] = source[(of.left + f) * CP + c];
+#pragma unroll
+            for (int m = 0; m <= i; ++m) {
+                open[m] *= w;
+                counts[i - m] += open[m] * beta;
+            }
+        }
+    }
+    REAL* to = partial + ((((i64)b * gridDim.x + chunk) * (far_blocks + 1)) * 2 * N + N - 1) * CP + c;
+#pragma unroll
+    for (int k = 0; k < N; ++k) to[k * CP] = counts[k];
+}
+
+// Duration counts (B, K, C) from the partial sums of both block distances that hold duration k; grid (K, B).
+extern "C" __global__ void __launch_bounds__(CP) sum_durations(
+    const REAL* __restrict__ partial, const REAL* __restrict__ table, double* __restrict__ out,
+    int labels, int longest, int chunks, int far_blocks) {
+    const int k = blockIdx.x + 1, b = blockIdx.y, c = threadIdx.x;
+    const int high = (k - 2 + N) / N, d = (k - 2 + N) % N;
+    double total = 0;
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        const i64 at = ((i64)b * chunks + chunk) * (far_blocks + 1);
+        if (high <= far_blocks) total += partial[((at + high) * 2 * N + d) * CP + c];
+        if (high > 0 && d < N - 1) total += partial[((at + high - 1) * 2 * N + d + N) * CP + c];
+    }
+    const double weight = table[(i64)(k + N - 1) * CP + c];
+    if (c < labels) out[((i64)b * longest + k - 1) * labels + c] = total * weight;
+}
+
+// Sum over `each` boundaries s of alpha[s, from] eta[s, to] / z, (B, chunks, CP, CP); grid (chunks, B).
+extern "C" __global__ void __launch_bounds__(THREADS) transitions(
+    const REAL* __restrict__ arrived, const int* __restrict__ exponent, const double* __restrict__ z_value,
+    const int* __restrict__ z_power, const i64* __restrict__ lengths, REAL* __restrict__ partial,
+    int frames, int blocks, int each) {
+    const int chunk = blockIdx.x, b = blockIdx.y, c = threadIdx.x % CP, slice = threadIdx.x / CP;
+    __shared__ REAL alphas[8 * CP], etas[8 * CP];
+    const Both of = both_of(arrived, arrived, exponent, z_value, z_power, lengths, b, frames, blocks);
+    REAL sums[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) sums[r] = 0;
+    const int stop = smaller((chunk + 1) * each, of.own.length);
+    for (int begin = chunk * each; begin < stop; begin += 8) {
+        for (int e = threadIdx.x; e < 8 * CP; e += THREADS) {
+            const int s = begin + e / CP, g = of.own.padded - 1 - s, label = e % CP;
+            const bool there = s >= 1 && s < stop; // the first segment pays no transition
+            alphas[e] = etas[e] = 0;
+            if (there) {
+                const int total = exponent[of.left + s - 1] + exponent[of.right + g] - of.power;
+                alphas[e] = arrived[(of.left + s - 1) * CP + label];
+                etas[e] = narrowed(arrived[(of.right + g) * CP + label] * (power_of_two_64(total) * of.inverse));
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const REAL eta = etas[i * CP + c];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) sums[r] += alphas[i * CP + slice * ROWS + r] * eta;
+        }
+        __syncthreads();
+    }
+    REAL* to = partial + (((i64)b * gridDim.x + chunk) * CP + slice * ROWS) * CP + c;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) to[r * CP] = sums[r];
+}
+
+// Transition counts (B, C, C) from the chunks' sums; grid (C, B), a thread for each label.
+extern "C" __global__ void __launch_bounds__(CP) sum_transitions(
+    const REAL* __restrict__ partial, const REAL* __restrict__ onward, double* __restrict__ out,
+    int labels, int chunks) {
+    const int row = blockIdx.x, b = blockIdx.y, c = threadIdx.x;
+    double total = 0;
+#pragma unroll 4
+    for (int chunk = 0; chunk < chunks; ++chunk) total += partial[(((i64)b * chunks + chunk) * CP + row) * CP + c];
+    if (c < labels) out[((i64)b * labels + row) * labels + c] = total * onward[row * CP + c];
+}
