@@ -80,7 +80,7 @@ MUTANTS = {
     "mass that crosses the wrong way": (BY, "gone = summed(own, turned", "gone = summed(own, weight"),
     "mass beyond the block that crosses the wrong way": (BY, "multiplied(own, turned", "multiplied(own, weight"),
     "what underflows is lost": (FAR, "~(sums >= TINY)", "(sums < 0.0)"),
-    "the mass of what underflows is lost": (NEAR, "tl.sum(tl.sum(share * crossing, 1), 0), 0.0)", "0.0, 0.0)"),
+    "the mass of what underflows is lost": (NEAR, "tl.sum(tl.sum(share * of_lost, 1), 0), 0.0)", "0.0, 0.0)"),
     "the mass of what underflows beyond the block is lost": (FAR, "from_c[:, None], 0.0)", "0.0, 0.0)"),
     "the count of what underflows is lost": (
         FAR, "known + tl.sum(weight_of(into, top, lost) * crossing, 0)", "known",

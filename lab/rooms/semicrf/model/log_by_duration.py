@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lab.rooms.semicrf.model.launch import launch
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.log_terms import (
     LogState,
@@ -114,6 +115,14 @@ def weight_of(value, top, there):
 
 
 @triton.jit
+def merged(top, total, other_top, other_total):
+    """Two sums of terms as one: the larger of both largest, and the sum in its units."""
+    higher = tl.maximum(top, other_top)
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
+    return higher, total * tl.exp(top - safe) + other_total * tl.exp(other_top - safe)
+
+
+@triton.jit
 def grown(content, edge, s, t, frame, suffix, ROWS: tl.constexpr, CP: tl.constexpr):
     """The frames of segments from s to t (ROWS,), and those from the left edge of the block of s, once it is reached."""
     at = s[:, None] * CP + tl.arange(0, CP)[None, :]
@@ -137,7 +146,9 @@ def incoming(
     return tl.where((s == 0)[:, None], tl.load(start + cols)[None, :], value), sums, lost
 
 
-@triton.jit(do_not_specialize=["begin", "frames", "labels", "longest"])
+@triton.jit(
+    do_not_specialize=["begin", "frames", "labels", "longest"], do_not_specialize_on_alignment=["lengths"]
+)
 def arriving(
     lengths, transition, weight, turned, entry, duration, start, end,
     alpha, lifted, peak, frame, suffix, log_z, far_most, far_total, begin, frames, labels, longest,
@@ -180,7 +191,7 @@ def arriving(
 
 @triton.jit(
     do_not_specialize=["begin", "parts", "frames", "labels", "longest"],
-    do_not_specialize_on_alignment=["score"],
+    do_not_specialize_on_alignment=["score", "lengths"],
 )
 def block_messages(
     score, lengths, transition, weight, turned, entry, duration, start, end,
@@ -211,6 +222,16 @@ def block_messages(
         tl.store(lifted + cols, tl.zeros([CP], tl.float64))
         tl.store(peak, float("-inf"))
         tl.store(log_z + b, float("-inf"))
+    tile = rows[:, None] * CP + cols[None, :]
+    top_of_far = tl.full([ROWS, CP], float("-inf"), tl.float64)
+    sum_of_far = tl.zeros([ROWS, CP], tl.float64)
+    for part in range(tl.where((begin >= 0) & (begin < length), parts, 0)):
+        more_top = tl.load(far_most + part * ROWS * CP + tile)
+        more_sum = tl.load(far_total + part * ROWS * CP + tile)
+        top_of_far, sum_of_far = merged(top_of_far, sum_of_far, more_top, more_sum)
+    tl.debug_barrier()
+    tl.store(far_most + tile, top_of_far)
+    tl.store(far_total + tile, sum_of_far)
     tl.debug_barrier()
     content = tl.zeros([ROWS, CP], tl.float64)
     for t in range(tl.maximum(begin, 0), tl.minimum(begin + ROWS, length)):
@@ -230,13 +251,8 @@ def block_messages(
         term = tl.where(there[:, None], term, float("-inf"))
         most = tl.max(term, 0)
         total = tl.sum(tl.exp(term - tl.where(most == float("-inf"), 0.0, most)[None, :]), 0)
-        for part in range(parts):
-            at = (part * ROWS + newest) * CP + cols
-            coming = tl.load(far_most + at)
-            higher = tl.maximum(most, coming)
-            safe = tl.where(higher == float("-inf"), 0.0, higher)
-            total = total * tl.exp(most - safe) + tl.load(far_total + at) * tl.exp(coming - safe)
-            most = higher
+        far_row = newest * CP + cols
+        most, total = merged(most, total, tl.load(far_most + far_row), tl.load(far_total + far_row))
         arrived = tl.log(total) + most
         top = tl.max(arrived, 0)
         tl.debug_barrier()
@@ -263,7 +279,7 @@ def block_messages(
     tl.store(offset + b, shifted + (tl.sum(tops, 0) + tl.where(begin + ROWS < length, shift, 0.0)))
 
 
-@triton.jit(do_not_specialize=["frames", "labels", "longest"])
+@triton.jit(do_not_specialize=["frames", "labels", "longest"], do_not_specialize_on_alignment=["lengths"])
 def maxima(
     lengths, transition, weight, turned, entry, duration, start, end,
     alpha, lifted, peak, frame, suffix, log_z, largest, inverse,
@@ -301,7 +317,7 @@ def maxima(
     tl.store(inverse + at, tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0), mask=mask)
 
 
-@triton.jit(do_not_specialize=["frames", "labels"])
+@triton.jit(do_not_specialize=["frames", "labels"], do_not_specialize_on_alignment=["lengths"])
 def last_masses(
     lengths, end, alpha, log_z, inverse, ready, beyond, ends_out, covered, frames, labels, CP: tl.constexpr
 ):  # fmt: skip
@@ -321,7 +337,9 @@ def last_masses(
     tl.store(covered + b * CP + cols, ends)
 
 
-@triton.jit(do_not_specialize=["begin", "frames", "labels", "longest"])
+@triton.jit(
+    do_not_specialize=["begin", "frames", "labels", "longest"], do_not_specialize_on_alignment=["lengths"]
+)
 def departing(
     lengths, transition, weight, turned, entry, duration, start, end,
     alpha, lifted, peak, frame, suffix, log_z, largest, ready, beyond, spread, far_starts, far_leaving,
@@ -387,7 +405,10 @@ def departing(
     tl.store(far_leaving + tile, leaving)
 
 
-@triton.jit(do_not_specialize=["begin", "parts", "frames", "labels", "longest"])
+@triton.jit(
+    do_not_specialize=["begin", "parts", "frames", "labels", "longest"],
+    do_not_specialize_on_alignment=["lengths"],
+)
 def block_masses(
     lengths, transition, weight, turned, entry, duration, start, end,
     alpha, lifted, peak, frame, suffix, log_z, largest, inverse, ready, beyond, spread, far_starts, far_leaving,
@@ -415,6 +436,16 @@ def block_masses(
     out = b * frames * labels
     inside = cols < labels
     covering = tl.load(covered + b * CP + cols)
+    far = rows[:, None] * CP + cols[None, :]
+    starting = tl.zeros([ROWS, CP], tl.float64)
+    crossing = tl.zeros([ROWS, CP], tl.float64)
+    for part in range(tl.where(begin < length, parts, 0)):
+        starting += tl.load(far_starts + part * ROWS * CP + far)
+        crossing += tl.load(far_leaving + part * ROWS * CP + far)
+    tl.debug_barrier()
+    tl.store(far_starts + far, starting)
+    tl.store(far_leaving + far, crossing)
+    tl.debug_barrier()
     content = tl.zeros([ROWS, CP], tl.float64)
     stop = tl.minimum(begin + ROWS, length)
     for back in range(stop - begin):
@@ -444,16 +475,14 @@ def block_masses(
         leaving = tl.sum(gone, 0) * tl.load(lifted + s * CP + cols)
         if any_of(lost):
             top, total = entering(before, transition + onward, labels, ROWS, CP)
-            crossing = tl.where(lost, split / total, 0.0)
+            of_lost = tl.where(lost, split / total, 0.0)
             for c in range(labels):
                 into = tl.load(alpha + s * CP + c) + tl.load(transition + onward + c * CP)
                 share = weight_of(into, top, lost)
-                leaving += tl.where(cols == c, tl.sum(tl.sum(share * crossing, 1), 0), 0.0)
+                leaving += tl.where(cols == c, tl.sum(tl.sum(share * of_lost, 1), 0), 0.0)
         starts = tl.sum(split, 0)
-        for part in range(parts):
-            far = (part * ROWS + s - begin) * CP + cols
-            starts += tl.load(far_starts + far)
-            leaving += tl.load(far_leaving + far)
+        starts += tl.load(far_starts + (s - begin) * CP + cols)
+        leaving += tl.load(far_leaving + (s - begin) * CP + cols)
         tl.debug_barrier()
         tl.store(label_out + out + s * labels + cols, covering, mask=inside)
         tl.store(starts_out + out + s * labels + cols, starts, mask=inside)
@@ -478,7 +507,10 @@ def block_masses(
         tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["frames", "labels", "longest", "chunk", "chunks"])
+@triton.jit(
+    do_not_specialize=["frames", "labels", "longest", "chunk", "chunks"],
+    do_not_specialize_on_alignment=["lengths"],
+)
 def durations(
     lengths, transition, weight, turned, entry, duration, start, end,
     alpha, lifted, peak, frame, suffix, log_z, largest, ready, partial,
@@ -589,13 +621,14 @@ def forward(problem: Problem) -> LogState:
     tiles = {"ROWS": shape.rows, "CP": shape.wide, "num_warps": shape.warps}
     for begin in range(-shape.rows, frames, shape.rows):
         if begin >= 0:
-            arriving[(batch, parts)](
-                *given, *far, begin, frames, labels, longest,
+            launch(
+                arriving, (batch, parts), *given, *far, begin, frames, labels, longest,
                 WIDTH=min(shape.wide, 32), PART=PART, num_stages=1, **tiles,
             )  # fmt: skip
-        block_messages[(batch,)](
-            score_BTC, *given, *far, offset, begin, parts, frames, labels, longest, **tiles
-        )
+        launch(
+            block_messages, (batch,), score_BTC, *given, *far, offset, begin, parts, frames, labels, longest,
+            **tiles,
+        )  # fmt: skip
     return LogState(problem, model, kept)
 
 
@@ -609,35 +642,26 @@ def counts(state: LogState) -> Posteriors:
     given = (problem.lengths_B, *model.values(), *kept.values())
     largest = torch.empty_like(kept["alpha"])
     inverse, ready, beyond = (torch.empty_like(largest) for _ in range(3))
-    maxima[(batch, triton.cdiv(frames, shape.rows))](
-        *given, largest, inverse, frames, labels, longest, **width, **tiles
-    )
+    launch(
+        maxima, (batch, triton.cdiv(frames, shape.rows)), *given, largest, inverse, frames, labels, longest,
+        **width, **tiles,
+    )  # fmt: skip
     label_BTC = largest.new_zeros(batch, frames, labels)
     starts_BTC, ends_BTC = torch.zeros_like(label_BTC), torch.zeros_like(label_BTC)
     covered = largest.new_empty(batch, shape.wide)
-    last_masses[(batch,)](
-        problem.lengths_B, model["end"], kept["alpha"], kept["log_z"], inverse, ready, beyond, ends_BTC, covered,
-        frames, labels, CP=shape.wide, num_warps=1,
+    launch(
+        last_masses, (batch,), problem.lengths_B, model["end"], kept["alpha"], kept["log_z"], inverse, ready,
+        beyond, ends_BTC, covered, frames, labels, CP=shape.wide, num_warps=1,
     )  # fmt: skip
     scratch = [largest.new_empty(batch, parts, shape.rows, shape.wide) for _ in range(3)]
     for begin in reversed(range(0, frames, shape.rows)):
-        departing[(batch, parts)](
-            *given,
-            largest,
-            ready,
-            beyond,
-            *scratch,
-            begin,
-            frames,
-            labels,
-            longest,
-            PART=PART,
-            **width,
-            **tiles,
-        )
-        block_masses[(batch,)](
-            *given, largest, inverse, ready, beyond, *scratch, covered, label_BTC, starts_BTC, ends_BTC,
-            begin, parts, frames, labels, longest, **tiles,
+        launch(
+            departing, (batch, parts), *given, largest, ready, beyond, *scratch, begin, frames, labels, longest,
+            PART=PART, **width, **tiles,
+        )  # fmt: skip
+        launch(
+            block_masses, (batch,), *given, largest, inverse, ready, beyond, *scratch, covered, label_BTC,
+            starts_BTC, ends_BTC, begin, parts, frames, labels, longest, **tiles,
         )  # fmt: skip
     found = added(durations, (*given, largest, ready), shape, problem, 1 + labels, **width)
     duration_BKC, crossed = found[:, :, 0, :labels].contiguous(), found[:, :, 1:, :labels]

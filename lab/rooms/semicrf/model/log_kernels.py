@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 
 from lab.rooms.semicrf.model import log_by_duration
+from lab.rooms.semicrf.model.launch import launch
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.log_terms import (
     LogState,
@@ -46,7 +47,7 @@ from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
 @triton.jit(
     do_not_specialize=["frames", "labels", "longest", "ring_rows"],
-    do_not_specialize_on_alignment=["score"],
+    do_not_specialize_on_alignment=["score", "lengths"],
 )
 def messages(
     score, lengths, transition, duration, start, end, alpha, gamma, frame, log_z, ring,
@@ -113,7 +114,7 @@ def messages(
     tl.store(log_z + b, logsumexp(arrived + tl.load(end + cols), 0) + offset)
 
 
-@triton.jit(do_not_specialize=["frames", "labels", "longest"])
+@triton.jit(do_not_specialize=["frames", "labels", "longest"], do_not_specialize_on_alignment=["lengths"])
 def maxima(
     lengths, transition, duration, start, end, alpha, gamma, frame, log_z, largest, inverse,
     frames, labels, longest,
@@ -146,7 +147,9 @@ def maxima(
     tl.store(inverse + at, tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0), mask=mask)
 
 
-@triton.jit(do_not_specialize=["frames", "labels", "longest", "ring_rows"])
+@triton.jit(
+    do_not_specialize=["frames", "labels", "longest", "ring_rows"], do_not_specialize_on_alignment=["lengths"]
+)
 def masses(
     lengths, transition, duration, start, end, alpha, gamma, frame, log_z, largest, inverse, ready, ring,
     label_out, starts_out, ends_out, crossed, frames, labels, longest, ring_rows,
@@ -217,7 +220,10 @@ def masses(
     tl.store(crossed + b * labels * labels + wide[:, None] * labels + cols[None, :], transfer, mask=both)
 
 
-@triton.jit(do_not_specialize=["frames", "labels", "longest", "chunk", "chunks"])
+@triton.jit(
+    do_not_specialize=["frames", "labels", "longest", "chunk", "chunks"],
+    do_not_specialize_on_alignment=["lengths"],
+)
 def durations(
     lengths, transition, duration, start, end, alpha, gamma, frame, log_z, largest, ready, partial,
     frames, labels, longest, chunk, chunks,
@@ -275,10 +281,10 @@ def forward(problem: Problem, keep: bool = True) -> LogState:
         "frame": new(kept_B, frames, shape.wide),
         "log_z": new(batch),
     }
-    messages[(batch,)](
-        problem.score_BTC.detach().contiguous(), problem.lengths_B, *model.values(), *kept.values(),
-        new(batch, ring, shape.wide), frames, labels, longest, ring,
-        ROWS=shape.rows, CP=shape.wide, KEEP=keep, num_warps=shape.warps,
+    launch(
+        messages, (batch,), problem.score_BTC.detach().contiguous(), problem.lengths_B, *model.values(),
+        *kept.values(), new(batch, ring, shape.wide), frames, labels, longest, ring, ROWS=shape.rows,
+        CP=shape.wide, KEEP=keep, num_warps=shape.warps,
     )  # fmt: skip
     return LogState(problem, model, kept)
 
@@ -300,14 +306,15 @@ def counts(state: LogState) -> Posteriors:
     tiles = {"ROWS": shape.rows, "CP": shape.wide, "num_warps": shape.warps}
     largest = torch.empty_like(state.kept["alpha"])
     inverse, ready = torch.empty_like(largest), torch.empty_like(largest)
-    maxima[(batch, triton.cdiv(frames, shape.rows))](
-        *given, largest, inverse, frames, labels, longest, **tiles
-    )
+    launch(
+        maxima, (batch, triton.cdiv(frames, shape.rows)), *given, largest, inverse, frames, labels, longest,
+        **tiles,
+    )  # fmt: skip
     label_BTC = largest.new_zeros(batch, frames, labels)
     starts_BTC, ends_BTC = torch.zeros_like(label_BTC), torch.zeros_like(label_BTC)
     crossed = largest.new_zeros(batch, labels, labels)
-    masses[(batch,)](
-        *given, largest, inverse, ready, largest.new_empty(batch, ring, shape.wide),
+    launch(
+        masses, (batch,), *given, largest, inverse, ready, largest.new_empty(batch, ring, shape.wide),
         label_BTC, starts_BTC, ends_BTC, crossed, frames, labels, longest, ring, **tiles,
     )  # fmt: skip
     found = added(durations, (*given, largest, ready), shape, problem, 1)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lab.rooms.semicrf.model.launch import launch
 from lab.rooms.semicrf.model.problem import Problem
 
 TILE = 32
@@ -120,9 +121,18 @@ def added(durations, given: tuple, shape: Shape, problem: Problem, depth: int, *
     for first in range(0, tiles, most):
         chunks = min(most, tiles - first)
         partial = total.new_zeros(batch, chunks, size)
-        durations[(batch, chunks)](
-            *given, partial, frames, labels, longest, first, chunks,
+        launch(
+            durations, (batch, chunks), *given, partial, frames, labels, longest, first, chunks,
             ROWS=shape.rows, CP=shape.wide, num_warps=shape.warps, **options,
         )  # fmt: skip
-        add_chunks[(batch, triton.cdiv(size, 1024))](partial, total, size, chunks, BLOCK=1024)
+        launch(
+            add_chunks,
+            (batch, triton.cdiv(size, 1024)),
+            partial,
+            total,
+            size,
+            chunks,
+            BLOCK=1024,
+            num_warps=4,
+        )
     return total
