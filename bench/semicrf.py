@@ -36,8 +36,8 @@ GPU_SHAPES: list[Shape] = [
 CPU_SHAPES: list[Shape] = [(4, 500, 30, 24), (2, 2000, 100, 16), (32, 400, 30, 39)]
 BARS = {"cuda": (60.0, 150.0), "cpu": (20.0, 20.0)}
 """How many times the peer's time, forward and forward+backward."""
-REPEATS = {"cuda": 20, "cpu": 3}
-"""Runs of lab that must agree in every bit, and on a GPU its timed calls of a round."""
+REPEATS = {"cuda": 20, "cpu": 10}
+"""Runs of lab that must agree in every bit, and its timed calls of a round."""
 WARM_UPS = {"cuda": 20, "cpu": 1}
 WARM_FRAMES = 200
 VARIABLE = "LAB_BENCH_FLASH_SEMICRF"
@@ -152,7 +152,8 @@ def ours(problem: Any, dtype: Any, backend: str) -> Contender:
         log_z_B.sum().backward()
         return log_z_B.detach(), leaves[2].grad
 
-    return Contender(f"lab {str(dtype).removeprefix('torch.')}", forward, train, leaves)
+    form = "" if backend == "triton" else f"{backend} "
+    return Contender(f"lab {form}{str(dtype).removeprefix('torch.')}", forward, train, leaves)
 
 
 def own_leaves(values: Iterable[Any], dtype: Any) -> list[Any]:
@@ -204,8 +205,7 @@ def compare(shape: Shape, device: str, peer: Callable[..., Any] | None, rounds: 
     print(f"\n{shape}", flush=True)
     problem = problem_of(shape, device)
     exact = ours(problem, torch.float64, "torch").train()
-    dtypes = (torch.float32, torch.float64) if device == "cuda" else (torch.float32,)
-    labs = [ours(problem, dtype, lab_backend(device)) for dtype in dtypes]
+    labs = [ours(problem, getattr(torch, dtype), backend) for dtype, backend in lab_forms(device)]
     batch, frames, longest, labels = shape
     short = (batch, min(frames, max(WARM_FRAMES, longest + 20)), longest, labels)
     warm = labs + peers(problem_of(short, device), device, peer)
@@ -213,7 +213,7 @@ def compare(shape: Shape, device: str, peer: Callable[..., Any] | None, rounds: 
     found = [one for one, first in zip(found, warm, strict=True) if works(first, WARM_UPS[device])]
     for _ in range(rounds):
         for one in found:
-            take_turn(one, device, REPEATS[device] if one in labs and device == "cuda" else 1, exact)
+            take_turn(one, device, REPEATS[device] if one in labs else 1, exact)
     for one in found[len(labs) :]:
         one.settle()
     clocks(device)
@@ -223,8 +223,24 @@ def compare(shape: Shape, device: str, peer: Callable[..., Any] | None, rounds: 
 
 
 def lab_backend(device: str) -> str:
-    """The kernels on a GPU, and where Triton's interpreter stands for one."""
-    return "triton" if device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1" else "torch"
+    return lab_forms(device)[0][1]
+
+
+def lab_forms(device: str) -> list[tuple[str, str]]:
+    """(dtype, backend), the one that the bars are for first.
+
+    The kernels on a GPU, and where Triton's interpreter stands for one; on a CPU what is compiled, and torch.
+    """
+    if device == "cuda":
+        return [("float32", "triton"), ("float64", "triton")]
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return [("float32", "triton")]
+    from lab.rooms.semicrf.model.native import lacking_on_cpu
+
+    reason = lacking_on_cpu()
+    if reason:
+        print(f"skipped lab native: {reason.splitlines()[0]}")
+    return [*([] if reason else [("float32", "native")]), ("float32", "torch")]
 
 
 def works(one: Contender, warm_ups: int = 1) -> bool:
