@@ -33,6 +33,23 @@ MOST_AT_ONCE = 1 << 22  # numbers that `bits_counts` copies together
 Counter = Callable[[Sequence[Tensor]], np.ndarray]
 
 
+class Counted:
+    """The counts of a list of tensors, which a GPU may still be busy with."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self._rows = rows
+
+    def rows(self) -> np.ndarray:
+        """(tensors, kinds), after the wait if there is one."""
+        return self._rows
+
+
+def beginning(counter: Counter) -> Callable[[Sequence[Tensor]], Counted]:
+    """The counter as a function that need not wait. Its tensors may be let go: what it launched comes before their reuse."""
+    begin: Callable[[Sequence[Tensor]], Counted] | None = getattr(counter, "begin", None)
+    return begin or (lambda tensors: Counted(counter(tensors)))
+
+
 def choose_counter(device: torch.device) -> tuple[str, Counter, str]:
     """(name, function, why) of the best way on `device`."""
     if device.type != "cuda":

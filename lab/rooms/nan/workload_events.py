@@ -1,7 +1,11 @@
 """From what a watched forward left behind, references in a list, to distinct tensors and the leaves that hold them.
 
-An event is (module, args, kwargs, versions) for a call, (~module, output, None, version) for its return, or, for a module
-without children that takes one tensor, both in one: (module, input, version, output, version).
+Events lie flat in one list, three places each: (module, args, kwargs) for a call, (~module, output, None) for its return, and
+for a module without children that takes one value both in one: (module + PASSED, input, output).
+
+What passed is counted later, so it must not have been written to meanwhile. Torch counts the writes of each tensor: a tensor
+that was never written has version 0, then and now. Only tensors that had been written before they passed need a note of how often,
+in `written`: (place in the list, leaf) -> version.
 
 Reading events one by one costs a microsecond or two each, a fifth of a decode step of a 7B model. A `Template` remembers
 where the tensors of an equal forward were, so that the next one is read by a few list comprehensions.
@@ -11,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,15 +24,15 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.roles import IN, OUT
-from lab.rooms.nan.workload_count import KINDS
+from lab.rooms.nan.workload_count import Counted
 from lab.rooms.nan.workload_leaves import is_skipped, leaves
 
-Event = tuple[Any, ...]
-Picker = Callable[[Sequence[Any]], Any]
+PASSED = 1 << 32  # added to a module's number where its call and its return are one event
 Label = tuple[int, int, str]  # module, side, leaf
-FIRST, VERSION = itemgetter(0), attrgetter("_version")
-ONE_TENSOR = (Tensor,)
-NO_SHAPE = (torch.Size(), torch.float32)
+Source = tuple[Any, ...]  # a place in the list, then keys into what is there
+Written = dict[tuple[int, str], int]
+Picker = Callable[[Sequence[Any]], tuple[Any, ...]]
+VERSION, DTYPE = attrgetter("_version"), attrgetter("dtype")
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 
@@ -38,18 +43,9 @@ class Forward:
         self.number, self.phase, self.query_length = number, phase, query_length
         self.calls: list[list[Any]] = []  # [module, parent call, returned]
         self.stack: list[int] = []
-        self.labels: list[Label] = []  # in order of time
-        self.leaf_call: list[int] = []
-        self.shapes: list[
-            tuple[torch.Size, torch.dtype]
-        ] = []  # of each row of counts, if it is kept call by call
-        self.keep_shapes = True
         self.cache: Any = None
-        self.is_output: np.ndarray | None = None  # for each label
-        self.unseen = self.weighed = self.bytes = 0
-        self._index: list[np.ndarray] = []
-        self._counts: list[np.ndarray] = []
-        self._taken = 0
+        self.weighed = self.bytes = 0
+        self._parts: list[tuple[Batch, Counted]] = []
 
     def enter(self, at: int, kwargs: Mapping[str, Any]) -> int:
         self.calls.append([at, self.stack[-1] if self.stack else -1, False])
@@ -70,195 +66,321 @@ class Forward:
         self.calls.append([at, self.stack[-1] if self.stack else -1, True])
         return len(self.calls) - 1
 
-    def take(self, batch: Batch, counts: np.ndarray) -> None:
-        """The batch's leaves follow those that are here; `counts` has a row a tensor of the batch."""
-        if self.labels:
-            self.labels, self.leaf_call = [*self.labels, *batch.labels], [*self.leaf_call, *batch.leaf_call]
-        else:
-            self.labels, self.leaf_call = batch.labels, batch.leaf_call
-        index = np.asarray(batch.index, dtype=np.int64)
-        self._index.append(np.where(index >= 0, index + self._taken, -1))
-        self._counts.append(counts)
-        self._taken += len(counts)
-        if self.keep_shapes or counts[:, :3].any():
-            self.shapes += [(tensor.shape, tensor.dtype) for tensor in batch.tensors]
-        else:  # nobody will look at these one by one
-            self.shapes += [NO_SHAPE] * len(batch.tensors)
-        self.unseen += batch.unseen
+    def empty(self) -> bool:
+        """Whether no part of it was taken so far."""
+        return not self._parts
 
-    def index(self) -> np.ndarray:
-        """For each leaf its row of `counts`, -1 if it was overwritten before it could be counted."""
-        return np.concatenate(self._index) if self._index else np.zeros(0, np.int64)
+    def take(self, batch: Batch, counted: Counted) -> None:
+        """The batch's leaves follow those that are here; `counted` will have a row a tensor of the batch."""
+        self._parts.append((batch, counted))
 
-    def counts(self) -> np.ndarray:
-        return np.concatenate(self._counts) if self._counts else np.zeros((0, len(KINDS)))
+    def read_out(self) -> Seen:
+        """All parts as one, after the wait for their counts."""
+        if len(self._parts) == 1:
+            batch, counted = self._parts[0]
+            only = np.asarray(batch.index, np.int64)
+            return Seen(batch.labels, batch.leaf_call, only, counted.rows(), batch.outputs(), [batch])  # fmt: skip
+        batches = [batch for batch, _ in self._parts]
+        rows = [counted.rows() for _, counted in self._parts]
+        begins = np.cumsum([0, *map(len, rows)])
+        index = [np.asarray(batch.index, np.int64) for batch in batches]
+        moved = [np.where(one >= 0, one + begin, -1) for one, begin in zip(index, begins, strict=False)]
+        return Seen([label for batch in batches for label in batch.labels],
+                    [call for batch in batches for call in batch.leaf_call],
+                    np.concatenate(moved), np.concatenate(rows),
+                    np.concatenate([batch.outputs() for batch in batches]), batches)  # fmt: skip
 
-    def outputs(self, index: np.ndarray) -> np.ndarray:
-        """For each row of `counts` whether some module put that tensor out."""
-        out = _are_outputs(self.labels) if self.is_output is None else self.is_output
-        found = np.zeros(self._taken + 1, dtype=bool)
-        found[index[out]] = True
-        return found[:-1]  # -1 marked the added one
+
+@dataclass(frozen=True)
+class Seen:
+    """A whole forward: leaves in the order of time, and for each its row of `counts` (-1: overwritten before it could be)."""
+
+    labels: list[Label]
+    leaf_call: list[int]
+    index: np.ndarray
+    counts: np.ndarray  # (distinct tensors, kinds)
+    put_out: np.ndarray  # which of these some module put out
+    batches: list[Batch]
+
+    def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
+        """Of each row of counts."""
+        return [one for batch in self.batches for one in batch.shapes()]
 
     def leaf_dtypes(self) -> list[str]:
-        return [str(self.shapes[u][1]).replace("torch.", "") if u >= 0 else "" for u in self.index()]
+        shapes = self.shapes()
+        return [str(shapes[u][1]).replace("torch.", "") if u >= 0 else "" for u in self.index]
 
-    def leaf_numel(self, index: np.ndarray) -> np.ndarray:
-        sizes: np.ndarray = np.asarray([*(shape.numel() for shape, _ in self.shapes), 0])[
-            index
-        ]  # -1 takes the added zero
-        return sizes
+    def leaf_numel(self) -> np.ndarray:
+        sizes = np.asarray([*(shape.numel() for shape, _ in self.shapes()), 0])
+        found: np.ndarray = sizes[self.index]  # -1 takes the added zero
+        return found
 
 
 class Batch:
-    """Distinct tensors, and leaves that point into them."""
+    """Distinct tensors, and leaves that point into them. `written` is None where each tensor is counted at once."""
 
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
+    def __init__(self, written: Written | None) -> None:
+        self.tensors: Sequence[Tensor] = []
         self.labels: list[Label] = []
         self.leaf_call: list[int] = []
         self.index: Sequence[int] | np.ndarray = []
-        self.sources: list[tuple[Any, ...] | None] = []  # where in the events: (event, slot[, key[, key]])
-        self.overwritten = self.unseen = 0
-        self._seen: dict[int, int] = {}
+        self.sources: list[Source | None] = []  # None: deeper than a template looks
+        self.overwritten = 0
+        self.ever_written = 0  # distinct tensors whose version is not 0
+        self._written = written
+        self._known: dict[int, int] = {}
+        self._shapes: list[tuple[torch.Size, torch.dtype]] | None = None
+        self.put_out: np.ndarray | None = None
 
-    def add_inputs(self, at: int, event: Event, call: int, plain: Label, number: int) -> None:
-        """The event's versions are those of every tensor among args, then kwargs, as `versions` took them."""
-        _, args, kwargs, before = event
-        taken = iter(before or ())
-        for place, value in enumerate(args):
-            label = plain if not place else (at, IN, f"args[{place}]")
-            version = next(taken, None) if isinstance(value, Tensor) else None
-            self._any(value, version, label, call, (number, 1, place))
+    def add_inputs(self, at: int, args: Any, kwargs: Any, call: int, plain: Label, place: int) -> None:
+        for number, value in enumerate(args):
+            label = plain if not number else (at, IN, f"args[{number}]")
+            self.add(value, label, call, (place + 1, number))
         for name, value in kwargs.items():
-            version = next(taken, None) if isinstance(value, Tensor) else None
             if not is_skipped(name):
-                self._any(value, version, (at, IN, name), call, (number, 2, name))
+                self.add(value, (at, IN, name), call, (place + 2, name))
 
-    def add_output(
-        self, at: int, value: Any, version: int | None, call: int, plain: Label, source: tuple[Any, ...]
-    ) -> None:
-        label = (at, OUT, "") if isinstance(value, Mapping) else plain
-        self._any(value, version, label, call, source)
+    def add_output(self, at: int, value: Any, call: int, plain: Label, source: Source) -> None:
+        self.add(value, (at, OUT, "") if isinstance(value, Mapping) else plain, call, source)
 
-    def _any(self, value: Any, version: int | None, label: Label, call: int, source: tuple[Any, ...]) -> None:
+    def add(self, value: Any, label: Label, call: int, source: Source) -> None:
         if isinstance(value, Tensor):
-            self.tensor(value, version, label, call, source)
+            self._tensor(value, label, call, source, source[0])
             return
         for name, tensor in leaves(value, label[2]) if value is not None else ():
-            if tensor is None:
-                self.unseen += 1
-                continue
-            self.tensor(tensor, None, (label[0], label[1], name), call, _inside(value, tensor, source))
+            if tensor is not None:
+                inside = _inside(value, tensor, source)
+                self._tensor(tensor, (label[0], label[1], name), call, inside, source[0])
 
-    def tensor(
-        self, tensor: Tensor, version: int | None, label: Label, call: int, source: tuple[Any, ...] | None
-    ) -> None:
-        u = self._seen.get(id(tensor))
+    def _tensor(self, tensor: Tensor, label: Label, call: int, source: Source | None, place: int) -> None:
+        u = self._known.get(id(tensor))
         if u is None:
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 return
-            if version is not None and tensor._version != version:
-                self.overwritten += 1
-                u = -1
-            else:
-                u = len(self.tensors)
-                self.tensors.append(tensor)
-            self._seen[id(tensor)] = u
+            u = self._known[id(tensor)] = self._new(tensor, (place, label[2]))
         self.labels.append(label)
         self.leaf_call.append(call)
         self.sources.append(source)
         self.index.append(u)  # type: ignore[union-attr]
 
+    def _new(self, tensor: Tensor, first: tuple[int, str]) -> int:
+        if self._written is not None and (version := tensor._version):
+            self.ever_written += 1
+            if version != self._written.get(first, 0):
+                self.overwritten += 1
+                return -1
+        self.tensors.append(tensor)  # type: ignore[attr-defined]
+        return len(self.tensors) - 1
+
+    def outputs(self) -> np.ndarray:
+        """For each distinct tensor whether some module put it out."""
+        if self.put_out is None:
+            sides = np.fromiter((side for _, side, _ in self.labels), np.int8, len(self.labels))
+            found = np.zeros(len(self.tensors) + 1, dtype=bool)
+            found[np.asarray(self.index, np.int64)[sides == OUT]] = True
+            self.put_out = found[:-1]  # -1 marked the added one
+        return self.put_out
+
+    def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
+        return self._shapes or [(tensor.shape, tensor.dtype) for tensor in self.tensors]
+
+    def let_go(self) -> None:
+        """Keep what is known of the tensors in place of them."""
+        self.outputs()
+        self._shapes, self.tensors = self.shapes(), []
+
 
 @dataclass(frozen=True)
 class Template:
-    """Where the tensors of a forward were. `read` is None for a forward that is not its equal."""
+    """Where the tensors of a forward were.
 
-    modules: list[int]
-    forms: list[tuple[Any, ...]]  # the structure of what the other events hold
-    parents: Picker  # which events those are
-    passed: Picker  # events of modules without children: a tensor in, a tensor out
-    others: list[tuple[Any, ...]]  # sources of all other leaves
-    noted_in: list[tuple[int, int, int]]  # (place in others, event, place in its versions)
-    noted_out: list[tuple[int, int, int]]  # (place in others, event, slot of its version)
-    distinct: (
-        Picker  # of (inputs of passed, outputs of passed, others) those that are not the same tensor again
-    )
-    again: Picker  # the rest, and for each of them the one that it is
+    Two forwards are equal when the same modules were called, their pools have the same types, and the same places of both hold
+    one and the same tensor.
+    """
+
+    heads: list[int]  # the modules, as events have them
+    pool: Pool
+    keys: list[Any]  # lengths and names of arguments
+    types: list[type]
+    inner: list[Any]  # the same of what lies in tuples and mappings
+    distinct: Picker  # from the pool: each tensor that counts, once
+    again: Picker  # what is the same object as an earlier one, and that one
     first: Picker
-    index: np.ndarray  # for each leaf, in the order of time, its place among the distinct ones
+    others: Picker  # tensors of whole numbers and flags, once
+    other_dtypes: list[torch.dtype]
+    first_leaves: list[tuple[int, str]]  # of each distinct tensor, as `Written` names them
     labels: list[Label]
     leaf_call: list[int]
-    is_output: np.ndarray
+    index: np.ndarray  # for each leaf, in the order of time, its place among the distinct ones
+    put_out: np.ndarray
     calls: list[list[Any]]
     cache_at: tuple[int, str] | None
 
     @classmethod
-    def of(cls, events: list[Event], forward: Forward, batch: Batch) -> Template | None:
-        """None for a forward whose tensors lie deeper than a template reaches, or were overwritten."""
-        known = {*batch.sources}
-        fives = [number for number, event in enumerate(events) if len(event) == 5]
-        passed = [number for number in fives if {(number, 1), (number, 3)} <= known]
-        place: dict[tuple[Any, ...], int] = {(number, slot): n + k * len(passed) for k, slot in enumerate((1, 3)) for n, number in enumerate(passed)}  # fmt: skip
-        sources = [source for source in batch.sources if source is not None]
-        if batch.overwritten or len(sources) < len(batch.sources):
+    def of(cls, events: list[Any], forward: Forward, batch: Batch) -> Template | None:
+        """None for a forward whose tensors lie deeper than a pool reaches, or were overwritten."""
+        pool, sources = Pool.of(events)
+        values, keys = pool.open(events)
+        types = [*map(type, values)]
+        within, inner = pool.inside(values)
+        values += within
+        deep = any(
+            _may_hold(values[at])
+            for source, at in sources.items()
+            if at >= len(types) and not _skipped(source)
+        )
+        if batch.overwritten or deep or not {*batch.sources} <= sources.keys():
             return None
-        others = sorted({*sources} - {*place}, key=lambda source: (len(source), source[0], str(source)))
-        place.update({source: 2 * len(passed) + n for n, source in enumerate(others)})
-        order = [place[source] for source in sources]
-        parents = sorted({*range(len(events))} - {*passed})
-        noted_in, noted_out = _noted(events, others)
-        cached = ((n, name) for n in parents if isinstance(events[n][2], dict) for name in CACHES if events[n][2].get(name) is not None)  # fmt: skip
-        return cls([event[0] for event in events], [_form(events[n]) for n in parents], _picker(parents), _picker(passed), others, noted_in, noted_out,
-                   *_pickers(order, batch.index), np.asarray(batch.index, dtype=np.int64), batch.labels, batch.leaf_call,
-                   _are_outputs(batch.labels), forward.calls,
+        places = [sources[source] for source in batch.sources if source is not None]
+        first_leaf = {u: n for n, u in reversed([*enumerate(batch.index)])}
+        leaves_of = [first_leaf[u] for u in range(len(batch.tensors))]
+        distinct = [places[n] for n in leaves_of]
+        again, first, others = _same(values, sources, distinct)
+        cached = (
+            (place, name)
+            for place in pool.kwargs_at
+            for name in CACHES
+            if events[place].get(name) is not None
+        )
+        return cls(events[::3], pool, keys, types, inner, _picker(distinct), _picker(again), _picker(first),
+                   _picker(others), [values[at].dtype for at in others],
+                   [(batch.sources[n][0], batch.labels[n][2]) for n in leaves_of],
+                   batch.labels, batch.leaf_call, np.asarray(batch.index, np.int64), batch.outputs(), forward.calls,
                    next(cached, None))  # fmt: skip
 
-    def read(self, events: list[Event], forward: Forward) -> Batch | None:
-        """The events as a batch, and what `forward` would have learnt from them one by one."""
-        if [*map(FIRST, events)] != self.modules:
+    def read(self, events: list[Any]) -> list[Any] | None:
+        """The pool of a forward that may be this one's equal: `distinct` picks tensors from it, which `confirm` judges."""
+        if events[::3] != self.heads:
             return None
-        if [_form(event) for event in self.parents(events)] != self.forms:
+        values, keys = self.pool.open(events)
+        if keys != self.keys or [*map(type, values)] != self.types:
             return None
-        passed = self.passed(events)
-        if {*map(len, passed)} - {5}:
+        within, inner = self.pool.inside(values)
+        if inner != self.inner:
             return None
-        _, taken, before, given, after = zip(*passed, strict=True) if passed else ((),) * 5
-        flat = [*taken, *given]
-        if {*map(type, flat)} - {Tensor} or [*map(VERSION, flat)] != [*before, *after]:
-            return None
-        others = _fetch(events, self.others)
-        if {*map(type, others)} - {Tensor} or self._overwritten(others, events):
-            return None
-        return self._batch(flat + others, events, forward)
+        values += within
+        return values
 
-    def _overwritten(self, others: list[Tensor], events: list[Event]) -> bool:
-        return any(
-            others[at]._version != events[number][3][place] for at, number, place in self.noted_in
-        ) or any(others[at]._version != events[number][slot] for at, number, slot in self.noted_out)
-
-    def _batch(self, flat: list[Tensor], events: list[Event], forward: Forward) -> Batch | None:
-        ids = [*map(id, flat)]
-        if self.again(ids) != self.first(ids):
+    def confirm(self, values: list[Any], tensors: Sequence[Tensor], written: Written) -> Batch | None:
+        """The tensors as a batch; None where they are not as they were."""
+        if not all(map(is_, self.again(values), self.first(values))):
             return None
-        batch = Batch()
-        batch.tensors = [*self.distinct(flat)]
+        if len({*map(id, tensors)}) < len(tensors):
+            return None
+        if [*map(DTYPE, self.others(values))] != self.other_dtypes:
+            return None
+        versions = [*map(VERSION, tensors)]
+        if any(versions) and not self._noted(versions, written):
+            return None
+        batch = Batch(None)
+        batch.tensors, batch.ever_written = tensors, len(versions) - versions.count(0)
         batch.labels, batch.leaf_call, batch.index = self.labels, self.leaf_call, self.index
-        forward.calls, forward.is_output = self.calls, self.is_output
-        if self.cache_at is not None:
-            forward.cache = events[self.cache_at[0]][2].get(self.cache_at[1])
+        batch.put_out = self.put_out
         return batch
 
+    def cache(self, events: list[Any]) -> Any:
+        return events[self.cache_at[0]][self.cache_at[1]] if self.cache_at else None
 
-def _pickers(order: Sequence[int], index: Iterable[int]) -> tuple[Picker, Picker, Picker]:
-    """(distinct, again, first) of a template; `order` and `index` say for each leaf its place in the lists and its tensor."""
-    places: dict[int, list[int]] = {}
-    for place, tensor in zip(order, index, strict=True):
-        places.setdefault(tensor, []).append(place)
-    distinct = [places[tensor][0] for tensor in sorted(places)]
-    again = [(place, same[0]) for same in places.values() for place in same[1:]]
-    return _picker(distinct), _picker([place for place, _ in again]), _picker([first for _, first in again])
+    def _noted(self, versions: list[int], written: Written) -> bool:
+        """Whether all that was ever written had been written before it passed."""
+        return all(map(int.__eq__, versions, [written.get(leaf, 0) for leaf in self.first_leaves]))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All values that events hold in one list: single ones, arguments one by one, then what lies in tuples and mappings."""
+
+    singles: Picker  # from the events
+    args: Picker
+    kwargs: Picker
+    rows: Picker  # from the values so far: tuples and lists, each object once
+    mappings: Picker
+    kwargs_at: list[int]
+
+    @classmethod
+    def of(cls, events: list[Any]) -> tuple[Pool, dict[Source, int]]:
+        """And the place of each source in it."""
+        calls = [n for n in range(0, len(events), 3) if 0 <= events[n] < PASSED]
+        passed = [n for n in range(0, len(events), 3) if events[n] >= PASSED]
+        returned = [n for n in range(0, len(events), 3) if events[n] < 0]
+        singles = [n + 1 for n in passed] + [n + 2 for n in passed] + [n + 1 for n in returned]
+        args, kwargs = [n + 1 for n in calls], [n + 2 for n in calls]
+        sources: list[Source] = [(at,) for at in singles]
+        sources += [(at, key) for at in [*args, *kwargs] for key in _keys(events[at])]
+        held = {
+            source: events[source[0]] if len(source) == 1 else events[source[0]][source[1]]
+            for source in sources
+        }
+        places = {source: n for n, source in enumerate(sources)}
+        rows = _unpacked(places, held, (tuple, list))
+        mappings = _unpacked(places, held, Mapping)
+        pickers = [_picker(at) for at in (singles, args, kwargs, rows, mappings)]
+        return cls(pickers[0], pickers[1], pickers[2], pickers[3], pickers[4], kwargs), places
+
+    def open(self, events: list[Any]) -> tuple[list[Any], list[Any]]:
+        """(values, lengths and names of the arguments)"""
+        args, kwargs = self.args(events), self.kwargs(events)
+        keys = [*map(len, args), *map(len, kwargs), *chain.from_iterable(kwargs)]
+        values = [
+            *self.singles(events),
+            *chain.from_iterable(args),
+            *chain.from_iterable(map(dict.values, kwargs)),
+        ]
+        return values, keys
+
+    def inside(self, values: list[Any]) -> tuple[list[Any], list[Any]]:
+        """(more values, their lengths, names and types) from `values` of the right types."""
+        rows, mappings = self.rows(values), self.mappings(values)
+        more = [*chain.from_iterable(rows)]
+        for mapping in mappings:
+            more += mapping.values()
+        return more, [*map(len, rows), *map(len, mappings), *chain.from_iterable(mappings), *map(type, more)]
+
+
+def _unpacked(places: dict[Source, int], held: dict[Source, Any], kind: Any) -> list[int]:
+    """Places of values of this kind, each object once; what lies in them is added to `places`."""
+    begins: dict[int, int] = {}
+    found, size = [], len({*places.values()})
+    for source, value in held.items():
+        if not isinstance(value, kind) or _skipped(source):
+            continue
+        if id(value) not in begins:
+            begins[id(value)] = size
+            found.append(places[source])
+            size += len(value)
+        places.update({(*source, key): begins[id(value)] + n for n, key in enumerate(_keys(value))})
+    return found
+
+
+def _keys(value: Any) -> Iterable[Any]:
+    return value.keys() if isinstance(value, Mapping) else range(len(value))
+
+
+def _skipped(source: Source) -> bool:
+    """Whether masks or caches lie there."""
+    return any(isinstance(key, str) and is_skipped(key) for key in source[1:])
+
+
+def _may_hold(value: Any) -> bool:
+    return isinstance(value, (tuple, list, Mapping)) and len(value) > 0
+
+
+def _same(
+    values: list[Any], places: dict[Source, int], distinct: list[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """(places of what is there again, the first place of each of these, places of tensors that do not count)"""
+    holders = {id(values[at]): at for at in distinct}
+    again, first, others = [], [], []
+    for at in sorted({at for source, at in places.items() if not _skipped(source)} - {*distinct}):
+        if not isinstance(values[at], (Tensor, tuple, list, Mapping)):
+            continue
+        holder = holders.setdefault(id(values[at]), at)
+        if holder != at:
+            again.append(at)
+            first.append(holder)
+        elif isinstance(values[at], Tensor):
+            others.append(at)
+    return again, first, others
 
 
 def _picker(places: Sequence[int]) -> Picker:
@@ -268,69 +390,7 @@ def _picker(places: Sequence[int]) -> Picker:
     return lambda items: tuple(items[place] for place in places)
 
 
-def versions(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
-    """How often each tensor was written to so far: a later difference means that its content is not what passed."""
-    found = [value._version for value in args if isinstance(value, Tensor)]
-    if kwargs:
-        found += [value._version for value in kwargs.values() if isinstance(value, Tensor)]
-    return found
-
-
-def output_version(output: Any) -> int | None:
-    return output._version if isinstance(output, Tensor) else None
-
-
-def _are_outputs(labels: list[Label]) -> np.ndarray:
-    flags: np.ndarray = np.fromiter((side for _, side, _ in labels), np.int8, len(labels)) == OUT
-    return flags
-
-
-def _noted(
-    events: list[Event], others: list[tuple[Any, ...]]
-) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """Where the events noted the versions of these leaves; nested ones have none."""
-    noted_in, noted_out = [], []
-    for at, (number, slot, *path) in enumerate(others):
-        event = events[number]
-        if len(event) == 5:
-            if not path:
-                noted_out.append((at, number, slot + 1))  # the version follows its tensor
-        elif event[0] < 0:
-            if not path:
-                noted_out.append((at, number, 3))
-        elif len(path) == 1:
-            names = [(1, place) for place in range(len(event[1]))] + [(2, name) for name in event[2]]
-            tensors = [name for name in names if isinstance(event[name[0]][name[1]], Tensor)]
-            noted_in.append((at, number, tensors.index((slot, path[0]))))
-    return noted_in, noted_out
-
-
-def _form(event: Event) -> tuple[Any, ...]:
-    """The types of what an event holds: equal forms have their tensors in equal places."""
-    if event[0] >= 0 and len(event) == 4:
-        args, kwargs = event[1], event[2]
-        if not kwargs:
-            return (*map(type, args),)
-        return (*map(type, args), *kwargs, *map(type, kwargs.values()))
-    output = event[3] if len(event) == 5 else event[1]
-    if type(output) is Tensor:
-        return ONE_TENSOR
-    if isinstance(output, (tuple, list)):
-        return (type(output), *map(type, output))
-    if isinstance(output, Mapping):
-        return (type(output), *output, *map(type, output.values()))
-    return (type(output),)
-
-
-def _fetch(events: list[Event], sources: Sequence[tuple[Any, ...]]) -> list[Tensor]:
-    """What lies at the sources, which are sorted by how deep they lie."""
-    found = [events[at[0]][at[1]] for at in sources if len(at) == 2]
-    found += [events[at[0]][at[1]][at[2]] for at in sources if len(at) == 3]
-    found += [events[at[0]][at[1]][at[2]][at[3]] for at in sources if len(at) == 4]
-    return found
-
-
-def _inside(value: Any, tensor: Tensor, source: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def _inside(value: Any, tensor: Tensor, source: Source) -> Source | None:
     """Where `tensor` lies in a tuple, list or mapping, one level deep; None if deeper."""
     if isinstance(value, Mapping):
         return next(((*source, key) for key, one in value.items() if one is tensor), None)

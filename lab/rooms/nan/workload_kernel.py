@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lab.rooms.nan.workload_count import FORMATS, KINDS, plain_counts
+from lab.rooms.nan.workload_count import FORMATS, KINDS, Counted, plain_counts
 
 BLOCK = 2048  # words that a program reads at a time
 MOST_PARTS = 64  # programs that share a tensor
+DTYPE = attrgetter("dtype")
+NO_ROWS = np.zeros((0, len(KINDS)))
+_compiled: dict[tuple[Any, ...], Any] = {}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -120,29 +125,35 @@ class KernelCounter:
         self._last = Layout([], [], [], [])
 
     def __call__(self, tensors: Sequence[Tensor]) -> np.ndarray:
+        return self.begin(tensors).rows()
+
+    def begin(self, tensors: Sequence[Tensor]) -> Counted:
+        """Everything launched, nothing waited for but what the kernel cannot read."""
         sizes, devices = [*map(Tensor.numel, tensors)], [*map(Tensor.get_device, tensors)]
-        dtypes = [tensor.dtype for tensor in tensors]
+        dtypes = [*map(DTYPE, tensors)]
         last = self._last
         if last.groups and (sizes, dtypes, devices) == (last.sizes, last.dtypes, last.devices):
-            rows = _as_before(tensors, last)
-            if rows is not None:
-                return rows
+            launched = _as_before(tensors, last)
+            if launched is not None:
+                return launched
         groups, rest, found = _by_type(tensors, sizes, dtypes, devices)
-        rows = _gathered(len(tensors), groups, found)
-        if rest:
-            rows[rest] = plain_counts([tensors[at] for at in rest])
         self._last = Layout(sizes, dtypes, devices, [] if rest else groups)
-        return rows
+        return Launched(len(tensors), found, rest, plain_counts([tensors[at] for at in rest]))
 
 
-@dataclass(frozen=True)
 class Group:
     """Tensors of one type on one device: which, their words of 32 bits (on that device), and the most of these."""
 
-    dtype: torch.dtype
-    members: list[int]
-    words: Tensor
-    most_words: int
+    def __init__(self, dtype: torch.dtype, members: Sequence[int], words: Tensor, most_words: int) -> None:
+        self.dtype, self.members, self.words = dtype, np.asarray(members, np.int64), words
+        self.parts = min(MOST_PARTS, triton.cdiv(most_words, 4 * BLOCK))
+        self._buffers: Buffers | None = None
+
+    def launch(self, pointers: np.ndarray) -> Found:
+        """Counts of the tensors at these addresses, not waited for."""
+        if self._buffers is None or self._buffers.busy:
+            self._buffers = Buffers(len(pointers), self.words.device)
+        return self._buffers.launch(pointers, self)
 
 
 @dataclass(frozen=True)
@@ -155,20 +166,84 @@ class Layout:
     groups: list[Group]
 
 
-def _as_before(tensors: Sequence[Tensor], last: Layout) -> np.ndarray | None:
+class Buffers:
+    """Memory for a launch: addresses and zeroed counts go up in one copy, counts come back in another."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.on_gpu, self.busy = device.type == "cuda", False
+        words = -(-count * len(KINDS) // 2)
+        begin = count + count % 2  # the kernel takes every address for a multiple of 16
+        self._host = torch.zeros(begin + words, dtype=torch.int64, pin_memory=self.on_gpu)
+        self._addresses = self._host.numpy()[:count]
+        self._device = torch.empty(begin + words, dtype=torch.int64, device=device)
+        self._counts = self._device[begin:].view(torch.int32)[: count * len(KINDS)]
+        self._found = torch.empty((count, len(KINDS)), dtype=torch.int32, pin_memory=self.on_gpu)
+        self._done = torch.cuda.Event() if self.on_gpu else None  # type: ignore[no-untyped-call]
+
+    def launch(self, pointers: np.ndarray, group: Group) -> Found:
+        self.busy = True
+        self._addresses[:] = pointers
+        self._device.copy_(self._host, non_blocking=True)
+        with _on(self._device.device):
+            _run((len(pointers), group.parts), (self._device, group.words, self._counts), group.dtype)
+            self._found.view(-1).copy_(self._counts, non_blocking=True)
+            if self._done is not None:
+                self._done.record()
+        return Found(self, group)
+
+    def wait(self) -> np.ndarray:
+        """(tensors, kinds) int32; a copy, so that the next launch may have the memory."""
+        if self._done is not None:
+            self._done.synchronize()
+        self.busy = False
+        found: np.ndarray = self._found.numpy().copy()
+        return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """One group's counts on their way."""
+
+    buffers: Buffers
+    group: Group
+
+    def rows(self) -> np.ndarray:
+        return _decode(self.buffers.wait(), self.group.dtype)
+
+
+class Launched(Counted):
+    """The counts of all groups on their way, and those of the rest."""
+
+    def __init__(self, count: int, found: list[Found], rest: list[int], rest_rows: np.ndarray) -> None:
+        self._count, self._found, self._rest, self._rest_rows = count, found, rest, rest_rows
+
+    def rows(self) -> np.ndarray:
+        if len(self._found) == 1 and not self._rest:  # members are in order
+            return self._found[0].rows()
+        rows = np.empty((self._count, len(KINDS)))
+        rows[self._rest] = self._rest_rows
+        for one in self._found:
+            rows[one.group.members] = one.rows()
+        return rows
+
+
+def _as_before(tensors: Sequence[Tensor], last: Layout) -> Launched | None:
     """The counts where only addresses are new; None where a tensor needs a copy or another way now."""
     if not all(map(Tensor.is_contiguous, tensors)):
         return None
-    pointers = np.array([*map(Tensor.data_ptr, tensors)], dtype=np.int64)
-    if (pointers & 15).any():
+    pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+    if int(np.bitwise_or.reduce(pointers)) & 15:
         return None
-    found = [launch(pointers[group.members], group) for group in last.groups]
-    return _gathered(len(tensors), last.groups, found)
+    if len(last.groups) == 1:
+        return Launched(len(tensors), [last.groups[0].launch(pointers)], [], NO_ROWS)
+    return Launched(
+        len(tensors), [group.launch(pointers[group.members]) for group in last.groups], [], NO_ROWS
+    )
 
 
 def _by_type(
     tensors: Sequence[Tensor], sizes: list[int], dtypes: list[torch.dtype], devices: list[int]
-) -> tuple[list[Group], list[int], list[Tensor]]:
+) -> tuple[list[Group], list[int], list[Found]]:
     """(groups, tensors that go the plain way, counts of each group). All launches come before any wait."""
     places: dict[tuple[torch.dtype, int], list[int]] = {}
     for at, key in enumerate(zip(dtypes, devices, strict=True)):
@@ -184,15 +259,8 @@ def _by_type(
             members = [at for at, use in zip(members, table.chosen, strict=True) if use]
             words = torch.tensor(table.words).to(tensors[members[0]].device)
             groups.append(Group(dtype, members, words, max(table.words)))
-            found.append(launch(table.pointers, groups[-1]))
+            found.append(groups[-1].launch(table.pointers))
     return groups, rest, found
-
-
-def _gathered(count: int, groups: list[Group], found: list[Tensor]) -> np.ndarray:
-    rows = np.empty((count, len(KINDS)))
-    for group, counts in zip(groups, found, strict=True):
-        rows[group.members] = _decode(counts.cpu().numpy(), group.dtype)
-    return rows
 
 
 @dataclass(frozen=True)
@@ -219,23 +287,33 @@ def _table(tensors: list[Tensor], sizes: list[int], dtype: torch.dtype) -> Table
     return Table(chosen, words, np.array(kept, dtype=np.int64), dense)
 
 
-def launch(pointers: np.ndarray, group: Group) -> Tensor:
-    """(tensors, 5) int32 on the group's device, not waited for."""
-    device = group.words.device
-    table = torch.from_numpy(pointers).to(device, non_blocking=True)
-    found = torch.zeros((len(pointers), len(KINDS)), dtype=torch.int32, device=device)
-    parts = min(MOST_PARTS, triton.cdiv(group.most_words, 4 * BLOCK))
-    whole, infinity, normal = FORMATS[group.dtype]
+def _run(grid: tuple[int, int], args: tuple[Tensor, ...], dtype: torch.dtype) -> None:
+    """`_count` over `grid` on the current device. What Triton finds out at every launch is found out once: half of its price."""
+    whole, infinity, normal = FORMATS[dtype]
     packed = whole is torch.int16
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        _count[(len(pointers), parts)](table, group.words, found, 1 << 15 if packed else -(1 << 31),
-                                       infinity, normal, packed, BLOCK)  # fmt: skip
-    return found
+    constants = (1 << 15 if packed else -(1 << 31), infinity, normal, packed, BLOCK)
+    key = (args[0].device, constants)
+    known = _compiled.get(key)
+    if known is not None:
+        known[grid[0], grid[1], 1](*args, *constants)
+        return
+    compiled = _count[grid](*args, *constants)
+    if compiled is not None:  # Triton's interpreter compiles nothing
+        _compiled[key] = compiled
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
 
 
 def _decode(found: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """int32 rows -> float64 rows; the last column's bits become the number they spell."""
     rows = found.astype(np.float64)
-    bits = torch.from_numpy(found[:, 4].copy())
-    rows[:, 4] = bits.to(FORMATS[dtype][0]).view(dtype).double().numpy()
+    bits = found[:, 4].copy()
+    if dtype is torch.float16:
+        rows[:, 4] = bits.astype(np.int16).view(np.float16)
+    else:  # bfloat16 is the upper half of a float
+        rows[:, 4] = (bits << 16 if dtype is torch.bfloat16 else bits).view(np.float32)
     return rows

@@ -2,7 +2,11 @@
 
 While the model runs, each module only appends references to a list: no kernel is launched, nothing waits. When the
 outermost call ends, all tensors are counted together (workload_count), and only if something is bad are the calls put
-into order to name who made it (roles). References are let go chunk by chunk where they would fill the memory.
+into order to name who made it (roles). References are counted and let go chunk by chunk where they would fill the memory.
+
+What was written in place after it passed is not what passed. The first forward of a phase notes the versions of what was written
+before (workload_events). Where there was nothing to note the next ones note nothing: a tensor of version 0 was never written. One
+that has another version all the same is unknown in that forward, and from the next one on versions are noted.
 
 A module's `forward` is replaced by a wrapper for as long as the watch lasts and put back afterwards; there are no torch
 hooks at all, which would cost several microseconds a module and which torch 1.12 cannot give keyword arguments.
@@ -13,6 +17,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +29,22 @@ from torch import Tensor, nn
 
 from lab.errors import LabError, UsageError
 from lab.rooms.nan.roles import IN, OUT, Birth, Call, Leaf, births, roles
-from lab.rooms.nan.workload_count import KINDS, Counter, choose_counter, kernel_named, plain_counts
-from lab.rooms.nan.workload_events import Batch, Event, Forward, Template, output_version, versions
-from lab.rooms.nan.workload_leaves import cached_pair, is_skipped
+from lab.rooms.nan.workload_count import (
+    KINDS,
+    Counted,
+    Counter,
+    beginning,
+    choose_counter,
+    kernel_named,
+    plain_counts,
+)
+from lab.rooms.nan.workload_events import PASSED, Batch, Forward, Seen, Template, Written
+from lab.rooms.nan.workload_leaves import cached_pair, is_skipped, leaves
 
-WEIGH_EVERY = 64  # events between two looks at the memory that references hold
+NOTHING, VERSIONS, EVERYTHING = range(
+    3
+)  # what wrappers do beside appending: note versions, or count at once (or no watch)
+WEIGH_EVERY = 3 * 64  # places of the list between two looks at the memory that references hold
 MOST_WAITING = 64  # forwards whose counts wait to be added up
 NOT_COUNTED = np.full((1, len(KINDS)), -1.0)
 MOST_KEPT = 64  # forwards with bad numbers that are kept call by call
@@ -66,7 +82,15 @@ class Step:
     reached_output: bool = False
     births: list[Birth] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    totals: dict[str, float] = field(default_factory=dict)
+    _totals: dict[str, float] | None = None
+    _part: _Totals | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """Counts by KINDS over the distinct tensors that modules put out; added up a few forwards at a time."""
+        if self._totals is None and self._part is not None:
+            self._part.settle()
+        return self._totals or {}
 
 
 @dataclass
@@ -116,6 +140,7 @@ class Watch:
         self._names, self._modules = list(named), list(named.values())
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.counter, self._count, self.counter_reason = _counter(counter, device)
+        self._begin_count = beginning(self._count)
         self.budget_bytes = budget_bytes or _budget(device)
         self.check_weights = check_weights
         self.steps: list[Step] = []
@@ -125,15 +150,18 @@ class Watch:
         self._cache_bad: dict[int, int] = {}
         self._totals: dict[tuple[str, tuple[tuple[int, int, str], ...]], _Totals] = {}
         self._last: dict[str, _Totals] = {}
+        self._kept = 0  # steps with rows
         self._plain = [((at, IN, "args[0]"), (at, OUT, "output")) for at in range(len(self._names))]
-        self._events: list[Event] = []
+        self._events: list[Any] = []
+        self._written: Written = {}
+        self._never_written: dict[str, bool] = {}  # by phase; once False it stays so
         self._templates: dict[str, Template | None] = {}
         self._forward = Forward()
         self._replaced: list[tuple[nn.Module, Any, Any]] = []
         # Overwriting modules leave nothing to count later, so each tensor is counted at once.
         self._at_once = any(getattr(module, "inplace", False) is True for module in self._modules)
         self._weigh_at = WEIGH_EVERY
-        self._slow = True  # the wrappers' one test: outside a forward, counting at once, or no watch any more
+        self._mode = EVERYTHING  # the wrappers' one test; outside of a forward too
         self._inside = self._ended = False
 
     # Coming and going.
@@ -151,7 +179,7 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended = self._slow = True
+        self._ended, self._mode = True, EVERYTHING
         for module, mine, wrapper in self._replaced:
             if module.__dict__.get("forward") is not wrapper:
                 continue  # wrapped again by somebody else meanwhile: ours only passes on from now
@@ -200,18 +228,14 @@ class Watch:
 
     def _wrap(self, at: int, forward: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
         """The stand-in for a module's forward. What it does for every call of every module is this, and no more."""
-        append, events = self._events.append, self._events
+        extend, events, gone, passed = self._events.extend, self._events, ~at, at + PASSED
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._slow:
-                return self._slowly(at, forward, args, kwargs)
-            if kwargs or len(args) != 1 or type(args[0]) is not Tensor:
-                noted = versions(args, kwargs)
-            else:
-                noted = [args[0]._version]
-            append((at, args, kwargs, noted))
+            if self._mode:
+                return self._carefully(at, forward, args, kwargs)
+            extend((at, args, kwargs))
             output = forward(*args, **kwargs)
-            append((~at, output, None, output._version if type(output) is Tensor else output_version(output)))
+            extend((gone, output, None))
             if len(events) > self._weigh_at:
                 self._weigh()
             return output
@@ -223,49 +247,74 @@ class Watch:
             return watched_input(args[0])
 
         def watched_input(input: Any) -> Any:
-            if self._slow or type(input) is not Tensor:
-                return watched(input)
-            version = input._version
+            if self._mode:
+                return self._carefully_passed(at, forward, input)
             output = forward(input)
-            after = output._version if type(output) is Tensor else output_version(output)
-            append((at, input, version, output, after))
+            extend((passed, input, output))
             return output
 
         # No arguments to pack where a module takes one of this name, as torch's own layers do: half of the price.
         one = leaf and _parameters(forward) == ["input"]
         return functools.wraps(forward)(watched_input if one else watched_leaf if leaf else watched)
 
-    def _slowly(self, at: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _carefully(self, at: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A call whose tensors' versions are noted, or that is counted at once, or that begins a forward."""
         if self._ended:
             return forward(*args, **kwargs)
         if not self._inside:
             return self._outermost(at, forward, args, kwargs)
-        self._events.append((at, args, kwargs, None))
-        self._absorb()
+        self._arrived(at, args, kwargs)
         output = forward(*args, **kwargs)
-        self._events.append((~at, output, None, None))
-        self._absorb()
+        self._returned(at, output)
+        if len(self._events) > self._weigh_at:
+            self._weigh()
         return output
+
+    def _carefully_passed(self, at: int, forward: Callable[..., Any], taken: Any) -> Any:
+        if self._mode == EVERYTHING:
+            return self._carefully(at, forward, (taken,), {})
+        before: Written = {}
+        _note(taken, "args[0]", 0, before)
+        output = forward(taken)
+        place = len(self._events)
+        self._events.extend((at + PASSED, taken, output))
+        self._written.update({(place + 1, leaf): version for (_, leaf), version in before.items()})
+        _note(output, "output", place + 2, self._written)
+        return output
+
+    def _arrived(self, at: int, args: Any, kwargs: Any) -> None:
+        place = len(self._events)
+        self._events.extend((at, args, kwargs))
+        if self._mode == EVERYTHING:
+            self._absorb()
+        elif self._mode == VERSIONS:
+            for number, value in enumerate(args):
+                _note(value, f"args[{number}]", place + 1, self._written)
+            for name, value in kwargs.items():
+                if not is_skipped(name):
+                    _note(value, name, place + 2, self._written)
+
+    def _returned(self, at: int, output: Any) -> None:
+        place = len(self._events)
+        self._events.extend((~at, output, None))
+        if self._mode == EVERYTHING:
+            self._absorb()
+        elif self._mode == VERSIONS:
+            _note(output, "output", place + 1, self._written)
 
     def _outermost(self, at: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A whole forward: its events, then its count. An exception of the model passes on after the count."""
-        careful = self._at_once or _inference_mode()
-        self._forward = forward_now = Forward(len(self.steps), *_phase(args, kwargs))
-        # Sizes are asked for once a phase: reading them costs as much as counting.
-        forward_now.keep_shapes = (
-            forward_now.phase not in self._templates or self._last.get(forward_now.phase) is None
-        )
-        self._inside, self._slow = True, careful
+        self._forward = Forward(len(self.steps), *_phase(args, kwargs))
+        self._inside, self._mode = True, self._mode_for(self._forward.phase, args, kwargs)
         # One token's activations fill no memory.
         self._weigh_at = sys.maxsize if self._forward.query_length == 1 else WEIGH_EVERY
         collecting = gc.isenabled()
         gc.disable()  # thousands of small events at once would set it off, over all of the program's objects
-        self._events.append((at, args, kwargs, None if careful else versions(args, kwargs)))
         try:
+            self._arrived(at, args, kwargs)
             output = forward(*args, **kwargs)
-            self._events.append((~at, output, None, None if careful else output_version(output)))
+            self._returned(at, output)
         finally:
-            self._inside, self._slow = False, True
             step = self._finish()
             if collecting:
                 gc.enable()
@@ -276,85 +325,132 @@ class Watch:
             self.on_bad(step)
         return output
 
+    def _mode_for(self, phase: str, args: Any, kwargs: Any) -> int:
+        if self._at_once or _without_versions(args, kwargs):
+            return EVERYTHING
+        return NOTHING if self._never_written.get(phase) else VERSIONS
+
     def _weigh(self) -> None:
         """Count and let go what is held once it fills the budget."""
-        held = self._forward
-        for event in self._events[held.weighed :]:
-            value = event[3] if len(event) == 5 else event[1] if event[0] < 0 else None
+        held, events = self._forward, self._events
+        for place in range(held.weighed, len(events), 3):
+            at = events[place]
+            value = events[place + 2] if at >= PASSED else events[place + 1] if at < 0 else None
             for one in (value,) if isinstance(value, Tensor) else value if isinstance(value, tuple) else ():
                 if isinstance(one, Tensor):
                     held.bytes += one.numel() * one.element_size()
-        held.weighed = len(self._events)
+        held.weighed = len(events)
         self._weigh_at = held.weighed + WEIGH_EVERY
         if held.bytes > self.budget_bytes:
             self._absorb()
 
     # After the forward.
 
-    def _absorb(self) -> None:
-        """Count all tensors of the events so far and keep labels in their place."""
-        forward, events = self._forward, self._events
-        whole = not forward.calls
-        template = self._templates.get(forward.phase) if whole else None
-        batch = template.read(events, forward) if template else None
-        if batch is None:
-            batch = self._read(events, forward)
-            if whole and not forward.stack and not self._at_once:
-                self._templates[forward.phase] = Template.of(events, forward, batch)
-        forward.take(batch, self._count(batch.tensors))
-        events.clear()
-        forward.weighed = forward.bytes = 0
-        self._weigh_at = WEIGH_EVERY
-        if batch.overwritten and not self._at_once:
-            self._at_once = True
-            self.notes.append(f"{batch.overwritten} tensors were overwritten in place before the end of forward "
-                              f"{forward.number}; from then on each is counted at once")  # fmt: skip
+    def _absorb(self, last: bool = False) -> None:
+        """Begin the count of all tensors of the events so far; labels stay in their place, unless these are the `last`."""
+        forward, at_once = self._forward, self._mode == EVERYTHING
+        whole = last and forward.empty() and not at_once
+        found = self._absorb_as_before() if whole else None
+        if found is None:
+            batch = self._read(self._events, forward)
+            if whole and not forward.stack:
+                self._templates[forward.phase] = Template.of(self._events, forward, batch)
+            counted = self._begin_count(batch.tensors)
+            found = batch, Counted(counted.rows()) if at_once else counted
+        forward.take(*found)
+        if not at_once and found[0].ever_written:
+            self._note_writes(found[0])
+        if not last:
+            found[0].let_go()
+            self._let_go()
+            self._weigh_at = WEIGH_EVERY
 
-    def _read(self, events: list[Event], forward: Forward) -> Batch:
+    def _absorb_as_before(self) -> tuple[Batch, Counted] | None:
+        """A whole forward by the template of its phase; None if it is not its equal."""
+        template = self._templates.get(self._forward.phase)
+        values = template.read(self._events) if template is not None else None
+        if template is None or values is None:
+            return None
+        tensors = template.distinct(values)
+        counted = self._begin_count(tensors)  # first, so that the GPU counts what is being looked at
+        batch = template.confirm(values, tensors, self._written)
+        if batch is None:
+            return None
+        self._forward.calls, self._forward.cache = template.calls, template.cache(self._events)
+        return batch, counted
+
+    def _let_go(self) -> None:
+        self._events.clear()
+        self._written.clear()
+        self._forward.weighed = self._forward.bytes = 0
+
+    def _note_writes(self, batch: Batch) -> None:
+        """Tensors were written in place: before they passed, afterwards, or who knows when."""
+        first = self._never_written.get(self._forward.phase) is not False
+        self._never_written[self._forward.phase] = False
+        where = f"forward {self._forward.number}"
+        if batch.overwritten and self._mode == VERSIONS and not self._at_once:
+            self._at_once = True
+            self.notes.append(f"{batch.overwritten} tensors were overwritten in place before the end of {where}; "
+                              "from then on each is counted at once")  # fmt: skip
+        elif batch.overwritten and first:
+            self.notes.append(f"{batch.overwritten} tensors of {where} were written in place, as none before; "
+                              "whether after they passed is noted from then on")  # fmt: skip
+
+    def _read(self, events: list[Any], forward: Forward) -> Batch:
         """Events one by one, as they come: any model, any structure."""
-        batch = Batch()
-        for number, event in enumerate(events):
-            at = event[0]
-            if len(event) == 5:
-                _, taken, before, output, after = event
+        batch = Batch(None if self._mode == EVERYTHING else self._written)
+        for place in range(0, len(events), 3):
+            at, first, second = events[place : place + 3]
+            if at >= PASSED:
+                at -= PASSED
                 call = forward.pass_through(at)
-                batch.tensor(taken, before, self._plain[at][0], call, (number, 1))
-                batch.add_output(at, output, after, call, self._plain[at][1], (number, 3))
+                batch.add(first, self._plain[at][0], call, (place + 1,))
+                batch.add_output(at, second, call, self._plain[at][1], (place + 2,))
             elif at >= 0:
-                call = forward.enter(at, event[2])
-                batch.add_inputs(at, event, call, self._plain[at][0], number)
+                call = forward.enter(at, second)
+                batch.add_inputs(at, first, second, call, self._plain[at][0], place)
             else:
                 call = forward.leave(~at)
-                batch.add_output(~at, event[1], event[3], call, self._plain[~at][1], (number, 1))
+                batch.add_output(~at, first, call, self._plain[~at][1], (place + 1,))
         return batch
 
     def _finish(self) -> Step:
         forward = self._forward
-        self._absorb()
-        counts, index = forward.counts(), forward.index()
-        bad = np.append(counts[:, :3].sum(axis=1) > 0, False)[index]  # -1 takes the added False
+        try:
+            self._absorb(last=True)
+            seen = forward.read_out()
+            return self._take(forward, seen)
+        finally:
+            self._inside, self._mode = False, EVERYTHING
+            self._let_go()
+            self._forward = Forward()
+
+    def _take(self, forward: Forward, seen: Seen) -> Step:
+        if self._mode == VERSIONS:
+            self._never_written.setdefault(forward.phase, True)
         step = Step(forward.number, forward.phase, forward.query_length)
-        step.bad_leaves = int(bad.sum())
-        step.totals = _unique_totals(counts, forward.outputs(index))
-        first_of_phase = all(other.phase != step.phase for other in self.steps)
-        if step.bad_leaves:
-            self._explain(step, forward, index, bad)
-        self._sum_up(forward, counts, index, bad)
-        kept = sum(1 for other in self.steps if other.rows)
-        if (step.bad_leaves and kept < MOST_KEPT) or (self.keep_rows and first_of_phase):
-            step.rows = self._rows(forward, counts, index, bad)
+        bad = None
+        if np.count_nonzero(seen.counts[:, :3]):
+            bad = np.append(seen.counts[:, :3].sum(axis=1) > 0, False)[seen.index]  # -1 takes the added False
+            step.bad_leaves = int(bad.sum())
+            self._explain(step, forward, seen, bad)
+        first_of_phase = forward.phase not in self._last
+        self._sum_up(step, seen, bad)
+        if (bad is not None and self._kept < MOST_KEPT) or (self.keep_rows and first_of_phase):
+            self._kept += 1
+            step.rows = self._rows(forward, seen, bad)
         self.steps.append(step)
-        self._forward = Forward()
         return step
 
-    def _explain(self, step: Step, forward: Forward, index: np.ndarray, bad: np.ndarray) -> None:
+    def _explain(self, step: Step, forward: Forward, seen: Seen, bad: np.ndarray) -> None:
         self._look_at_caches(step, forward)
-        calls, told = self._story(forward, index, bad)
+        calls, told = self._story(forward, seen, bad)
         step.births = births(calls, told)
         outer = {at for at, call in enumerate(calls) if call.parent < 0}
         step.reached_output = any(leaf.bad and leaf.side == OUT and leaf.call in outer for leaf in told)
 
-    def _story(self, forward: Forward, index: np.ndarray, bad: np.ndarray) -> tuple[list[Call], list[Leaf]]:
+    def _story(self, forward: Forward, seen: Seen, bad: np.ndarray | None) -> tuple[list[Call], list[Leaf]]:
         """The forward as roles.py wants it."""
         calls = []
         for number, (at, parent, returned) in enumerate(forward.calls):
@@ -365,8 +461,14 @@ class Watch:
             if parent >= 0:
                 calls[parent].children.append(number)
         told = [
-            Leaf(seq, forward.leaf_call[seq], label[1], label[2], None if index[seq] < 0 else bool(bad[seq]))
-            for seq, label in enumerate(forward.labels)
+            Leaf(
+                seq,
+                seen.leaf_call[seq],
+                label[1],
+                label[2],
+                None if seen.index[seq] < 0 else bad is not None and bool(bad[seq]),
+            )
+            for seq, label in enumerate(seen.labels)
         ]
         return calls, told
 
@@ -383,29 +485,25 @@ class Watch:
             elif _any_bad(list(pair)):
                 self._cache_bad[layer] = step.number
 
-    def _sum_up(self, forward: Forward, counts: np.ndarray, index: np.ndarray, bad: np.ndarray) -> None:
+    def _sum_up(self, step: Step, seen: Seen, bad: np.ndarray | None) -> None:
         """Add this forward to the running totals of forwards with the same calls."""
-        last = self._last.get(forward.phase)
-        if last is None or (last.labels is not forward.labels and last.labels != forward.labels):
-            key = (forward.phase, tuple(forward.labels))
+        part = self._last.get(step.phase)
+        if part is None or (part.labels is not seen.labels and part.labels != seen.labels):
+            key = (step.phase, tuple(seen.labels))
             if key not in self._totals:
-                sizes = forward.leaf_numel(index)
-                self._totals[key] = _Totals(forward.phase, forward.labels, forward.leaf_dtypes(), sizes)
-            last = self._last[forward.phase] = self._totals[key]
-        last.add(counts, index, bad if bad.any() else None, forward.number)
+                self._totals[key] = _Totals(step.phase, seen.labels, seen.leaf_dtypes(), seen.leaf_numel())
+            part = self._last[step.phase] = self._totals[key]
+        part.add(step, seen, bad)
 
-    def _rows(self, forward: Forward, counts: np.ndarray, index: np.ndarray, bad: np.ndarray) -> list[Row]:
-        calls, told = self._story(forward, index, bad)
-        of_call = roles(calls, told)
-        rows = []
-        for seq, (at, side, leaf) in enumerate(forward.labels):
-            u = int(index[seq])
-            shape, dtype = (
-                (_sizes(forward.shapes[u][0]), _dtype(forward.shapes[u][1])) if u >= 0 else ("", "")
-            )
-            values = tuple(counts[u].tolist()) if u >= 0 else (-1.0,) * len(KINDS)
+    def _rows(self, forward: Forward, seen: Seen, bad: np.ndarray | None) -> list[Row]:
+        calls, told = self._story(forward, seen, bad)
+        of_call, shapes, rows = roles(calls, told), seen.shapes(), []
+        for seq, (at, side, leaf) in enumerate(seen.labels):
+            u = int(seen.index[seq])
+            shape, dtype = (_sizes(shapes[u][0]), _dtype(shapes[u][1])) if u >= 0 else ("", "")
+            values = tuple(seen.counts[u].tolist()) if u >= 0 else (-1.0,) * len(KINDS)
             rows.append(Row(seq, self._names[at], type(self._modules[at]).__name__, ("in", "out")[side], leaf,
-                            shape, dtype, values, of_call[forward.leaf_call[seq]]))  # fmt: skip
+                            shape, dtype, values, of_call[seen.leaf_call[seq]]))  # fmt: skip
         return rows
 
     def _look_at_weights(self) -> None:
@@ -433,7 +531,7 @@ def _parameters(forward: Callable[..., Any]) -> list[str]:
 
 
 class _Totals:
-    """Running sums of forwards that made the same calls; a few at a time, as every numpy call has its price."""
+    """Running sums of forwards that made the same calls; many at a time, as every numpy call has its price."""
 
     def __init__(
         self, phase: str, labels: list[tuple[int, int, str]], dtypes: list[str], sizes: np.ndarray
@@ -443,26 +541,40 @@ class _Totals:
         self.first_bad = np.full(len(labels), -1)
         self._counts = np.zeros((len(labels), len(KINDS)))
         self._counts[:, 3:] = -1
-        self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
+        self._waiting: list[tuple[Step, np.ndarray, np.ndarray, np.ndarray]] = []
 
-    def add(self, counts: np.ndarray, index: np.ndarray, bad: np.ndarray | None, step: int) -> None:
-        """The counts of distinct tensors, and for each leaf which of them it is; `bad` is None if none is."""
+    def add(self, step: Step, seen: Seen, bad: np.ndarray | None) -> None:
+        """`bad` says for each leaf whether it is, None if none is."""
         self.calls += 1
-        self._waiting.append((counts, index))
+        step._part = self
+        self._waiting.append((step, seen.counts, seen.index, seen.put_out))
         if bad is not None:
-            self.first_bad[(self.first_bad < 0) & bad] = step
+            self.first_bad[(self.first_bad < 0) & bad] = step.number
         if len(self._waiting) >= MOST_WAITING:
-            self._settle()
+            self.settle()
 
     @property
     def counts(self) -> np.ndarray:
-        self._settle()
+        self.settle()
         return self._counts
 
-    def _settle(self) -> None:
-        for counts, index in self._waiting:
-            _add_counts(self._counts, np.concatenate([counts, NOT_COUNTED])[index])  # -1 takes the added row
+    def settle(self) -> None:
+        """Add up what waits. Forwards that were read by one template have the same arrays of places, and go together."""
+        for _, equal in itertools.groupby(self._waiting, key=lambda one: (id(one[2]), id(one[3]))):
+            steps, counts, index, put_out = zip(*equal, strict=True)
+            stacked = np.stack(counts)
+            for step, totals in zip(steps, _unique_totals(stacked[:, put_out[0]]), strict=True):
+                step._totals, step._part = totals, None
+            summed = np.concatenate([_summed(stacked), NOT_COUNTED])[index[0]]  # -1 takes the added row
+            _add_counts(self._counts, summed)
         self._waiting.clear()
+
+
+def _summed(counts: np.ndarray) -> np.ndarray:
+    """(forwards, tensors, kinds) -> (tensors, kinds); -1 where none was counted."""
+    summed = np.where((counts < 0).all(axis=0), -1, np.maximum(counts, 0).sum(axis=0))
+    summed[:, 4] = counts[:, :, 4].max(axis=0)
+    return summed
 
 
 def _add_counts(counts: np.ndarray, more: np.ndarray) -> None:
@@ -471,6 +583,18 @@ def _add_counts(counts: np.ndarray, more: np.ndarray) -> None:
     both_unknown = (counts[..., :4] < 0) & (more[..., :4] < 0)
     counts[..., :4] = np.where(both_unknown, -1, np.maximum(counts[..., :4], 0) + known)
     counts[..., 4] = np.maximum(counts[..., 4], more[..., 4])
+
+
+def _note(value: Any, leaf: str, place: int, written: Written) -> None:
+    """How often tensors had been written when they passed, if ever."""
+    if isinstance(value, Tensor):
+        if value._version:
+            written[place, leaf] = value._version
+    elif value is not None:
+        name = "" if isinstance(value, Mapping) and leaf == "output" else leaf
+        for inner, tensor in leaves(value, name):
+            if tensor is not None and tensor._version:
+                written[place, inner] = tensor._version
 
 
 def _phase(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, int]:
@@ -502,13 +626,13 @@ def _any_bad(tensors: list[Tensor]) -> bool:
     return bool(plain_counts(tensors)[:, :3].sum() > 0)
 
 
-def _unique_totals(counts: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
-    """Counts over distinct tensors: one that passes through three modules counts once."""
-    if not chosen.any():
-        return dict.fromkeys(KINDS, 0.0)
-    rows = counts[chosen]
-    summed = np.where(rows[:, :4].min(axis=0) < 0, -1, rows[:, :4].sum(axis=0))
-    return dict(zip(KINDS, [*summed.tolist(), float(rows[:, 4].max())], strict=True))
+def _unique_totals(counts: np.ndarray) -> list[dict[str, float]]:
+    """(forwards, distinct tensors, kinds) -> sums by kind of each forward: a tensor that passes through three modules counts once."""
+    if not counts.shape[1]:
+        return [dict.fromkeys(KINDS, 0.0) for _ in counts]
+    summed = np.where(counts.min(axis=1) < 0, -1, counts.sum(axis=1))
+    summed[:, 4] = counts[:, :, 4].max(axis=1)
+    return [dict(zip(KINDS, row, strict=True)) for row in summed.tolist()]
 
 
 def _by_kind(row: np.ndarray) -> dict[str, float]:
@@ -523,8 +647,10 @@ def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).replace("torch.", "")
 
 
-def _inference_mode() -> bool:
-    return bool(torch.is_inference_mode_enabled())
+def _without_versions(args: Any, kwargs: Any) -> bool:
+    """Whether tensors are made, or were, where torch counts no writes."""
+    given = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+    return bool(torch.is_inference_mode_enabled()) or any(map(Tensor.is_inference, given))
 
 
 def _counter(name: str | None, device: torch.device) -> tuple[str, Counter, str]:
