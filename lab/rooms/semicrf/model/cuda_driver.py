@@ -133,7 +133,7 @@ def nvrtc(path: Path) -> ctypes.CDLL:
     try:
         for builtins in sorted(path.parent.glob("libnvrtc-builtins*")):
             if ".alt." not in builtins.name:
-                ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+                ctypes.CDLL(str(builtins))
         found = ctypes.CDLL(str(path))
     except OSError as error:
         raise MissingError(
@@ -156,7 +156,8 @@ def architecture(library: ctypes.CDLL, capability: tuple[int, int]) -> str:
     """
     own = 10 * capability[0] + capability[1]
     if version(library) < (11, 2):
-        return f"compute_{own}"
+        newest = {9: 70, 10: 75}.get(version(library)[0], 80)
+        return f"compute_{min(own, newest)}"
     number = ctypes.c_int()
     library.nvrtcGetNumSupportedArchs(ctypes.byref(number))
     known = (ctypes.c_int * number.value)()
