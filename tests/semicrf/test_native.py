@@ -113,6 +113,17 @@ def test_gradients_follow_the_incoming_gradient_in_the_inputs_dtype(dtype):
 
 
 @compiled
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_scores_changed_in_place_before_the_way_back_are_an_error(backend):
+    leaf = torch.randn(1, 9, 3, requires_grad=True)
+    score = leaf * 1.0
+    log_z = api.log_partition(score, torch.zeros(3, 3), torch.zeros(2, 3), backend=backend)
+    score.detach().add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        log_z.sum().backward()
+
+
+@compiled
 def test_a_view_that_is_not_contiguous_is_read_as_it_is_meant():
     problem = random_problem(2, 12, 4, 5, seed=2)
     turned = problem.score_BTC.permute(2, 1, 0).contiguous().permute(2, 1, 0)

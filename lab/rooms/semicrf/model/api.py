@@ -81,12 +81,16 @@ class LogPartition(torch.autograd.Function):
         engine = engine_of(backend)
         state = engine.forward(problem, keep=any(ctx.needs_input_grad[3:]))
         ctx.engine, ctx.state, ctx.problem, ctx.alarm = engine, state, problem, alarm
+        ctx.save_for_backward(*floats)
         log_z_B: Tensor = state.log_z_B.detach()  # the output itself in ctx would keep all messages till a gc
         return log_z_B
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> Any:
+        _ = (
+            ctx.saved_tensors
+        )  # raises where one was changed in place since: the counts read some of them again
         found = ctx.engine.backward(ctx.state)
         if ctx.alarm is not None:
             ctx.alarm(found)

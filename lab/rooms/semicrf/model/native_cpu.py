@@ -29,13 +29,11 @@ LANES = 8
 class State:
     """What the pass from the left leaves: rows t in units of 2^exponent_BT[t], labels padded to whole vectors.
 
-    All have T+1 rows. `alpha_BTC` and `exponent_BT` go by boundary, `gamma_BTC` and `weight_BTC` by the frame that
-    follows; nothing is written beyond a sequence's end. Without `keep` there are none.
+    All have T+1 rows: one a boundary; nothing is written beyond a sequence's end. Without `keep` there are none.
     """
 
     problem: Problem
     inputs: tuple[Tensor, ...]
-    weight_BTC: Tensor | None
     alpha_BTC: Tensor | None
     gamma_BTC: Tensor | None
     exponent_BT: Tensor | None
@@ -45,9 +43,10 @@ class State:
 
     def arguments(self, flagged_B: Tensor) -> list[Any]:
         """What both functions of the library begin with."""
-        rows = (self.weight_BTC, self.alpha_BTC, self.gamma_BTC, self.exponent_BT)
+        rows = (self.alpha_BTC, self.gamma_BTC, self.exponent_BT)
         tensors = (*self.inputs, *rows, self.z_B, self.log_z_B, flagged_B)
-        return [*self.problem.shape, torch.get_num_threads(), *map(address, tensors)]
+        single = self.inputs[0].dtype == torch.float32
+        return [*self.problem.shape, torch.get_num_threads(), single, *map(address, tensors)]
 
 
 def forward(problem: Problem, keep: bool = True) -> State | torch_factorised.State:
@@ -82,16 +81,15 @@ def emptied(problem: Problem, keep: bool) -> State:
     """The inputs as the library reads them, and room for what it writes."""
     batch, frames, _, labels = problem.shape
     wide = labels + -labels % LANES
-    score, transition, duration, start, end = (x.detach().double().contiguous() for x in problem.floats())
-    inputs = (score, problem.lengths_B.contiguous(), transition, duration, start, end)
+    score, *rest = (x.detach().contiguous() for x in problem.floats())
+    score = score if score.dtype == torch.float32 else score.double()
+    inputs = (score, problem.lengths_B.contiguous(), *(x.double() for x in rest))
     # Together, for the sake of large pages.
-    rows_3BTC = score.new_empty(3 if keep else 0, batch, frames + 1, wide)
-    weight, alpha, gamma = rows_3BTC if keep else (None, None, None)
+    rows_2BTC = torch.empty(2 if keep else 0, batch, frames + 1, wide, dtype=torch.float64)
+    alpha, gamma = rows_2BTC if keep else (None, None)
     exponent = torch.empty(batch, frames + 1, dtype=torch.int32) if keep else None
-    z_B, log_z_B = score.new_empty(batch), score.new_empty(batch)
-    return State(
-        problem, inputs, weight, alpha, gamma, exponent, z_B, log_z_B, torch.empty(batch, dtype=torch.uint8)
-    )
+    z_B, log_z_B = (torch.empty(batch, dtype=torch.float64) for _ in range(2))
+    return State(problem, inputs, alpha, gamma, exponent, z_B, log_z_B, torch.empty(batch, dtype=torch.uint8))
 
 
 def counted(state: State) -> tuple[Posteriors, Tensor]:
@@ -132,8 +130,8 @@ def call(function: Any, arguments: list[Any]) -> None:
 def library() -> ctypes.CDLL:
     """Compiled and loaded, once a process. Raises MissingError: no compiler, no folder to keep it, or it fails."""
     found = built()
-    for name, pointers in (("lab_semicrf_forward", 13), ("lab_semicrf_backward", 20)):
+    for name, pointers in (("lab_semicrf_forward", 12), ("lab_semicrf_backward", 19)):
         function = getattr(found, name)
-        function.argtypes = [ctypes.c_int64] * 5 + [ctypes.c_void_p] * pointers
+        function.argtypes = [ctypes.c_int64] * 6 + [ctypes.c_void_p] * pointers
         function.restype = ctypes.c_int
     return found

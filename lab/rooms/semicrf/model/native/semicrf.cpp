@@ -203,10 +203,17 @@ struct Model {
     }
 };
 
-// One frame's weights and the maximum that was taken out of its scores.
-double weigh_frame(const Model& m, const double* score, bool reach, V* weight) {
+struct Sequence {
+    const void* score;  // (T, C) float64, or float32 where `single`
+    int64_t length;
+    bool single;
+};
+
+// The weights of frame t, and the maximum that was taken out of its scores.
+double weigh_frame(const Model& m, const Sequence& s, int64_t t, bool reach, V* weight) {
     double* flat = reinterpret_cast<double*>(weight);
-    std::memcpy(flat, score, sizeof(double) * size_t(m.labels));
+    if (s.single) std::copy_n(static_cast<const float*>(s.score) + t * m.labels, m.labels, flat);
+    else std::copy_n(static_cast<const double*>(s.score) + t * m.labels, m.labels, flat);
     for (int64_t c = m.labels; c < m.wide; ++c) flat[c] = -INF;
     V top = all(-INF);
     for (int64_t v = 0; v < m.nv; ++v) top = larger(weight[v], top);
@@ -309,8 +316,8 @@ struct Loss {
     bool wrong(double z) const { return z != 0.0 && !(z >= bound && z < INF); }
 };
 
-struct Kept {  // one sequence's rows: alpha and exponents T + 1, weights and gamma T; null when only log Z is wanted
-    V *weight, *alpha, *gamma;
+struct Kept {  // one sequence's rows: T + 1 of alpha and exponents, T of gamma; null when only log Z is wanted
+    V *alpha, *gamma;
     int32_t* exponent;
 };
 
@@ -318,11 +325,6 @@ struct Found {
     double z = 0.0, log_shift = 0.0;
     int64_t power = 0, nonzero = 0;
     bool bad = false;
-};
-
-struct Sequence {
-    const double* score;
-    int64_t length;
 };
 
 struct Scratch {
@@ -335,7 +337,7 @@ template <bool REACH>
 Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, const Scratch& scratch) {
     const int64_t nv = m.nv, length = s.length, stride = kept.alpha ? nv : 0;
     const V *onward = (reversed ? m.back : m.onward).get(), *entry = (reversed ? m.last : m.first).get();
-    V *scaled = scratch.rows, *lost = scaled + nv, *weight = kept.weight ? kept.weight : lost + nv;
+    V *scaled = scratch.rows, *lost = scaled + nv, *weight = lost + nv;
     V *alpha = kept.alpha ? kept.alpha : lost + 2 * nv, *gamma = kept.gamma ? kept.gamma : lost + 3 * nv;
     V *next = lost + 4 * nv;
     Window window(scratch.window, std::min(m.longest, length), nv);
@@ -351,8 +353,8 @@ Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, c
         peak = larger(entry[v], peak);
     }
     if (kept.exponent) kept.exponent[0] = 0;
-    for (int64_t t = 0; t < length; ++t, weight += stride, gamma += stride) {
-        tops.add(weigh_frame(m, s.score + (reversed ? length - 1 - t : t) * m.labels, REACH, weight));
+    for (int64_t t = 0; t < length; ++t, gamma += stride) {
+        tops.add(weigh_frame(m, s, reversed ? length - 1 - t : t, REACH, weight));
         const int step = REACH ? 0 : exponent_of(largest(peak));
         const double back = power_of_two(-step);
         found.power += step;
@@ -396,26 +398,30 @@ Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, c
 
 struct Tensors {  // of a batch, as torch holds them; see the functions at the end
     int64_t batch, frames;
-    const double* score;
+    const void* score;
+    bool single;
     const int64_t* lengths;
-    double *weight, *alpha, *gamma;
+    double *alpha, *gamma;
     int32_t* exponent;
     double *z, *log_z;
     uint8_t* flagged;
 
-    Sequence sequence(const Model& m, int64_t b) const { return {score + b * frames * m.labels, lengths[b]}; }
+    Sequence sequence(const Model& m, int64_t b) const {
+        const int64_t bytes = b * frames * m.labels * int64_t(single ? sizeof(float) : sizeof(double));
+        return {static_cast<const char*>(score) + bytes, lengths[b], single};
+    }
     Kept kept(const Model& m, int64_t b) const {
-        if (!alpha) return {nullptr, nullptr, nullptr, nullptr};
+        if (!alpha) return {nullptr, nullptr, nullptr};
         const int64_t first = b * (frames + 1), at = first * m.nv;
         auto rows = [at](double* of) { return reinterpret_cast<V*>(of) + at; };
-        return {rows(weight), rows(alpha), rows(gamma), exponent + first};
+        return {rows(alpha), rows(gamma), exponent + first};
     }
 };
 
 // Whether messages that are zero need not be: as many must be more than zero as can be reached at all.
 bool hidden(const Model& m, const Model& reach, const Sequence& s, bool reversed, int64_t nonzero, const Scratch& own) {
     if (nonzero == (s.length - 1) * m.labels + 1) return false;
-    return walk<true>(reach, s, reversed, {nullptr, nullptr, nullptr, nullptr}, own).nonzero != nonzero;
+    return walk<true>(reach, s, reversed, {nullptr, nullptr, nullptr}, own).nonzero != nonzero;
 }
 
 void forward_one(const Model& m, const Model& reach, const Tensors& x, int64_t b, const Scratch& own) {
@@ -531,8 +537,9 @@ private:
         const int64_t all_of_it = kept.exponent[t] + power - kept.exponent[length], half = all_of_it >> 1;
         const double one = power_of_two(half), other = power_of_two(all_of_it - half) * inverse;
         window.backwards();
+        weigh_frame(m, s, t, false, scaled);
         for (int64_t v = 0; v < nv; ++v) {
-            scaled[v] = kept.weight[t * nv + v] * back;
+            scaled[v] *= back;
             gamma[v] = smaller(kept.gamma[t * nv + v] * one * other, all(MOST));
             alpha[v] = smaller(kept.alpha[t * nv + v] * one * other, all(MOST));
             window.row(v)[0] = beta[v];
@@ -686,36 +693,36 @@ int guarded(const Body& body) {
 
 }  // namespace
 
-// All arrays are contiguous and hold float64 unless said otherwise; rows of messages have `wide` labels, C padded to 8,
-// and lie at multiples of 64 bytes; weight, alpha and gamma follow each other, as do label, starts and ends. Returns 0, or 1 where there is not enough memory.
+// All arrays are contiguous and hold float64 unless said otherwise. Rows of messages have `wide` labels, C padded to 8,
+// and lie at multiples of 64 bytes. gamma follows alpha in memory, starts and ends follow label.
+// Returns 0, or 1 where there is not enough memory.
 extern "C" {
 
-// score (B, T, C), lengths (B,) int64, transition (C, C), duration (K, C), start, end (C,)
-// -> weight, alpha, gamma (B, T+1, wide), exponent (B, T+1) int32, or null; z, log_z (B,), flagged (B,) uint8
-int lab_semicrf_forward(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads,
-                        const double* score, const int64_t* lengths, const double* transition, const double* duration,
-                        const double* start, const double* end, double* weight, double* alpha, double* gamma,
-                        int32_t* exponent, double* z, double* log_z, uint8_t* flagged) {
+// score (B, T, C), float32 where `single`; lengths (B,) int64; transition (C, C), duration (K, C), start, end (C,)
+// -> alpha, gamma (B, T+1, wide) and exponent (B, T+1) int32, or null; z, log_z (B,); flagged (B,) uint8
+int lab_semicrf_forward(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads, int64_t single,
+                        const void* score, const int64_t* lengths, const double* transition, const double* duration,
+                        const double* start, const double* end, double* alpha, double* gamma, int32_t* exponent,
+                        double* z, double* log_z, uint8_t* flagged) {
     return guarded([&] {
         Model m(longest, labels, transition, duration, start, end, false);
         Model reach(longest, labels, transition, duration, start, end, true);
-        Tensors x{batch, frames, score, lengths, weight, alpha, gamma, exponent, z, log_z, flagged};
-        if (weight) in_large_pages(weight, 3 * batch * (frames + 1) * m.wide * int64_t(sizeof(double)));
+        Tensors x{batch, frames, score, single != 0, lengths, alpha, gamma, exponent, z, log_z, flagged};
+        if (alpha) in_large_pages(alpha, 2 * batch * (frames + 1) * m.wide * int64_t(sizeof(double)));
         each(m, batch, frames, threads, [&](int64_t b, const Scratch& own) { forward_one(m, reach, x, b, own); });
     });
 }
 
 // The same, after it, and -> the counts; flagged gains the sequences whose pass from the right may have lost something.
-int lab_semicrf_backward(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads,
-                         const double* score, const int64_t* lengths, const double* transition, const double* duration,
-                         const double* start, const double* end, double* weight, double* alpha, double* gamma,
-                         int32_t* exponent, double* z, double* log_z, uint8_t* flagged, double* label, double* starts,
-                         double* ends, double* durations, double* transitions, double* mass_error,
-                         int64_t* mass_frame) {
+int lab_semicrf_backward(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads, int64_t single,
+                         const void* score, const int64_t* lengths, const double* transition, const double* duration,
+                         const double* start, const double* end, double* alpha, double* gamma, int32_t* exponent,
+                         double* z, double* log_z, uint8_t* flagged, double* label, double* starts, double* ends,
+                         double* durations, double* transitions, double* mass_error, int64_t* mass_frame) {
     return guarded([&] {
         Model m(longest, labels, transition, duration, start, end, false);
         Model reach(longest, labels, transition, duration, start, end, true);
-        Tensors x{batch, frames, score, lengths, weight, alpha, gamma, exponent, z, log_z, flagged};
+        Tensors x{batch, frames, score, single != 0, lengths, alpha, gamma, exponent, z, log_z, flagged};
         in_large_pages(label, 3 * batch * frames * labels * int64_t(sizeof(double)));
         Counts out{label, starts, ends, durations, transitions, mass_error, mass_frame};
         each(m, batch, frames, threads, [&](int64_t b, const Scratch& own) { backward_one(m, reach, x, out, b, own); });
