@@ -189,6 +189,39 @@ def arriving(
     tl.store(far_total + at, total)
 
 
+@triton.jit
+def join_parts(far_most, far_total, parts, ROWS: tl.constexpr, CP: tl.constexpr):
+    """The sums of all parts as one, in the place of the first; none where there are no parts."""
+    tile = tl.arange(0, ROWS)[:, None] * CP + tl.arange(0, CP)[None, :]
+    top = tl.full([ROWS, CP], float("-inf"), tl.float64)
+    total = tl.zeros([ROWS, CP], tl.float64)
+    for part in range(parts):
+        at = part * ROWS * CP + tile
+        top, total = merged(top, total, tl.load(far_most + at), tl.load(far_total + at))
+    tl.debug_barrier()
+    tl.store(far_most + tile, top)
+    tl.store(far_total + tile, total)
+    tl.debug_barrier()
+
+
+@triton.jit
+def next_frames(score, frame, suffix, first, length, arrived, labels, ROWS: tl.constexpr, CP: tl.constexpr):
+    """Frames from `first` on, less their maxima, the first one less that of `arrived` too; -> what was taken away."""
+    cols = tl.arange(0, CP)
+    t = first + tl.arange(0, ROWS)
+    inside = (t < length)[:, None]
+    at = score + t[:, None] * labels + cols[None, :]
+    scores = tl.load(at, mask=inside & (cols < labels)[None, :], other=float("-inf")).to(tl.float64)
+    tops = finite_or_zero(tl.max(scores, 1))
+    shift = tl.where(first < length, finite_or_zero(tl.max(arrived, 0)), 0.0)
+    scores -= tops[:, None]
+    scores = tl.where((t == first)[:, None], scores - shift, scores)
+    to = t[:, None] * CP + cols[None, :]
+    tl.store(frame + to, scores, mask=inside)
+    tl.store(suffix + to, tl.cumsum(tl.where(inside, scores, 0.0), 0, reverse=True), mask=inside)
+    return tl.sum(tops, 0) + shift
+
+
 @triton.jit(
     do_not_specialize=["begin", "parts", "frames", "labels", "longest"],
     do_not_specialize_on_alignment=["score", "lengths"],
@@ -222,17 +255,7 @@ def block_messages(
         tl.store(lifted + cols, tl.zeros([CP], tl.float64))
         tl.store(peak, float("-inf"))
         tl.store(log_z + b, float("-inf"))
-    tile = rows[:, None] * CP + cols[None, :]
-    top_of_far = tl.full([ROWS, CP], float("-inf"), tl.float64)
-    sum_of_far = tl.zeros([ROWS, CP], tl.float64)
-    for part in range(tl.where((begin >= 0) & (begin < length), parts, 0)):
-        more_top = tl.load(far_most + part * ROWS * CP + tile)
-        more_sum = tl.load(far_total + part * ROWS * CP + tile)
-        top_of_far, sum_of_far = merged(top_of_far, sum_of_far, more_top, more_sum)
-    tl.debug_barrier()
-    tl.store(far_most + tile, top_of_far)
-    tl.store(far_total + tile, sum_of_far)
-    tl.debug_barrier()
+    join_parts(far_most, far_total, tl.where((begin >= 0) & (begin < length), parts, 0), ROWS, CP)
     content = tl.zeros([ROWS, CP], tl.float64)
     for t in range(tl.maximum(begin, 0), tl.minimum(begin + ROWS, length)):
         newest = t - begin  # the row of a boundary is its distance from the block's
@@ -262,21 +285,9 @@ def block_messages(
         tl.debug_barrier()
     if (begin >= 0) & (begin < length) & (length <= begin + ROWS):
         tl.store(log_z + b, logsumexp(arrived + tl.load(end + cols), 0) + shifted)
-    u = begin + ROWS + rows
-    live = (u < length)[:, None] & (cols < labels)[None, :]
-    scores = tl.load(score + u[:, None] * labels + cols[None, :], mask=live, other=float("-inf")).to(
-        tl.float64
-    )
-    tops = finite_or_zero(tl.max(scores, 1))
-    shift = finite_or_zero(tl.max(arrived, 0))
-    scores -= tops[:, None]
-    scores = tl.where((rows == 0)[:, None], scores - shift, scores)
-    to = u[:, None] * CP + cols[None, :]
-    inside = (u < length)[:, None]
-    tl.store(frame + to, scores, mask=inside)
-    tl.store(suffix + to, tl.cumsum(tl.where(inside, scores, 0.0), 0, reverse=True), mask=inside)
+    moved = next_frames(score, frame, suffix, begin + ROWS, length, arrived, labels, ROWS, CP)
     tl.debug_barrier()
-    tl.store(offset + b, shifted + (tl.sum(tops, 0) + tl.where(begin + ROWS < length, shift, 0.0)))
+    tl.store(offset + b, shifted + moved)
 
 
 @triton.jit(do_not_specialize=["frames", "labels", "longest"], do_not_specialize_on_alignment=["lengths"])
@@ -405,6 +416,39 @@ def departing(
     tl.store(far_leaving + tile, leaving)
 
 
+@triton.jit
+def add_parts(far_starts, far_leaving, parts, ROWS: tl.constexpr, CP: tl.constexpr):
+    """The masses of all parts as one, in the place of the first; zero where there are no parts."""
+    tile = tl.arange(0, ROWS)[:, None] * CP + tl.arange(0, CP)[None, :]
+    starts = tl.zeros([ROWS, CP], tl.float64)
+    leaving = tl.zeros([ROWS, CP], tl.float64)
+    for part in range(parts):
+        starts += tl.load(far_starts + part * ROWS * CP + tile)
+        leaving += tl.load(far_leaving + part * ROWS * CP + tile)
+    tl.debug_barrier()
+    tl.store(far_starts + tile, starts)
+    tl.store(far_leaving + tile, leaving)
+    tl.debug_barrier()
+
+
+@triton.jit
+def carry_on(beyond, suffix, content, begin, stop, last, ROWS: tl.constexpr, CP: tl.constexpr):
+    """`beyond` from the block's left edge: the frames in it, and for later t up to `last` one block more."""
+    cols = tl.arange(0, CP)
+    rows = tl.arange(0, ROWS)
+    at = (begin + rows)[:, None] * CP + cols[None, :]
+    tl.store(beyond + at, tl.where((rows == 0)[:, None], 0.0, content), mask=(begin + rows <= stop)[:, None])
+    whole = tl.load(suffix + begin * CP + cols)
+    tl.debug_barrier()
+    for first in range(begin + ROWS, last + 1, ROWS):
+        at = (first + rows)[:, None] * CP + cols[None, :]
+        mask = (first + rows <= last)[:, None]
+        known = tl.load(beyond + at, mask=mask, other=0.0)
+        tl.debug_barrier()
+        tl.store(beyond + at, known + whole[None, :], mask=mask)
+        tl.debug_barrier()
+
+
 @triton.jit(
     do_not_specialize=["begin", "parts", "frames", "labels", "longest"],
     do_not_specialize_on_alignment=["lengths"],
@@ -436,16 +480,7 @@ def block_masses(
     out = b * frames * labels
     inside = cols < labels
     covering = tl.load(covered + b * CP + cols)
-    far = rows[:, None] * CP + cols[None, :]
-    starting = tl.zeros([ROWS, CP], tl.float64)
-    crossing = tl.zeros([ROWS, CP], tl.float64)
-    for part in range(tl.where(begin < length, parts, 0)):
-        starting += tl.load(far_starts + part * ROWS * CP + far)
-        crossing += tl.load(far_leaving + part * ROWS * CP + far)
-    tl.debug_barrier()
-    tl.store(far_starts + far, starting)
-    tl.store(far_leaving + far, crossing)
-    tl.debug_barrier()
+    add_parts(far_starts, far_leaving, tl.where(begin < length, parts, 0), ROWS, CP)
     content = tl.zeros([ROWS, CP], tl.float64)
     stop = tl.minimum(begin + ROWS, length)
     for back in range(stop - begin):
@@ -477,8 +512,9 @@ def block_masses(
             top, total = entering(before, transition + onward, labels, ROWS, CP)
             of_lost = tl.where(lost, split / total, 0.0)
             for c in range(labels):
-                into = tl.load(alpha + s * CP + c) + tl.load(transition + onward + c * CP)
-                share = weight_of(into, top, lost)
+                share = weight_of(
+                    tl.load(before + c)[:, None] + tl.load(transition + onward + c * CP), top, lost
+                )
                 leaving += tl.where(cols == c, tl.sum(tl.sum(share * of_lost, 1), 0), 0.0)
         starts = tl.sum(split, 0)
         starts += tl.load(far_starts + (s - begin) * CP + cols)
@@ -492,19 +528,8 @@ def block_masses(
         tl.debug_barrier()
     tl.debug_barrier()
     tl.store(covered + b * CP + cols, covering)
-    edge = (begin + rows)[:, None] * CP + cols[None, :]
-    tl.store(
-        beyond + edge, tl.where((rows == 0)[:, None], 0.0, content), mask=(begin + rows <= stop)[:, None]
-    )
-    whole = tl.load(suffix + begin * CP + cols)
     tl.debug_barrier()
-    for after in range(begin + ROWS, tl.minimum(begin + longest, length + 1), ROWS):
-        at = (after + rows)[:, None] * CP + cols[None, :]
-        mask = (after + rows <= length)[:, None]
-        known = tl.load(beyond + at, mask=mask, other=0.0)
-        tl.debug_barrier()
-        tl.store(beyond + at, known + whole[None, :], mask=mask)
-        tl.debug_barrier()
+    carry_on(beyond, suffix, content, begin, stop, tl.minimum(begin + longest - 1, length), ROWS, CP)
 
 
 @triton.jit(
