@@ -1,7 +1,8 @@
 """What watching every module costs a forward, beside hooks that sum NaN and Inf with a wait a module.
 
 On a GPU: a 7B-shaped Mistral in half (random weights), 2,048 tokens of prefill and single decode steps. On a CPU: the tiny one.
-LAB_BENCH_LAYERS and LAB_BENCH_TOKENS change the shape. Bar: at most 15 % on a GPU.
+Plain and watched take turns in short bursts within one generation, so that a host that drifts hits both. LAB_BENCH_LAYERS and
+LAB_BENCH_TOKENS change the shape. Bar: at most 15 % on a GPU, by medians, for prefill and for decode.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 BAR_PERCENT = 15.0
-DECODE_STEPS, ROUNDS = 12, 5
+PREFILLS, BURSTS, STEPS = 15, 31, 4  # rounds; the first of each only warms up
+PEERS_EVERY = 3  # the others are there to compare with, and slow
+PLAIN = "plain"
 
 
 def main() -> None:
@@ -33,31 +36,41 @@ def main() -> None:
     cell = choose_cell(config, "baseline")
     model = load(config, cell).model
     tokens = int(os.environ.get("LAB_BENCH_TOKENS", "2048" if on_gpu else "64"))
-    print(
-        f"{config.model}, {cell.dtype} on {cell.device}, {tokens} tokens; medians of {ROUNDS} rounds in turns"
-    )
-    show(measure(model, tokens, ways(model)), on_gpu)
+    print(f"{config.model}, {cell.dtype} on {cell.device}, {tokens} tokens; medians (quartiles), in turns")
+    with ExitStack() as stack, torch.no_grad():
+        show(measure(model, tokens, ways(model, stack)), on_gpu)
 
 
-def ways(model: Any) -> dict[str, Callable[[], Any]]:
-    """Name -> a context in which the model is watched; in each round every way has its turn."""
+Way = Callable[[], AbstractContextManager[None]]
+
+
+def ways(model: Any, stack: ExitStack) -> dict[str, Way]:
+    """Name -> a context in which the model is watched. A watch lasts for the whole bench and steps aside in between."""
     import torch
 
     from lab.rooms.nan.workload_watch import Watch
 
-    def watched(counter: str | None) -> Callable[[], Any]:
-        return lambda: Watch(model, counter=counter, keep_rows=False, check_weights=False)
+    def watched(counter: str) -> Way:
+        stack.enter_context(Watch(model, counter=counter, keep_rows=False, check_weights=False))
+        wrappers = {module: module.__dict__.pop("forward") for module in model.modules()}
+        return lambda: wrapped(wrappers)
 
     best = Watch(model, check_weights=False).counter
-    found: dict[str, Callable[[], Any]] = {"plain": lambda: nothing(), f"lab ({best})": watched(None)}
+    found: dict[str, Way] = {PLAIN: nullcontext, f"lab ({best})": watched(best)}
     if torch.cuda.is_available() and best != "norm":
         found["lab (norm)"] = watched("norm")
     return {**found, "hooks with a wait each": lambda: hooks(model)}
 
 
 @contextmanager
-def nothing() -> Iterator[None]:
-    yield
+def wrapped(wrappers: dict[Any, Any]) -> Iterator[None]:
+    for module, wrapper in wrappers.items():
+        module.__dict__["forward"] = wrapper
+    try:
+        yield
+    finally:
+        for module in wrappers:
+            del module.__dict__["forward"]
 
 
 @contextmanager
@@ -78,32 +91,47 @@ def hooks(model: Any) -> Iterator[None]:
             handle.remove()
 
 
-def measure(
-    model: Any, tokens: int, found: dict[str, Callable[[], Any]]
-) -> dict[tuple[str, str], list[float]]:
-    """(way, phase) -> ms; the first round only warms up."""
+Times = dict[tuple[str, str], list[float]]  # (way, phase) -> ms
+
+
+def measure(model: Any, tokens: int, found: dict[str, Way]) -> Times:
     import torch
 
     ids = torch.randint(3, 250, (1, tokens), device=next(model.parameters()).device)
-    times: dict[tuple[str, str], list[float]] = {}
-    for turn in range(ROUNDS + 1):
-        for name, way in found.items():
-            with torch.no_grad(), way():
-                for phase, took_ms in one_round(model, ids):
-                    if turn:
-                        times.setdefault((name, phase), []).append(took_ms)
-    return times
+    times: Times = {}
+    out: Any = None
+    for turn in range(PREFILLS):
+        for name, way in in_turn(found, turn):
+            with way():
+                out = timed(lambda: model(input_ids=ids, use_cache=True), ids, times, (name, "prefill"))
+    cache = out.past_key_values
+    for turn in range(BURSTS):
+        for name, way in in_turn(found, turn):
+            with way():
+                for _ in range(STEPS):
+                    one_step = lambda: model(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)  # noqa: E731
+                    timed(one_step, ids, times, (name, "decode"))
+    return {
+        (name, phase): took[(1 if phase == "prefill" else STEPS) :] for (name, phase), took in times.items()
+    }
 
 
-def one_round(model: Any, ids: Any) -> Iterator[tuple[str, float]]:
-    began = now(ids)
-    out = model(input_ids=ids, use_cache=True)
-    yield "prefill", 1e3 * (now(ids) - began)
-    for at in range(DECODE_STEPS):
-        began = now(ids)
-        out = model(input_ids=ids[:, :1], past_key_values=out.past_key_values, use_cache=True)
-        if at >= 2:
-            yield "decode", 1e3 * (now(ids) - began)
+def in_turn(found: dict[str, Way], turn: int) -> list[tuple[str, Way]]:
+    """Who runs in this round: now plain is first, now the watch; the others now and then."""
+    mine = [(name, way) for name, way in found.items() if name == PLAIN or name == ours(found)]
+    others = [one for one in found.items() if one not in mine] if turn % PEERS_EVERY == 0 else []
+    return (mine if turn % 2 else mine[::-1]) + others
+
+
+def ours(names: Iterable[str]) -> str:
+    return next(name for name in names if name.startswith("lab"))
+
+
+def timed(run: Callable[[], Any], near: Any, times: Times, key: tuple[str, str]) -> Any:
+    began = now(near)
+    out = run()
+    times.setdefault(key, []).append(1e3 * (now(near) - began))
+    return out
 
 
 def now(near: Any) -> float:
@@ -114,16 +142,16 @@ def now(near: Any) -> float:
     return time.perf_counter()
 
 
-def show(times: dict[tuple[str, str], list[float]], on_gpu: bool) -> None:
-    ours = next(name for name, _ in times if name.startswith("lab"))
+def show(times: Times, on_gpu: bool) -> None:
+    mine = ours(name for name, _ in times)
     for phase in ("prefill", "decode"):
-        plain = statistics.median(times["plain", phase])
-        for name in dict.fromkeys(way for way, _ in times):
-            took = statistics.median(times[name, phase])
-            bar = ""
-            if on_gpu and name == ours:
-                bar = f"   bar {BAR_PERCENT:g} %: {'met' if 100 * (took / plain - 1) <= BAR_PERCENT else 'MISSED'}"
-            print(f"{phase:8} {name:24} {took:9.2f} ms  {100 * (took / plain - 1):+7.1f} %{bar}")
+        plain = statistics.median(times[PLAIN, phase])
+        for name in sorted({way for way, _ in times}, key=lambda way: (way != PLAIN, way != mine, way)):
+            took = times[name, phase]
+            low, middle, high = statistics.quantiles(took, n=4)
+            percent = 100 * (middle / plain - 1)
+            bar = f"   bar {BAR_PERCENT:g} %: {'met' if percent <= BAR_PERCENT else 'MISSED'}" if on_gpu and name == mine else ""  # fmt: skip
+            print(f"{phase:8} {name:24} {middle:9.2f} ms ({low:.2f} to {high:.2f}, {len(took)} forwards)  {percent:+7.1f} %{bar}")  # fmt: skip
 
 
 if __name__ == "__main__":
