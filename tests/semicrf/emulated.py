@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from lab.rooms.semicrf.model import native_cuda
-from lab.rooms.semicrf.model.cuda_driver import as_argument
+from lab.rooms.semicrf.model.cuda_driver import as_arguments
 
 HEADER = Path(__file__).parent / "cuda_on_cpu.h"
 SMALL = {"N": 4, "THREADS": 16, "TILE": 4}
@@ -61,8 +61,7 @@ class Emulated:
     def launch(
         self, name: str, grid: tuple[int, ...], threads: int, *args: torch.Tensor | int | None
     ) -> None:
-        values = [as_argument(arg) for arg in args]
-        addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        _slots, addresses = as_arguments(args)
         self.launched.append(name)
         shape = (*grid, 1, 1)[:3]
         status = self.library.emulate(name.encode(), *shape, threads, addresses, self.order)

@@ -40,7 +40,7 @@ MUTANTS = {
     "a slice of the far blocks lost": ("other < SLICES - 1; ++other) sums", "other < SLICES - 2; ++other) sums"),
     "a block between not counted": ("between *= product[p * CP + c]", "between *= 1"),
     "the blocks before a slice not counted": ("between *= product[(i64)(q - delta) * CP + c]", "between *= 1"),
-    "the last frame lost": ("if (u >= 0 && u < at.length && at", "if (u >= 0 && u < at.length - 1 && at"),
+    "the last frame lost": ("u >= 0 && u < at.length && at", "u >= 0 && u < at.length - 1 && at"),
     "an exponent forgotten": ("            m.power += step;\n", "            m.power += q == 1 ? 0 : step;\n"),
     "the end score dropped": ("(double)m.final_value * leave[c]", "(double)m.final_value"),
     "the labels' barrier dropped": ("        LABELS_SYNC();\n", ""),
@@ -195,6 +195,16 @@ def test_hostile_scores_and_grammars_give_what_torch_gives(run, dtype):
     gap = (found.log_z_B - expected.log_z_B)[usable].abs() / expected.log_z_B[usable].abs().clamp(min=1)
     assert float(gap.max()) <= (1e-12 if dtype == torch.float64 else 1e-6)
     assert worst(expected, found) <= 2e-5 and not bool(found.label_BTC[1].any())
+
+
+@compiler
+def test_a_label_that_no_minus_infinity_forbids_is_reachable_though_float32_cannot_hold_its_weight(run):
+    problem = random_problem(1, 6, 3, 2, dtype=torch.float32)
+    problem.score_BTC[0, 2] = torch.tensor([3e38, -3e38])
+    problem.start_C[0] = problem.transition[1, 0] = -float("inf")
+    state, found = run(problem)
+    assert state.again.tolist() == [0] and float(found.log_z_B) == pytest.approx(-3e38, rel=1e-6)
+    assert bool((found.label_BTC[0, 2] == torch.tensor([0, 1])).all())
 
 
 @compiler

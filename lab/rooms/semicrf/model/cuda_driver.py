@@ -14,7 +14,7 @@ import functools
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,7 @@ class Machine:
 
     def launch(self, name: str, grid: tuple[int, ...], threads: int, *args: Tensor | int | None) -> None:
         """Put a kernel on torch's current stream. Tensors go as addresses, None as the null address, ints as int."""
-        values = [as_argument(arg) for arg in args]
-        addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        _slots, addresses = as_arguments(args)
         stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
         shape = (*grid, 1, 1)[:3]
         with self.current():
@@ -71,10 +70,12 @@ class Machine:
         return self.functions[name]
 
 
-def as_argument(value: Tensor | int | None) -> Any:
-    if isinstance(value, int):
-        return ctypes.c_int(value)
-    return ctypes.c_void_p(None if value is None else value.data_ptr())
+def as_arguments(args: Sequence[Tensor | int | None]) -> tuple[Any, Any]:
+    """The values, and the address of each. A slot has 8 bytes: an int is read from its first 4, little-endian."""
+    values = [arg.data_ptr() if isinstance(arg, Tensor) else arg or 0 for arg in args]
+    slots = (ctypes.c_uint64 * len(values))(*values)
+    base = ctypes.addressof(slots)
+    return slots, (ctypes.c_void_p * len(values))(*range(base, base + 8 * len(values), 8))
 
 
 @functools.cache

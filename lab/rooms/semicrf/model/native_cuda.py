@@ -30,6 +30,8 @@ COUNT_FRAMES = 64
 """Frames in a chunk of the transition counts."""
 COUNT_BLOCKS = 16
 """Blocks in a chunk of the duration counts, more for long durations: the partial sums take (K / chunk) rows."""
+NEAR_BLOCKS = 2
+"""And where segments start and end in one block."""
 TABLE_ROWS = 64
 """Rows of the duration table that one block of threads weighs."""
 MAX_LABELS = 128
@@ -271,31 +273,23 @@ def count_durations(state: State) -> Tensor:
     batch, frames, longest, labels = state.problem.shape
     wide, new = padded_labels(labels), state.problem.score_BTC.new_empty
     blocks, far = ceiling(frames, N), far_blocks(longest)
+    near_chunks = ceiling(blocks, NEAR_BLOCKS)
+    near = new(batch, near_chunks, N, wide)
+    scores = (state.problem.score_BTC, state.kept["tops"])
+    sizes = (frames, labels, blocks, NEAR_BLOCKS)
+    state.machine.launch(
+        "near_durations", (near_chunks, batch), wide, *scores, *both(state, "source"), near, *sizes
+    )
     each = max(COUNT_BLOCKS, far // 2)  # by K alone: padding must not regroup a sum
     chunks = ceiling(blocks, each)
-    partial = new(batch, chunks, far + 1, 2 * N, wide)
+    apart = new(batch, chunks, far, 2 * N, wide)
     if far:
         rows = both(state, "gathered", "product")
-        state.machine.launch(
-            "far_durations", (chunks, batch, far), wide, *rows, partial, frames, blocks, each
-        )
-    scores = (state.problem.score_BTC, state.kept["tops"])
-    sizes = (frames, labels, blocks, far, each)
-    state.machine.launch(
-        "near_durations", (chunks, batch), wide, *scores, *both(state, "source"), partial, *sizes
-    )
+        state.machine.launch("far_durations", (chunks, batch, far), wide, *rows, apart, frames, blocks, each)
     out = new(batch, longest, labels, dtype=torch.float64)
+    counts = (labels, longest, near_chunks, chunks, far)
     state.machine.launch(
-        "sum_durations",
-        (longest, batch),
-        wide,
-        partial,
-        state.model["table"],
-        out,
-        labels,
-        longest,
-        chunks,
-        far,
+        "sum_durations", (longest, batch), wide, near, apart, state.model["table"], out, *counts
     )
     return out
 

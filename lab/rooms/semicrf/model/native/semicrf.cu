@@ -40,9 +40,9 @@ typedef long long i64;
 #define LABELS_SYNC() asm volatile("bar.sync 1, %0;" ::"n"(CP) : "memory")
 #endif
 
-INSIDE bool is_finite(double value) { return value - value == 0; }
+template <typename Number> INSIDE bool is_finite(Number value) { return value - value == 0; }
 INSIDE bool forbidden(REAL score) { return score < -LARGEST; }
-INSIDE REAL larger(REAL a, REAL b) { return a > b ? a : b; }
+INSIDE REAL larger(REAL a, REAL b) { return fmax(a, b); } // what is no number loses
 INSIDE int smaller(int a, int b) { return a < b ? a : b; }
 INSIDE double infinity() { return __longlong_as_double(0x7ff0000000000000LL); }
 
@@ -163,17 +163,26 @@ struct Place {
     const REAL* tops;
 };
 
-// The weights of a block's frames, (N, CP) in the direction's order; zero outside the sequence and the labels.
-INSIDE void frame_weights(const Place& at, int q, int saturate, REAL* weight) {
-    for (int i = at.slice; i < N; i += SLICES) {
-        const int f = q * N + i;
+// This slice's share of a block's scores in the direction's order, less their frames' tops; -inf outside the sequence
+// and the labels. They are read a block ahead: nothing then waits for them.
+INSIDE void read_scores(const Place& at, int q, REAL (&coming)[N / SLICES]) {
+#pragma unroll
+    for (int r = 0; r < N / SLICES; ++r) {
+        const int f = q * N + at.slice + r * SLICES;
         const int u = at.direction ? at.padded - 1 - f : f;
-        REAL w = 0;
-        if (u >= 0 && u < at.length && at.c < at.labels) {
-            const REAL score = at.score[(i64)u * at.labels + at.c];
-            w = saturate ? (REAL)!forbidden(score) : (REAL)exp(score - at.tops[u]);
-        }
-        weight[i * CP + at.c] = w;
+        const bool there = u >= 0 && u < at.length && at.c < at.labels;
+        const REAL score = there ? at.score[(i64)u * at.labels + at.c] : (REAL)-infinity();
+        coming[r] = there ? score - at.tops[u] : score;
+        if (forbidden(coming[r]) && !forbidden(score)) coming[r] = -LARGEST; // a zero that no -inf accounts for
+    }
+}
+
+// The weights of a block's frames, (N, CP).
+INSIDE void frame_weights(const Place& at, const REAL (&coming)[N / SLICES], int saturate, REAL* weight) {
+#pragma unroll
+    for (int r = 0; r < N / SLICES; ++r) {
+        const REAL w = saturate ? (REAL)!forbidden(coming[r]) : (REAL)exp(coming[r]);
+        weight[(at.slice + r * SLICES) * CP + at.c] = w;
     }
 }
 
@@ -210,16 +219,19 @@ struct Message {
     int power, final_power, bad, nonzero;
 };
 
-// What all labels sent: gamma of this one and the largest of all.
-INSIDE REAL received(const REAL* sent, const REAL (&across)[CP], bool look, REAL* top) {
-    REAL sums[4] = {0, 0, 0, 0}, tops[4] = {0, 0, 0, 0};
+// The sum over labels of what they sent times their weights to this one, in a fixed order.
+INSIDE REAL received(const REAL* sent, const REAL (&across)[CP]) {
+    REAL sums[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int c = 0; c < CP; ++c) {
-        sums[c % 4] += sent[c] * across[c];
-        if (look) tops[c % 4] = larger(tops[c % 4], sent[c]);
-    }
-    if (look) *top = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
+    for (int c = 0; c < CP; ++c) sums[c % 4] += sent[c] * across[c];
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+INSIDE REAL largest_of(const REAL* values) {
+    REAL tops[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int c = 0; c < CP; ++c) tops[c % 4] = larger(tops[c % 4], values[c]);
+    return larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
 }
 
 struct Kept {
@@ -228,47 +240,49 @@ struct Kept {
 };
 
 // N frames one after the other, by the first CP threads; `pending` is what earlier blocks bring into each.
-// Leaves the frames' weights, rescaled, in `weight` and the messages before them in `before`.
+// `before` is room for the messages before them.
 INSIDE void near_steps(Message& m, const Place& at, int q, int origin, int stop, REAL entry, REAL entry_top, REAL margin,
-                       REAL (&pending)[N], const REAL (&near)[N], const REAL (&across)[CP], REAL* weight, REAL* before,
+                       REAL (&pending)[N], const REAL (&near)[N], const REAL (&across)[CP], const REAL* weight, REAL* before,
                        REAL* sent, REAL* losses, const Kept& kept, int keep, int saturate) {
     const int c = at.c;
+    const i64 row = (i64)q * N * CP + c;
+    REAL *arrived = kept.arrived + row, *source = kept.source + row, *gathered = kept.gathered + row;
+    REAL frame[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) frame[i] = weight[i * CP + c];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         const int f = q * N + i;
-        REAL w = weight[i * CP + c];
         if (i % 2 == 0 && !saturate) {
             const int step = exponent_of(m.previous);
             const REAL back = power_of_two(-step);
-            w *= back;
+            frame[i] *= back;
             m.power += step;
             m.most_lost *= larger(back, 1);
         }
-        weight[i * CP + c] = w;
-        before[i * CP + c] = m.gamma;
-        m.lost = larger(m.lost * w, TINY);
-#pragma unroll
-        for (int j = i; j < N; ++j) pending[j] = (pending[j] + m.gamma * near[j - i]) * w;
-        REAL alpha = pending[i];
+        const REAL w = frame[i];
+        REAL alpha = (pending[i] + m.gamma * near[0]) * w;
         if (saturate && alpha > 1) alpha = 1;
+        sent[(i & 1) * CP + c] = alpha; // two buffers: who is a step ahead writes the other one
+        m.lost = larger(m.lost * w, TINY);
+        if (i % 4 == 3) losses[c] = m.lost;
+        before[i * CP + c] = m.gamma;
+#pragma unroll
+        for (int j = i + 1; j < N; ++j) pending[j] = (pending[j] + m.gamma * near[j - i]) * w;
+        if (keep) {
+            arrived[i * CP] = alpha;
+            source[i * CP] = m.gamma;
+            if (c == 0) kept.exponent[f] = m.power;
+        }
         if (f + 1 == stop) {
             m.final_value = alpha;
             m.final_power = m.power;
             m.final_lost = m.most_lost;
         }
-        if (keep) {
-            kept.arrived[(i64)f * CP + c] = alpha;
-            kept.source[(i64)f * CP + c] = m.gamma;
-            if (c == 0) kept.exponent[f] = m.power;
-        }
-        sent[(i & 1) * CP + c] = alpha; // two buffers: who is a step ahead writes the other one
-        if (i % 4 == 3) losses[c] = m.lost;
         LABELS_SYNC();
-        m.gamma = received(sent + (i & 1) * CP, across, i % 2 == 0, &m.previous);
-        if (i % 4 == 3) {
-            m.most_lost = TINY;
-            for (int other = 0; other < CP; ++other) m.most_lost = larger(m.most_lost, losses[other]);
-        }
+        m.gamma = received(sent + (i & 1) * CP, across);
+        if (i % 2 == 0) m.previous = largest_of(sent + (i & 1) * CP);
+        if (i % 4 == 3) m.most_lost = larger(largest_of(losses), TINY);
         const bool inside = f + 1 > origin && f + 1 < stop && c < at.labels;
         if (f + 1 >= stop) m.gamma = 0;
         if (f + 1 == origin) {
@@ -281,8 +295,8 @@ INSIDE void near_steps(Message& m, const Place& at, int q, int origin, int stop,
     REAL suffix = 1;
 #pragma unroll
     for (int i = N - 1; i >= 0; --i) {
-        suffix *= weight[i * CP + c];
-        kept.gathered[((i64)q * N + i) * CP + c] = before[i * CP + c] * suffix;
+        suffix *= frame[i];
+        gathered[i * CP] = before[i * CP + c] * suffix;
     }
     kept.product[(i64)q * CP + c] = suffix;
 }
@@ -298,7 +312,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
     double* z_value, int* z_power, double* log_z, int* flags, int* count,
     int frames, int labels, int far_blocks, int blocks, int slacks, int keep, int saturate) {
     __shared__ __align__(16) REAL sent[2 * CP];
-    __shared__ REAL part[(SLICES - 1) * N * CP], weight[N * CP], losses[CP];
+    __shared__ __align__(16) REAL losses[CP];
+    __shared__ REAL part[(SLICES - 1) * N * CP], weight[N * CP];
     __shared__ double offset, ends[CP];
     __shared__ int bad[CP], nonzero[CP];
     const int b = blockIdx.x, direction = blockIdx.y, c = threadIdx.x % CP, slice = threadIdx.x / CP;
@@ -327,9 +342,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
         m.previous = entry_top;
     }
     double passed = 0;
+    REAL coming[N / SLICES];
+    read_scores(at, 0, coming);
     for (int q = 0; q < own.used; ++q) {
         REAL sums[N];
-        frame_weights(at, q, saturate, weight);
+        frame_weights(at, coming, saturate, weight);
+        read_scores(at, q + 1, coming);
         far_part(kept.gathered, kept.product, table, c, slice, q, far_blocks, sums);
         if (slice) {
 #pragma unroll
@@ -488,7 +506,7 @@ extern "C" __global__ void __launch_bounds__(CP) label_counts(
     mass_frame[place] = first + worst;
 }
 
-// Counts of durations whose ends lie `delta` blocks apart, over `each` blocks; `partial` is (B, chunks, 1 + far, 2N, CP),
+// Counts of durations whose ends lie `delta` blocks apart, over `each` blocks; `partial` is (B, chunks, far, 2N, CP),
 // row d of distance delta being duration delta * N + d - N + 2. Grid (chunks, B, far), a thread for each label.
 extern "C" __global__ void __launch_bounds__(CP) far_durations(
     const REAL* __restrict__ gathered, const REAL* __restrict__ product, const int* __restrict__ exponent,
@@ -515,18 +533,18 @@ extern "C" __global__ void __launch_bounds__(CP) far_durations(
             for (int m = 0; m < N; ++m) counts[N - 1 + j - m] += rows[m] * head;
         }
     }
-    REAL* to = partial + ((((i64)b * gridDim.x + chunk) * (gridDim.z + 1) + delta) * 2 * N) * CP + c;
+    REAL* to = partial + ((((i64)b * gridDim.x + chunk) * gridDim.z + blockIdx.z) * 2 * N) * CP + c;
 #pragma unroll
     for (int d = 0; d < 2 * N; ++d) to[d * CP] = counts[d];
 }
 
-// Counts of durations that start and end in one block, over `each` blocks, into distance 0 of the partial sums;
-// grid (chunks, B), a thread for each label.
+// Counts of durations that start and end in one block, over `each` blocks, (B, chunks, N, CP); grid (chunks, B), a thread
+// for each label.
 extern "C" __global__ void __launch_bounds__(CP) near_durations(
     const REAL* __restrict__ score, const REAL* __restrict__ tops, const REAL* __restrict__ source,
     const int* __restrict__ exponent, const double* __restrict__ z_value, const int* __restrict__ z_power,
     const i64* __restrict__ lengths, REAL* __restrict__ partial,
-    int frames, int labels, int blocks, int far_blocks, int each) {
+    int frames, int labels, int blocks, int each) {
     const int chunk = blockIdx.x, b = blockIdx.y, c = threadIdx.x;
     const Both of = both_of(source, source, exponent, z_value, z_power, lengths, b, frames, blocks);
     REAL counts[N];
@@ -554,22 +572,28 @@ extern "C" __global__ void __launch_bounds__(CP) near_durations(
             }
         }
     }
-    REAL* to = partial + ((((i64)b * gridDim.x + chunk) * (far_blocks + 1)) * 2 * N + N - 1) * CP + c;
+    REAL* to = partial + ((i64)b * gridDim.x + chunk) * N * CP + c;
 #pragma unroll
     for (int k = 0; k < N; ++k) to[k * CP] = counts[k];
 }
 
-// Duration counts (B, K, C) from the partial sums of both block distances that hold duration k; grid (K, B).
+// Duration counts (B, K, C) from the partial sums: those within a block, and of both block distances that hold
+// duration k; grid (K, B), a thread for each label.
 extern "C" __global__ void __launch_bounds__(CP) sum_durations(
-    const REAL* __restrict__ partial, const REAL* __restrict__ table, double* __restrict__ out,
-    int labels, int longest, int chunks, int far_blocks) {
+    const REAL* __restrict__ near, const REAL* __restrict__ far, const REAL* __restrict__ table,
+    double* __restrict__ out, int labels, int longest, int near_chunks, int far_chunks, int far_blocks) {
     const int k = blockIdx.x + 1, b = blockIdx.y, c = threadIdx.x;
     const int high = (k - 2 + N) / N, d = (k - 2 + N) % N;
     double total = 0;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        const i64 at = ((i64)b * chunks + chunk) * (far_blocks + 1);
-        if (high <= far_blocks) total += partial[((at + high) * 2 * N + d) * CP + c];
-        if (high > 0 && d < N - 1) total += partial[((at + high - 1) * 2 * N + d + N) * CP + c];
+    if (k <= N) {
+#pragma unroll 8
+        for (int chunk = 0; chunk < near_chunks; ++chunk)
+            total += near[(((i64)b * near_chunks + chunk) * N + k - 1) * CP + c];
+    }
+    for (int chunk = 0; chunk < far_chunks; ++chunk) {
+        const REAL* at = far + ((i64)b * far_chunks + chunk) * far_blocks * 2 * N * CP + c;
+        if (high > 0 && high <= far_blocks) total += at[((i64)(high - 1) * 2 * N + d) * CP];
+        if (high > 1 && d < N - 1) total += at[((i64)(high - 2) * 2 * N + d + N) * CP];
     }
     const double weight = table[(i64)(k + N - 1) * CP + c];
     if (c < labels) out[((i64)b * longest + k - 1) * labels + c] = total * weight;
