@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -90,6 +91,20 @@ def test_the_cpp_form_equals_the_definition(batch, frames, longest, labels, scal
 def test_the_cpp_form_equals_torch_at_every_number_of_vectors(shape, masked):
     problem = random_problem(*shape, masked=masked, seed=7)
     agree(problem, torch_factorised.backward(torch_factorised.forward(problem)), solve(problem))
+
+
+@compiled
+@pytest.mark.parametrize("lanes", [2, 4, 8])
+def test_vectors_of_every_width_give_the_same_numbers(monkeypatch, tmp_path, lanes):
+    problems = [random_problem(2, 40, 9, labels, masked=0.3, seed=labels) for labels in (1, 5, 8, 13, 39)]
+    usual = [solve(problem) for problem in problems]
+    compiler, _ = native_build.find_compiler()
+    monkeypatch.setenv("CXX", shlex.join([*compiler, f"-DLAB_LANES={lanes}"]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    other = native_cpu.typed(native_build.built())
+    monkeypatch.setattr(native_cpu, "library", lambda: other)
+    for problem, expected in zip(problems, usual, strict=True):
+        agree(problem, expected, solve(problem))
 
 
 @compiled

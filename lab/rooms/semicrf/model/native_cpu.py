@@ -21,8 +21,8 @@ from lab.rooms.semicrf.model import log_domain, torch_factorised
 from lab.rooms.semicrf.model.native_build import built
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
-LANES = 8
-"""Labels in a vector: rows of messages are padded to whole ones."""
+PADDED = 8
+"""Rows of messages are padded to a multiple of this many labels."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ def supports(problem: Problem) -> str | None:
 def emptied(problem: Problem, keep: bool) -> State:
     """The inputs as the library reads them, and room for what it writes."""
     batch, frames, _, labels = problem.shape
-    wide = labels + -labels % LANES
+    wide = labels + -labels % PADDED
     score, *rest = (x.detach().contiguous() for x in problem.floats())
     score = score if score.dtype == torch.float32 else score.double()
     inputs = (score, problem.lengths_B.contiguous(), *(x.double() for x in rest))
@@ -129,7 +129,10 @@ def call(function: Any, arguments: list[Any]) -> None:
 @functools.cache
 def library() -> ctypes.CDLL:
     """Compiled and loaded, once a process. Raises MissingError: no compiler, no folder to keep it, or it fails."""
-    found = built()
+    return typed(built())
+
+
+def typed(found: ctypes.CDLL) -> ctypes.CDLL:
     for name, pointers in (("lab_semicrf_forward", 12), ("lab_semicrf_backward", 19)):
         function = getattr(found, name)
         function.argtypes = [ctypes.c_int64] * 6 + [ctypes.c_void_p] * pointers

@@ -9,7 +9,7 @@
 // What underflow may have lost is bounded per label (`lost`); a message that is not zero and below that bound times a
 // margin marks its sequence, and so does a zero that the model does not forbid, which a pass with weights 0 and 1 tells.
 //
-// Labels are padded to whole vectors of 8. A sequence is one task, and nothing in it is divided among threads or depends
+// Labels are padded to a multiple of 8, whole vectors on every processor. A sequence is one task, and nothing in it is divided among threads or depends
 // on its batch or padding: the same bits for any of them. All memory is taken before threads start.
 #include <algorithm>
 #include <atomic>
@@ -32,20 +32,26 @@
 
 namespace {
 
+// As wide as the processor's registers: compilers take wider vectors apart through memory, at a tenth of the speed.
+#if defined(LAB_LANES)
+constexpr int LANES = LAB_LANES;  // the tests try what other processors have
+#elif defined(__AVX512F__)
 constexpr int LANES = 8;
+#elif defined(__AVX__)
+constexpr int LANES = 4;
+#else
+constexpr int LANES = 2;
+#endif
+constexpr int PADDED = 8;
 constexpr double INF = std::numeric_limits<double>::infinity();
 constexpr double TINY = std::numeric_limits<double>::min();  // below it digits are lost, and flushed to zero here
 constexpr double MARGIN = 0x1p80;  // the loss is summed over up to K C terms and must stay below 1e-16 of a message
 constexpr double MOST = 1e300;     // a factor beyond float64 meets a zero, or what is lost and marked
 constexpr double LN2 = 0.6931471805599453;
 constexpr int CROSSED = 32;        // frames between two products of the transition counts
-#if defined(__AVX512F__)
 constexpr int TILE = 6, ROWS = 4;  // vectors of labels, and rows of the transition, held in registers
-#else
-constexpr int TILE = 3, ROWS = 2;
-#endif
 
-typedef double V __attribute__((vector_size(64)));
+typedef double V __attribute__((vector_size(LANES * sizeof(double))));
 typedef decltype(V{} > V{}) M;  // lanes of -1 where true, of 0 where not
 
 inline V all(double value) { return value - V{}; }
@@ -59,7 +65,11 @@ inline double largest(V a) {
     return top;
 }
 
-inline double total(V a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
+inline double total(V a) {
+    double sum = a[0];
+    for (int i = 1; i < LANES; ++i) sum += a[i];
+    return sum;
+}
 
 inline bool any(M mask) {
     long found = 0;
@@ -69,7 +79,7 @@ inline bool any(M mask) {
 
 // exp within one unit in the last place: x = n ln 2 + r, Taylor's polynomial of r, and n into the exponent.
 // What is below the normal numbers is zero: with them flushed, that is what it would become.
-inline V exp8(V x) {
+inline V exponential(V x) {
     constexpr double SHIFT = 0x1.8p52;  // adding it leaves the nearest integer in the low bits
     V kept = larger(smaller(x, all(710.0)), all(-745.0));
     V shifted = kept * 1.4426950408889634 + SHIFT;
@@ -158,7 +168,7 @@ struct Model {
 
     Model(int64_t longest, int64_t labels, const double* transition, const double* durations, const double* start,
           const double* end, bool reach)
-        : longest(longest), labels(labels), wide((labels + LANES - 1) / LANES * LANES), nv(wide / LANES),
+        : longest(longest), labels(labels), wide((labels + PADDED - 1) / PADDED * PADDED), nv(wide / LANES),
           onward(vectors(wide * nv)), back(vectors(wide * nv)), duration(vectors(longest * nv)),
           first(vectors(nv)), last(vectors(nv)) {
         double across = 0.0, ending = 0.0, most = 1.0;
@@ -198,7 +208,7 @@ struct Model {
         for (int64_t v = 0; v < nv; ++v) {
             V x;
             std::memcpy(&x, row.data() + v * LANES, sizeof(V));
-            to[v * stride] = reach ? pick(x == -INF, V{}, all(1.0)) : exp8(x + shift);
+            to[v * stride] = reach ? pick(x == -INF, V{}, all(1.0)) : exponential(x + shift);
         }
     }
 };
@@ -219,7 +229,7 @@ double weigh_frame(const Model& m, const Sequence& s, int64_t t, bool reach, V* 
     for (int64_t v = 0; v < m.nv; ++v) top = larger(weight[v], top);
     double shift = finite_or_zero(largest(top));
     for (int64_t v = 0; v < m.nv; ++v)
-        weight[v] = reach ? pick(weight[v] == -INF, V{}, all(1.0)) : exp8(weight[v] - shift);
+        weight[v] = reach ? pick(weight[v] == -INF, V{}, all(1.0)) : exponential(weight[v] - shift);
     return shift;
 }
 
@@ -579,7 +589,8 @@ private:
     }
 
     void store(double* to, int64_t t, int64_t v, const V& value) const {
-        const int64_t from = v * LANES, count = m.labels - from < LANES ? m.labels - from : LANES;
+        const int64_t from = v * LANES, count = std::min<int64_t>(m.labels - from, LANES);
+        if (count <= 0) return;  // nothing but padding
         double* place = to + (b * x.frames + t) * m.labels + from;
         if (count == LANES) {
             std::memcpy(place, &value, sizeof(V));
@@ -587,7 +598,7 @@ private:
         }
         // Copies of fixed size: one of any other is a call.
         const double* lane = reinterpret_cast<const double*>(&value);
-        if (count & 4) std::memcpy(place, lane, 4 * sizeof(double));
+        if (LANES > 4 && (count & 4)) std::memcpy(place, lane, 4 * sizeof(double));
         if (count & 2) std::memcpy(place + (count & 4), lane + (count & 4), 2 * sizeof(double));
         if (count & 1) place[count - 1] = lane[count - 1];
     }
