@@ -6,7 +6,6 @@ Both are chosen by where the scores lie. `lacking` says why there is none; "auto
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from lab.rooms.semicrf.model import native_cpu
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
 log = logging.getLogger("lab.semicrf")
-ON_GPU = "lab.rooms.semicrf.model.native_cuda"
 
 
 @dataclass
@@ -49,7 +47,9 @@ def engine_for(score_BTC: Tensor) -> Any:
     reason = lacking_on_gpu()
     if reason:
         raise MissingError(f"no compiled form on this GPU: {reason}", fix="backend='torch' or 'auto'")
-    return importlib.import_module(ON_GPU)
+    from lab.rooms.semicrf.model import native_cuda
+
+    return native_cuda
 
 
 def lacking(score_BTC: Tensor) -> str | None:
@@ -73,9 +73,9 @@ def lacking_on_cpu() -> str | None:
 
 @functools.cache
 def lacking_on_gpu() -> str | None:
-    if importlib.util.find_spec(ON_GPU) is None:
-        return "not available on a GPU"
-    reason: str | None = importlib.import_module(ON_GPU).available()
+    from lab.rooms.semicrf.model import native_cuda
+
+    reason = native_cuda.available()
     if reason:
         log.debug("no CUDA form of the semi-CRF, torch does its work: %s", reason)
     return reason
