@@ -68,9 +68,8 @@ def messages(
     alpha += b * (frames + 1) * CP
     gamma += b * frames * CP
     frame += b * frames * CP
-    begin = tl.load(start + cols)
+    source = tl.load(start + cols)
     arrived = tl.full([CP], float("-inf"), tl.float64)
-    source = begin
     offset = tl.full([], 0.0, tl.float64)
     if KEEP:
         tl.store(alpha + cols, arrived)
@@ -89,9 +88,8 @@ def messages(
         for first in range(0, tl.minimum(ring_rows, t + 1), ROWS):
             row = first + rows
             newest = t % ring_rows
-            age = tl.where(
-                row > newest, newest - row + ring_rows, newest - row
-            )  # a segment of age + 1 frames
+            # a segment of age + 1 frames
+            age = tl.where(row > newest, newest - row + ring_rows, newest - row)
             there = (age <= t) & (age < longest)
             at = ring + row[:, None] * CP + cols[None, :]
             content = tl.load(at, mask=(there & (age > 0))[:, None], other=0.0)
