@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -366,6 +367,39 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     with pytest.raises(MissingError, match="cannot be kept") as caught:
         native_build.built()
     assert str(tmp_path / "file") in str(caught.value) and "XDG_CACHE_HOME" in str(caught.value.fix)
+
+
+@compiled
+def test_nothing_is_loaded_from_a_folder_that_others_may_write_to(monkeypatch, tmp_path):
+    (tmp_path / "lab" / "native").mkdir(parents=True)
+    (tmp_path / "lab" / "native").chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(MissingError, match="others may write"):
+        native_build.built()
+
+
+@compiled
+def test_a_user_without_a_home_gets_no_folder_named_tilde(monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingError, match="no home"):
+        native_build.built()
+    assert list(tmp_path.iterdir()) == []
+
+
+@compiled
+def test_a_full_disk_is_named(monkeypatch, tmp_path):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "replace", full)
+    source = tmp_path / "small.cpp"
+    source.write_text("int a;")
+    with pytest.raises(MissingError, match="no space left on the disk"):
+        native_build.built(source)
+    assert list((tmp_path / "lab" / "native").iterdir()) == []
 
 
 @compiled

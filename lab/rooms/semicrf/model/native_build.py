@@ -78,11 +78,17 @@ def version_of(command: list[str]) -> str:
 def folder() -> Path:
     """Where compiled libraries are kept, made if need be. Raises MissingError where that may not be."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    found = Path(root) / "lab" / "native"
+    if root.startswith("~"):
+        raise not_kept("this user has no home", root)
+    found = Path(root).absolute() / "lab" / "native"
     try:
         found.mkdir(parents=True, exist_ok=True, mode=0o700)
+        about = found.stat()
     except OSError as error:
-        raise not_kept(error, found) from error
+        raise not_kept(storage_error(error, found).what, found) from error
+    # What lies here is run.
+    if about.st_uid not in (os.getuid(), 0) or about.st_mode & 0o022:
+        raise not_kept("others may write to the folder", found)
     return found
 
 
@@ -110,7 +116,7 @@ def compile_to(place: Path, source: Path, compiler: list[str]) -> None:
             run_compiler([*compiler, *FLAGS, str(source), "-o", str(made)], own)
             os.replace(made, place)
     except OSError as error:
-        raise not_kept(error, place.parent) from error
+        raise not_kept(storage_error(error, place).what, place.parent) from error
 
 
 def run_compiler(command: list[str], scratch: str) -> None:
@@ -126,7 +132,6 @@ def run_compiler(command: list[str], scratch: str) -> None:
                            fix=f"name another in CXX; {TORCH}")  # fmt: skip
 
 
-def not_kept(error: OSError, place: Path) -> LabError:
-    why = storage_error(error, place)
-    fix = f"set XDG_CACHE_HOME to a folder that can be written to; {TORCH}"
-    return MissingError(f"the compiled library cannot be kept: {why.what}", where=place, fix=fix)
+def not_kept(why: str, place: Path | str) -> LabError:
+    fix = f"set XDG_CACHE_HOME to a folder of yours that can be written to; {TORCH}"
+    return MissingError(f"the compiled library cannot be kept: {why}", where=place, fix=fix)
