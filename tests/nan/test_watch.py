@@ -376,6 +376,21 @@ def test_nothing_stays_on_the_model_even_after_an_exception():
     assert gc.isenabled()
 
 
+def test_a_count_that_fails_leaves_neither_references_nor_a_stopped_gc():
+    def fails(tensors):
+        raise MemoryError("no room to count in")
+
+    body = Body()
+    with torch.no_grad(), lab.nan.watch(body) as w:
+        w._begin_count, right = fails, w._begin_count
+        with pytest.raises(MemoryError):
+            body(torch.ones(1, 4))
+        assert gc.isenabled() and not w._events
+        w._begin_count = right
+        body(torch.ones(1, 4))
+    assert len(w.steps) == 1 and w.clean
+
+
 def test_a_forward_that_a_library_wrapped_is_put_back_as_it_was():
     body = Body()
     mine = body.first.forward

@@ -315,9 +315,11 @@ class Watch:
             output = forward(*args, **kwargs)
             self._returned(at, output)
         finally:
-            step = self._finish()
-            if collecting:
-                gc.enable()
+            try:
+                step = self._finish()
+            finally:
+                if collecting:
+                    gc.enable()
         if step.bad_leaves and self.on_bad == "raise":
             place = step.births[0].place if step.births else "unknown"
             raise NonFiniteError(f"a NaN or an infinity was first seen {place}", where=f"step {step.number} ({step.phase})")  # fmt: skip
