@@ -5,15 +5,14 @@
 // Shared memory is filled with NaN before each block.
 
 #include <cmath>
-#include <cstdint>
 #include <cstring>
-#include <tuple>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
 
 using std::exp;
 using std::fmax;
+using std::fmaxf;
 using std::log;
 
 #define __global__

@@ -37,7 +37,7 @@ def build(
     command = [
         "g++",
         "-std=c++17",
-        "-O1",
+        "-O0",
         "-w",
         "-fPIC",
         "-shared",

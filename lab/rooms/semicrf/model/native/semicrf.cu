@@ -42,7 +42,11 @@ typedef long long i64;
 
 template <typename Number> INSIDE bool is_finite(Number value) { return value - value == 0; }
 INSIDE bool forbidden(REAL score) { return score < -LARGEST; }
-INSIDE REAL larger(REAL a, REAL b) { return fmax(a, b); } // what is no number loses
+#if DOUBLE
+INSIDE REAL larger(REAL a, REAL b) { return a > b ? a : b; } // fmax is no instruction of double, and minds NaN
+#else
+INSIDE REAL larger(REAL a, REAL b) { return fmaxf(a, b); }
+#endif
 INSIDE int smaller(int a, int b) { return a < b ? a : b; }
 INSIDE double infinity() { return __longlong_as_double(0x7ff0000000000000LL); }
 
@@ -86,62 +90,68 @@ INSIDE Sequence sequence_of(const i64* lengths, int b, int frames) {
     return found;
 }
 
+// The largest over a block's threads, 0 where that is not finite.
+INSIDE double top_of_block(double own, double* shared) {
+    shared[threadIdx.x] = own;
+    __syncthreads();
+    for (int i = 0; i < THREADS; ++i) own = fmax(own, shared[i]);
+    return is_finite(own) ? own : 0;
+}
+
+// exp(score - top), or whether the score is allowed.
+INSIDE REAL weight_of(REAL score, double top, int saturate) {
+    return saturate ? (REAL)!forbidden(score) : (REAL)exp((double)score - top);
+}
+
+// Rows of the duration table from `begin` on; the largest of this thread's weights and 1.
+INSIDE REAL table_rows(const REAL* duration, REAL* table, double top, int begin, int labels, int longest, int rows,
+                       int rows_each, int saturate) {
+    REAL largest = 1;
+    for (int i = threadIdx.x; i < rows_each * CP; i += THREADS) {
+        const int row = begin + i / CP, c = i % CP, d = row - (N - 1);
+        if (row >= rows) break;
+        const bool there = d >= 1 && d <= longest && c < labels;
+        const REAL weight = there ? weight_of(duration[(i64)(d - 1) * labels + c], -top, saturate) : 0;
+        table[(i64)row * CP + c] = weight;
+        largest = larger(largest, weight);
+    }
+    return largest;
+}
+
 // The weights of the model, padded to CP labels. The largest transition moves from E into D (every segment pays one of
 // each, the first its start), the largest end score into `shift`. Row d + N - 1 of `table` is duration d, zero outside
-// 1..K. `slack` is the margin times the largest D, a value for each block of `rows_each` rows.
+// 1..K. `slack` is the margin times the largest D, a value for each block of `rows_each` rows. `onward` is E, then its
+// transpose.
 extern "C" __global__ void __launch_bounds__(THREADS) prepare(
     const REAL* transition, const REAL* duration, const REAL* start, const REAL* end,
     REAL* onward, REAL* table, REAL* first, REAL* last, REAL* slack, double* shift,
     int labels, int longest, int rows, int rows_each, int saturate) {
-    __shared__ double tops[2 * THREADS];
+    __shared__ double tops[THREADS], end_tops[THREADS];
     __shared__ REAL most[THREADS];
-    const int tid = threadIdx.x;
     double top = -infinity(), end_top = -infinity();
-    for (int i = tid; i < labels * labels; i += THREADS) top = fmax(top, (double)transition[i]);
-    for (int c = tid; c < labels; c += THREADS) end_top = fmax(end_top, (double)end[c]);
-    tops[tid] = top;
-    tops[THREADS + tid] = end_top;
+    for (int i = threadIdx.x; i < labels * labels; i += THREADS) top = fmax(top, (double)transition[i]);
+    for (int c = threadIdx.x; c < labels; c += THREADS) end_top = fmax(end_top, (double)end[c]);
+    top = top_of_block(top, tops);
+    end_top = top_of_block(end_top, end_tops);
+    REAL largest = table_rows(duration, table, top, blockIdx.x * rows_each, labels, longest, rows, rows_each, saturate);
+    most[threadIdx.x] = largest;
     __syncthreads();
-    for (int i = 0; i < THREADS; ++i) {
-        top = fmax(top, tops[i]);
-        end_top = fmax(end_top, tops[THREADS + i]);
-    }
-    if (!is_finite(top)) top = 0;
-    if (!is_finite(end_top)) end_top = 0;
-    REAL largest = 1;
-    for (int i = tid; i < rows_each * CP; i += THREADS) {
-        const int row = blockIdx.x * rows_each + i / CP, c = i % CP, d = row - (N - 1);
-        if (row >= rows) break;
-        REAL weight = 0;
-        if (d >= 1 && d <= longest && c < labels) {
-            const REAL bias = duration[(i64)(d - 1) * labels + c];
-            weight = saturate ? (REAL)!forbidden(bias) : (REAL)exp((double)bias + top);
-        }
-        table[(i64)row * CP + c] = weight;
-        largest = larger(largest, weight);
-    }
-    most[tid] = largest;
-    __syncthreads();
-    if (tid == 0) {
+    if (threadIdx.x == 0) {
         for (int i = 1; i < THREADS; ++i) largest = larger(largest, most[i]);
         slack[blockIdx.x] = largest * MARGIN;
     }
     if (blockIdx.x) return;
-    if (tid == 0) *shift = end_top;
-    for (int i = tid; i < CP * CP; i += THREADS) {
+    if (threadIdx.x == 0) *shift = end_top;
+    for (int i = threadIdx.x; i < CP * CP; i += THREADS) {
         const int from = i / CP, to = i % CP;
-        REAL weight = 0;
-        if (from < labels && to < labels) {
-            const REAL score = transition[from * labels + to];
-            weight = saturate ? (REAL)!forbidden(score) : (REAL)exp((double)score - top);
-        }
+        const bool there = from < labels && to < labels;
+        const REAL weight = there ? weight_of(transition[from * labels + to], top, saturate) : 0;
         onward[from * CP + to] = weight;
         onward[CP * CP + to * CP + from] = weight;
     }
-    for (int c = tid; c < CP; c += THREADS) {
-        const bool live = c < labels;
-        first[c] = !live ? 0 : saturate ? (REAL)!forbidden(start[c]) : (REAL)exp((double)start[c] - top);
-        last[c] = !live ? 0 : saturate ? (REAL)!forbidden(end[c]) : (REAL)exp((double)end[c] - end_top);
+    for (int c = threadIdx.x; c < CP; c += THREADS) {
+        first[c] = c < labels ? weight_of(start[c], top, saturate) : 0;
+        last[c] = c < labels ? weight_of(end[c], end_top, saturate) : 0;
     }
 }
 
@@ -156,9 +166,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) frame_tops(
     tops[row] = is_finite(top) ? top : 0;
 }
 
-// What a thread of `messages` knows of its place.
+// What a thread of `messages` knows of its place; frames origin to stop of the direction are the sequence's.
 struct Place {
-    int c, slice, labels, direction, length, padded;
+    int c, slice, labels, direction, length, padded, origin, stop;
     const REAL* score; // of the sequence, (frames, labels)
     const REAL* tops;
 };
@@ -213,6 +223,11 @@ INSIDE void far_part(const REAL* gathered, const REAL* product, const REAL* __re
     }
 }
 
+// What the first boundary of a direction brings, and by how much a message must exceed what may be lost.
+struct Entry {
+    REAL own, top, margin;
+};
+
 // A label's part of the messages, in registers.
 struct Message {
     REAL gamma, lost, most_lost, previous, final_value, final_lost;
@@ -239,11 +254,33 @@ struct Kept {
     int* exponent;
 };
 
+// The power of two of the largest message, as it was two frames back, moves from the frame's weight into the exponent.
+INSIDE REAL rescaled(Message& m, REAL weight) {
+    const int step = exponent_of(m.previous);
+    const REAL back = power_of_two(-step);
+    m.power += step;
+    m.most_lost *= larger(back, 1);
+    return weight * back;
+}
+
+// The boundary after frame f, before which gamma came: the first one enters, what lies outside is zero, the rest is
+// looked at.
+INSIDE void cross(Message& m, const Place& at, int f, const Entry& entry) {
+    const bool inside = f + 1 > at.origin && f + 1 < at.stop && at.c < at.labels;
+    if (f + 1 >= at.stop) m.gamma = 0;
+    if (f + 1 == at.origin) {
+        m.gamma += entry.own;
+        m.previous = entry.top;
+    }
+    if (inside && m.gamma != 0 && !(m.gamma >= m.most_lost * entry.margin && is_finite(m.gamma))) m.bad = 1;
+    if (inside && m.gamma > 0) m.nonzero += 1;
+}
+
 // N frames one after the other, by the first CP threads; `pending` is what earlier blocks bring into each.
 // `before` is room for the messages before them.
-INSIDE void near_steps(Message& m, const Place& at, int q, int origin, int stop, REAL entry, REAL entry_top, REAL margin,
-                       REAL (&pending)[N], const REAL (&near)[N], const REAL (&across)[CP], const REAL* weight, REAL* before,
-                       REAL* sent, REAL* losses, const Kept& kept, int keep, int saturate) {
+INSIDE void near_steps(Message& m, const Place& at, int q, const Entry& entry, REAL (&pending)[N], const REAL (&near)[N],
+                       const REAL (&across)[CP], const REAL* weight, REAL* before, REAL* sent, REAL* losses,
+                       const Kept& kept, int keep, int saturate) {
     const int c = at.c;
     const i64 row = (i64)q * N * CP + c;
     REAL *arrived = kept.arrived + row, *source = kept.source + row, *gathered = kept.gathered + row;
@@ -253,13 +290,7 @@ INSIDE void near_steps(Message& m, const Place& at, int q, int origin, int stop,
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         const int f = q * N + i;
-        if (i % 2 == 0 && !saturate) {
-            const int step = exponent_of(m.previous);
-            const REAL back = power_of_two(-step);
-            frame[i] *= back;
-            m.power += step;
-            m.most_lost *= larger(back, 1);
-        }
+        if (i % 2 == 0 && !saturate) frame[i] = rescaled(m, frame[i]);
         const REAL w = frame[i];
         REAL alpha = (pending[i] + m.gamma * near[0]) * w;
         if (saturate && alpha > 1) alpha = 1;
@@ -274,7 +305,7 @@ INSIDE void near_steps(Message& m, const Place& at, int q, int origin, int stop,
             source[i * CP] = m.gamma;
             if (c == 0) kept.exponent[f] = m.power;
         }
-        if (f + 1 == stop) {
+        if (f + 1 == at.stop) {
             m.final_value = alpha;
             m.final_power = m.power;
             m.final_lost = m.most_lost;
@@ -283,14 +314,7 @@ INSIDE void near_steps(Message& m, const Place& at, int q, int origin, int stop,
         m.gamma = received(sent + (i & 1) * CP, across);
         if (i % 2 == 0) m.previous = largest_of(sent + (i & 1) * CP);
         if (i % 4 == 3) m.most_lost = larger(largest_of(losses), TINY);
-        const bool inside = f + 1 > origin && f + 1 < stop && c < at.labels;
-        if (f + 1 >= stop) m.gamma = 0;
-        if (f + 1 == origin) {
-            m.gamma += entry;
-            m.previous = entry_top;
-        }
-        if (inside && m.gamma != 0 && !(m.gamma >= m.most_lost * margin && is_finite(m.gamma))) m.bad = 1;
-        if (inside && m.gamma > 0) m.nonzero += 1;
+        cross(m, at, f, entry);
     }
     REAL suffix = 1;
 #pragma unroll
@@ -299,6 +323,41 @@ INSIDE void near_steps(Message& m, const Place& at, int q, int origin, int stop,
         gathered[i * CP] = before[i * CP + c] * suffix;
     }
     kept.product[(i64)q * CP + c] = suffix;
+}
+
+// The sum of the tops of a block's frames.
+INSIDE double tops_of_block(const Place& at, int q) {
+    double sum = 0;
+    for (int f = q * N; f < q * N + N; ++f) {
+        const int u = at.direction ? at.padded - 1 - f : f;
+        if (u >= 0 && u < at.length) sum += at.tops[u];
+    }
+    return sum;
+}
+
+// What a block of threads found of its sequence: z, and the flags of `messages`.
+struct Results {
+    double *z_value, *log_z;
+    int *z_power, *flags, *count;
+};
+
+INSIDE void conclude(const Message& m, const Place& at, const Entry& entry, i64 lane, const double* ends, const int* bad,
+                     const int* nonzero, double offset, const Results& to) {
+    double z = 0;
+    int found = 0, flag = !is_finite(entry.margin); // a weight beyond the type, which may meet a zero
+    for (int i = 0; i < CP; ++i) {
+        z += ends[i];
+        found += nonzero[i];
+        flag |= bad[i];
+    }
+    found += z > 0;
+    if (z != 0 && !(z >= (double)(m.final_lost * entry.margin) && z <= (double)LARGEST)) flag |= 1;
+    if (found < (at.length - 1) * at.labels + 1) flag |= 2;
+    to.z_value[lane] = z;
+    to.z_power[lane] = m.final_power;
+    to.log_z[lane] = log(z) + m.final_power * LN2 + offset;
+    to.flags[lane] = flag;
+    to.count[lane] = found;
 }
 
 // One direction of one sequence: log Z, flags, and with `keep` the messages of every boundary; grid (B, directions).
@@ -318,54 +377,39 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
     __shared__ int bad[CP], nonzero[CP];
     const int b = blockIdx.x, direction = blockIdx.y, c = threadIdx.x % CP, slice = threadIdx.x / CP;
     const Sequence own = sequence_of(lengths, b, frames);
-    const int origin = direction ? own.padded - own.length : 0, stop = direction ? own.padded : own.length;
-    const i64 lane = (i64)b * gridDim.y + direction;
-    const Place at = {c, slice, labels, direction, own.length, own.padded,
+    const i64 lane = (i64)b * gridDim.y + direction, skip = keep ? lane * blocks * N : 0;
+    const int origin = direction ? own.padded - own.length : 0, stop = origin + own.length;
+    const Place at = {c, slice, labels, direction, own.length, own.padded, origin, stop,
                       score + (i64)b * frames * labels, tops + (i64)b * frames};
-    const i64 skip = keep ? lane * blocks * N : 0;
     const Kept kept = {gathered + lane * blocks * N * CP, product + lane * blocks * CP, source + skip * CP,
                        arrived + skip * CP, exponent + skip};
-    const REAL* enter = direction ? last : first;
-    const REAL* leave = direction ? first : last;
-    REAL margin = 0, entry_top = 0;
-    for (int i = 0; i < slacks; ++i) margin = larger(margin, slack[i]);
-    for (int i = 0; i < CP; ++i) entry_top = larger(entry_top, enter[i]);
-    REAL across[CP], near[N];
+    const REAL *enter = direction ? last : first, *leave = direction ? first : last;
+    Entry entry = {enter[c], 0, 0};
+    for (int i = 0; i < CP; ++i) entry.top = larger(entry.top, enter[i]);
+    for (int i = 0; i < slacks; ++i) entry.margin = larger(entry.margin, slack[i]);
+    REAL across[CP], near[N], coming[N / SLICES];
 #pragma unroll
     for (int i = 0; i < CP; ++i) across[i] = onward[direction * CP * CP + i * CP + c];
 #pragma unroll
     for (int i = 0; i < N; ++i) near[i] = table[(N + i) * CP + c];
-    const REAL entry = enter[c];
-    Message m = {0, TINY, TINY, 0, 0, TINY, 0, 0, 0, 0};
-    if (origin == 0) {
-        m.gamma = entry;
-        m.previous = entry_top;
-    }
-    double passed = 0;
-    REAL coming[N / SLICES];
+    Message m = {origin == 0 ? entry.own : 0, TINY, TINY, origin == 0 ? entry.top : 0, 0, TINY, 0, 0, 0, 0};
+    double passed = 0; // by the last thread
     read_scores(at, 0, coming);
     for (int q = 0; q < own.used; ++q) {
         REAL sums[N];
         frame_weights(at, coming, saturate, weight);
         read_scores(at, q + 1, coming);
         far_part(kept.gathered, kept.product, table, c, slice, q, far_blocks, sums);
-        if (slice) {
 #pragma unroll
-            for (int i = 0; i < N; ++i) part[((slice - 1) * N + i) * CP + c] = sums[i];
-        }
-        if (threadIdx.x == THREADS - 1) {
-            for (int f = q * N; f < q * N + N; ++f) {
-                const int u = direction ? own.padded - 1 - f : f;
-                if (u >= 0 && u < own.length) passed += at.tops[u];
-            }
-        }
+        for (int i = 0; i < N; ++i)
+            if (slice) part[((slice - 1) * N + i) * CP + c] = sums[i];
+        if (threadIdx.x == THREADS - 1) passed += tops_of_block(at, q);
         __syncthreads();
         if (slice == 0) {
 #pragma unroll
             for (int i = 0; i < N; ++i)
                 for (int other = 0; other < SLICES - 1; ++other) sums[i] += part[(other * N + i) * CP + c];
-            near_steps(m, at, q, origin, stop, entry, entry_top, margin, sums, near, across, weight, part, sent, losses,
-                       kept, keep, saturate);
+            near_steps(m, at, q, entry, sums, near, across, weight, part, sent, losses, kept, keep, saturate);
         }
         __syncthreads(); // the next block's far part loads what was stored, and the shared rows are free again
     }
@@ -376,22 +420,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
         nonzero[c] = m.nonzero;
     }
     __syncthreads();
-    if (threadIdx.x) return;
-    double z = 0;
-    int found = 0, flag = !is_finite(margin); // a weight beyond the type, which may meet a zero
-    for (int i = 0; i < CP; ++i) {
-        z += ends[i];
-        found += nonzero[i];
-        flag |= bad[i];
-    }
-    found += z > 0;
-    if (z != 0 && !(z >= (double)(m.final_lost * margin) && z <= (double)LARGEST)) flag |= 1;
-    if (found < (own.length - 1) * labels + 1) flag |= 2;
-    z_value[lane] = z;
-    z_power[lane] = m.final_power;
-    log_z[lane] = log(z) + m.final_power * LN2 + offset + *shift;
-    flags[lane] = flag;
-    count[lane] = found;
+    const Results to = {z_value, log_z, z_power, flags, count};
+    if (threadIdx.x == 0) conclude(m, at, entry, lane, ends, bad, nonzero, offset + *shift, to);
 }
 
 // What both passes left of one sequence, and 1 / z with its exponent, from the left; 0 where nothing is feasible.
