@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from lab.errors import MissingError, UsageError  # noqa: E402
+from lab.errors import GpuError, MissingError, UsageError  # noqa: E402
 from lab.rooms.semicrf.model import cuda_driver, ledger, naive, native_cuda, torch_factorised  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from tests.semicrf.emulated import SMALL, Emulated, build  # noqa: E402
@@ -336,6 +337,38 @@ def test_nvrtc_is_known_by_its_name():
         "libx.so",
     )
     assert [cuda_driver.is_nvrtc(name) for name in names] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch/lib/libnvrtc-08c4863f.so.10.2",
+        "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+        "nvidia/cu13/lib/libnvrtc.so.13",
+    ],
+)
+def test_nvrtc_is_found_where_torchs_wheels_put_it(monkeypatch, tmp_path, name):
+    own = tmp_path / name
+    own.parent.mkdir(parents=True)
+    for place in (own, own.parent / "libnvrtc-builtins.so", own.parent / "libnvrtc.alt.so.13"):
+        place.touch()
+    monkeypatch.delenv("LAB_NVRTC", raising=False)
+    monkeypatch.setattr(cuda_driver, "loaded_libraries", list)
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    assert cuda_driver.find_nvrtc() == own
+    monkeypatch.setenv("LAB_NVRTC", "/another")
+    assert cuda_driver.find_nvrtc() == Path("/another")
+
+
+def test_an_error_of_the_driver_has_its_words_and_the_kernels_name(monkeypatch):
+    def cuGetErrorString(status, text):
+        text._obj.value = b"an illegal memory access was encountered"
+
+    monkeypatch.setattr(cuda_driver, "driver", lambda: SimpleNamespace(cuGetErrorString=cuGetErrorString))
+    cuda_driver.asked(0)
+    with pytest.raises(GpuError, match="CUDA error 700: an illegal memory access") as told:
+        cuda_driver.asked(700, "messages")
+    assert told.value.where == "messages"
 
 
 def test_what_is_no_library_is_told(tmp_path):

@@ -114,13 +114,16 @@ def find_nvrtc() -> Path | None:
     if own:
         return Path(own)
     home = Path(torch.__file__).parent
-    loaded = [
-        Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if "nvrtc" in line
-    ]
     near = [*(home / "lib").glob("libnvrtc*"), *(home.parent / "nvidia").glob("*/lib/libnvrtc*")]
-    found = [path for path in (*loaded, *sorted(near, reverse=True)) if is_nvrtc(path.name)]
+    found = [path for path in (*loaded_libraries(), *sorted(near, reverse=True)) if is_nvrtc(path.name)]
     system = ctypes.util.find_library("nvrtc")
     return found[0] if found else Path(system) if system else None
+
+
+def loaded_libraries() -> list[Path]:
+    """Files that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [Path(fields[5]) for fields in (line.split(maxsplit=5) for line in lines) if len(fields) > 5]
 
 
 def is_nvrtc(name: str) -> bool:
