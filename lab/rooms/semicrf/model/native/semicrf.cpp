@@ -416,9 +416,10 @@ struct Tensors {  // of a batch, as torch holds them; see the functions at the e
     double *z, *log_z;
     uint8_t* flagged;
 
+    int64_t length(int64_t b) const { return std::min(std::max<int64_t>(lengths[b], 1), frames); }
     Sequence sequence(const Model& m, int64_t b) const {
         const int64_t bytes = b * frames * m.labels * int64_t(single ? sizeof(float) : sizeof(double));
-        return {static_cast<const char*>(score) + bytes, lengths[b], single};
+        return {static_cast<const char*>(score) + bytes, length(b), single};
     }
     Kept kept(const Model& m, int64_t b) const {
         if (!alpha) return {nullptr, nullptr, nullptr};
@@ -464,7 +465,7 @@ class Right {
 
 public:
     Right(const Model& m, const Tensors& x, const Counts& out, int64_t b, const Scratch& own)
-        : m(m), x(x), out(out), b(b), nv(m.nv), length(x.lengths[b]), s(x.sequence(m, b)), kept(x.kept(m, b)),
+        : m(m), x(x), out(out), b(b), nv(m.nv), length(x.length(b)), s(x.sequence(m, b)), kept(x.kept(m, b)),
           window(own.window, std::min(m.longest, length), m.nv), counts(own.counts) {
         V* row = own.rows;
         for (V** each : {&scaled, &lost, &beta, &eta, &gamma, &alpha, &covered, &started}) {
@@ -661,7 +662,7 @@ void no_counts(const Model& m, const Tensors& x, const Counts& out, int64_t b) {
 void backward_one(const Model& m, const Model& reach, const Tensors& x, const Counts& out, int64_t b,
                   const Scratch& own) {
     if (x.flagged[b] || !(x.z[b] > 0.0)) return no_counts(m, x, out, b);
-    const int64_t after = x.lengths[b], padding = (x.frames - after) * m.labels;
+    const int64_t after = x.length(b), padding = (x.frames - after) * m.labels;
     for (double* p : {out.label, out.starts, out.ends}) zeros(p + (b * x.frames + after) * m.labels, padding);
     x.flagged[b] = Right(m, x, out, b, own).run(reach, own);
 }
