@@ -9,8 +9,9 @@
 // What underflow may have lost is bounded per label (`lost`); a message that is not zero and below that bound times a
 // margin marks its sequence, and so does a zero that the model does not forbid, which a pass with weights 0 and 1 tells.
 //
-// Labels are padded to a multiple of 8, whole vectors on every processor. A sequence is one task, and nothing in it is divided among threads or depends
-// on its batch or padding: the same bits for any of them. All memory is taken before threads start.
+// Labels are padded to a multiple of 8, whole vectors on every processor. A sequence is one task, and nothing in it is
+// divided among threads or depends on its batch or padding: the same bits for any of them. All memory is taken before
+// threads start.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -322,8 +323,22 @@ struct Loss {
         }
         bound = largest(most) * margin;
     }
-    M wrong(V message) const { return (message != 0.0) & ~((message >= bound) & (message < INF)); }
-    bool wrong(double z) const { return z != 0.0 && !(z >= bound && z < INF); }
+    void look(V message) { bad |= (message != 0.0) & ~((message >= bound) & (message < INF)); }
+    bool found(double z) const {  // in any message, in z, or by a weight beyond float64, which may meet a zero
+        return any(bad) || (z != 0.0 && !(z >= bound && z < INF)) || !(margin < INF);
+    }
+};
+
+// How many messages are more than zero.
+struct Above {
+    M lanes{};
+
+    void look(V message) { lanes -= message > 0.0; }
+    int64_t count(double z) const {
+        int64_t sum = z > 0.0;
+        for (int i = 0; i < LANES; ++i) sum += lanes[i];
+        return sum;
+    }
 };
 
 struct Kept {  // one sequence's rows: T + 1 of alpha and exponents, T of gamma; null when only log Z is wanted
@@ -342,6 +357,17 @@ struct Scratch {
     static constexpr int ROWS_USED = 10;
 };
 
+// All but the first row of the window: gamma goes in, and the frame's weights are multiplied in.
+void pass_on(const Model& m, const Window& window, const V* gamma, const V* weight, int64_t rows) {
+    for (int64_t v = 0; v < m.nv; ++v) {
+        V* row = window.row(v);
+        const V* duration = m.duration.get() + v * m.longest;
+        const V g = gamma[v], w = weight[v];
+#pragma GCC unroll 4
+        for (int64_t j = 1; j < rows; ++j) row[j] = (row[j] + g * duration[j]) * w;
+    }
+}
+
 // The pass over the frames, from the left or, with `reversed`, from the right; REACH: with weights 0 and 1, saturated.
 template <bool REACH>
 Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, const Scratch& scratch) {
@@ -354,8 +380,8 @@ Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, c
     window.clear(0);
     Found found;
     Loss loss(m, lost);
+    Above above;
     Sums tops;
-    M nonzero{}, bad{};
     V peak = V{};
     for (int64_t v = 0; v < nv; ++v) {
         alpha[v] = V{};
@@ -370,7 +396,6 @@ Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, c
         found.power += step;
         alpha += stride;
         peak = V{};
-        const int64_t rows = std::min(window.rows, length - t);
         for (int64_t v = 0; v < nv; ++v) {
             gamma[v] = next[v];
             scaled[v] = weight[v] * back;
@@ -380,28 +405,20 @@ Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, c
         }
         if (kept.exponent) kept.exponent[t + 1] = int32_t(found.power);
         product(alpha, onward, m, next);
-        for (int64_t v = 0; v < nv; ++v) {
-            V* row = window.row(v);
-            const V* duration = m.duration.get() + v * m.longest;
-            const V g = gamma[v], w = scaled[v];
-#pragma GCC unroll 4
-            for (int64_t j = 1; j < rows; ++j) row[j] = (row[j] + g * duration[j]) * w;
-        }
+        pass_on(m, window, gamma, scaled, std::min(window.rows, length - t));
         if (!REACH) loss.frame(scaled, nv);
-        if (t + 1 < length)
-            for (int64_t v = 0; v < nv; ++v) {
-                if (!REACH) bad |= loss.wrong(next[v]);
-                nonzero -= next[v] > 0.0;
-            }
+        for (int64_t v = 0; v < nv && t + 1 < length; ++v) {
+            if (!REACH) loss.look(next[v]);
+            above.look(next[v]);
+        }
         window.forwards();
     }
     V z = V{};
     const V* leave = (reversed ? m.first : m.last).get();
     for (int64_t v = 0; v < nv; ++v) z += alpha[v] * leave[v];
     found.z = total(z);
-    found.bad = !REACH && (any(bad) || loss.wrong(found.z) || !(m.margin < INF));
-    for (int i = 0; i < LANES; ++i) found.nonzero += nonzero[i];
-    found.nonzero += found.z > 0.0;
+    found.bad = !REACH && loss.found(found.z);
+    found.nonzero = above.count(found.z);
     found.log_shift = tops.sum + tops.rest;
     return found;
 }
@@ -461,7 +478,7 @@ class Right {
     V *crossed, *left, *right;
     int64_t waiting = 0, power = 0;
     double inverse, worst = 0.0;
-    int64_t worst_frame = 0, nonzero = 0;
+    int64_t worst_frame = 0;
 
 public:
     Right(const Model& m, const Tensors& x, const Counts& out, int64_t b, const Scratch& own)
@@ -482,8 +499,8 @@ public:
     // -> whether something may have been lost
     bool run(const Model& reach, const Scratch& own) {
         Loss loss(m, lost);
+        Above above;
         begin();
-        M bad{}, above{};
         for (int64_t t = length - 1; t >= 0; --t) {
             finish(t);
             enter(t);
@@ -494,18 +511,16 @@ public:
             cross();
             product(eta, m.back.get(), m, beta);
             for (int64_t v = 0; v < nv; ++v) {
-                bad |= loss.wrong(beta[v]);
-                above -= beta[v] > 0.0;
+                loss.look(beta[v]);
+                above.look(beta[v]);
             }
         }
         V z = V{};
         for (int64_t v = 0; v < nv; ++v) z += m.first[v] * eta[v];
-        for (int i = 0; i < LANES; ++i) nonzero += above[i];
-        nonzero += total(z) > 0.0;
         parameters();
         out.mass_error[b] = worst;
         out.mass_frame[b] = worst_frame;
-        return any(bad) || loss.wrong(total(z)) || hidden(m, reach, s, true, nonzero, own);
+        return loss.found(total(z)) || hidden(m, reach, s, true, above.count(total(z)), own);
     }
 
 private:
