@@ -33,14 +33,6 @@ WORDS = re.compile(
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def checkpoint(jump):
     """Rows of the second sequence that the way back reads, e^jump too large."""
 

@@ -44,14 +44,6 @@ compiled = pytest.mark.skipif(LACKING is not None, reason=(LACKING or "").splitl
 ALL = ("log_z_B", *COUNTS, "mass_error_B", "mass_frame_B")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def solve(problem):
     return native_cpu.backward(native_cpu.forward(problem))
 

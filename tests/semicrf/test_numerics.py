@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,14 +22,6 @@ from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from tests.semicrf.problems import COUNTS, counts_as_they_are, random_problem, worst  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def solve(problem):
@@ -246,3 +239,16 @@ def test_what_the_pass_from_the_right_loses_inside_is_seen_though_the_first_fram
     assert float(ours.score_BTC.max()) <= 1 + 1e-6
     for field in ("score_BTC", "duration_KC", "transition_CC"):
         torch.testing.assert_close(getattr(ours, field).double(), getattr(judge, field), atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("capability", "chosen"), [((9, 0), "triton"), ((7, 0), "triton"), ((6, 1), "native")]
+)
+def test_auto_takes_triton_on_no_gpu_that_it_makes_no_code_for(monkeypatch, capability, chosen):
+    api.new_enough.cache_clear()
+    monkeypatch.setattr(api, "has_triton", lambda: True)
+    monkeypatch.setattr(api.native, "lacking", lambda score: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    score = SimpleNamespace(is_cuda=True, shape=(1, 2, 3), device=torch.device("cuda", 0))
+    assert api.resolve_backend("auto", score) == chosen
+    api.new_enough.cache_clear()

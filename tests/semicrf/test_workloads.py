@@ -27,14 +27,6 @@ LEAST = msgspec.structs.replace(
     msgspec.convert(PRESETS["smoke"], TrainConfig), phones=3, utterances=8, mean_segments=4, max_duration=4, epochs=1)  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def train(config, out, model="semicrf", backend="torch"):
     workload_train.run(config, model, backend, out, ALONE, CPU)
     return json.loads((out / "result.json").read_text())

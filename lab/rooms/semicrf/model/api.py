@@ -35,7 +35,7 @@ def resolve_backend(backend: str, score_BTC: Tensor) -> str:
     if backend != "auto":
         return backend
     fits = not score_BTC.is_cuda or score_BTC.shape[-1] <= MAX_LABELS
-    if fits and score_BTC.is_cuda and has_triton():
+    if fits and score_BTC.is_cuda and has_triton() and new_enough(score_BTC.device):
         return "triton"
     return "native" if fits and native.lacking(score_BTC) is None else "torch"
 
@@ -43,6 +43,12 @@ def resolve_backend(backend: str, score_BTC: Tensor) -> str:
 @functools.cache
 def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def new_enough(device: torch.device) -> bool:
+    """Whether Triton makes code for this GPU: NVIDIA's from Volta on, and all that ROCm's torch runs on."""
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (7, 0)
 
 
 def log_partition(
