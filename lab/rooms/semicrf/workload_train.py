@@ -43,7 +43,7 @@ from lab.rooms.semicrf.model.training import (
     validator_of,
 )
 from lab.rooms.semicrf.model.validation import drift_messages
-from lab.rooms.sweep.workload_host import Place, gpu_state, process_group, report_failures
+from lab.rooms.sweep.workload_host import Place, gpu_state, leave, process_group, report_failures
 
 log = logging.getLogger("lab.semicrf")
 
@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_environment(args.out, device, place)
     with process_group(place, device) if place.world_size > 1 else contextlib.nullcontext():
         run(load(args.config, TrainConfig), args.model, args.backend, args.out, place, device)
+    if place.world_size > 1:
+        leave(0)  # all is written; taking down what gloo and DDP leave behind has aborted a finished rank
 
 
 def run(config: TrainConfig, model: str, backend: str, out: Path, place: Place, device: torch.device) -> None:
