@@ -252,3 +252,15 @@ def test_auto_takes_triton_on_no_gpu_that_it_makes_no_code_for(monkeypatch, capa
     score = SimpleNamespace(is_cuda=True, shape=(1, 2, 3), device=torch.device("cuda", 0))
     assert api.resolve_backend("auto", score) == chosen
     api.new_enough.cache_clear()
+
+
+@pytest.mark.parametrize("by_duration", [False, True])
+def test_a_sequence_with_a_nan_has_no_counts_in_the_log_domain_and_leaves_the_others_alone(by_duration):
+    sound = random_problem(2, 6, 3, 2, by_duration=by_duration)
+    score_BTC = sound.score_BTC.clone()
+    score_BTC[1, 0, 1] = math.nan
+    found, expected = log_domain.posteriors(replace(sound, score_BTC=score_BTC)), log_domain.posteriors(sound)
+    assert bool(found.log_z_B[1].isnan())
+    for name in COUNTS:
+        assert torch.equal(getattr(found, name)[0], getattr(expected, name)[0])
+        assert not getattr(found, name)[1].any()

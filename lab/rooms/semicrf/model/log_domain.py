@@ -104,8 +104,9 @@ def posteriors(problem: Problem) -> Posteriors:
     label_TBC = (starts_TBC - torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])).cumsum(0)
     inside = (torch.arange(frames, device=label_TBC.device)[:, None] < problem.lengths_B)[..., None]
     label_TBC = torch.where(inside, label_TBC, torch.zeros_like(label_TBC))
-    label_BTC, starts_BTC, ends_BTC, duration_BKC = (
-        x.transpose(0, 1) for x in (label_TBC, starts_TBC, ends_TBC, duration)
+    label_BTC, starts_BTC, ends_BTC, duration_BKC, crossed = (
+        torch.where(usable_B.view(-1, *(1,) * (x.dim() - 1)), x, torch.zeros_like(x))  # shares of NaN are NaN
+        for x in (*(x.transpose(0, 1) for x in (label_TBC, starts_TBC, ends_TBC, duration)), crossed)
     )
     checked = mass(label_BTC, problem.lengths_B, state.log_z_B)
     return Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, crossed, *checked)
