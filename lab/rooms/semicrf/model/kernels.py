@@ -27,6 +27,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from lab.rooms.semicrf.model.log_terms import finite_or_zero, length_of
+
 
 @triton.jit
 def exponent_of(value):
@@ -48,11 +50,6 @@ def power_of_two(exponent, DTYPE: tl.constexpr):
     else:
         raw = tl.minimum(tl.maximum(exponent + 127, 0), 254)
         return (raw << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def finite_or_zero(value):
-    return tl.where(tl.abs(value) < float("inf"), value, 0.0)
 
 
 @triton.jit(
@@ -209,7 +206,7 @@ def outside_parts(
     lane = b * tl.num_programs(1) + tl.program_id(1)
     i = tl.program_id(2) % STAGE
     part = tl.program_id(2) // STAGE
-    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    length = length_of(lengths, b, frames)
     q = begin + i
     if q < tl.cdiv(length, N):
         nearest = i + 1 + part * STAGE
@@ -285,7 +282,7 @@ def messages(
     b = tl.program_id(0).to(tl.int64)
     direction = tl.program_id(1)
     cols = tl.arange(0, CP)
-    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    length = length_of(lengths, b, frames)
     used = tl.cdiv(length, N)
     padded = used * N
     origin = tl.where(direction == 0, 0, padded - length)
@@ -511,7 +508,7 @@ def label_totals(
     b = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     cols = tl.arange(0, CP)
-    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    length = length_of(lengths, b, frames)
     padded = tl.cdiv(length, N) * N
     f = chunk * F + tl.arange(0, F)
     starts, ends = boundary_counts(
@@ -552,7 +549,7 @@ def label_counts(
     b = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     cols = tl.arange(0, CP)
-    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    length = length_of(lengths, b, frames)
     padded = tl.cdiv(length, N) * N
     carried = tl.zeros([CP], tl.float64)
     for before in range(chunk):
@@ -601,7 +598,7 @@ def far_durations(
     chunk = tl.program_id(1)
     delta = tl.program_id(2) + 1
     cols = tl.arange(0, CP)
-    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    length = length_of(lengths, b, frames)
     used = tl.cdiv(length, N)
     inverse, z_exponent = inverse_of(z_value, z_power, b)
     left = 2 * b * blocks
@@ -656,7 +653,7 @@ def near_durations(
     b = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     cols = tl.arange(0, CP)
-    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    length = length_of(lengths, b, frames)
     used = tl.cdiv(length, N)
     padded = used * N
     inverse, z_exponent = inverse_of(z_value, z_power, b)
@@ -729,7 +726,7 @@ def transitions(
     chunk = tl.program_id(1)
     cols = tl.arange(0, CP)
     wide = tl.arange(0, CP)
-    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    length = length_of(lengths, b, frames)
     padded = tl.cdiv(length, N) * N
     inverse, z_exponent = inverse_of(z_value, z_power, b)
     left = 2 * b * blocks * N
@@ -812,7 +809,7 @@ def outside_bests(
     b = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) % STAGE
     part = tl.program_id(1) // STAGE
-    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    length = length_of(lengths, b, frames)
     q = begin + i
     if q < tl.cdiv(length, N):
         nearest = i + 1 + part * STAGE
@@ -868,7 +865,7 @@ def best_messages(
     `messages`."""
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
-    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    length = length_of(lengths, b, frames)
     used = tl.cdiv(length, N)
     gathered += b * blocks * N * CP
     product += b * blocks * CP
@@ -959,7 +956,7 @@ def best_paths(
     count (B,) and the best score (B,). Of equal labels the smallest. No segments where the score is not finite."""
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
-    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int32), 0), frames)
+    length = length_of(lengths, b, frames)
     arrived += b * blocks * N * CP
     durations += b * blocks * N * CP
     segments += b * frames * 3

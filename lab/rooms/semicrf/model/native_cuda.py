@@ -9,7 +9,7 @@ depend on the duration to torch_factorised.py, on the same device.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,8 +38,6 @@ MAX_LABELS = 128
 """A thread keeps a column of the transition."""
 MOST_BLOCKS = 65535
 """Of threads, in a grid's second and third dimension."""
-COUNTS = tuple(field.name for field in fields(Posteriors) if field.name != "log_z_B")
-"""What the log domain gives anew for a flagged sequence."""
 
 
 @dataclass
@@ -112,10 +110,7 @@ def backward(state: State | torch_factorised.State) -> Posteriors:
     counts = (label_BTC, starts_BTC, ends_BTC, count_durations(state), count_transitions(state))
     found = Posteriors(state.log_z_B, *counts, error_B, frame_B)
     if state.again is not None:
-        anew = log_domain.posteriors(state.problem.rows(state.again))
-        for name in COUNTS:
-            value = getattr(found, name)
-            value[state.again] = getattr(anew, name).to(value.dtype)
+        found.put(state.again, log_domain.posteriors(state.problem.rows(state.again)))
     return found
 
 

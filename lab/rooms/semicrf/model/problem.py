@@ -9,7 +9,7 @@ The first segment pays no transition. Any of these may be -inf, which forbids ex
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -71,12 +71,21 @@ class Posteriors:
     mass_error_B: Tensor
     mass_frame_B: Tensor
 
+    def put(self, rows: Tensor, anew: Posteriors) -> None:
+        """In place, the counts and masses of `anew` for these sequences; log Z stays as it is."""
+        for name in COUNTS:
+            value = getattr(self, name)
+            value[rows] = getattr(anew, name).to(value.dtype)
+
     def start_BC(self) -> Tensor:
         return self.starts_BTC[:, 0]
 
     def end_BC(self, lengths_B: Tensor) -> Tensor:
         last_B11 = (lengths_B - 1)[:, None, None]
         return self.ends_BTC.gather(1, last_B11.expand(-1, 1, self.ends_BTC.shape[2]))[:, 0]
+
+
+COUNTS = tuple(field.name for field in fields(Posteriors) if field.name != "log_z_B")
 
 
 def make_problem(

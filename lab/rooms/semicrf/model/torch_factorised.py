@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.ledger import mass, mass_by_durations
+from lab.rooms.semicrf.model.log_domain import finite_or_zero
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
 
 EVERY = 8
@@ -123,10 +124,6 @@ def frames_inside(problem: Problem) -> Tensor:
     """1 for the frames of each sequence, 0 for its padding, (T, B, 1): all messages after the end are zero."""
     frame_T1 = torch.arange(problem.shape[1], device=problem.lengths_B.device)[:, None]
     return (frame_T1 < problem.lengths_B).double()[..., None]
-
-
-def finite_or_zero(value: Tensor) -> Tensor:
-    return torch.where(torch.isfinite(value), value, torch.zeros_like(value))
 
 
 def forward(problem: Problem, keep: bool = True) -> State:
@@ -237,8 +234,7 @@ def mended(found: Posteriors, problem: Problem, redo_B: Tensor) -> Posteriors:
     if bool(redo_B.any()):
         again = redo_B.nonzero()[:, 0]
         anew = log_domain.posteriors(problem.rows(again))
-        for name in ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition", "mass_frame_B"):
-            getattr(found, name)[again] = getattr(anew, name)
+        found.put(again, anew)
         elsewhere_B = beyond(found.log_z_B[again], anew.log_z_B)
         found.mass_error_B[again] = torch.maximum(anew.mass_error_B, elsewhere_B)
     return found

@@ -8,7 +8,7 @@ flags.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,8 +39,6 @@ COUNT_BLOCKS = 16
 """Blocks in a chunk of the duration counts, more for long durations: the partial sums take (K / chunk) rows."""
 LIMITS = {torch.float32: (2.0**-126, 2.0**36), torch.float64: (2.0**-1022, 2.0**80)}
 """Smallest number that keeps its digits, and by how much a message must exceed what may be lost."""
-COUNTS = tuple(field.name for field in fields(Posteriors) if field.name != "log_z_B")
-"""What the log domain gives anew for a flagged sequence."""
 
 
 @dataclass
@@ -160,7 +158,7 @@ def run_messages(
     return kept
 
 
-KEPT = (
+KEPT = [
     "gathered",
     "product",
     "source",
@@ -171,7 +169,7 @@ KEPT = (
     "log_z",
     "flags",
     "count",
-)
+]
 """What the passes write, in the order of their arguments; messages and exponents only for the counts."""
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 
@@ -221,28 +219,30 @@ def backward(state: State | LogState) -> Posteriors:
     """All expected counts; flagged sequences from the log domain."""
     if isinstance(state, LogState):
         return log_kernels.counts(state)
-    problem, model, kept = state.problem, state.model, state.kept
-    batch, frames, longest, labels = problem.shape
-    wide, dtype, device = padded_labels(labels), working_dtype(problem), problem.score_BTC.device
-    blocks, far = triton.cdiv(frames, N), far_blocks(longest)
-    chunks = triton.cdiv(frames, COUNT_FRAMES)
-    z = (kept["z_value"], kept["z_power"], problem.lengths_B)
-    totals = torch.empty(batch * chunks, wide, dtype=torch.float64, device=device)
-    both = (kept["source"], kept["arrived"], kept["exponent"], *z)
-    launch(
-        kernels.label_totals,
-        (batch, chunks),
-        *both,
-        totals,
-        frames,
-        blocks,
-        chunks,
-        N=N,
-        CP=wide,
-        F=COUNT_FRAMES,
-        num_warps=4,
+    label_BTC, starts_BTC, ends_BTC, error_B, frame_B = count_labels(state)
+    counts = (label_BTC, starts_BTC, ends_BTC, count_durations(state), count_transitions(state))
+    found = Posteriors(state.log_z_B, *counts, error_B, frame_B)
+    if state.again is not None and state.logs is not None:
+        found.put(state.again, log_kernels.counts(state.logs))
+    return found
+
+
+def count_labels(state: State) -> tuple[Tensor, ...]:
+    """label, starts, ends (B, T, C), and of each sequence the ledger's worst error and its first frame (B,)."""
+    problem, kept = state.problem, state.kept
+    batch, frames, _, labels = problem.shape
+    wide, device = padded_labels(labels), problem.score_BTC.device
+    blocks, chunks = triton.cdiv(frames, N), triton.cdiv(frames, COUNT_FRAMES)
+    both = (
+        *(kept[name] for name in ("source", "arrived", "exponent", "z_value", "z_power")),
+        problem.lengths_B,
     )
-    label_BTC = torch.empty(batch, frames, labels, dtype=dtype, device=device)
+    shape = {"N": N, "CP": wide, "F": COUNT_FRAMES}
+    totals = torch.empty(batch * chunks, wide, dtype=torch.float64, device=device)
+    launch(
+        kernels.label_totals, (batch, chunks), *both, totals, frames, blocks, chunks, **shape, num_warps=4,
+    )  # fmt: skip
+    label_BTC = torch.empty(batch, frames, labels, dtype=working_dtype(problem), device=device)
     starts_BTC = torch.empty_like(label_BTC)
     ends_BTC = torch.empty_like(label_BTC)
     mass_error_BX = torch.empty(batch, chunks, dtype=torch.float64, device=device)
@@ -250,11 +250,22 @@ def backward(state: State | LogState) -> Posteriors:
     launch(
         kernels.label_counts, (batch, chunks),
         *both, totals, label_BTC, starts_BTC, ends_BTC, mass_error_BX, mass_frame_BX,
-        frames, labels, blocks, chunks,
-        N=N, CP=wide, F=COUNT_FRAMES, ALL=True, ROUNDING=ROUNDING, num_warps=4,
+        frames, labels, blocks, chunks, **shape, ALL=True, ROUNDING=ROUNDING, num_warps=4,
     )  # fmt: skip
+    worst = mass_error_BX.max(1)
+    frame_B = mass_frame_BX.gather(1, worst.indices[:, None])[:, 0]
+    return label_BTC, starts_BTC, ends_BTC, worst.values, frame_B
+
+
+def count_durations(state: State) -> Tensor:
+    """Expected segments of each duration and label, (B, K, C) float64."""
+    problem, kept = state.problem, state.kept
+    batch, frames, longest, labels = problem.shape
+    wide, dtype, device = padded_labels(labels), working_dtype(problem), problem.score_BTC.device
+    blocks, far = triton.cdiv(frames, N), far_blocks(longest)
     chunk = max(COUNT_BLOCKS, far // 2)  # by K alone: padding must not regroup a sum
     pieces = triton.cdiv(blocks, chunk)
+    z = (kept["z_value"], kept["z_power"], problem.lengths_B)
     partial = torch.empty(batch * pieces * (far + 1) * 2 * N, wide, dtype=dtype, device=device)
     shape = {"N": N, "CP": wide, "DTYPE": TYPES[dtype]}
     if far:
@@ -271,28 +282,30 @@ def backward(state: State | LogState) -> Posteriors:
     duration_BKC = torch.empty(batch, longest, labels, dtype=torch.float64, device=device)
     launch(
         kernels.sum_durations, (batch, longest),
-        partial, model["table"], duration_BKC, labels, longest, pieces, far, N=N, CP=wide, num_warps=1,
+        partial, state.model["table"], duration_BKC, labels, longest, pieces, far, N=N, CP=wide, num_warps=1,
     )  # fmt: skip
+    return duration_BKC
+
+
+def count_transitions(state: State) -> Tensor:
+    """Expected transitions between labels, (B, C, C) float64."""
+    problem, kept = state.problem, state.kept
+    batch, frames, _, labels = problem.shape
+    wide, dtype, device = padded_labels(labels), working_dtype(problem), problem.score_BTC.device
+    chunks = triton.cdiv(frames, COUNT_FRAMES)
     crossed = torch.empty(batch * chunks, wide, wide, dtype=dtype, device=device)
     launch(
         kernels.transitions, (batch, chunks),
-        kept["arrived"], kept["exponent"], *z, crossed, frames, blocks, chunks,
-        **shape, F=COUNT_FRAMES, num_warps=warps(wide),
+        kept["arrived"], kept["exponent"], kept["z_value"], kept["z_power"], problem.lengths_B, crossed,
+        frames, triton.cdiv(frames, N), chunks,
+        N=N, CP=wide, DTYPE=TYPES[dtype], F=COUNT_FRAMES, num_warps=warps(wide),
     )  # fmt: skip
     transition_BCC = torch.empty(batch, labels, labels, dtype=torch.float64, device=device)
     launch(
         kernels.sum_transitions, (batch, labels),
-        crossed, model["onward"], transition_BCC, labels, chunks, CP=wide, num_warps=1,
+        crossed, state.model["onward"], transition_BCC, labels, chunks, CP=wide, num_warps=1,
     )  # fmt: skip
-    worst = mass_error_BX.max(1)
-    checked = (worst.values, mass_frame_BX.gather(1, worst.indices[:, None])[:, 0])
-    found = Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition_BCC, *checked)
-    if state.logs is not None:
-        mended = log_kernels.counts(state.logs)
-        for name in COUNTS:
-            value = getattr(found, name)
-            value[state.again] = getattr(mended, name).to(value.dtype)
-    return found
+    return transition_BCC
 
 
 def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
