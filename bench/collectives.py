@@ -17,13 +17,13 @@ GROWTH = (1000, 4000, 16000)
 ROUNDS = 3
 OURS = """
     import sys; from pathlib import Path
-    from lab.trace import views; from lab.trace.kineto import read_kineto; from lab.trace.pairing import pair_collectives
+    from lab.recordings import views; from lab.recordings.kineto import read_kineto; from lab.recordings.pairing import pair_collectives
     ranks = {r: Path(sys.argv[1]) / f"rank{r}" / "trace.json" for r in range(8)}
     pair_collectives({rank: views.collective_instances(read_kineto(path)) for rank, path in ranks.items()})
 """
 PAIRING = """
     import sys, time; from pathlib import Path
-    from lab.trace import views; from lab.trace.kineto import read_kineto; from lab.trace.pairing import pair_collectives
+    from lab.recordings import views; from lab.recordings.kineto import read_kineto; from lab.recordings.pairing import pair_collectives
     ranks = {r: Path(sys.argv[1]) / f"rank{r}" / "trace.json" for r in range(8)}
     tables = {rank: views.collective_instances(read_kineto(path)) for rank, path in ranks.items()}
     start = time.process_time()

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from lab.rooms.kernels import gantt
 from lab.rooms.kernels.catalogue import read_rank
-from lab.rooms.kernels.gantt_page import write_gantt_page
+from lab.rooms.kernels.catalogue.gantt_page import write_gantt_page
 from lab.rooms.kernels.schema import Trail
 trace, out = Path(sys.argv[1]), Path(sys.argv[2])
 bars = gantt.bars_of([read_rank(Trail(rank=0, trace=trace))])

@@ -25,7 +25,7 @@ def main() -> None:
     if reason := _absent():
         print(f"skipped: {reason}")
         return
-    from tests.engines.docker_fixtures import make_busybox
+    from tests.engines.docker.fixtures import make_busybox
 
     make_busybox()
     with tempfile.TemporaryDirectory() as name:
@@ -44,9 +44,9 @@ def _absent() -> str | None:
 
 def _one_by_one(root: Path) -> None:
     """Pairs in turn, so that whatever else the machine does meets both alike."""
-    from lab.engines.docker import DockerEngine
-    from lab.engines.stop import Stop
-    from tests.engines.docker_fixtures import a_docker_run, an_image
+    from lab.core.stop import Stop
+    from lab.engines.docker.engine import DockerEngine
+    from tests.engines.docker.fixtures import a_docker_run, an_image
 
     steps = _no_ops(PAIRS + 1)
     run = a_docker_run(root / "one", *steps)
@@ -66,7 +66,7 @@ def _one_by_one(root: Path) -> None:
 
 
 def _two_at_a_time(root: Path) -> None:
-    from tests.engines.docker_fixtures import a_docker_run
+    from tests.engines.docker.fixtures import a_docker_run
 
     ratios, last = [], (0.0, 0.0)
     for number in range(ROUNDS):
@@ -84,13 +84,13 @@ def _two_at_a_time(root: Path) -> None:
 
 
 def _through_lab(run) -> None:
-    from lab.engines.docker import DockerEngine
-    from lab.engines.stop import Stop
-    from lab.execute import Crew
-    from tests.engines.docker_fixtures import an_image
+    from lab.core.stop import Stop
+    from lab.driver.execute import StepRunner
+    from lab.engines.docker.engine import DockerEngine
+    from tests.engines.docker.fixtures import an_image
 
-    crew = Crew(run, DockerEngine(an_image()), [], Stop(), _no_lease)
-    crew.execute([record.step for record in run.manifest.steps], [], jobs=JOBS)
+    runner = StepRunner(run, DockerEngine(an_image()), [], Stop(), _no_lease)
+    runner.execute([record.step for record in run.manifest.steps], [], jobs=JOBS)
     assert all(record.outcome and record.outcome.ok for record in run.manifest.steps)
 
 
@@ -102,9 +102,9 @@ def _through_the_cli(argv: list[str]) -> None:
 
 def docker_run_argv(run_dir: Path) -> list[str]:
     """`docker run` with every flag that lab gives such a container."""
-    from lab.engines.docker import place
-    from lab.images import container_spec
-    from tests.engines.docker_fixtures import an_image
+    from lab.engines.docker.engine import place
+    from lab.images.spec import container_spec
+    from tests.engines.docker.fixtures import an_image
 
     spec = container_spec(an_image(), _no_ops(1)[0], [], place(str(run_dir), []))
     flags = ["--rm", "--init", "--read-only", f"--user={spec.user}", f"--workdir={spec.working_dir}",
@@ -125,7 +125,7 @@ def docker_run_argv(run_dir: Path) -> list[str]:
 
 
 def _no_ops(number: int) -> list:
-    from tests.engines.docker_fixtures import shell
+    from tests.engines.docker.fixtures import shell
 
     return [shell("true", name=f"s{n}", folder=f"s{n}") for n in range(number)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench import traces
 
 CONFIGS = [(threads, channels) for threads in (256, 512) for channels in (28, 42, 56, 70)]
-RUN = [sys.executable, "-m", "lab.cli", "gemm", "all", "--workers", "2", "--quiet"]
+RUN = [sys.executable, "-m", "lab", "gemm", "all", "--workers", "2", "--quiet"]
 
 
 def main() -> None:

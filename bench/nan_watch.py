@@ -26,7 +26,7 @@ def main() -> None:
     import torch
 
     from lab.rooms.nan.config import NanConfig
-    from lab.rooms.nan.model import choose_cell, load
+    from lab.rooms.nan.workload.model import choose_cell, load
 
     on_gpu = torch.cuda.is_available()
     layers = os.environ.get("LAB_BENCH_LAYERS")
@@ -50,7 +50,7 @@ def ways(model: Any, stack: ExitStack) -> dict[str, Way]:
     """Name -> a context in which the model is watched. A watch lasts for the whole bench and steps aside in between."""
     import torch
 
-    from lab.rooms.nan.workload_watch import Watch
+    from lab.rooms.nan.watch.watch import Watch
 
     def watched(counter: str) -> Way:
         stack.enter_context(Watch(model, counter=counter, keep_rows=False, check_weights=False))

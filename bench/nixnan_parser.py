@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.measure import Cost, cost, side_by_side
 
-OURS = "import sys; from lab.rooms.nan.logs import parse; parse(sys.argv[1])"
+OURS = "import sys; from lab.rooms.nan.nixnan.logs import parse; parse(sys.argv[1])"
 PEER = r"""
     import re, sys
     from collections import Counter

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from lab.trace.capture import API_COLUMNS, OPS_COLUMNS, RANGE_COLUMNS, SYNC_COLUMNS, Capture, filled
-from lab.trace.projection import project
-from lab.trace.tables import Table, concat
+from lab.recordings.capture import API_COLUMNS, OPS_COLUMNS, RANGE_COLUMNS, SYNC_COLUMNS, Capture, filled
+from lab.recordings.projection import project
+from lab.recordings.tables import Table, concat
 
 KERNELS = 1_000_000
 JOIN_KERNELS = (2_000, 4_000, 8_000)
@@ -140,7 +140,7 @@ def whole(num_kernels: int) -> None:
 
 def from_file(num_kernels: int) -> None:
     """The same with the reader: SQLite in, projection out."""
-    from lab.trace.nsys import load
+    from lab.recordings.nsys import load
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "big.sqlite"

@@ -1,4 +1,4 @@
-"""Reading Kineto traces: lab.trace against the standard library's json, CPU seconds and peak memory."""
+"""Reading Kineto traces: lab.recordings against the standard library's json, CPU seconds and peak memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from bench import traces
 from bench.measure import Cost, cost, side_by_side
 
-OURS = "import sys; from lab.trace.kineto import read_kineto; read_kineto(sys.argv[1])"
+OURS = "import sys; from lab.recordings.kineto import read_kineto; read_kineto(sys.argv[1])"
 CACHED = """
-    import sys; from pathlib import Path; from lab.trace.cache import load_trace
+    import sys; from pathlib import Path; from lab.recordings.cache import load_trace
     load_trace(sys.argv[1], cache=Path(sys.argv[2]))
 """
 PEER = """

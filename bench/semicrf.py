@@ -9,7 +9,7 @@ stand beside its times, as errors against the float64 torch form. Limits, for a 
     LAB_BENCH_ROUNDS=3                                 how often the contenders take turns
     LAB_BENCH_PEER_S=60                                seconds for the peer and a shape; a call under way is ended
 
-`python -m bench.semicrf long` runs chromosome-long sequences of lab alone (bench/semicrf_long.py).
+`python -m bench.semicrf_long` runs chromosome-long sequences of lab alone.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def lab_forms(device: str) -> list[tuple[str, str]]:
         return [("float32", "triton"), ("float64", "triton")]
     if os.environ.get("TRITON_INTERPRET") == "1":
         return [("float32", "triton")]
-    from lab.rooms.semicrf.model.native import lacking_on_cpu
+    from lab.rooms.semicrf.model.native.choose import lacking_on_cpu
 
     reason = lacking_on_cpu()
     if reason:
@@ -374,9 +374,4 @@ def elapsed_ms(call: Callable[[], Any], device: str) -> float:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["long"]:
-        from bench.semicrf_long import main as long
-
-        long()
-    else:
-        main()
+    main()

@@ -13,7 +13,7 @@ from bench.measure import Cost, cost, side_by_side
 from bench.peers import HTA, TRACELENS, peer
 
 OURS = """
-    import sys; from lab.trace import views; from lab.trace.kineto import read_kineto
+    import sys; from lab.recordings import views; from lab.recordings.kineto import read_kineto
     trace = read_kineto(sys.argv[1])
     views.gpu_timeline(trace), views.gemm_instances(trace), views.collective_instances(trace)
 """

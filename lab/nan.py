@@ -13,16 +13,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lab.rooms.nan.workload_watch import Watch
+    from lab.rooms.nan.watch.watch import Watch
 
 
 def watch(model: Any, **options: Any) -> Watch:
-    """A watch over `model`, a torch.nn.Module; options as of `lab.rooms.nan.workload_watch.Watch`.
+    """A watch over `model`, a torch.nn.Module; options as of `lab.rooms.nan.watch.watch.Watch`.
 
     on_bad="raise" stops at the end of the first forward that made a NaN or an infinity; a function is called instead.
     """
     from lab.errors import needs
 
     with needs("workload"):
-        from lab.rooms.nan.workload_watch import Watch
+        from lab.rooms.nan.watch.watch import Watch
     return Watch(model, **options)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab import imagebuild
-from lab.imagebuild import ROOT, Built
+from lab.images import build as imagebuild
+from lab.images.build import ROOT, Built
 
 BASE = "local/debian-python:bookworm"
 

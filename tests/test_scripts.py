@@ -40,7 +40,7 @@ def test_an_old_name_calls_lab_with_every_argument_and_passes_its_exit_code(lab:
 def test_the_sweep_takes_the_flags_of_the_original(tmp_path: Path) -> None:
     from click.testing import CliRunner
 
-    from lab.cli import cli
+    from lab.cli.main import cli
 
     flags = ["-c", "28", "-t", "256", "-p", "2", "-s", "-o", str(tmp_path / "o"), "-f", "tiny", "--dry-run"]
     done = CliRunner().invoke(cli, ["sweep", *flags])

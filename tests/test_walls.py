@@ -75,7 +75,7 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_help_and_plans_import_nothing_heavy():
-    run = "from lab.cli import main\ntry: main({!r})\nexcept SystemExit: pass"
+    run = "from lab.cli.main import main\ntry: main({!r})\nexcept SystemExit: pass"
     assert not modules_after(run.format(["--help"])) & (HEAVY | {"msgspec", "yaml", "rich"})
     assert not modules_after(run.format(["run", "--help"])) & HEAVY
     plan = ["run", "--image", "rocm70", "--dry-run", "--json", "sweep", "-c", "28"]

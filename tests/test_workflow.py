@@ -8,8 +8,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from lab.cli import cli
-from lab.imagebuild import targets
+from lab.cli.main import cli
+from lab.images.build import targets
 from tests.conftest import ROOT
 
 TEXT = (ROOT / ".github/workflows/ci.yml").read_text()

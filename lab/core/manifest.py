@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from lab.core.files import write_atomic
+from lab.core.gpu import Gpu
 from lab.core.step import Outcome, Step
-from lab.engines.gpus import Gpu
 from lab.errors import BadDataError, MissingError
 
 SCHEMA_VERSION = 1

@@ -264,3 +264,10 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
+
+
+def home_of(folder: Path) -> Path:
+    """Where an analysis goes by itself: into a run of lab; a recording that lab did not make is not written to."""
+    if Run.is_run(folder):
+        return folder
+    return Path("experiments") / f"{folder.resolve().name}_analysis"

@@ -1,1 +1,36 @@
-"""Engines run steps: here (`local`) or in containers (`docker`), behind one small protocol (`base`)."""
+"""Engines run steps: here (`local`), in containers (`docker`), on a cluster (`slurm`), or from a recording.
+
+Each is a class behind one protocol (`base`). The driver picks one by flags or by a run's manifest, and never asks for
+its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, cast
+
+from lab.errors import UsageError
+
+if TYPE_CHECKING:
+    from lab.core.options import Options
+    from lab.engines.base import Engine
+
+ENGINES = {
+    "local": "lab.engines.local.engine:LocalEngine",
+    "docker": "lab.engines.docker.engine:DockerEngine",
+    "slurm": "lab.engines.slurm.engine:SlurmEngine",
+    "recorded": "lab.engines.recorded.engine:RecordedEngine",
+}
+
+
+def engine_class(name: str) -> type[Engine]:
+    """Raises UsageError for an engine that lab does not have."""
+    if name not in ENGINES:
+        raise UsageError(f"there is no engine {name!r}", fix=f"one of: {', '.join(ENGINES)}")
+    module, _, attribute = ENGINES[name].partition(":")
+    return cast("type[Engine]", getattr(importlib.import_module(module), attribute))
+
+
+def engine_for(options: Options) -> type[Engine]:
+    """The engine that the flags ask for: containers where an image is named, else this environment."""
+    return engine_class(options.engine or ("docker" if options.image else "local"))

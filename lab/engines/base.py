@@ -1,48 +1,107 @@
-"""The small protocol behind which every engine stands."""
+"""The protocol behind which every engine stands."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from lab.core.manifest import ImageRecord
-from lab.core.run import Run
-from lab.core.step import Outcome, Step
-from lab.engines.gpus import Gpu
-from lab.engines.stop import Stop
+import msgspec
+
+from lab.core.gpu import Gpu
+from lab.core.manifest import ImageRecord, Kind
+from lab.core.options import Options
+from lab.core.plan import Site
+from lab.core.run import Run, utc_now
+from lab.core.step import Outcome, Status, Step
+from lab.core.stop import Stop
+from lab.errors import UsageError
 
 
-class Engine(Protocol):
-    """What lab asks of an engine. `run` blocks until the step has ended and its processes are gone."""
+class Engine(abc.ABC):
+    """What lab asks of an engine. The defaults are those of one whose steps cannot outlive their driver."""
 
     name: str
+    kind: Kind = Kind.measured  # what the numbers of its runs are
 
+    # From flags or a manifest to an engine.
+
+    @classmethod
+    @abc.abstractmethod
+    def prepare(cls, options: Options) -> tuple[Site, Engine]:
+        """The GPUs that steps will get and the engine that runs them. Starts nothing.
+
+        Raises GpuError where a GPU is asked for that is not here, UsageError where the flags do not fit the engine.
+        """
+
+    @classmethod
+    def restore(cls, run: Run, options: Options) -> tuple[Site, Engine]:
+        """Where an earlier run continues: its image, and the GPUs of this machine."""
+        image = run.manifest.image.name if run.manifest.image else None
+        return cls.prepare(msgspec.structs.replace(options, image=image, engine=cls.name))
+
+    # Steps.
+
+    @abc.abstractmethod
     def run(
         self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
     ) -> Outcome:
-        """Run one step on these GPUs. When `stop` is set: end it gracefully and say `interrupted`.
+        """Run one step on these GPUs until it has ended and its processes are gone.
 
-        Raises EngineError where the engine itself fails; a step that fails is an Outcome.
+        When `stop` is set: end it gracefully and say `interrupted`. Raises EngineError where the engine itself fails; a
+        step that fails is an Outcome.
         """
-        ...
 
-    def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
-        """Take up what an earlier driver left of this step, running or ended; None if there is nothing."""
-        ...
-
-    def gpus_in_use(self) -> Collection[str]:
-        """UUIDs of GPUs that steps without a living driver still use."""
-        ...
+    @abc.abstractmethod
+    def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
+        """Exactly what `run` would start, as plain data. Touches nothing."""
 
     def provenance(
         self, run_dir: str, gpus: Sequence[Gpu]
     ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
         """The image that runs, and what every container of it gets (uid, gid, mounts); raises if it is not here."""
-        ...
+        return None, None
 
-    def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
-        """Exactly what `run` would start, as plain data. Touches nothing."""
-        ...
+    def gpus_seen(self, run: Run) -> tuple[Gpu, ...]:
+        """The GPUs that the steps really had, once they have run."""
+        return run.manifest.gpus
+
+    # What an earlier driver left.
+
+    def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
+        """Follow what an earlier driver left of this step, running or ended; None if there is nothing."""
+        return None
+
+    def lost(self, run: Run, step: Step) -> Outcome:
+        """What to record of a begun step of which nothing is left."""
+        return Outcome(status=Status.failed, reason="ended without an outcome", started_utc=utc_now())
+
+    def gpus_in_use(self) -> Collection[str]:
+        """UUIDs of GPUs that steps without a living driver still use."""
+        return ()
+
+    @classmethod
+    def end_leftovers(cls, run: Run) -> list[str]:
+        """End everything of this run that still runs; one sentence for each thing ended."""
+        return []
+
+    # Without a driver.
+
+    def leave(self, run: Run, steps: Sequence[Step], *, jobs: int, finish: Callable[[], None]) -> str:
+        """Begin `steps` and return while they run; `finish` is called after the last. -> what was submitted."""
+        raise UsageError(
+            f"the {self.name} engine runs steps only while lab runs", fix="use --engine slurm --detach"
+        )
+
+    # Analysis.
+
+    def analysis_image(self) -> ImageRecord | None:
+        """The image in which `run_analysis` analyses this engine's runs; None: this process analyses them."""
+        return None
+
+    def run_analysis(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome:
+        """`lab analyze` on the run, read-only, with its results under /out in the step's folder."""
+        raise NotImplementedError
 
 
 @runtime_checkable

@@ -153,7 +153,7 @@ class Chart:
 class Timeline:
     """Bars on rows over time, drawn on a canvas: zoom, drag, hover; `source` is its CSV, relative to the page.
 
-    `bars` are typed arrays in base64 with their names, as `lab.rooms.kernels.gantt.packed` makes them.
+    `bars` are typed arrays in base64 with their names, as `lab.rooms.kernels.catalogue.gantt.packed` makes them.
     """
 
     name: str

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.rooms.sweep.report import report
-from tests.sweep.made import sweep
+from tests.rooms.sweep.made import sweep
 
 pytestmark = pytest.mark.browser
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from lab.rooms.kernels.catalogue import Catalogue
-from lab.rooms.kernels.roofs import Roof, product_of
+from lab.rooms.kernels.catalogue.launches import Catalogue
+from lab.rooms.kernels.catalogue.roofs import Roof, product_of
 from lab.rooms.kernels.schema import Signature
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")

@@ -1,108 +1,50 @@
-"""`lab run kernels`: what runs where the GPU is. `lab kernels` (group.py) reads what it left."""
+"""`lab run kernels` runs where the GPU is; `lab kernels` reads what it left, without GPU or torch.
+
+A run of `lab run kernels profile` or bare Kineto traces, of any torch and vendor, will do for the readers.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import click
 
-from lab.cli import LazyGroup, options_of
+from lab.terminal.lazy import LazyGroup
 
 RUN = {
-    "profile": ("lab.rooms.kernels.cli:profile", "Generate text under the profiler and the recorder."),
+    "profile": ("lab.rooms.kernels.profile_cli:profile", "Generate text under the profiler and the recorder."),
     "replay": (
-        "lab.rooms.kernels.replay_cli:replay",
+        "lab.rooms.kernels.replay.cli:replay",
         "Run every launch's op by itself, and prove it the same kernel.",
     ),
-    "energy": ("lab.rooms.kernels.energy_cli:energy", "Joules of a launch, of a kernel, of a token."),
+    "energy": ("lab.rooms.kernels.energy.cli:energy", "Joules of a launch, of a kernel, of a token."),
 }
 
 
 @click.group("kernels", cls=LazyGroup, lazy=RUN)
-def kernels() -> None:
+def run_kernels() -> None:
     """Every launch of a model: profiled, replayed, priced in joules."""
 
 
-@click.command("profile")
-@click.argument("model", required=False)
-@click.option(
-    "--model",
-    "named",
-    metavar="MODEL",
-    help="Same as the argument: bloom-560m, vicuna-7b, tiny-bloom, tiny-llama, a hub id, or a folder. [default: bloom-560m with GPUs, tiny-bloom without]",
-)
-@click.option(
-    "--tp",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Tensor parallel ranks, a GPU each.",
-)
-@click.option("--prompt", default="", help="[default: the one published with the model]")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True)
-@click.option(
-    "--fixed-tokens", is_flag=True, help="Go on past an end-of-text token. [always so with random weights]"
-)
-@click.option(
-    "--record-shapes/--no-record-shapes",
-    default=True,
-    show_default=True,
-    help="Shapes of every op in the trace.",
-)
-@click.option(
-    "--shape-log/--no-shape-log",
-    default=True,
-    show_default=True,
-    help="Every distinct call of a Linear, with its module path.",
-)
-@click.option(
-    "--weights",
-    type=click.Choice(["auto", "checkpoint", "random"]),
-    default="auto",
-    show_default=True,
-    help="auto: the checkpoint if it is cached or the hub answers, else random.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float16", "bfloat16", "float32"]),
-    default="auto",
-    show_default=True,
-    help="auto: float16 on a GPU, float32 on a CPU.",
-)
-@click.option(
-    "--attn",
-    type=click.Choice(["auto", "eager", "sdpa"]),
-    default="auto",
-    show_default=True,
-    help="Attention implementation.",
-)
-@click.option("--8bit", "eight_bit", is_flag=True, help="8-bit weights (bitsandbytes, torch 2.3 or newer).")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random weights."
-)
-@click.pass_context
-def profile(ctx: click.Context, /, model: str | None, named: str | None, **knobs: Any) -> None:
-    """Generate text, every forward marked: Kineto trace, execution trace, recorder, shapes; one file a rank.
+READERS = {
+    "unique": (
+        "lab.rooms.kernels.catalogue.cli:unique",
+        "Distinct launches: kernel, geometry, op, arguments, counts, times.",
+    ),
+    "launches": (
+        "lab.rooms.kernels.catalogue.cli:launches",
+        "Every launch of a trace, with the op that owns it.",
+    ),
+    "gantt": (
+        "lab.rooms.kernels.catalogue.cli:gantt",
+        "A chart of compute, communication and copies by stream.",
+    ),
+    "cpp": ("lab.rooms.kernels.cpp.cli:cpp", "A C++ program that replays the catalogue."),
+    "audit": ("lab.rooms.kernels.energy.audit_cli:audit", "Refuse numbers that cannot be, and say why."),
+}
 
-    \b
-    lab run --image cuda kernels profile bloom-560m
-    lab run --image cuda kernels profile vicuna-7b --tp 2
-    lab run --image pascal kernels profile bloom-560m
+
+@click.group("kernels", cls=LazyGroup, lazy=READERS)
+def kernels() -> None:
+    """Read what was profiled: distinct kernels, launches, chart; generate C++; audit numbers.
+
+    Profiles, replays and energy runs are made by `lab run kernels ...`.
     """
-    from lab.drive import drive
-    from lab.errors import UsageError
-    from lab.rooms import Plan, Site
-    from lab.rooms.kernels.config import KernelsConfig
-    from lab.rooms.kernels.plan import plan
-    from lab.rooms.kernels.preflight import host_env
-
-    if model and named and model != named:
-        raise UsageError(f"two models: {model} and {named}", fix="name one")
-    options = options_of(ctx)
-
-    def make_plan(site: Site, root: Path) -> Plan:
-        chosen = model or named or ("bloom-560m" if site.gpus else "tiny-bloom")
-        return plan(KernelsConfig(model=chosen, **knobs), site, image=options.image, env=host_env())
-
-    drive("kernels", make_plan, options)

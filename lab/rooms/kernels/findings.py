@@ -14,13 +14,13 @@ from lab.core.provenance import lab_identity
 from lab.core.run import Run
 from lab.core.step import Status as StepStatus
 from lab.errors import LabError, MissingError
-from lab.rooms.kernels import files
-from lab.rooms.kernels.catalogue import Catalogue, put_together, read_rank
-from lab.rooms.kernels.energy import RESULT as ENERGY
-from lab.rooms.kernels.energy import EnergyResult, analyse_energy, is_energy
-from lab.rooms.kernels.replay import RESULT as REPLAY
-from lab.rooms.kernels.replay import ReplayFindings, analyse_replay, is_replay
-from lab.rooms.kernels.replay import Result as ReplayResult
+from lab.rooms.kernels.catalogue import files
+from lab.rooms.kernels.catalogue.launches import Catalogue, put_together, read_rank
+from lab.rooms.kernels.energy.joules import RESULT as ENERGY
+from lab.rooms.kernels.energy.joules import EnergyResult, analyse_energy, is_energy
+from lab.rooms.kernels.replay.proof import RESULT as REPLAY
+from lab.rooms.kernels.replay.proof import ReplayFindings, analyse_replay, is_replay
+from lab.rooms.kernels.replay.proof import Result as ReplayResult
 from lab.rooms.kernels.report import Extras, Findings, page_of_replay, report
 from lab.rooms.kernels.schema import LinearShape, Trail, read_lines, trails
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lab.cli import with_options
+from lab.terminal.click_types import with_options
 
 SOURCE = with_options(
     click.argument("source", type=click.Path(path_type=Path)),

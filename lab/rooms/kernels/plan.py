@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from lab.core.plan import Plan, Site
 from lab.core.step import Step
-from lab.rooms import Plan, Site
 from lab.rooms.kernels.config import KernelsConfig, known
 from lab.rooms.kernels.preflight import no_gpu_cure, refuse_plan
 from lab.rooms.kernels.schema import PROFILE

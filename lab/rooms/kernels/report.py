@@ -28,12 +28,13 @@ from lab.report.page import (
     write_page,
 )
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.kernels import analyze, gantt
-from lab.rooms.kernels.catalogue import Catalogue
-from lab.rooms.kernels.energy import EnergyResult
-from lab.rooms.kernels.gantt_page import CAPTION
-from lab.rooms.kernels.replay import Result as ReplayResult
-from lab.rooms.kernels.roofs import roof_of
+from lab.rooms.kernels import analyze
+from lab.rooms.kernels.catalogue import gantt
+from lab.rooms.kernels.catalogue.gantt_page import CAPTION
+from lab.rooms.kernels.catalogue.launches import Catalogue
+from lab.rooms.kernels.catalogue.roofs import roof_of
+from lab.rooms.kernels.energy.joules import EnergyResult
+from lab.rooms.kernels.replay.proof import Result as ReplayResult
 from lab.rooms.kernels.schema import LinearShape
 
 QUESTION = "Which kernels does the model launch, from which op with which arguments, and where do its time and energy go?"

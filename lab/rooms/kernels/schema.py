@@ -87,7 +87,7 @@ class RecordedOp(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Launch(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One kernel, copy or fill. On a trace without GPU rows: one CPU op that owns its own time (kind `cpu_op`).
 
-    kind: kernel, memcpy, memset or cpu_op. class_ is lab.trace.names' class (`class` in the file). coll: the
+    kind: kernel, memcpy, memset or cpu_op. class_ is lab.recordings.names' class (`class` in the file). coll: the
     collective's name as its metadata tell it. phase: prefill, decode, step (a profiler step) or "" (outside all, or
     no marks); forward counts the marks from 0, -1 outside. op_id: the owning op's, -1 unknown. -1 where the recording
     says nothing.
@@ -112,7 +112,7 @@ class Launch(msgspec.Struct, kw_only=True, omit_defaults=True):
     phase: str = ""
     forward: int = -1
     correlation: int = -1
-    row: int = -1  # of `kernels` (of `ops` for cpu_op) as lab.trace.kineto reads the rank's trace
+    row: int = -1  # of `kernels` (of `ops` for cpu_op) as lab.recordings.kineto reads the rank's trace
 
 
 class OpRecord(msgspec.Struct, kw_only=True, omit_defaults=True):

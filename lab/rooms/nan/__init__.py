@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.rooms import Silent
+from lab.core.plan import Silent
 
 if TYPE_CHECKING:
     from lab.core.run import Run

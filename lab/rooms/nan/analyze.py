@@ -12,8 +12,8 @@ import pandas as pd
 
 from lab.rooms.nan import verdict as words
 from lab.rooms.nan.evidence import Evidence
-from lab.rooms.nan.logs import Log
-from lab.rooms.nan.sass import memory_nan_lines
+from lab.rooms.nan.nixnan.logs import Log
+from lab.rooms.nan.nixnan.sass import memory_nan_lines
 from lab.rooms.nan.verdict import LINKS, Chain
 
 EXPERIMENTS = [
@@ -38,7 +38,7 @@ COUNTED = ("nan", "posinf", "neginf", "subnormal")
 
 @dataclass
 class NanTables:
-    """DataFrames with the columns at the top of this module; `sass` has further ones by name, as lab.rooms.nan.sass makes them."""
+    """DataFrames with the columns at the top of this module; `sass` has further ones by name, as lab.rooms.nan.nixnan.sass makes them."""
 
     experiments: pd.DataFrame
     chain: pd.DataFrame
@@ -250,7 +250,7 @@ def _kernels(evidence: Sequence[Evidence], base: Evidence | None) -> pd.DataFram
 
 
 def _functions(evidence: Sequence[Evidence]) -> pd.DataFrame:
-    from lab.rooms.nan.categories import category, shown
+    from lab.rooms.nan.nixnan.categories import category, shown
 
     rows = []
     for one in evidence:

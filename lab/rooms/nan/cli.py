@@ -1,14 +1,18 @@
-"""`lab run nan`, `lab run nixnan`."""
+"""`lab run nan` and `lab run nixnan` make runs; `lab nan` reads them, and nixnan logs from anywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli import options_of
+from lab.terminal.click_types import options_of, with_options
+from lab.terminal.lazy import LazyGroup
+
+if TYPE_CHECKING:
+    from lab.core.plan import Experiment
+    from lab.core.run import Run
 
 KNOBS = (
     click.argument("experiment", nargs=-1, required=True),
@@ -58,29 +62,20 @@ NIXNAN_KNOBS = (
 )  # fmt: skip
 
 
-def _with(*knobs: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for knob in reversed(knobs):
-            function = knob(function)
-        return function
-
-    return decorate
-
-
 @click.command("nan")
-@_with(*KNOBS, *WATCH_KNOBS)
+@with_options(*KNOBS, *WATCH_KNOBS)
 @click.pass_context
-def nan(ctx: click.Context, /, experiment: tuple[str, ...], **knobs: Any) -> None:
+def run_nan(ctx: click.Context, /, experiment: tuple[str, ...], **knobs: Any) -> Experiment:
     """Watch what every module takes and gives: baseline, bfloat16, attention_scale, ..., priority or all."""
-    _drive(ctx, experiment, {**knobs, "sass": False})
+    return _experiment(ctx, experiment, {**knobs, "sass": False})
 
 
 @click.command("nixnan")
-@_with(*KNOBS, *NIXNAN_KNOBS)
+@with_options(*KNOBS, *NIXNAN_KNOBS)
 @click.pass_context
-def nixnan(ctx: click.Context, /, experiment: tuple[str, ...], **knobs: Any) -> None:
+def run_nixnan(ctx: click.Context, /, experiment: tuple[str, ...], **knobs: Any) -> Experiment:
     """The same experiments under nixnan.so, instruction by instruction. NIXNAN_SO names the one that you built."""
-    from lab.rooms.nan.runner import read_bin_spec
+    from lab.rooms.nan.nixnan.runner import read_bin_spec
 
     names = (
         "sampling",
@@ -95,14 +90,13 @@ def nixnan(ctx: click.Context, /, experiment: tuple[str, ...], **knobs: Any) -> 
     tool = {name: knobs.pop(name) for name in names}
     path = knobs.pop("bin_spec")
     tool["bin_spec"] = read_bin_spec(path) if path else None
-    _drive(ctx, experiment, {**knobs, "sass": True, "nixnan": tool})
+    return _experiment(ctx, experiment, {**knobs, "sass": True, "nixnan": tool})
 
 
-def _drive(ctx: click.Context, experiment: tuple[str, ...], knobs: dict[str, Any]) -> None:
+def _experiment(ctx: click.Context, experiment: tuple[str, ...], knobs: dict[str, Any]) -> Experiment:
     import msgspec
 
-    from lab.drive import drive
-    from lab.rooms import Plan, Site
+    from lab.core.plan import Experiment, Plan, Site
     from lab.rooms.nan.config import NanConfig
     from lab.rooms.nan.plan import experiments, plan
 
@@ -117,4 +111,81 @@ def _drive(ctx: click.Context, experiment: tuple[str, ...], knobs: dict[str, Any
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site)
 
-    drive("nan", make_plan, options)
+    return Experiment("nan", make_plan, options)
+
+
+LAZY = {
+    "analyze": (
+        "lab.rooms.nan.cli:analyze",
+        "Rank a run's experiments; verdicts, causes, and a page.",
+    ),
+    "parse": (
+        "lab.rooms.nan.nixnan.cli:parse",
+        "Read nixnan logs of any build: counts, integrity, kernels, causes.",
+    ),
+    "diff": ("lab.rooms.nan.nixnan.cli:diff", "Which sites differ between two logs, beyond the noise."),
+}
+
+
+@click.group("nan", cls=LazyGroup, lazy=LAZY)
+def nan() -> None:
+    """Where NaN and Inf are born: analyse a run, read nixnan's logs, compare two.
+
+    The experiments themselves are `lab run nan ...` and `lab run nixnan ...`.
+    """
+
+
+@click.command("analyze")
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option("--sass", is_flag=True, help="Ask for nixnan's logs: an experiment without one is an error.")
+@click.option("-o", "--out", type=click.Path(path_type=Path),
+              help="Where tables, figures and page go. [default: the run; else experiments/NAME_analysis]")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Findings as JSON on stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+def analyze(folders: tuple[Path, ...], sass: bool, out: Path | None, as_json: bool, quiet: bool) -> None:
+    """Ranking, births, layers, instructions, evidence: report.html of a run or of the published layout.
+
+    Several runs become one page: `lab nan analyze RUN_OF_NAN RUN_OF_NIXNAN` joins modules and instructions of the same
+    experiments. A folder that lab did not make is not written to.
+    """
+    from lab.core.files import make_folder
+    from lab.core.options import Options
+    from lab.core.run import home_of
+    from lab.errors import MissingError, needs
+    from lab.terminal.console import Console
+    from lab.terminal.findings import raise_for_findings, show_findings
+
+    with needs("analysis"):
+        from lab.rooms.nan.findings import analyse_nan
+    for folder in folders:
+        if not folder.is_dir():
+            if folder.exists():
+                raise MissingError(
+                    "this is a file, not a folder", where=folder, fix=f"lab nan parse {folder}"
+                )
+            raise MissingError("no such folder", where=folder, fix="see `lab runs list`")
+    target = out or (home_of(folders[0]) if len(folders) == 1 else home_of(Path(_joined_name(folders))))
+    runs = [_run_of(folder) for folder in folders]
+    make_folder(target)
+    findings = analyse_nan(folders, target, runs, Console(quiet=quiet).detail, sass=sass)
+    show_findings(folders[0], findings, Options(json=as_json))
+    raise_for_findings(findings, folders[0])
+
+
+def _joined_name(folders: tuple[Path, ...]) -> str:
+    return "+".join(folder.resolve().name for folder in folders)
+
+
+def _run_of(folder: Path) -> Run | None:
+    """The run in this folder, None for a recording. Raises UsageError for another room's run."""
+    from lab.core.run import Run
+    from lab.errors import UsageError
+
+    if not Run.is_run(folder):
+        return None
+    run = Run.open(folder)
+    if run.manifest.room != "nan":
+        raise UsageError(
+            f"this is a run of the room {run.manifest.room!r}", where=folder, fix=f"lab analyze {folder}"
+        )
+    return run

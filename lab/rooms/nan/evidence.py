@@ -21,7 +21,7 @@ from lab.core.run import Run
 from lab.core.step import Outcome, Status
 from lab.errors import BadDataError, LabError
 from lab.rooms.nan.config import AGAIN, EXPERIMENTS, RESULT
-from lab.rooms.nan.logs import Log, parse
+from lab.rooms.nan.nixnan.logs import Log, parse
 
 PUBLISHED = re.compile(r"claude_(?P<stem>[A-Za-z0-9_.]+?)\.(?P<what>json|nixnan)(?:\.gz)?\Z")
 FOLDERS = ("", "nan_experiments", "nixnan_traces", "nan_experiments/nixnan_traces")

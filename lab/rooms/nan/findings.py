@@ -12,8 +12,8 @@ from lab.core.run import Run
 from lab.errors import MissingError
 from lab.rooms.nan.analyze import analyze
 from lab.rooms.nan.evidence import Evidence, gather
+from lab.rooms.nan.nixnan.tables import sass_tables
 from lab.rooms.nan.report import Findings, report
-from lab.rooms.nan.sasstables import sass_tables
 
 
 def analyse_nan(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from lab.core.plan import Plan, Site
 from lab.core.step import Step
 from lab.errors import UsageError
-from lab.rooms import Plan, Site
 from lab.rooms.nan.config import AGAIN, CONFIG, EXPERIMENTS, RECIPES, RESULT, NanConfig, label
 
 
@@ -60,7 +60,7 @@ def _step(config: NanConfig, site: Site, name: str) -> Step:
         "--out",
         folder,
     )
-    runner = ("python", "-m", "lab.rooms.nan.runner", "--config", CONFIG, "--out", folder, "--")
+    runner = ("python", "-m", "lab.rooms.nan.nixnan.runner", "--config", CONFIG, "--out", folder, "--")
     on_gpu = bool(site.gpus) and config.device != "cpu"
     return Step(
         name=name, folder=folder, num_gpus=1 if on_gpu else 0, tools=("nixnan",) if config.sass else (),

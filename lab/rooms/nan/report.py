@@ -14,7 +14,7 @@ from lab.report.figures import Cell, cell_grid, save, stacked_bars
 from lab.report.page import Block, Card, Figure, Page, Points, Prose, Section, Status, Table, write_page
 from lab.report.tables import Heading, terminal_table, write_csv
 from lab.rooms.nan.analyze import NanTables
-from lab.rooms.nan.sasstables import SassTables
+from lab.rooms.nan.nixnan.tables import SassTables
 from lab.rooms.nan.sentences import sentences
 from lab.rooms.nan.verdict import LINKS, SEVERITY
 

@@ -8,8 +8,8 @@ import pandas as pd
 
 from lab.rooms.nan import verdict as words
 from lab.rooms.nan.analyze import NanTables, baseline_of, nan_sites
-from lab.rooms.nan.categories import shown
 from lab.rooms.nan.evidence import Evidence
+from lab.rooms.nan.nixnan.categories import shown
 from lab.rooms.nan.verdict import SEVERITY, kind_lines, text_of
 
 MOST = 6

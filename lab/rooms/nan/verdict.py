@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from lab.rooms.nan.evidence import Evidence
-from lab.rooms.nan.sass import memory_nan_lines, stored_nan
+from lab.rooms.nan.nixnan.sass import memory_nan_lines, stored_nan
 
 # Verdict -> grade. What stayed inside kernels harms nobody and shares the first grade: a level that was not watched
 # cannot make one experiment better than another. What is not here is inconclusive and has no rank.

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.recordings.names import is_matmul, kernel_class, short_name
 from lab.rooms.nsys import flops
 from lab.rooms.nsys.flops import ModelSpec
 from lab.stats.intervals import total, union
-from lab.trace.names import is_matmul, kernel_class, short_name
 
 PHASES = ("forward", "backward", "optimizer_step")
 STEP = "step"

@@ -79,8 +79,8 @@ def of_file(path: Path, size: str | None, context: int, batch: int, *, fused_qkv
 
 def write_page_of(results: Results, path: Path, out: Path) -> None:
     """Tables, figures and page; the run's own analysis (`lab analyze`) adds the summary and nsys' reports."""
+    from lab.report.provenance import provenance
     from lab.rooms.nsys.report import report
-    from lab.rooms.sweep.findings import provenance
 
     run = _run_of(path) if path.is_dir() else None
     origin = provenance(path, run.manifest if run else None)

@@ -1,13 +1,17 @@
-"""`lab run nsys`."""
+"""`lab run nsys` records; `lab nsys` reads captures, whoever made them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli import options_of
+from lab.terminal.click_types import options_of
+from lab.terminal.lazy import LazyGroup
+
+if TYPE_CHECKING:
+    from lab.core.plan import Experiment
 
 
 @click.command("nsys")
@@ -91,12 +95,11 @@ from lab.cli import options_of
 )
 @click.option("-s", "--skip-existing", is_flag=True, help="Skip cells whose results are in --output-dir.")
 @click.pass_context
-def nsys(ctx: click.Context, /, **flags: Any) -> None:
+def run_nsys(ctx: click.Context, /, **flags: Any) -> Experiment:
     """Profile Transformers of five sizes, and answer questions a to e from what was recorded."""
     import msgspec
 
-    from lab.drive import drive
-    from lab.rooms import Plan, Site
+    from lab.core.plan import Experiment, Plan, Site
     from lab.rooms.nsys.plan import plan
 
     skip_existing = flags.pop("skip_existing")
@@ -105,7 +108,7 @@ def nsys(ctx: click.Context, /, **flags: Any) -> None:
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site, root, skip_existing=skip_existing)
 
-    drive("nsys", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing))
+    return Experiment("nsys", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing))
 
 
 def config_of(flags: dict[str, Any]) -> Any:
@@ -113,7 +116,7 @@ def config_of(flags: dict[str, Any]) -> Any:
     import msgspec
 
     from lab.rooms.nsys import config
-    from lab.rooms.sweep.config import parse_int_list
+    from lab.terminal.click_types import parse_int_list
 
     readers = {"parts": config.parse_parts, "model_sizes": config.parse_sizes,
                "context_lengths": parse_int_list, "profile_types": config.parse_types}  # fmt: skip
@@ -122,3 +125,23 @@ def config_of(flags: dict[str, Any]) -> Any:
     rest = {name: value for name, value in flags.items() if name not in readers and name not in work}
     given = {"workload": {name: flags[name] for name in work}, **lists, **rest}
     return msgspec.convert(given, config.NsysConfig)
+
+
+COMMANDS = {
+    "summary": (
+        "lab.rooms.nsys.captures_cli:summary",
+        "Phases, kernel classes, GPU busy and idle time of one capture.",
+    ),
+    "stats": ("lab.rooms.nsys.captures_cli:stats", "The reports of `nsys stats`, computed without nsys."),
+    "answers": ("lab.rooms.nsys.answers_cli:answers", "Questions a to e of a run, each with its checks."),
+    "scrub": (
+        "lab.rooms.nsys.captures_cli:scrub",
+        "A copy of an export without environment, command, users and paths.",
+    ),
+}
+@click.group(cls=LazyGroup, lazy=COMMANDS)
+def nsys() -> None:
+    """Read captures: exports of Nsight Systems (.sqlite, or .nsys-rep where nsys is) and torch.profiler traces.
+
+    `lab run nsys` records and analyses new ones.
+    """

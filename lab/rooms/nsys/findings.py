@@ -11,6 +11,10 @@ import pandas as pd
 from lab.core.run import Run
 from lab.core.step import Outcome, Status
 from lab.errors import LabError, MissingError
+from lab.recordings.capture import Capture
+from lab.recordings.load import load_capture
+from lab.recordings.projection import project
+from lab.report.provenance import provenance
 from lab.rooms.nsys.analyze import tables_of
 from lab.rooms.nsys.answers import Answer, CellData, answers_of, part_a, part_b, part_c, part_d, part_e
 from lab.rooms.nsys.config import PART_TYPES, TYPES, Cell, ProfileType, parts_of
@@ -19,9 +23,6 @@ from lab.rooms.nsys.layout import Found, find_cells
 from lab.rooms.nsys.recording import recording_of
 from lab.rooms.nsys.report import Findings, Results, cell_row, report, write_summary
 from lab.rooms.nsys.tree import write_reports
-from lab.rooms.sweep.findings import provenance
-from lab.trace.capture import Capture, load_capture
-from lab.trace.projection import project
 
 PROBLEMS = ["cell", "file", "what", "fix"]
 TREE = Path("results") / "nsight_profiles"

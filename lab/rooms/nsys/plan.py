@@ -6,15 +6,15 @@ from pathlib import Path
 
 import msgspec
 
+from lab.core.plan import Plan, Site
 from lab.core.step import Step
 from lab.errors import UsageError
-from lab.rooms import Plan, Site
 from lab.rooms.nsys.config import Cell, NsysConfig, cells, resolved
 from lab.rooms.nsys.flops import SIZES, least_memory_bytes
 
 CONFIG = "nsys.json"
 WORKLOAD = "lab.rooms.nsys.workload"
-RECORDER = "lab.rooms.nsys.workload_record"
+RECORDER = "lab.rooms.nsys.workload.record"
 
 
 def plan(config: NsysConfig, site: Site, root: Path, *, skip_existing: bool = False) -> Plan:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from lab.recordings.capture import KERNEL, OP, Capture
+from lab.recordings.projection import AMBIGUOUS, RULES, Projection
 from lab.rooms.nsys.analyze import (
     OPS,
     PARTS,
@@ -17,8 +19,6 @@ from lab.rooms.nsys.analyze import (
     step_number,
 )
 from lab.stats.intervals import enclosing
-from lab.trace.capture import KERNEL, OP, Capture
-from lab.trace.projection import AMBIGUOUS, RULES, Projection
 
 
 def recording_of(projection: Projection) -> Recording:

@@ -22,8 +22,8 @@ import numpy as np
 
 from lab.core.files import write_atomic
 from lab.errors import MissingError, UsageError
-from lab.trace.capture import COPY_KINDS, KERNEL, MEMCPY, MEMORY_KINDS, MEMSET, START_END, Capture
-from lab.trace.projection import Projection
+from lab.recordings.capture import COPY_KINDS, KERNEL, MEMCPY, MEMORY_KINDS, MEMSET, START_END, Capture
+from lab.recordings.projection import Projection
 
 SPREAD = ["Avg (ns)", "Med (ns)", "Min (ns)", "Max (ns)", "StdDev (ns)"]
 _VERSION = re.compile(r"_v\d{4}$")  # nsys takes versions of four digits off, and no others

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from lab.recordings.capture import OP, Capture
+from lab.recordings.names import CLASSES, is_matmul, kernel_class, short_name
+from lab.recordings.projection import RULES, Projection
 from lab.stats import intervals
-from lab.trace.capture import OP, Capture
-from lab.trace.names import CLASSES, is_matmul, kernel_class, short_name
-from lab.trace.projection import RULES, Projection
 
 MAX_DEPTH = 4  # of ranges below a step
 MAX_PHASES = 60

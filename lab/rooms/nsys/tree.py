@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core.files import write_atomic
+from lab.recordings.capture import Capture
+from lab.recordings.projection import project
 from lab.rooms.nsys.layout import Found, published_name
 from lab.rooms.nsys.stats import available, report
-from lab.trace.capture import Capture
-from lab.trace.projection import project
 
 REPORTS = ("cuda_gpu_kern_sum", "cuda_api_sum", "cuda_gpu_mem_time_sum", "cuda_gpu_mem_size_sum", "nvtx_sum",
            "nvtx_gpu_proj_sum", "nvtx_kern_sum")  # fmt: skip

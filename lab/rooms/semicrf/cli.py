@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli import options_of
 from lab.rooms.semicrf.config import BACKENDS, FAULTS, GUIDE_BACKENDS, MODELS, PRESETS
+from lab.terminal.click_types import options_of
 
 if TYPE_CHECKING:
+    from lab.core.plan import Experiment
+
     _NamesParam = click.ParamType[list[str]]
 else:
     _NamesParam = click.ParamType  # generic only in newer click
@@ -82,7 +84,7 @@ def _with(*options: tuple[Any, ...]) -> Callable[[Function], Function]:
 
 
 @click.group("semicrf")
-def semicrf() -> None:
+def run_semicrf() -> None:
     """Train, diagnose and check a streaming semi-Markov CRF.
 
     \b
@@ -93,7 +95,7 @@ def semicrf() -> None:
     """
 
 
-@semicrf.command("train")
+@run_semicrf.command("train")
 @click.option(
     "--model",
     "models",
@@ -104,12 +106,12 @@ def semicrf() -> None:
 )
 @_with(TRAINING, LOOP)
 @click.pass_context
-def train(ctx: click.Context, /, **knobs: Any) -> None:
+def train(ctx: click.Context, /, **knobs: Any) -> Experiment:
     """Train phoneme segmentation with each head and backend: convergence, PER, time, memory."""
-    _train(ctx, knobs, command="train")
+    return _train(ctx, knobs, command="train")
 
 
-@semicrf.command("compare")
+@run_semicrf.command("compare")
 @click.option(
     "--output-json",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -117,17 +119,17 @@ def train(ctx: click.Context, /, **knobs: Any) -> None:
 )
 @_with(TRAINING, LOOP)
 @click.pass_context
-def compare(ctx: click.Context, /, output_json: Path | None, **knobs: Any) -> None:
+def compare(ctx: click.Context, /, output_json: Path | None, **knobs: Any) -> Experiment:
     """pytorch-crf (where installed), linear CRF and semi-CRF on the same corpus, as one JSON and page."""
     from lab.rooms.semicrf.plan import have_torchcrf
 
     skipped = () if have_torchcrf() or options_of(ctx).image else ("pytorch-crf",)
-    _train(
+    return _train(
         ctx, {**knobs, "models": list(MODELS)}, command="compare", skipped=skipped, output_json=output_json
     )
 
 
-@semicrf.command("diagnose")
+@run_semicrf.command("diagnose")
 @click.option("--classic", is_flag=True, help="Only the guide's four steps.")
 @click.option(
     "--repeats",
@@ -155,9 +157,9 @@ def compare(ctx: click.Context, /, output_json: Path | None, **knobs: Any) -> No
 @_with(TRAINING)
 @click.pass_context
 def diagnose(ctx: click.Context, /, case: Path | None, classic: bool, repeats: int, orders: int, steps: int,
-             plant: str | None, **knobs: Any) -> None:  # fmt: skip
+             plant: str | None, **knobs: Any) -> Experiment:  # fmt: skip
     """Run the guide's diagnostic workflow as one matrix and say in words what is wrong."""
-    from lab.drive import drive
+    from lab.core.plan import Experiment
     from lab.rooms.semicrf.config import DiagnoseConfig
     from lab.rooms.semicrf.plan import plan_diagnose
 
@@ -172,10 +174,10 @@ def diagnose(ctx: click.Context, /, case: Path | None, classic: bool, repeats: i
         train=train_config(_placed(ctx, {**knobs, "models": ["semicrf"]}), gpus=True), plant=plant, case=_absolute(case), classic=classic,
         repeats=max(repeats, 5) if classic else repeats, orders=1 if classic else orders, steps=steps,
     )  # fmt: skip
-    drive("semicrf", lambda site, root: plan_diagnose(config, site), options)
+    return Experiment("semicrf", lambda site, root: plan_diagnose(config, site), options)
 
 
-@semicrf.command("check")
+@run_semicrf.command("check")
 @click.option("--backend", "backends", type=Names(BACKENDS), default="auto", show_default=True)
 @click.option("--interpret", is_flag=True, help="Run Triton's kernels in its interpreter: no GPU, slow.")
 @click.option(
@@ -183,17 +185,17 @@ def diagnose(ctx: click.Context, /, case: Path | None, classic: bool, repeats: i
 )
 @click.option("--seed", type=click.IntRange(min=0), default=2025, show_default=True)
 @click.pass_context
-def check(ctx: click.Context, /, **knobs: Any) -> None:
+def check(ctx: click.Context, /, **knobs: Any) -> Experiment:
     """Hold this device's kernels against float64: values, gradients, odd shapes, poisoned memory, hostile input."""
-    from lab.drive import drive
+    from lab.core.plan import Experiment
     from lab.rooms.semicrf.config import CheckConfig
     from lab.rooms.semicrf.plan import plan_check
 
     config = CheckConfig(**knobs)
-    drive("semicrf", lambda site, root: plan_check(config, site), options_of(ctx))
+    return Experiment("semicrf", lambda site, root: plan_check(config, site), options_of(ctx))
 
 
-@semicrf.command("preprocess")
+@run_semicrf.command("preprocess")
 @click.option("--timit-dir", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True)
 @click.option("--output-dir", type=click.Path(file_okay=False, path_type=Path), required=True)
 @click.option("--feature-type", type=click.Choice(["mfcc", "mel"]), default="mfcc", show_default=True)
@@ -210,25 +212,23 @@ def preprocess(timit_dir: Path, output_dir: Path, **knobs: Any) -> None:
 
 
 def _train(ctx: click.Context, knobs: dict[str, Any], *, command: str, skipped: tuple[str, ...] = (),
-           output_json: Path | None = None) -> None:  # fmt: skip
-    from lab.drive import drive
-    from lab.rooms import Plan, Site
+           output_json: Path | None = None) -> Experiment:  # fmt: skip
+    from lab.core.files import write_atomic
+    from lab.core.plan import Experiment, Plan, Site
+    from lab.rooms.semicrf.layout import COMPARISON
     from lab.rooms.semicrf.plan import plan_train
 
     options = options_of(ctx)
     knobs = _placed(ctx, knobs)
-    made: list[Path] = []
 
     def make_plan(site: Site, root: Path) -> Plan:
-        made.append(root)
         return plan_train(train_config(knobs, gpus=bool(site.gpus)), site, command=command, skipped=skipped)
 
-    drive("semicrf", make_plan, options)
-    if output_json is not None and not options.dry_run:
-        from lab.core.files import write_atomic
-        from lab.rooms.semicrf.layout import COMPARISON
+    def copy_comparison(root: Path) -> None:
+        if output_json is not None:
+            write_atomic(output_json, (root / COMPARISON).read_bytes())
 
-        write_atomic(output_json, (made[0] / COMPARISON).read_bytes())
+    return Experiment("semicrf", make_plan, options, after=copy_comparison)
 
 
 def train_config(knobs: dict[str, Any], *, gpus: bool) -> Any:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-
-from lab.errors import BadDataError, MissingError
 
 MODELS = ("pytorch-crf", "linear", "semicrf")
 BACKENDS = ("auto", "naive", "torch", "native", "triton")
@@ -111,13 +108,3 @@ class CheckConfig(_Section, frozen=True):
     batches: Annotated[int, _help("random hostile batches", ge=1)] = 200
     seed: Annotated[int, _help("seed of the shapes and inputs", ge=0)] = 2025
     step_timeout_s: Annotated[float, _help("limit, s", gt=0)] = 1800.0
-
-
-def load(path: Path, kind: type[Any]) -> Any:
-    """Read a config that the plan wrote into the run folder. Raises MissingError or BadDataError."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError as error:
-        raise MissingError("no config here", where=path, fix="start through lab run semicrf") from error
-    except msgspec.DecodeError as error:
-        raise BadDataError(f"the config does not fit its schema: {error}", where=path) from error

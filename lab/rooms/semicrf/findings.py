@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab.core.run import Run
+from lab.report.provenance import provenance
 from lab.rooms.semicrf import report
 from lab.rooms.semicrf.analyze import read_checks, read_examination, read_recordings, read_trainings
-from lab.rooms.sweep.findings import provenance
 
 
 def analyse_semicrf(

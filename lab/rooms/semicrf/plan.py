@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from lab.core.plan import Plan, Site
 from lab.core.step import Step
 from lab.errors import GpuError, UsageError
-from lab.rooms import Plan, Site
 from lab.rooms.semicrf.config import CheckConfig, DiagnoseConfig, TrainConfig
 
 IN_CONTAINER = "/corpus"  # where the image's tool `corpus` mounts what LAB_CORPUS names
@@ -50,7 +50,7 @@ def plan_check(config: CheckConfig, site: Site) -> Plan:
     names = resolved(config.backends, site, interpret=config.interpret)
     steps = tuple(
         Step(name=f"check-{name}", folder=f"steps/check-{name}", num_gpus=1 if site.gpus else 0,
-             argv=("python", "-m", "lab.rooms.semicrf.workload_check", "--config", CHECK, "--backend", name,
+             argv=("python", "-m", "lab.rooms.semicrf.workload.check", "--config", CHECK, "--backend", name,
                    "--out", f"steps/check-{name}"),
              env={**_threads(site), **({"TRITON_INTERPRET": "1"} if config.interpret and name == "triton" else {})},
              timeout_s=config.step_timeout_s, expects=(f"steps/check-{name}/checks.json",),
@@ -105,7 +105,7 @@ def _train_step(config: TrainConfig, site: Site, model: str, backend: str) -> St
                     "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", f"--rdzv_id={name}")  # fmt: skip
     return Step(
         name=name, folder=folder, num_gpus=config.ranks if site.gpus else 0,
-        argv=(*launcher, "-m", "lab.rooms.semicrf.workload_train", "--config", TRAIN, "--model", model,
+        argv=(*launcher, "-m", "lab.rooms.semicrf.workload.train", "--config", TRAIN, "--model", model,
               "--backend", backend, "--out", folder),
         env=_threads(site), timeout_s=config.step_timeout_s,
         tools=_tools(config),
@@ -121,7 +121,7 @@ def _diagnose_step(config: DiagnoseConfig, site: Site, name: str, part: str, bac
         env["PYTHONLOGLEVEL"] = "DEBUG"
     return Step(
         name=name, folder=folder, num_gpus=1 if site.gpus else 0,
-        argv=("python", "-m", "lab.rooms.semicrf.workload_diagnose", "--config", DIAGNOSE, "--part", part,
+        argv=("python", "-m", "lab.rooms.semicrf.workload.diagnose", "--config", DIAGNOSE, "--part", part,
               "--backend", backend, "--out", folder),
         env=env, timeout_s=config.step_timeout_s,
         tools=_tools(config.train), expects=(f"{folder}/{part}.json",),

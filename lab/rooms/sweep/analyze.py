@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 
 from lab.errors import LabError
+from lab.recordings import views
+from lab.recordings.kineto import read_kineto
+from lab.recordings.pool import map_traces
+from lab.recordings.tables import Trace
 from lab.rooms.sweep.layout import ConfigDir, TraceFile, find_configs
 from lab.stats import robust
-from lab.trace import views
-from lab.trace.kineto import read_kineto
-from lab.trace.pool import map_traces
-from lab.trace.tables import Trace
 
 Progress = Callable[[int, int, Path], None]
 
@@ -260,7 +260,7 @@ def _timeline_row(trace: Trace) -> dict[str, Any]:
 
 
 def _collective_rows(trace: Trace) -> list[dict[str, Any]]:
-    found = views.collective_instances(trace).to_pandas()
+    found = pd.DataFrame(views.collective_instances(trace).as_dict())
     names = ["collective", "in_nelems", "dtype", "msg_bytes", "grid_x", "block_x"]
     counted = found.groupby(names, sort=True).size().reset_index(name="count")
     counted = counted.rename(columns={"grid_x": "effective_channels", "block_x": "effective_threads"})
@@ -270,7 +270,7 @@ def _collective_rows(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _gemm_rows(trace: Trace) -> list[dict[str, Any]]:
-    found = views.gemm_instances(trace).to_pandas()
+    found = pd.DataFrame(views.gemm_instances(trace).as_dict())
     rows = []
     names = [*GEMM_KEY, "strides"]
     for key, group in found.groupby(names, sort=True):

@@ -1,12 +1,19 @@
-"""`lab run sweep` and `lab sweep`."""
+"""`lab run sweep` and `lab sweep`; `lab gemm` is in gemm/cli.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from lab.cli import IntList, options_of
+from lab.rooms.sweep.gemm.cli import gemm
+from lab.terminal.click_types import IntList, options_of
+
+if TYPE_CHECKING:
+    from lab.core.plan import Experiment
+
+__all__ = ["gemm", "run_sweep"]
 
 
 @click.command("sweep")
@@ -82,14 +89,13 @@ from lab.cli import IntList, options_of
     "-s", "--skip-existing", is_flag=True, help="Skip settings whose traces are complete in --output-dir."
 )
 @click.pass_context
-def sweep(ctx: click.Context, /, channels: list[int], threads: list[int], skip_existing: bool, overrides: tuple[str, ...],
-          **knobs: object) -> None:  # fmt: skip
+def run_sweep(ctx: click.Context, /, channels: list[int], threads: list[int], skip_existing: bool, overrides: tuple[str, ...],
+          **knobs: object) -> Experiment:  # fmt: skip
     """Sweep collective channels x threads over a training run, and report what they do to its GEMMs."""
     import msgspec
 
-    from lab.drive import drive
+    from lab.core.plan import Experiment, Plan, Site
     from lab.errors import UsageError
-    from lab.rooms import Plan, Site
     from lab.rooms.sweep.config import SweepConfig
     from lab.rooms.sweep.plan import plan
 
@@ -105,4 +111,4 @@ def sweep(ctx: click.Context, /, channels: list[int], threads: list[int], skip_e
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site, root, skip_existing=skip_existing)
 
-    drive("sweep", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing))
+    return Experiment("sweep", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing))

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
-from lab.errors import ConfigError, MissingError, UsageError
+from lab.errors import ConfigError, MissingError
 
 PRESET_DIR = Path(__file__).parent / "presets"
 # A training config is a page of text; anything bigger is some other file.
@@ -245,21 +245,6 @@ def ignored_keys(config: TrainConfig) -> list[str]:
 def preset_names() -> list[str]:
     """The presets that `load_train_config` knows by name."""
     return sorted(path.stem for path in PRESET_DIR.glob("*.yaml"))
-
-
-def parse_int_list(text: str) -> list[int]:
-    """`"28,42"` -> [28, 42]. Raises UsageError for anything but distinct integers above zero."""
-    values: list[int] = []
-    for part in text.split(","):
-        # isdecimal alone would let through digits of other scripts.
-        if not (part.strip().isascii() and part.strip().isdecimal()) or int(part) == 0:
-            raise UsageError(
-                f"{part.strip()!r} in {text!r} is not an integer above zero", fix="write 28,42,56"
-            )
-        if int(part) in values:
-            raise UsageError(f"{int(part)} is twice in {text!r}", fix="use --repeats to run a setting again")
-        values.append(int(part))
-    return values
 
 
 def profiler_steps(profiling: ProfilingConfig) -> int:

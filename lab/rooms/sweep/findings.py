@@ -9,21 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lab
-from lab.core.manifest import Manifest
-from lab.core.provenance import lab_identity
 from lab.core.run import Run
 from lab.core.step import Status
 from lab.errors import LabError
+from lab.recordings.cache import load_trace
+from lab.recordings.views import device_of
 from lab.report.page import Files, Points, Section
+from lab.report.provenance import provenance
 from lab.rooms.sweep.analyze import analyze
 from lab.rooms.sweep.gemm.places import Places, within
 from lab.rooms.sweep.gemm.steps import read, run_all, summed
 from lab.rooms.sweep.gemm.tables import Report as GemmReport
 from lab.rooms.sweep.layout import find_configs
 from lab.rooms.sweep.report import Findings, report
-from lab.trace.cache import load_trace
-from lab.trace.views import device_of
 
 STATUS = {Status.ok: "ok", Status.skipped: "ok"}
 
@@ -105,21 +103,3 @@ def expected_rows(run: Run | None) -> list[dict[str, Any]]:
     return rows
 
 
-def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, str]]:
-    """What the page says of where its numbers come from."""
-    if manifest is None:
-        identity = lab_identity()
-        return {"Recording": {"folder": str(folder), "manifest": "none: lab did not make this recording"},
-                "Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"}}  # fmt: skip
-    made = manifest.lab
-    groups: dict[str, dict[str, str]] = {
-        "Run": {"id": manifest.id, "created": manifest.created_utc, "command": " ".join(manifest.command),
-                "engine": manifest.engine, "image": manifest.image.ref if manifest.image else "none",
-                "lab": f"{made.version} {made.commit or ''}{' with local changes' if made.dirty else ''}".strip()},
-        "Host": {name: str(value) for name, value in manifest.host.items()},
-        "GPUs": {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in manifest.gpus} or {"none": "CPU run"},
-        "Versions": manifest.versions,
-        "Environment": manifest.env,
-        "Configuration": {name: str(value) for name, value in manifest.config.items()},
-    }  # fmt: skip
-    return {title: rows for title, rows in groups.items() if rows}

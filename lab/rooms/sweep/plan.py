@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from lab.core.plan import Plan, Site
 from lab.core.step import Step
 from lab.errors import GpuError
-from lab.rooms import Plan, Site
 from lab.rooms.sweep.config import (
     SweepConfig,
     TrainConfig,

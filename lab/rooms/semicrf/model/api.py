@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import naive, native, paths, torch_factorised
+from lab.rooms.semicrf.model import naive, paths, torch_factorised
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
+from lab.rooms.semicrf.model.native import choose as native
+from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
 BACKENDS = ("naive", "torch", "native", "triton", "auto")
 Alarm = Callable[[Posteriors], None]
-MAX_LABELS = 128
-"""The kernels on a GPU keep a label in a lane and a column of the transition in its registers."""
 
 
 def resolve_backend(backend: str, score_BTC: Tensor) -> str:
@@ -111,7 +110,7 @@ def engine_of(backend: str) -> Any:
         return native
     if not has_triton():
         raise MissingError("triton is not installed", fix="backend='torch', or pip install triton")
-    from lab.rooms.semicrf.model import triton_backend
+    from lab.rooms.semicrf.model.triton import backend as triton_backend
 
     return triton_backend
 

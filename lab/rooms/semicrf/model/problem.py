@@ -16,6 +16,9 @@ from torch import Tensor
 
 from lab.errors import UsageError
 
+MAX_LABELS = 128
+"""The kernels on a GPU keep a label in a lane and a column of the transition in its registers."""
+
 
 @dataclass(frozen=True)
 class Problem:

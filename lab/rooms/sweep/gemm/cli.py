@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from lab.cli import with_options
-from lab.console import Console
 from lab.core.run import Run
 from lab.errors import StepFailed, needs
+from lab.terminal.click_types import with_options
+from lab.terminal.console import Console
 
 SWEEP = click.argument("sweep", type=click.Path(path_type=Path))
 OUT = click.option("-o", "--out", type=click.Path(path_type=Path),
@@ -96,8 +96,8 @@ def part(sweep: Path, number: int, salvage: bool, **shared: Any) -> None:
 def spread(sweep: Path, out: Path | None, in_place: bool, top_k: int, salvage: bool, jobs: int, cpus_per_task: int,
            **asked: Any) -> None:  # fmt: skip
     """`all` over a Slurm cluster: one task a configuration, and a job after them that puts all together."""
-    from lab.engines.slurm import submit_parts
-    from lab.engines.slurm_ask import Ask
+    from lab.core.options import SlurmOptions
+    from lab.engines.slurm.engine import submit_parts
     from lab.rooms.sweep.gemm.places import places
     from lab.rooms.sweep.gemm.steps import num_parts
 
@@ -111,7 +111,7 @@ def spread(sweep: Path, out: Path | None, in_place: bool, top_k: int, salvage: b
     flags += ["--workers", str(cpus_per_task), *(["--salvage"] if salvage else [])]
     parts = [["gemm", "part", *flags, "--number", str(number)] for number in range(num_parts(sweep))]
     last = ["gemm", "all", *flags, "--top-k", str(top_k), "--keep-merged"]
-    array, end = submit_parts(where.home, Ask(cpus_per_task=cpus_per_task, **asked), parts, last, jobs=jobs)
+    array, end = submit_parts(where.home, SlurmOptions(cpus_per_task=cpus_per_task, **asked), parts, last, jobs=jobs)
     click.echo(
         f"{len(parts)} tasks as {array}, put together by {end}: results in {where.analysis}, output in {where.home}/.slurm"
     )

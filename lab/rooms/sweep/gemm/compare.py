@@ -21,6 +21,9 @@ from lab.core.manifest import Manifest
 from lab.core.provenance import lab_identity
 from lab.core.run import Run
 from lab.errors import LabError, UsageError
+from lab.recordings.cache import load_trace
+from lab.recordings.pool import map_traces
+from lab.recordings.tables import TraceMeta
 from lab.report.figures import SERIES
 from lab.report.page import Card, Chart, Page, Prose, Section, Series, Table, write_page
 from lab.report.tables import Heading, write_csv
@@ -30,9 +33,6 @@ from lab.rooms.sweep.gemm.tables import Report
 from lab.rooms.sweep.layout import TraceFile, find_configs
 from lab.rooms.sweep.verdict import GEMM_SHAPE, SETTING, absent, shape_name, short_name
 from lab.stats.effects import median_ratio_ci, permutation_p
-from lab.trace.cache import load_trace
-from lab.trace.pool import map_traces
-from lab.trace.tables import TraceMeta
 
 PAGE = "sweep_comparison.html"
 QUESTION = "What changed between these sweeps, can it be chance, and what else is different about them?"

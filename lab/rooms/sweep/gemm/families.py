@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from lab.trace.names import gemm_library as family
-from lab.trace.views import GEMM_OPS
+from lab.recordings.names import gemm_library as family
+from lab.recordings.views import GEMM_OPS
 
 __all__ = ["category", "family"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lab.rooms.sweep.gemm.tables import Report
 
 MEMO = ".cache/gemm_all.json"
-CODE = ("core", "report", "rooms/sweep", "stats", "trace")
+CODE = ("core", "report", "rooms/sweep", "stats", "recordings")
 
 
 class Memo(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.recordings.tables import Table
 from lab.report.tables import write_csv
 from lab.rooms.sweep.gemm.tables import SETTING, Progress, Report, SweepData, read_sweep
 from lab.rooms.sweep.gemm.variance import TOP_FILE, groups, top_rows, with_timestamps
 from lab.rooms.sweep.gemm.workbooks import of_rank, pairs_of
 from lab.stats.intervals import meetings, spans, total
 from lab.stats.intervals import overlap as covered
-from lab.trace.tables import Table
 
 COLUMNS = [
     "overlapping_collective_count", "overlapping_collective_names", "max_overlap_percentage",

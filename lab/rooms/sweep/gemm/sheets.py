@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.recordings import views
+from lab.recordings.tables import KERNEL, Table, Trace
 from lab.rooms.sweep.gemm import families
 from lab.stats.intervals import enclosing, spans, totals
 from lab.stats.robust import grouped
-from lab.trace import views
-from lab.trace.tables import KERNEL, Table, Trace
 
 S5 = ("mean", "median", "std", "min", "max")
 SHORT_US = 10.0

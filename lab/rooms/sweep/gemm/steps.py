@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import BadDataError, LabError, MissingError
+from lab.recordings.cache import load_trace
+from lab.recordings.merge import Merged, merge_json
+from lab.recordings.pairing import pair_collectives
+from lab.recordings.pftrace import merge_pftrace
+from lab.recordings.pool import map_traces
+from lab.recordings.tables import Table, Trace
+from lab.recordings.views import collective_instances
 from lab.rooms.sweep.gemm.cause import cause
 from lab.rooms.sweep.gemm.overlap import overlap
 from lab.rooms.sweep.gemm.places import Places
@@ -17,13 +24,6 @@ from lab.rooms.sweep.gemm.tables import Report, SweepData, read_sweep
 from lab.rooms.sweep.gemm.variance import timestamps, variance
 from lab.rooms.sweep.gemm.workbooks import gemm_report
 from lab.rooms.sweep.layout import ConfigDir, TraceFile, find_configs
-from lab.trace.cache import load_trace
-from lab.trace.merge import Merged, merge_json
-from lab.trace.pairing import pair_collectives
-from lab.trace.pftrace import merge_pftrace
-from lab.trace.pool import map_traces
-from lab.trace.tables import Table, Trace
-from lab.trace.views import collective_instances
 
 SUFFIXES = {"json": ".json.gz", "pftrace": ".pftrace.gz"}
 

@@ -15,15 +15,15 @@ import numpy as np
 import pandas as pd
 
 from lab.errors import LabError, MissingError
+from lab.recordings import views
+from lab.recordings.cache import load_trace
+from lab.recordings.pool import map_traces
+from lab.recordings.tables import KERNEL, Table, Trace
 from lab.rooms.sweep.analyze import RankFigures, SweepTables, figures_of, put_together
 from lab.rooms.sweep.gemm import families
 from lab.rooms.sweep.gemm.sheets import Launches, coll_analysis, gemm_sheet, launches, perf_sheets
 from lab.rooms.sweep.layout import ConfigDir, TraceFile, find_configs
 from lab.stats.intervals import load, overlap, spans
-from lab.trace import views
-from lab.trace.cache import load_trace
-from lab.trace.pool import map_traces
-from lab.trace.tables import KERNEL, Table, Trace
 
 Progress = Callable[[int, int, Path], None]
 

@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.recordings.pairing import Pairs, pair_collectives
+from lab.recordings.tables import Table
+from lab.recordings.views import DTYPE_BYTES
 from lab.report.excel import write_workbook
 from lab.report.tables import write_csv
 from lab.rooms.sweep.gemm.sheets import splits
@@ -27,9 +30,6 @@ from lab.rooms.sweep.gemm.tables import (
     read_sweep,
     report_name,
 )
-from lab.trace.pairing import Pairs, pair_collectives
-from lab.trace.tables import Table
-from lab.trace.views import DTYPE_BYTES
 
 OUT = "tracelens_analysis"
 GROUP_NAMES = {
@@ -404,7 +404,8 @@ def _dtype_mib(table: Table) -> np.ndarray:
 
 
 def _collective_rows(pairs: Pairs) -> pd.DataFrame:
-    return pairs.collectives.to_pandas()
+    found: pd.DataFrame = pd.DataFrame(pairs.collectives.as_dict())
+    return found
 
 
 def _over_settings(frames: Mapping[tuple[int, int, int], pd.DataFrame], columns: list[str]) -> pd.DataFrame:

@@ -1,0 +1,98 @@
+"""`lab run` and `lab analyze`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.cli.options import EARLIER, KNOBS, PLACE, SLURM, make_options
+from lab.cli.registry import run_commands
+from lab.core.options import Options
+from lab.core.plan import Experiment
+from lab.driver.analysis import analyse
+from lab.driver.drive import drive, resume
+from lab.errors import MissingError, UsageError
+from lab.terminal.click_types import with_options
+from lab.terminal.console import Console
+from lab.terminal.findings import raise_for_findings, show_findings
+from lab.terminal.lazy import LazyGroup
+
+
+def _run(ctx: click.Context, /, resume_run: Path | None, attach_run: Path | None, **flags: Any) -> None:
+    """Run a room's experiment: plan, execute, analyse, report.
+
+    \b
+    lab run sweep -c 28,42 -t 256 --ranks 2              here, in this environment
+    lab run --image rocm70 sweep -c 28,42,56,70          in a container, on its GPUs
+    lab run --dry-run --json --image cuda nixnan baseline
+    lab run --resume experiments/sweep_20260101_120000   only what is missing or failed
+    lab run --attach experiments/sweep_20260101_120000   take up containers whose driver was killed, then go on
+    """
+    ctx.obj = make_options(**flags)
+    earlier = resume_run or attach_run
+    if resume_run and attach_run:
+        raise UsageError(
+            "--resume and --attach name a run each", fix="--resume alone also takes up living containers"
+        )
+    if earlier is not None:
+        if ctx.invoked_subcommand:
+            raise UsageError("--resume and --attach take their experiment from the run folder",
+                             fix=f"drop {ctx.invoked_subcommand!r}")  # fmt: skip
+        resume(earlier, ctx.obj, attach=attach_run is not None)
+    elif not ctx.invoked_subcommand:
+        raise UsageError(
+            "name an experiment to run", fix=f"one of: {', '.join(run_commands())}, or --resume RUN"
+        )
+
+
+run = click.group("run", cls=LazyGroup, lazy=run_commands(), invoke_without_command=True)(
+    click.pass_context(with_options(*PLACE, *KNOBS, *SLURM, *EARLIER)(_run))
+)
+
+
+@run.result_callback()
+def _carry_out(made: Experiment | None, **_flags: Any) -> None:
+    """A room's command decides what to run; running it is the driver's."""
+    if made is not None:
+        drive(made)
+
+
+def standalone(command: click.Command) -> click.Command:
+    """The room's command with the run's own flags, for an environment that is already right (no image, no engine)."""
+    if isinstance(command, click.Group):
+        parts = {name: standalone(part) for name, part in command.commands.items()}
+        return click.Group(command.name, commands=parts, help=command.help)
+    carrier = click.command("carrier")(with_options(*KNOBS)(lambda **_: None))
+    own = {param.name for param in command.params}  # a flag of the command's own means what the command says
+    params = [param for param in carrier.params if param.name not in own]
+    mine = {param.name for param in params}
+
+    def callback(**values: Any) -> Any:
+        ctx = click.get_current_context()
+        ctx.obj = make_options(**{name: values.pop(name) for name in mine})
+        _carry_out(ctx.invoke(command, **values))
+
+    return click.Command(
+        command.name, params=[*command.params, *params], callback=callback, help=command.help
+    )
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Where tables, figures and page go. [default: the run; for a recording, experiments/NAME_analysis]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Findings as JSON on stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+def analyze(folder: Path, out: Path | None, as_json: bool, quiet: bool) -> None:
+    """Analyse a run, or a recording that lab did not make. The recording itself is never changed."""
+    if not folder.exists():
+        raise MissingError("no such folder", where=folder, fix="see `lab runs list`")
+    findings = analyse(folder, out, Console(quiet=quiet))
+    show_findings(folder, findings, Options(json=as_json))
+    raise_for_findings(findings, folder)

@@ -1,0 +1,173 @@
+"""`lab images`: list, show, build, prepare, check, smoke, pin."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from lab.errors import StepFailed
+from lab.images import build as imagebuild
+from lab.images import spec
+from lab.images.spec import Image
+from lab.terminal.console import Console
+
+if TYPE_CHECKING:
+    from lab.images.check import Row
+
+
+@click.group()
+def images() -> None:
+    """List, show, build and check images."""
+
+
+@images.command("list")
+@click.option("--json", "as_json", is_flag=True)
+def images_list(as_json: bool) -> None:
+    """One line an image, and whether the engine here holds it."""
+    loaded = [spec.load(name) for name in spec.names()]
+    have = [built_refs(image) for image in loaded]
+    if as_json:
+        rows = [{**msgspec.to_builtins(image), "built": ids} for image, ids in zip(loaded, have, strict=True)]
+        click.echo(msgspec.json.encode(rows).decode())
+        return
+    for image, ids in zip(loaded, have, strict=True):
+        state = "built" if ids and all(ids.values()) else "partly" if ids and any(ids.values()) else "-"
+        click.echo(f"{image.name:8} {image.vendor:7} {image.ref:14} {state:6} {image.summary}")
+
+
+@images.command("show")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True)
+def images_show(name: str, as_json: bool) -> None:
+    """All that is said of one image."""
+    image = spec.load(name)
+    text = msgspec.json.encode(image)
+    click.echo(text.decode() if as_json else msgspec.json.format(text, indent=2).decode())
+
+
+@images.command("build")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--base", metavar="REF", help="Build on this image instead of the one image.toml names.")
+@click.option("--network", default="host", show_default=True, help="Network of the build's own commands.")
+@click.option(
+    "-n", "--dry-run", "--plan", "dry_run", is_flag=True, help="Print the commands, and build nothing."
+)
+@click.option("--json", "as_json", is_flag=True, help="What was built (or the plan) as JSON on stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="Hide the builder's own output.")
+def build(
+    names: tuple[str, ...], base: str | None, network: str, dry_run: bool, as_json: bool, quiet: bool
+) -> None:
+    """Build images, all or the named ones: one wheel of this tree in each.
+
+    \b
+    lab images build cpu                                      lab/cpu (analysis) and lab/cpu-torch (workloads)
+    lab images build cpu-torch                                only that one
+    lab images build cpu --base local/debian-python:bookworm  on a base that scripts/base-image.sh made
+    """
+    if dry_run:
+        _show_plan(imagebuild.plan(names, base=base, network=network), as_json)
+        return
+    console = Console(quiet=quiet)
+    done = []
+    for image in imagebuild.build(names, base=base, network=network, say=console.detail):
+        console.say(
+            f"✓ {image.ref}: {image.size_bytes / 1e6:.0f} MB in {image.seconds:.1f} s, {image.id[7:19]}"
+        )
+        done.append(image)
+    if as_json:
+        click.echo(msgspec.json.encode(done).decode())
+
+
+def _show_plan(rows: list[dict[str, object]], as_json: bool) -> None:
+    if as_json:
+        click.echo(msgspec.json.encode(rows).decode())
+        return
+    for row in rows:
+        env = " ".join(f"{name}={value}" for name, value in dict(row["env"]).items())  # type: ignore[call-overload]
+        note = f"  note: {row['note']}" if row["note"] else ""
+        wheels = f"  the host's pip: {', '.join(row['wheels'])}" if row["wheels"] else ""  # type: ignore[arg-type]
+        click.echo(f"{row['ref']} on {row['base']}\n  {env} {shlex.join(row['argv'])}".rstrip())  # type: ignore[arg-type]
+        for line in filter(None, (wheels, note)):
+            click.echo(line)
+
+
+@images.command("prepare")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--base", metavar="REF", help="Ask this image for its Python, instead of image.toml.")
+@click.option("-q", "--quiet", is_flag=True, help="Hide pip's own output.")
+def prepare(names: tuple[str, ...], base: str | None, quiet: bool) -> None:
+    """Make what a build reads (the wheel of lab, a torch for the CPU) and print docker-bake.json's variables.
+
+    \b
+    env $(lab images prepare cpu) docker buildx bake cpu --load
+    """
+    for name, value in imagebuild.prepare(names, base=base, say=Console(quiet=quiet).detail).items():
+        click.echo(f"{name}={value}")
+
+
+@images.command("check")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--json", "as_json", is_flag=True, help="One object a check on stdout.")
+def check(names: tuple[str, ...], as_json: bool) -> None:
+    """Check images' data, Dockerfiles, locks and compose file, and whatever of them is built here.
+
+    A built image is run as a stranger: unknown user, read-only, no network. Exit code 0: nothing failed.
+    """
+    from lab.images import check as imagecheck
+
+    _show_rows(imagecheck.check(names), as_json)
+
+
+@images.command("smoke")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option(
+    "--stand-in", is_flag=True, help="With stand-ins for GPUs, which the engine must know how to give."
+)
+@click.option("--timeout", "timeout_s", default=300.0, show_default=True, help="Limit of one command, s.")
+@click.option("--json", "as_json", is_flag=True, help="One object a command on stdout.")
+def smoke(names: tuple[str, ...], stand_in: bool, timeout_s: float, as_json: bool) -> None:
+    """Let built images do a little of their work: lab's commands, a sweep and a NaN baseline on the CPU, or analysis.
+
+    Each container gets what `lab run` would give it. Exit code 0: all of it ran.
+    """
+    from lab.images import smoke as imagesmoke
+
+    _show_rows(imagesmoke.smoke(names, stand_in=stand_in, timeout_s=timeout_s), as_json)
+
+
+def _show_rows(found: Iterable[Row], as_json: bool) -> None:
+    rows = []
+    for row in found:
+        rows.append(row)
+        if not as_json:
+            click.echo(f"{row.state:8} {row.image:10} {row.what:11} {row.detail}".rstrip())
+    if as_json:
+        click.echo(msgspec.json.encode(rows).decode())
+    failed = [f"{row.image}: {row.what}" for row in rows if row.state == "failed"]
+    if failed:
+        raise StepFailed(f"{len(failed)} of {len(rows)} checks failed: {', '.join(failed)}")
+
+
+@images.command("pin")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def pin(names: tuple[str, ...]) -> None:
+    """Write the digest of each base, as its registry has it today, into image.toml. Needs docker buildx."""
+    from lab.images import pin as imagepin
+
+    for name, digest in imagepin.pin(names):
+        click.echo(f"{name}: {digest}")
+
+
+def built_refs(image: Image) -> dict[str, str | None]:
+    """Reference -> id on the engine here, or None, of everything this image needs."""
+    return {target.ref: imagebuild.holds(_built(), target.ref) for target in imagebuild.targets_of(image)}
+
+
+@lru_cache(maxsize=1)
+def _built() -> dict[str, str]:
+    return imagebuild.built()

@@ -1,0 +1,75 @@
+"""The command line. Commands load when they are called: `lab --help` imports click and little else."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+import lab
+from lab.cli.registry import commands, standalone_commands
+from lab.terminal.lazy import LazyGroup
+
+
+def _standalone(name: str, command: click.Command) -> click.Command:
+    """An experiment at top level gets the flags of `lab run` that make sense there."""
+    if name not in standalone_commands():
+        return command
+    from lab.cli.commands import standalone
+
+    return standalone(command)
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=commands(),
+    wrap=_standalone,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(lab.__version__, prog_name="lab")
+def cli() -> None:
+    """What does my model do to this GPU, and can I trust its numbers?
+
+    One command runs an experiment in the right container on the right GPUs, and comes back with a verdict, figures,
+    tables and the raw evidence. Start with `lab doctor`, then `lab run sweep`.
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: every error that lab understands ends in words and its own exit code."""
+    from lab.errors import LabError
+
+    try:
+        code = cli.main(args=argv, prog_name="lab", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        if isinstance(error, click.NoSuchOption) and (place := _place_of(error)):
+            click.echo(place, err=True)
+        code = error.exit_code
+    except click.exceptions.Abort:
+        click.echo("lab: interrupted", err=True)
+        code = 130
+    except LabError as error:
+        from lab.driver.show import show_error
+
+        code = show_error(error)
+    except BrokenPipeError:
+        from lab.driver.show import die_quietly_on_closed_pipe
+
+        die_quietly_on_closed_pipe()
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _place_of(error: click.NoSuchOption) -> str:
+    """Where an option belongs that was given after a subcommand and is one of a command above; else nothing."""
+    below, above = error.ctx, error.ctx.parent if error.ctx else None
+    while above is not None:
+        if any(error.option_name in (*one.opts, *one.secondary_opts) for one in above.command.params):
+            return f"It is an option of {above.command_path!r}: put it before {below.info_name!r}."  # type: ignore[union-attr]
+        below, above = above, above.parent
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""What `lab` can be asked: one line per room, and the commands that belong to none.
+
+A room's folder is `lab/rooms/NAME`. Its commands are click objects of `lab.rooms.NAME.cli`: `run_X` under `lab run X`,
+and `X` at top level for what reads recordings. A command that only runs stands at top level too, for an environment
+that is already right (`lab sweep` inside a container).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Lazy = dict[str, tuple[str, str]]  # command -> (module:attribute, help line)
+
+
+class Room(NamedTuple):
+    """run and read map a command's name to its help line."""
+
+    name: str
+    question: str
+    run: dict[str, str]
+    read: dict[str, str] = {}
+
+
+ROOMS = (
+    Room(
+        "sweep",
+        "How do NCCL/RCCL channels × threads starve GEMMs, and which rank waits for whom?",
+        run={"sweep": "Sweep channels x threads of NCCL/RCCL."},
+        read={"gemm": "Why GEMM times vary: Excel reports, overlap, cause, merged traces."},
+    ),
+    Room(
+        "nan",
+        "Where are NaN and Inf born in an LLM, from modules down to SASS instructions?",
+        run={
+            "nan": "Watch every module's outputs for NaN and Inf.",
+            "nixnan": "Watch every instruction with nixnan.",
+        },
+        read={"nan": "Where NaN and Inf are born: analyse runs, read nixnan logs, compare."},
+    ),
+    Room(
+        "nsys",
+        "What does each phase of a Transformer cost the GPU?",
+        run={"nsys": "Profile Transformers, and answer where their GPU time goes."},
+        read={"nsys": "Read captures of nsys or torch.profiler: phases, reports, answers."},
+    ),
+    Room(
+        "kernels",
+        "Which kernels does a model launch, and what does each cost in time and joules?",
+        run={"kernels": "Profile, replay and price every kernel a model launches."},
+        read={"kernels": "Every launch of a model: catalogue, chart, C++, audits."},
+    ),
+    Room(
+        "semicrf",
+        "Why does a streaming semi-Markov CRF give NaN or wrong gradients, and how does an exact one do?",
+        run={"semicrf": "Train, diagnose and check a streaming semi-Markov CRF."},
+    ),
+)
+
+
+def run_commands() -> Lazy:
+    """What `lab run` offers."""
+    return {
+        name: (f"lab.rooms.{room.name}.cli:run_{name}", text)
+        for room in ROOMS
+        for name, text in room.run.items()
+    }
+
+
+def standalone_commands() -> Lazy:
+    """Experiments at top level: those whose name no reading command takes."""
+    reading = {name for room in ROOMS for name in room.read}
+    return {name: entry for name, entry in run_commands().items() if name not in reading}
+
+
+def commands() -> Lazy:
+    """What `lab` itself offers, in the order of --help."""
+    reading = {
+        name: (f"lab.rooms.{room.name}.cli:{name}", text)
+        for room in ROOMS
+        for name, text in room.read.items()
+    }
+    return {
+        "run": ("lab.cli.commands:run", "Run a room's experiment: plan, execute, analyse, report."),
+        **standalone_commands(),
+        **reading,
+        "analyze": ("lab.cli.commands:analyze", "Analyse a run, or a recording that lab did not make."),
+        "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
+        "images": ("lab.cli.images:images", "List, show, build and check images."),
+        "doctor": ("lab.cli.doctor:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),
+    }

@@ -1,0 +1,112 @@
+"""`lab runs`: list, show, stop, reap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from lab.core.manifest import Manifest
+from lab.core.run import Run, list_runs
+from lab.core.step import Status
+from lab.driver.drive import stop_run
+from lab.errors import LabError
+from lab.terminal.console import Console
+
+
+@click.group()
+def runs() -> None:
+    """List, show, stop and clean up runs."""
+
+
+@runs.command("list")
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("experiments"))
+@click.option("--json", "as_json", is_flag=True)
+def runs_list(folder: Path, as_json: bool) -> None:
+    """One line a run under FOLDER (default: experiments)."""
+    found = list_runs(folder)
+    if as_json:
+        rows = [
+            {"folder": str(path), "error": str(m)}
+            if isinstance(m, LabError)
+            else {"folder": str(path), "room": m.room, "created_utc": m.created_utc, "steps": _counts(m)}
+            for path, m in found
+        ]
+        click.echo(msgspec.json.encode(rows).decode())
+        return
+    for path, manifest in found:
+        if isinstance(manifest, LabError):
+            click.echo(f"{path}  unreadable: {manifest.what}")
+        else:
+            image = manifest.image.name if manifest.image else manifest.engine
+            click.echo(f"{path}  {manifest.created_utc[:19]}  {image}  {_counts_text(manifest)}")
+    if not found:
+        click.echo(f"no runs under {folder}", err=True)
+
+
+@runs.command("stop")
+@click.argument("folder", type=click.Path(path_type=Path))
+def runs_stop(folder: Path) -> None:
+    """End a run from outside: its driver as Ctrl-C would, then every container it left. It can be resumed."""
+    stop_run(folder, Console())
+
+
+@runs.command("reap")
+@click.option("--running", is_flag=True, help="Those too that still run.")
+@click.option("--slurm-job", metavar="ID", help="Only those of this job, running or not: for an Epilog.")
+@click.option("--json", "as_json", is_flag=True)
+def runs_reap(running: bool, slurm_job: str | None, as_json: bool) -> None:
+    """Remove the containers of lab whose driver is dead and whose result nobody will collect."""
+    from lab.engines.docker.leftovers import reap
+
+    removed = reap(running=running, slurm_job=slurm_job)
+    if as_json:
+        click.echo(msgspec.json.encode(removed).decode())
+        return
+    for one in removed:
+        click.echo(f"removed {one.name} ({one.state}, run {one.run_dir}, step {one.step})")
+    click.echo(f"{len(removed)} removed", err=True)
+
+
+@runs.command("show")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="The manifest itself.")
+def runs_show(folder: Path, as_json: bool) -> None:
+    """What a run is, and what became of its steps."""
+    manifest = Run.open(folder).manifest
+    if as_json:
+        click.echo(msgspec.json.encode(manifest).decode())
+        return
+    click.echo(f"{manifest.id}: room {manifest.room}, {manifest.kind.value}, {manifest.created_utc}")
+    click.echo(
+        f"engine {manifest.engine}, image {manifest.image.ref if manifest.image else 'none'}, "
+        f"lab {manifest.lab.version} {manifest.lab.commit or ''}"
+    )
+    for gpu in manifest.gpus:
+        click.echo(f"GPU {gpu.index}: {gpu.name} {gpu.uuid} driver {gpu.driver}")
+    for record in manifest.steps:
+        outcome = record.outcome
+        state = (
+            f"{outcome.status.value:12} {outcome.seconds:8.1f} s  {outcome.reason}"
+            if outcome
+            else "running or killed"
+            if record.attempts
+            else "planned"
+        )
+        click.echo(f"  {record.step.name:24} {state}".rstrip())
+
+
+def _counts(manifest: Manifest) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for record in manifest.steps:
+        word = record.outcome.status.value if record.outcome else "planned"
+        counts[word] = counts.get(word, 0) + 1
+    return counts
+
+
+def _counts_text(manifest: Manifest) -> str:
+    counts = _counts(manifest)
+    done = counts.get(Status.ok.value, 0) + counts.get(Status.skipped.value, 0)
+    rest = ", ".join(f"{n} {word}" for word, n in counts.items() if word not in ("ok", "skipped"))
+    return f"{manifest.room}: {done}/{len(manifest.steps)} done" + (f", {rest}" if rest else "")

@@ -1,0 +1,46 @@
+"""The flags of `lab run` as values. A room's own are in its config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+Container = Literal["none", "docker", "pyxis", "apptainer"]
+
+
+class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to ask Slurm for, in sbatch's words; None leaves it to the site."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    time_min: int | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    gres: str | None = None  # instead of gpu:N
+    extra: tuple[str, ...] = ()  # further sbatch options, KEY=VALUE
+    container: Container = "none"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The flags of `lab run` itself; the room's own are in its config."""
+
+    image: str | None = None
+    engine: str | None = None
+    gpus: str = "all"
+    jobs: int = 1
+    dry_run: bool = False
+    json: bool = False
+    output_dir: Path | None = None
+    skip_existing: bool = False
+    timeout_s: float | None = None
+    stall_timeout_s: float | None = None
+    analysis: Literal["auto", "host", "none"] = "auto"  # auto: in the cpu image where steps ran in containers
+    quiet: bool = False
+    wait: bool = True  # for GPUs that another process holds
+    slurm: SlurmOptions | None = None  # with --engine slurm
+    vendor: str | None = None  # of the GPUs of the Slurm nodes, where no image says it
+    detach: bool = False  # leave the waiting and the analysis to a job

@@ -1,0 +1,63 @@
+"""What a room decides before anything runs, and what an analysis comes back with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from lab.core.gpu import Gpu
+from lab.core.options import Options
+from lab.core.step import Step
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """Where steps will run, as far as a plan needs to know."""
+
+    vendor: str  # "nvidia" | "amd" | "none"
+    gpus: tuple[Gpu, ...] = ()
+    resolved: bool = True  # False: a dry run for GPUs that are not in this machine
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a room wants run. Nothing has run yet."""
+
+    steps: tuple[Step, ...]
+    inputs: dict[str, str] = {}  # file name in the run folder -> text
+    config: dict[str, Any] = {}
+    skipped: dict[str, str] = {}  # step name -> why it need not or cannot run
+    notes: tuple[str, ...] = ()
+
+
+class Findings(Protocol):
+    """What an analysis comes back with."""
+
+    @property
+    def verdict(self) -> list[str]: ...
+    @property
+    def status(self) -> str: ...  # "ok" | "warn" | "fail"
+    @property
+    def files(self) -> list[Path]: ...
+    @property
+    def terminal(self) -> str: ...
+    @property
+    def lacking(self) -> list[str]: ...  # what could not be analysed completely, in sentences
+
+
+class Silent:
+    """The watcher of a room that keeps no journal of its own: each step leaves its result when it ends."""
+
+    def begin(self, *_: Any) -> None: ...
+    def line(self, *_: Any) -> None: ...
+    def end(self, *_: Any) -> None: ...
+
+
+class Experiment(msgspec.Struct, frozen=True):
+    """What a room's command under `lab run` returns: the driver plans and runs it."""
+
+    room: str
+    make_plan: Callable[[Site, Path], Plan]  # of the site and the run folder
+    options: Options
+    after: Callable[[Path], None] | None = None  # called with the run folder once all of it has succeeded

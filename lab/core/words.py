@@ -1,0 +1,14 @@
+"""Small helpers for sentences that people read."""
+
+from __future__ import annotations
+
+
+def plural(count: int, noun: str, many: str | None = None) -> str:
+    """`1 step`, `2 steps`, `1,024 launches`: the number and the noun that goes with it."""
+    return f"{count:,} {noun if count == 1 else many or _many(noun)}"
+
+
+def _many(noun: str) -> str:
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("s", "x", "z", "ch", "sh")) else f"{noun}s"

@@ -1,0 +1,126 @@
+"""Analysis of a run or a recording: here in this process, or in the torch-free cpu image."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from lab.core.files import make_folder
+from lab.core.manifest import ImageRecord
+from lab.core.options import Options
+from lab.core.plan import Findings
+from lab.core.run import Run, home_of
+from lab.core.step import Outcome, Step
+from lab.core.stop import on_signals
+from lab.engines.base import Engine
+from lab.errors import EngineError, Interrupted, writing
+from lab.rooms import room, room_of
+from lab.terminal.console import Console
+
+STAGING = ".analysis"
+LIMIT_S = 3600.0  # traces come from outside: an analysis that never ends is an error, not a wait
+
+
+def analyse(folder: Path, out: Path | None, console: Console) -> Findings:
+    """Tables, figures and page of a run, or of a recording that lab did not make."""
+    run = Run.open(folder) if Run.is_run(folder) else None
+    house = room(run.manifest.room) if run else room_of(folder)
+    target = out or home_of(folder)
+    make_folder(target)
+    return house.analyse(folder, target, run, console.detail)
+
+
+def analyse_run(run: Run, engine: Engine, options: Options, console: Console) -> Findings | None:
+    """After the steps: in the engine's analysis image where it has one, else here; not at all if so asked."""
+    if options.analysis == "none":
+        return None
+    image = engine.analysis_image() if options.analysis == "auto" else None
+    if image is not None:
+        return analyse_in_image(run, engine, image, console)
+    return analyse(run.root, None, console)
+
+
+class Summary(msgspec.Struct):
+    """Findings as `lab analyze --json` prints them. `paths` becomes `files`."""
+
+    verdict: list[str]
+    status: str
+    paths: list[str] = msgspec.field(name="files")
+    terminal: str
+    lacking: list[str]
+
+    @property
+    def files(self) -> list[Path]:
+        return [Path(path) for path in self.paths]
+
+
+def analyse_in_image(run: Run, engine: Engine, image: ImageRecord, console: Console) -> Summary:
+    """`lab analyze` in a container: the run read-only at /in, no network, no GPU; the results are moved into the run.
+
+    Raises EngineError when the container brings no findings; nothing falls back to this host silently.
+    """
+    staging = run.root / STAGING / "out"
+    shutil.rmtree(run.root / STAGING, ignore_errors=True)
+    make_folder(staging)
+    step = Step(name="analysis", argv=("lab",), folder=STAGING, timeout_s=LIMIT_S)
+    lines: list[str] = []
+    console.detail(f"analysis in {image.ref}")
+    if warning := two_labs(run.manifest.image, image):
+        console.say(f"note: {warning}")
+    with on_signals(console.say) as stop:
+        outcome = engine.run_analysis(run, step, on_line=lines.append, stop=stop)
+    if stop.is_set():
+        raise Interrupted(
+            "the analysis was interrupted; the run is complete",
+            where=run.root,
+            fix=f"lab analyze {run.root}",
+        )
+    summary = _summary(lines, outcome, run, image)
+    _move_in(staging, run.root)
+    shutil.rmtree(run.root / STAGING)
+    return summary
+
+
+def two_labs(measured: ImageRecord | None, analysing: ImageRecord) -> str | None:
+    """A warning when the image that measured and the one that analyses were built from different trees."""
+    wheels = (measured.wheel_sha256 if measured else None, analysing.wheel_sha256)
+    if measured is None or None in wheels or wheels[0] == wheels[1]:
+        return None
+    return f"{measured.ref} and {analysing.ref} hold different versions of lab; `lab images build` makes them the same"
+
+
+def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -> Summary:
+    """The findings among the container's lines, with its paths made those of the host."""
+    answer = next((line for line in reversed(lines) if line.startswith("{")), None)
+    if answer is None:
+        words = "\n".join(f"  | {line}" for line in outcome.tail[-15:])
+        raise EngineError(
+            f"the analysis in the image {outcome.status.value}: {outcome.reason}\n{words}",
+            where=run.root,
+            fix=f"lab analyze {run.root} analyses here; --analysis host asks for that at once",
+        )
+    try:
+        summary = msgspec.json.decode(answer, type=Summary)
+    except msgspec.DecodeError as error:
+        raise EngineError(
+            f"the image and this host run incompatible versions of lab: {error}",
+            where=image.ref,
+            fix=f"lab images build {image.name}",
+        ) from error
+    return msgspec.structs.replace(
+        summary,
+        paths=[path.replace("/out", str(run.root), 1) for path in summary.paths],
+        terminal=summary.terminal.replace("/out/", f"{run.root}/"),
+    )
+
+
+def _move_in(staging: Path, root: Path) -> None:
+    """Put new results in the place of old ones, each by a rename."""
+    for new in sorted(staging.iterdir()):
+        old, aside = root / new.name, root / STAGING / f"old_{new.name}"
+        with writing(old):
+            if old.is_dir():
+                old.rename(aside)
+            new.rename(old)

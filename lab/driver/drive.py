@@ -1,0 +1,183 @@
+"""The host driver: plan, execute, analyse, report. Decide first, then act."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from lab.core import provenance
+from lab.core.manifest import Manifest, StepRecord
+from lab.core.options import Options
+from lab.core.plan import Experiment, Plan, Site
+from lab.core.run import Run, new_root, utc_now
+from lab.core.step import Outcome, Status, Step
+from lab.core.stop import Stop, on_signals
+from lab.driver.analysis import analyse_run
+from lab.driver.execute import StepRunner
+from lab.driver.gather import gather
+from lab.driver.job import finish_run
+from lab.driver.show import raise_for_steps, show_plan
+from lab.engines import engine_class, engine_for
+from lab.engines.base import Engine
+from lab.errors import Interrupted, MissingError, UsageError
+from lab.gpus.leases import hold
+from lab.rooms import room
+from lab.secrets import redact, secret_values
+from lab.terminal.console import Console
+from lab.terminal.findings import raise_for_findings, show_findings
+
+
+def drive(experiment: Experiment) -> None:
+    """One run from its plan to its report. Raises StepFailed when a step did not succeed, Interrupted on Ctrl-C."""
+    options, name = experiment.options, experiment.room
+    site, engine = engine_for(options).prepare(options)
+    root = options.output_dir or new_root(name, Path("experiments"))
+    plan = experiment.make_plan(site, root)
+    plan = msgspec.structs.replace(plan, steps=tuple(_with_limits(step, options) for step in plan.steps))
+    if options.dry_run:
+        show_plan(name, plan, site, engine, root, options)
+        return
+    console = Console(quiet=options.quiet)
+    for note in plan.notes:
+        console.say(f"note: {note}")
+    run = open_or_create(root, first_manifest(name, plan, site, engine, root), plan, options)
+    console.say(f"run folder: {root}")
+    if options.detach:
+        leave(run, engine, options, console)
+        return
+    carry_out(run, engine, site, options, console)
+    if experiment.after:
+        experiment.after(root)
+
+
+def resume(folder: Path, options: Options, *, attach: bool = False) -> None:
+    """Run what is missing or failed of an earlier run, with its own image, engine and configuration.
+
+    Containers that outlived the earlier driver are taken up first; `attach` demands that there is one.
+    """
+    run = Run.open(folder)
+    recorded = run.manifest
+    site, engine = engine_class(recorded.engine).restore(run, options)
+    if options.dry_run:
+        plan = Plan(steps=tuple(run.pending()), config=recorded.config)
+        show_plan(recorded.room, plan, site, engine, folder, options)
+        return
+    console = Console(quiet=options.quiet)
+    same_image(run, engine)
+    console.say(f"resuming {folder}: {len(run.pending())} of {len(recorded.steps)} steps to do")
+    carry_out(run, engine, site, options, console, attach=attach)
+
+
+def leave(run: Run, engine: Engine, options: Options, console: Console) -> None:
+    """Submit all steps and the job that collects and analyses them, and return."""
+    finish = partial(finish_run, str(run.root.absolute()), options.analysis)
+    with run.locked():
+        console.say(engine.leave(run, run.pending(), jobs=options.jobs, finish=finish))
+    folder = shlex.quote(str(run.root))
+    console.say(f"look: lab runs show {folder}; end: lab runs stop {folder}")
+
+
+def carry_out(
+    run: Run, engine: Engine, site: Site, options: Options, console: Console, *, attach: bool = False
+) -> None:
+    """Execute what is pending, then analyse all there is."""
+    with run.locked():
+        with on_signals(console.say) as stop:
+            execute(run, engine, site, options, console, stop, attach)
+        gather(run, engine)
+        if stop.is_set():
+            raise interrupted(run)
+        findings = analyse_run(run, engine, options, console)
+    show_findings(run.root, findings, options)
+    raise_for_steps(run)
+    raise_for_findings(findings, run.root)
+
+
+def execute(
+    run: Run, engine: Engine, site: Site, options: Options, console: Console, stop: Stop, attach: bool
+) -> None:
+    """What an earlier driver left to its end, then every pending step."""
+    lease = partial(
+        hold,
+        holder=f"run {run.manifest.id}",
+        wait=options.wait,
+        stop=stop,
+        say=console.say,
+        in_containers=engine.gpus_in_use,
+    )
+    with console.steps(len(run.pending())) as display:
+        runner = StepRunner(run, engine, [display, room(run.manifest.room).watcher(run)], stop, lease)
+        taken_up = runner.take_up()
+        if attach and not taken_up:
+            raise MissingError(
+                "no container of this run is left to attach to",
+                where=run.root,
+                fix=f"lab run --resume {shlex.quote(str(run.root))}",
+            )
+        runner.execute(run.pending(), site.gpus, jobs=options.jobs)
+
+
+def stop_run(folder: Path, console: Console) -> None:
+    """End a run from outside: its driver as Ctrl-C would, then everything it left running."""
+    run = Run.open(folder)
+    driver = run.interrupt_driver()
+    console.say(f"driver {driver} ended" if driver else "no driver works on this run")
+    for sentence in engine_class(run.manifest.engine).end_leftovers(run):
+        console.say(sentence)
+    now = utc_now()
+    for step in run.open_steps():
+        run.finish(
+            step, Outcome(status=Status.interrupted, reason="stopped by lab runs stop", started_utc=now)
+        )
+
+
+def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options) -> Run:
+    if not (options.skip_existing and Run.is_run(root)):
+        return Run.create(root, manifest, inputs=plan.inputs)
+    run = Run.open(root)
+    with run.locked():
+        run.extend(manifest.steps, inputs=plan.inputs)
+    return run
+
+
+def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path) -> Manifest:
+    """What is known before the first step: all steps planned, none run."""
+    now, secrets = utc_now(), secret_values()
+    image, container = engine.provenance(str(root.absolute()), site.gpus)
+    context = (image.id or image.ref if image else "", *(plan.inputs[name] for name in sorted(plan.inputs)))
+    skipped = {
+        name: Outcome(status=Status.skipped, reason=why, started_utc=now)
+        for name, why in plan.skipped.items()
+    }
+    return Manifest(
+        id=root.resolve().name, room=room_name, created_utc=now, lab=provenance.lab_identity(), engine=engine.name, kind=engine.kind,
+        command=tuple(redact(word, secrets) for word in ["lab", *sys.argv[1:]]), image=image, container=container,
+        host=provenance.host(), gpus=site.gpus, env=provenance.relevant_env(), config=plan.config,
+        steps=[StepRecord(step=step, fingerprint=step.fingerprint(*context), outcome=skipped.get(step.name))
+               for step in plan.steps])  # fmt: skip
+
+
+def same_image(run: Run, engine: Engine) -> None:
+    """Refuse to go on with another image: the new results would not be comparable with those that are there."""
+    recorded = run.manifest.image
+    image, _ = engine.provenance(str(run.root.absolute()), run.manifest.gpus)
+    if recorded and recorded.id and image and image.id != recorded.id:
+        raise UsageError(f"{image.ref} is another image now than when this run began", where=f"{recorded.id} then, {image.id} now",
+                         fix=f"start a new run, or give the old image its name back: docker tag {recorded.id} {image.ref}")  # fmt: skip
+
+
+def interrupted(run: Run) -> Interrupted:
+    return Interrupted("interrupted; finished steps are kept", where=run.root,
+                       fix=f"continue with: lab run --resume {shlex.quote(str(run.root))}")  # fmt: skip
+
+
+def _with_limits(step: Step, options: Options) -> Step:
+    return msgspec.structs.replace(
+        step,
+        timeout_s=options.timeout_s or step.timeout_s,
+        stall_timeout_s=options.stall_timeout_s or step.stall_timeout_s,
+    )

@@ -1,0 +1,134 @@
+"""Run the steps of a run on an engine: in order, as many at a time as jobs and GPUs allow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from lab.core.gpu import Gpu
+from lab.core.run import Run, utc_now
+from lab.core.step import Outcome, Status, Step
+from lab.core.stop import Stop
+from lab.engines.base import Engine, QueueEngine
+from lab.errors import EngineError, EngineLost, GpuError, LabError, UsageError
+
+
+class Watcher(Protocol):
+    """Whoever wants to know what happens: the terminal, a room's own log."""
+
+    def begin(self, step: Step) -> None: ...
+    def line(self, step: Step, line: str) -> None: ...
+    def end(self, step: Step, outcome: Outcome) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepRunner:
+    """All that running steps takes, besides the steps."""
+
+    run: Run
+    engine: Engine
+    watchers: Sequence[Watcher]
+    stop: Stop
+    lease: Callable[[Sequence[Gpu]], AbstractContextManager[bool]]  # holds GPUs against other processes
+
+    def execute(self, steps: Sequence[Step], gpus: Sequence[Gpu], *, jobs: int) -> None:
+        """Run `steps`; each outcome is on disk before the next step begins.
+
+        A step that fails does not keep the others from running. A full disk, a lost engine or a GPU that another
+        process holds does: the error is raised after the running steps have ended.
+        """
+        _check(steps, gpus, jobs)
+        if isinstance(self.engine, QueueEngine):
+            self._through_queue(self.engine, steps, jobs)
+            return
+        waiting, free = list(steps), list(gpus)
+        running: dict[Future[None], list[Gpu]] = {}
+        trouble: LabError | None = None
+        with ThreadPoolExecutor(jobs, thread_name_prefix="lab-step") as pool:
+            while waiting or running:
+                go_on = not self.stop.is_set() and trouble is None
+                while go_on and waiting and len(running) < jobs and len(free) >= waiting[0].num_gpus:
+                    step = waiting.pop(0)
+                    mine, free = free[: step.num_gpus], free[step.num_gpus :]
+                    running[pool.submit(self._one, step, mine)] = mine
+                if not running:
+                    break
+                # A short wait keeps the main thread open to signals.
+                done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in done:
+                    free = sorted(free + running.pop(future), key=lambda gpu: gpu.index)
+                    trouble = trouble or _error_of(future)
+        if trouble:
+            raise trouble
+
+    def _through_queue(self, engine: QueueEngine, steps: Sequence[Step], jobs: int) -> None:
+        """All steps to an engine that schedules them itself; one that is not done when this ends stays open."""
+        if not steps or self.stop.is_set():
+            return
+        for step in steps:
+            self.run.begin(step)
+            for watcher in self.watchers:
+                watcher.begin(step)
+        for step, outcome in engine.run_all(self.run, steps, jobs=jobs, on_line=self.on_line, stop=self.stop):
+            self.finish(step, outcome)
+
+    def take_up(self) -> int:
+        """Follow what outlived an earlier driver to its end; -> how many steps that were."""
+        taken_up = 0
+        for step in self.run.open_steps():
+            outcome = self.engine.attach(self.run, step, on_line=self.on_line(step), stop=self.stop)
+            if outcome is not None:
+                self.finish(step, outcome)
+                taken_up += 1
+        return taken_up
+
+    def _one(self, step: Step, gpus: Sequence[Gpu]) -> None:
+        with self.lease(gpus) as mine:
+            if not mine or self.stop.wait(step.settle_s):
+                return
+            self.run.begin(step)
+            for watcher in self.watchers:
+                watcher.begin(step)
+            self.finish(step, self._attempt(step, gpus))
+
+    def finish(self, step: Step, outcome: Outcome) -> None:
+        self.run.finish(step, outcome)
+        for watcher in self.watchers:
+            watcher.end(step, outcome)
+
+    def on_line(self, step: Step) -> Callable[[str], None]:
+        def tell(line: str) -> None:
+            for watcher in self.watchers:
+                watcher.line(step, line)
+
+        return tell
+
+    def _attempt(self, step: Step, gpus: Sequence[Gpu]) -> Outcome:
+        started, began = utc_now(), time.monotonic()
+        try:
+            return self.engine.run(self.run, step, gpus, on_line=self.on_line(step), stop=self.stop)
+        except EngineLost:
+            raise  # the step may still run: its record stays open, so that --attach can take it up again
+        except EngineError as error:
+            seconds = round(time.monotonic() - began, 3)
+            return Outcome(status=Status.failed, reason=str(error), started_utc=started, seconds=seconds)
+
+
+def _check(steps: Sequence[Step], gpus: Sequence[Gpu], jobs: int) -> None:
+    if jobs < 1:
+        raise UsageError("--jobs must be at least 1")
+    for step in steps:
+        if step.num_gpus > len(gpus):
+            raise GpuError(f"step {step.name!r} needs {step.num_gpus} GPUs, {len(gpus)} were picked",
+                           fix="ask for fewer ranks, or give more GPUs with --gpus")  # fmt: skip
+
+
+def _error_of(future: Future[None]) -> LabError | None:
+    error = future.exception()
+    if error is None or isinstance(error, LabError):
+        return error
+    raise error

@@ -1,0 +1,85 @@
+"""What a person or a machine reads at the end: the plan, the findings, and what did not succeed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lab.core.options import Options
+from lab.core.plan import Plan, Site
+from lab.core.run import Run
+from lab.core.step import Status
+from lab.engines.base import Engine
+from lab.errors import LabError, StepFailed
+from lab.secrets import redact, redact_env, secret_values
+
+
+def raise_for_steps(run: Run) -> None:
+    """Exit code 0 only if what was asked for is there."""
+    bad = [
+        r
+        for r in run.manifest.steps
+        if r.outcome is None or r.outcome.status not in (Status.ok, Status.skipped)
+    ]
+    if not bad:
+        return
+    lines = []
+    for record in bad:
+        outcome = record.outcome
+        lines.append(
+            f"  {record.step.name}: {outcome.status.value}: {outcome.reason}"
+            if outcome
+            else f"  {record.step.name}: did not run"
+        )
+        lines += [f"      | {line}" for line in (outcome.tail[-12:] if outcome else ())]
+    raise StepFailed(
+        f"{len(bad)} of {len(run.manifest.steps)} steps did not succeed:\n" + "\n".join(lines),
+        where=run.root,
+        fix=f"try them again with: lab run --resume {shlex.quote(str(run.root))}",
+    )
+
+
+def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path, options: Options) -> None:
+    """Print exactly what would run."""
+    steps = [{**msgspec.to_builtins(step), "env": redact_env(step.env, secret_values()),
+              "starts": engine.preview(step, site.gpus[: step.num_gpus], run_dir=str(root.absolute()))}
+             for step in plan.steps if step.name not in plan.skipped]  # fmt: skip
+    if options.json:
+        document = {"room": room_name, "engine": engine.name, "image": options.image, "run_dir": str(root),
+                    "gpus": [msgspec.to_builtins(gpu) for gpu in site.gpus], "gpus_resolved": site.resolved,
+                    "config": plan.config, "inputs": plan.inputs, "skipped": plan.skipped, "notes": list(plan.notes),
+                    "steps": steps}  # fmt: skip
+        print(redact(msgspec.json.format(msgspec.json.encode(document), indent=2).decode(), secret_values()))
+        return
+    print(redact("\n".join(_plan_lines(room_name, plan, site, engine, root, steps)), secret_values()))
+
+
+def _plan_lines(
+    room_name: str, plan: Plan, site: Site, engine: Engine, root: Path, steps: list[dict[str, Any]]
+) -> list[str]:
+    gpus = ", ".join(f"{gpu.index} {gpu.uuid}" for gpu in site.gpus) or "none"
+    lines = [f"room {room_name}, engine {engine.name}, {len(steps)} steps into {root}", f"GPUs: {gpus}"]
+    lines += [f"note: {note}" for note in plan.notes]
+    for step in steps:
+        starts = step["starts"]
+        command = starts.get("command") or starts.get("argv")
+        env = " ".join(f"{name}={shlex.quote(value)}" for name, value in step["env"].items())
+        lines += [f"\n{step['name']}  ->  {step['folder']}", f"  {env} {shlex.join(command)}".rstrip()]
+    lines += [f"\nskipped {name}: {why}" for name, why in plan.skipped.items()]
+    return lines
+
+
+def show_error(error: LabError) -> int:
+    print(f"lab: {redact(str(error), secret_values())}", file=sys.stderr)
+    return error.exit_code
+
+
+def die_quietly_on_closed_pipe() -> None:
+    """`lab runs list | head` is no error."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())

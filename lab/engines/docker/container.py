@@ -1,0 +1,236 @@
+"""One container: made from its ContainerSpec and nothing else, watched to its end, and put away."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, NotFound
+from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+
+from lab.core.step import Step
+from lab.core.stop import Stop, reason_to_stop
+from lab.engines.docker.errors import Context, lost, speaking, translate
+from lab.engines.docker.logs import LogFollower
+from lab.engines.sink import Sink
+from lab.errors import EngineError
+from lab.images.spec import ContainerSpec
+
+POLL_S = 0.1  # how soon a limit or a Ctrl-C is noticed; the end of a container is noticed at once
+FOLLOW_AFTER_S = 0.25  # a step that ends sooner is read once, after its end
+NO_MEMLOCK = "error setting rlimit type 8"
+FAILURES = (DockerException, requests.exceptions.RequestException)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a container ended. `stopped_by` is set when lab ended it."""
+
+    exit_code: int
+    seconds: float
+    started_utc: str
+    limit_hit: bool | None  # its own memory limit killed a process; None: it has no limit
+    stopped_by: str | None = None
+
+
+def start(
+    client: docker.APIClient, spec: ContainerSpec, *, name: str, labels: Mapping[str, str], context: Context
+) -> tuple[str, list[str]]:
+    """Create and start; -> its id, and what had to be left out, in words. One that does not start leaves nothing.
+
+    Raises BusyError when a container of this name is there: the name is the lock of a run's step.
+    """
+    try:
+        return _start(client, spec, name, labels, context), []
+    except EngineError as error:
+        limits = {key: value for key, value in spec.ulimits.items() if key != "memlock"}
+        if "memlock" not in spec.ulimits or NO_MEMLOCK not in str(
+            getattr(error.__cause__, "explanation", "")
+        ):
+            raise
+        warning = f"the engine may not lift the limit of locked memory: the step runs with the usual one ({error.what})"
+    return _start(client, spec, name, labels, context, ulimits=limits), [warning]
+
+
+def _start(
+    client: docker.APIClient,
+    spec: ContainerSpec,
+    name: str,
+    labels: Mapping[str, str],
+    context: Context,
+    *,
+    ulimits: Mapping[str, int] | None = None,
+) -> str:
+    wanted = spec.ulimits if ulimits is None else ulimits
+    with speaking(context):
+        made = client.create_container(
+            spec.image, list(spec.command), name=name, labels=dict(labels), user=spec.user, environment=spec.env,
+            working_dir=spec.working_dir, stop_signal=spec.stop_signal,
+            host_config=_host_config(client, spec, wanted))  # fmt: skip
+        container = str(made["Id"])
+        try:
+            client.start(container)
+        except APIError:
+            client.remove_container(container, v=True, force=True)  # or it would stay, in the state `created`
+            raise
+        except requests.exceptions.RequestException as error:  # no answer: it may have started all the same
+            raise lost(dataclasses.replace(context, container=container), str(error)) from error
+    return container
+
+
+def _host_config(client: docker.APIClient, spec: ContainerSpec, ulimits: Mapping[str, int]) -> dict[str, Any]:
+    return client.create_host_config(
+        mounts=[Mount(m.target, m.source, type="bind", read_only=m.read_only) for m in spec.mounts],
+        devices=list(spec.devices),
+        device_requests=[DeviceRequest(driver=r.driver, device_ids=list(r.device_ids),
+                                       capabilities=[list(c) for c in r.capabilities]) for r in spec.device_requests],
+        group_add=list(spec.group_add), security_opt=list(spec.security_opt), cap_drop=list(spec.cap_drop),
+        cap_add=list(spec.cap_add), read_only=spec.read_only, init=spec.init, ipc_mode=spec.ipc_mode,
+        shm_size=spec.shm_size, mem_limit=spec.mem_limit, memswap_limit=spec.mem_limit, tmpfs=spec.tmpfs,
+        network_mode=spec.network_mode,
+        ulimits=[Ulimit(name=name, soft=value, hard=value) for name, value in ulimits.items()],
+        log_config=LogConfig(type="json-file", config={}))  # fmt: skip
+
+
+class Watch:
+    """Follows a container that runs or has ended: its log to the sink, its end to an End."""
+
+    def __init__(self, client: docker.APIClient, container: str, sink: Sink, context: Context) -> None:
+        self._client, self._container, self._sink, self._context = client, container, sink, context
+        self._wait = _Call(lambda: client.wait(container))
+        self._log = LogFollower(client, container, sink)
+        self._stopping: _Call | None = None
+
+    def to_the_end(self, step: Step, stop: Stop, *, grace_s: float, ran_s: float = 0.0) -> End:
+        """Until it has ended and its last line is in the sink; limits and `stop` end it before.
+
+        Raises EngineLost when the engine goes away meanwhile, EngineError when somebody removes the container.
+        """
+        self._wait.start()
+        if not self._wait.ended.wait(FOLLOW_AFTER_S):
+            self._log.start()
+        try:
+            stopped_by = self._watch(step, stop, grace_s, time.monotonic() - ran_s)
+            if self._wait.error is not None:
+                raise _unanswered(self._wait.error, self._context)
+            self._log.finish()
+            return self._end(stopped_by)
+        finally:
+            self._log.give_up()
+
+    def _watch(self, step: Step, stop: Stop, grace_s: float, began: float) -> str | None:
+        stopped_by: str | None = None
+        while not self._wait.ended.wait(POLL_S):
+            now = time.monotonic()
+            if stopped_by is None:
+                stopped_by = reason_to_stop(step, stop, ran_s=now - began, silent_s=now - self._sink.last_line,
+                                            disk_full=self._sink.error is not None)  # fmt: skip
+                if stopped_by:
+                    # The daemon itself kills it after the grace, even if this driver is dead by then.
+                    self._stopping = _Call(
+                        lambda: self._client.stop(self._container, timeout=_whole(grace_s))
+                    )
+                    self._stopping.start()
+            elif self._stopping and self._stopping.error is not None:
+                raise _unanswered(self._stopping.error, self._context)
+            elif stop.now:
+                self._kill()
+        return stopped_by
+
+    def _kill(self) -> None:
+        try:
+            self._client.kill(self._container)
+        except FAILURES as error:
+            if not (isinstance(error, APIError) and error.status_code == 409):  # it has just ended by itself
+                raise _unanswered(error, self._context) from error
+
+    def _end(self, stopped_by: str | None) -> End:
+        if self._log.error is not None:
+            raise _unanswered(self._log.error, self._context)
+        try:
+            found = self._client.inspect_container(self._container)
+        except FAILURES as error:
+            raise _unanswered(error, self._context) from error
+        state = found["State"]
+        if (began := _begun(state)) is None:  # podman tells only now that it could not start it
+            raise translate(DockerException(state.get("Error") or "it never started"), context=self._context)
+        killed = bool(state.get("OOMKilled"))
+        # The daemon notes the start after the fact: a process of a millisecond may end before it began.
+        return End(exit_code=int(state["ExitCode"]), stopped_by=stopped_by,
+                   limit_hit=killed if killed or found["HostConfig"].get("Memory") else None,
+                   seconds=max(0.0, (moment(state["FinishedAt"]) - began).total_seconds()),
+                   started_utc=began.isoformat(timespec="milliseconds"))  # fmt: skip
+
+
+def remove(client: docker.APIClient, container: str) -> str | None:
+    """Put it away, killing it if it still runs; -> why that failed, in words."""
+    try:
+        client.remove_container(container, v=True, force=True)
+    except FAILURES as error:
+        if isinstance(error, APIError) and error.status_code in (404, 409):  # gone, or being removed just now
+            return None
+        return f"container {container[:12]} could not be removed: {error}; `lab runs stop` does it later"
+    return None
+
+
+def running_for(client: docker.APIClient, container: str, context: Context) -> float | None:
+    """Seconds since it was started, by whoever did; None if it never was."""
+    with speaking(context):
+        began = _begun(client.inspect_container(container)["State"])
+    return (datetime.now(timezone.utc) - began).total_seconds() if began else None
+
+
+def _begun(state: Mapping[str, Any]) -> datetime | None:
+    return None if state["StartedAt"].startswith("0001-") else moment(state["StartedAt"])
+
+
+def moment(text: str) -> datetime:
+    """The daemon's RFC 3339 time with up to nine decimals, as UTC."""
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", text)
+    if match is None:
+        raise EngineError(f"the engine tells a time that is none: {text!r}")
+    zone = match[3].replace("Z", "+00:00")
+    micros = (match[2] or ".0")[1:7].ljust(6, "0")
+    return datetime.fromisoformat(f"{match[1]}.{micros}{zone}").astimezone(timezone.utc)
+
+
+def _unanswered(error: Exception, context: Context) -> Exception:
+    """What a request about a running container that got no answer means."""
+    if isinstance(error, NotFound):
+        return EngineError(
+            f"the container of step {context.step!r} was removed by somebody else, and its result with it",
+            fix="try the step again with lab run --resume",
+        )
+    if isinstance(error, APIError):
+        return translate(error, context=context)
+    return lost(context, str(error)) if isinstance(error, FAILURES) else error
+
+
+def _whole(seconds: float) -> int:
+    return max(1, round(seconds))  # the daemon takes whole seconds, and 0 would mean: no grace at all
+
+
+class _Call(threading.Thread):
+    """A request that blocks, on a thread of its own; `ended` wakes whoever waits for it."""
+
+    def __init__(self, request: Callable[[], object]) -> None:
+        super().__init__(daemon=True, name="lab-docker")
+        self._request = request
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._request()
+        except Exception as error:  # noqa: BLE001 - kept for the thread that waits
+            self.error = error
+        finally:
+            self.ended.set()

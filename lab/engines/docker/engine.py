@@ -1,0 +1,283 @@
+"""Steps in containers: one step, one container, with what lab/images/spec.py decides that it gets and nothing else.
+
+This module is imported by plans and dry runs; the Docker SDK only where an engine is spoken to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lab.core.gpu import Gpu
+from lab.core.manifest import ImageRecord
+from lab.core.options import Options
+from lab.core.plan import Site
+from lab.core.run import Run
+from lab.core.step import Outcome, Step
+from lab.core.stop import Stop
+from lab.engines.base import Engine
+from lab.engines.docker.mounts import OPTION_OF, checked, with_token
+from lab.engines.docker.site import site_for
+from lab.engines.sink import Sink, last_words
+from lab.engines.verdict import judge
+from lab.errors import EngineError, EngineLost, GpuError, UsageError, storage_error
+from lab.images import spec as images
+from lab.images.spec import ContainerSpec, HostContext, Image, analysis_spec, container_spec
+from lab.secrets import redact_env, secret_values
+
+if TYPE_CHECKING:
+    from lab.engines.docker.client import Daemon
+    from lab.engines.docker.container import End
+    from lab.engines.docker.errors import Context
+
+GRACE_S = 10.0
+ANALYSIS_IMAGE = "cpu"
+
+
+class DockerEngine(Engine):
+    """Runs steps in containers of one image. Safe for the driver's threads, which share one client."""
+
+    name = "docker"
+
+    def __init__(
+        self, image: Image, *, grace_s: float = GRACE_S, daemon: Callable[[], Daemon] | None = None
+    ) -> None:
+        self.image = image
+        self.grace_s = grace_s
+        self._connect = daemon
+        self._mutex = threading.Lock()
+        self._daemon: Daemon | None = None
+        self._records: dict[str, ImageRecord] = {}
+
+    @classmethod
+    def prepare(cls, options: Options) -> tuple[Site, Engine]:
+        if options.image is None:
+            raise UsageError("the docker engine needs an image", fix=f"--image {'|'.join(images.names())}")
+        image = images.load(options.image)
+        return site_for(image, options), cls(image)
+
+    def run(
+        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
+        spec = container_spec(self.image, step, gpus, host_context(str(run.root.absolute()), gpus))
+        return self.run_spec(run, step, spec, gpus, on_line=on_line, stop=stop)
+
+    def run_spec(
+        self,
+        run: Run,
+        step: Step,
+        spec: ContainerSpec,
+        gpus: Sequence[Gpu] = (),
+        *,
+        on_line: Callable[[str], None],
+        stop: Stop,
+    ) -> Outcome:
+        """Run a container that was decided elsewhere, under the name and labels of this run's step."""
+        from lab.engines.docker import container as containers
+        from lab.engines.docker.leftovers import labels
+
+        daemon = self.daemon()
+        spec = _allowed(daemon, checked(spec))
+        context = self._context(daemon, run, step, spec, gpus)
+        # By its content id: all steps of a run get one image, even if its name moves to a newer one meanwhile.
+        exact = msgspec.structs.replace(spec, image=self.image_record(spec.image).id)
+        with with_token(exact) as ready, Sink(run.log(step), on_line) as sink:
+            container, warnings = containers.start(
+                daemon.client, ready, name=container_name(run, step), context=context,
+                labels=labels(run, step.name, _fingerprint(run, step), gpus, spec.image))  # fmt: skip
+            sink.take(f"lab: {warning}" for warning in warnings)
+            end = self._collect(daemon, container, step, sink, context, stop)
+        return self._outcome(run, step, sink, end)
+
+    def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
+        """Take up the container that an earlier driver left of this step, running or ended; None if there is none.
+
+        Its log is written anew from its first line, so the caller must not `begin` the step again.
+        """
+        from lab.engines.docker import container as containers
+        from lab.engines.docker.leftovers import leftovers
+
+        daemon = self.daemon()
+        found = leftovers(run_dir=run.root, step=step.name, daemon=daemon)
+        if not found:
+            return None
+        one, context = found[-1], self._context(daemon, run, step)
+        if one.fingerprint != _fingerprint(run, step):
+            raise EngineError(
+                f"the container of step {step.name!r} was started for another configuration",
+                where=one.name, fix=f"end it first: lab runs stop {run.root}")  # fmt: skip
+        ran_s = containers.running_for(daemon.client, one.container, context)
+        if ran_s is None:  # its driver died before it could start it
+            containers.remove(daemon.client, one.container)
+            return None
+        with Sink(run.log(step), on_line) as sink:
+            end = self._collect(daemon, one.container, step, sink, context, stop, ran_s)
+        return self._outcome(run, step, sink, end)
+
+    def image_record(self, ref: str | None = None) -> ImageRecord:
+        """Which image the steps run in. Raises EngineError when the engine does not have it."""
+        from lab.engines.docker.errors import Context, speaking
+        from lab.images.probe import recall
+
+        daemon, ref = self.daemon(), ref or self.image.workload_ref or self.image.ref
+        with self._mutex:
+            if ref not in self._records:
+                with speaking(Context(endpoint=daemon.endpoint, image=self.image.name, ref=ref)):
+                    found = daemon.client.inspect_image(ref)  # type: ignore[no-untyped-call]
+                said = found["Config"].get("Labels") or {}
+                self._records[ref] = ImageRecord(
+                    name=self.image.name, ref=ref, id=found["Id"], digests=tuple(found.get("RepoDigests") or ()),
+                    wheel_sha256=said.get("lab.wheel.sha256"), checked=recall(found["Id"]))  # fmt: skip
+            return self._records[ref]
+
+    def gpus_in_use(self) -> set[str]:
+        """The UUIDs that running containers of lab hold, whether their drivers live or not."""
+        from lab.engines.docker.leftovers import leftovers
+
+        return {uuid for one in leftovers(daemon=self.daemon()) if one.running for uuid in one.gpus}
+
+    @classmethod
+    def end_leftovers(cls, run: Run) -> list[str]:
+        from lab.engines.docker.leftovers import stop_run
+
+        stopped = stop_run(run.manifest.id, run_dir=run.root)
+        return [f"stopped {one.name} (step {one.step})" for one in stopped]
+
+    def analysis_image(self) -> ImageRecord | None:
+        return self.image_record(images.load(ANALYSIS_IMAGE).ref)
+
+    def run_analysis(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome:
+        staging = str((run.root / step.folder / "out").absolute())
+        spec = analysis_spec(
+            images.load(ANALYSIS_IMAGE), host_context(staging, ()), inputs=str(run.root.absolute())
+        )
+        return self.run_spec(run, step, spec, on_line=on_line, stop=stop)
+
+    def provenance(
+        self, run_dir: str, gpus: Sequence[Gpu]
+    ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
+        """The image by its content, and who and what every container of the run is given."""
+        where = host_context(run_dir, gpus)
+        spec = container_spec(self.image, Step(name="any", argv=("python",)), gpus, where)
+        return self.image_record(), {
+            "uid": where.uid, "gid": where.gid, "groups": list(spec.group_add), "network": spec.network_mode,
+            "mounts": [msgspec.to_builtins(mount) for mount in spec.mounts]}  # fmt: skip
+
+    def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
+        spec = container_spec(self.image, step, gpus, host_context(run_dir, gpus))
+        return {**msgspec.to_builtins(spec), "env": redact_env(spec.env, secret_values())}
+
+    def daemon(self) -> Daemon:
+        """The engine, reached once."""
+        with self._mutex:
+            if self._daemon is None:
+                from lab.engines.docker.client import connect
+
+                self._daemon = (self._connect or connect)()
+            return self._daemon
+
+    def _collect(
+        self,
+        daemon: Daemon,
+        container: str,
+        step: Step,
+        sink: Sink,
+        context: Context,
+        stop: Stop,
+        ran_s: float = 0.0,
+    ) -> End:
+        """Watch the container to its end and remove it, whatever happens; only a lost engine leaves it behind."""
+        from lab.engines.docker.container import Watch, remove
+
+        context = dataclasses.replace(context, container=container)
+        lost = False
+        try:
+            watch = Watch(daemon.client, container, sink, context)
+            return watch.to_the_end(step, stop, grace_s=self.grace_s, ran_s=ran_s)
+        except EngineLost:
+            lost = True
+            raise
+        finally:
+            if not lost and (trouble := remove(daemon.client, container)):
+                sink.take([f"lab: {trouble}"])
+
+    def _outcome(self, run: Run, step: Step, sink: Sink, end: End) -> Outcome:
+        if sink.error is not None:
+            raise storage_error(sink.error, run.log(step)) from sink.error
+        code = end.exit_code
+        return judge(
+            exit_code=code, seconds=end.seconds, started_utc=end.started_utc, stopped_by=end.stopped_by,
+            limit_s=step.stall_timeout_s if end.stopped_by == "stall" else step.timeout_s,
+            limit_hit=None if self.daemon().is_podman else end.limit_hit,  # podman never tells
+            tail=[*sink.tail, *(last_words(run, step) if code else [])],
+            missing=run.missing(step) if code == 0 else ())  # fmt: skip
+
+    def _context(
+        self,
+        daemon: Daemon,
+        run: Run,
+        step: Step,
+        spec: ContainerSpec | None = None,
+        gpus: Sequence[Gpu] = (),
+    ) -> Context:
+        from lab.engines.docker.errors import Context
+
+        sources = {m.source: OPTION_OF.get(m.target, m.target) for m in spec.mounts} if spec else {}
+        return Context(
+            endpoint=daemon.endpoint, image=self.image.name, ref=spec.image if spec else "", step=step.name,
+            run_dir=str(run.root), option_of=sources,
+            driver=next((gpu.driver for gpu in gpus if gpu.driver), ""))  # fmt: skip
+
+
+def container_name(run: Run, step: Step) -> str:
+    """One name for one step of one run folder: the engine refuses a second container of it, and that is the lock."""
+    readable = re.sub(r"[^a-zA-Z0-9_.-]", "_", run.manifest.id)[:40]
+    key = hashlib.sha256(f"{run.root.resolve()}\0{step.name}".encode()).hexdigest()[:16]
+    return f"lab-{readable}-{key}"
+
+
+def host_context(run_dir: str, gpus: Sequence[Gpu]) -> HostContext:
+    """What of this host a container may see. Looks at the host's files, at nothing else."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lab"
+    return HostContext(run_dir=run_dir, hf_cache=os.environ.get("HF_HOME", str(Path.home() / ".cache/huggingface")),
+                 cache=str(cache), uid=os.getuid(), gid=os.getgid(), device_gids=device_gids(gpus),
+                 host_env=dict(os.environ), infiniband=Path("/dev/infiniband").exists())  # fmt: skip
+
+
+def device_gids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    """The numeric groups that may open these GPUs' nodes; names would be resolved inside the image, and fail."""
+    nodes = [Path(gpu.render_node) for gpu in gpus if gpu.render_node]
+    if not nodes:
+        return ()
+    kfd = nodes[0].parent.parent / "kfd"
+    present = [node for node in [kfd, *nodes] if node.exists()]
+    return tuple(sorted({str(node.stat().st_gid) for node in present})) or ("<gid of /dev/kfd>",)
+
+
+def _allowed(daemon: Daemon, spec: ContainerSpec) -> ContainerSpec:
+    """Refuse what an engine would get wrong without a word."""
+    if spec.device_requests and daemon.is_podman:
+        raise GpuError(
+            f"the engine at {daemon.endpoint} is podman, which ignores requests for NVIDIA GPUs: the step would run without",
+            fix="use a Docker engine (DOCKER_HOST) for NVIDIA GPUs; CPU and AMD images run on podman",
+        )
+    for mount in spec.mounts:
+        try:
+            mount.source.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the engine takes no path that is not UTF-8: {mount.source!r}", fix="rename the folder"
+            ) from error
+    return spec
+
+
+def _fingerprint(run: Run, step: Step) -> str:
+    return next((r.fingerprint for r in run.manifest.steps if r.step.name == step.name), "")

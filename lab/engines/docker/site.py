@@ -1,0 +1,33 @@
+"""Which GPUs the containers of an image will get, by flags and by what this machine has."""
+
+from __future__ import annotations
+
+from lab.core.options import Options
+from lab.core.plan import Site
+from lab.errors import GpuError, UsageError
+from lab.gpus.discover import discover, parse_spec, placeholders, select
+from lab.images.spec import Image
+
+DEFAULT_NPROC = 8  # what a dry run assumes of GPUs that are not in this machine
+
+
+def site_for(image: Image, options: Options) -> Site:
+    """Raises GpuError for a GPU that is asked for and not here, UsageError for GPUs that the image cannot use."""
+    if image.vendor == "none":
+        if options.gpus not in ("all", "none"):
+            raise UsageError(
+                f"the image {image.name!r} is CPU-only", fix="drop --gpus, or choose another --image"
+            )
+        return Site(vendor="none")
+    present = [gpu for gpu in discover() if gpu.vendor == image.vendor]
+    if present:
+        return Site(vendor=image.vendor, gpus=tuple(select(present, options.gpus)))
+    if options.dry_run:
+        assumed = placeholders(image.vendor, options.gpus, DEFAULT_NPROC)
+        return Site(vendor=image.vendor, gpus=tuple(assumed), resolved=False)
+    if parse_spec(options.gpus) == []:
+        return Site(vendor=image.vendor)
+    raise GpuError(
+        f"the image {image.name!r} needs {image.vendor} GPUs and this machine shows none",
+        fix="see `lab doctor`; use --image cpu for a run without GPU, or --dry-run to see the plan",
+    )

@@ -1,0 +1,123 @@
+"""GPU leases across processes: one flock a GPU, which the kernel frees when its holder dies, however it dies.
+
+A container outlives its driver; the GPUs of running containers (their label) count as held too. LAB_LEASES names another
+folder for the lock files; it must be shared by all users of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+
+from lab.core.gpu import Gpu
+from lab.core.stop import Stop
+from lab.errors import BusyError, StorageError, writing
+
+RETRY_S = 0.5
+
+
+def lease_folder() -> Path:
+    """Where the lock files lie: $LAB_LEASES, else a folder that every user of this machine may write."""
+    folder = Path(os.environ.get("LAB_LEASES", "/var/lock/lab-gpus"))
+    with writing(folder):
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o1777)
+    return folder
+
+
+@contextlib.contextmanager
+def hold(
+    gpus: Sequence[Gpu],
+    *,
+    holder: str,
+    wait: bool,
+    stop: Stop,
+    say: Callable[[str], None],
+    in_containers: Callable[[], Collection[str]] = tuple,
+) -> Iterator[bool]:
+    """Hold these GPUs while the block runs; yields False if `stop` was set before they were free.
+
+    `holder` is told to those who wait. `in_containers` gives the UUIDs that running containers of other steps use.
+    Raises BusyError when a GPU is held and `wait` is False.
+    """
+    with contextlib.ExitStack() as stack:
+        # One order for everybody: two processes that want the same GPUs never hold one each and wait for the other.
+        for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):
+            if not _acquire(stack, gpu, holder, wait, stop, say, in_containers):
+                yield False
+                return
+        yield True
+
+
+def _acquire(
+    stack: contextlib.ExitStack,
+    gpu: Gpu,
+    holder: str,
+    wait: bool,
+    stop: Stop,
+    say: Callable[[str], None],
+    in_containers: Callable[[], Collection[str]],
+) -> bool:
+    told = False
+    handle = _open(_lock_file(gpu))
+    stack.callback(os.close, handle)
+    while not stop.is_set():
+        busy = None if _locked(handle) else f"held by {_holder(handle)}"
+        if busy is None and gpu.uuid in in_containers():
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            busy = "used by a container that outlived its driver: see `lab runs stop`"
+        if busy is None:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, json.dumps({"holder": holder, "pid": os.getpid()}).encode(), 0)
+            return True
+        if not wait:
+            raise BusyError(
+                f"GPU {gpu.index} ({gpu.uuid}) is {busy}", fix="wait for it, or pick others with --gpus"
+            )
+        if not told:
+            say(f"waiting for GPU {gpu.index}: {busy}")
+            told = True
+        stop.wait(RETRY_S)
+    return False
+
+
+def _lock_file(gpu: Gpu) -> Path:
+    # Hashed: a UUID comes from a driver or from a label, and is no file name before it is made one.
+    key = hashlib.sha256((gpu.render_node or gpu.uuid).encode()).hexdigest()[:24]
+    return lease_folder() / f"gpu-{key}.lock"
+
+
+def _open(path: Path) -> int:
+    """Open the lock file; a symlink planted in the shared folder is refused."""
+    with writing(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    info = os.fstat(handle)
+    if not stat.S_ISREG(info.st_mode):
+        os.close(handle)
+        raise StorageError("the lease of a GPU is not a regular file", where=path, fix="remove it")
+    if info.st_uid == os.geteuid():
+        os.fchmod(handle, 0o666)  # despite the umask: other users' drivers lock this file too
+    return handle
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(handle: int) -> str:
+    try:
+        said = json.loads(os.pread(handle, 4096, 0) or b"{}")
+        return f"{said['holder']} (pid {said['pid']})"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,41 @@
+"""docker-bake.json, written from the images' own data: every image as a target of `docker buildx bake`.
+
+`lab images prepare` makes what a build needs first (the wheel of lab, a torch for the CPU) and prints the variables that
+this file reads; what it does not print keeps its default. Bases are changed with `--set NAME.args.BASE_IMAGE=REF`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from lab.images.build import PIP_VARIABLES, Target, argument_names, lock_variable, targets
+
+FILE = Path("docker-bake.json")
+REGISTRY, TAG = "REGISTRY", "TAG"
+
+
+def render() -> str:
+    """The text of docker-bake.json. JSON has no comments; docker/README.md says how it is used."""
+    wanted = targets()
+    shared = [*PIP_VARIABLES, *argument_names()]
+    names = [name for name in shared if name != "LAB_LOCK_SHA256"] + [lock_variable(t) for t in wanted]
+    defaults = {REGISTRY: "", TAG: "latest", **dict.fromkeys(names, ""), "PIP_DEFAULT_TIMEOUT": "60"}
+    document = {
+        "variable": {name: {"default": value} for name, value in defaults.items()},
+        "group": {"default": {"targets": [target.name for target in wanted]}},
+        "target": {target.name: _target(target, shared) for target in wanted},
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _target(target: Target, shared: list[str]) -> dict[str, Any]:
+    values = {name: f"${{{name}}}" for name in shared} | {"LAB_LOCK_SHA256": f"${{{lock_variable(target)}}}"}
+    return {"context": ".", "dockerfile": str(target.dockerfile), "args": {"BASE_IMAGE": target.base_ref, **values},
+            "tags": [f"${{{REGISTRY}}}{target.ref}:${{{TAG}}}"]}  # fmt: skip
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(render(), encoding="utf-8")

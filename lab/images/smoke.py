@@ -1,0 +1,164 @@
+"""`lab images smoke`: does a built image do its work? lab's own commands and a small experiment of the rooms, run inside.
+
+A container gets exactly what `lab run` would give it, with stand-ins for GPUs where asked: the way there is tried, and the
+experiment computes on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from lab.core.gpu import Gpu
+from lab.core.step import Step
+from lab.errors import EngineError
+from lab.images import spec as images
+from lab.images.build import Target, built, docker_programs, holds, targets
+from lab.images.check import Row
+from lab.images.spec import ContainerSpec, HostContext, Image, container_spec
+
+TIMEOUT_S = 300.0
+STRANGER = 1234
+# As many as lab has nodes or ids for, of nothing: where a GPU's would be.
+STAND_INS = ("GPU-00000000-0000-0000-0000-000000000000", "GPU-00000000-0000-0000-0000-000000000001")
+
+ANALYSIS = """
+import matplotlib, pandas, pyarrow, openpyxl, isal.igzip, jinja2
+import lab.rooms.sweep.findings, lab.rooms.nan.findings, lab.rooms.nsys.findings, lab.rooms.kernels.findings
+import lab.rooms.semicrf.findings
+from lab.report import figures
+matplotlib.use("Agg")
+from matplotlib import pyplot
+figure, axes = pyplot.subplots()
+axes.plot([0, 1], [1, 0])
+figure.savefig("/out/figure.png")
+pandas.DataFrame({"dur_us": [1.0, 2.0]}).to_excel("/out/table.xlsx")
+print("figure and workbook written")
+"""
+LAB: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("version", ("lab", "--version")),
+    ("doctor", ("lab", "doctor")),
+)
+WORK = (
+    ("sweep", ("lab", "sweep", "-c", "28", "-t", "256", "--ranks", "2", "--no-analysis", "--output-dir", "/out/sweep")),
+    ("nan", ("lab", "run", "--no-analysis", "-o", "/out/nan", "nan", "baseline", "--model", "tiny", "--device", "cpu",
+             "--layers", "2", "--max-new-tokens", "2", "--timing", "0")),
+)  # fmt: skip
+
+
+def smoke(names: Sequence[str], *, stand_in: bool = False, timeout_s: float = TIMEOUT_S) -> Iterator[Row]:
+    """One row a command, as they end. An image that is not built fails: it was asked for."""
+    have = built()
+    docker = next(iter(docker_programs()), None)
+    if docker is None or not have:
+        raise EngineError("no Docker engine answers, or it holds no image", fix="start it: lab doctor")
+    for target in targets(names):
+        if not holds(have, target.ref):
+            yield Row(
+                image=target.name,
+                what="built",
+                state="failed",
+                detail=f"it is not: lab images build {target.name}",
+            )
+            continue
+        with tempfile.TemporaryDirectory(prefix="lab-smoke-") as folder:
+            yield from _one(docker, target, Path(folder), stand_in, timeout_s)
+
+
+def _one(docker: str, target: Target, folder: Path, stand_in: bool, timeout_s: float) -> Iterator[Row]:
+    image = images.load(target.image)
+    analysis = bool(image.workload_ref) and target.ref == image.ref
+    commands = (*LAB, ("analysis", ("python3", "-c", ANALYSIS))) if analysis else (*LAB, *WORK)
+    gpus = gpu_stand_ins(image, folder) if stand_in else []
+    where = _host(folder)
+    for what, argv in commands:
+        spec = container_spec(image, Step(name=what, argv=argv, num_gpus=len(gpus)), gpus, where)
+        spec = msgspec.structs.replace(spec, image=target.ref)
+        began = time.monotonic()
+        complaint, last = _run([docker, *run_words(spec)], timeout_s)
+        took = f"{time.monotonic() - began:.1f} s"
+        yield Row(
+            image=target.name,
+            what=what,
+            state="failed" if complaint else "ok",
+            detail=complaint or f"{took}: {last}",
+        )
+
+
+def run_words(spec: ContainerSpec) -> list[str]:
+    """The spec in the words of `docker run`: nothing more than lab decided, and nothing less."""
+    pairs = [("--user", spec.user), ("--workdir", spec.working_dir), ("--network", spec.network_mode),
+             ("--ipc", spec.ipc_mode), ("--stop-signal", spec.stop_signal)]  # fmt: skip
+    pairs += [("--shm-size", spec.shm_size)] if spec.shm_size else []
+    pairs += [("--memory", spec.mem_limit)] if spec.mem_limit else []
+    pairs += [("--env", f"{name}={value}") for name, value in spec.env.items()]
+    pairs += [
+        ("--mount", f"type=bind,src={m.source},dst={m.target}" + (",readonly" if m.read_only else ""))
+        for m in spec.mounts
+    ]
+    pairs += [("--tmpfs", f"{target}:{options}") for target, options in spec.tmpfs.items()]
+    pairs += [("--device", device) for device in spec.devices]
+    pairs += [
+        ("--gpus", f'"device={",".join(r.device_ids)}","capabilities={",".join(r.capabilities[0])}"')
+        for r in spec.device_requests
+    ]
+    pairs += [("--group-add", group) for group in spec.group_add]
+    pairs += [("--cap-drop", name) for name in spec.cap_drop] + [("--cap-add", name) for name in spec.cap_add]
+    pairs += [("--security-opt", option) for option in spec.security_opt]
+    pairs += [("--ulimit", f"{name}={value}") for name, value in spec.ulimits.items()]
+    flags = [flag for flag, on in (("--read-only", spec.read_only), ("--init", spec.init)) if on]
+    return ["run", "--rm", *flags, *(word for pair in pairs for word in pair), spec.image, *spec.command]
+
+
+def gpu_stand_ins(image: Image, folder: Path) -> list[Gpu]:
+    """Two GPUs that are none: ids that a stand-in hook takes, or /dev/null where AMD's nodes would be."""
+    if image.vendor == "nvidia":
+        return [Gpu(vendor="nvidia", index=i, uuid=uuid) for i, uuid in enumerate(STAND_INS)]
+    if image.vendor != "amd":
+        return []
+    nodes = folder / "dev" / "dri"
+    nodes.mkdir(parents=True)
+    links = [nodes.parent / "kfd", nodes / "renderD128", nodes / "renderD129"]
+    for link in links:
+        link.symlink_to("/dev/null")
+    return [
+        Gpu(vendor="amd", index=i, uuid=STAND_INS[i], render_node=str(link))
+        for i, link in enumerate(links[1:])
+    ]
+
+
+def _host(folder: Path) -> HostContext:
+    """Folders of one smoke run, open to whoever runs inside; root runs as somebody else."""
+    for name in ("out", "hf", "cache"):
+        (folder / name).mkdir()
+    uid, gid = os.getuid(), os.getgid()
+    if uid == 0:
+        uid = gid = STRANGER
+        for path in (folder, *(folder / name for name in ("out", "hf", "cache"))):
+            os.chown(path, uid, gid)
+    return HostContext(run_dir=str(folder / "out"), hf_cache=str(folder / "hf"), cache=str(folder / "cache"), uid=uid, gid=gid,
+                 device_gids=(str(os.stat("/dev/null").st_gid),))  # fmt: skip
+
+
+def _run(argv: Sequence[str], timeout_s: float) -> tuple[str | None, str]:
+    """-> what went wrong, if anything, and the last line printed."""
+    name = f"lab-smoke-{os.getpid()}-{time.monotonic_ns()}"
+    words = [*argv[:2], "--name", name, *argv[2:]]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
+                              stdin=subprocess.DEVNULL)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        # The client's end does not end its container.
+        subprocess.run([argv[0], "rm", "--force", name], capture_output=True, check=False)
+        return f"did not end in {timeout_s:.0f} s", ""
+    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
+    if done.returncode:
+        errors = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        return f"exit code {done.returncode}: {' | '.join(errors[-3:])}", ""
+    return None, lines[-1] if lines else ""

@@ -1,0 +1,198 @@
+"""What a profiler saw of one run, whichever profiler it was: GPU operations, API calls and ranges as columns.
+
+`load_capture` reads an export of Nsight Systems (`nsys`) or a trace of torch.profiler (`kineto`); both fill the same
+tables, so that one analysis serves both. `collector` says which: the two are never mixed in one table.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Schema, Table
+
+__all__ = [
+    "GRAPH",
+    "KERNEL",
+    "MEMCPY",
+    "MEMSET",
+    "OP",
+    "PUSH_POP",
+    "START_END",
+    "Capture",
+    "Device",
+]
+
+GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
+PUSH_POP, START_END, OP = 0, 1, 2  # kinds of ranges; OP: an operator that the framework recorded by itself
+
+# -1 where the recording says nothing. *_id and domain index `strings`; times are integer ns on one clock.
+OPS_COLUMNS = {
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "kind": np.int8,
+    "name_id": np.int32,
+    "device": np.int32,
+    "context": np.int64,
+    "stream": np.int64,
+    "pid": np.int64,
+    "corr": np.int64,
+    "bytes": np.int64,
+    "graph_node": np.int64,
+    "grid_x": np.int32,
+    "grid_y": np.int32,
+    "grid_z": np.int32,
+    "block_x": np.int32,
+    "block_y": np.int32,
+    "block_z": np.int32,
+    "regs": np.int32,
+    "static_smem_bytes": np.int64,
+    "dynamic_smem_bytes": np.int64,
+    "copy_kind": np.int16,
+    "src_kind": np.int16,
+    "dst_kind": np.int16,
+    "green_context": np.int64,
+}
+API_COLUMNS = {
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "pid": np.int64,
+    "tid": np.int64,
+    "corr": np.int64,
+    "name_id": np.int32,
+}
+RANGE_COLUMNS = {
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "pid": np.int64,
+    "tid": np.int64,
+    "end_tid": np.int64,  # -1: the recording names no other thread for the end
+    "name_id": np.int32,  # without `, seq = N`, `, op_id = N`, `, sizes = [...]`
+    "text_id": np.int32,  # as recorded
+    "domain": np.int32,  # -1: the default domain
+    "kind": np.int8,
+    "seq": np.int64,
+    "row": np.int64,  # nsys: rowid in NVTX_EVENTS
+    "flops": np.int64,  # of an operator that multiplies matrices, 2 M N K for each of a batch, where shapes are recorded
+}
+SYNC_COLUMNS = {
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "pid": np.int64,
+    "corr": np.int64,
+    "device": np.int32,
+    "stream": np.int64,
+}
+
+COPY_KINDS = {
+    1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
+    6: "Array-to-Device", 7: "Device-to-Array", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer",
+    11: "Unified Host-to-Device", 12: "Unified Device-to-Host", 13: "Unified Device-to-Device",
+}  # fmt: skip
+MEMORY_KINDS = {
+    0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static",
+}  # fmt: skip
+
+_SUFFIX = re.compile(r"(, (?:seq|op_id) = \d+|, sizes = \[.*\]|, input_op_ids = \[.*\])+$")
+_SEQ = re.compile(r", seq = (\d+)")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU; None where the recording does not say. `device` is the id in `ops`, of process `pid` (-1: of all)."""
+
+    device: int
+    name: str
+    pid: int = -1
+    memory_bytes: int | None = None
+    bandwidth_bytes_per_s: int | None = None
+    clock_hz: int | None = None
+    num_sms: int | None = None
+    compute: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One recording. Columns of the tables stand at the top of this module; rows keep the recording's order.
+
+    ops: kernels, copies, fills (`kind`), and graph replays of which the kernels were not recorded;
+    api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits.
+    collector is `nsys` or `kineto`, version the tool's (or torch's), schema that of the export.
+    problems are sentences about what was odd; nothing else was dropped in silence.
+    """
+
+    source: Path
+    collector: str
+    version: str | None
+    schema: str | None
+    ops: Table
+    api: Table
+    ranges: Table
+    sync: Table
+    strings: list[str]
+    devices: tuple[Device, ...]
+    problems: list[str]
+    info: dict[str, str] = field(default_factory=dict)
+
+    def text(self, ids: np.ndarray) -> np.ndarray:
+        """Texts (n,) of string ids (n,) as an object array; "" where the id is -1."""
+        lookup: np.ndarray = np.array([*self.strings, ""], dtype=object)
+        texts: np.ndarray = lookup[ids]
+        return texts
+
+    def name(self, index: int) -> str:
+        """The text of one string id, "" for -1."""
+        return self.strings[index] if index >= 0 else ""
+
+    @property
+    def kernels(self) -> np.ndarray:
+        """Mask (n,) of `ops`: kernels alone."""
+        mask: np.ndarray = self.ops.kind == KERNEL
+        return mask
+
+
+class Strings:
+    """Texts that get a number each, once; the given ones keep theirs."""
+
+    def __init__(self, texts: list[str] | None = None) -> None:
+        self.texts = list(texts or [])
+        self._ids = {text: index for index, text in reversed(list(enumerate(self.texts)))}
+
+    def id(self, text: str) -> int:
+        if (found := self._ids.get(text)) is None:
+            found = self._ids[text] = len(self.texts)
+            self.texts.append(text)
+        return found
+
+    def stripped(self, text_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (n,) of the names without operator numbers and sizes, and the sequence numbers (n,), or -1."""
+        used, which = np.unique(text_ids, return_inverse=True)
+        found = [self._split(int(index)) for index in used]
+        names = np.array([name for name, _ in found], dtype=np.int32)
+        seqs = np.array([seq for _, seq in found], dtype=np.int64)
+        return names[which] if len(used) else names, seqs[which] if len(used) else seqs
+
+    def _split(self, index: int) -> tuple[int, int]:
+        if index < 0:
+            return -1, -1
+        text = self.texts[index]
+        bare = _SUFFIX.sub("", text)
+        if bare == text:
+            return index, -1
+        seq = _SEQ.search(text)
+        return self.id(bare), min(int(seq.group(1)), 2**62) if seq else -1
+
+
+def filled(schema: Schema, length: int, columns: dict[str, np.ndarray]) -> Table:
+    """A table of `schema`; -1 in the columns that are not given."""
+    return Table(
+        {
+            name: np.asarray(columns[name], dtype=kind)
+            if name in columns
+            else np.full(length, -1, dtype=kind)
+            for name, kind in schema.items()
+        }
+    )

@@ -1,0 +1,124 @@
+"""A trace of torch.profiler in the schema of a capture."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from lab.recordings.capture import (
+    API_COLUMNS,
+    COPY_KINDS,
+    MEMORY_KINDS,
+    OP,
+    OPS_COLUMNS,
+    PUSH_POP,
+    RANGE_COLUMNS,
+    SYNC_COLUMNS,
+    Capture,
+    Device,
+    Strings,
+    filled,
+)
+from lab.recordings.tables import Schema, Table, Trace, concat
+from lab.recordings.views import gemm_instances
+
+_COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
+_LONG = {"HtoD": "Host-to-Device", "DtoH": "Device-to-Host", "DtoD": "Device-to-Device", "HtoH": "Host-to-Host",
+         "PtoP": "Peer-to-Peer"}  # fmt: skip
+
+
+def from_kineto(trace: Trace) -> Capture:
+    """The same tables from a trace of torch.profiler: annotations and CPU operators become ranges.
+
+    A Kineto trace is one process's: its kernels carry no process, so they are joined to calls of the process that
+    made the calls. GPU-side annotations are left out: the projection makes them anew.
+    """
+    pid, problems = _process(trace)
+    words = Strings(trace.strings)
+    return Capture(
+        source=trace.source,
+        collector="kineto",
+        version=trace.meta.torch_version,
+        schema=None,
+        ops=_ops_of(trace, pid),
+        api=_renamed(trace.runtime, API_COLUMNS, corr=trace.runtime.correlation),
+        ranges=_ranges_of(trace, words),
+        sync=concat([], SYNC_COLUMNS),
+        strings=words.texts,
+        devices=tuple(Device(device=i, name=name) for i, name in enumerate(trace.meta.devices)),
+        problems=[*trace.problems, *problems],
+    )
+
+
+def _process(trace: Trace) -> tuple[int, list[str]]:
+    pids, counts = np.unique(trace.runtime.pid, return_counts=True)
+    if len(pids) == 0:
+        return -1, []
+    said = f"{len(pids)} processes made API calls; all kernels were taken for those of process {pids[counts.argmax()]}"
+    return int(pids[counts.argmax()]), [said] if len(pids) > 1 else []
+
+
+def _ops_of(trace: Trace, pid: int) -> Table:
+    kernels = trace.kernels
+    same = {name: getattr(kernels, name) for name in OPS_COLUMNS if name in set(kernels)}
+    copies = _copies(trace)
+    return filled(
+        OPS_COLUMNS,
+        len(kernels),
+        same
+        | {
+            "start_ns": kernels.ts_ns,
+            "end_ns": kernels.ts_ns + kernels.dur_ns,
+            "corr": kernels.correlation,
+            "pid": np.full(len(kernels), pid),
+            "dynamic_smem_bytes": kernels.smem_bytes,
+            **copies,
+        },
+    )
+
+
+def _copies(trace: Trace) -> dict[str, np.ndarray]:
+    """Numbers of nsys for what Kineto writes into the name: `Memcpy HtoD (Pageable -> Device)`."""
+    found = [_COPY.match(text) for text in trace.strings]
+    columns = {}
+    for name, group, known in (
+        ("copy_kind", 1, COPY_KINDS),
+        ("src_kind", 2, MEMORY_KINDS),
+        ("dst_kind", 3, MEMORY_KINDS),
+    ):
+        numbers = {text: number for number, text in known.items()}
+        codes = [numbers.get(_LONG.get(one[group], one[group]), -1) if one else -1 for one in found]
+        columns[name] = np.array([*codes, -1], dtype=np.int16)[trace.kernels.name_id]
+    return columns
+
+
+def _ranges_of(trace: Trace, words: Strings) -> Table:
+    user = trace.ranges.where(~trace.ranges.on_gpu)
+    parts = []
+    unknown = np.full(len(user), -1)
+    for table, kind, more in (
+        (user, PUSH_POP, {"seq": unknown, "flops": unknown}),
+        (trace.ops, OP, {"seq": trace.ops.sequence, "flops": _flops(trace)}),
+    ):
+        names, _ = words.stripped(table.name_id)
+        kinds = np.full(len(table), kind)
+        parts.append(_renamed(table, RANGE_COLUMNS, name_id=names, text_id=table.name_id, kind=kinds, **more))
+    return concat([{name: getattr(part, name) for name in RANGE_COLUMNS} for part in parts], RANGE_COLUMNS)
+
+
+def _flops(trace: Trace) -> np.ndarray:
+    """Operations (n,) of each row of `ops` that multiplies matrices on the GPU, -1 for others and for unknown shapes."""
+    gemms = gemm_instances(trace)
+    sizes = [gemms.M, gemms.N, gemms.K, np.maximum(gemms.B, 1)]
+    known = (gemms.M > 0) & (gemms.N > 0) & (gemms.K > 0)
+    work = 2.0 * np.prod(np.stack(sizes).astype(np.float64), axis=0)
+    flops = np.full(len(trace.ops), -1, dtype=np.int64)
+    flops[gemms.op_row] = np.where(known & (work < 2.0**62), work, -1).astype(np.int64)
+    return flops
+
+
+def _renamed(table: Table, schema: Schema, **more: np.ndarray) -> Table:
+    same = {name: getattr(table, name) for name in schema if name in set(table)}
+    times = {"start_ns": table.ts_ns, "end_ns": table.ts_ns + table.dur_ns}
+    return filled(schema, len(table), same | times | more)

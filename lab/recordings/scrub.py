@@ -1,0 +1,172 @@
+"""An export of nsys without what nobody should pass on: environment, command line, users, hosts, paths, output.
+
+A capture holds the profiled process's whole environment twice (META_DATA_CAPTURE and TARGET_INFO_SYSTEM_ENV), the names
+of every process of the machine, what the program printed (through StringIds), and more with every version. So rows and
+tables are kept by an allow-list, here, and whatever is not on it goes: strings that no kept row uses, too, and the free
+pages of the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sqlite3
+import tempfile
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from lab.core.files import make_folder
+from lab.errors import BadDataError, UsageError, writing
+from lab.recordings import nsys
+from lab.recordings.nsys import quoted
+
+# Tables of times, sizes and ids: of these, numbers alone are kept, but for the texts below.
+EVENT_TABLES = re.compile(
+    r"CUPTI_ACTIVITY_KIND_\w+|NVTX_EVENTS|PROFILER_OVERHEAD|ENUM_\w+|CUDA_GRAPH\w*_EVENTS|CUDA_GPU_MEMORY_USAGE_EVENTS|"
+    r"TARGET_INFO_(GPU|CUDA_DEVICE|CUDA_CONTEXT_INFO|CUDA_STREAM|SESSION_START_TIME)|ANALYSIS_DETAILS"
+)
+TEXTS = re.compile(r"NVTX_EVENTS\.text|ENUM_\w+\.(name|label)|TARGET_INFO_GPU\.(name|chipName)")
+# Of these tables the rows with such a name, and their name and value.
+KEPT_NAMES = {
+    "META_DATA_EXPORT": r"EXPORT_(PRODUCT_\w+|SCHEMA_\w+|PLATFORM|ARCH|TIME_UTC)",
+    "META_DATA_CAPTURE": r"(PROCESS_\d+:)?(COLLECT_\w+|CUDA_GRAPH_TRACE_OPTIONS:\w+|CUDA_FLUSH_\w+)|"
+    r"CAPTURE_EVENT_TYPE|RUN_DURATION_MS|START_TRIGGER|STOP_TRIGGER",
+    "TARGET_INFO_SYSTEM_ENV": r"NvDriverVersion|CudaDriverVersion|HardwarePlatform",
+}
+# Of DIAGNOSTIC_EVENT the counts, which tell whether an export is complete.
+KEPT_DIAGNOSTICS = r"Number of (NVTX|CUDA|CUPTI) events [a-z]+: *\t?\d+[\w ,:.]*"
+# Columns that point into StringIds.
+STRING_IDS = {"demangledName", "shortName", "mangledName", "nameId", "textId"}
+
+
+@dataclass(frozen=True)
+class Scrubbed:
+    """What went: rows of tables (those of dropped tables, too), entries of StringIds; sizes in bytes."""
+
+    rows: int
+    strings: int
+    bytes_before: int
+    bytes_after: int
+
+
+def scrub(source: Path | str, target: Path | str) -> Scrubbed:
+    """Write a copy of the export `source` (also gzipped) that holds what is on the lists above; `source` stays as it is.
+
+    `target` appears whole or not at all, never gzipped. Raises UsageError if both are one file, what `lab.recordings.nsys.load` raises for a
+    bad file, StorageError where the copy cannot be written.
+    """
+    source, target = Path(source), Path(target)
+    if target.exists() and source.exists() and target.samefile(source):
+        raise UsageError("source and target are one file", where=source, fix="name another target")
+    if _gzipped(source):
+        with nsys.unzipped(source) as export:
+            return _scrub(export, target)
+    return _scrub(source, target)
+
+
+def _scrub(source: Path, target: Path) -> Scrubbed:
+    nsys.check(source)
+    make_folder(target.parent)
+    with writing(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=".lab-scrub-") as folder:
+        copy = Path(folder) / "copy.sqlite"
+        try:
+            rows, strings = _copy(source, copy)
+        except sqlite3.OperationalError as error:
+            if "full" in str(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from error
+            if "I/O" in str(
+                error
+            ):  # SQLite does not say of which file; that of the source has just been read
+                raise OSError(errno.EIO, f"{error}, or {source} cannot be read", str(target)) from error
+            raise BadDataError(f"SQLite cannot copy it: {error}", where=source) from error
+        except sqlite3.Error as error:
+            raise BadDataError(f"SQLite cannot copy it: {error}", where=source) from error
+        os.replace(copy, target)
+    return Scrubbed(rows, strings, source.stat().st_size, target.stat().st_size)
+
+
+def _gzipped(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def _copy(source: Path, copy: Path) -> tuple[int, int]:
+    """Row by row into a new file: nothing of the old one's free pages can come along. Rows and strings left behind."""
+    with closing(sqlite3.connect(f"file:{quote(str(copy.absolute()))}", uri=True)) as new:
+        new.execute("PRAGMA trusted_schema = 0")
+        new.create_function("fits", 2, _fits, deterministic=True)
+        new.execute("ATTACH ? AS old", (f"file:{quote(str(source.absolute()))}?mode=ro",))
+        tables = [name for (name,) in new.execute("SELECT name FROM old.sqlite_master WHERE type = 'table'")]
+        left = sum(_copy_table(new, name) for name in tables if name != "StringIds")
+        strings = _copy_strings(new) if "StringIds" in tables else 0
+        new.commit()
+        new.execute("DETACH old")
+        new.execute("VACUUM")
+    return left, strings
+
+
+def _fits(pattern: str, text: object) -> bool:
+    return isinstance(text, str) and re.fullmatch(pattern, text) is not None
+
+
+def _copy_table(new: sqlite3.Connection, name: str) -> int:
+    """Copy what may stay of one table; the number of its rows that may not."""
+    table, columns = quoted(name), _columns(new, "old", name)
+    (total,) = new.execute(f"SELECT COUNT(*) FROM old.{table}").fetchone()
+    condition: tuple[str, ...] = ()
+    if name in KEPT_NAMES and {"name", "value"} <= set(columns):
+        chosen, where, condition = (
+            {"name": "name", "value": "value"},
+            "WHERE fits(?, name)",
+            (KEPT_NAMES[name],),
+        )
+    elif name == "DIAGNOSTIC_EVENT" and "text" in columns:
+        chosen, where, condition = {"text": "text"}, "WHERE fits(?, text)", (KEPT_DIAGNOSTICS,)
+    elif EVENT_TABLES.fullmatch(name):
+        chosen, where = {column: _harmless(name, column) for column in columns}, ""
+    else:
+        return int(total)
+    new.execute(f"CREATE TABLE main.{table} ({', '.join(quoted(column) for column in columns)})")
+    into, what = ", ".join(map(quoted, chosen)), ", ".join(chosen.values())
+    # The rowid is the id of a range in nsys' reports.
+    new.execute(
+        f"INSERT INTO main.{table} (rowid, {into}) SELECT rowid, {what} FROM old.{table} {where}", condition
+    )
+    (kept,) = new.execute(f"SELECT COUNT(*) FROM main.{table}").fetchone()
+    return int(total - kept)
+
+
+def _harmless(table: str, column: str) -> str:
+    """SQL for a column of an event table: numbers, and texts where the list allows them."""
+    name = quoted(column)
+    if TEXTS.fullmatch(f"{table}.{column}"):
+        return name
+    return f"CASE WHEN typeof({name}) IN ('integer', 'real') THEN {name} END"
+
+
+def _copy_strings(new: sqlite3.Connection) -> int:
+    """The entries of StringIds that a copied row points to; the number of the others."""
+    tables = [name for (name,) in new.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")]
+    used = [
+        f"SELECT {quoted(column)} FROM main.{quoted(table)}"
+        for table in tables
+        for column in _columns(new, "main", table)
+        if column in STRING_IDS
+    ]
+    new.execute("CREATE TABLE main.StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+    if used:
+        new.execute(
+            f"INSERT INTO main.StringIds SELECT id, value FROM old.StringIds WHERE id IN ({' UNION '.join(used)})"
+        )
+    (total,) = new.execute("SELECT COUNT(*) FROM old.StringIds").fetchone()
+    (kept,) = new.execute("SELECT COUNT(*) FROM main.StringIds").fetchone()
+    return int(total - kept)
+
+
+def _columns(new: sqlite3.Connection, schema: str, table: str) -> list[str]:
+    return [row[1] for row in new.execute(f"PRAGMA {schema}.table_info({quoted(table)})")]

@@ -1,0 +1,135 @@
+"""Recorded calls onto the ops of a trace: the same generation, seen once by the profiler and once by the dispatcher.
+
+The dispatcher sees fewer calls: composites come to it taken apart, and what a kernel calls inside itself it never
+sees. So an op inside another one of a recorded name cannot have been recorded itself (but for an overload that calls
+another of its name); what remains is nearly the recorded sequence, and the longest common subsequence joins the two. Each
+forward, and each gap between two, is aligned on its own: one difference does not spoil the rest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from lab.recordings.tables import Table
+from lab.rooms.kernels.schema import RecordedOp
+from lab.stats.intervals import enclosing, spans
+
+# The dispatcher takes these for views, the profiler names what the composite called.
+ALIASES = {"aten::_reshape_alias": "aten::view"}
+# An op on a DTensor is not recorded; its local ops, which come inside this range, are.
+SUBCLASS = "PythonSubclass"
+
+
+def in_order(ops: Table) -> tuple[np.ndarray, np.ndarray]:
+    """(rows (n,) thread by thread by start, outer ops first; parent row (n,) of each op by row, -1 none).
+
+    Equal starts: the longer first, then the lower External id, which rises with the start (torch 1.12 has whole us).
+    """
+    parent = np.full(len(ops), -1, dtype=np.int64)
+    order = np.lexsort((ops.external_id, -ops.dur_ns, ops.ts_ns, ops.tid, ops.pid))
+    where = np.stack([ops.pid[order], ops.tid[order]])
+    cuts = np.flatnonzero((where[:, 1:] != where[:, :-1]).any(axis=0)) + 1
+    for rows in np.split(order, cuts):
+        inside = enclosing(spans(ops.ts_ns[rows], ops.dur_ns[rows]))
+        parent[rows] = np.where(inside >= 0, rows[inside], -1)
+    return order, parent
+
+
+def segments_of_ops(ts_ns: np.ndarray, marks: np.ndarray) -> np.ndarray:
+    """2 f + 1 inside forward f, 2 f in the gap before it, for times (n,); marks (m, 2) by start, disjoint."""
+    if not len(marks):
+        return np.zeros(len(ts_ns), dtype=np.int64)
+    place = np.searchsorted(marks[:, 0], ts_ns, side="right") - 1
+    inside = (place >= 0) & (ts_ns < marks[place, 1])
+    found: np.ndarray = 2 * (place + 1) - inside
+    return found
+
+
+def segments_of_records(recorded: Sequence[RecordedOp]) -> list[int]:
+    """The same numbers for recorded calls, in their order."""
+    found, last = [], -1
+    for op in recorded:
+        last = max(last, op.forward)
+        found.append(2 * op.forward + 1 if op.forward >= 0 else 2 * (last + 1))
+    return found
+
+
+def align(ops: Table, names: np.ndarray, marks: np.ndarray, recorded: Sequence[RecordedOp]) -> np.ndarray:
+    """Index into `recorded` (n,) for each row of `ops` (n,), -1 for ops that no recorded call stands for.
+
+    names: the ops' texts (n,). Only the thread that runs the forwards (or has most ops) is aligned.
+    """
+    found = np.full(len(ops), -1, dtype=np.int64)
+    if not len(ops) or not recorded:
+        return found
+    order, parent = in_order(ops)
+    words = np.array([ALIASES.get(name, name) for name in names], dtype=object)
+    called = [ALIASES.get(op.name, op.name) for op in recorded]
+    order = order[visible(order, parent, words, ops.dur_ns, set(called))]
+    order = order[ops.tid[order] == _main_thread(ops, marks)]
+    segment = segments_of_ops(ops.ts_ns[order], marks)
+    calls: dict[int, list[int]] = defaultdict(list)
+    for index, number in enumerate(segments_of_records(recorded)):
+        calls[number].append(index)
+    for number, indices in calls.items():
+        rows = order[segment == number]
+        mine, theirs = common(words[rows].tolist(), [called[index] for index in indices])
+        found[rows[mine]] = np.array(indices, dtype=np.int64)[theirs]
+    return found
+
+
+def visible(
+    order: np.ndarray, parent: np.ndarray, words: np.ndarray, dur_ns: np.ndarray, called: set[str]
+) -> np.ndarray:
+    """Which of the rows `order` (n,), outer ops first, the recorder can have seen (n,)."""
+    wrapper = np.zeros(len(parent), dtype=bool)
+    wrapper[parent[(words == SUBCLASS) & (parent >= 0)]] = True
+    seen = np.array([word in called for word in words], dtype=bool) & ~wrapper
+    # One overload of a name may be a composite of another (where): what calls its own name hides nothing.
+    inside = np.flatnonzero(parent >= 0)
+    nested = inside[words[inside] == words[parent[inside]]]
+    opaque = seen.copy()
+    opaque[parent[nested]] = False
+    hidden = np.zeros(len(parent), dtype=bool)
+    for row in order.tolist():
+        above = parent[row]
+        # An op as long as the one around it may be its neighbour in the same whole microsecond (torch 1.12).
+        hidden[row] = above >= 0 and (hidden[above] or (opaque[above] and dur_ns[above] > dur_ns[row]))
+    found: np.ndarray = (seen & ~hidden)[order]
+    return found
+
+
+def common(mine: Sequence[str], theirs: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Places (k,) in each of two sequences of one longest common subsequence. Cost is the product of the lengths."""
+    numbers: dict[str, int] = {}
+    a = np.array([numbers.setdefault(word, len(numbers)) for word in mine], dtype=np.int64)
+    b = np.array([numbers.setdefault(word, len(numbers)) for word in theirs], dtype=np.int64)
+    best = np.zeros((len(a) + 1, len(b) + 1), dtype=np.int32)
+    for row, word in enumerate(a):
+        step = np.maximum(best[row, 1:], best[row, :-1] + (b == word))
+        np.maximum.accumulate(step, out=best[row + 1, 1:])
+    return _back(best, a, b)
+
+
+def _back(best: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Walk the table of lengths back from its end: the last possible match of each word is taken."""
+    row, column, pairs = len(a), len(b), []
+    while row and column:
+        if a[row - 1] == b[column - 1] and best[row, column] == best[row - 1, column - 1] + 1:
+            row, column = row - 1, column - 1
+            pairs.append((row, column))
+        elif best[row - 1, column] == best[row, column]:
+            row -= 1
+        else:
+            column -= 1
+    places = np.array(pairs[::-1], dtype=np.int64).reshape(-1, 2)
+    return places[:, 0], places[:, 1]
+
+
+def _main_thread(ops: Table, marks: np.ndarray) -> int:
+    inside = segments_of_ops(ops.ts_ns, marks) % 2 == 1
+    tids, counts = np.unique(ops.tid[inside] if inside.any() else ops.tid, return_counts=True)
+    return int(tids[counts.argmax()])

@@ -1,0 +1,100 @@
+"""The catalogue as files: the room's own, and those that users of the original scripts know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from lab.core.files import replacing, write_atomic
+from lab.report.tables import write_csv
+from lab.rooms.kernels.catalogue.launches import Catalogue, bucketed
+from lab.rooms.kernels.schema import LAUNCHES, OPS, SIGNATURES, TABLES, UNIQUE, Launch, Signature, write_lines
+
+PARAMS = "kernel_launch_params.csv"
+COUNTS = "kernel_counts.csv"
+SEED_UNIQUE = "unique_kernels.jsonl"
+BUCKETS = "unique_bucketed.csv"
+# A warp of NVIDIA and a wavefront of AMD's compute GPUs.
+WARP = {"nvidia": 32, "amd": 64, "none": 32}
+
+
+def write_unique(found: Catalogue, out: Path) -> list[Path]:
+    """Distinct launches: the room's CSV and JSON, the bucketed view, and the original's JSONL."""
+    tables = out / TABLES
+    write_atomic(tables / SIGNATURES, msgspec.json.encode(found.signatures))
+    return [
+        write_csv(found.unique, tables / UNIQUE),
+        tables / SIGNATURES,
+        write_csv(bucketed(found.unique), tables / BUCKETS),
+        write_json_lines(tables / SEED_UNIQUE, map(_seed_unique, found.signatures.signatures)),
+    ]
+
+
+def write_launches(found: Catalogue, out: Path) -> list[Path]:
+    """Every launch and the ops that own them, and the original's CSV files of parameters and counts."""
+    tables = out / TABLES
+    return [
+        write_lines(tables / LAUNCHES, found.launches),
+        write_lines(tables / OPS, found.ops),
+        write_csv(launch_params(found), tables / PARAMS),
+        write_csv(kernel_counts(found.launches), tables / COUNTS),
+    ]
+
+
+def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    with replacing(path) as file:
+        for row in rows:
+            file.write(msgspec.json.encode(row) + b"\n")
+    return path
+
+
+def _seed_unique(one: Signature) -> dict[str, Any]:
+    """The fields of the original's unique_kernels.jsonl, with the sum of durations that it lacks."""
+    what: dict[str, Any] = {"name": one.name}
+    if one.kind == "kernel":
+        what |= {"grid": one.grid, "block": one.block, "shared memory": one.smem_bytes}
+    elif one.bytes >= 0:
+        what |= {"bytes": one.bytes}
+    return {"name": one.name, "signature": what, "args": one.args, "count": one.count, "dur_sum_us": one.dur_us.sum,
+            "category": one.class_, "sig_id": one.sig_id}  # fmt: skip
+
+
+def launch_params(found: Catalogue) -> pd.DataFrame:
+    """A row a launch, columns as in the original; blocks and warps per multiprocessor are computed from the geometry."""
+    metas = {rank.rank: rank.trace.meta for rank in found.ranks}
+    table: pd.DataFrame = pd.DataFrame([_params(one, metas[one.rank]) for one in found.launches])
+    return table
+
+
+def _params(one: Launch, meta: Any) -> dict[str, Any]:
+    sms = meta.num_sms[min(max(one.device, 0), len(meta.num_sms) - 1)] if meta.num_sms else 0
+    blocks = one.grid[0] * one.grid[1] * one.grid[2] if one.grid[0] > 0 else None
+    threads = one.block[0] * one.block[1] * one.block[2] if one.block[0] > 0 else None
+    per_sm = blocks / sms if blocks is not None and sms else None
+    warps = per_sm * -(-threads // WARP[meta.vendor]) if per_sm is not None and threads is not None else None
+    return {"name": one.name, "rank": one.rank, "device": one.device, "stream": one.stream,
+            **dict(zip(("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
+                       map(_known, (*one.grid, *one.block)), strict=True)),
+            "shared_memory": _known(one.smem_bytes), "registers_per_thread": _known(one.regs), "blocks_per_sm": per_sm,
+            "warps_per_sm": warps, "correlation": _known(one.correlation), "bytes": _known(one.bytes),
+            "collective_name": one.coll, "ts_us": one.ts_us, "dur_us": one.dur_us, "category": one.class_,
+            "op_id": _known(one.op_id), "phase": one.phase, "forward": _known(one.forward), "sig_id": one.sig_id}  # fmt: skip
+
+
+def _known(value: int) -> int | None:
+    return value if value >= 0 else None
+
+
+def kernel_counts(launches: list[Launch]) -> pd.DataFrame:
+    """device, category, kernel_name, count, dur_sum_us: launches only, no calls of the runtime."""
+    frame = pd.DataFrame({
+        "device": [one.device for one in launches], "category": [one.kind for one in launches],
+        "kernel_name": [one.name for one in launches], "dur_us": [one.dur_us for one in launches]})  # fmt: skip
+    groups = frame.groupby(["device", "category", "kernel_name"], sort=False)["dur_us"]
+    counted = groups.agg(count="size", dur_sum_us="sum").reset_index()
+    table: pd.DataFrame = counted.sort_values("count", ascending=False, kind="stable", ignore_index=True)
+    return table

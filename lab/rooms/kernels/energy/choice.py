@@ -1,0 +1,116 @@
+"""Which calls get a measurement of their own, which calls those stand for, and the files between workload and analysis."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Annotated, Any
+
+import msgspec
+
+from lab.rooms.kernels.energy.windows import Window
+from lab.rooms.kernels.replay.args import ReplayPlan
+
+ENERGY_VERSION = 1
+
+
+class EnergyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long to look, and at how much."""
+
+    window_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    preroll_s: Annotated[float, msgspec.Meta(ge=0)] = 1.0  # the ramp: never part of a window
+    windows: Annotated[int, msgspec.Meta(ge=1)] = 3
+    idle_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    coverage: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.95  # of recorded GPU time
+    most_calls: Annotated[int, msgspec.Meta(ge=1)] = 40
+    budget_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    model_run: bool = True
+    model_window_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # longer than window_s where a run is long
+
+
+class SignatureEnergy(msgspec.Struct, kw_only=True):
+    """The windows of one distinct call; place is that in the plan."""
+
+    sig_id: str
+    place: int
+    windows: list[Window] = []
+    buffers: int = 1
+    captured: bool = False
+    reason: str = ""
+
+
+class RunEnergy(msgspec.Struct, kw_only=True):
+    """One window of whole runs; `window.launches` counts runs."""
+
+    what: str
+    forwards_per_run: int
+    window: Window
+
+
+class RawEnergy(msgspec.Struct, kw_only=True):
+    """energy_raw.json: all that was measured, nothing judged."""
+
+    version: int = ENERGY_VERSION
+    meter: str
+    config: EnergyConfig
+    device_name: str = ""
+    facts_before: dict[str, Any] = {}
+    facts_after: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    idle_cold: Window | None = None
+    idle_context: Window | None = None
+    idle_between: list[Window] = []  # with a context, beside the windows of the model: a warm card leaks more
+    update_period_s: float | None = None
+    signatures: list[SignatureEnergy] = []
+    stands_for: dict[int, int] = {}  # place of a call that is not measured -> place of the one that is
+    model: list[RunEnergy] = []
+    notes: list[str] = []
+
+
+def choose(plan: ReplayPlan, config: EnergyConfig) -> tuple[list[int], dict[int, int]]:
+    """Places of the calls to measure, by recorded time until `coverage` is reached; and who stands for the others.
+
+    A call that is not measured takes the power of a measured one: of the same op and kernels if there is one, else of
+    the measured call with the nearest time per launch. Its energy is then that power times its own recorded time.
+    """
+    time_us = recorded_us(plan)
+    order = sorted(time_us, key=lambda place: -time_us[place])
+    whole, reached = sum(time_us.values()), 0.0
+    chosen: list[int] = []
+    for place in order:
+        if len(chosen) >= config.most_calls or (chosen and reached >= config.coverage * whole):
+            break
+        chosen.append(place)
+        reached += time_us[place]
+    kin = {_family(plan, place): place for place in reversed(chosen)}
+    per_call = per_call_us(plan)
+    stands_for = {
+        place: kin.get(_family(plan, place), _nearest(place, chosen, per_call))
+        for place in order
+        if place not in chosen
+    }
+    return chosen, stands_for
+
+
+def recorded_us(plan: ReplayPlan) -> dict[int, float]:
+    """Recorded GPU time of each signature, summed over its calls."""
+    found: dict[int, float] = defaultdict(float)
+    for call in plan.calls:
+        found[call.sig] += sum(call.dur_us)
+    return dict(found)
+
+
+def per_call_us(plan: ReplayPlan) -> dict[int, float]:
+    """Mean recorded GPU time of one call of each signature."""
+    counts: dict[int, int] = defaultdict(int)
+    for call in plan.calls:
+        counts[call.sig] += 1
+    return {place: us / counts[place] for place, us in recorded_us(plan).items()}
+
+
+def _family(plan: ReplayPlan, place: int) -> tuple[Any, ...]:
+    signature = plan.signatures[place]
+    return signature.op, signature.overload, tuple(launch.name for launch in signature.launches)
+
+
+def _nearest(place: int, chosen: list[int], per_call: dict[int, float]) -> int:
+    return min(chosen, key=lambda other: abs(per_call[other] - per_call[place]))

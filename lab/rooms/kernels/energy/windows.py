@@ -1,0 +1,197 @@
+"""From samples of a meter to energy over a window. Plain numbers; the same for a real GPU and a test's fake.
+
+The counter moves in steps (about every 100 ms on an H200), so a window runs from one step to another: what happens
+between two steps is known exactly, up to the polling period. Without a counter, sampled power is integrated.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from lab.gpus.meters import Meter
+
+FEWEST_UPDATES = 20  # below that a window has no energy: one step more or less would be 5 %
+T_95 = (
+    0.0,
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+)  # Student's t, by degrees of freedom
+
+
+class Samples(msgspec.Struct):
+    """What a meter said at times t_s (host's monotonic clock); NaN where a sensor is not there."""
+
+    t_s: list[float] = []
+    energy_j: list[float] = []
+    power_w: list[float] = []
+
+
+class Progress(msgspec.Struct):
+    """How many launches were done at times t_s, growing."""
+
+    t_s: list[float] = []
+    done: list[float] = []
+
+    def at(self, t_s: float) -> float:
+        """Launches done at a time between two marks, interpolated; the ends hold beyond them."""
+        place = bisect.bisect_left(self.t_s, t_s)
+        if place == 0:
+            return self.done[0]
+        if place == len(self.t_s):
+            return self.done[-1]
+        left, right = self.t_s[place - 1], self.t_s[place]
+        share = (t_s - left) / (right - left) if right > left else 1.0
+        return self.done[place - 1] + share * (self.done[place] - self.done[place - 1])
+
+
+class Window(msgspec.Struct, kw_only=True):
+    """Energy between t0_s and t1_s, both ways where both are there; method says which is believed and why not the other."""
+
+    t0_s: float
+    t1_s: float
+    counter_j: float | None = None
+    integral_j: float | None = None
+    method: str = "none"
+    updates: int = 0  # of the sensor that is believed
+    launches: float = 0.0
+    reason: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return self.t1_s - self.t0_s
+
+    @property
+    def energy_j(self) -> float | None:
+        return self.counter_j if self.counter_j is not None else self.integral_j
+
+    @property
+    def ratio(self) -> float | None:
+        """Integral over counter: 1 where both sensors agree."""
+        return self.integral_j / self.counter_j if self.counter_j and self.integral_j is not None else None
+
+
+class Sampler:
+    """Polls a meter from a thread of its own, every period_s, until stopped."""
+
+    def __init__(
+        self, meter: Meter, period_s: float = 0.002, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._meter, self._period, self._clock = meter, period_s, clock
+        self.samples = Samples()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="energy-sampler", daemon=True)
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Samples:
+        self._thread.start()
+        return self.samples
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _poll(self) -> None:
+        try:
+            while not self._stop.wait(self._period):
+                energy, power = self._meter.energy_j(), self._meter.power_w()
+                self.samples.energy_j.append(math.nan if energy is None else energy)
+                self.samples.power_w.append(math.nan if power is None else power)
+                self.samples.t_s.append(self._clock())  # last: a reader sees whole samples only
+        except BaseException as error:  # noqa: BLE001  raised again in the thread that measures
+            self._error = error
+
+
+def steps(t_s: Sequence[float], values: Sequence[float]) -> list[int]:
+    """Places of the samples at which a value differs from the one before: when the sensor was updated."""
+    return [
+        i
+        for i in range(1, min(len(t_s), len(values)))
+        if values[i] != values[i - 1] and not math.isnan(values[i])
+    ]
+
+
+def update_period_s(samples: Samples) -> float | None:
+    """Median time between two steps of the counter; None without a counter or with fewer than three steps."""
+    places = steps(samples.t_s, samples.energy_j)
+    gaps = [samples.t_s[b] - samples.t_s[a] for a, b in itertools.pairwise(places)]
+    return statistics.median(gaps) if len(gaps) > 1 else None
+
+
+def window(samples: Samples, start_s: float, end_s: float, progress: Progress | None = None) -> Window:
+    """The energy inside [start_s, end_s]: from the counter's first step in it to its last, else the power's integral."""
+    found = _counter_window(samples, start_s, end_s)
+    edges = (found.t0_s, found.t1_s) if found else (start_s, end_s)
+    integral, updates = integrate(samples, *edges)
+    if found is None:
+        found = Window(t0_s=start_s, t1_s=end_s, updates=updates, integral_j=integral,
+                       method="integral of sampled power" if integral is not None else "none",
+                       reason="" if integral is not None else f"{updates} sensor updates, {FEWEST_UPDATES} are needed")  # fmt: skip
+    else:
+        found.integral_j = integral
+    if progress is not None and progress.t_s:
+        found.launches = progress.at(found.t1_s) - progress.at(found.t0_s)
+    return found
+
+
+def _counter_window(samples: Samples, start_s: float, end_s: float) -> Window | None:
+    inside = [i for i in steps(samples.t_s, samples.energy_j) if start_s <= samples.t_s[i] <= end_s]
+    if len(inside) < FEWEST_UPDATES:
+        return None
+    first, last = inside[0], inside[-1]
+    return Window(t0_s=samples.t_s[first], t1_s=samples.t_s[last], method="counter, edge-aligned", updates=len(inside),
+                  counter_j=samples.energy_j[last] - samples.energy_j[first])  # fmt: skip
+
+
+def integrate(samples: Samples, start_s: float, end_s: float) -> tuple[float | None, int]:
+    """Trapezoid over the power sensor's updates with interpolated ends, and how many updates there were.
+
+    Repeated values are the same reading and are dropped; below FEWEST_UPDATES there is no result.
+    """
+    places = [i for i in steps(samples.t_s, samples.power_w) if samples.power_w[i] > 0]
+    inside = [i for i in places if start_s <= samples.t_s[i] <= end_s]
+    if len(inside) < FEWEST_UPDATES:
+        return None, len(inside)
+    t = [start_s, *(samples.t_s[i] for i in inside), end_s]
+    p = [samples.power_w[i] for i in inside]
+    before = [i for i in places if samples.t_s[i] < start_s]
+    left = _between(samples, before[-1], inside[0], start_s) if before else p[0]
+    p = [left, *p, p[-1]]
+    area = sum((t[i + 1] - t[i]) * (p[i] + p[i + 1]) / 2 for i in range(len(t) - 1))
+    return area, len(inside)
+
+
+def _between(samples: Samples, a: int, b: int, t_s: float) -> float:
+    share = (t_s - samples.t_s[a]) / (samples.t_s[b] - samples.t_s[a])
+    return samples.power_w[a] + share * (samples.power_w[b] - samples.power_w[a])
+
+
+def mean_ci(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and its 95 % interval (Student's t); NaN ends below two values."""
+    mean = statistics.fmean(values) if values else math.nan
+    if len(values) < 2:
+        return mean, math.nan, math.nan
+    freedom = len(values) - 1
+    t = T_95[freedom] if freedom < len(T_95) else 2.0
+    half = t * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def watts(done: Window) -> float | None:
+    return done.energy_j / done.seconds if done.energy_j is not None and done.seconds > 0 else None

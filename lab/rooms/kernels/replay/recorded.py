@@ -1,0 +1,153 @@
+"""The dispatch recorder's calls as arguments of a replay: exact overload, every argument, ranges of integers.
+
+The recorder saw another pass of the same generation; `align` joins its calls to the trace's ops. Where there is no
+execution trace (torch 1.12) it is the only full source; beside one it adds the ranges of integer tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lab.recordings.tables import Table
+from lab.rooms.kernels.catalogue.align import align
+from lab.rooms.kernels.replay.args import FLOATS, ITEM_BYTES, Arg, TensorArg
+from lab.rooms.kernels.replay.resolve import Unresolved, with_bounds
+from lab.rooms.kernels.schema import Arg as RecordedArg
+from lab.rooms.kernels.schema import RecordedOp, read_lines
+
+# Numbers of dtypes, layouts and memory formats in c10 (ScalarType.h, Layout.h, MemoryFormat.h).
+DTYPE_NUMBERS = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7,
+                 "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15, "float8_e5m2": 23, "float8_e4m3fn": 24,
+                 "float8_e5m2fnuz": 25, "float8_e4m3fnuz": 26}  # fmt: skip
+NAMED = {"dtype": DTYPE_NUMBERS, "layout": {"strided": 0},
+         "memory_format": {"contiguous_format": 0, "preserve_format": 1, "channels_last": 2, "channels_last_3d": 3}}  # fmt: skip
+TYPES = {
+    "device": "Device",
+    "bool": "bool",
+    "int": "int",
+    "float": "float",
+    "str": "str",
+    "bools": "bool[]",
+    "ints": "int[]",
+    "floats": "float[]",
+}
+
+
+def read_recorded(path: Path) -> list[RecordedOp]:
+    return list(read_lines(path, RecordedOp))
+
+
+def joined(ops: Sequence[Any], marks: Sequence[Any], recorded: list[RecordedOp]) -> list[int]:
+    """Index into `recorded` of each op of the trace, -1 where none stands for it."""
+    threads: dict[tuple[Any, Any], int] = {}
+    rows = [threads.setdefault((op.event.pid, op.event.tid), len(threads)) for op in ops]
+    table = Table({
+        "ts_ns": np.array([round(op.event.ts * 1e3) for op in ops], dtype=np.int64),
+        "dur_ns": np.array([round(op.event.dur * 1e3) for op in ops], dtype=np.int64),
+        "pid": np.zeros(len(ops), dtype=np.int64), "tid": np.array(rows, dtype=np.int64),
+        "external_id": np.array([op.args.external_id for op in ops], dtype=np.int64)})  # fmt: skip
+    names = np.array([op.event.name for op in ops], dtype=object)
+    spans = np.array(
+        [(round(m.ts * 1e3), round((m.ts + m.dur) * 1e3)) for m in marks], dtype=np.int64
+    ).reshape(-1, 2)
+    return [int(place) for place in align(table, names, spans, recorded)]
+
+
+def arguments(op: RecordedOp) -> tuple[Arg, ...]:
+    """The call's arguments. Raises Unresolved for one that a replay cannot make again."""
+    on_gpu = any(str(one.device).startswith("cuda") for arg in op.args for one in _tensors(arg))
+    return with_bounds(op.name, tuple(_arg(op, arg, on_gpu and "copy" not in op.name) for arg in op.args))
+
+
+def places(args: Sequence[RecordedArg]) -> tuple[tuple[int, int], ...]:
+    """[storage, offset] of each tensor, lists flattened."""
+    return tuple(
+        (-1 if one.storage is None else one.storage, one.offset) for arg in args for one in _tensors(arg)
+    )
+
+
+def shapes(op: RecordedOp) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(one.shape or ()) for arg in op.outs for one in _tensors(arg))
+
+
+def with_ranges(args: tuple[Arg, ...], op: RecordedOp) -> tuple[Arg, ...]:
+    """The same arguments with the ranges that the recorder saw in integer tensors of the same shape."""
+    seen = {one.name: one for one in op.args}
+    return tuple(_ranged(arg, seen[arg.name]) if arg.name in seen else arg for arg in args)
+
+
+def _ranged(arg: Arg, seen: RecordedArg) -> Arg:
+    if arg.tensor is not None:
+        tensor = _with_range(arg.tensor, seen)
+        return arg if tensor is arg.tensor else msgspec.structs.replace(arg, tensor=tensor, src="ranged")
+    if arg.tensors and seen.items and len(arg.tensors) == len(seen.items):
+        tensors = tuple(
+            _with_range(one, other) if one and other else one
+            for one, other in zip(arg.tensors, seen.items, strict=True)
+        )
+        return arg if tensors == arg.tensors else msgspec.structs.replace(arg, tensors=tensors, src="ranged")
+    return arg
+
+
+def _with_range(tensor: TensorArg, seen: RecordedArg) -> TensorArg:
+    if (
+        seen.range is None
+        or tensor.dtype in FLOATS
+        or tensor.dtype == "bool"
+        or list(tensor.shape) != seen.shape
+        or tensor.number
+    ):
+        return tensor
+    return msgspec.structs.replace(tensor, low=seen.range[0], high=seen.range[1])
+
+
+def _arg(op: RecordedOp, arg: RecordedArg, numbers: bool) -> Arg:
+    src = "default" if arg.src == "default" else "recorded"
+    if arg.kind == "tensor":
+        tensor = _tensor(arg, numbers)
+        ranged = tensor.high is not None and not tensor.number
+        return Arg(
+            name=arg.name,
+            type="Tensor",
+            tensor=tensor,
+            src="synthetic" if tensor.number else "ranged" if ranged else src,
+        )
+    if arg.kind == "tensors":
+        tensors = tuple(_tensor(one, False) if one else None for one in arg.items or ())
+        optional = arg.name == "indices" or None in tensors
+        ranged = any(one and one.high is not None for one in tensors)
+        return Arg(
+            name=arg.name,
+            type="Tensor?[]" if optional else "Tensor[]",
+            tensors=tensors,
+            src="ranged" if ranged else src,
+        )
+    if arg.kind in ("none", "generator"):
+        return Arg(name=arg.name, src=src)
+    if arg.kind in NAMED:
+        if arg.value not in NAMED[arg.kind]:
+            raise Unresolved(f"{arg.kind} {arg.value!r} is not rebuilt")
+        return Arg(name=arg.name, type="int", value=NAMED[arg.kind][arg.value], src=src)
+    if arg.kind in ("other", "complex"):
+        raise Unresolved(f"the recorder could not tell the argument {arg.name!r}")
+    return Arg(name=arg.name, type=TYPES[arg.kind], value=arg.value, src=src)
+
+
+def _tensor(arg: RecordedArg, numbers: bool) -> TensorArg:
+    if arg.dtype not in ITEM_BYTES or arg.stride is None:
+        raise Unresolved(f"tensors of type {arg.dtype!r} or without strides are not rebuilt")
+    shape, device = tuple(arg.shape or ()), str(arg.device).split(":")[0]
+    number = numbers and shape == () and device == "cpu" and arg.dtype in ("float64", "int64", "bool")
+    keeps = arg.range is not None and arg.dtype not in FLOATS and arg.dtype != "bool"
+    low, high = arg.range if keeps and arg.range else (None, None)
+    return TensorArg(dtype=arg.dtype, shape=shape, stride=tuple(arg.stride), device=device, low=low, high=high, number=number,
+                     align_bytes=arg.offset * ITEM_BYTES[arg.dtype] % 16)  # fmt: skip
+
+
+def _tensors(arg: RecordedArg) -> list[RecordedArg]:
+    return [arg] if arg.kind == "tensor" else [one for one in arg.items or () if one]

@@ -1,0 +1,148 @@
+"""The profiled generation; runs where the GPU is, one process a rank.
+
+    python -m lab.rooms.kernels.workload --config kernels.json --out profile --device cuda
+    python -m torch.distributed.run --nproc_per_node 2 -m lab.rooms.kernels.workload ...      (tensor parallel)
+
+It writes into DIR the files that `schema` lists, `rank{r}.log`, and `environment.json` (rank 0). What cannot work is
+refused before a model is loaded or downloaded; an error of CUDA or NCCL is told with its cure. Exit codes are those of
+lab.errors, 1 for any other exception. Written for torch 1.12 to 2.13.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import logging
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from lab.errors import ConfigError
+from lab.rooms.kernels.config import KernelsConfig
+from lab.rooms.kernels.preflight import Facts, explained, host_env, refuse_here, version
+from lab.secrets import redact_env
+from lab.workload.environment import ENV_PREFIXES, gpu_state
+from lab.workload.rank import RankContext
+from lab.workload.start import read_config, start, write_json
+
+log = logging.getLogger("lab.workload")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the arguments, send this rank's output to its log, profile."""
+    parser = argparse.ArgumentParser(prog="lab.rooms.kernels.workload", description="Profile one generation.")
+    parser.add_argument("--config", required=True, type=Path, help="the run's kernels.json")
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    args, context = start(parser, argv, own_log=True)
+    config = read_config(args.config, KernelsConfig)
+    try:
+        run(config, args.out, context, args.device)
+    except (RuntimeError, ValueError, AssertionError, OSError) as error:
+        known = explained(error, host_env(), context.world_size)
+        if known is None:
+            raise
+        raise known from error
+
+
+def run(config: KernelsConfig, out: Path, context: RankContext, device_kind: str) -> None:
+    """Preflight, load, generate four times. Raises LabError for what cannot work here."""
+    found = facts(context.world_size)
+    log.info("rank %d: python %s, torch %s, %s", context.rank, sys.executable, found.torch,
+             found.names[context.local_rank] if context.local_rank < len(found.names) else "no GPU")  # fmt: skip
+    refuse_here(config, found, wants_gpu=device_kind == "cuda")
+    if context.world_size != config.tp:
+        raise ConfigError(f"--tp {config.tp} runs as {config.tp} processes, here are {context.world_size}",
+                          fix="start it by `lab run kernels profile`, or by torch.distributed.run")  # fmt: skip
+    device = device_of(device_kind, context)
+    environment = describe(config, found, device, context) if context.rank == 0 else {}
+    if environment:
+        write_json(out / "environment.json", environment)
+    with group(config, device):
+        generated = generate(config, out, context, device)
+    if environment:
+        said = f"{generated.weights}: {generated.weights_note}"
+        more = {
+            "versions": {**environment["versions"], "weights": said},  # versions join the manifest
+            "weights": generated.weights,
+            "weights_note": generated.weights_note,
+            "gpu_after": gpu_state(),
+        }
+        write_json(out / "environment.json", {**environment, **more})
+
+
+def generate(config: KernelsConfig, out: Path, context: RankContext, device: torch.device) -> Any:
+    """Load, shard, and the four passes. Imported here: transformers takes seconds, and preflight comes first."""
+    from lab.rooms.kernels.workload.model import load
+    from lab.rooms.kernels.workload.profile import Run
+
+    loaded = load(config, device, on_cpu=config.tp > 1)
+    log.info("%s: %s", loaded.weights, loaded.note)
+    if config.tp > 1:
+        from lab.rooms.kernels.workload.model_parallel import shard
+
+        shard(loaded.model, config.tp, device)
+    return Run(config, loaded, out, context.rank, device).all()
+
+
+def device_of(kind: str, context: RankContext) -> torch.device:
+    if kind == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // context.world_size))
+        return torch.device("cpu")
+    torch.cuda.set_device(context.local_rank)
+    return torch.device("cuda", context.local_rank)
+
+
+@contextlib.contextmanager
+def group(config: KernelsConfig, device: torch.device) -> Iterator[None]:
+    """The ranks' process group, where there is more than one rank. After an error nobody waits for the others."""
+    if config.tp == 1:
+        yield
+        return
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    yield
+    dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
+    dist.destroy_process_group()
+
+
+def facts(world_size: int) -> Facts:
+    """What this Python says of itself; the GPUs are asked only where CUDA can be initialised."""
+    count = torch.cuda.device_count()
+    properties = [torch.cuda.get_device_properties(index) for index in range(count)]
+    return Facts(
+        torch=str(torch.__version__), cuda=torch.version.cuda, hip=torch.version.hip,
+        archs=tuple(torch.cuda.get_arch_list()) if count else (), transformers=installed("transformers"),
+        bitsandbytes=installed("bitsandbytes"), num_gpus=count,
+        capabilities=tuple((one.major, one.minor) for one in properties),
+        mem_bytes=tuple(one.total_memory for one in properties), names=tuple(one.name for one in properties),
+        has_dtensor=version(torch.__version__) >= (2, 3), world_size=world_size, env=host_env())  # fmt: skip
+
+
+def installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def describe(config: KernelsConfig, found: Facts, device: torch.device, context: RankContext) -> dict[str, Any]:
+    """What runs, on what, steered by which variables."""
+    steering = {
+        key: value for key, value in sorted(os.environ.items()) if key.startswith((*ENV_PREFIXES, "CUBLAS"))
+    }
+    return {
+        "versions": {"torch": found.torch, "transformers": found.transformers, "python": platform.python_version(),
+                     "cuda": found.cuda, "hip": found.hip},
+        "device": device.type, "device_names": list(found.names), "host": platform.node(),
+        "world_size": context.world_size, "config": msgspec.to_builtins(config), "env": redact_env(steering),
+        "gpu_before": gpu_state(),
+    }  # fmt: skip
+

@@ -1,0 +1,75 @@
+"""What kind of kernel a function of a nixnan log is: one table, on top of the lab's own classes of kernel names.
+
+nixnan cuts names at the first `<` or `(`, and reports the code of a device function once more under the device function's
+own name. Both are said, never hidden: a name that tells nothing is `unnamed`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from lab.recordings.names import kernel_class
+
+# First match counts; then the lab's table for kernel names; then `other`.
+_RULES = (
+    ("unnamed", re.compile(r"^(void )?(at::native::)?$"), "the name is cut before it says anything"),
+    ("device function", re.compile(r"^__(cuda_sm|internal)"), "a function that kernels call"),
+    ("quantized gemm", re.compile(r"kgemm_4bit|gemm_4bit|igemmlt|int8_mm|w4a16|marlin"), "multiplies quantized weights"),
+    ("quant", re.compile(r"k(De)?[Qq]uantize"), "packs or unpacks quantized weights"),
+    ("gemv", re.compile(r"^std::enable_if$"), "cuBLAS' gemvx kernels are cut to their return type"),
+    ("gemm", re.compile(r"^(void )?gemmk1_kernel"), "cuBLAS' product over one"),
+)  # fmt: skip
+LABELS = {"attention": "flash attention", "splitk_reduce": "split-K sum", "gemm": "GEMM", "gemv": "GEMV",
+          "quantized gemm": "quantized GEMM", "quant": "quantization"}  # fmt: skip
+
+
+@lru_cache(maxsize=1 << 16)
+def category(function: str) -> str:
+    """The category of one function: a word of the table, or one of `lab.recordings.names.CLASSES`."""
+    own = next((word for word, pattern, _ in _RULES if pattern.search(function)), None)
+    return own or kernel_class(function)
+
+
+def label(word: str) -> str:
+    """The category as a page writes it."""
+    return LABELS.get(word, word)
+
+
+def shown(function: str) -> str:
+    """A function's name for a page: without `void `, and with words where nothing is left."""
+    name = function.removeprefix("void ").strip()
+    return name or "(name cut away)"
+
+
+def twins(sites: Mapping[str, Iterable[tuple[str, int | None]]]) -> dict[str, str]:
+    """Device function -> the kernel whose entries it repeats.
+
+    sites: function -> its (SASS, operand) pairs. nixnan writes an instrumented device function's code under its own name
+    and under the kernel's, entry by entry. Only names that are device functions' are merged, and only where every entry
+    is another's too; of several such kernels, the one with the fewest other entries.
+    """
+    entries = {name: set(pairs) for name, pairs in sites.items()}
+    device = [name for name in entries if category(name) == "device function"]
+    holders: dict[tuple[str, int | None], set[str]] = {
+        entry: set() for name in device for entry in entries[name]
+    }
+    for name in entries.keys() - set(device):
+        for entry in entries[name] & holders.keys():
+            holders[entry].add(name)
+    found = {}
+    for name in device:
+        same = set[str].intersection(*(holders[entry] for entry in entries[name]))
+        if same:
+            found[name] = min(same, key=lambda kernel: (len(entries[kernel]), kernel))
+    return found
+
+
+def categories(functions: Mapping[str, int], same_as: Mapping[str, str]) -> dict[str, int]:
+    """Category -> lines, largest first; a device function's lines go to the kernel it repeats. They add up to all lines."""
+    found: dict[str, int] = {}
+    for name, lines in functions.items():
+        word = category(same_as.get(name, name))
+        found[word] = found.get(word, 0) + lines
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

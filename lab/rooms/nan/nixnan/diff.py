@@ -1,0 +1,157 @@
+"""Which sites of two logs differ, and whether that is more than a repeated run differs from the first.
+
+Compared are sites (function, SASS, operand), not lines: two runs of one baseline differed by 13 % in lines and by 0.5 %
+in sites. Without a repeated baseline a difference cannot be judged, and none is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from lab.rooms.nan.nixnan.categories import category, label
+from lab.rooms.nan.nixnan.logs import Log, Site
+
+FACTOR = 2.0  # a difference is one beyond this many times what the baseline's own repeat shows
+ROWS = 500
+_REGISTERS = re.compile(r"\b(U?R|U?P)\d+\b")
+Key = tuple[str, str, int | None]
+
+
+def diff(a: Log, b: Log, noise: Log | None = None) -> dict[str, Any]:
+    """Compare the sites of two logs; `noise` is a second run of what `a` is a run of.
+
+    Keys: a, b, noise (file, integrity, sites); sites_a, sites_b, common, jaccard, jaccard_as_logged (device functions'
+    repeated entries not merged); appeared, vanished, changed, moved (rows, at most ROWS, and their numbers in
+    appeared_count and so on); noise {distance, flickering}; distance (1 - jaccard), beyond_noise (None: not judged),
+    by_category, twins, verdict, warnings. `moved` are appeared and vanished sites alike but for the registers.
+    """
+    table_a, table_b = _table(a), _table(b)
+    flickering = _table(noise).keys() ^ table_a.keys() if noise else set()
+    new, gone = table_b.keys() - table_a.keys(), table_a.keys() - table_b.keys()
+    appeared, vanished = new - flickering, gone - flickering
+    moved = _moved([table_b[key] for key in appeared], [table_a[key] for key in vanished])
+    changed = [
+        key
+        for key in table_a.keys() & table_b.keys()
+        if table_a[key].kinds.keys() != table_b[key].kinds.keys()
+    ]
+    result: dict[str, Any] = {
+        "a": _identity(a), "b": _identity(b), "sites_a": len(table_a), "sites_b": len(table_b),
+        "common": len(table_a.keys() & table_b.keys()), "jaccard": _jaccard(table_a.keys(), table_b.keys()),
+        "jaccard_as_logged": _jaccard({site.key for site in a.sites}, {site.key for site in b.sites}),
+        "distance": 1 - _jaccard(table_a.keys(), table_b.keys()),
+        **_rows("appeared", [table_b[key] for key in appeared]), **_rows("vanished", [table_a[key] for key in vanished]),
+        "changed": [_change(table_a[key], table_b[key]) for key in sorted(changed, key=str)][:ROWS],
+        "changed_count": len(changed), "moved_count": moved, "in_noise_count": len((new | gone) & flickering),
+        "noise": None, "twins": {**a.twins, **b.twins}, "warnings": _warnings(a, b, noise),
+    }  # fmt: skip
+    if noise:
+        distance = 1 - _jaccard(table_a.keys(), _table(noise).keys())
+        result["noise"] = {**_identity(noise), "distance": distance, "flickering": len(flickering)}
+    result["by_category"] = _by_category(table_a, table_b, flickering if noise else None)
+    result["beyond_noise"], result["verdict"] = _verdict(result)
+    return result
+
+
+def _table(log: Log | None) -> dict[Key, Site]:
+    """Sites by key, without device functions that repeat a kernel's entries."""
+    return {site.key: site for site in log.sites if site.function not in log.twins} if log else {}
+
+
+def _jaccard(a: Any, b: Any) -> float:
+    """Common sites over all; 1 for two logs without any."""
+    together = len(a | b)
+    return len(a & b) / together if together else 1.0
+
+
+def _verdict(result: dict[str, Any]) -> tuple[bool | None, str]:
+    distance, noise = result["distance"], result["noise"]
+    said = f"{result['common']} common sites of {result['sites_a']} and {result['sites_b']}"
+    if noise is None:
+        return (
+            None,
+            f"{said}. Not judged: name a repeat of the first run (--noise) to say what a run differs from itself.",
+        )
+    if distance == 0:
+        return False, f"{said}: the same sites."
+    floor = noise["distance"]
+    words = f"{said}: {100 * distance:.1f} % of all sites differ; the baseline's own repeat differs by {100 * floor:.1f} %"
+    if distance <= FACTOR * floor:
+        return False, f"{words}. Indistinguishable from the noise."
+    return (
+        True,
+        f"{words}. More than the noise: {result['appeared_count']} appeared, {result['vanished_count']} vanished.",
+    )
+
+
+def _moved(appeared: list[Site], vanished: list[Site]) -> int:
+    """Sites that appeared where one vanished that is alike but for its registers: the same code, compiled anew."""
+    new, gone = (Counter(_shape(site) for site in sites) for sites in (appeared, vanished))
+    return sum((new & gone).values())
+
+
+def _shape(site: Site) -> tuple[str, str, int | None, tuple[str, ...]]:
+    return site.function, _REGISTERS.sub(r"\1", site.sass), site.operand, tuple(sorted(site.kinds))
+
+
+def _rows(name: str, sites: list[Site]) -> dict[str, Any]:
+    """The sites with NaN first, then infinities, then by name."""
+    order = sorted(
+        sites, key=lambda site: ("NaN" not in site.kinds, set(site.kinds) == {"subnormal"}, str(site.key))
+    )
+    return {name: [_row(site) for site in order[:ROWS]], f"{name}_count": len(sites),
+            f"{name}_kinds": dict(Counter(kind for site in sites for kind in site.kinds))}  # fmt: skip
+
+
+def _row(site: Site) -> dict[str, Any]:
+    return {"function": site.function, "category": category(site.function), "sass": site.sass, "operand": site.operand,
+            "type": site.type, "kinds": site.kinds, "file": site.file, "line": site.line, "raw": site.raw}  # fmt: skip
+
+
+def _change(before: Site, after: Site) -> dict[str, Any]:
+    return {**_row(after), "kinds_before": before.kinds}
+
+
+def _by_category(a: dict[Key, Site], b: dict[Key, Site], flickering: Any) -> list[dict[str, Any]]:
+    """Category -> sites of each, common, appeared, vanished; in_noise: how many of the baseline's own came and went."""
+    rows: dict[str, Counter[str]] = {}
+    for key in a.keys() | b.keys():
+        row = rows.setdefault(category(key[0]), Counter())
+        row["sites_a"] += key in a
+        row["sites_b"] += key in b
+        row["common"] += key in a and key in b
+        inside = flickering is not None and key in flickering
+        row["appeared"] += key not in a and not inside
+        row["vanished"] += key not in b and not inside
+        row["in_noise"] += inside
+    names = ("sites_a", "sites_b", "common", "appeared", "vanished", "in_noise")
+    table = [
+        {"category": word, "label": label(word), **{name: row[name] for name in names}}
+        for word, row in rows.items()
+    ]
+    return sorted(table, key=lambda row: -(row["appeared"] + row["vanished"]))
+
+
+def _identity(log: Log) -> dict[str, Any]:
+    return {
+        "file": log.file,
+        "integrity": log.integrity,
+        "sites": log.site_count,
+        "error_lines": log.error_lines,
+    }
+
+
+def _warnings(a: Log, b: Log, noise: Log | None) -> list[str]:
+    said = []
+    for name, log in (("A", a), ("B", b), ("the noise run", noise)):
+        if log and log.integrity != "complete":
+            said.append(f"{name} is {log.integrity}: what it lacks proves nothing. {log.reasons[0]}")
+        if log and log.site_count > len(log.sites):
+            said.append(
+                f"{name} lists {len(log.sites)} of {log.site_count} sites: the others are not compared."
+            )
+    for name, same in {**a.twins, **b.twins}.items():
+        said.append(f"{name} repeats the entries of {same}: compared once.")
+    return said

@@ -1,0 +1,316 @@
+"""One nixnan log, streamed: what its lines say, added up, in memory that does not grow with the file.
+
+Lines of real logs repeat, so most are only counted: a line is read by its pattern once, when it is new. Where more
+distinct sites came than the table holds, `bulk` counts without the texts, and what is not listed is said.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from lab.errors import BadDataError, MissingError, needs
+from lab.recordings.pieces import inflater
+from lab.rooms.nan.nixnan.grammar import FOREIGN, PREFIX, TORN, Event, Line, Other, opcode_of, read_line
+from lab.rooms.nan.nixnan.report_block import ReportReader
+
+if TYPE_CHECKING:
+    from lab.rooms.nan.nixnan.bulk import Bulk
+
+BLOCK_BYTES = 128 << 10  # small enough that a block and its lines stay in the processor's cache
+BULK_BYTES = 1 << 20  # what numpy counts at a time
+LINE_BYTES = 1 << 20  # past it a line is no line of nixnan's; it is dropped piece by piece
+SITE_LIMIT = 32_768  # nixnan itself stops at 131,072 instructions; real logs have some thousand sites
+FUNCTION_LIMIT = 50_000
+_MEMO_LINES, _MEMO_BYTES = 32_768, 16 << 20
+_SAMPLES = 50
+_PLACES = 8
+_NAMES = 10_000
+
+Progress = Callable[[int, int], None]
+
+
+class SiteTally:
+    """The lines of one site: (function, SASS, operand)."""
+
+    __slots__ = ("by", "first_of", "line", "lines", "places", "rank", "raw")
+
+    def __init__(self) -> None:
+        self.lines, self.line, self.raw, self.rank = 0, 0, "", len(_WORST)
+        self.by: dict[tuple[tuple[str, ...], str], int] = {}  # (kinds, label) -> lines
+        self.first_of: dict[str, int] = {}  # kind -> its first line
+        self.places: dict[str, None] = {}
+
+    def see(self, event: Event, number: int, raw: bytes) -> None:
+        """A new text of a line of this site; the worst is kept to be shown."""
+        for kind in event.kinds:
+            self.first_of.setdefault(kind, number)
+        if (rank := _WORST.get(event.kinds[0], len(_WORST) - 1)) < self.rank:
+            self.line, self.raw, self.rank = number, raw.decode("utf-8", "backslashreplace").strip(), rank
+
+    def add(self, kinds: tuple[str, ...], label: str, lines: int) -> None:
+        self.lines += lines
+        self.by[kinds, label] = self.by.get((kinds, label), 0) + lines
+
+
+_WORST = {"NaN": 0, "infinity": 1, "-infinity": 1, "subnormal": 2}  # kinds of a line stand in this order
+
+
+class Gathered:
+    """All that one file said."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = self.lines = self.error_lines = self.torn_lines = self.foreign_lines = 0
+        self.sites: dict[tuple[str, str, int | None], SiteTally] = {}
+        self.further_sites = self.unlisted_function_lines = 0
+        self.functions: dict[str, Counter[tuple[str, ...]]] = {}  # name -> kinds -> lines
+        self.cells: Counter[tuple[str, int | None, str, tuple[str, ...]]] = (
+            Counter()
+        )  # opcode, operand, label, kinds
+        self.others: dict[str, Counter[tuple[str | None, ...]]] = {}  # what -> its words -> lines
+        self.torn: list[tuple[int, str]] = []
+        self.report = ReportReader()
+        self.cut: str | None = None  # why the end is missing; None: it is not seen to be
+
+    def count(self, what: str) -> int:
+        return sum(self.others.get(what, Counter()).values())
+
+    def contexts(self) -> int:
+        """How often nixnan began on a GPU."""
+        return self.others.get("context", Counter())[("Initializing",)]
+
+
+def gather(path: Path, progress: Progress | None = None) -> Gathered:
+    """Read the log at `path` (`.gz` or not, told by its first bytes).
+
+    progress is called with (bytes read, bytes in all). Raises MissingError for no file, BadDataError for one that is
+    broken or no text. An empty file and one without a line of nixnan's are read: they say nothing, which is a result.
+    """
+    if not path.is_file():
+        raise MissingError("no such log" if not path.exists() else "this is a folder, not a log", where=path)
+    return _Reader(path, progress).read()
+
+
+class _Reader:
+    def __init__(self, path: Path, progress: Progress | None) -> None:
+        self.got = Gathered(path)
+        self._progress, self._size = progress, path.stat().st_size
+        self._counts: Counter[bytes] = Counter()  # line -> how often, since the last fold
+        self._read: dict[bytes, tuple[Line, SiteTally | None]] = {}
+        self._memo_bytes = 0
+        self._beyond: list[tuple[str, str, int | None]] = []  # sites the table had no room for
+        self._bulk: Bulk | None = None
+
+    def read(self) -> Gathered:
+        with self.got.path.open("rb") as file:
+            blocks = _Blocks(file, self.got.path)
+            for text in blocks:
+                self._take(text)
+                blocks.size = BULK_BYTES if self._bulk else BLOCK_BYTES
+                if self._progress:
+                    self._progress(file.tell(), self._size)
+        self.got.bytes = self._size
+        self._fold()
+        self._add_bulk()
+        self.got.report.finish()
+        self._ending(blocks)
+        return self.got
+
+    def _take(self, text: bytes) -> None:
+        """Count the lines of `text`, which ends with a line's end; read those that are new."""
+        if self._bulk and (counted := self._bulk.take(text)):
+            total, numbers = counted
+            self.got.error_lines += total - len(numbers)
+            if numbers:
+                lines = text.split(b"\n")
+                self._count([lines[number] for number in numbers], numbers)
+        else:
+            lines = text.split(b"\n")
+            lines.pop()
+            total = len(lines)
+            self._count(lines)
+        self.got.lines += total
+        if len(self._counts) > _MEMO_LINES or self._memo_bytes > _MEMO_BYTES:
+            self._fold()
+
+    def _count(self, lines: list[bytes], numbers: list[int] | None = None) -> None:
+        before = len(self._counts)
+        self._counts.update(lines)
+        if grown := len(self._counts) - before:
+            self._news(list(islice(reversed(self._counts), grown))[::-1], lines, numbers)
+
+    def _news(self, new: list[bytes], lines: list[bytes], numbers: list[int] | None) -> None:
+        """Read new lines. `lines` is where they stand, as the block's `numbers` (None: from its first on)."""
+        where = dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
+        ordered = False
+        for raw in new:
+            at = where[raw]
+            number = self.got.lines + 1 + (numbers[at] if numbers else at)
+            line = read_line(raw)
+            self._memo_bytes += len(raw)
+            if isinstance(line, Other) and line.what in ReportReader.LINES:
+                ordered = True
+                del self._counts[raw]  # what it means hangs on the lines before it: it stays new for ever
+                continue
+            self._read[raw] = line, self._site(line, number, raw) if isinstance(line, Event) else None
+            if line is TORN and len(self.got.torn) < _SAMPLES:
+                self.got.torn.append((number, raw[:500].decode("utf-8", "backslashreplace")))
+        if ordered:
+            self.got.report.take(lines)
+
+    def _site(self, event: Event, number: int, raw: bytes) -> SiteTally | None:
+        key = event.function, event.sass, event.operand
+        tally = self.got.sites.get(key)
+        if tally is None and len(self.got.sites) < SITE_LIMIT:
+            tally = self.got.sites[key] = SiteTally()
+        if tally is not None:
+            tally.see(event, number, raw)
+        return tally
+
+    def _fold(self) -> None:
+        """Add what was counted to what was gathered, and begin anew."""
+        for raw, lines in self._counts.items():
+            line, tally = self._read[raw]
+            if isinstance(line, Event):
+                self._add_event(line, tally, lines)
+            elif isinstance(line, Other):
+                words = self.got.others.setdefault(line.what, Counter())
+                words[line.groups if line.groups in words or len(words) < _NAMES else ()] += lines
+            elif line is FOREIGN:
+                self.got.foreign_lines += lines
+            else:
+                self.got.torn_lines += lines
+        self._counts.clear()
+        self._read.clear()
+        self._memo_bytes = 0
+        if len(self.got.sites) >= SITE_LIMIT:
+            self._overflow()
+
+    def _add_event(self, event: Event, tally: SiteTally | None, lines: int) -> None:
+        got = self.got
+        got.error_lines += lines
+        got.cells[opcode_of(event.sass), event.operand, event.label, event.kinds] += lines
+        if event.function in got.functions or len(got.functions) < FUNCTION_LIMIT:
+            got.functions.setdefault(event.function, Counter())[event.kinds] += lines
+        else:
+            got.unlisted_function_lines += lines
+        if tally is None:
+            self._beyond.append((event.function, event.sass, event.operand))
+            return
+        tally.add(event.kinds, event.label, lines)
+        if event.place and len(tally.places) < _PLACES:
+            tally.places[event.place] = None
+
+    def _overflow(self) -> None:
+        with needs("analysis"):
+            from lab.rooms.nan.nixnan.bulk import Bulk, hashes_of_sites
+
+        if self._bulk is None:
+            self._bulk = Bulk(list(self.got.sites), list(self.got.functions), FUNCTION_LIMIT)
+        if self._beyond:
+            self._bulk.distinct.add(hashes_of_sites(self._beyond))
+            self._beyond = []
+
+    def _add_bulk(self) -> None:
+        if self._bulk is None:
+            return
+        got, tallies = self.got, list(self.got.sites.values())
+        for row, label, kinds, lines in self._bulk.listed():
+            tallies[row].add(kinds, label, lines)
+        for name, kinds, lines in self._bulk.by_function():
+            if name is None:
+                got.unlisted_function_lines += lines
+            else:
+                got.functions.setdefault(name, Counter())[kinds] += lines
+        for opcode, operand, label, kinds, lines in self._bulk.cells():
+            got.cells[opcode, operand, label, kinds] += lines
+        got.further_sites = self._bulk.distinct.count()
+
+    def _ending(self, blocks: _Blocks) -> None:
+        """Was the file cut? A compressed stream says so; else a last line that ends nowhere and cannot be read."""
+        got = self.got
+        got.torn_lines += blocks.long_torn
+        got.foreign_lines += blocks.long_foreign
+        got.lines += blocks.long_torn + blocks.long_foreign
+        if blocks.cut:
+            got.cut = blocks.cut
+        elif blocks.unfinished and read_line(blocks.unfinished) is TORN:
+            got.cut = "the last line is cut"
+
+
+class _Blocks:
+    """Blocks of whole lines, each ending with a line's end, whatever stood at the end of the file.
+
+    Afterwards: unfinished (a last line that had no end), cut (why a compressed stream ended early), and how many lines
+    were too long to be any of nixnan's, with its prefix in them (long_torn) or without (long_foreign).
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self.size, self.unfinished = BLOCK_BYTES, b""
+        self.cut: str | None = None
+        self.long_torn = self.long_foreign = 0
+        self._chunks = self._inflated(file, path) if file.peek(2)[:2] == b"\x1f\x8b" else self._plain(file)  # type: ignore[attr-defined]
+
+    def __iter__(self) -> Iterator[bytes]:
+        rest, skipping, ours = b"", False, False
+        for chunk in self._chunks:
+            text = rest + chunk
+            end = text.rfind(b"\n") + 1
+            if skipping:
+                first = text.find(b"\n") + 1
+                ours = ours or PREFIX in text[: first or None]
+                if not first:
+                    rest = text[-len(PREFIX) :]
+                    continue
+                skipping = self._drop(ours)
+                text, end = text[first:], end - first
+            if end:
+                yield text[:end]
+            rest = text[end:]
+            if len(rest) > LINE_BYTES // 2:
+                rest = rest.replace(b"\0", b"")  # a hole of NULs stands where another process cut the file
+                if len(rest) > LINE_BYTES:
+                    skipping, ours, rest = True, PREFIX in rest, rest[-len(PREFIX) :]
+        if skipping:
+            self._drop(ours)
+        elif rest:
+            self.unfinished = rest
+            yield rest + b"\n"
+
+    def _drop(self, ours: bool) -> bool:
+        """One line dropped whole."""
+        self.long_torn += ours
+        self.long_foreign += not ours
+        return False
+
+    def _plain(self, file: BinaryIO) -> Iterator[bytes]:
+        while chunk := file.read(self.size):
+            yield chunk
+
+    def _inflated(self, file: BinaryIO, path: Path) -> Iterator[bytes]:
+        """The text of a .gz, its members one after another; what can be read of a cut one."""
+        stream, data = inflater.decompressobj(31), b""
+        broken = (zlib.error, getattr(inflater, "IsalError", zlib.error))
+        try:
+            while data := (stream.unused_data if stream.eof else stream.unconsumed_tail) or file.read(
+                BLOCK_BYTES // 4
+            ):
+                if stream.eof:
+                    if not data.strip(b"\0"):
+                        break  # zeros pad the end of a tape
+                    stream = inflater.decompressobj(31)
+                yield stream.decompress(data, self.size)
+        except broken as error:
+            raise BadDataError(
+                f"the compressed log is broken: {error}",
+                where=path,
+                fix="copy it again, or inflate what can be with zcat",
+            ) from error
+        if not stream.eof:
+            self.cut = "the compressed file is cut"
+            yield stream.flush()

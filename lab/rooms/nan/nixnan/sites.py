@@ -1,0 +1,90 @@
+"""Instructions of a log, and what each did with a kind: made it, passed it on, or took it in.
+
+Operand 0 is an instruction's result, looked at after it ran; 1 to 3 are its sources, looked at before. A kind in the
+result alone was born there; in the result and a source it passed through; in a source alone it ended there, or came by
+a way that is not watched. nixnan prints no address: instructions of one text are one here, and then the class is less sure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from lab.rooms.nan.nixnan.grammar import KINDS, is_store
+from lab.rooms.nan.nixnan.logs import Log, Site
+
+CLASSES = ("birth", "transit", "source_only", "unknown")
+
+
+@dataclass
+class Instruction:
+    """All sites of one (function, SASS)."""
+
+    function: str
+    sass: str
+    opcode: str
+    sites: dict[int | None, Site] = field(default_factory=dict)
+
+    def kinds(self, operand: int | None) -> set[str]:
+        site = self.sites.get(operand)
+        return set(site.kinds) if site else set()
+
+    @property
+    def result(self) -> set[str]:
+        return self.kinds(0)
+
+    @property
+    def sources(self) -> dict[int, set[str]]:
+        """Source operand -> kinds seen there."""
+        return {operand: set(site.kinds) for operand, site in self.sites.items() if operand}
+
+    def in_sources(self, *kinds: str) -> bool:
+        return any(found & set(kinds) for found in self.sources.values())
+
+    def class_of(self, kind: str) -> str | None:
+        """birth, transit, source_only; unknown where the build did not name operands; None where the kind was not seen."""
+        if not any(kind in site.kinds for site in self.sites.values()):
+            return None
+        if None in self.sites:
+            return "unknown"
+        if kind not in self.result:
+            return "source_only"
+        return "transit" if self.in_sources(kind) else "birth"
+
+    @property
+    def merged(self) -> bool:
+        """More lines than masks at some operand: several instructions (or kernels of one cut name) share this text."""
+        return any(site.lines > site.masks for site in self.sites.values())
+
+    @property
+    def lines(self) -> int:
+        return sum(site.lines for site in self.sites.values())
+
+    def type_of_result(self) -> str:
+        return (self.sites.get(0) or next(iter(self.sites.values()))).type
+
+
+def instructions(log: Log) -> list[Instruction]:
+    """The listed sites as instructions, in the log's order; device functions that repeat a kernel's entries left out."""
+    found: dict[tuple[str, str], Instruction] = {}
+    for site in own_sites(log):
+        one = found.setdefault((site.function, site.sass), Instruction(site.function, site.sass, site.opcode))
+        one.sites[site.operand] = site
+    return list(found.values())
+
+
+def own_sites(log: Log) -> Iterable[Site]:
+    """The listed sites without those of device functions that repeat a kernel's."""
+    return (site for site in log.sites if site.function not in log.twins)
+
+
+def class_table(found: Iterable[Instruction]) -> dict[str, dict[str, int]]:
+    """Kind -> class -> instructions. Stores are left out: what reaches memory is another question."""
+    table = {kind: dict.fromkeys(CLASSES, 0) for kind in KINDS if kind != "div0"}
+    for one in found:
+        if is_store(one.opcode):
+            continue
+        for kind, row in table.items():
+            if (name := one.class_of(kind)) is not None:
+                row[name] += 1
+    return table

@@ -1,0 +1,170 @@
+"""What an experiment changes in a model, and the proof that it did.
+
+Every change counts what it touched, and measures by how much the first logits moved against the same model without it.
+A change that touched nothing is invalid; one that moved nothing had no effect. Both are shown, neither is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.rooms.nan.config import NanConfig
+from lab.rooms.nan.workload.model import DTYPES, Cell
+
+SCALED_NAMES = ("scaling", "scale")
+PROJECTIONS = ("q_proj", "query", "q")
+
+
+@dataclass
+class Applied:
+    """What became of a change: modules that could take it, modules that did, values that it altered so far."""
+
+    what: str
+    expected: int
+    count: int
+    values_changed: int | None = None
+    logits_moved: float | None = None  # largest difference of the first logits; None: not comparable
+    reason: str = ""
+
+    @property
+    def status(self) -> str:
+        """applied, no-effect or invalid."""
+        if self.count == 0 or self.count < self.expected:
+            return "invalid"
+        return "no-effect" if self.logits_moved == 0.0 or self.values_changed == 0 else "applied"
+
+    def told(self) -> dict[str, Any]:
+        return {**asdict(self), "status": self.status}
+
+
+class Change:
+    """A change of a model that can be taken back; `applied` is complete only after the model has run."""
+
+    def __init__(self, applied: Applied) -> None:
+        self.applied = applied
+        self.undo: list[Callable[[], None]] = []
+        self._clipped: list[Tensor] = []
+
+    def restore(self) -> None:
+        for step in reversed(self.undo):
+            step()
+        self.undo.clear()
+
+    def settle(self) -> None:
+        """Bring home what was counted on the device."""
+        if self._clipped:
+            self.applied.values_changed = int(torch.stack([one.sum() for one in self._clipped]).sum())
+
+    def count_clipped(self, flags: Tensor) -> None:
+        self._clipped.append(flags.sum())
+
+
+def make_change(experiment: str, model: nn.Module, config: NanConfig, cell: Cell) -> Change | None:
+    """Change `model` in place as `experiment` says. None for those that change how it was loaded."""
+    if experiment == "attention_scale":
+        return scale_attention(model, config.scale)
+    if experiment == "attention_clip":
+        return clip_attention(model, config.clip)
+    if experiment == "layernorm_eps":
+        return set_epsilon(model, config.eps)
+    return None
+
+
+def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """By class, not by name: `attn` is in q_proj's path too. The innermost ones that hold projections."""
+    found = {name: module for name, module in model.named_modules()
+             if "Attention" in type(module).__name__ and next(module.children(), None) is not None}  # fmt: skip
+    return {name: module for name, module in found.items()
+            if not any(other != name and other.startswith(f"{name}.") for other in found)}  # fmt: skip
+
+
+def scale_attention(model: nn.Module, factor: float) -> Change:
+    """Multiply the softmax scale: the module's own, or the queries where it has none (the rotation is linear)."""
+    modules = attention_modules(model)
+    change = Change(Applied(f"attention scores x {factor:g}", len(modules), 0))
+    for module in modules.values():
+        name = next((one for one in SCALED_NAMES if isinstance(getattr(module, one, None), float)), None)
+        query = next((getattr(module, one) for one in PROJECTIONS if hasattr(module, one)), None)
+        if name is not None:
+            before = getattr(module, name)
+            setattr(module, name, before * factor)
+            change.undo.append(lambda m=module, n=name, b=before: setattr(m, n, b))  # type: ignore[misc]
+        elif query is not None:
+            _replace_forward(change, query, lambda output: output * factor)
+        else:
+            continue
+        change.applied.count += 1
+    if change.applied.count < len(modules):
+        change.applied.reason = "an attention module has neither a scale of its own nor a query projection"
+    return change
+
+
+def clip_attention(model: nn.Module, limit: float) -> Change:
+    """Clamp what each attention module puts out, keeping the structure it comes in. NaN stays NaN."""
+    modules = attention_modules(model)
+    change = Change(Applied(f"attention outputs clamped to +-{limit:g}", len(modules), len(modules)))
+
+    def clamped(output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        change.count_clipped(first.abs() > limit)
+        # A limit beyond the type's largest number touches nothing, and clamp would refuse it.
+        kept = first.clamp(-limit, limit) if limit < torch.finfo(first.dtype).max else first
+        return (kept, *output[1:]) if isinstance(output, tuple) else kept
+
+    for module in modules.values():
+        _replace_forward(change, module, clamped)
+    return change
+
+
+def set_epsilon(model: nn.Module, epsilon: float) -> Change:
+    """Set the epsilon of every norm, LayerNorm or RMSNorm, under whichever name it has."""
+    norms = [module for module in model.modules() if type(module).__name__.endswith("Norm")]
+    change = Change(Applied(f"epsilon of every norm = {epsilon:g}", len(norms), 0))
+    for module in norms:
+        name = next((one for one in ("variance_epsilon", "eps") if hasattr(module, one)), None)
+        if name is None:
+            change.applied.reason = f"{type(module).__name__} has no epsilon that could be set"
+            continue
+        before = getattr(module, name)
+        setattr(module, name, epsilon)
+        change.undo.append(lambda m=module, n=name, b=before: setattr(m, n, b))  # type: ignore[misc]
+        change.applied.count += 1
+    return change
+
+
+def proof_of_loading(experiment: str, model: nn.Module, cell: Cell) -> Applied | None:
+    """For experiments that change how the model is made: what of it is really there."""
+    if experiment == "bfloat16":
+        floating = [one for one in model.parameters() if one.is_floating_point()]
+        right = [one for one in floating if one.dtype is DTYPES["bfloat16"]]
+        return Applied("weights in bfloat16", len(floating), len(right))
+    if experiment == "eager":
+        modules = attention_modules(model)
+        eager = resolved_attention(model) == "eager"
+        return Applied("attention modules that run eagerly", len(modules), len(modules) if eager else 0)
+    if experiment == "8bit" and not cell.skipped:
+        linears = [one for one in model.modules() if isinstance(one, nn.Linear)]
+        eight = [one for one in linears if type(one).__name__ == "Linear8bitLt"]
+        return Applied("linear layers in 8 bits", 1, len(eight))
+    return None
+
+
+def resolved_attention(model: Any) -> str:
+    """The attention that runs, as the library resolved it."""
+    return str(getattr(getattr(model, "config", None), "_attn_implementation", None) or "eager")
+
+
+def _replace_forward(change: Change, module: nn.Module, alter: Callable[[Any], Any]) -> None:
+    """Let `alter` have what `module` returns; an instance attribute, so that every call of it is met."""
+    forward = module.forward
+
+    def altered(*args: Any, **kwargs: Any) -> Any:
+        return alter(forward(*args, **kwargs))
+
+    module.__dict__["forward"] = altered
+    change.undo.append(lambda: module.__dict__.pop("forward", None))

@@ -1,0 +1,225 @@
+"""One experiment of the nan room; runs where the GPU is, one process an experiment.
+
+    python -m lab.rooms.nan.workload --config nan.json --experiment eager --out steps/eager [--no-hooks] [--root DIR]
+
+Loads the model, changes one thing and proves it, generates exactly `max_new_tokens` greedily under the watch (or, with
+--no-hooks, under nothing: that is how nixnan gets it), and leaves in --out:
+
+- `result.json`: what was asked and what ran, the proof, the text, births and totals, timings, quality.
+- `modules.csv`: every leaf of every module, summed over calls, by phase. `calls.csv`: the kept forwards call by call.
+- `logits.npy`: (tokens, vocabulary) float32, the baseline's tokens teacher-forced; what quality is measured with.
+- `environment.json`: versions and devices.
+
+Exit codes are those of lab.errors. Written for torch 1.12 to 2.13, transformers 4.35 to 5.23.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import importlib.metadata
+import io
+import logging
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lab.core.files import write_atomic
+from lab.errors import UsageError
+from lab.rooms.nan.config import AGAIN, EXPERIMENTS, RESULT, NanConfig, label
+from lab.rooms.nan.watch.count import KINDS, plain_counts
+from lab.rooms.nan.watch.watch import Watch
+from lab.rooms.nan.workload.changes import make_change, proof_of_loading, resolved_attention
+from lab.rooms.nan.workload.generate import Generated, first_logits, generate, kernel_set, overhead, quality
+from lab.rooms.nan.workload.model import Cell, Loaded, choose_cell, load
+from lab.rooms.nan.workload.provoke import provoke
+from lab.workload.start import read_config, start, write_json
+
+log = logging.getLogger("lab.workload")
+
+INJECTED = ("CUDA_INJECTION64_PATH", "LD_PRELOAD", "LOGFILE", "NIXNAN_SO")
+PACKAGES = ("torch", "transformers", "bitsandbytes", "triton", "numpy")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the arguments and run."""
+    parser = argparse.ArgumentParser(prog="lab.rooms.nan.workload", description="One experiment of the nan room.")  # fmt: skip
+    parser.add_argument("--config", required=True, help="nan.json of the run")
+    parser.add_argument("--experiment", required=True, choices=[*EXPERIMENTS, AGAIN])
+    parser.add_argument(
+        "--no-hooks", action="store_true", help="generate only: the watch would stall under a tool"
+    )
+    parser.add_argument("--root", type=Path, default=Path(), help="what the other paths are relative to")
+    args, _ = start(parser, argv)
+    logging.basicConfig(
+        level="INFO", format="[%(asctime)s] %(message)s", datefmt="%H:%M:%S", stream=sys.stdout
+    )
+    config = read_config(args.root / args.config, NanConfig)
+    run(config, args.experiment, args.root / args.out, watched=not args.no_hooks)
+
+
+def run(config: NanConfig, experiment: str, out: Path, *, watched: bool = True) -> dict[str, Any]:
+    """The experiment from loading to files; -> what result.json says. Nothing is written before the end but logs."""
+    began = time.perf_counter()
+    torch.manual_seed(config.seed)
+    cell = choose_cell(config, experiment)
+    for note in [*cell.notes, *([cell.skipped] if cell.skipped else [])]:
+        log.info("note: %s", note)
+    log.info("%s: %s, %s, attention %s, on %s", experiment, config.model, cell.dtype, cell.attn, cell.device)
+    if cell.device.type == "cuda":
+        attach_tools()
+    loaded = load(config, cell)
+    write_json(out / "environment.json", environment(cell))
+    log.info("loaded in %.1f s", time.perf_counter() - began)
+    result = experimented(config, experiment, cell, loaded, out, watched)
+    result["seconds"] = round(time.perf_counter() - began, 3)
+    write_json(out / RESULT, result)
+    say_findings(result)
+    return result
+
+
+def attach_tools() -> None:
+    """Make the GPU's context now, which loads an injected tool, then hide the tool from children of this process.
+
+    Every process that loads nixnan empties the log that its environment names.
+    """
+    torch.zeros(1, device="cuda")
+    for name in INJECTED:
+        os.environ.pop(name, None)
+
+
+def experimented(config: NanConfig, experiment: str, cell: Cell, loaded: Loaded, out: Path, watched: bool) -> dict[str, Any]:  # fmt: skip
+    """Plant, change, prove, generate, measure; -> the result without its time."""
+    model, device = loaded.model, cell.device
+    if config.provoke and cell.quant != "none":
+        raise UsageError("--provoke scales weights, which quantized ones do not allow", fix="--quant none")
+    ids, mask = (one.to(device) for one in loaded.tokenizer(config.prompt))
+    planted = provoke(model, config.provoke, config.provoke_layer, ids, mask) if config.provoke else None
+    plain = first_logits(model, ids, mask) if watched else None
+    proof = proof_of_loading(experiment, model, cell)
+    change = make_change(experiment, model, config, cell)
+    if change is not None and plain is not None:
+        change.applied.logits_moved = _moved(plain, first_logits(model, ids, mask))
+    counter = None if config.counter == "auto" else config.counter
+    watch = Watch(model, counter=counter) if watched else None
+    generated = generate(model, ids, mask, config.max_new_tokens, watch)
+    if change is not None:
+        change.settle()
+        proof = change.applied
+    result = {
+        "experiment": experiment, "label": label(config, experiment), "level": "python" if watched else "sass",
+        "skipped_quant": cell.skipped,
+        "asked": EXPERIMENTS.get(experiment, EXPERIMENTS["baseline"]),
+        "effective": effective(config, cell, model), "notes": cell.notes, "planted": planted,
+        "applied": proof.told() if proof else None,
+        "prompt": list(config.prompt), "prompt_tokens": int(mask.sum()), "tokens": generated.tokens,
+        "text": [loaded.tokenizer.decode(row) for row in generated.tokens], "new_tokens": config.max_new_tokens,
+        "logits": logits_told(generated),
+    }  # fmt: skip
+    if watch is not None:
+        result["watch"] = write_watch(watch, out)
+        result["timing"] = overhead(model, ids, mask, config.timing, watch.counter) if config.timing else None
+        result["kernels"] = kernel_set(model, ids, mask)
+        result["quality"] = quality(model, ids, mask, generated, experiment, out)
+    return result
+
+
+def effective(config: NanConfig, cell: Cell, model: Any) -> dict[str, Any]:
+    """What runs, read off the model itself."""
+    dtypes = sorted({str(one.dtype).replace("torch.", "") for one in model.parameters()})
+    norms = {type(one).__name__ for one in model.modules() if type(one).__name__.endswith("Norm")}
+    return {"model": config.model, "class": type(model).__name__, "parameters": sum(one.numel() for one in model.parameters()),
+            "dtypes": dtypes, "attention": resolved_attention(model), "quant": cell.quant, "device": str(cell.device),
+            "device_name": torch.cuda.get_device_name(cell.device) if cell.device.type == "cuda" else platform.processor() or "CPU",
+            "norms": sorted(norms), "layers": getattr(model.config, "num_hidden_layers", None),
+            "hidden_size": getattr(model.config, "hidden_size", None)}  # fmt: skip
+
+
+def logits_told(generated: Generated) -> dict[str, Any]:
+    """NaN and infinities among the logits that tokens were chosen from, (steps, batch, vocabulary)."""
+    rows = plain_counts(list(generated.logits))
+    bad = [int(at) for at in np.flatnonzero(rows[:, :3].sum(axis=1) > 0)]
+    found: dict[str, Any] = {kind: float(rows[:, at].sum()) for at, kind in enumerate(KINDS[:3])}
+    return {**found, "absmax": float(rows[:, 4].max()), "steps": len(rows), "bad_steps": bad}
+
+
+def _moved(before: torch.Tensor, after: torch.Tensor) -> float | None:
+    """The largest difference of finite logits; None where nothing is finite."""
+    both = torch.isfinite(before) & torch.isfinite(after)
+    if not bool(both.any()):
+        return None
+    return float((before.float() - after.float()).abs()[both].max())
+
+
+def write_watch(watch: Watch, out: Path) -> dict[str, Any]:
+    """The watch's tables into `out`; -> what result.json says of it."""
+    fields = ("module", "kind", "side", "leaf", "phase", "dtype", "calls", "numel", *KINDS, "first_bad_step")
+    totals = watch.totals()
+    write_csv(out / "modules.csv", fields, [
+        (t.module, t.kind, t.side, t.leaf, t.phase, t.dtype, t.calls, t.numel, *map(_number, t.counts), t.first_bad_step)
+        for t in totals])  # fmt: skip
+    rows = [(step.number, step.phase, row.seq, row.module, row.kind, row.side, row.leaf, row.shape, row.dtype,
+             *map(_number, row.counts), row.role) for step in watch.steps for row in step.rows]  # fmt: skip
+    names = ("step", "phase", "seq", "module", "class", "side", "leaf", "shape", "dtype", *KINDS, "role")
+    write_csv(out / "calls.csv", names, rows)
+    first, first_step = watch.first, watch.first_step
+    return {
+        "counter": watch.counter, "counter_reason": watch.counter_reason, "notes": watch.notes,
+        "modules": len({total.module for total in totals}), "forwards": len(watch.steps),
+        "weights": watch.weights,
+        "first": None if first is None or first_step is None else
+            {**dataclasses.asdict(first), "place": first.place, "step": first_step.number, "phase": first_step.phase},
+        "births": [{"step": step.number, "phase": step.phase, **dataclasses.asdict(birth), "place": birth.place}
+                   for step in watch.steps[:200] for birth in step.births][:200],
+        "steps": [{"step": step.number, "phase": step.phase, "query_length": step.query_length,
+                   "bad_leaves": step.bad_leaves, "reached_output": step.reached_output, **step.totals}
+                  for step in watch.steps],
+    }  # fmt: skip
+
+
+def say_findings(result: dict[str, Any]) -> None:
+    watch = result.get("watch")
+    if watch:
+        first = watch["first"]
+        log.info("first bad number: %s", f"{first['place']} ({first['phase']}, step {first['step']})" if first else "none")  # fmt: skip
+    bad = result["logits"]["bad_steps"]
+    log.info(
+        "logits: %s; text: %r", f"not finite in {len(bad)} steps" if bad else "all finite", result["text"]
+    )
+
+
+def environment(cell: Cell) -> dict[str, Any]:
+    versions: dict[str, Any] = {
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+    }
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    on_gpu = cell.device.type == "cuda"
+    return {"versions": versions, "device": str(cell.device), "host": platform.node(),
+            "device_names": [torch.cuda.get_device_name(cell.device)] if on_gpu else [],
+            "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(cell.device))) if on_gpu else None}  # fmt: skip
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_atomic(path, text.getvalue())
+
+
+def _number(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else float(value)

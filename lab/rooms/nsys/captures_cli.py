@@ -1,0 +1,124 @@
+"""`lab nsys summary`, `stats` and `scrub`: one capture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+FILE = click.argument("file", type=click.Path(path_type=Path))
+ATTRIBUTION = ["full", "nsys"]
+
+
+@click.command()
+@FILE
+@click.option("--attribution", type=click.Choice(ATTRIBUTION), default="full", show_default=True,
+              help="full: backward owns what autograd's thread launched; nsys: the rule of nsys' own reports.")  # fmt: skip
+@click.option("--phase", "phases", metavar="REGEX", help="Names of ranges that own other threads' launches, too. "
+              "[default: forward, backward, optimizer_step and the like]")  # fmt: skip
+@click.option("-o", "--out", type=click.Path(path_type=Path),
+              help="Folder for ANALYSIS_SUMMARY.txt and stats_reports/*.csv.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="The figures as JSON on stdout.")
+def summary(file: Path, attribution: str, phases: str | None, out: Path | None, as_json: bool) -> None:
+    """Phases, kernel classes, GPU busy and idle time of FILE (.sqlite[.gz], .nsys-rep, .json[.gz])."""
+    from lab.errors import MissingError
+    from lab.rooms.nsys.summary import summarise
+
+    projection = _projected(file, attribution, phases)
+    capture = projection.capture
+    if not len(capture.ops):
+        raise MissingError(
+            "the capture holds no GPU work: there is nothing to summarise",
+            where=file,
+            fix=f"record on a GPU, with CUDA traced: {_contents(capture)}",
+        )
+    found = summarise(projection)
+    lacking = _write(projection, found.text(), out) if out else []
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=1))
+    else:
+        click.echo(found.text(), nl=False)
+    if not len(capture.ranges):
+        raise MissingError("the capture holds no ranges: phases cannot be told apart", where=file,
+                           fix="record with NVTX ranges (--trace=cuda,nvtx) or record_function")  # fmt: skip
+    for said in lacking:
+        click.echo(f"not written: {said}", err=True)
+
+
+@click.command()
+@FILE
+@click.option("-r", "--report", "reports", default="cuda_gpu_kern_sum", show_default=True, metavar="NAME,...",
+              help="Names as in `nsys stats`, or all.")  # fmt: skip
+@click.option("--attribution", type=click.Choice(ATTRIBUTION), default="nsys", show_default=True,
+              help="nsys: the numbers that nsys prints; full: backward owns its kernels.")  # fmt: skip
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for one CSV a report.")
+def stats(file: Path, reports: str, attribution: str, out: Path | None) -> None:
+    """The reports of `nsys stats` for FILE, as CSV, computed without nsys."""
+    from lab.core.files import write_atomic
+    from lab.errors import MissingError
+    from lab.rooms.nsys.stats import REPORTS, available, report
+
+    names = (
+        list(REPORTS) if reports == "all" else [name.strip() for name in reports.split(",") if name.strip()]
+    )
+    projection = _projected(file, attribution, None)
+    absent = available(projection.capture) if reports == "all" else {}
+    for name in names:
+        if absent.get(name):
+            continue
+        made = report(name, projection)
+        if out:
+            target = out / f"{file.name.split('.')[0]}_{name}.csv"
+            write_atomic(target, made.csv())
+            click.echo(target)
+        else:
+            click.echo(f"# {name}\n{made.csv()}" if len(names) > 1 else made.csv(), nl=len(names) > 1)
+        for said in made.problems:
+            click.echo(f"{name}: {said}", err=True)
+    if lacking := [f"{name}: {said}" for name, said in absent.items() if said]:
+        raise MissingError("not every report can be made:\n  " + "\n  ".join(lacking), where=file)
+
+
+@click.command()
+@FILE
+@click.argument("target", type=click.Path(path_type=Path))
+def scrub(file: Path, target: Path) -> None:
+    """Write TARGET, a copy of the export FILE without environment, command line, users, paths and program output."""
+    from lab.recordings.scrub import scrub as scrub_export
+
+    done = scrub_export(file, target)
+    click.echo(
+        f"{target}: {done.rows} rows and {done.strings} strings removed, {done.bytes_before} -> {done.bytes_after} bytes"
+    )
+
+
+def _projected(file: Path, attribution: str, phases: str | None) -> Any:
+    import re
+
+    from lab.errors import UsageError, needs
+
+    with needs("analysis"):
+        from lab.recordings.load import load_capture
+        from lab.recordings.projection import PHASES, project
+    try:
+        pattern = re.compile(phases) if phases else PHASES
+    except re.error as error:
+        raise UsageError(f"--phase is no regular expression: {error}") from error
+    return project(load_capture(file), attribution, pattern)
+
+
+def _contents(capture: Any) -> str:
+    counts = {"ranges": capture.ranges, "API calls": capture.api, "waits": capture.sync}
+    return "it holds " + ", ".join(f"{len(table)} {what}" for what, table in counts.items())
+
+
+def _write(projection: Any, text: str, out: Path) -> list[str]:
+    """ANALYSIS_SUMMARY.txt and every report the capture can give; sentences about the others."""
+    from lab.core.files import write_atomic
+    from lab.rooms.nsys.stats import write_reports
+
+    write_atomic(out / "ANALYSIS_SUMMARY.txt", text)
+    stem = projection.capture.source.name.split(".")[0]
+    return write_reports(projection, out / "stats_reports", stem)

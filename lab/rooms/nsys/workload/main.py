@@ -1,0 +1,284 @@
+"""One cell of the matrix: a model, some steps, and what they took. Runs where the GPU is.
+
+    python -m lab.rooms.nsys.workload --model-size small --context-length 512 --profile-type training --out DIR
+
+It writes into DIR, whole or not at all: `cell.json` (what ran, seconds of every phase by Python's clock, peak memory,
+outcome), `environment.json` (versions), and with `--collector kineto` the trace `capture.json.gz`. With `--collector
+nsys` it switches nsys on and off through cudaProfilerApi. Nothing is recorded but the measured steps and one step
+before them, under the range `warmup`, which takes the collector's own start-up.
+
+Ranges: warmup | step_N > forward (with attention's own), backward, optimizer_step. Every phase ends with a
+synchronisation inside its range, so a range's wall time is the phase's.
+
+Out of memory is an outcome, not an error: `cell.json` says `oom` and the exit code is 0. Written for torch 1.12 to 2.13.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.errors import BadDataError, GpuError, writing
+from lab.rooms.nsys.config import TYPES, WorkloadConfig, spec_of
+from lab.rooms.nsys.flops import SIZES
+from lab.rooms.nsys.workload.model import (
+    Mark,
+    Transformer,
+    attention_difference,
+    loss_of,
+    make_attention,
+    marker,
+)
+from lab.workload.environment import versions
+from lab.workload.start import start, write_json
+
+OOM_TEXT = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+    "hipErrorOutOfMemory",
+)
+SETTLE_STEPS = 1
+CAPTURE = "capture.json.gz"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse, measure, and leave with an exit code of lab.errors."""
+    options = parse(argv)
+    out: Path = options.out
+    write_json(out / "environment.json", {"versions": versions()})
+    cell = measured(options)
+    write_json(out / "cell.json", cell)
+    print(said(cell), flush=True)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The published experiment's flags, with its defaults, and ours."""
+    known = WorkloadConfig()
+    parser = argparse.ArgumentParser(
+        prog="lab.rooms.nsys.workload", description="Measured Transformer steps."
+    )
+    parser.add_argument("--model-size", choices=list(SIZES), default="small")
+    parser.add_argument("--context-length", type=int, default=512)
+    parser.add_argument("--batch-size", type=int, default=known.batch_size)
+    parser.add_argument("--warmup-steps", type=int, default=known.warmup_steps)
+    parser.add_argument("--measure-steps", type=int, default=known.measure_steps)
+    parser.add_argument("--profile-type", choices=list(TYPES), default="forward_backward")
+    parser.add_argument("--use-annotated-attention", action="store_true")
+    parser.add_argument("--softmax", choices=["plain", "fused"], default=known.softmax)
+    parser.add_argument("--fused-qkv", action="store_true")
+    parser.add_argument("--dtype", choices=["fp32", "tf32", "bf16", "fp16"], default=known.dtype)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--seed", type=int, default=known.seed)
+    parser.add_argument("--collector", choices=["none", "nsys", "kineto"], default="none")
+    return start(parser, argv)[0]
+
+
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """The whole cell: `outcome` is ok or oom; anything else is raised."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise GpuError(f"torch {torch.__version__} sees no GPU", fix="--device cpu runs without one")
+    cell = described(options)
+    try:
+        cell |= steps_of(options)
+        cell["outcome"] = "ok"
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        cell |= {"outcome": "oom", "reason": str(error).splitlines()[0][:300], "steps": []}
+    return cell | peak_memory(options.device)
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether this error says that memory ended, on a GPU or on the host, in any torch since 1.12."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in OOM_TEXT)
+
+
+def steps_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Model, warm-up, measured steps; what they took and whether the asked-for attention is the one that ran."""
+    mark = marker(nvtx=options.device == "cuda" and torch.version.cuda is not None)
+    cell = Cell(options, mark)
+    for _ in range(options.warmup_steps):
+        with mark("warmup"):
+            cell.step()
+    with recording(options):
+        for _ in range(SETTLE_STEPS if options.collector != "none" else 0):
+            with mark("warmup"):
+                cell.step()
+        before, steps = cell.attention.calls, []
+        for number in range(options.measure_steps):
+            with mark(f"step_{number}"):
+                steps.append(cell.step())
+    steps = [{**step, "loss": float(step["loss"])} for step in steps]
+    return {"steps": steps, "attention": cell.attention_check(before, options.measure_steps)}
+
+
+class Cell:
+    """A model with its tokens and optimizer; `step` is one measured step."""
+
+    def __init__(self, options: argparse.Namespace, mark: Mark) -> None:
+        self.options, self.mark = options, mark
+        self.spec = spec_of(options.model_size, fused_qkv=options.fused_qkv)
+        set_tf32(options.dtype == "tf32")
+        self.attention = make_attention(
+            annotated=options.use_annotated_attention, softmax=options.softmax, mark=mark
+        )
+        with mark("model_creation"):
+            model = Transformer(self.spec, options.context_length, self.attention, options.device)
+            self.model = model.fill(options.seed)
+        with mark("data_generation"):
+            generator = torch.Generator("cpu").manual_seed(options.seed)
+            shape = (options.batch_size, options.context_length + 1)
+            self.ids = torch.randint(self.spec.vocab, shape, generator=generator).to(options.device)
+        training = options.profile_type == "training"
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4) if training else None
+        self.scaler = grad_scaler(enabled=training and options.dtype == "fp16")
+
+    def step(self) -> dict[str, Any]:
+        """Milliseconds of each phase by Python's clock, and the loss of this step."""
+        kind = self.options.profile_type
+        took: dict[str, float] = {}
+        began = time.perf_counter()
+        self.model.zero_grad(set_to_none=True)
+        with self.phase("forward", took), torch.set_grad_enabled(kind != "forward"), self.autocast():
+            loss = self.loss()
+        if kind != "forward":
+            with self.phase("backward", took):
+                self.scaler.scale(loss).backward()
+        if self.optimizer is not None:
+            with self.phase("optimizer_step", took):
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+        took["step_ms"] = 1e3 * (time.perf_counter() - began)
+        # Read later: a copy to the host here would be an operation of the step.
+        return {**took, "loss": loss.detach()}
+
+    def loss(self) -> Tensor:
+        """The same batch and the same loss for every profile type."""
+        return loss_of(self.model, self.ids)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, took: dict[str, float]) -> Iterator[None]:
+        """A range that ends when the GPU has done its work, timed by Python around it."""
+        began = time.perf_counter()
+        with self.mark(name):
+            yield
+            if self.options.device == "cuda":
+                torch.cuda.synchronize()
+        took[f"{name}_ms"] = 1e3 * (time.perf_counter() - began)
+
+    def autocast(self) -> Any:
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.options.dtype)
+        return contextlib.nullcontext() if dtype is None else torch.autocast(self.options.device, dtype=dtype)
+
+    def attention_check(self, calls_before: int, steps: int) -> dict[str, Any]:
+        """That the asked-for attention ran in every layer of every step, and computes what the plain one does.
+
+        Raises BadDataError if it did not: its ranges would be missing, or mean something else.
+        """
+        calls, due = self.attention.calls - calls_before, self.spec.layers * steps
+        plain = make_attention(annotated=False, softmax=self.options.softmax, mark=self.mark)
+        device, tokens = self.options.device, min(64, self.options.context_length)
+        difference = attention_difference(plain, self.attention, self.spec, tokens, device)
+        if calls != due or difference > 1e-6:
+            raise BadDataError(
+                f"the {'annotated' if self.attention.annotated else 'plain'} attention ran {calls} times, {due} were due; "
+                f"it differs from the plain one by {difference:g}",
+                fix="this is a defect of lab's model: its results would not be about attention",
+            )
+        return {"annotated": self.attention.annotated, "calls": calls, "due": due, "difference": difference}
+
+
+@contextlib.contextmanager
+def recording(options: argparse.Namespace) -> Iterator[None]:
+    """The collector, on for the block: nsys through cudaProfilerApi, torch.profiler, or none."""
+    if options.collector == "none":
+        yield
+    elif options.collector == "nsys":
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+    else:
+        with torch.profiler.profile(activities=activities(options.device), record_shapes=True) as profile:
+            yield
+        draft = options.out / f".draft_{CAPTURE}"
+        with writing(draft):
+            profile.export_chrome_trace(str(draft))
+            draft.replace(options.out / CAPTURE)
+
+
+def activities(device: str) -> list[Any]:
+    kinds = torch.profiler.ProfilerActivity
+    return [kinds.CPU, kinds.CUDA] if device == "cuda" else [kinds.CPU]
+
+
+def set_tf32(on: bool) -> None:
+    """Whether float32 products may round their factors to tf32; what torch's default is does not matter then."""
+    torch.backends.cuda.matmul.allow_tf32 = on
+    torch.backends.cudnn.allow_tf32 = on
+
+
+def grad_scaler(*, enabled: bool) -> Any:
+    """The loss scaler that fp16 needs; passes everything through when not enabled."""
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cuda", enabled=enabled)
+    return torch.cuda.amp.GradScaler(enabled=enabled)  # before torch 2.3
+
+
+def described(options: argparse.Namespace) -> dict[str, Any]:
+    """What was asked for, and on what it runs."""
+    asked = {name: value for name, value in vars(options).items() if name != "out"}
+    spec = spec_of(options.model_size, fused_qkv=options.fused_qkv)
+    return {"schema": 1, "asked": asked, "params": spec.params, "device": device_of(options.device),
+            "versions": versions()}  # fmt: skip
+
+
+def device_of(kind: str) -> dict[str, Any]:
+    """The device's name and, of a GPU, what its ceilings are computed from (Hz, bytes/s); None where torch is silent."""
+    if kind == "cpu":
+        return {"name": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
+    found = torch.cuda.get_device_properties(0)
+    khz, bus_bits = getattr(found, "memory_clock_rate", None), getattr(found, "memory_bus_width", None)
+    clock_khz = getattr(found, "clock_rate", None)
+    return {
+        "name": found.name,
+        "mem_bytes": found.total_memory,
+        "capability": f"{found.major}.{found.minor}",
+        "sm_count": found.multi_processor_count,
+        "clock_hz": clock_khz * 1000 if clock_khz else None,
+        # Two transfers a clock on a bus of that many bits.
+        "bytes_per_s": khz * 1000 * 2 * bus_bits / 8 if khz and bus_bits else None,
+    }
+
+
+def peak_memory(device: str) -> dict[str, Any]:
+    if device == "cpu":
+        return {"peak_allocated_bytes": None, "peak_reserved_bytes": None}
+    return {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
+
+
+def said(cell: dict[str, Any]) -> str:
+    """One line for the person."""
+    asked = cell["asked"]
+    name = (
+        f"{asked['model_size']} ctx {asked['context_length']} {asked['profile_type']} ({asked['collector']})"
+    )
+    if cell["outcome"] != "ok":
+        return f"{name}: {cell['outcome']}: {cell['reason']}"
+    times = sorted(step["step_ms"] for step in cell["steps"])
+    return f"{name}: median step {times[len(times) // 2]:.2f} ms, loss {cell['steps'][-1]['loss']:.4f}"
+

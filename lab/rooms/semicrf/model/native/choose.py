@@ -1,0 +1,81 @@
+"""The compiled forms that need no Triton: C++ on a CPU (native_cpu.py), CUDA through NVRTC on a GPU (native_cuda.py).
+
+Both are chosen by where the scores lie. `lacking` says why there is none; "auto" asks it, once a process and device.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lab.errors import MissingError
+from lab.rooms.semicrf.model.native import cpu as native_cpu
+from lab.rooms.semicrf.model.problem import Posteriors, Problem
+
+log = logging.getLogger("lab.semicrf")
+
+
+@dataclass
+class State:
+    """A form's own state, and the form."""
+
+    engine: Any
+    own: Any
+    log_z_B: Tensor
+
+
+def forward(problem: Problem, keep: bool = True) -> State:
+    """log Z and what `backward` needs. Raises MissingError where the form cannot be had."""
+    engine = engine_for(problem.score_BTC)
+    own = engine.forward(problem, keep)
+    return State(engine, own, own.log_z_B)
+
+
+def backward(state: State) -> Posteriors:
+    found: Posteriors = state.engine.backward(state.own)
+    return found
+
+
+def engine_for(score_BTC: Tensor) -> Any:
+    """The module for these scores."""
+    if not score_BTC.is_cuda:
+        return native_cpu
+    reason = lacking_on_gpu()
+    if reason:
+        raise MissingError(f"no compiled form on this GPU: {reason}", fix="backend='torch' or 'auto'")
+    from lab.rooms.semicrf.model.native import cuda as native_cuda
+
+    return native_cuda
+
+
+def lacking(score_BTC: Tensor) -> str | None:
+    """Why there is no compiled form for these scores, or None."""
+    kind = score_BTC.device.type
+    if kind not in ("cpu", "cuda"):
+        return f"no compiled form for {kind}"
+    return lacking_on_gpu() if kind == "cuda" else lacking_on_cpu()
+
+
+@functools.cache
+def lacking_on_cpu() -> str | None:
+    """Compiles the library if need be."""
+    try:
+        native_cpu.library()
+    except MissingError as error:
+        log.debug("no C++ form of the semi-CRF, torch does its work: %s", error)
+        return str(error)
+    return None
+
+
+@functools.cache
+def lacking_on_gpu() -> str | None:
+    from lab.rooms.semicrf.model.native import cuda as native_cuda
+
+    reason = native_cuda.available()
+    if reason:
+        log.debug("no CUDA form of the semi-CRF, torch does its work: %s", reason)
+    return reason

@@ -1,0 +1,140 @@
+"""The linear-domain semi-CRF in C++ for tensors on the CPU: native/semicrf.cpp, compiled at first use, by ctypes.
+
+The same numbers as torch_factorised.py, 20 to 60 times as fast: a sequence is one task of up to torch's number of
+threads, and its bits depend on nothing but itself. float64 whatever the scores' dtype. What underflow may have lost is
+bounded per label on both passes; such sequences are done again by log_domain.py. Transitions that depend on the
+duration do not factorise: torch_factorised.py takes them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.errors import UsageError
+from lab.rooms.semicrf.model import log_domain, torch_factorised
+from lab.rooms.semicrf.model.native.build import built
+from lab.rooms.semicrf.model.problem import Posteriors, Problem
+
+PADDED = 8
+"""Rows of messages are padded to a multiple of this many labels."""
+
+
+@dataclass
+class State:
+    """What the pass from the left leaves: rows t in units of 2^exponent_BT[t], labels padded to whole vectors.
+
+    All have T+1 rows: one a boundary; nothing is written beyond a sequence's end. Without `keep` there are none.
+    """
+
+    problem: Problem
+    inputs: tuple[Tensor, ...]
+    alpha_BTC: Tensor | None
+    gamma_BTC: Tensor | None
+    exponent_BT: Tensor | None
+    z_B: Tensor
+    log_z_B: Tensor
+    flagged_B: Tensor
+
+    def arguments(self, flagged_B: Tensor) -> list[Any]:
+        """What both functions of the library begin with."""
+        rows = (self.alpha_BTC, self.gamma_BTC, self.exponent_BT)
+        tensors = (*self.inputs, *rows, self.z_B, self.log_z_B, flagged_B)
+        single = self.inputs[0].dtype == torch.float32
+        return [*self.problem.shape, torch.get_num_threads(), single, *map(address, tensors)]
+
+
+def forward(problem: Problem, keep: bool = True) -> State | torch_factorised.State:
+    """log Z, and with `keep` the left messages; flagged sequences get log Z from the log domain."""
+    reason = supports(problem)
+    if reason:
+        raise UsageError(f"the C++ form does not take {reason}", fix="backend='torch' or 'auto'")
+    if problem.by_duration:
+        return torch_factorised.forward(problem)
+    state = emptied(problem, keep)
+    call(library().lab_semicrf_forward, state.arguments(state.flagged_B))
+    if bool(state.flagged_B.any()):
+        again = state.flagged_B.nonzero()[:, 0]
+        state.log_z_B[again] = log_domain.forward(problem.rows(again)).log_z_B
+    return state
+
+
+def backward(state: State | torch_factorised.State) -> Posteriors:
+    """Every expected count by one pass from the right; flagged sequences from the log domain."""
+    if isinstance(state, torch_factorised.State):
+        return torch_factorised.backward(state)
+    found, redo_B = counted(state)
+    return torch_factorised.mended(found, state.problem, redo_B)
+
+
+def supports(problem: Problem) -> str | None:
+    """Why this problem cannot go through the library, or None."""
+    return None if problem.score_BTC.device.type == "cpu" else f"tensors on {problem.score_BTC.device}"
+
+
+def emptied(problem: Problem, keep: bool) -> State:
+    """The inputs as the library reads them, and room for what it writes."""
+    batch, frames, _, labels = problem.shape
+    wide = labels + -labels % PADDED
+    score, *rest = (x.detach().contiguous() for x in problem.floats())
+    score = score if score.dtype == torch.float32 else score.double()
+    inputs = (score, problem.lengths_B.contiguous(), *(x.double() for x in rest))
+    # Together, for the sake of large pages.
+    rows_2BTC = torch.empty(2 if keep else 0, batch, frames + 1, wide, dtype=torch.float64)
+    alpha, gamma = rows_2BTC if keep else (None, None)
+    exponent = torch.empty(batch, frames + 1, dtype=torch.int32) if keep else None
+    z_B, log_z_B = (torch.empty(batch, dtype=torch.float64) for _ in range(2))
+    return State(problem, inputs, alpha, gamma, exponent, z_B, log_z_B, torch.empty(batch, dtype=torch.uint8))
+
+
+def counted(state: State) -> tuple[Posteriors, Tensor]:
+    """The counts as the library gives them, and the sequences to do again, (B,) bool."""
+    if state.alpha_BTC is None:
+        raise UsageError("the messages were not kept", fix="forward(problem, keep=True)")
+    batch, frames, longest, labels = state.problem.shape
+    new = state.z_B.new_empty
+    label_BTC, starts_BTC, ends_BTC = new(3, batch, frames, labels).unbind()
+    duration_BKC, transition_BCC = new(batch, longest, labels), new(batch, labels, labels)
+    found = Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition_BCC,
+                       new(batch), torch.empty(batch, dtype=torch.int64))  # fmt: skip
+    flagged_B = state.flagged_B.clone()
+    outputs = (
+        label_BTC,
+        starts_BTC,
+        ends_BTC,
+        duration_BKC,
+        transition_BCC,
+        found.mass_error_B,
+        found.mass_frame_B,
+    )
+    call(library().lab_semicrf_backward, [*state.arguments(flagged_B), *map(address, outputs)])
+    return found, flagged_B.bool()
+
+
+def address(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def call(function: Any, arguments: list[Any]) -> None:
+    """Raises MemoryError where the library could get no memory."""
+    if function(*arguments):
+        raise MemoryError("the C++ form of the semi-CRF got no memory for its messages")
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Compiled and loaded, once a process. Raises MissingError: no compiler, no folder to keep it, or it fails."""
+    return typed(built())
+
+
+def typed(found: ctypes.CDLL) -> ctypes.CDLL:
+    for name, pointers in (("lab_semicrf_forward", 12), ("lab_semicrf_backward", 19)):
+        function = getattr(found, name)
+        function.argtypes = [ctypes.c_int64] * 6 + [ctypes.c_void_p] * pointers
+        function.restype = ctypes.c_int
+    return found

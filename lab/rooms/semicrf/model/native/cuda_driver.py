@@ -1,0 +1,231 @@
+"""CUDA C at run time: compiled by NVRTC, loaded and launched through the driver, by ctypes alone.
+
+No nvcc, no headers, no build of torch: NVRTC comes with torch's CUDA wheels (torch 1.12 has it in torch/lib, later ones
+in nvidia packages beside it), libcuda with the driver. Kernels run in torch's own context and on its current stream, so
+they are ordered with everything torch does. What NVRTC made is kept in the cache folder, by the hash of all it depends on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import functools
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.core.files import write_atomic
+from lab.errors import GpuError, LabError, MissingError
+from lab.rooms.semicrf.model.native import build as native_build
+
+log = logging.getLogger("lab.semicrf")
+TORCH = "backend='torch' needs no compiler"
+
+
+class Machine:
+    """The kernels of one compiled image on one device."""
+
+    def __init__(self, device: torch.device, image: bytes) -> None:
+        self.device = device
+        self.context = primary_context(device.index)
+        self.module = ctypes.c_void_p()
+        self.functions: dict[str, ctypes.c_void_p] = {}
+        with self.current():
+            asked(driver().cuModuleLoadData(ctypes.byref(self.module), image))
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """torch's context on this thread: autograd's threads may not have it yet, and another device may be current."""
+        asked(driver().cuCtxPushCurrent_v2(self.context))
+        try:
+            yield
+        finally:
+            asked(driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())))
+
+    def launch(self, name: str, grid: tuple[int, ...], threads: int, *args: Tensor | int | None) -> None:
+        """Put a kernel on torch's current stream. Tensors go as addresses, None as the null address, ints as int."""
+        _slots, addresses = as_arguments(args)
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
+        shape = (*grid, 1, 1)[:3]
+        with self.current():
+            asked(
+                driver().cuLaunchKernel(
+                    self.function(name), *shape, threads, 1, 1, 0, stream, addresses, None
+                ),
+                name,
+            )
+
+    def function(self, name: str) -> ctypes.c_void_p:
+        if name not in self.functions:
+            found = ctypes.c_void_p()
+            asked(driver().cuModuleGetFunction(ctypes.byref(found), self.module, name.encode()), name)
+            self.functions[name] = found
+        return self.functions[name]
+
+
+def as_arguments(args: Sequence[Tensor | int | None]) -> tuple[Any, Any]:
+    """The values, and the address of each. A slot has 8 bytes: an int is read from its first 4, little-endian."""
+    values = [arg.data_ptr() if isinstance(arg, Tensor) else arg or 0 for arg in args]
+    slots = (ctypes.c_uint64 * len(values))(*values)
+    base = ctypes.addressof(slots)
+    return slots, (ctypes.c_void_p * len(values))(*range(base, base + 8 * len(values), 8))
+
+
+@functools.cache
+def driver() -> ctypes.CDLL:
+    """libcuda. Raises MissingError."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise MissingError(
+            f"the NVIDIA driver's library does not load: {error}", where="libcuda.so.1"
+        ) from error
+
+
+def asked(status: int, what: str = "") -> None:
+    """Raises GpuError with the driver's words where a call failed."""
+    if status:
+        text = ctypes.c_char_p()
+        driver().cuGetErrorString(status, ctypes.byref(text))
+        said = (text.value or b"unknown error").decode()
+        raise GpuError(f"CUDA error {status}: {said}", where=what or None, fix="backend='torch'")
+
+
+@functools.cache
+def primary_context(index: int) -> ctypes.c_void_p:
+    """The context that torch uses on a device; held for the life of the process, as torch holds it."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    asked(driver().cuInit(0))
+    asked(driver().cuDeviceGet(ctypes.byref(device), index))
+    asked(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    return context
+
+
+def find_nvrtc() -> Path | None:
+    """NVRTC's library: $LAB_NVRTC, the one that this process has loaded, torch's own, the system's."""
+    own = os.environ.get("LAB_NVRTC")
+    if own:
+        return Path(own)
+    home = Path(torch.__file__).parent
+    near = [*(home / "lib").glob("libnvrtc*"), *(home.parent / "nvidia").glob("*/lib/libnvrtc*")]
+    found = [path for path in (*loaded_libraries(), *sorted(near, reverse=True)) if is_nvrtc(path.name)]
+    system = ctypes.util.find_library("nvrtc")
+    return found[0] if found else Path(system) if system else None
+
+
+def loaded_libraries() -> list[Path]:
+    """Files that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [Path(fields[5]) for fields in (line.split(maxsplit=5) for line in lines) if len(fields) > 5]
+
+
+def is_nvrtc(name: str) -> bool:
+    """libnvrtc.so.12, or libnvrtc-08c4863f.so.10.2 as wheels rename it; not its builtins, nor its other build."""
+    return name.startswith("libnvrtc") and ".so" in name and "builtins" not in name and ".alt." not in name
+
+
+@functools.cache
+def nvrtc(path: Path) -> ctypes.CDLL:
+    """NVRTC, and beside it the built-in functions that it loads by name, wherever they lie. Raises MissingError."""
+    try:
+        for builtins in sorted(path.parent.glob("libnvrtc-builtins*")):
+            if ".alt." not in builtins.name:
+                ctypes.CDLL(str(builtins))
+        found = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise MissingError(
+            f"NVRTC does not load: {error}", where=path, fix=f"name another in LAB_NVRTC; {TORCH}"
+        ) from error
+    found.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return found
+
+
+def version(library: ctypes.CDLL) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def architecture(library: ctypes.CDLL, capability: tuple[int, int]) -> str:
+    """The target for a device: its own machine code, or PTX where NVRTC makes none (before 11.2) or knows it not.
+
+    A device newer than NVRTC takes the newest PTX that NVRTC makes. Raises MissingError for one that it has dropped.
+    """
+    own = 10 * capability[0] + capability[1]
+    if version(library) < (11, 2):
+        newest = {9: 70, 10: 75}.get(version(library)[0], 80)
+        return f"compute_{min(own, newest)}"
+    number = ctypes.c_int()
+    library.nvrtcGetNumSupportedArchs(ctypes.byref(number))
+    known = (ctypes.c_int * number.value)()
+    library.nvrtcGetSupportedArchs(known)
+    if own in known:
+        return f"sm_{own}"
+    older = [arch for arch in known if arch < own]
+    if not older:
+        what = (
+            f"NVRTC {'.'.join(map(str, version(library)))} knows no sm_{own}, only sm_{min(known)} and later"
+        )
+        raise MissingError(
+            what, fix=f"a torch for this GPU (image pascal), or an older NVRTC in LAB_NVRTC; {TORCH}"
+        )
+    return f"compute_{max(older)}"
+
+
+def compiled(path: Path, source: str, target: str, defines: dict[str, object]) -> bytes:
+    """Machine code for sm_*, PTX for compute_*, from the cache where it has it. Raises MissingError with NVRTC's words."""
+    library = nvrtc(path)
+    options = [
+        f"--gpu-architecture={target}",
+        "-std=c++11",
+        *(f"-D{name}={value}" for name, value in defines.items()),
+    ]
+    parts = (source, *options, str(version(library)))
+    name = "cuda-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+    try:
+        place = native_build.folder() / name
+        if place.exists():
+            return place.read_bytes()
+    except LabError as error:
+        log.info("compiled kernels are not kept: %s", error)
+        return compile_now(library, path, source, options)
+    image = compile_now(library, path, source, options)
+    try:
+        write_atomic(place, image, lasting=False)
+    except LabError as error:
+        log.info("compiled kernels are not kept: %s", error)
+    return image
+
+
+def compile_now(library: ctypes.CDLL, path: Path, source: str, options: list[str]) -> bytes:
+    program = ctypes.c_void_p()
+    status = library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"semicrf.cu", 0, None, None)
+    try:
+        if not status:
+            words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            status = library.nvrtcCompileProgram(program, len(options), words)
+        if status:
+            said = library.nvrtcGetErrorString(status).decode()
+            text = read_out(library, "ProgramLog", program) if program else b""
+            raise MissingError(
+                f"NVRTC does not compile the kernels: {said}\n{text.decode(errors='replace').strip(chr(0))[-4000:]}", where=f"{path} {' '.join(options)}",
+                fix=f"name another NVRTC in LAB_NVRTC; {TORCH}",
+            )  # fmt: skip
+        return read_out(library, "PTX" if "compute_" in options[0] else "CUBIN", program)
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def read_out(library: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    getattr(library, f"nvrtcGet{what}")(program, text)
+    return text.raw

@@ -1,0 +1,5 @@
+"""`python -m lab.rooms.sweep.workload`."""
+
+from lab.rooms.sweep.workload.main import main
+
+main()

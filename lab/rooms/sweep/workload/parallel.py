@@ -1,0 +1,185 @@
+"""The model over the ranks: replicated with DDP, or sharded with FSDP in the form that this torch has.
+
+FSDP2 (`fully_shard`, torch >= 2.6) and FSDP1 (older, GPU only) shard the same units: layers, then the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp as fsdp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lab.errors import ConfigError
+from lab.rooms.sweep.config import TrainConfig
+from lab.rooms.sweep.workload.model import Device, build_model, init_weights, layer_class
+
+log = logging.getLogger("lab.workload")
+
+DTYPES = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class ParallelModel:
+    """The model of `config` with weights, on `device`, over all ranks.
+
+    `wrapped` owns the parameters, `called` is what to call (the same, or compiled), `parallel` is
+    "ddp" | "fsdp1" | "fsdp2", `num_params` counts the whole model.
+    """
+
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        self.parallel = choose_parallel(config)
+        wrap = {"ddp": wrap_ddp, "fsdp1": wrap_fsdp1, "fsdp2": wrap_fsdp2}[self.parallel]
+        model = allocate(config, device, self.parallel)
+        self.num_params = sum(parameter.numel() for parameter in model.parameters())
+        # Any: DDP, both FSDPs and compiled modules have no common type beyond nn.Module.
+        self.wrapped: Any = wrap(model, config, device)
+        self.called: Any = self.wrapped
+        if config.compile.enabled and self.parallel != "fsdp2":
+            self.called = torch.compile(self.wrapped, **compile_options(config))
+
+
+def refuse_what_torch_lacks(config: TrainConfig, device: torch.device) -> None:
+    """Raise ConfigError for the first thing that this torch cannot do on `device`."""
+    on_cpu, old = device.type == "cpu", not hasattr(torch, "compile")
+    precision = config.training.mixed_precision
+    checks = [
+        (on_cpu and precision == "fp16", "fp16 needs a GPU", "set training.mixed_precision=none"),
+        # Measured on 1.12: the backward pass mixes bfloat16 with float32 and stops.
+        (on_cpu and old and precision == "bf16", "bf16 on a CPU needs torch >= 2",
+         "set training.mixed_precision=none"),
+        (on_cpu and choose_parallel(config) == "fsdp1", "FSDP on a CPU needs fully_shard (torch >= 2.6)",
+         "set distributed.mode=ddp"),
+        (old and config.compile.enabled, "torch.compile needs torch >= 2", "set compile.enabled=false"),
+    ]  # fmt: skip
+    for lacking, what, fix in checks:
+        if lacking:
+            raise ConfigError(what, where=f"torch {torch.__version__} on {device.type}", fix=fix)
+
+
+def choose_parallel(config: TrainConfig) -> str:
+    """The form of parallelism that the config asks for, in the form that this torch has."""
+    if config.distributed.mode == "ddp":
+        return "ddp"
+    return "fsdp2" if hasattr(fsdp, "fully_shard") else "fsdp1"
+
+
+def allocate(config: TrainConfig, device: torch.device, parallel: str) -> nn.Module:
+    """The model with its first weights on `device`; still empty on meta if FSDP2 is to shard it first."""
+    places: dict[str, Device] = {"meta": "meta", "cpu": "cpu", "cuda": device}
+    where = places[config.fsdp.param_init_device]
+    if where == "meta" and parallel == "fsdp2":
+        return build_model(config.model, where)
+    # Only FSDP2 gains by meta: the others hold the whole model on the device anyhow.
+    model = build_model(config.model, device if where == "meta" else where)
+    init_weights(model)
+    return model.to(device)
+
+
+def wrap_ddp(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
+    """Replicate `model`; gradients are all-reduced in buckets while the backward pass runs."""
+    options = config.distributed
+    # A static graph learns its order in the first backward pass, which no_sync would hide from it;
+    # torch.compile's bucket splitting does not know static graphs.
+    static_graph = (
+        options.static_graph and config.training.gradient_accumulation == 1 and not config.compile.enabled
+    )
+    if static_graph != options.static_graph:
+        log.info("DDP: static_graph is off, because of gradient accumulation or torch.compile")
+    return DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=options.bucket_cap_mb,
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
+        static_graph=static_graph,
+        find_unused_parameters=options.find_unused_parameters,
+    )
+
+
+def wrap_fsdp2(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
+    """Shard with `fully_shard`; weights travel in the compute dtype, gradients in float32."""
+    policy = fsdp.MixedPrecisionPolicy(
+        param_dtype=DTYPES[config.training.mixed_precision], reduce_dtype=torch.float32
+    )
+    shard = functools.partial(
+        fsdp.fully_shard,
+        mesh=dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),)),
+        mp_policy=policy,
+        reshard_after_forward=config.fsdp.sharding_strategy == "full_shard",
+    )
+    layers: list[Any] = list(model.get_submodule("layers").children())
+    for layer in layers:
+        if config.compile.enabled:
+            layer.compile(**compile_options(config))
+        shard(layer)
+    shard(model)
+    if config.fsdp.forward_prefetch:
+        for layer, following in itertools.pairwise(layers):
+            layer.set_modules_to_forward_prefetch([following])
+    if next(model.parameters()).is_meta:
+        model.to_empty(device=device)
+        if device.type == "cpu":
+            # Sharded tensors share one random stream on GPUs only; without this all shards would be equal.
+            torch.manual_seed(config.dataset.seed + dist.get_rank())
+        init_weights(model)
+    return model
+
+
+def wrap_fsdp1(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
+    """Shard with the older class; options that this torch does not have yet are left out and named."""
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    options, dtype = config.fsdp, DTYPES[config.training.mixed_precision]
+    wanted = {
+        "sharding_strategy": getattr(fsdp.ShardingStrategy, options.sharding_strategy.upper()),
+        "auto_wrap_policy": functools.partial(
+            transformer_auto_wrap_policy, transformer_layer_cls={layer_class(config.model)}
+        ),
+        "backward_prefetch": getattr(fsdp.BackwardPrefetch, options.backward_prefetch or "", None),
+        "mixed_precision": fsdp.MixedPrecision(dtype, torch.float32, dtype),
+        "device_id": device,
+        "sync_module_states": options.sync_module_states,
+        "forward_prefetch": options.forward_prefetch,
+        "limit_all_gathers": options.limit_all_gathers,
+        "use_orig_params": options.use_orig_params,
+    }
+    known = inspect.signature(fsdp.FullyShardedDataParallel.__init__).parameters
+    if missing := sorted(wanted.keys() - known.keys()):
+        log.info("FSDP1 of torch %s does not know: %s", torch.__version__, ", ".join(missing))
+    present: dict[str, Any] = {key: value for key, value in wanted.items() if key in known}
+    return fsdp.FullyShardedDataParallel(model, **present)
+
+
+def compile_options(config: TrainConfig) -> dict[str, Any]:
+    """Arguments of torch.compile; only inductor knows modes."""
+    section = config.compile
+    options = {"backend": section.backend, "fullgraph": section.fullgraph, "dynamic": section.dynamic}
+    return {**options, "mode": section.mode} if section.backend == "inductor" else options
+
+
+@contextlib.contextmanager
+def gradient_sync(wrapped: Any, last: bool) -> Iterator[None]:
+    """Reduce gradients over the ranks only in the last micro-step of an optimizer step."""
+    if hasattr(wrapped, "set_requires_gradient_sync"):
+        wrapped.set_requires_gradient_sync(last)
+    with contextlib.nullcontext() if last or not hasattr(wrapped, "no_sync") else wrapped.no_sync():
+        yield
+
+
+def grad_scaler(enabled: bool, parallel: str) -> Any:
+    """The loss scaler that fp16 needs; does nothing when not enabled."""
+    if parallel == "fsdp1":
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+        return ShardedGradScaler(enabled=enabled)
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cuda", enabled=enabled)
+    return torch.cuda.amp.GradScaler(enabled=enabled)  # before torch 2.3

@@ -1,0 +1,68 @@
+"""Types of options, and how a command gets the options of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from lab.core.options import Options
+
+    _IntsParam = click.ParamType[list[int]]
+else:
+    _IntsParam = click.ParamType  # generic only in newer click
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class IntList(_IntsParam):
+    """`28,42,56`: integers above zero without repeats."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        from lab.errors import UsageError
+
+        try:
+            return parse_int_list(value)
+        except UsageError as error:
+            self.fail(f"{error.what} ({error.fix})" if error.fix else error.what, param, ctx)
+
+
+def with_options(*decorators: Decorator) -> Decorator:
+    """Several options and arguments as one decorator, in the order of --help."""
+
+    def apply(function: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+def options_of(ctx: click.Context) -> Options:
+    """The run's options, whether the command was called under `lab run` or by itself."""
+    from lab.core.options import Options
+
+    return ctx.obj if isinstance(ctx.obj, Options) else Options()
+
+
+def parse_int_list(text: str) -> list[int]:
+    """`"28,42"` -> [28, 42]. Raises UsageError for anything but distinct integers above zero."""
+    from lab.errors import UsageError
+
+    values: list[int] = []
+    for part in text.split(","):
+        # isdecimal alone would let through digits of other scripts.
+        if not (part.strip().isascii() and part.strip().isdecimal()) or int(part) == 0:
+            raise UsageError(
+                f"{part.strip()!r} in {text!r} is not an integer above zero", fix="write 28,42,56"
+            )
+        if int(part) in values:
+            raise UsageError(f"{int(part)} is twice in {text!r}", fix="use --repeats to run a setting again")
+        values.append(int(part))
+    return values

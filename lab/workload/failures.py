@@ -1,0 +1,104 @@
+"""A rank's output, its last words, and how it leaves: on failure, on a signal, at the end."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from lab.errors import LabError, writing
+from lab.workload.rank import RankContext
+
+log = logging.getLogger("lab.workload")
+
+
+def redirect_output(path: Path, context: RankContext) -> None:
+    """Make descriptors 1 and 2 the rank's log from here on; messages and failures also reach the person."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+    person = {}
+    for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
+        stream.flush()
+        person[fd] = os.fdopen(os.dup(fd), "w", encoding="utf-8", errors="replace")
+        os.dup2(log_fd, fd)
+    os.close(log_fd)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if context.rank == 0:
+        handlers.append(logging.StreamHandler(person[1]))
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
+        log.addHandler(handler)
+    log.propagate = False
+    log.setLevel("INFO")
+    report_failures(context, own_log=sys.stderr, person=person[2])
+
+
+def report_failures(context: RankContext, *, own_log: TextIO, person: TextIO) -> None:
+    """Let `die` handle every uncaught exception.
+
+    The streams are bound now: torch.distributed wraps the hook and swaps sys.stderr for a buffer while it runs.
+    """
+    sys.excepthook = functools.partial(die, own_log=own_log, person=person, rank=context.rank)
+
+
+def die(
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+    *,
+    own_log: TextIO,
+    person: TextIO,
+    rank: int,
+) -> None:
+    """The last word of a failed rank: traceback to its log and to the person, then the reason in one line.
+
+    An error that lab raises on purpose reaches the person without its traceback. Leaves at once: the usual
+    teardown can wait forever for peers that still sit in a collective.
+    """
+    what = error.what if isinstance(error, LabError) else str(error).strip()
+    reason = f"rank {rank} failed: {kind.__name__}: {what.splitlines()[0] if what else 'no message'}\n"
+    text = "".join(traceback.format_exception(kind, error, trace))
+    own_log.write(text + reason)
+    person.write((f"{error}\n" if isinstance(error, LabError) else text) + reason)
+    leave(error.exit_code if isinstance(error, LabError) else 1, own_log, person)
+
+
+def exit_on_signals(out: Path) -> None:
+    """Leave with 128 + signal number on SIGINT and SIGTERM, even while the main thread waits in a collective.
+
+    A Python handler would run only after that wait. The C-level handler writes the signal's number into the
+    wakeup descriptor at once, and a thread acts on it. Half-written traces of this rank are removed.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    stops = (signal.SIGINT, signal.SIGTERM)
+    for stop in stops:
+        signal.signal(stop, lambda *_: None)
+
+    def watch(_keep_open: socket.socket) -> None:
+        while (number := reader.recv(1)[0]) not in stops:
+            pass
+        log.warning("stopped by %s", signal.Signals(number).name)
+        for draft in out.rglob(".draft_*"):
+            draft.unlink(missing_ok=True)
+        leave(128 + number)
+
+    threading.Thread(target=watch, args=(writer,), daemon=True, name="signals").start()
+
+
+def leave(exit_code: int, *streams: TextIO) -> None:
+    """End the process now, with what was printed and what `streams` still hold."""
+    for stream in (sys.stdout, sys.stderr, *streams):
+        stream.flush()
+    os._exit(exit_code)

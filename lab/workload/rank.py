@@ -1,0 +1,69 @@
+"""Where this process stands among its peers, its device, and the group it joins."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from lab.errors import ConfigError, GpuError
+
+
+class RankContext(msgspec.Struct, frozen=True):
+    """Where this process stands among its peers."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+    @classmethod
+    def from_env(cls) -> RankContext:
+        """Read torchrun's RANK, LOCAL_RANK and WORLD_SIZE; alone without them."""
+        try:
+            return cls(
+                rank=int(os.environ.get("RANK", "0")),
+                local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+                world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            )
+        except ValueError as error:
+            raise ConfigError(f"not an integer in RANK, LOCAL_RANK or WORLD_SIZE: {error}") from error
+
+
+def choose_device(context: RankContext, backend: str = "auto") -> torch.device:
+    """This rank's GPU, or the CPU: backend is nccl, gloo or auto (a GPU where there is one).
+
+    Raises GpuError when GPUs are asked for that are not here.
+    """
+    gpus = torch.cuda.device_count()
+    if backend == "gloo" or (backend == "auto" and gpus == 0):
+        return torch.device("cpu")
+    if gpus == 0:
+        raise GpuError(
+            f"distributed.backend is nccl, but torch {torch.__version__} sees no GPU",
+            fix="run in an image with GPU access, or set distributed.backend=auto",
+        )
+    if context.local_rank >= gpus:
+        raise GpuError(
+            f"rank {context.rank} has no GPU: {gpus} are visible, its local rank is {context.local_rank}",
+            fix=f"start at most {gpus} processes on this host",
+        )
+    torch.cuda.set_device(context.local_rank)
+    return torch.device("cuda", context.local_rank)
+
+
+@contextlib.contextmanager
+def process_group(context: RankContext, device: torch.device) -> Iterator[None]:
+    """Join the other ranks, and leave together; after an error there is no leaving, peers may be stuck."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=context.rank, world_size=context.world_size)
+    yield
+    dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
+    dist.destroy_process_group()

@@ -1,0 +1,51 @@
+"""The first lines of every workload: arguments, rank, failures reported, output where it belongs."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from lab.core.files import write_atomic
+from lab.errors import BadDataError, MissingError
+from lab.workload.failures import exit_on_signals, redirect_output, report_failures
+from lab.workload.rank import RankContext
+
+T = TypeVar("T")
+
+
+def start(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None, *, own_log: bool = False
+) -> tuple[argparse.Namespace, RankContext]:
+    """Parse `argv` (sys.argv without it) and let every uncaught error end in words and its exit code.
+
+    The parser gets --out, the folder that the workload writes. own_log: this rank's output goes to OUT/rankN.log.
+    """
+    parser.add_argument("--out", required=True, type=Path, help="folder for what this process leaves")
+    args = parser.parse_args(argv)
+    context = RankContext.from_env()
+    report_failures(context, own_log=io.StringIO(), person=sys.stderr)
+    if own_log:
+        redirect_output(args.out / f"rank{context.rank}.log", context)
+        exit_on_signals(args.out)
+    return args, context
+
+
+def read_config(path: Path, kind: type[T]) -> T:
+    """A step's configuration file as `kind`. Raises MissingError and BadDataError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError as error:
+        raise MissingError("no configuration here", where=path) from error
+    except (OSError, msgspec.DecodeError) as error:
+        raise BadDataError(f"not a configuration of this workload: {error}", where=path) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`value` as indented JSON, whole or not at all. Raises StorageError."""
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")

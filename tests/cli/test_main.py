@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lab.cli.registry import commands, run_commands
+from tests.conftest import ROOT
+
+
+def lab(*words, cwd, env=None, timeout=120):
+    return subprocess.run([sys.executable, "-m", "lab", *map(str, words)], cwd=cwd, capture_output=True, text=True,
+                          timeout=timeout, env={**os.environ, **(env or {})})  # fmt: skip
+
+
+HELP = [[], *[[name] for name in commands()], *[["run", name] for name in run_commands()],
+        ["runs", "list"], ["runs", "show"], ["runs", "stop"], ["runs", "reap"], ["images", "list"], ["images", "show"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", HELP, ids=" ".join)
+def test_every_command_explains_itself(words, tmp_path):
+    done = lab(*words, "--help", cwd=tmp_path)
+    assert done.returncode == 0 and "Usage: lab" in done.stdout
+
+
+def test_the_rocm_plan_is_right_without_daemon_gpu_or_torch(tmp_path):
+    done = lab("run", "--image", "rocm70", "--dry-run", "--json", "sweep", "-c", "28,42", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["engine"], plan["gpus_resolved"], len(plan["gpus"]), len(plan["steps"])) == (
+        "docker",
+        False,
+        8,
+        4,
+    )
+    settings = {(s["labels"]["threads"], s["labels"]["channels"]) for s in plan["steps"]}
+    assert settings == {(256, 28), (256, 42), (512, 28), (512, 42)}
+    for step in plan["steps"]:
+        t, c = str(step["labels"]["threads"]), str(step["labels"]["channels"])
+        assert step["env"]["RCCL_THREADS_PER_BLOCK"] == t
+        assert step["env"]["NCCL_MIN_NCHANNELS"] == step["env"]["NCCL_MAX_NCHANNELS"] == c
+        assert step["env"]["HSA_ENABLE_SDMA"] == "0" and "NCCL_NTHREADS" not in step["env"]
+        starts = step["starts"]
+        assert (
+            starts["image"] == "lab/rocm70"
+            and starts["devices"][0] == "/dev/kfd:/dev/kfd:rwm"
+            and len(starts["devices"]) == 9
+        )
+        assert starts["ipc_mode"] == "host" and "--nproc_per_node=8" in starts["command"]
+        assert step["folder"] == f"{t}thread/nccl_{c}channels"
+    assert not list(tmp_path.iterdir()), "a dry run leaves nothing behind"
+
+
+def test_the_nixnan_plan_is_right_without_daemon_or_gpu(tmp_path):
+    done = lab(
+        "run",
+        "--image",
+        "cuda",
+        "--dry-run",
+        "--json",
+        "nixnan",
+        "baseline",
+        cwd=tmp_path,
+        env={"NIXNAN_SO": "/x/nixnan.so"},
+    )
+    assert done.returncode == 0, done.stderr
+    (step,) = json.loads(done.stdout)["steps"]
+    starts = step["starts"]
+    assert step["tools"] == ["nixnan"] and step["num_gpus"] == 1 and "--no-hooks" in step["argv"]
+    assert starts["env"]["CUDA_INJECTION64_PATH"] == "/opt/lab/nixnan.so"
+    assert {"source": "/x/nixnan.so", "target": "/opt/lab/nixnan.so", "read_only": True} in starts["mounts"]
+    assert starts["device_requests"][0]["device_ids"] == ["<uuid of GPU 0>"]
+    assert starts["network_mode"] == "none" and starts["cap_add"] == []
+
+
+def test_a_dry_run_here_shows_the_very_command(tmp_path):
+    done = lab(
+        "run", "--dry-run", "--gpus", "none", "sweep", "-c", "28", "-t", "256", "--ranks", "2", cwd=tmp_path
+    )
+    assert (
+        done.returncode == 0
+        and f"{sys.executable} -m torch.distributed.run --nproc_per_node=2" in done.stdout
+    )
+
+
+@pytest.mark.parametrize("words, code, complaint", [
+    (["run", "--image", "rocm71", "sweep"], 2, "there is no image 'rocm71'"),
+    (["run"], 2, "name an experiment"),
+    (["run", "--gpus", "0", "sweep"], 2, "zero GPUs"),
+    (["run", "--gpus", "x", "sweep"], 2, "cannot read 'x'"),
+    (["run", "--gpus", "4-7", "sweep"], 7, "answers to 4"),
+    (["run", "--image", "cpu", "--gpus", "2", "sweep"], 2, "CPU-only"),
+    (["run", "--image", "cuda", "sweep"], 7, "shows none"),
+    (["run", "sweep", "-c", "28,x"], 2, "'x' in '28,x' is not an integer"),
+    (["run", "sweep", "-c", "28,28"], 2, "twice"),
+    (["run", "sweep", "-t", "0"], 2, "above zero"),
+    (["run", "sweep", "--ranks", "0"], 2, "ranks"),
+    (["run", "sweep", "-f", "missing.yaml"], 4, "missing.yaml"),
+    (["run", "sweep", "--override", "model.layers=3"], 3, "unknown key 'layers'"),
+    (["run", "--image", "cpu", "nixnan", "baseline"], 2, "no such level"),
+    (["run", "--image", "cpu", "--dry-run", "nixnan", "baseline"], 2, "no such level"),
+    (["run", "--dry-run", "nan", "basline"], 2, "no experiment 'basline'"),
+    (["run", "--engine", "docker", "sweep"], 2, "needs an image"),
+    (["run", "--resume", "nowhere"], 4, "not the folder of a run"),
+    (["run", "--resume", "nowhere", "sweep"], 2, "drop 'sweep'"),
+    (["analyze", "nowhere"], 4, "no such folder"),
+    (["runs", "show", "nowhere"], 4, "not the folder of a run"),
+    (["images", "show", "nope"], 2, "no image 'nope'"),
+    (["sweeep"], 2, "No such command"),
+    (["run", "nan", "baseline", "-o", "x"], 2, "an option of 'lab run': put it before 'nan'"),
+    (["run", "kernels", "profile", "tiny-bloom", "--dry-run"], 2, "an option of 'lab run': put it before 'kernels'"),
+    (["run", "nan", "baseline", "--nonsense"], 2, "No such option"),
+])  # fmt: skip
+def test_bad_input_is_a_clear_error_with_its_exit_code(words, code, complaint, tmp_path):
+    done = lab(*words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert complaint in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "experiments").exists()
+
+
+def test_an_unwritable_output_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = lab("run", "-o", "file/run", "sweep", "-c", "28", cwd=tmp_path)
+    assert done.returncode == 9 and "in the way of a folder" in done.stderr
+
+
+def test_a_planted_secret_is_in_no_dry_run(tmp_path):
+    done = lab("run", "--dry-run", "--json", "--image", "cuda", "nan", "baseline", "--prompt", "my hf_planted_secret_1234",
+               cwd=tmp_path, env={"HF_TOKEN": "hf_planted_secret_1234"})  # fmt: skip
+    assert done.returncode == 0 and "hf_planted" not in done.stdout + done.stderr
+
+
+def test_runs_and_images_list_as_json(tmp_path):
+    assert [i["name"] for i in json.loads(lab("images", "list", "--json", cwd=tmp_path).stdout)] == [
+        "cpu",
+        "cuda",
+        "pascal",
+        "rocm70",
+    ]
+    assert json.loads(lab("runs", "list", "--json", cwd=tmp_path).stdout) == []
+    assert any(row["what"] == "python" for row in json.loads(lab("doctor", "--json", cwd=tmp_path).stdout))
+
+
+def start_sweep(tmp_path, *words):
+    return subprocess.Popen([sys.executable, "-m", "lab", "run", "--gpus", "none", "-o", "run", "sweep", *words], cwd=tmp_path,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+
+def read_until(stream, text):
+    seen = []
+    for line in stream:
+        seen.append(line)
+        if text in line:
+            return "".join(seen)
+    raise AssertionError(f"{text!r} never came:\n{''.join(seen)}")
+
+
+@pytest.mark.torch
+def test_ctrl_c_ends_the_tree_says_how_to_go_on_and_resume_does_only_the_rest(tmp_path):
+    driver = start_sweep(tmp_path, "-c", "28,42", "-t", "256", "--ranks", "2", "--order", "given")
+    read_until(driver.stderr, "256t_42ch starts")
+    time.sleep(1.0)
+    driver.send_signal(signal.SIGINT)
+    _, err = driver.communicate(timeout=60)
+    assert driver.returncode == 130 and "lab run --resume run" in err
+    states = {
+        s["step"]["name"]: s for s in json.loads((tmp_path / "run" / "manifest.json").read_text())["steps"]
+    }
+    assert states["256t_28ch"]["outcome"]["status"] == "ok"
+    assert states["256t_42ch"]["outcome"]["status"] == "interrupted"
+    done = lab("run", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 steps to do" in done.stderr and "256t_28ch starts" not in done.stderr
+    states = json.loads((tmp_path / "run" / "manifest.json").read_text())["steps"]
+    assert [s["attempts"] for s in states] == [1, 2] and all(s["outcome"]["status"] == "ok" for s in states)
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.torch
+def test_hostile_paths_work_from_run_to_report(tmp_path):
+    folder = tmp_path / "a 'quoted' \"näme\"\nwith newline; $(touch pwned)"
+    folder.mkdir()
+    done = lab(
+        "run", "-o", "the run", "--gpus", "none", "sweep", "-c", "28", "-t", "256", "--ranks", "1", cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert (folder / "the run" / "report.html").exists() and not (folder / "pwned").exists()
+
+
+@pytest.mark.torch
+def test_a_step_that_dies_is_a_row_and_the_others_are_measured(tmp_path):
+    """Rank 1 of the first setting is killed as the kernel's out-of-memory killer would."""
+    driver = start_sweep(tmp_path, "-c", "28,42", "-t", "256", "--ranks", "2", "--order", "given")
+    read_until(driver.stderr, "256t_28ch starts")
+    workload = b"lab.rooms.sweep.workload"
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        ranks = [
+            pid
+            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+            if _is_rank(pid, 1, workload, tmp_path)
+        ]
+        if ranks:
+            os.kill(ranks[0], signal.SIGKILL)
+            break
+        time.sleep(0.02)
+    _, err = driver.communicate(timeout=120)
+    assert driver.returncode == 1 and "1 of 2 steps did not succeed" in err and "SIGKILL" in err
+    assert (tmp_path / "run" / "report.html").exists()
+    assert "256thread" in err or "256t_28ch" in err
+    rows = (tmp_path / "run" / "tables" / "configs.csv").read_text().splitlines()
+    assert len(rows) == 3 and any("failed" in row for row in rows) and any(",ok," in row for row in rows)
+    assert "SUCCESS" in next((tmp_path / "run").glob("*summary*")).read_text()
+
+
+def _is_rank(pid: int, rank: int, workload: bytes, folder) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as a, open(f"/proc/{pid}/environ", "rb") as b:
+            return (
+                workload in a.read()
+                and f"\0RANK={rank}\0".encode() in b.read()
+                and os.readlink(f"/proc/{pid}/cwd").startswith(str(folder))
+            )
+    except OSError:
+        return False
+
+
+@pytest.mark.torch
+def test_jobs_run_side_by_side_and_skip_existing_adds_only_what_is_new(tmp_path):
+    common = ("run", "--gpus", "none", "-o", "run")
+    done = lab(*common, "--jobs", "2", "sweep", "-c", "28,42", "-t", "256", "--ranks", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    starts = [line for line in done.stderr.splitlines() if " starts " in line or line.startswith("✓")]
+    assert " starts " in starts[0] and " starts " in starts[1]
+    again = lab(*common, "sweep", "-s", "-c", "28,42,56", "-t", "256", "--ranks", "1", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "256t_56ch starts (1 of 1)" in again.stderr
+    steps = json.loads((tmp_path / "run" / "manifest.json").read_text())["steps"]
+    assert sorted((s["step"]["name"], s["attempts"]) for s in steps) == [
+        ("256t_28ch", 1),
+        ("256t_42ch", 1),
+        ("256t_56ch", 1),
+    ]
+
+
+@pytest.mark.data
+def test_a_recorded_sweep_is_analysed_without_touching_it(tmp_path, shared_data):
+    before = sorted((p, p.stat().st_mtime_ns) for p in (shared_data / "sweep_h200").rglob("*"))
+    done = lab("analyze", shared_data / "sweep_h200", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = tmp_path / "experiments" / "sweep_h200_analysis" / "report.html"
+    assert page.exists() and "report: experiments/sweep_h200_analysis/report.html" in done.stdout
+    assert before == sorted((p, p.stat().st_mtime_ns) for p in (shared_data / "sweep_h200").rglob("*"))
+
+
+@pytest.mark.data
+def test_a_missing_rank_and_a_cut_trace_are_rows_and_an_exit_code_and_the_rest_is_analysed(
+    tmp_path, shared_data
+):
+    recorded = shared_data / "sweep_h200" / "256thread"
+    shutil.copytree(recorded, tmp_path / "s" / "256thread")
+    shutil.copytree(
+        shared_data / "sweep_h200" / "512thread" / "nccl_28channels", tmp_path / "s/512thread/nccl_28channels"
+    )
+    shutil.rmtree(tmp_path / "s/256thread/nccl_28channels/torch_profiler/rank3")
+    (trace,) = (tmp_path / "s/256thread/nccl_42channels/torch_profiler/rank5").iterdir()
+    trace.write_bytes(trace.read_bytes()[:100_000])
+    done = lab("analyze", "s", cwd=tmp_path)
+    assert (
+        done.returncode == 1 and "1 of 8 ranks" in done.stderr and "512 threads, 28 channels" in done.stdout
+    )
+    problems = (tmp_path / "experiments/s_analysis/tables/problems.csv").read_text()
+    assert (
+        "256thread/nccl_42channels/torch_profiler/rank5/trace_step7.json.gz" in problems
+        and "truncated" in problems
+    )
+    assert str(tmp_path) not in problems
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("moment_s", [0.25, 1.0, 3.0])
+def test_a_driver_killed_at_any_moment_leaves_nothing_running_and_resumes(tmp_path, moment_s):
+    driver = start_sweep(tmp_path, "-c", "28,42", "-t", "256", "--ranks", "1")
+    while not (tmp_path / "run" / "manifest.json").exists():
+        time.sleep(0.01)
+    time.sleep(moment_s)
+    driver.kill()
+    driver.wait()
+    done = lab("run", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not [p for p in (tmp_path / "run").rglob("*.tmp") if p.stat().st_size == 0]
+    outcomes = [
+        s["outcome"]["status"] for s in json.loads((tmp_path / "run" / "manifest.json").read_text())["steps"]
+    ]
+    assert outcomes == ["ok", "ok"]
+
+
+def readme_commands() -> list[str]:
+    """The `lab` lines of the README's sh blocks, in order."""
+    blocks = (ROOT / "README.md").read_text().split("```sh\n")[1:]
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.split("```")[0].splitlines()]
+    return [line for line in lines if line.startswith("lab ")]
+
+
+@pytest.mark.torch
+def test_the_readmes_commands_run_as_they_stand(tmp_path):
+    """In order, in one folder; those for an image or a cluster are asked for their plan only."""
+    commands = readme_commands()
+    assert len(commands) >= 8
+    for command in commands:
+        if "--image" in command or "--engine slurm" in command:
+            command = command.replace("lab run", "lab run --dry-run")
+        runs = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("experiments/sweep_*"))
+        words = [
+            runs[-1] if word.startswith("experiments/sweep_") else word for word in shlex.split(command)[1:]
+        ]
+        done = lab(*words, cwd=tmp_path)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"

@@ -1,0 +1,34 @@
+"""The registry is the one list of rooms: folders, commands, README and docs agree with it."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from lab import rooms
+from lab.cli.registry import ROOMS, commands, run_commands, standalone_commands
+from tests.conftest import ROOT
+
+
+def test_every_room_folder_is_in_the_registry_and_nothing_else():
+    assert sorted(room.name for room in ROOMS) == rooms.names()
+
+
+def test_every_command_of_the_registry_is_a_click_command_of_its_name():
+    for name, (target, _) in [*commands().items(), *run_commands().items()]:
+        module, _, attribute = target.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command) and command.name == name
+
+
+def test_a_name_that_reads_recordings_is_not_run_at_top_level():
+    assert "nan" in run_commands() and "nan" not in standalone_commands()
+    assert commands()["nan"][0] == "lab.rooms.nan.cli:nan"
+    assert set(standalone_commands()) == {"sweep", "nixnan", "semicrf"}
+
+
+def test_the_readme_has_a_row_and_a_question_for_every_room():
+    text = (ROOT / "README.md").read_text()
+    for room in ROOMS:
+        assert f"| [{room.name}](docs/{room.name}.md) | {room.question} |" in text

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.core.manifest import ImageRecord
+from lab.core.run import Run
+from lab.core.step import Outcome, Status
+from lab.driver.analysis import _summary, two_labs
+from lab.errors import EngineError
+from tests.core.test_manifest import a_manifest
+
+
+def image(ref: str, wheel: str | None) -> ImageRecord:
+    return ImageRecord(name="cpu", ref=ref, wheel_sha256=wheel)
+
+
+def test_two_images_of_different_trees_are_warned_of_and_of_one_tree_are_not():
+    assert two_labs(image("a", "1"), image("b", "1")) is None
+    assert "a and b hold different versions of lab" in str(two_labs(image("a", "1"), image("b", "2")))
+    assert two_labs(None, image("b", "1")) is None and two_labs(image("a", None), image("b", "1")) is None
+
+
+def summary(*lines: str, status: Status = Status.ok):
+    run = Run(Path("experiments/r"), a_manifest())
+    outcome = Outcome(status=status, reason="why", tail=("the last line",))
+    return _summary(list(lines), outcome, run, image("lab/cpu", None))
+
+
+GOOD = '{"verdict": ["v"], "status": "ok", "lacking": [], "files": ["/out/report.html"], "terminal": "report: /out/report.html"}'
+
+
+def test_the_containers_paths_become_the_hosts():
+    findings = summary("noise", GOOD, "more noise")
+    assert (
+        findings.files == [Path("experiments/r/report.html")]
+        and findings.terminal == "report: experiments/r/report.html"
+    )
+
+
+def test_an_analysis_that_died_is_an_error_with_its_last_words_and_no_silent_fallback():
+    with pytest.raises(EngineError, match="the last line") as caught:
+        summary("noise", status=Status.oom)
+    assert "--analysis host" in str(caught.value)
+
+
+def test_an_older_lab_in_the_image_is_told_apart():
+    with pytest.raises(EngineError, match="incompatible versions") as caught:
+        summary('{"verdict": []}')
+    assert "lab images build cpu" in str(caught.value)

@@ -1,0 +1,182 @@
+"""What the tests of containers share: an image of 2 MB made of busybox, runs in it, and a look at what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import socket
+import subprocess
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lab.core.run import Run
+from lab.core.step import Outcome, Step
+from lab.core.stop import Stop
+from lab.engines.docker.client import connect
+from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.leftovers import leftovers
+from lab.images.spec import Devices, Image, MountRule
+from tests.core.test_manifest import a_manifest
+
+REF = "lab-test/busybox:engine"
+WHEEL = "0" * 64
+APPLETS = ("sh", "cat", "dd", "echo", "env", "grep", "head", "id", "kill", "ls", "mkdir", "printf", "seq", "sleep", "stat",
+           "tail", "touch", "tr", "true", "yes")  # fmt: skip
+HOOK_FLAG = Path("/run/lab-fake-nvidia-hook")
+
+
+@pytest.fixture(scope="session")
+def busybox() -> str:
+    """The test image; a machine without a static busybox skips."""
+    if shutil.which("busybox") is None:
+        pytest.skip("no busybox here (Debian: busybox-static)")
+    make_busybox()
+    return REF
+
+
+def make_busybox() -> None:
+    program = shutil.which("busybox")
+    assert program
+    label = f"LABEL lab.test=engine lab.wheel.sha256={WHEEL}"
+    subprocess.run(["docker", "import", "-c", label, "-c", "ENV PATH=/bin", "-", REF],
+                   input=_tree(Path(program)), check=True, capture_output=True)  # fmt: skip
+
+
+def _tree(program: Path) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for folder in ("bin", "tmp", "out", "hf", "cache", "etc"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(entry)
+        tar.add(program, "bin/busybox")
+        for applet in APPLETS:
+            link = tarfile.TarInfo(f"bin/{applet}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(link)
+        broken = tarfile.TarInfo("bin/not-executable")
+        broken.mode = 0o644
+        tar.addfile(broken)
+    return buffer.getvalue()
+
+
+def an_image(vendor: str = "none", **devices) -> Image:
+    return Image(name=f"test-{vendor}", summary="", vendor=vendor, ref=REF, base="scratch", python="sh",
+                 python_version="3.12", dockerfile="none",
+                 mounts=(MountRule(source="hf_cache", target="/hf"), MountRule(source="cache", target="/cache")),
+                 devices=Devices(shm_size="64m", capabilities=("gpu", "compute", "utility"), **devices))  # fmt: skip
+
+
+def shell(script: str, **fields) -> Step:
+    return Step(
+        name=fields.pop("name", "s"), argv=("sh", "-c", script), folder=fields.pop("folder", "s"), **fields
+    )
+
+
+@dataclass
+class Ran:
+    run: Run
+    step: Step
+    outcome: Outcome
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def log(self) -> str:
+        return self.run.log(self.step).read_text(encoding="utf-8")
+
+
+def run_step(
+    root: Path,
+    step: Step,
+    gpus=(),
+    *,
+    image: Image | None = None,
+    stop: Stop | None = None,
+    grace_s=2.0,
+    daemon=None,
+) -> Ran:
+    run, lines = a_docker_run(root, step), []
+    engine = DockerEngine(image or an_image(), grace_s=grace_s, daemon=daemon)
+    run.begin(step)
+    outcome = engine.run(run, step, list(gpus), on_line=lines.append, stop=stop or Stop())
+    return Ran(run, step, outcome, lines)
+
+
+def a_docker_run(root: Path, *steps: Step) -> Run:
+    manifest = msgspec.structs.replace(a_manifest(*steps), id=root.name or "r", engine="docker")
+    return Run.create(root, manifest)
+
+
+def left_of(run: Run) -> list[str]:
+    """The states of this run's containers."""
+    return [one.state for one in leftovers(run_dir=run.root)]
+
+
+def stop_when(line: str, stop: Stop):
+    """An on_line that stops the step once it has said so."""
+
+    def watch(said: str) -> None:
+        if said == line:
+            stop.set()
+
+    return watch
+
+
+@contextlib.contextmanager
+def hook_says(text: str) -> Iterator[None]:
+    """Make the stand-in for NVIDIA's hook fail with this text while the block runs."""
+    HOOK_FLAG.write_text(text)
+    try:
+        yield
+    finally:
+        HOOK_FLAG.unlink()
+
+
+class Wire:
+    """A socket in front of the engine's, to be cut: the engine itself is everybody's and stays up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "wire.sock"
+        self._pairs: list[socket.socket] = []
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(self.path))
+        self._server.listen(64)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def connect(self):
+        return connect({"DOCKER_HOST": f"unix://{self.path}"})
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                ours, _ = self._server.accept()
+            except OSError:
+                return
+            theirs = socket.socket(socket.AF_UNIX)
+            theirs.connect("/var/run/docker.sock")
+            self._pairs += [ours, theirs]
+            for source, target in ((ours, theirs), (theirs, ours)):
+                threading.Thread(target=_carry, args=(source, target), daemon=True).start()
+
+    def cut(self) -> None:
+        self._server.close()
+        os.unlink(self.path)
+        for one in self._pairs:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def _carry(source, target) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lab.core.gpu import Gpu
+from lab.core.step import Step
+from lab.engines.docker.mounts import check_shared_object, checked, with_token
+from lab.errors import MissingError, UsageError
+from lab.images import spec as images
+from lab.images.spec import HostContext, Mount, container_spec
+
+ELF = b"\x7fELF\x02\x01\x01" + b"\0" * 9 + b"\x03\x00\x3e\x00"  # 64-bit, shared object, x86-64
+
+
+@pytest.fixture
+def host(tmp_path):
+    (tmp_path / "run").mkdir()
+    return HostContext(
+        run_dir=str(tmp_path / "run"),
+        hf_cache=str(tmp_path / "hf"),
+        cache=str(tmp_path / "cache"),
+        uid=1,
+        gid=1,
+    )
+
+
+def spec(host, *, tools=(), gpus=1, **env):
+    step = Step(name="s", argv=("python",), tools=tools)
+    cards = [Gpu(vendor="nvidia", index=i, uuid=f"GPU-{i}") for i in range(gpus)]
+    return container_spec(images.load("cuda"), step, cards, msgspec.structs.replace(host, host_env=env))
+
+
+def with_source(base, target, source):
+    mounts = tuple(
+        Mount(source=str(source), target=m.target) if m.target == target else m for m in base.mounts
+    )
+    return msgspec.structs.replace(base, mounts=mounts)
+
+
+def test_lab_makes_its_caches_and_resolves_every_source(host, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "hf").symlink_to(tmp_path / "real")
+    got = {m.target: m.source for m in checked(spec(host)).mounts}
+    assert got == {"/out": host.run_dir, "/hf": str(tmp_path / "real"), "/cache": host.cache}
+    assert Path(host.cache).is_dir()
+
+
+@pytest.mark.parametrize(
+    "bad", ["/", "/etc", "/etc/ssl", "/var/run", "/proc/self", "/usr/lib", "/dev/dri", "/sys/class"]
+)
+def test_a_system_folder_never_enters(host, bad):
+    with pytest.raises(UsageError, match="HF_HOME names a folder that never enters"):
+        checked(with_source(spec(host), "/hf", bad))
+
+
+def test_the_whole_home_and_what_holds_it_never_enter(host, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "people" / "me"))
+    (tmp_path / "people" / "me").mkdir(parents=True)
+    for bad in ("people/me", "people"):
+        with pytest.raises(UsageError, match="never enters"):
+            checked(with_source(spec(host), "/hf", tmp_path / bad))
+
+
+def test_a_link_that_leads_to_a_system_folder_is_seen_through(host, tmp_path):
+    (tmp_path / "innocent").symlink_to("/etc")
+    with pytest.raises(UsageError, match="never enters"):
+        checked(with_source(spec(host), "/hf", tmp_path / "innocent"))
+    with pytest.raises(UsageError, match="never enters"):
+        checked(with_source(spec(host), "/hf", tmp_path / "innocent" / ".." / "etc"))
+
+
+def test_a_socket_never_enters(host, tmp_path):
+    with socket.socket(socket.AF_UNIX) as server:
+        path = os.path.relpath(tmp_path / "docker.sock")
+        server.bind(path)
+        with pytest.raises(UsageError, match="socket"):
+            checked(with_source(spec(host), "/out", tmp_path / "docker.sock"))
+
+
+def test_a_run_folder_behind_a_link_is_refused(host, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with pytest.raises(UsageError, match="symbolic link"):
+        checked(with_source(spec(host), "/out", tmp_path / "link"))
+
+
+def test_nixnan_must_be_named_be_there_and_be_loadable(host, tmp_path):
+    with pytest.raises(MissingError, match="NIXNAN_SO is not set"):
+        checked(spec(host, tools=("nixnan",)))
+    with pytest.raises(MissingError, match="what NIXNAN_SO names is not there"):
+        checked(spec(host, tools=("nixnan",), NIXNAN_SO=str(tmp_path / "no.so")))
+    library = tmp_path / "nixnan.so"
+    library.write_bytes(ELF)
+    mounts = checked(spec(host, tools=("nixnan",), NIXNAN_SO=str(library))).mounts
+    assert [m for m in mounts if m.target == "/opt/lab/nixnan.so"] == [
+        Mount(source=str(library), target="/opt/lab/nixnan.so", read_only=True)]  # fmt: skip
+
+
+@pytest.mark.parametrize("content, complaint", [
+    (b"", "empty file"),
+    (b"#!/bin/sh\n", "no ELF"),
+    (ELF[:10], "64-bit|no shared"),
+    (ELF[:4] + b"\x01" + ELF[5:], "64-bit"),
+    (ELF[:16] + b"\x02\x00\x3e\x00", "no shared object"),
+    (ELF[:16] + b"\x03\x00\xb7\x00", "another processor"),
+])  # fmt: skip
+def test_a_file_that_cannot_be_loaded_is_refused_before_any_container(tmp_path, content, complaint):
+    path = tmp_path / "nixnan.so"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=complaint):
+        check_shared_object(path)
+
+
+def test_a_token_travels_as_a_private_file_and_is_gone_afterwards(host, tmp_path):
+    env = {"HF_TOKEN": "hf_planted_secret", "XDG_RUNTIME_DIR": str(tmp_path)}
+    online = spec(host, gpus=2)  # several ranks have a network
+    with with_token(online, env) as got:
+        (mount,) = [m for m in got.mounts if m.target == "/run/secrets/hf_token"]
+        path = Path(mount.source)
+        assert path.read_text() == "hf_planted_secret" and stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert mount.read_only and got.env["HF_TOKEN_PATH"] == "/run/secrets/hf_token"
+        assert "hf_planted" not in str(got)
+    assert not path.exists()
+
+
+def test_a_container_without_network_gets_no_token(host, tmp_path):
+    with with_token(spec(host), {"HF_TOKEN": "hf_planted_secret", "XDG_RUNTIME_DIR": str(tmp_path)}) as got:
+        assert not [m for m in got.mounts if m.target == "/run/secrets/hf_token"]

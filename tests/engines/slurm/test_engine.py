@@ -1,0 +1,351 @@
+"""The slurm engine against a real Slurm of two nodes (scripts/slurm-node.sh starts one on this machine)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+
+from lab.core.gpu import Gpu
+from lab.core.options import SlurmOptions
+from lab.core.run import Run
+from lab.core.step import Outcome, Status, Step
+from lab.core.stop import Stop
+from lab.driver.execute import StepRunner
+from lab.engines.slurm import queue as queue
+from lab.engines.slurm.engine import SlurmEngine, cancel_run, read_jobs
+from lab.engines.slurm.task import Ticket, engine_of, on_this_node, wrapped
+from lab.errors import EngineError, GpuError, UsageError
+from tests.core.test_manifest import a_manifest
+from tests.rooms.sweep.gemm.recorded import write_sweep
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def python(name: str, code: str, **fields) -> Step:
+    return Step(name=name, argv=("python", "-c", textwrap.dedent(code)), folder=name, **fields)
+
+
+def a_run(root, *steps: Step) -> Run:
+    return Run.create(root, a_manifest(*steps))
+
+
+@contextmanager
+def no_lease(_gpus):
+    yield True
+
+
+class Ears:
+    """A watcher that remembers."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+        self.ended: list[str] = []
+
+    def begin(self, step):
+        pass
+
+    def line(self, step, line):
+        self.lines.append(f"{step.name}: {line}")
+
+    def end(self, step, outcome):
+        self.ended.append(step.name)
+
+
+def execute(run: Run, *, jobs: int = 2, ask: SlurmOptions | None = None, stop: Stop | None = None) -> Ears:
+    ears = Ears()
+    runner = StepRunner(run, SlurmEngine(ask or SlurmOptions()), [ears], stop or Stop(), no_lease)
+    runner.execute(run.pending(), (), jobs=jobs)
+    return ears
+
+
+def outcome_of(run: Run, name: str) -> Outcome:
+    record = next(record for record in Run.open(run.root).manifest.steps if record.step.name == name)
+    assert record.outcome is not None
+    return record.outcome
+
+
+def until(true, seconds: float = 40.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.1)
+
+
+# Without a Slurm.
+
+
+def test_a_login_node_without_slurm_is_told_so(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(EngineError, match="no Slurm login node"):
+        queue.states(["1"])
+
+
+def test_an_image_needs_the_sites_container_runtime_and_the_other_way_round():
+    with pytest.raises(UsageError, match="container runtime"):
+        SlurmEngine(SlurmOptions(container="docker"))
+
+
+def test_over_nodes_torchrun_gets_the_static_rendezvous_of_its_node():
+    step = Step(
+        name="s",
+        nodes=4,
+        argv=("python", "--node_rank={node_rank}", "{master_addr}:{master_port}"),
+        expects=("x",),
+    )
+    env = {"SLURM_NODEID": "3", "SLURM_JOB_ID": "123", "LAB_MASTER_ADDR": "10.0.0.1"}
+    mine = on_this_node(step, env)
+    assert mine.argv == ("python", "--node_rank=3", "10.0.0.1:20123")
+    assert mine.expects == ()  # the driver asks for the files when all nodes have ended
+
+
+@pytest.mark.parametrize(
+    ("runtime", "vendor", "words"),
+    [
+        ("apptainer", "nvidia", ["apptainer", "exec", "--nv", "/r:/out", "docker-daemon://lab/cuda"]),
+        ("apptainer", "amd", ["--rocm"]),
+        (
+            "pyxis",
+            "nvidia",
+            ["srun", "--overlap", "--container-image=lab/cuda", "--container-mounts=/r:/out"],
+        ),
+    ],
+)
+def test_a_site_with_its_own_containers_gets_the_step_wrapped(runtime, vendor, words):
+    line = wrapped(runtime, "lab/cuda", vendor, "/r", ["python", "-m", "x"])
+    assert set(words) <= set(line)
+    assert line[-3:] == ("python", "-m", "x")
+
+
+def test_a_step_in_apptainer_runs_what_apptainer_would_run(tmp_path, monkeypatch):
+    """A stand-in that does what the real one does with these arguments: change folder and execute."""
+    fake = tmp_path / "bin" / "apptainer"
+    fake.parent.mkdir()
+    fake.write_text(f"#!{sys.executable}\nimport os, sys\nat = sys.argv.index('--pwd') + 3\n"
+                    "print('image', sys.argv[at - 1])\nos.execvp(sys.argv[at], sys.argv[at:])\n")  # fmt: skip
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
+    run = a_run(tmp_path / "run", python("s", "print('inside')"))
+    run.begin(run.manifest.steps[0].step)
+    engine = engine_of(Ticket(run_dir=str(run.root), step="s", attempt=1, image="cpu", container="apptainer"))
+    lines: list[str] = []
+    outcome = engine.run(run, run.manifest.steps[0].step, (), on_line=lines.append, stop=Stop())
+    assert outcome.ok, outcome
+    assert lines == ["image docker-daemon://lab/cpu", "inside"]
+
+
+def test_extra_options_must_be_pairs():
+    with pytest.raises(UsageError, match="KEY=VALUE"):
+        SlurmEngine(SlurmOptions(extra=("=x",)))._parameters([Step(name="s", argv=("x",))], jobs=1)
+
+
+# With one.
+
+
+@pytest.mark.slurm
+def test_steps_become_one_array_and_their_logs_come_live(tmp_path):
+    steps = [
+        python(f"s{n}", f"print('hello {n}'); open('s{n}/out', 'w').write('x')", expects=(f"s{n}/out",))
+        for n in range(6)
+    ]
+    run = a_run(tmp_path / "run", *steps)
+    ears = execute(run, jobs=4)
+    assert {record.outcome.status for record in run.manifest.steps} == {Status.ok}
+    assert sorted(ears.lines) == [f"s{n}: hello {n}" for n in range(6)]
+    assert len({job.split("_")[0] for job in read_jobs(run.root).of_step.values()}) == 1
+    assert run.pending() == []
+
+
+@pytest.mark.slurm
+def test_a_failing_task_tells_why_and_the_others_go_on(tmp_path):
+    run = a_run(tmp_path / "run", python("bad", "raise ValueError('seven')"), python("good", "pass"),
+                python("forgot", "pass", expects=("forgot/x",)))  # fmt: skip
+    execute(run)
+    assert (outcome_of(run, "bad").status, "ValueError: seven" in outcome_of(run, "bad").reason) == (
+        Status.failed,
+        True,
+    )
+    assert outcome_of(run, "good").ok
+    assert "left no forgot/x" in outcome_of(run, "forgot").reason
+    assert [step.name for step in run.pending()] == ["bad", "forgot"]
+
+
+@pytest.mark.slurm
+def test_a_step_over_two_nodes_has_a_task_and_a_log_on_each(tmp_path):
+    code = "import os, sys; print(os.environ['SLURMD_NODENAME'], *sys.argv[1:])"
+    step = Step(
+        name="wide",
+        nodes=2,
+        folder="wide",
+        argv=("python", "-c", code, "{node_rank}", "{master_addr}", "{master_port}"),
+    )
+    run = a_run(tmp_path / "run", step)
+    execute(run)
+    assert outcome_of(run, "wide").ok
+    first, second = (
+        path.read_text().split() for path in (run.log(step), run.folder(step) / "run_output.node1.log")
+    )
+    assert (first[0], first[1], second[0], second[1]) == ("n1", "0", "n2", "1")
+    assert first[2:] == second[2:] and first[2] == "127.0.0.1"
+
+
+@pytest.mark.slurm
+def test_one_bad_node_is_named(tmp_path):
+    step = Step(
+        name="wide",
+        nodes=2,
+        folder="wide",
+        argv=("python", "-c", "import sys; sys.exit(int(sys.argv[1]))", "{node_rank}"),
+    )
+    run = a_run(tmp_path / "run", step)
+    execute(run)
+    assert "exit code 1" in outcome_of(run, "wide").reason
+    assert "node n2" in outcome_of(run, "wide").reason
+
+
+@pytest.mark.slurm
+def test_ctrl_c_cancels_the_jobs_and_lets_the_steps_clean_up(tmp_path):
+    code = """
+        import pathlib, time
+        print("up", flush=True)
+        try: time.sleep(300)
+        except KeyboardInterrupt: pathlib.Path("a/cleaned").write_text("yes")
+    """
+    run = a_run(tmp_path / "run", python("a", code), python("never", "pass"))
+    stop = Stop()
+    done = threading.Thread(target=execute, args=(run,), kwargs={"jobs": 1, "stop": stop})
+    done.start()
+    until(
+        lambda: (
+            (run.root / "a" / "run_output.log").exists()
+            and "up" in (run.root / "a" / "run_output.log").read_text()
+        )
+    )
+    stop.set()
+    done.join(60)
+    assert not done.is_alive()
+    assert outcome_of(run, "a").status is Status.interrupted
+    assert outcome_of(run, "never").status is Status.interrupted
+    assert (run.root / "a" / "cleaned").read_text() == "yes"
+    assert len(run.pending()) == 2
+
+
+@pytest.mark.slurm
+def test_a_killed_driver_leaves_jobs_that_the_next_one_takes_up(tmp_path):
+    run = a_run(tmp_path / "run", python("a", "import time; time.sleep(3); print('done')"))
+    program = ("from pathlib import Path; from tests.engines.slurm.test_engine import *; "
+               f"execute(Run.open(Path({str(run.root)!r})))")  # fmt: skip
+    driver = subprocess.Popen([sys.executable, "-c", program])
+    until(lambda: (run.root / ".slurm" / "jobs.json").exists())
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    again = Run.open(run.root)
+    ears = Ears()
+    runner = StepRunner(again, SlurmEngine(SlurmOptions()), [ears], Stop(), no_lease)
+    assert runner.take_up() == 1
+    assert outcome_of(again, "a").ok
+    assert "a: done" in ears.lines
+
+
+@pytest.mark.slurm
+def test_a_job_cancelled_from_outside_before_it_began_is_interrupted_in_slurms_words(tmp_path):
+    run = a_run(tmp_path / "run", python("a", "pass"))
+    ask = SlurmOptions(extra=("--hold",))
+    run.begin(run.manifest.steps[0].step)
+    engine = SlurmEngine(ask)
+    engine.submit(run, [run.manifest.steps[0].step], jobs=1)
+    assert len(cancel_run(run.root)) == 1
+    assert cancel_run(run.root) == []
+    lost = engine.lost(run, run.manifest.steps[0].step)
+    assert lost.status is Status.interrupted
+    assert "CANCELLED" in lost.reason
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+def test_a_drained_cluster_only_makes_a_run_wait(tmp_path):
+    run = a_run(tmp_path / "run", python("a", "print('after')"))
+    _scontrol("update", "nodename=n1,n2", "state=drain", "reason=test")
+    try:
+        working = threading.Thread(target=execute, args=(run,))
+        working.start()
+        until(lambda: list(queue.states(read_jobs(run.root).of_step.values()).values()) == ["PENDING"])
+    finally:
+        _scontrol("update", "nodename=n1,n2", "state=resume")
+    working.join(90)
+    assert outcome_of(run, "a").ok
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+def test_a_preempted_job_starts_its_step_over_and_nothing_is_lost(tmp_path):
+    code = """
+        import pathlib, time
+        tries = pathlib.Path("a/tries"); tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+        print("up", flush=True)
+        if len(tries.read_text()) == 1: time.sleep(120)
+    """
+    run = a_run(tmp_path / "run", python("a", code))
+    working = threading.Thread(target=execute, args=(run,), kwargs={"ask": SlurmOptions(partition="gpu")})
+    working.start()
+    until(lambda: (run.root / "a" / "tries").exists())
+    subprocess.run(["srun", "--partition=urgent", "--nodes=2", "--exclusive", "true"], check=True, timeout=90)
+    working.join(60)
+    assert not working.is_alive()
+    assert outcome_of(run, "a").ok
+    assert (run.root / "a" / "tries").read_text() == "xx"
+
+
+@pytest.mark.slurm
+def test_gpus_that_the_node_does_not_show_are_an_error_with_its_name(tmp_path):
+    run = a_run(tmp_path / "run", python("a", "pass", num_gpus=1))
+    gpu = Gpu(vendor="nvidia", index=0, uuid="placeholder")
+    runner = StepRunner(run, SlurmEngine(SlurmOptions(), vendor="nvidia"), [], Stop(), no_lease)
+    runner.execute(run.pending(), [gpu], jobs=1)
+    assert "needs 1 GPUs and this node shows 0" in outcome_of(run, "a").reason
+    with pytest.raises(GpuError):
+        runner.execute([msgspec.structs.replace(run.pending()[0], num_gpus=2)], [gpu], jobs=1)
+
+
+@pytest.mark.slurm
+def test_what_slurm_refuses_is_told_before_anything_is_lost(tmp_path):
+    run = a_run(tmp_path / "run", python("a", "pass"))
+    with pytest.raises(EngineError, match=r"(?i)partition"):
+        execute(run, ask=SlurmOptions(partition="nosuch"))
+
+
+def _scontrol(*words: str) -> None:
+    subprocess.run(["scontrol", *words], check=True, timeout=30)
+
+
+@pytest.mark.slurm
+def test_an_analysis_is_spread_over_tasks_and_put_together(tmp_path):
+    sweep = write_sweep(tmp_path / "recorded", ranks=2)
+    out = tmp_path / "out"
+    words = ["gemm", "spread", str(sweep), "--out", str(out), "--cpus-per-task", "1", "-j", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", *words], capture_output=True, text=True, check=True
+    )
+    assert "2 tasks as" in done.stdout
+    until(lambda: (out / "plots").is_dir() and not _jobs_left(out), 120)
+    assert sorted(path.name for path in (out / "merged_traces").iterdir()) == [
+        "256thread_28ch_merged.json.gz",
+        "512thread_28ch_merged.json.gz",
+    ]
+    assert (
+        len((out / "timeline.csv").read_text().splitlines()) == 1 + 2 * 2
+    )  # two configurations of two ranks
+    assert not (sweep / "tracelens_analysis").exists()
+
+
+def _jobs_left(out) -> bool:
+    names = {path.name.split("_")[0] for path in (out / ".slurm" / "submitit").glob("[0-9]*")}
+    return any(state in queue.LIVE for state in queue.states(names).values())

@@ -1,0 +1,74 @@
+"""docker-bake.json is what the images say, and buildx reads it as lab's own build calls would be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from itertools import pairwise
+
+import pytest
+
+from lab.images import bake
+from lab.images import check as imagecheck
+from lab.images.build import Builder, Wheel, argument_names, build_argv, docker_programs, targets
+from tests.conftest import ROOT
+
+FILE = ROOT / bake.FILE
+DOCUMENT = json.loads(FILE.read_text())
+TARGETS = targets()
+
+
+def test_the_file_is_what_the_images_say():
+    assert FILE.read_text() == bake.render(), "make bake"
+
+
+def test_every_image_is_a_target_and_all_are_built_by_default():
+    assert list(DOCUMENT["target"]) == DOCUMENT["group"]["default"]["targets"] == [t.name for t in TARGETS]
+    for target in TARGETS:
+        said = DOCUMENT["target"][target.name]
+        assert (ROOT / said["dockerfile"]).is_file() and said["args"]["BASE_IMAGE"] == target.base_ref
+        assert said["tags"] == [f"${{REGISTRY}}{target.ref}:${{TAG}}"]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_a_target_gets_the_arguments_that_labs_own_build_gives(target, tmp_path, monkeypatch):
+    for name in bake.PIP_VARIABLES:
+        monkeypatch.setenv(name, "1")
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    argv = build_argv(target, Builder(docker="docker", argv=("docker",)), Wheel(name="w", sha256="s"), base=None,
+                      network="host", iidfile=tmp_path / "i", root=ROOT)  # fmt: skip
+    given = {word.split("=")[0] for before, word in pairwise(argv) if before == "--build-arg"}
+    assert given == set(DOCUMENT["target"][target.name]["args"])
+    declared = (ROOT / target.dockerfile).read_text()
+    assert all(f"\nARG {name}" in declared for name in given), (
+        "an argument that no line reads is lost in silence"
+    )
+
+
+def test_every_variable_that_a_target_reads_is_declared():
+    text = FILE.read_text()
+    assert all(f'"${{{name}}}"' in text or name in ("REGISTRY", "TAG") for name in DOCUMENT["variable"])
+    locks = {bake.lock_variable(target) for target in TARGETS}
+    assert locks | set(argument_names()) - {"LAB_LOCK_SHA256"} <= set(DOCUMENT["variable"])
+
+
+def test_an_old_file_fails_the_check(tmp_path):
+    (tmp_path / bake.FILE).write_text(FILE.read_text().replace("lab/cpu", "lab/gpu"))
+    row = imagecheck._written("bake", tmp_path / bake.FILE, bake.render, "make bake")
+    assert row.state == "failed" and "make bake" in row.detail
+
+
+def test_buildx_itself_reads_the_file():
+    docker = next(iter(docker_programs()), None)
+    if (
+        docker is None
+        or subprocess.run([docker, "buildx", "version"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("docker buildx is not here")
+    done = subprocess.run(
+        [docker, "buildx", "bake", "--print"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    read = json.loads(done.stdout)["target"]
+    assert {name: one["tags"] for name, one in read.items()} == {t.name: [f"{t.ref}:latest"] for t in TARGETS}

@@ -1,0 +1,230 @@
+"""compose.yaml is what the images say, in words that docker-compose 1.29 and compose v2 both read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import uuid
+
+import jsonschema
+import pytest
+import yaml
+
+from lab.images import check as imagecheck
+from lab.images import compose
+from lab.images import spec as images
+from tests.conftest import ROOT
+
+FILE = ROOT / compose.FILE
+SERVICES = yaml.safe_load(FILE.read_text())["services"]
+
+# The part of the compose specification that both generations share, as far as this file uses it.
+TEXT = {"type": "string"}
+TEXTS = {"type": "array", "items": TEXT, "minItems": 1}
+DEVICE = {"type": "object", "additionalProperties": False, "required": ["capabilities"],
+          "properties": {"driver": TEXT, "device_ids": TEXTS, "capabilities": TEXTS}}  # fmt: skip
+SERVICE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["image", "profiles", "user", "cap_drop", "security_opt", "read_only"],
+    "properties": {
+        "image": TEXT, "command": TEXTS, "user": TEXT, "working_dir": TEXT, "ipc": TEXT, "shm_size": TEXT,
+        "network_mode": {"enum": ["none", "bridge", "host"]}, "stop_signal": TEXT, "profiles": TEXTS, "group_add": TEXTS,
+        "volumes": TEXTS, "devices": TEXTS, "tmpfs": TEXTS, "cap_drop": TEXTS, "security_opt": TEXTS,
+        "healthcheck": {"type": "object", "additionalProperties": False, "required": ["test"],
+                        "properties": {"test": TEXTS, "interval": TEXT, "timeout": TEXT, "start_period": TEXT,
+                                       "retries": {"type": "integer"}}},
+        "init": {"type": "boolean"}, "read_only": {"type": "boolean"},
+        "environment": {"type": "object", "additionalProperties": TEXT},
+        "ulimits": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "depends_on": {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": False,
+                       "properties": {"condition": {"const": "service_completed_successfully"}}}},
+        "deploy": {"type": "object", "additionalProperties": False, "properties": {"resources": {"type": "object",
+                   "additionalProperties": False, "properties": {"reservations": {"type": "object",
+                   "additionalProperties": False, "properties": {"devices": {"type": "array", "items": DEVICE}}}}}}},
+    },
+}  # fmt: skip
+BOTH = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {"services": {"type": "object", "additionalProperties": SERVICE}},
+}
+
+
+def test_the_file_is_what_the_images_say():
+    assert FILE.read_text() == compose.render(), "make compose"
+
+
+def test_the_file_uses_only_what_both_generations_of_compose_read():
+    jsonschema.validate(yaml.safe_load(FILE.read_text()), BOTH)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"name": "lab", "services": SERVICES}, BOTH)
+
+
+def test_every_image_has_a_profile_with_a_workload_and_its_analysis():
+    for name in images.names():
+        work, analysis = SERVICES[name], SERVICES[f"{name}-analysis"]
+        assert work["profiles"] == analysis["profiles"] == [name]
+        assert analysis["image"] == "lab/cpu" and analysis["network_mode"] == "none"
+        assert "devices" not in analysis and "deploy" not in analysis
+        assert analysis["command"][-1] == work["command"][-1], "analysis reads what the workload wrote"
+    assert len(SERVICES) == 3 * len(images.names()) + 1
+
+
+def test_a_shell_has_what_the_workload_has_and_stays_up_in_health():
+    different = {"profiles", "command", "healthcheck"}
+    for name in images.names():
+        work, shell = SERVICES[name], SERVICES[f"{name}-shell"]
+        assert {k: v for k, v in work.items() if k not in different} == {
+            k: v for k, v in shell.items() if k not in different
+        }
+        assert shell["profiles"] == [f"{name}-shell"] and shell["command"] == ["sleep", "infinity"]
+        assert shell["healthcheck"]["test"] == ["CMD", "lab", "--version"] and "healthcheck" not in work
+
+
+def test_one_standing_analysis_serves_every_shell():
+    analysis = SERVICES["analysis"]
+    assert analysis["profiles"] == [f"{name}-shell" for name in images.names()]
+    assert analysis["image"] == "lab/cpu" and analysis["network_mode"] == "none" and analysis["healthcheck"]
+    assert "devices" not in analysis and "deploy" not in analysis
+
+
+def test_every_service_gets_the_least_and_runs_as_the_caller():
+    for service in SERVICES.values():
+        assert service["user"] == "${UID:-1000}:${GID:-1000}" and service["cap_drop"] == ["ALL"]
+        assert (
+            "no-new-privileges:true" in service["security_opt"] and service["read_only"] and service["init"]
+        )
+        assert not any("docker.sock" in volume for volume in service["volumes"])
+
+
+def test_gpus_are_named_one_by_one_through_variables():
+    for name in ("cuda", "pascal"):
+        (device,) = SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert (
+            device["device_ids"] == ["${LAB_GPU0:-0}", "${LAB_GPU1:-1}"] and "gpu" in device["capabilities"]
+        )
+        assert "devices" not in SERVICES[name]
+    rocm = SERVICES["rocm70"]
+    assert "deploy" not in rocm and rocm["group_add"] == ["${VIDEO_GID:-44}", "${RENDER_GID:-109}"]
+    assert len(rocm["devices"]) == 3 and "/dev/kfd" in rocm["devices"][0]
+    assert "deploy" not in SERVICES["cpu"] and "devices" not in SERVICES["cpu"]
+
+
+@pytest.fixture
+def program():
+    found = compose.program()
+    if found is None:
+        pytest.skip("neither docker compose nor docker-compose is here")
+    return found
+
+
+def generation(kind: str) -> list[str]:
+    """v2 is a part of docker, v1.29 a program of its own; either may be here, or both."""
+    if kind == "v1":
+        older = shutil.which("docker-compose")
+        return [older] if older and " 1." in _says([older, "--version"]) else []
+    return ["docker", "compose"] if shutil.which("docker") and _says(["docker", "compose", "version"]) else []
+
+
+def _says(argv: list[str]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else ""
+
+
+@pytest.mark.parametrize("profile", [name + end for name in images.names() for end in ("", "-shell")])
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_compose_itself_reads_each_profile(kind, profile):
+    program = generation(kind)
+    if not program:
+        pytest.skip(f"compose {kind} is not here")
+    done = subprocess.run([*program, "-f", FILE, "--profile", profile, "config"], capture_output=True, text=True,
+                          check=False, env={**os.environ, "UID": "1234", "GID": "5678"})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    service = yaml.safe_load(done.stdout)["services"][profile]
+    assert service["user"] == "1234:5678" and not re.search(r"\$\{", json.dumps(service))
+
+
+def test_a_compose_file_that_is_not_what_the_images_say_fails_the_check(tmp_path):
+    (tmp_path / "compose").mkdir()
+    (tmp_path / compose.FILE).write_text(FILE.read_text().replace("cap_drop", "cap_add"))
+    row = next(iter(imagecheck._compose(tmp_path)))
+    assert row.state == "failed" and "make compose" in row.detail
+
+
+@pytest.mark.docker
+@pytest.mark.root
+@pytest.mark.timeout(1200)
+def test_up_sweeps_and_analyses_and_the_results_are_the_callers(program, cpu_images, tmp_path):
+    for folder in ("", ".cache/hf", ".cache/lab"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        os.chown(path, 1234, 5678)
+    env = {
+        **os.environ,
+        "UID": "1234",
+        "GID": "5678",
+        "LAB_EXPERIMENTS": str(tmp_path),
+        "LAB_CACHE": f"{tmp_path}/.cache",
+    }
+    call = [*program, "-p", f"lab-test-{uuid.uuid4().hex[:8]}", "-f", str(FILE), "--profile", "cpu"]
+    try:
+        done = subprocess.run(
+            [*call, "up", "--no-color"], env=env, capture_output=True, text=True, timeout=300, check=False
+        )
+        states = subprocess.run(
+            [*call, "ps", "-a", "-q"], env=env, capture_output=True, text=True, check=False
+        ).stdout.split()
+        codes = subprocess.run(
+            ["docker", "inspect", "-f", "{{.State.ExitCode}}", *states],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        subprocess.run([*call, "down"], env=env, capture_output=True, check=False)
+    assert codes.stdout.split() == ["0", "0"], done.stdout[-3000:] + done.stderr[-3000:]
+    run = tmp_path / "compose_cpu"
+    assert (run / "report.html").is_file() and list((run / "tables").glob("*.csv"))
+    assert {(p.stat().st_uid, p.stat().st_gid) for p in run.rglob("*")} == {(1234, 5678)}
+
+
+@pytest.mark.docker
+@pytest.mark.root
+@pytest.mark.timeout(1200)
+def test_a_shell_becomes_healthy_takes_work_and_ends_at_once(program, cpu_images, tmp_path):
+    for folder in ("", ".cache/hf", ".cache/lab"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        os.chown(path, 1234, 5678)
+    env = {
+        **os.environ,
+        "UID": "1234",
+        "GID": "5678",
+        "LAB_EXPERIMENTS": str(tmp_path),
+        "LAB_CACHE": f"{tmp_path}/.cache",
+    }
+    call = [*program, "-p", f"lab-test-{uuid.uuid4().hex[:8]}", "-f", str(FILE), "--profile", "cpu-shell"]
+
+    def run(*words):
+        return subprocess.run(
+            [*call, *words], env=env, capture_output=True, text=True, check=True, timeout=200
+        ).stdout
+
+    try:
+        run("up", "-d")
+        assert run("exec", "-T", "cpu-shell", "lab", "--version").startswith("lab")
+        assert "lab" in run("exec", "-T", "analysis", "lab", "--version")
+        (one, *_) = run("ps", "-q", "cpu-shell").split()
+        asked = subprocess.run(
+            ["docker", "inspect", "-f", "{{json .State.Health}}", one],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(asked.stdout)["Status"] in ("starting", "healthy")
+    finally:
+        subprocess.run([*call, "down", "-t", "5"], env=env, capture_output=True, check=False)

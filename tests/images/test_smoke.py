@@ -1,0 +1,127 @@
+"""Smoke runs get exactly what `lab run` gives, stand-ins for GPUs included; pins are written where they belong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from lab.core.step import Step
+from lab.errors import EngineError
+from lab.images import pin as imagepin
+from lab.images import smoke as imagesmoke
+from lab.images import spec as images
+from lab.images.spec import container_spec
+from tests.conftest import ROOT
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+def words(name: str, folder: Path) -> tuple[list[str], images.ContainerSpec]:
+    image = images.load(name)
+    gpus = imagesmoke.gpu_stand_ins(image, folder)
+    spec = container_spec(
+        image, Step(name="s", argv=("lab", "--version"), num_gpus=len(gpus)), gpus, imagesmoke._host(folder)
+    )
+    return imagesmoke.run_words(spec), spec
+
+
+@pytest.mark.parametrize("name", images.names())
+def test_everything_that_lab_decided_is_said_to_docker(name, tmp_path):
+    said, spec = words(name, tmp_path)
+    pairs = set(pairwise(said))
+    assert {("--user", spec.user), ("--network", spec.network_mode), ("--cap-drop", "ALL")} <= pairs
+    assert {"--read-only", "--init", "--rm"} <= set(said) and "--privileged" not in said
+    assert {("--env", f"{name}={value}") for name, value in spec.env.items()} <= pairs
+    assert sum(word == "--mount" for word in said) == len(spec.mounts)
+    assert {("--security-opt", option) for option in spec.security_opt} <= pairs
+    assert tuple(said[-len(spec.command) - 1 :]) == (spec.image, *spec.command)
+
+
+def test_nvidia_stand_ins_are_asked_for_by_id_and_amds_are_nodes_of_nothing(tmp_path):
+    said, _ = words("pascal", tmp_path)
+    asked = said[said.index("--gpus") + 1]
+    assert asked.startswith('"device=GPU-0000') and "count" not in asked and "all" not in asked
+    (tmp_path / "amd").mkdir()
+    said, spec = words("rocm70", tmp_path / "amd")
+    assert len(spec.devices) == 3 and {Path(device.split(":")[0]).resolve() for device in spec.devices} == {
+        Path("/dev/null")
+    }
+    assert {("--device", device) for device in spec.devices} <= set(pairwise(said))
+
+
+def test_root_runs_a_smoke_as_somebody_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(imagesmoke.os, "getuid", lambda: 0)
+    owners = []
+    monkeypatch.setattr(imagesmoke.os, "chown", lambda path, uid, gid: owners.append(uid))
+    assert imagesmoke._host(tmp_path).uid == imagesmoke.STRANGER and set(owners) == {imagesmoke.STRANGER}
+
+
+def test_a_command_that_fails_or_hangs_is_a_row_with_its_reason(tmp_path):
+    fails = tmp_path / "fails"
+    fails.write_text("#!/bin/sh\necho out; echo broken >&2; exit 3\n")
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\n[ $1 = rm ] && exit 0\nexec sleep 60\n")
+    for script in (fails, hangs):
+        script.chmod(0o755)
+    assert imagesmoke._run([str(fails), "run", "x"], 10) == ("exit code 3: broken", "")
+    assert imagesmoke._run([str(hangs), "run", "x"], 0.2)[0] == "did not end in 0 s"
+
+
+def test_an_image_that_is_not_built_fails_the_smoke_that_asked_for_it(monkeypatch):
+    monkeypatch.setattr(imagesmoke, "built", lambda: {"other:latest": "x"})
+    monkeypatch.setattr(imagesmoke, "docker_programs", lambda: ["docker"])
+    (row,) = imagesmoke.smoke(["rocm70"])
+    assert row.state == "failed" and "lab images build rocm70" in row.detail
+
+
+def test_a_pin_is_written_behind_its_base_once_and_builds_go_by_it(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "images/pascal", tmp_path / "pascal")
+    monkeypatch.setattr(imagepin, "ask", lambda base: DIGEST)
+    for _ in range(2):
+        assert list(imagepin.pin(["pascal"], tmp_path)) == [("pascal", DIGEST)]
+    image = images.load("pascal", tmp_path)
+    from lab.images.build import targets_of
+
+    assert (
+        image.base_digest == DIGEST and targets_of(image)[0].base_ref == f"python:3.10-slim-bookworm@{DIGEST}"
+    )
+    text = (tmp_path / "pascal/image.toml").read_text()
+    assert text.count("base_digest") == 1 and imagepin.with_digest(text, DIGEST) == text
+
+
+@pytest.mark.parametrize(
+    "body", ["echo 'dial tcp: lookup registry: no such host' >&2; exit 1", "echo something else"]
+)
+def test_a_registry_that_does_not_answer_leaves_the_tag_as_it_is(tmp_path, monkeypatch, body):
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\n{body}\n")
+    docker.chmod(0o755)
+    monkeypatch.setattr(imagepin, "docker_programs", lambda: [str(docker)])
+    shutil.copytree(ROOT / "images/pascal", tmp_path / "images/pascal")
+    with pytest.raises(EngineError, match="cannot be learnt") as caught:
+        list(imagepin.pin(["pascal"], tmp_path / "images"))
+    assert "buildx" in str(caught.value)
+    assert (tmp_path / "images/pascal/image.toml").read_text() == (
+        ROOT / "images/pascal/image.toml"
+    ).read_text()
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(1200)
+def test_built_images_do_their_work_as_nobody_on_a_read_only_root(cpu_images):
+    rows = list(imagesmoke.smoke(["cpu"]))
+    assert [(row.image, row.what) for row in rows] == [
+        ("cpu", "version"), ("cpu", "doctor"), ("cpu", "analysis"),
+        ("cpu-torch", "version"), ("cpu-torch", "doctor"), ("cpu-torch", "sweep"), ("cpu-torch", "nan"),
+    ]  # fmt: skip
+    assert not [row for row in rows if row.state != "ok"], rows
+    assert (
+        subprocess.run(
+            ["docker", "ps", "-q", "--filter", "name=lab-smoke-"], capture_output=True, check=True
+        ).stdout
+        == b""
+    )

@@ -1,0 +1,64 @@
+"""Many jobs side by side: order, errors in their place, a worker that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from lab.errors import BadDataError, LabError
+from lab.recordings.pool import map_traces
+
+
+def square_or_fail(job: int) -> int:
+    if job == 3:
+        raise BadDataError("broken", where="t.json", fix="mend it")
+    if job == 4:
+        raise ValueError("a bug")
+    if job == 5:
+        raise MemoryError
+    return job * job
+
+
+def die_of_five(job: int) -> int:
+    if job == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return job
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_stand_in_the_order_of_the_jobs_and_errors_in_their_place(workers):
+    seen: list[tuple[int, int]] = []
+    found = map_traces(
+        square_or_fail, range(7), workers=workers, progress=lambda a, b, _: seen.append((a, b))
+    )
+    assert [found[i] for i in (0, 1, 2, 6)] == [0, 1, 4, 36]
+    broken, bug, memory = found[3:6]
+    assert isinstance(broken, BadDataError) and (broken.what, broken.fix) == ("broken", "mend it")
+    assert isinstance(bug, LabError) and "ValueError: a bug" in bug.what and bug.where == "4"
+    assert isinstance(memory, BadDataError) and "memory" in memory.what
+    assert seen == [(done, 7) for done in range(1, 8)]
+
+
+def test_a_worker_that_dies_costs_only_its_own_job():
+    found = map_traces(die_of_five, [1, 5, 2, 3], workers=2)
+    assert [found[0], *found[2:]] == [1, 2, 3]
+    assert isinstance(found[1], BadDataError) and "killed" in found[1].what
+
+
+def test_no_jobs_make_no_pool():
+    assert map_traces(square_or_fail, [], workers=8) == []
+
+
+def test_one_worker_runs_in_this_process():
+    assert map_traces(lambda _: os.getpid(), [Path("a"), Path("b")], workers=1) == [os.getpid()] * 2
+
+
+def test_ctrl_c_ends_all_and_is_not_swallowed():
+    def interrupt(done: int, total: int, job: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        map_traces(square_or_fail, range(4), workers=2, progress=interrupt)

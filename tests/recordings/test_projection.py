@@ -1,0 +1,462 @@
+"""Every operation to the range that launched it: known cases, and random ones against the plain twin."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import sqlite3
+from contextlib import closing
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.recordings.capture import (
+    API_COLUMNS,
+    OPS_COLUMNS,
+    RANGE_COLUMNS,
+    SYNC_COLUMNS,
+    Capture,
+    filled,
+)
+from lab.recordings.load import load_capture
+from lab.recordings.projection import PHASES, RULES, STEPS, WARMUPS, project
+from lab.recordings.tables import concat
+from tests.recordings.sqlgen import PREFIX, START_END, Export, training_step
+
+
+def rules(projection):
+    return [RULES[rule] for rule in projection.ops.rule.tolist()]
+
+
+def paths(projection):
+    return ["/".join(projection.path(path)) for path in projection.ops.path.tolist()]
+
+
+def sums(projection):
+    """path -> (kernels, kernel ns) of everything below it."""
+    tree = projection.tree
+    return {
+        "/".join(projection.path(i)): (int(tree.num_kernels[i]), int(tree.kernel_ns[i]))
+        for i in range(len(tree))
+    }
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    return lambda export: load_capture(export.write(tmp_path / "a.sqlite"))
+
+
+def test_backward_owns_what_another_thread_launched_within_it(loaded):
+    found = sums(project(loaded(training_step(Export()))))
+    for step in ("warmup", "step_0", "step_1"):
+        assert found[step] == (8, 660)
+        assert found[f"{step}/forward"] == (2, 200)
+        assert found[f"{step}/backward"] == (5, 410)
+        assert found[f"{step}/optimizer_step"] == (1, 50)
+
+
+def test_nsys_own_rule_leaves_backward_with_what_its_own_thread_launched(loaded):
+    projection = project(loaded(training_step(Export())), "nsys")
+    assert sums(projection)["step_0/backward"] == (1, 10)
+    assert sums(projection)["step_0"] == (4, 260)
+    assert rules(projection).count("outside") == 12
+
+
+def test_operator_ranges_on_the_worker_stand_below_the_phase_that_was_lent(loaded):
+    projection = project(loaded(training_step(Export(), op_ranges=True)))
+    assert sums(projection)["step_1/backward/MmBackward0"] == (4, 400)
+    assert rules(projection).count("cross") == 12
+
+
+def test_measured_steps_leave_the_warm_up_out(loaded):
+    capture = loaded(training_step(Export()))
+    projection = project(capture)
+    assert capture.text(capture.ranges.name_id[projection.steps]).tolist() == ["step_0", "step_1"]
+    owners = projection.owners(projection.steps)
+    assert np.bincount(owners[owners >= 0]).tolist() == [8, 8]
+
+
+def test_steps_inside_a_warm_up_range_are_not_measured(loaded):
+    export = Export()
+    export.range("warmup", (1, 1), 0, 100)
+    export.range("step_0", (1, 1), 10, 90)
+    export.range("step_1", (1, 1), 110, 190)
+    projection = project(loaded(export))
+    assert [
+        projection.capture.name(int(projection.capture.ranges.name_id[row])) for row in projection.steps
+    ] == ["step_1"]
+
+
+def test_two_threads_in_a_phase_lend_to_nobody_and_are_counted(loaded):
+    export = Export()
+    for tid in (1, 3):
+        export.range("backward", (1, tid), 0, 1000)
+    export.launch("k", (1, 2), (100, 110), (200, 300))
+    projection = project(loaded(export))
+    assert rules(projection) == ["ambiguous"]
+    assert paths(projection) == [""]
+    assert any("several threads were in a phase" in said for said in projection.problems)
+
+
+def test_a_phase_of_another_process_lends_nothing(loaded):
+    export = Export()
+    export.range("backward", (1, 1), 0, 1000)
+    export.launch("k", (2, 2), (100, 110), (200, 300))
+    assert rules(project(loaded(export))) == ["outside"]
+
+
+def test_two_processes_that_share_correlation_ids_keep_their_kernels(loaded):
+    export = Export()
+    for pid, name in ((1, "forward"), (2, "backward")):
+        export.range(name, (pid, 1), 0, 1000)
+        export.launch(f"k{pid}", (pid, 1), (100, 110), (200, 300), corr=7)
+    projection = project(loaded(export))
+    assert dict(zip(projection.capture.text(projection.capture.ops.name_id), paths(projection), strict=True)) == {
+        "k1": "forward", "k2": "backward"}  # fmt: skip
+
+
+def test_a_call_of_a_thread_in_a_step_but_in_no_phase_stays_with_its_thread(loaded):
+    export = Export()
+    export.range("backward", (1, 1), 0, 1000)
+    export.range("step_0", (1, 2), 0, 1000)
+    export.launch("k", (1, 2), (100, 110), (200, 300))
+    assert paths(project(loaded(export))) == ["step_0"]
+
+
+def test_a_step_lends_where_no_thread_is_in_a_phase(loaded):
+    export = Export()
+    export.range("step_3", (1, 1), 0, 1000)
+    export.launch("k", (1, 2), (100, 110), (200, 300))
+    projection = project(loaded(export))
+    assert (paths(projection), rules(projection)) == (["step_3"], ["cross"])
+
+
+def test_other_names_lend_when_they_are_named(loaded):
+    export = Export()
+    export.range("my phase", (1, 1), 0, 1000)
+    export.launch("k", (1, 2), (100, 110), (200, 300))
+    capture = loaded(export)
+    assert rules(project(capture)) == ["outside"]
+    assert paths(project(capture, phases=re.compile("my .*"))) == ["my phase"]
+
+
+def test_an_operation_counts_where_it_was_launched_however_late_it_ran(loaded):
+    export = Export()
+    export.range("forward", (1, 1), 0, 100)
+    export.range("backward", (1, 1), 200, 300)
+    export.launch("late", (1, 1), (50, 60), (220, 280))
+    assert paths(project(loaded(export))) == ["forward"]
+
+
+def test_a_call_that_outlasts_a_range_belongs_to_the_one_around_it(loaded):
+    export = Export()
+    export.range("outer", (1, 1), 0, 100)
+    export.range("inner", (1, 1), 10, 50)
+    export.launch("k", (1, 1), (40, 60), (70, 80))
+    export.launch("k", (1, 1), (10, 50), (80, 90))
+    assert paths(project(loaded(export))) == ["outer", "outer/inner"]
+
+
+def test_an_operation_without_a_recorded_call_is_reported_not_guessed(loaded):
+    export = Export()
+    export.range("forward", (1, 1), 0, 1000)
+    export.kernel("k", 1, (10, 20), 99)
+    projection = project(loaded(export))
+    assert rules(projection) == ["unattributed"]
+    assert projection.coverage.num_ops[RULES.index("unattributed")] == 1
+
+
+def test_kernels_of_a_graph_belong_to_the_range_that_launched_it(loaded):
+    export = Export()
+    export.range("forward", (1, 1), 0, 100)
+    corr = export.call("cudaGraphLaunch_v10000", (1, 1), (10, 20))
+    for i in range(3):
+        export.kernel("k", 1, (30 + 10 * i, 35 + 10 * i), corr, graph_node=i + 1)
+    projection = project(loaded(export))
+    assert (rules(projection), paths(projection)) == (["graph"] * 3, ["forward"] * 3)
+
+
+def test_start_end_ranges_overlap_freely_and_count_without_standing_in_a_path(loaded):
+    export = Export()
+    export.range("a", (1, 1), 0, 60, kind=START_END)
+    export.range("b", (1, 1), 30, 100, kind=START_END)
+    export.range("forward", (1, 1), 0, 100)
+    export.launch("k", (1, 1), (40, 50), (110, 120))
+    projection = project(loaded(export))
+    assert projection.instances.num_kernels.tolist() == [1, 1, 1]
+    assert projection.instances.level.tolist() == [-1, -1, 0]
+    assert paths(projection) == ["forward"]
+
+
+def test_a_range_that_ends_on_another_thread_covers_its_process_and_nsys_leaves_it_out(loaded):
+    export = Export()
+    export.range("a", (1, 1), 0, 100, kind=START_END, end_at=(1, 2))
+    export.launch("k", (1, 5), (40, 50), (110, 120))
+    export.launch("k", (2, 5), (40, 50), (110, 120))
+    capture = loaded(export)
+    assert project(capture).instances.num_kernels.tolist() == [1]
+    assert project(capture, "nsys").instances.num_kernels.tolist() == [0]
+
+
+def test_ranges_of_two_domains_that_cross_both_count(loaded):
+    export = Export()
+    export.range("one", (1, 1), 0, 60)
+    export.range("two", (1, 1), 30, 100, domain=1)
+    export.launch("k", (1, 1), (40, 50), (110, 120))
+    projection = project(loaded(export))
+    assert projection.instances.num_kernels.tolist() == [1, 1]
+    assert paths(projection) == ["one"]
+    assert any("1 ranges begin inside another" in said for said in projection.problems)
+
+
+def test_nested_ranges_of_one_name_both_count_the_operation_and_the_tree_counts_it_once(loaded):
+    export = Export()
+    export.range("block", (1, 1), 0, 100)
+    export.range("block", (1, 1), 10, 90)
+    export.launch("k", (1, 1), (40, 50), (110, 120))
+    projection = project(loaded(export))
+    assert projection.instances.num_kernels.tolist() == [1, 1]
+    assert sums(projection) == {"": (1, 10), "block": (1, 10), "block/block": (1, 10)}
+
+
+def test_the_sequence_number_links_a_backward_kernel_to_its_forward_range(loaded):
+    export = Export()
+    export.range("forward", (1, 1), 0, 100)
+    export.range("computing_softmax", (1, 1), 10, 90)
+    export.range("aten::softmax, seq = 7, op_id = 3", (1, 1), 20, 80)
+    export.launch("softmax", (1, 1), (30, 40), (50, 60))
+    export.range("backward", (1, 1), 200, 900)
+    export.range("SoftmaxBackward0, seq = 7, op_id = 9", (1, 2), 300, 400)
+    export.launch("softmax_backward", (1, 2), (310, 320), (330, 360))
+    projection = project(loaded(export))
+    assert paths(projection)[1] == "backward/SoftmaxBackward0"
+    assert "/".join(projection.path(int(projection.ops.origin[1]))) == "forward/computing_softmax"
+
+
+def test_ranges_nested_by_the_thousands_are_counted_to_the_innermost():
+    depth = 4_000
+    ranges = [(i, 2 * depth - i, 1, 1, "block") for i in range(depth)]
+    projection = project(capture_of(ranges, [(depth, depth, 1, 1, 0)], [(depth, depth + 5, 1, 0)]))
+    assert projection.instances.level.tolist() == list(range(depth))
+    assert set(projection.instances.num_ops.tolist()) == {1}
+    assert len(projection.path(int(projection.ops.path[0]))) == depth
+
+
+def test_an_empty_capture_projects_to_nothing(loaded):
+    projection = project(loaded(Export()))
+    assert (len(projection.ops), len(projection.instances), len(projection.steps)) == (0, 0, 0)
+    assert sums(projection) == {"": (0, 0)}
+
+
+# The plain twin: every operation against every range, one after the other.
+
+
+def plain_members(capture, *, across):
+    """For each range its operations, for each operation its path and rule, by comparing everything with everything."""
+    ops, api, ranges = (pd.DataFrame(table.as_dict()) for table in (capture.ops, capture.api, capture.ranges))
+    names = [capture.name(i) for i in ranges.name_id]
+    members = {row: [] for row in range(len(ranges))}
+    found = []
+    for op, (pid, corr) in enumerate(zip(ops.pid, ops["corr"], strict=True)):
+        calls = [c for c in range(len(api)) if api.pid[c] == pid and api["corr"][c] == corr]
+        if not calls:
+            found.append(("unattributed", []))
+            continue
+        start, end, tid = api.start_ns[calls[0]], api.end_ns[calls[0]], api.tid[calls[0]]
+        around = [
+            row for row in range(len(ranges))
+            if ranges.pid[row] == pid and ranges.start_ns[row] <= start and ranges.end_ns[row] >= end
+        ]  # fmt: skip
+        own = [row for row in around if ranges.tid[row] == tid]
+        lent, rule = [], "same" if own else "outside"
+        if across and not any(kind(names[row]) for row in own):
+            lent, rule = plain_lender(ranges, names, around, tid, lent, rule)
+        for row in own + lent:
+            members[row].append(op)
+        found.append((rule, [names[row] for row in by_start(ranges, lent) + by_start(ranges, own)]))
+    return members, found
+
+
+def plain_lender(ranges, names, around, tid, lent, rule):
+    for wanted in ("phase", "step"):
+        lenders = [row for row in around if ranges.tid[row] != tid and kind(names[row]) == wanted]
+        threads = {ranges.tid[row] for row in lenders}
+        if len(threads) > 1:
+            return lent, "ambiguous"
+        if threads:
+            innermost = max(lenders, key=lambda row: ranges.start_ns[row])
+            above = [
+                row for row in range(len(ranges))
+                if ranges.tid[row] in threads and ranges.pid[row] == ranges.pid[innermost]
+                and ranges.start_ns[row] <= ranges.start_ns[innermost] and ranges.end_ns[row] >= ranges.end_ns[innermost]
+            ]  # fmt: skip
+            return above, "cross"
+    return lent, rule
+
+
+def by_start(ranges, rows):
+    return sorted(rows, key=lambda row: ranges.start_ns[row])
+
+
+def kind(name):
+    if PHASES.fullmatch(name):
+        return "phase"
+    return "step" if STEPS.fullmatch(name) or WARMUPS.fullmatch(name) else ""
+
+
+def capture_of(ranges, calls, ops):
+    """A capture from rows (start, end, pid, tid, name), (start, end, pid, tid, corr) and (start, end, pid, corr)."""
+    strings = [*sorted({row[4] for row in ranges}), "k"]
+    tables = []
+    for schema, rows, names in (
+        (OPS_COLUMNS, ops, ("start_ns", "end_ns", "pid", "corr")),
+        (API_COLUMNS, calls, ("start_ns", "end_ns", "pid", "tid", "corr")),
+        (RANGE_COLUMNS, ranges, ("start_ns", "end_ns", "pid", "tid", "name_id")),
+    ):
+        values = [[strings.index(v) if isinstance(v, str) else v for v in row] for row in rows]
+        columns = np.array(values, dtype=np.int64).reshape(len(rows), len(names)).T
+        fixed = {"kind": np.zeros(len(rows))} | ({"text_id": columns[4]} if schema is RANGE_COLUMNS else {})
+        tables.append(filled(schema, len(rows), dict(zip(names, columns, strict=True)) | fixed))
+    return Capture(source=None, collector="nsys", version=None, schema=None, ops=tables[0], api=tables[1],
+                   ranges=tables[2], sync=concat([], SYNC_COLUMNS), strings=strings, devices=(), problems=[])  # fmt: skip
+
+
+NAMES = ["forward", "backward", "step_0", "warmup", "block", "aten::mm"]
+THREADS = [(1, 1), (1, 2), (1, 3), (2, 1)]
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(THREADS), st.sampled_from(["push", "pop", "launch", "launch"]),
+              st.sampled_from(NAMES), st.integers(1, 12)), max_size=40
+)  # fmt: skip
+
+
+def played(actions):
+    """Threads that push, pop and launch in turn; a call may outlast what follows it. Some ids serve two processes."""
+    open_ranges, ranges, calls, ops = {thread: [] for thread in THREADS}, [], [], []
+    for tick, (thread, action, name, length) in enumerate(actions):
+        now = 10 * tick
+        if action == "push":
+            open_ranges[thread].append((now, name))
+        elif action == "pop" and open_ranges[thread]:
+            start, text = open_ranges[thread].pop()
+            ranges.append((start, now, *thread, text))
+        elif action == "launch":
+            calls.append(
+                (now + 1, now + 1 + 4 * length, *thread, len([c for c in calls if c[2] == thread[0]]))
+            )
+            if length != 12:
+                ops.append((now + 5, now + 50, thread[0], calls[-1][4]))
+    end = 10 * len(actions) + 100
+    for thread, stack in open_ranges.items():
+        ranges += [(start, end - place, *thread, text) for place, (start, text) in enumerate(stack)]
+    return capture_of(ranges, calls, ops)
+
+
+@settings(max_examples=80, deadline=None)
+@given(ACTIONS)
+def test_any_threads_project_as_in_the_plain_twin(actions):
+    capture = played(actions)
+    projection = project(capture)
+    members, found = plain_members(capture, across=True)
+    assert rules(projection) == [rule for rule, _ in found]
+    assert [list(projection.path(path)) for path in projection.ops.path.tolist()] == [
+        names for _, names in found
+    ]
+    check_sums(projection, members)
+
+
+ANY = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 15), st.sampled_from(THREADS), st.sampled_from(NAMES)),
+    max_size=12,
+)
+CALLS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6), st.sampled_from(THREADS)), max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ANY, CALLS)
+def test_ranges_that_cross_in_any_way_count_as_in_the_plain_twin(rows, calls):
+    ranges = [(start, start + dur, *thread, name) for start, dur, thread, name in rows]
+    made = [(start, start + dur, *thread, i) for i, (start, dur, thread) in enumerate(calls)]
+    capture = capture_of(ranges, made, [(i, i + 5, row[2], row[4]) for i, row in enumerate(made)])
+    check_sums(project(capture, "nsys"), plain_members(capture, across=False)[0])
+
+
+def check_sums(projection, members):
+    ops, instances = projection.capture.ops, projection.instances
+    for row, mine in members.items():
+        assert instances.num_ops[row] == len(mine)
+        assert instances.op_ns[row] == sum(ops.end_ns[op] - ops.start_ns[op] for op in mine)
+        assert instances.first_ns[row] == min((ops.start_ns[op] for op in mine), default=-1)
+        assert instances.last_ns[row] == max((ops.end_ns[op] for op in mine), default=-1)
+    tree = projection.tree
+    assert tree.num_ops[0] == len(ops)
+    for node in range(len(tree)):
+        children = tree.parent == node
+        assert tree.num_ops[node] == tree.self_ops[node] + tree.num_ops[children].sum()
+        assert tree.kernel_ns[node] == tree.self_kernel_ns[node] + tree.kernel_ns[children].sum()
+
+
+def test_owners_name_the_innermost_of_the_asked_ranges(loaded):
+    capture = loaded(training_step(Export()))
+    projection = project(capture)
+    rows = np.concatenate([projection.rows_named("backward"), projection.rows_named("step_1")])
+    owners = projection.owners(rows)
+    names = capture.text(capture.ops.name_id)
+    step_1 = capture.ops.start_ns >= 30_000
+    assert (owners[(names == "gemm_backward") & step_1] == 2).all()
+    assert (owners[(names == "adam") & step_1] == 3).all()
+    assert (owners[(names == "adam") & ~step_1] == -1).all()
+
+
+@pytest.mark.data
+def test_the_recorded_backward_owns_its_kernels_and_steps_add_up(tmp_path, shared_data):
+    path = tmp_path / "a.sqlite"
+    path.write_bytes(
+        gzip.decompress((shared_data / "nsys_h200" / "transformer_2layer.sqlite.gz").read_bytes())
+    )
+    capture = load_capture(path)
+    full, own = sums(project(capture)), sums(project(capture, "nsys"))
+    for step in ("step_0", "step_1", "step_2"):
+        assert full[step][0] == 118
+        assert [full[f"{step}/{phase}"][0] for phase in ("forward", "backward", "optimizer_step")] == [
+            46,
+            64,
+            8,
+        ]
+        assert own[f"{step}/backward"][0] == 1
+        parts = [full[f"{step}/{phase}"] for phase in ("forward", "backward", "optimizer_step")]
+        assert tuple(map(sum, zip(*parts, strict=True))) == full[step]
+
+
+@pytest.mark.data
+def test_a_kineto_trace_fills_the_same_hole_and_links_backward_to_forward(shared_data):
+    capture = load_capture(shared_data / "kernels_h200" / "cs336_small_training.json.gz")
+    full, own = project(capture), project(capture, "nsys")
+    assert sums(full)["step_0/backward"][0] == 394
+    assert sums(own)["step_0/backward"][0] == 1
+    backward = sum(
+        sums(own)[path][0] for path in ("warmup/warmup_step/backward", "step_0/backward", "step_1/backward")
+    )
+    assert backward == 3
+    assert ((full.ops.origin >= 0) & capture.kernels).sum() == 1179
+
+
+@pytest.mark.data
+def test_a_trimmed_capture_agrees_with_the_join_in_sql(tmp_path, shared_data):
+    path = tmp_path / "a.sqlite"
+    path.write_bytes(gzip.decompress((shared_data / "nsys_public" / "h100_2gpu_1s.sqlite.gz").read_bytes()))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"CREATE INDEX a ON {PREFIX}RUNTIME (globalTid, start)")
+        connection.execute(f"CREATE INDEX b ON {PREFIX}KERNEL (correlationId)")
+        wanted = dict(connection.execute(
+            f"""SELECT n.rowid, COUNT(*) FROM NVTX_EVENTS n JOIN {PREFIX}RUNTIME r
+                ON r.globalTid = n.globalTid AND r.start BETWEEN n.start AND n.end AND n.end >= r.end
+                JOIN {PREFIX}KERNEL k ON k.correlationId = r.correlationId
+                AND k.globalPid = r.globalTid & ~0xFFFFFF GROUP BY n.rowid"""
+        ))  # fmt: skip
+    projection = project(load_capture(path), "nsys")
+    rows, counts = projection.capture.ranges.row, projection.instances.num_kernels
+    assert dict(zip(rows[counts > 0].tolist(), counts[counts > 0].tolist(), strict=True)) == wanted
+    assert projection.coverage.num_kernels[RULES.index("unattributed")] == 1810

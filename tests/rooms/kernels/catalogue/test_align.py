@@ -1,0 +1,103 @@
+"""Recorded calls onto a trace's ops: a longest common subsequence, beside its plain twin; forwards apart."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.recordings.tables import OP_COLUMNS, Table
+from lab.rooms.kernels.catalogue.align import align, common, in_order, segments_of_ops, segments_of_records
+from lab.rooms.kernels.schema import RecordedOp
+
+WORDS = st.lists(st.sampled_from("abcd"), max_size=12)
+
+
+def length_of(a: list[str], b: list[str]) -> int:
+    """The length of a longest common subsequence, by its definition."""
+
+    @cache
+    def best(i: int, j: int) -> int:
+        if i == len(a) or j == len(b):
+            return 0
+        return max(best(i + 1, j), best(i, j + 1), best(i + 1, j + 1) + 1 if a[i] == b[j] else 0)
+
+    return best(0, 0)
+
+
+@given(WORDS, WORDS)
+def test_the_common_subsequence_is_one_and_as_long_as_the_plain_one(a, b):
+    mine, theirs = common(a, b)
+    assert [a[i] for i in mine] == [b[j] for j in theirs]
+    assert (np.diff(mine) > 0).all() and (np.diff(theirs) > 0).all()
+    assert len(mine) == length_of(a, b)
+
+
+def ops_of(rows: list[tuple[str, int, int]]) -> tuple[Table, np.ndarray]:
+    """Ops (name, start, duration) of one thread, ids in the order given."""
+    columns = {name: np.full(len(rows), -1, dtype=kind) for name, kind in OP_COLUMNS.items()}
+    columns["ts_ns"] = np.array([start for _, start, _ in rows], dtype=np.int64)
+    columns["dur_ns"] = np.array([dur for _, _, dur in rows], dtype=np.int64)
+    columns["external_id"] = np.arange(len(rows), dtype=np.int64)
+    columns["pid"] = columns["tid"] = np.ones(len(rows), dtype=np.int64)
+    return Table(columns), np.array([name for name, _, _ in rows], dtype=object)
+
+
+def calls(*names: str, forward: int = -1) -> list[RecordedOp]:
+    return [RecordedOp(index=at, name=name, forward=forward) for at, name in enumerate(names)]
+
+
+NO_MARKS = np.empty((0, 2), dtype=np.int64)
+
+
+def test_composites_are_taken_apart_and_what_an_op_calls_inside_is_passed_over():
+    ops, names = ops_of(
+        [("linear", 0, 100), ("t", 1, 5), ("addmm", 10, 80), ("copy_", 20, 10), ("copy_", 200, 10)]
+    )
+    found = align(ops, names, NO_MARKS, calls("t", "addmm", "copy_"))
+    assert found.tolist() == [-1, 0, 1, -1, 2], "the copy of addmm's bias is not the recorded copy"
+
+
+def test_an_op_on_a_dtensor_leaves_its_place_to_the_local_ops_inside():
+    ops, names = ops_of([("addmm", 0, 100), ("PythonSubclass", 10, 80), ("div", 20, 5), ("addmm", 30, 50)])
+    assert align(ops, names, NO_MARKS, calls("div", "addmm")).tolist() == [-1, -1, 0, 1]
+
+
+def test_an_overload_that_calls_another_of_its_name_hides_nothing():
+    ops, names = ops_of([("where", 0, 100), ("scalar_tensor", 10, 10), ("where", 30, 50)])
+    found = align(ops, names, NO_MARKS, calls("scalar_tensor", "where"))
+    assert found[1] == 0 and found[2] == 1
+
+
+def test_neighbours_of_one_whole_microsecond_are_not_taken_for_nested():
+    ops, names = ops_of([("aten::view", 10, 0), ("aten::mul", 10, 0), ("aten::add", 10, 0)])
+    assert align(ops, names, NO_MARKS, calls("aten::view", "aten::mul", "aten::add")).tolist() == [0, 1, 2]
+
+
+def test_a_difference_in_one_forward_does_not_spoil_the_next():
+    ops, names = ops_of([("mm", 0, 5), ("add", 10, 5), ("mm", 100, 5), ("add", 110, 5)])
+    marks = np.array([[0, 50], [100, 150]])
+    recorded = [*calls("tanh", "add", forward=0), *calls("mm", "add", forward=1)]
+    assert align(ops, names, marks, recorded).tolist() == [-1, 1, 2, 3]
+
+
+def test_gaps_between_forwards_have_numbers_of_their_own():
+    marks = np.array([[10, 20], [30, 40]])
+    assert segments_of_ops(np.array([5, 10, 19, 20, 29, 35, 40]), marks).tolist() == [0, 1, 1, 2, 2, 3, 4]
+    recorded = [op for forward in (-1, 0, -1, 1, -1) for op in calls("a", forward=forward)]
+    assert segments_of_records(recorded) == [0, 1, 2, 3, 4]
+
+
+def test_parents_are_the_ops_around_on_the_same_thread():
+    ops, _ = ops_of([("outer", 0, 100), ("inner", 10, 20), ("last", 12, 5), ("next", 40, 10)])
+    order, parent = in_order(ops)
+    assert order.tolist() == [0, 1, 2, 3] and parent.tolist() == [-1, 0, 1, 0]
+
+
+def test_without_ops_or_calls_nothing_is_aligned():
+    ops, names = ops_of([])
+    assert align(ops, names, NO_MARKS, calls("a")).tolist() == []
+    ops, names = ops_of([("a", 0, 1)])
+    assert align(ops, names, NO_MARKS, []).tolist() == [-1]

@@ -1,0 +1,82 @@
+"""What the kernels room needs of a trace beyond the other rooms: geometry wherever a vendor or a torch writes it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lab.recordings.kineto import read_kineto
+from lab.recordings.tables import KERNEL, MEMCPY, MEMSET
+from tests.tracegen import TraceWriter
+
+
+def test_registers_and_shared_memory_of_a_kernel_are_read(tmp_path):
+    writer = TraceWriter()
+    op = writer.op("aten::add", 0, 5)
+    writer.kernel("add", 10, 2, op=op, **{"registers per thread": 40, "shared memory": 1024})
+    writer.kernel("bare", 20, 2, op=op)
+    kernels = read_kineto(writer.write(tmp_path / "t.json")).kernels
+    assert kernels.regs.tolist() == [40, -1]
+    assert kernels.smem_bytes.tolist() == [1024, -1]
+
+
+def test_geometry_of_a_rocm_kernel_comes_from_the_call_that_launched_it(tmp_path):
+    writer = TraceWriter(vendor="amd")
+    launch = {"correlation": 7, "grid": [3, 2, 1], "block": [64, 1, 1], "shared memory": 256}
+    writer.event("cuda_runtime", "hipLaunchKernel", 0, 1, args=launch)
+    writer.event("cuda_runtime", "hipMemcpyAsync", 2, 1, args={"correlation": 8, "bytes": "12"})
+    for name, correlation in (("told", 7), ("untold", 99)):
+        args = {"device": 0, "stream": 0, "correlation": correlation, "kind": "Dispatch Kernel"}
+        writer.event("kernel", name, 10, 1, args=args, pid=0, tid=0)
+    kernels = read_kineto(writer.write(tmp_path / "t.json")).kernels
+    found = [
+        (int(kernels.grid_x[row]), int(kernels.block_x[row]), int(kernels.smem_bytes[row])) for row in (0, 1)
+    ]
+    assert found == [(3, 64, 256), (-1, -1, -1)]
+
+
+def test_a_kernels_own_geometry_counts_before_that_of_its_call(tmp_path):
+    writer = TraceWriter()
+    writer.event(
+        "cuda_runtime",
+        "cudaLaunchKernel",
+        0,
+        1,
+        args={"correlation": 7, "grid": [9, 9, 9], "block": [9, 9, 9]},
+    )
+    args = {"device": 0, "stream": 7, "correlation": 7, "grid": [1, 2, 3], "block": [32, 1, 1]}
+    writer.event("kernel", "k", 10, 1, args=args, pid=0, tid=7)
+    kernels = read_kineto(writer.write(tmp_path / "t.json")).kernels
+    assert (kernels.grid_y.item(), kernels.grid_z.item()) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("category", "kind"), [("Kernel", KERNEL), ("Memcpy", MEMCPY), ("Memset", MEMSET), ("gpu_memcpy", MEMCPY)]
+)
+def test_gpu_rows_of_torch_1_12_are_read_under_their_old_categories(tmp_path, category, kind):
+    at = {"ph": "X", "pid": 0, "tid": 7, "ts": 1_700_000_000_000_000, "dur": 3}
+    args = {"device": 0, "stream": 7, "correlation": 5}
+    events = [
+        {**at, "cat": category, "name": "one", "args": args},
+        {**at, "cat": "Runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "args": {"correlation": 5}},
+        {**at, "cat": "Operator", "name": "aten::mm", "pid": 1, "tid": 1, "args": {"External id": 3}},
+    ]
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    trace = read_kineto(path)
+    assert trace.kernels.kind.tolist() == [kind]
+    assert (len(trace.runtime), len(trace.ops)) == (1, 1)
+
+
+def test_record_function_ids_and_multiprocessors_are_read(tmp_path):
+    writer = TraceWriter()
+    writer.op("aten::mm", 0, 5, **{"Record function id": 17})
+    writer.op("aten::mm", 6, 5)
+    path = writer.write(tmp_path / "t.json")
+    document = json.loads(path.read_text())
+    document["deviceProperties"] = [{"id": 0, "name": "NVIDIA H200", "numSms": 132}]
+    path.write_text(json.dumps(document))
+    trace = read_kineto(path)
+    assert trace.ops.rf_id.tolist() == [17, -1]
+    assert trace.meta.num_sms == (132,)

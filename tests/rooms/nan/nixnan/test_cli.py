@@ -1,0 +1,135 @@
+"""`lab nan parse` and `lab nan diff` as a person types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pandas as pd
+from click.testing import CliRunner
+
+from lab.rooms.nan.cli import nan
+from tests.rooms.nan.nixnan import nixgen
+from tests.rooms.nan.nixnan.nixgen import error, log
+from tests.rooms.nan.nixnan.test_sass import AGAIN, TWINS, A, B
+
+
+def lab(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lab", "nan", *map(str, words)], capture_output=True, text=True, check=False
+    )
+
+
+def run(*words: object):
+    return CliRunner().invoke(nan, [str(word) for word in words])
+
+
+def test_json_is_one_object_a_log(tmp_path):
+    paths = [nixgen.write(tmp_path / f"{n}.nixnan", log(*A[: 10 * n])) for n in (1, 2)]
+    rows = [json.loads(line) for line in run("parse", "--json", *paths).stdout.splitlines()]
+    assert [row["file"] for row in rows] == [str(path) for path in paths]
+    assert {
+        "file",
+        "lines",
+        "error_lines",
+        "torn_lines",
+        "sites",
+        "integrity",
+        "counts",
+        "report",
+        "functions",
+    } <= rows[0].keys()
+    assert rows[1]["error_lines"] == rows[1]["sites"] == 20 and rows[1]["integrity"] == "complete"
+    assert rows[1]["counts"]["f32"] == {"NaN": 20, "infinity": 0, "-infinity": 0, "subnormal": 0, "div0": 0}
+    assert rows[1]["functions"] == {"void pytorch_flash::flash_fwd_kernel": 20}
+
+
+def test_a_folder_stands_for_the_logs_in_it(tmp_path):
+    (tmp_path / "steps").mkdir()
+    nixgen.write(tmp_path / "steps" / "nixnan.log", log(error()))
+    nixgen.write(tmp_path / "steps" / "other.log", ["hello"])
+    assert len(run("parse", "--json", tmp_path).stdout.splitlines()) == 1
+
+
+def test_what_is_shown_holds_verdict_counts_causes_and_coverage(tmp_path):
+    done = run(
+        "parse",
+        nixgen.write(
+            tmp_path / "a",
+            log(*TWINS, *[error(k, operand=n) for n, k in ((1, "-infinity"), (2, "-infinity"), (0, "NaN"))]),
+        ),
+    )
+    for words in (
+        "complete",
+        "masked-intermediate",
+        "(-inf) - (-inf)",
+        "quantized gemm",
+        "lower bounds",
+        "#nixnan: error [NaN]",
+    ):
+        assert words in done.stdout
+
+
+def test_the_table_of_sites_is_written_as_csv(tmp_path):
+    done = run("parse", nixgen.write(tmp_path / "a", log(*A)), "--sites", tmp_path / "sites.csv")
+    table = pd.read_csv(tmp_path / "sites.csv")
+    assert done.exit_code == 0 and len(table) == 200 and table.NaN.sum() == 200
+
+
+def test_exit_codes_tell_what_is_lacking(tmp_path):
+    whole, cut = (
+        nixgen.write(tmp_path / "a", log(error())),
+        nixgen.write(tmp_path / "b", log(error(), end=False)),
+    )
+    assert lab("parse", whole).returncode == 0 and lab("parse", cut).returncode == 0
+    assert lab("parse", "--strict", whole, cut).returncode == 1
+    missing = lab("parse", tmp_path / "none")
+    assert missing.returncode == 4 and "no such log" in missing.stderr and "Traceback" not in missing.stderr
+
+
+def test_a_file_of_something_else_is_an_error_an_empty_one_a_result(tmp_path):
+    nothing, other = nixgen.write(tmp_path / "a", [""]), nixgen.write(tmp_path / "b", ["hello"])
+    nothing.write_bytes(b"")
+    assert (
+        lab("parse", nothing).returncode == 0
+        and json.loads(run("parse", "--json", nothing).stdout)["integrity"] == "empty"
+    )
+    done = lab("parse", other)
+    assert done.returncode == 5 and "no line of nixnan's" in done.stderr
+
+
+def test_a_comparison_with_a_file_of_something_else_is_an_error(tmp_path):
+    a, b = nixgen.write(tmp_path / "a.nixnan", log(*A[:10])), nixgen.write(tmp_path / "b.txt", ["hello"])
+    for pair in ((a, b), (b, a), (a, a, "--noise", b)):
+        done = lab("diff", *pair)
+        assert done.returncode == 5 and "no line of nixnan's" in done.stderr and not done.stdout
+
+
+def test_a_log_given_for_a_run_is_told_apart_from_a_missing_folder(tmp_path):
+    a = nixgen.write(tmp_path / "a.nixnan", log(*A[:10]))
+    assert "this is a file, not a folder" in lab("analyze", a).stderr
+    assert "no such folder" in lab("analyze", tmp_path / "nowhere").stderr
+
+
+def test_one_log_that_cannot_be_read_does_not_hide_the_others(tmp_path):
+    done = lab("parse", "--json", tmp_path / "none", nixgen.write(tmp_path / "a", log(error())))
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 1 and "error" in rows[0] and rows[1]["integrity"] == "complete"
+
+
+def test_a_comparison_of_logs_and_of_folders(tmp_path):
+    for name, lines in (("a", A), ("again", AGAIN), ("b", B)):
+        (tmp_path / name).mkdir()
+        nixgen.write(tmp_path / name / "x.nixnan", log(*lines))
+    shown = run("diff", tmp_path / "a", tmp_path / "b" / "x.nixnan", "--noise", tmp_path / "again")
+    assert (
+        shown.exit_code == 0 and "More than the noise" in shown.stdout and "FMUL R0, R1, R2" in shown.stdout
+    )
+    result = json.loads(run("diff", "--json", tmp_path / "a", tmp_path / "b").stdout)
+    assert result["beyond_noise"] is None and result["sites_a"] == 200
+
+
+def test_an_empty_folder_is_a_clear_error(tmp_path):
+    done = lab("diff", tmp_path, tmp_path)
+    assert done.returncode == 4 and "no nixnan log" in done.stderr

@@ -1,0 +1,67 @@
+"""Every way of counting gives what torch's own predicates give, and knows what it does not know."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from lab.errors import UsageError  # noqa: E402
+from lab.rooms.nan.watch.choose import counter_named  # noqa: E402
+from lab.rooms.nan.watch import count as count  # noqa: E402
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+SPECIAL = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -65504.0, 6e-8, -1e-40]
+
+
+@st.composite
+def tensors(draw):
+    dtype = draw(st.sampled_from(DTYPES))
+    values = draw(st.lists(st.sampled_from(SPECIAL) | st.floats(width=16), min_size=0, max_size=12))
+    return torch.tensor(values, dtype=torch.float32).to(dtype)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(tensors(), max_size=6))
+def test_counting_by_bits_gives_what_the_predicates_give(some):
+    assert np.array_equal(count.bits_counts(some), count.plain_counts(some))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(tensors(), max_size=6))
+def test_the_norm_finds_every_bad_tensor_and_its_exact_counts(some):
+    plain, norm = count.plain_counts(some), count.norm_counts(some)
+    bad = plain[:, :3].sum(axis=1) > 0
+    assert np.array_equal(norm[bad], plain[bad])
+    assert np.array_equal(norm[~bad][:, [0, 1, 2, 4]], plain[~bad][:, [0, 1, 2, 4]])
+    filled = [at for at, one in enumerate(some) if one.numel() and not bad[at]]
+    assert (norm[filled, 3] == -1).all(), "subnormals that were not counted must not read as zero"
+
+
+def test_counts_are_by_kind_and_the_largest_finite_magnitude():
+    one = torch.tensor(
+        [float("nan"), float("inf"), float("inf"), -float("inf"), 6e-8, -3.0, 0.0], dtype=torch.float16
+    )
+    assert count.plain_counts([one]).tolist() == [[1, 2, 1, 1, 3.0]]
+
+
+def test_many_tensors_of_mixed_types_keep_their_order(monkeypatch):
+    monkeypatch.setattr(count, "MOST_AT_ONCE", 7)
+    some = [torch.full((n % 5,), float("nan") if n % 3 else 1.0, dtype=DTYPES[n % 3]) for n in range(40)]
+    some.append(torch.tensor([1.0, float("inf")], dtype=torch.float64))
+    assert np.array_equal(count.bits_counts(some), count.plain_counts(some))
+
+
+def test_complex_and_strided_tensors_are_counted_too():
+    strided = torch.tensor([[1.0, float("nan")], [2.0, 3.0]]).t()[1:]
+    complex_one = torch.tensor([complex(float("inf"), float("nan"))])
+    assert count.bits_counts([strided, complex_one]).tolist() == [[1, 0, 0, 0, 3.0], [1, 1, 0, 0, 0.0]]
+
+
+def test_an_unknown_way_of_counting_is_refused():
+    with pytest.raises(UsageError, match="no counter 'fast'"):
+        counter_named("fast")

@@ -1,0 +1,79 @@
+"""The Triton kernel, run by Triton's interpreter, gives what torch's predicates give."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.torch
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed here", allow_module_level=True)
+
+# The interpreter is chosen when Triton is imported, so it has a process of its own.
+PROGRAM = """
+import numpy as np, torch
+import lab.rooms.nan.watch.kernel as kernel
+from lab.rooms.nan.watch.count import plain_counts
+kernel.BLOCK = 64
+generator = torch.Generator().manual_seed(0)
+for dtype in kernel.FORMATS:
+    tensors = []
+    for size in (2, 64, 128, 130, 1000, 3 * 64 * 2 + 6):
+        for bad in (0, 1, 2):
+            x = torch.randn(size, generator=generator).to(dtype)
+            picked = torch.randint(0, size, (bad * max(1, size // 9),), generator=generator)
+            kinds = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-7 if dtype is torch.float16 else 1e-40])
+            x[picked] = kinds[torch.randint(0, 4, (len(picked),), generator=generator)].to(dtype)
+            tensors.append(x)
+    table = kernel._table(tensors, [x.numel() for x in tensors], dtype)
+    group = kernel.Group(dtype, [], torch.tensor(table.words), max(table.words))
+    found = group.launch(table.pointers).rows()
+    expected = plain_counts([x for x, use in zip(tensors, table.chosen) if use])
+    assert len(expected) > 10 and np.array_equal(found, expected), dtype
+
+# The counter remembers a call's sizes for the next: new values, new sizes and gaps must not be taken for the old ones.
+torch.Tensor.get_device = lambda tensor: 0
+real, took = kernel._as_before, []
+def spied(tensors, last):
+    rows = real(tensors, last)
+    took.append(rows is not None)
+    return rows
+kernel._as_before = spied
+counter = kernel.KernelCounter()
+def call(sizes, gap=False):
+    made = [torch.randn(2 * n, generator=generator)[:: 2 if gap else 1][:n].to(torch.float16 if n % 4 else torch.float32) for n in sizes]
+    made = [x if not gap else torch.stack([x, x], 1)[:, 0] for x in made]
+    made[1][0] = float("nan")
+    assert np.array_equal(counter(made), plain_counts(made))
+    return len(took)
+assert [call((130, 64, 200, 66)), call((130, 64, 200, 66)), call((64, 130, 200, 66)), call((64, 130, 200, 66), gap=True),
+        call((64, 130, 200, 66)), call((63, 130)), call((63, 130))] == [0, 1, 1, 2, 3, 3, 3]
+assert took == [True, False, True]
+
+# What is launched is waited for later: a launch before that must leave the first one's memory alone.
+def made(bad):
+    some = [torch.randn(130, generator=generator).half() for _ in range(3)]
+    some[bad][:2] = float("inf")
+    return some
+counter = kernel.KernelCounter()
+counter(made(0))
+lists = [made(1), made(2), made(0)]
+pending = [counter.begin(some) for some in lists]
+assert all(np.array_equal(one.rows(), plain_counts(some)) for one, some in zip(pending, lists))
+assert np.array_equal(counter(lists[1]), plain_counts(lists[1])), "counts of the launch before were not zeroed"
+print("equal")
+"""
+
+
+def test_the_kernel_counts_what_the_predicates_count():
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "equal", done.stderr

@@ -1,0 +1,227 @@
+"""Answers a to e on made traces whose truth is known, and what makes each self-check fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from lab.errors import BadDataError, StepFailed, UsageError
+from lab.recordings.load import load_capture
+from lab.recordings.projection import project
+from lab.rooms.nsys.analyze import tables_of
+from lab.rooms.nsys.answers import (
+    FAILED,
+    OK,
+    OPEN,
+    CellData,
+    answers_of,
+    brief,
+    part_a,
+    part_b,
+    part_c,
+    part_d,
+    part_e,
+)
+from lab.rooms.nsys.answers_cli import answers
+from lab.rooms.nsys.config import Cell
+from lab.rooms.nsys.flops import SIZES
+from lab.rooms.nsys.layout import Asked, Found, Told
+from lab.rooms.nsys.recording import recording_of
+from tests.rooms.nsys import made
+from tests.rooms.nsys.made import SPEC, truth, write_trace
+
+
+def told(kind, *forward_ms) -> Told:
+    asked = Asked(model_size="tiny", context_length=64, profile_type=kind)
+    steps = [{"forward_ms": ms, "step_ms": ms, "loss": 1.0} for ms in forward_ms]
+    return Told(asked=asked, outcome="ok", steps=steps)
+
+
+def cell(tmp_path, kind="training", *, spec=SPEC, python_ms=None, plain_ms=None, **more) -> CellData:
+    path = write_trace(tmp_path / f"{kind}.json", kind, **more)
+    recording = recording_of(project(load_capture(path)))
+    found = Found(cell=Cell(size="tiny", context=64, type=kind), capture=path, spec=spec, batch=4,
+                  told=told(kind, *np.full(more.get("steps", 2), python_ms)) if python_ms else None, twin=told(kind, plain_ms) if plain_ms else None)  # fmt: skip
+    return CellData(found, recording, tables_of(recording, spec, 4, 64, "fp32"))
+
+
+def states(answer):
+    return {check.name: check.state for check in answer.checks}
+
+
+def wall_ms(one):
+    return float(one.phase("forward").wall_ms)
+
+
+def test_a_two_clocks_that_agree_are_said_to_within_their_difference(tmp_path):
+    wall = wall_ms(cell(tmp_path, "forward"))
+    answer = part_a(cell(tmp_path, "forward", python_ms=wall * 1.01, plain_ms=wall / 1.02), [])
+    assert "they agree within 2.0 %" in answer.sentence and answer.state == OK
+    assert answer.values["overhead_percent"] == pytest.approx(2)
+
+
+def test_a_a_gap_is_explained_by_waiting_or_by_the_profiler(tmp_path):
+    wall = wall_ms(cell(tmp_path, "forward"))
+    answer = part_a(cell(tmp_path, "forward", plain_ms=wall / 1.5), [])
+    assert "50 % more" in answer.sentence and "closely" not in answer.sentence
+    noisy = told("forward", wall, wall * 0.2)  # 0.6 of the range, give or take as much
+    doubtful = cell(tmp_path, "forward", plain_ms=wall)
+    doubtful = dataclasses.replace(doubtful, found=msgspec.structs.replace(doubtful.found, twin=noisy))
+    assert "+67 % that the steps' own spread covers" in part_a(doubtful, []).sentence
+    faster = part_a(cell(tmp_path, "forward", plain_ms=wall * 1.5), [])
+    assert "33 % faster" in faster.sentence
+
+
+def test_a_a_clock_in_the_same_run_that_disagrees_fails_its_check(tmp_path):
+    wall = wall_ms(cell(tmp_path, "forward"))
+    answer = part_a(cell(tmp_path, "forward", python_ms=3 * wall, plain_ms=wall), [])
+    assert answer.state == FAILED
+
+
+def test_a_one_interrupted_step_does_not_decide_about_the_clocks(tmp_path):
+    one = cell(tmp_path, "forward", steps=3)
+    walls = np.full(3, wall_ms(one))
+    late = dataclasses.replace(
+        one, found=msgspec.structs.replace(one.found, told=told("forward", *(walls * [1, 9, 1])))
+    )
+    assert states(part_a(late, []))["Python's clock around the range agrees with it"] == OK
+    few = dataclasses.replace(one, found=msgspec.structs.replace(one.found, told=told("forward", walls[0])))
+    assert states(part_a(few, []))["Python's clock around the range agrees with it"] == OPEN
+
+
+def test_b_the_costliest_kernel_has_its_launches_in_one_pass_not_in_the_whole_run(tmp_path):
+    answer = part_b(cell(tmp_path, "forward_backward", steps=5), [])
+    assert answer.values["launches"] == SPEC.forward_gemms
+    assert answer.values["both_launches"] == 3 * SPEC.forward_gemms
+    assert answer.values["ms"] == pytest.approx(SPEC.forward_gemms * made.GEMM_US / 1e3)
+    assert answer.state == OK and f"{SPEC.forward_gemms} launches a pass" in answer.sentence
+
+
+def test_b_launches_that_do_not_divide_into_passes_fail_the_check(tmp_path):
+    answer = part_b(cell(tmp_path, "forward", extra_gemm=True), [])
+    assert states(answer)["launches a pass are the same in every step"] == FAILED
+    gemms, every = SPEC.forward_gemms, truth()["forward_kernels"]
+    assert answer.checks[0].found == f"by step: {gemms} of {every}, {gemms + 1} of {every + 1}"
+    assert states(answer)["GEMMs of forward are the model's"] == FAILED
+    assert "on average" in answer.sentence
+
+
+def test_b_another_model_than_the_one_named_is_noticed(tmp_path):
+    answer = part_b(cell(tmp_path, spec=SIZES["small"]), [])
+    assert states(answer)["GEMMs of forward are the model's"] == FAILED
+    unknown = part_b(cell(tmp_path, spec=None), [])
+    assert states(unknown)["GEMMs of backward are the model's"] == OPEN and unknown.state == OK
+
+
+def test_c_classes_add_up_and_products_are_not_among_them(tmp_path):
+    answer = part_c(cell(tmp_path, "forward"), [])
+    assert answer.values["not_matmul_percent"] == pytest.approx(100 * (1 - truth()["forward_matmul"]))
+    assert "gemm_percent" not in answer.values and "splitk_reduce_percent" in answer.values
+    assert answer.state == OK
+
+
+def test_d_inference_and_training_are_compared_with_backward_owned(tmp_path):
+    inference, training = cell(tmp_path, "forward"), cell(tmp_path, "training")
+    answer = part_d(training, [inference])
+    due = truth()
+    assert answer.values["inference_matmul_percent"] == pytest.approx(100 * due["forward_matmul"])
+    assert answer.values["step_matmul_percent"] == pytest.approx(100 * due["step_matmul"])
+    lost = due["backward_kernels"] - 1  # the unit gradient is launched by the caller
+    assert f"{lost} operations of a step" in answer.sentence and answer.state == OK
+
+
+def test_d_a_backward_pass_on_the_callers_thread_needs_no_search(tmp_path):
+    answer = part_d(cell(tmp_path, "training", worker=False), [])
+    assert "launching thread alone" not in answer.sentence
+    assert states(answer)["forward multiplies as often as inference"] == OPEN
+
+
+def test_d_an_inference_of_another_size_fails_the_check(tmp_path):
+    other = cell(tmp_path, "forward", spec=SPEC, extra_gemm=True)
+    assert (
+        states(part_d(cell(tmp_path, "training"), [other]))["forward multiplies as often as inference"]
+        == FAILED
+    )
+
+
+def test_e_softmax_is_all_of_its_range_and_qk_its_gemm_alone(tmp_path):
+    answer = part_e(cell(tmp_path, "forward"), [])
+    assert answer.values["computing_softmax_us"] == 5 * made.OTHER_US
+    assert answer.values["qk_gemm_us"] == made.GEMM_US != answer.values["computing_attention_scores_us"]
+    assert answer.values["flop_ratio"] == pytest.approx(2 * SPEC.d_head / 5)
+    assert answer.state == OK
+
+
+def test_what_the_data_cannot_answer_is_said_and_not_guessed(tmp_path):
+    nothing = cell(tmp_path, kernels=False)
+    for part in (part_b, part_c, part_d, part_e):
+        answer = part(nothing, [])
+        assert not answer.given and "no_gpu_data" in answer.sentence and answer.state == "no answer"
+    assert not part_d(cell(tmp_path, "forward"), []).given
+
+
+def test_each_part_is_asked_of_the_captures_that_can_tell(tmp_path):
+    def asked(kind):
+        return [answer.part for answer in answers_of(cell(tmp_path, kind), [], "abcde")]
+
+    assert asked("forward") == ["a", "b", "c", "e"]
+    assert asked("training") == ["b", "d"] and asked("forward_backward") == ["b"]
+
+
+def test_long_names_are_cut_in_a_sentence_and_keep_both_ends():
+    name = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_execute_kernel__5x_cublas"
+    assert len(brief(name)) == 56 and brief(name).startswith("sm80_xmma") and brief(name).endswith("cublas")
+    assert brief("short") == "short"
+
+
+def asked_of(*words):
+    return CliRunner().invoke(answers, [str(word) for word in words])
+
+
+def test_the_command_answers_from_one_file(tmp_path):
+    path = write_trace(tmp_path / "mine.json")
+    done = asked_of(path, "--json", "--model-size", "tiny", "--context-length", 64)
+    rows = {row["part"]: row for row in json.loads(done.stdout)}
+    assert done.exit_code == 0 and list(rows) == list("abcde")
+    assert rows["d"]["values"]["step_matmul_percent"] == pytest.approx(100 * truth()["step_matmul"])
+    assert {check["state"] for check in rows["b"]["checks"]} == {OK}
+    assert not list(tmp_path.glob("*.html")), "a recording is not written to"
+
+
+def test_the_command_writes_a_page_where_it_is_told(tmp_path):
+    path = write_trace(tmp_path / "mine.json")
+    assert asked_of(path, "--out", tmp_path / "page", "-p", "d").exit_code == 0
+    assert (tmp_path / "page" / "report.html").exists() and (
+        tmp_path / "page" / "tables" / "checks.csv"
+    ).exists()
+
+
+def test_the_command_refuses_what_it_cannot_read(tmp_path):
+    (tmp_path / "empty.json").touch()
+    assert isinstance(asked_of(tmp_path / "empty.json").exception, BadDataError)
+    path = write_trace(tmp_path / "mine.json", kernels=False)
+    assert isinstance(asked_of(path, "-p", "e").exception, StepFailed)
+    assert isinstance(asked_of(path, "--model-size", "huge").exception, UsageError)
+
+
+@pytest.mark.data
+def test_the_h200_recordings_answer_every_question_with_all_checks_held(shared_data, tmp_path):
+    trace = shared_data / "kernels_h200" / "cs336_small_training.json.gz"
+    done = asked_of(trace, "--model-size", "small", "--fused-qkv", "--json")
+    rows = {row["part"]: row for row in json.loads(done.stdout)}
+    assert {row["state"] for row in rows.values()} == {OK}
+    assert rows["b"]["values"]["launches"] == 24 and round(rows["e"]["values"]["time_ratio"], 2) == 0.62
+    export = tmp_path / "a.sqlite"
+    export.write_bytes(
+        gzip.decompress((shared_data / "nsys_h200" / "transformer_2layer.sqlite.gz").read_bytes())
+    )
+    rows = {row["part"]: row for row in json.loads(asked_of(export, "--json").stdout)}
+    assert {row["state"] for row in rows.values()} == {OK} and round(
+        rows["e"]["values"]["time_ratio"], 2
+    ) == 0.51

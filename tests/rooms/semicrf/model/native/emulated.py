@@ -1,0 +1,70 @@
+"""semicrf.cu compiled as C++ with cuda_on_cpu.h, and a machine that launches it: the kernels without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import torch
+
+from lab.rooms.semicrf.model.native import cuda as native_cuda
+from lab.rooms.semicrf.model.native.cuda_driver import as_arguments
+
+HEADER = Path(__file__).parent / "cuda_on_cpu.h"
+SMALL = {"N": 4, "THREADS": 16, "TILE": 4}
+"""Sizes at which a short sequence has several of everything."""
+
+
+def build(
+    folder: Path, dtype: torch.dtype, wide: int = 4, mutant: tuple[str, str] | None = None
+) -> ctypes.CDLL:
+    """The source's library for the sizes that `native_cuda` has now; `mutant` is a piece of its text and another."""
+    text = native_cuda.SOURCE.read_text()
+    if mutant:
+        assert text.count(mutant[0]) == 1, f"{mutant[0]!r} is there {text.count(mutant[0])} times"
+        text = text.replace(*mutant)
+    names = re.findall(r"__launch_bounds__\(\w+\) (\w+)\(", text)
+    table = ", ".join(
+        f"{{{name!r}, Caller<decltype(&{name}), &{name}>::call}}".replace("'", '"') for name in names
+    )
+    source = folder / f"kernels{len(list(folder.iterdir()))}.cpp"
+    source.write_text(
+        f'#include "{HEADER}"\n{text}\nconst Named kernels[] = {{{table}, {{nullptr, nullptr}}}};\n'
+    )
+    sizes = [f"-D{name}={value}" for name, value in native_cuda.defines(dtype, wide).items()]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O0",
+        "-w",
+        "-fPIC",
+        "-shared",
+        *sizes,
+        str(source),
+        "-o",
+        f"{source}.so",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    return ctypes.CDLL(f"{source}.so")
+
+
+class Emulated:
+    """A machine on the CPU. `order`: 0 threads by number, 1 backwards, 2 shuffled between barriers."""
+
+    def __init__(self, library: ctypes.CDLL, order: int = 0) -> None:
+        self.library, self.order = library, order
+        self.launched: list[str] = []
+
+    def launch(
+        self, name: str, grid: tuple[int, ...], threads: int, *args: torch.Tensor | int | None
+    ) -> None:
+        _slots, addresses = as_arguments(args)
+        self.launched.append(name)
+        shape = (*grid, 1, 1)[:3]
+        status = self.library.emulate(name.encode(), *shape, threads, addresses, self.order)
+        assert status == 0, (
+            f"{name}: {('', 'no such kernel', 'threads wait for a barrier that never comes')[status]}"
+        )

@@ -1,0 +1,449 @@
+"""The C++ form on the CPU against the definition and against torch, and what is said where it cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed here")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from lab.errors import MissingError, UsageError  # noqa: E402
+from lab.rooms.semicrf import SemiCRF  # noqa: E402
+from lab.rooms.semicrf.model import api, ledger, log_domain, naive, torch_factorised  # noqa: E402
+from lab.rooms.semicrf.model.cases import Case, bits_equal, same_bits  # noqa: E402
+from lab.rooms.semicrf.model.cases import solve as solve_case  # noqa: E402
+from lab.rooms.semicrf.model.native import build as native_build
+from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
+from lab.rooms.semicrf.model.native import cpu as native_cpu
+from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
+from lab.rooms.semicrf.workload.check import hostile_case  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
+from tests.rooms.semicrf.problems import COUNTS, random_problem, worst  # noqa: E402
+
+pytestmark = pytest.mark.torch
+LACKING = native.lacking_on_cpu()
+compiled = pytest.mark.skipif(LACKING is not None, reason=(LACKING or "").splitlines()[0] if LACKING else "")
+ALL = ("log_z_B", *COUNTS, "mass_error_B", "mass_frame_B")
+
+
+def solve(problem):
+    return native_cpu.backward(native_cpu.forward(problem))
+
+
+def agree(problem, expected, found):
+    finite = torch.isfinite(expected.log_z_B)
+    assert torch.equal(finite, torch.isfinite(found.log_z_B))
+    gap = (found.log_z_B - expected.log_z_B)[finite].abs()
+    assert bool((gap <= 1e-12 * expected.log_z_B[finite].abs() + 1e-11).all())
+    assert worst(expected, found) <= 1e-10
+    assert not ledger.broken(ledger.ledger(problem, found))
+
+
+def gaps(one, other):
+    return [name for name in ALL if not torch.equal(getattr(one, name), getattr(other, name))]
+
+
+@compiled
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 12), st.integers(1, 16), st.integers(1, 9),
+    st.sampled_from([0.1, 1.0, 10.0, 300.0]), st.sampled_from([0.0, 0.3, 0.7]), st.booleans(), st.integers(0, 99),
+)  # fmt: skip
+def test_the_cpp_form_equals_the_definition(batch, frames, longest, labels, scale, masked, by_dur, seed):
+    problem = random_problem(
+        batch, frames, longest, labels, scale=scale, masked=masked, by_duration=by_dur, seed=seed
+    )
+    agree(problem, naive.posteriors(problem), solve(problem))
+
+
+@compiled
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 1, 1), (2, 90, 1, 7), (2, 5, 300, 3), (3, 40, 16, 33), (2, 70, 31, 48), (2, 33, 9, 65), (2, 150, 129, 24),
+     (1, 20, 4, 130)], ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("masked", [0.0, 0.4])
+def test_the_cpp_form_equals_torch_at_every_number_of_vectors(shape, masked):
+    problem = random_problem(*shape, masked=masked, seed=7)
+    agree(problem, torch_factorised.backward(torch_factorised.forward(problem)), solve(problem))
+
+
+@compiled
+@pytest.mark.parametrize("lanes", [2, 4])
+def test_vectors_of_every_width_give_the_same_numbers(monkeypatch, tmp_path, lanes):
+    problems = [random_problem(2, 40, 9, labels, masked=0.3, seed=labels) for labels in (1, 5, 8, 13, 39)]
+    usual = [solve(problem) for problem in problems]
+    compiler, _ = native_build.find_compiler()
+    monkeypatch.setenv("CXX", shlex.join([*compiler, f"-DLAB_LANES={lanes}"]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    other = native_cpu.typed(native_build.built())
+    monkeypatch.setattr(native_cpu, "library", lambda: other)
+    for problem, expected in zip(problems, usual, strict=True):
+        agree(problem, expected, solve(problem))
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_gradients_follow_the_incoming_gradient_in_the_inputs_dtype(dtype):
+    problem = random_problem(3, 9, 4, 3, masked=0.2, seed=8, dtype=dtype)
+    weight = torch.tensor([0.3, -2.0, 1.1], dtype=torch.float64)
+    grads = []
+    for backend, kind in (("naive", torch.float64), ("native", dtype)):
+        inputs = [value.to(kind).clone().requires_grad_() for value in problem.floats()]
+        log_z = api.log_partition(
+            *inputs[:3], problem.lengths_B, start_C=inputs[3], end_C=inputs[4], backend=backend
+        )
+        assert log_z.dtype == torch.float64
+        grads.append(torch.autograd.grad((log_z * weight).sum(), inputs))
+    for expected, found in zip(*grads, strict=True):
+        assert found.dtype == dtype
+        torch.testing.assert_close(
+            found.double(), expected, atol=8 * torch.finfo(dtype).eps, rtol=torch.finfo(dtype).eps
+        )
+
+
+@compiled
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_scores_changed_in_place_before_the_way_back_are_an_error(backend):
+    leaf = torch.randn(1, 9, 3, requires_grad=True)
+    score = leaf * 1.0
+    log_z = api.log_partition(score, torch.zeros(3, 3), torch.zeros(2, 3), backend=backend)
+    score.detach().add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        log_z.sum().backward()
+
+
+@compiled
+def test_a_view_that_is_not_contiguous_is_read_as_it_is_meant():
+    problem = random_problem(2, 12, 4, 5, seed=2)
+    turned = problem.score_BTC.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    assert not turned.is_contiguous()
+    strided = replace(problem, score_BTC=turned, transition=problem.transition.t().contiguous().t())
+    assert gaps(solve(problem), solve(strided)) == []
+
+
+@compiled
+def test_log_z_alone_keeps_no_messages_and_has_the_same_bits():
+    problem = random_problem(4, 30, 6, 9, masked=0.3, seed=4)
+    alone = native_cpu.forward(problem, keep=False)
+    assert alone.alpha_BTC is None
+    assert bits_equal(alone.log_z_B, native_cpu.forward(problem).log_z_B)
+    with pytest.raises(UsageError, match="were not kept"):
+        native_cpu.backward(alone)
+
+
+@compiled
+@pytest.mark.parametrize("labels", [5, 24, 39])
+def test_padding_batch_and_number_of_threads_change_no_bit(labels):
+    problem = random_problem(5, 70, 20, labels, masked=0.2, seed=2)
+    whole = solve(problem)
+    for threads in (2, 3, 16):
+        torch.set_num_threads(threads)
+        assert gaps(whole, solve(problem)) == [], threads
+    torch.set_num_threads(1)
+    wide = replace(
+        problem, score_BTC=torch.nn.functional.pad(problem.score_BTC, (0, 0, 0, 71), value=math.nan)
+    )
+    padded = solve(wide)
+    for b in range(5):
+        alone = solve(problem.rows(torch.tensor([b])))
+        for name in ALL:
+            value = getattr(whole, name)[b]
+            assert torch.equal(value, getattr(alone, name)[0]), name
+            assert torch.equal(
+                value, getattr(padded, name)[b][: len(value)] if value.dim() else getattr(padded, name)[b]
+            )
+    assert float(padded.label_BTC[:, 70:].abs().max()) == 0
+
+
+@compiled
+def test_twenty_repeats_have_one_bit_pattern():
+    case = Case(*random_problem(6, 50, 12, 11, seed=3, dtype=torch.float32).floats()[:3], torch.tensor([50, 1, 12, 49, 7, 33]),
+                torch.zeros(11), torch.zeros(11))  # fmt: skip
+    torch.set_num_threads(2)
+    first = solve_case(case, "native")
+    assert all(same_bits(first, solve_case(case, "native")) for _ in range(19))
+
+
+@compiled
+def test_hostile_batches_agree_with_the_log_domain_and_never_give_nan():
+    dice = torch.Generator().manual_seed(11)
+    for at in range(120):
+        case, kinds = hostile_case(dice, 16)
+        found = solve_case(case, "native")
+        assert found.first_nonfinite(case.lengths_B) is None, (at, kinds)
+        assert float(torch.nan_to_num(found.score_BTC).max()) <= 1 + 1e-6, (at, kinds)
+        exact = log_domain.posteriors(make_problem(case.score_BTC, case.transition_CC, case.duration_KC, case.lengths_B,
+                                                   case.start_C, case.end_C))  # fmt: skip
+        assert torch.equal(torch.isneginf(found.logZ_B), torch.isneginf(exact.log_z_B)), (at, kinds)
+        assert bool(
+            (
+                torch.isneginf(exact.log_z_B)
+                | ((found.logZ_B - exact.log_z_B).abs() <= 1e-9 * exact.log_z_B.abs() + 1e-9)
+            ).all()
+        )
+        assert float((found.score_BTC.double() - exact.label_BTC).abs().max()) <= 1e-6, (at, kinds)
+
+
+@compiled
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_what_one_pass_alone_loses_is_seen_and_done_again(side):
+    """Label 0 leads by e^14 a frame, and there is a way between the labels in one direction only.
+
+    So from one side label 1 is what never went over, e^-4200 in the end; from the other it always is one step behind.
+    """
+    score = torch.zeros(1, 300, 2, dtype=torch.float64)
+    score[:, :, 0] = 14.0
+    transition = torch.tensor([[0.0, -math.inf], [0.0, 0.0]], dtype=torch.float64)
+    transition = transition if side == "left" else transition.T.contiguous()
+    problem = make_problem(score, transition, torch.zeros(4, 2, dtype=torch.float64))
+    state = native_cpu.forward(problem)
+    _, redo_B = native_cpu.counted(state)
+    assert bool(redo_B[0]) and bool(state.flagged_B[0]) == (side == "left")
+    found = native_cpu.backward(state)
+    assert found.log_z_B.item() == pytest.approx(naive.log_partition(problem).item(), rel=1e-13)
+    assert worst(log_domain.posteriors(problem), found) <= 1e-12
+
+
+@compiled
+def test_what_underflows_in_one_sequence_leaves_its_neighbours_bits():
+    problem = replace(random_problem(3, 12, 4, 3, seed=1), lengths_B=torch.tensor([12, 11, 9]))
+    apart = torch.full((3, 3), -math.inf, dtype=torch.float64).fill_diagonal_(0.0)
+    problem, hard = replace(problem, transition=apart), problem.score_BTC.clone()
+    hard[1, 4] = torch.tensor([1e30, -1e30, 0.0])
+    easy, mixed = solve(problem), solve(replace(problem, score_BTC=hard))
+    for name in ALL:
+        assert torch.equal(getattr(easy, name)[[0, 2]], getattr(mixed, name)[[0, 2]]), name
+    assert native_cpu.forward(replace(problem, score_BTC=hard)).flagged_B.tolist() == [0, 1, 0]
+
+
+@compiled
+def test_a_nan_inside_a_sequence_makes_its_log_z_nan_and_a_nan_beyond_its_end_nothing():
+    problem = random_problem(3, 12, 4, 3, seed=1)
+    problem = replace(problem, lengths_B=torch.tensor([12, 8, 12]))
+    score = problem.score_BTC.clone()
+    score[0, 3, 1], score[1, 8:] = math.nan, math.nan
+    dirty = replace(problem, score_BTC=score)
+    assert torch.isnan(native_cpu.forward(dirty).log_z_B).tolist() == [True, False, False]
+    assert torch.equal(native_cpu.forward(dirty).log_z_B[1:], native_cpu.forward(problem).log_z_B[1:])
+
+
+@compiled
+def test_minimum_durations_and_forbidden_starts_are_zeros_and_not_taken_for_underflow():
+    problem = random_problem(2, 40, 9, 4, masked=0.3, seed=5)
+    duration, start = problem.duration_KC.clone(), problem.start_C.clone()
+    duration[:6], start[1:] = -math.inf, -math.inf
+    problem = replace(problem, duration_KC=duration, start_C=start, lengths_B=torch.tensor([40, 5]))
+    assert native_cpu.forward(problem).flagged_B.tolist() == [0, 0]
+    agree(problem, naive.posteriors(problem), solve(problem))
+    assert (
+        bool(torch.isneginf(solve(problem).log_z_B[1]))
+        and float(solve(problem).label_BTC[1].abs().max()) == 0
+    )
+
+
+@compiled
+def test_long_sequences_keep_eleven_digits_of_log_z():
+    problem = random_problem(1, 20000, 12, 5, seed=6)
+    expected, found = torch_factorised.forward(problem), solve(problem)
+    assert found.log_z_B.item() == pytest.approx(expected.log_z_B.item(), rel=1e-13)
+    assert float(found.mass_error_B) < 1e-11
+
+
+FAULTS = {
+    "a stale label": lambda s: (s.alpha_BTC[1, 20:30, 2].zero_(), s.gamma_BTC[1, 20:30, 2].zero_()),
+    "a whole stale row": lambda s: (s.alpha_BTC[1, 20].zero_(), s.gamma_BTC[1, 20].zero_()),
+    "a checkpoint e^0.5 too large": lambda s: (
+        s.alpha_BTC[1, 20:30].mul_(1.65),
+        s.gamma_BTC[1, 20:30].mul_(1.65),
+    ),
+    "an exponent not written": lambda s: s.exponent_BT[1, 20:30].zero_(),
+    "the ring rotated by one": lambda s: s.gamma_BTC.copy_(s.gamma_BTC.roll(1, 1)),
+    "log Z +3": lambda s: s.z_B.mul_(math.exp(3)),
+    "log Z -60": lambda s: s.z_B.mul_(math.exp(-60)),
+}
+
+
+@compiled
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_the_messages_raises_the_alarm_on_posterior_mass(monkeypatch, name):
+    forward = native_cpu.forward
+
+    def faulty(problem, keep=True):
+        state = forward(problem, keep)
+        if keep:
+            FAULTS[name](state)
+        return state
+
+    monkeypatch.setattr(native_cpu, "forward", faulty)
+    torch.manual_seed(1)
+    head = SemiCRF(5, 8, backend="native", validate=True)
+    score = (3 * torch.randn(2, 60, 5)).requires_grad_()
+    loss = head.loss(score, None, torch.zeros(2, 60, dtype=torch.int64))
+    with pytest.raises(
+        RuntimeError, match=r"Posterior mass is not 1 in CRF backward \(native\): worst error"
+    ):
+        loss.backward()
+
+
+@compiled
+def test_the_processors_way_with_tiny_numbers_is_as_it_was_after_a_call():
+    tiny = torch.tensor([1e-310], dtype=torch.float64)
+    solve(random_problem(2, 20, 5, 3))
+    assert float(tiny * 0.5) > 0
+
+
+@compiled
+def test_auto_on_a_cpu_is_the_compiled_form():
+    assert api.resolve_backend("auto", torch.zeros(1, 2, 3)) == "native"
+
+
+def absent():
+    raise MissingError("no C++ compiler here")
+
+
+def test_auto_is_torch_where_nothing_can_be_compiled_and_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(native_cpu, "library", absent)
+    native.lacking_on_cpu.cache_clear()
+    with caplog.at_level(logging.DEBUG, "lab.semicrf"):
+        chosen = [api.resolve_backend("auto", torch.zeros(1, 2, 3)) for _ in range(3)]
+    native.lacking_on_cpu.cache_clear()
+    assert chosen == ["torch"] * 3
+    assert [record.levelname for record in caplog.records] == [
+        "DEBUG"
+    ] and "no C++ compiler here" in caplog.text
+
+
+def test_the_named_backend_is_refused_where_nothing_can_be_compiled(monkeypatch):
+    monkeypatch.setattr(native_cpu, "library", absent)
+    with pytest.raises(MissingError, match="no C\\+\\+ compiler"):
+        api.log_partition(torch.zeros(1, 2, 3), torch.zeros(3, 3), torch.zeros(2, 3), backend="native")
+
+
+def test_without_a_compiler_it_is_said_where_one_was_looked_for(monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingError, match="no C\\+\\+ compiler here") as caught:
+        native_build.built()
+    assert "c++, g++, clang++" in str(caught.value) and "backend='torch'" in str(caught.value.fix)
+
+
+def test_a_cxx_that_is_no_program_is_named(monkeypatch):
+    monkeypatch.setenv("CXX", "/nowhere/c++ -O1")
+    with pytest.raises(MissingError, match="/nowhere/c"):
+        native_build.built()
+
+
+@compiled
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(MissingError, match="cannot be kept") as caught:
+        native_build.built()
+    assert str(tmp_path / "file") in str(caught.value) and "XDG_CACHE_HOME" in str(caught.value.fix)
+
+
+@compiled
+def test_nothing_is_loaded_from_a_folder_that_others_may_write_to(monkeypatch, tmp_path):
+    (tmp_path / "lab" / "native").mkdir(parents=True)
+    (tmp_path / "lab" / "native").chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(MissingError, match="others may write"):
+        native_build.built()
+
+
+@compiled
+def test_a_user_without_a_home_gets_no_folder_named_tilde(monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingError, match="no home"):
+        native_build.built()
+    assert list(tmp_path.iterdir()) == []
+
+
+@compiled
+def test_a_full_disk_is_named(monkeypatch, tmp_path):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "replace", full)
+    source = tmp_path / "small.cpp"
+    source.write_text("int a;")
+    with pytest.raises(MissingError, match="no space left on the disk"):
+        native_build.built(source)
+    assert list((tmp_path / "lab" / "native").iterdir()) == []
+
+
+@compiled
+def test_a_source_that_does_not_compile_shows_the_compilers_words_and_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = tmp_path / "broken.cpp"
+    source.write_text('extern "C" int lab() { return undeclared_name; }\n')
+    with pytest.raises(MissingError, match="undeclared_name"):
+        native_build.built(source)
+    assert list((tmp_path / "cache" / "lab" / "native").iterdir()) == []
+
+
+@compiled
+def test_a_library_that_does_not_load_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "small.cpp"
+    source.write_text('extern "C" int lab() { return 7; }\n')
+    made = native_build.folder() / f"small-{native_build.key(source, *native_build.find_compiler())}.so"
+    made.write_bytes(b"\x7fELF")
+    with pytest.raises(MissingError, match="does not load") as caught:
+        native_build.built(source)
+    made.unlink()
+    assert native_build.built(source).lab() == 7
+    assert str(made) in str(caught.value)
+
+
+@compiled
+def test_another_source_or_compiler_is_another_file(monkeypatch, tmp_path):
+    command, version = native_build.find_compiler()
+    source = tmp_path / "a.cpp"
+    source.write_text("int a;")
+    first = native_build.key(source, command, version)
+    assert first == native_build.key(source, command, version)
+    assert first != native_build.key(source, command, version + " newer")
+    assert first != native_build.key(source, [*command, "-O1"], version)
+    source.write_text("int b;")
+    assert first != native_build.key(source, command, version)
+
+
+@compiled
+def test_processes_that_compile_at_once_all_get_a_whole_library(tmp_path):
+    source = tmp_path / "small.cpp"
+    source.write_text('#include <thread>\nextern "C" int lab() { return 7; }\n')
+    program = ("import sys, pathlib; from lab.rooms.semicrf.model import native_build; "
+               "assert native_build.built(pathlib.Path(sys.argv[1])).lab() == 7")  # fmt: skip
+    env = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    runs = [subprocess.Popen([sys.executable, "-c", program, str(source)], env=env, stderr=subprocess.PIPE, text=True)
+            for _ in range(2)]  # fmt: skip
+    told = [run.communicate(timeout=120)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], told
+    assert len(list((tmp_path / "cache" / "lab" / "native").iterdir())) == 1
+
+
+def test_the_source_lies_in_the_package():
+    assert native_build.SOURCE.is_file()
+    assert native_build.SOURCE.is_relative_to(Path(api.__file__).parent)

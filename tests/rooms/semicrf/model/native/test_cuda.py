@@ -1,0 +1,478 @@
+"""The CUDA C kernels: their logic as C++ on the CPU, their compilation by NVRTC, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from lab.errors import GpuError, MissingError, UsageError  # noqa: E402
+from lab.rooms.semicrf.model import ledger, naive, torch_factorised  # noqa: E402
+from lab.rooms.semicrf.model.native import cuda as native_cuda
+from lab.rooms.semicrf.model.native import cuda_driver  # noqa: E402
+from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
+from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
+from tests.rooms.semicrf.problems import COUNTS, random_problem, worst  # noqa: E402
+
+pytestmark = pytest.mark.torch
+compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here to emulate the kernels with")
+
+CASES = {
+    "several blocks": {"shape": (2, 9, 5, 2)},
+    "durations longer than the sequence": {"shape": (2, 3, 7, 2)},
+    "one frame, one label": {"shape": (1, 1, 1, 1)},
+    "a linear chain": {"shape": (1, 5, 1, 3)},
+    "segments over many blocks, more than there are slices": {"shape": (3, 40, 23, 3)},
+    "forbidden transitions": {"shape": (2, 8, 4, 3), "masked": 0.5},
+    "a grammar of dead ends": {"shape": (2, 12, 30, 3), "masked": 0.6, "seed": 2},
+    "only whole segments": {"shape": (2, 12, 5, 3), "masked": 1.0},
+    "long segments win": {"shape": (2, 33, 12, 4), "tilt": 0.3},
+    "large scores": {"shape": (2, 12, 5, 3), "scale": 30.0},
+}
+MUTANTS = {
+    "durations shifted by one": ("near[i] = table[(N + i) * CP + c]", "near[i] = table[(N + i + 1) * CP + c]"),
+    "a far duration off by one": ("const int m = i + N - x;", "const int m = i + N - x - 1;"),
+    "a slice of the far blocks lost": ("other < SLICES - 1; ++other) sums", "other < SLICES - 2; ++other) sums"),
+    "a block between not counted": ("between *= product[p * CP + c]", "between *= 1"),
+    "the blocks before a slice not counted": ("between *= product[(i64)(q - delta) * CP + c]", "between *= 1"),
+    "the last frame lost": ("u >= 0 && u < at.length && at", "u >= 0 && u < at.length - 1 && at"),
+    "an exponent forgotten": ("    m.power += step;", "    m.power += m.nonzero > 3 ? 0 : step;"),
+    "the end score dropped": ("(double)m.final_value * leave[c]", "(double)m.final_value"),
+    "the labels' barrier dropped": ("        LABELS_SYNC();\n", ""),
+    "the blocks' barrier dropped": (
+        "        __syncthreads(); // the next block's far part loads what was stored, and the shared rows are free again\n", "",
+    ),
+    "one buffer for what labels send": ("(i & 1) * CP + c] = alpha", "c] = alpha"),
+    "a transition count lost": ("const bool there = s >= 1 && s < stop", "const bool there = s >= 2 && s < stop"),
+    "a far duration count lost": ("smaller((chunk + 1) * each, used - delta)", "smaller((chunk + 1) * each, used - delta - 1)"),
+    "a near duration count lost": ("for (int m = 0; m <= i; ++m) {\n                open", "for (int m = 1; m <= i; ++m) {\n                open"),
+    "tiles not added up": ("sum += totals[at", "sum = totals[at"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The kernels' sizes, small: a short sequence then has several blocks, chunks, tiles and slices."""
+    sizes = {**SMALL, "COUNT_FRAMES": 8, "COUNT_BLOCKS": 2, "TABLE_ROWS": 8}
+    for name, value in sizes.items():
+        monkeypatch.setattr(native_cuda, name, value)
+    monkeypatch.setattr(native_cuda, "padded_labels", lambda labels: 4)
+    monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    """The emulated kernels by number type, at the sizes of `small`."""
+    found = {}
+
+    def library(dtype):
+        if dtype not in found:
+            found[dtype] = build(tmp_path_factory.mktemp("emulated"), dtype)
+        return found[dtype]
+
+    return library
+
+
+@pytest.fixture
+def run(small, libraries, monkeypatch):
+    """A function from a problem, and an order of threads, to what the kernels make of it."""
+
+    def posteriors(problem, order=0):
+        dtype = torch.float64 if problem.score_BTC.dtype == torch.float64 else torch.float32
+        machine = Emulated(libraries(dtype), order)
+        monkeypatch.setattr(native_cuda, "machine_for", lambda problem: machine)
+        state = native_cuda.forward(problem)
+        return state, native_cuda.backward(state)
+
+    return posteriors
+
+
+def same_bits(a, b):
+    names = (*COUNTS, "log_z_B", "mass_error_B", "mass_frame_B")
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in names)
+
+
+def check(problem, found, limit):
+    expected = naive.posteriors(problem)
+    assert float(torch.nan_to_num(found.log_z_B - expected.log_z_B).abs().max()) <= limit
+    assert torch.equal(torch.isinf(found.log_z_B), torch.isinf(expected.log_z_B))
+    assert worst(expected, found) <= limit
+    assert not ledger.broken(ledger.ledger(problem, found), problem.score_BTC.dtype)
+
+
+@compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_equal_the_naive_form(run, name, dtype):
+    options = dict(CASES[name])
+    problem = random_problem(*options.pop("shape"), dtype=dtype, **options)
+    _, found = run(problem)
+    check(problem, found, 1e-10 if dtype == torch.float64 else 2e-5)
+
+
+@compiler
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_small_problem_is_the_naive_one(run, data):
+    whole = st.integers
+    shape = data.draw(st.tuples(whole(1, 3), whole(1, 20), whole(1, 22), whole(1, 4)))
+    masked, seed = data.draw(st.sampled_from([0.0, 0.3, 0.8])), data.draw(whole(0, 10**6))
+    problem = random_problem(*shape, masked=masked, seed=seed)
+    check(problem, run(problem)[1], 1e-10)
+
+
+@compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_bits_do_not_depend_on_the_order_of_threads(run, dtype):
+    problem = random_problem(2, 30, 19, 3, dtype=dtype, seed=5)
+    first = run(problem)[1]
+    assert same_bits(first, run(problem, order=1)[1]) and same_bits(first, run(problem, order=2)[1])
+
+
+@compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_sequence_has_the_same_bits_alone_in_any_batch_and_in_any_padding(run, dtype):
+    problem = random_problem(4, 21, 10, 3, dtype=dtype, seed=8)
+    together = run(problem)[1]
+    order = torch.tensor([2, 0, 3, 1])
+    shuffled = run(problem.rows(order))[1]
+    for name in (*COUNTS, "log_z_B"):
+        assert torch.equal(getattr(together, name)[order], getattr(shuffled, name))
+    for row in range(4):
+        alone = run(cut(problem, row))[1]
+        length = int(problem.lengths_B[row])
+        assert torch.equal(alone.log_z_B[0], together.log_z_B[row])
+        assert torch.equal(alone.duration_BKC[0], together.duration_BKC[row])
+        assert torch.equal(alone.transition[0], together.transition[row])
+        assert torch.equal(alone.label_BTC[0], together.label_BTC[row, :length])
+
+
+def cut(problem, row):
+    """One sequence without its padding."""
+    length = problem.lengths_B[row : row + 1]
+    one = problem.score_BTC[row : row + 1, : int(length)]
+    return make_problem(one, problem.transition, problem.duration_KC, length, problem.start_C, problem.end_C)
+
+
+@compiler
+def test_nan_in_the_padding_moves_no_bit(run):
+    problem = random_problem(3, 18, 7, 3, seed=3)
+    outside = torch.arange(18) >= problem.lengths_B[:, None]
+    poisoned = make_problem(
+        problem.score_BTC.masked_fill(outside[..., None], float("nan")), problem.transition, problem.duration_KC,
+        problem.lengths_B, problem.start_C, problem.end_C,
+    )  # fmt: skip
+    assert same_bits(run(problem)[1], run(poisoned)[1])
+
+
+@compiler
+def test_a_nan_inside_a_sequence_makes_its_log_z_nan_and_no_others(run):
+    problem = random_problem(2, 9, 4, 3, seed=3)
+    problem.score_BTC[0, 4, 1] = float("nan")
+    state, found = run(problem)
+    assert state.again.tolist() == [0] and torch.isnan(found.log_z_B).tolist() == [True, False]
+    assert all(bool(torch.isfinite(getattr(found, name)[1]).all()) for name in COUNTS)
+
+
+@compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_hostile_scores_and_grammars_give_what_torch_gives(run, dtype):
+    problem = random_problem(3, 10, 4, 3, dtype=dtype, seed=1)
+    problem.score_BTC[0, 3] = torch.tensor([1e30, -1e30, 0.0])
+    problem.score_BTC[1, 2, :] = -float("inf")
+    problem.transition[1] = -float("inf")
+    _, found = run(problem)
+    expected = torch_factorised.backward(torch_factorised.forward(problem))
+    assert (
+        torch.isinf(found.log_z_B).tolist() == torch.isinf(expected.log_z_B).tolist() == [False, True, False]
+    )
+    usable = torch.isfinite(expected.log_z_B)
+    gap = (found.log_z_B - expected.log_z_B)[usable].abs() / expected.log_z_B[usable].abs().clamp(min=1)
+    assert float(gap.max()) <= (1e-12 if dtype == torch.float64 else 1e-6)
+    assert worst(expected, found) <= 2e-5 and not bool(found.label_BTC[1].any())
+
+
+@compiler
+def test_a_label_that_no_minus_infinity_forbids_is_reachable_though_float32_cannot_hold_its_weight(run):
+    problem = random_problem(1, 6, 3, 2, dtype=torch.float32)
+    problem.score_BTC[0, 2] = torch.tensor([3e38, -3e38])
+    problem.start_C[0] = problem.transition[1, 0] = -float("inf")
+    state, found = run(problem)
+    assert state.again.tolist() == [0] and float(found.log_z_B) == pytest.approx(-3e38, rel=1e-6)
+    assert bool((found.label_BTC[0, 2] == torch.tensor([0, 1])).all())
+
+
+@compiler
+def test_a_fault_between_the_passes_leaves_mass_that_is_not_1_and_rounding_is_divided_out(run):
+    problem = random_problem(2, 17, 6, 3, seed=4)
+    state, _ = run(problem)
+    sums = {}
+    for factor in (0.5, 1 / (1 + 1e-5)):
+        z = state.kept["z_value"].clone()
+        state.kept["z_value"][2:] *= factor
+        found = native_cuda.backward(state)
+        state.kept["z_value"].copy_(z)
+        frame = int(found.mass_frame_B[1])
+        sums[factor] = (float(found.mass_error_B[1]), float(found.label_BTC[1, frame].sum()))
+        assert float(found.mass_error_B[0]) < 1e-12
+    assert sums[0.5] == (pytest.approx(1), pytest.approx(2))
+    assert sums[1 / (1 + 1e-5)] == (pytest.approx(1e-5, rel=1e-3), pytest.approx(1, abs=1e-12))
+
+
+@compiler
+def test_without_the_counts_one_pass_runs_and_log_z_has_the_same_bits(run):
+    problem = random_problem(2, 14, 6, 3, seed=4)
+    state, found = run(problem)
+    alone = native_cuda.forward(problem, keep=False)
+    assert torch.equal(alone.log_z_B, found.log_z_B) and "source" not in alone.kept
+    assert state.machine.launched.count("messages") == 2
+    with pytest.raises(UsageError, match="not kept"):
+        native_cuda.backward(alone)
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """A problem in which short and long segments count, and what the naive form makes of it."""
+    problem = random_problem(2, 37, 31, 3, seed=6, scale=0.3)
+    problem.duration_KC.add_(torch.arange(31)[:, None] ** 2 / 18)
+    return problem, naive.posteriors(problem)
+
+
+@compiler
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_of_the_kernels_is_killed(small, judged, monkeypatch, tmp_path, name):
+    machine = Emulated(build(tmp_path, torch.float64, mutant=MUTANTS[name]))
+    monkeypatch.setattr(native_cuda, "machine_for", lambda problem: machine)
+    problem, expected = judged
+    errors = []
+    for machine.order in (0, 1):
+        state = native_cuda.forward(problem)
+        found = native_cuda.backward(state)
+        errors += [float((found.log_z_B - expected.log_z_B).abs().max()), worst(expected, found)]
+        errors.append(0.0 if state.again is None else float("inf"))  # the log domain would mend it
+    assert not max(errors) <= 1e-6
+
+
+@compiler
+@pytest.mark.parametrize(
+    "labels, dtype", [(24, torch.float32), (39, torch.float64), (100, torch.float32)], ids=str
+)
+def test_at_the_sizes_of_a_gpu_the_kernels_equal_torch(monkeypatch, tmp_path, labels, dtype):
+    monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
+    machine = Emulated(build(tmp_path, dtype, native_cuda.padded_labels(labels)), order=1)
+    monkeypatch.setattr(native_cuda, "machine_for", lambda problem: machine)
+    problem = random_problem(2, 75, 60, labels, dtype=dtype, seed=6, scale=0.5)
+    found = native_cuda.backward(native_cuda.forward(problem))
+    expected = torch_factorised.backward(torch_factorised.forward(problem))
+    limit = 1e-10 if dtype == torch.float64 else 2e-5
+    assert float((found.log_z_B - expected.log_z_B).abs().max()) <= limit and worst(expected, found) <= limit
+
+
+def test_transitions_that_depend_on_the_duration_are_torchs(small):
+    problem = random_problem(2, 7, 4, 3, by_duration=True)
+    state = native_cuda.forward(problem)
+    assert isinstance(state, torch_factorised.State)
+    check(problem, native_cuda.backward(state), 1e-10)
+
+
+def test_what_the_kernels_do_not_take_is_told():
+    with pytest.raises(UsageError, match="tensors on the CPU"):
+        native_cuda.forward(random_problem(1, 3, 2, 2))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_without_a_gpu_the_reason_is_told():
+    assert native_cuda.available() in (
+        "torch sees no CUDA device",
+        "this is torch for ROCm, and the kernels are CUDA C",
+    )
+
+
+class Nvrtc:
+    """A library of some version that knows some architectures, and counts what it compiles."""
+
+    def __init__(self, version, known=()):
+        self.own, self.known, self.compilations = version, known, 0
+
+    def nvrtcVersion(self, major, minor):
+        major._obj.value, minor._obj.value = self.own
+
+    def nvrtcGetNumSupportedArchs(self, number):
+        number._obj.value = len(self.known)
+
+    def nvrtcGetSupportedArchs(self, values):
+        values[:] = self.known
+
+
+@pytest.mark.parametrize(
+    "version, known, capability, target",
+    [
+        ((12, 9), (50, 61, 90), (6, 1), "sm_61"),
+        ((10, 2), (), (6, 1), "compute_61"),
+        ((10, 2), (), (9, 0), "compute_75"),
+        ((11, 3), (52, 61, 86), (9, 0), "compute_86"),
+    ],
+)
+def test_a_device_gets_its_own_machine_code_or_the_newest_ptx(version, known, capability, target):
+    assert cuda_driver.architecture(Nvrtc(version, known), capability) == target
+
+
+def test_a_device_that_nvrtc_has_dropped_is_told():
+    with pytest.raises(MissingError, match=r"NVRTC 13\.0 knows no sm_61, only sm_75 and later"):
+        cuda_driver.architecture(Nvrtc((13, 0), (75, 90)), (6, 1))
+
+
+def test_nvrtc_is_known_by_its_name():
+    names = (
+        "libnvrtc.so.12",
+        "libnvrtc-08c4863f.so.10.2",
+        "libnvrtc-builtins.so",
+        "libnvrtc.alt.so.12",
+        "libx.so",
+    )
+    assert [cuda_driver.is_nvrtc(name) for name in names] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch/lib/libnvrtc-08c4863f.so.10.2",
+        "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+        "nvidia/cu13/lib/libnvrtc.so.13",
+    ],
+)
+def test_nvrtc_is_found_where_torchs_wheels_put_it(monkeypatch, tmp_path, name):
+    own = tmp_path / name
+    own.parent.mkdir(parents=True)
+    for place in (own, own.parent / "libnvrtc-builtins.so", own.parent / "libnvrtc.alt.so.13"):
+        place.touch()
+    monkeypatch.delenv("LAB_NVRTC", raising=False)
+    monkeypatch.setattr(cuda_driver, "loaded_libraries", list)
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    assert cuda_driver.find_nvrtc() == own
+    monkeypatch.setenv("LAB_NVRTC", "/another")
+    assert cuda_driver.find_nvrtc() == Path("/another")
+
+
+def test_an_error_of_the_driver_has_its_words_and_the_kernels_name(monkeypatch):
+    def cuGetErrorString(status, text):
+        text._obj.value = b"an illegal memory access was encountered"
+
+    monkeypatch.setattr(cuda_driver, "driver", lambda: SimpleNamespace(cuGetErrorString=cuGetErrorString))
+    cuda_driver.asked(0)
+    with pytest.raises(GpuError, match="CUDA error 700: an illegal memory access") as told:
+        cuda_driver.asked(700, "messages")
+    assert told.value.where == "messages"
+
+
+def test_what_is_no_library_is_told(tmp_path):
+    (tmp_path / "libnvrtc.so.12").write_bytes(b"nothing")
+    with pytest.raises(MissingError, match="NVRTC does not load"):
+        cuda_driver.nvrtc(tmp_path / "libnvrtc.so.12")
+
+
+@pytest.fixture
+def counted(monkeypatch, tmp_path):
+    """`compiled` with a compiler that counts, and a cache of its own."""
+    library = Nvrtc((12, 9))
+
+    def compile_now(library, path, source, options):
+        library.compilations += 1
+        return source.encode()
+
+    monkeypatch.setattr(cuda_driver, "nvrtc", lambda path: library)
+    monkeypatch.setattr(cuda_driver, "compile_now", compile_now)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return library
+
+
+def test_what_was_compiled_is_kept_by_source_target_and_sizes(counted):
+    asked = [("a", "sm_61", {"N": 4}), ("a", "sm_61", {"N": 4}), ("b", "sm_61", {"N": 4}), ("a", "sm_70", {"N": 4}),
+             ("a", "sm_61", {"N": 8})]  # fmt: skip
+    images = [cuda_driver.compiled(Path("nvrtc"), *one) for one in asked]
+    assert images == [b"a", b"a", b"b", b"a", b"a"] and counted.compilations == 4
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_does_without(counted, tmp_path, caplog):
+    (tmp_path / "lab").write_text("a file in the way")
+    with caplog.at_level(logging.INFO, logger="lab.semicrf"):
+        assert cuda_driver.compiled(Path("nvrtc"), "a", "sm_61", {}) == b"a"
+    assert "compiled kernels are not kept" in caplog.text
+
+
+def found_nvrtc():
+    path = cuda_driver.find_nvrtc()
+    if path is None:
+        pytest.skip("no libnvrtc here (LAB_NVRTC names one)")
+    return path
+
+
+@pytest.mark.parametrize("labels, dtype", [(24, torch.float32), (128, torch.float64)], ids=str)
+@pytest.mark.parametrize("capability", [(6, 1), (9, 0)], ids=["Pascal", "Hopper"])
+def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, capability, labels, dtype):
+    path = found_nvrtc()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    target = f"compute_{10 * capability[0] + capability[1]}"
+    try:
+        known = cuda_driver.architecture(cuda_driver.nvrtc(path), capability)
+    except MissingError as error:
+        pytest.skip(error.what)
+    if known.rpartition("_")[2] != target.rpartition("_")[2]:
+        pytest.skip(f"this NVRTC is older than {target}")
+    defines = native_cuda.defines(dtype, native_cuda.padded_labels(labels))
+    ptx = cuda_driver.compiled(path, native_cuda.SOURCE.read_text(), target, defines).decode()
+    assert (
+        f".target sm_{target[8:]}" in ptx and ".entry messages(" in ptx and ".entry sum_transitions(" in ptx
+    )
+    assert "atom." not in ptx and "red." not in ptx.replace("shared.", "")
+
+
+def test_nvrtcs_own_words_are_shown(monkeypatch, tmp_path):
+    path = found_nvrtc()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(MissingError, match="undefined_thing"):
+        cuda_driver.compiled(path, "int x = undefined_thing;", "compute_75", {})
+
+
+def on_the_gpu(problem):
+    floats = [value.cuda() for value in problem.floats()]
+    score, transition, duration, start, end = floats
+    return make_problem(score, transition, duration, problem.lengths_B.cuda(), start, end)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(3, 70, 40, 24), (2, 50, 60, 39), (2, 40, 20, 128), (1, 1, 1, 1), (2, 33, 1, 5)]
+)
+def test_on_a_gpu_the_kernels_equal_the_naive_form(shape, dtype):
+    problem = random_problem(*shape, dtype=dtype, scale=0.5)
+    found = native_cuda.backward(native_cuda.forward(on_the_gpu(problem)))
+    expected = torch_factorised.backward(torch_factorised.forward(problem))
+    limit = 1e-10 if dtype == torch.float64 else 2e-5
+    assert float((found.log_z_B.cpu() - expected.log_z_B).abs().max()) <= limit
+    assert (
+        max(float((getattr(found, n).cpu().double() - getattr(expected, n)).abs().max()) for n in COUNTS)
+        <= limit
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
+)
+def test_on_a_gpu_twenty_repeats_have_the_same_bits():
+    problem = on_the_gpu(random_problem(5, 90, 40, 24, dtype=torch.float32))
+    first = native_cuda.backward(native_cuda.forward(problem))
+    assert all(same_bits(first, native_cuda.backward(native_cuda.forward(problem))) for _ in range(20))

@@ -1,0 +1,266 @@
+"""The fast forms against the plain one, and the plain one against enumeration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from lab.errors import UsageError  # noqa: E402
+from lab.rooms.semicrf.model import api, ledger, log_domain, naive, torch_factorised  # noqa: E402
+from lab.rooms.semicrf.model.cases import Case  # noqa: E402
+from lab.rooms.semicrf.model.cases import solve as solve_case  # noqa: E402
+from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
+from tests.rooms.semicrf.problems import COUNTS, counts_as_they_are, random_problem, worst  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def solve(problem):
+    return torch_factorised.backward(torch_factorised.forward(problem))
+
+
+@pytest.mark.parametrize("by_duration", [False, True])
+@pytest.mark.parametrize("masked", [0.0, 0.4])
+def test_the_naive_form_sums_over_all_segmentations(by_duration, masked):
+    problem = random_problem(3, 6, 3, 2, masked=masked, by_duration=by_duration, seed=3)
+    log_z = naive.log_partition(problem)
+    for b in range(3):
+        paths, scores = naive.enumerate_segmentations(problem, b)
+        assert len({tuple(path) for path in paths}) == len(paths)
+        assert torch.logsumexp(scores, 0).item() == pytest.approx(log_z[b].item(), abs=1e-12)
+
+
+def test_naive_counts_are_the_expected_counts_over_all_segmentations():
+    problem = random_problem(2, 5, 3, 2, seed=5)
+    found = naive.posteriors(problem)
+    for b in range(2):
+        paths, scores = naive.enumerate_segmentations(problem, b)
+        label, duration = torch.zeros(5, 2).double(), torch.zeros(3, 2).double()
+        for path, mass in zip(paths, (scores - found.log_z_B[b]).exp(), strict=True):
+            for start, end, c in path:
+                label[start:end, c] += mass
+                duration[end - start - 1, c] += mass
+        assert torch.allclose(found.label_BTC[b], label, atol=1e-12)
+        assert torch.allclose(found.duration_BKC[b], duration, atol=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 9), st.integers(1, 12), st.integers(1, 4),
+    st.sampled_from([0.1, 1.0, 10.0, 300.0]), st.sampled_from([0.0, 0.3, 0.7]), st.booleans(), st.integers(0, 99),
+)  # fmt: skip
+def test_the_factorised_form_equals_the_naive_one(
+    batch, frames, longest, labels, scale, masked, by_dur, seed
+):
+    problem = random_problem(
+        batch, frames, longest, labels, scale=scale, masked=masked, by_duration=by_dur, seed=seed
+    )
+    expected, found = naive.posteriors(problem), solve(problem)
+    finite = torch.isfinite(expected.log_z_B)
+    assert torch.equal(finite, torch.isfinite(found.log_z_B))
+    gap = (found.log_z_B - expected.log_z_B)[finite].abs()
+    assert bool((gap <= 1e-12 * expected.log_z_B[finite].abs() + 1e-11).all())
+    assert worst(expected, found) <= 1e-10
+    assert worst(expected, log_domain.posteriors(problem)) <= 1e-10
+
+
+def test_gradients_of_every_input_follow_the_incoming_gradient():
+    problem = random_problem(3, 9, 4, 3, masked=0.2, seed=8)
+    inputs = [value.clone().requires_grad_() for value in problem.floats()]
+    weight = torch.tensor([0.3, -2.0, 1.1], dtype=torch.float64)
+    grads = []
+    for backend in ("naive", "torch"):
+        log_z = api.log_partition(
+            *inputs[:3], problem.lengths_B, start_C=inputs[3], end_C=inputs[4], backend=backend
+        )
+        grads.append(torch.autograd.grad((log_z * weight).sum(), inputs))
+    for expected, found in zip(*grads, strict=True):
+        assert torch.allclose(expected, found, atol=1e-11)
+
+
+def test_float32_scores_give_a_float64_log_z_and_float32_gradients():
+    problem = random_problem(2, 9, 4, 3, dtype=torch.float32)
+    score = problem.score_BTC.clone().requires_grad_()
+    log_z = api.log_partition(score, problem.transition, problem.duration_KC, problem.lengths_B)
+    assert log_z.dtype == torch.float64
+    log_z.sum().backward()
+    assert score.grad.dtype == torch.float32
+    assert torch.allclose(score.grad.sum(-1)[0], torch.ones(9), atol=1e-6)
+
+
+def test_a_second_derivative_is_refused():
+    problem = random_problem(1, 4, 2, 2)
+    score = problem.score_BTC.clone().requires_grad_()
+    log_z = api.log_partition(score, problem.transition, problem.duration_KC, backend="torch").sum()
+    grad = torch.autograd.grad(log_z, score, create_graph=True)[0]
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(grad.sum(), score)
+
+
+def test_slow_drift_between_labels_that_never_meet_is_not_lost():
+    # Label 0 leads by e^2000, then label 1 gains e^4000: the linear pass has dropped it long before.
+    score = torch.zeros(1, 300, 2, dtype=torch.float64)
+    score[:, :150, 0], score[:, 150:, 0] = 14.0, -28.0
+    transition = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]], dtype=torch.float64)
+    problem = make_problem(score, transition, torch.zeros(4, 2, dtype=torch.float64))
+    state = torch_factorised.forward(problem)
+    assert state.flagged_B.tolist() == [True]
+    assert state.log_z_B.item() == pytest.approx(naive.log_partition(problem).item(), rel=1e-13)
+
+
+def test_what_only_the_pass_from_the_right_loses_is_found_by_the_mass_of_the_first_frame():
+    # From the right label 0 leads by e^2100 before label 1 makes up for it; from the left label 1 always leads.
+    score = torch.zeros(1, 300, 2, dtype=torch.float64)
+    score[:, 150:, 0], score[:, :150, 0] = 14.0, -28.0
+    transition = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]], dtype=torch.float64)
+    problem = make_problem(score, transition, torch.zeros(4, 2, dtype=torch.float64))
+    assert worst(log_domain.posteriors(problem), solve(problem)) <= 1e-9
+
+
+@pytest.mark.parametrize("labels", [5, 24, 39])
+def test_padding_batch_and_repetition_change_no_bit(labels):
+    problem = random_problem(4, 70, 20, labels, seed=2)
+    whole = solve(problem)
+    again = solve(problem)
+    wide = replace(
+        problem, score_BTC=torch.nn.functional.pad(problem.score_BTC, (0, 0, 0, 71), value=math.nan)
+    )
+    padded = solve(wide)
+    for name in ("log_z_B", "label_BTC", "duration_BKC", "transition"):
+        value = getattr(whole, name)
+        assert torch.equal(value, getattr(again, name))
+        kept = getattr(padded, name)[:, :70] if name == "label_BTC" else getattr(padded, name)
+        assert torch.equal(value, kept), name
+        for b in range(4):
+            alone = solve(problem.rows(torch.tensor([b])))
+            assert torch.equal(value[b], getattr(alone, name)[0]), name
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 200.0])
+def test_the_ledger_balances(scale):
+    problem = random_problem(3, 60, 9, 4, scale=scale, masked=0.2, seed=4)
+    assert not ledger.broken(ledger.ledger(problem, solve(problem)))
+
+
+FAULTS = {
+    "a stale label in alpha": lambda c: c.alpha_TBC[20, 0, 1].mul_(0.1),
+    "a whole stale row": lambda c: c.alpha_TBC[20].zero_(),
+    "a jump of e^0.5": lambda c: c.alpha_TBC[31:].mul_(math.exp(0.5)),
+    "a row read one late": lambda c: c.gamma.copy_(c.gamma.roll(1, 0)),
+    "a checkpoint scaled by 2^40": lambda c: c.exponent_TB[25:30].add_(40),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_ledger_catches_a_fault_in_the_messages(name):
+    problem = random_problem(2, 60, 8, 3, seed=6)
+    state = torch_factorised.forward(problem)
+    FAULTS[name](state.chain)
+    assert ledger.broken(ledger.ledger(problem, counts_as_they_are(state)), torch.float32)
+
+
+def test_the_ledger_catches_a_wrong_log_z():
+    problem = random_problem(2, 60, 8, 3, seed=6)
+    state = torch_factorised.forward(problem)
+    state.z_B.mul_(math.exp(0.05))
+    assert ledger.broken(ledger.ledger(problem, counts_as_they_are(state)), torch.float32)
+
+
+HOSTILE = torch.tensor([0.0, 1.0, -1.0, 1e30, -1e30, -math.inf, 80.0, -750.0], dtype=torch.float64)
+
+
+def hostile_problem(seed):
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return HOSTILE[torch.randint(0, len(HOSTILE), shape, generator=g)]
+
+    batch, frames, longest, labels = (int(torch.randint(1, n + 1, (), generator=g)) for n in (3, 5, 9, 3))
+    lengths = torch.randint(1, frames + 1, (batch,), generator=g)
+    return make_problem(
+        draw(batch, frames, labels),
+        draw(labels, labels),
+        draw(longest, labels),
+        lengths,
+        draw(labels),
+        draw(labels),
+    )
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(start, start + 50) for start in range(0, 200, 50)] + [(6584, 8907)], ids=str
+)
+def test_hostile_inputs_never_give_nan(seeds):
+    for seed in seeds:
+        problem = hostile_problem(seed)
+        found = solve(problem)
+        for name in ("log_z_B", *COUNTS):
+            assert not bool(torch.isnan(getattr(found, name)).any()), (seed, name)
+        assert float(found.label_BTC.max()) <= 1 + 1e-9, seed
+        scores = [naive.enumerate_segmentations(problem, b)[1] for b in range(problem.shape[0])]
+        assert [bool((s > -math.inf).any()) for s in scores] == (found.log_z_B > -math.inf).tolist(), seed
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"score_BTC": torch.zeros(3, 2)}, "must be 3D"),
+        ({"duration_KC": torch.zeros(2, 5)}, "duration must be"),
+        ({"transition": torch.zeros(2, 2)}, "transition must be"),
+        ({"lengths_B": torch.tensor([0])}, "lengths must be positive, got min=0"),
+        ({"lengths_B": torch.tensor([9])}, "lengths cannot exceed T=4, got max=9"),
+        ({"start_C": torch.zeros(1)}, "start must be"),
+    ],
+)
+def test_wrong_shapes_are_named(change, words):
+    given_ = {
+        "score_BTC": torch.zeros(1, 4, 3),
+        "transition": torch.zeros(3, 3),
+        "duration_KC": torch.zeros(2, 3),
+    }
+    with pytest.raises(UsageError, match=words):
+        make_problem(**{**given_, **change})
+
+
+@pytest.mark.parametrize("name", ["right_pass_loses_a_label", "right_pass_loses_durations"])
+def test_what_the_pass_from_the_right_loses_inside_is_seen_though_the_first_frames_mass_is_whole(name):
+    """Two hostile batches out of 10,000 of `check`: masked durations, scores up to 30."""
+    case = Case.load(Path(__file__).parent / "cases" / f"{name}.npz")
+    ours, judge = solve_case(case, "torch"), solve_case(case.to(dtype=torch.float64), "naive")
+    assert float(ours.score_BTC.max()) <= 1 + 1e-6
+    for field in ("score_BTC", "duration_KC", "transition_CC"):
+        torch.testing.assert_close(getattr(ours, field).double(), getattr(judge, field), atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("capability", "chosen"), [((9, 0), "triton"), ((7, 0), "triton"), ((6, 1), "native")]
+)
+def test_auto_takes_triton_on_no_gpu_that_it_makes_no_code_for(monkeypatch, capability, chosen):
+    api.new_enough.cache_clear()
+    monkeypatch.setattr(api, "has_triton", lambda: True)
+    monkeypatch.setattr(api.native, "lacking", lambda score: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    score = SimpleNamespace(is_cuda=True, shape=(1, 2, 3), device=torch.device("cuda", 0))
+    assert api.resolve_backend("auto", score) == chosen
+    api.new_enough.cache_clear()
+
+
+@pytest.mark.parametrize("by_duration", [False, True])
+def test_a_sequence_with_a_nan_has_no_counts_in_the_log_domain_and_leaves_the_others_alone(by_duration):
+    sound = random_problem(2, 6, 3, 2, by_duration=by_duration)
+    score_BTC = sound.score_BTC.clone()
+    score_BTC[1, 0, 1] = math.nan
+    found, expected = log_domain.posteriors(replace(sound, score_BTC=score_BTC)), log_domain.posteriors(sound)
+    assert bool(found.log_z_B[1].isnan())
+    for name in COUNTS:
+        assert torch.equal(getattr(found, name)[0], getattr(expected, name)[0])
+        assert not getattr(found, name)[1].any()

@@ -1,0 +1,167 @@
+"""Plans and command line: what would run, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from lab.core.gpu import Gpu
+from lab.core.plan import Site
+from lab.errors import GpuError, UsageError
+from lab.rooms.semicrf.cli import train_config
+from lab.rooms.semicrf.config import PRESETS, CheckConfig, DiagnoseConfig, TrainConfig
+from lab.rooms.semicrf.plan import CHECK, TRAIN, plan_check, plan_diagnose, plan_train
+from tests.test_walls import modules_after
+
+CPU = Site(vendor="none")
+NVIDIA = Site(vendor="nvidia", gpus=tuple(
+    Gpu(index=i, uuid=f"GPU-{i}", name="NVIDIA H200", vendor="nvidia") for i in range(2)))  # fmt: skip
+KNOBS = {"preset": None, "no_triton": False, "data": "synthetic", "backends": ["auto"]}
+
+
+def test_one_step_per_head_and_backend():
+    config = TrainConfig(models=["linear", "semicrf"], backends=["torch", "triton"])
+    steps = plan_train(config, NVIDIA).steps
+    assert [s.name for s in steps] == ["linear-torch", "linear-triton", "semicrf-torch", "semicrf-triton"]
+    assert all(s.num_gpus == 1 and s.expects[0] == f"steps/{s.name}/result.json" for s in steps)
+
+
+def test_the_plans_config_is_what_the_workload_reads():
+    plan = plan_train(TrainConfig(crf_reg=0.5), CPU)
+    assert msgspec.json.decode(plan.inputs[TRAIN], type=TrainConfig).crf_reg == 0.5
+
+
+def test_several_ranks_start_through_torchrun_and_need_as_many_gpus():
+    (step,) = plan_train(TrainConfig(models=["semicrf"], ranks=2), NVIDIA).steps
+    assert "torch.distributed.run" in step.argv and step.num_gpus == 2
+    with pytest.raises(GpuError, match="3 ranks"):
+        plan_train(TrainConfig(ranks=3), NVIDIA)
+
+
+def test_triton_without_a_gpu_is_an_error_and_with_interpret_it_is_not():
+    with pytest.raises(GpuError, match="needs a GPU"):
+        plan_train(TrainConfig(backends=["triton"]), CPU)
+    with pytest.raises(GpuError, match="--interpret"):
+        plan_check(CheckConfig(backends=["triton"]), CPU)
+    (torch_step, triton_step) = plan_check(CheckConfig(interpret=True), CPU).steps
+    assert triton_step.env["TRITON_INTERPRET"] == "1" and "TRITON_INTERPRET" not in torch_step.env
+    assert CHECK in triton_step.argv
+
+
+@pytest.mark.parametrize("site, pair", [(CPU, ["torch", "naive"]), (NVIDIA, ["triton", "torch"])])
+def test_a_diagnosis_holds_a_backend_against_a_plainer_one_with_caches_of_their_own(site, pair):
+    plan = plan_diagnose(DiagnoseConfig(train=TrainConfig()), site)
+    assert [s.name for s in plan.steps] == [f"cells-{pair[0]}", f"cells-{pair[1]}", "probes"]
+    caches = {s.env["TRITON_CACHE_DIR"] for s in plan.steps}
+    assert len(caches) == 3 and plan.config["tested"] == pair[0]
+
+
+def test_the_classic_diagnosis_has_no_probes_and_logs_as_the_guide_says():
+    plan = plan_diagnose(DiagnoseConfig(train=TrainConfig(), classic=True), NVIDIA)
+    assert [s.labels["part"] for s in plan.steps] == ["cells", "cells"]
+    assert all(s.env["PYTHONLOGLEVEL"] == "DEBUG" for s in plan.steps)
+
+
+def test_a_head_that_cannot_run_here_is_a_row_with_its_reason():
+    plan = plan_train(TrainConfig(models=["pytorch-crf", "linear"]), CPU, skipped=("pytorch-crf",))
+    assert plan.skipped == {"pytorch-crf-own": "the package torchcrf (PyPI: pytorch-crf) is not installed"}
+
+
+def test_flags_go_over_the_preset_and_no_triton_reaches_every_backend():
+    config = train_config({**KNOBS, "preset": "smoke", "epochs": 7, "lr": None, "no_triton": True}, gpus=True)
+    assert config.epochs == 7 and config.lr == PRESETS["smoke"]["lr"] and config.backends == ["torch"]
+    with pytest.raises(UsageError, match="contradict"):
+        train_config({**KNOBS, "no_triton": True, "backends": ["triton"]}, gpus=True)
+
+
+def test_the_benchmarks_setting_is_the_default_on_a_gpu():
+    config = train_config(KNOBS, gpus=True)
+    assert (config.hidden_dim, config.num_layers, config.epochs, config.batch_size, config.max_duration) == (
+        256,
+        3,
+        50,
+        32,
+        30,
+    )
+    assert (config.lr, config.weight_decay, config.clip, config.crf_reg) == (1e-3, 1e-5, 5.0, 0.0)
+
+
+def lab(*words, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "lab", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_guides_flags_are_understood(tmp_path):
+    done = lab("run", "--dry-run", "--json", "semicrf", "train", "--model", "semicrf", "--max-duration", "30", "--crf-reg", "0.01",
+               "--backend", "streaming", "--no-triton", "--fixed-length", "200", "--log-every", "5", "--data-dir", "synthetic",
+               cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    config = json.loads(done.stdout)["config"]
+    assert (config["crf_reg"], config["fixed_length"], config["log_every"], config["backends"]) == (
+        0.01,
+        200,
+        5,
+        ["torch"],
+    )
+
+
+@pytest.mark.parametrize("words, text", [
+    (["train", "--data", "/no/such/folder"], "no such file or folder"),
+    (["train", "--model", "crf"], "'crf' is none of pytorch-crf, linear, semicrf"),
+    (["train", "--backend", "torch,torch"], "twice"),
+    (["diagnose", "--plant", "gremlin"], "gremlin"),
+])  # fmt: skip
+def test_wrong_words_are_told(words, text, tmp_path):
+    done = lab("run", "semicrf", *words, cwd=tmp_path)
+    assert done.returncode in (2, 4) and text in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_the_room_and_its_plans_import_no_torch():
+    code = ("import lab.rooms.semicrf, lab.rooms.semicrf.cli\nfrom lab.rooms.semicrf.plan import *\n"
+            "plan_train(TrainConfig(), Site(vendor='none'))")  # fmt: skip
+    assert not modules_after(code) & {"torch", "numpy", "pandas", "matplotlib"}
+
+
+def test_the_models_names_come_when_they_are_asked_for():
+    pytest.importorskip("torch")
+    import lab.rooms.semicrf as room
+
+    assert all(callable(getattr(room, name)) for name in room.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = room.nothing
+
+
+def test_a_corpus_enters_a_container_read_only_at_one_place(tmp_path):
+    (tmp_path / "TIMIT").mkdir()
+    done = lab(
+        "run", "--image", "cpu", "--dry-run", "--json", "semicrf", "train", "--data", "TIMIT", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["config"]["data"] == "/corpus"
+    for step in plan["steps"]:
+        assert {"source": str(tmp_path / "TIMIT"), "target": "/corpus", "read_only": True} in step["starts"][
+            "mounts"
+        ]
+
+
+def test_a_case_is_probed_and_never_trained():
+    plan = plan_diagnose(DiagnoseConfig(train=TrainConfig(), case="/somewhere/case.npz"), CPU)
+    assert [s.labels["part"] for s in plan.steps] == ["probes"]
+
+
+def test_preprocess_takes_its_own_output_folder_with_and_without_run(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for words in (["run", "semicrf"], ["semicrf"]):
+        done = lab(*words, "preprocess", "--timit-dir", "empty", "--output-dir", "out", cwd=tmp_path)
+        assert done.returncode == 4 and "no folder TRAIN" in done.stderr, done.stderr

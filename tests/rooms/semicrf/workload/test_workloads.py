@@ -1,0 +1,247 @@
+"""The workloads as a user runs them: a smallest training, two ranks, a diagnosis of each planted fault, a check."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed here")
+
+from lab.core.run import Run  # noqa: E402
+from lab.rooms import semicrf  # noqa: E402
+from lab.rooms.semicrf import verdict  # noqa: E402
+from lab.rooms.semicrf.config import FAULTS, PRESETS, DiagnoseConfig, TrainConfig  # noqa: E402
+from lab.rooms.semicrf.model import probes  # noqa: E402
+from lab.rooms.semicrf.workload import check as workload_check  # noqa: E402
+from lab.rooms.semicrf.workload import diagnose as workload_diagnose
+from lab.rooms.semicrf.workload import train as workload_train
+from lab.workload.host import RankContext  # noqa: E402
+
+pytestmark = pytest.mark.torch
+CPU = torch.device("cpu")
+ALONE = RankContext(rank=0, local_rank=0, world_size=1)
+LEAST = msgspec.structs.replace(
+    msgspec.convert(PRESETS["smoke"], TrainConfig), phones=3, utterances=8, mean_segments=4, max_duration=4, epochs=1)  # fmt: skip
+
+
+def train(config, out, model="semicrf", backend="torch"):
+    workload_train.run(config, model, backend, out, ALONE, CPU)
+    return json.loads((out / "result.json").read_text())
+
+
+def lab(*words, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "lab", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """A diagnosis that looks at less of the same."""
+    monkeypatch.setattr(workload_diagnose, "FRAMES", 12)
+    monkeypatch.setattr(probes, "GUARD_FRAMES", 100)
+    monkeypatch.setattr(probes, "DRIFT_STEPS", 3)
+    monkeypatch.setattr(probes, "GROWTH", (20, 40))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """One run of `lab run semicrf train` with both heads."""
+    folder = tmp_path_factory.mktemp("train")
+    done = lab(
+        "run",
+        "-q",
+        "-o",
+        "run",
+        "semicrf",
+        "train",
+        "--preset",
+        "smoke",
+        "--phones",
+        "3",
+        "--utterances",
+        "8",
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run", done.stdout
+
+
+def test_a_training_leaves_results_a_page_and_the_benchmarks_json(trained):
+    root, said = trained
+    assert "has the least test PER" in said and "The corpus is synthetic" in said
+    document = json.loads((root / "tables" / "compare.json").read_text())
+    assert document["task"] == "timit" and set(document) >= {
+        "linear_crf_triton",
+        "semi_crf",
+        "config",
+        "timestamp",
+    }
+    assert {"phone_error_rate", "boundary_f1_tolerances", "segment_f1", "training_time_per_epoch", "inference_time",
+            "duration_stats"} <= set(document["semi_crf"])  # fmt: skip
+    page = (root / "report.html").read_text()
+    assert "Convergence" in page and "SYNTHETIC" in page.upper()
+
+
+def test_the_manifest_knows_the_versions_and_every_file(trained):
+    manifest = Run.open(trained[0]).manifest
+    assert manifest.versions["torch"] == str(torch.__version__)
+    assert all(record.outcome.ok and "result.json" in "".join(record.files) for record in manifest.steps)
+
+
+def test_a_comparison_that_lab_did_not_make_is_recognised_and_read(trained, tmp_path):
+    made = json.loads((trained[0] / "tables" / "compare.json").read_text())
+    (tmp_path / "theirs").mkdir()
+    del made["semi_crf"]["duration_kl"]
+    (tmp_path / "theirs" / "timit.json").write_text(json.dumps(made))
+    (tmp_path / "theirs" / "other.json").write_text("[1")
+    assert semicrf.recognises(tmp_path / "theirs") and not semicrf.recognises(tmp_path)
+    found = semicrf.analyse(tmp_path / "theirs", tmp_path / "out", None, print)
+    assert found.status == "ok" and (tmp_path / "out" / "report.html").exists()
+    assert [p.name for p in (tmp_path / "theirs").iterdir()] != [] and not (
+        tmp_path / "theirs" / "tables"
+    ).exists()
+
+
+def test_a_training_that_was_cut_short_is_a_row_with_its_reason_and_the_rest_is_analysed(trained, tmp_path):
+    import shutil
+
+    root = tmp_path / "run"
+    shutil.copytree(trained[0], root)
+    run = Run.open(root)
+    record = run.manifest.steps[0]
+    from lab.core.step import Outcome, Status
+
+    record.outcome = Outcome(status=Status.oom, reason="out of memory")
+    journal = root / record.step.folder / "epochs.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-20])
+    found = semicrf.analyse(root, tmp_path / "out", run, print)
+    assert found.status == "warn" and any("out of memory" in text for text in found.lacking)
+    assert any("cut short" in text for text in found.lacking)
+    assert "out of memory" in (tmp_path / "out" / "tables" / "results.csv").read_text()
+
+
+def test_the_same_seed_gives_the_same_losses_and_other_backends_the_same_model(tmp_path):
+    found = {}
+    for name, backend in (("a", "torch"), ("b", "torch"), ("c", "naive")):
+        train(LEAST, tmp_path / name, backend=backend)
+        found[name] = json.loads((tmp_path / name / "epochs.jsonl").read_text())["loss"]
+    assert found["a"] == found["b"] and found["a"] == pytest.approx(found["c"], rel=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{"encoder": "transformer"}, {"guards": "seed"}, {"objective": "guide"}, {"crf_reg": 0.1},
+                                     {"over_long": "mask"}, {"fixed_length": 12}], ids=str)  # fmt: skip
+def test_every_variant_trains(changes, tmp_path):
+    result = train(msgspec.structs.replace(LEAST, **changes), tmp_path)
+    assert 0 <= result["test"]["boundary_f1"] <= 1
+
+
+def test_training_learns(tmp_path):
+    config = msgspec.structs.replace(LEAST, epochs=12, utterances=24, validate=False)
+    train(config, tmp_path, model="linear")
+    rows = [json.loads(line) for line in (tmp_path / "epochs.jsonl").read_text().splitlines()]
+    assert (
+        rows[-1]["loss"] < 0.8 * rows[0]["loss"]
+        and rows[-1]["phone_error_rate"] < rows[0]["phone_error_rate"] + 0.1
+    )
+
+
+def test_two_ranks_over_gloo_train_one_model(tmp_path):
+    (tmp_path / "train.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(LEAST, ranks=2)))
+    argv = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
+            "-m", "lab.rooms.semicrf.workload.train", "--config", "train.json", "--model", "semicrf", "--backend", "torch",
+            "--out", "out"]  # fmt: skip
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["ranks"] == 2 and len((tmp_path / "out" / "epochs.jsonl").read_text().splitlines()) == 1
+
+
+def diagnosed(plant, out, **changes):
+    config = DiagnoseConfig(
+        train=msgspec.structs.replace(LEAST, models=["semicrf"], **changes),
+        plant=plant,
+        repeats=1,
+        orders=1,
+        steps=2,
+    )
+    told = workload_diagnose.probes(config, "torch", CPU, out)
+    cells = workload_diagnose.cells(config, "torch", CPU, out)["cells"]
+    json.dumps([told, cells], allow_nan=False)
+    return verdict.diagnose(cells, told["probes"], "torch", "naive"), told
+
+
+RIGHT = {"overread": ("boundary", "reads beyond the mask"), "race": ("race", "other bits for the same input"),
+         "stale": ("kernel", "torch is wrong in the same way every time"),
+         "drift": ("objective", "a probability sums to 1"), "nan-utterance": ("input", "utterance train_00001: frame"),
+         "inf-rows": ("input", "all labels are -inf at sequence 0, frame 3"),
+         "length-0": ("boundary", "length 0: train utterance train_00001")}  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", FAULTS)
+def test_each_planted_fault_is_named_rightly(plant, tmp_path, brief):
+    found, told = diagnosed(plant, tmp_path)
+    cause, words = RIGHT[plant]
+    assert found.cause == cause and words in found.sentences[0], found.sentences
+    if plant in ("overread", "race", "stale"):
+        assert told["reproducer"]["sequences"] == 1 and (tmp_path / "reproducer" / "case.npz").exists()
+
+
+def test_a_fault_that_leaves_everything_finite_fails_the_trainings_by_its_mass(tmp_path, brief):
+    config = DiagnoseConfig(
+        train=msgspec.structs.replace(LEAST, models=["semicrf"]), plant="stale", repeats=1, orders=1, steps=2
+    )
+    cells = workload_diagnose.cells(config, "torch", CPU, tmp_path)["cells"]
+    told = (
+        "RuntimeError: Posterior mass is not 1 in CRF backward (PyTorch): worst error 6.5e-01 [first b=0 t="
+    )
+    assert all(cell["message"].startswith(told) for cell in cells), [cell["message"] for cell in cells]
+
+
+def test_a_sound_model_has_no_fault(tmp_path, brief):
+    found, told = diagnosed(None, tmp_path)
+    assert found.cause == "none", found.evidence
+    assert told["reproducer"] is None and len(told["guards"]) == 3
+
+
+def test_a_check_of_this_device_finds_nothing(tmp_path):
+    subject = workload_check.Subject("torch", CPU, interpreted=False, batches=25, seed=1)
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(workload_check, "SMALL", workload_check.SMALL[:3])
+        rows = list(workload_check.all_checks(subject))
+    failed = [row for row in rows if row["verdict"] != "pass"]
+    assert not failed, failed
+    assert {"log Z", "posteriors", "viterbi", "hostile batches", "entropy", "samples"} <= {
+        row["check"] for row in rows
+    }
+
+
+def test_a_check_that_crashes_is_a_failed_row_and_the_others_go_on(monkeypatch):
+    def broken(*_args, **_more):
+        raise RuntimeError("the kernel fell over")
+
+    monkeypatch.setattr(workload_check, "every_check", lambda: (broken, workload_check.sampling))
+    rows = list(workload_check.all_checks(workload_check.Subject("torch", CPU, False, 2, 1)))
+    assert [(row["check"], row["verdict"]) for row in rows] == [("broken", "fail"), ("samples", "pass")]
+    assert "fell over" in rows[0]["text"]
+
+
+def test_numpy_metrics_and_the_head_agree_on_what_a_segment_is():
+    from lab.rooms.semicrf.metrics import segments_of
+    from lab.rooms.semicrf.model.head import run_starts
+
+    labels = np.random.default_rng(0).integers(0, 2, 30)
+    starts = run_starts(torch.from_numpy(labels)[None])[0]
+    assert starts.nonzero()[:, 0].tolist() == [start for start, _, _ in segments_of(labels)]

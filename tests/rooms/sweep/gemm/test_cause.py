@@ -1,0 +1,145 @@
+"""The same GEMM with and without a collective beside it: published medians, and effects put in by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lab.rooms.sweep.gemm import cause as rules
+from lab.rooms.sweep.gemm.cause import BY_BLOCK, BY_RANK, EFFECT, cause, effect, effect_tables, shares
+from lab.rooms.sweep.gemm.tables import FREE, FULL, read_sweep
+from tests.rooms.sweep.gemm.recorded import read, write_sweep
+
+
+def instances(dur_us, beside, *, rank=0, step=None, other_share=0.0, cold=False) -> pd.DataFrame:
+    n = len(dur_us)
+    dur_ns = (np.asarray(dur_us) * 1000).astype(np.int64)
+    beside = np.asarray(beside, dtype=bool)
+    return pd.DataFrame({
+        "threads": 256, "channel": 28, "repeat": 1, "rank": rank,
+        "step": np.arange(n) % 2 if step is None else step,
+        "dur_ns": dur_ns, "ts_ns": 0, "end_ns": dur_ns, "comm_ns": dur_ns * beside,
+        "overlap": np.where(beside, FULL, FREE), "family": "nvjet", "cold": cold,
+        "other_ns": (dur_ns * other_share).astype(np.int64),
+        "collective": np.where(beside, "allreduce", ""), "msg_bytes": np.where(beside, 4096, -1),
+        "channels": np.where(beside, 28, -1), "phase": np.where(beside, "waiting", ""),
+    })  # fmt: skip
+
+
+def test_an_effect_within_ranks_and_steps_is_found_with_its_size():
+    random = np.random.default_rng(1)
+    beside = random.random(80) < 0.5
+    found = effect(instances(100 * (1 + 0.5 * beside) + random.normal(0, 2, 80), beside))
+    assert found["slowdown"] == pytest.approx(1.5, abs=0.03)
+    assert 1.4 < found["ci_low"] < 1.5 < found["ci_high"] < 1.6
+    assert found["p_value"] < 0.001 and found["test"] == BY_BLOCK and found["note"] == ""
+    assert found["excess_time_us"] == pytest.approx(50 * beside.sum(), rel=0.05)
+
+
+def test_no_effect_is_no_finding():
+    random = np.random.default_rng(2)
+    found = effect(instances(random.normal(100, 2, 80), random.random(80) < 0.5))
+    assert found["ci_low"] < 1 < found["ci_high"] and found["p_value"] > 0.05
+
+
+def test_one_free_rank_among_eight_is_one_unit_and_no_proof():
+    rows = pd.concat([
+        instances(np.full(12, 165.0 if rank == 1 else 308.0 + rank), np.full(12, rank != 1), rank=rank)
+        for rank in range(8)
+    ])  # fmt: skip
+    found = effect(rows)
+    assert (found["free_n"], found["overlapped_n"], found["same_rank_n"]) == (12, 84, 0)
+    assert (found["p_value"], found["test"]) == (0.125, BY_RANK)
+    assert "rank 1 only" in found["note"]
+
+
+@pytest.mark.parametrize(
+    ("beside", "note"),
+    [
+        ([True] * 8, "no control"),
+        ([False] * 8, "no collective ever"),
+        ([True] * 6 + [False] * 2, "only 2 free instances"),
+    ],
+)
+def test_too_little_to_compare_is_said(beside, note):
+    found = effect(instances(np.linspace(10, 11, 8), beside))
+    assert note in found["note"]
+    assert math.isnan(found["slowdown"]) == (len(set(beside)) == 1)
+
+
+def test_shares_go_to_the_cause_that_was_put_in():
+    random = np.random.default_rng(3)
+    n = 4000
+    beside, cold = random.random(n) < 0.5, random.random(n) < 0.5
+    other, rank = random.random(n) < 0.5, random.integers(0, 4, n)
+    dur_us = 100 + 8 * beside + 4 * cold + 4 * other + 2 * (rank == 0) + random.normal(0, 2, n)
+    found = shares(instances(dur_us, beside, rank=rank, other_share=other * 0.5, cold=cold))
+    parts = {"overlap": 16, "cold_start": 4, "other_kernels": 4, "rank": 0.75, "unexplained": 4}
+    whole = sum(parts.values())
+    for name, part in parts.items():
+        assert found[f"{name}_share"] == pytest.approx(part / whole, abs=0.02), name
+    assert math.isnan(found["clocks_share"])
+    assert found["verdict"].split(", ")[0].endswith("a collective beside it")
+
+
+def test_the_files_hold_every_gemm_of_every_configuration(tmp_path):
+    root = write_sweep(tmp_path)
+    report = cause(root, tmp_path / "out", workers=1)
+    assert [path.name for path in report.files] == [
+        "gemm_overlap_effect.csv",
+        "gemm_overlap_splits.csv",
+        "gemm_variance_causes.csv",
+    ]
+    table = pd.read_csv(report.files[0])
+    assert list(table) == EFFECT and table["threads"].tolist() == [256, 512]
+    assert table["slowdown"].tolist() == pytest.approx([20 / 10.55] * 2, rel=0.01)
+    assert table["same_rank_n"].tolist() == [1, 1]
+    splits = pd.read_csv(report.files[1])
+    assert set(splits["split"]) == {"collective", "msg_bytes", "channels", "phase"}
+    assert rules.CLOCKS in report.findings
+
+
+def test_a_second_run_gives_the_same_bytes(tmp_path):
+    root = write_sweep(tmp_path)
+    first = [path.read_bytes() for path in cause(root, tmp_path / "out", workers=1).files]
+    assert [path.read_bytes() for path in cause(root, tmp_path / "out", workers=1).files] == first
+
+
+def test_a_sweep_without_a_collective_has_rows_and_says_so(tmp_path):
+    from tests.tracegen import TraceWriter
+
+    writer = TraceWriter()
+    for i in range(4):
+        writer.gemm(4, 4, 4, 100 * i + 10, 10 + i)
+    writer.write(tmp_path / "rank0/t.json")
+    effects, splits, causes = effect_tables(read(tmp_path))
+    assert effects["note"].tolist() == ["no collective ever ran beside it"] and splits.empty
+    assert causes["overlap_share"].tolist() == [0.0]
+
+
+# Free -> overlapped medians in us, instances of each, of 256 threads 28 channels over all ranks.
+GOLDEN = {(4096, 2048, 8192, "(8192, 1) (1, 8192)"): (165.1, 308.3, 12, 84),
+          (4096, 8192, 2048, "(2048, 1) (1, 2048)"): (180.9, 227.6, 12, 84)}  # fmt: skip
+
+
+@pytest.mark.data
+def test_the_h200_sweep_gives_its_golden_slowdowns(shared_data):
+    effects, _, causes = effect_tables(read_sweep(shared_data / "sweep_h200", cache=None, workers=2))
+    table = effects[(effects["threads"] == 256) & (effects["channel"] == 28)]
+    table = table.set_index(["M", "N", "K", "strides"])
+    for shape, (free_us, beside_us, free_n, beside_n) in GOLDEN.items():
+        row = table.loc[shape]
+        assert row["free_median_us"] == pytest.approx(free_us, abs=0.051)
+        assert row["overlapped_median_us"] == pytest.approx(beside_us, abs=0.051)
+        assert (row["free_n"], row["overlapped_n"]) == (free_n, beside_n)
+    at_42 = effects[(effects["threads"] == 256) & (effects["channel"] == 42)].set_index(
+        ["M", "N", "K", "strides"]
+    )
+    row = at_42.loc[(4096, 8192, 2048, "(2048, 1) (1, 2048)")]
+    assert (row["free_median_us"], row["overlapped_median_us"]) == pytest.approx((178.5, 262.0), abs=0.1)
+    assert effects["ci_low"].min() > 1
+    weighted = (causes["overlap_share"] * causes["time_spread_us2"]).sum() / causes["time_spread_us2"].sum()
+    assert weighted > 0.9

@@ -1,0 +1,211 @@
+"""`lab gemm`: every step, where it writes, what it says when something is missing, and that twice is once."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lab.cli.main import cli
+from lab.errors import MissingError, StepFailed
+from lab.rooms.sweep.findings import analyse_sweep
+from lab.rooms.sweep.gemm.places import places, within
+from lab.rooms.sweep.gemm.steps import merge
+from tests.rooms.sweep.gemm.recorded import write_sweep
+from tests.tracegen import TraceWriter, cpu_step
+
+KNOWN = (
+    "256thread/individual_reports/perf_28ch_rank0.xlsx",
+    "256thread/collective_reports/collective_28ch.xlsx",
+    "comparisons/compare_28ch_rank1_across_threads.xlsx",
+    "timeline.csv",
+    "collectives.csv",
+    "effective.csv",
+    "stragglers.csv",
+    "top5_gemm_kernels_time_variance.csv",
+    "top5_gemm_kernels_time_variance_with_timestamps.csv",
+    "top5_gemm_kernels_time_variance_with_collective_overlap.csv",
+    "gemm_overlap_effect.csv",
+    "gemm_variance_causes.csv",
+    "plots/variance_by_threads_boxplot.png",
+    "plots/variance_by_channels_boxplot.png",
+    "plots/variance_by_ranks_boxplot.png",
+    "plots/variance_violin_combined.png",
+    "plots/variance_thread_channel_interaction.png",
+)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_sweep(tmp_path / "sweep_a")
+
+
+def gemm(*words: str | Path) -> str:
+    """Runs `lab gemm`; errors of lab come out as they are."""
+    argv = ["gemm", *map(str, words)]
+    done = CliRunner().invoke(cli, argv, catch_exceptions=False, standalone_mode=False)
+    if done.exception:
+        raise done.exception
+    return done.stdout
+
+
+def state(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_all_leaves_the_known_files_and_touches_no_trace(sweep: Path, tmp_path: Path) -> None:
+    before = state(sweep)
+    gemm("all", sweep, "--workers", "1", "-q")
+    out = tmp_path / "experiments" / "sweep_a_analysis"
+    assert [name for name in KNOWN if not (out / "tracelens_analysis" / name).exists()] == []
+    assert (out / "merged_traces" / "256thread_28ch_merged.json.gz").exists()
+    assert state(sweep) == before
+
+
+def test_parts_one_by_one_and_then_all_give_what_all_at_once_gives(sweep: Path, tmp_path: Path) -> None:
+    gemm("all", sweep, "--out", tmp_path / "once", "--workers", "1", "-q")
+    for number in (0, 1):
+        gemm("part", sweep, "--out", tmp_path / "parts", "--number", number, "--workers", "1", "-q")
+    merged = tmp_path / "parts" / "merged_traces" / "256thread_28ch_merged.json.gz"
+    made_ns = merged.stat().st_mtime_ns
+    gemm("all", sweep, "--out", tmp_path / "parts", "--keep-merged", "--workers", "1", "-q")
+    assert merged.stat().st_mtime_ns == made_ns
+    once, parts = (state(tmp_path / name) for name in ("once", "parts"))
+    assert {name: once[name] for name in once if name.endswith(".csv")} == {
+        name: parts[name] for name in parts if name.endswith(".csv")
+    }
+    with pytest.raises(MissingError, match="no configuration 2"):
+        gemm("part", sweep, "--out", tmp_path / "parts", "--number", 2, "--workers", "1", "-q")
+
+
+def test_in_place_writes_into_the_sweep_and_changes_no_file_of_it(sweep: Path) -> None:
+    before = state(sweep)
+    gemm("all", sweep, "--in-place", "--workers", "1", "-q")
+    after = state(sweep)
+    assert {name: after[name] for name in before} == before
+    new = {name.split("/")[0] for name in set(after) - set(before)}
+    assert new == {"tracelens_analysis", "merged_traces", ".cache"}
+
+
+def test_twice_is_once_and_the_second_time_nothing_is_done(sweep: Path, tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "out"
+    first = gemm("all", sweep, "-o", out, "-w", "1", "-q")
+    before = state(out)
+    monkeypatch.setattr("lab.rooms.sweep.gemm.cli.Session.read", lambda *_, **__: pytest.fail("read again"))
+    assert gemm("all", sweep, "-o", out, "-w", "1", "-q") == first
+    assert state(out) == before
+
+
+def test_fresh_does_it_again_with_the_same_bytes(sweep: Path, tmp_path: Path) -> None:
+    gemm("all", sweep, "-o", tmp_path / "out", "-w", "1", "-q")
+    before = state(tmp_path / "out")
+    gemm("all", sweep, "-o", tmp_path / "out", "-w", "1", "-q", "--fresh")
+    assert state(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("change", ["trace", "result", "option"])
+def test_what_has_changed_is_done_anew(sweep: Path, tmp_path: Path, change: str) -> None:
+    out = tmp_path / "out"
+    gemm("all", sweep, "-o", out, "-w", "1", "-q")
+    memo = (out / ".cache" / "gemm_all.json").read_bytes()
+    more = []
+    if change == "trace":
+        trace = next(sweep.rglob("rank0/*.json.gz"))
+        os.utime(trace, ns=(1, 1))
+    elif change == "result":
+        (out / "timeline.csv").write_text("mine")
+    else:
+        more = ["--top-k", "2"]
+    gemm("all", sweep, "-o", out, "-w", "1", "-q", *more)
+    assert (out / "timeline.csv").read_text() != "mine"
+    assert ((out / ".cache" / "gemm_all.json").read_bytes() == memo) == (change == "result")
+
+
+def test_a_broken_trace_is_said_the_rest_is_done_and_the_command_fails(sweep: Path, tmp_path: Path) -> None:
+    trace = next(sweep.rglob("256thread/**/rank1/*.json.gz"))
+    trace.write_bytes(trace.read_bytes()[:-40])
+    with pytest.raises(StepFailed) as error:
+        gemm("all", sweep, "-o", tmp_path / "out", "-w", "1", "-q")
+    assert "256thread_28ch_merged.json.gz: ranks 1 are not in it" in str(error.value)
+    assert "512thread" not in str(error.value)
+    assert (tmp_path / "out" / "512thread/individual_reports/perf_28ch_rank1.xlsx").exists()
+    with pytest.raises(StepFailed):  # what lacks is not remembered as done
+        gemm("all", sweep, "-o", tmp_path / "out", "-w", "1", "-q")
+
+
+def test_one_trace_and_a_folder_of_ranks_work_too(sweep: Path, tmp_path: Path) -> None:
+    ranks = sweep / "256thread" / "nccl_28channels" / "torch_profiler"
+    gemm("all", ranks, "-o", tmp_path / "ranks", "-w", "1", "-q")
+    assert (tmp_path / "ranks" / "merged_traces" / "256thread_28ch_merged.json.gz").exists()
+    trace = tmp_path / "alone.json"
+    trace.write_bytes(
+        gzip.decompress(next(ranks.rglob("rank0/*.gz")).read_bytes()).replace(
+            b'"world_size":2', b'"world_size":1'
+        )
+    )
+    gemm("merge", trace, "-o", tmp_path / "one", "-w", "1", "-q")
+    assert (tmp_path / "one" / "merged_traces" / "merged.json.gz").exists()
+
+
+def test_each_step_is_a_command_of_its_own(sweep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for step in ("report", "variance", "timestamps", "overlap"):
+        gemm(step, sweep, "-o", out, "-w", "1", "-q")
+    gemm("plots", sweep, "-o", out, "-q")
+    assert [name for name in KNOWN if not (out / name).exists()] == []
+
+
+def test_json_lists_files_and_findings(sweep: Path, tmp_path: Path) -> None:
+    told = json.loads(
+        gemm("merge", sweep, "-o", tmp_path / "o", "-w", "1", "-q", "--json", "--format", "pftrace")
+    )
+    assert sorted(told) == ["files", "findings", "lacking", "problems"]
+    assert [Path(name).name for name in told["files"]] == [
+        f"{t}thread_28ch_merged.pftrace.gz" for t in (256, 512)
+    ]
+
+
+def test_plots_without_an_analysis_say_which_table_lacks(sweep: Path, tmp_path: Path) -> None:
+    with pytest.raises(StepFailed, match="so no straggler_heatmap"):
+        gemm("plots", sweep, "-o", tmp_path / "nothing", "-q")
+
+
+def test_nothing_to_merge_fails_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "rank0").mkdir()
+    (tmp_path / "rank0" / "t.pt.trace.json").write_text("{")
+    report = merge(within(tmp_path, tmp_path / "out"), workers=1)
+    assert report.files == [] and "no readable trace" in report.lacking[0]
+
+
+def test_there_must_be_a_sweep(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match="no such sweep"):
+        places(tmp_path / "nowhere")
+
+
+def test_a_sweeps_page_holds_the_pipelines_findings_and_links_that_lead_somewhere(
+    sweep: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    findings = analyse_sweep(sweep, out, None, lambda _: None)
+    page = (out / "report.html").read_text()
+    assert "Why GEMM times vary" in page and "varies most" in page
+    assert all((out / name).exists() for name in ("tracelens_analysis/timeline.csv", "merged_traces"))
+    assert 'href="tracelens_analysis/gemm_overlap_effect.csv"' in page
+    assert out / "merged_traces" / "512thread_28ch_merged.json.gz" in findings.files
+
+
+def test_a_sweep_on_a_cpu_gets_its_page_without_the_pipeline(tmp_path: Path) -> None:
+    writer = TraceWriter(vendor="none", world_size=1)
+    cpu_step(writer, 1, 100)
+    writer.write(
+        tmp_path / "s" / "256thread" / "nccl_28channels" / "torch_profiler" / "rank0" / "trace_step1.json"
+    )
+    analyse_sweep(tmp_path / "s", tmp_path / "out", None, lambda _: None)
+    assert not (tmp_path / "out" / "tracelens_analysis").exists()

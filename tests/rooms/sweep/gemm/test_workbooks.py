@@ -1,0 +1,232 @@
+"""The reports over ranks and settings: names as TraceLens' users know them, figures as published."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pandas as pd
+import pytest
+
+from lab.rooms.sweep.gemm.tables import read_sweep
+from lab.rooms.sweep.gemm.workbooks import gemm_report, straggler_verdict
+from tests.rooms.sweep.gemm.recorded import write_rank, write_sweep
+from tests.tracegen import TraceWriter, cpu_step
+
+PG = ["Process Group Name", "Process Group Ranks", "Collective name", "Group size", "dtype"]
+BANDWIDTHS = ["comm_latency", "skew in start time", "skew in end time", "algo bw (GB/s)", "bus bw (GB/s)"]
+# The sheets and leading columns of TraceLens' workbooks, in order.
+PERF = {
+    "gpu_timeline": ["type", "time ms", "percent"],
+    "ops_summary_by_category": ["op category", "Count", "total_direct_kernel_time_ms"],
+    "ops_summary": ["name", "total_direct_kernel_time_sum", "total_subtree_kernel_time_sum"],
+    "ops_unique_args": ["name", "op category", "process_name", "process_label", "thread_name", "Input Dims"],
+    "GEMM": ["name", "param: B", "param: M", "param: N", "param: K", "param: bias"],
+    "kernel_summary": ["Parent op category", "Parent cpu_op", "Kernel name", "Kernel stream"],
+    "short_kernel_histogram": ["bin_start", "bin_end", "count"],
+    "short_kernels_summary": ["Parent cpu_op", "Input dims", "Input strides", "Concrete Inputs"],
+    "coll_analysis": [
+        "rank", *PG, "In msg nelems", "Out msg nelems", "In split size", "Out split size", "stream",
+        "In msg size (MB)_first", "Out msg size (MB)_first", "dur_sum", "dur_mean", "dur_std", "dur_min",
+        "dur_max", "operation_count",
+    ],
+}  # fmt: skip
+RANKS = [f"rank_{rank}_{name}" for rank in (0, 1) for name in ("ts", "dur")]
+COLLECTIVE = {
+    "nccl_summary_long": [*PERF["coll_analysis"], "node_id", "node_span"],
+    "nccl_long": [
+        "collective_id", "index_in_group", "rank", *PG, "In msg nelems", "In msg size (MB)", "Out msg nelems",
+        "Out msg size (MB)", "In split size", "Out split size", "stream", "ts", "dur", "node_id", "node_span",
+    ],
+    "nccl_implicit_sync": [
+        "collective_id", *PG, "In msg nelems", "Out msg nelems", "In msg size (MB)", "Out msg size (MB)",
+        "Full msg size (MB)", "comm_latency", "skew in start time", "earliest arrival rank", "avg_wait_time",
+        "skew in end time", "algo bw (GB/s)", "bus bw (GB/s)", *RANKS, "rank_0_wait_time", "rank_1_wait_time",
+        "node_span",
+    ],
+    "nccl_summary_implicit_sync": [
+        "Collective name", "dtype", "In msg nelems", "Process Group Name", "Group size", "Full msg size (MB)",
+        *(f"{what}_{how}" for what in BANDWIDTHS for how in ("mean", "median", "min", "max")),
+        "count", "Total comm latency (ms)",
+    ],
+    "straggler_summary": [
+        "rank", "total_wait_time_us", "mean_wait_time_us", "times_arrived_last", "times_arrived_first",
+        "pct_arrived_last", "num_collectives", "total_nccl_dur_us", "node_id",
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def report(tmp_path):
+    root = write_sweep(tmp_path / "sweep")
+    out = root / "tracelens_analysis"
+    return out, gemm_report(root, out, workers=1)
+
+
+def opened(path):
+    return pd.read_excel(path, sheet_name=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "sheets"),
+    [
+        ("256thread/individual_reports/perf_28ch_rank1.xlsx", PERF),
+        ("512thread/collective_reports/collective_28ch.xlsx", COLLECTIVE),
+    ],
+)
+def test_workbooks_have_the_known_sheets_and_columns_first(report, name, sheets):
+    book = opened(report[0] / name)
+    assert list(book) == list(sheets)
+    for sheet, columns in sheets.items():
+        assert list(book[sheet])[: len(columns)] == columns, sheet
+
+
+def test_csv_files_have_the_columns_that_users_ask_for(report):
+    out, found = report
+    assert not found.lacking and not found.problems
+    for name, columns in {
+        "timeline": "threads,channel,rank,computation_time_ms,exposed_comm_time_ms,exposed_memcpy_time_ms,"
+        "busy_time_ms,idle_time_ms,total_time_ms,total_comm_time_ms,total_memcpy_time_ms",
+        "effective": "threads,channel,rank,collective,requested_channels,effective_channels,"
+        "requested_threads,effective_threads,count",
+        "stragglers": "threads,channel,rank,num_collectives,times_arrived_last,pct_arrived_last,"
+        "total_wait_time_us,verdict",
+        "collectives": "threads,channel,collective_id",
+    }.items():
+        assert (out / f"{name}.csv").read_text().startswith(columns + ","), name
+    assert set(found.files) == {path for path in out.rglob("*") if path.suffix in (".csv", ".xlsx")}
+
+
+def test_the_late_rank_is_named_and_its_wait_is_on_the_others_rows(report):
+    table = pd.read_csv(report[0] / "stragglers.csv").fillna("")
+    late, waits = table[table["rank"] == 1], table[table["rank"] == 0]
+    assert late["times_arrived_last"].tolist() == [2, 2] and late["total_wait_time_us"].tolist() == [0, 0]
+    assert waits["total_wait_time_us"].tolist() == [300, 300]
+    assert late["caused_wait_time_us"].tolist() == [300, 300]
+    assert all(late["verdict"]) and not any(waits["verdict"])
+
+
+def test_bandwidth_is_bytes_over_the_shortest_time_with_nccl_tests_factor(report):
+    sheet = opened(report[0] / "256thread/collective_reports/collective_28ch.xlsx")["nccl_implicit_sync"]
+    assert sheet["comm_latency"].tolist() == [50, 50]
+    assert sheet["algo bw (GB/s)"].tolist() == pytest.approx([4096 / 50e-6 / 1e9] * 2)
+    assert sheet["bus bw (GB/s)"].tolist() == pytest.approx(sheet["algo bw (GB/s)"].tolist())  # 2 (n-1)/n
+
+
+def test_comparisons_put_thread_counts_side_by_side(report):
+    book = opened(report[0] / "comparisons/compare_28ch_rank0_across_threads.xlsx")
+    assert list(book) == ["gpu_timeline", "ops_summary"]
+    timeline = book["gpu_timeline"]
+    assert {"time ms 256thread", "time ms 512thread", "time ms diff 512thread"} <= set(timeline)
+    assert timeline["time ms diff 512thread"].abs().max() < 1e-9
+
+
+def test_a_second_run_changes_no_byte(report):
+    out, found = report
+    before = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in found.files}
+    again = gemm_report(out.parent, out, workers=1)
+    assert again == found
+    assert {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in again.files} == before
+
+
+def test_a_missing_rank_leaves_incomplete_collectives_and_is_said(tmp_path):
+    write_rank(tmp_path / "256thread/nccl_28channels", 1, ranks=2)
+    found = gemm_report(tmp_path, tmp_path / "out", workers=1)
+    assert any("missing ranks: 0" in text for text in found.lacking)
+    table = pd.read_csv(tmp_path / "out/collectives.csv")
+    assert not table["complete"].any() and set(table["missing_ranks"]) == {0}
+    assert pd.read_csv(tmp_path / "out/stragglers.csv")["num_collectives"].tolist() == [0]
+
+
+def test_a_sweep_read_already_is_not_read_again(tmp_path):
+    root = write_sweep(tmp_path / "sweep", threads=(256,))
+    data = read_sweep(root, cache=None, workers=1, workbooks=tmp_path / "out")
+    for path in root.rglob("*.json.gz"):
+        path.unlink()
+    assert len(gemm_report(root, tmp_path / "out", data=data).files) == 2 + 1 + 4
+
+
+def ranks(**late: float) -> list[dict[str, float]]:
+    usual = {"num_collectives": 48, "times_arrived_last": 0, "computation_time_ms": 47.0, "idle_time_ms": 2.5,
+             "end_deviation_us": 0.0}  # fmt: skip
+    return [
+        {**usual, "rank": 0, "times_arrived_last": 48, **late},
+        *({**usual, "rank": r} for r in range(1, 8)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("late", "verdict"),
+    [
+        ({"computation_time_ms": 34.8, "idle_time_ms": 102.1}, "starts later"),
+        ({"computation_time_ms": 60.0, "idle_time_ms": 2.0}, "computes longer"),
+        ({"times_arrived_last": 3, "end_deviation_us": 400.0}, "its link is slower"),
+        ({"computation_time_ms": 46.0, "idle_time_ms": 2.0}, "arrives last without a cause"),
+        ({"times_arrived_last": 3}, ""),
+        ({"times_arrived_last": 6, "end_deviation_us": 40.0}, ""),
+    ],
+)
+def test_a_straggler_is_named_with_the_evidence(late, verdict):
+    rows = ranks(**late)
+    assert straggler_verdict(rows[0], rows, 300.0).startswith(verdict)
+    assert bool(verdict) == bool(straggler_verdict(rows[0], rows, 300.0))
+    assert straggler_verdict(rows[0], rows[:1], 300.0) == ""
+
+
+@pytest.mark.data
+def test_the_h200_sweep_gives_its_golden_stragglers(shared_data, tmp_path):
+    sweep = shared_data / "sweep_h200"
+    found = gemm_report(sweep, tmp_path, workers=2)
+    assert not found.lacking and len(found.files) == 32 + 4 + 16 + 4
+    late = pd.read_csv(tmp_path / "stragglers.csv")
+    last = late[late["times_arrived_last"] > 0]
+    assert {
+        setting: dict(zip(rows["rank"], rows["times_arrived_last"], strict=True))
+        for setting, rows in last.groupby(["threads", "channel"])
+    } == {
+        (256, 28): {1: 48},
+        (256, 42): {2: 21, 5: 14, 7: 13},
+        (512, 28): {0: 16, 5: 22, 6: 10},
+        (512, 42): {0: 48},
+    }
+    assert last["verdict"].str.startswith("starts later").all()
+    assert late.drop(last.index)["verdict"].isna().all()
+    skew = pd.read_csv(tmp_path / "collectives.csv").groupby(["threads", "channel"])["start_skew_us"]
+    assert skew.mean().tolist() == pytest.approx([2790.6, 2270.4, 2355.4, 2634.6], abs=0.05)
+    assert skew.max().tolist() == pytest.approx([6916.6, 6917.4, 6877.9, 7243.6], abs=0.05)
+    sheet = opened(tmp_path / "256thread/collective_reports/collective_28ch.xlsx")[
+        "nccl_summary_implicit_sync"
+    ]
+    sizes = sheet.set_index("Full msg size (MB)").sort_index()
+    assert sizes["comm_latency_median"].iloc[-2:].tolist() == pytest.approx([286, 570], abs=0.6)
+    assert sizes["algo bw (GB/s)_median"].iloc[-2:].tolist() == pytest.approx([352, 353], abs=0.6)
+
+
+def test_a_recording_without_collectives_still_has_its_reports(tmp_path):
+    writer = TraceWriter()
+    writer.gemm(4, 4, 4, 100, 10)
+    writer.write(tmp_path / "rank0/t.json")
+    found = gemm_report(tmp_path, tmp_path / "out", workers=1)
+    assert not found.lacking
+    book = opened(tmp_path / "out/collective_reports/collective.xlsx")
+    assert list(book) == list(COLLECTIVE) and all(book[name].empty for name in list(book)[:4])
+    assert pd.read_csv(tmp_path / "out/collectives.csv").empty
+
+
+def test_a_cpu_recording_has_reports_with_gloos_collectives(tmp_path):
+    for rank in range(2):
+        writer = TraceWriter(rank=rank, world_size=2, vendor="none")
+        cpu_step(writer, 1, 1000 + rank)
+        writer.write(tmp_path / f"256thread/nccl_28channels/torch_profiler/rank{rank}/t.json")
+    found = gemm_report(tmp_path, tmp_path / "out", workers=1)
+    assert not found.lacking and len(found.files) == 2 + 1 + 4
+    book = opened(tmp_path / "out/256thread/individual_reports/perf_28ch_rank0.xlsx")
+    assert book["GEMM"]["name"].tolist() == ["aten::mm"] and book["kernel_summary"].empty
+
+
+def test_a_sweep_of_broken_traces_says_so_and_writes_empty_tables(tmp_path):
+    place = tmp_path / "256thread/nccl_28channels/torch_profiler/rank0/trace_step1.json"
+    place.parent.mkdir(parents=True)
+    place.write_text('{"traceEvents": [{"ph": "X"')
+    found = gemm_report(tmp_path, tmp_path / "out", workers=1)
+    assert len(found.lacking) == 1 and found.problems
+    assert pd.read_csv(tmp_path / "out/stragglers.csv").empty

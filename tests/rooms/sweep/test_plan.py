@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lab.core.gpu import Gpu
+from lab.core.manifest import StepRecord
+from lab.core.plan import Site
+from lab.core.run import Run
+from lab.core.step import Outcome, Status
+from lab.errors import GpuError
+from lab.rooms.sweep.config import SweepConfig
+from lab.rooms.sweep.journal import Journal, summary_text
+from lab.rooms.sweep.plan import collective_env, plan
+from tests.core.test_manifest import a_manifest
+
+HERE = Site(vendor="none")
+
+
+def eight(vendor: str) -> Site:
+    return Site(vendor=vendor, gpus=tuple(Gpu(vendor=vendor, index=i, uuid=f"GPU-{i}") for i in range(8)))
+
+
+def planned(site: Site = HERE, root: Path = Path("nowhere"), **knobs):
+    return plan(SweepConfig(**knobs), site, root)
+
+
+def test_every_setting_runs_once_a_repeat_in_a_folder_users_know():
+    steps = planned(channels=[28, 42], threads=[256, 512], repeats=2, order="given").steps
+    assert [s.folder for s in steps[:4]] == [
+        f"{t}thread/nccl_{c}channels" for t in (256, 512) for c in (28, 42)
+    ]
+    assert steps[4].folder == "256thread/nccl_28channels/repeat2" and len({s.name for s in steps}) == 8
+
+
+def test_the_random_order_is_seeded_and_each_repeat_is_a_whole_pass():
+    first, again, other = (planned(repeats=3, seed=seed).steps for seed in (1, 1, 2))
+    assert first == again and first != other
+    for k in range(3):
+        assert len({(s.labels["threads"], s.labels["channels"]) for s in first[8 * k : 8 * k + 8]}) == 8
+
+
+def test_ranks_are_the_gpus_or_two_and_never_more_than_gpus():
+    assert [planned(site).config["ranks"] for site in (HERE, eight("nvidia"), eight("amd"))] == [2, 8, 8]
+    with pytest.raises(GpuError, match="9 ranks asked for, 8 GPUs"):
+        planned(eight("nvidia"), ranks=9)
+
+
+def test_over_nodes_ranks_are_those_of_each_node_and_every_one_must_leave_its_trace():
+    step = planned(eight("nvidia"), nodes=4).steps[0]
+    assert (step.nodes, step.num_gpus, len(step.expects)) == (4, 8, 32)
+    assert {"--nnodes=4", "--node_rank={node_rank}", "--rdzv_backend=static"} <= set(step.argv)
+
+
+def test_torchrun_starts_several_ranks_and_one_rank_needs_no_rendezvous():
+    two, one = (planned(ranks=ranks).steps[0].argv for ranks in (2, 1))
+    assert two[:4] == ("python", "-m", "torch.distributed.run", "--nproc_per_node=2")
+    assert one[:3] == ("python", "-m", "lab.rooms.sweep.workload") and "torch.distributed.run" not in one
+
+
+def test_every_rank_must_leave_its_trace():
+    step = planned(ranks=3).steps[0]
+    assert [p.rsplit("/", 2)[1] for p in step.expects] == ["rank0", "rank1", "rank2"]
+    step = planned(ranks=2, overrides=["profiling.enabled=false"]).steps[0]
+    assert all(p.endswith("_metrics.jsonl") for p in step.expects)
+
+
+@pytest.mark.parametrize("vendor, has, lacks", [
+    ("nvidia", {"NCCL_NTHREADS": "256", "NCCL_MIN_NCHANNELS": "28", "NCCL_MAX_NCHANNELS": "28"},
+     {"RCCL_THREADS_PER_BLOCK", "HSA_ENABLE_SDMA"}),
+    ("amd", {"RCCL_THREADS_PER_BLOCK": "256", "NCCL_MIN_NCHANNELS": "28", "NCCL_MAX_NCHANNELS": "28", "HSA_ENABLE_SDMA": "0"},
+     {"NCCL_NTHREADS"}),
+    ("none", {}, {"NCCL_NTHREADS", "NCCL_MAX_NCHANNELS", "RCCL_THREADS_PER_BLOCK"}),
+])  # fmt: skip
+def test_each_vendor_gets_its_own_variables(vendor, has, lacks):
+    env = collective_env(vendor, 256, 28, "f", "pin")
+    assert has.items() <= env.items() and not lacks & set(env)
+    assert "NCCL_MIN_NCHANNELS" not in collective_env(vendor, 256, 28, "f", "max")
+
+
+def test_existing_results_are_skipped_only_when_every_rank_is_there(tmp_path):
+    config = SweepConfig(channels=[28, 42], threads=[256], ranks=2, order="given")
+    for rank, channels in ((0, 28), (1, 28), (0, 42)):
+        trace = tmp_path / f"256thread/nccl_{channels}channels/torch_profiler/rank{rank}/trace_step4.json.gz"
+        trace.parent.mkdir(parents=True)
+        trace.write_bytes(b"x")
+    assert plan(config, HERE, tmp_path, skip_existing=True).skipped.keys() == {"256t_28ch"}
+    assert plan(config, HERE, tmp_path).skipped == {}
+
+
+def test_log_and_summary_speak_as_the_original_sweep_did(tmp_path):
+    steps = planned(channels=[28, 42], threads=[256, 512], order="given").steps
+    run = Run.create(tmp_path / "sweep_x", a_manifest(*steps))
+    run.manifest.config = {"config": "tiny", "threads": [256, 512], "channels": [28, 42]}
+    journal = Journal(run)
+    ends = [
+        Outcome(status=Status.ok, exit_code=0, seconds=12.4),
+        Outcome(status=Status.oom, exit_code=1, seconds=3.0),
+    ]
+    for step, outcome in zip(steps, ends, strict=False):
+        journal.begin(step)
+        run.begin(step)
+        run.finish(step, outcome)
+        journal.end(step, outcome)
+    log = [line.split("] ", 1)[1] for line in journal.log.read_text().splitlines()]
+    assert log[:3] == ["Config file: tiny", "Testing threads per block: 256 512", "Testing channels: 28 42"]
+    assert "Running with RCCL_THREADS_PER_BLOCK=256, NCCL_MAX_NCHANNELS=28" in log
+    assert "✓ Completed run with THREADS=256, CHANNELS=28 (duration: 12s)" in log
+    assert "✗ Failed run with THREADS=256, CHANNELS=42 (exit code: 1, duration: 3s)" in log
+    assert "All runs completed!" not in log
+    assert journal.log.name.startswith("nccl_thread_sweep_2026") and "_summary_" in journal.summary.name
+
+
+def test_the_summary_is_in_the_known_columns():
+    steps = planned(channels=[28, 42], threads=[256, 512], order="given").steps
+    ends = [
+        Outcome(status=Status.ok, seconds=61.7),
+        Outcome(status=Status.failed),
+        Outcome(status=Status.skipped),
+        None,
+    ]
+    records = [StepRecord(step=s, fingerprint="", outcome=o) for s, o in zip(steps, ends, strict=True)]
+    lines = summary_text(reversed(records), datetime(2026, 1, 2)).splitlines()
+    assert lines[0] == "NCCL Channel & Thread Sweep Summary" and lines[1].startswith("Generated: ")
+    assert lines[3].split() == ["THREADS", "CHANNELS", "STATUS", "DURATION(s)"] and lines[4] == "-" * 52
+    assert [line.split() for line in lines[5:10]] == [
+        ["256", "28", "SUCCESS", "62"], ["256", "42", "FAILED", "0"], [], ["512", "28", "SKIPPED", "N/A"], ["512", "42", "UNKNOWN", "N/A"]]  # fmt: skip
+    assert "Output directories:" in lines
+
+
+def test_an_encoded_config_comes_back():
+    config = SweepConfig(channels=[1], repeats=2)
+    assert msgspec.convert(msgspec.to_builtins(config), SweepConfig) == config

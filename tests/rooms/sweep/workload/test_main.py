@@ -1,0 +1,318 @@
+"""The training workload on CPUs: one process, two gloo ranks, and ranks that fail or are stopped."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed here")
+
+from lab.rooms.sweep.config import TrainConfig, load_train_config  # noqa: E402
+from lab.rooms.sweep.workload import parallel as workload_parallel  # noqa: E402
+from lab.rooms.sweep.workload.main import lr_factor, report_step, write_trace  # noqa: E402
+from lab.rooms.sweep.workload.model import (  # noqa: E402
+    DecoderLayer,
+    batch_loss,
+    build_model,
+    causal_attention,
+    init_weights,
+    make_batch,
+    plain_causal_attention,
+)
+from lab.workload.host import NVIDIA_FIELDS, RankContext, gpu_state, parse_nvidia_smi, process_group  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[4]
+WORKLOAD = ("-m", "lab.rooms.sweep.workload")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *WORKLOAD)
+TORCHRUN_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in TORCHRUN_NAMES}
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **extra}
+
+
+def command(out: Path, launcher: tuple[str, ...], overrides: tuple[str, ...]) -> list[str]:
+    options = [word for override in overrides for word in ("--override", override)]
+    return [sys.executable, *launcher, "--config", "tiny", "--out", str(out), *options]
+
+
+def train(
+    out: Path, *overrides: str, launcher: tuple[str, ...] = TORCHRUN
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(out, launcher, overrides),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def metrics(out: Path, rank: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / f"rank_{rank:02d}_metrics.jsonl").read_text().splitlines()]
+
+
+def trace_events(out: Path, rank: int) -> list[dict[str, Any]]:
+    (path,) = (out / "torch_profiler" / f"rank{rank}").iterdir()
+    assert path.name == "trace_step4.json.gz"
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return events
+
+
+def assert_complete(out: Path, ranks: int) -> None:
+    for rank in range(ranks):
+        names = {str(event.get("name")) for event in trace_events(out, rank)}
+        assert {"ProfilerStep#2", "ProfilerStep#3", "forward", "backward", "optimizer"} <= names
+        assert "ProfilerStep#1" not in names
+        lines = metrics(out, rank)
+        assert [line["global_step"] for line in lines] == [1, 2, 3, 4]
+        for line in lines:
+            assert (line["rank"], line["world_size"]) == (rank, ranks)
+            assert math.isfinite(line["loss"]) and line["grad_norm"] > 0
+            spans = line["profile"]["ranges"]
+            assert all(
+                0 <= span["start_ms"] <= span["end_ms"] <= line["profile"]["total_ms"] for span in spans
+            )
+        assert (out / f"rank{rank}.log").stat().st_size
+    assert not list(out.rglob(".*")), "no draft is left behind"
+
+
+def test_one_process_without_torchrun_leaves_every_artefact(tmp_path: Path) -> None:
+    (tmp_path / "rank_00_metrics.jsonl").write_text("left by an older run\n")
+    done = train(tmp_path, "streams.num_streams=2", launcher=WORKLOAD)
+    assert done.returncode == 0, done.stderr
+    assert_complete(tmp_path, ranks=1)
+    assert "step 4/4" in done.stdout and "ignored" in done.stdout and "streams" in done.stdout
+    assert (tmp_path / "rank0.log").read_text().count("step 4/4") == 1
+    seen = json.loads((tmp_path / "environment.json").read_text())
+    assert (
+        seen["versions"]["torch"] == torch.__version__
+        and seen["backend"] == "gloo"
+        and seen["world_size"] == 1
+    )
+    assert seen["smi_after"]["reason"] or seen["smi_after"]["gpus"]
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_two_ranks_train_and_agree_on_the_gradient(tmp_path: Path, mode: str, kind: str) -> None:
+    if mode == "fsdp" and not hasattr(torch.distributed.fsdp, "fully_shard"):
+        pytest.skip("FSDP on a CPU needs torch >= 2.6")
+    done = train(tmp_path, f"distributed.mode={mode}", f"model.kind={kind}")
+    assert done.returncode == 0, done.stderr
+    assert_complete(tmp_path, ranks=2)
+    first, second = metrics(tmp_path, 0), metrics(tmp_path, 1)
+    # Different inputs, one model: losses differ, the norm of the reduced gradient does not.
+    assert all(a["loss"] != b["loss"] for a, b in zip(first, second, strict=True))
+    assert all(a["grad_norm"] == b["grad_norm"] for a, b in zip(first, second, strict=True))
+    assert any("gloo" in str(event.get("name")) for event in trace_events(tmp_path, 1))
+
+
+def test_sharding_does_not_change_the_training(tmp_path: Path) -> None:
+    if not hasattr(torch.distributed.fsdp, "fully_shard"):
+        pytest.skip("FSDP on a CPU needs torch >= 2.6")
+    same_weights = ("fsdp.param_init_device=cpu", "training.gradient_accumulation=2", "model.dropout=0.0")
+    for mode in ("ddp", "fsdp"):
+        done = train(tmp_path / mode, f"distributed.mode={mode}", *same_weights)
+        assert done.returncode == 0, done.stderr
+    for plain, sharded in zip(metrics(tmp_path / "ddp", 0), metrics(tmp_path / "fsdp", 0), strict=True):
+        assert sharded["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+        assert sharded["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3)
+
+
+def test_a_config_error_ends_in_one_line_with_its_exit_code(tmp_path: Path) -> None:
+    done = train(tmp_path, "model.num_layrs=3", launcher=WORKLOAD)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1] == "rank 0 failed: ConfigError: unknown key 'num_layrs' at `$.model`"
+    assert "did you mean num_layers" in done.stderr and "Traceback" not in done.stderr
+    assert "Traceback" in (tmp_path / "rank0.log").read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = train(tmp_path / "file" / "out", launcher=WORKLOAD)
+    assert done.returncode == 9
+    assert done.stderr.splitlines()[-1].startswith("rank 0 failed: StorageError: a file is in the way")
+
+
+def test_a_training_that_diverges_says_so_and_writes_null(tmp_path: Path) -> None:
+    overrides = (
+        "optimizer.lr=1e30",
+        "scheduler.warmup_steps=0",
+        "profiling.enabled=false",
+        "training.max_steps=3",
+    )
+    done = train(tmp_path, *overrides, launcher=WORKLOAD)
+    assert done.returncode == 0 and "not finite" in done.stdout
+    last = metrics(tmp_path, 0)[-1]
+    assert last["loss"] is None and last["nonfinite"]["loss"] in ("nan", "inf")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_nccl_without_a_gpu_is_refused(tmp_path: Path) -> None:
+    done = train(tmp_path, "distributed.backend=nccl", launcher=WORKLOAD)
+    assert done.returncode == 7 and "sees no GPU" in done.stderr
+
+
+def test_a_rank_that_fails_alone_tells_the_person_and_its_log(tmp_path: Path) -> None:
+    (tmp_path / "rank_01_metrics.jsonl").mkdir()
+    done = train(tmp_path)
+    assert done.returncode != 0
+    reason = "rank 1 failed: StorageError: cannot write: Is a directory"
+    log = (tmp_path / "rank1.log").read_text()
+    assert reason in done.stderr and reason in log and "Traceback" in log
+
+
+def test_a_rank_that_waits_for_its_peers_stops_within_two_seconds(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    alone = environment(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        out = tmp_path / number.name
+        process = subprocess.Popen(command(out, WORKLOAD, ()), env=alone, stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 60
+            while not (out / "environment.json").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(0.5)  # into the wait for rank 1
+            assert process.poll() is None
+            process.send_signal(number)
+            assert process.wait(timeout=2) == code
+        finally:
+            process.kill()
+        assert f"stopped by {number.name}" in (out / "rank0.log").read_text()
+
+
+@pytest.fixture
+def alone_in_a_process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch.distributed wraps it
+    for name in TORCHRUN_NAMES:
+        monkeypatch.delenv(name, raising=False)
+    context = RankContext(rank=0, local_rank=0, world_size=1)
+    with process_group(context, torch.device("cpu")):
+        yield
+
+
+@pytest.mark.usefixtures("alone_in_a_process_group")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_the_older_fsdp_gives_the_gradient_of_ddp(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    # On a CPU FSDP1 cannot copy weights between ranks; one rank needs no copy.
+    config = load_train_config(
+        "tiny", [f"model.kind={kind}", "model.dropout=0.0", "fsdp.sync_module_states=false"]
+    )
+    device, losses, norms = torch.device("cpu"), [], []
+    for parallel in ("ddp", "fsdp1"):
+        monkeypatch.setattr(workload_parallel, "choose_parallel", lambda _, form=parallel: form)
+        torch.manual_seed(0)
+        model = workload_parallel.ParallelModel(config, device)
+        generator = torch.Generator().manual_seed(1)
+        loss = batch_loss(model.called, make_batch(config.model, config.dataset, 4, device, generator))
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(torch.stack([p.grad.norm() for p in model.wrapped.parameters()]).norm().item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+def test_a_loss_that_is_not_finite_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    line = {
+        "global_step": 3,
+        "loss": math.nan,
+        "grad_norm": math.inf,
+        "lr": 0.1,
+        "profile": {"total_ms": 1.0},
+    }
+    report_step(line, log_interval=100, total_steps=100)
+    assert line["nonfinite"] == {"loss": "nan", "grad_norm": "inf"}
+    assert "step 3: not finite" in caplog.text
+
+
+def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
+    rates = [lr_factor(step, warmup_steps=10, total_steps=110) for step in range(130)]
+    assert rates[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
+    assert rates[10] == 1.0 and rates[60] == pytest.approx(0.5)
+    assert rates[110:] == pytest.approx([0.0] * 20, abs=1e-12)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_fused_attention_equals_the_plain_one_and_sees_no_future() -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 4, 9, 8)
+    fused = causal_attention(query, key, value)
+    torch.testing.assert_close(fused, plain_causal_attention(query, key, value))
+    value[..., -1, :] += 100
+    torch.testing.assert_close(causal_attention(query, key, value)[..., :-1, :], fused[..., :-1, :])
+
+
+def test_the_decoder_layer_keeps_its_shape() -> None:
+    config = load_train_config("tiny", ["model.kind=decoder"]).model
+    assert DecoderLayer(config, "cpu")(torch.randn(2, 5, config.model_dim)).shape == (2, 5, config.model_dim)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_a_fresh_model_scores_no_better_than_chance(kind: str) -> None:
+    config = load_train_config("tiny", [f"model.kind={kind}"])
+    model = build_model(config.model, "cpu")
+    init_weights(model)
+    generator = torch.Generator().manual_seed(1)
+    batch = make_batch(config.model, config.dataset, 64, torch.device("cpu"), generator)
+    chance = math.log(2) if kind == "encoder" else math.log(config.model.vocab_size)
+    assert batch_loss(model, batch).item() == pytest.approx(chance, rel=0.1)
+
+
+def test_the_published_model_has_the_published_size_without_memory() -> None:
+    model = build_model(TrainConfig().model, "meta")
+    assert all(parameter.is_meta for parameter in model.parameters())
+    # 359 MB of embedding: 350,000 rows of 256 floats.
+    assert model.get_submodule("embedding").weight.numel() == 350_000 * 256
+    # Per layer: attention 4 D^2 + 4 D, feed-forward 2 D H + H + D, two norms 4 D.
+    layer = sum(parameter.numel() for parameter in model.get_submodule("layers.0").parameters())
+    assert layer == 4 * 1024**2 + 2 * 1024 * 4608 + 4608 + 9 * 1024
+
+
+def test_tensorboard_gets_its_own_copy_of_the_trace(tmp_path: Path) -> None:
+    class Recorded:
+        step_num = 7
+
+        def export_chrome_trace(self, path: str) -> None:
+            Path(path).write_bytes(gzip.compress(b'{"traceEvents": []}'))
+
+    config = load_train_config("tiny", ["profiling.tensorboard=true", "profiling.chrome_trace=false"])
+    write_trace(Recorded(), config=config, out=tmp_path, rank=3)
+    assert [path.name for path in tmp_path.rglob("*.gz")] == ["rank3.7.pt.trace.json.gz"]
+
+
+def test_nvidia_smi_rows_become_named_values() -> None:
+    row = "0, NVIDIA H200, GPU-1, 570.86, 1980, 3201, 1980, 31, 77.10, 700.00"
+    (gpu,) = parse_nvidia_smi(row + "\n")
+    assert list(gpu) == NVIDIA_FIELDS.split(",")
+    assert (gpu["name"], gpu["clocks.sm"], gpu["power.limit"]) == ("NVIDIA H200", "1980", "700.00")
+
+
+def test_a_failing_vendor_tool_is_a_reason_not_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    state = gpu_state()
+    assert (state["tool"], state["gpus"]) == ("nvidia-smi", None) and "exit status 9" in state["reason"]
