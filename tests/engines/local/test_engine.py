@@ -176,7 +176,7 @@ DRIVER = """
     import sys
     from pathlib import Path
     from lab.core.run import Run
-    from lab.engines.local import LocalEngine
+    from lab.engines.local.engine import LocalEngine
     from lab.core.stop import Stop
     run = Run.open(Path(sys.argv[1]))
     step = run.manifest.steps[0].step

@@ -215,7 +215,7 @@ def test_part_a_of_the_tiny_size_really_runs_on_this_cpu(tmp_path):
 def test_a_capture_of_nsys_on_an_h200_answers_with_every_check_held(tmp_path):
     # Made by `lab run nsys --model-size tiny --context-length 64 --profile-type forward --collector nsys --measure-steps 2`
     # on one H200 (nsys 2025.3.1, torch 2.11), as the recorder left it.
-    packed = ROOT / "tests" / "nsys" / "recordings" / "tiny_ctx64_forward_h200.sqlite.gz"
+    packed = ROOT / "tests" / "rooms" / "nsys" / "recordings" / "tiny_ctx64_forward_h200.sqlite.gz"
     home = tmp_path / "rec" / "captures" / "tiny_ctx64_forward"
     home.mkdir(parents=True)
     (home / "capture.sqlite").write_bytes(gzip.decompress(packed.read_bytes()))

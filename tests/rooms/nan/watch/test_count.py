@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from lab.errors import UsageError  # noqa: E402
-from lab.rooms.nan.watch.choose import counter_named  # noqa: E402
 from lab.rooms.nan.watch import count as count  # noqa: E402
+from lab.rooms.nan.watch.choose import counter_named  # noqa: E402
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 SPECIAL = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -65504.0, 6e-8, -1e-40]

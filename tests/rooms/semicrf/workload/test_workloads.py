@@ -21,7 +21,7 @@ from lab.rooms.semicrf.model import probes  # noqa: E402
 from lab.rooms.semicrf.workload import check as workload_check  # noqa: E402
 from lab.rooms.semicrf.workload import diagnose as workload_diagnose
 from lab.rooms.semicrf.workload import train as workload_train
-from lab.workload.host import RankContext  # noqa: E402
+from lab.workload.rank import RankContext  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")

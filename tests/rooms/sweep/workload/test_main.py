@@ -31,7 +31,8 @@ from lab.rooms.sweep.workload.model import (  # noqa: E402
     make_batch,
     plain_causal_attention,
 )
-from lab.workload.host import NVIDIA_FIELDS, RankContext, gpu_state, parse_nvidia_smi, process_group  # noqa: E402
+from lab.workload.environment import NVIDIA_FIELDS, gpu_state, parse_nvidia_smi  # noqa: E402
+from lab.workload.rank import RankContext, process_group  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

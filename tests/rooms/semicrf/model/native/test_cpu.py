@@ -429,8 +429,8 @@ def test_another_source_or_compiler_is_another_file(monkeypatch, tmp_path):
 def test_processes_that_compile_at_once_all_get_a_whole_library(tmp_path):
     source = tmp_path / "small.cpp"
     source.write_text('#include <thread>\nextern "C" int lab() { return 7; }\n')
-    program = ("import sys, pathlib; from lab.rooms.semicrf.model import native_build; "
-               "assert native_build.built(pathlib.Path(sys.argv[1])).lab() == 7")  # fmt: skip
+    program = ("import sys, pathlib; from lab.rooms.semicrf.model.native import build; "
+               "assert build.built(pathlib.Path(sys.argv[1])).lab() == 7")  # fmt: skip
     env = {
         **os.environ,
         "XDG_CACHE_HOME": str(tmp_path / "cache"),

@@ -35,14 +35,15 @@ def mutated(old: str, new: str):
     for module in (log_terms, log_by_duration, log_kernels):
         text = Path(module.__file__).read_text()
         found += text.count(old)
-        text = text.replace(old, new).replace("lab.rooms.semicrf.model.log_", f"{folder.name}.log_")
-        text = text.replace("from lab.rooms.semicrf.model import log_", f"from {folder.name} import log_")
+        package = "lab.rooms.semicrf.model.triton"
+        text = text.replace(old, new).replace(f"{package}.log_", f"{folder.name}.log_")
+        text = text.replace(f"from {package} import log_", f"from {folder.name} import log_")
         (folder / Path(module.__file__).name).write_text(text)
     assert found == 1, f"{old!r} is there {found} times"
     sys.path.insert(0, sys.argv[1])
     importlib.import_module(f"{folder.name}.log_terms").TILE = log_terms.TILE
     importlib.import_module(f"{folder.name}.log_by_duration").PART = log_by_duration.PART
-    return importlib.import_module(f"{folder.name}.log_kernels")
+    return importlib.import_module(f"{folder.name}.log")
 
 
 def hostile(problem, how: str | None):

@@ -143,8 +143,8 @@ def test_decoding_by_duration_is_right_on_this_backend_too(results):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_of_the_log_kernels_is_killed(results, name):
     found = results[name]
-    assert "error" in found or not max(found["log_z"], found["counts"]) <= 1e-6
-    assert "is there" not in found.get("error", ""), found
+    assert found.get("error") is None, "a mutant that cannot run proves nothing"
+    assert not max(found["log_z"], found["counts"]) <= 1e-6
 
 
 POINTERS = {"score": "*fp32", "lengths": "*i64"}
