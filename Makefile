@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+CODE   := lab tests bench scripts
 # A torch without CUDA is enough here and much smaller; name another one (or an index) to use it.
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint format bench bench-semicrf schema clean images locks compose compose-up bake pin audit
+.PHONY: demo test lint shape format bench bench-semicrf schema clean images locks compose compose-up bake pin audit
 
 demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the path of its report
 	$(BIN)/lab run --quiet sweep -c 28,42 -t 256 --ranks 2
@@ -14,14 +15,18 @@ demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the pa
 test: $(VENV)/.test  ## all tests this machine can run; what is skipped says why
 	$(BIN)/python -m pytest $(PYTEST)
 
-lint: $(VENV)/.test
-	$(BIN)/ruff check lab tests bench
-	$(BIN)/ruff format --check lab tests bench
+lint: $(VENV)/.test  ## ruff, mypy, and the layers (import-linter)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+shape: $(VENV)/bin/python  ## the tree in numbers: files, functions, long lines, circles
+	$(BIN)/python scripts/shape.py
 
 format: $(VENV)/.test
-	$(BIN)/ruff check --fix lab tests bench
-	$(BIN)/ruff format lab tests bench
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
 
 bench: $(VENV)/.test  ## speed and memory beside the peer in one run, as ratios
 	$(BIN)/python -m bench
@@ -41,7 +46,7 @@ locks: $(VENV)/.test  ## write images/*/*.lock anew; LAB_UPGRADE=1 moves to the 
 	$(MAKE) pin || echo "the bases' digests stay as they are: see above" >&2
 
 bake: $(VENV)/.demo  ## write docker-bake.json anew from images/
-	$(BIN)/python -m lab.bake docker-bake.json
+	$(BIN)/python -m lab.images.bake docker-bake.json
 
 pin: $(VENV)/.demo  ## write the digests of the bases into images/*/image.toml, and what is made from them
 	$(BIN)/lab images pin
@@ -52,7 +57,7 @@ audit: $(VENV)/.test  ## known vulnerabilities of what the locks name
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/audit.sh
 
 compose: $(VENV)/.demo  ## write compose/compose.yaml anew from images/
-	$(BIN)/python -m lab.compose compose/compose.yaml
+	$(BIN)/python -m lab.images.compose compose/compose.yaml
 
 PROFILE ?= cpu
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)

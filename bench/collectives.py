@@ -86,27 +86,69 @@ def _head(rank: int) -> dict[str, object]:
     group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": RANKS, "ranks": list(range(RANKS))}
     info = {"backend": "nccl", "rank": rank, "world_size": RANKS, "pg_count": 1, "pg_config": [group]}
     return {
-        "schemaVersion": 1, "distributedInfo": info, "baseTimeNanoseconds": 1_700_000_000_000_000_000,
-        "deviceProperties": [{"id": rank, "name": "NVIDIA H200"}], "traceEvents": [],
-    }  # fmt: skip
+        "schemaVersion": 1,
+        "distributedInfo": info,
+        "baseTimeNanoseconds": 1_700_000_000_000_000_000,
+        "deviceProperties": [{"id": rank, "name": "NVIDIA H200"}],
+        "traceEvents": [],
+    }
 
 
 def _events(n: int, start: float, end: float) -> list[dict[str, object]]:
     gather, at = n % 2 == 0, {"pid": 7, "tid": 7}
-    told = {"Collective name": "_allgather_base" if gather else "_reduce_scatter_base", "In msg nelems": 1 << 19,
-            "Out msg nelems": 1 << 22 if gather else 1 << 16, "Group size": RANKS, "dtype": "BFloat16",
-            "In split size": "[]", "Out split size": "[]", "Process Group Name": "0",
-            "Process Group Description": "default_pg", "Process Group Ranks": str(list(range(RANKS)))}  # fmt: skip
-    kernel = {"External id": n + 1, "device": 0, "context": 1, "stream": 28, "correlation": n + 1,
-              "grid": [28, 1, 1], "block": [288, 1, 1], **told}  # fmt: skip
+    told = {
+        "Collective name": "_allgather_base" if gather else "_reduce_scatter_base",
+        "In msg nelems": 1 << 19,
+        "Out msg nelems": 1 << 22 if gather else 1 << 16,
+        "Group size": RANKS,
+        "dtype": "BFloat16",
+        "In split size": "[]",
+        "Out split size": "[]",
+        "Process Group Name": "0",
+        "Process Group Description": "default_pg",
+        "Process Group Ranks": str(list(range(RANKS))),
+    }
+    kernel = {
+        "External id": n + 1,
+        "device": 0,
+        "context": 1,
+        "stream": 28,
+        "correlation": n + 1,
+        "grid": [28, 1, 1],
+        "block": [288, 1, 1],
+        **told,
+    }
     name = (
         "ncclDevKernel_AllGather_RING_LL(x)" if gather else "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)"
     )
     ts = round(start, 3)
     return [
-        {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", **at, "ts": round(ts - 20, 3), "dur": 15.5,
-         "args": {"External id": n + 1, **told}},
-        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", **at, "ts": round(ts - 15, 3), "dur": 4.25,
-         "args": {"External id": n + 1, "correlation": n + 1}},
-        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 28, "ts": ts, "dur": round(end - ts, 3), "args": kernel},
-    ]  # fmt: skip
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": "record_param_comms",
+            **at,
+            "ts": round(ts - 20, 3),
+            "dur": 15.5,
+            "args": {"External id": n + 1, **told},
+        },
+        {
+            "ph": "X",
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernelExC",
+            **at,
+            "ts": round(ts - 15, 3),
+            "dur": 4.25,
+            "args": {"External id": n + 1, "correlation": n + 1},
+        },
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": name,
+            "pid": 0,
+            "tid": 28,
+            "ts": ts,
+            "dur": round(end - ts, 3),
+            "args": kernel,
+        },
+    ]

@@ -61,8 +61,10 @@ def _one_by_one(root: Path) -> None:
         pairs.append((ours, theirs))
     ours, theirs = ([pair[i] for pair in pairs[1:]] for i in (0, 1))  # the first one connects
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-    print(f"one no-op step: lab {statistics.median(ours) * 1e3:.0f} ms, docker run {statistics.median(theirs) * 1e3:.0f} ms, "
-          f"median ratio of {PAIRS} pairs {ratio:.2f} (bar 1.25); first step with its connection {pairs[0][0] * 1e3:.0f} ms")  # fmt: skip
+    print(
+        f"one no-op step: lab {statistics.median(ours) * 1e3:.0f} ms, docker run {statistics.median(theirs) * 1e3:.0f} ms, "
+        f"median ratio of {PAIRS} pairs {ratio:.2f} (bar 1.25); first step with its connection {pairs[0][0] * 1e3:.0f} ms"
+    )
 
 
 def _two_at_a_time(root: Path) -> None:
@@ -79,8 +81,10 @@ def _two_at_a_time(root: Path) -> None:
         ours, theirs = times[0], times[1]
         ratios.append(ours / theirs)
         last = (ours, theirs)
-    print(f"{STEPS} steps, {JOBS} at a time: lab {last[0]:.2f} s, docker run {last[1]:.2f} s, "
-          f"median ratio of {ROUNDS} rounds {statistics.median(ratios):.2f} (bar 1.00)")  # fmt: skip
+    print(
+        f"{STEPS} steps, {JOBS} at a time: lab {last[0]:.2f} s, docker run {last[1]:.2f} s, "
+        f"median ratio of {ROUNDS} rounds {statistics.median(ratios):.2f} (bar 1.00)"
+    )
 
 
 def _through_lab(run) -> None:
@@ -107,17 +111,30 @@ def docker_run_argv(run_dir: Path) -> list[str]:
     from tests.engines.docker.fixtures import an_image
 
     spec = container_spec(an_image(), _no_ops(1)[0], [], place(str(run_dir), []))
-    flags = ["--rm", "--init", "--read-only", f"--user={spec.user}", f"--workdir={spec.working_dir}",
-             f"--stop-signal={spec.stop_signal}", f"--network={spec.network_mode}", f"--ipc={spec.ipc_mode}",
-             f"--shm-size={spec.shm_size}", "--log-driver=json-file", "--label=lab.bench=launch"]  # fmt: skip
+    flags = [
+        "--rm",
+        "--init",
+        "--read-only",
+        f"--user={spec.user}",
+        f"--workdir={spec.working_dir}",
+        f"--stop-signal={spec.stop_signal}",
+        f"--network={spec.network_mode}",
+        f"--ipc={spec.ipc_mode}",
+        f"--shm-size={spec.shm_size}",
+        "--log-driver=json-file",
+        "--label=lab.bench=launch",
+    ]
     many = {
         "cap-drop": spec.cap_drop,
         "security-opt": spec.security_opt,
         "env": [f"{name}={value}" for name, value in spec.env.items()],
         "ulimit": [f"{name}={value}:{value}" for name, value in spec.ulimits.items()],
         "tmpfs": [f"{target}:{how}" for target, how in spec.tmpfs.items()],
-        "mount": [f"type=bind,source={m.source},target={m.target}" + (",readonly" if m.read_only else "") for m in spec.mounts],
-    }  # fmt: skip
+        "mount": [
+            f"type=bind,source={m.source},target={m.target}" + (",readonly" if m.read_only else "")
+            for m in spec.mounts
+        ],
+    }
     repeated = itertools.chain.from_iterable(
         (f"--{name}={value}" for value in values) for name, values in many.items()
     )

@@ -76,8 +76,11 @@ def real_lines() -> list[str]:
     folder = os.environ.get("LAB_BENCH_NIXNAN")
     if not folder:
         draw = random.Random(1)
-        return [one.format(n=draw.randrange(4), a=draw.randrange(64), b=draw.randrange(64), c=draw.randrange(64))
-                for one in MADE for _ in range(5000)]  # fmt: skip
+        return [
+            one.format(n=draw.randrange(4), a=draw.randrange(64), b=draw.randrange(64), c=draw.randrange(64))
+            for one in MADE
+            for _ in range(5000)
+        ]
     return [
         line
         for path in sorted(Path(folder).glob("*.nixnan*"))

@@ -28,8 +28,20 @@ JOIN_KERNELS = (2_000, 4_000, 8_000)
 INDEXED_KERNELS = (8_000, 16_000)
 PER_STEP = 1_000
 MAIN, WORKER = 1, 2
-NAMES = ["warmup", *(f"step_{i}" for i in range(20_000)), "forward", "backward", "optimizer_step", "block", "attention",
-         "aten::linear", "aten::mm", "MmBackward0", "gemm", "add"]  # fmt: skip
+NAMES = [
+    "warmup",
+    *(f"step_{i}" for i in range(20_000)),
+    "forward",
+    "backward",
+    "optimizer_step",
+    "block",
+    "attention",
+    "aten::linear",
+    "aten::mm",
+    "MmBackward0",
+    "gemm",
+    "add",
+]
 
 JOIN = """
 SELECT n.rowid, COUNT(*), SUM(k.end - k.start) FROM NVTX_EVENTS n
@@ -48,15 +60,37 @@ def generated(num_kernels: int) -> Capture:
     calls = np.arange(num_kernels, dtype=np.int64) * 1_000
     in_step = np.arange(num_kernels) % PER_STEP
     tid = np.where(in_step < PER_STEP // 2, MAIN, WORKER)
-    api = {"start_ns": calls + 300, "end_ns": calls + 400, "pid": np.ones(num_kernels), "tid": tid,
-           "corr": np.arange(num_kernels), "name_id": np.full(num_kernels, -1)}  # fmt: skip
+    api = {
+        "start_ns": calls + 300,
+        "end_ns": calls + 400,
+        "pid": np.ones(num_kernels),
+        "tid": tid,
+        "corr": np.arange(num_kernels),
+        "name_id": np.full(num_kernels, -1),
+    }
     kind = np.where(np.arange(num_kernels) % 3 == 0, "gemm", "add")
-    ops = {"start_ns": calls + 900, "end_ns": calls + 1_500, "kind": np.zeros(num_kernels), "pid": np.ones(num_kernels),
-           "corr": np.arange(num_kernels), "name_id": _ids(kind), "device": np.zeros(num_kernels)}  # fmt: skip
-    return Capture(source=Path("generated"), collector="nsys", version=None, schema=None,
-                   ops=filled(OPS_COLUMNS, num_kernels, ops), api=filled(API_COLUMNS, num_kernels, api),
-                   ranges=_ranges(num_kernels, calls, tid), sync=concat([], SYNC_COLUMNS), strings=NAMES, devices=(),
-                   problems=[])  # fmt: skip
+    ops = {
+        "start_ns": calls + 900,
+        "end_ns": calls + 1_500,
+        "kind": np.zeros(num_kernels),
+        "pid": np.ones(num_kernels),
+        "corr": np.arange(num_kernels),
+        "name_id": _ids(kind),
+        "device": np.zeros(num_kernels),
+    }
+    return Capture(
+        source=Path("generated"),
+        collector="nsys",
+        version=None,
+        schema=None,
+        ops=filled(OPS_COLUMNS, num_kernels, ops),
+        api=filled(API_COLUMNS, num_kernels, api),
+        ranges=_ranges(num_kernels, calls, tid),
+        sync=concat([], SYNC_COLUMNS),
+        strings=NAMES,
+        devices=(),
+        problems=[],
+    )
 
 
 def _ids(names: np.ndarray) -> np.ndarray:
@@ -104,7 +138,14 @@ def write(capture: Capture, path: Path) -> Path:
         "META_DATA_EXPORT": ("name value", [["EXPORT_SCHEMA_VERSION"], ["3.20.3"]]),
         "CUPTI_ACTIVITY_KIND_KERNEL": (
             "start end deviceId contextId streamId correlationId globalPid demangledName",
-            [ops.start_ns, ops.end_ns, *[np.zeros(len(ops), dtype=int)] * 3, ops.corr, np.full(len(ops), pid), ops.name_id],
+            [
+                ops.start_ns,
+                ops.end_ns,
+                *[np.zeros(len(ops), dtype=int)] * 3,
+                ops.corr,
+                np.full(len(ops), pid),
+                ops.name_id,
+            ],
         ),
         "CUPTI_ACTIVITY_KIND_RUNTIME": (
             "start end globalTid correlationId nameId",
@@ -112,9 +153,15 @@ def write(capture: Capture, path: Path) -> Path:
         ),
         "NVTX_EVENTS": (
             "start end eventType globalTid text",
-            [ranges.start_ns, ranges.end_ns, np.full(len(ranges), 59), pid | ranges.tid, capture.text(ranges.name_id)],
+            [
+                ranges.start_ns,
+                ranges.end_ns,
+                np.full(len(ranges), 59),
+                pid | ranges.tid,
+                capture.text(ranges.name_id),
+            ],
         ),
-    }  # fmt: skip
+    }
     with closing(sqlite3.connect(path)) as connection:
         for table, (columns, values) in tables.items():
             connection.execute(f"CREATE TABLE {table} ({columns.replace(' ', ', ')})")
@@ -134,8 +181,10 @@ def whole(num_kernels: int) -> None:
     seconds = time.process_time() - started
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     cross = int(projection.coverage.num_kernels[1])
-    print(f"{num_kernels:>9,} kernels x {len(capture.ranges):>9,} ranges: {seconds:6.2f} s, peak {peak_mb:,.0f} MB "
-          f"({before_mb:,.0f} MB of it the generated capture), {cross:,} kernels given across threads")  # fmt: skip
+    print(
+        f"{num_kernels:>9,} kernels x {len(capture.ranges):>9,} ranges: {seconds:6.2f} s, peak {peak_mb:,.0f} MB "
+        f"({before_mb:,.0f} MB of it the generated capture), {cross:,} kernels given across threads"
+    )
 
 
 def from_file(num_kernels: int) -> None:
@@ -144,24 +193,34 @@ def from_file(num_kernels: int) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "big.sqlite"
-        subprocess.run([sys.executable, "-c", f"from pathlib import Path; from bench import nsys_projection as b; "
-                        f"b.write(b.generated({num_kernels}), Path({str(path)!r}))"], check=True)  # fmt: skip
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"from pathlib import Path; from bench import nsys_projection as b; "
+                f"b.write(b.generated({num_kernels}), Path({str(path)!r}))",
+            ],
+            check=True,
+        )
         started = time.process_time()
         capture = load(path)
         read = time.process_time() - started
         project(capture)
         seconds = time.process_time() - started
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"from an export of {path.stat().st_size / 1e6:,.0f} MB: read {read:.2f} s, with the projection {seconds:.2f} s, "
-              f"peak {peak_mb:,.0f} MB")  # fmt: skip
+        print(
+            f"from an export of {path.stat().st_size / 1e6:,.0f} MB: read {read:.2f} s, with the projection {seconds:.2f} s, "
+            f"peak {peak_mb:,.0f} MB"
+        )
 
 
 def against_join(num_kernels: int, indexed: bool) -> None:
     """Both on one capture, results compared: the join's rows are lab's ranges with kernels, `attribution="nsys"`."""
     capture = generated(num_kernels)
-    with tempfile.TemporaryDirectory() as folder, closing(
-        sqlite3.connect(write(capture, Path(folder) / "a.sqlite"))
-    ) as connection:  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(sqlite3.connect(write(capture, Path(folder) / "a.sqlite"))) as connection,
+    ):
         started = time.process_time()
         for statement in INDEXES if indexed else ():
             connection.execute(statement)
@@ -171,8 +230,10 @@ def against_join(num_kernels: int, indexed: bool) -> None:
     projection = project(capture, "nsys")
     sweep_s = time.process_time() - started
     instances = projection.instances
-    ours = {row + 1: (int(instances.num_kernels[row]), int(instances.kernel_ns[row]))
-            for row in np.flatnonzero(instances.num_kernels).tolist()}  # fmt: skip
+    ours = {
+        row + 1: (int(instances.num_kernels[row]), int(instances.kernel_ns[row]))
+        for row in np.flatnonzero(instances.num_kernels).tolist()
+    }
     if ours != joined:
         raise SystemExit("the join and the sweep disagree")
     kind = "indexed" if indexed else "plain"

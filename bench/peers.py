@@ -8,10 +8,12 @@ import subprocess
 TRACELENS = "LAB_BENCH_TRACELENS"
 HTA = "LAB_BENCH_HTA"
 WHERE = {
-    TRACELENS: ("TraceLens.Reporting.generate_perf_report_pytorch",
-                "a Python that has AMD-AGI/TraceLens installed from its source (PyPI's tracelens is another thing)"),
+    TRACELENS: (
+        "TraceLens.Reporting.generate_perf_report_pytorch",
+        "a Python that has AMD-AGI/TraceLens installed from its source (PyPI's tracelens is another thing)",
+    ),
     HTA: ("hta.trace_analysis", "a Python that has HolisticTraceAnalysis==0.5.0 and pandas<3"),
-}  # fmt: skip
+}
 
 
 def peer(variable: str) -> str | None:

@@ -81,8 +81,10 @@ def main() -> None:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "one CPU thread"
-    print(f"torch {torch.__version__} on {name}; medians in ms (quartiles); "
-          "B,T,K,C = batch, frames, longest segment, labels")  # fmt: skip
+    print(
+        f"torch {torch.__version__} on {name}; medians in ms (quartiles); "
+        "B,T,K,C = batch, frames, longest segment, labels"
+    )
     peer = find_peer()
     rounds = int(os.environ.get("LAB_BENCH_ROUNDS", "3"))
     for shape in shapes(GPU_SHAPES if device == "cuda" else CPU_SHAPES):
@@ -299,8 +301,10 @@ def show(found: list[Contender], device: str) -> None:
         for kind, title in kinds.items():
             ratio = statistics.median(one.ms[kind]) / statistics.median(found[0].ms[kind])
             memory = f"{one.bytes[kind] / 1e6:.0f} MB" if device == "cuda" else "-"
-            print(f"  {one.name:22}{title:18}{spread(one.ms[kind]):>34}{len(one.ms[kind]):>4}{ratio:>9.1f}x{memory:>15}"
-                  f"{one.errors[0]:>11.1e}{one.errors[1]:>12.1e}")  # fmt: skip
+            print(
+                f"  {one.name:22}{title:18}{spread(one.ms[kind]):>34}{len(one.ms[kind]):>4}{ratio:>9.1f}x{memory:>15}"
+                f"{one.errors[0]:>11.1e}{one.errors[1]:>12.1e}"
+            )
 
 
 def spread(values: list[float]) -> str:
@@ -334,8 +338,10 @@ def bars(lab: Contender, others: list[Contender], device: str) -> None:
     for kind, bar in zip(rival.ms, BARS[device], strict=True):
         ratio = statistics.median(rival.ms[kind]) / statistics.median(lab.ms[kind])
         title = "forward" if kind == "forward" else "forward+backward"
-        print(f"  bar: {title} >= {bar:.0f}x {rival.name}{only}: {lab.name} {ratio:.1f}x, "
-              f"{'met' if ratio >= bar else 'MISSED'}")  # fmt: skip
+        print(
+            f"  bar: {title} >= {bar:.0f}x {rival.name}{only}: {lab.name} {ratio:.1f}x, "
+            f"{'met' if ratio >= bar else 'MISSED'}"
+        )
 
 
 def begin_memory(device: str) -> int:

@@ -34,8 +34,10 @@ def main() -> None:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rates = measured_rates(device)
-    print(f"torch {torch.__version__}: a copy moves {rates.bytes / 1e9:.0f} GB/s, a float32 matrix product does "
-          f"{rates.adds / 1e12:.2f}e12 multiply-adds/s")  # fmt: skip
+    print(
+        f"torch {torch.__version__}: a copy moves {rates.bytes / 1e9:.0f} GB/s, a float32 matrix product does "
+        f"{rates.adds / 1e12:.2f}e12 multiply-adds/s"
+    )
     for shape in shapes(SHAPES):
         report(shape, device, rates)
 
@@ -109,8 +111,10 @@ def accuracy(problem: Any, device: str) -> str:
     masses = ", ".join(
         f"{name} {float(x.mass_error_B.max()):.1e}" for name, x in (("float32", narrow), ("float64", wide))
     )
-    return (f"float32 against float64: |d log Z| {gap:.1e} of {float(wide.log_z_B[0]):.0f}, posteriors {label:.1e}, duration "
-            f"counts {duration:.1e} relative; worst mass error {masses}")  # fmt: skip
+    return (
+        f"float32 against float64: |d log Z| {gap:.1e} of {float(wide.log_z_B[0]):.0f}, posteriors {label:.1e}, duration "
+        f"counts {duration:.1e} relative; worst mass error {masses}"
+    )
 
 
 def measured_rates(device: str) -> Rates:

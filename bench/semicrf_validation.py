@@ -47,8 +47,10 @@ def report(device: torch.device, times: dict[bool, list[float]]) -> None:
     costs = [b / a - 1 for a, b in zip(times[False], times[True], strict=True)]
     low, high = np.percentile(costs, [25, 75])
     cost = statistics.median(costs)
-    print(f"{device.type}: a step takes {off:.2f} ms, with validation points {on:.2f} ms: {100 * cost:+.1f} % (quartiles "
-          f"{100 * low:+.1f} to {100 * high:+.1f} %); bar: {100 * BAR:.0f} %, {'met' if cost <= BAR else 'MISSED'}")  # fmt: skip
+    print(
+        f"{device.type}: a step takes {off:.2f} ms, with validation points {on:.2f} ms: {100 * cost:+.1f} % (quartiles "
+        f"{100 * low:+.1f} to {100 * high:+.1f} %); bar: {100 * BAR:.0f} %, {'met' if cost <= BAR else 'MISSED'}"
+    )
 
 
 def points_of(tagger: Any, optimizer: Any, batch: Any, device: torch.device) -> list[str]:

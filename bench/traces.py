@@ -91,8 +91,17 @@ def made(path: Path, megabytes: int) -> Path:
 def _step(n: int) -> Iterator[dict[str, Any]]:
     ts, link = n * 50.125, n + 1
     shapes = {"Input Dims": [[4096, 2048], [2048, 8192]], "Input type": ["c10::BFloat16"] * 2}
-    kernel = {"External id": link, "device": 0, "context": 1, "stream": 7, "correlation": link, "registers per thread": 168,
-              "shared memory": 213216, "grid": [132, 1, 1], "block": [384, 1, 1]}  # fmt: skip
+    kernel = {
+        "External id": link,
+        "device": 0,
+        "context": 1,
+        "stream": 7,
+        "correlation": link,
+        "registers per thread": 168,
+        "shared memory": 213216,
+        "grid": [132, 1, 1],
+        "block": [384, 1, 1],
+    }
     name = f"nvjet_sm90_tst_{64 << n % 3}x128_64x4_1x2_h_bz_coopA_TNT"
     at = {"pid": 7, "tid": 7}
     yield {
@@ -104,8 +113,15 @@ def _step(n: int) -> Iterator[dict[str, Any]]:
         "dur": 21.5,
         "args": {"External id": link, **shapes},
     }
-    yield {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", **at, "ts": ts + 9, "dur": 4.25,
-           "args": {"correlation": link, "External id": link}}  # fmt: skip
+    yield {
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": "cudaLaunchKernelExC",
+        **at,
+        "ts": ts + 9,
+        "dur": 4.25,
+        "args": {"correlation": link, "External id": link},
+    }
     yield {
         "ph": "X",
         "cat": "kernel",

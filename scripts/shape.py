@@ -13,7 +13,11 @@ CODE = ("lab", "bench")
 
 
 def main(root: Path) -> None:
-    files = {path: path.read_text(encoding="utf-8") for name in CODE for path in sorted((root / name).rglob("*.py"))}
+    files = {
+        path: path.read_text(encoding="utf-8")
+        for name in CODE
+        for path in sorted((root / name).rglob("*.py"))
+    }
     ours = {path: text for path, text in files.items() if path.relative_to(root).parts[0] == "lab"}
     trees = {path: ast.parse(text) for path, text in files.items()}
     lines = {path: text.count("\n") for path, text in ours.items() if text.strip()}
@@ -31,7 +35,9 @@ def main(root: Path) -> None:
     print(f"median file      {statistics.median(lines.values()):.0f} lines")
     print(f"longest file     {longest} lines, {where.relative_to(root)}")
     print(f"files over 500   {sum(count > 500 for count in lines.values())}")
-    print(f"median function  {statistics.median(size for size, _ in functions):.0f} lines of {len(functions)}")
+    print(
+        f"median function  {statistics.median(size for size, _ in functions):.0f} lines of {len(functions)}"
+    )
     print(f"longest function {functions[-1][0]} lines, {functions[-1][1]}")
     print(f"fmt: skip        {sum(text.count('fmt: skip') for text in ours.values())}")
     print(f"lines over {WIDTH}   {wide}")

@@ -31,8 +31,13 @@ def lab(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ALIASES)
 def test_an_old_name_calls_lab_with_every_argument_and_passes_its_exit_code(lab: Path, name: str) -> None:
     typed = ["-c", "28,42", "a folder", "-s"]
-    done = subprocess.run([ROOT / "scripts" / name, *typed], env={"LAB": str(lab), "PATH": "/usr/bin:/bin"},
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [ROOT / "scripts" / name, *typed],
+        env={"LAB": str(lab), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout.splitlines() == [*ALIASES[name], *typed]
     assert done.returncode == 7
 
@@ -53,8 +58,13 @@ def images_here(
     for name, body in (("docker", docker), ("lab", lab)):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    done = subprocess.run([ROOT / "scripts/images-here.sh", *names], capture_output=True, text=True, check=False,
-                          env={"LAB": str(tmp_path / "lab"), "PATH": f"{tmp_path}:/usr/bin:/bin"})  # fmt: skip
+    done = subprocess.run(
+        [ROOT / "scripts/images-here.sh", *names],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"LAB": str(tmp_path / "lab"), "PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )
     said = tmp_path / "lab.said"
     return done.returncode, said.read_text().splitlines() if said.exists() else [], done.stderr
 

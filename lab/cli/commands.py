@@ -38,8 +38,10 @@ def _run(ctx: click.Context, /, resume_run: Path | None, attach_run: Path | None
         )
     if earlier is not None:
         if ctx.invoked_subcommand:
-            raise UsageError("--resume and --attach take their experiment from the run folder",
-                             fix=f"drop {ctx.invoked_subcommand!r}")  # fmt: skip
+            raise UsageError(
+                "--resume and --attach take their experiment from the run folder",
+                fix=f"drop {ctx.invoked_subcommand!r}",
+            )
         resume(earlier, ctx.obj, attach=attach_run is not None)
     elif not ctx.invoked_subcommand:
         raise UsageError(

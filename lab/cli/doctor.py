@@ -43,8 +43,15 @@ def _checks() -> list[tuple[str, str, str]]:
     ]
 
 
-PACKAGES = (("numpy", "analysis"), ("pandas", "analysis"), ("matplotlib", "analysis"), ("torch", "workload"),
-            ("triton", "workload"), ("transformers", "workload"), ("docker", "host"))  # fmt: skip
+PACKAGES = (
+    ("numpy", "analysis"),
+    ("pandas", "analysis"),
+    ("matplotlib", "analysis"),
+    ("torch", "workload"),
+    ("triton", "workload"),
+    ("transformers", "workload"),
+    ("docker", "host"),
+)
 
 
 def _check_python() -> tuple[str, str, str]:

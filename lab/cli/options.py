@@ -26,31 +26,72 @@ SLURM: list[Decorator] = [
     click.option("--account", help="[Slurm] Who pays."),
     click.option("--qos", help="[Slurm] Quality of service."),
     click.option("--constraint", help="[Slurm] Features that a node must have."),
-    click.option("--time", "time_min", type=click.IntRange(min=1), help="[Slurm] Limit of a job, min. [default: the step's and 10]"),
+    click.option(
+        "--time",
+        "time_min",
+        type=click.IntRange(min=1),
+        help="[Slurm] Limit of a job, min. [default: the step's and 10]",
+    ),
     click.option("--cpus-per-task", type=click.IntRange(min=1), help="[Slurm] CPUs on each node."),
     click.option("--mem", help="[Slurm] Memory on each node, as 64G."),
     click.option("--gres", help="[Slurm] In place of gpu:N, as gpu:h100:8."),
-    click.option("--sbatch", "extra", multiple=True, metavar="KEY=VALUE", help="[Slurm] Any other option of sbatch."),
-    click.option("--container", type=click.Choice(["none", "docker", "pyxis", "apptainer"]), default="none",
-                 help="[Slurm] How a node runs the --image. [default: none]"),
-    click.option("--vendor", type=click.Choice(["nvidia", "amd", "none"]), help="[Slurm] Of the nodes' GPUs, without --image."),
-    click.option("--detach", is_flag=True, help="[Slurm] Submit and return; a job after the steps collects and analyses."),
-]  # fmt: skip
+    click.option(
+        "--sbatch", "extra", multiple=True, metavar="KEY=VALUE", help="[Slurm] Any other option of sbatch."
+    ),
+    click.option(
+        "--container",
+        type=click.Choice(["none", "docker", "pyxis", "apptainer"]),
+        default="none",
+        help="[Slurm] How a node runs the --image. [default: none]",
+    ),
+    click.option(
+        "--vendor",
+        type=click.Choice(["nvidia", "amd", "none"]),
+        help="[Slurm] Of the nodes' GPUs, without --image.",
+    ),
+    click.option(
+        "--detach",
+        is_flag=True,
+        help="[Slurm] Submit and return; a job after the steps collects and analyses.",
+    ),
+]
 KNOBS: list[Decorator] = [
-    click.option("--gpus", default="all", show_default=True, help="all, none, a count, 0,2 or 0-3, or UUIDs."),
-    click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Steps at a time."),
+    click.option(
+        "--gpus", default="all", show_default=True, help="all, none, a count, 0,2 or 0-3, or UUIDs."
+    ),
+    click.option(
+        "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Steps at a time."
+    ),
     click.option("-n", "--dry-run", is_flag=True, help="Print exactly what would run, and run nothing."),
     click.option("--json", "as_json", is_flag=True, help="Results (or the plan) as JSON on stdout."),
-    click.option("-o", "--output-dir", type=click.Path(path_type=Path), help="Run folder. [default: experiments/ROOM_TIME]"),
-    click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), help="Limit of a step, s."),
-    click.option("--stall-timeout", "stall_timeout_s", type=click.FloatRange(min=0, min_open=True),
-                 help="Stop a step that prints nothing for so long, s."),
-    click.option("--analysis", type=click.Choice(["auto", "host", "none"]), default="auto", show_default=True,
-                 help="Where to analyse after the steps; auto: in the cpu image if they ran in containers, else here."),
+    click.option(
+        "-o",
+        "--output-dir",
+        type=click.Path(path_type=Path),
+        help="Run folder. [default: experiments/ROOM_TIME]",
+    ),
+    click.option(
+        "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), help="Limit of a step, s."
+    ),
+    click.option(
+        "--stall-timeout",
+        "stall_timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Stop a step that prints nothing for so long, s.",
+    ),
+    click.option(
+        "--analysis",
+        type=click.Choice(["auto", "host", "none"]),
+        default="auto",
+        show_default=True,
+        help="Where to analyse after the steps; auto: in the cpu image if they ran in containers, else here.",
+    ),
     click.option("--no-analysis", "analysis", flag_value="none", help="Same as --analysis none."),
-    click.option("--wait/--no-wait", default=True, help="Wait for GPUs that another process holds. [default: yes]"),
+    click.option(
+        "--wait/--no-wait", default=True, help="Wait for GPUs that another process holds. [default: yes]"
+    ),
     click.option("-q", "--quiet", is_flag=True, help="Hide the steps' own output."),
-]  # fmt: skip
+]
 
 
 def make_options(as_json: bool, **flags: Any) -> Options:
@@ -66,9 +107,18 @@ def make_options(as_json: bool, **flags: Any) -> Options:
 
 
 EARLIER: list[Decorator] = [
-    click.option("--resume", "resume_run", type=click.Path(path_type=Path), metavar="RUN",
-                 help="Run what is missing or failed of this run."),
-    click.option("--attach", "attach_run", type=click.Path(path_type=Path), metavar="RUN",
-                 help="Take up this run's containers, whose driver was killed, then go on with it."),
-]  # fmt: skip
-
+    click.option(
+        "--resume",
+        "resume_run",
+        type=click.Path(path_type=Path),
+        metavar="RUN",
+        help="Run what is missing or failed of this run.",
+    ),
+    click.option(
+        "--attach",
+        "attach_run",
+        type=click.Path(path_type=Path),
+        metavar="RUN",
+        help="Take up this run's containers, whose driver was killed, then go on with it.",
+    ),
+]

@@ -15,9 +15,23 @@ from lab.secrets import redact_env, secret_values
 
 # Variables that change what a GPU run measures.
 RELEVANT = (
-    "CUDA_", "GLOO_", "GPU_", "HIP_", "HSA_", "LAB_", "MIOPEN_", "NCCL_", "NVIDIA_", "OMP_", "PYTORCH_", "RCCL_",
-    "ROCR_", "SLURM_JOB", "TORCH", "TRITON_",
-)  # fmt: skip
+    "CUDA_",
+    "GLOO_",
+    "GPU_",
+    "HIP_",
+    "HSA_",
+    "LAB_",
+    "MIOPEN_",
+    "NCCL_",
+    "NVIDIA_",
+    "OMP_",
+    "PYTORCH_",
+    "RCCL_",
+    "ROCR_",
+    "SLURM_JOB",
+    "TORCH",
+    "TRITON_",
+)
 
 
 def lab_identity() -> Lab:

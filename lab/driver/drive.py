@@ -154,11 +154,24 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
         for name, why in plan.skipped.items()
     }
     return Manifest(
-        id=root.resolve().name, room=room_name, created_utc=now, lab=provenance.lab_identity(), engine=engine.name, kind=engine.kind,
-        command=tuple(redact(word, secrets) for word in ["lab", *sys.argv[1:]]), image=image, container=container,
-        host=provenance.host(), gpus=site.gpus, env=provenance.relevant_env(), config=plan.config,
-        steps=[StepRecord(step=step, fingerprint=step.fingerprint(*context), outcome=skipped.get(step.name))
-               for step in plan.steps])  # fmt: skip
+        id=root.resolve().name,
+        room=room_name,
+        created_utc=now,
+        lab=provenance.lab_identity(),
+        engine=engine.name,
+        kind=engine.kind,
+        command=tuple(redact(word, secrets) for word in ["lab", *sys.argv[1:]]),
+        image=image,
+        container=container,
+        host=provenance.host(),
+        gpus=site.gpus,
+        env=provenance.relevant_env(),
+        config=plan.config,
+        steps=[
+            StepRecord(step=step, fingerprint=step.fingerprint(*context), outcome=skipped.get(step.name))
+            for step in plan.steps
+        ],
+    )
 
 
 def same_image(run: Run, engine: Engine) -> None:
@@ -166,13 +179,19 @@ def same_image(run: Run, engine: Engine) -> None:
     recorded = run.manifest.image
     image, _ = engine.provenance(str(run.root.absolute()), run.manifest.gpus)
     if recorded and recorded.id and image and image.id != recorded.id:
-        raise UsageError(f"{image.ref} is another image now than when this run began", where=f"{recorded.id} then, {image.id} now",
-                         fix=f"start a new run, or give the old image its name back: docker tag {recorded.id} {image.ref}")  # fmt: skip
+        raise UsageError(
+            f"{image.ref} is another image now than when this run began",
+            where=f"{recorded.id} then, {image.id} now",
+            fix=f"start a new run, or give the old image its name back: docker tag {recorded.id} {image.ref}",
+        )
 
 
 def interrupted(run: Run) -> Interrupted:
-    return Interrupted("interrupted; finished steps are kept", where=run.root,
-                       fix=f"continue with: lab run --resume {shlex.quote(str(run.root))}")  # fmt: skip
+    return Interrupted(
+        "interrupted; finished steps are kept",
+        where=run.root,
+        fix=f"continue with: lab run --resume {shlex.quote(str(run.root))}",
+    )
 
 
 def _with_limits(step: Step, options: Options) -> Step:

@@ -123,8 +123,10 @@ def _check(steps: Sequence[Step], gpus: Sequence[Gpu], jobs: int) -> None:
         raise UsageError("--jobs must be at least 1")
     for step in steps:
         if step.num_gpus > len(gpus):
-            raise GpuError(f"step {step.name!r} needs {step.num_gpus} GPUs, {len(gpus)} were picked",
-                           fix="ask for fewer ranks, or give more GPUs with --gpus")  # fmt: skip
+            raise GpuError(
+                f"step {step.name!r} needs {step.num_gpus} GPUs, {len(gpus)} were picked",
+                fix="ask for fewer ranks, or give more GPUs with --gpus",
+            )
 
 
 def _error_of(future: Future[None]) -> LabError | None:

@@ -46,14 +46,29 @@ def raise_for_steps(run: Run) -> None:
 
 def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path, options: Options) -> None:
     """Print exactly what would run."""
-    steps = [{**msgspec.to_builtins(step), "env": redact_env(step.env, secret_values()),
-              "starts": engine.preview(step, site.gpus[: step.num_gpus], run_dir=str(root.absolute()))}
-             for step in plan.steps if step.name not in plan.skipped]  # fmt: skip
+    steps = [
+        {
+            **msgspec.to_builtins(step),
+            "env": redact_env(step.env, secret_values()),
+            "starts": engine.preview(step, site.gpus[: step.num_gpus], run_dir=str(root.absolute())),
+        }
+        for step in plan.steps
+        if step.name not in plan.skipped
+    ]
     if options.json:
-        document = {"room": room_name, "engine": engine.name, "image": options.image, "run_dir": str(root),
-                    "gpus": [msgspec.to_builtins(gpu) for gpu in site.gpus], "gpus_resolved": site.resolved,
-                    "config": plan.config, "inputs": plan.inputs, "skipped": plan.skipped, "notes": list(plan.notes),
-                    "steps": steps}  # fmt: skip
+        document = {
+            "room": room_name,
+            "engine": engine.name,
+            "image": options.image,
+            "run_dir": str(root),
+            "gpus": [msgspec.to_builtins(gpu) for gpu in site.gpus],
+            "gpus_resolved": site.resolved,
+            "config": plan.config,
+            "inputs": plan.inputs,
+            "skipped": plan.skipped,
+            "notes": list(plan.notes),
+            "steps": steps,
+        }
         print(redact(msgspec.json.format(msgspec.json.encode(document), indent=2).decode(), secret_values()))
         return
     print(redact("\n".join(_plan_lines(room_name, plan, site, engine, root, steps)), secret_values()))

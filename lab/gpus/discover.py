@@ -18,9 +18,16 @@ from lab.core.gpu import Gpu
 from lab.errors import GpuError, UsageError
 
 NVIDIA_QUERY = (
-    "index", "uuid", "name", "driver_version", "memory.total", "power.limit", "clocks.max.sm", "clocks.max.memory",
+    "index",
+    "uuid",
+    "name",
+    "driver_version",
+    "memory.total",
+    "power.limit",
+    "clocks.max.sm",
+    "clocks.max.memory",
     "compute_cap",
-)  # fmt: skip
+)
 
 
 def discover(env: Mapping[str, str] | None = None) -> list[Gpu]:

@@ -118,8 +118,11 @@ class NvmlMeter:
     def _call(self, name: str, *args: Any) -> None:
         code = getattr(self._nvml, name)(*args)
         if code != NVML_SUCCESS:
-            raise GpuError(f"NVML answers {code} to {name}", where=args[0] if args else None,
-                           fix="is this GPU in this machine, and its driver loaded? See `lab doctor`")  # fmt: skip
+            raise GpuError(
+                f"NVML answers {code} to {name}",
+                where=args[0] if args else None,
+                fix="is this GPU in this machine, and its driver loaded? See `lab doctor`",
+            )
 
 
 class _Value(ctypes.Union):
@@ -127,9 +130,15 @@ class _Value(ctypes.Union):
 
 
 class _FieldValue(ctypes.Structure):
-    _fields_ = [("field_id", ctypes.c_uint), ("scope_id", ctypes.c_uint), ("timestamp", ctypes.c_longlong),
-                ("latency_us", ctypes.c_longlong), ("value_type", ctypes.c_int), ("result", ctypes.c_int),
-                ("value", _Value)]  # fmt: skip
+    _fields_ = [
+        ("field_id", ctypes.c_uint),
+        ("scope_id", ctypes.c_uint),
+        ("timestamp", ctypes.c_longlong),
+        ("latency_us", ctypes.c_longlong),
+        ("value_type", ctypes.c_int),
+        ("result", ctypes.c_int),
+        ("value", _Value),
+    ]
 
 
 class _Process(ctypes.Structure):
@@ -145,8 +154,11 @@ def _load() -> Any:
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError as error:
-        raise GpuError(f"{LIBRARY} cannot be loaded: there is no NVIDIA driver here", where=LIBRARY,
-                       fix="run on a machine with a GPU, in a container with the capability `utility`") from error  # fmt: skip
+        raise GpuError(
+            f"{LIBRARY} cannot be loaded: there is no NVIDIA driver here",
+            where=LIBRARY,
+            fix="run on a machine with a GPU, in a container with the capability `utility`",
+        ) from error
 
 
 class AmdMeter:

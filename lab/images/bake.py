@@ -33,8 +33,12 @@ def render() -> str:
 
 def _target(target: Target, shared: list[str]) -> dict[str, Any]:
     values = {name: f"${{{name}}}" for name in shared} | {"LAB_LOCK_SHA256": f"${{{lock_variable(target)}}}"}
-    return {"context": ".", "dockerfile": str(target.dockerfile), "args": {"BASE_IMAGE": target.base_ref, **values},
-            "tags": [f"${{{REGISTRY}}}{target.ref}:${{{TAG}}}"]}  # fmt: skip
+    return {
+        "context": ".",
+        "dockerfile": str(target.dockerfile),
+        "args": {"BASE_IMAGE": target.base_ref, **values},
+        "tags": [f"${{{REGISTRY}}}{target.ref}:${{{TAG}}}"],
+    }
 
 
 if __name__ == "__main__":

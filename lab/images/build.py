@@ -141,16 +141,31 @@ def refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def targets_of(image: images.Image) -> list[Target]:
-    common: dict[str, Any] = {"image": image.name, "base": image.base, "base_digest": image.base_digest,
-              "python_version": image.python_version}  # fmt: skip
+    common: dict[str, Any] = {
+        "image": image.name,
+        "base": image.base,
+        "base_digest": image.base_digest,
+        "python_version": image.python_version,
+    }
     wheels = image.build.workload_wheels
-    own = Target(name=_last(image.ref), ref=image.ref, dockerfile=Path(image.dockerfile),
-                 lock=Path("images", image.name, "requirements.lock"),
-                 wheels=() if image.workload_ref else wheels, **common)  # fmt: skip
+    own = Target(
+        name=_last(image.ref),
+        ref=image.ref,
+        dockerfile=Path(image.dockerfile),
+        lock=Path("images", image.name, "requirements.lock"),
+        wheels=() if image.workload_ref else wheels,
+        **common,
+    )
     if not (image.workload_ref and image.workload_dockerfile):
         return [own]
-    work = Target(name=_last(image.workload_ref), ref=image.workload_ref, dockerfile=Path(image.workload_dockerfile),
-                  lock=Path("images", image.name, "workload.lock"), wheels=wheels, **common)  # fmt: skip
+    work = Target(
+        name=_last(image.workload_ref),
+        ref=image.workload_ref,
+        dockerfile=Path(image.workload_dockerfile),
+        lock=Path("images", image.name, "workload.lock"),
+        wheels=wheels,
+        **common,
+    )
     return [own, work]
 
 
@@ -163,9 +178,20 @@ def plan(names: Sequence[str], *, base: str | None, network: str, root: Path = R
     except EngineError as error:
         note = error.what
     wheel = Wheel(name="<the wheel of lab>", sha256="<its sha256>")
-    return [{"name": t.name, "ref": t.ref, "base": base or t.base_ref, "wheels": t.wheels, "env": builder.env, "note": note,
-             "argv": build_argv(t, builder, wheel, base=base, network=network, iidfile=Path("<file>"), root=root)}
-            for t in targets(names)]  # fmt: skip
+    return [
+        {
+            "name": t.name,
+            "ref": t.ref,
+            "base": base or t.base_ref,
+            "wheels": t.wheels,
+            "env": builder.env,
+            "note": note,
+            "argv": build_argv(
+                t, builder, wheel, base=base, network=network, iidfile=Path("<file>"), root=root
+            ),
+        }
+        for t in targets(names)
+    ]
 
 
 def _last(ref: str) -> str:
@@ -188,8 +214,15 @@ def _build_one(
             raise build_error(target, base or target.base_ref, tail)
         image_id = iidfile.read_text(encoding="utf-8").strip()
     size = _output([builder.docker, "image", "inspect", "-f", "{{.Size}}", image_id])
-    return Built(name=target.name, ref=target.ref, id=image_id, base=base or target.base_ref, size_bytes=int(size),
-                 seconds=round(time.monotonic() - began, 1), wheel_sha256=wheel.sha256)  # fmt: skip
+    return Built(
+        name=target.name,
+        ref=target.ref,
+        id=image_id,
+        base=base or target.base_ref,
+        size_bytes=int(size),
+        seconds=round(time.monotonic() - began, 1),
+        wheel_sha256=wheel.sha256,
+    )
 
 
 def build_argv(
@@ -213,8 +246,21 @@ def build_argv(
         (os.environ[name] for name in CA_VARIABLES if Path(os.environ.get(name, "")).is_file()), None
     )
     secret = ["--secret", f"id=ca,src={certificate}"] if certificate else []
-    return [*builder.argv, "--progress=plain", "--network", network, "--file", str(target.dockerfile), *words, *secret,
-            "--iidfile", str(iidfile), "--tag", target.ref, "."]  # fmt: skip
+    return [
+        *builder.argv,
+        "--progress=plain",
+        "--network",
+        network,
+        "--file",
+        str(target.dockerfile),
+        *words,
+        *secret,
+        "--iidfile",
+        str(iidfile),
+        "--tag",
+        target.ref,
+        ".",
+    ]
 
 
 def _from_environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -232,9 +278,14 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, str]:
 def _provenance(target: Target, wheel: Wheel, root: Path) -> dict[str, str]:
     """Created is the commit's time, not now: the same tree gives the same image."""
     identity = provenance.lab_identity()
-    return {"LAB_VERSION": __version__, "LAB_REVISION": (identity.commit or "") + ("-dirty" if identity.dirty else ""),
-            "LAB_SOURCE": _source_url(root), "LAB_CREATED": _git(root, "log", "-1", "--format=%cI"),
-            "LAB_WHEEL_SHA256": wheel.sha256, "LAB_LOCK_SHA256": _sha256(root / target.lock)}  # fmt: skip
+    return {
+        "LAB_VERSION": __version__,
+        "LAB_REVISION": (identity.commit or "") + ("-dirty" if identity.dirty else ""),
+        "LAB_SOURCE": _source_url(root),
+        "LAB_CREATED": _git(root, "log", "-1", "--format=%cI"),
+        "LAB_WHEEL_SHA256": wheel.sha256,
+        "LAB_LOCK_SHA256": _sha256(root / target.lock),
+    }
 
 
 def _source_url(root: Path) -> str:
@@ -255,8 +306,16 @@ def stream(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, say: Say) 
     """Run, pass each line on as it comes; -> the exit code and the last lines."""
     tail: deque[str] = deque(maxlen=200)
     try:
-        process = subprocess.Popen(argv, cwd=cwd, env={**os.environ, **env}, stdin=subprocess.DEVNULL, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace")  # fmt: skip
+        process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            errors="replace",
+        )
     except OSError as error:
         raise EngineError(f"cannot start {argv[0]}: {error.strerror}") from error
     with process:
@@ -275,17 +334,38 @@ def stream(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, say: Say) 
 NOISE = re.compile(r"#\d+ sha256:[0-9a-f]{64}$")  # BuildKit of 20.10 names each of its steps so
 
 FAILURES = (
-    ("CERTIFICATE_VERIFY_FAILED", "a proxy signs with its own authority: name its certificate file in SSL_CERT_FILE"),
-    ("DO NOT MATCH THE HASHES", "the index serves other files than the lock names: `make locks`, or another PIP_INDEX_URL"),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "a proxy signs with its own authority: name its certificate file in SSL_CERT_FILE",
+    ),
+    (
+        "DO NOT MATCH THE HASHES",
+        "the index serves other files than the lock names: `make locks`, or another PIP_INDEX_URL",
+    ),
     ("no space left on device", "free some space: docker system df shows who holds it"),
-    ("pull access denied", "the base is not here: --base REF names another one, scripts/base-image.sh makes one"),
-    ("failed to do request", "the base is not here and its registry does not answer: --base REF, scripts/base-image.sh"),
-    ("no such host", "the base is not here and its registry does not answer: --base REF, scripts/base-image.sh"),
-    ("i/o timeout", "the base is not here and its registry does not answer: --base REF, scripts/base-image.sh"),
+    (
+        "pull access denied",
+        "the base is not here: --base REF names another one, scripts/base-image.sh makes one",
+    ),
+    (
+        "failed to do request",
+        "the base is not here and its registry does not answer: --base REF, scripts/base-image.sh",
+    ),
+    (
+        "no such host",
+        "the base is not here and its registry does not answer: --base REF, scripts/base-image.sh",
+    ),
+    (
+        "i/o timeout",
+        "the base is not here and its registry does not answer: --base REF, scripts/base-image.sh",
+    ),
     ("Cannot connect to the Docker daemon", "start the Docker engine, or scripts/docker-engine.sh for tests"),
     ("not found: manifest unknown", "the base's tag does not exist: --base REF"),
-    ("Could not find a version", "the index lacks a file for the base's Python, or cannot be reached from a build"),
-)  # fmt: skip
+    (
+        "Could not find a version",
+        "the index lacks a file for the base's Python, or cannot be reached from a build",
+    ),
+)
 
 
 def build_error(target: Target, base: str, tail: Sequence[str]) -> EngineError:
@@ -322,8 +402,10 @@ def find_builder() -> Builder:
             return way
         complaints.append(f"  {' '.join(way.argv)}: {complaint}")
     down = any("connect to the Docker daemon" in complaint for complaint in complaints)
-    raise EngineError("no builder here can build images:\n" + "\n".join(complaints),
-                      fix="start the Docker engine" if down else "install docker-buildx-plugin (or docker-buildx)")  # fmt: skip
+    raise EngineError(
+        "no builder here can build images:\n" + "\n".join(complaints),
+        fix="start the Docker engine" if down else "install docker-buildx-plugin (or docker-buildx)",
+    )
 
 
 def docker_programs() -> list[str]:
@@ -340,8 +422,14 @@ def _probe(way: Builder) -> str | None:
     """None if this builder builds an empty image into nowhere, else why not."""
     argv = [word for word in way.argv if word != "--load"] + ["--output", "-", "-"]
     try:
-        done = subprocess.run(argv, input=b"FROM scratch\nLABEL lab.probe=1\n", env={**os.environ, **way.env},
-                              capture_output=True, timeout=60, check=False)  # fmt: skip
+        done = subprocess.run(
+            argv,
+            input=b"FROM scratch\nLABEL lab.probe=1\n",
+            env={**os.environ, **way.env},
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     lines = done.stderr.decode(errors="replace").strip().splitlines()
@@ -375,8 +463,11 @@ def make_wheel(root: Path, say: Say) -> Wheel:
         code, tail = stream(argv, env={"SOURCE_DATE_EPOCH": "1580601600"}, cwd=root, say=say)
         made = sorted(Path(folder).glob("lab-*.whl"))
         if code or len(made) != 1:
-            raise MissingError("the wheel of lab cannot be made:\n" + "\n".join(tail[-8:]), where=root,
-                               fix=f"{sys.executable} needs pip, and pip an index with hatchling")  # fmt: skip
+            raise MissingError(
+                "the wheel of lab cannot be made:\n" + "\n".join(tail[-8:]),
+                where=root,
+                fix=f"{sys.executable} needs pip, and pip an index with hatchling",
+            )
         wheel = Wheel(name=made[0].name, sha256=_sha256(made[0]))
         with writing(root / DIST):
             shutil.rmtree(root / DIST, ignore_errors=True)
@@ -398,8 +489,11 @@ def fill_wheelhouse(target: Target, python_version: str, root: Path, say: Say) -
     make_folder(folder)
     code, tail = stream(download_argv(target.wheels, python_version, folder), env={}, cwd=root, say=say)
     if code:
-        raise MissingError(f"this host's pip does not find {', '.join(target.wheels)} for Python {python_version}:\n"
-                           + "\n".join(tail[-5:]), fix="point PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS at one")  # fmt: skip
+        raise MissingError(
+            f"this host's pip does not find {', '.join(target.wheels)} for Python {python_version}:\n"
+            + "\n".join(tail[-5:]),
+            fix="point PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS at one",
+        )
     for wheel in folder.glob("*.whl"):
         _refuse_gpu_build(wheel)
     write_atomic(stamp, wanted)
@@ -410,9 +504,22 @@ def download_argv(wheels: Sequence[str], python_version: str, folder: Path) -> l
         f"{tag}_{platform.machine()}"
         for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "linux")
     ]
-    return [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps",
-            "--only-binary=:all:", "--python-version", python_version,
-            *(word for tag in platforms for word in ("--platform", tag)), "--dest", str(folder), *wheels]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--python-version",
+        python_version,
+        *(word for tag in platforms for word in ("--platform", tag)),
+        "--dest",
+        str(folder),
+        *wheels,
+    ]
 
 
 def _refuse_gpu_build(wheel: Path) -> None:
@@ -441,8 +548,10 @@ def base_python(builder: Builder, base: str) -> str:
             [builder.docker, "run", "--rm", "--network", "none", "--entrypoint", "python3", base, "-c", code]
         )
     except EngineError as error:
-        raise EngineError(f"the base {base} cannot be started: {error.what}",
-                          fix="--base REF names another one, scripts/base-image.sh makes one here") from error  # fmt: skip
+        raise EngineError(
+            f"the base {base} cannot be started: {error.what}",
+            fix="--base REF names another one, scripts/base-image.sh makes one here",
+        ) from error
     return text.splitlines()[-1]
 
 
@@ -462,8 +571,11 @@ def _sha256(path: Path) -> str:
 
 def _check_tree(root: Path) -> None:
     if not (root / "pyproject.toml").is_file() or not (root / "docker").is_dir():
-        raise MissingError("images are built from lab's source tree, and this lab is installed without it", where=root,
-                           fix="run `lab images build` from a checkout: pip install -e .")  # fmt: skip
+        raise MissingError(
+            "images are built from lab's source tree, and this lab is installed without it",
+            where=root,
+            fix="run `lab images build` from a checkout: pip install -e .",
+        )
 
 
 @contextlib.contextmanager

@@ -81,10 +81,13 @@ TOO_NEW = (
     (r"^\s*RUN\b.*--network=", "RUN --network"),
     (r"--start-interval", "HEALTHCHECK --start-interval"),
     (r"\A\s*#\s*syntax\s*=", "a # syntax line"),
-)  # fmt: skip
+)
 # nixnan and NVBit are the user's to bring: nothing here fetches or builds them.
-FOREIGN = ((r"nvbit", "names NVBit"), (r"git\s+clone", "clones a repository"),
-           (r"nixnan[^\n]*(https?://|\bmake\b)|(https?://|\bmake\b)[^\n]*nixnan", "fetches or builds nixnan"))  # fmt: skip
+FOREIGN = (
+    (r"nvbit", "names NVBit"),
+    (r"git\s+clone", "clones a repository"),
+    (r"nixnan[^\n]*(https?://|\bmake\b)|(https?://|\bmake\b)[^\n]*nixnan", "fetches or builds nixnan"),
+)
 
 
 def dockerfile_rules(target: Target, root: Path) -> list[str]:
@@ -178,8 +181,22 @@ FILE_CHECKS = {"Dockerfile": dockerfile_rules, "lock": lock_rules}
 # What is built.
 
 # As strangers to the image run it: an unknown user, a read-only root, no network, no capability.
-LEAST = ("--rm", "--user", "1234:1234", "--read-only", "--network", "none", "--cap-drop", "ALL",
-         "--security-opt", "no-new-privileges", "--tmpfs", "/tmp:exec,mode=1777", "--env", "HOME=/tmp")  # fmt: skip
+LEAST = (
+    "--rm",
+    "--user",
+    "1234:1234",
+    "--read-only",
+    "--network",
+    "none",
+    "--cap-drop",
+    "ALL",
+    "--security-opt",
+    "no-new-privileges",
+    "--tmpfs",
+    "/tmp:exec,mode=1777",
+    "--env",
+    "HOME=/tmp",
+)
 
 
 def _as_built(target: Target, have: Mapping[str, str], root: Path) -> Row:
@@ -274,5 +291,9 @@ def _compose(root: Path) -> Iterator[Row]:
         "--quiet",
     ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    yield Row(image="compose", what="config", state="failed" if done.returncode else "ok",
-              detail=done.stderr.strip() if done.returncode else " ".join(program))  # fmt: skip
+    yield Row(
+        image="compose",
+        what="config",
+        state="failed" if done.returncode else "ok",
+        detail=done.stderr.strip() if done.returncode else " ".join(program),
+    )

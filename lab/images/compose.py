@@ -92,8 +92,20 @@ def program() -> list[str] | None:
 
 def _workload(image: Image) -> dict[str, Any]:
     """A sweep of one setting on two ranks; a second `up` finds its results and runs nothing again."""
-    argv = ("lab", "sweep", "-c", "28", "-t", "256", "--ranks", str(RANKS), "--skip-existing", "--no-analysis",
-            "--output-dir", f"/out/{RUN}{image.name}")  # fmt: skip
+    argv = (
+        "lab",
+        "sweep",
+        "-c",
+        "28",
+        "-t",
+        "256",
+        "--ranks",
+        str(RANKS),
+        "--skip-existing",
+        "--no-analysis",
+        "--output-dir",
+        f"/out/{RUN}{image.name}",
+    )
     gpus = _gpus(image)
     spec = container_spec(image, Step(name="sweep", argv=argv, num_gpus=len(gpus)), gpus, HOST)
     return {"profiles": [image.name], **_service(spec)}
@@ -102,8 +114,11 @@ def _workload(image: Image) -> dict[str, Any]:
 def _analysis(image: Image) -> dict[str, Any]:
     """Starts only when the workload has succeeded."""
     service = _analysing("lab", "analyze", f"/out/{RUN}{image.name}")
-    return {"profiles": [image.name], **service,
-            "depends_on": {image.name: {"condition": "service_completed_successfully"}}}  # fmt: skip
+    return {
+        "profiles": [image.name],
+        **service,
+        "depends_on": {image.name: {"condition": "service_completed_successfully"}},
+    }
 
 
 def _shell(image: Image) -> dict[str, Any]:
@@ -136,8 +151,15 @@ def _gpus(image: Image) -> list[Gpu]:
     if image.vendor == "nvidia":
         return [Gpu(vendor="nvidia", index=i, uuid=f"${{LAB_GPU{i}:-{i}}}") for i in range(RANKS)]
     if image.vendor == "amd":
-        return [Gpu(vendor="amd", index=i, uuid=f"GPU-{i}", render_node=f"/dev/dri/${{LAB_RENDER{i}:-renderD{128 + i}}}")
-                for i in range(RANKS)]  # fmt: skip
+        return [
+            Gpu(
+                vendor="amd",
+                index=i,
+                uuid=f"GPU-{i}",
+                render_node=f"/dev/dri/${{LAB_RENDER{i}:-renderD{128 + i}}}",
+            )
+            for i in range(RANKS)
+        ]
     return []
 
 
@@ -168,8 +190,10 @@ def _service(spec: ContainerSpec) -> dict[str, Any]:
 
 
 def _reservation(spec: ContainerSpec) -> dict[str, Any]:
-    devices = [{"driver": r.driver, "device_ids": list(r.device_ids), "capabilities": list(r.capabilities[0])}
-               for r in spec.device_requests]  # fmt: skip
+    devices = [
+        {"driver": r.driver, "device_ids": list(r.device_ids), "capabilities": list(r.capabilities[0])}
+        for r in spec.device_requests
+    ]
     return {"resources": {"reservations": {"devices": devices}}} if devices else {}
 
 

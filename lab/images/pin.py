@@ -45,8 +45,10 @@ def ask(base: str) -> str:
         if done.returncode == 0 and re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
             return digest
         complaint = (done.stderr.strip().splitlines() or [digest or "no answer"])[-1]
-    raise EngineError(f"the digest of {base} cannot be learnt: {complaint}",
-                      fix="needs docker buildx and a way to the registry; builds go by the tag meanwhile")  # fmt: skip
+    raise EngineError(
+        f"the digest of {base} cannot be learnt: {complaint}",
+        fix="needs docker buildx and a way to the registry; builds go by the tag meanwhile",
+    )
 
 
 def with_digest(text: str, digest: str) -> str:

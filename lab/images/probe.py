@@ -147,8 +147,11 @@ def _against_lock(seen: Seen, lock: str) -> list[str]:
     named: dict[str, set[str]] = {}
     for name, version in re.findall(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", lock, re.MULTILINE):
         named.setdefault(re.sub(r"[-_.]+", "-", name).lower(), set()).add(version)
-    return [f"{name} {have}, its lock says {' or '.join(sorted(named[name]))}"
-            for name, have in sorted(seen.packages.items()) if name in named and have not in named[name]]  # fmt: skip
+    return [
+        f"{name} {have}, its lock says {' or '.join(sorted(named[name]))}"
+        for name, have in sorted(seen.packages.items())
+        if name in named and have not in named[name]
+    ]
 
 
 # Kept for the manifests of runs.
@@ -156,10 +159,16 @@ def _against_lock(seen: Seen, lock: str) -> list[str]:
 
 def remember(image_id: str, seen: Seen, *, ok: bool, root: Path | None = None) -> ImageCheck:
     """Keep what was seen for runs of this very image."""
-    check = ImageCheck(ok=ok, checked_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"), python=seen.python,
-                       archs=seen.archs, cuda=seen.cuda, hip=seen.hip,
-                       versions={name: seen.packages[name] for name in KEPT if name in seen.packages},
-                       tools=tuple(sorted(name for name, path in seen.tools.items() if path)))  # fmt: skip
+    check = ImageCheck(
+        ok=ok,
+        checked_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        python=seen.python,
+        archs=seen.archs,
+        cuda=seen.cuda,
+        hip=seen.hip,
+        versions={name: seen.packages[name] for name in KEPT if name in seen.packages},
+        tools=tuple(sorted(name for name, path in seen.tools.items() if path)),
+    )
     path = _path(image_id, root)
     with writing(path):
         make_folder(path.parent)

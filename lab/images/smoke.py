@@ -46,10 +46,45 @@ LAB: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("doctor", ("lab", "doctor")),
 )
 WORK = (
-    ("sweep", ("lab", "sweep", "-c", "28", "-t", "256", "--ranks", "2", "--no-analysis", "--output-dir", "/out/sweep")),
-    ("nan", ("lab", "run", "--no-analysis", "-o", "/out/nan", "nan", "baseline", "--model", "tiny", "--device", "cpu",
-             "--layers", "2", "--max-new-tokens", "2", "--timing", "0")),
-)  # fmt: skip
+    (
+        "sweep",
+        (
+            "lab",
+            "sweep",
+            "-c",
+            "28",
+            "-t",
+            "256",
+            "--ranks",
+            "2",
+            "--no-analysis",
+            "--output-dir",
+            "/out/sweep",
+        ),
+    ),
+    (
+        "nan",
+        (
+            "lab",
+            "run",
+            "--no-analysis",
+            "-o",
+            "/out/nan",
+            "nan",
+            "baseline",
+            "--model",
+            "tiny",
+            "--device",
+            "cpu",
+            "--layers",
+            "2",
+            "--max-new-tokens",
+            "2",
+            "--timing",
+            "0",
+        ),
+    ),
+)
 
 
 def smoke(names: Sequence[str], *, stand_in: bool = False, timeout_s: float = TIMEOUT_S) -> Iterator[Row]:
@@ -93,8 +128,13 @@ def _one(docker: str, target: Target, folder: Path, stand_in: bool, timeout_s: f
 
 def run_words(spec: ContainerSpec) -> list[str]:
     """The spec in the words of `docker run`: nothing more than lab decided, and nothing less."""
-    pairs = [("--user", spec.user), ("--workdir", spec.working_dir), ("--network", spec.network_mode),
-             ("--ipc", spec.ipc_mode), ("--stop-signal", spec.stop_signal)]  # fmt: skip
+    pairs = [
+        ("--user", spec.user),
+        ("--workdir", spec.working_dir),
+        ("--network", spec.network_mode),
+        ("--ipc", spec.ipc_mode),
+        ("--stop-signal", spec.stop_signal),
+    ]
     pairs += [("--shm-size", spec.shm_size)] if spec.shm_size else []
     pairs += [("--memory", spec.mem_limit)] if spec.mem_limit else []
     pairs += [("--env", f"{name}={value}") for name, value in spec.env.items()]
@@ -142,8 +182,14 @@ def _host(folder: Path) -> HostContext:
         uid = gid = STRANGER
         for path in (folder, *(folder / name for name in ("out", "hf", "cache"))):
             os.chown(path, uid, gid)
-    return HostContext(run_dir=str(folder / "out"), hf_cache=str(folder / "hf"), cache=str(folder / "cache"), uid=uid, gid=gid,
-                 device_gids=(str(os.stat("/dev/null").st_gid),))  # fmt: skip
+    return HostContext(
+        run_dir=str(folder / "out"),
+        hf_cache=str(folder / "hf"),
+        cache=str(folder / "cache"),
+        uid=uid,
+        gid=gid,
+        device_gids=(str(os.stat("/dev/null").st_gid),),
+    )
 
 
 def _run(argv: Sequence[str], timeout_s: float) -> tuple[str | None, str]:
@@ -151,8 +197,15 @@ def _run(argv: Sequence[str], timeout_s: float) -> tuple[str | None, str]:
     name = f"lab-smoke-{os.getpid()}-{time.monotonic_ns()}"
     words = [*argv[:2], "--name", name, *argv[2:]]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
-                              stdin=subprocess.DEVNULL)  # fmt: skip
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired:
         # The client's end does not end its container.
         subprocess.run([argv[0], "rm", "--force", name], capture_output=True, check=False)

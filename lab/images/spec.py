@@ -191,9 +191,17 @@ def _command(image: Image, step: Step, tools: Sequence[Tool]) -> tuple[str, ...]
 
 def _env(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) -> dict[str, str]:
     """A uid without a passwd entry has HOME=/ and fails in getpass, Triton and the hub's cache: these cure it."""
-    home = {"HOME": TMP, "USER": "lab", "LOGNAME": "lab", "XDG_CACHE_HOME": "/cache", "TRITON_CACHE_DIR": "/cache/triton",
-            "TORCHINDUCTOR_CACHE_DIR": "/cache/inductor", "HF_HOME": "/hf", "PYTHONUNBUFFERED": "1",
-            "LAB_IMAGE": image.name}  # fmt: skip
+    home = {
+        "HOME": TMP,
+        "USER": "lab",
+        "LOGNAME": "lab",
+        "XDG_CACHE_HOME": "/cache",
+        "TRITON_CACHE_DIR": "/cache/triton",
+        "TORCHINDUCTOR_CACHE_DIR": "/cache/inductor",
+        "HF_HOME": "/hf",
+        "PYTHONUNBUFFERED": "1",
+        "LAB_IMAGE": image.name,
+    }
     wrapped = {name: value.format(folder=step.folder) for tool in tools for name, value in tool.env.items()}
     return {**home, **passed_on(host.host_env), **image.env, **wrapped, **step.env}
 
@@ -205,8 +213,11 @@ KEPT_HERE = re.compile(r"_VISIBLE_DEVICES$|_(HOME|PATH|PATH64|ROOT|DIR|FILE|VERS
 
 def passed_on(host_env: Mapping[str, str]) -> dict[str, str]:
     """The host's variables that steer collectives, drivers and compilers; secrets, paths and GPU indices stay out."""
-    return {name: value for name, value in sorted(host_env.items())
-            if name.startswith(PASSED_ON) and not KEPT_HERE.search(name) and not is_secret(name)}  # fmt: skip
+    return {
+        name: value
+        for name, value in sorted(host_env.items())
+        if name.startswith(PASSED_ON) and not KEPT_HERE.search(name) and not is_secret(name)
+    }
 
 
 def _mounts(image: Image, tools: Sequence[Tool], host: HostContext) -> tuple[Mount, ...]:
@@ -239,8 +250,13 @@ def _devices(image: Image, gpus: Sequence[Gpu], host: HostContext) -> tuple[str,
 def _device_requests(image: Image, gpus: Sequence[Gpu]) -> tuple[DeviceRequest, ...]:
     if image.vendor != "nvidia" or not gpus:
         return ()
-    return (DeviceRequest(driver="nvidia", device_ids=tuple(gpu.uuid for gpu in gpus),
-                          capabilities=(image.devices.capabilities,)),)  # fmt: skip
+    return (
+        DeviceRequest(
+            driver="nvidia",
+            device_ids=tuple(gpu.uuid for gpu in gpus),
+            capabilities=(image.devices.capabilities,),
+        ),
+    )
 
 
 def _tool(image: Image, name: str) -> Tool:

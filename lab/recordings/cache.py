@@ -175,10 +175,16 @@ def _packed(key: _Key, trace: Trace) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         about = _About(
-            size=key.size, mtime_ns=key.mtime_ns, salvage=key.salvage, reader=key.reader,
-            sha256=sha256_of(trace.source), meta=trace.meta, strings=trace.strings,
-            problems=trace.problems, truncated=trace.truncated,
-        )  # fmt: skip
+            size=key.size,
+            mtime_ns=key.mtime_ns,
+            salvage=key.salvage,
+            reader=key.reader,
+            sha256=sha256_of(trace.source),
+            meta=trace.meta,
+            strings=trace.strings,
+            problems=trace.problems,
+            truncated=trace.truncated,
+        )
         archive.writestr(zipfile.ZipInfo(_ABOUT, _NO_TIME), msgspec.json.encode(about))
         for name in tables.SCHEMAS:
             table: Any = getattr(trace, name)

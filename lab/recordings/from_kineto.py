@@ -24,8 +24,13 @@ from lab.recordings.tables import Schema, Table, Trace, concat
 from lab.recordings.views import gemm_instances
 
 _COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
-_LONG = {"HtoD": "Host-to-Device", "DtoH": "Device-to-Host", "DtoD": "Device-to-Device", "HtoH": "Host-to-Host",
-         "PtoP": "Peer-to-Peer"}  # fmt: skip
+_LONG = {
+    "HtoD": "Host-to-Device",
+    "DtoH": "Device-to-Host",
+    "DtoD": "Device-to-Device",
+    "HtoH": "Host-to-Host",
+    "PtoP": "Peer-to-Peer",
+}
 
 
 def from_kineto(trace: Trace) -> Capture:

@@ -389,8 +389,10 @@ class _Columns:
     def _name_threads(self) -> None:
         threads = [(pid, tid, n) for (kind, pid, tid), n in self._named.items() if kind == "thread_name"]
         pids = dict.fromkeys(pid for kind, pid, _ in self._named if kind != "thread_name")
-        names = [(pid, *(self._named.get((kind, pid, 0), -1) for kind in ("process_name", "process_labels")))
-                 for pid in pids]  # fmt: skip
+        names = [
+            (pid, *(self._named.get((kind, pid, 0), -1) for kind in ("process_name", "process_labels")))
+            for pid in pids
+        ]
         for table, rows in (("threads", threads), ("processes", names)):
             columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
             self._chunks[table] = [dict(zip(tables.SCHEMAS[table], columns, strict=True))]

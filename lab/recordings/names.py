@@ -12,9 +12,28 @@ import re
 from functools import lru_cache
 
 CLASSES = (
-    "gemm", "gemv", "splitk_reduce", "attention", "conv", "softmax", "norm", "optimizer", "triton", "comm",
-    "copy", "index", "mask", "reduce", "rope", "quant", "rng", "memset", "memcpy", "elementwise", "other",
-)  # fmt: skip
+    "gemm",
+    "gemv",
+    "splitk_reduce",
+    "attention",
+    "conv",
+    "softmax",
+    "norm",
+    "optimizer",
+    "triton",
+    "comm",
+    "copy",
+    "index",
+    "mask",
+    "reduce",
+    "rope",
+    "quant",
+    "rng",
+    "memset",
+    "memcpy",
+    "elementwise",
+    "other",
+)
 
 # First match counts. Tensile's names serve both rocBLAS and hipBLASLt; only the latter passes UserArgs.
 _LIBRARIES = [
@@ -104,10 +123,18 @@ _GENERIC = re.compile(
     r"elementwise_kernel|multi_tensor_apply_kernel|reduce_kernel|^[Kk]ernel2?$|device_kernel|with_index|for_each"
 )
 _WRAPPERS = {
-    "AUnaryFunctor", "BUnaryFunctor", "BinaryFunctor", "ReduceOp", "PointwiseOp", "OffsetCalculator",
-    "TrivialOffsetCalculator", "TensorListMetadata", "TensorListScalarListMetadata", "gpu_kernel_impl",
+    "AUnaryFunctor",
+    "BUnaryFunctor",
+    "BinaryFunctor",
+    "ReduceOp",
+    "PointwiseOp",
+    "OffsetCalculator",
+    "TrivialOffsetCalculator",
+    "TensorListMetadata",
+    "TensorListScalarListMetadata",
+    "gpu_kernel_impl",
     "gpu_kernel_impl_nocast",
-}  # fmt: skip
+}
 _TELLING = re.compile(
     r"launch_\w+|[A-Za-z_]\w*(?:Functor|gemm|_kernel|_cuda|Impl|Ops?(?![a-z])|_functor)\w*", re.IGNORECASE
 )

@@ -42,8 +42,19 @@ CATEGORIES = (
     "cuda_runtime",
     "cpu_op",
 )
-KERNEL_DETAILS = ("device", "stream", "correlation", "external_id", "grid_x", "grid_y", "grid_z",
-                  "block_x", "block_y", "block_z", "bytes")  # fmt: skip
+KERNEL_DETAILS = (
+    "device",
+    "stream",
+    "correlation",
+    "external_id",
+    "grid_x",
+    "grid_y",
+    "grid_z",
+    "block_x",
+    "block_y",
+    "block_z",
+    "bytes",
+)
 COLLECTIVE_NUMBERS = ("in_nelems", "out_nelems", "group_size", "seq")
 COLLECTIVE_TEXTS = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks")
 OP_TEXTS = ("dims", "types", "strides")
@@ -170,10 +181,16 @@ class _RankWriter:
         found = [
             _Group(True, kernels.device, kernels.stream, kernels, kernels.kind, self._kernel_details()),
             _Group(True, on_gpu.pid, on_gpu.tid, on_gpu, _same(4, on_gpu), lambda row: b""),
-            _Group(False, trace.runtime.pid, trace.runtime.tid, trace.runtime, _same(5, trace.runtime),
-                   self._call_details),
+            _Group(
+                False,
+                trace.runtime.pid,
+                trace.runtime.tid,
+                trace.runtime,
+                _same(5, trace.runtime),
+                self._call_details,
+            ),
             _Group(False, off_gpu.pid, off_gpu.tid, off_gpu, _same(3, off_gpu), lambda row: b""),
-        ]  # fmt: skip
+        ]
         ops = _Group(False, trace.ops.pid, trace.ops.tid, trace.ops, _same(6, trace.ops), self._op_details)
         return [*found, ops] if cpu_ops else found
 
@@ -262,9 +279,14 @@ class _RankWriter:
         return track
 
     def _write_slices(
-        self, track: Callable[[int], int], groups: Sequence[_Group], of_group: np.ndarray,
-        of_row: np.ndarray, start: np.ndarray, end: np.ndarray,
-    ) -> None:  # fmt: skip
+        self,
+        track: Callable[[int], int],
+        groups: Sequence[_Group],
+        of_group: np.ndarray,
+        of_row: np.ndarray,
+        start: np.ndarray,
+        end: np.ndarray,
+    ) -> None:
         """Begin and end of each slice of one row, in order of time within each lane."""
         lane_of = lanes(start, end)
         for lane in range(int(lane_of.max()) + 1):

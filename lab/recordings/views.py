@@ -34,12 +34,34 @@ GEMM_OPS = {
     "aten::matmul": 0,
 }
 DTYPE_BYTES = {
-    "double": 8, "long": 8, "long int": 8, "complexfloat": 8, "c10::complex<float>": 8,
-    "float": 4, "int": 4, "uint32": 4, "half": 2, "c10::half": 2, "bfloat16": 2, "c10::bfloat16": 2,
-    "short": 2, "short int": 2, "byte": 1, "unsigned char": 1, "char": 1, "signed char": 1, "bool": 1,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
-    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "c10::float8_e4m3fnuz": 1, "c10::float8_e5m2fnuz": 1,
-}  # fmt: skip
+    "double": 8,
+    "long": 8,
+    "long int": 8,
+    "complexfloat": 8,
+    "c10::complex<float>": 8,
+    "float": 4,
+    "int": 4,
+    "uint32": 4,
+    "half": 2,
+    "c10::half": 2,
+    "bfloat16": 2,
+    "c10::bfloat16": 2,
+    "short": 2,
+    "short int": 2,
+    "byte": 1,
+    "unsigned char": 1,
+    "char": 1,
+    "signed char": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "c10::float8_e4m3fn": 1,
+    "c10::float8_e5m2": 1,
+    "c10::float8_e4m3fnuz": 1,
+    "c10::float8_e5m2fnuz": 1,
+}
 
 
 def device_of(trace: Trace) -> str:
@@ -321,8 +343,10 @@ def _collectives_on_cpu(trace: Trace) -> dict[str, np.ndarray]:
     nelems = [_num_elements(_json_list(text)) for text in trace.text(found.dims_id)]
     dtypes = [_json_list(text)[:1] for text in trace.text(found.types_id)]
     group_size = trace.meta.world_size or -1
-    gathered = [n * group_size if "gather" in name and n >= 0 < group_size else n
-                for n, name in zip(nelems, names, strict=True)]  # fmt: skip
+    gathered = [
+        n * group_size if "gather" in name and n >= 0 < group_size else n
+        for n, name in zip(nelems, names, strict=True)
+    ]
     unknown = np.full(len(rows), -1, dtype=np.int64)
     nothing = _column([""] * len(rows))
     return {
@@ -342,8 +366,16 @@ def _collectives_on_cpu(trace: Trace) -> dict[str, np.ndarray]:
 
 
 _UNKNOWN_SHAPE: dict[str, Any] = {
-    "op": "", "M": -1, "N": -1, "K": -1, "B": -1, "bias": False, "dtype": "", "strides": "", "transpose": "",
-}  # fmt: skip
+    "op": "",
+    "M": -1,
+    "N": -1,
+    "K": -1,
+    "B": -1,
+    "bias": False,
+    "dtype": "",
+    "strides": "",
+    "transpose": "",
+}
 
 
 def _gemm_shape(op: str, dims: str, types: str, strides: str) -> dict[str, Any]:

@@ -372,8 +372,15 @@ def _stack(ax: Axes, labels: Sequence[str], parts: Mapping[str, np.ndarray], tit
     left = np.zeros(len(labels))
     for role, lengths in parts.items():
         lengths = np.nan_to_num(np.asarray(lengths, dtype=float))
-        bars = ax.barh(range(len(labels)), lengths, left=left, height=0.72, color=light(role),
-                       edgecolor=light("paper"), linewidth=0.5)  # fmt: skip
+        bars = ax.barh(
+            range(len(labels)),
+            lengths,
+            left=left,
+            height=0.72,
+            color=light(role),
+            edgecolor=light("paper"),
+            linewidth=0.5,
+        )
         for bar, label, length in zip(bars, labels, lengths, strict=True):
             _hover(bar, f"{title} {label}: {role} {length:.4g}".strip())
         left = left + lengths
@@ -383,8 +390,14 @@ def _stack(ax: Axes, labels: Sequence[str], parts: Mapping[str, np.ndarray], tit
 
 
 def _draw_cell(ax: Axes, down: int, across: int, content: Cell) -> None:
-    box = Rectangle((across - 0.48, down - 0.44), 0.96, 0.88, facecolor=light(content.role),
-                    alpha=round(0.08 + 0.6 * content.strength, 3), linewidth=0)  # fmt: skip
+    box = Rectangle(
+        (across - 0.48, down - 0.44),
+        0.96,
+        0.88,
+        facecolor=light(content.role),
+        alpha=round(0.08 + 0.6 * content.strength, 3),
+        linewidth=0,
+    )
     _hover(box, content.hover)
     ax.add_patch(box)
     ax.text(across, down, content.text, ha="center", va="center")

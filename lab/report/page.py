@@ -145,8 +145,10 @@ class Chart:
     def json(self) -> str:
         series = [{"name": one.name, "role": one.role, "points": one.points} for one in self.series]
         views = [{"y": view} for view in self.views]
-        return json.dumps({"x": self.x, "views": views, "series": series, "names": self.names,
-                           "diagonal": self.diagonal}, allow_nan=False)  # fmt: skip
+        return json.dumps(
+            {"x": self.x, "views": views, "series": series, "names": self.names, "diagonal": self.diagonal},
+            allow_nan=False,
+        )
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,25 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
     """What the page says of where its numbers come from."""
     if manifest is None:
         identity = lab_identity()
-        return {"Recording": {"folder": str(folder), "manifest": "none: lab did not make this recording"},
-                "Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"}}  # fmt: skip
+        return {
+            "Recording": {"folder": str(folder), "manifest": "none: lab did not make this recording"},
+            "Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"},
+        }
     made = manifest.lab
     groups: dict[str, dict[str, str]] = {
-        "Run": {"id": manifest.id, "created": manifest.created_utc, "command": " ".join(manifest.command),
-                "engine": manifest.engine, "image": manifest.image.ref if manifest.image else "none",
-                "lab": f"{made.version} {made.commit or ''}{' with local changes' if made.dirty else ''}".strip()},
+        "Run": {
+            "id": manifest.id,
+            "created": manifest.created_utc,
+            "command": " ".join(manifest.command),
+            "engine": manifest.engine,
+            "image": manifest.image.ref if manifest.image else "none",
+            "lab": f"{made.version} {made.commit or ''}{' with local changes' if made.dirty else ''}".strip(),
+        },
         "Host": {name: str(value) for name, value in manifest.host.items()},
-        "GPUs": {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in manifest.gpus} or {"none": "CPU run"},
+        "GPUs": {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in manifest.gpus}
+        or {"none": "CPU run"},
         "Versions": manifest.versions,
         "Environment": manifest.env,
         "Configuration": {name: str(value) for name, value in manifest.config.items()},
-    }  # fmt: skip
+    }
     return {title: rows for title, rows in groups.items() if rows}

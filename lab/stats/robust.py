@@ -64,11 +64,16 @@ def grouped(
     middle = at_percent(ordered, 50)
     deviation = np.abs(ordered - middle[sorted_group])
     return {
-        "count": count, "sum": sums, "mean": mean, "median": middle, "std": std,
+        "count": count,
+        "sum": sums,
+        "mean": mean,
+        "median": middle,
+        "std": std,
         "mad": at_percent(deviation[np.lexsort((deviation, sorted_group))], 50),
-        "min": at_percent(ordered, 0), "max": at_percent(ordered, 100),
+        "min": at_percent(ordered, 0),
+        "max": at_percent(ordered, 100),
         **{f"p{percent:g}": at_percent(ordered, percent) for percent in percents},
-    }  # fmt: skip
+    }
 
 
 def bootstrap_ci(

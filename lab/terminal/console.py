@@ -55,8 +55,14 @@ class StepDisplay:
             from rich.console import Console as RichConsole
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-            live = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                            console=RichConsole(file=self._console.stream), transient=True)  # fmt: skip
+            live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=RichConsole(file=self._console.stream),
+                transient=True,
+            )
             self._task = live.add_task("steps", total=self._total)
             live.start()
             self._console._live = live

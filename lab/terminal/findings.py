@@ -16,8 +16,11 @@ def raise_for_findings(findings: Findings | None, folder: Path) -> None:
     if findings is None:
         return
     if findings.lacking:
-        raise StepFailed("the analysis is not complete:\n" + "\n".join(f"  {line}" for line in findings.lacking), where=folder,
-                         fix="the report names the files; the rest is analysed")  # fmt: skip
+        raise StepFailed(
+            "the analysis is not complete:\n" + "\n".join(f"  {line}" for line in findings.lacking),
+            where=folder,
+            fix="the report names the files; the rest is analysed",
+        )
     if findings.status == "fail":
         head = findings.verdict[0] if findings.verdict else "there was nothing sound to analyse"
         raise StepFailed(f"{head} (see the report)", where=folder)

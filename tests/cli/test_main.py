@@ -16,12 +16,27 @@ from tests.conftest import ROOT
 
 
 def lab(*words, cwd, env=None, timeout=120):
-    return subprocess.run([sys.executable, "-m", "lab", *map(str, words)], cwd=cwd, capture_output=True, text=True,
-                          timeout=timeout, env={**os.environ, **(env or {})})  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "lab", *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **(env or {})},
+    )
 
 
-HELP = [[], *[[name] for name in commands()], *[["run", name] for name in run_commands()],
-        ["runs", "list"], ["runs", "show"], ["runs", "stop"], ["runs", "reap"], ["images", "list"], ["images", "show"]]  # fmt: skip
+HELP = [
+    [],
+    *[[name] for name in commands()],
+    *[["run", name] for name in run_commands()],
+    ["runs", "list"],
+    ["runs", "show"],
+    ["runs", "stop"],
+    ["runs", "reap"],
+    ["images", "list"],
+    ["images", "show"],
+]
 
 
 @pytest.mark.parametrize("words", HELP, ids=" ".join)
@@ -90,34 +105,41 @@ def test_a_dry_run_here_shows_the_very_command(tmp_path):
     )
 
 
-@pytest.mark.parametrize("words, code, complaint", [
-    (["run", "--image", "rocm71", "sweep"], 2, "there is no image 'rocm71'"),
-    (["run"], 2, "name an experiment"),
-    (["run", "--gpus", "0", "sweep"], 2, "zero GPUs"),
-    (["run", "--gpus", "x", "sweep"], 2, "cannot read 'x'"),
-    (["run", "--gpus", "4-7", "sweep"], 7, "answers to 4"),
-    (["run", "--image", "cpu", "--gpus", "2", "sweep"], 2, "CPU-only"),
-    (["run", "--image", "cuda", "sweep"], 7, "shows none"),
-    (["run", "sweep", "-c", "28,x"], 2, "'x' in '28,x' is not an integer"),
-    (["run", "sweep", "-c", "28,28"], 2, "twice"),
-    (["run", "sweep", "-t", "0"], 2, "above zero"),
-    (["run", "sweep", "--ranks", "0"], 2, "ranks"),
-    (["run", "sweep", "-f", "missing.yaml"], 4, "missing.yaml"),
-    (["run", "sweep", "--override", "model.layers=3"], 3, "unknown key 'layers'"),
-    (["run", "--image", "cpu", "nixnan", "baseline"], 2, "no such level"),
-    (["run", "--image", "cpu", "--dry-run", "nixnan", "baseline"], 2, "no such level"),
-    (["run", "--dry-run", "nan", "basline"], 2, "no experiment 'basline'"),
-    (["run", "--engine", "docker", "sweep"], 2, "needs an image"),
-    (["run", "--resume", "nowhere"], 4, "not the folder of a run"),
-    (["run", "--resume", "nowhere", "sweep"], 2, "drop 'sweep'"),
-    (["analyze", "nowhere"], 4, "no such folder"),
-    (["runs", "show", "nowhere"], 4, "not the folder of a run"),
-    (["images", "show", "nope"], 2, "no image 'nope'"),
-    (["sweeep"], 2, "No such command"),
-    (["run", "nan", "baseline", "-o", "x"], 2, "an option of 'lab run': put it before 'nan'"),
-    (["run", "kernels", "profile", "tiny-bloom", "--dry-run"], 2, "an option of 'lab run': put it before 'kernels'"),
-    (["run", "nan", "baseline", "--nonsense"], 2, "No such option"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, code, complaint",
+    [
+        (["run", "--image", "rocm71", "sweep"], 2, "there is no image 'rocm71'"),
+        (["run"], 2, "name an experiment"),
+        (["run", "--gpus", "0", "sweep"], 2, "zero GPUs"),
+        (["run", "--gpus", "x", "sweep"], 2, "cannot read 'x'"),
+        (["run", "--gpus", "4-7", "sweep"], 7, "answers to 4"),
+        (["run", "--image", "cpu", "--gpus", "2", "sweep"], 2, "CPU-only"),
+        (["run", "--image", "cuda", "sweep"], 7, "shows none"),
+        (["run", "sweep", "-c", "28,x"], 2, "'x' in '28,x' is not an integer"),
+        (["run", "sweep", "-c", "28,28"], 2, "twice"),
+        (["run", "sweep", "-t", "0"], 2, "above zero"),
+        (["run", "sweep", "--ranks", "0"], 2, "ranks"),
+        (["run", "sweep", "-f", "missing.yaml"], 4, "missing.yaml"),
+        (["run", "sweep", "--override", "model.layers=3"], 3, "unknown key 'layers'"),
+        (["run", "--image", "cpu", "nixnan", "baseline"], 2, "no such level"),
+        (["run", "--image", "cpu", "--dry-run", "nixnan", "baseline"], 2, "no such level"),
+        (["run", "--dry-run", "nan", "basline"], 2, "no experiment 'basline'"),
+        (["run", "--engine", "docker", "sweep"], 2, "needs an image"),
+        (["run", "--resume", "nowhere"], 4, "not the folder of a run"),
+        (["run", "--resume", "nowhere", "sweep"], 2, "drop 'sweep'"),
+        (["analyze", "nowhere"], 4, "no such folder"),
+        (["runs", "show", "nowhere"], 4, "not the folder of a run"),
+        (["images", "show", "nope"], 2, "no image 'nope'"),
+        (["sweeep"], 2, "No such command"),
+        (["run", "nan", "baseline", "-o", "x"], 2, "an option of 'lab run': put it before 'nan'"),
+        (
+            ["run", "kernels", "profile", "tiny-bloom", "--dry-run"],
+            2,
+            "an option of 'lab run': put it before 'kernels'",
+        ),
+        (["run", "nan", "baseline", "--nonsense"], 2, "No such option"),
+    ],
+)
 def test_bad_input_is_a_clear_error_with_its_exit_code(words, code, complaint, tmp_path):
     done = lab(*words, cwd=tmp_path)
     assert done.returncode == code, done.stderr
@@ -132,8 +154,19 @@ def test_an_unwritable_output_folder_is_named(tmp_path):
 
 
 def test_a_planted_secret_is_in_no_dry_run(tmp_path):
-    done = lab("run", "--dry-run", "--json", "--image", "cuda", "nan", "baseline", "--prompt", "my hf_planted_secret_1234",
-               cwd=tmp_path, env={"HF_TOKEN": "hf_planted_secret_1234"})  # fmt: skip
+    done = lab(
+        "run",
+        "--dry-run",
+        "--json",
+        "--image",
+        "cuda",
+        "nan",
+        "baseline",
+        "--prompt",
+        "my hf_planted_secret_1234",
+        cwd=tmp_path,
+        env={"HF_TOKEN": "hf_planted_secret_1234"},
+    )
     assert done.returncode == 0 and "hf_planted" not in done.stdout + done.stderr
 
 
@@ -149,8 +182,13 @@ def test_runs_and_images_list_as_json(tmp_path):
 
 
 def start_sweep(tmp_path, *words):
-    return subprocess.Popen([sys.executable, "-m", "lab", "run", "--gpus", "none", "-o", "run", "sweep", *words], cwd=tmp_path,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "lab", "run", "--gpus", "none", "-o", "run", "sweep", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def read_until(stream, text):

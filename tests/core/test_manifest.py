@@ -47,15 +47,18 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path):
     assert list(run.manifest.steps[0].files) == ["a/trace.json"]
 
 
-@pytest.mark.parametrize("damage, complaint", [
-    (lambda m: m.update(schema_version=99), "schema version 99"),
-    (lambda m: m.pop("schema_version"), "schema_version"),
-    (lambda m: m.update(surprise=1), "unknown field `surprise`"),
-    (lambda m: m["steps"][0]["step"].update(num_gpus=-1), "num_gpus"),
-    (lambda m: m["steps"][0]["step"].update(folder="../../etc"), "leaves the run folder"),
-    (lambda m: m["steps"][0]["step"].update(name="a b"), "step name"),
-    (lambda m: m["steps"].append(m["steps"][0]), "two steps share the name"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage, complaint",
+    [
+        (lambda m: m.update(schema_version=99), "schema version 99"),
+        (lambda m: m.pop("schema_version"), "schema_version"),
+        (lambda m: m.update(surprise=1), "unknown field `surprise`"),
+        (lambda m: m["steps"][0]["step"].update(num_gpus=-1), "num_gpus"),
+        (lambda m: m["steps"][0]["step"].update(folder="../../etc"), "leaves the run folder"),
+        (lambda m: m["steps"][0]["step"].update(name="a b"), "step name"),
+        (lambda m: m["steps"].append(m["steps"][0]), "two steps share the name"),
+    ],
+)
 def test_a_manifest_that_does_not_fit_is_refused_with_the_field(tmp_path, damage, complaint):
     a_run(tmp_path / "r")
     path = tmp_path / "r" / "manifest.json"

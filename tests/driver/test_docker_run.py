@@ -18,8 +18,14 @@ SWEEP = ("sweep", "-t", "256", "--ranks", "2")
 
 
 def start(*words, cwd, **env):
-    return subprocess.Popen([sys.executable, "-m", "lab", *words], cwd=cwd, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, env={**os.environ, **env})  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "lab", *words],
+        cwd=cwd,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **env},
+    )
 
 
 def lab(*words, cwd, code=0, **env):
@@ -34,8 +40,12 @@ def manifest(run: Path) -> dict:
 
 
 def containers_of(run: Path) -> list[str]:
-    listed = subprocess.run(["docker", "ps", "-aq", "--filter", f"label=lab.run_dir={run.resolve()}"], capture_output=True,
-                            text=True, check=True)  # fmt: skip
+    listed = subprocess.run(
+        ["docker", "ps", "-aq", "--filter", f"label=lab.run_dir={run.resolve()}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return listed.stdout.split()
 
 
@@ -50,8 +60,19 @@ def wait_for(condition, seconds: float = 60) -> None:
 def finished(cpu_images, tmp_path_factory) -> Path:
     """One sweep over two settings in lab/cpu-torch, analysed in lab/cpu, with secrets around."""
     folder = tmp_path_factory.mktemp("a sweep, 'in' containers")
-    lab("run", "--image", "cpu", "-o", "run", *SWEEP, "-c", "28,42", cwd=folder, HF_TOKEN="hf_planted_secret_1234",
-        AWS_SECRET_ACCESS_KEY="planted_secret_5678")  # fmt: skip
+    lab(
+        "run",
+        "--image",
+        "cpu",
+        "-o",
+        "run",
+        *SWEEP,
+        "-c",
+        "28,42",
+        cwd=folder,
+        HF_TOKEN="hf_planted_secret_1234",
+        AWS_SECRET_ACCESS_KEY="planted_secret_5678",
+    )
     return folder / "run"
 
 
@@ -102,8 +123,14 @@ def test_files_belong_to_the_caller_who_is_not_root(cpu_images, open_folder):
 
 def test_a_caller_who_may_not_use_the_engine_is_told_what_to_do(open_folder):
     caller = ["setpriv", "--reuid", "1234", "--regid", "1235", "--clear-groups"]
-    done = subprocess.run([*caller, sys.executable, "-m", "lab", "run", "--image", "cpu", "-o", "run", *SWEEP], cwd=open_folder,
-                          env={**os.environ, "HOME": str(open_folder)}, capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [*caller, sys.executable, "-m", "lab", "run", "--image", "cpu", "-o", "run", *SWEEP],
+        cwd=open_folder,
+        env={**os.environ, "HOME": str(open_folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 6 and "group" in done.stderr and "Traceback" not in done.stderr
     assert not (open_folder / "run").exists()
 

@@ -106,10 +106,21 @@ def test_rocr_visible_devices_narrows_amd(fake_kfd, monkeypatch):
     assert [gpu.index for gpu in discover()] == [2]
 
 
-@pytest.mark.parametrize("spec, wanted", [
-    ("all", "all"), ("none", []), ("2", 2), ("0,2", [0, 2]), ("0-3", [0, 1, 2, 3]), ("0-0", [0]), ("0-1,5", [0, 1, 5]),
-    ("GPU-aaaa1111", ["GPU-aaaa1111"]), (" 1, 0 ", [1, 0]), ("3,", [3]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec, wanted",
+    [
+        ("all", "all"),
+        ("none", []),
+        ("2", 2),
+        ("0,2", [0, 2]),
+        ("0-3", [0, 1, 2, 3]),
+        ("0-0", [0]),
+        ("0-1,5", [0, 1, 5]),
+        ("GPU-aaaa1111", ["GPU-aaaa1111"]),
+        (" 1, 0 ", [1, 0]),
+        ("3,", [3]),
+    ],
+)
 def test_a_gpu_spec_is_read(spec, wanted):
     assert parse_spec(spec) == wanted
 

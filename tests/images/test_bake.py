@@ -36,8 +36,15 @@ def test_a_target_gets_the_arguments_that_labs_own_build_gives(target, tmp_path,
         monkeypatch.setenv(name, "1")
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    argv = build_argv(target, Builder(docker="docker", argv=("docker",)), Wheel(name="w", sha256="s"), base=None,
-                      network="host", iidfile=tmp_path / "i", root=ROOT)  # fmt: skip
+    argv = build_argv(
+        target,
+        Builder(docker="docker", argv=("docker",)),
+        Wheel(name="w", sha256="s"),
+        base=None,
+        network="host",
+        iidfile=tmp_path / "i",
+        root=ROOT,
+    )
     given = {word.split("=")[0] for before, word in pairwise(argv) if before == "--build-arg"}
     assert given == set(DOCUMENT["target"][target.name]["args"])
     declared = (ROOT / target.dockerfile).read_text()

@@ -127,13 +127,16 @@ def test_an_index_with_a_password_is_refused_and_not_repeated(plain_env, monkeyp
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("line, fix", [
-    ("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] ...", "SSL_CERT_FILE"),
-    ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "make locks"),
-    ("write /x: no space left on device", "free some space"),
-    ("pull access denied, repository does not exist", "--base"),
-    ("dial tcp: lookup registry on 1.1.1.1:53: no such host", "--base"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line, fix",
+    [
+        ("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] ...", "SSL_CERT_FILE"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "make locks"),
+        ("write /x: no space left on device", "free some space"),
+        ("pull access denied, repository does not exist", "--base"),
+        ("dial tcp: lookup registry on 1.1.1.1:53: no such host", "--base"),
+    ],
+)
 def test_what_the_builder_says_becomes_the_next_thing_to_do(line, fix):
     error = build_error(targets(["cpu"])[0], "b", ["before", line, "after"])
     assert fix in error.fix and line in error.what and error.exit_code == 6
@@ -211,8 +214,14 @@ def test_a_plan_builds_nothing_and_needs_no_builder(dockers):
 
 
 def lab(*words, **env):
-    return subprocess.run([sys.executable, "-m", "lab", *words], cwd=ROOT, capture_output=True, text=True, check=False,
-                          env={**os.environ, **env})  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "lab", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **env},
+    )
 
 
 def test_check_tells_a_broken_image_from_the_sound_ones_and_fails(tmp_path):

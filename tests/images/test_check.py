@@ -56,21 +56,24 @@ def test_an_image_runs_as_nobody_in_particular_without_entrypoint_and_gets_the_w
     assert 'lab.wheel.sha256="${LAB_WHEEL_SHA256}"' in text and 'lab.lock.sha256="${LAB_LOCK_SHA256}"' in text
 
 
-@pytest.mark.parametrize("line, complaint", [
-    ("RUN <<EOF\necho\nEOF", "heredoc"),
-    ("RUN cat <<-'END'\nEND", "heredoc"),
-    ("COPY --link a b", "COPY or ADD option"),
-    ("COPY --from=pip --parents a b", "COPY or ADD option"),
-    ("ADD --checksum=sha256:0 a b", "COPY or ADD option"),
-    ("RUN --network=none true", "RUN --network"),
-    ("HEALTHCHECK --start-interval=1s CMD true", "start-interval"),
-    ("FROM debian:12", "FROM debian:12 is no argument"),
-    ("FROM --platform=linux/amd64 debian:12 AS x", "FROM debian:12 is no argument"),
-    ("RUN git clone x", "clones"),
-    ("# NVBit lives here", "NVBit"),
-    ("ADD https://example.org/nixnan.so /opt/", "nixnan"),
-    ("RUN make -C nixnan", "nixnan"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line, complaint",
+    [
+        ("RUN <<EOF\necho\nEOF", "heredoc"),
+        ("RUN cat <<-'END'\nEND", "heredoc"),
+        ("COPY --link a b", "COPY or ADD option"),
+        ("COPY --from=pip --parents a b", "COPY or ADD option"),
+        ("ADD --checksum=sha256:0 a b", "COPY or ADD option"),
+        ("RUN --network=none true", "RUN --network"),
+        ("HEALTHCHECK --start-interval=1s CMD true", "start-interval"),
+        ("FROM debian:12", "FROM debian:12 is no argument"),
+        ("FROM --platform=linux/amd64 debian:12 AS x", "FROM debian:12 is no argument"),
+        ("RUN git clone x", "clones"),
+        ("# NVBit lives here", "NVBit"),
+        ("ADD https://example.org/nixnan.so /opt/", "nixnan"),
+        ("RUN make -C nixnan", "nixnan"),
+    ],
+)
 def test_a_dockerfile_that_breaks_a_rule_is_named(tmp_path, line, complaint):
     broken = with_dockerfile(tmp_path, (ROOT / CPU.dockerfile).read_text() + line + "\n")
     assert any(complaint in found for found in imagecheck.dockerfile_rules(broken, tmp_path))
@@ -93,16 +96,23 @@ def with_dockerfile(folder, text):
 HASHED = "numpy==2.0.0 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"
 
 
-@pytest.mark.parametrize("name, text, complaint", [
-    ("cpu", HASHED + "click==8.1\n", "click has no hash"),
-    ("cpu", HASHED + "--index-url https://example.org/simple\n", "names an index"),
-    ("cpu", HASHED + "click>=8.1 \\\n    --hash=sha256:aa\n", "is no exact version"),
-    ("cpu", HASHED + "torch==2.0.0 \\\n    --hash=sha256:aa\n", "must not hold torch"),
-    ("cpu-torch", HASHED + "nvidia-nccl-cu12==2.0 \\\n    --hash=sha256:aa\n", "must not hold nvidia-nccl-cu12"),
-    ("rocm70", HASHED + "triton==3.0.0 \\\n    --hash=sha256:aa\n", "must not hold triton"),
-    ("rocm70", HASHED + "Torch==2.0.0 \\\n    --hash=sha256:aa\n", "must not hold torch"),
-    ("cuda", "# nothing\n", "holds nothing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, text, complaint",
+    [
+        ("cpu", HASHED + "click==8.1\n", "click has no hash"),
+        ("cpu", HASHED + "--index-url https://example.org/simple\n", "names an index"),
+        ("cpu", HASHED + "click>=8.1 \\\n    --hash=sha256:aa\n", "is no exact version"),
+        ("cpu", HASHED + "torch==2.0.0 \\\n    --hash=sha256:aa\n", "must not hold torch"),
+        (
+            "cpu-torch",
+            HASHED + "nvidia-nccl-cu12==2.0 \\\n    --hash=sha256:aa\n",
+            "must not hold nvidia-nccl-cu12",
+        ),
+        ("rocm70", HASHED + "triton==3.0.0 \\\n    --hash=sha256:aa\n", "must not hold triton"),
+        ("rocm70", HASHED + "Torch==2.0.0 \\\n    --hash=sha256:aa\n", "must not hold torch"),
+        ("cuda", "# nothing\n", "holds nothing"),
+    ],
+)
 def test_a_lock_that_breaks_a_rule_is_named(tmp_path, name, text, complaint):
     (tmp_path / "x.lock").write_text(text)
     target = next(t for t in TARGETS if t.name == name)

@@ -24,29 +24,75 @@ SERVICES = yaml.safe_load(FILE.read_text())["services"]
 # The part of the compose specification that both generations share, as far as this file uses it.
 TEXT = {"type": "string"}
 TEXTS = {"type": "array", "items": TEXT, "minItems": 1}
-DEVICE = {"type": "object", "additionalProperties": False, "required": ["capabilities"],
-          "properties": {"driver": TEXT, "device_ids": TEXTS, "capabilities": TEXTS}}  # fmt: skip
+DEVICE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["capabilities"],
+    "properties": {"driver": TEXT, "device_ids": TEXTS, "capabilities": TEXTS},
+}
 SERVICE = {
     "type": "object",
     "additionalProperties": False,
     "required": ["image", "profiles", "user", "cap_drop", "security_opt", "read_only"],
     "properties": {
-        "image": TEXT, "command": TEXTS, "user": TEXT, "working_dir": TEXT, "ipc": TEXT, "shm_size": TEXT,
-        "network_mode": {"enum": ["none", "bridge", "host"]}, "stop_signal": TEXT, "profiles": TEXTS, "group_add": TEXTS,
-        "volumes": TEXTS, "devices": TEXTS, "tmpfs": TEXTS, "cap_drop": TEXTS, "security_opt": TEXTS,
-        "healthcheck": {"type": "object", "additionalProperties": False, "required": ["test"],
-                        "properties": {"test": TEXTS, "interval": TEXT, "timeout": TEXT, "start_period": TEXT,
-                                       "retries": {"type": "integer"}}},
-        "init": {"type": "boolean"}, "read_only": {"type": "boolean"},
+        "image": TEXT,
+        "command": TEXTS,
+        "user": TEXT,
+        "working_dir": TEXT,
+        "ipc": TEXT,
+        "shm_size": TEXT,
+        "network_mode": {"enum": ["none", "bridge", "host"]},
+        "stop_signal": TEXT,
+        "profiles": TEXTS,
+        "group_add": TEXTS,
+        "volumes": TEXTS,
+        "devices": TEXTS,
+        "tmpfs": TEXTS,
+        "cap_drop": TEXTS,
+        "security_opt": TEXTS,
+        "healthcheck": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["test"],
+            "properties": {
+                "test": TEXTS,
+                "interval": TEXT,
+                "timeout": TEXT,
+                "start_period": TEXT,
+                "retries": {"type": "integer"},
+            },
+        },
+        "init": {"type": "boolean"},
+        "read_only": {"type": "boolean"},
         "environment": {"type": "object", "additionalProperties": TEXT},
         "ulimits": {"type": "object", "additionalProperties": {"type": "integer"}},
-        "depends_on": {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": False,
-                       "properties": {"condition": {"const": "service_completed_successfully"}}}},
-        "deploy": {"type": "object", "additionalProperties": False, "properties": {"resources": {"type": "object",
-                   "additionalProperties": False, "properties": {"reservations": {"type": "object",
-                   "additionalProperties": False, "properties": {"devices": {"type": "array", "items": DEVICE}}}}}}},
+        "depends_on": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {"condition": {"const": "service_completed_successfully"}},
+            },
+        },
+        "deploy": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "resources": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "reservations": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {"devices": {"type": "array", "items": DEVICE}},
+                        }
+                    },
+                }
+            },
+        },
     },
-}  # fmt: skip
+}
 BOTH = {
     "type": "object",
     "additionalProperties": False,
@@ -141,8 +187,13 @@ def test_compose_itself_reads_each_profile(kind, profile):
     program = generation(kind)
     if not program:
         pytest.skip(f"compose {kind} is not here")
-    done = subprocess.run([*program, "-f", FILE, "--profile", profile, "config"], capture_output=True, text=True,
-                          check=False, env={**os.environ, "UID": "1234", "GID": "5678"})  # fmt: skip
+    done = subprocess.run(
+        [*program, "-f", FILE, "--profile", profile, "config"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "UID": "1234", "GID": "5678"},
+    )
     assert done.returncode == 0, done.stderr
     service = yaml.safe_load(done.stdout)["services"][profile]
     assert service["user"] == "1234:5678" and not re.search(r"\$\{", json.dumps(service))

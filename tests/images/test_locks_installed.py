@@ -91,8 +91,28 @@ def test_eight_bit_weights_are_refused_with_the_reason_before_anything_runs():
 def test_the_bar_a_nan_baseline_runs_under_torch_1_12_in_the_built_image(pascal, open_folder: Path):
     from tests.driver.test_docker_run import lab
 
-    lab("run", "--image", "pascal", "-o", "run", "--analysis", "host", "nan", "baseline", "--model", "tiny", "--device",
-        "cpu", "--layers", "2", "--max-new-tokens", "2", "--timing", "0", cwd=open_folder)  # fmt: skip
+    lab(
+        "run",
+        "--image",
+        "pascal",
+        "-o",
+        "run",
+        "--analysis",
+        "host",
+        "nan",
+        "baseline",
+        "--model",
+        "tiny",
+        "--device",
+        "cpu",
+        "--layers",
+        "2",
+        "--max-new-tokens",
+        "2",
+        "--timing",
+        "0",
+        cwd=open_folder,
+    )
     said = json.loads((open_folder / "run/manifest.json").read_text())
     assert [step["outcome"]["status"] for step in said["steps"]] == ["ok"]
     assert said["versions"]["torch"].startswith("1.12.1") and (open_folder / "run/report.html").is_file()

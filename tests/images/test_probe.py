@@ -18,14 +18,27 @@ from lab.images.probe import PROBE, Seen, differences, recall, remember, serves,
 CUDA, PASCAL, CPU, ROCM = (images.load(name) for name in ("cuda", "pascal", "cpu", "rocm70"))
 TARGET = {target.name: target for target in targets()}
 LOCK = "torch==2.10.0 \\\n    --hash=sha256:aa\nnumpy==2.2.6 ; python_full_version < '3.11' \\\n    --hash=sha256:bb\nnumpy==2.5.5 ; python_full_version >= '3.12' \\\n    --hash=sha256:cc\n"
-SEEN = Seen(python="3.12", lab="0.1.0", wheel="w", command="/opt/lab/bin/lab", torch=True, uid=1234, root_writable=False,
-            archs=("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"), cuda="12.8",
-            packages={"torch": "2.10.0", "numpy": "2.5.5"}, tools={"nsys": "/x", "nvdisasm": "/x", "nvcc": None})  # fmt: skip
+SEEN = Seen(
+    python="3.12",
+    lab="0.1.0",
+    wheel="w",
+    command="/opt/lab/bin/lab",
+    torch=True,
+    uid=1234,
+    root_writable=False,
+    archs=("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"),
+    cuda="12.8",
+    packages={"torch": "2.10.0", "numpy": "2.5.5"},
+    tools={"nsys": "/x", "nvdisasm": "/x", "nvcc": None},
+)
 
 
 def labels(lock: str = LOCK, base: str = CUDA.base) -> dict[str, str]:
-    return {"lab.wheel.sha256": "w", "lab.lock.sha256": hashlib.sha256(lock.encode()).hexdigest(),
-            "org.opencontainers.image.base.name": base}  # fmt: skip
+    return {
+        "lab.wheel.sha256": "w",
+        "lab.lock.sha256": hashlib.sha256(lock.encode()).hexdigest(),
+        "org.opencontainers.image.base.name": base,
+    }
 
 
 def judged(image=CUDA, name="cuda", said=None, **changed):
@@ -36,17 +49,20 @@ def test_an_image_that_holds_what_it_claims_has_nothing_against_it():
     assert judged() == ([], [])
 
 
-@pytest.mark.parametrize("changed, complaint", [
-    ({"wheel": "other"}, "not the one its label names"),
-    ({"command": None}, "lab is not on PATH"),
-    ({"uid": 0}, "runs as root"),
-    ({"root_writable": True}, "the root can be written"),
-    ({"torch": False}, "holds no torch"),
-    ({"python": "3.11"}, "python 3.11, image.toml says 3.12"),
-    ({"tools": {"nvdisasm": "/x"}}, "no nsys"),
-    ({"archs": ("sm_80", "sm_90", "sm_100", "sm_120", "sm_86")[:3]}, "torch has no code for sm_120"),
-    ({"packages": {"torch": "2.10.0", "numpy": "2.4.0"}}, "numpy 2.4.0, its lock says 2.2.6 or 2.5.5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changed, complaint",
+    [
+        ({"wheel": "other"}, "not the one its label names"),
+        ({"command": None}, "lab is not on PATH"),
+        ({"uid": 0}, "runs as root"),
+        ({"root_writable": True}, "the root can be written"),
+        ({"torch": False}, "holds no torch"),
+        ({"python": "3.11"}, "python 3.11, image.toml says 3.12"),
+        ({"tools": {"nvdisasm": "/x"}}, "no nsys"),
+        ({"archs": ("sm_80", "sm_90", "sm_100", "sm_120", "sm_86")[:3]}, "torch has no code for sm_120"),
+        ({"packages": {"torch": "2.10.0", "numpy": "2.4.0"}}, "numpy 2.4.0, its lock says 2.2.6 or 2.5.5"),
+    ],
+)
 def test_an_image_that_lacks_what_it_claims_is_told_so(changed, complaint):
     wrong, _ = judged(**changed)
     assert any(complaint in line for line in wrong), wrong
@@ -76,11 +92,20 @@ def test_the_analysis_image_must_not_hold_torch_and_the_rocm_one_must_keep_its_o
     )
 
 
-@pytest.mark.parametrize("have, wanted, runs", [
-    (["sm_86"], "sm_89", True), (["sm_90"], "sm_86", False), (["sm_60"], "sm_61", True), (["sm_60"], "sm_70", False),
-    (["sm_100"], "sm_120", False), (["sm_120"], "sm_121", True), (["gfx942"], "gfx942", True), (["gfx90a"], "gfx942", False),
-    ([], "sm_80", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "have, wanted, runs",
+    [
+        (["sm_86"], "sm_89", True),
+        (["sm_90"], "sm_86", False),
+        (["sm_60"], "sm_61", True),
+        (["sm_60"], "sm_70", False),
+        (["sm_100"], "sm_120", False),
+        (["sm_120"], "sm_121", True),
+        (["gfx942"], "gfx942", True),
+        (["gfx90a"], "gfx942", False),
+        ([], "sm_80", False),
+    ],
+)
 def test_code_for_a_gpu_runs_on_later_ones_of_its_major_version_only(have, wanted, runs):
     assert serves(have, wanted) is runs
 

@@ -115,9 +115,14 @@ def test_a_registry_that_does_not_answer_leaves_the_tag_as_it_is(tmp_path, monke
 def test_built_images_do_their_work_as_nobody_on_a_read_only_root(cpu_images):
     rows = list(imagesmoke.smoke(["cpu"]))
     assert [(row.image, row.what) for row in rows] == [
-        ("cpu", "version"), ("cpu", "doctor"), ("cpu", "analysis"),
-        ("cpu-torch", "version"), ("cpu-torch", "doctor"), ("cpu-torch", "sweep"), ("cpu-torch", "nan"),
-    ]  # fmt: skip
+        ("cpu", "version"),
+        ("cpu", "doctor"),
+        ("cpu", "analysis"),
+        ("cpu-torch", "version"),
+        ("cpu-torch", "doctor"),
+        ("cpu-torch", "sweep"),
+        ("cpu-torch", "nan"),
+    ]
     assert not [row for row in rows if row.state != "ok"], rows
     assert (
         subprocess.run(

@@ -14,8 +14,15 @@ from lab.images.spec import HostContext, container_spec
 STEP = Step(
     name="s", argv=("python", "-m", "lab.rooms.nan.workload"), folder="steps/s", env={"NCCL_DEBUG": "INFO"}
 )
-HOST = HostContext(run_dir="/data/my run", hf_cache="/home/u/.cache/huggingface", cache="/home/u/.cache/lab", uid=1234, gid=5678,
-              device_gids=("44", "109"), host_env={"NIXNAN_SO": "/opt/nixnan.so"})  # fmt: skip
+HOST = HostContext(
+    run_dir="/data/my run",
+    hf_cache="/home/u/.cache/huggingface",
+    cache="/home/u/.cache/lab",
+    uid=1234,
+    gid=5678,
+    device_gids=("44", "109"),
+    host_env={"NIXNAN_SO": "/opt/nixnan.so"},
+)
 
 
 def nvidia(*indices: int) -> list[Gpu]:
@@ -159,15 +166,18 @@ dockerfile = "docker/x.Dockerfile"
 """
 
 
-@pytest.mark.parametrize("change, complaint", [
-    ("surprise = 1\n", "unknown field `surprise`"),
-    ("[devices]\nshm = '1g'\n", r"unknown field `shm` - at `\$.devices`"),
-    ("[devices]\nshm_size = '16 GB'\n", r"at `\$.devices.shm_size`"),
-    ("[[mounts]]\nsource = '/var/run/docker.sock'\ntarget = '/s'\n", r"at `\$.mounts\[0\].source`"),
-    ("vendor_ = 'intel'\n", "unknown field"),
-    ("[env]\nA = 1\n", "Expected `str`, got `int`"),
-    ("name = 'x'\n", "not valid TOML"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, complaint",
+    [
+        ("surprise = 1\n", "unknown field `surprise`"),
+        ("[devices]\nshm = '1g'\n", r"unknown field `shm` - at `\$.devices`"),
+        ("[devices]\nshm_size = '16 GB'\n", r"at `\$.devices.shm_size`"),
+        ("[[mounts]]\nsource = '/var/run/docker.sock'\ntarget = '/s'\n", r"at `\$.mounts\[0\].source`"),
+        ("vendor_ = 'intel'\n", "unknown field"),
+        ("[env]\nA = 1\n", "Expected `str`, got `int`"),
+        ("name = 'x'\n", "not valid TOML"),
+    ],
+)
 def test_toml_that_does_not_fit_is_refused_with_file_and_key(tmp_path, change, complaint):
     (tmp_path / "x").mkdir()
     path = tmp_path / "x" / "image.toml"
@@ -185,15 +195,34 @@ def test_good_toml_loads_and_another_folder_can_hold_the_images(tmp_path, monkey
 
 
 def test_what_steers_a_run_passes_into_the_container_and_nothing_else_does():
-    host = {"NCCL_NVLS_ENABLE": "0", "HSA_XNACK": "1", "CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1", "CUDA_HOME": "/x",
-            "NCCL_TOPO_FILE": "/x", "LD_PRELOAD": "x", "PYTHONPATH": "x", "https_proxy": "x", "TORCH_API_KEY": "s", "NCCL_DEBUG": "WARN"}  # fmt: skip
+    host = {
+        "NCCL_NVLS_ENABLE": "0",
+        "HSA_XNACK": "1",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "ROCR_VISIBLE_DEVICES": "1",
+        "CUDA_HOME": "/x",
+        "NCCL_TOPO_FILE": "/x",
+        "LD_PRELOAD": "x",
+        "PYTHONPATH": "x",
+        "https_proxy": "x",
+        "TORCH_API_KEY": "s",
+        "NCCL_DEBUG": "WARN",
+    }
     got = container_spec(
         images.load("cuda"), STEP, nvidia(0), msgspec.structs.replace(HOST, host_env=host)
     ).env
     assert got["NCCL_NVLS_ENABLE"] == "0" and got["HSA_XNACK"] == "1"
     assert got["NCCL_DEBUG"] == "INFO", "the step's own setting wins"
-    assert not set(got) & {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_HOME", "NCCL_TOPO_FILE", "LD_PRELOAD",
-                           "PYTHONPATH", "https_proxy", "TORCH_API_KEY"}  # fmt: skip
+    assert not set(got) & {
+        "CUDA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "CUDA_HOME",
+        "NCCL_TOPO_FILE",
+        "LD_PRELOAD",
+        "PYTHONPATH",
+        "https_proxy",
+        "TORCH_API_KEY",
+    }
 
 
 def test_the_analysis_sees_its_inputs_read_only_and_no_network_gpu_or_cache():

@@ -65,8 +65,16 @@ class Export:
         if corr is None:
             self.correlation += 1
             corr = self.correlation
-        self.add(PREFIX + "RUNTIME", start=call[0], end=call[1], eventClass=0, globalTid=global_tid(*at),
-                 correlationId=corr, nameId=self.string(api), returnValue=0)  # fmt: skip
+        self.add(
+            PREFIX + "RUNTIME",
+            start=call[0],
+            end=call[1],
+            eventClass=0,
+            globalTid=global_tid(*at),
+            correlationId=corr,
+            nameId=self.string(api),
+            returnValue=0,
+        )
         return corr
 
     def kernel(
@@ -79,18 +87,49 @@ class Export:
         device: int = 0,
         graph_node: int | None = None,
     ) -> None:
-        self.add(PREFIX + "KERNEL", start=run[0], end=run[1], deviceId=device, contextId=1, greenContextId=0, streamId=7,
-                 correlationId=corr, globalPid=global_tid(pid), demangledName=self.string(name),
-                 shortName=self.string(name.split("<")[0]), mangledName=self.string("_Z" + name), gridX=4, gridY=1, gridZ=1,
-                 blockX=128, blockY=1, blockZ=1, registersPerThread=32, staticSharedMemory=0, dynamicSharedMemory=1024,
-                 graphNodeId=graph_node)  # fmt: skip
+        self.add(
+            PREFIX + "KERNEL",
+            start=run[0],
+            end=run[1],
+            deviceId=device,
+            contextId=1,
+            greenContextId=0,
+            streamId=7,
+            correlationId=corr,
+            globalPid=global_tid(pid),
+            demangledName=self.string(name),
+            shortName=self.string(name.split("<")[0]),
+            mangledName=self.string("_Z" + name),
+            gridX=4,
+            gridY=1,
+            gridZ=1,
+            blockX=128,
+            blockY=1,
+            blockZ=1,
+            registersPerThread=32,
+            staticSharedMemory=0,
+            dynamicSharedMemory=1024,
+            graphNodeId=graph_node,
+        )
 
     def copy(
         self, at: tuple[int, int], call: tuple[int, int], run: tuple[int, int], *, size: int, kind: int = 1
     ) -> None:
         corr = self.call("cudaMemcpyAsync_v3020", at, call)
-        self.add(PREFIX + "MEMCPY", start=run[0], end=run[1], deviceId=0, contextId=1, streamId=7, correlationId=corr,
-                 globalPid=global_tid(at[0]), bytes=size, copyKind=kind, srcKind=0, dstKind=2)  # fmt: skip
+        self.add(
+            PREFIX + "MEMCPY",
+            start=run[0],
+            end=run[1],
+            deviceId=0,
+            contextId=1,
+            streamId=7,
+            correlationId=corr,
+            globalPid=global_tid(at[0]),
+            bytes=size,
+            copyKind=kind,
+            srcKind=0,
+            dstKind=2,
+        )
 
     def range(
         self,
@@ -105,8 +144,16 @@ class Export:
         end_at: tuple[int, int] | None = None,
     ) -> None:
         text = {"textId": self.string(name)} if registered else {"text": name}
-        self.add("NVTX_EVENTS", start=start, end=end, eventType=kind, globalTid=global_tid(*at), domainId=domain,
-                 endGlobalTid=global_tid(*end_at) if end_at else None, **text)  # fmt: skip
+        self.add(
+            "NVTX_EVENTS",
+            start=start,
+            end=end,
+            eventType=kind,
+            globalTid=global_tid(*at),
+            domainId=domain,
+            endGlobalTid=global_tid(*end_at) if end_at else None,
+            **text,
+        )
 
     def write(self, path: Path) -> Path:
         path.unlink(missing_ok=True)

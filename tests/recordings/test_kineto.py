@@ -38,9 +38,16 @@ def plain_read(path: Path) -> dict[str, list[tuple]]:
     document = json.loads(text, parse_float=Decimal)
     base = document.get("baseTimeNanoseconds", 0)
     rows: dict[str, list[tuple]] = {name: [] for name in ("kernels", "ops", "runtime", "ranges")}
-    tables = {"kernel": "kernels", "gpu_memcpy": "kernels", "gpu_memset": "kernels", "cpu_op": "ops",
-              "cuda_runtime": "runtime", "cuda_driver": "runtime", "user_annotation": "ranges",
-              "gpu_user_annotation": "ranges"}  # fmt: skip
+    tables = {
+        "kernel": "kernels",
+        "gpu_memcpy": "kernels",
+        "gpu_memset": "kernels",
+        "cpu_op": "ops",
+        "cuda_runtime": "runtime",
+        "cuda_driver": "runtime",
+        "user_annotation": "ranges",
+        "gpu_user_annotation": "ranges",
+    }
     for event in document["traceEvents"]:
         table = tables.get(event.get("cat"))
         if event.get("ph") == "X" and table:
@@ -173,12 +180,32 @@ def test_traces_of_torch_1_12_with_whole_absolute_microseconds_are_read(tmp_path
   }},
 '''
         for cat, name, pid, ts, dur, args in (
-            ("cpu_op", "aten::mm", 9, 1795263694128419, 73,
-             '"External id": 2, "Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"]'),
-            ("cuda_runtime", "cudaLaunchKernel", 9, 1795263694128430, 5, '"cbid": 211, "correlation": 5, "external id": 2'),
-            ("kernel", "sgemm", 0, 1795263694128500, 12, '"device": 0, "stream": 7, "correlation": 5, "external id": 2'),
+            (
+                "cpu_op",
+                "aten::mm",
+                9,
+                1795263694128419,
+                73,
+                '"External id": 2, "Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"]',
+            ),
+            (
+                "cuda_runtime",
+                "cudaLaunchKernel",
+                9,
+                1795263694128430,
+                5,
+                '"cbid": 211, "correlation": 5, "external id": 2',
+            ),
+            (
+                "kernel",
+                "sgemm",
+                0,
+                1795263694128500,
+                12,
+                '"device": 0, "stream": 7, "correlation": 5, "external id": 2',
+            ),
         )
-    )  # fmt: skip
+    )
     text = f'\n{{\n  "schemaVersion": 1,\n  "deviceProperties": [\n  ],\n  "traceEvents": [\n{events}'
     last = '{"name": "process_name", "ph": "M", "ts": 1795263694128262, "pid": 9, "tid": 0, "args": {"name": "python"}}'
     (tmp_path / "t.json").write_text(f'{text}{last}\n  ],\n  "traceName": "t.json"\n}}')
@@ -275,10 +302,12 @@ def test_odd_events_are_kept_as_far_as_they_can_be_read_and_counted(tmp_path):
 
 
 def test_control_characters_and_bad_utf8_in_names_are_replaced_and_counted(tmp_path):
-    raw = b'{"traceEvents":[{"ph":"X","cat":"cpu_op","name":"a\x01b\nc","ts":1,"dur":1},' \
-          b'{"ph":"X","cat":"cpu_op","name":"d\xff","ts":2,"dur":NaN},' \
-          b'{"ph":"X","cat":"cpu_op","name":"\\ud800","ts":3,"dur":1},' \
-          b'{"ph":"X","cat":"cpu_op","name":"plain","ts":4.25,"dur":1}]}'  # fmt: skip
+    raw = (
+        b'{"traceEvents":[{"ph":"X","cat":"cpu_op","name":"a\x01b\nc","ts":1,"dur":1},'
+        b'{"ph":"X","cat":"cpu_op","name":"d\xff","ts":2,"dur":NaN},'
+        b'{"ph":"X","cat":"cpu_op","name":"\\ud800","ts":3,"dur":1},'
+        b'{"ph":"X","cat":"cpu_op","name":"plain","ts":4.25,"dur":1}]}'
+    )
     (tmp_path / "t.json").write_bytes(raw)
     trace = read_kineto(tmp_path / "t.json")
     assert trace.ops.ts_ns.tolist() == [1000, 2000, 3000, 4250]

@@ -36,8 +36,10 @@ def rank_trace(
     row = {"pid": 4321, "tid": 4321, "ts": 1.5, "name": "ac2g", "cat": "ac2g"}
     events += [{"ph": "s", "id": 900, **row}, {"ph": "f", "id": 901, **row}]
     names = {"process_name": {"name": "python"}, "thread_name": {"name": "thread 4321 (python)"}}
-    events += [{"ph": "M", "name": n, "pid": 4321, "tid": 0 if n == "process_name" else 4321, "ts": 0, "args": a}
-               for n, a in names.items()] * 2  # fmt: skip
+    events += [
+        {"ph": "M", "name": n, "pid": 4321, "tid": 0 if n == "process_name" else 4321, "ts": 0, "args": a}
+        for n, a in names.items()
+    ] * 2
     events += [{"ph": "M", "name": "process_name", "pid": 6, "tid": 0, "ts": 0, "args": {"name": "python"}}]
     events += [{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 300.25}]
     document["baseTimeNanoseconds"] = base_ns

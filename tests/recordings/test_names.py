@@ -23,34 +23,39 @@ SAME_KERNEL = [  # as nsys spells it, as Kineto does, its class, its short name
         ATEN + "vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, float, "
         "at::native::binary_internal::MulFunctor<float> >, std::array<char*, 3ul> >(int, at::native::"
         "BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float> >)",
-        "elementwise", "vectorized_elementwise_kernel<MulFunctor>",
+        "elementwise",
+        "vectorized_elementwise_kernel<MulFunctor>",
     ),
     (
         "void <unnamed>::softmax_warp_forward<float, float, float, (int)8, (bool)0, (bool)0>(T2 *, const T1 *)",
         "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(float*)",
-        "softmax", "softmax_warp_forward",
+        "softmax",
+        "softmax_warp_forward",
     ),
     (
         "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>(T1::Params)",
         "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>"
         "(cutlass_80_simt_sgemm_128x256_8x4_nt_align1::Params)",
-        "gemm", "Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>",
+        "gemm",
+        "Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>",
     ),
     (
         ATEN + "unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase &)::"
         "[lambda() (instance 3)]::operator ()() const::[lambda(float) (instance 1)], (int)4>(int, T1)",
         ATEN + "unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::"
         "{lambda()#3}::operator()() const::{lambda(float)#1}, 4>(int)",
-        "copy", "unrolled_elementwise_kernel<direct_copy_kernel_cuda>",
+        "copy",
+        "unrolled_elementwise_kernel<direct_copy_kernel_cuda>",
     ),
     (
         ATEN + "<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListMetadata<(int)2>, "
         "at::native::<unnamed>::UnaryOpFunctor<float, (int)2>>(T1, T2)",
         ATEN + "(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
         "TensorListMetadata<2>, at::native::(anonymous namespace)::UnaryOpFunctor<float, 2> >()",
-        "optimizer", "multi_tensor_apply_kernel<UnaryOpFunctor>",
+        "optimizer",
+        "multi_tensor_apply_kernel<UnaryOpFunctor>",
     ),
-]  # fmt: skip
+]
 
 CLASSES_OF_NAMES = [
     (f"{XMMA}_execute_kernel__5x_cublas", "gemm"),
@@ -68,7 +73,10 @@ CLASSES_OF_NAMES = [
     ("_ZN7ck_tile6kentryINS_13FmhaFwdKernelE", "attention"),
     ("sm80_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x64x16", "conv"),
     ("igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt64x128x32_wt32x32x8", "conv"),
-    ("_ZN2ck16tensor_operation6device12_GLOBAL__N_139kernel_grouped_conv_fwd_xdl_cshuffle_v3INS_28Grid", "conv"),
+    (
+        "_ZN2ck16tensor_operation6device12_GLOBAL__N_139kernel_grouped_conv_fwd_xdl_cshuffle_v3INS_28Grid",
+        "conv",
+    ),
     ("Cijk_Alik_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT256x128x64_MI16x16x1_SN", "gemm"),
     ("Cijk_S_GA_PostGSU4_VW4", "splitk_reduce"),
     ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, __half>", "gemv"),
@@ -81,15 +89,27 @@ CLASSES_OF_NAMES = [
     ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "comm"),
     ("ncclKernel_AllReduce_RING_LL_Sum_int8_t(ncclWork)", "comm"),
     ("void vllm::cross_device_reduce_1stage<half>", "reduce"),
-    ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<2>, CopyFunctor<float>>",
-     "copy"),
-    ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int)", "norm"),
-    ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>", "reduce"),
-    ("void at::native::vectorized_elementwise_kernel<2, at::native::(anonymous namespace)::where_kernel_impl(a)",
-     "mask"),
+    (
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<2>, CopyFunctor<float>>",
+        "copy",
+    ),
+    (
+        "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int)",
+        "norm",
+    ),
+    (
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>",
+        "reduce",
+    ),
+    (
+        "void at::native::vectorized_elementwise_kernel<2, at::native::(anonymous namespace)::where_kernel_impl(a)",
+        "mask",
+    ),
     ("void at::native::triu_tril_kernel<float, int, false, 1>(int)", "mask"),
-    ("void (anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange_cuda_out(c10::Scalar)",
-     "elementwise"),
+    (
+        "void (anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange_cuda_out(c10::Scalar)",
+        "elementwise",
+    ),
     ("void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)", "index"),
     ("void at::native::index_elementwise_kernel<128, 4>", "index"),
     ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 3, 64, 64>", "copy"),
@@ -103,7 +123,7 @@ CLASSES_OF_NAMES = [
     ("void at::native::elementwise_kernel", "elementwise"),
     ("void ", "other"),
     ("", "other"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("nsys", "kineto", "kind", "short"), SAME_KERNEL)
@@ -120,16 +140,21 @@ def test_a_kernel_has_the_class_that_its_name_tells(name, kind):
 @pytest.mark.parametrize(
     ("name", "short"),
     [
-        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, __half, (bool)0>(T1)", "gemvx::kernel"),
-        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>(R)",
-         "reduce_kernel<MeanOps>"),
+        (
+            "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, __half, (bool)0>(T1)",
+            "gemvx::kernel",
+        ),
+        (
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>(R)",
+            "reduce_kernel<MeanOps>",
+        ),
         ("_ZN2ck16tensor_operation6device12_GLOBAL__N_111kernel_convINS_3FooE", "kernel_conv"),
         ("Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pageable -> Device)"),
         ("void cutlass::Kernel2", "Kernel2"),
         ("void ", "void"),
         ("(odd", "(odd"),
     ],
-)  # fmt: skip
+)
 def test_a_short_name_keeps_what_tells_kernels_apart(name, short):
     assert short_name(name) == short
 

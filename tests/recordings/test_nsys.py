@@ -109,8 +109,17 @@ def test_marks_are_no_ranges_and_unfinished_ranges_last_until_the_end(tmp_path, 
 def test_copies_are_named_by_their_direction_and_whole_graph_replays_are_warned_of(tmp_path, export):
     export.copy((1, 1), (0, 5), (10, 20), size=1024, kind=8)
     export.call("cudaGraphLaunch_v10000", (1, 1), (30, 40), corr=77)
-    export.add(PREFIX + "GRAPH_TRACE", start=50, end=90, deviceId=0, contextId=1, streamId=7, correlationId=77,
-               globalPid=global_tid(1), graphId=1)  # fmt: skip
+    export.add(
+        PREFIX + "GRAPH_TRACE",
+        start=50,
+        end=90,
+        deviceId=0,
+        contextId=1,
+        streamId=7,
+        correlationId=77,
+        globalPid=global_tid(1),
+        graphId=1,
+    )
     capture = load_capture(export.write(tmp_path / "a.sqlite"))
     assert capture.ops.kind.tolist() == [MEMCPY, GRAPH]
     assert capture.text(capture.ops.name_id).tolist() == ["[CUDA memcpy Device-to-Device]", "[CUDA graph]"]
@@ -133,12 +142,23 @@ def test_rows_that_nsys_counted_and_the_export_lacks_are_noticed(tmp_path, expor
 
 def test_gpus_are_found_by_process_and_cuda_device(tmp_path, export):
     for number, name in enumerate(("H100", "H200")):
-        export.add("TARGET_INFO_GPU", id=number, name=name, memoryBandwidth=4_814_304_000_000, smCount=132,
-                   clockRate=1_980_000_000, totalMemory=1, computeMajor=9, computeMinor=0)  # fmt: skip
+        export.add(
+            "TARGET_INFO_GPU",
+            id=number,
+            name=name,
+            memoryBandwidth=4_814_304_000_000,
+            smCount=132,
+            clockRate=1_980_000_000,
+            totalMemory=1,
+            computeMajor=9,
+            computeMinor=0,
+        )
         export.add("TARGET_INFO_CUDA_DEVICE", gpuId=number, cudaId=0, pid=number + 1)
     capture = load_capture(export.write(tmp_path / "a.sqlite"))
     assert [(one.pid, one.device, one.name, one.compute) for one in capture.devices] == [
-        (1, 0, "H100", (9, 0)), (2, 0, "H200", (9, 0))]  # fmt: skip
+        (1, 0, "H100", (9, 0)),
+        (2, 0, "H200", (9, 0)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +171,7 @@ def test_gpus_are_found_by_process_and_cuda_device(tmp_path, export):
         (b"{}", BadDataError, "traceEvents"),
         (b'{"traceEvents": [', BadDataError, "ends"),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_no_capture_ends_in_words(tmp_path, content, error, said):
     path = tmp_path / "a.sqlite"
     path.write_bytes(content)
@@ -292,12 +312,24 @@ def test_a_kineto_trace_fills_the_same_tables(tmp_path):
 
 
 SECRETS = {
-    "META_DATA_CAPTURE": [("PROCESS_0:ENVIRONMENT_VARIABLE", "TOKEN=hush1"), ("PROCESS_0:COMMAND", "hush2"),
-                          ("PROCESS_0:ARGUMENT_0", "--key=hush3"), ("PROCESS_0:USER_NAME", "hush4"),
-                          ("CAPTURE_EVENT_TYPE", "Cuda")],
-    "META_DATA_EXPORT": [("EXPORT_HOST", "hush5"), ("EXPORT_PARAM_INPUT_PATH_ABS", "/home/hush6/a"), ("NEW_ONE", "hush7")],
-    "TARGET_INFO_SYSTEM_ENV": [("DeviceEnvironment", "TOKEN=hush8"), ("Hostname", "hush9"), ("NvDriverVersion", "580.1")],
-}  # fmt: skip
+    "META_DATA_CAPTURE": [
+        ("PROCESS_0:ENVIRONMENT_VARIABLE", "TOKEN=hush1"),
+        ("PROCESS_0:COMMAND", "hush2"),
+        ("PROCESS_0:ARGUMENT_0", "--key=hush3"),
+        ("PROCESS_0:USER_NAME", "hush4"),
+        ("CAPTURE_EVENT_TYPE", "Cuda"),
+    ],
+    "META_DATA_EXPORT": [
+        ("EXPORT_HOST", "hush5"),
+        ("EXPORT_PARAM_INPUT_PATH_ABS", "/home/hush6/a"),
+        ("NEW_ONE", "hush7"),
+    ],
+    "TARGET_INFO_SYSTEM_ENV": [
+        ("DeviceEnvironment", "TOKEN=hush8"),
+        ("Hostname", "hush9"),
+        ("NvDriverVersion", "580.1"),
+    ],
+}
 
 
 def with_secrets(export):

@@ -24,11 +24,26 @@ US = 1000
 def call(truth: int, ts_us: float, dur_us: float, **more: Any) -> dict[str, Any]:
     """A row of `views.collective_instances`; `correlation` is the truth that pairing must find again."""
     row = {
-        "collective": "allreduce", "in_nelems": 1024, "out_nelems": 1024, "dtype": "Float", "group_size": 4,
-        "msg_bytes": 4096, "pg_name": "0", "pg_desc": "default_pg", "pg_ranks": WORLD, "seq": -1,
-        "ts_ns": round(ts_us * US), "dur_ns": round(dur_us * US), "stream": 28, "correlation": truth,
-        "grid_x": 28, "block_x": 288, "step": -1, "kernel": "ncclDevKernel_AllReduce", "row": truth,
-    }  # fmt: skip
+        "collective": "allreduce",
+        "in_nelems": 1024,
+        "out_nelems": 1024,
+        "dtype": "Float",
+        "group_size": 4,
+        "msg_bytes": 4096,
+        "pg_name": "0",
+        "pg_desc": "default_pg",
+        "pg_ranks": WORLD,
+        "seq": -1,
+        "ts_ns": round(ts_us * US),
+        "dur_ns": round(dur_us * US),
+        "stream": 28,
+        "correlation": truth,
+        "grid_x": 28,
+        "block_x": 288,
+        "step": -1,
+        "kernel": "ncclDevKernel_AllReduce",
+        "row": truth,
+    }
     return {**row, **more}
 
 

@@ -114,8 +114,9 @@ def test_two_processes_that_share_correlation_ids_keep_their_kernels(loaded):
         export.range(name, (pid, 1), 0, 1000)
         export.launch(f"k{pid}", (pid, 1), (100, 110), (200, 300), corr=7)
     projection = project(loaded(export))
-    assert dict(zip(projection.capture.text(projection.capture.ops.name_id), paths(projection), strict=True)) == {
-        "k1": "forward", "k2": "backward"}  # fmt: skip
+    assert dict(
+        zip(projection.capture.text(projection.capture.ops.name_id), paths(projection), strict=True)
+    ) == {"k1": "forward", "k2": "backward"}
 
 
 def test_a_call_of_a_thread_in_a_step_but_in_no_phase_stays_with_its_thread(loaded):
@@ -267,9 +268,10 @@ def plain_members(capture, *, across):
             continue
         start, end, tid = api.start_ns[calls[0]], api.end_ns[calls[0]], api.tid[calls[0]]
         around = [
-            row for row in range(len(ranges))
+            row
+            for row in range(len(ranges))
             if ranges.pid[row] == pid and ranges.start_ns[row] <= start and ranges.end_ns[row] >= end
-        ]  # fmt: skip
+        ]
         own = [row for row in around if ranges.tid[row] == tid]
         lent, rule = [], "same" if own else "outside"
         if across and not any(kind(names[row]) for row in own):
@@ -289,10 +291,13 @@ def plain_lender(ranges, names, around, tid, lent, rule):
         if threads:
             innermost = max(lenders, key=lambda row: ranges.start_ns[row])
             above = [
-                row for row in range(len(ranges))
-                if ranges.tid[row] in threads and ranges.pid[row] == ranges.pid[innermost]
-                and ranges.start_ns[row] <= ranges.start_ns[innermost] and ranges.end_ns[row] >= ranges.end_ns[innermost]
-            ]  # fmt: skip
+                row
+                for row in range(len(ranges))
+                if ranges.tid[row] in threads
+                and ranges.pid[row] == ranges.pid[innermost]
+                and ranges.start_ns[row] <= ranges.start_ns[innermost]
+                and ranges.end_ns[row] >= ranges.end_ns[innermost]
+            ]
             return above, "cross"
     return lent, rule
 
@@ -320,16 +325,32 @@ def capture_of(ranges, calls, ops):
         columns = np.array(values, dtype=np.int64).reshape(len(rows), len(names)).T
         fixed = {"kind": np.zeros(len(rows))} | ({"text_id": columns[4]} if schema is RANGE_COLUMNS else {})
         tables.append(filled(schema, len(rows), dict(zip(names, columns, strict=True)) | fixed))
-    return Capture(source=None, collector="nsys", version=None, schema=None, ops=tables[0], api=tables[1],
-                   ranges=tables[2], sync=concat([], SYNC_COLUMNS), strings=strings, devices=(), problems=[])  # fmt: skip
+    return Capture(
+        source=None,
+        collector="nsys",
+        version=None,
+        schema=None,
+        ops=tables[0],
+        api=tables[1],
+        ranges=tables[2],
+        sync=concat([], SYNC_COLUMNS),
+        strings=strings,
+        devices=(),
+        problems=[],
+    )
 
 
 NAMES = ["forward", "backward", "step_0", "warmup", "block", "aten::mm"]
 THREADS = [(1, 1), (1, 2), (1, 3), (2, 1)]
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(THREADS), st.sampled_from(["push", "pop", "launch", "launch"]),
-              st.sampled_from(NAMES), st.integers(1, 12)), max_size=40
-)  # fmt: skip
+    st.tuples(
+        st.sampled_from(THREADS),
+        st.sampled_from(["push", "pop", "launch", "launch"]),
+        st.sampled_from(NAMES),
+        st.integers(1, 12),
+    ),
+    max_size=40,
+)
 
 
 def played(actions):
@@ -450,12 +471,14 @@ def test_a_trimmed_capture_agrees_with_the_join_in_sql(tmp_path, shared_data):
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"CREATE INDEX a ON {PREFIX}RUNTIME (globalTid, start)")
         connection.execute(f"CREATE INDEX b ON {PREFIX}KERNEL (correlationId)")
-        wanted = dict(connection.execute(
-            f"""SELECT n.rowid, COUNT(*) FROM NVTX_EVENTS n JOIN {PREFIX}RUNTIME r
+        wanted = dict(
+            connection.execute(
+                f"""SELECT n.rowid, COUNT(*) FROM NVTX_EVENTS n JOIN {PREFIX}RUNTIME r
                 ON r.globalTid = n.globalTid AND r.start BETWEEN n.start AND n.end AND n.end >= r.end
                 JOIN {PREFIX}KERNEL k ON k.correlationId = r.correlationId
                 AND k.globalPid = r.globalTid & ~0xFFFFFF GROUP BY n.rowid"""
-        ))  # fmt: skip
+            )
+        )
     projection = project(load_capture(path), "nsys")
     rows, counts = projection.capture.ranges.row, projection.instances.num_kernels
     assert dict(zip(rows[counts > 0].tolist(), counts[counts > 0].tolist(), strict=True)) == wanted

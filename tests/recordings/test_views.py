@@ -142,9 +142,17 @@ def test_a_collective_kernel_without_metadata_is_a_row_all_the_same(tmp_path):
 
 def test_metadata_that_only_the_op_has_reach_its_collective_kernel(tmp_path):
     writer = TraceWriter(world_size=2)
-    told = {"Collective name": "allreduce", "In msg nelems": 64, "Out msg nelems": 64, "dtype": "Float",
-            "Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": 7,
-            "In split size": [1, 2]}  # fmt: skip
+    told = {
+        "Collective name": "allreduce",
+        "In msg nelems": 64,
+        "Out msg nelems": 64,
+        "dtype": "Float",
+        "Group size": 2,
+        "Process Group Name": "0",
+        "Process Group Ranks": "[0, 1]",
+        "Seq": 7,
+        "In split size": [1, 2],
+    }
     op = writer.op("record_param_comms", 1000, 5, **told)
     writer.kernel("ncclKernel_AllReduce_RING_LL_Sum_float", 1010, 20, op=op)
     table = views.collective_instances(read(writer, tmp_path))

@@ -24,9 +24,21 @@ def browse(tmp_path: Path):
         pytest.skip("no Chromium on this machine (apt-get install chromium)")
 
     def run(page: Path, *flags: str) -> tuple[str, str]:
-        argv = [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", *flags, page.as_uri()]  # fmt: skip
+        argv = [
+            program,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--enable-logging=stderr",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            *flags,
+            page.as_uri(),
+        ]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
         return done.stdout, done.stderr
 

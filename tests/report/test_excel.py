@@ -16,12 +16,14 @@ from lab.report.excel import write_workbook
 
 
 def test_tables_come_back_as_they_were(tmp_path):
-    frame = pd.DataFrame({
-        "name": ["aten::mm", "µs “quoted” <b>&", None],
-        "dur_us": [1.5, math.nan, 1e-9],
-        "count": [1, 2**40, -3],
-        "good": [True, False, True],
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "name": ["aten::mm", "µs “quoted” <b>&", None],
+            "dur_us": [1.5, math.nan, 1e-9],
+            "count": [1, 2**40, -3],
+            "good": [True, False, True],
+        }
+    )
     path = write_workbook({"GEMM": frame, "other": frame.head(0)}, tmp_path / "a.xlsx")
     back = pd.read_excel(path, sheet_name=None)
     pd.testing.assert_frame_equal(back["GEMM"], frame, check_dtype=False)

@@ -97,8 +97,12 @@ def luminance(colour: str) -> float:
 
 
 def test_a_roofline_bounds_its_points_and_names_its_roof(tmp_path: Path) -> None:
-    drawing = roofline({"GEMM": [(100.0, 40.0, "tip")], "softmax": [(0.6, 2.0, "")]}, roofs={"GPU $x": (60.0, 4.0)},
-                       across="FLOP per byte", axis="TFLOP/s")  # fmt: skip
+    drawing = roofline(
+        {"GEMM": [(100.0, 40.0, "tip")], "softmax": [(0.6, 2.0, "")]},
+        roofs={"GPU $x": (60.0, 4.0)},
+        across="FLOP per byte",
+        axis="TFLOP/s",
+    )
     svg = save(drawing, tmp_path, "roof")
     assert "mathdefault" not in svg, "ticks are plain numbers"
     assert "GPU $x" in svg and 'data-tip="tip"' in svg and "GEMM" in svg

@@ -67,10 +67,14 @@ def test_grouped_statistics_are_those_of_each_group_alone(rows):
         row = {name: column[number] for name, column in found.items()}
         assert row["count"] == len(mine) and row["sum"] == pytest.approx(mine.sum())
         plain = {
-            "median": robust.median(mine), "mad": robust.mad(mine), "p5": robust.percentile(mine, 5),
-            "p95": robust.percentile(mine, 95), "std": mine.std(ddof=1) if len(mine) > 1 else math.nan,
-            "mean": mine.mean() if len(mine) else math.nan, "min": min(mine, default=math.nan),
+            "median": robust.median(mine),
+            "mad": robust.mad(mine),
+            "p5": robust.percentile(mine, 5),
+            "p95": robust.percentile(mine, 95),
+            "std": mine.std(ddof=1) if len(mine) > 1 else math.nan,
+            "mean": mine.mean() if len(mine) else math.nan,
+            "min": min(mine, default=math.nan),
             "max": max(mine, default=math.nan),
-        }  # fmt: skip
+        }
         for name, value in plain.items():
             assert row[name] == pytest.approx(value, abs=1e-6, nan_ok=True), name

@@ -28,8 +28,14 @@ if "bug" in sys.argv[1]:
 
 
 def workload(what, tmp_path, **env):
-    return subprocess.run([sys.executable, "-c", PROGRAM, what, "--out", str(tmp_path)], capture_output=True, text=True,
-                          cwd=ROOT, env={**os.environ, **env}, timeout=120)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, what, "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **env},
+        timeout=120,
+    )
 
 
 def test_a_rank_reads_its_place_from_torchrun(tmp_path):
@@ -40,7 +46,11 @@ def test_a_rank_reads_its_place_from_torchrun(tmp_path):
 def test_an_error_on_purpose_has_its_exit_code_and_no_traceback(tmp_path):
     done = workload("gpu", tmp_path)
     assert done.returncode == GpuError.exit_code
-    assert "no GPU in this test" in done.stderr and "none needed" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        "no GPU in this test" in done.stderr
+        and "none needed" in done.stderr
+        and "Traceback" not in done.stderr
+    )
     assert done.stderr.endswith("rank 0 failed: GpuError: no GPU in this test\n")
 
 

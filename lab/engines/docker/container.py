@@ -72,9 +72,16 @@ def _start(
     wanted = spec.ulimits if ulimits is None else ulimits
     with speaking(context):
         made = client.create_container(
-            spec.image, list(spec.command), name=name, labels=dict(labels), user=spec.user, environment=spec.env,
-            working_dir=spec.working_dir, stop_signal=spec.stop_signal,
-            host_config=_host_config(client, spec, wanted))  # fmt: skip
+            spec.image,
+            list(spec.command),
+            name=name,
+            labels=dict(labels),
+            user=spec.user,
+            environment=spec.env,
+            working_dir=spec.working_dir,
+            stop_signal=spec.stop_signal,
+            host_config=_host_config(client, spec, wanted),
+        )
         container = str(made["Id"])
         try:
             client.start(container)
@@ -90,14 +97,27 @@ def _host_config(client: docker.APIClient, spec: ContainerSpec, ulimits: Mapping
     return client.create_host_config(
         mounts=[Mount(m.target, m.source, type="bind", read_only=m.read_only) for m in spec.mounts],
         devices=list(spec.devices),
-        device_requests=[DeviceRequest(driver=r.driver, device_ids=list(r.device_ids),
-                                       capabilities=[list(c) for c in r.capabilities]) for r in spec.device_requests],
-        group_add=list(spec.group_add), security_opt=list(spec.security_opt), cap_drop=list(spec.cap_drop),
-        cap_add=list(spec.cap_add), read_only=spec.read_only, init=spec.init, ipc_mode=spec.ipc_mode,
-        shm_size=spec.shm_size, mem_limit=spec.mem_limit, memswap_limit=spec.mem_limit, tmpfs=spec.tmpfs,
+        device_requests=[
+            DeviceRequest(
+                driver=r.driver, device_ids=list(r.device_ids), capabilities=[list(c) for c in r.capabilities]
+            )
+            for r in spec.device_requests
+        ],
+        group_add=list(spec.group_add),
+        security_opt=list(spec.security_opt),
+        cap_drop=list(spec.cap_drop),
+        cap_add=list(spec.cap_add),
+        read_only=spec.read_only,
+        init=spec.init,
+        ipc_mode=spec.ipc_mode,
+        shm_size=spec.shm_size,
+        mem_limit=spec.mem_limit,
+        memswap_limit=spec.mem_limit,
+        tmpfs=spec.tmpfs,
         network_mode=spec.network_mode,
         ulimits=[Ulimit(name=name, soft=value, hard=value) for name, value in ulimits.items()],
-        log_config=LogConfig(type="json-file", config={}))  # fmt: skip
+        log_config=LogConfig(type="json-file", config={}),
+    )
 
 
 class Watch:
@@ -131,8 +151,13 @@ class Watch:
         while not self._wait.ended.wait(POLL_S):
             now = time.monotonic()
             if stopped_by is None:
-                stopped_by = reason_to_stop(step, stop, ran_s=now - began, silent_s=now - self._sink.last_line,
-                                            disk_full=self._sink.error is not None)  # fmt: skip
+                stopped_by = reason_to_stop(
+                    step,
+                    stop,
+                    ran_s=now - began,
+                    silent_s=now - self._sink.last_line,
+                    disk_full=self._sink.error is not None,
+                )
                 if stopped_by:
                     # The daemon itself kills it after the grace, even if this driver is dead by then.
                     self._stopping = _Call(
@@ -164,10 +189,13 @@ class Watch:
             raise translate(DockerException(state.get("Error") or "it never started"), context=self._context)
         killed = bool(state.get("OOMKilled"))
         # The daemon notes the start after the fact: a process of a millisecond may end before it began.
-        return End(exit_code=int(state["ExitCode"]), stopped_by=stopped_by,
-                   limit_hit=killed if killed or found["HostConfig"].get("Memory") else None,
-                   seconds=max(0.0, (moment(state["FinishedAt"]) - began).total_seconds()),
-                   started_utc=began.isoformat(timespec="milliseconds"))  # fmt: skip
+        return End(
+            exit_code=int(state["ExitCode"]),
+            stopped_by=stopped_by,
+            limit_hit=killed if killed or found["HostConfig"].get("Memory") else None,
+            seconds=max(0.0, (moment(state["FinishedAt"]) - began).total_seconds()),
+            started_utc=began.isoformat(timespec="milliseconds"),
+        )
 
 
 def remove(client: docker.APIClient, container: str) -> str | None:

@@ -91,8 +91,12 @@ class DockerEngine(Engine):
         exact = msgspec.structs.replace(spec, image=self.image_record(spec.image).id)
         with with_token(exact) as ready, Sink(run.log(step), on_line) as sink:
             container, warnings = containers.start(
-                daemon.client, ready, name=container_name(run, step), context=context,
-                labels=labels(run, step.name, _fingerprint(run, step), gpus, spec.image))  # fmt: skip
+                daemon.client,
+                ready,
+                name=container_name(run, step),
+                context=context,
+                labels=labels(run, step.name, _fingerprint(run, step), gpus, spec.image),
+            )
             sink.take(f"lab: {warning}" for warning in warnings)
             end = self._collect(daemon, container, step, sink, context, stop)
         return self._outcome(run, step, sink, end)
@@ -113,7 +117,9 @@ class DockerEngine(Engine):
         if one.fingerprint != _fingerprint(run, step):
             raise EngineError(
                 f"the container of step {step.name!r} was started for another configuration",
-                where=one.name, fix=f"end it first: lab runs stop {run.root}")  # fmt: skip
+                where=one.name,
+                fix=f"end it first: lab runs stop {run.root}",
+            )
         ran_s = containers.running_for(daemon.client, one.container, context)
         if ran_s is None:  # its driver died before it could start it
             containers.remove(daemon.client, one.container)
@@ -134,8 +140,13 @@ class DockerEngine(Engine):
                     found = daemon.client.inspect_image(ref)  # type: ignore[no-untyped-call]
                 said = found["Config"].get("Labels") or {}
                 self._records[ref] = ImageRecord(
-                    name=self.image.name, ref=ref, id=found["Id"], digests=tuple(found.get("RepoDigests") or ()),
-                    wheel_sha256=said.get("lab.wheel.sha256"), checked=recall(found["Id"]))  # fmt: skip
+                    name=self.image.name,
+                    ref=ref,
+                    id=found["Id"],
+                    digests=tuple(found.get("RepoDigests") or ()),
+                    wheel_sha256=said.get("lab.wheel.sha256"),
+                    checked=recall(found["Id"]),
+                )
             return self._records[ref]
 
     def gpus_in_use(self) -> set[str]:
@@ -168,8 +179,12 @@ class DockerEngine(Engine):
         where = host_context(run_dir, gpus)
         spec = container_spec(self.image, Step(name="any", argv=("python",)), gpus, where)
         return self.image_record(), {
-            "uid": where.uid, "gid": where.gid, "groups": list(spec.group_add), "network": spec.network_mode,
-            "mounts": [msgspec.to_builtins(mount) for mount in spec.mounts]}  # fmt: skip
+            "uid": where.uid,
+            "gid": where.gid,
+            "groups": list(spec.group_add),
+            "network": spec.network_mode,
+            "mounts": [msgspec.to_builtins(mount) for mount in spec.mounts],
+        }
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         spec = container_spec(self.image, step, gpus, host_context(run_dir, gpus))
@@ -214,11 +229,15 @@ class DockerEngine(Engine):
             raise storage_error(sink.error, run.log(step)) from sink.error
         code = end.exit_code
         return judge(
-            exit_code=code, seconds=end.seconds, started_utc=end.started_utc, stopped_by=end.stopped_by,
+            exit_code=code,
+            seconds=end.seconds,
+            started_utc=end.started_utc,
+            stopped_by=end.stopped_by,
             limit_s=step.stall_timeout_s if end.stopped_by == "stall" else step.timeout_s,
             limit_hit=None if self.daemon().is_podman else end.limit_hit,  # podman never tells
             tail=[*sink.tail, *(last_words(run, step) if code else [])],
-            missing=run.missing(step) if code == 0 else ())  # fmt: skip
+            missing=run.missing(step) if code == 0 else (),
+        )
 
     def _context(
         self,
@@ -232,9 +251,14 @@ class DockerEngine(Engine):
 
         sources = {m.source: OPTION_OF.get(m.target, m.target) for m in spec.mounts} if spec else {}
         return Context(
-            endpoint=daemon.endpoint, image=self.image.name, ref=spec.image if spec else "", step=step.name,
-            run_dir=str(run.root), option_of=sources,
-            driver=next((gpu.driver for gpu in gpus if gpu.driver), ""))  # fmt: skip
+            endpoint=daemon.endpoint,
+            image=self.image.name,
+            ref=spec.image if spec else "",
+            step=step.name,
+            run_dir=str(run.root),
+            option_of=sources,
+            driver=next((gpu.driver for gpu in gpus if gpu.driver), ""),
+        )
 
 
 def container_name(run: Run, step: Step) -> str:
@@ -247,9 +271,16 @@ def container_name(run: Run, step: Step) -> str:
 def host_context(run_dir: str, gpus: Sequence[Gpu]) -> HostContext:
     """What of this host a container may see. Looks at the host's files, at nothing else."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lab"
-    return HostContext(run_dir=run_dir, hf_cache=os.environ.get("HF_HOME", str(Path.home() / ".cache/huggingface")),
-                 cache=str(cache), uid=os.getuid(), gid=os.getgid(), device_gids=device_gids(gpus),
-                 host_env=dict(os.environ), infiniband=Path("/dev/infiniband").exists())  # fmt: skip
+    return HostContext(
+        run_dir=run_dir,
+        hf_cache=os.environ.get("HF_HOME", str(Path.home() / ".cache/huggingface")),
+        cache=str(cache),
+        uid=os.getuid(),
+        gid=os.getgid(),
+        device_gids=device_gids(gpus),
+        host_env=dict(os.environ),
+        infiniband=Path("/dev/infiniband").exists(),
+    )
 
 
 def device_gids(gpus: Sequence[Gpu]) -> tuple[str, ...]:

@@ -56,58 +56,143 @@ class Row:
     fix: str = ""
 
 
-FAULT = Row("", EngineError, "a fault in lab: the engine refuses what it was asked for: {text}",
-            "report it with this text and the output of the same command with --dry-run --json")  # fmt: skip
+FAULT = Row(
+    "",
+    EngineError,
+    "a fault in lab: the engine refuses what it was asked for: {text}",
+    "report it with this text and the output of the same command with --dry-run --json",
+)
 ROWS = (
-    Row(r"could not select device driver.*\[\[.*gpu|Unknown runtime specified nvidia", GpuError,
+    Row(
+        r"could not select device driver.*\[\[.*gpu|Unknown runtime specified nvidia",
+        GpuError,
         "NVIDIA's container toolkit is not registered with the Docker engine at {endpoint}",
-        "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure --runtime=docker, and restart docker"),
-    Row(r"nvml error: driver not loaded", GpuError, "NVIDIA's driver is not loaded on this host",
-        "run nvidia-smi on the host: it must list the GPUs before containers can have them"),
-    Row(r"device error: (?P<gpu>.*?):?\s*unknown device", GpuError,
-        "no such GPU on this machine: {gpu}; present: {present}", "pick one of these with --gpus"),
-    Row(r"unsatisfied condition: cuda\s*>=\s*(?P<needed>[\d.]*\d)", GpuError,
+        "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure --runtime=docker, and restart docker",
+    ),
+    Row(
+        r"nvml error: driver not loaded",
+        GpuError,
+        "NVIDIA's driver is not loaded on this host",
+        "run nvidia-smi on the host: it must list the GPUs before containers can have them",
+    ),
+    Row(
+        r"device error: (?P<gpu>.*?):?\s*unknown device",
+        GpuError,
+        "no such GPU on this machine: {gpu}; present: {present}",
+        "pick one of these with --gpus",
+    ),
+    Row(
+        r"unsatisfied condition: cuda\s*>=\s*(?P<needed>[\d.]*\d)",
+        GpuError,
         "NVIDIA's driver is too old for the image {image!r}: it needs one for CUDA {needed}, found driver {driver}",
-        "update the driver, or choose an image with a lower floor (lab images list; pascal has the lowest)"),
-    Row(r"adding custom device \"(?P<node>[^\"]*(?:kfd|renderD)[^\"]*)\": no such file", GpuError,
+        "update the driver, or choose an image with a lower floor (lab images list; pascal has the lowest)",
+    ),
+    Row(
+        r"adding custom device \"(?P<node>[^\"]*(?:kfd|renderD)[^\"]*)\": no such file",
+        GpuError,
         "{node} is not there: this is no host with AMD GPUs, or its amdgpu driver is not loaded",
-        "run lab doctor; load the driver with: sudo modprobe amdgpu"),
-    Row(r"Unable to find group|unable to find user|cannot set both Count and DeviceIDs", FAULT.kind, FAULT.what, FAULT.fix),
-    Row(r"bind source path does not exist: (?P<path>.+)", UsageError,
-        "{option} names a path that the Docker engine does not find: {path}", "create it, or name another one"),
-    Row(r"error setting rlimit type 8", EngineError, "the engine may not lift the limit of locked memory (memlock)",
-        "give dockerd the capability SYS_RESOURCE; lab itself tries again without the limit"),
-    Row(r"exec: \"(?P<program>[^\"]*)\": (?:stat [^:]*: no such file|executable file not found)", EngineError,
-        "the image {ref} has no program {program!r}: it is no image of lab, or broken", "lab images build {image}"),
-    Row(r"exec: \"(?P<program>[^\"]*)\": (?:stat [^:]*: )?permission denied", EngineError,
-        "{program!r} cannot be run in the image {ref}: it is no image of lab, or broken", "lab images build {image}"),
+        "run lab doctor; load the driver with: sudo modprobe amdgpu",
+    ),
+    Row(
+        r"Unable to find group|unable to find user|cannot set both Count and DeviceIDs",
+        FAULT.kind,
+        FAULT.what,
+        FAULT.fix,
+    ),
+    Row(
+        r"bind source path does not exist: (?P<path>.+)",
+        UsageError,
+        "{option} names a path that the Docker engine does not find: {path}",
+        "create it, or name another one",
+    ),
+    Row(
+        r"error setting rlimit type 8",
+        EngineError,
+        "the engine may not lift the limit of locked memory (memlock)",
+        "give dockerd the capability SYS_RESOURCE; lab itself tries again without the limit",
+    ),
+    Row(
+        r"exec: \"(?P<program>[^\"]*)\": (?:stat [^:]*: no such file|executable file not found)",
+        EngineError,
+        "the image {ref} has no program {program!r}: it is no image of lab, or broken",
+        "lab images build {image}",
+    ),
+    Row(
+        r"exec: \"(?P<program>[^\"]*)\": (?:stat [^:]*: )?permission denied",
+        EngineError,
+        "{program!r} cannot be run in the image {ref}: it is no image of lab, or broken",
+        "lab images build {image}",
+    ),
     Row(r"does not match the specified platform|Requested CPUs are not available", EngineError, "{text}"),
-    Row(r"(?:no such host|connection refused|i/o timeout|TLS handshake timeout)", EngineError,
+    Row(
+        r"(?:no such host|connection refused|i/o timeout|TLS handshake timeout)",
+        EngineError,
         "the image {ref} is not on this engine, and its registry cannot be reached: {text}",
-        "lab images build {image}, or bring it with docker load"),
-    Row(r"no such image|pull access denied|manifest unknown", EngineError, "the image {ref} is not on this engine",
-        "lab images build {image}"),
-    Row(r"The container name .* is already in use", BusyError, "the container of step {step!r} is there already",
-        "take it up again with lab run --attach {run_dir}, or end it with lab runs stop {run_dir}"),
-    Row(r"could not find bridge docker0", EngineError, "the engine has lost its network bridge (docker0)",
-        "restart docker: it makes the bridge anew"),
-    Row(r"client version .*too (?:new|old)", EngineError, "this Docker engine and lab's client speak no common version: {text}",
-        "unset DOCKER_API_VERSION, or upgrade the older one: pip install -U docker, or the engine"),
-    Row(r"CERTIFICATE_VERIFY_FAILED", EngineError, "the build does not trust this network's certificate",
-        "name the CA file when building: SSL_CERT_FILE=/path/ca.pem lab images build {image}"),
-    Row(r"the --mount option requires BuildKit|buildx component is missing", EngineError, "this docker cannot build lab's images: it lacks BuildKit",
-        "install docker-buildx (Debian 13: docker-buildx; Docker's own packages: docker-buildx-plugin)"),
-    Row(r"no space left on device", StorageError, "no space left on the disk of the Docker engine",
-        "free some: docker system df shows what it holds"),
-)  # fmt: skip
+        "lab images build {image}, or bring it with docker load",
+    ),
+    Row(
+        r"no such image|pull access denied|manifest unknown",
+        EngineError,
+        "the image {ref} is not on this engine",
+        "lab images build {image}",
+    ),
+    Row(
+        r"The container name .* is already in use",
+        BusyError,
+        "the container of step {step!r} is there already",
+        "take it up again with lab run --attach {run_dir}, or end it with lab runs stop {run_dir}",
+    ),
+    Row(
+        r"could not find bridge docker0",
+        EngineError,
+        "the engine has lost its network bridge (docker0)",
+        "restart docker: it makes the bridge anew",
+    ),
+    Row(
+        r"client version .*too (?:new|old)",
+        EngineError,
+        "this Docker engine and lab's client speak no common version: {text}",
+        "unset DOCKER_API_VERSION, or upgrade the older one: pip install -U docker, or the engine",
+    ),
+    Row(
+        r"CERTIFICATE_VERIFY_FAILED",
+        EngineError,
+        "the build does not trust this network's certificate",
+        "name the CA file when building: SSL_CERT_FILE=/path/ca.pem lab images build {image}",
+    ),
+    Row(
+        r"the --mount option requires BuildKit|buildx component is missing",
+        EngineError,
+        "this docker cannot build lab's images: it lacks BuildKit",
+        "install docker-buildx (Debian 13: docker-buildx; Docker's own packages: docker-buildx-plugin)",
+    ),
+    Row(
+        r"no space left on device",
+        StorageError,
+        "no space left on the disk of the Docker engine",
+        "free some: docker system df shows what it holds",
+    ),
+)
 UNREACHABLE = (
-    Row(r"Permission ?(?:Error|denied)", EngineError, "not allowed to use the Docker engine at {endpoint}",
-        "join its group: sudo usermod -aG docker $USER, then log in again; or use a rootless engine by DOCKER_HOST"),
-    Row(r"timed out|Timeout", EngineError, "the Docker engine at {endpoint} does not answer in time",
-        "see whether `docker info` answers; the engine may be overloaded or hung"),
-    Row("", EngineError, "no Docker engine answers at {endpoint}: {text}",
-        "start it (sudo systemctl start docker), or name another one by DOCKER_HOST; without --image steps run here"),
-)  # fmt: skip
+    Row(
+        r"Permission ?(?:Error|denied)",
+        EngineError,
+        "not allowed to use the Docker engine at {endpoint}",
+        "join its group: sudo usermod -aG docker $USER, then log in again; or use a rootless engine by DOCKER_HOST",
+    ),
+    Row(
+        r"timed out|Timeout",
+        EngineError,
+        "the Docker engine at {endpoint} does not answer in time",
+        "see whether `docker info` answers; the engine may be overloaded or hung",
+    ),
+    Row(
+        "",
+        EngineError,
+        "no Docker engine answers at {endpoint}: {text}",
+        "start it (sudo systemctl start docker), or name another one by DOCKER_HOST; without --image steps run here",
+    ),
+)
 
 
 @contextlib.contextmanager

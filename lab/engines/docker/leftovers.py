@@ -50,10 +50,18 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 def labels(run: Run, step: str, fingerprint: str, gpus: Sequence[Gpu], ref: str) -> dict[str, str]:
     """What a later process must know to take a container up again or to put it away."""
     pid = os.getpid()
-    return {"lab.run": run.manifest.id, "lab.run_dir": str(run.root.resolve()), "lab.step": step,
-            "lab.gpus": ",".join(gpu.uuid for gpu in gpus), "lab.fingerprint": fingerprint, "lab.image": ref,
-            "lab.host": socket.gethostname(), "lab.pid": str(pid), "lab.pid_started": _started(pid),
-            "lab.slurm_job": os.environ.get("SLURM_JOB_ID", "")}  # fmt: skip
+    return {
+        "lab.run": run.manifest.id,
+        "lab.run_dir": str(run.root.resolve()),
+        "lab.step": step,
+        "lab.gpus": ",".join(gpu.uuid for gpu in gpus),
+        "lab.fingerprint": fingerprint,
+        "lab.image": ref,
+        "lab.host": socket.gethostname(),
+        "lab.pid": str(pid),
+        "lab.pid_started": _started(pid),
+        "lab.slurm_job": os.environ.get("SLURM_JOB_ID", ""),
+    }
 
 
 def leftovers(
@@ -138,11 +146,18 @@ def _forsaken(one: Leftover) -> bool:
 def _leftover(row: Mapping[str, Any]) -> Leftover:
     said = row["Labels"]
     return Leftover(
-        container=row["Id"], name=row["Names"][0].lstrip("/"), state=row["State"], run=said.get("lab.run", ""),
-        run_dir=said["lab.run_dir"], step=said.get("lab.step", ""), fingerprint=said.get("lab.fingerprint", ""),
-        gpus=tuple(filter(None, said.get("lab.gpus", "").split(","))), driver_alive=_driver_alive(said),
+        container=row["Id"],
+        name=row["Names"][0].lstrip("/"),
+        state=row["State"],
+        run=said.get("lab.run", ""),
+        run_dir=said["lab.run_dir"],
+        step=said.get("lab.step", ""),
+        fingerprint=said.get("lab.fingerprint", ""),
+        gpus=tuple(filter(None, said.get("lab.gpus", "").split(","))),
+        driver_alive=_driver_alive(said),
         slurm_job=said.get("lab.slurm_job", ""),
-        created_utc=datetime.fromtimestamp(row["Created"], timezone.utc).isoformat())  # fmt: skip
+        created_utc=datetime.fromtimestamp(row["Created"], timezone.utc).isoformat(),
+    )
 
 
 def _driver_alive(said: Mapping[str, str]) -> bool:

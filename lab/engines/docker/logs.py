@@ -100,5 +100,6 @@ class LogFollower(threading.Thread):
     def _entries(self, *, follow: bool, tail: int | Literal["all"] = "all") -> Iterator[bytes]:
         """Each entry with its timestamp in front, which tells equal lines apart."""
         self._stream = self._client.logs(
-            self._container, stdout=True, stderr=True, stream=True, follow=follow, timestamps=True, tail=tail)  # fmt: skip
+            self._container, stdout=True, stderr=True, stream=True, follow=follow, timestamps=True, tail=tail
+        )
         yield from self._stream

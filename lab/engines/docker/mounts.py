@@ -37,8 +37,14 @@ SYSTEM = (
 )
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 TOKEN_TARGET = "/run/secrets/hf_token"
-OPTION_OF = {"/out": "--output-dir", "/in": "the run folder", "/hf": "HF_HOME", "/cache": "XDG_CACHE_HOME",
-             "/opt/lab/nixnan.so": "NIXNAN_SO", "/corpus": "LAB_CORPUS"}  # fmt: skip
+OPTION_OF = {
+    "/out": "--output-dir",
+    "/in": "the run folder",
+    "/hf": "HF_HOME",
+    "/cache": "XDG_CACHE_HOME",
+    "/opt/lab/nixnan.so": "NIXNAN_SO",
+    "/corpus": "LAB_CORPUS",
+}
 
 
 def checked(spec: ContainerSpec) -> ContainerSpec:
@@ -76,8 +82,11 @@ def with_token(spec: ContainerSpec, env: Mapping[str, str] | None = None) -> Ite
 def _checked(mount: Mount) -> Mount:
     option = OPTION_OF.get(mount.target, mount.target)
     if mount.source.startswith("<path in $"):
-        raise MissingError(f"{option} is not set: it must name a file of yours", where=mount.target,
-                           fix=f"{option}=/path/to/it lab run ...")  # fmt: skip
+        raise MissingError(
+            f"{option} is not set: it must name a file of yours",
+            where=mount.target,
+            fix=f"{option}=/path/to/it lab run ...",
+        )
     path = Path(mount.source)
     if mount.target in ("/hf", "/cache"):
         make_folder(path)
@@ -111,8 +120,11 @@ def _refuse(real: Path, option: str) -> None:
         )
     home = Path(os.path.expanduser("~")).resolve()
     if real == Path("/") or real == home or real in home.parents or _below_system(real):
-        raise UsageError(f"{option} names a folder that never enters a container", where=real,
-                         fix="name a folder of your own data")  # fmt: skip
+        raise UsageError(
+            f"{option} names a folder that never enters a container",
+            where=real,
+            fix="name a folder of your own data",
+        )
 
 
 def _below_system(real: Path) -> bool:

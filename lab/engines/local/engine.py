@@ -90,10 +90,16 @@ class LocalEngine(Engine):
             )
         code = int(end["exit_code"])
         return judge(
-            exit_code=code, seconds=time.monotonic() - began, started_utc=started, stopped_by=stopped_by,
+            exit_code=code,
+            seconds=time.monotonic() - began,
+            started_utc=started,
+            stopped_by=stopped_by,
             limit_s=step.stall_timeout_s if stopped_by == "stall" else step.timeout_s,
-            tail=[*sink.tail, *(last_words(run, step) if code else [])], oom_kills=_oom_kills() - kills_before,
-            missing=run.missing(step) if code == 0 else (), peak_mem_bytes=end.get("peak_mem_bytes"))  # fmt: skip
+            tail=[*sink.tail, *(last_words(run, step) if code else [])],
+            oom_kills=_oom_kills() - kills_before,
+            missing=run.missing(step) if code == 0 else (),
+            peak_mem_bytes=end.get("peak_mem_bytes"),
+        )
 
     def _argv(self, step: Step) -> list[str]:
         return [sys.executable if step.argv[0] == "python" else step.argv[0], *step.argv[1:]]
@@ -107,8 +113,17 @@ class LocalEngine(Engine):
     def _process(self, run: Run, step: Step, gpus: Sequence[Gpu]):  # type: ignore[no-untyped-def]
         ours, theirs = socket.socketpair()
         lock = run.log(step).with_name(f".{run.log(step).stem}.running").absolute()
-        command = [sys.executable, "-I", "-S", str(GUARD), str(theirs.fileno()), str(self.grace_s), str(lock), "--",
-                   *self._argv(step)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(GUARD),
+            str(theirs.fileno()),
+            str(self.grace_s),
+            str(lock),
+            "--",
+            *self._argv(step),
+        ]
         try:
             child = subprocess.Popen(
                 command,

@@ -179,8 +179,14 @@ class SlurmEngine(Engine):
         return str(job.job_id)
 
     def _ticket(self, run: Run, step: Step) -> Ticket:
-        return Ticket(run_dir=str(run.root.absolute()), step=step.name, attempt=run.record(step).attempts, vendor=self.vendor,
-                      image=self.image.name if self.image else None, container=self.options.container)  # fmt: skip
+        return Ticket(
+            run_dir=str(run.root.absolute()),
+            step=step.name,
+            attempt=run.record(step).attempts,
+            vendor=self.vendor,
+            image=self.image.name if self.image else None,
+            container=self.options.container,
+        )
 
     def _parameters(self, steps: Sequence[Step], *, jobs: int) -> dict[str, Any]:
         one = steps[0]
@@ -200,10 +206,14 @@ class SlurmEngine(Engine):
     def _common(self) -> dict[str, Any]:
         options = self.options
         wants = {
-            "slurm_partition": options.partition, "slurm_account": options.account, "slurm_qos": options.qos,
-            "slurm_constraint": options.constraint, "slurm_time": options.time_min, "slurm_mem": options.mem,
+            "slurm_partition": options.partition,
+            "slurm_account": options.account,
+            "slurm_qos": options.qos,
+            "slurm_constraint": options.constraint,
+            "slurm_time": options.time_min,
+            "slurm_mem": options.mem,
             "slurm_cpus_per_task": options.cpus_per_task,
-        }  # fmt: skip
+        }
         return {
             "slurm_ntasks_per_node": 1,
             **{name: value for name, value in wants.items() if value is not None},

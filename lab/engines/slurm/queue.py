@@ -10,8 +10,21 @@ from collections.abc import Collection, Sequence
 
 from lab.errors import EngineError
 
-LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING",
-        "SIGNALING", "STAGE_OUT", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT"}  # fmt: skip
+LIVE = {
+    "PENDING",
+    "CONFIGURING",
+    "RUNNING",
+    "COMPLETING",
+    "SUSPENDED",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "RESIZING",
+    "SIGNALING",
+    "STAGE_OUT",
+    "STOPPED",
+    "REQUEUE_FED",
+    "SPECIAL_EXIT",
+}
 _FIELDS = re.compile(r"(\w+)=(\S*)")
 
 
@@ -29,8 +42,11 @@ def _ask(*command: str, fine: Collection[int] = (0,)) -> str:
             f"{command[0]} has not answered in 60 s", fix="see whether slurmctld is up: scontrol ping"
         ) from error
     if done.returncode not in fine:
-        raise EngineError(f"{command[0]} failed: {(done.stderr or done.stdout).strip()[:300]}", where=" ".join(command),
-                          fix="see scontrol ping and sinfo")  # fmt: skip
+        raise EngineError(
+            f"{command[0]} failed: {(done.stderr or done.stdout).strip()[:300]}",
+            where=" ".join(command),
+            fix="see scontrol ping and sinfo",
+        )
     return done.stdout
 
 

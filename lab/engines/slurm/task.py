@@ -83,8 +83,13 @@ def work(ticket_json: str) -> None:
     run = NodeRun(Run.open(root), rank)
     step = on_this_node(run.record_of(ticket.step), os.environ)
     path = trace_path(root, ticket.step, rank)
-    start = Trace(attempt=ticket.attempt, job=job_name(), node=os.environ.get("SLURMD_NODENAME", socket.gethostname()),
-                  host=socket.gethostname(), started_utc=utc_now())  # fmt: skip
+    start = Trace(
+        attempt=ticket.attempt,
+        job=job_name(),
+        node=os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+        host=socket.gethostname(),
+        started_utc=utc_now(),
+    )
     make_folder(path.parent)
     began = time.monotonic()
     gpus: Sequence[Gpu] = ()
@@ -96,8 +101,12 @@ def work(ticket_json: str) -> None:
             outcome = engine_of(ticket).run(run, step, gpus, on_line=lambda _: None, stop=stop)
             outcome = told_by_slurm(outcome, stop)
     except LabError as error:
-        outcome = Outcome(status=Status.failed, reason=str(error), started_utc=start.started_utc,
-                          seconds=round(time.monotonic() - began, 3))  # fmt: skip
+        outcome = Outcome(
+            status=Status.failed,
+            reason=str(error),
+            started_utc=start.started_utc,
+            seconds=round(time.monotonic() - began, 3),
+        )
     write_atomic(path, msgspec.json.encode(msgspec.structs.replace(start, outcome=outcome)))
 
 
@@ -159,9 +168,11 @@ def my_gpus(step: Step) -> list[Gpu]:
         return []
     here = discover()
     if len(here) < step.num_gpus:
-        raise GpuError(f"step {step.name!r} needs {step.num_gpus} GPUs and this node shows {len(here)}",
-                       where=os.environ.get("SLURMD_NODENAME", socket.gethostname()),
-                       fix="ask Slurm for them with --gpus, or look at the node's driver")  # fmt: skip
+        raise GpuError(
+            f"step {step.name!r} needs {step.num_gpus} GPUs and this node shows {len(here)}",
+            where=os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+            fix="ask Slurm for them with --gpus, or look at the node's driver",
+        )
     return here[: step.num_gpus]
 
 
@@ -197,12 +208,31 @@ def wrapped(runtime: str, ref: str, vendor: str, run_dir: str, argv: Sequence[st
     """The command line of a step in the site's container runtime."""
     if runtime == "apptainer":
         gpu = {"nvidia": ("--nv",), "amd": ("--rocm",)}.get(vendor, ())
-        return ("apptainer", "exec", *gpu, "--no-home", "--bind", f"{run_dir}:/out", "--pwd", "/out",
-                ref if "://" in ref or ref.endswith(".sif") else f"docker-daemon://{ref}", *argv)  # fmt: skip
+        return (
+            "apptainer",
+            "exec",
+            *gpu,
+            "--no-home",
+            "--bind",
+            f"{run_dir}:/out",
+            "--pwd",
+            "/out",
+            ref if "://" in ref or ref.endswith(".sif") else f"docker-daemon://{ref}",
+            *argv,
+        )
     if runtime == "pyxis":
-        return ("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={socket.gethostname()}",
-                f"--container-image={ref}", f"--container-mounts={run_dir}:/out", "--container-workdir=/out",
-                "--no-container-mount-home", *argv)  # fmt: skip
+        return (
+            "srun",
+            "--overlap",
+            "--nodes=1",
+            "--ntasks=1",
+            f"--nodelist={socket.gethostname()}",
+            f"--container-image={ref}",
+            f"--container-mounts={run_dir}:/out",
+            "--container-workdir=/out",
+            "--no-container-mount-home",
+            *argv,
+        )
     raise EngineError(f"there is no container runtime {runtime!r}", fix="none, docker, pyxis or apptainer")
 
 

@@ -22,8 +22,18 @@ def frame_of(found: Catalogue) -> pd.DataFrame:
     rows = []
     for launch in found.launches:
         op = ops.get((launch.rank, launch.op_id))
-        rows.append((launch.class_, op.name if op else "", folded(op.module_path) if op else "", launch.phase,
-                     launch.forward, launch.rank, launch.dur_us, launch.kind))  # fmt: skip
+        rows.append(
+            (
+                launch.class_,
+                op.name if op else "",
+                folded(op.module_path) if op else "",
+                launch.phase,
+                launch.forward,
+                launch.rank,
+                launch.dur_us,
+                launch.kind,
+            )
+        )
     columns = ["class", "op", "module", "phase", "forward", "rank", "dur_us", "kind"]
     frame: pd.DataFrame = pd.DataFrame(rows, columns=columns)
     return frame
@@ -50,10 +60,16 @@ def phases(frame: pd.DataFrame, forwards: dict[str, int], ranks: int) -> pd.Data
     for phase, some in frame.groupby("phase", sort=False):
         count = forwards.get(str(phase), 0)
         runs = (count or sum(forwards.values()) or 1) * ranks
-        rows.append({"phase": phase or ("between forwards" if forwards else "whole trace"), "forwards": count,
-                     "launches": len(some), "launches_per_forward": len(some) / runs,
-                     "kernel_ms_per_forward": some["dur_us"].sum() / 1000 / runs,
-                     "share_percent": 100 * some["dur_us"].sum() / (frame["dur_us"].sum() or 1.0)})  # fmt: skip
+        rows.append(
+            {
+                "phase": phase or ("between forwards" if forwards else "whole trace"),
+                "forwards": count,
+                "launches": len(some),
+                "launches_per_forward": len(some) / runs,
+                "kernel_ms_per_forward": some["dur_us"].sum() / 1000 / runs,
+                "share_percent": 100 * some["dur_us"].sum() / (frame["dur_us"].sum() or 1.0),
+            }
+        )
     found: pd.DataFrame = pd.DataFrame(rows)
     return found
 
@@ -67,12 +83,38 @@ def products(signatures: Sequence[Signature], roof: Roof | None) -> pd.DataFrame
             continue
         rate = work.flops / one.dur_us.median * 1e6
         ceiling = min(roof.flops(work.dtype), work.flops / work.bytes * roof.bytes_per_s) if roof else np.nan
-        rows.append({"sig_id": one.sig_id, "kernel": one.kernel, "op": one.op, "phase": one.phase, "dtype": work.dtype,
-                     "flop": work.flops, "least_bytes": work.bytes, "intensity": work.flops / work.bytes,
-                     "rate_tflops": rate / 1e12, "memory_gbps": work.bytes / one.dur_us.median / 1e3,
-                     "of_ceiling_percent": 100 * rate / ceiling, "count": one.count, "dur_median_us": one.dur_us.median})  # fmt: skip
-    columns = ["sig_id", "kernel", "op", "phase", "dtype", "flop", "least_bytes", "intensity", "rate_tflops", "memory_gbps",
-               "of_ceiling_percent", "count", "dur_median_us"]  # fmt: skip
+        rows.append(
+            {
+                "sig_id": one.sig_id,
+                "kernel": one.kernel,
+                "op": one.op,
+                "phase": one.phase,
+                "dtype": work.dtype,
+                "flop": work.flops,
+                "least_bytes": work.bytes,
+                "intensity": work.flops / work.bytes,
+                "rate_tflops": rate / 1e12,
+                "memory_gbps": work.bytes / one.dur_us.median / 1e3,
+                "of_ceiling_percent": 100 * rate / ceiling,
+                "count": one.count,
+                "dur_median_us": one.dur_us.median,
+            }
+        )
+    columns = [
+        "sig_id",
+        "kernel",
+        "op",
+        "phase",
+        "dtype",
+        "flop",
+        "least_bytes",
+        "intensity",
+        "rate_tflops",
+        "memory_gbps",
+        "of_ceiling_percent",
+        "count",
+        "dur_median_us",
+    ]
     found: pd.DataFrame = pd.DataFrame(rows, columns=columns)
     return found
 
@@ -80,6 +122,10 @@ def products(signatures: Sequence[Signature], roof: Roof | None) -> pd.DataFrame
 def sources(found: Catalogue) -> pd.DataFrame:
     """Where the arguments of the owning ops came from, in launches and in time."""
     by_sig = {one.sig_id: one.arg_src or "no op" for one in found.signatures.signatures}
-    rows = pd.DataFrame({"source": [by_sig[one.sig_id] for one in found.launches],
-                         "dur_us": [one.dur_us for one in found.launches]})  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "source": [by_sig[one.sig_id] for one in found.launches],
+            "dur_us": [one.dur_us for one in found.launches],
+        }
+    )
     return shares(rows, "source")

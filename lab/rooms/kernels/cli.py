@@ -10,7 +10,10 @@ import click
 from lab.terminal.lazy import LazyGroup
 
 RUN = {
-    "profile": ("lab.rooms.kernels.profile_cli:profile", "Generate text under the profiler and the recorder."),
+    "profile": (
+        "lab.rooms.kernels.profile_cli:profile",
+        "Generate text under the profiler and the recorder.",
+    ),
     "replay": (
         "lab.rooms.kernels.replay.cli:replay",
         "Run every launch's op by itself, and prove it the same kernel.",

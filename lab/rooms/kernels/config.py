@@ -24,26 +24,47 @@ _LLAMA_PROMPT = "Explain tensor parallelism in one paragraph."
 
 
 def _bloom(vocab_size: int, hidden_size: int, n_layer: int, n_head: int) -> dict[str, Any]:
-    return {"model_type": "bloom", "vocab_size": vocab_size, "hidden_size": hidden_size, "n_layer": n_layer,
-            "n_head": n_head, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}  # fmt: skip
+    return {
+        "model_type": "bloom",
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "n_layer": n_layer,
+        "n_head": n_head,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 3,
+    }
 
 
 def _llama(
     vocab_size: int, hidden_size: int, intermediate_size: int, layers: int, heads: int, kv_heads: int
 ) -> dict[str, Any]:
-    return {"model_type": "llama", "vocab_size": vocab_size, "hidden_size": hidden_size,
-            "intermediate_size": intermediate_size, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
-            "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+    return {
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
 
 
 MODELS = {
-    "bloom-560m": Architecture(hub_id="bigscience/bloom-560m", config=_bloom(250880, 1024, 24, 16), prompt=_BLOOM_PROMPT),
-    "vicuna-7b": Architecture(hub_id="lmsys/vicuna-7b-v1.5", config=_llama(32000, 4096, 11008, 32, 32, 32),
-                              prompt=_LLAMA_PROMPT),
+    "bloom-560m": Architecture(
+        hub_id="bigscience/bloom-560m", config=_bloom(250880, 1024, 24, 16), prompt=_BLOOM_PROMPT
+    ),
+    "vicuna-7b": Architecture(
+        hub_id="lmsys/vicuna-7b-v1.5", config=_llama(32000, 4096, 11008, 32, 32, 32), prompt=_LLAMA_PROMPT
+    ),
     "tiny-bloom": Architecture(hub_id="", config=_bloom(512, 64, 2, 4), prompt=_BLOOM_PROMPT),
     "tiny-llama": Architecture(hub_id="", config=_llama(512, 64, 172, 2, 4, 4), prompt=_LLAMA_PROMPT),
-}  # fmt: skip
+}
 
 
 def known(model: str) -> Architecture | None:
@@ -95,5 +116,8 @@ def heads_of(config: dict[str, Any]) -> dict[str, int]:
     """What the number of tensor parallel ranks has to divide: heads, key-value heads, width of the MLP."""
     if config["model_type"] == "bloom":
         return {"attention heads": config["n_head"], "MLP width": 4 * config["hidden_size"]}
-    return {"attention heads": config["num_attention_heads"], "key-value heads": config["num_key_value_heads"],
-            "MLP width": config["intermediate_size"]}  # fmt: skip
+    return {
+        "attention heads": config["num_attention_heads"],
+        "key-value heads": config["num_key_value_heads"],
+        "MLP width": config["intermediate_size"],
+    }

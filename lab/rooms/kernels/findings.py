@@ -37,8 +37,14 @@ def analyse_kernels(folder: Path, out: Path, run: Run | None, progress: Progress
     return analyse_profile(folder, out, run, progress)
 
 
-def _with_page(found: ReplayFindings, result: Path, kind: type[ReplayResult] | type[EnergyResult], folder: Path, out: Path,
-               run: Run | None) -> Findings:  # fmt: skip
+def _with_page(
+    found: ReplayFindings,
+    result: Path,
+    kind: type[ReplayResult] | type[EnergyResult],
+    folder: Path,
+    out: Path,
+    run: Run | None,
+) -> Findings:
     paths = list(found.files)
     if result in paths:
         read = msgspec.json.decode(result.read_bytes(), type=kind)
@@ -74,8 +80,16 @@ def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress
     replay, replay_home = sibling(folder, REPLAY, ReplayResult)
     energy, energy_home = sibling(folder, ENERGY, EnergyResult)
     extras = Extras(tuple(_shapes(found)), replay, _link(replay_home, out), energy, _link(energy_home, out))
-    return report(catalogue, extras, out=out, title=f"Kernels {folder.resolve().name}", provenance=provenance(folder, run),
-                  files=written, lacking=[*lost, *missing], kind=run.manifest.kind.value if run else "measured")  # fmt: skip
+    return report(
+        catalogue,
+        extras,
+        out=out,
+        title=f"Kernels {folder.resolve().name}",
+        provenance=provenance(folder, run),
+        files=written,
+        lacking=[*lost, *missing],
+        kind=run.manifest.kind.value if run else "measured",
+    )
 
 
 def read_all(found: Sequence[Trail], progress: Progress = lambda _: None) -> tuple[Catalogue, list[str]]:
@@ -151,20 +165,28 @@ def _made_from(other: Path, folder: Path) -> bool:
 def provenance(folder: Path, run: Run | None) -> dict[str, dict[str, str]]:
     """What the page says of where its numbers come from."""
     if run is None:
-        return {"Recording": {"folder": str(folder), "manifest": "none: lab did not make this recording"},
-                "Analysed by": {"lab": lab.__version__, "commit": lab_identity().commit or "unknown"}}  # fmt: skip
+        return {
+            "Recording": {"folder": str(folder), "manifest": "none: lab did not make this recording"},
+            "Analysed by": {"lab": lab.__version__, "commit": lab_identity().commit or "unknown"},
+        }
     made = run.manifest
     groups = {
-        "Run": {"id": made.id, "created": made.created_utc, "command": " ".join(made.command), "engine": made.engine,
-                "image": made.image.ref if made.image else "none",
-                "lab": f"{made.lab.version} {made.lab.commit or ''}{' with local changes' if made.lab.dirty else ''}".strip()},
-        "GPUs": {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in made.gpus} or {"none": "CPU run"},
+        "Run": {
+            "id": made.id,
+            "created": made.created_utc,
+            "command": " ".join(made.command),
+            "engine": made.engine,
+            "image": made.image.ref if made.image else "none",
+            "lab": f"{made.lab.version} {made.lab.commit or ''}{' with local changes' if made.lab.dirty else ''}".strip(),
+        },
+        "GPUs": {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in made.gpus}
+        or {"none": "CPU run"},
         "Weights": _weights(folder),
         "Versions": made.versions,
         "Host": {name: str(value) for name, value in made.host.items()},
         "Configuration": {name: str(value) for name, value in made.config.items()},
         "Environment": made.env,
-    }  # fmt: skip
+    }
     return {title: rows for title, rows in groups.items() if rows}
 
 
@@ -174,7 +196,11 @@ def _weights(folder: Path) -> dict[str, str]:
     for trail in trails(folder):
         if trail.generation:
             said = read_json(trail.generation, Generation)
-            return {said.weights: said.weights_note, "dtype": said.dtype, "attention": said.attn,
-                    "tokens": f"{said.prompt_tokens} of prompt ({said.tokens_by or 'unknown how'}), {said.new_tokens} new",
-                    "unprofiled generation": f"{said.unprofiled_s:.4f} s"}  # fmt: skip
+            return {
+                said.weights: said.weights_note,
+                "dtype": said.dtype,
+                "attention": said.attn,
+                "tokens": f"{said.prompt_tokens} of prompt ({said.tokens_by or 'unknown how'}), {said.new_tokens} new",
+                "unprofiled generation": f"{said.unprofiled_s:.4f} s",
+            }
     return {}

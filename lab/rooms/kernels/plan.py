@@ -25,8 +25,12 @@ def plan(
     gpus = [(gpu.name, gpu.mem_bytes if site.resolved else None) for gpu in site.gpus]
     refuse_plan(config, vendor=site.vendor, gpus=gpus, image=image)
     text = msgspec.json.format(msgspec.json.encode(config)).decode()
-    return Plan(steps=(_profile(config, site),), inputs={CONFIG: text}, config=msgspec.to_builtins(config),
-                notes=_notes(config, site, env or {}))  # fmt: skip
+    return Plan(
+        steps=(_profile(config, site),),
+        inputs={CONFIG: text},
+        config=msgspec.to_builtins(config),
+        notes=_notes(config, site, env or {}),
+    )
 
 
 def _profile(config: KernelsConfig, site: Site) -> Step:
@@ -34,20 +38,47 @@ def _profile(config: KernelsConfig, site: Site) -> Step:
     launcher = torchrun(config.tp) if config.tp > 1 else ("python",)
     device = "cuda" if site.gpus else "cpu"
     return Step(
-        name=PROFILE, folder=PROFILE, num_gpus=config.tp if site.gpus else 0,
-        argv=(*launcher, "-m", "lab.rooms.kernels.workload", "--config", CONFIG, "--out", PROFILE, "--device", device),
+        name=PROFILE,
+        folder=PROFILE,
+        num_gpus=config.tp if site.gpus else 0,
+        argv=(
+            *launcher,
+            "-m",
+            "lab.rooms.kernels.workload",
+            "--config",
+            CONFIG,
+            "--out",
+            PROFILE,
+            "--device",
+            device,
+        ),
         env={"TOKENIZERS_PARALLELISM": "false"} | ({} if site.gpus else {"OMP_NUM_THREADS": "1"}),
         timeout_s=config.step_timeout_s,
-        expects=tuple(f"{PROFILE}/{name}" for rank in ranks
-                      for name in (f"trace_rank{rank}.json*", f"recorded_ops_rank{rank}.jsonl", f"generation_rank{rank}.json")),
+        expects=tuple(
+            f"{PROFILE}/{name}"
+            for rank in ranks
+            for name in (
+                f"trace_rank{rank}.json*",
+                f"recorded_ops_rank{rank}.jsonl",
+                f"generation_rank{rank}.json",
+            )
+        ),
         logs=(f"{PROFILE}/rank*.log",),
-        labels={"model": config.model, "tp": config.tp})  # fmt: skip
+        labels={"model": config.model, "tp": config.tp},
+    )
 
 
 def torchrun(ranks: int) -> tuple[str, ...]:
     """The engine's own interpreter starts the ranks; port 0 lets runs side by side not meet."""
-    return ("python", "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--rdzv_backend=c10d",
-            "--rdzv_endpoint=localhost:0", "--rdzv_id=kernels")  # fmt: skip
+    return (
+        "python",
+        "-m",
+        "torch.distributed.run",
+        f"--nproc_per_node={ranks}",
+        "--rdzv_backend=c10d",
+        "--rdzv_endpoint=localhost:0",
+        "--rdzv_id=kernels",
+    )
 
 
 def _notes(config: KernelsConfig, site: Site, env: Mapping[str, str]) -> tuple[str, ...]:

@@ -54,11 +54,15 @@ def refuse_plan(
     """Raise for what the host can see will not work; gpus are (name, memory in bytes or None), [] a CPU run."""
     check_divisible(config)
     if image == "pascal" and config.tp > 1:
-        raise UsageError("tensor parallel needs DTensor, and the image pascal has torch 1.12 without it",
-                         fix="--image cuda with newer GPUs, or drop --tp: bloom-560m fits one 11 GB card")  # fmt: skip
+        raise UsageError(
+            "tensor parallel needs DTensor, and the image pascal has torch 1.12 without it",
+            fix="--image cuda with newer GPUs, or drop --tp: bloom-560m fits one 11 GB card",
+        )
     if image == "pascal" and config.eight_bit:
-        raise UsageError("8-bit needs bitsandbytes, which needs torch 2.3: installing it into the image pascal would replace torch 1.12 by one without code for Pascal",
-                         fix="drop --8bit, or use a smaller model: bloom-560m fits one 11 GB card")  # fmt: skip
+        raise UsageError(
+            "8-bit needs bitsandbytes, which needs torch 2.3: installing it into the image pascal would replace torch 1.12 by one without code for Pascal",
+            fix="drop --8bit, or use a smaller model: bloom-560m fits one 11 GB card",
+        )
     if config.eight_bit and config.tp > 1:
         raise UsageError("8-bit weights cannot be sharded", fix="--tp 2 without --8bit, or --8bit on one GPU")
     if gpus and config.tp > len(gpus):
@@ -78,8 +82,10 @@ def check_divisible(config: KernelsConfig) -> None:
     model = known(config.model)
     uneven = {what: n for what, n in heads_of(model.config).items() if n % config.tp} if model else {}
     for what, count in uneven.items():
-        raise UsageError(f"--tp {config.tp} does not divide the {count} {what} of {config.model}",
-                         fix=f"a divisor of {count}")  # fmt: skip
+        raise UsageError(
+            f"--tp {config.tp} does not divide the {count} {what} of {config.model}",
+            fix=f"a divisor of {count}",
+        )
 
 
 def bytes_per_param(config: KernelsConfig, on_gpu: bool) -> float:
@@ -117,8 +123,10 @@ def refuse_here(config: KernelsConfig, facts: Facts, *, wants_gpu: bool) -> None
     """Raise for what this torch, this transformers and these GPUs cannot do. Nothing has been loaded yet."""
     _check_transformers(facts)
     if config.tp > 1 and not facts.has_dtensor:
-        raise UsageError(f"tensor parallel needs DTensor (torch 2.3 or newer), here is torch {facts.torch}",
-                         fix="--image cuda, or drop --tp")  # fmt: skip
+        raise UsageError(
+            f"tensor parallel needs DTensor (torch 2.3 or newer), here is torch {facts.torch}",
+            fix="--image cuda, or drop --tp",
+        )
     if config.eight_bit:
         _check_eight_bit(facts)
     if wants_gpu:
@@ -133,17 +141,23 @@ def _check_transformers(facts: Facts) -> None:
         )
     low, high = (version(text) for text in OLD_TORCH_NEEDS)
     if version(facts.torch) < (2, 1) and not low <= version(facts.transformers) <= high:
-        raise MissingError(f"transformers {facts.transformers} does not work with torch {facts.torch}",
-                           fix="pip install transformers==4.46.3 'numpy<2' (newer ones go on without torch after a warning)")  # fmt: skip
+        raise MissingError(
+            f"transformers {facts.transformers} does not work with torch {facts.torch}",
+            fix="pip install transformers==4.46.3 'numpy<2' (newer ones go on without torch after a warning)",
+        )
 
 
 def _check_eight_bit(facts: Facts) -> None:
     if version(facts.torch) < (2, 3):
-        raise UsageError(f"8-bit needs torch 2.3, here is {facts.torch}",
-                         fix="drop --8bit: installing bitsandbytes here would replace torch by one without code for old GPUs")  # fmt: skip
+        raise UsageError(
+            f"8-bit needs torch 2.3, here is {facts.torch}",
+            fix="drop --8bit: installing bitsandbytes here would replace torch by one without code for old GPUs",
+        )
     if facts.bitsandbytes is None:
-        raise MissingError("8-bit needs bitsandbytes, which is not installed here",
-                           fix=f"pip install bitsandbytes 'torch=={facts.torch.split('+')[0]}' (pinned, so that torch stays)")  # fmt: skip
+        raise MissingError(
+            "8-bit needs bitsandbytes, which is not installed here",
+            fix=f"pip install bitsandbytes 'torch=={facts.torch.split('+')[0]}' (pinned, so that torch stays)",
+        )
 
 
 def _check_gpus(config: KernelsConfig, facts: Facts) -> None:
@@ -166,15 +180,23 @@ def check_arch(name: str, capability: tuple[int, int], facts: Facts) -> None:
     """Raise GpuError when torch holds no code for a GPU: binary code runs on the same major version from its minor
     on, intermediate code (compute_XY) upwards."""
     major, minor = capability
-    numbers = [(kind, int(digits[:-1]), int(digits[-1])) for arch in facts.archs
-               if (parts := re.fullmatch(r"(sm|compute)_(\d{2,3})[a-z]?", arch)) for kind, digits in [parts.groups()]]  # fmt: skip
-    runs = any((kind == "sm" and a == major and b <= minor) or (kind == "compute" and (a, b) <= capability)
-               for kind, a, b in numbers)  # fmt: skip
+    numbers = [
+        (kind, int(digits[:-1]), int(digits[-1]))
+        for arch in facts.archs
+        if (parts := re.fullmatch(r"(sm|compute)_(\d{2,3})[a-z]?", arch))
+        for kind, digits in [parts.groups()]
+    ]
+    runs = any(
+        (kind == "sm" and a == major and b <= minor) or (kind == "compute" and (a, b) <= capability)
+        for kind, a, b in numbers
+    )
     if runs or not numbers:
         return
     image = "pascal" if major <= 6 else "cuda"
-    raise GpuError(f"{name} is sm_{major}{minor}; torch {facts.torch} holds code for {' '.join(facts.archs)} only",
-                   fix=f"--image {image}" + (" (torch 1.12 with code for sm_60)" if image == "pascal" else ""))  # fmt: skip
+    raise GpuError(
+        f"{name} is sm_{major}{minor}; torch {facts.torch} holds code for {' '.join(facts.archs)} only",
+        fix=f"--image {image}" + (" (torch 1.12 with code for sm_60)" if image == "pascal" else ""),
+    )
 
 
 def host_env() -> dict[str, str]:
@@ -193,36 +215,67 @@ def no_gpu_cure(env: Mapping[str, str], gpus: int) -> str:
     if env.get("SLURM_JOB_ID"):
         return f"this Slurm job has no GPU: ask for them with `{SBATCH.format(gpus=gpus)}`"
     if env.get("HAS_SRUN"):
-        return (f"this looks like a login node: `{SRUN.format(gpus=gpus)}`, or a batch script with "
-                f"`{SBATCH.format(gpus=gpus)}` and `srun lab run kernels profile ...`")  # fmt: skip
+        return (
+            f"this looks like a login node: `{SRUN.format(gpus=gpus)}`, or a batch script with "
+            f"`{SBATCH.format(gpus=gpus)}` and `srun lab run kernels profile ...`"
+        )
     return "see `lab doctor`; --gpus none runs on the CPU"
 
 
 # (what the text says, what it means, what helps). The first that matches counts.
 _CURES: tuple[tuple[str, str, str], ...] = (
-    (r"CUDA capability sm_\d+ is not compatible|compute capability \(CC\)|no longer supports this GPU because it is too old|no kernel image is available",
-     "torch holds no code for this GPU", "--image pascal for GTX 10xx and P100, --image cuda for Ampere and newer"),
-    (r"ProcessGroupNCCL is only supported with GPUs",
-     "a worker sees no GPU", "start on a GPU node; {no_gpu}"),
-    (r"MPS|\b80[5-9]\b.*(MPS|client|server)|mps (client|server)",
-     "CUDA found a multi-process service (MPS) and cannot talk to it",
-     "run as the user who owns the MPS daemon, or hide it: unset CUDA_MPS_PIPE_DIRECTORY, or stop it with "
-     "`echo quit | nvidia-cuda-mps-control`; containers need its pipe folder mounted and --ipc=host; energy cannot be told apart under MPS"),
-    (r"Found no NVIDIA driver|driver version is insufficient",
-     "no driver, or one too old for this torch", "{no_gpu}; else update the driver, or use an image with an older CUDA"),
-    (r"unsupported (display driver|toolchain)|system has unsupported display driver|PTX was compiled with an unsupported toolchain",
-     "driver and CUDA of the image do not fit", "reboot after a driver update, or use an image with an older CUDA"),
-    (r"no CUDA-capable device|No CUDA GPUs are available|invalid device ordinal",
-     "the GPU is hidden or not there", "{no_gpu}"),
-    (r"Torch not compiled with CUDA enabled|doesn't have NCCL built in",
-     "this torch is a CPU build", "a GPU image (--image cuda or pascal), or --gpus none"),
-    (r"Disabling PyTorch because PyTorch >= ",
-     "transformers is too new for this torch", "pip install transformers==4.46.3 'numpy<2'"),
-    (r"CUDA out of memory|HIP out of memory",
-     "the model does not fit this GPU", "--tp 2, bloom-560m, fewer --max-new-tokens, or --8bit with torch 2.3 or newer"),
-    (r"NCCL (error|failure)|ncclUnhandled|ncclSystemError|ncclInternalError",
-     "NCCL could not connect the ranks", "NCCL_DEBUG=INFO says why; check that every rank sees a GPU of its own, and shared memory (--shm-size, --ipc=host)"),
-)  # fmt: skip
+    (
+        r"CUDA capability sm_\d+ is not compatible|compute capability \(CC\)|no longer supports this GPU because it is too old|no kernel image is available",
+        "torch holds no code for this GPU",
+        "--image pascal for GTX 10xx and P100, --image cuda for Ampere and newer",
+    ),
+    (
+        r"ProcessGroupNCCL is only supported with GPUs",
+        "a worker sees no GPU",
+        "start on a GPU node; {no_gpu}",
+    ),
+    (
+        r"MPS|\b80[5-9]\b.*(MPS|client|server)|mps (client|server)",
+        "CUDA found a multi-process service (MPS) and cannot talk to it",
+        "run as the user who owns the MPS daemon, or hide it: unset CUDA_MPS_PIPE_DIRECTORY, or stop it with "
+        "`echo quit | nvidia-cuda-mps-control`; containers need its pipe folder mounted and --ipc=host; energy cannot be told apart under MPS",
+    ),
+    (
+        r"Found no NVIDIA driver|driver version is insufficient",
+        "no driver, or one too old for this torch",
+        "{no_gpu}; else update the driver, or use an image with an older CUDA",
+    ),
+    (
+        r"unsupported (display driver|toolchain)|system has unsupported display driver|PTX was compiled with an unsupported toolchain",
+        "driver and CUDA of the image do not fit",
+        "reboot after a driver update, or use an image with an older CUDA",
+    ),
+    (
+        r"no CUDA-capable device|No CUDA GPUs are available|invalid device ordinal",
+        "the GPU is hidden or not there",
+        "{no_gpu}",
+    ),
+    (
+        r"Torch not compiled with CUDA enabled|doesn't have NCCL built in",
+        "this torch is a CPU build",
+        "a GPU image (--image cuda or pascal), or --gpus none",
+    ),
+    (
+        r"Disabling PyTorch because PyTorch >= ",
+        "transformers is too new for this torch",
+        "pip install transformers==4.46.3 'numpy<2'",
+    ),
+    (
+        r"CUDA out of memory|HIP out of memory",
+        "the model does not fit this GPU",
+        "--tp 2, bloom-560m, fewer --max-new-tokens, or --8bit with torch 2.3 or newer",
+    ),
+    (
+        r"NCCL (error|failure)|ncclUnhandled|ncclSystemError|ncclInternalError",
+        "NCCL could not connect the ranks",
+        "NCCL_DEBUG=INFO says why; check that every rank sees a GPU of its own, and shared memory (--shm-size, --ipc=host)",
+    ),
+)
 
 
 def explain(message: str, env: Mapping[str, str], gpus: int = 1) -> tuple[str, str] | None:

@@ -76,8 +76,17 @@ class Extras:
     energy_home: str = ""
 
 
-def report(found: Catalogue, extras: Extras, *, out: Path, title: str, provenance: dict[str, dict[str, str]], files: list[Path],
-           lacking: Sequence[str] = (), kind: str = "measured") -> Findings:  # fmt: skip
+def report(
+    found: Catalogue,
+    extras: Extras,
+    *,
+    out: Path,
+    title: str,
+    provenance: dict[str, dict[str, str]],
+    files: list[Path],
+    lacking: Sequence[str] = (),
+    kind: str = "measured",
+) -> Findings:
     """Write the summary tables, figures and report.html into `out`, and say what they show."""
     frame = analyze.frame_of(found)
     tables = _tables(found, frame)
@@ -86,11 +95,28 @@ def report(found: Catalogue, extras: Extras, *, out: Path, title: str, provenanc
     chart = gantt.write_gantt(bars, out)
     verdict = sentences(found, tables, bars)
     status: Status = "warn" if found.problems or lacking or found.signatures.device == "cpu" else "ok"
-    sections = [_time_section(tables, out), *_roof_section(found, tables, out), _gantt_section(bars), _kernel_section(found),
-                *_shape_section(extras.shapes, out), *replay_section(extras.replay, extras.replay_home), *energy_section(extras.energy, out, extras.energy_home),
-                _doubts(found, lacking)]  # fmt: skip
-    page = Page(title=title, question=QUESTION, verdict=verdict, status=status, cards=_cards(found, tables, bars),
-                sections=sections, provenance=provenance, footnotes=FOOTNOTES, room="kernels", kind=kind)  # fmt: skip
+    sections = [
+        _time_section(tables, out),
+        *_roof_section(found, tables, out),
+        _gantt_section(bars),
+        _kernel_section(found),
+        *_shape_section(extras.shapes, out),
+        *replay_section(extras.replay, extras.replay_home),
+        *energy_section(extras.energy, out, extras.energy_home),
+        _doubts(found, lacking),
+    ]
+    page = Page(
+        title=title,
+        question=QUESTION,
+        verdict=verdict,
+        status=status,
+        cards=_cards(found, tables, bars),
+        sections=sections,
+        provenance=provenance,
+        footnotes=FOOTNOTES,
+        room="kernels",
+        kind=kind,
+    )
     page_path = write_page(page, out / "report.html")
     figures = [
         out / block.png for section in sections for block in section.blocks if isinstance(block, Figure)
@@ -118,8 +144,10 @@ def sentences(found: Catalogue, tables: dict[str, pd.DataFrame], bars: gantt.Bar
     what = "launches" if signatures.device == "gpu" else "CPU ops that own work"
     forwards = ", ".join(f"{count} {phase}" for phase, count in signatures.forwards.items())
     over = f" over {len(signatures.ranks)} ranks" if len(signatures.ranks) > 1 else ""
-    said = [f"{len(found.launches)} {what}, {len(signatures.signatures)} distinct, {total_ms:.2f} ms of their own time"
-            f"{f' in {forwards}' if forwards else ''}{over}."]  # fmt: skip
+    said = [
+        f"{len(found.launches)} {what}, {len(signatures.signatures)} distinct, {total_ms:.2f} ms of their own time"
+        f"{f' in {forwards}' if forwards else ''}{over}."
+    ]
     if signatures.device == "cpu":
         said.append(
             "There are no kernels in this trace: ops stand in for launches, and their times are those of the CPU."
@@ -134,8 +162,10 @@ def sentences(found: Catalogue, tables: dict[str, pd.DataFrame], bars: gantt.Bar
 
 
 def _phase_sentence(row: dict[Any, Any]) -> str:
-    return (f"A {row['phase']} forward: {row['launches_per_forward']:.0f} launches, "
-            f"{row['kernel_ms_per_forward']:.3f} ms of their time.")  # fmt: skip
+    return (
+        f"A {row['phase']} forward: {row['launches_per_forward']:.0f} launches, "
+        f"{row['kernel_ms_per_forward']:.3f} ms of their time."
+    )
 
 
 def _busy_sentences(busy: pd.DataFrame, device: str) -> list[str]:
@@ -149,8 +179,10 @@ def _busy_sentences(busy: pd.DataFrame, device: str) -> list[str]:
                 if row["overlap_ms"] > 0
                 else ""
             )
-            said.append(f"GPU {row['device']} of rank {row['rank']} is busy {100 * row['busy_ms'] / row['span_ms']:.0f} % of "
-                        f"{row['span_ms']:.1f} ms under the profiler{beside}.")  # fmt: skip
+            said.append(
+                f"GPU {row['device']} of rank {row['rank']} is busy {100 * row['busy_ms'] / row['span_ms']:.0f} % of "
+                f"{row['span_ms']:.1f} ms under the profiler{beside}."
+            )
     return said
 
 
@@ -162,16 +194,42 @@ def _source_sentence(sources: pd.DataFrame) -> list[str]:
 def _cards(found: Catalogue, tables: dict[str, pd.DataFrame], bars: gantt.Bars) -> list[Card]:
     signatures = found.signatures
     busy = gantt.busy(bars)
-    cards = [Card("launches", f"{len(found.launches)}", "tables/launches.jsonl", note=f"{len(signatures.ranks)} rank(s)"),
-             Card("distinct launches", f"{len(signatures.signatures)}", "tables/unique_kernels.csv"),
-             Card("time of launches", f"{sum(one.dur_us for one in found.launches) / 1000:.2f}", "tables/by_class.csv", unit="ms")]  # fmt: skip
+    cards = [
+        Card(
+            "launches",
+            f"{len(found.launches)}",
+            "tables/launches.jsonl",
+            note=f"{len(signatures.ranks)} rank(s)",
+        ),
+        Card("distinct launches", f"{len(signatures.signatures)}", "tables/unique_kernels.csv"),
+        Card(
+            "time of launches",
+            f"{sum(one.dur_us for one in found.launches) / 1000:.2f}",
+            "tables/by_class.csv",
+            unit="ms",
+        ),
+    ]
     for row in tables["by_phase"].to_dict("records"):
         if row["forwards"]:
-            cards.append(Card(f"{row['phase']} forward", f"{row['kernel_ms_per_forward']:.3f}", "tables/by_phase.csv", unit="ms",
-                              note=f"{row['launches_per_forward']:.0f} launches"))  # fmt: skip
+            cards.append(
+                Card(
+                    f"{row['phase']} forward",
+                    f"{row['kernel_ms_per_forward']:.3f}",
+                    "tables/by_phase.csv",
+                    unit="ms",
+                    note=f"{row['launches_per_forward']:.0f} launches",
+                )
+            )
     if signatures.device == "gpu" and len(busy):
-        cards.append(Card("busy", f"{100 * busy['busy_ms'].sum() / busy['span_ms'].sum():.0f}", "tables/gantt.csv", unit="%",
-                          note="of the recorded span, under the profiler"))  # fmt: skip
+        cards.append(
+            Card(
+                "busy",
+                f"{100 * busy['busy_ms'].sum() / busy['span_ms'].sum():.0f}",
+                "tables/gantt.csv",
+                unit="%",
+                note="of the recorded span, under the profiler",
+            )
+        )
     return cards
 
 
@@ -182,11 +240,21 @@ def _time_section(tables: dict[str, pd.DataFrame], out: Path) -> Section:
         labels = [str(value) or "not known" for value in table.iloc[:, 0]]
         if labels == ["not known"]:
             continue
-        drawing = stacked_bars(labels, {"computation": table["time_ms"].to_numpy()}, axis=f"ms of launches, by {words}",
-                               words={"computation": "time of launches"})  # fmt: skip
+        drawing = stacked_bars(
+            labels,
+            {"computation": table["time_ms"].to_numpy()},
+            axis=f"ms of launches, by {words}",
+            words={"computation": "time of launches"},
+        )
         svg = save(drawing, out / "figures", name)
-        blocks.append(Figure(svg, f"Time of launches by {words}; the first {len(table)} of {len(tables[name])}.",
-                             f"figures/{name}.png", f"tables/{name}.csv"))  # fmt: skip
+        blocks.append(
+            Figure(
+                svg,
+                f"Time of launches by {words}; the first {len(table)} of {len(tables[name])}.",
+                f"figures/{name}.png",
+                f"tables/{name}.csv",
+            )
+        )
     blocks.append(Table(tables["by_phase"], "Per forward of one rank", "tables/by_phase.csv"))
     if len(tables["by_module"]) > 1:
         blocks.append(Table(tables["by_module"], "By module", "tables/by_module.csv", open_rows=10))
@@ -221,8 +289,14 @@ def _roof_section(found: Catalogue, tables: dict[str, pd.DataFrame], out: Path) 
             out / "figures",
             "roofline",
         )
-        blocks.append(Figure(svg, "Matrix products by what they ask of memory and what they reach.", "figures/roofline.png",
-                             "tables/products.csv"))  # fmt: skip
+        blocks.append(
+            Figure(
+                svg,
+                "Matrix products by what they ask of memory and what they reach.",
+                "figures/roofline.png",
+                "tables/products.csv",
+            )
+        )
         if roof is None:
             blocks.append(
                 Prose(
@@ -254,8 +328,23 @@ def _gantt_section(bars: gantt.Bars) -> Section:
 
 
 def _kernel_section(found: Catalogue) -> Section:
-    columns = ["kernel", "class", "op", "overload", "arg_summary", "phase", "count", "count_per_forward", "ranks", "dur_sum_us",
-               "dur_median_us", "dur_p95_us", "time_share", "module", "arg_src"]  # fmt: skip
+    columns = [
+        "kernel",
+        "class",
+        "op",
+        "overload",
+        "arg_summary",
+        "phase",
+        "count",
+        "count_per_forward",
+        "ranks",
+        "dur_sum_us",
+        "dur_median_us",
+        "dur_p95_us",
+        "time_share",
+        "module",
+        "arg_src",
+    ]
     caption = "Distinct launches, most time first"
     return Section(
         "Distinct launches", [Table(found.unique[columns], caption, "tables/unique_kernels.csv", limit=300)]
@@ -265,10 +354,21 @@ def _kernel_section(found: Catalogue) -> Section:
 def _shape_section(shapes: Sequence[LinearShape], out: Path) -> list[Section]:
     if not shapes:
         return []
-    rows = [{"rank": one.rank, "phase": one.phase, "module": one.module_path, "class": one.cls,
-             "in_shape": _shape(one.in_[0].shape) if one.in_ else "", "out_shape": _shape(one.out[0].shape) if one.out else "",
-             "weight_shape": _shape(one.weight_shape_local), "placement": one.weight_placement,
-             "dtype": one.in_[0].dtype if one.in_ else "", "count": one.count} for one in shapes]  # fmt: skip
+    rows = [
+        {
+            "rank": one.rank,
+            "phase": one.phase,
+            "module": one.module_path,
+            "class": one.cls,
+            "in_shape": _shape(one.in_[0].shape) if one.in_ else "",
+            "out_shape": _shape(one.out[0].shape) if one.out else "",
+            "weight_shape": _shape(one.weight_shape_local),
+            "placement": one.weight_placement,
+            "dtype": one.in_[0].dtype if one.in_ else "",
+            "count": one.count,
+        }
+        for one in shapes
+    ]
     frame: pd.DataFrame = pd.DataFrame(rows)
     write_csv(frame, out / "tables" / "linear_shapes.csv")
     return [
@@ -289,11 +389,32 @@ def replay_section(result: ReplayResult | None, home: str = "") -> list[Section]
         return []
     where = f"{home}tables/replay.csv"
     met = {True: "met", False: "not met", None: "not tested here"}
-    coverage = pd.DataFrame([{"launches_of": name, "launches": one.launches, "rebuilt": one.rebuilt_launches, "same": one.same_launches,
-                              "time_us": one.time_us, "same_of_time_percent": one.percent("same", "time_us")}
-                             for name, one in result.coverage.items()])  # fmt: skip
-    closure = pd.DataFrame([{"forward": one.name, "recorded_us": one.compared_us, "replayed_us": one.replay_sum_us,
-                             "off_percent": one.closure_pct, "busy_us": one.busy_us, "wall_us": one.wall_us} for one in result.closure])  # fmt: skip
+    coverage = pd.DataFrame(
+        [
+            {
+                "launches_of": name,
+                "launches": one.launches,
+                "rebuilt": one.rebuilt_launches,
+                "same": one.same_launches,
+                "time_us": one.time_us,
+                "same_of_time_percent": one.percent("same", "time_us"),
+            }
+            for name, one in result.coverage.items()
+        ]
+    )
+    closure = pd.DataFrame(
+        [
+            {
+                "forward": one.name,
+                "recorded_us": one.compared_us,
+                "replayed_us": one.replay_sum_us,
+                "off_percent": one.closure_pct,
+                "busy_us": one.busy_us,
+                "wall_us": one.wall_us,
+            }
+            for one in result.closure
+        ]
+    )
     said = [f"{name.replace('_', ' ')}: {met[held]}" for name, held in result.bars.items()]
     blocks: list[Block] = [Points([*said, *result.notes]), *_replay_charts(result, where)]
     blocks += [Table(coverage, "Coverage", where), Table(closure, "Sums of a forward", where)]
@@ -322,8 +443,17 @@ def _replay_charts(result: ReplayResult, where: str) -> list[Block]:
     caption = (
         f"Median time of each kernel, recorded and replayed ({result.mode}); on the line they are equal."
     )
-    charts = [Chart("replay", across, ["log10 of the replayed µs"], series(both), caption, where, diagonal=True),
-              Chart("replay_error", across, ["error %"], series(errors), "Error of each kernel's median: short kernels vary most.", where)]  # fmt: skip
+    charts = [
+        Chart("replay", across, ["log10 of the replayed µs"], series(both), caption, where, diagonal=True),
+        Chart(
+            "replay_error",
+            across,
+            ["error %"],
+            series(errors),
+            "Error of each kernel's median: short kernels vary most.",
+            where,
+        ),
+    ]
     return [chart for chart in charts if chart.series]
 
 
@@ -332,16 +462,41 @@ def energy_section(result: EnergyResult | None, out: Path, home: str = "") -> li
     if result is None:
         return []
     where = f"{home}tables/energy.csv"
-    rows = pd.DataFrame([{"kernel": row.kernel, "class": row.class_, "op": row.op, "count": row.count, "gross_j": row.gross_j,
-                          "net_j": row.net_j, "power_w": row.watts, "run_net_j": row.run_net_j, "measured": row.measured,
-                          "flags": " ".join(row.flags)} for row in result.rows])  # fmt: skip
+    rows = pd.DataFrame(
+        [
+            {
+                "kernel": row.kernel,
+                "class": row.class_,
+                "op": row.op,
+                "count": row.count,
+                "gross_j": row.gross_j,
+                "net_j": row.net_j,
+                "power_w": row.watts,
+                "run_net_j": row.run_net_j,
+                "measured": row.measured,
+                "flags": " ".join(row.flags),
+            }
+            for row in result.rows
+        ]
+    )
     blocks: list[Block] = [Points([*_energy_facts(result), *result.notes])]
     for by in ("class", "op") if len(rows) else ():
         joules = rows.groupby(by)["run_net_j"].sum().sort_values(ascending=False).head(14)
-        drawing = stacked_bars([str(name) for name in joules.index], {"computation": joules.to_numpy(dtype=float)},
-                               axis=f"net J of a run, by {by}", words={"computation": "net energy"})  # fmt: skip
-        blocks.append(Figure(save(drawing, out / "figures", f"energy_by_{by}"), f"Net energy by {by}; calls that were not measured are priced "
-                             "at the power of those that were.", f"figures/energy_by_{by}.png", where))  # fmt: skip
+        drawing = stacked_bars(
+            [str(name) for name in joules.index],
+            {"computation": joules.to_numpy(dtype=float)},
+            axis=f"net J of a run, by {by}",
+            words={"computation": "net energy"},
+        )
+        blocks.append(
+            Figure(
+                save(drawing, out / "figures", f"energy_by_{by}"),
+                f"Net energy by {by}; calls that were not measured are priced "
+                "at the power of those that were.",
+                f"figures/energy_by_{by}.png",
+                where,
+            )
+        )
     blocks.append(Table(rows, "By distinct call", where, open_rows=12))
     refused = [f"REFUSED: {text}" for text in result.refused] or ["No figure was refused."]
     return [Section("Energy", blocks), Section("Audit", [Points(refused)])]
@@ -350,11 +505,15 @@ def energy_section(result: EnergyResult | None, out: Path, home: str = "") -> li
 def _energy_facts(result: EnergyResult) -> list[str]:
     facts = [f"Measured by {result.meter}, {result.method}."]
     if result.model is not None:
-        facts.append(f"The model itself: {_j(result.model.j_per_run)} a run, {_j(result.model.j_per_token)} a token; by counter "
-                     f"{_j(result.model.counter_j)}, by integral of power {_j(result.model.integral_j)}.")  # fmt: skip
+        facts.append(
+            f"The model itself: {_j(result.model.j_per_run)} a run, {_j(result.model.j_per_token)} a token; by counter "
+            f"{_j(result.model.counter_j)}, by integral of power {_j(result.model.integral_j)}."
+        )
     if result.closure is not None:
-        facts.append(f"Parts against the whole: {result.closure.predicted_j:.3f} J predicted, {result.closure.measured_j:.3f} J measured "
-                     f"({result.closure.total_pct:+.1f} %); net {result.closure.net_pct:+.1f} %.")  # fmt: skip
+        facts.append(
+            f"Parts against the whole: {result.closure.predicted_j:.3f} J predicted, {result.closure.measured_j:.3f} J measured "
+            f"({result.closure.total_pct:+.1f} %); net {result.closure.net_pct:+.1f} %."
+        )
     return facts
 
 
@@ -395,11 +554,25 @@ def shortened(frame: pd.DataFrame, most: int = 40) -> pd.DataFrame:
     return table
 
 
-def page_of_replay(out: Path, title: str, verdict: list[str], status: str, result: ReplayResult | EnergyResult,
-                   provenance: dict[str, dict[str, str]]) -> Path:  # fmt: skip
+def page_of_replay(
+    out: Path,
+    title: str,
+    verdict: list[str],
+    status: str,
+    result: ReplayResult | EnergyResult,
+    provenance: dict[str, dict[str, str]],
+) -> Path:
     """A page of its own for a replay or an energy run."""
     sections = replay_section(result) if isinstance(result, ReplayResult) else energy_section(result, out)
     state: Status = "ok" if status == "ok" else "warn" if status == "warn" else "fail"
-    page = Page(title=title, question=QUESTION, verdict=verdict, status=state, sections=sections, provenance=provenance,
-                footnotes=FOOTNOTES[:2], room="kernels")  # fmt: skip
+    page = Page(
+        title=title,
+        question=QUESTION,
+        verdict=verdict,
+        status=state,
+        sections=sections,
+        provenance=provenance,
+        footnotes=FOOTNOTES[:2],
+        room="kernels",
+    )
     return write_page(page, out / "report.html")

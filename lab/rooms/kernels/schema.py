@@ -38,12 +38,40 @@ TABLES = "tables"
 LAUNCHES, OPS, SIGNATURES, UNIQUE = "launches.jsonl", "ops.jsonl", "signatures.json", "unique_kernels.csv"
 
 UNIQUE_COLUMNS = (
-    "sig_id", "kernel", "class", "op", "overload", "arg_summary", "phase",
-    "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes", "regs",
-    "count", "count_per_forward", "ranks",
-    "dur_sum_us", "dur_min_us", "dur_p10_us", "dur_median_us", "dur_p90_us", "dur_p95_us", "dur_max_us",
-    "time_share", "arg_src", "kind", "bytes", "streams", "module", "modules", "name",
-)  # fmt: skip
+    "sig_id",
+    "kernel",
+    "class",
+    "op",
+    "overload",
+    "arg_summary",
+    "phase",
+    "grid_x",
+    "grid_y",
+    "grid_z",
+    "block_x",
+    "block_y",
+    "block_z",
+    "smem_bytes",
+    "regs",
+    "count",
+    "count_per_forward",
+    "ranks",
+    "dur_sum_us",
+    "dur_min_us",
+    "dur_p10_us",
+    "dur_median_us",
+    "dur_p90_us",
+    "dur_p95_us",
+    "dur_max_us",
+    "time_share",
+    "arg_src",
+    "kind",
+    "bytes",
+    "streams",
+    "module",
+    "modules",
+    "name",
+)
 
 
 class Arg(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -312,21 +340,45 @@ def _trail(home: Path, rank: int, trace: Path) -> Trail:
     def there(name: str) -> Path | None:
         return next((path for path in sorted(home.glob(name)) if path.stat().st_size), None)
 
-    return Trail(rank=rank, trace=trace, execution_trace=there(f"execution_trace_rank{rank}.json*"),
-                 recorded_ops=there(f"recorded_ops_rank{rank}.jsonl"), linear_shapes=there(f"linear_shapes_rank{rank}.jsonl"),
-                 generation=there(f"generation_rank{rank}.json"))  # fmt: skip
+    return Trail(
+        rank=rank,
+        trace=trace,
+        execution_trace=there(f"execution_trace_rank{rank}.json*"),
+        recorded_ops=there(f"recorded_ops_rank{rank}.jsonl"),
+        linear_shapes=there(f"linear_shapes_rank{rank}.jsonl"),
+        generation=there(f"generation_rank{rank}.json"),
+    )
 
 
 # Names of dtypes in C++ recordings (Kineto's "Input type", the execution trace's "Tensor(...)").
 DTYPES = {
-    "float": "float32", "double": "float64", "c10::half": "float16", "half": "float16", "c10::bfloat16": "bfloat16",
-    "long int": "int64", "long": "int64", "long long": "int64", "int": "int32", "short int": "int16", "short": "int16",
-    "signed char": "int8", "char": "int8", "unsigned char": "uint8", "byte": "uint8", "bool": "bool",
-    "unsigned short": "uint16", "unsigned int": "uint32", "unsigned long": "uint64",
-    "c10::complex<float>": "complex64", "c10::complex<double>": "complex128", "c10::complex<c10::half>": "complex32",
-    "c10::float8_e4m3fn": "float8_e4m3fn", "c10::float8_e5m2": "float8_e5m2",
-    "c10::float8_e4m3fnuz": "float8_e4m3fnuz", "c10::float8_e5m2fnuz": "float8_e5m2fnuz",
-}  # fmt: skip
+    "float": "float32",
+    "double": "float64",
+    "c10::half": "float16",
+    "half": "float16",
+    "c10::bfloat16": "bfloat16",
+    "long int": "int64",
+    "long": "int64",
+    "long long": "int64",
+    "int": "int32",
+    "short int": "int16",
+    "short": "int16",
+    "signed char": "int8",
+    "char": "int8",
+    "unsigned char": "uint8",
+    "byte": "uint8",
+    "bool": "bool",
+    "unsigned short": "uint16",
+    "unsigned int": "uint32",
+    "unsigned long": "uint64",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+    "c10::complex<c10::half>": "complex32",
+    "c10::float8_e4m3fn": "float8_e4m3fn",
+    "c10::float8_e5m2": "float8_e5m2",
+    "c10::float8_e4m3fnuz": "float8_e4m3fnuz",
+    "c10::float8_e5m2fnuz": "float8_e5m2fnuz",
+}
 
 
 def dtype_name(cpp: str) -> str | None:

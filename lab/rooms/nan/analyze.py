@@ -17,18 +17,68 @@ from lab.rooms.nan.nixnan.sass import memory_nan_lines
 from lab.rooms.nan.verdict import LINKS, Chain
 
 EXPERIMENTS = [
-    "rank", "experiment", "status", "verdict", "nan", "inf", "bad_leaves", "bad_logit_steps", "first_producer",
-    "cause", "confidence", "sass_integrity", "sass_lines", "sass_sites", "sass_nan_lines", "half_nan_unique",
-    "half_nan_repeats", "float_nan_unique", "float_nan_repeats", "half_subnormal_unique", "half_subnormal_repeats",
-    "memory_nan_lines", "same_text", "characters", "kl_mean", "top1_agreement", "watch_prefill_percent",
-    "watch_decode_percent", "reason", "result_file", "log_files",
-]  # fmt: skip
+    "rank",
+    "experiment",
+    "status",
+    "verdict",
+    "nan",
+    "inf",
+    "bad_leaves",
+    "bad_logit_steps",
+    "first_producer",
+    "cause",
+    "confidence",
+    "sass_integrity",
+    "sass_lines",
+    "sass_sites",
+    "sass_nan_lines",
+    "half_nan_unique",
+    "half_nan_repeats",
+    "float_nan_unique",
+    "float_nan_repeats",
+    "half_subnormal_unique",
+    "half_subnormal_repeats",
+    "memory_nan_lines",
+    "same_text",
+    "characters",
+    "kl_mean",
+    "top1_agreement",
+    "watch_prefill_percent",
+    "watch_decode_percent",
+    "reason",
+    "result_file",
+    "log_files",
+]
 CHAIN = ["experiment", *(f"{link}{part}" for link in LINKS for part in ("", "_evidence"))]
-APPLIED = ["experiment", "status", "what", "expected", "count", "values_changed", "logits_moved", "dtypes", "attention",
-           "quant", "device", "skipped_quant"]  # fmt: skip
+APPLIED = [
+    "experiment",
+    "status",
+    "what",
+    "expected",
+    "count",
+    "values_changed",
+    "logits_moved",
+    "dtypes",
+    "attention",
+    "quant",
+    "device",
+    "skipped_quant",
+]
 BIRTHS = ["experiment", "step", "phase", "place", "module", "how", "leaf"]
-LAYERS = ["experiment", "layer", "phase", "nan", "posinf", "neginf", "subnormal", "absmax", "numel", "dtype", "headroom",
-          "first_bad_step"]  # fmt: skip
+LAYERS = [
+    "experiment",
+    "layer",
+    "phase",
+    "nan",
+    "posinf",
+    "neginf",
+    "subnormal",
+    "absmax",
+    "numel",
+    "dtype",
+    "headroom",
+    "first_bad_step",
+]
 KERNELS = ["experiment", "phase", "kernel", "launches", "baseline_launches"]
 FUNCTIONS = ["experiment", "function", "category", "lines", "nan_lines", "nan_sites", "twin_of"]
 WHOLE = ("rank", "nan", "inf", "_leaves", "_steps", "_lines", "_sites", "_unique", "_repeats", "characters")
@@ -74,9 +124,18 @@ def analyze(evidence: Sequence[Evidence]) -> NanTables:
     whole = [name for name in EXPERIMENTS if name.endswith(WHOLE)]
     frame[whole] = frame[whole].astype("Int64")
     return NanTables(
-        experiments=_by_rank(frame), chain=_chain_frame(chains), applied=_applied(evidence), births=_births(evidence),
-        layers=_layers(evidence, problems), kernels=_kernels(evidence, base), functions=_functions(evidence),
-        evidence=list(evidence), chains=chains, causes=causes, problems=problems)  # fmt: skip
+        experiments=_by_rank(frame),
+        chain=_chain_frame(chains),
+        applied=_applied(evidence),
+        births=_births(evidence),
+        layers=_layers(evidence, problems),
+        kernels=_kernels(evidence, base),
+        functions=_functions(evidence),
+        evidence=list(evidence),
+        chains=chains,
+        causes=causes,
+        problems=problems,
+    )
 
 
 def baseline_of(evidence: Sequence[Evidence]) -> Evidence | None:
@@ -90,21 +149,41 @@ def _by_rank(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _row(
-    one: Evidence, verdict: str, ranked: dict[str, int], cause: tuple[str, str, str] | None, base: Evidence | None
-) -> dict[str, Any]:  # fmt: skip
+    one: Evidence,
+    verdict: str,
+    ranked: dict[str, int],
+    cause: tuple[str, str, str] | None,
+    base: Evidence | None,
+) -> dict[str, Any]:
     totals, first = words.python_totals(one), (one.watch or {}).get("first")
     text, base_text = words.text_of(one), words.text_of(base)
     return {
-        "rank": ranked.get(one.label), "experiment": one.label, "status": one.status, "verdict": verdict,
-        "nan": _whole(totals.get("nan")), "inf": _whole(totals["posinf"] + totals["neginf"]) if totals else None,
+        "rank": ranked.get(one.label),
+        "experiment": one.label,
+        "status": one.status,
+        "verdict": verdict,
+        "nan": _whole(totals.get("nan")),
+        "inf": _whole(totals["posinf"] + totals["neginf"]) if totals else None,
         "bad_leaves": words.bad_leaves(one) if one.watch else None,
-        "bad_logit_steps": len(one.result["logits"]["bad_steps"]) if one.result and "logits" in one.result else None,
-        "first_producer": first["place"] if first else "", "cause": cause[0] if cause else "",
-        "confidence": cause[1] if cause else "", **_sass(one),
-        "same_text": "" if text is None or base_text is None or one is base else "yes" if text == base_text else "no",
-        "characters": len(text) if text is not None else None, **_quality(one), **_cost(one),
-        "reason": one.reason or one.log_error, "result_file": one.result_file, "log_files": ", ".join(one.log_files),
-    }  # fmt: skip
+        "bad_logit_steps": len(one.result["logits"]["bad_steps"])
+        if one.result and "logits" in one.result
+        else None,
+        "first_producer": first["place"] if first else "",
+        "cause": cause[0] if cause else "",
+        "confidence": cause[1] if cause else "",
+        **_sass(one),
+        "same_text": ""
+        if text is None or base_text is None or one is base
+        else "yes"
+        if text == base_text
+        else "no",
+        "characters": len(text) if text is not None else None,
+        **_quality(one),
+        **_cost(one),
+        "reason": one.reason or one.log_error,
+        "result_file": one.result_file,
+        "log_files": ", ".join(one.log_files),
+    }
 
 
 def _sass(one: Evidence) -> dict[str, Any]:
@@ -114,10 +193,15 @@ def _sass(one: Evidence) -> dict[str, Any]:
     half, single = words.reported(one, ("f16", "bf16"), "NaN"), words.reported(one, ("f32",), "NaN")
     tiny = words.reported(one, ("f16", "bf16"), "subnormal")
     return {
-        "sass_integrity": one.log.integrity, "sass_lines": one.log.error_lines, "sass_sites": one.log.site_count,
-        "sass_nan_lines": words.kind_lines(one, "NaN"), "memory_nan_lines": memory_nan_lines(one.log),
-        **_pair("half_nan", half), **_pair("float_nan", single), **_pair("half_subnormal", tiny),
-    }  # fmt: skip
+        "sass_integrity": one.log.integrity,
+        "sass_lines": one.log.error_lines,
+        "sass_sites": one.log.site_count,
+        "sass_nan_lines": words.kind_lines(one, "NaN"),
+        "memory_nan_lines": memory_nan_lines(one.log),
+        **_pair("half_nan", half),
+        **_pair("float_nan", single),
+        **_pair("half_subnormal", tiny),
+    }
 
 
 def _pair(name: str, cell: tuple[int, int] | None) -> dict[str, int | None]:
@@ -160,21 +244,34 @@ def _applied(evidence: Sequence[Evidence]) -> pd.DataFrame:
         effective, proof = result.get("effective") or {}, result.get("applied") or {}
         if not effective:
             continue
-        rows.append({
-            "experiment": one.label, "status": proof.get("status") or ("twin" if result.get("skipped_quant") else "loaded as asked"), "what": proof.get("what", result["asked"]),
-            "expected": proof.get("expected"), "count": proof.get("count"), "values_changed": proof.get("values_changed"),
-            "logits_moved": proof.get("logits_moved"), "dtypes": ", ".join(effective["dtypes"]),
-            "attention": effective["attention"], "quant": effective["quant"],
-            "device": f"{effective['device']} ({effective['device_name']})", "skipped_quant": result.get("skipped_quant", ""),
-        })  # fmt: skip
+        rows.append(
+            {
+                "experiment": one.label,
+                "status": proof.get("status")
+                or ("twin" if result.get("skipped_quant") else "loaded as asked"),
+                "what": proof.get("what", result["asked"]),
+                "expected": proof.get("expected"),
+                "count": proof.get("count"),
+                "values_changed": proof.get("values_changed"),
+                "logits_moved": proof.get("logits_moved"),
+                "dtypes": ", ".join(effective["dtypes"]),
+                "attention": effective["attention"],
+                "quant": effective["quant"],
+                "device": f"{effective['device']} ({effective['device_name']})",
+                "skipped_quant": result.get("skipped_quant", ""),
+            }
+        )
     frame = pd.DataFrame(rows, columns=APPLIED)
     made: pd.DataFrame = frame.astype({"expected": "Int64", "count": "Int64", "values_changed": "Int64"})
     return made
 
 
 def _births(evidence: Sequence[Evidence]) -> pd.DataFrame:
-    rows = [{"experiment": one.label, **{name: birth[name] for name in BIRTHS[1:]}}
-            for one in evidence for birth in (one.watch or {}).get("births", ())]  # fmt: skip
+    rows = [
+        {"experiment": one.label, **{name: birth[name] for name in BIRTHS[1:]}}
+        for one in evidence
+        for birth in (one.watch or {}).get("births", ())
+    ]
     made: pd.DataFrame = pd.DataFrame(rows, columns=BIRTHS)
     return made
 
@@ -205,8 +302,16 @@ def _layers(evidence: Sequence[Evidence], problems: list[str]) -> pd.DataFrame:
         for kind in COUNTED:
             out[kind] = out[kind].clip(lower=0)
         grouped = out.groupby(["layer", "phase"], sort=False)
-        part = grouped.agg({**dict.fromkeys(COUNTED, "sum"), "absmax": "max", "numel": "sum", "dtype": "first", "headroom": "max",
-                            "first_bad_step": _first_bad}).reset_index()  # fmt: skip
+        part = grouped.agg(
+            {
+                **dict.fromkeys(COUNTED, "sum"),
+                "absmax": "max",
+                "numel": "sum",
+                "dtype": "first",
+                "headroom": "max",
+                "first_bad_step": _first_bad,
+            }
+        ).reset_index()
         parts.append(part.assign(experiment=one.label))
     made: pd.DataFrame = (
         pd.concat(parts)[LAYERS].reset_index(drop=True) if parts else pd.DataFrame([], columns=LAYERS)
@@ -217,8 +322,22 @@ def _layers(evidence: Sequence[Evidence], problems: list[str]) -> pd.DataFrame:
 def _modules(one: Evidence, problems: list[str]) -> pd.DataFrame | None:
     published = (one.result or {}).get("published")
     if published:
-        rows = [{"module": name, "side": "out", "phase": "last call", "dtype": "", "numel": 0, "nan": nans, "posinf": infs, "neginf": 0,
-                 "subnormal": 0, "absmax": float("nan"), "first_bad_step": -1} for name, (nans, infs) in published["rows"].items()]  # fmt: skip
+        rows = [
+            {
+                "module": name,
+                "side": "out",
+                "phase": "last call",
+                "dtype": "",
+                "numel": 0,
+                "nan": nans,
+                "posinf": infs,
+                "neginf": 0,
+                "subnormal": 0,
+                "absmax": float("nan"),
+                "first_bad_step": -1,
+            }
+            for name, (nans, infs) in published["rows"].items()
+        ]
         made: pd.DataFrame = pd.DataFrame(rows)
         return made
     return _csv(one, "modules.csv", problems) if one.watch else None

@@ -16,50 +16,122 @@ if TYPE_CHECKING:
 
 KNOBS = (
     click.argument("experiment", nargs=-1, required=True),
-    click.option("--model", default="tiny", show_default=True,
-                 help="Hub id, folder, tiny or 7b-shape (both offline, random weights)."),
+    click.option(
+        "--model",
+        default="tiny",
+        show_default=True,
+        help="Hub id, folder, tiny or 7b-shape (both offline, random weights).",
+    ),
     click.option("--layers", type=click.IntRange(min=1), help="Layers of tiny or 7b-shape. [default: 4, 32]"),
-    click.option("--prompt", multiple=True, default=("dizzy",), show_default=True,
-                 help="Several make a left-padded batch."),
+    click.option(
+        "--prompt",
+        multiple=True,
+        default=("dizzy",),
+        show_default=True,
+        help="Several make a left-padded batch.",
+    ),
     click.option("--max-new-tokens", type=click.IntRange(min=1), default=50, show_default=True),
     click.option("--seed", type=int, default=0, show_default=True),
-    click.option("--dtype", type=click.Choice(["float16", "bfloat16", "float32"]), default="float16", show_default=True,
-                 help="Of the baseline."),
-    click.option("--attn", type=click.Choice(["auto", "eager", "sdpa", "flash_attention_2"]), default="auto",
-                 show_default=True, help="Attention of the baseline."),
-    click.option("--quant", type=click.Choice(["auto", "none", "4bit"]), default="auto", show_default=True,
-                 help="Of the baseline. auto: 4bit for models that are loaded, none for random weights."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float16", "bfloat16", "float32"]),
+        default="float16",
+        show_default=True,
+        help="Of the baseline.",
+    ),
+    click.option(
+        "--attn",
+        type=click.Choice(["auto", "eager", "sdpa", "flash_attention_2"]),
+        default="auto",
+        show_default=True,
+        help="Attention of the baseline.",
+    ),
+    click.option(
+        "--quant",
+        type=click.Choice(["auto", "none", "4bit"]),
+        default="auto",
+        show_default=True,
+        help="Of the baseline. auto: 4bit for models that are loaded, none for random weights.",
+    ),
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True),
-    click.option("--scale", type=click.FloatRange(min=0, min_open=True), default=0.5, show_default=True,
-                 help="Factor of attention_scale."),
-    click.option("--clip", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
-                 help="Limit of attention_clip."),
-    click.option("--eps", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True,
-                 help="Epsilon of layernorm_eps."),
-    click.option("--provoke", type=click.Choice(["overflow", "scores", "nan-weight", "masked-softmax"]),
-                 help="Plant a cause in one layer."),
+    click.option(
+        "--scale",
+        type=click.FloatRange(min=0, min_open=True),
+        default=0.5,
+        show_default=True,
+        help="Factor of attention_scale.",
+    ),
+    click.option(
+        "--clip",
+        type=click.FloatRange(min=0, min_open=True),
+        default=10.0,
+        show_default=True,
+        help="Limit of attention_clip.",
+    ),
+    click.option(
+        "--eps",
+        type=click.FloatRange(min=0, min_open=True),
+        default=1e-3,
+        show_default=True,
+        help="Epsilon of layernorm_eps.",
+    ),
+    click.option(
+        "--provoke",
+        type=click.Choice(["overflow", "scores", "nan-weight", "masked-softmax"]),
+        help="Plant a cause in one layer.",
+    ),
     click.option("--provoke-layer", type=click.IntRange(min=0), help="[default: the middle one]"),
-)  # fmt: skip
+)
 WATCH_KNOBS = (
-    click.option("--counter", type=click.Choice(["auto", "kernel", "bits", "norm", "plain"]), default="auto", show_default=True,
-                 help="How the watch counts."),
-    click.option("--timing", type=click.IntRange(min=0), default=7, show_default=True,
-                 help="Forwards timed with and without the watch."),
-)  # fmt: skip
+    click.option(
+        "--counter",
+        type=click.Choice(["auto", "kernel", "bits", "norm", "plain"]),
+        default="auto",
+        show_default=True,
+        help="How the watch counts.",
+    ),
+    click.option(
+        "--timing",
+        type=click.IntRange(min=0),
+        default=7,
+        show_default=True,
+        help="Forwards timed with and without the watch.",
+    ),
+)
 NIXNAN_KNOBS = (
-    click.option("--sampling", type=click.IntRange(min=0), default=0, show_default=True,
-                 help="Instrument 1 in N launches of a kernel; 0: all."),
-    click.option("--line-info/--no-line-info", default=False, show_default=True,
-                 help="Source lines; needs code built with them."),
-    click.option("--max-errors", type=click.IntRange(min=0), default=0, show_default=True, help="Stop after N lines."),
-    click.option("--histogram", is_flag=True, help="Ranges of exponents; a pass of its own, as it tears lines."),
+    click.option(
+        "--sampling",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Instrument 1 in N launches of a kernel; 0: all.",
+    ),
+    click.option(
+        "--line-info/--no-line-info",
+        default=False,
+        show_default=True,
+        help="Source lines; needs code built with them.",
+    ),
+    click.option(
+        "--max-errors", type=click.IntRange(min=0), default=0, show_default=True, help="Stop after N lines."
+    ),
+    click.option(
+        "--histogram", is_flag=True, help="Ranges of exponents; a pass of its own, as it tears lines."
+    ),
     click.option("--bin-spec", type=click.Path(path_type=Path), help="JSON file of exponent bins."),
     click.option("--only-kernel", "only_kernels", multiple=True, help="Exact short name; repeatable."),
-    click.option("--not-kernel", "not_kernels", multiple=True, help="Exact short name to leave alone; repeatable."),
+    click.option(
+        "--not-kernel", "not_kernels", multiple=True, help="Exact short name to leave alone; repeatable."
+    ),
     click.option("--fun-detail", is_flag=True, help="Full names of kernels on repeats."),
-    click.option("--attach", type=click.Choice(["auto", "inject", "preload"]), default="auto", show_default=True,
-                 help="CUDA_INJECTION64_PATH, LD_PRELOAD, or the one after the other."),
-)  # fmt: skip
+    click.option(
+        "--attach",
+        type=click.Choice(["auto", "inject", "preload"]),
+        default="auto",
+        show_default=True,
+        help="CUDA_INJECTION64_PATH, LD_PRELOAD, or the one after the other.",
+    ),
+)
 
 
 @click.command("nan")
@@ -138,8 +210,12 @@ def nan() -> None:
 @click.command("analyze")
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--sass", is_flag=True, help="Ask for nixnan's logs: an experiment without one is an error.")
-@click.option("-o", "--out", type=click.Path(path_type=Path),
-              help="Where tables, figures and page go. [default: the run; else experiments/NAME_analysis]")  # fmt: skip
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Where tables, figures and page go. [default: the run; else experiments/NAME_analysis]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Findings as JSON on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def analyze(folders: tuple[Path, ...], sass: bool, out: Path | None, as_json: bool, quiet: bool) -> None:

@@ -70,8 +70,9 @@ class NanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Literal["float16", "bfloat16", "float32"], _help("of the baseline's weights and computation")
     ] = "float16"
     attn: Annotated[
-        Literal["auto", "eager", "sdpa", "flash_attention_2"], _help("of the baseline; auto: the library's choice")
-    ] = "auto"  # fmt: skip
+        Literal["auto", "eager", "sdpa", "flash_attention_2"],
+        _help("of the baseline; auto: the library's choice"),
+    ] = "auto"
     quant: Annotated[
         Literal["auto", "none", "4bit"], _help("of the baseline; auto: 4bit for models that are loaded")
     ] = "auto"

@@ -75,9 +75,20 @@ def _both(a: Evidence, b: Evidence) -> Evidence:
     status holds for both."""
     python, sass = (a, b) if a.watch or not b.watch else (b, a)
     worse = next((one for one in (python, sass) if not one.compared), python)
-    return Evidence(python.experiment, python.label, worse.status, worse.reason, python.result or sass.result,
-                    python.result_file or sass.result_file, sass.log or python.log, sass.log_files or python.log_files,
-                    sass.log_error or python.log_error, python.folder, sass.tool or python.tool, python.published)  # fmt: skip
+    return Evidence(
+        python.experiment,
+        python.label,
+        worse.status,
+        worse.reason,
+        python.result or sass.result,
+        python.result_file or sass.result_file,
+        sass.log or python.log,
+        sass.log_files or python.log_files,
+        sass.log_error or python.log_error,
+        python.folder,
+        sass.tool or python.tool,
+        python.published,
+    )
 
 
 # A run of lab.
@@ -239,10 +250,17 @@ def _take_published(one: Evidence, path: Path, root: Path) -> None:
     stats = told.statistics
     bad = [name for name, counts in stats.all_layer_stats.items() if counts.nans or counts.infs]
     one.result = {
-        "experiment": one.experiment, "text": [told.model_output or ""], "config": told.config,
-        "published": {"modules": len(stats.all_layer_stats), "bad_modules": bad, "nan": stats.total_nans, "inf": stats.total_infs,
-                      "rows": {name: (c.nans, c.infs) for name, c in stats.all_layer_stats.items()}},
-    }  # fmt: skip
+        "experiment": one.experiment,
+        "text": [told.model_output or ""],
+        "config": told.config,
+        "published": {
+            "modules": len(stats.all_layer_stats),
+            "bad_modules": bad,
+            "nan": stats.total_nans,
+            "inf": stats.total_infs,
+            "rows": {name: (c.nans, c.infs) for name, c in stats.all_layer_stats.items()},
+        },
+    }
 
 
 def read_json(path: Path) -> dict[str, Any]:

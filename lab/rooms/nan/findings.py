@@ -17,8 +17,13 @@ from lab.rooms.nan.report import Findings, report
 
 
 def analyse_nan(
-    folders: Sequence[Path], out: Path, runs: Sequence[Run | None], progress: Callable[[str], None], *, sass: bool = False
-) -> Findings:  # fmt: skip
+    folders: Sequence[Path],
+    out: Path,
+    runs: Sequence[Run | None],
+    progress: Callable[[str], None],
+    *,
+    sass: bool = False,
+) -> Findings:
     """Tables, figures and report.html of one folder or of several whose levels are to be joined.
 
     With `sass` a log of nixnan is asked for: an experiment without a readable one is lacking. Raises MissingError where
@@ -26,14 +31,24 @@ def analyse_nan(
     """
     evidence = gather(folders, runs, progress)
     if not evidence:
-        raise MissingError("no experiment of the nan room is here", where=folders[0],
-                           fix="a run of `lab run nan`, or claude_*.json and claude_*.nixnan files")  # fmt: skip
+        raise MissingError(
+            "no experiment of the nan room is here",
+            where=folders[0],
+            fix="a run of `lab run nan`, or claude_*.json and claude_*.nixnan files",
+        )
     tables = analyze(evidence)
     manifests = [run.manifest if run else None for run in runs]
     kinds = [manifest.kind.value for manifest in manifests if manifest]
     title = f"NaN {' + '.join(folder.resolve().name for folder in folders)}"
-    return report(tables, sass_tables(evidence), out=out, title=title, provenance=provenance(folders, manifests),
-                  kind=kinds[0] if kinds else "measured", lacking=lacking(evidence, tables.problems, sass))  # fmt: skip
+    return report(
+        tables,
+        sass_tables(evidence),
+        out=out,
+        title=title,
+        provenance=provenance(folders, manifests),
+        kind=kinds[0] if kinds else "measured",
+        lacking=lacking(evidence, tables.problems, sass),
+    )
 
 
 def lacking(evidence: Sequence[Evidence], problems: Sequence[str], sass: bool) -> list[str]:
@@ -63,18 +78,27 @@ def provenance(folders: Sequence[Path], manifests: Sequence[Manifest | None]) ->
 
 def _of_recording(folder: Path, name: str) -> dict[str, dict[str, str]]:
     identity = lab_identity()
-    return {f"Recording{name}": {"folder": str(folder), "manifest": "none: lab did not make this recording"},
-            "Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"}}  # fmt: skip
+    return {
+        f"Recording{name}": {"folder": str(folder), "manifest": "none: lab did not make this recording"},
+        "Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"},
+    }
 
 
 def _of_run(manifest: Manifest, name: str) -> dict[str, dict[str, str]]:
     made = manifest.lab
     return {
-        f"Run{name}": {"id": manifest.id, "created": manifest.created_utc, "command": " ".join(manifest.command),
-                       "engine": manifest.engine, "image": manifest.image.ref if manifest.image else "none",
-                       "lab": f"{made.version} {made.commit or ''}{' with local changes' if made.dirty else ''}".strip()},
+        f"Run{name}": {
+            "id": manifest.id,
+            "created": manifest.created_utc,
+            "command": " ".join(manifest.command),
+            "engine": manifest.engine,
+            "image": manifest.image.ref if manifest.image else "none",
+            "lab": f"{made.version} {made.commit or ''}{' with local changes' if made.dirty else ''}".strip(),
+        },
         f"Host{name}": {key: str(value) for key, value in manifest.host.items()},
-        f"GPUs{name}": {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in manifest.gpus} or {"none": "CPU run"},
-        f"Versions{name}": manifest.versions, f"Environment{name}": manifest.env,
+        f"GPUs{name}": {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in manifest.gpus}
+        or {"none": "CPU run"},
+        f"Versions{name}": manifest.versions,
+        f"Environment{name}": manifest.env,
         f"Configuration{name}": {key: str(value) for key, value in manifest.config.items()},
-    }  # fmt: skip
+    }

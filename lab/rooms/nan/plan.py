@@ -63,10 +63,16 @@ def _step(config: NanConfig, site: Site, name: str) -> Step:
     runner = ("python", "-m", "lab.rooms.nan.nixnan.runner", "--config", CONFIG, "--out", folder, "--")
     on_gpu = bool(site.gpus) and config.device != "cpu"
     return Step(
-        name=name, folder=folder, num_gpus=1 if on_gpu else 0, tools=("nixnan",) if config.sass else (),
+        name=name,
+        folder=folder,
+        num_gpus=1 if on_gpu else 0,
+        tools=("nixnan",) if config.sass else (),
         argv=(*runner, *workload, "--no-hooks") if config.sass else workload,
-        env={} if on_gpu else {"OMP_NUM_THREADS": "2"}, timeout_s=config.step_timeout_s,
-        expects=(f"{folder}/{RESULT}",), labels={"experiment": name, "label": label(config, name)})  # fmt: skip
+        env={} if on_gpu else {"OMP_NUM_THREADS": "2"},
+        timeout_s=config.step_timeout_s,
+        expects=(f"{folder}/{RESULT}",),
+        labels={"experiment": name, "label": label(config, name)},
+    )
 
 
 def _notes(config: NanConfig, wanted: tuple[str, ...]) -> tuple[str, ...]:

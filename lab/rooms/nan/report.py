@@ -28,11 +28,29 @@ LINK_NAMES = (
     "text\nchanged",
 )
 PILLS = {
-    **dict.fromkeys(("ok", "clean", "complete", "applied", "loaded as asked", "masked-intermediate", "subnormal-only"), "ok"),
-    **dict.fromkeys(("stored", "no-effect", "truncated", "skipped", "twin", "torn", "reached-module"), "warn"),
-    **dict.fromkeys(("failed", "oom", "timeout", "interrupted", "missing", "broken", "invalid", "reached-logits", "inconsistent"), "fail"),
+    **dict.fromkeys(
+        ("ok", "clean", "complete", "applied", "loaded as asked", "masked-intermediate", "subnormal-only"),
+        "ok",
+    ),
+    **dict.fromkeys(
+        ("stored", "no-effect", "truncated", "skipped", "twin", "torn", "reached-module"), "warn"
+    ),
+    **dict.fromkeys(
+        (
+            "failed",
+            "oom",
+            "timeout",
+            "interrupted",
+            "missing",
+            "broken",
+            "invalid",
+            "reached-logits",
+            "inconsistent",
+        ),
+        "fail",
+    ),
     **dict.fromkeys(("unreadable", "empty"), "unknown"),
-}  # fmt: skip
+}
 KINDS = {
     "nan": "NaN",
     "posinf": "+Inf",
@@ -41,16 +59,49 @@ KINDS = {
     "headroom": "headroom used",
 }
 MOST_GRIDS, MOST_BARS = 6, 12
-RANKING = ["rank", "experiment", "status", "verdict", "nan", "inf", "bad_leaves", "bad_logit_steps", "first_producer", "cause",
-           "confidence", "same_text", "characters", "kl_mean", "top1_agreement", "reason"]  # fmt: skip
-SASS = ["experiment", "sass_integrity", "sass_lines", "sass_sites", "sass_nan_lines", "half_nan_unique", "half_nan_repeats",
-        "float_nan_unique", "float_nan_repeats", "half_subnormal_unique", "half_subnormal_repeats", "memory_nan_lines"]  # fmt: skip
+RANKING = [
+    "rank",
+    "experiment",
+    "status",
+    "verdict",
+    "nan",
+    "inf",
+    "bad_leaves",
+    "bad_logit_steps",
+    "first_producer",
+    "cause",
+    "confidence",
+    "same_text",
+    "characters",
+    "kl_mean",
+    "top1_agreement",
+    "reason",
+]
+SASS = [
+    "experiment",
+    "sass_integrity",
+    "sass_lines",
+    "sass_sites",
+    "sass_nan_lines",
+    "half_nan_unique",
+    "half_nan_repeats",
+    "float_nan_unique",
+    "float_nan_repeats",
+    "half_subnormal_unique",
+    "half_subnormal_repeats",
+    "memory_nan_lines",
+]
 HEADINGS = {
-    "nan": Heading("NaN in outputs", ""), "inf": Heading("Inf in outputs", ""), "bad_leaves": Heading("bad leaves", ""),
-    "kl_mean": Heading("KL to baseline", "nats"), "top1_agreement": Heading("same first choice", "share"),
-    "sass_nan_lines": Heading("NaN lines", ""), "sass_lines": Heading("lines", ""), "sass_sites": Heading("sites", ""),
+    "nan": Heading("NaN in outputs", ""),
+    "inf": Heading("Inf in outputs", ""),
+    "bad_leaves": Heading("bad leaves", ""),
+    "kl_mean": Heading("KL to baseline", "nats"),
+    "top1_agreement": Heading("same first choice", "share"),
+    "sass_nan_lines": Heading("NaN lines", ""),
+    "sass_lines": Heading("lines", ""),
+    "sass_sites": Heading("sites", ""),
     "sass_integrity": Heading("log", ""),
-}  # fmt: skip
+}
 FOOTNOTES = (
     "A rank is a rank of verdicts, never of counts. Verdicts from good to bad: clean, subnormal-only and masked-intermediate "
     "(one grade: nothing left a kernel), stored, reached-module, reached-logits. What failed, was skipped, or changed nothing has none.",
@@ -78,8 +129,15 @@ class Findings:
 
 
 def report(
-    tables: NanTables, sass: SassTables, *, out: Path, title: str, provenance: dict[str, dict[str, str]], kind: str, lacking: list[str]
-) -> Findings:  # fmt: skip
+    tables: NanTables,
+    sass: SassTables,
+    *,
+    out: Path,
+    title: str,
+    provenance: dict[str, dict[str, str]],
+    kind: str,
+    lacking: list[str],
+) -> Findings:
     """Write `out/tables/*.csv`, `out/figures/*.png` and `out/report.html`. Raises StorageError where `out` cannot be written."""
     frames = {name: getattr(tables, name) for name in TABLES} | sass.frames()
     files = [
@@ -89,8 +147,17 @@ def report(
     ]
     said, status = [*sentences(tables), *sass.sentences], _status(tables, lacking)
     page = Page(
-        title=title, question=QUESTION, verdict=said, status=status, cards=_cards(tables), sections=_sections(tables, sass, out / "figures"),
-        provenance=provenance, footnotes=FOOTNOTES, room="nan", kind=kind)  # fmt: skip
+        title=title,
+        question=QUESTION,
+        verdict=said,
+        status=status,
+        cards=_cards(tables),
+        sections=_sections(tables, sass, out / "figures"),
+        provenance=provenance,
+        footnotes=FOOTNOTES,
+        room="nan",
+        kind=kind,
+    )
     blocks = [block for section in page.sections for block in section.blocks]
     files += [out / block.png for block in blocks if isinstance(block, Figure)]
     files.append(write_page(page, out / "report.html"))
@@ -205,8 +272,10 @@ def _chain(tables: NanTables, folder: Path) -> list[Block]:
         legend={"no": "ok", "yes": "fail", "yes, by itself no harm": "warn", "not known": "unknown"},
     )
     caption = "From instruction to text: the furthest link in red is the verdict. Hover a cell for the number behind it."
-    return [Figure(save(drawing, folder, "chain"), caption, "figures/chain.png", "tables/chain.csv"),
-            Table(tables.chain, "The numbers behind each link", "tables/chain.csv", open_rows=0)]  # fmt: skip
+    return [
+        Figure(save(drawing, folder, "chain"), caption, "figures/chain.png", "tables/chain.csv"),
+        Table(tables.chain, "The numbers behind each link", "tables/chain.csv", open_rows=0),
+    ]
 
 
 def _births(tables: NanTables) -> list[Block]:
@@ -355,8 +424,12 @@ def _functions(tables: NanTables, folder: Path) -> list[Block]:
         words={"fail": "with NaN", "memcpy": "infinity, subnormal or division by 0 only"},
     )
     caption = "Lines by kernel category. Device functions that repeat a kernel's entries are left out."
-    return [Figure(save(drawing, folder, "categories"), caption, "figures/categories.png", "tables/functions.csv"),
-            Table(tables.functions, "Functions as nixnan names them", "tables/functions.csv")]  # fmt: skip
+    return [
+        Figure(
+            save(drawing, folder, "categories"), caption, "figures/categories.png", "tables/functions.csv"
+        ),
+        Table(tables.functions, "Functions as nixnan names them", "tables/functions.csv"),
+    ]
 
 
 def _applied(tables: NanTables) -> list[Block]:

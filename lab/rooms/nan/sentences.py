@@ -18,10 +18,17 @@ MOST = 6
 def sentences(tables: NanTables) -> list[str]:
     """The verdict, its reasons, what cannot be compared, and what costs were paid."""
     found = [
-        headline(tables), *births(tables), *cures(tables), *instructions(tables), *ties(tables),
-        *left_out(tables.evidence), *originals_faults(tables), *unattached(tables.evidence),
-        *watch_cost(tables.evidence), *quality(tables.evidence),
-    ]  # fmt: skip
+        headline(tables),
+        *births(tables),
+        *cures(tables),
+        *instructions(tables),
+        *ties(tables),
+        *left_out(tables.evidence),
+        *originals_faults(tables),
+        *unattached(tables.evidence),
+        *watch_cost(tables.evidence),
+        *quality(tables.evidence),
+    ]
     return [sentence for sentence in found if sentence]
 
 
@@ -63,7 +70,9 @@ def births(tables: NanTables) -> list[str]:
             why = tables.causes.get(one.label, ("", "", ""))
             planted = ((one.result or {}).get("planted") or {}).get("expected", "")
             right = planted and (first["module"] == planted)
-            shared.setdefault((first["place"], first["phase"], str(first["step"]), *why, planted if right else ""), []).append(one.label)  # fmt: skip
+            shared.setdefault(
+                (first["place"], first["phase"], str(first["step"]), *why, planted if right else ""), []
+            ).append(one.label)
     found = []
     for (place, phase, step, cause, sure, evidence, planted), labels in shared.items():
         said = f"{_some(labels)}: born {place} ({phase}, step {step})"
@@ -134,7 +143,11 @@ def ties(tables: NanTables) -> list[str]:
 
 
 def left_out(evidence: Sequence[Evidence]) -> list[str]:
-    return [f"Not compared: {one.label}, {one.status}{f' ({one.reason})' if one.reason else ''}." for one in evidence if not one.compared]  # fmt: skip
+    return [
+        f"Not compared: {one.label}, {one.status}{f' ({one.reason})' if one.reason else ''}."
+        for one in evidence
+        if not one.compared
+    ]
 
 
 def originals_faults(tables: NanTables) -> list[str]:
@@ -157,8 +170,10 @@ def _crowned_crash(published: Sequence[Evidence]) -> str:
     least = min(logs, key=lambda one: kind_lines(one, "NaN"), default=None)
     if least is None or least.compared or not any(one.compared for one in logs):
         return ""
-    return (f"fewest NaN lines would make {least.label} ({kind_lines(least, 'NaN')}) the best at the instruction level; it {least.reason}, "
-            f"and its log names {len(_kernels_of(least))} kernels where others name up to {max(len(_kernels_of(one)) for one in logs)}.")  # fmt: skip
+    return (
+        f"fewest NaN lines would make {least.label} ({kind_lines(least, 'NaN')}) the best at the instruction level; it {least.reason}, "
+        f"and its log names {len(_kernels_of(least))} kernels where others name up to {max(len(_kernels_of(one)) for one in logs)}."
+    )
 
 
 def _crowned_tie(published: Sequence[Evidence]) -> str:
@@ -177,8 +192,10 @@ def _no_op(published: Sequence[Evidence]) -> list[str]:
     eps = next((one for one in published if one.experiment == "layernorm_eps"), None)
     if eps is None or base is None or text_of(eps) != text_of(base):
         return []
-    return ["counts layernorm_eps as an experiment: its text is the baseline's to the letter, as its patch looks for nn.LayerNorm and "
-            "this model has RMSNorm only."]  # fmt: skip
+    return [
+        "counts layernorm_eps as an experiment: its text is the baseline's to the letter, as its patch looks for nn.LayerNorm and "
+        "this model has RMSNorm only."
+    ]
 
 
 def _shorter_text(published: Sequence[Evidence]) -> str:
@@ -187,8 +204,10 @@ def _shorter_text(published: Sequence[Evidence]) -> str:
     mine, theirs = text_of(other), text_of(base)
     if not mine or not theirs or len(mine) >= len(theirs):
         return ""
-    return (f"compares counts of runs of different length: bfloat16 stopped after {len(mine)} characters, the baseline after "
-            f"{len(theirs)}, and it changed the quantization (nf4, double) along with the type.")  # fmt: skip
+    return (
+        f"compares counts of runs of different length: bfloat16 stopped after {len(mine)} characters, the baseline after "
+        f"{len(theirs)}, and it changed the quantization (nf4, double) along with the type."
+    )
 
 
 def _never_joined(published: Sequence[Evidence]) -> str:
@@ -233,8 +252,11 @@ def watch_cost(evidence: Sequence[Evidence]) -> list[str]:
 def quality(evidence: Sequence[Evidence]) -> list[str]:
     """The text beside the numbers: how far each distribution is from the baseline's on the baseline's own tokens."""
     rows = [(one.label, (one.result or {}).get("quality") or {}) for one in evidence]
-    told = [f"{label} KL {row['kl_mean']:.2g}, same first choice in {100 * row['top1_agreement']:.0f} %"
-            for label, row in rows if row.get("kl_mean") is not None]  # fmt: skip
+    told = [
+        f"{label} KL {row['kl_mean']:.2g}, same first choice in {100 * row['top1_agreement']:.0f} %"
+        for label, row in rows
+        if row.get("kl_mean") is not None
+    ]
     return [f"Against the baseline's distribution on its own tokens: {'; '.join(told)}."] if told else []
 
 

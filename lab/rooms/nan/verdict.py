@@ -18,7 +18,14 @@ from lab.rooms.nan.nixnan.sass import memory_nan_lines, stored_nan
 
 # Verdict -> grade. What stayed inside kernels harms nobody and shares the first grade: a level that was not watched
 # cannot make one experiment better than another. What is not here is inconclusive and has no rank.
-SEVERITY = {"clean": 0, "subnormal-only": 0, "masked-intermediate": 0, "stored": 1, "reached-module": 2, "reached-logits": 3}  # fmt: skip
+SEVERITY = {
+    "clean": 0,
+    "subnormal-only": 0,
+    "masked-intermediate": 0,
+    "stored": 1,
+    "reached-module": 2,
+    "reached-logits": 3,
+}
 LINKS = ("instruction", "stored", "module", "logits", "text")
 HALF_MAX = 65504.0
 LARGEST = {"float16": HALF_MAX, "bfloat16": 3.3895e38, "float32": 3.4028e38}
@@ -206,23 +213,35 @@ def _from_magnitudes(first: Mapping[str, Any], calls: pd.DataFrame) -> tuple[str
             f"|q| reaches {peaks['q_proj']:.4g} and |k| {peaks['k_proj']:.4g}",
         )
         if product > limit:
-            return (f"overflow of {_type(leaf['dtype'])} in the attention scores", "likely",
-                    f"{words}: one product of elements alone may reach {product:.3g}, {leaf['dtype']} ends at {limit:.5g}; "
-                    f"the softmax makes NaN of inf - inf")  # fmt: skip
-        return ("a fully masked row in the softmax: (-inf) - (-inf)", "possible",
-                f"{words}: their products stay inside {leaf['dtype']}, so the scores themselves are finite; {kind} first in "
-                f"{leaf['module']} {leaf['leaf']}")  # fmt: skip
+            return (
+                f"overflow of {_type(leaf['dtype'])} in the attention scores",
+                "likely",
+                f"{words}: one product of elements alone may reach {product:.3g}, {leaf['dtype']} ends at {limit:.5g}; "
+                f"the softmax makes NaN of inf - inf",
+            )
+        return (
+            "a fully masked row in the softmax: (-inf) - (-inf)",
+            "possible",
+            f"{words}: their products stay inside {leaf['dtype']}, so the scores themselves are finite; {kind} first in "
+            f"{leaf['module']} {leaf['leaf']}",
+        )
     # A product between modules takes what the last two put out, as a gated MLP does.
     names = [str(name).rsplit(".", 1)[-1] for name in own.drop_duplicates("module", keep="last")["module"]][
         -2:
     ]
     factors = [peaks[name] for name in names]
     if len(factors) == 2 and factors[0] * factors[1] > limit and first["how"] == "between":
-        return (f"overflow of {_type(leaf['dtype'])} in the product of {' and '.join(names)}", "likely",
-                f"they reach {factors[0]:.4g} and {factors[1]:.4g}, {leaf['dtype']} ends at {limit:.5g}")  # fmt: skip
+        return (
+            f"overflow of {_type(leaf['dtype'])} in the product of {' and '.join(names)}",
+            "likely",
+            f"they reach {factors[0]:.4g} and {factors[1]:.4g}, {leaf['dtype']} ends at {limit:.5g}",
+        )
     if kind == "infinity":
-        return (f"overflow of {_type(leaf['dtype'])}", "likely",
-                f"finite numbers went into {first['module'] or 'the model'}, infinity came out")  # fmt: skip
+        return (
+            f"overflow of {_type(leaf['dtype'])}",
+            "likely",
+            f"finite numbers went into {first['module'] or 'the model'}, infinity came out",
+        )
     return "unknown", "possible", f"{kind} first in {leaf['module']} {leaf['side']} {leaf['leaf']}"
 
 

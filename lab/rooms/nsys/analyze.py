@@ -158,13 +158,20 @@ def _phase_row(recording: Recording, phase: str, found: pd.DataFrame) -> dict[st
     mean = figures.mean()
     matmul_ms, kernel_ms = mean["matmul_ns"] / 1e6, mean["kernel_ns"] / 1e6
     return row | {
-        "span_ms": mean["span_ns"] / 1e6, "busy_ms": mean["busy_ns"] / 1e6, "kernel_ms": kernel_ms,
-        "kernel_sd_ms": _sd(figures["kernel_ns"]) / 1e6, "kernels": mean["kernels"], "copies_and_fills": mean["others"],
+        "span_ms": mean["span_ns"] / 1e6,
+        "busy_ms": mean["busy_ns"] / 1e6,
+        "kernel_ms": kernel_ms,
+        "kernel_sd_ms": _sd(figures["kernel_ns"]) / 1e6,
+        "kernels": mean["kernels"],
+        "copies_and_fills": mean["others"],
         "same_in_all_steps": bool((figures[["kernels", "matmuls"]].nunique() <= 1).all()),
         "gap_ms": (mean["span_ns"] - mean["busy_ns"]) / 1e6,
         "idle_percent": 100 * (1 - mean["busy_ns"] / wall.mean()) if wall.mean() else np.nan,
-        "matmul_ms": matmul_ms, "matmul_percent": 100 * matmul_ms / kernel_ms if kernel_ms else np.nan,
-        "matmuls": mean["matmuls"], "splitk_reductions": mean["splitk"]}  # fmt: skip
+        "matmul_ms": matmul_ms,
+        "matmul_percent": 100 * matmul_ms / kernel_ms if kernel_ms else np.nan,
+        "matmuls": mean["matmuls"],
+        "splitk_reductions": mean["splitk"],
+    }
 
 
 def _step_row(ops: pd.DataFrame) -> dict[str, float]:
@@ -175,10 +182,15 @@ def _step_row(ops: pd.DataFrame) -> dict[str, float]:
     took = kernels["end_ns"] - kernels["start_ns"]
     matmul = kernels["class"].isin(("gemm", "gemv"))
     return {
-        "span_ns": int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0, "busy_ns": int(total(busy)),
-        "kernel_ns": int(took.sum()), "kernels": len(kernels), "others": len(ops) - len(kernels),
-        "matmul_ns": int(took[matmul].sum()), "matmuls": int(matmul.sum()),
-        "splitk": int((kernels["class"] == "splitk_reduce").sum())}  # fmt: skip
+        "span_ns": int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0,
+        "busy_ns": int(total(busy)),
+        "kernel_ns": int(took.sum()),
+        "kernels": len(kernels),
+        "others": len(ops) - len(kernels),
+        "matmul_ns": int(took[matmul].sum()),
+        "matmuls": int(matmul.sum()),
+        "splitk": int((kernels["class"] == "splitk_reduce").sum()),
+    }
 
 
 def of_phase(ops: pd.DataFrame, phase: str) -> pd.DataFrame:
@@ -194,11 +206,18 @@ def class_table(recording: Recording) -> pd.DataFrame:
         per_step = kernels.groupby(["class", "step"])["dur_ns"].sum().unstack("step").reindex(columns=steps)
         per_step = per_step.fillna(0)
         ms = per_step.mean(axis=1) / 1e6
-        rows.append(pd.DataFrame({
-            "phase": phase, "class": ms.index, "ms": ms.to_numpy(), "sd_ms": per_step.apply(_sd, axis=1).to_numpy() / 1e6,
-            "percent": (100 * ms / ms.sum()).to_numpy(),
-            "launches": (kernels.groupby("class").size().reindex(ms.index) / len(steps)).to_numpy(),
-        }).sort_values("ms", ascending=False))  # fmt: skip
+        rows.append(
+            pd.DataFrame(
+                {
+                    "phase": phase,
+                    "class": ms.index,
+                    "ms": ms.to_numpy(),
+                    "sd_ms": per_step.apply(_sd, axis=1).to_numpy() / 1e6,
+                    "percent": (100 * ms / ms.sum()).to_numpy(),
+                    "launches": (kernels.groupby("class").size().reindex(ms.index) / len(steps)).to_numpy(),
+                }
+            ).sort_values("ms", ascending=False)
+        )
     return _stacked(rows, CLASS_COLUMNS)
 
 
@@ -210,12 +229,21 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
         counts = kernels.groupby(["name", "step"]).size().unstack("step").reindex(columns=steps).fillna(0)
         ms = groups.sum() / len(steps) / 1e6
         names = list(ms.index)
-        rows.append(pd.DataFrame({
-            "phase": phase, "kernel": [short_name(name) for name in names], "class": [class_of(name) for name in names],
-            "launches": counts.loc[names].mean(axis=1).to_numpy(),
-            "same_in_all_steps": (counts.loc[names].nunique(axis=1) == 1).to_numpy(),
-            "ms": ms.to_numpy(), "percent": (100 * ms / ms.sum()).to_numpy(), "mean_us": groups.mean().to_numpy() / 1e3,
-            "name": names}).sort_values("ms", ascending=False))  # fmt: skip
+        rows.append(
+            pd.DataFrame(
+                {
+                    "phase": phase,
+                    "kernel": [short_name(name) for name in names],
+                    "class": [class_of(name) for name in names],
+                    "launches": counts.loc[names].mean(axis=1).to_numpy(),
+                    "same_in_all_steps": (counts.loc[names].nunique(axis=1) == 1).to_numpy(),
+                    "ms": ms.to_numpy(),
+                    "percent": (100 * ms / ms.sum()).to_numpy(),
+                    "mean_us": groups.mean().to_numpy() / 1e3,
+                    "name": names,
+                }
+            ).sort_values("ms", ascending=False)
+        )
     return _stacked(rows, KERNEL_COLUMNS)
 
 
@@ -233,10 +261,15 @@ def part_table(
         per_step_us = (
             kernels.groupby("step")["dur_ns"].sum().reindex(steps).fillna(0) * len(steps) / ranges / 1e3
         )
-        row = {"part": part, "ranges": ranges / max(1, len(steps)), "kernels": len(kernels) / ranges,
-               "us_per_layer": kernels["dur_ns"].sum() / ranges / 1e3, "sd_us": _sd(per_step_us),
-               "matmul_us_per_layer": matmuls["dur_ns"].sum() / ranges / 1e3 if len(matmuls) else np.nan,
-               "matmuls_per_layer": len(matmuls) / ranges}  # fmt: skip
+        row = {
+            "part": part,
+            "ranges": ranges / max(1, len(steps)),
+            "kernels": len(kernels) / ranges,
+            "us_per_layer": kernels["dur_ns"].sum() / ranges / 1e3,
+            "sd_us": _sd(per_step_us),
+            "matmul_us_per_layer": matmuls["dur_ns"].sum() / ranges / 1e3 if len(matmuls) else np.nan,
+            "matmuls_per_layer": len(matmuls) / ranges,
+        }
         fused = bool((kernels["class"] == "softmax").any())
         rows.append({**row, **_rates(row, spec, batch, context, dtype, fused=fused)})
     table: pd.DataFrame = pd.DataFrame(rows, columns=PART_COLUMNS)
@@ -266,7 +299,12 @@ def _rates(
         seconds = float(row["matmul_us_per_layer"]) / 1e6  # type: ignore[arg-type]
     if not seconds > 0:
         return {"flop": flop, "least_bytes": moved}
-    return {"flop": flop, "least_bytes": moved, "tflops": flop / seconds / 1e12, "gb_per_s": moved / seconds / 1e9}  # fmt: skip
+    return {
+        "flop": flop,
+        "least_bytes": moved,
+        "tflops": flop / seconds / 1e12,
+        "gb_per_s": moved / seconds / 1e9,
+    }
 
 
 def class_of(name: str) -> str:

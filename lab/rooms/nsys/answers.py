@@ -103,8 +103,11 @@ def part_a(cell: CellData, _: Sequence[CellData]) -> Answer:
     inside = python_ms(told, "forward")
     plain = python_ms(twin, "forward")
     plain_sd = python_sd_ms(twin, "forward")
-    values |= {name: value for name, value in (("python_profiled_ms", inside), ("python_plain_ms", plain))
-               if value is not None}  # fmt: skip
+    values |= {
+        name: value
+        for name, value in (("python_profiled_ms", inside), ("python_plain_ms", plain))
+        if value is not None
+    }
     sentence = f"The range `forward` takes {spread(row.wall_ms, row.wall_sd_ms)} ms"
     if plain is None:
         sentence += (
@@ -144,8 +147,13 @@ def part_b(cell: CellData, _: Sequence[CellData]) -> Answer:
     if forward.empty:
         return no_answer("b", cell, "no kernel lies in the range `forward`")
     top = forward.iloc[0]
-    values: dict[str, float | str] = {"kernel": top.kernel, "launches": top.launches, "ms": top.ms,
-                                      "percent": top.percent, "name": top["name"]}  # fmt: skip
+    values: dict[str, float | str] = {
+        "kernel": top.kernel,
+        "launches": top.launches,
+        "ms": top.ms,
+        "percent": top.percent,
+        "name": top["name"],
+    }
     sentence = f"In forward, {_kernel_words(top)}."
     whole = kernels[kernels["phase"].isin(("forward", "backward"))]
     if (whole["phase"] == "backward").any():
@@ -157,8 +165,12 @@ def part_b(cell: CellData, _: Sequence[CellData]) -> Answer:
         )
         both = summed.iloc[0]
         same = "the same kernel" if summed.index[0] == top["name"] else "another one"
-        values |= {"both_kernel": both.kernel, "both_launches": both.launches, "both_ms": both.ms,
-                   "both_percent": both.percent}  # fmt: skip
+        values |= {
+            "both_kernel": both.kernel,
+            "both_launches": both.launches,
+            "both_ms": both.ms,
+            "both_percent": both.percent,
+        }
         sentence += f" Over forward and backward it is {same}: {_kernel_words(both)}."
     return Answer("b", cell.label, sentence, values, (_integers(cell, top), *_gemm_counts(cell)))
 
@@ -194,9 +206,16 @@ def part_c(cell: CellData, _: Sequence[CellData]) -> Answer:
     )
     sentence = f"{share:.1f} % of forward's kernel time is not matrix products: {named or 'no class of them reaches 1 %'}."
     total = float(forward["percent"].sum())
-    return Answer("c", cell.label, sentence, values, (
-        check("shares of all classes add up", abs(total - 100) < 1e-6, "100 %", f"{total:.6f} %"),
-        _attributed(cell)))  # fmt: skip
+    return Answer(
+        "c",
+        cell.label,
+        sentence,
+        values,
+        (
+            check("shares of all classes add up", abs(total - 100) < 1e-6, "100 %", f"{total:.6f} %"),
+            _attributed(cell),
+        ),
+    )
 
 
 def part_d(cell: CellData, siblings: Sequence[CellData]) -> Answer:
@@ -207,8 +226,16 @@ def part_d(cell: CellData, siblings: Sequence[CellData]) -> Answer:
     phases = {name: row for name in PHASES if (row := cell.phase(name)) is not None}
     if step is None or not step.kernels > 0 or "forward" not in phases:
         return no_answer("d", cell, "no kernels in the step's phases")
-    inference = next((row for other in siblings if other.found.cell.type == "forward"
-                      and (row := other.phase("forward")) is not None and row.kernels > 0), None)  # fmt: skip
+    inference = next(
+        (
+            row
+            for other in siblings
+            if other.found.cell.type == "forward"
+            and (row := other.phase("forward")) is not None
+            and row.kernels > 0
+        ),
+        None,
+    )
     values: dict[str, float | str] = {
         f"{name}_matmul_percent": row.matmul_percent for name, row in phases.items()
     }
@@ -248,17 +275,27 @@ def _checks_d(
 ) -> tuple[Check, ...]:
     summed = sum(row.kernel_ms for row in phases.values())
     checks = [
-        check("phases add up to the step", abs(summed - step.kernel_ms) <= 1e-3 * step.kernel_ms,
-              f"{step.kernel_ms:.4f} ms", f"{summed:.4f} ms"),
+        check(
+            "phases add up to the step",
+            abs(summed - step.kernel_ms) <= 1e-3 * step.kernel_ms,
+            f"{step.kernel_ms:.4f} ms",
+            f"{summed:.4f} ms",
+        ),
         _attributed(cell),
         *_gemm_counts(cell),
-    ]  # fmt: skip
+    ]
     if inference is None:
         checks.append(Check("forward multiplies as often as inference", OPEN, "a forward capture", "none"))
     else:
         ours = phases["forward"].matmuls
-        checks.append(check("forward multiplies as often as inference", ours == inference.matmuls,
-                            f"{inference.matmuls:g}", f"{ours:g}"))  # fmt: skip
+        checks.append(
+            check(
+                "forward multiplies as often as inference",
+                ours == inference.matmuls,
+                f"{inference.matmuls:g}",
+                f"{ours:g}",
+            )
+        )
     return tuple(checks)
 
 
@@ -317,8 +354,13 @@ def ceilings(cell: CellData) -> flops.Peaks | None:
         return None
     told = cell.found.told
     device = {**(told.device if told else {}), **cell.recording.gpu}
-    return flops.peaks(str(device.get("capability")), device.get("sm_count") or 0, device.get("clock_hz") or 0,
-                       device.get("bytes_per_s"), told.asked.dtype if told else "fp32")  # fmt: skip
+    return flops.peaks(
+        str(device.get("capability")),
+        device.get("sm_count") or 0,
+        device.get("clock_hz") or 0,
+        device.get("bytes_per_s"),
+        told.asked.dtype if told else "fp32",
+    )
 
 
 def _checks_e(cell: CellData, rows: dict[str, pd.Series]) -> Iterable[Check]:
@@ -357,8 +399,14 @@ def _times_nest(cell: CellData) -> tuple[Check, ...]:
     if row is None or cell.recording is None or not cell.recording.has_kernels:
         return (Check("busy <= span <= wall", OPEN, "kernels", "none"),)
     passed = row.busy_ms <= row.span_ms * (1 + 1e-9) and row.span_ms <= row.wall_ms * (1 + 1e-3)
-    return (check("busy <= span <= wall", passed, "in this order",
-                  f"{row.busy_ms:.3f} <= {row.span_ms:.3f} <= {row.wall_ms:.3f} ms"),)  # fmt: skip
+    return (
+        check(
+            "busy <= span <= wall",
+            passed,
+            "in this order",
+            f"{row.busy_ms:.3f} <= {row.span_ms:.3f} <= {row.wall_ms:.3f} ms",
+        ),
+    )
 
 
 def _clocks(cell: CellData) -> Check:
@@ -429,8 +477,12 @@ def _attributed(cell: CellData) -> Check:
     found = f"{len(kernels) - outside} of {len(kernels)}"
     if cell.recording.ambiguous:
         found += f", {cell.recording.ambiguous} ambiguous"
-    return check("every kernel of a step has a phase", outside == 0 and not cell.recording.ambiguous,
-                 f"{len(kernels)} of {len(kernels)}", found)  # fmt: skip
+    return check(
+        "every kernel of a step has a phase",
+        outside == 0 and not cell.recording.ambiguous,
+        f"{len(kernels)} of {len(kernels)}",
+        found,
+    )
 
 
 def python_ms(told: Told | None, phase: str) -> float | None:
@@ -477,5 +529,10 @@ def roofline_points(cell: CellData) -> list[dict[str, float | str]]:
 
 
 def _point(cell: CellData, what: str, flop: float, moved: float, seconds: float) -> dict[str, float | str]:
-    return {"cell": cell.label, "what": what, "flop_per_byte": flop / moved, "tflops": flop / seconds / 1e12,
-            "gb_per_s": moved / seconds / 1e9}  # fmt: skip
+    return {
+        "cell": cell.label,
+        "what": what,
+        "flop_per_byte": flop / moved,
+        "tflops": flop / seconds / 1e12,
+        "gb_per_s": moved / seconds / 1e9,
+    }

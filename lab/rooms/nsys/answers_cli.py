@@ -29,8 +29,16 @@ if TYPE_CHECKING:
     "--batch-size", type=click.IntRange(min=1), default=4, show_default=True, help="Of one capture."
 )
 @click.option("--fused-qkv", is_flag=True, help="Of one capture: one GEMM for query, key and value.")
-def answers(target: Path, parts: str, out: Path | None, as_json: bool, model_size: str | None, context_length: int,
-            batch_size: int, fused_qkv: bool) -> None:  # fmt: skip
+def answers(
+    target: Path,
+    parts: str,
+    out: Path | None,
+    as_json: bool,
+    model_size: str | None,
+    context_length: int,
+    batch_size: int,
+    fused_qkv: bool,
+) -> None:
     """Answer questions a to e from TARGET: a run, a folder of captures, or one capture. TARGET is not written to."""
     from lab.errors import StepFailed, needs
     from lab.rooms.nsys.config import parse_parts
@@ -93,8 +101,17 @@ def as_text(given: list[Answer], *, as_json: bool) -> str:
     if as_json:
         import msgspec
 
-        rows = [{"part": a.part, "cell": a.cell, "state": a.state, "answer": a.sentence, "values": a.values,
-                 "checks": a.checks} for a in given]  # fmt: skip
+        rows = [
+            {
+                "part": a.part,
+                "cell": a.cell,
+                "state": a.state,
+                "answer": a.sentence,
+                "values": a.values,
+                "checks": a.checks,
+            }
+            for a in given
+        ]
         return msgspec.json.encode(rows, enc_hook=float).decode()
     lines = []
     for answer in given:

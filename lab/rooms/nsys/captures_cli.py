@@ -14,12 +14,26 @@ ATTRIBUTION = ["full", "nsys"]
 
 @click.command()
 @FILE
-@click.option("--attribution", type=click.Choice(ATTRIBUTION), default="full", show_default=True,
-              help="full: backward owns what autograd's thread launched; nsys: the rule of nsys' own reports.")  # fmt: skip
-@click.option("--phase", "phases", metavar="REGEX", help="Names of ranges that own other threads' launches, too. "
-              "[default: forward, backward, optimizer_step and the like]")  # fmt: skip
-@click.option("-o", "--out", type=click.Path(path_type=Path),
-              help="Folder for ANALYSIS_SUMMARY.txt and stats_reports/*.csv.")  # fmt: skip
+@click.option(
+    "--attribution",
+    type=click.Choice(ATTRIBUTION),
+    default="full",
+    show_default=True,
+    help="full: backward owns what autograd's thread launched; nsys: the rule of nsys' own reports.",
+)
+@click.option(
+    "--phase",
+    "phases",
+    metavar="REGEX",
+    help="Names of ranges that own other threads' launches, too. "
+    "[default: forward, backward, optimizer_step and the like]",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for ANALYSIS_SUMMARY.txt and stats_reports/*.csv.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON on stdout.")
 def summary(file: Path, attribution: str, phases: str | None, out: Path | None, as_json: bool) -> None:
     """Phases, kernel classes, GPU busy and idle time of FILE (.sqlite[.gz], .nsys-rep, .json[.gz])."""
@@ -41,18 +55,33 @@ def summary(file: Path, attribution: str, phases: str | None, out: Path | None, 
     else:
         click.echo(found.text(), nl=False)
     if not len(capture.ranges):
-        raise MissingError("the capture holds no ranges: phases cannot be told apart", where=file,
-                           fix="record with NVTX ranges (--trace=cuda,nvtx) or record_function")  # fmt: skip
+        raise MissingError(
+            "the capture holds no ranges: phases cannot be told apart",
+            where=file,
+            fix="record with NVTX ranges (--trace=cuda,nvtx) or record_function",
+        )
     for said in lacking:
         click.echo(f"not written: {said}", err=True)
 
 
 @click.command()
 @FILE
-@click.option("-r", "--report", "reports", default="cuda_gpu_kern_sum", show_default=True, metavar="NAME,...",
-              help="Names as in `nsys stats`, or all.")  # fmt: skip
-@click.option("--attribution", type=click.Choice(ATTRIBUTION), default="nsys", show_default=True,
-              help="nsys: the numbers that nsys prints; full: backward owns its kernels.")  # fmt: skip
+@click.option(
+    "-r",
+    "--report",
+    "reports",
+    default="cuda_gpu_kern_sum",
+    show_default=True,
+    metavar="NAME,...",
+    help="Names as in `nsys stats`, or all.",
+)
+@click.option(
+    "--attribution",
+    type=click.Choice(ATTRIBUTION),
+    default="nsys",
+    show_default=True,
+    help="nsys: the numbers that nsys prints; full: backward owns its kernels.",
+)
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for one CSV a report.")
 def stats(file: Path, reports: str, attribution: str, out: Path | None) -> None:
     """The reports of `nsys stats` for FILE, as CSV, computed without nsys."""

@@ -108,7 +108,9 @@ def run_nsys(ctx: click.Context, /, **flags: Any) -> Experiment:
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site, root, skip_existing=skip_existing)
 
-    return Experiment("nsys", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing))
+    return Experiment(
+        "nsys", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing)
+    )
 
 
 def config_of(flags: dict[str, Any]) -> Any:
@@ -118,8 +120,12 @@ def config_of(flags: dict[str, Any]) -> Any:
     from lab.rooms.nsys import config
     from lab.terminal.click_types import parse_int_list
 
-    readers = {"parts": config.parse_parts, "model_sizes": config.parse_sizes,
-               "context_lengths": parse_int_list, "profile_types": config.parse_types}  # fmt: skip
+    readers = {
+        "parts": config.parse_parts,
+        "model_sizes": config.parse_sizes,
+        "context_lengths": parse_int_list,
+        "profile_types": config.parse_types,
+    }
     lists = {name: tuple(read(flags[name])) for name, read in readers.items() if flags[name]}
     work = set(config.WorkloadConfig.__struct_fields__)
     rest = {name: value for name, value in flags.items() if name not in readers and name not in work}
@@ -139,6 +145,8 @@ COMMANDS = {
         "A copy of an export without environment, command, users and paths.",
     ),
 }
+
+
 @click.group(cls=LazyGroup, lazy=COMMANDS)
 def nsys() -> None:
     """Read captures: exports of Nsight Systems (.sqlite, or .nsys-rep where nsys is) and torch.profiler traces.

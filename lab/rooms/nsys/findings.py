@@ -35,8 +35,11 @@ def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[s
     """
     found = merged(find_cells(folder), planned(run))
     if not found:
-        raise MissingError("no captures of this room lie here", where=folder,
-                           fix="lab run nsys makes them; a single file: lab nsys answers FILE")  # fmt: skip
+        raise MissingError(
+            "no captures of this room lie here",
+            where=folder,
+            fix="lab run nsys makes them; a single file: lab nsys answers FILE",
+        )
     reports: list[Path] = []
 
     def keep(one: Found, capture: Capture) -> None:
@@ -47,8 +50,13 @@ def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[s
     if asked:
         results = replace(results, answers=[answer for answer in results.answers if answer.part in asked])
     manifest = run.manifest if run else None
-    done = report(results, out=out, title=f"Nsys {folder.resolve().name}", provenance=provenance(folder, manifest),
-                  kind=manifest.kind.value if manifest else "measured")  # fmt: skip
+    done = report(
+        results,
+        out=out,
+        title=f"Nsys {folder.resolve().name}",
+        provenance=provenance(folder, manifest),
+        kind=manifest.kind.value if manifest else "measured",
+    )
     done.files.append(write_summary(results, done.verdict, out / TREE / "ANALYSIS_SUMMARY.txt"))
     done.files.extend(reports)
     return done
@@ -87,7 +95,10 @@ def results_of_one(path: Path, spec: ModelSpec | None, context: int, batch: int)
     size = spec.name if spec else path.name
     found = Found(
         cell=Cell(size=size, context=context, type=kind, parts=tuple(PART_TYPES)),
-        capture=path, spec=spec, batch=batch if spec else None)  # fmt: skip
+        capture=path,
+        spec=spec,
+        batch=batch if spec else None,
+    )
     cell = CellData(found, recording, tables_of(recording, spec, found.batch, context, "fp32"))
     said = [{"cell": cell.label, "file": path.name, "what": text, "fix": ""} for text in recording.problems]
     reason = "" if recording.steps else "the capture has no range `step_N`"

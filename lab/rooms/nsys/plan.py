@@ -27,21 +27,44 @@ def plan(config: NsysConfig, site: Site, root: Path, *, skip_existing: bool = Fa
     config = resolved(config, on_gpu=bool(site.gpus))
     wanted = cells(config)
     steps = tuple(step for cell in wanted for step in cell_steps(config, cell, site))
-    skipped = {step.name: why for cell in wanted if (why := too_big(cell, site))
-               for step in cell_steps(config, cell, site)}  # fmt: skip
+    skipped = {
+        step.name: why
+        for cell in wanted
+        if (why := too_big(cell, site))
+        for step in cell_steps(config, cell, site)
+    }
     if skip_existing:
         skipped |= {step.name: "its result is already there" for step in steps if _complete(root, step)}
     text = msgspec.json.format(msgspec.json.encode(config)).decode() + "\n"
-    return Plan(steps=steps, inputs={CONFIG: text}, config=msgspec.to_builtins(config), skipped=skipped,
-                notes=_notes(site))  # fmt: skip
+    return Plan(
+        steps=steps,
+        inputs={CONFIG: text},
+        config=msgspec.to_builtins(config),
+        skipped=skipped,
+        notes=_notes(site),
+    )
 
 
 def cell_steps(config: NsysConfig, cell: Cell, site: Site) -> list[Step]:
     """The recorded process, and its twin without a profiler before it."""
     folder = folder_of(cell)
-    recorded = _step(config, cell, site, cell.name.lower(), folder,
-                     ("-m", RECORDER, "--collector", config.collector, *(("--keep-original",) if config.keep_original else ()),
-                      "--out", folder, "--"))  # fmt: skip
+    recorded = _step(
+        config,
+        cell,
+        site,
+        cell.name.lower(),
+        folder,
+        (
+            "-m",
+            RECORDER,
+            "--collector",
+            config.collector,
+            *(("--keep-original",) if config.keep_original else ()),
+            "--out",
+            folder,
+            "--",
+        ),
+    )
     if not config.twin:
         return [recorded]
     folder = twin_of(cell)
@@ -97,12 +120,20 @@ def _step(
 ) -> Step:
     on_gpu = bool(site.gpus)
     return Step(
-        name=name, folder=folder, num_gpus=1 if on_gpu else 0,
+        name=name,
+        folder=folder,
+        num_gpus=1 if on_gpu else 0,
         argv=("python", "-u", *program, *workload_arguments(config, cell, on_gpu=on_gpu)),
-        timeout_s=config.step_timeout_s, settle_s=config.pause_s if on_gpu else 0.0,
+        timeout_s=config.step_timeout_s,
+        settle_s=config.pause_s if on_gpu else 0.0,
         expects=(f"{folder}/cell.json",),
-        labels={"size": cell.size, "context": cell.context, "type": cell.type,
-                "profiled": int(RECORDER in program)})  # fmt: skip
+        labels={
+            "size": cell.size,
+            "context": cell.context,
+            "type": cell.type,
+            "profiled": int(RECORDER in program),
+        },
+    )
 
 
 def _complete(root: Path, step: Step) -> bool:

@@ -96,17 +96,20 @@ def _ops_frame(
     step = projection.owners(steps)
     texts = capture.text(capture.ops.name_id)
     classes = {name: class_of(name) for name in set(texts)}
-    frame: pd.DataFrame = pd.DataFrame({
-        "step": np.append(numbers, -1)[step],
-        "phase": _owner_names(projection, PHASES, named),
-        "part": _owner_names(projection, PARTS, named),
-        "name": texts,
-        "class": [classes[name] for name in texts],
-        "kernel": capture.ops.kind == KERNEL,
-        "start_ns": capture.ops.start_ns,
-        "end_ns": capture.ops.end_ns,
-        "rule": np.array(RULES, dtype=object)[projection.ops.rule],
-    }, columns=OPS)  # fmt: skip
+    frame: pd.DataFrame = pd.DataFrame(
+        {
+            "step": np.append(numbers, -1)[step],
+            "phase": _owner_names(projection, PHASES, named),
+            "part": _owner_names(projection, PARTS, named),
+            "name": texts,
+            "class": [classes[name] for name in texts],
+            "kernel": capture.ops.kind == KERNEL,
+            "start_ns": capture.ops.start_ns,
+            "end_ns": capture.ops.end_ns,
+            "rule": np.array(RULES, dtype=object)[projection.ops.rule],
+        },
+        columns=OPS,
+    )
     return frame
 
 
@@ -125,8 +128,18 @@ def _ranges_frame(
     ranges = projection.capture.ranges
     step_of = _step_of_ranges(projection, steps, numbers)
     found = [(STEP, steps), *named.items()]
-    frames = [pd.DataFrame({"step": step_of[rows], "name": name, "start_ns": ranges.start_ns[rows],
-                            "end_ns": ranges.end_ns[rows]}, columns=RANGES) for name, rows in found]  # fmt: skip
+    frames = [
+        pd.DataFrame(
+            {
+                "step": step_of[rows],
+                "name": name,
+                "start_ns": ranges.start_ns[rows],
+                "end_ns": ranges.end_ns[rows],
+            },
+            columns=RANGES,
+        )
+        for name, rows in found
+    ]
     frame: pd.DataFrame = pd.concat(frames, ignore_index=True)
     frame = frame[frame["step"] >= 0].sort_values("start_ns", kind="stable").reset_index(drop=True)
     return frame

@@ -29,8 +29,19 @@ DRAWN = {
     "fail": ("optimizer", ("optimizer",)),
     "unknown": ("other", ()),
 }
-PILLS = {OK: "ok", FAILED: "fail", OPEN: "unknown", "no answer": "unknown", "oom": "warn", "failed": "fail",
-         "timeout": "fail", "no_gpu_data": "warn", "skipped_estimate": "warn", "missing": "fail", "unreadable": "fail"}  # fmt: skip
+PILLS = {
+    OK: "ok",
+    FAILED: "fail",
+    OPEN: "unknown",
+    "no answer": "unknown",
+    "oom": "warn",
+    "failed": "fail",
+    "timeout": "fail",
+    "no_gpu_data": "warn",
+    "skipped_estimate": "warn",
+    "missing": "fail",
+    "unreadable": "fail",
+}
 RESULT = (
     "ok",
     "oom",
@@ -78,9 +89,17 @@ def report(
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
     sentences, status = verdict(results), status_of(results)
     page = Page(
-        title=title, question=TITLE + "?", verdict=sentences, status=status, cards=_cards(results, tables),
-        sections=_sections(results, tables, out / "figures"), provenance=provenance, footnotes=FOOTNOTES, room="nsys",
-        kind=kind)  # fmt: skip
+        title=title,
+        question=TITLE + "?",
+        verdict=sentences,
+        status=status,
+        cards=_cards(results, tables),
+        sections=_sections(results, tables, out / "figures"),
+        provenance=provenance,
+        footnotes=FOOTNOTES,
+        room="nsys",
+        kind=kind,
+    )
     blocks = [block for section in page.sections for block in section.blocks]
     files += [out / block.png for block in blocks if isinstance(block, Figure)]
     files.append(write_page(page, out / "report.html"))
@@ -95,24 +114,53 @@ def all_tables(results: Results) -> dict[str, pd.DataFrame]:
     """Every table of the room, by the name of its CSV."""
     answers = pd.DataFrame(
         [{"part": a.part, "cell": a.cell, "state": a.state, "answer": a.sentence} for a in results.answers],
-        columns=["part", "cell", "state", "answer"])  # fmt: skip
+        columns=["part", "cell", "state", "answer"],
+    )
     checks = pd.DataFrame(
-        [{"part": a.part, "cell": a.cell, "check": c.name, "state": c.state, "expected": c.expected, "found": c.found}
-         for a in results.answers for c in a.checks],
-        columns=["part", "cell", "check", "state", "expected", "found"])  # fmt: skip
+        [
+            {
+                "part": a.part,
+                "cell": a.cell,
+                "check": c.name,
+                "state": c.state,
+                "expected": c.expected,
+                "found": c.found,
+            }
+            for a in results.answers
+            for c in a.checks
+        ],
+        columns=["part", "cell", "check", "state", "expected", "found"],
+    )
     values = pd.DataFrame(
-        [{"part": a.part, "cell": a.cell, "name": name, "value": value} for a in results.answers
-         for name, value in a.values.items()], columns=["part", "cell", "name", "value"])  # fmt: skip
+        [
+            {"part": a.part, "cell": a.cell, "name": name, "value": value}
+            for a in results.answers
+            for name, value in a.values.items()
+        ],
+        columns=["part", "cell", "name", "value"],
+    )
     of_cells = {
         name: _joined(
             [(cell, getattr(cell.tables, name)) for cell in results.data if cell.tables is not None]
         )
         for name in ("phases", "classes", "kernels", "parts")
     }
-    return {"cells": results.cells, "overview": overview(results), "answers": answers, "checks": checks, "values": values,
-            "phases": of_cells["phases"], "classes": of_cells["classes"], "kernels": of_cells["kernels"],
-            "attention": of_cells["parts"],
-            "cpu_ops": _joined([(cell, cell.recording.cpu_ops) for cell in results.data if cell.recording is not None]), "roofline": _roofline_table(results), "problems": results.problems}  # fmt: skip
+    return {
+        "cells": results.cells,
+        "overview": overview(results),
+        "answers": answers,
+        "checks": checks,
+        "values": values,
+        "phases": of_cells["phases"],
+        "classes": of_cells["classes"],
+        "kernels": of_cells["kernels"],
+        "attention": of_cells["parts"],
+        "cpu_ops": _joined(
+            [(cell, cell.recording.cpu_ops) for cell in results.data if cell.recording is not None]
+        ),
+        "roofline": _roofline_table(results),
+        "problems": results.problems,
+    }
 
 
 def verdict(results: Results) -> list[str]:
@@ -182,8 +230,15 @@ def _cards(results: Results, tables: dict[str, pd.DataFrame]) -> list[Card]:
             break
     for answer in reversed(results.answers):
         if answer.part == "e" and answer.given:
-            cards.append(Card("Softmax over QK^T", f"{float(answer.values['time_ratio']):.2f}", "tables/values.csv",
-                              "×", f"time per layer, {answer.cell}"))  # fmt: skip
+            cards.append(
+                Card(
+                    "Softmax over QK^T",
+                    f"{float(answer.values['time_ratio']):.2f}",
+                    "tables/values.csv",
+                    "×",
+                    f"time per layer, {answer.cell}",
+                )
+            )
             break
     checks = tables["checks"]
     if len(checks):
@@ -198,11 +253,25 @@ def _sections(results: Results, tables: dict[str, pd.DataFrame], folder: Path) -
         Section("Sizes and contexts", _matrix_blocks(results, folder)),
         Section("Where the time goes", _time_blocks(results, tables, folder)),
         Section("Attention and ceilings", _attention_blocks(results, tables, folder)),
-        Section("Self-checks", [Table(tables["checks"], "Every check of every answer", "tables/checks.csv", pills=PILLS)]
-                if len(tables["checks"]) else []),
-        Section("Problems", [Table(results.problems, "What could not be read, or is not as it should be",
-                                   "tables/problems.csv")] if len(results.problems) else []),
-    ]  # fmt: skip
+        Section(
+            "Self-checks",
+            [Table(tables["checks"], "Every check of every answer", "tables/checks.csv", pills=PILLS)]
+            if len(tables["checks"])
+            else [],
+        ),
+        Section(
+            "Problems",
+            [
+                Table(
+                    results.problems,
+                    "What could not be read, or is not as it should be",
+                    "tables/problems.csv",
+                )
+            ]
+            if len(results.problems)
+            else [],
+        ),
+    ]
     return [section for section in found if section.blocks]
 
 
@@ -225,12 +294,18 @@ def _mark(answer: Answer) -> str:
 
 # Column of the overview -> part and name of the value that fills it.
 OVERVIEW = {
-    "forward_ms": ("a", "range_ms"), "forward_plain_ms": ("a", "python_plain_ms"), "forward_busy_ms": ("a", "busy_ms"),
-    "not_matmul_percent": ("c", "not_matmul_percent"), "forward_matmul_percent": ("d", "forward_matmul_percent"),
-    "backward_matmul_percent": ("d", "backward_matmul_percent"), "training_matmul_percent": ("d", "step_matmul_percent"),
-    "softmax_us": ("e", "computing_softmax_us"), "qk_gemm_us": ("e", "qk_gemm_us"), "av_gemm_us": ("e", "av_gemm_us"),
+    "forward_ms": ("a", "range_ms"),
+    "forward_plain_ms": ("a", "python_plain_ms"),
+    "forward_busy_ms": ("a", "busy_ms"),
+    "not_matmul_percent": ("c", "not_matmul_percent"),
+    "forward_matmul_percent": ("d", "forward_matmul_percent"),
+    "backward_matmul_percent": ("d", "backward_matmul_percent"),
+    "training_matmul_percent": ("d", "step_matmul_percent"),
+    "softmax_us": ("e", "computing_softmax_us"),
+    "qk_gemm_us": ("e", "qk_gemm_us"),
+    "av_gemm_us": ("e", "av_gemm_us"),
     "softmax_over_qk": ("e", "time_ratio"),
-}  # fmt: skip
+}
 
 
 def overview(results: Results) -> pd.DataFrame:
@@ -240,8 +315,11 @@ def overview(results: Results) -> pd.DataFrame:
     for cell in results.data:
         place = (cell.found.cell.size, cell.found.cell.context)
         row = rows.setdefault(place, {"size": place[0], "context": place[1]})
-        row |= {column: values[cell.label, part][name] for column, (part, name) in OVERVIEW.items()
-                if name in values.get((cell.label, part), {})}  # fmt: skip
+        row |= {
+            column: values[cell.label, part][name]
+            for column, (part, name) in OVERVIEW.items()
+            if name in values.get((cell.label, part), {})
+        }
     table: pd.DataFrame = pd.DataFrame(list(rows.values()), columns=["size", "context", *OVERVIEW])
     return table
 
@@ -264,8 +342,12 @@ def _matrix_blocks(results: Results, folder: Path) -> list[Block]:
     ]
 
 
-HEADINGS = {"not_nsys_because": Heading("not nsys, because", ""), "wall_ms": Heading("step, wall", "ms"), "plain_ms": Heading("step, no profiler", "ms"),
-            "overhead_percent": Heading("profiler's overhead", "%")}  # fmt: skip
+HEADINGS = {
+    "not_nsys_because": Heading("not nsys, because", ""),
+    "wall_ms": Heading("step, wall", "ms"),
+    "plain_ms": Heading("step, no profiler", "ms"),
+    "overhead_percent": Heading("profiler's overhead", "%"),
+}
 
 
 def _matrix(cells: pd.DataFrame) -> Drawing:
@@ -308,8 +390,12 @@ def _time_blocks(results: Results, tables: dict[str, pd.DataFrame], folder: Path
         shares = _shares(results, contexts)
         if len(contexts) > 1 and shares:
             caption = "Share of forward's kernel time that is matrix products, over the context length."
-            drawing = lines([str(context) for context in contexts], shares, across="context length (tokens)",
-                            axis="matrix products, % of forward")  # fmt: skip
+            drawing = lines(
+                [str(context) for context in contexts],
+                shares,
+                across="context length (tokens)",
+                axis="matrix products, % of forward",
+            )
             svg = save(drawing, folder, "share_over_context")
             blocks.append(Figure(svg, caption, "figures/share_over_context.png", "tables/phases.csv"))
     if len(phases):
@@ -387,10 +473,12 @@ def _attention_blocks(results: Results, tables: dict[str, pd.DataFrame], folder:
     points, roofs = tables["roofline"], roofs_of(results)
     if len(points) and roofs:
         series = {
-            str(what): [(x, y, f"{cell}, {what}: {y:.2f} TFLOP/s")
-                        for cell, x, y in rows[["cell", "flop_per_byte", "tflops"]].to_numpy().tolist()]
+            str(what): [
+                (x, y, f"{cell}, {what}: {y:.2f} TFLOP/s")
+                for cell, x, y in rows[["cell", "flop_per_byte", "tflops"]].to_numpy().tolist()
+            ]
             for what, rows in points.groupby("what", sort=False)
-        }  # fmt: skip
+        }
         drawing = roofline(series, roofs=roofs, across="FLOP per least byte", axis="TFLOP/s achieved")
         caption = (
             "What each part achieved, against its GPU's ceilings: the slope is memory bandwidth, the flat line the rate "
@@ -475,17 +563,25 @@ def cell_row(cell: CellData, outcome: str, reason: str) -> dict[str, object]:
     wall = float(step.wall_ms) if step is not None else np.nan
     peak = told.peak_allocated_bytes if told else None
     return {
-        "cell": cell.label, "size": found.cell.size, "context": found.cell.context, "type": found.cell.type,
-        "outcome": outcome, "reason": reason,
+        "cell": cell.label,
+        "size": found.cell.size,
+        "context": found.cell.context,
+        "type": found.cell.type,
+        "outcome": outcome,
+        "reason": reason,
         "collector": cell.recording.collector if cell.recording else collected.collector if collected else "",
         "not_nsys_because": (collected.reason or "") if collected and collected.collector != "nsys" else "",
         "tool_version": cell.recording.version if cell.recording else "",
-        "device": (told.device.get("name") if told else None) or (cell.recording.device if cell.recording else ""),
-        "dtype": told.asked.dtype if told else "", "steps": int(step.steps) if step is not None else 0, "wall_ms": wall,
+        "device": (told.device.get("name") if told else None)
+        or (cell.recording.device if cell.recording else ""),
+        "dtype": told.asked.dtype if told else "",
+        "steps": int(step.steps) if step is not None else 0,
+        "wall_ms": wall,
         "plain_ms": np.nan if plain is None else plain,
         "overhead_percent": np.nan if plain is None else 100 * (wall - plain) / plain,
         "kernel_ms": float(step.kernel_ms) if step is not None else np.nan,
         "kernels": float(step.kernels) if step is not None else np.nan,
         "matmul_percent": float(step.matmul_percent) if step is not None else np.nan,
         "peak_mib": np.nan if peak is None else peak / 2**20,
-        "capture": found.capture.name if found.capture else ""}  # fmt: skip
+        "capture": found.capture.name if found.capture else "",
+    }

@@ -292,10 +292,21 @@ def _projected_sum(name: str, projection: Projection) -> Report:
         figures = [str(groups.total[group]), str(int(sums["host"][group])), str(count), *groups.spread(group)]
         shown.append([*label(group), *figures, str(int(sums["ops"][group])), *means])
     header = [
-        "Range", "Style", "Total Proj Time (ns)", "Total Range Time (ns)", "Range Instances", "Proj Avg (ns)",
-        "Proj Med (ns)", "Proj Min (ns)", "Proj Max (ns)", "Proj StdDev (ns)", "Total GPU Ops", "Avg GPU Ops",
-        "Avg Range Lvl", "Avg Num Child",
-    ]  # fmt: skip
+        "Range",
+        "Style",
+        "Total Proj Time (ns)",
+        "Total Range Time (ns)",
+        "Range Instances",
+        "Proj Avg (ns)",
+        "Proj Med (ns)",
+        "Proj Min (ns)",
+        "Proj Max (ns)",
+        "Proj StdDev (ns)",
+        "Total GPU Ops",
+        "Avg GPU Ops",
+        "Avg Range Lvl",
+        "Avg Num Child",
+    ]
     return Report(name, header, shown)
 
 
@@ -310,16 +321,38 @@ def _projected_trace(name: str, projection: Projection) -> Report:
         stack = _stack(instances.parent, row)
         shown.append(
             [
-                labels[row], instances.first_ns[row], instances.last_ns[row] - instances.first_ns[row],
-                ranges.start_ns[row], ranges.end_ns[row] - ranges.start_ns[row], styles[row], ranges.pid[row],
-                ranges.tid[row], instances.num_ops[row], max(int(instances.level[row]), 0), children[row], ids[row],
-                ids[stack[-2]] if len(stack) > 1 else "", "".join(f":{ids[one]}" for one in stack),
+                labels[row],
+                instances.first_ns[row],
+                instances.last_ns[row] - instances.first_ns[row],
+                ranges.start_ns[row],
+                ranges.end_ns[row] - ranges.start_ns[row],
+                styles[row],
+                ranges.pid[row],
+                ranges.tid[row],
+                instances.num_ops[row],
+                max(int(instances.level[row]), 0),
+                children[row],
+                ids[row],
+                ids[stack[-2]] if len(stack) > 1 else "",
+                "".join(f":{ids[one]}" for one in stack),
             ]
-        )  # fmt: skip
+        )
     header = [
-        "Name", "Projected Start (ns)", "Projected Duration (ns)", "Orig Start (ns)", "Orig Duration (ns)", "Style",
-        "PID", "TID", "NumGPUOps", "Lvl", "NumChild", "RangeId", "ParentId", "RangeStack",
-    ]  # fmt: skip
+        "Name",
+        "Projected Start (ns)",
+        "Projected Duration (ns)",
+        "Orig Start (ns)",
+        "Orig Duration (ns)",
+        "Style",
+        "PID",
+        "TID",
+        "NumGPUOps",
+        "Lvl",
+        "NumChild",
+        "RangeId",
+        "ParentId",
+        "RangeStack",
+    ]
     return Report(name, header, _as_text(shown))
 
 
@@ -461,10 +494,28 @@ def _gpu_trace(name: str, projection: Projection) -> Report:
         times = [ops.start_ns[row], ops.end_ns[row] - ops.start_ns[row], ops.corr[row]]
         shown.append([*map(str, times), *figures, *where])
     header = [
-        "Start (ns)", "Duration (ns)", "CorrId", "GrdX", "GrdY", "GrdZ", "BlkX", "BlkY", "BlkZ", "Reg/Trd",
-        "StcSMem (MB)", "DymSMem (MB)", "Bytes (MB)", "Throughput (MB/s)", "SrcMemKd", "DstMemKd", "Device", "Ctx",
-        "GreenCtx", "Strm", "Name",
-    ]  # fmt: skip
+        "Start (ns)",
+        "Duration (ns)",
+        "CorrId",
+        "GrdX",
+        "GrdY",
+        "GrdZ",
+        "BlkX",
+        "BlkY",
+        "BlkZ",
+        "Reg/Trd",
+        "StcSMem (MB)",
+        "DymSMem (MB)",
+        "Bytes (MB)",
+        "Throughput (MB/s)",
+        "SrcMemKd",
+        "DstMemKd",
+        "Device",
+        "Ctx",
+        "GreenCtx",
+        "Strm",
+        "Name",
+    ]
     return Report(name, header, shown)
 
 

@@ -11,8 +11,15 @@ from lab.recordings.projection import project
 from lab.rooms.nsys.layout import Found, published_name
 from lab.rooms.nsys.stats import available, report
 
-REPORTS = ("cuda_gpu_kern_sum", "cuda_api_sum", "cuda_gpu_mem_time_sum", "cuda_gpu_mem_size_sum", "nvtx_sum",
-           "nvtx_gpu_proj_sum", "nvtx_kern_sum")  # fmt: skip
+REPORTS = (
+    "cuda_gpu_kern_sum",
+    "cuda_api_sum",
+    "cuda_gpu_mem_time_sum",
+    "cuda_gpu_mem_size_sum",
+    "nvtx_sum",
+    "nvtx_gpu_proj_sum",
+    "nvtx_kern_sum",
+)
 
 
 def write_reports(found: Found, capture: Capture, parts: Sequence[str], out: Path) -> list[Path]:

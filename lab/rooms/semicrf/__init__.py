@@ -25,8 +25,15 @@ if TYPE_CHECKING:
     from lab.rooms.semicrf.report import Findings
 
 # What a person imports from here, and the module (with torch in it) that holds it.
-_HOMES = {"SemiCRF": "head", "log_partition": "api", "marginals": "api", "viterbi": "api", "sample": "api",
-          "entropy": "api", "lint_objective": "linter"}  # fmt: skip
+_HOMES = {
+    "SemiCRF": "head",
+    "log_partition": "api",
+    "marginals": "api",
+    "viterbi": "api",
+    "sample": "api",
+    "entropy": "api",
+    "lint_objective": "linter",
+}
 __all__ = ["SemiCRF", "entropy", "lint_objective", "log_partition", "marginals", "sample", "viterbi"]
 
 

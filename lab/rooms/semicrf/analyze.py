@@ -17,11 +17,37 @@ from lab.rooms.semicrf.layout import HEADS, comparisons, read_json
 
 WORDS = {Status.ok: "ok", Status.skipped: "skipped"}
 RESULT_COLUMNS = [
-    "model", "backend", "status", "reason", "phone_error_rate", "boundary_f1", "boundary_f1_2", "segment_f1",
-    "duration_kl", "epoch_time_s", "total_time_s", "inference_time_s", "peak_mem_bytes", "peak_rss_bytes", "best_epoch", "device", "file",
-]  # fmt: skip
-EPOCH_COLUMNS = ["model", "backend", "epoch", "loss", "dev_per", "boundary_f1", "grad_norm", "transition_max", "duration_max",
-                 "train_s", "lr"]  # fmt: skip
+    "model",
+    "backend",
+    "status",
+    "reason",
+    "phone_error_rate",
+    "boundary_f1",
+    "boundary_f1_2",
+    "segment_f1",
+    "duration_kl",
+    "epoch_time_s",
+    "total_time_s",
+    "inference_time_s",
+    "peak_mem_bytes",
+    "peak_rss_bytes",
+    "best_epoch",
+    "device",
+    "file",
+]
+EPOCH_COLUMNS = [
+    "model",
+    "backend",
+    "epoch",
+    "loss",
+    "dev_per",
+    "boundary_f1",
+    "grad_norm",
+    "transition_max",
+    "duration_max",
+    "train_s",
+    "lr",
+]
 
 
 @dataclass(frozen=True)
@@ -81,8 +107,22 @@ def read_epochs(path: Path, lacking: list[str]) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = msgspec.json.decode(line)
-            yield {"epoch": row["epoch"], "loss": row["loss"], "dev_per": row["phone_error_rate"], **{
-                name: row.get(name) for name in ("boundary_f1", "grad_norm", "transition_max", "duration_max", "train_s", "lr")}}  # fmt: skip
+            yield {
+                "epoch": row["epoch"],
+                "loss": row["loss"],
+                "dev_per": row["phone_error_rate"],
+                **{
+                    name: row.get(name)
+                    for name in (
+                        "boundary_f1",
+                        "grad_norm",
+                        "transition_max",
+                        "duration_max",
+                        "train_s",
+                        "lr",
+                    )
+                },
+            }
         except (msgspec.DecodeError, KeyError, TypeError) as error:
             if number != len(lines):
                 raise BadDataError(f"this line is no epoch: {error}", where=f"{path}:{number}") from error
@@ -121,8 +161,12 @@ def comparison(run: Run, found: Trainings) -> dict[str, Any]:
     """The benchmark's JSON; where a head ran on several backends, the first that succeeded."""
     config = run.manifest.config
     names = ("max_duration", "hidden_dim", "num_layers", "epochs", "batch_size")
-    document: dict[str, Any] = {"task": "timit", "timestamp": run.manifest.created_utc, "corpus": config.get("data"),
-                                "config": {name: config[name] for name in names}}  # fmt: skip
+    document: dict[str, Any] = {
+        "task": "timit",
+        "timestamp": run.manifest.created_utc,
+        "corpus": config.get("data"),
+        "config": {name: config[name] for name in names},
+    }
     for key, model in HEADS.items():
         first = next((raw for raw in found.raw.values() if raw["model"] == model), None)
         if first is not None:
@@ -168,8 +212,18 @@ def read_checks(run: Run) -> tuple[pd.DataFrame, list[str]]:
         backend = str(record.step.labels["backend"])
         if status != "ok":
             lacking.append(f"{record.step.name}: {reason}")
-            rows.append({"backend": backend, "check": "the step itself", "shape": "", "dtype": "", "value": None, "limit": None,
-                         "verdict": "fail", "text": reason})  # fmt: skip
+            rows.append(
+                {
+                    "backend": backend,
+                    "check": "the step itself",
+                    "shape": "",
+                    "dtype": "",
+                    "value": None,
+                    "limit": None,
+                    "verdict": "fail",
+                    "text": reason,
+                }
+            )
             continue
         rows += [
             {"backend": backend, **row}
@@ -185,17 +239,25 @@ def _outcome(record: Any) -> tuple[str, str]:
 
 
 def _result(found: dict[str, Any]) -> dict[str, Any]:
-    return {**_recorded({**found, **found["test"]}), "peak_mem_bytes": found["peak_memory_bytes"],
-            "best_epoch": found["best_epoch"], "device": found["device_name"]}  # fmt: skip
+    return {
+        **_recorded({**found, **found["test"]}),
+        "peak_mem_bytes": found["peak_memory_bytes"],
+        "best_epoch": found["best_epoch"],
+        "device": found["device_name"],
+    }
 
 
 def _recorded(found: dict[str, Any]) -> dict[str, Any]:
     return {
-        "phone_error_rate": found["phone_error_rate"], "boundary_f1": found["boundary_f1"],
-        "boundary_f1_2": found["boundary_f1_tolerances"]["2"], "segment_f1": found["segment_f1"],
-        "duration_kl": found.get("duration_kl"), "epoch_time_s": found["training_time_per_epoch"],
-        "total_time_s": found["total_training_time"], "inference_time_s": found["inference_time"],
-    }  # fmt: skip
+        "phone_error_rate": found["phone_error_rate"],
+        "boundary_f1": found["boundary_f1"],
+        "boundary_f1_2": found["boundary_f1_tolerances"]["2"],
+        "segment_f1": found["segment_f1"],
+        "duration_kl": found.get("duration_kl"),
+        "epoch_time_s": found["training_time_per_epoch"],
+        "total_time_s": found["total_training_time"],
+        "inference_time_s": found["inference_time"],
+    }
 
 
 def _durations(case: dict[str, str], stats: dict[str, Any]) -> Iterator[dict[str, Any]]:

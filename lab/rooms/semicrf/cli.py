@@ -41,11 +41,24 @@ class Names(_NamesParam):
 
 
 TRAINING = (
-    click.option("--preset", type=click.Choice(list(PRESETS)), help="Sizes. [default: timit with GPUs, tiny without]"),
-    click.option("--data", "--data-dir", default="synthetic", show_default=True,
-                 help="TIMIT folder (TRAIN, TEST), folder of {train,test}.jsonl, or synthetic."),
-    click.option("--backend", "backends", type=Names(BACKENDS, GUIDE_BACKENDS), default="auto", show_default=True,
-                 help="Backends of the CRF, comma separated."),
+    click.option(
+        "--preset", type=click.Choice(list(PRESETS)), help="Sizes. [default: timit with GPUs, tiny without]"
+    ),
+    click.option(
+        "--data",
+        "--data-dir",
+        default="synthetic",
+        show_default=True,
+        help="TIMIT folder (TRAIN, TEST), folder of {train,test}.jsonl, or synthetic.",
+    ),
+    click.option(
+        "--backend",
+        "backends",
+        type=Names(BACKENDS, GUIDE_BACKENDS),
+        default="auto",
+        show_default=True,
+        help="Backends of the CRF, comma separated.",
+    ),
     click.option("--no-triton", is_flag=True, help="The torch backend, in decoding too."),
     click.option("--encoder", type=click.Choice(["bilstm", "transformer"])),
     click.option("--max-duration", type=click.IntRange(min=1), help="Longest segment K, frames."),
@@ -54,19 +67,35 @@ TRAINING = (
     click.option("--epochs", type=click.IntRange(min=1)),
     click.option("--batch-size", type=click.IntRange(min=1)),
     click.option("--lr", type=click.FloatRange(min=0, min_open=True)),
-    click.option("--crf-reg", type=click.FloatRange(min=0), help="Weight of parameter_penalty() in the loss."),
-    click.option("--fixed-length", type=click.IntRange(min=1),
-                 help="Crop utterances to N frames and leave out shorter ones: nothing is padded."),
-    click.option("--over-long", type=click.Choice(["split", "error", "mask"]),
-                 help="Gold segments longer than --max-duration. [default: split]"),
-    click.option("--guards", type=click.Choice(["none", "seed"]),
-                 help="seed: the guide's NEG_INF, epsilon and clamps, to see what they change."),
-    click.option("--objective", type=click.Choice(["consistent", "guide"]),
-                 help="guide: the published gold score, which is not of the partition's model."),
+    click.option(
+        "--crf-reg", type=click.FloatRange(min=0), help="Weight of parameter_penalty() in the loss."
+    ),
+    click.option(
+        "--fixed-length",
+        type=click.IntRange(min=1),
+        help="Crop utterances to N frames and leave out shorter ones: nothing is padded.",
+    ),
+    click.option(
+        "--over-long",
+        type=click.Choice(["split", "error", "mask"]),
+        help="Gold segments longer than --max-duration. [default: split]",
+    ),
+    click.option(
+        "--guards",
+        type=click.Choice(["none", "seed"]),
+        help="seed: the guide's NEG_INF, epsilon and clamps, to see what they change.",
+    ),
+    click.option(
+        "--objective",
+        type=click.Choice(["consistent", "guide"]),
+        help="guide: the published gold score, which is not of the partition's model.",
+    ),
     click.option("--seed", type=click.IntRange(min=0)),
-    click.option("--utterances", type=click.IntRange(min=4), help="Training utterances of the synthetic corpus."),
+    click.option(
+        "--utterances", type=click.IntRange(min=4), help="Training utterances of the synthetic corpus."
+    ),
     click.option("--phones", type=click.IntRange(min=2, max=39), help="Classes of the synthetic corpus."),
-)  # fmt: skip
+)
 LOOP = (
     click.option("--log-every", type=click.IntRange(min=1), help="Epochs between two messages."),
     click.option("--ranks", type=click.IntRange(min=1), help="Data-parallel processes."),
@@ -156,8 +185,17 @@ def compare(ctx: click.Context, /, output_json: Path | None, **knobs: Any) -> Ex
 )
 @_with(TRAINING)
 @click.pass_context
-def diagnose(ctx: click.Context, /, case: Path | None, classic: bool, repeats: int, orders: int, steps: int,
-             plant: str | None, **knobs: Any) -> Experiment:  # fmt: skip
+def diagnose(
+    ctx: click.Context,
+    /,
+    case: Path | None,
+    classic: bool,
+    repeats: int,
+    orders: int,
+    steps: int,
+    plant: str | None,
+    **knobs: Any,
+) -> Experiment:
     """Run the guide's diagnostic workflow as one matrix and say in words what is wrong."""
     from lab.core.plan import Experiment
     from lab.rooms.semicrf.config import DiagnoseConfig
@@ -171,9 +209,14 @@ def diagnose(ctx: click.Context, /, case: Path | None, classic: bool, repeats: i
     if not knobs["preset"]:
         knobs["preset"] = "smoke"  # a matrix of many trainings; each need only be long enough to fail
     config = DiagnoseConfig(
-        train=train_config(_placed(ctx, {**knobs, "models": ["semicrf"]}), gpus=True), plant=plant, case=_absolute(case), classic=classic,
-        repeats=max(repeats, 5) if classic else repeats, orders=1 if classic else orders, steps=steps,
-    )  # fmt: skip
+        train=train_config(_placed(ctx, {**knobs, "models": ["semicrf"]}), gpus=True),
+        plant=plant,
+        case=_absolute(case),
+        classic=classic,
+        repeats=max(repeats, 5) if classic else repeats,
+        orders=1 if classic else orders,
+        steps=steps,
+    )
     return Experiment("semicrf", lambda site, root: plan_diagnose(config, site), options)
 
 
@@ -211,8 +254,14 @@ def preprocess(timit_dir: Path, output_dir: Path, **knobs: Any) -> None:
         click.echo(line)
 
 
-def _train(ctx: click.Context, knobs: dict[str, Any], *, command: str, skipped: tuple[str, ...] = (),
-           output_json: Path | None = None) -> Experiment:  # fmt: skip
+def _train(
+    ctx: click.Context,
+    knobs: dict[str, Any],
+    *,
+    command: str,
+    skipped: tuple[str, ...] = (),
+    output_json: Path | None = None,
+) -> Experiment:
     from lab.core.files import write_atomic
     from lab.core.plan import Experiment, Plan, Site
     from lab.rooms.semicrf.layout import COMPARISON

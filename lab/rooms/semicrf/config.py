@@ -33,12 +33,13 @@ class TrainConfig(_Section, frozen=True):
     """One corpus, one encoder, and the heads and backends to compare on them. Defaults: the published benchmark's."""
 
     data: Annotated[str, _help("TIMIT folder, folder of {train,test}.jsonl, or synthetic")] = "synthetic"
-    models: Annotated[list[Literal["pytorch-crf", "linear", "semicrf"]], _help("heads", min_length=1)] = msgspec.field(
-        default_factory=lambda: ["linear", "semicrf"]
-    )  # fmt: skip
+    models: Annotated[list[Literal["pytorch-crf", "linear", "semicrf"]], _help("heads", min_length=1)] = (
+        msgspec.field(default_factory=lambda: ["linear", "semicrf"])
+    )
     backends: Annotated[
-        list[Literal["auto", "naive", "torch", "native", "triton"]], _help("of the linear and semicrf heads", min_length=1)
-    ] = msgspec.field(default_factory=lambda: ["auto"])  # fmt: skip
+        list[Literal["auto", "naive", "torch", "native", "triton"]],
+        _help("of the linear and semicrf heads", min_length=1),
+    ] = msgspec.field(default_factory=lambda: ["auto"])
     encoder: Annotated[Literal["bilstm", "transformer"], _help("what feeds the head")] = "bilstm"
     max_duration: Annotated[int, _help("longest segment K, frames", ge=1)] = 30
     hidden_dim: Annotated[int, _help("width of the encoder's output", ge=2)] = 256
@@ -75,14 +76,34 @@ class TrainConfig(_Section, frozen=True):
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The least that exercises every part; a CPU core needs seconds.
-    "smoke": {"max_duration": 8, "hidden_dim": 16, "num_layers": 1, "epochs": 2, "batch_size": 8, "dropout": 0.0,
-              "lr": 2e-2, "phones": 5, "utterances": 24, "mean_segments": 8},
+    "smoke": {
+        "max_duration": 8,
+        "hidden_dim": 16,
+        "num_layers": 1,
+        "epochs": 2,
+        "batch_size": 8,
+        "dropout": 0.0,
+        "lr": 2e-2,
+        "phones": 5,
+        "utterances": 24,
+        "mean_segments": 8,
+    },
     # Converges in about a minute on a CPU core.
-    "tiny": {"max_duration": 12, "hidden_dim": 48, "num_layers": 1, "epochs": 10, "batch_size": 16, "dropout": 0.1,
-             "lr": 1e-2, "phones": 12, "utterances": 128, "mean_segments": 12},
+    "tiny": {
+        "max_duration": 12,
+        "hidden_dim": 48,
+        "num_layers": 1,
+        "epochs": 10,
+        "batch_size": 16,
+        "dropout": 0.1,
+        "lr": 1e-2,
+        "phones": 12,
+        "utterances": 128,
+        "mean_segments": 12,
+    },
     # The published benchmark's setting.
     "timit": {},
-}  # fmt: skip
+}
 
 
 class DiagnoseConfig(_Section, frozen=True):
@@ -101,9 +122,9 @@ class DiagnoseConfig(_Section, frozen=True):
 class CheckConfig(_Section, frozen=True):
     """What `check` holds against float64 on this device."""
 
-    backends: Annotated[list[str], _help("auto: torch, and triton where there is a GPU", min_length=1)] = msgspec.field(
-        default_factory=lambda: ["auto"]
-    )  # fmt: skip
+    backends: Annotated[list[str], _help("auto: torch, and triton where there is a GPU", min_length=1)] = (
+        msgspec.field(default_factory=lambda: ["auto"])
+    )
     interpret: Annotated[bool, _help("run Triton's kernels in its interpreter, without a GPU")] = False
     batches: Annotated[int, _help("random hostile batches", ge=1)] = 200
     seed: Annotated[int, _help("seed of the shapes and inputs", ge=0)] = 2025

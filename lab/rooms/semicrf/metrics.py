@@ -16,8 +16,12 @@ Segment = tuple[int, int, int]
 TOLERANCES = (0, 1, 2)
 
 
-def score(reference: Sequence[Sequence[Segment]], predicted: Sequence[Sequence[Segment]], names: Sequence[str],
-          max_duration: int) -> dict[str, Any]:  # fmt: skip
+def score(
+    reference: Sequence[Sequence[Segment]],
+    predicted: Sequence[Sequence[Segment]],
+    names: Sequence[str],
+    max_duration: int,
+) -> dict[str, Any]:
     """All metrics of a test set; both arguments hold one list of segments per utterance, `names` the labels' names."""
     pairs = list(zip(reference, predicted, strict=True))
     edits = sum(edit_distance(collapsed(ref), collapsed(got)) for ref, got in pairs)
@@ -27,12 +31,16 @@ def score(reference: Sequence[Sequence[Segment]], predicted: Sequence[Sequence[S
     segment = _prf(*_segment_counts(pairs))
     return {
         "phone_error_rate": edits / length if length else 0.0,
-        "boundary_precision": precision, "boundary_recall": recall, "boundary_f1": f1,
+        "boundary_precision": precision,
+        "boundary_recall": recall,
+        "boundary_f1": f1,
         "boundary_f1_tolerances": {str(tolerance): found[2] for tolerance, found in bounds.items()},
-        "segment_precision": segment[0], "segment_recall": segment[1], "segment_f1": segment[2],
+        "segment_precision": segment[0],
+        "segment_recall": segment[1],
+        "segment_f1": segment[2],
         "duration_stats": duration_stats(reference, predicted, names),
         "duration_kl": duration_kl(reference, predicted, max_duration),
-    }  # fmt: skip
+    }
 
 
 def edit_distance(reference: Sequence[int], predicted: Sequence[int]) -> int:
@@ -93,14 +101,19 @@ def duration_stats(
         if both:
             means.append((float(np.mean(ref[label])), float(np.mean(got[label]))))
         per_phone[name] = {
-            **_moments("pred", got[label]), **_moments("ref", ref[label]),
+            **_moments("pred", got[label]),
+            **_moments("ref", ref[label]),
             "mae": abs(means[-1][1] - means[-1][0]) if both else None,
-        }  # fmt: skip
+        }
     pairs = np.array(means) if means else np.zeros((0, 2))
     varied = len(pairs) > 1 and bool((pairs.std(axis=0) > 0).all())
-    return {"per_phone": per_phone, "overall": {
-        "mean_absolute_error": float(np.abs(pairs[:, 0] - pairs[:, 1]).mean()) if len(pairs) else None,
-        "duration_correlation": float(np.corrcoef(pairs.T)[0, 1]) if varied else None}}  # fmt: skip
+    return {
+        "per_phone": per_phone,
+        "overall": {
+            "mean_absolute_error": float(np.abs(pairs[:, 0] - pairs[:, 1]).mean()) if len(pairs) else None,
+            "duration_correlation": float(np.corrcoef(pairs.T)[0, 1]) if varied else None,
+        },
+    }
 
 
 def duration_kl(
@@ -165,5 +178,8 @@ def _durations(utterances: Sequence[Sequence[Segment]], classes: int) -> list[np
 
 def _moments(prefix: str, values: np.ndarray) -> dict[str, Any]:
     some = len(values) > 0
-    return {f"{prefix}_mean": float(values.mean()) if some else None,
-            f"{prefix}_std": float(values.std()) if some else None, f"{prefix}_count": len(values)}  # fmt: skip
+    return {
+        f"{prefix}_mean": float(values.mean()) if some else None,
+        f"{prefix}_std": float(values.std()) if some else None,
+        f"{prefix}_count": len(values),
+    }

@@ -24,10 +24,16 @@ def plan_train(
     steps = tuple(_train_step(config, site, *case) for case in cases(config, site))
     absent = {
         step.name: "the package torchcrf (PyPI: pytorch-crf) is not installed"
-        for step in steps if step.labels["model"] in skipped
-    }  # fmt: skip
-    return Plan(steps=steps, inputs={TRAIN: _json(config)}, skipped=absent, notes=_notes(config, site),
-                config={"command": command, **msgspec.to_builtins(config)})  # fmt: skip
+        for step in steps
+        if step.labels["model"] in skipped
+    }
+    return Plan(
+        steps=steps,
+        inputs={TRAIN: _json(config)},
+        skipped=absent,
+        notes=_notes(config, site),
+        config={"command": command, **msgspec.to_builtins(config)},
+    )
 
 
 def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
@@ -40,25 +46,54 @@ def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
         parts.append(("probes", "probes", tested))
     steps = tuple(_diagnose_step(config, site, name, part, backend) for name, part, backend in parts)
     note = (f"backend under test: {tested}; reference: {reference}",)
-    return Plan(steps=steps, inputs={DIAGNOSE: _json(config)}, notes=(*note, *_notes(None if config.case else config.train, site)),
-                config={"command": "diagnose", "tested": tested, "reference": reference,
-                        **msgspec.to_builtins(config)})  # fmt: skip
+    return Plan(
+        steps=steps,
+        inputs={DIAGNOSE: _json(config)},
+        notes=(*note, *_notes(None if config.case else config.train, site)),
+        config={
+            "command": "diagnose",
+            "tested": tested,
+            "reference": reference,
+            **msgspec.to_builtins(config),
+        },
+    )
 
 
 def plan_check(config: CheckConfig, site: Site) -> Plan:
     """One step per backend, so that a crash of one leaves the others' results."""
     names = resolved(config.backends, site, interpret=config.interpret)
     steps = tuple(
-        Step(name=f"check-{name}", folder=f"steps/check-{name}", num_gpus=1 if site.gpus else 0,
-             argv=("python", "-m", "lab.rooms.semicrf.workload.check", "--config", CHECK, "--backend", name,
-                   "--out", f"steps/check-{name}"),
-             env={**_threads(site), **({"TRITON_INTERPRET": "1"} if config.interpret and name == "triton" else {})},
-             timeout_s=config.step_timeout_s, expects=(f"steps/check-{name}/checks.json",),
-             labels={"backend": name})
+        Step(
+            name=f"check-{name}",
+            folder=f"steps/check-{name}",
+            num_gpus=1 if site.gpus else 0,
+            argv=(
+                "python",
+                "-m",
+                "lab.rooms.semicrf.workload.check",
+                "--config",
+                CHECK,
+                "--backend",
+                name,
+                "--out",
+                f"steps/check-{name}",
+            ),
+            env={
+                **_threads(site),
+                **({"TRITON_INTERPRET": "1"} if config.interpret and name == "triton" else {}),
+            },
+            timeout_s=config.step_timeout_s,
+            expects=(f"steps/check-{name}/checks.json",),
+            labels={"backend": name},
+        )
         for name in names
-    )  # fmt: skip
-    return Plan(steps=steps, inputs={CHECK: _json(config)}, notes=_notes(None, site),
-                config={"command": "check", **msgspec.to_builtins(config)})  # fmt: skip
+    )
+    return Plan(
+        steps=steps,
+        inputs={CHECK: _json(config)},
+        notes=_notes(None, site),
+        config={"command": "check", **msgspec.to_builtins(config)},
+    )
 
 
 def cases(config: TrainConfig, site: Site) -> list[tuple[str, str]]:
@@ -101,16 +136,38 @@ def _train_step(config: TrainConfig, site: Site, model: str, backend: str) -> St
     folder = f"steps/{name}"
     launcher: tuple[str, ...] = ("python",)
     if config.ranks > 1:
-        launcher = ("python", "-m", "torch.distributed.run", f"--nproc_per_node={config.ranks}",
-                    "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", f"--rdzv_id={name}")  # fmt: skip
+        launcher = (
+            "python",
+            "-m",
+            "torch.distributed.run",
+            f"--nproc_per_node={config.ranks}",
+            "--rdzv_backend=c10d",
+            "--rdzv_endpoint=localhost:0",
+            f"--rdzv_id={name}",
+        )
     return Step(
-        name=name, folder=folder, num_gpus=config.ranks if site.gpus else 0,
-        argv=(*launcher, "-m", "lab.rooms.semicrf.workload.train", "--config", TRAIN, "--model", model,
-              "--backend", backend, "--out", folder),
-        env=_threads(site), timeout_s=config.step_timeout_s,
+        name=name,
+        folder=folder,
+        num_gpus=config.ranks if site.gpus else 0,
+        argv=(
+            *launcher,
+            "-m",
+            "lab.rooms.semicrf.workload.train",
+            "--config",
+            TRAIN,
+            "--model",
+            model,
+            "--backend",
+            backend,
+            "--out",
+            folder,
+        ),
+        env=_threads(site),
+        timeout_s=config.step_timeout_s,
         tools=_tools(config),
         expects=(f"{folder}/result.json", f"{folder}/epochs.jsonl"),
-        labels={"model": model, "backend": backend})  # fmt: skip
+        labels={"model": model, "backend": backend},
+    )
 
 
 def _diagnose_step(config: DiagnoseConfig, site: Site, name: str, part: str, backend: str) -> Step:
@@ -120,12 +177,28 @@ def _diagnose_step(config: DiagnoseConfig, site: Site, name: str, part: str, bac
     if config.classic:
         env["PYTHONLOGLEVEL"] = "DEBUG"
     return Step(
-        name=name, folder=folder, num_gpus=1 if site.gpus else 0,
-        argv=("python", "-m", "lab.rooms.semicrf.workload.diagnose", "--config", DIAGNOSE, "--part", part,
-              "--backend", backend, "--out", folder),
-        env=env, timeout_s=config.step_timeout_s,
-        tools=_tools(config.train), expects=(f"{folder}/{part}.json",),
-        labels={"part": part, "backend": backend})  # fmt: skip
+        name=name,
+        folder=folder,
+        num_gpus=1 if site.gpus else 0,
+        argv=(
+            "python",
+            "-m",
+            "lab.rooms.semicrf.workload.diagnose",
+            "--config",
+            DIAGNOSE,
+            "--part",
+            part,
+            "--backend",
+            backend,
+            "--out",
+            folder,
+        ),
+        env=env,
+        timeout_s=config.step_timeout_s,
+        tools=_tools(config.train),
+        expects=(f"{folder}/{part}.json",),
+        labels={"part": part, "backend": backend},
+    )
 
 
 def _tools(config: TrainConfig) -> tuple[str, ...]:

@@ -34,8 +34,11 @@ from lab.rooms.semicrf.analyze import Examination, Trainings, comparison
 from lab.rooms.semicrf.layout import COMPARISON
 
 FOUND = "✕ a fault was found"  # the badge of a diagnosis or check that is complete and not clean
-PILLS = {**dict.fromkeys(("ok", "passed", "clean", "pass"), "ok"), **dict.fromkeys(("skipped", "missing", "note"), "warn"),
-         **dict.fromkeys(("failed", "dirty", "fail"), "fail")}  # fmt: skip
+PILLS = {
+    **dict.fromkeys(("ok", "passed", "clean", "pass"), "ok"),
+    **dict.fromkeys(("skipped", "missing", "note"), "warn"),
+    **dict.fromkeys(("failed", "dirty", "fail"), "fail"),
+}
 QUESTIONS = {
     "train": "Does a semi-Markov CRF segment better than a linear one, and what do its backends cost?",
     "diagnose": "Why does this semi-CRF give NaN, or drift: kernel, shared code, boundaries, objective or input?",
@@ -99,8 +102,18 @@ def trainings(
         if run
         else "replayed"
     )
-    page = Page(title=title, question=QUESTIONS["train"], verdict=sentences, status=status, cards=_training_cards(found.results),
-                sections=sections, provenance=where, footnotes=FOOTNOTES["train"], room="semicrf", kind=kind)  # fmt: skip
+    page = Page(
+        title=title,
+        question=QUESTIONS["train"],
+        verdict=sentences,
+        status=status,
+        cards=_training_cards(found.results),
+        sections=sections,
+        provenance=where,
+        footnotes=FOOTNOTES["train"],
+        room="semicrf",
+        kind=kind,
+    )
     columns = [
         "model",
         "backend",
@@ -129,10 +142,18 @@ def examination(
     if config.get("plant"):
         sentences.append(f"This run had a fault planted in it: {config['plant']}.")
     status = "fail" if found.lacking and not found.cells else verdict.status
-    page = Page(title=title, question=QUESTIONS["diagnose"], verdict=sentences, status=status,
-                cards=_examination_cards(found, verdict), sections=_examination_sections(found, verdict, tables, out),
-                provenance=where, footnotes=FOOTNOTES["diagnose"], room="semicrf",
-                badge=FOUND if verdict.status == "fail" else "")  # fmt: skip
+    page = Page(
+        title=title,
+        question=QUESTIONS["diagnose"],
+        verdict=sentences,
+        status=status,
+        cards=_examination_cards(found, verdict),
+        sections=_examination_sections(found, verdict, tables, out),
+        provenance=where,
+        footnotes=FOOTNOTES["diagnose"],
+        room="semicrf",
+        badge=FOUND if verdict.status == "fail" else "",
+    )
     dirty = probes.loc[probes["verdict"] == "dirty", ["probe", "backend", "text"]]
     return _finish(page, out, files, dirty, found.lacking, cause=verdict.cause)
 
@@ -173,8 +194,11 @@ def checks(
     files = [write_csv(frame, out / "tables" / "checks.csv")]
     failed = frame[frame["verdict"] == "fail"]
     backends = ", ".join(sorted(frame["backend"].unique()))
-    head = (f"All {len(frame)} checks of {backends} hold on this device." if not len(failed)
-            else f"{len(failed)} of {len(frame)} checks of {backends} fail on this device.")  # fmt: skip
+    head = (
+        f"All {len(frame)} checks of {backends} hold on this device."
+        if not len(failed)
+        else f"{len(failed)} of {len(frame)} checks of {backends} fail on this device."
+    )
     sentences = [
         head,
         *(
@@ -192,9 +216,18 @@ def checks(
     cards = [
         Card("Checks", f"{len(frame) - len(failed)} of {len(frame)}", "tables/checks.csv", note=backends)
     ]
-    page = Page(title=title, question=QUESTIONS["check"], verdict=sentences, status="fail" if len(failed) else "ok", cards=cards,
-                sections=[Section("Checks", [table])], provenance=where, footnotes=FOOTNOTES["check"],
-        badge=FOUND if len(failed) else "", room="semicrf")  # fmt: skip
+    page = Page(
+        title=title,
+        question=QUESTIONS["check"],
+        verdict=sentences,
+        status="fail" if len(failed) else "ok",
+        cards=cards,
+        sections=[Section("Checks", [table])],
+        provenance=where,
+        footnotes=FOOTNOTES["check"],
+        badge=FOUND if len(failed) else "",
+        room="semicrf",
+    )
     summary = frame.groupby(["backend", "verdict"]).size().reset_index(name="checks")
     return _finish(page, out, files, summary, lacking)
 
@@ -253,8 +286,15 @@ def _training_cards(results: pd.DataFrame) -> list[Card]:
     done = results[results["status"] == "ok"]
     cards = [Card("Trainings", f"{len(done)} of {len(results)}", "tables/results.csv")]
     for _, row in done.sort_values("phone_error_rate", kind="stable").head(3).iterrows():
-        cards.append(Card(f"PER, {_case(row)}", f"{100 * row['phone_error_rate']:.1f}", "tables/results.csv", "%",
-                          f"boundary F1 {row['boundary_f1']:.3f}"))  # fmt: skip
+        cards.append(
+            Card(
+                f"PER, {_case(row)}",
+                f"{100 * row['phone_error_rate']:.1f}",
+                "tables/results.csv",
+                "%",
+                f"boundary F1 {row['boundary_f1']:.3f}",
+            )
+        )
     return cards
 
 
@@ -266,8 +306,12 @@ def _results_table(results: pd.DataFrame) -> Table:
     shown = results.assign(**memory).drop(columns=["peak_mem_bytes", "peak_rss_bytes"])
     shown.insert(len(shown.columns) - 1, "file", shown.pop("file"))
     told = [name for name in shown if not (shown[name].isna() | (shown[name] == "")).all()]
-    headings = {"phone_error_rate": Heading("test PER", ""), "boundary_f1_2": Heading("boundary F1 within 2 frames", ""),
-                "duration_kl": Heading("duration KL", "nats"), "epoch_time_s": Heading("time of an epoch", "s")}  # fmt: skip
+    headings = {
+        "phone_error_rate": Heading("test PER", ""),
+        "boundary_f1_2": Heading("boundary F1 within 2 frames", ""),
+        "duration_kl": Heading("duration KL", "nats"),
+        "epoch_time_s": Heading("time of an epoch", "s"),
+    }
     return Table(
         shown[told], "Test split, the epoch that was best on dev", "tables/results.csv", headings, PILLS
     )
@@ -275,8 +319,14 @@ def _results_table(results: pd.DataFrame) -> Table:
 
 def _convergence(epochs: pd.DataFrame, folder: Path) -> list[Block]:
     blocks: list[Block] = []
-    for column, axis, caption in (("dev_per", "PER on the dev split", "Phone error rate on the dev split after each epoch."),
-                                  ("loss", "training loss per utterance", "Negative log-likelihood per utterance; heads with other supports do not compare.")):  # fmt: skip
+    for column, axis, caption in (
+        ("dev_per", "PER on the dev split", "Phone error rate on the dev split after each epoch."),
+        (
+            "loss",
+            "training loss per utterance",
+            "Negative log-likelihood per utterance; heads with other supports do not compare.",
+        ),
+    ):
         figure = save(_epoch_lines(epochs, column, axis), folder, f"convergence_{column}")
         blocks.append(Figure(figure, caption, f"figures/convergence_{column}.png", "tables/epochs.csv"))
     return blocks
@@ -293,8 +343,11 @@ def _epoch_lines(epochs: pd.DataFrame, column: str, axis: str) -> Drawing:
 
 def _duration_blocks(durations: pd.DataFrame) -> list[Block]:
     columns = ["model", "backend", "phone", "ref_count", "ref_mean", "pred_count", "pred_mean", "mae"]
-    headings = {"mae": Heading("difference of means", "frames"), "ref_mean": Heading("reference mean", "frames"),
-                "pred_mean": Heading("predicted mean", "frames")}  # fmt: skip
+    headings = {
+        "mae": Heading("difference of means", "frames"),
+        "ref_mean": Heading("reference mean", "frames"),
+        "pred_mean": Heading("predicted mean", "frames"),
+    }
     return [
         Table(durations[columns], "Durations by phone on the test split", "tables/durations.csv", headings)
     ]
@@ -342,11 +395,15 @@ def _matrix_blocks(
     cells: list[dict[str, Any]], frame: pd.DataFrame, folder: Path, fixed: int | None
 ) -> list[Block]:
     figure = save(_matrix_grid(cells), folder, "matrix")
-    caption = (f"Each cell is one training. Fixed length: {fixed or 'none'} frames, shorter utterances left out. Runs of one row and "
-               "order with other weights at the end are marked: same input, other bits.")  # fmt: skip
+    caption = (
+        f"Each cell is one training. Fixed length: {fixed or 'none'} frames, shorter utterances left out. Runs of one row and "
+        "order with other weights at the end are marked: same input, other bits."
+    )
     shown = frame.drop(columns=["weights"])
-    return [Figure(figure, caption, "figures/matrix.png", "tables/matrix.csv"),
-            Table(shown, "Every training of the matrix", "tables/matrix.csv", pills=PILLS, open_rows=16)]  # fmt: skip
+    return [
+        Figure(figure, caption, "figures/matrix.png", "tables/matrix.csv"),
+        Table(shown, "Every training of the matrix", "tables/matrix.csv", pills=PILLS, open_rows=16),
+    ]
 
 
 def _matrix_grid(cells: list[dict[str, Any]]) -> Drawing:
@@ -379,8 +436,10 @@ def _matrix_grid(cells: list[dict[str, Any]]) -> Drawing:
 
 
 def _guard_blocks(guards: pd.DataFrame) -> list[Block]:
-    text = ("NEG_INF, epsilon and clamps against exact arithmetic in float64. An impossible sequence has log Z = -inf and no "
-            "posterior; with guards it has a score and a gradient.")  # fmt: skip
+    text = (
+        "NEG_INF, epsilon and clamps against exact arithmetic in float64. An impossible sequence has log Z = -inf and no "
+        "posterior; with guards it has a score and a gradient."
+    )
     shown = guards.copy()
     for name in guards.columns[1:]:
         shown[name] = [_digits(value) for value in guards[name]]

@@ -143,14 +143,27 @@ def classic_steps(cells: Sequence[Row], tested: str, reference: str) -> list[Row
     first = [c for c in cells if c["backend"] == tested and c["lengths"] == "variable" and c["reg"] == 0]
     sizes = drift_words(cells)
     return [
-        {"step": "1 clear the Triton cache", "answer": f"every run has a cache of its own; {_passed(first)}",
-         "reading": "still failing: no stale kernel"},
-        {"step": f"2 {reference} with --crf-reg 0.01", "answer": _passed(plain),
-         "reading": "all pass: the Triton kernels are suspect; a failure: shared code"},
-        {"step": "3 --fixed-length", "answer": _passed(fixed), "reading": "all pass where step 1 fails: boundary handling"},
-        {"step": "4 parameter magnitudes", "answer": sizes[0] if sizes else "no parameter above 20",
-         "reading": "above 20: parameter drift"},
-    ]  # fmt: skip
+        {
+            "step": "1 clear the Triton cache",
+            "answer": f"every run has a cache of its own; {_passed(first)}",
+            "reading": "still failing: no stale kernel",
+        },
+        {
+            "step": f"2 {reference} with --crf-reg 0.01",
+            "answer": _passed(plain),
+            "reading": "all pass: the Triton kernels are suspect; a failure: shared code",
+        },
+        {
+            "step": "3 --fixed-length",
+            "answer": _passed(fixed),
+            "reading": "all pass where step 1 fails: boundary handling",
+        },
+        {
+            "step": "4 parameter magnitudes",
+            "answer": sizes[0] if sizes else "no parameter above 20",
+            "reading": "above 20: parameter drift",
+        },
+    ]
 
 
 def _input(dirty: list[Row], tested: str, reference: str) -> tuple[str, str, str] | None:
@@ -188,8 +201,11 @@ def _race(dirty: list[Row], tested: str, reference: str) -> tuple[str, str, str]
     rows = [row for row in dirty if row["cause"] == "race"]
     if not rows:
         return None
-    return "race", f"{rows[0]['backend']} gives other bits for the same input ({rows[0]['text']})", \
-        "put a barrier between the stores and loads of one buffer, or keep the state in registers; until then use the other backend"  # fmt: skip
+    return (
+        "race",
+        f"{rows[0]['backend']} gives other bits for the same input ({rows[0]['text']})",
+        "put a barrier between the stores and loads of one buffer, or keep the state in registers; until then use the other backend",
+    )
 
 
 def _shared(dirty: list[Row], tested: str, reference: str) -> tuple[str, str, str] | None:
@@ -197,24 +213,33 @@ def _shared(dirty: list[Row], tested: str, reference: str) -> tuple[str, str, st
     both = by_backend[0] & by_backend[1]
     if not both or tested == reference:
         return None
-    return "shared", f"{tested} and {reference} fail the same probes ({', '.join(sorted(both))})", \
-        "look at what is common to both: scores, masks, lengths"  # fmt: skip
+    return (
+        "shared",
+        f"{tested} and {reference} fail the same probes ({', '.join(sorted(both))})",
+        "look at what is common to both: scores, masks, lengths",
+    )
 
 
 def _boundary(dirty: list[Row], tested: str, reference: str) -> tuple[str, str, str] | None:
     rows = [row for row in dirty if row["cause"] == "boundary"]
     if not rows:
         return None
-    return "boundary", f"the {rows[0]['backend']} kernel reads beyond the mask ({rows[0]['text']})", \
-        "mask every load by the sequence's length; the reproducer shows the smallest case"  # fmt: skip
+    return (
+        "boundary",
+        f"the {rows[0]['backend']} kernel reads beyond the mask ({rows[0]['text']})",
+        "mask every load by the sequence's length; the reproducer shows the smallest case",
+    )
 
 
 def _kernel(dirty: list[Row], tested: str, reference: str) -> tuple[str, str, str] | None:
     rows = [row for row in dirty if row["cause"] == "kernel"]
     if not rows:
         return None
-    return "kernel", f"{rows[0]['backend']} is wrong in the same way every time ({rows[0]['text']})", \
-        "hold its steps against float64; the reproducer shows the smallest case"  # fmt: skip
+    return (
+        "kernel",
+        f"{rows[0]['backend']} is wrong in the same way every time ({rows[0]['text']})",
+        "hold its steps against float64; the reproducer shows the smallest case",
+    )
 
 
 def _precision(dirty: list[Row], tested: str, reference: str) -> tuple[str, str, str] | None:

@@ -38,24 +38,67 @@ TIMELINE_MS = [
     "total_memcpy_time_ms",
 ]
 TIMELINE = [
-    "threads", "channel", "rank", *TIMELINE_MS,
-    "repeat", "steps", "device", "kernels", "unlinked_kernels", "file",
-]  # fmt: skip
+    "threads",
+    "channel",
+    "rank",
+    *TIMELINE_MS,
+    "repeat",
+    "steps",
+    "device",
+    "kernels",
+    "unlinked_kernels",
+    "file",
+]
 EFFECTIVE = [
-    "threads", "channel", "rank", "collective", "requested_channels", "effective_channels",
-    "requested_threads", "effective_threads", "count",
-    "repeat", "in_nelems", "dtype", "msg_bytes", "log_channels", "channels_verdict", "threads_verdict",
-]  # fmt: skip
+    "threads",
+    "channel",
+    "rank",
+    "collective",
+    "requested_channels",
+    "effective_channels",
+    "requested_threads",
+    "effective_threads",
+    "count",
+    "repeat",
+    "in_nelems",
+    "dtype",
+    "msg_bytes",
+    "log_channels",
+    "channels_verdict",
+    "threads_verdict",
+]
 GEMM_KEY = ["op", "M", "N", "K", "B", "bias", "dtype", "transpose"]
 GEMM = [
-    "threads", "channel", "rank", "repeat", *GEMM_KEY,
-    "n", "mean_us", "median_us", "mad_us", "cv", "min_us", "p95_us", "max_us", "sum_us", "tflops_median",
+    "threads",
+    "channel",
+    "rank",
+    "repeat",
+    *GEMM_KEY,
+    "n",
+    "mean_us",
+    "median_us",
+    "mad_us",
+    "cv",
+    "min_us",
+    "p95_us",
+    "max_us",
+    "sum_us",
+    "tflops_median",
     "strides",
-]  # fmt: skip
+]
 CONFIGS = [
-    *KEY, "status", "reason", "ranks_found", "ranks_expected", "missing_ranks", *TIMELINE_MS,
-    "slowest_rank", "channels_verdict", "threads_verdict", "log_channels",
-]  # fmt: skip
+    *KEY,
+    "status",
+    "reason",
+    "ranks_found",
+    "ranks_expected",
+    "missing_ranks",
+    *TIMELINE_MS,
+    "slowest_rank",
+    "channels_verdict",
+    "threads_verdict",
+    "log_channels",
+]
 PROBLEMS = ["threads", "channel", "repeat", "rank", "file", "what", "fix"]
 
 # NCCL adds a warp of its own to the block it was asked for.

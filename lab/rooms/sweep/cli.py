@@ -89,8 +89,15 @@ __all__ = ["gemm", "run_sweep"]
     "-s", "--skip-existing", is_flag=True, help="Skip settings whose traces are complete in --output-dir."
 )
 @click.pass_context
-def run_sweep(ctx: click.Context, /, channels: list[int], threads: list[int], skip_existing: bool, overrides: tuple[str, ...],
-          **knobs: object) -> Experiment:  # fmt: skip
+def run_sweep(
+    ctx: click.Context,
+    /,
+    channels: list[int],
+    threads: list[int],
+    skip_existing: bool,
+    overrides: tuple[str, ...],
+    **knobs: object,
+) -> Experiment:
     """Sweep collective channels x threads over a training run, and report what they do to its GEMMs."""
     import msgspec
 
@@ -111,4 +118,6 @@ def run_sweep(ctx: click.Context, /, channels: list[int], threads: list[int], sk
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site, root, skip_existing=skip_existing)
 
-    return Experiment("sweep", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing))
+    return Experiment(
+        "sweep", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing)
+    )

@@ -284,26 +284,45 @@ def _contradictions(config: TrainConfig) -> list[tuple[str, str]]:
     needed = profiler_steps(profiling)
     encoder = model.kind == "encoder"
     checks = [
-        (model.model_dim % model.num_heads != 0,
-         f"$.model.model_dim {model.model_dim} is not a multiple of $.model.num_heads {model.num_heads}",
-         "choose a num_heads that divides model_dim"),
-        (config.training.max_steps < needed,
-         f"$.training.max_steps {config.training.max_steps} is below the {needed} steps of "
-         "(wait + warmup + active) * repeat in $.profiling: no trace would be written",
-         f"set training.max_steps={needed} or more"),
-        (data.vocab_size > model.vocab_size,
-         f"$.dataset.vocab_size {data.vocab_size} is above $.model.vocab_size {model.vocab_size}: "
-         "ids would fall outside the embedding", "set both alike"),
-        (encoder and (data.num_dense_features, data.dense_dim) != (model.num_dense_features, model.dense_dim),
-         "num_dense_features and dense_dim differ between $.dataset and $.model", "set both alike"),
-        (not all(0 <= beta < 1 for beta in config.optimizer.betas), "$.optimizer.betas must lie in [0, 1)",
-         "the published values are [0.9, 0.985]"),
-        (config.scheduler.warmup_steps >= config.scheduler.total_steps,
-         "$.scheduler.warmup_steps must be below $.scheduler.total_steps", "lower warmup_steps"),
-        (profiling.enabled and not (profiling.chrome_trace or profiling.tensorboard),
-         "$.profiling is enabled but neither chrome_trace nor tensorboard is: the trace would be lost",
-         "set profiling.chrome_trace=true, or profiling.enabled=false"),
-    ]  # fmt: skip
+        (
+            model.model_dim % model.num_heads != 0,
+            f"$.model.model_dim {model.model_dim} is not a multiple of $.model.num_heads {model.num_heads}",
+            "choose a num_heads that divides model_dim",
+        ),
+        (
+            config.training.max_steps < needed,
+            f"$.training.max_steps {config.training.max_steps} is below the {needed} steps of "
+            "(wait + warmup + active) * repeat in $.profiling: no trace would be written",
+            f"set training.max_steps={needed} or more",
+        ),
+        (
+            data.vocab_size > model.vocab_size,
+            f"$.dataset.vocab_size {data.vocab_size} is above $.model.vocab_size {model.vocab_size}: "
+            "ids would fall outside the embedding",
+            "set both alike",
+        ),
+        (
+            encoder
+            and (data.num_dense_features, data.dense_dim) != (model.num_dense_features, model.dense_dim),
+            "num_dense_features and dense_dim differ between $.dataset and $.model",
+            "set both alike",
+        ),
+        (
+            not all(0 <= beta < 1 for beta in config.optimizer.betas),
+            "$.optimizer.betas must lie in [0, 1)",
+            "the published values are [0.9, 0.985]",
+        ),
+        (
+            config.scheduler.warmup_steps >= config.scheduler.total_steps,
+            "$.scheduler.warmup_steps must be below $.scheduler.total_steps",
+            "lower warmup_steps",
+        ),
+        (
+            profiling.enabled and not (profiling.chrome_trace or profiling.tensorboard),
+            "$.profiling is enabled but neither chrome_trace nor tensorboard is: the trace would be lost",
+            "set profiling.chrome_trace=true, or profiling.enabled=false",
+        ),
+    ]
     return [(text, fix) for wrong, text, fix in checks if wrong]
 
 

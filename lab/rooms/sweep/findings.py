@@ -96,10 +96,13 @@ def expected_rows(run: Run | None) -> list[dict[str, Any]]:
     rows = []
     for record in run.manifest.steps if run else ():
         outcome, labels = record.outcome, record.step.labels
-        rows.append({
-            "threads": labels["threads"], "channel": labels["channels"], "repeat": labels["repeat"],
-            "status": STATUS.get(outcome.status, "failed") if outcome else "missing",
-            "reason": outcome.reason if outcome else "did not run"})  # fmt: skip
+        rows.append(
+            {
+                "threads": labels["threads"],
+                "channel": labels["channels"],
+                "repeat": labels["repeat"],
+                "status": STATUS.get(outcome.status, "failed") if outcome else "missing",
+                "reason": outcome.reason if outcome else "did not run",
+            }
+        )
     return rows
-
-

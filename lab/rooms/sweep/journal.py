@@ -63,8 +63,13 @@ def summary_text(records: Iterable[StepRecord], now: datetime) -> str:
     ordered = sorted(
         records, key=lambda r: tuple(int(r.step.labels[k]) for k in ("threads", "channels", "repeat"))
     )
-    lines = ["NCCL Channel & Thread Sweep Summary", f"Generated: {now:%a %b %d %H:%M:%S %Y}", "",
-             _ROW % ("THREADS", "CHANNELS", "STATUS", "DURATION(s)"), "-" * 52]  # fmt: skip
+    lines = [
+        "NCCL Channel & Thread Sweep Summary",
+        f"Generated: {now:%a %b %d %H:%M:%S %Y}",
+        "",
+        _ROW % ("THREADS", "CHANNELS", "STATUS", "DURATION(s)"),
+        "-" * 52,
+    ]
     for index, record in enumerate(ordered):
         labels = record.step.labels
         lines.append(

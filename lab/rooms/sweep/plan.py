@@ -35,8 +35,13 @@ def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = F
     done = {
         step.name: "its traces are already there" for step in steps if skip_existing and complete(root, step)
     }
-    return Plan(steps=steps, inputs={TRAIN_CONFIG: dump_train_config(train)}, config=msgspec.to_builtins(config),
-                skipped=done, notes=_notes(train, site))  # fmt: skip
+    return Plan(
+        steps=steps,
+        inputs={TRAIN_CONFIG: dump_train_config(train)},
+        config=msgspec.to_builtins(config),
+        skipped=done,
+        notes=_notes(train, site),
+    )
 
 
 def ranks_per_node(config: SweepConfig, site: Site) -> int:
@@ -77,12 +82,18 @@ def _step(
     traces = tuple(f"{folder}/torch_profiler/rank{rank}/*.json*" for rank in range(world_size))
     metrics = tuple(f"{folder}/rank_{rank:02d}_metrics.jsonl" for rank in range(world_size))
     return Step(
-        name=name, folder=folder, num_gpus=ranks if site.gpus else 0, nodes=config.nodes,
+        name=name,
+        folder=folder,
+        num_gpus=ranks if site.gpus else 0,
+        nodes=config.nodes,
         argv=(*launcher, "-m", "lab.rooms.sweep.workload", "--config", TRAIN_CONFIG, "--out", folder),
         env=collective_env(site.vendor, threads, channels, folder, config.channels_as),
-        timeout_s=config.step_timeout_s, settle_s=config.pause_s if site.gpus else 0.0,
-        expects=traces if train.profiling.enabled else metrics, logs=(f"{folder}/rank*.log",),
-        labels={"threads": threads, "channels": channels, "repeat": repeat})  # fmt: skip
+        timeout_s=config.step_timeout_s,
+        settle_s=config.pause_s if site.gpus else 0.0,
+        expects=traces if train.profiling.enabled else metrics,
+        logs=(f"{folder}/rank*.log",),
+        labels={"threads": threads, "channels": channels, "repeat": repeat},
+    )
 
 
 def torchrun(ranks: int, name: str, nodes: int = 1) -> tuple[str, ...]:
@@ -91,8 +102,14 @@ def torchrun(ranks: int, name: str, nodes: int = 1) -> tuple[str, ...]:
     command = ("python", "-m", "torch.distributed.run", f"--nproc_per_node={ranks}")
     if nodes == 1:
         return (*command, "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", f"--rdzv_id={name}")
-    return (*command, f"--nnodes={nodes}", "--node_rank={node_rank}", "--rdzv_backend=static",
-            "--master_addr={master_addr}", "--master_port={master_port}")  # fmt: skip
+    return (
+        *command,
+        f"--nnodes={nodes}",
+        "--node_rank={node_rank}",
+        "--rdzv_backend=static",
+        "--master_addr={master_addr}",
+        "--master_port={master_port}",
+    )
 
 
 def collective_env(vendor: str, threads: int, channels: int, folder: str, channels_as: str) -> dict[str, str]:

@@ -28,8 +28,28 @@ from tests.core.test_manifest import a_manifest
 
 REF = "lab-test/busybox:engine"
 WHEEL = "0" * 64
-APPLETS = ("sh", "cat", "dd", "echo", "env", "grep", "head", "id", "kill", "ls", "mkdir", "printf", "seq", "sleep", "stat",
-           "tail", "touch", "tr", "true", "yes")  # fmt: skip
+APPLETS = (
+    "sh",
+    "cat",
+    "dd",
+    "echo",
+    "env",
+    "grep",
+    "head",
+    "id",
+    "kill",
+    "ls",
+    "mkdir",
+    "printf",
+    "seq",
+    "sleep",
+    "stat",
+    "tail",
+    "touch",
+    "tr",
+    "true",
+    "yes",
+)
 HOOK_FLAG = Path("/run/lab-fake-nvidia-hook")
 
 
@@ -46,8 +66,12 @@ def make_busybox() -> None:
     program = shutil.which("busybox")
     assert program
     label = f"LABEL lab.test=engine lab.wheel.sha256={WHEEL}"
-    subprocess.run(["docker", "import", "-c", label, "-c", "ENV PATH=/bin", "-", REF],
-                   input=_tree(Path(program)), check=True, capture_output=True)  # fmt: skip
+    subprocess.run(
+        ["docker", "import", "-c", label, "-c", "ENV PATH=/bin", "-", REF],
+        input=_tree(Path(program)),
+        check=True,
+        capture_output=True,
+    )
 
 
 def _tree(program: Path) -> bytes:
@@ -69,10 +93,18 @@ def _tree(program: Path) -> bytes:
 
 
 def an_image(vendor: str = "none", **devices) -> Image:
-    return Image(name=f"test-{vendor}", summary="", vendor=vendor, ref=REF, base="scratch", python="sh",
-                 python_version="3.12", dockerfile="none",
-                 mounts=(MountRule(source="hf_cache", target="/hf"), MountRule(source="cache", target="/cache")),
-                 devices=Devices(shm_size="64m", capabilities=("gpu", "compute", "utility"), **devices))  # fmt: skip
+    return Image(
+        name=f"test-{vendor}",
+        summary="",
+        vendor=vendor,
+        ref=REF,
+        base="scratch",
+        python="sh",
+        python_version="3.12",
+        dockerfile="none",
+        mounts=(MountRule(source="hf_cache", target="/hf"), MountRule(source="cache", target="/cache")),
+        devices=Devices(shm_size="64m", capabilities=("gpu", "compute", "utility"), **devices),
+    )
 
 
 def shell(script: str, **fields) -> Step:

@@ -104,7 +104,10 @@ def test_exit_zero_without_the_expected_files_is_a_failure(tmp_path):
     assert ran.outcome.status is Status.failed and "left no s/*.json" in ran.outcome.reason
 
 
-@pytest.mark.parametrize("name", ["with space", "qu'ote\"s", "new\nline", "näme-日本", "co:lon", "$(touch x);#", "-dash", "com,ma=x"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    ["with space", "qu'ote\"s", "new\nline", "näme-日本", "co:lon", "$(touch x);#", "-dash", "com,ma=x"],
+)
 def test_a_hostile_name_of_the_run_folder_is_just_a_name(tmp_path, name):
     ran = run_step(tmp_path / name, shell("echo here > s/file; ls s"))
     assert ran.outcome.ok, ran.outcome
@@ -122,9 +125,11 @@ def test_a_folder_name_that_is_no_text_is_refused_in_words(tmp_path):
 def test_a_container_gets_the_least_it_needs(tmp_path):
     ran = run_step(
         tmp_path / "r",
-        shell("grep -E '^(Cap(Eff|Prm|Bnd)|NoNewPrivs):' /proc/self/status; touch /etc/x; touch /tmp/x && echo tmp;"
-              "touch /cache/x && echo cache; echo $HOME; ls /run/docker.sock /var/run/docker.sock; true"),
-    )  # fmt: skip
+        shell(
+            "grep -E '^(Cap(Eff|Prm|Bnd)|NoNewPrivs):' /proc/self/status; touch /etc/x; touch /tmp/x && echo tmp;"
+            "touch /cache/x && echo cache; echo $HOME; ls /run/docker.sock /var/run/docker.sock; true"
+        ),
+    )
     said = "\n".join(ran.lines)
     for wanted in (
         "CapEff:\t0000000000000000",
@@ -157,10 +162,19 @@ def test_files_belong_to_the_caller(open_folder):
     (open_folder / "mine").mkdir()
     os.chown(open_folder / "mine", 1234, 1234)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, "HOME": str(open_folder / "mine"), "HF_HOME": str(open_folder / "mine/hf"),
-             "XDG_CACHE_HOME": str(open_folder / "mine/cache"), "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            "HOME": str(open_folder / "mine"),
+            "HF_HOME": str(open_folder / "mine/hf"),
+            "XDG_CACHE_HOME": str(open_folder / "mine/cache"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+    )
     assert "uid=1234 gid=1234" in done.stdout, done.stdout + done.stderr
     made = (open_folder / "mine/r/s/file").stat()
     assert (made.st_uid, made.st_gid) == (1234, 1234)
@@ -365,9 +379,13 @@ def test_the_image_record_says_what_exactly_ran():
     assert record.ref == REF and record.digests == ()
 
 
-@pytest.mark.parametrize("program, complaint", [
-    ("no-such-program", "has no program 'no-such-program'"), ("/bin/not-executable", "cannot be run in the image"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "program, complaint",
+    [
+        ("no-such-program", "has no program 'no-such-program'"),
+        ("/bin/not-executable", "cannot be run in the image"),
+    ],
+)
 def test_a_program_that_cannot_start_is_an_engine_error_and_leaves_no_container(tmp_path, program, complaint):
     # Without docker-init in front, which would start well and fail inside.
     step = Step(name="s", argv=(program,), folder="s")
@@ -546,12 +564,23 @@ def test_an_nvidia_container_sees_the_uuids_it_was_given_and_no_others(tmp_path)
 
 
 @needs_hook
-@pytest.mark.parametrize("text, words", [
-    ("nvidia-container-cli: initialization error: nvml error: driver not loaded", ("driver is not loaded", "nvidia-smi")),
-    ("nvidia-container-cli: device error: GPU-1234-9: unknown device", ("no such GPU on this machine: GPU-1234-9", "present:")),
-    ("nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, please update your driver",
-     ("needs one for CUDA 12.8, found driver 535.1", "pascal")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (
+            "nvidia-container-cli: initialization error: nvml error: driver not loaded",
+            ("driver is not loaded", "nvidia-smi"),
+        ),
+        (
+            "nvidia-container-cli: device error: GPU-1234-9: unknown device",
+            ("no such GPU on this machine: GPU-1234-9", "present:"),
+        ),
+        (
+            "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, please update your driver",
+            ("needs one for CUDA 12.8, found driver 535.1", "pascal"),
+        ),
+    ],
+)
 def test_what_nvidias_hook_says_reaches_the_user_in_words(tmp_path, text, words):
     with hook_says(text), pytest.raises(GpuError) as caught:
         run_step(tmp_path / "r", shell("true", num_gpus=1), nvidia(9), image=an_image("nvidia"))

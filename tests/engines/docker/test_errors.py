@@ -32,8 +32,16 @@ from lab.images import spec as images  # noqa: E402
 from lab.images.spec import HostContext, container_spec  # noqa: E402
 from tests.core.test_manifest import a_run  # noqa: E402
 
-CONTEXT = Context(endpoint="unix:///x.sock", image="cuda", ref="lab/cuda", step="s", driver="535.1", run_dir="/runs/r",
-                  option_of={"/data/gone": "HF_HOME"}, present=lambda: "0 H100 GPU-7")  # fmt: skip
+CONTEXT = Context(
+    endpoint="unix:///x.sock",
+    image="cuda",
+    ref="lab/cuda",
+    step="s",
+    driver="535.1",
+    run_dir="/runs/r",
+    option_of={"/data/gone": "HF_HOME"},
+    present=lambda: "0 H100 GPU-7",
+)
 OLD = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: error running hook #0: error running hook: exit status 1, stdout: , stderr: {}: unknown"
 NEW = "failed to create task for container: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: error running prestart hook #0: exit status 1, stdout: , stderr: Auto-detected mode as 'legacy'\n{}"
 
@@ -69,13 +77,24 @@ def said(status: int, message: str):
 
 
 NVIDIA = [
-    ("nvidia-container-cli: initialization error: nvml error: driver not loaded",
-     GpuError, ["NVIDIA's driver is not loaded", "nvidia-smi"]),
-    ("nvidia-container-cli: device error: GPU-9: unknown device", GpuError, ["no such GPU", "GPU-9", "0 H100 GPU-7"]),
+    (
+        "nvidia-container-cli: initialization error: nvml error: driver not loaded",
+        GpuError,
+        ["NVIDIA's driver is not loaded", "nvidia-smi"],
+    ),
+    (
+        "nvidia-container-cli: device error: GPU-9: unknown device",
+        GpuError,
+        ["no such GPU", "GPU-9", "0 H100 GPU-7"],
+    ),
     ("nvidia-container-cli: device error: unknown device id: 9", GpuError, ["no such GPU", "0 H100 GPU-7"]),
-    ("nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, please update your driver to a newer version, "
-     "or use an earlier cuda container", GpuError, ["CUDA 12.8", "driver 535.1", "'cuda'", "pascal"]),
-]  # fmt: skip
+    (
+        "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, please update your driver to a newer version, "
+        "or use an earlier cuda container",
+        GpuError,
+        ["CUDA 12.8", "driver 535.1", "'cuda'", "pascal"],
+    ),
+]
 
 
 @pytest.mark.parametrize("around", [OLD, NEW, "{}"], ids=["20.10", "newer", "bare"])
@@ -85,54 +104,166 @@ def test_what_nvidias_toolkit_says_is_a_gpu_error_however_it_is_wrapped(around, 
     assert type(error) is kind and all(word in str(error) for word in words), error
 
 
-@pytest.mark.parametrize("status, text, kind, words", [
-    (500, 'could not select device driver "nvidia" with capabilities: [[gpu compute utility]]', GpuError,
-     ["toolkit is not registered", "unix:///x.sock", "nvidia-ctk runtime configure"]),
-    (400, "Unknown runtime specified nvidia", GpuError, ["toolkit is not registered"]),
-    (400, "unknown or invalid runtime specified nvidia; Unknown runtime specified nvidia", GpuError, ["nvidia-ctk"]),
-    (500, 'error gathering device information while adding custom device "/dev/kfd": no such file or directory', GpuError,
-     ["/dev/kfd is not there", "amdgpu"]),
-    (500, "Unable to find group render: no matching entries in group file", EngineError, ["a fault in lab", "render"]),
-    (500, "unable to find user lab: no matching entries in passwd file", EngineError, ["a fault in lab"]),
-    (400, "cannot set both Count and DeviceIDs on device request", EngineError, ["a fault in lab"]),
-    (400, 'invalid mount config for type "bind": bind source path does not exist: /data/gone', UsageError,
-     ["HF_HOME names a path", "/data/gone"]),
-    (500, "OCI runtime create failed: error setting rlimit type 8: operation not permitted: unknown", EngineError,
-     ["locked memory"]),
-    (400, 'OCI runtime create failed: exec: "python3": stat python3: no such file or directory: unknown', EngineError,
-     ["lab/cuda has no program 'python3'", "lab images build cuda"]),
-    (400, 'exec: "python3": executable file not found in $PATH: unknown', EngineError, ["has no program 'python3'"]),
-    (400, 'OCI runtime create failed: exec: "/bin/x": permission denied: unknown', EngineError, ["'/bin/x' cannot be run"]),
-    (404, "image with reference x was found but does not match the specified platform: wanted linux/arm64", EngineError,
-     ["wanted linux/arm64"]),
-    (400, "Requested CPUs are not available - requested 0-63, available: 0-1", EngineError, ["requested 0-63"]),
-    (404, "No such image: lab/cuda:latest", EngineError, ["lab/cuda is not on this engine", "lab images build cuda"]),
-    (404, "pull access denied for lab/cuda, repository does not exist or may require 'docker login'", EngineError,
-     ["lab images build cuda"]),
-    (500, 'Get "https://registry.example/v2/": dial tcp: lookup registry.example: no such host', EngineError,
-     ["its registry cannot be reached", "docker load"]),
-    (500, 'Get "https://registry.example/v2/": dial tcp 192.0.2.1:443: connect: connection refused', EngineError,
-     ["registry cannot be reached"]),
-    (500, 'Get "https://registry.example/v2/": dial tcp 192.0.2.1:443: i/o timeout', EngineError, ["registry cannot be reached"]),
-    (409, 'Conflict. The container name "/lab-r-1" is already in use by container "abc".', BusyError,
-     ["is there already", "lab run --attach /runs/r", "lab runs stop /runs/r"]),
-    (500, "could not find bridge docker0: route ip+net: no such network interface", EngineError, ["docker0", "restart docker"]),
-    (400, "client version 1.52 is too new. Maximum supported API version is 1.41", EngineError, ["DOCKER_API_VERSION"]),
-    (400, "client version 1.41 is too old. Minimum supported API version is 1.44", EngineError, ["upgrade", "1.44"]),
-    (500, "write /var/lib/docker/x: no space left on device", StorageError, ["Docker engine", "docker system df"]),
-    (500, "something nobody has seen before", EngineError, ["the Docker engine says: something nobody has seen before"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "status, text, kind, words",
+    [
+        (
+            500,
+            'could not select device driver "nvidia" with capabilities: [[gpu compute utility]]',
+            GpuError,
+            ["toolkit is not registered", "unix:///x.sock", "nvidia-ctk runtime configure"],
+        ),
+        (400, "Unknown runtime specified nvidia", GpuError, ["toolkit is not registered"]),
+        (
+            400,
+            "unknown or invalid runtime specified nvidia; Unknown runtime specified nvidia",
+            GpuError,
+            ["nvidia-ctk"],
+        ),
+        (
+            500,
+            'error gathering device information while adding custom device "/dev/kfd": no such file or directory',
+            GpuError,
+            ["/dev/kfd is not there", "amdgpu"],
+        ),
+        (
+            500,
+            "Unable to find group render: no matching entries in group file",
+            EngineError,
+            ["a fault in lab", "render"],
+        ),
+        (500, "unable to find user lab: no matching entries in passwd file", EngineError, ["a fault in lab"]),
+        (400, "cannot set both Count and DeviceIDs on device request", EngineError, ["a fault in lab"]),
+        (
+            400,
+            'invalid mount config for type "bind": bind source path does not exist: /data/gone',
+            UsageError,
+            ["HF_HOME names a path", "/data/gone"],
+        ),
+        (
+            500,
+            "OCI runtime create failed: error setting rlimit type 8: operation not permitted: unknown",
+            EngineError,
+            ["locked memory"],
+        ),
+        (
+            400,
+            'OCI runtime create failed: exec: "python3": stat python3: no such file or directory: unknown',
+            EngineError,
+            ["lab/cuda has no program 'python3'", "lab images build cuda"],
+        ),
+        (
+            400,
+            'exec: "python3": executable file not found in $PATH: unknown',
+            EngineError,
+            ["has no program 'python3'"],
+        ),
+        (
+            400,
+            'OCI runtime create failed: exec: "/bin/x": permission denied: unknown',
+            EngineError,
+            ["'/bin/x' cannot be run"],
+        ),
+        (
+            404,
+            "image with reference x was found but does not match the specified platform: wanted linux/arm64",
+            EngineError,
+            ["wanted linux/arm64"],
+        ),
+        (
+            400,
+            "Requested CPUs are not available - requested 0-63, available: 0-1",
+            EngineError,
+            ["requested 0-63"],
+        ),
+        (
+            404,
+            "No such image: lab/cuda:latest",
+            EngineError,
+            ["lab/cuda is not on this engine", "lab images build cuda"],
+        ),
+        (
+            404,
+            "pull access denied for lab/cuda, repository does not exist or may require 'docker login'",
+            EngineError,
+            ["lab images build cuda"],
+        ),
+        (
+            500,
+            'Get "https://registry.example/v2/": dial tcp: lookup registry.example: no such host',
+            EngineError,
+            ["its registry cannot be reached", "docker load"],
+        ),
+        (
+            500,
+            'Get "https://registry.example/v2/": dial tcp 192.0.2.1:443: connect: connection refused',
+            EngineError,
+            ["registry cannot be reached"],
+        ),
+        (
+            500,
+            'Get "https://registry.example/v2/": dial tcp 192.0.2.1:443: i/o timeout',
+            EngineError,
+            ["registry cannot be reached"],
+        ),
+        (
+            409,
+            'Conflict. The container name "/lab-r-1" is already in use by container "abc".',
+            BusyError,
+            ["is there already", "lab run --attach /runs/r", "lab runs stop /runs/r"],
+        ),
+        (
+            500,
+            "could not find bridge docker0: route ip+net: no such network interface",
+            EngineError,
+            ["docker0", "restart docker"],
+        ),
+        (
+            400,
+            "client version 1.52 is too new. Maximum supported API version is 1.41",
+            EngineError,
+            ["DOCKER_API_VERSION"],
+        ),
+        (
+            400,
+            "client version 1.41 is too old. Minimum supported API version is 1.44",
+            EngineError,
+            ["upgrade", "1.44"],
+        ),
+        (
+            500,
+            "write /var/lib/docker/x: no space left on device",
+            StorageError,
+            ["Docker engine", "docker system df"],
+        ),
+        (
+            500,
+            "something nobody has seen before",
+            EngineError,
+            ["the Docker engine says: something nobody has seen before"],
+        ),
+    ],
+)
 def test_what_the_daemon_says_becomes_an_error_with_its_cure(status, text, kind, words):
     error = said(status, text)
     assert type(error) is kind and all(word in str(error) for word in words), error
     assert error.where == "step 's'" and isinstance(error.__cause__, APIError)
 
 
-@pytest.mark.parametrize("text, words", [
-    ("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed'))", "SSL_CERT_FILE"),
-    ("the --mount option requires BuildKit. Refer to https://docs.docker.com/go/buildkit/", "docker-buildx"),
-    ("ERROR: BuildKit is enabled but the buildx component is missing or broken.", "docker-buildx"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (
+            "SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed'))",
+            "SSL_CERT_FILE",
+        ),
+        (
+            "the --mount option requires BuildKit. Refer to https://docs.docker.com/go/buildkit/",
+            "docker-buildx",
+        ),
+        ("ERROR: BuildKit is enabled but the buildx component is missing or broken.", "docker-buildx"),
+    ],
+)
 def test_what_a_build_says_becomes_an_error_with_its_cure(text, words):
     error = translate(RuntimeError(text), context=CONTEXT)
     assert type(error) is EngineError and words in str(error)
@@ -245,8 +376,12 @@ def test_podman_is_refused_for_nvidia_gpus_because_it_would_run_without_them(pod
 
 
 HOST = HostContext(run_dir="/out", hf_cache="/hf", cache="/c", uid=1, gid=1, infiniband=True)
-SPEC = container_spec(images.load("cuda"), Step(name="s", argv=("true",), num_gpus=1),
-                      [Gpu(vendor="nvidia", index=0, uuid="GPU-0")], HOST)  # fmt: skip
+SPEC = container_spec(
+    images.load("cuda"),
+    Step(name="s", argv=("true",), num_gpus=1),
+    [Gpu(vendor="nvidia", index=0, uuid="GPU-0")],
+    HOST,
+)
 
 
 class Stingy:

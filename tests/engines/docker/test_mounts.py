@@ -98,17 +98,21 @@ def test_nixnan_must_be_named_be_there_and_be_loadable(host, tmp_path):
     library.write_bytes(ELF)
     mounts = checked(spec(host, tools=("nixnan",), NIXNAN_SO=str(library))).mounts
     assert [m for m in mounts if m.target == "/opt/lab/nixnan.so"] == [
-        Mount(source=str(library), target="/opt/lab/nixnan.so", read_only=True)]  # fmt: skip
+        Mount(source=str(library), target="/opt/lab/nixnan.so", read_only=True)
+    ]
 
 
-@pytest.mark.parametrize("content, complaint", [
-    (b"", "empty file"),
-    (b"#!/bin/sh\n", "no ELF"),
-    (ELF[:10], "64-bit|no shared"),
-    (ELF[:4] + b"\x01" + ELF[5:], "64-bit"),
-    (ELF[:16] + b"\x02\x00\x3e\x00", "no shared object"),
-    (ELF[:16] + b"\x03\x00\xb7\x00", "another processor"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content, complaint",
+    [
+        (b"", "empty file"),
+        (b"#!/bin/sh\n", "no ELF"),
+        (ELF[:10], "64-bit|no shared"),
+        (ELF[:4] + b"\x01" + ELF[5:], "64-bit"),
+        (ELF[:16] + b"\x02\x00\x3e\x00", "no shared object"),
+        (ELF[:16] + b"\x03\x00\xb7\x00", "another processor"),
+    ],
+)
 def test_a_file_that_cannot_be_loaded_is_refused_before_any_container(tmp_path, content, complaint):
     path = tmp_path / "nixnan.so"
     path.write_bytes(content)

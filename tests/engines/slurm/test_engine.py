@@ -129,8 +129,10 @@ def test_a_step_in_apptainer_runs_what_apptainer_would_run(tmp_path, monkeypatch
     """A stand-in that does what the real one does with these arguments: change folder and execute."""
     fake = tmp_path / "bin" / "apptainer"
     fake.parent.mkdir()
-    fake.write_text(f"#!{sys.executable}\nimport os, sys\nat = sys.argv.index('--pwd') + 3\n"
-                    "print('image', sys.argv[at - 1])\nos.execvp(sys.argv[at], sys.argv[at:])\n")  # fmt: skip
+    fake.write_text(
+        f"#!{sys.executable}\nimport os, sys\nat = sys.argv.index('--pwd') + 3\n"
+        "print('image', sys.argv[at - 1])\nos.execvp(sys.argv[at], sys.argv[at:])\n"
+    )
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
     run = a_run(tmp_path / "run", python("s", "print('inside')"))
@@ -166,8 +168,12 @@ def test_steps_become_one_array_and_their_logs_come_live(tmp_path):
 
 @pytest.mark.slurm
 def test_a_failing_task_tells_why_and_the_others_go_on(tmp_path):
-    run = a_run(tmp_path / "run", python("bad", "raise ValueError('seven')"), python("good", "pass"),
-                python("forgot", "pass", expects=("forgot/x",)))  # fmt: skip
+    run = a_run(
+        tmp_path / "run",
+        python("bad", "raise ValueError('seven')"),
+        python("good", "pass"),
+        python("forgot", "pass", expects=("forgot/x",)),
+    )
     execute(run)
     assert (outcome_of(run, "bad").status, "ValueError: seven" in outcome_of(run, "bad").reason) == (
         Status.failed,
@@ -241,8 +247,10 @@ def test_ctrl_c_cancels_the_jobs_and_lets_the_steps_clean_up(tmp_path):
 @pytest.mark.slurm
 def test_a_killed_driver_leaves_jobs_that_the_next_one_takes_up(tmp_path):
     run = a_run(tmp_path / "run", python("a", "import time; time.sleep(3); print('done')"))
-    program = ("from pathlib import Path; from tests.engines.slurm.test_engine import *; "
-               f"execute(Run.open(Path({str(run.root)!r})))")  # fmt: skip
+    program = (
+        "from pathlib import Path; from tests.engines.slurm.test_engine import *; "
+        f"execute(Run.open(Path({str(run.root)!r})))"
+    )
     driver = subprocess.Popen([sys.executable, "-c", program])
     until(lambda: (run.root / ".slurm" / "jobs.json").exists())
     driver.send_signal(signal.SIGKILL)
@@ -331,9 +339,7 @@ def test_an_analysis_is_spread_over_tasks_and_put_together(tmp_path):
     sweep = write_sweep(tmp_path / "recorded", ranks=2)
     out = tmp_path / "out"
     words = ["gemm", "spread", str(sweep), "--out", str(out), "--cpus-per-task", "1", "-j", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "lab", *words], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-m", "lab", *words], capture_output=True, text=True, check=True)
     assert "2 tasks as" in done.stdout
     until(lambda: (out / "plots").is_dir() and not _jobs_left(out), 120)
     assert sorted(path.name for path in (out / "merged_traces").iterdir()) == [

@@ -39,8 +39,16 @@ def generation(
             2,
             op=op,
         )
-        op = writer.op("aten::cat", start + 400, 20, **{"Input Dims": [[[1, forward + 1]], []], "Input type": ["TensorList", "Scalar"],
-                                                        "Concrete Inputs": ["", "1"]})  # fmt: skip
+        op = writer.op(
+            "aten::cat",
+            start + 400,
+            20,
+            **{
+                "Input Dims": [[[1, forward + 1]], []],
+                "Input type": ["TensorList", "Scalar"],
+                "Concrete Inputs": ["", "1"],
+            },
+        )
         writer.kernel("Memcpy DtoD (Device -> Device)", start + 440, 1, op=op, bytes=8 * (forward + 1))
         if comm:
             writer.all_reduce(1024, start + 62, 8)

@@ -117,8 +117,22 @@ def test_the_room_recognises_a_profile_and_nothing_else(tmp_path):
 
 
 def test_a_dry_run_shows_the_plan_and_two_models_are_refused(tmp_path, monkeypatch):
-    done = run("run", "--dry-run", "--json", "--image", "cuda", "--gpus", "2", "kernels", "profile", "vicuna-7b", "--tp", "2",
-               cwd=tmp_path, monkeypatch=monkeypatch)  # fmt: skip
+    done = run(
+        "run",
+        "--dry-run",
+        "--json",
+        "--image",
+        "cuda",
+        "--gpus",
+        "2",
+        "kernels",
+        "profile",
+        "vicuna-7b",
+        "--tp",
+        "2",
+        cwd=tmp_path,
+        monkeypatch=monkeypatch,
+    )
     plan = json.loads(done.output)
     assert plan["config"]["tp"] == 2 and plan["steps"][0]["num_gpus"] == 2
     done = run(

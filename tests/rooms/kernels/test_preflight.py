@@ -18,8 +18,16 @@ from lab.rooms.kernels.preflight import (
 
 GIB = 2**30
 GTX = ("GTX 1080 Ti", 11 * GIB)
-H200 = Facts(torch="2.11.0", cuda="13.0", archs=("sm_80", "sm_90"), transformers="5.17.0", num_gpus=1,
-             capabilities=((9, 0),), mem_bytes=(139 * GIB,), names=("NVIDIA H200",))  # fmt: skip
+H200 = Facts(
+    torch="2.11.0",
+    cuda="13.0",
+    archs=("sm_80", "sm_90"),
+    transformers="5.17.0",
+    num_gpus=1,
+    capabilities=((9, 0),),
+    mem_bytes=(139 * GIB,),
+    names=("NVIDIA H200",),
+)
 
 
 def refused(error, config, **where):
@@ -88,8 +96,16 @@ def test_torch_1_12_takes_only_transformers_that_still_know_it(release, works):
 
 def test_a_gpu_that_torch_has_no_code_for_is_sent_to_its_image():
     def facts(capability, archs, torch="2.13.0"):
-        return Facts(torch=torch, cuda="13.0", archs=archs, transformers="5.0.0", num_gpus=1, capabilities=(capability,),
-                     mem_bytes=(11 * GIB,), names=("some GPU",))  # fmt: skip
+        return Facts(
+            torch=torch,
+            cuda="13.0",
+            archs=archs,
+            transformers="5.0.0",
+            num_gpus=1,
+            capabilities=(capability,),
+            mem_bytes=(11 * GIB,),
+            names=("some GPU",),
+        )
 
     assert "--image pascal" in refused_here(GpuError, facts((6, 1), ("sm_75", "sm_80", "sm_90"))).fix
     assert "--image cuda" in refused_here(GpuError, facts((9, 0), ("sm_60", "sm_70"))).fix
@@ -123,18 +139,24 @@ def test_8_bit_asks_for_bitsandbytes_without_letting_it_replace_torch():
 @pytest.mark.parametrize(
     ("said", "cure"),
     [
-        ("The current PyTorch install supports CUDA capabilities sm_70. CUDA capability sm_61 is not compatible with the "
-         "current PyTorch installation", "--image pascal"),
+        (
+            "The current PyTorch install supports CUDA capabilities sm_70. CUDA capability sm_61 is not compatible with the "
+            "current PyTorch installation",
+            "--image pascal",
+        ),
         ("CUDA error: no kernel image is available for execution on the device", "--image pascal"),
         ("ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "srun --gres=gpu:1"),
-        ("CUDA error: MPS client failed to connect to the MPS control daemon or the MPS server", "CUDA_MPS_PIPE_DIRECTORY"),
+        (
+            "CUDA error: MPS client failed to connect to the MPS control daemon or the MPS server",
+            "CUDA_MPS_PIPE_DIRECTORY",
+        ),
         ("Found no NVIDIA driver on your system.", "srun"),
         ("Torch not compiled with CUDA enabled", "--image cuda"),
         ("Disabling PyTorch because PyTorch >= 2.1 is required but found 1.12.1", "4.46.3"),
         ("CUDA out of memory. Tried to allocate 20.00 MiB", "--tp 2"),
         ("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled system error", "NCCL_DEBUG"),
     ],
-)  # fmt: skip
+)
 def test_errors_of_cuda_and_nccl_come_with_their_cure(said, cure):
     found = explained(RuntimeError(said), {"HAS_SRUN": "1"})
     assert isinstance(found, LabError) and cure in found.fix and said.splitlines()[0] in found.what

@@ -89,20 +89,62 @@ def test_ceilings_are_found_by_the_devices_name():
 
 
 def replayed() -> ReplayResult:
-    row = Row(sig_id="a", position=0, op="aten::mm", overload="", kernel="nvjet_gemm", class_="gemm", kind="kernel", mode="in-order",
-              count=2, trace_sum_us=20.0, trace_median_us=10.0, time_share=0.5, n_ran=20, us={"median": 10.2, "ci": [10.0, 10.4]},
-              same_kernel="exact", err_pct=2.0, arg_src="recorded", origin="execution_trace", launched="", flags=[], name="nvjet_gemm")  # fmt: skip
+    row = Row(
+        sig_id="a",
+        position=0,
+        op="aten::mm",
+        overload="",
+        kernel="nvjet_gemm",
+        class_="gemm",
+        kind="kernel",
+        mode="in-order",
+        count=2,
+        trace_sum_us=20.0,
+        trace_median_us=10.0,
+        time_share=0.5,
+        n_ran=20,
+        us={"median": 10.2, "ci": [10.0, 10.4]},
+        same_kernel="exact",
+        err_pct=2.0,
+        arg_src="recorded",
+        origin="execution_trace",
+        launched="",
+        flags=[],
+        name="nvjet_gemm",
+    )
     other = msgspec.structs.replace(
         row, sig_id="b", same_kernel="other kernel", us={"median": 30.0, "ci": [29.0, 31.0]}
     )
     coverage = Coverage(
         launches=4, rebuilt_launches=4, same_launches=2, time_us=40.0, rebuilt_time_us=40.0, same_time_us=20.0
     )
-    closure = ForwardClosure(name="prefill", phase="prefill", wall_us=100.0, busy_us=40.0, trace_sum_us=40.0, compared_us=20.0,
-                             replay_sum_us=20.4)  # fmt: skip
-    return ReplayResult(mode="in-order", pace="queue", repeats=10, device="cuda", device_name="H200", trace_device_name="H200", same_gpu=True,
-                        coverage={"kernel": coverage}, error={"median": 2.0}, closure=[closure], rows=[row, other], uncovered=[],
-                        sources={}, versions={}, notes=["a note"], bars={"98 % of time": False, "closure": True})  # fmt: skip
+    closure = ForwardClosure(
+        name="prefill",
+        phase="prefill",
+        wall_us=100.0,
+        busy_us=40.0,
+        trace_sum_us=40.0,
+        compared_us=20.0,
+        replay_sum_us=20.4,
+    )
+    return ReplayResult(
+        mode="in-order",
+        pace="queue",
+        repeats=10,
+        device="cuda",
+        device_name="H200",
+        trace_device_name="H200",
+        same_gpu=True,
+        coverage={"kernel": coverage},
+        error={"median": 2.0},
+        closure=[closure],
+        rows=[row, other],
+        uncovered=[],
+        sources={},
+        versions={},
+        notes=["a note"],
+        bars={"98 % of time": False, "closure": True},
+    )
 
 
 def test_a_replay_of_this_run_that_lies_beside_it_joins_the_page(tmp_path):
@@ -113,8 +155,17 @@ def test_a_replay_of_this_run_that_lies_beside_it_joins_the_page(tmp_path):
     assert sibling(folder, "replay.json", ReplayResult)[0] is None, (
         "nothing says that it was made from this run"
     )
-    manifest = Manifest(id="kernels_2", room="kernels", created_utc="2026-01-01T00:00:00+00:00", lab=findings.lab_identity(),
-                        engine="local", command=("lab",), host={}, config={"source": str(folder)}, steps=[])  # fmt: skip
+    manifest = Manifest(
+        id="kernels_2",
+        room="kernels",
+        created_utc="2026-01-01T00:00:00+00:00",
+        lab=findings.lab_identity(),
+        engine="local",
+        command=("lab",),
+        host={},
+        config={"source": str(folder)},
+        steps=[],
+    )
     Run.create(tmp_path / "kernels_2", manifest)
     result, home = sibling(folder, "replay.json", ReplayResult)
     assert result.rows[0].kernel == "nvjet_gemm" and home.name == "kernels_2"
@@ -171,8 +222,25 @@ def test_the_timeline_draws_zooms_and_tells_in_a_browser(tmp_path):
     copy = tmp_path / "probe.html"
     copy.write_text(text.replace("</body>", probe))
     done = subprocess.run(
-        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-         "--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'profile_dir'}",
-         "--virtual-time-budget=4000", "--dump-dom", f"file://{copy}"], capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+        [
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-sync",
+            "--disable-background-networking",
+            "--disable-component-update",
+            f"--user-data-dir={tmp_path / 'profile_dir'}",
+            "--virtual-time-budget=4000",
+            "--dump-dom",
+            f"file://{copy}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     title = done.stdout[done.stdout.index("<title>") + 7 : done.stdout.index("</title>")]
     assert title.startswith("true true 4 nvjet_gemm · 10.00 µs at "), title

@@ -10,10 +10,39 @@ from lab.core.manifest import Lab, Manifest, StepRecord
 from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step
 
-TOTALS = ["module", "kind", "side", "leaf", "phase", "dtype", "calls", "numel", "nan", "posinf", "neginf", "subnormal",
-          "absmax", "first_bad_step"]  # fmt: skip
-CALLS = ["step", "phase", "seq", "module", "class", "side", "leaf", "shape", "dtype", "nan", "posinf", "neginf",
-         "subnormal", "absmax", "role"]  # fmt: skip
+TOTALS = [
+    "module",
+    "kind",
+    "side",
+    "leaf",
+    "phase",
+    "dtype",
+    "calls",
+    "numel",
+    "nan",
+    "posinf",
+    "neginf",
+    "subnormal",
+    "absmax",
+    "first_bad_step",
+]
+CALLS = [
+    "step",
+    "phase",
+    "seq",
+    "module",
+    "class",
+    "side",
+    "leaf",
+    "shape",
+    "dtype",
+    "nan",
+    "posinf",
+    "neginf",
+    "subnormal",
+    "absmax",
+    "role",
+]
 
 
 def run_of(
@@ -25,8 +54,13 @@ def run_of(
     """A run with one step an experiment; `failed` is experiment -> reason, a result of None is a file that is not there."""
     records = []
     for name in results:
-        step = Step(name=name, argv=("python",), folder=f"steps/{name}", tools=("nixnan",) if sass else (),
-                    labels={"experiment": name, "label": name})  # fmt: skip
+        step = Step(
+            name=name,
+            argv=("python",),
+            folder=f"steps/{name}",
+            tools=("nixnan",) if sass else (),
+            labels={"experiment": name, "label": name},
+        )
         why = (failed or {}).get(name)
         outcome = (
             Outcome(status=Status.failed, reason=why, exit_code=1)
@@ -34,8 +68,16 @@ def run_of(
             else Outcome(status=Status.ok, exit_code=0)
         )
         records.append(StepRecord(step=step, fingerprint="x", attempts=1, outcome=outcome))
-    manifest = Manifest(id=root.name, room="nan", created_utc="2026-01-01T00:00:00+00:00", lab=Lab(version="0"), command=("lab",),
-                        engine="local", host={}, steps=records)  # fmt: skip
+    manifest = Manifest(
+        id=root.name,
+        room="nan",
+        created_utc="2026-01-01T00:00:00+00:00",
+        lab=Lab(version="0"),
+        command=("lab",),
+        engine="local",
+        host={},
+        steps=records,
+    )
     run = Run.create(root, manifest)
     for name, told in results.items():
         folder = root / "steps" / name
@@ -47,29 +89,110 @@ def run_of(
     return run
 
 
-def result(name: str, *, first: dict[str, Any] | None = None, bad_steps: tuple[int, ...] = (), applied: str | None = None, text: str = "same",
-           **more: Any) -> dict[str, Any]:  # fmt: skip
+def result(
+    name: str,
+    *,
+    first: dict[str, Any] | None = None,
+    bad_steps: tuple[int, ...] = (),
+    applied: str | None = None,
+    text: str = "same",
+    **more: Any,
+) -> dict[str, Any]:
     """A result.json: clean unless `first` (a birth) and `bad_steps` of the logits say otherwise."""
     bad = 5 if first else 0
-    steps = [{"step": n, "phase": "decode" if n else "prefill", "query_length": 1 if n else 6, "bad_leaves": bad, "reached_output": bool(bad_steps),
-              "nan": float(bad), "posinf": 0.0, "neginf": 0.0, "subnormal": 0.0, "absmax": 3.0} for n in range(2)]  # fmt: skip
-    proof = None if applied is None else {"what": "a change", "expected": 4, "count": 0 if applied == "invalid" else 4, "values_changed": None,
-                                          "logits_moved": 0.0 if applied == "no-effect" else 0.1, "reason": "", "status": applied}  # fmt: skip
+    steps = [
+        {
+            "step": n,
+            "phase": "decode" if n else "prefill",
+            "query_length": 1 if n else 6,
+            "bad_leaves": bad,
+            "reached_output": bool(bad_steps),
+            "nan": float(bad),
+            "posinf": 0.0,
+            "neginf": 0.0,
+            "subnormal": 0.0,
+            "absmax": 3.0,
+        }
+        for n in range(2)
+    ]
+    proof = (
+        None
+        if applied is None
+        else {
+            "what": "a change",
+            "expected": 4,
+            "count": 0 if applied == "invalid" else 4,
+            "values_changed": None,
+            "logits_moved": 0.0 if applied == "no-effect" else 0.1,
+            "reason": "",
+            "status": applied,
+        }
+    )
     return {
-        "experiment": name, "label": name, "level": "python", "skipped_quant": "", "asked": name, "notes": [], "planted": None,
-        "effective": {"model": "tiny", "class": "M", "parameters": 1, "dtypes": ["float16"], "attention": "eager" if name == "eager" else "sdpa",
-                      "quant": "none", "device": "cpu", "device_name": "CPU", "norms": [], "layers": 4, "hidden_size": 64},
-        "applied": proof, "prompt": ["dizzy"], "prompt_tokens": 6, "tokens": [[1, 2]], "text": [text], "new_tokens": 2,
-        "logits": {"nan": 0.0, "posinf": 0.0, "neginf": 0.0, "absmax": 1.0, "steps": 2, "bad_steps": list(bad_steps)},
-        "watch": {"counter": "bits", "counter_reason": "", "notes": [], "modules": 10, "forwards": 2, "weights": [], "first": first,
-                  "births": [first] if first else [], "steps": steps},
-        "timing": None, "kernels": None, "quality": {"reason": "none"}, **more,
-    }  # fmt: skip
+        "experiment": name,
+        "label": name,
+        "level": "python",
+        "skipped_quant": "",
+        "asked": name,
+        "notes": [],
+        "planted": None,
+        "effective": {
+            "model": "tiny",
+            "class": "M",
+            "parameters": 1,
+            "dtypes": ["float16"],
+            "attention": "eager" if name == "eager" else "sdpa",
+            "quant": "none",
+            "device": "cpu",
+            "device_name": "CPU",
+            "norms": [],
+            "layers": 4,
+            "hidden_size": 64,
+        },
+        "applied": proof,
+        "prompt": ["dizzy"],
+        "prompt_tokens": 6,
+        "tokens": [[1, 2]],
+        "text": [text],
+        "new_tokens": 2,
+        "logits": {
+            "nan": 0.0,
+            "posinf": 0.0,
+            "neginf": 0.0,
+            "absmax": 1.0,
+            "steps": 2,
+            "bad_steps": list(bad_steps),
+        },
+        "watch": {
+            "counter": "bits",
+            "counter_reason": "",
+            "notes": [],
+            "modules": 10,
+            "forwards": 2,
+            "weights": [],
+            "first": first,
+            "births": [first] if first else [],
+            "steps": steps,
+        },
+        "timing": None,
+        "kernels": None,
+        "quality": {"reason": "none"},
+        **more,
+    }
 
 
 def birth(module: str = "model.layers.2.self_attn", how: str = "between") -> dict[str, Any]:
-    return {"module": module, "how": how, "leaf": "args[0]", "after": f"{module}.v_proj", "before": f"{module}.o_proj", "since_step": None,
-            "place": f"in {module}, after v_proj, before o_proj", "step": 0, "phase": "prefill"}  # fmt: skip
+    return {
+        "module": module,
+        "how": how,
+        "leaf": "args[0]",
+        "after": f"{module}.v_proj",
+        "before": f"{module}.o_proj",
+        "since_step": None,
+        "place": f"in {module}, after v_proj, before o_proj",
+        "step": 0,
+        "phase": "prefill",
+    }
 
 
 def call(

@@ -49,18 +49,41 @@ def log(folder: Path, name: str, lines: int, kinds: str = "NaN", report: bool = 
 def published(
     folder: Path, name: str, nans: int = 0, text: str = "the same answer", gz: bool = False
 ) -> None:
-    told = {"timestamp": "t", "experiment": name, "config": {}, "model_output": text, "statistics": {
-        "total_nans": nans, "total_infs": 0, "layers_with_nans": 0, "layers_with_infs": 0, "problematic_layers": {},
-        "all_layer_stats": {"model.layers.0.mlp": {"nans": nans, "infs": 0}, "lm_head": {"nans": 0, "infs": 0}}}}  # fmt: skip
+    told = {
+        "timestamp": "t",
+        "experiment": name,
+        "config": {},
+        "model_output": text,
+        "statistics": {
+            "total_nans": nans,
+            "total_infs": 0,
+            "layers_with_nans": 0,
+            "layers_with_infs": 0,
+            "problematic_layers": {},
+            "all_layer_stats": {
+                "model.layers.0.mlp": {"nans": nans, "infs": 0},
+                "lm_head": {"nans": 0, "infs": 0},
+            },
+        },
+    }
     data = json.dumps(told).encode()
     (folder / f"claude_{name}.json{'.gz' if gz else ''}").write_bytes(gzip.compress(data) if gz else data)
 
 
 def test_what_crashed_was_skipped_or_changed_nothing_has_no_rank(tmp_path):
-    found = rows(tables(tmp_path / "r", {
-        "baseline": result("baseline"), "bfloat16": None, "attention_clip": result("attention_clip", applied="no-effect"),
-        "layernorm_eps": result("layernorm_eps", applied="invalid"), "eager": result("eager", applied="applied", first=birth(), bad_steps=(0,)),
-    }, failed={"bfloat16": "exit code 1"}))  # fmt: skip
+    found = rows(
+        tables(
+            tmp_path / "r",
+            {
+                "baseline": result("baseline"),
+                "bfloat16": None,
+                "attention_clip": result("attention_clip", applied="no-effect"),
+                "layernorm_eps": result("layernorm_eps", applied="invalid"),
+                "eager": result("eager", applied="applied", first=birth(), bad_steps=(0,)),
+            },
+            failed={"bfloat16": "exit code 1"},
+        )
+    )
     assert found["baseline"]["rank"] == 1 and found["eager"]["rank"] == 2
     for name, status in {
         "bfloat16": "failed",
@@ -110,8 +133,12 @@ def test_a_nan_that_stays_in_a_module_is_told_apart_from_one_in_the_logits(tmp_p
 
 def test_the_story_names_birth_cause_and_what_keeps_it_away(tmp_path):
     module = "model.layers.2.self_attn"
-    calls = [call(0, f"{module}.q_proj", "out", absmax=2000.0), call(1, f"{module}.k_proj", "out", absmax=1500.0),
-             call(2, f"{module}.v_proj", "out"), call(3, f"{module}.o_proj", "in", nan=7)]  # fmt: skip
+    calls = [
+        call(0, f"{module}.q_proj", "out", absmax=2000.0),
+        call(1, f"{module}.k_proj", "out", absmax=1500.0),
+        call(2, f"{module}.v_proj", "out"),
+        call(3, f"{module}.o_proj", "in", nan=7),
+    ]
     bad = result("eager", applied="applied", first=birth(), bad_steps=(0, 1), _calls=calls)
     told = " ".join(sentences(tables(tmp_path / "r", {"baseline": result("baseline"), "eager": bad})))
     assert "NaN or infinity reaches the logits in eager" in told
@@ -123,7 +150,11 @@ def test_the_story_names_birth_cause_and_what_keeps_it_away(tmp_path):
 
 def test_scores_that_fit_point_to_a_masked_row_with_less_confidence(tmp_path):
     module = "model.layers.2.self_attn"
-    calls = [call(0, f"{module}.q_proj", "out", absmax=3.0), call(1, f"{module}.k_proj", "out", absmax=3.0), call(2, f"{module}.o_proj", "in", nan=7)]  # fmt: skip
+    calls = [
+        call(0, f"{module}.q_proj", "out", absmax=3.0),
+        call(1, f"{module}.k_proj", "out", absmax=3.0),
+        call(2, f"{module}.o_proj", "in", nan=7),
+    ]
     found = tables(
         tmp_path / "r",
         {"eager": result("eager", applied="applied", first=birth(), bad_steps=(0,), _calls=calls)},
@@ -133,7 +164,11 @@ def test_scores_that_fit_point_to_a_masked_row_with_less_confidence(tmp_path):
 
 def test_a_product_that_the_type_cannot_hold_is_an_overflow(tmp_path):
     mlp = "model.layers.1.mlp"
-    calls = [call(0, f"{mlp}.act_fn", "out", absmax=200.0), call(1, f"{mlp}.up_proj", "out", absmax=20000.0), call(2, f"{mlp}.down_proj", "in", posinf=3)]  # fmt: skip
+    calls = [
+        call(0, f"{mlp}.act_fn", "out", absmax=200.0),
+        call(1, f"{mlp}.up_proj", "out", absmax=20000.0),
+        call(2, f"{mlp}.down_proj", "in", posinf=3),
+    ]
     first = {**birth(mlp), "after": f"{mlp}.up_proj", "before": f"{mlp}.down_proj"}
     found = tables(
         tmp_path / "r", {"baseline": result("baseline", first=first, bad_steps=(0,), _calls=calls)}
@@ -181,11 +216,57 @@ def test_two_runs_of_one_experiment_become_one_row_with_both_levels(tmp_path):
 
 
 def test_the_whole_analysis_leaves_a_page_tables_and_figures(tmp_path):
-    run = run_of(tmp_path / "r", {
-        "baseline": result("baseline", _modules=[["model.layers.0.mlp", "MLP", "out", "output", "prefill", "float16", 1, 64, 0, 0, 0, 2, 3.5, -1]]),
-        "eager": result("eager", applied="applied", first=birth(), bad_steps=(0,), text="<script>alert(1)</script>",
-                        _modules=[["model.layers.2.self_attn", "Attention", "out", "output[0]", "prefill", "float16", 1, 64, 64, 0, 0, 0, 0, 0]]),
-    })  # fmt: skip
+    run = run_of(
+        tmp_path / "r",
+        {
+            "baseline": result(
+                "baseline",
+                _modules=[
+                    [
+                        "model.layers.0.mlp",
+                        "MLP",
+                        "out",
+                        "output",
+                        "prefill",
+                        "float16",
+                        1,
+                        64,
+                        0,
+                        0,
+                        0,
+                        2,
+                        3.5,
+                        -1,
+                    ]
+                ],
+            ),
+            "eager": result(
+                "eager",
+                applied="applied",
+                first=birth(),
+                bad_steps=(0,),
+                text="<script>alert(1)</script>",
+                _modules=[
+                    [
+                        "model.layers.2.self_attn",
+                        "Attention",
+                        "out",
+                        "output[0]",
+                        "prefill",
+                        "float16",
+                        1,
+                        64,
+                        64,
+                        0,
+                        0,
+                        0,
+                        0,
+                        0,
+                    ]
+                ],
+            ),
+        },
+    )
     found = analyse_nan([tmp_path / "r"], tmp_path / "out", [run], lambda _: None)
     assert all(path.exists() for path in found.files) and found.lacking == [] and found.status == "warn"
     page = (tmp_path / "out/report.html").read_text()
@@ -221,9 +302,15 @@ def test_a_folder_without_experiments_is_an_error(tmp_path):
         analyse_nan([tmp_path], tmp_path / "out", [None], lambda _: None)
 
 
-@pytest.mark.parametrize("module, layer", [
-    ("model.layers.12.self_attn.q_proj", "layer 12"), ("transformer.h.3.mlp", "layer 3"), ("lm_head", "lm_head"), ("", "(the model)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "module, layer",
+    [
+        ("model.layers.12.self_attn.q_proj", "layer 12"),
+        ("transformer.h.3.mlp", "layer 3"),
+        ("lm_head", "lm_head"),
+        ("", "(the model)"),
+    ],
+)
 def test_modules_are_grouped_by_their_layer(module, layer):
     assert layer_of(module) == layer
 
@@ -234,8 +321,17 @@ REFERENCE = {  # lines, sites, NaN lines, half NaN unique and repeats, FP32 NaN 
     "eager": (2816, 644, 1800, 464, 22750512, 1336, 191306408, 780, 570571076),
     "attention_clip": (1073, 881, 602, 144, 1360, 458, 4623, 355, 1405369),
 }
-COLUMNS = ["sass_lines", "sass_sites", "sass_nan_lines", "half_nan_unique", "half_nan_repeats", "float_nan_unique",
-           "float_nan_repeats", "half_subnormal_unique", "half_subnormal_repeats"]  # fmt: skip
+COLUMNS = [
+    "sass_lines",
+    "sass_sites",
+    "sass_nan_lines",
+    "half_nan_unique",
+    "half_nan_repeats",
+    "float_nan_unique",
+    "float_nan_repeats",
+    "half_subnormal_unique",
+    "half_subnormal_repeats",
+]
 
 
 @pytest.mark.data

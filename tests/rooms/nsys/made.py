@@ -132,8 +132,11 @@ def write_trace(
         events = [event for event in events if event["cat"] not in ("kernel", "cuda_runtime")]
     devices = [{"id": 0, "name": "Made GPU"}] if kernels else []
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": devices, "traceEvents": events,
-                                "baseTimeNanoseconds": 0}))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {"schemaVersion": 1, "deviceProperties": devices, "traceEvents": events, "baseTimeNanoseconds": 0}
+        )
+    )
     return path
 
 
@@ -142,7 +145,12 @@ def truth(spec=SPEC):
     others = 1 + spec.layers * (1 + 1 + 5) + 1
     forward_us = spec.forward_gemms * GEMM_US + others * OTHER_US
     backward_us = spec.backward_gemms * GEMM_US + 2 * OTHER_US
-    return {"forward_us": forward_us, "backward_us": backward_us, "optimizer_us": 3 * OPTIMIZER_US,
-            "forward_kernels": spec.forward_gemms + others, "backward_kernels": spec.backward_gemms + 2,
-            "forward_matmul": spec.forward_gemms * GEMM_US / forward_us,
-            "step_matmul": 3 * spec.forward_gemms * GEMM_US / (forward_us + backward_us + 3 * OPTIMIZER_US)}  # fmt: skip
+    return {
+        "forward_us": forward_us,
+        "backward_us": backward_us,
+        "optimizer_us": 3 * OPTIMIZER_US,
+        "forward_kernels": spec.forward_gemms + others,
+        "backward_kernels": spec.backward_gemms + 2,
+        "forward_matmul": spec.forward_gemms * GEMM_US / forward_us,
+        "step_matmul": 3 * spec.forward_gemms * GEMM_US / (forward_us + backward_us + 3 * OPTIMIZER_US),
+    }

@@ -109,8 +109,9 @@ def test_a_capture_without_kernels_has_ranges_and_no_kernels(tmp_path):
 
 def test_names_are_read_in_the_handouts_spelling_too():
     assert normalised("computing attention  scores") == "computing_attention_scores"
-    assert [step_number(name) for name in ("step_3", "forward_step_0", "Training Step 12", "step_x", "warmup")] == [
-        3, 0, 12, -1, -1]  # fmt: skip
+    assert [
+        step_number(name) for name in ("step_3", "forward_step_0", "Training Step 12", "step_x", "warmup")
+    ] == [3, 0, 12, -1, -1]
 
 
 # Shares of matrix products that the facts of these recordings give, by phase; nsys' own rule loses backward.

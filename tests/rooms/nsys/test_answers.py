@@ -46,8 +46,14 @@ def told(kind, *forward_ms) -> Told:
 def cell(tmp_path, kind="training", *, spec=SPEC, python_ms=None, plain_ms=None, **more) -> CellData:
     path = write_trace(tmp_path / f"{kind}.json", kind, **more)
     recording = recording_of(project(load_capture(path)))
-    found = Found(cell=Cell(size="tiny", context=64, type=kind), capture=path, spec=spec, batch=4,
-                  told=told(kind, *np.full(more.get("steps", 2), python_ms)) if python_ms else None, twin=told(kind, plain_ms) if plain_ms else None)  # fmt: skip
+    found = Found(
+        cell=Cell(size="tiny", context=64, type=kind),
+        capture=path,
+        spec=spec,
+        batch=4,
+        told=told(kind, *np.full(more.get("steps", 2), python_ms)) if python_ms else None,
+        twin=told(kind, plain_ms) if plain_ms else None,
+    )
     return CellData(found, recording, tables_of(recording, spec, 4, 64, "fp32"))
 
 

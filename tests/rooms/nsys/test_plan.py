@@ -46,8 +46,11 @@ def test_part_a_needs_forward_passes_alone_and_part_d_training_too():
 
 
 def test_the_documented_matrix_is_two_sizes_four_contexts_three_types():
-    config = NsysConfig(model_sizes=("small", "medium"), context_lengths=(128, 256, 512, 1024),
-                        profile_types=knobs.parse_types("forward,forward_backward,training"))  # fmt: skip
+    config = NsysConfig(
+        model_sizes=("small", "medium"),
+        context_lengths=(128, 256, 512, 1024),
+        profile_types=knobs.parse_types("forward,forward_backward,training"),
+    )
     assert len(cells(resolved(config, on_gpu=True))) == 24
 
 
@@ -86,9 +89,24 @@ def test_existing_results_are_skipped_also_those_that_ran_out_of_memory(tmp_path
 
 
 def test_the_flags_of_the_command_line_reach_the_workload():
-    flags = {"parts": "b,c", "model_sizes": "small", "context_lengths": "64,32", "profile_types": None, "batch_size": 2,
-                 "warmup_steps": 1, "measure_steps": 3, "annotated_attention": False, "softmax": "fused", "fused_qkv": True, "dtype": "bf16",
-                 "seed": 7, "collector": "kineto", "twin": False, "keep_original": False, "pause_s": 0.0}  # fmt: skip
+    flags = {
+        "parts": "b,c",
+        "model_sizes": "small",
+        "context_lengths": "64,32",
+        "profile_types": None,
+        "batch_size": 2,
+        "warmup_steps": 1,
+        "measure_steps": 3,
+        "annotated_attention": False,
+        "softmax": "fused",
+        "fused_qkv": True,
+        "dtype": "bf16",
+        "seed": 7,
+        "collector": "kineto",
+        "twin": False,
+        "keep_original": False,
+        "pause_s": 0.0,
+    }
     steps = plan(config_of(flags), H200, Path("out")).steps
     assert [step.labels["context"] for step in steps] == [64, 64, 32, 32]
     words = " ".join(steps[0].argv)

@@ -188,17 +188,46 @@ def test_planned_cells_that_are_not_there_keep_their_place():
     wanted = [Cell(size="tiny", context=context, type="forward") for context in (64, 128, 256)]
     have = [Found(cell=wanted[2], batch=4), Found(cell=Cell(size="small", context=64, type="training"))]
     assert [one.cell.name for one in merged(have, wanted)] == [
-        "tiny_ctx64_forward", "tiny_ctx128_forward", "tiny_ctx256_forward", "small_ctx64_training"]  # fmt: skip
+        "tiny_ctx64_forward",
+        "tiny_ctx128_forward",
+        "tiny_ctx256_forward",
+        "small_ctx64_training",
+    ]
     assert planned(None) == []
 
 
 @pytest.mark.torch
 def test_part_a_of_the_tiny_size_really_runs_on_this_cpu(tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = ["run", "-q", "-o", str(tmp_path / "run"), "--gpus", "none", "--json", "nsys", "--part", "a", "--model-size", "tiny",
-             "--context-length", "32", "--measure-steps", "2", "--warmup-steps", "1"]  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "lab", *words], capture_output=True, text=True, env=env, cwd=ROOT,
-                          timeout=200, check=False)  # fmt: skip
+    words = [
+        "run",
+        "-q",
+        "-o",
+        str(tmp_path / "run"),
+        "--gpus",
+        "none",
+        "--json",
+        "nsys",
+        "--part",
+        "a",
+        "--model-size",
+        "tiny",
+        "--context-length",
+        "32",
+        "--measure-steps",
+        "2",
+        "--warmup-steps",
+        "1",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", *words],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=ROOT,
+        timeout=200,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["status"] == "warn" and "There are no GPU kernels" in told["verdict"][1]
@@ -226,7 +255,8 @@ def test_a_capture_of_nsys_on_an_h200_answers_with_every_check_held(tmp_path):
     assert [answer.part for answer in done.answers if answer.given] == ["a", "b", "c", "e"]
     assert {check.state for check in checks} == {"ok", "not checked"}
     assert [check.name for check in checks if check.state == "not checked"] == [
-        "Python's clock around the range agrees with it"]  # fmt: skip
+        "Python's clock around the range agrees with it"
+    ]
     phases = pd.read_csv(tmp_path / "out" / "tables" / "phases.csv").set_index("phase")
     assert phases.loc["forward", "matmuls"] == 19 and phases.loc["forward", "kernels"] == 118
     assert "H200" in (tmp_path / "out" / "tables" / "cells.csv").read_text()

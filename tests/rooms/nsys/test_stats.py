@@ -117,8 +117,10 @@ def test_grouped_figures_are_those_of_the_statistics_module(pairs):
         assert groups.std[group] == pytest.approx(statistics.stdev(mine) if len(mine) > 1 else 0)
 
 
-@pytest.mark.parametrize(("value", "digits", "text"), [(0.25, 1, "0.3"), (0.35, 1, "0.3"), (-0.0, 1, "0.0"), (2.5, 0, "3"),
-                                                       (368947.55, 1, "368947.5")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [(0.25, 1, "0.3"), (0.35, 1, "0.3"), (-0.0, 1, "0.0"), (2.5, 0, "3"), (368947.55, 1, "368947.5")],
+)
 def test_exact_halves_go_up_as_in_sql(value, digits, text):
     assert rounded(value, digits).lstrip("-") == text
 
@@ -172,7 +174,12 @@ def test_a_range_inside_backward_is_found_by_its_path_and_operators_are_not_phas
     export.range("my_hook", (1, 2), 22_140, 24_950)
     found = summarise(project(load_capture(export.write(tmp_path / "a.sqlite"))))
     assert {phase.path for phase in found.phases} == {
-        (), ("forward",), ("backward",), ("backward", "my_hook"), ("optimizer_step",)}  # fmt: skip
+        (),
+        ("forward",),
+        ("backward",),
+        ("backward", "my_hook"),
+        ("optimizer_step",),
+    }
 
 
 def test_launches_that_differ_between_steps_are_listed(tmp_path):

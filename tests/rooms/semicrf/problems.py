@@ -13,9 +13,18 @@ COUNTS = ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition")
 
 
 def random_problem(
-    batch: int, frames: int, longest: int, labels: int, *, scale: float = 1.0, masked: float = 0.0,
-    by_duration: bool = False, seed: int = 0, dtype: torch.dtype = torch.float64, tilt: float = 0.0,
-) -> Problem:  # fmt: skip
+    batch: int,
+    frames: int,
+    longest: int,
+    labels: int,
+    *,
+    scale: float = 1.0,
+    masked: float = 0.0,
+    by_duration: bool = False,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    tilt: float = 0.0,
+) -> Problem:
     """Normal scores times `scale`; `masked` is the share of forbidden transitions; lengths vary, the first is T.
 
     With `tilt` segments of about K / 2 frames score best, more than many short ones do.

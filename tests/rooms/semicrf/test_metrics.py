@@ -20,8 +20,11 @@ def plain_distance(a, b):
     """Levenshtein by its recursive definition."""
     if not a or not b:
         return len(a) + len(b)
-    return min(plain_distance(a[:-1], b) + 1, plain_distance(a, b[:-1]) + 1,
-               plain_distance(a[:-1], b[:-1]) + (a[-1] != b[-1]))  # fmt: skip
+    return min(
+        plain_distance(a[:-1], b) + 1,
+        plain_distance(a, b[:-1]) + 1,
+        plain_distance(a[:-1], b[:-1]) + (a[-1] != b[-1]),
+    )
 
 
 @given(st.lists(st.integers(0, 2), max_size=5), st.lists(st.integers(0, 2), max_size=5))

@@ -18,8 +18,10 @@ from lab.rooms.semicrf.plan import CHECK, TRAIN, plan_check, plan_diagnose, plan
 from tests.test_walls import modules_after
 
 CPU = Site(vendor="none")
-NVIDIA = Site(vendor="nvidia", gpus=tuple(
-    Gpu(index=i, uuid=f"GPU-{i}", name="NVIDIA H200", vendor="nvidia") for i in range(2)))  # fmt: skip
+NVIDIA = Site(
+    vendor="nvidia",
+    gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}", name="NVIDIA H200", vendor="nvidia") for i in range(2)),
+)
 KNOBS = {"preset": None, "no_triton": False, "data": "synthetic", "backends": ["auto"]}
 
 
@@ -102,9 +104,29 @@ def lab(*words, cwd):
 
 
 def test_the_guides_flags_are_understood(tmp_path):
-    done = lab("run", "--dry-run", "--json", "semicrf", "train", "--model", "semicrf", "--max-duration", "30", "--crf-reg", "0.01",
-               "--backend", "streaming", "--no-triton", "--fixed-length", "200", "--log-every", "5", "--data-dir", "synthetic",
-               cwd=tmp_path)  # fmt: skip
+    done = lab(
+        "run",
+        "--dry-run",
+        "--json",
+        "semicrf",
+        "train",
+        "--model",
+        "semicrf",
+        "--max-duration",
+        "30",
+        "--crf-reg",
+        "0.01",
+        "--backend",
+        "streaming",
+        "--no-triton",
+        "--fixed-length",
+        "200",
+        "--log-every",
+        "5",
+        "--data-dir",
+        "synthetic",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     config = json.loads(done.stdout)["config"]
     assert (config["crf_reg"], config["fixed_length"], config["log_every"], config["backends"]) == (
@@ -115,20 +137,25 @@ def test_the_guides_flags_are_understood(tmp_path):
     )
 
 
-@pytest.mark.parametrize("words, text", [
-    (["train", "--data", "/no/such/folder"], "no such file or folder"),
-    (["train", "--model", "crf"], "'crf' is none of pytorch-crf, linear, semicrf"),
-    (["train", "--backend", "torch,torch"], "twice"),
-    (["diagnose", "--plant", "gremlin"], "gremlin"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["train", "--data", "/no/such/folder"], "no such file or folder"),
+        (["train", "--model", "crf"], "'crf' is none of pytorch-crf, linear, semicrf"),
+        (["train", "--backend", "torch,torch"], "twice"),
+        (["diagnose", "--plant", "gremlin"], "gremlin"),
+    ],
+)
 def test_wrong_words_are_told(words, text, tmp_path):
     done = lab("run", "semicrf", *words, cwd=tmp_path)
     assert done.returncode in (2, 4) and text in done.stderr and not list(tmp_path.iterdir())
 
 
 def test_the_room_and_its_plans_import_no_torch():
-    code = ("import lab.rooms.semicrf, lab.rooms.semicrf.cli\nfrom lab.rooms.semicrf.plan import *\n"
-            "plan_train(TrainConfig(), Site(vendor='none'))")  # fmt: skip
+    code = (
+        "import lab.rooms.semicrf, lab.rooms.semicrf.cli\nfrom lab.rooms.semicrf.plan import *\n"
+        "plan_train(TrainConfig(), Site(vendor='none'))"
+    )
     assert not modules_after(code) & {"torch", "numpy", "pandas", "matplotlib"}
 
 

@@ -13,11 +13,22 @@ AXES = [
 
 def cells(fails=lambda b, lengths, reg: False, weights=lambda *_: "w"):
     return [
-        {"backend": b, "lengths": lengths, "reg": reg, "order": 0, "repeat": repeat, "step": 3, "transition_max": 1.0,
-         "duration_max": 2.0, "outcome": "failed" if fails(b, lengths, reg) else "passed", "message": "Non-finite partition",
-         "weights": weights(b, repeat)}
-        for b, lengths, reg in AXES for repeat in range(2)
-    ]  # fmt: skip
+        {
+            "backend": b,
+            "lengths": lengths,
+            "reg": reg,
+            "order": 0,
+            "repeat": repeat,
+            "step": 3,
+            "transition_max": 1.0,
+            "duration_max": 2.0,
+            "outcome": "failed" if fails(b, lengths, reg) else "passed",
+            "message": "Non-finite partition",
+            "weights": weights(b, repeat),
+        }
+        for b, lengths, reg in AXES
+        for repeat in range(2)
+    ]
 
 
 def probe(cause, backend="", name="a probe"):
@@ -44,26 +55,32 @@ def test_nothing_dirty_and_nothing_failed_is_no_fault():
     assert found.cause == "none" and found.status == "ok" and "every probe is clean" in found.sentences[0]
 
 
-@pytest.mark.parametrize("rows, right", [
-    ([probe("kernel", "triton"), probe("input")], "input"),
-    ([probe("objective"), probe("race", "triton")], "objective"),
-    ([probe("boundary"), probe("kernel", "triton")], "boundary"),
-    ([probe("race", "triton"), probe("kernel", "triton"), probe("boundary", "triton")], "race"),
-    ([probe("boundary", "triton"), probe("kernel", "triton", "another")], "boundary"),
-    ([probe("kernel", "triton")], "kernel"),
-    ([probe("kernel", "triton"), probe("kernel", "torch")], "shared"),
-    ([probe("precision", "triton")], "precision"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows, right",
+    [
+        ([probe("kernel", "triton"), probe("input")], "input"),
+        ([probe("objective"), probe("race", "triton")], "objective"),
+        ([probe("boundary"), probe("kernel", "triton")], "boundary"),
+        ([probe("race", "triton"), probe("kernel", "triton"), probe("boundary", "triton")], "race"),
+        ([probe("boundary", "triton"), probe("kernel", "triton", "another")], "boundary"),
+        ([probe("kernel", "triton")], "kernel"),
+        ([probe("kernel", "triton"), probe("kernel", "torch")], "shared"),
+        ([probe("precision", "triton")], "precision"),
+    ],
+)
 def test_the_rules_stand_in_the_order_of_the_argument(rows, right):
     assert cause(rows) == right
 
 
-@pytest.mark.parametrize("fails, right", [
-    (lambda b, lengths, reg: b == "triton", "kernel"),
-    (lambda b, lengths, reg: True, "shared"),
-    (lambda b, lengths, reg: lengths == "variable", "boundary"),
-    (lambda b, lengths, reg: reg == 0.0, "objective"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fails, right",
+    [
+        (lambda b, lengths, reg: b == "triton", "kernel"),
+        (lambda b, lengths, reg: True, "shared"),
+        (lambda b, lengths, reg: lengths == "variable", "boundary"),
+        (lambda b, lengths, reg: reg == 0.0, "objective"),
+    ],
+)
 def test_the_matrix_alone_is_read_as_the_guide_reads_it(fails, right):
     found = verdict.diagnose(cells(fails), [], "triton", "torch")
     assert found.cause == right and "Non-finite partition" in found.evidence[0]
@@ -95,5 +112,9 @@ def test_the_guides_four_steps_are_answered_from_the_matrix():
     steps = verdict.classic_steps(
         cells(lambda b, lengths, reg: b == "triton" and lengths == "variable"), "triton", "torch"
     )
-    assert [s["answer"] for s in steps] == ["every run has a cache of its own; 0 of 2 pass", "2 of 2 pass", "2 of 2 pass",
-                                            "no parameter above 20"]  # fmt: skip
+    assert [s["answer"] for s in steps] == [
+        "every run has a cache of its own; 0 of 2 pass",
+        "2 of 2 pass",
+        "2 of 2 pass",
+        "no parameter above 20",
+    ]

@@ -48,12 +48,21 @@ def _time(rank: int, total_ms: float, device: str) -> dict[str, object]:
     computation_ms, comm_ms, memcpy_ms = 0.35 * total_ms, 0.5 * total_ms, 0.01 * total_ms
     busy_ms = computation_ms + comm_ms + memcpy_ms
     return {
-        "rank": rank, "computation_time_ms": computation_ms, "exposed_comm_time_ms": comm_ms,
-        "exposed_memcpy_time_ms": memcpy_ms, "busy_time_ms": busy_ms, "idle_time_ms": total_ms - busy_ms,
-        "total_time_ms": total_ms, "total_comm_time_ms": 1.2 * comm_ms, "total_memcpy_time_ms": memcpy_ms,
-        "steps": 2, "device": device, "kernels": 584, "unlinked_kernels": 0,
+        "rank": rank,
+        "computation_time_ms": computation_ms,
+        "exposed_comm_time_ms": comm_ms,
+        "exposed_memcpy_time_ms": memcpy_ms,
+        "busy_time_ms": busy_ms,
+        "idle_time_ms": total_ms - busy_ms,
+        "total_time_ms": total_ms,
+        "total_comm_time_ms": 1.2 * comm_ms,
+        "total_memcpy_time_ms": memcpy_ms,
+        "steps": 2,
+        "device": device,
+        "kernels": 584,
+        "unlinked_kernels": 0,
         "file": f"rank{rank}/trace_step7.json",
-    }  # fmt: skip
+    }
 
 
 def _messages(
@@ -62,34 +71,62 @@ def _messages(
     got = got_channels.get(channel, channel)
     return [
         {
-            "rank": rank, "collective": "_allgather_base", "requested_channels": channel,
+            "rank": rank,
+            "collective": "_allgather_base",
+            "requested_channels": channel,
             "effective_channels": got,
-            "requested_threads": threads, "effective_threads": block, "count": 12, "in_nelems": size // 16,
-            "dtype": "BFloat16", "msg_bytes": size, "log_channels": got,
+            "requested_threads": threads,
+            "effective_threads": block,
+            "count": 12,
+            "in_nelems": size // 16,
+            "dtype": "BFloat16",
+            "msg_bytes": size,
+            "log_channels": got,
             "channels_verdict": "honoured" if got == channel else "clamped",
             "threads_verdict": "honoured" if block == threads + 32 else "ignored",
         }
         for rank in range(ranks)
         for size, block in ((8 << 20, 640), (96 << 20, threads + 32))
-    ]  # fmt: skip
+    ]
 
 
 def _gemms(total_ms: float, ranks: int) -> list[dict[str, object]]:
     return [
         {
-            "rank": rank, "op": op, "M": m, "N": n, "K": k, "B": 1, "bias": False, "dtype": "BFloat16",
-            "transpose": "TN", "n": 12, "mean_us": total_ms, "median_us": total_ms, "mad_us": 2.0, "cv": 0.02,
-            "min_us": 0.9 * total_ms, "p95_us": 1.1 * total_ms, "max_us": 1.2 * total_ms,
-            "sum_us": 12 * total_ms, "tflops_median": 500.0,
+            "rank": rank,
+            "op": op,
+            "M": m,
+            "N": n,
+            "K": k,
+            "B": 1,
+            "bias": False,
+            "dtype": "BFloat16",
+            "transpose": "TN",
+            "n": 12,
+            "mean_us": total_ms,
+            "median_us": total_ms,
+            "mad_us": 2.0,
+            "cv": 0.02,
+            "min_us": 0.9 * total_ms,
+            "p95_us": 1.1 * total_ms,
+            "max_us": 1.2 * total_ms,
+            "sum_us": 12 * total_ms,
+            "tflops_median": 500.0,
         }
         for rank in range(ranks)
         for op, m, n, k in SHAPES
-    ]  # fmt: skip
+    ]
 
 
 def _state(status: str, reason: str | None, found: int, expected: int) -> dict[str, object]:
     return {
-        "status": status, "reason": reason, "ranks_found": found, "ranks_expected": expected,
+        "status": status,
+        "reason": reason,
+        "ranks_found": found,
+        "ranks_expected": expected,
         "missing_ranks": "",
-        "slowest_rank": 0, "channels_verdict": "honoured", "threads_verdict": "ignored", "log_channels": -1,
-    }  # fmt: skip
+        "slowest_rank": 0,
+        "channels_verdict": "honoured",
+        "threads_verdict": "ignored",
+        "log_channels": -1,
+    }

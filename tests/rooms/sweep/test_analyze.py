@@ -49,11 +49,17 @@ def test_a_sweep_becomes_tables_whether_read_here_or_side_by_side(tmp_path, work
     seen = []
     tables = analyze(small_sweep(tmp_path), workers=workers, progress=lambda *call: seen.append(call))
     assert [list(t.columns) for t in (tables.timeline, tables.effective, tables.gemm, tables.configs)] == [
-        TIMELINE, EFFECTIVE, GEMM, CONFIGS,
-    ]  # fmt: skip
+        TIMELINE,
+        EFFECTIVE,
+        GEMM,
+        CONFIGS,
+    ]
     assert tables.timeline[["threads", "channel", "rank"]].values.tolist() == [
-        [256, 28, 0], [256, 28, 1], [256, 42, 0], [256, 42, 1],
-    ]  # fmt: skip
+        [256, 28, 0],
+        [256, 28, 1],
+        [256, 42, 0],
+        [256, 42, 1],
+    ]
     assert tables.configs.status.tolist() == ["ok", "ok"] and tables.problems.empty
     assert tables.configs.total_time_ms.tolist() == pytest.approx([0.0815] * 2)
     assert [call[:2] for call in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
@@ -133,8 +139,12 @@ def test_what_failed_or_never_ran_has_a_row(tmp_path):
     ]
     configs = analyze(tmp_path, workers=1, expected=told).configs
     assert configs[["threads", "channel", "status"]].values.tolist() == [
-        [256, 28, "ok"], [256, 42, "failed"], [512, 28, "failed"], [512, 42, "failed"], [512, 56, "missing"],
-    ]  # fmt: skip
+        [256, 28, "ok"],
+        [256, 42, "failed"],
+        [512, 28, "failed"],
+        [512, 42, "failed"],
+        [512, 56, "missing"],
+    ]
     assert configs.reason[1] == "oom: out of GPU memory" and configs.reason[2] == "exit code 1"
     assert "gone" in configs.reason[4]
 

@@ -61,8 +61,10 @@ def test_later_repeats_lie_in_folders_of_their_own_beside_the_first(tmp_path):
     touch(tmp_path, config(256, 28, "repeat2/torch_profiler/rank0/trace_step3.json"))
     found = find_configs(tmp_path)
     assert [(c.repeat, c.threads, c.channels, len(c.traces)) for c in found] == [
-        (1, 256, 28, 1), (2, 256, 28, 1), (10, 256, 28, 1),
-    ]  # fmt: skip
+        (1, 256, 28, 1),
+        (2, 256, 28, 1),
+        (10, 256, 28, 1),
+    ]
 
 
 def test_a_first_repeat_may_have_its_own_folder_too(tmp_path):

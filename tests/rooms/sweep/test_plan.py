@@ -68,13 +68,27 @@ def test_every_rank_must_leave_its_trace():
     assert all(p.endswith("_metrics.jsonl") for p in step.expects)
 
 
-@pytest.mark.parametrize("vendor, has, lacks", [
-    ("nvidia", {"NCCL_NTHREADS": "256", "NCCL_MIN_NCHANNELS": "28", "NCCL_MAX_NCHANNELS": "28"},
-     {"RCCL_THREADS_PER_BLOCK", "HSA_ENABLE_SDMA"}),
-    ("amd", {"RCCL_THREADS_PER_BLOCK": "256", "NCCL_MIN_NCHANNELS": "28", "NCCL_MAX_NCHANNELS": "28", "HSA_ENABLE_SDMA": "0"},
-     {"NCCL_NTHREADS"}),
-    ("none", {}, {"NCCL_NTHREADS", "NCCL_MAX_NCHANNELS", "RCCL_THREADS_PER_BLOCK"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "vendor, has, lacks",
+    [
+        (
+            "nvidia",
+            {"NCCL_NTHREADS": "256", "NCCL_MIN_NCHANNELS": "28", "NCCL_MAX_NCHANNELS": "28"},
+            {"RCCL_THREADS_PER_BLOCK", "HSA_ENABLE_SDMA"},
+        ),
+        (
+            "amd",
+            {
+                "RCCL_THREADS_PER_BLOCK": "256",
+                "NCCL_MIN_NCHANNELS": "28",
+                "NCCL_MAX_NCHANNELS": "28",
+                "HSA_ENABLE_SDMA": "0",
+            },
+            {"NCCL_NTHREADS"},
+        ),
+        ("none", {}, {"NCCL_NTHREADS", "NCCL_MAX_NCHANNELS", "RCCL_THREADS_PER_BLOCK"}),
+    ],
+)
 def test_each_vendor_gets_its_own_variables(vendor, has, lacks):
     env = collective_env(vendor, 256, 28, "f", "pin")
     assert has.items() <= env.items() and not lacks & set(env)
@@ -127,7 +141,12 @@ def test_the_summary_is_in_the_known_columns():
     assert lines[0] == "NCCL Channel & Thread Sweep Summary" and lines[1].startswith("Generated: ")
     assert lines[3].split() == ["THREADS", "CHANNELS", "STATUS", "DURATION(s)"] and lines[4] == "-" * 52
     assert [line.split() for line in lines[5:10]] == [
-        ["256", "28", "SUCCESS", "62"], ["256", "42", "FAILED", "0"], [], ["512", "28", "SKIPPED", "N/A"], ["512", "42", "UNKNOWN", "N/A"]]  # fmt: skip
+        ["256", "28", "SUCCESS", "62"],
+        ["256", "42", "FAILED", "0"],
+        [],
+        ["512", "28", "SKIPPED", "N/A"],
+        ["512", "42", "UNKNOWN", "N/A"],
+    ]
     assert "Output directories:" in lines
 
 

@@ -14,11 +14,22 @@ if TYPE_CHECKING:
     from lab.rooms.kernels.schema import Trail
 
 PLACE = (
-    click.option("-o", "--out", type=click.Path(path_type=Path),
-                 help="Where files go. [default: the run; for a bare trace, experiments/NAME_analysis]"),
+    click.option(
+        "-o",
+        "--out",
+        type=click.Path(path_type=Path),
+        help="Where files go. [default: the run; for a bare trace, experiments/NAME_analysis]",
+    ),
     click.option("--json", "as_json", is_flag=True, help="The table as JSON on stdout."),
-    click.option("-n", "--top", type=click.IntRange(min=0), default=20, show_default=True, help="Rows to print; all are written."),
-)  # fmt: skip
+    click.option(
+        "-n",
+        "--top",
+        type=click.IntRange(min=0),
+        default=20,
+        show_default=True,
+        help="Rows to print; all are written.",
+    ),
+)
 
 
 def _placed(function: Any) -> Any:
@@ -74,8 +85,14 @@ def launches(traces: tuple[Path, ...], out: Path | None, as_json: bool, top: int
     table["kernel"] = _short(table["name"])
     table["grid"] = [_sizes(row) for row in table[["grid_x", "grid_y", "grid_z"]].to_numpy()]
     table["block"] = [_sizes(row) for row in table[["block_x", "block_y", "block_z"]].to_numpy()]
-    _show(table, ["ts_us", "dur_us", "kernel", "category", "op", "phase", "grid", "block", "rank", "device", "stream"], found, written,
-          as_json, top)  # fmt: skip
+    _show(
+        table,
+        ["ts_us", "dur_us", "kernel", "category", "op", "phase", "grid", "block", "rank", "device", "stream"],
+        found,
+        written,
+        as_json,
+        top,
+    )
 
 
 @click.command("gantt")
@@ -142,8 +159,11 @@ def trails_of(traces: Sequence[Path]) -> list[Trail]:
     if len(traces) == 1 and traces[0].is_dir():
         found = trails(traces[0])
         if not found:
-            raise MissingError("this folder holds no trace_rank*.json", where=traces[0],
-                               fix="name the trace files themselves, one a rank")  # fmt: skip
+            raise MissingError(
+                "this folder holds no trace_rank*.json",
+                where=traces[0],
+                fix="name the trace files themselves, one a rank",
+            )
         return found
     if any(path.is_dir() for path in traces):
         raise UsageError("one run, or trace files: not both", fix="name the runs one by one")

@@ -46,16 +46,22 @@ def read_execution_trace(path: Path) -> dict[int, Node]:
     try:
         found = msgspec.json.decode(data, type=_Document)
     except msgspec.DecodeError as error:
-        raise BadDataError(f"not an execution trace: {error}", where=path,
-                           fix="record it again; an observer that is not stopped leaves a cut file") from error  # fmt: skip
+        raise BadDataError(
+            f"not an execution trace: {error}",
+            where=path,
+            fix="record it again; an observer that is not stopped leaves a cut file",
+        ) from error
     nodes = {}
     for node in found.nodes:
         rf_id = node.attribute("rf_id")
         if isinstance(rf_id, int) and rf_id > 0:
             nodes[rf_id] = node
     if not nodes:
-        raise BadDataError(f"no node of this execution trace (schema {found.schema}) has an rf_id", where=path,
-                           fix="record it with torch 2.1 or newer")  # fmt: skip
+        raise BadDataError(
+            f"no node of this execution trace (schema {found.schema}) has an rf_id",
+            where=path,
+            fix="record it with torch 2.1 or newer",
+        )
     return nodes
 
 

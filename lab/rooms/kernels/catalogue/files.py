@@ -59,8 +59,15 @@ def _seed_unique(one: Signature) -> dict[str, Any]:
         what |= {"grid": one.grid, "block": one.block, "shared memory": one.smem_bytes}
     elif one.bytes >= 0:
         what |= {"bytes": one.bytes}
-    return {"name": one.name, "signature": what, "args": one.args, "count": one.count, "dur_sum_us": one.dur_us.sum,
-            "category": one.class_, "sig_id": one.sig_id}  # fmt: skip
+    return {
+        "name": one.name,
+        "signature": what,
+        "args": one.args,
+        "count": one.count,
+        "dur_sum_us": one.dur_us.sum,
+        "category": one.class_,
+        "sig_id": one.sig_id,
+    }
 
 
 def launch_params(found: Catalogue) -> pd.DataFrame:
@@ -76,13 +83,33 @@ def _params(one: Launch, meta: Any) -> dict[str, Any]:
     threads = one.block[0] * one.block[1] * one.block[2] if one.block[0] > 0 else None
     per_sm = blocks / sms if blocks is not None and sms else None
     warps = per_sm * -(-threads // WARP[meta.vendor]) if per_sm is not None and threads is not None else None
-    return {"name": one.name, "rank": one.rank, "device": one.device, "stream": one.stream,
-            **dict(zip(("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
-                       map(_known, (*one.grid, *one.block)), strict=True)),
-            "shared_memory": _known(one.smem_bytes), "registers_per_thread": _known(one.regs), "blocks_per_sm": per_sm,
-            "warps_per_sm": warps, "correlation": _known(one.correlation), "bytes": _known(one.bytes),
-            "collective_name": one.coll, "ts_us": one.ts_us, "dur_us": one.dur_us, "category": one.class_,
-            "op_id": _known(one.op_id), "phase": one.phase, "forward": _known(one.forward), "sig_id": one.sig_id}  # fmt: skip
+    return {
+        "name": one.name,
+        "rank": one.rank,
+        "device": one.device,
+        "stream": one.stream,
+        **dict(
+            zip(
+                ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
+                map(_known, (*one.grid, *one.block)),
+                strict=True,
+            )
+        ),
+        "shared_memory": _known(one.smem_bytes),
+        "registers_per_thread": _known(one.regs),
+        "blocks_per_sm": per_sm,
+        "warps_per_sm": warps,
+        "correlation": _known(one.correlation),
+        "bytes": _known(one.bytes),
+        "collective_name": one.coll,
+        "ts_us": one.ts_us,
+        "dur_us": one.dur_us,
+        "category": one.class_,
+        "op_id": _known(one.op_id),
+        "phase": one.phase,
+        "forward": _known(one.forward),
+        "sig_id": one.sig_id,
+    }
 
 
 def _known(value: int) -> int | None:
@@ -91,9 +118,14 @@ def _known(value: int) -> int | None:
 
 def kernel_counts(launches: list[Launch]) -> pd.DataFrame:
     """device, category, kernel_name, count, dur_sum_us: launches only, no calls of the runtime."""
-    frame = pd.DataFrame({
-        "device": [one.device for one in launches], "category": [one.kind for one in launches],
-        "kernel_name": [one.name for one in launches], "dur_us": [one.dur_us for one in launches]})  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "device": [one.device for one in launches],
+            "category": [one.kind for one in launches],
+            "kernel_name": [one.name for one in launches],
+            "dur_us": [one.dur_us for one in launches],
+        }
+    )
     groups = frame.groupby(["device", "category", "kernel_name"], sort=False)["dur_us"]
     counted = groups.agg(count="size", dur_sum_us="sum").reset_index()
     table: pd.DataFrame = counted.sort_values("count", ascending=False, kind="stable", ignore_index=True)

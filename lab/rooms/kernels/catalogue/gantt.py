@@ -81,10 +81,19 @@ def bars_of(ranks: Sequence[RankData]) -> Bars:
     frame = frame.sort_values(["row", "start_us"], kind="stable")
     codes, names = pd.factorize(frame["name"])
     return Bars(
-        rows=[_row_label(lane, several) for lane in lanes], lane=[lane[:2] for lane in lanes], row=frame["row"].to_numpy(),
-        start_us=frame["start_us"].to_numpy(), dur_us=frame["dur_us"].to_numpy(), family=frame["family"].to_numpy(),
-        name=codes, names=[str(name) for name in names], device=frame["device"].to_numpy(),
-        stream=frame["stream"].to_numpy(), marks=_marks(ranks, zero_ns), overlap=_overlaps(frame))  # fmt: skip
+        rows=[_row_label(lane, several) for lane in lanes],
+        lane=[lane[:2] for lane in lanes],
+        row=frame["row"].to_numpy(),
+        start_us=frame["start_us"].to_numpy(),
+        dur_us=frame["dur_us"].to_numpy(),
+        family=frame["family"].to_numpy(),
+        name=codes,
+        names=[str(name) for name in names],
+        device=frame["device"].to_numpy(),
+        stream=frame["stream"].to_numpy(),
+        marks=_marks(ranks, zero_ns),
+        overlap=_overlaps(frame),
+    )
 
 
 def _frame(rank: RankData) -> pd.DataFrame:
@@ -102,9 +111,17 @@ def _frame(rank: RankData) -> pd.DataFrame:
         if key not in family:
             family[key] = FAMILY_OF[_class(*key)]
         found[at] = FAMILY_OF["comm"] if at in comm else family[key]
-    bars: pd.DataFrame = pd.DataFrame({
-        "rank": rank.rank, "device": table.device if rank.on_gpu else -1, "stream": table.stream if rank.on_gpu else table.tid,
-        "start_ns": table.ts_ns, "dur_us": table.dur_ns / 1000, "family": found, "name": names})  # fmt: skip
+    bars: pd.DataFrame = pd.DataFrame(
+        {
+            "rank": rank.rank,
+            "device": table.device if rank.on_gpu else -1,
+            "stream": table.stream if rank.on_gpu else table.tid,
+            "start_ns": table.ts_ns,
+            "dur_us": table.dur_ns / 1000,
+            "family": found,
+            "name": names,
+        }
+    )
     return bars
 
 
@@ -193,16 +210,29 @@ def merged(bars: Bars, low_us: float, high_us: float, pixels: int = PIXELS) -> p
     parts = []
     for row in range(len(bars.rows)):
         mine = inside & (bars.row == row)
-        covered = np.stack([_covered(bars.start_us[mine & (bars.family == at)], end_us[mine & (bars.family == at)], edges)
-                            for at in range(len(FAMILIES))])  # fmt: skip
+        covered = np.stack(
+            [
+                _covered(bars.start_us[mine & (bars.family == at)], end_us[mine & (bars.family == at)], edges)
+                for at in range(len(FAMILIES))
+            ]
+        )
         winner = np.where(covered.max(axis=0) > 0, covered.argmax(axis=0), -1)
         quarters = np.ceil(np.minimum(covered.sum(axis=0) / (pixel * 1000), 1.0) * 4 - 1e-6).astype(np.int64)
         alike = winner * 8 + quarters
         first = np.flatnonzero(np.diff(alike, prepend=alike[:1] - 1) != 0)
         last = np.append(first[1:], len(winner))
         some = winner[first] >= 0
-        parts.append(pd.DataFrame({"row": row, "family": winner[first][some], "start_us": edges[first][some],
-                                   "dur_us": (edges[last] - edges[first])[some], "busy": quarters[first][some] / 4}))  # fmt: skip
+        parts.append(
+            pd.DataFrame(
+                {
+                    "row": row,
+                    "family": winner[first][some],
+                    "start_us": edges[first][some],
+                    "dur_us": (edges[last] - edges[first])[some],
+                    "busy": quarters[first][some] / 4,
+                }
+            )
+        )
     shown: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return shown
 
@@ -225,14 +255,32 @@ def draw(bars: Bars, *, step: str | None = None) -> Any:
 
     low_us, high_us = window(bars, step)
     shown = merged(bars, low_us, high_us)
-    bands = [(mark.name, mark.start_us / 1000, mark.end_us / 1000) for mark in bars.marks
-             if mark.end_us > low_us and mark.start_us < high_us]  # fmt: skip
-    shades = [(at, piece[0] / 1000, piece[1] / 1000) for at, lane in enumerate(bars.lane)
-              for piece in _joined(bars.overlap[lane], low_us, high_us)]  # fmt: skip
-    parts = {(name, role): shown[shown["family"] == at][["row", "start_us", "dur_us", "busy"]].to_numpy(dtype=float) / [1, 1000, 1000, 1]
-             for at, (name, role, _) in enumerate(FAMILIES) if (shown["family"] == at).any()}  # fmt: skip
-    return timeline(bars.rows, parts, span=(low_us / 1000, high_us / 1000), bands=bands, shades=shades,
-                    axis="ms since the first launch")  # fmt: skip
+    bands = [
+        (mark.name, mark.start_us / 1000, mark.end_us / 1000)
+        for mark in bars.marks
+        if mark.end_us > low_us and mark.start_us < high_us
+    ]
+    shades = [
+        (at, piece[0] / 1000, piece[1] / 1000)
+        for at, lane in enumerate(bars.lane)
+        for piece in _joined(bars.overlap[lane], low_us, high_us)
+    ]
+    parts = {
+        (name, role): shown[shown["family"] == at][["row", "start_us", "dur_us", "busy"]].to_numpy(
+            dtype=float
+        )
+        / [1, 1000, 1000, 1]
+        for at, (name, role, _) in enumerate(FAMILIES)
+        if (shown["family"] == at).any()
+    }
+    return timeline(
+        bars.rows,
+        parts,
+        span=(low_us / 1000, high_us / 1000),
+        bands=bands,
+        shades=shades,
+        axis="ms since the first launch",
+    )
 
 
 def _joined(pieces_us: np.ndarray, low_us: float, high_us: float) -> np.ndarray:
@@ -249,9 +297,17 @@ def table(bars: Bars) -> pd.DataFrame:
     names = np.array(bars.names, dtype=object)
     families = np.array([name for name, _, _ in FAMILIES], dtype=object)
     rows = np.array(bars.rows, dtype=object)
-    found: pd.DataFrame = pd.DataFrame({
-        "name": names[bars.name] if len(bars.name) else [], "start_ms": bars.start_us / 1000, "dur_ms": bars.dur_us / 1000,
-        "device": bars.device, "stream": bars.stream, "category": families[bars.family], "row": rows[bars.row]})  # fmt: skip
+    found: pd.DataFrame = pd.DataFrame(
+        {
+            "name": names[bars.name] if len(bars.name) else [],
+            "start_ms": bars.start_us / 1000,
+            "dur_ms": bars.dur_us / 1000,
+            "device": bars.device,
+            "stream": bars.stream,
+            "category": families[bars.family],
+            "row": rows[bars.row],
+        }
+    )
     return found
 
 
@@ -259,14 +315,23 @@ def packed(bars: Bars) -> dict[str, Any]:
     """The bars for the page's canvas: typed arrays in base64, little endian, times in ticks that fit 32 bits."""
     tick_us = max(0.001, bars.end_us / 2**31)
     return {
-        "tickUs": tick_us, "count": len(bars.row), "rows": bars.rows, "names": [short_name(name) for name in bars.names],
+        "tickUs": tick_us,
+        "count": len(bars.row),
+        "rows": bars.rows,
+        "names": [short_name(name) for name in bars.names],
         "families": [{"name": name, "role": role} for name, role, _ in FAMILIES],
-        "start": _base64(np.rint(bars.start_us / tick_us), "<u4"), "dur": _base64(np.rint(bars.dur_us / tick_us), "<u4"),
-        "row": _base64(bars.row, "<u2"), "family": _base64(bars.family, "<u1"), "name": _base64(bars.name, "<u4"),
+        "start": _base64(np.rint(bars.start_us / tick_us), "<u4"),
+        "dur": _base64(np.rint(bars.dur_us / tick_us), "<u4"),
+        "row": _base64(bars.row, "<u2"),
+        "family": _base64(bars.family, "<u1"),
+        "name": _base64(bars.name, "<u4"),
         "marks": [[mark.name, mark.start_us, mark.end_us] for mark in bars.marks],
-        "shades": [[at, *map(float, piece)] for at, lane in enumerate(bars.lane)
-                   for piece in _joined(bars.overlap[lane], 0.0, bars.end_us * 1.001)],
-    }  # fmt: skip
+        "shades": [
+            [at, *map(float, piece)]
+            for at, lane in enumerate(bars.lane)
+            for piece in _joined(bars.overlap[lane], 0.0, bars.end_us * 1.001)
+        ],
+    }
 
 
 def head(bars: Bars, most: int) -> Bars:
@@ -298,9 +363,18 @@ def busy(bars: Bars) -> pd.DataFrame:
         whole = int(merged_ns[-1, 1] - merged_ns[0, 0]) if len(merged_ns) else 0
         parts = {f"{name}_ms": total(every[group == at]) / 1e6 for at, name in enumerate(GROUPS)}
         overlap = bars.overlap[lane]
-        rows.append({"rank": lane[0], "device": lane[1], "launches": int(mine.sum()), "span_ms": whole / 1e6,
-                     "busy_ms": total(every) / 1e6, "idle_ms": (whole - total(every)) / 1e6, **parts,
-                     "overlap_ms": float((overlap[:, 1] - overlap[:, 0]).sum()) / 1000})  # fmt: skip
+        rows.append(
+            {
+                "rank": lane[0],
+                "device": lane[1],
+                "launches": int(mine.sum()),
+                "span_ms": whole / 1e6,
+                "busy_ms": total(every) / 1e6,
+                "idle_ms": (whole - total(every)) / 1e6,
+                **parts,
+                "overlap_ms": float((overlap[:, 1] - overlap[:, 0]).sum()) / 1000,
+            }
+        )
     found: pd.DataFrame = pd.DataFrame(rows)
     return found
 
@@ -311,5 +385,7 @@ def write_gantt(bars: Bars, out: Path, *, step: str | None = None) -> list[Path]
     from lab.report.tables import write_csv
     from lab.rooms.kernels.schema import TABLES
 
-    return [write_csv(table(bars), out / TABLES / "gantt.csv"),
-            save_png(draw(bars, step=step), out / "figures" / "gantt.png", dpi=150)]  # fmt: skip
+    return [
+        write_csv(table(bars), out / TABLES / "gantt.csv"),
+        save_png(draw(bars, step=step), out / "figures" / "gantt.png", dpi=150),
+    ]

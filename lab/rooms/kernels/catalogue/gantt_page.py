@@ -9,8 +9,10 @@ from lab.report.page import Page, Section, Table, Timeline, write_page
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue import gantt
 
-CAPTION = ("Every launch, a row for compute, communication and copies of each stream; grey bands are forwards or steps, red shade "
-           "is compute beside communication or copies; a pixel is as strong as it is busy. Wheel zooms, drag moves, double click shows all.")  # fmt: skip
+CAPTION = (
+    "Every launch, a row for compute, communication and copies of each stream; grey bands are forwards or steps, red shade "
+    "is compute beside communication or copies; a pixel is as strong as it is busy. Wheel zooms, drag moves, double click shows all."
+)
 
 
 def write_gantt_page(bars: gantt.Bars, out: Path, traces: Sequence[Path]) -> Path:
@@ -20,8 +22,19 @@ def write_gantt_page(bars: gantt.Bars, out: Path, traces: Sequence[Path]) -> Pat
     forwards = f", {len(bars.marks)} forwards or steps" if bars.marks else ""
     page = Page(
         title=f"Gantt of {traces[0].name}" + (f" and {len(traces) - 1} more" if len(traces) > 1 else ""),
-        question="Who ran when?", verdict=[f"{len(bars.row)} launches on {len(bars.rows)} rows{forwards}, {bars.end_us / 1000:.2f} ms."],
-        status="ok", room="kernels", provenance={"Traces": {str(at): str(path) for at, path in enumerate(traces)}},
-        sections=[Section("Chart", [Timeline("gantt", gantt.packed(bars), CAPTION, "tables/gantt.csv", "figures/gantt.png")]),
-                  Section("By device", [Table(busy, "Times of each device", "tables/busy.csv")])])  # fmt: skip
+        question="Who ran when?",
+        verdict=[
+            f"{len(bars.row)} launches on {len(bars.rows)} rows{forwards}, {bars.end_us / 1000:.2f} ms."
+        ],
+        status="ok",
+        room="kernels",
+        provenance={"Traces": {str(at): str(path) for at, path in enumerate(traces)}},
+        sections=[
+            Section(
+                "Chart",
+                [Timeline("gantt", gantt.packed(bars), CAPTION, "tables/gantt.csv", "figures/gantt.png")],
+            ),
+            Section("By device", [Table(busy, "Times of each device", "tables/busy.csv")]),
+        ],
+    )
     return write_page(page, out / "gantt.html")

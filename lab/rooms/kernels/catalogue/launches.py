@@ -103,8 +103,11 @@ def read_catalogue(
         progress(f"  reading {trail.trace.name}")
         ranks.append(read_rank(trail, cache=cache))
     if not any(len(rank.rows) for rank in ranks):
-        raise BadDataError("the trace holds neither kernels nor ops", where=found[0].trace,
-                           fix="record with activities CPU and CUDA, and run the model inside the profiler")  # fmt: skip
+        raise BadDataError(
+            "the trace holds neither kernels nor ops",
+            where=found[0].trace,
+            fix="record with activities CPU and CUDA, and run the model inside the profiler",
+        )
     return put_together(ranks)
 
 
@@ -284,18 +287,31 @@ class _OpBook:
         call = int(rank.call[row])
         known = rank.recorded[call] if call >= 0 else None
         self.kept[row] = record = OpRecord(
-            rank=rank.rank, op_id=row, name=str(self.names[row]), overload=known.overload if known else None,
-            args=known.args if known else list(_trace_args(rank.trace, row)), parent=int(rank.parent[row]),
-            module_path=self.module_of(row), phase=rank.marks.phases[mark] if mark >= 0 else "", forward=mark,
-            external_id=int(ops.external_id[row]), rf_id=int(ops.rf_id[row]), tid=int(ops.tid[row]),
-            ts_us=(int(ops.ts_ns[row]) - self.zero_ns) / 1000, dur_us=int(ops.dur_ns[row]) / 1000, recorded=call)  # fmt: skip
+            rank=rank.rank,
+            op_id=row,
+            name=str(self.names[row]),
+            overload=known.overload if known else None,
+            args=known.args if known else list(_trace_args(rank.trace, row)),
+            parent=int(rank.parent[row]),
+            module_path=self.module_of(row),
+            phase=rank.marks.phases[mark] if mark >= 0 else "",
+            forward=mark,
+            external_id=int(ops.external_id[row]),
+            rf_id=int(ops.rf_id[row]),
+            tid=int(ops.tid[row]),
+            ts_us=(int(ops.ts_ns[row]) - self.zero_ns) / 1000,
+            dur_us=int(ops.dur_ns[row]) / 1000,
+            recorded=call,
+        )
         return record
 
 
 def _trace_args(trace: Trace, row: int) -> tuple[Arg, ...]:
     ops = trace.ops
-    texts = [trace.strings[i] if i >= 0 else "" for i in
-             (ops.dims_id[row], ops.types_id[row], ops.strides_id[row], ops.concrete_id[row])]  # fmt: skip
+    texts = [
+        trace.strings[i] if i >= 0 else ""
+        for i in (ops.dims_id[row], ops.types_id[row], ops.strides_id[row], ops.concrete_id[row])
+    ]
     return args_of(*texts)
 
 
@@ -311,12 +327,26 @@ def _launches(rank: RankData, book: _OpBook, zero_ns: int) -> list[tuple[Launch,
         sizes = tuple(int(columns[one][at]) for one in _GEOMETRY)
         op = record.name if record else ""
         launch = Launch(
-            rank=rank.rank, device=int(columns["device"][at]), stream=int(columns["stream"][at]),
-            ts_us=(int(columns["ts_ns"][at]) - zero_ns) / 1000, dur_us=int(columns["dur_ns"][at]) / 1000, name=name, kind=kind,
-            class_=_class(name, op, kind, columns["coll"][at]), grid=(sizes[0], sizes[1], sizes[2]), block=(sizes[3], sizes[4], sizes[5]), smem_bytes=sizes[6],
-            regs=sizes[7], bytes=sizes[8], op_id=int(rank.owner[at]), coll=columns["coll"][at],
-            phase=phases[mark] if mark >= 0 else "", forward=mark, correlation=int(columns["correlation"][at]),
-            row=int(rank.rows[at]))  # fmt: skip
+            rank=rank.rank,
+            device=int(columns["device"][at]),
+            stream=int(columns["stream"][at]),
+            ts_us=(int(columns["ts_ns"][at]) - zero_ns) / 1000,
+            dur_us=int(columns["dur_ns"][at]) / 1000,
+            name=name,
+            kind=kind,
+            class_=_class(name, op, kind, columns["coll"][at]),
+            grid=(sizes[0], sizes[1], sizes[2]),
+            block=(sizes[3], sizes[4], sizes[5]),
+            smem_bytes=sizes[6],
+            regs=sizes[7],
+            bytes=sizes[8],
+            op_id=int(rank.owner[at]),
+            coll=columns["coll"][at],
+            phase=phases[mark] if mark >= 0 else "",
+            forward=mark,
+            correlation=int(columns["correlation"][at]),
+            row=int(rank.rows[at]),
+        )
         key = (name, kind, sizes, op, record.overload if record else None, _args_key(record), launch.phase)
         launch.sig_id = _sig_id(key)
         found.append((launch, key))
@@ -338,9 +368,17 @@ def _columns(rank: RankData) -> dict[str, Any]:
         ops = rank.trace.ops.take(rank.rows)
         unknown = np.full(len(ops), -1)
         names = rank.trace.text(ops.name_id)
-        return {"ts_ns": ops.ts_ns, "dur_ns": ops.dur_ns, "name": names, "device": unknown, "stream": ops.tid,
-                "kind": ["cpu_op"] * len(ops), "coll": [""] * len(ops), "correlation": unknown,
-                **dict.fromkeys(_GEOMETRY, unknown)}  # fmt: skip
+        return {
+            "ts_ns": ops.ts_ns,
+            "dur_ns": ops.dur_ns,
+            "name": names,
+            "device": unknown,
+            "stream": ops.tid,
+            "kind": ["cpu_op"] * len(ops),
+            "coll": [""] * len(ops),
+            "correlation": unknown,
+            **dict.fromkeys(_GEOMETRY, unknown),
+        }
     kernels, trace = rank.trace.kernels, rank.trace
     coll = np.full(len(kernels), "", dtype=object)
     coll[trace.collectives.kernel] = trace.text(trace.collectives.collective_id)
@@ -394,9 +432,14 @@ def _signatures(ranks: list[RankData], launches: list[Launch], keys: list[tuple[
     ]
     made.sort(key=lambda one: (-one.dur_us.sum, one.sig_id))
     meta = ranks[0].trace.meta
-    return Signatures(ranks=[rank.rank for rank in ranks], device="gpu" if any(rank.on_gpu for rank in ranks) else "cpu",
-                      gpu=meta.devices[0] if meta.devices else "", num_sms=meta.num_sms[0] if meta.num_sms else 0,
-                      forwards=forwards, signatures=made)  # fmt: skip
+    return Signatures(
+        ranks=[rank.rank for rank in ranks],
+        device="gpu" if any(rank.on_gpu for rank in ranks) else "cpu",
+        gpu=meta.devices[0] if meta.devices else "",
+        num_sms=meta.num_sms[0] if meta.num_sms else 0,
+        forwards=forwards,
+        signatures=made,
+    )
 
 
 def count_forwards(ranks: list[RankData]) -> dict[str, int]:
@@ -408,20 +451,42 @@ def count_forwards(ranks: list[RankData]) -> dict[str, int]:
     return dict(found)
 
 
-def _signature(sig_id: str, lines: list[int], launches: list[Launch], key: tuple[Any, ...], books: dict[int, _OpBook],
-               forwards: dict[str, int]) -> Signature:  # fmt: skip
+def _signature(
+    sig_id: str,
+    lines: list[int],
+    launches: list[Launch],
+    key: tuple[Any, ...],
+    books: dict[int, _OpBook],
+    forwards: dict[str, int],
+) -> Signature:
     first = launches[lines[0]]
     record = books[first.rank].own(first.op_id) if first.op_id >= 0 else None
     by_rank = Counter(launches[line].rank for line in lines)
     modules = Counter(books[launches[line].rank].module_of(launches[line].op_id) for line in lines)
     runs = forwards.get(first.phase, 0) or sum(forwards.values()) or 1
     return Signature(
-        sig_id=sig_id, kernel=short_name(first.name), name=first.name, class_=first.class_, kind=first.kind, grid=first.grid,
-        block=first.block, smem_bytes=first.smem_bytes, regs=first.regs, bytes=first.bytes, op=record.name if record else "",
-        overload=record.overload if record else None, args=record.args if record else [], arg_src=_source(record),
-        phase=first.phase, count=len(lines), count_per_forward=len(lines) / len(by_rank) / runs,
-        count_by_rank=dict(sorted(by_rank.items())), modules={path: n for path, n in modules.most_common() if path},
-        dur_us=spread(np.array([launches[line].dur_us for line in lines])), launches=lines)  # fmt: skip
+        sig_id=sig_id,
+        kernel=short_name(first.name),
+        name=first.name,
+        class_=first.class_,
+        kind=first.kind,
+        grid=first.grid,
+        block=first.block,
+        smem_bytes=first.smem_bytes,
+        regs=first.regs,
+        bytes=first.bytes,
+        op=record.name if record else "",
+        overload=record.overload if record else None,
+        args=record.args if record else [],
+        arg_src=_source(record),
+        phase=first.phase,
+        count=len(lines),
+        count_per_forward=len(lines) / len(by_rank) / runs,
+        count_by_rank=dict(sorted(by_rank.items())),
+        modules={path: n for path, n in modules.most_common() if path},
+        dur_us=spread(np.array([launches[line].dur_us for line in lines])),
+        launches=lines,
+    )
 
 
 def _source(record: OpRecord | None) -> str:
@@ -433,8 +498,15 @@ def _source(record: OpRecord | None) -> str:
 def spread(dur_us: np.ndarray) -> Durations:
     """Sum, extremes and percentiles of durations (n,)."""
     p10, median, p90, p95 = np.percentile(dur_us, [10, 50, 90, 95]).tolist()
-    return Durations(sum=float(dur_us.sum()), min=float(dur_us.min()), p10=p10, median=median, p90=p90, p95=p95,
-                     max=float(dur_us.max()))  # fmt: skip
+    return Durations(
+        sum=float(dur_us.sum()),
+        min=float(dur_us.min()),
+        p10=p10,
+        median=median,
+        p90=p90,
+        p95=p95,
+        max=float(dur_us.max()),
+    )
 
 
 def unique_table(found: Signatures, launches: list[Launch]) -> pd.DataFrame:
@@ -443,15 +515,32 @@ def unique_table(found: Signatures, launches: list[Launch]) -> pd.DataFrame:
     rows = []
     for one in found.signatures:
         streams = sorted({(launches[line].device, launches[line].stream) for line in one.launches})
-        rows.append({
-            "sig_id": one.sig_id, "kernel": one.kernel, "class": one.class_, "op": one.op, "overload": one.overload or "",
-            "arg_summary": summary(one.args), "phase": one.phase,
-            **dict(zip(_GEOMETRY[:6], (*one.grid, *one.block), strict=True)), "smem_bytes": one.smem_bytes, "regs": one.regs,
-            "count": one.count, "count_per_forward": one.count_per_forward, "ranks": _ranks_text(one.count_by_rank),
-            **{f"dur_{name}_us": getattr(one.dur_us, name) for name in Durations.__struct_fields__},
-            "time_share": one.dur_us.sum / total_us, "arg_src": one.arg_src, "kind": one.kind, "bytes": one.bytes,
-            "streams": " ".join(f"{device}:{stream}" for device, stream in streams),
-            "module": next(iter(one.modules), ""), "modules": len(one.modules), "name": one.name})  # fmt: skip
+        rows.append(
+            {
+                "sig_id": one.sig_id,
+                "kernel": one.kernel,
+                "class": one.class_,
+                "op": one.op,
+                "overload": one.overload or "",
+                "arg_summary": summary(one.args),
+                "phase": one.phase,
+                **dict(zip(_GEOMETRY[:6], (*one.grid, *one.block), strict=True)),
+                "smem_bytes": one.smem_bytes,
+                "regs": one.regs,
+                "count": one.count,
+                "count_per_forward": one.count_per_forward,
+                "ranks": _ranks_text(one.count_by_rank),
+                **{f"dur_{name}_us": getattr(one.dur_us, name) for name in Durations.__struct_fields__},
+                "time_share": one.dur_us.sum / total_us,
+                "arg_src": one.arg_src,
+                "kind": one.kind,
+                "bytes": one.bytes,
+                "streams": " ".join(f"{device}:{stream}" for device, stream in streams),
+                "module": next(iter(one.modules), ""),
+                "modules": len(one.modules),
+                "name": one.name,
+            }
+        )
     table: pd.DataFrame = pd.DataFrame(rows, columns=list(UNIQUE_COLUMNS))
     return table
 
@@ -469,9 +558,16 @@ def bucketed(unique: pd.DataFrame) -> pd.DataFrame:
     """
     keys = ["kernel", "class", "op", "overload", "phase", "kind"]
     groups = unique.groupby(keys, sort=False, dropna=False)
-    found = groups.agg(signatures=("sig_id", "size"), count=("count", "sum"), count_per_forward=("count_per_forward", "sum"),
-                       dur_sum_us=("dur_sum_us", "sum"), dur_min_us=("dur_min_us", "min"), dur_max_us=("dur_max_us", "max"),
-                       time_share=("time_share", "sum"), arg_summary=("arg_summary", "first")).reset_index()  # fmt: skip
+    found = groups.agg(
+        signatures=("sig_id", "size"),
+        count=("count", "sum"),
+        count_per_forward=("count_per_forward", "sum"),
+        dur_sum_us=("dur_sum_us", "sum"),
+        dur_min_us=("dur_min_us", "min"),
+        dur_max_us=("dur_max_us", "max"),
+        time_share=("time_share", "sum"),
+        arg_summary=("arg_summary", "first"),
+    ).reset_index()
     table: pd.DataFrame = found.sort_values("dur_sum_us", ascending=False, kind="stable", ignore_index=True)
     return table
 
@@ -480,8 +576,12 @@ def uneven(found: Signatures) -> list[str]:
     """Ranks that launched different numbers of the same thing, in a sentence; they should not under tensor parallel."""
     if len(found.ranks) < 2:
         return []
-    odd = [one for one in found.signatures if one.phase in MARKED
-           and (len(one.count_by_rank) != len(found.ranks) or len(set(one.count_by_rank.values())) > 1)]  # fmt: skip
+    odd = [
+        one
+        for one in found.signatures
+        if one.phase in MARKED
+        and (len(one.count_by_rank) != len(found.ranks) or len(set(one.count_by_rank.values())) > 1)
+    ]
     if not odd:
         return []
     worst = ", ".join(f"{one.kernel} ({_ranks_text(one.count_by_rank)})" for one in odd[:3])

@@ -104,8 +104,18 @@ def _at(values: list[Any], place: int) -> Any:
     return values[place] if place < len(values) else None
 
 
-_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int64": "i64", "int32": "i32",
-          "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "b"}  # fmt: skip
+_SHORT = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint8": "u8",
+    "bool": "b",
+}
 
 
 def summary(args: tuple[Arg, ...] | list[Arg], most: int = 160) -> str:

@@ -49,5 +49,9 @@ def cpp(source: Path, execution_trace: Path | None, out: Path | None, rank: int)
         err=True,
     )
     if done.left_out:
-        raise StepFailed(f"{len(done.left_out)} calls are left out:\n" + "\n".join(f"  {line}" for line in done.left_out[:20]),
-                         where=out or home, fix="record with an execution trace, or replay first and name the replay's folder")  # fmt: skip
+        raise StepFailed(
+            f"{len(done.left_out)} calls are left out:\n"
+            + "\n".join(f"  {line}" for line in done.left_out[:20]),
+            where=out or home,
+            fix="record with an execution trace, or replay first and name the replay's folder",
+        )

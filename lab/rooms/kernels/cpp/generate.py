@@ -31,12 +31,26 @@ from lab.rooms.kernels.replay.args import (
 PROGRAM, RUNTIME, CMAKE, BUILD = "replay.cpp", "lab_replay.hpp", "CMakeLists.txt", "build.sh"
 FILLS = {"floats": 0, "positive": 1, "bools": 2, "bounded": 3, "zeros": 4, "ones": 5}
 SCALAR_TYPES = {
-    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
-    "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool", "complex64": "ComplexFloat",
-    "complex128": "ComplexDouble", "float8_e4m3fn": "Float8_e4m3fn", "float8_e5m2": "Float8_e5m2",
-    "float8_e4m3fnuz": "Float8_e4m3fnuz", "float8_e5m2fnuz": "Float8_e5m2fnuz", "uint16": "UInt16", "uint32": "UInt32",
+    "float32": "Float",
+    "float64": "Double",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "int64": "Long",
+    "int32": "Int",
+    "int16": "Short",
+    "int8": "Char",
+    "uint8": "Byte",
+    "bool": "Bool",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+    "float8_e4m3fn": "Float8_e4m3fn",
+    "float8_e5m2": "Float8_e5m2",
+    "float8_e4m3fnuz": "Float8_e4m3fnuz",
+    "float8_e5m2fnuz": "Float8_e5m2fnuz",
+    "uint16": "UInt16",
+    "uint32": "UInt32",
     "uint64": "UInt64",
-}  # fmt: skip
+}
 
 
 class Generated(msgspec.Struct):
@@ -89,15 +103,26 @@ def _because(signature: Signature) -> str:
 
 
 def _head(plan: ReplayPlan, left_out: list[str]) -> str:
-    lines = [f"// Replay of {_one_line(plan.origin.trace)}, written by lab: {len(plan.signatures)} distinct calls.",
-             *(f"// left out: {_one_line(line)}" for line in left_out)]  # fmt: skip
+    lines = [
+        f"// Replay of {_one_line(plan.origin.trace)}, written by lab: {len(plan.signatures)} distinct calls.",
+        *(f"// left out: {_one_line(line)}" for line in left_out),
+    ]
     return "\n".join([*lines, f'#include "{RUNTIME}"', "", "namespace {", ""])
 
 
 def _function(signature: Signature, args: tuple[Arg, ...]) -> str:
     values = [f"      {_value(signature.op, arg, seed)}," for seed, arg in enumerate(args)]
-    return "\n".join([f"lab::Stack call_{signature.sig_id}(const lab::Options& o) {{", "  (void)o;", "  return lab::Stack{",
-                      *values, "  };", "}", ""])  # fmt: skip
+    return "\n".join(
+        [
+            f"lab::Stack call_{signature.sig_id}(const lab::Options& o) {{",
+            "  (void)o;",
+            "  return lab::Stack{",
+            *values,
+            "  };",
+            "}",
+            "",
+        ]
+    )
 
 
 def _value(op: str, arg: Arg, seed: int) -> str:
@@ -132,9 +157,14 @@ def _plain(arg: Arg) -> str:
 
 def _list(base: str, values: list[Any]) -> str:
     kinds: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "bool[]": ("bool", lambda one: _bool(bool(one))), "float[]": ("double", _double),
-        "Scalar[]": ("at::Scalar", lambda one: f"at::Scalar({_double(one) if isinstance(one, float) else one})"),
-        "str[]": ("std::string", lambda one: json.dumps(str(one)))}  # fmt: skip
+        "bool[]": ("bool", lambda one: _bool(bool(one))),
+        "float[]": ("double", _double),
+        "Scalar[]": (
+            "at::Scalar",
+            lambda one: f"at::Scalar({_double(one) if isinstance(one, float) else one})",
+        ),
+        "str[]": ("std::string", lambda one: json.dumps(str(one))),
+    }
     kind, write = kinds.get(base, ("int64_t", lambda one: str(int(one))))
     return f"lab::list_of<{kind}>({{{', '.join(write(one) for one in values)}}})"
 
@@ -144,9 +174,18 @@ def _tensor(op: str, spec: TensorArg, seed: int) -> str:
         dtype = "at::kLong" if spec.dtype in ("int64", "bool") else "at::kDouble"
         return f"lab::number({dtype}, true)"
     lead = spec.align_bytes // ITEM_BYTES[spec.dtype]
-    fields = (f"at::ScalarType::{SCALAR_TYPES[spec.dtype]}", _braced(spec.shape), _braced(spec.stride), str(lead),
-              str(lead + extent(spec.shape, spec.stride)), str(seed), str(FILLS[fill_of(op, spec)]),
-              str(spec.low or 0), str(spec.high or 0), _bool(spec.device == "cpu"))  # fmt: skip
+    fields = (
+        f"at::ScalarType::{SCALAR_TYPES[spec.dtype]}",
+        _braced(spec.shape),
+        _braced(spec.stride),
+        str(lead),
+        str(lead + extent(spec.shape, spec.stride)),
+        str(seed),
+        str(FILLS[fill_of(op, spec)]),
+        str(spec.low or 0),
+        str(spec.high or 0),
+        _bool(spec.device == "cpu"),
+    )
     return f"lab::make({{{', '.join(fields)}}}, o)"
 
 
@@ -160,8 +199,19 @@ def _entry(signature: Signature, overload: str, count: int) -> str:
 
 
 def _main(entries: list[str]) -> str:
-    return "\n".join(["}  // namespace", "", "int main(int argc, char** argv) {", "  const std::vector<lab::Entry> entries = {",
-                      *entries, "  };", "  return lab::run(entries, argc, argv);", "}", ""])  # fmt: skip
+    return "\n".join(
+        [
+            "}  // namespace",
+            "",
+            "int main(int argc, char** argv) {",
+            "  const std::vector<lab::Entry> entries = {",
+            *entries,
+            "  };",
+            "  return lab::run(entries, argc, argv);",
+            "}",
+            "",
+        ]
+    )
 
 
 def _braced(values: tuple[int, ...]) -> str:

@@ -37,8 +37,15 @@ DISPATCH_US = (2.0, 10.0)  # where a host's launch interval lies
 RUNTIME_CALL = re.compile(r"(cuda|hip|cu)[A-Z]\w*\Z")
 
 # Dense tensor-core TFLOP/s of fp16 and bf16, from the vendors' data sheets; the largest bound of any type below fp8.
-PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "A6000": 155.0, "V100": 125.0, "MI300X": 1307.0,
-               "GTX 1080 Ti": 11.4}  # fmt: skip
+PEAK_TFLOPS = {
+    "H200": 989.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "A6000": 155.0,
+    "V100": 125.0,
+    "MI300X": 1307.0,
+    "GTX 1080 Ti": 11.4,
+}
 
 
 class Check(msgspec.Struct, kw_only=True):
@@ -58,8 +65,11 @@ def audit(folder: Path, *, board_limit_w: float | None = None) -> list[Check]:
         )
     checks = [*_of_run(folder), *_of_published(folder, board_limit_w)]
     if not checks:
-        raise MissingError("nothing here can be audited", where=folder,
-                           fix="name a run of `lab run kernels replay` or `energy`, or a published measurement's folder")  # fmt: skip
+        raise MissingError(
+            "nothing here can be audited",
+            where=folder,
+            fix="name a run of `lab run kernels replay` or `energy`, or a published measurement's folder",
+        )
     return checks
 
 
@@ -97,9 +107,16 @@ def of_isolated(isolated: dict[str, Any], model: dict[str, Any] | None) -> list[
     checks = [iterations_match(rows), *dispatch_floor(rows)]
     if model:
         checks.append(closure_of_time(rows, forwards, float(model["full_model_inference_us"])))
-    checks.append(Check(name="launches divide into forwards", verdict=REFUSED if forwards > 1 else OK, factors={"forwards": forwards},
-                        what=f"the counts cover {forwards} forwards, the model's run is of one: counts are per run, not per forward"
-                        if forwards > 1 else f"{len(counted)} kernels, counted over one forward"))  # fmt: skip
+    checks.append(
+        Check(
+            name="launches divide into forwards",
+            verdict=REFUSED if forwards > 1 else OK,
+            factors={"forwards": forwards},
+            what=f"the counts cover {forwards} forwards, the model's run is of one: counts are per run, not per forward"
+            if forwards > 1
+            else f"{len(counted)} kernels, counted over one forward",
+        )
+    )
     return checks
 
 
@@ -119,9 +136,12 @@ def iterations_match(rows: Sequence[dict[str, Any]]) -> Check:
         )
     factor, most = wrong.most_common(1)[0]
     return Check(
-        name="iterations counted are those divided by", verdict=REFUSED, factors={"rows": sum(wrong.values()), "factor": factor},
+        name="iterations counted are those divided by",
+        verdict=REFUSED,
+        factors={"rows": sum(wrong.values()), "factor": factor},
         what=f"{sum(wrong.values())} of {len(rows)} rows claim more runs than their window holds; {most} of them {factor} times as many: "
-             f"energy divided by those runs is {factor} times too small")  # fmt: skip
+        f"energy divided by those runs is {factor} times too small",
+    )
 
 
 def dispatch_floor(rows: Sequence[dict[str, Any]]) -> list[Check]:
@@ -133,8 +153,16 @@ def dispatch_floor(rows: Sequence[dict[str, Any]]) -> list[Check]:
         floor = count >= 5 and count > len(times) / 2 and DISPATCH_US[0] <= middle <= DISPATCH_US[1]
         alike = [t for t in times if abs(t / middle - 1) <= SAME_TIME]
         what = f"tier {tier}: {count} of {len(times)} kernels take {alike[0]:.2f} to {alike[-1]:.2f} us, whatever they do"
-        found.append(Check(name="times are of kernels", verdict=REFUSED if floor else OK, factors={"alike": count, "of": len(times), "us": round(middle, 2)},
-                           what=f"{what}: the host's dispatch" if floor else f"tier {tier}: {len(times)} times, at most {count} alike"))  # fmt: skip
+        found.append(
+            Check(
+                name="times are of kernels",
+                verdict=REFUSED if floor else OK,
+                factors={"alike": count, "of": len(times), "us": round(middle, 2)},
+                what=f"{what}: the host's dispatch"
+                if floor
+                else f"tier {tier}: {len(times)} times, at most {count} alike",
+            )
+        )
     return found
 
 
@@ -172,19 +200,32 @@ def closure_of_time(rows: Sequence[dict[str, Any]], forwards: int, model_us: flo
     per_forward = published / forwards
     off = 100 * (per_forward / model_us - 1)
     return Check(
-        name="parts add up to the whole", verdict=OK if abs(off) <= 10 and forwards == 1 else REFUSED,
+        name="parts add up to the whole",
+        verdict=OK if abs(off) <= 10 and forwards == 1 else REFUSED,
         what=f"sum of parts {published / 1e3:.2f} ms against {model_us / 1e3:.2f} ms ({100 * (published / model_us - 1):+.0f} %); over "
-             f"{forwards} forwards it is {per_forward / 1e3:.2f} ms ({off:+.0f} %): what is left is time the parts do not explain",
-        factors={"published_ms": round(published / 1e3, 3), "forwards": forwards, "per_forward_ms": round(per_forward / 1e3, 3),
-                 "model_ms": round(model_us / 1e3, 3), "published_pct": round(100 * (published / model_us - 1), 1), "per_forward_pct": round(off, 1)})  # fmt: skip
+        f"{forwards} forwards it is {per_forward / 1e3:.2f} ms ({off:+.0f} %): what is left is time the parts do not explain",
+        factors={
+            "published_ms": round(published / 1e3, 3),
+            "forwards": forwards,
+            "per_forward_ms": round(per_forward / 1e3, 3),
+            "model_ms": round(model_us / 1e3, 3),
+            "published_pct": round(100 * (published / model_us - 1), 1),
+            "per_forward_pct": round(off, 1),
+        },
+    )
 
 
 def no_runtime_calls(counts: Sequence[tuple[str, int]]) -> Check:
     calls = sum(count for name, count in counts if is_runtime_call(name))
     whole = sum(count for _, count in counts)
-    return Check(name="counts are of kernels", verdict=REFUSED if calls else OK, factors={"counted": whole, "runtime_calls": calls, "launches": whole - calls},
-                 what=f"{calls} of {whole} are calls of the CUDA runtime, on the host; {whole - calls} launches are left"
-                 if calls else f"{whole} launches, no runtime calls")  # fmt: skip
+    return Check(
+        name="counts are of kernels",
+        verdict=REFUSED if calls else OK,
+        factors={"counted": whole, "runtime_calls": calls, "launches": whole - calls},
+        what=f"{calls} of {whole} are calls of the CUDA runtime, on the host; {whole - calls} launches are left"
+        if calls
+        else f"{whole} launches, no runtime calls",
+    )
 
 
 def is_runtime_call(name: str) -> bool:
@@ -205,17 +246,28 @@ def readable_by_others(path: Path) -> Check:
         for row in body
         if len(row) != len(header) or '\\"' in "".join(row) or any(cell.endswith("\\") for cell in row)
     )
-    return Check(name=f"{path.name} is CSV", verdict=REFUSED if torn else OK, factors={"rows": len(body), "torn": torn},
-                 what=f"{torn} of {len(body)} rows are torn: quotes escaped by a backslash, which CSV does not know"
-                 if torn else f"{len(body)} rows read as written")  # fmt: skip
+    return Check(
+        name=f"{path.name} is CSV",
+        verdict=REFUSED if torn else OK,
+        factors={"rows": len(body), "torn": torn},
+        what=f"{torn} of {len(body)} rows are torn: quotes escaped by a backslash, which CSV does not know"
+        if torn
+        else f"{len(body)} rows read as written",
+    )
 
 
 def of_energy_report(name: str, report: dict[str, Any], board_limit_w: float | None) -> list[Check]:
     samples = int(report.get("num_power_samples", 0))
     joules = float(report.get("energy_joules", {}).get("total", 0.0))
     watts = report.get("power_watts", {})
-    checks = [Check(name=f"{name}: sensor updates", verdict=OK if samples >= FEWEST_UPDATES else REFUSED, factors={"samples": samples},
-                    what=f"{samples} power samples over {report.get('duration_seconds', '?')} s; {FEWEST_UPDATES} are needed")]  # fmt: skip
+    checks = [
+        Check(
+            name=f"{name}: sensor updates",
+            verdict=OK if samples >= FEWEST_UPDATES else REFUSED,
+            factors={"samples": samples},
+            what=f"{samples} power samples over {report.get('duration_seconds', '?')} s; {FEWEST_UPDATES} are needed",
+        )
+    ]
     if joules <= 0:
         checks.append(
             Check(
@@ -225,8 +277,14 @@ def of_energy_report(name: str, report: dict[str, Any], board_limit_w: float | N
             )
         )
     if watts and watts.get("min") == watts.get("peak"):
-        checks.append(Check(name=f"{name}: one power", verdict=REFUSED, factors={"watts": watts["peak"]},
-                            what=f"least and highest power are both {watts['peak']} W: it is one reading, in the ramp or out of it"))  # fmt: skip
+        checks.append(
+            Check(
+                name=f"{name}: one power",
+                verdict=REFUSED,
+                factors={"watts": watts["peak"]},
+                what=f"least and highest power are both {watts['peak']} W: it is one reading, in the ramp or out of it",
+            )
+        )
     peak = watts.get("peak")
     if board_limit_w and peak and float(peak) > 1.05 * board_limit_w:
         checks.append(_over_limit(name, float(peak), board_limit_w))
@@ -244,15 +302,32 @@ def of_model_energy(
         float(model["energy_joules"]) / int(model["num_runs"]),
         float(model["energy_joules"]) / seconds,
     )
-    checks = [Check(name="the model's power", verdict=OK, what=f"{model['energy_joules']:.1f} J over {seconds:.2f} s are {watts:.0f} W, idle not taken off",
-                    factors={"joules": float(model["energy_joules"]), "seconds": round(seconds, 3), "watts": round(watts, 1), "j_per_run": round(per_run, 4)})]  # fmt: skip
+    checks = [
+        Check(
+            name="the model's power",
+            verdict=OK,
+            what=f"{model['energy_joules']:.1f} J over {seconds:.2f} s are {watts:.0f} W, idle not taken off",
+            factors={
+                "joules": float(model["energy_joules"]),
+                "seconds": round(seconds, 3),
+                "watts": round(watts, 1),
+                "j_per_run": round(per_run, 4),
+            },
+        )
+    ]
     if board_limit_w and watts > 1.05 * board_limit_w:
         checks.append(_over_limit("full_model_timing.json", watts, board_limit_w))
     for name, report in reports:
         other = float(report.get("energy_joules", {}).get("per_run", math.nan))
         agree = abs(other / per_run - 1) <= 0.1
-        checks.append(Check(name="one energy a run", verdict=OK if agree else REFUSED, factors={"timing_j": round(per_run, 4), "report_j": round(other, 4)},
-                            what=f"{per_run:.3f} J a run in full_model_timing.json, {other:.3f} J in {name}"))  # fmt: skip
+        checks.append(
+            Check(
+                name="one energy a run",
+                verdict=OK if agree else REFUSED,
+                factors={"timing_j": round(per_run, 4), "report_j": round(other, 4)},
+                what=f"{per_run:.3f} J a run in full_model_timing.json, {other:.3f} J in {name}",
+            )
+        )
     return checks
 
 
@@ -269,27 +344,54 @@ def of_power_log(
     times = [_time(row["timestamp"]) for row in rows]
     good = sorted(w for w in watts if w > 0)
     name, checks = path.name, []
-    checks.append(Check(name=f"{name}: readings", verdict=REFUSED if none or not good else OK, factors={"samples": len(rows), "none": none},
-                        what=f"{len(rows)} samples, {none} of them 0 W or no number"))  # fmt: skip
+    checks.append(
+        Check(
+            name=f"{name}: readings",
+            verdict=REFUSED if none or not good else OK,
+            factors={"samples": len(rows), "none": none},
+            what=f"{len(rows)} samples, {none} of them 0 W or no number",
+        )
+    )
     if not good:
         return checks
     if board_limit_w and good[-1] > 1.05 * board_limit_w:
         checks.append(_over_limit(name, good[-1], board_limit_w))
     idle = statistics.median(good[: max(1, len(good) // 20)])
     gaps = [b - a for a, b in itertools.pairwise(times)]
-    checks.append(Check(name=f"{name}: idle", verdict=OK, factors={"idle_w": round(idle, 1), "peak_w": good[-1], "period_ms": round(1e3 * statistics.median(gaps), 1) if gaps else 0},
-                        what=f"idle {idle:.1f} W, peak {good[-1]:.1f} W: joules without idle taken off are gross"))  # fmt: skip
+    checks.append(
+        Check(
+            name=f"{name}: idle",
+            verdict=OK,
+            factors={
+                "idle_w": round(idle, 1),
+                "peak_w": good[-1],
+                "period_ms": round(1e3 * statistics.median(gaps), 1) if gaps else 0,
+            },
+            what=f"idle {idle:.1f} W, peak {good[-1]:.1f} W: joules without idle taken off are gross",
+        )
+    )
     for what, start, end in spans:
         apart = start > times[-1] or end < times[0]
-        checks.append(Check(name=f"{name}: on during {what}", verdict=REFUSED if apart else OK,
-                            what=f"the log {'ends ' + _ago(start - times[-1]) + ' before' if start > times[-1] else 'begins ' + _ago(times[0] - end) + ' after'} "
-                                 f"{what}: it cannot have measured it" if apart else f"the log covers {what}"))  # fmt: skip
+        checks.append(
+            Check(
+                name=f"{name}: on during {what}",
+                verdict=REFUSED if apart else OK,
+                what=f"the log {'ends ' + _ago(start - times[-1]) + ' before' if start > times[-1] else 'begins ' + _ago(times[0] - end) + ' after'} "
+                f"{what}: it cannot have measured it"
+                if apart
+                else f"the log covers {what}",
+            )
+        )
     return checks
 
 
 def _over_limit(where: str, watts: float, limit: float) -> Check:
-    return Check(name=f"{where}: board limit", verdict=REFUSED, factors={"watts": round(watts, 1), "limit_w": limit},
-                 what=f"{watts:.0f} W is above the board's limit of {limit:.0f} W")  # fmt: skip
+    return Check(
+        name=f"{where}: board limit",
+        verdict=REFUSED,
+        factors={"watts": round(watts, 1), "limit_w": limit},
+        what=f"{watts:.0f} W is above the board's limit of {limit:.0f} W",
+    )
 
 
 def read_counts(path: Path) -> list[tuple[str, int]]:
@@ -377,13 +479,21 @@ def _of_run(folder: Path) -> list[Check]:
 def of_replay(result: Result, plan: ReplayPlan) -> list[Check]:
     """The replay's own numbers."""
     no_gpu = not plan.origin.has_kernels and result.device == "cpu"
-    same = Check(name="replayed on the recorded GPU", verdict=OK if result.same_gpu or no_gpu else REFUSED,
-                 what="recorded and replayed on a CPU: no kernel is claimed" if no_gpu else
-                      f"recorded on {result.trace_device_name or 'a CPU'}, replayed on {result.device_name or result.device}")  # fmt: skip
+    same = Check(
+        name="replayed on the recorded GPU",
+        verdict=OK if result.same_gpu or no_gpu else REFUSED,
+        what="recorded and replayed on a CPU: no kernel is claimed"
+        if no_gpu
+        else f"recorded on {result.trace_device_name or 'a CPU'}, replayed on {result.device_name or result.device}",
+    )
     whole = sum(sum(call.dur_us) for call in plan.calls) + sum(orphan.dur_us for orphan in plan.orphans)
     told = sum(cover.time_us for cover in result.coverage.values())
-    adds_up = Check(name="coverage and residual add up", verdict=OK if abs(told - whole) <= 1e-3 * whole + 1 else REFUSED,
-                    factors={"recorded_us": round(whole, 1), "accounted_us": round(told, 1)}, what=f"{told:.1f} of {whole:.1f} us are accounted for")  # fmt: skip
+    adds_up = Check(
+        name="coverage and residual add up",
+        verdict=OK if abs(told - whole) <= 1e-3 * whole + 1 else REFUSED,
+        factors={"recorded_us": round(whole, 1), "accounted_us": round(told, 1)},
+        what=f"{told:.1f} of {whole:.1f} us are accounted for",
+    )
     return [same, adds_up, *_flops(result, plan)]
 
 
@@ -400,8 +510,14 @@ def _flops(result: Result, plan: ReplayPlan) -> list[Check]:
                 worst, what = tflops, f"{row.op} {row.kernel[:40]}"
     if peak is None or not worst:
         return []
-    return [Check(name="TFLOP/s below the board's peak", verdict=OK if worst <= peak else REFUSED,
-                  factors={"tflops": round(worst, 1), "peak": peak}, what=f"fastest: {worst:.1f} of {peak:.0f} TFLOP/s, {what}")]  # fmt: skip
+    return [
+        Check(
+            name="TFLOP/s below the board's peak",
+            verdict=OK if worst <= peak else REFUSED,
+            factors={"tflops": round(worst, 1), "peak": peak},
+            what=f"fastest: {worst:.1f} of {peak:.0f} TFLOP/s, {what}",
+        )
+    ]
 
 
 def flop(signature: Signature) -> float:
@@ -425,13 +541,27 @@ def of_energy(result: EnergyResult, raw: RawEnergy | None) -> list[Check]:
     checks = [Check(name="energy", verdict=REFUSED, what=why) for why in result.refused]
     own = [row for row in result.rows if row.measured]
     over = [row for row in own if any(flag.startswith(REFUSED) for flag in row.flags)]
-    checks.append(Check(name="power within the board's limit", verdict=REFUSED if over else OK, factors={"rows": len(own), "over": len(over)},
-                        what=f"{len(over)} of {len(own)} measured calls are impossible" if over else f"{len(own)} measured calls"))  # fmt: skip
+    checks.append(
+        Check(
+            name="power within the board's limit",
+            verdict=REFUSED if over else OK,
+            factors={"rows": len(own), "over": len(over)},
+            what=f"{len(over)} of {len(own)} measured calls are impossible"
+            if over
+            else f"{len(own)} measured calls",
+        )
+    )
     if raw is not None:
         windows = [w for one in raw.signatures for w in one.windows] + [one.window for one in raw.model]
         few = sum(1 for w in windows if w.updates < FEWEST_UPDATES)
-        checks.append(Check(name="sensor updates", verdict=REFUSED if few else OK, factors={"windows": len(windows), "few": few},
-                            what=f"{few} of {len(windows)} windows hold fewer than {FEWEST_UPDATES} updates"))  # fmt: skip
+        checks.append(
+            Check(
+                name="sensor updates",
+                verdict=REFUSED if few else OK,
+                factors={"windows": len(windows), "few": few},
+                what=f"{few} of {len(windows)} windows hold fewer than {FEWEST_UPDATES} updates",
+            )
+        )
     idle = [
         row
         for row in own
@@ -445,10 +575,15 @@ def of_energy(result: EnergyResult, raw: RawEnergy | None) -> list[Check]:
         )
     )
     if (closed := result.closure) is not None:
-        checks.append(Check(name="closure", verdict=OK if abs(closed.total_pct) <= 10 and abs(closed.net_pct) <= 10 else REFUSED,
-                            what=f"kernels {closed.sum_net_j:.3f} J + idle {closed.idle_w:.1f} W * {closed.wall_s:.4f} s = {closed.predicted_j:.3f} J "
-                                 f"against {closed.measured_j:.3f} J ({closed.total_pct:+.1f} %; net {closed.net_pct:+.1f} %)",
-                            factors={name: round(getattr(closed, name), 6) for name in closed.__struct_fields__}))  # fmt: skip
+        checks.append(
+            Check(
+                name="closure",
+                verdict=OK if abs(closed.total_pct) <= 10 and abs(closed.net_pct) <= 10 else REFUSED,
+                what=f"kernels {closed.sum_net_j:.3f} J + idle {closed.idle_w:.1f} W * {closed.wall_s:.4f} s = {closed.predicted_j:.3f} J "
+                f"against {closed.measured_j:.3f} J ({closed.total_pct:+.1f} %; net {closed.net_pct:+.1f} %)",
+                factors={name: round(getattr(closed, name), 6) for name in closed.__struct_fields__},
+            )
+        )
     return checks
 
 

@@ -109,8 +109,30 @@ def energy_run(plan: ReplayPlan, config: Any, site: Site) -> Plan:
             "energy is measured on a GPU, and there is none here",
             fix="run where the GPU is; `lab doctor` shows what is here",
         )
-    step = Step(name=STEP, folder=STEP, num_gpus=1, expects=(RAW_FILE,),
-                argv=("python", "-m", "lab.rooms.kernels.workload.energy", "--plan", PLAN_FILE, "--config", CONFIG_FILE, "--out", STEP))  # fmt: skip
+    step = Step(
+        name=STEP,
+        folder=STEP,
+        num_gpus=1,
+        expects=(RAW_FILE,),
+        argv=(
+            "python",
+            "-m",
+            "lab.rooms.kernels.workload.energy",
+            "--plan",
+            PLAN_FILE,
+            "--config",
+            CONFIG_FILE,
+            "--out",
+            STEP,
+        ),
+    )
     said = msgspec.to_builtins(config)
-    return Plan(steps=(step,), config={"what": "energy", **said, "source": plan.origin.run or plan.origin.trace}, notes=plan.notes,
-                inputs={PLAN_FILE: msgspec.json.encode(plan).decode(), CONFIG_FILE: msgspec.json.encode(config).decode()})  # fmt: skip
+    return Plan(
+        steps=(step,),
+        config={"what": "energy", **said, "source": plan.origin.run or plan.origin.trace},
+        notes=plan.notes,
+        inputs={
+            PLAN_FILE: msgspec.json.encode(plan).decode(),
+            CONFIG_FILE: msgspec.json.encode(config).decode(),
+        },
+    )

@@ -126,8 +126,13 @@ def analyse_energy(folder: Path, out: Path) -> ReplayFindings:
     result = judge(plan, raw)
     write_atomic(out / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=1))
     write_atomic(out / TABLE, table_text(result.rows))
-    return ReplayFindings(verdict=verdict(result), status=status(result), files=[out / RESULT, out / TABLE],
-                          terminal=terminal(result), lacking=lacking(result))  # fmt: skip
+    return ReplayFindings(
+        verdict=verdict(result),
+        status=status(result),
+        files=[out / RESULT, out / TABLE],
+        terminal=terminal(result),
+        lacking=lacking(result),
+    )
 
 
 def judge(plan: ReplayPlan, raw: RawEnergy) -> EnergyResult:
@@ -141,16 +146,31 @@ def judge(plan: ReplayPlan, raw: RawEnergy) -> EnergyResult:
     for row in rows:
         by_class[row.class_] += row.run_net_j or 0.0
     result = EnergyResult(
-        device_name=raw.device_name, meter=raw.meter, method=_method(raw), idle_cold_w=_power(raw.idle_cold),
-        idle_context_w=idle_w, idle_before_w=_power(raw.idle_context), update_period_s=raw.update_period_s, power_limit_w=limit,
-        facts_before=raw.facts_before, facts_after=raw.facts_after, rows=rows,
-        by_class={name: round(j, 6) for name, j in sorted(by_class.items(), key=lambda item: -item[1])}, model=model,
-        closure=_closure(rows, model, idle_w), refused=_refused(raw, limit), notes=list(raw.notes), bars={},
+        device_name=raw.device_name,
+        meter=raw.meter,
+        method=_method(raw),
+        idle_cold_w=_power(raw.idle_cold),
+        idle_context_w=idle_w,
+        idle_before_w=_power(raw.idle_context),
+        update_period_s=raw.update_period_s,
+        power_limit_w=limit,
+        facts_before=raw.facts_before,
+        facts_after=raw.facts_after,
+        rows=rows,
+        by_class={name: round(j, 6) for name, j in sorted(by_class.items(), key=lambda item: -item[1])},
+        model=model,
+        closure=_closure(rows, model, idle_w),
+        refused=_refused(raw, limit),
+        notes=list(raw.notes),
+        bars={},
         uncovered_us=sum(o.dur_us for o in plan.orphans)
-        + sum(us for place, us in recorded_us(plan).items() if plan.signatures[place].sig_id not in ran))  # fmt: skip
+        + sum(us for place, us in recorded_us(plan).items() if plan.signatures[place].sig_id not in ran),
+    )
     closed = result.closure
-    result.bars = {"closure": None if closed is None else abs(closed.total_pct) <= CLOSURE_BAR,
-                   "net_closure": None if closed is None else abs(closed.net_pct) <= CLOSURE_BAR}  # fmt: skip
+    result.bars = {
+        "closure": None if closed is None else abs(closed.total_pct) <= CLOSURE_BAR,
+        "net_closure": None if closed is None else abs(closed.net_pct) <= CLOSURE_BAR,
+    }
     return result
 
 
@@ -232,11 +252,32 @@ def _blank_rows(plan: ReplayPlan) -> list[EnergyRow]:
     """A row a signature, with what the recording says of it."""
     per_call, counts = per_call_us(plan), Counter(call.sig for call in plan.calls)
     return [
-        EnergyRow(sig_id=signature.sig_id, op=signature.op, kernel=short_name(first.name) if first else "",
-                  class_="cpu_op" if first is None else kernel_class(first.name) if first.kind == "kernel" else first.kind,
-                  count=counts[place], trace_us=round(per_call.get(place, 0.0), 4), measured=False, gross_j=None, net_j=None,
-                  net_ci=None, watts=None, wall_us=None, busy=None, ratio=None, method="none", windows=0, run_net_j=None, flags=[])
-        for place, (signature, first) in enumerate(zip(plan.signatures, _main_launches(plan), strict=True))]  # fmt: skip
+        EnergyRow(
+            sig_id=signature.sig_id,
+            op=signature.op,
+            kernel=short_name(first.name) if first else "",
+            class_="cpu_op"
+            if first is None
+            else kernel_class(first.name)
+            if first.kind == "kernel"
+            else first.kind,
+            count=counts[place],
+            trace_us=round(per_call.get(place, 0.0), 4),
+            measured=False,
+            gross_j=None,
+            net_j=None,
+            net_ci=None,
+            watts=None,
+            wall_us=None,
+            busy=None,
+            ratio=None,
+            method="none",
+            windows=0,
+            run_net_j=None,
+            flags=[],
+        )
+        for place, (signature, first) in enumerate(zip(plan.signatures, _main_launches(plan), strict=True))
+    ]
 
 
 def _main_launches(plan: ReplayPlan) -> list[Launch | None]:
@@ -245,8 +286,10 @@ def _main_launches(plan: ReplayPlan) -> list[Launch | None]:
     for call in plan.calls:
         for position, us in enumerate(call.dur_us[: len(sums[call.sig])]):
             sums[call.sig][position] += us
-    return [one.launches[times.index(max(times))] if times else None
-            for one, times in zip(plan.signatures, sums, strict=True)]  # fmt: skip
+    return [
+        one.launches[times.index(max(times))] if times else None
+        for one, times in zip(plan.signatures, sums, strict=True)
+    ]
 
 
 def _model(plan: ReplayPlan, runs: Sequence[RunEnergy], idle_w: float | None) -> ModelEnergy | None:
@@ -259,10 +302,19 @@ def _model(plan: ReplayPlan, runs: Sequence[RunEnergy], idle_w: float | None) ->
     forwards = good[0].forwards_per_run
     tokens = int(plan.config.get("new_tokens", 0) or forwards)
     return ModelEnergy(
-        what=good[0].what, runs=sum(one.window.launches for one in good), wall_s=statistics.fmean(wall),
-        counter_j=_mean_per_run(good, "counter_j"), integral_j=_mean_per_run(good, "integral_j"), j_per_run=mean,
-        ci_j=(low, high) if len(each) > 1 else None, j_per_forward=mean / forwards, j_per_token=mean / max(tokens, 1),
-        net_j_per_run=None if idle_w is None else mean - idle_w * statistics.fmean(wall), forwards=forwards, tokens=tokens)  # fmt: skip
+        what=good[0].what,
+        runs=sum(one.window.launches for one in good),
+        wall_s=statistics.fmean(wall),
+        counter_j=_mean_per_run(good, "counter_j"),
+        integral_j=_mean_per_run(good, "integral_j"),
+        j_per_run=mean,
+        ci_j=(low, high) if len(each) > 1 else None,
+        j_per_forward=mean / forwards,
+        j_per_token=mean / max(tokens, 1),
+        net_j_per_run=None if idle_w is None else mean - idle_w * statistics.fmean(wall),
+        forwards=forwards,
+        tokens=tokens,
+    )
 
 
 def _mean_per_run(runs: Sequence[RunEnergy], name: str) -> float | None:
@@ -282,10 +334,18 @@ def _closure(rows: list[EnergyRow], model: ModelEnergy | None, idle_w: float | N
     idle_j = idle_w * model.wall_s
     net = model.net_j_per_run
     return EnergyClosure(
-        sum_net_j=total, measured_share=own / total if total else math.nan, idle_w=idle_w, wall_s=model.wall_s, idle_j=idle_j,
-        predicted_j=total + idle_j, measured_j=model.j_per_run, measured_net_j=net,
-        total_pct=100 * ((total + idle_j) / model.j_per_run - 1), net_pct=100 * (total / net - 1) if net else math.nan,
-        idle_watt_pct=100 * model.wall_s / net if net else math.nan)  # fmt: skip
+        sum_net_j=total,
+        measured_share=own / total if total else math.nan,
+        idle_w=idle_w,
+        wall_s=model.wall_s,
+        idle_j=idle_j,
+        predicted_j=total + idle_j,
+        measured_j=model.j_per_run,
+        measured_net_j=net,
+        total_pct=100 * ((total + idle_j) / model.j_per_run - 1),
+        net_pct=100 * (total / net - 1) if net else math.nan,
+        idle_watt_pct=100 * model.wall_s / net if net else math.nan,
+    )
 
 
 def _refused(raw: RawEnergy, limit: float | None) -> list[str]:
@@ -334,22 +394,33 @@ def verdict(result: EnergyResult) -> list[str]:
     lines = []
     if (model := result.model) is not None and model.j_per_run is not None:
         both = f"counter {_j(model.counter_j)}, integral of power {_j(model.integral_j)}"
-        lines.append(f"{model.what}: {model.j_per_run:.3f} J a run ({both}), {model.j_per_token or math.nan:.4f} J a token, "
-                     f"{1e3 * model.wall_s:.1f} ms")  # fmt: skip
+        lines.append(
+            f"{model.what}: {model.j_per_run:.3f} J a run ({both}), {model.j_per_token or math.nan:.4f} J a token, "
+            f"{1e3 * model.wall_s:.1f} ms"
+        )
     if (closed := result.closure) is not None:
-        lines.append(f"closure: kernels {closed.sum_net_j:.3f} J + idle {closed.idle_w:.1f} W * {closed.wall_s:.4f} s = "
-                     f"{closed.predicted_j:.3f} J, measured {closed.measured_j:.3f} J: {closed.total_pct:+.1f} %")  # fmt: skip
-        lines.append(f"net closure: {closed.sum_net_j:.3f} J of kernels against {closed.measured_net_j:.3f} J net of idle: "
-                     f"{closed.net_pct:+.1f} % ({100 * closed.measured_share:.0f} % of the sum measured, the rest by stand-ins; 1 W of idle power is {closed.idle_watt_pct:.1f} %)")  # fmt: skip
+        lines.append(
+            f"closure: kernels {closed.sum_net_j:.3f} J + idle {closed.idle_w:.1f} W * {closed.wall_s:.4f} s = "
+            f"{closed.predicted_j:.3f} J, measured {closed.measured_j:.3f} J: {closed.total_pct:+.1f} %"
+        )
+        lines.append(
+            f"net closure: {closed.sum_net_j:.3f} J of kernels against {closed.measured_net_j:.3f} J net of idle: "
+            f"{closed.net_pct:+.1f} % ({100 * closed.measured_share:.0f} % of the sum measured, the rest by stand-ins; 1 W of idle power is {closed.idle_watt_pct:.1f} %)"
+        )
     own = [row for row in result.rows if row.measured and row.net_j is not None]
-    lines.append(f"{len(own)} distinct calls measured by {result.method}; idle {_w(result.idle_cold_w)} cold, "
-                 f"{_w(result.idle_before_w)} with a context, {_w(result.idle_context_w)} beside the runs")  # fmt: skip
+    lines.append(
+        f"{len(own)} distinct calls measured by {result.method}; idle {_w(result.idle_cold_w)} cold, "
+        f"{_w(result.idle_before_w)} with a context, {_w(result.idle_context_w)} beside the runs"
+    )
     return lines + [f"REFUSED: {why}" for why in result.refused]
 
 
 def terminal(result: EnergyResult) -> str:
-    lines = [f"energy on {result.device_name}, meter {result.meter}, limit {_w(result.power_limit_w)}, "
-             f"sensor updates every {1e3 * (result.update_period_s or math.nan):.0f} ms", ""]  # fmt: skip
+    lines = [
+        f"energy on {result.device_name}, meter {result.meter}, limit {_w(result.power_limit_w)}, "
+        f"sensor updates every {1e3 * (result.update_period_s or math.nan):.0f} ms",
+        "",
+    ]
     lines += [f"  {line}" for line in verdict(result)]
     lines += [
         f"  bar {name.replace('_', ' ')}: {'met' if met else 'NOT met'}"
@@ -372,9 +443,11 @@ def terminal(result: EnergyResult) -> str:
 
 def _row_line(row: EnergyRow) -> str:
     half = 1e3 * (row.net_ci[1] - row.net_ci[0]) / 2 if row.net_ci else math.nan
-    cells = (f"{1e3 * (row.net_j if row.net_j is not None else math.nan):9.4f} {half:8.4f} "
-             f"{1e3 * (row.gross_j if row.gross_j is not None else math.nan):9.4f} {row.watts or math.nan:6.0f} "
-             f"{row.busy or math.nan:5.2f} {row.ratio or math.nan:5.2f} {row.count:6d} {row.run_net_j or math.nan:8.4f}")  # fmt: skip
+    cells = (
+        f"{1e3 * (row.net_j if row.net_j is not None else math.nan):9.4f} {half:8.4f} "
+        f"{1e3 * (row.gross_j if row.gross_j is not None else math.nan):9.4f} {row.watts or math.nan:6.0f} "
+        f"{row.busy or math.nan:5.2f} {row.ratio or math.nan:5.2f} {row.count:6d} {row.run_net_j or math.nan:8.4f}"
+    )
     return f"  {cells}  {row.op} {row.kernel[:44]}{'' if row.measured else ' (stand-in)'}"
 
 

@@ -140,9 +140,14 @@ def window(samples: Samples, start_s: float, end_s: float, progress: Progress | 
     edges = (found.t0_s, found.t1_s) if found else (start_s, end_s)
     integral, updates = integrate(samples, *edges)
     if found is None:
-        found = Window(t0_s=start_s, t1_s=end_s, updates=updates, integral_j=integral,
-                       method="integral of sampled power" if integral is not None else "none",
-                       reason="" if integral is not None else f"{updates} sensor updates, {FEWEST_UPDATES} are needed")  # fmt: skip
+        found = Window(
+            t0_s=start_s,
+            t1_s=end_s,
+            updates=updates,
+            integral_j=integral,
+            method="integral of sampled power" if integral is not None else "none",
+            reason="" if integral is not None else f"{updates} sensor updates, {FEWEST_UPDATES} are needed",
+        )
     else:
         found.integral_j = integral
     if progress is not None and progress.t_s:
@@ -155,8 +160,13 @@ def _counter_window(samples: Samples, start_s: float, end_s: float) -> Window | 
     if len(inside) < FEWEST_UPDATES:
         return None
     first, last = inside[0], inside[-1]
-    return Window(t0_s=samples.t_s[first], t1_s=samples.t_s[last], method="counter, edge-aligned", updates=len(inside),
-                  counter_j=samples.energy_j[last] - samples.energy_j[first])  # fmt: skip
+    return Window(
+        t0_s=samples.t_s[first],
+        t1_s=samples.t_s[last],
+        method="counter, edge-aligned",
+        updates=len(inside),
+        counter_j=samples.energy_j[last] - samples.energy_j[first],
+    )
 
 
 def integrate(samples: Samples, start_s: float, end_s: float) -> tuple[float | None, int]:

@@ -48,8 +48,17 @@ STEP = "replay"
 )
 @RANK
 @click.pass_context
-def replay(ctx: click.Context, /, source: Path, execution_trace: Path | None, recorded_ops: Path | None, mode: str,
-           repeats: int, pace: str, rank: int) -> Experiment:  # fmt: skip
+def replay(
+    ctx: click.Context,
+    /,
+    source: Path,
+    execution_trace: Path | None,
+    recorded_ops: Path | None,
+    mode: str,
+    repeats: int,
+    pace: str,
+    rank: int,
+) -> Experiment:
     """Replay every op of SOURCE (a RUN or a Kineto trace), and prove that its kernels are the same.
 
     Prints coverage by launches and by time, the share of kernel time that replays as the same kernel, the error of
@@ -79,8 +88,11 @@ def read_source(
         return read_plan(source, execution_trace, recorded_ops)
     found = {trail.rank: trail for trail in trails(source)}
     if not found:
-        raise MissingError("this folder holds no profile of the kernels room", where=source,
-                           fix="make one with: lab run kernels profile MODEL, or name a trace file")  # fmt: skip
+        raise MissingError(
+            "this folder holds no profile of the kernels room",
+            where=source,
+            fix="make one with: lab run kernels profile MODEL, or name a trace file",
+        )
     if rank not in found:
         raise UsageError(
             f"this run has no rank {rank}",
@@ -89,8 +101,14 @@ def read_source(
         )
     trail = found[rank]
     said = read_json(trail.generation, Generation) if trail.generation else None
-    return read_plan(trail.trace, execution_trace or trail.execution_trace, recorded_ops or trail.recorded_ops,
-                     run=str(source), state=said.flags if said else {}, config=_config_of(source, said))  # fmt: skip
+    return read_plan(
+        trail.trace,
+        execution_trace or trail.execution_trace,
+        recorded_ops or trail.recorded_ops,
+        run=str(source),
+        state=said.flags if said else {},
+        config=_config_of(source, said),
+    )
 
 
 def _config_of(source: Path, said: object) -> dict[str, object]:
@@ -118,8 +136,12 @@ def replay_run(plan: ReplayPlan, site: Site, *, mode: str, repeats: int, pace: s
         "pace": pace,
         "source": plan.origin.run or plan.origin.trace,
     }
-    return Plan(steps=(replay_step(site, mode=mode, repeats=repeats, pace=pace),), config=config,
-                inputs={PLAN_FILE: msgspec.json.encode(plan).decode()}, notes=(*plan.notes, *_notes(plan, site)))  # fmt: skip
+    return Plan(
+        steps=(replay_step(site, mode=mode, repeats=repeats, pace=pace),),
+        config=config,
+        inputs={PLAN_FILE: msgspec.json.encode(plan).decode()},
+        notes=(*plan.notes, *_notes(plan, site)),
+    )
 
 
 def replay_step(site: Site, *, mode: str, repeats: int, pace: str) -> Step:
@@ -127,9 +149,27 @@ def replay_step(site: Site, *, mode: str, repeats: int, pace: str) -> Step:
     from lab.rooms.kernels.replay.proof import PLAN_FILE, RAW_FILE
 
     return Step(
-        name=STEP, folder=STEP, num_gpus=1 if site.gpus else 0, expects=(RAW_FILE,), labels={"mode": mode},
-        argv=("python", "-m", "lab.rooms.kernels.workload.replay", "--plan", PLAN_FILE, "--out", STEP, "--mode", mode,
-              "--repeats", str(repeats), "--pace", pace))  # fmt: skip
+        name=STEP,
+        folder=STEP,
+        num_gpus=1 if site.gpus else 0,
+        expects=(RAW_FILE,),
+        labels={"mode": mode},
+        argv=(
+            "python",
+            "-m",
+            "lab.rooms.kernels.workload.replay",
+            "--plan",
+            PLAN_FILE,
+            "--out",
+            STEP,
+            "--mode",
+            mode,
+            "--repeats",
+            str(repeats),
+            "--pace",
+            pace,
+        ),
+    )
 
 
 def _notes(plan: ReplayPlan, site: Site) -> list[str]:

@@ -28,7 +28,13 @@ PLAN_FILE = "replay_plan.json"
 RAW_FILE = "replay/replay_raw.json"
 RESULT, TABLE = "replay.json", "tables/replay.csv"
 EXACT, GEOMETRY, OTHER, NONE, VARIED, NOT_RUN = (
-    "exact", "other geometry", "other kernel", "nothing launched", "varied", "not replayed")  # fmt: skip
+    "exact",
+    "other geometry",
+    "other kernel",
+    "nothing launched",
+    "varied",
+    "not replayed",
+)
 REBUILT = ("ran", "shapes")
 OFTEN = 8  # a launch recorded less often carries the noise of a single reading
 TIME_BAR, ERROR_BAR, CLOSURE_BAR = 98.0, 5.0, 5.0  # percent
@@ -146,15 +152,21 @@ def analyse_replay(folder: Path, out: Path) -> ReplayFindings:
     write_atomic(out / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=1))
     write_atomic(out / TABLE, table_text(result.rows))
     return ReplayFindings(
-        verdict=verdict(result), status=status(result), files=[out / RESULT, out / TABLE],
-        terminal=terminal(result, plan), lacking=lacking(result))  # fmt: skip
+        verdict=verdict(result),
+        status=status(result),
+        files=[out / RESULT, out / TABLE],
+        terminal=terminal(result, plan),
+        lacking=lacking(result),
+    )
 
 
 def judge(plan: ReplayPlan, raw: RawReplay) -> Result:
     """All comparisons of one replay with its recording. Pure."""
     if len(raw.signatures) != len(plan.signatures):
-        raise BadDataError(f"the replay holds {len(raw.signatures)} signatures, its plan {len(plan.signatures)}",
-                           fix="the files are of different runs")  # fmt: skip
+        raise BadDataError(
+            f"the replay holds {len(raw.signatures)} signatures, its plan {len(plan.signatures)}",
+            fix="the files are of different runs",
+        )
     calls = _calls(plan, raw)
     kernel_us = sum(us for call in plan.calls for us in call.dur_us) + sum(o.dur_us for o in plan.orphans)
     rows = [
@@ -165,11 +177,23 @@ def judge(plan: ReplayPlan, raw: RawReplay) -> Result:
     closure = _closure(plan, raw, calls) if raw.calls else []
     same_gpu = raw.device_name == plan.origin.device_name and bool(raw.device_name)
     result = Result(
-        mode=raw.mode, pace=raw.pace, repeats=raw.repeats, device=raw.device, device_name=raw.device_name,
-        trace_device_name=plan.origin.device_name, same_gpu=same_gpu, coverage=_coverage(plan, raw, calls),
-        error=_errors(rows), closure=closure, rows=rows, uncovered=_uncovered(plan, raw, calls),
+        mode=raw.mode,
+        pace=raw.pace,
+        repeats=raw.repeats,
+        device=raw.device,
+        device_name=raw.device_name,
+        trace_device_name=plan.origin.device_name,
+        same_gpu=same_gpu,
+        coverage=_coverage(plan, raw, calls),
+        error=_errors(rows),
+        closure=closure,
+        rows=rows,
+        uncovered=_uncovered(plan, raw, calls),
         sources=dict(Counter(origin_of(s, r) for s, r in zip(plan.signatures, raw.signatures, strict=True))),
-        versions=raw.versions, notes=[*plan.notes, *raw.notes, *_notes(plan, raw)], bars={})  # fmt: skip
+        versions=raw.versions,
+        notes=[*plan.notes, *raw.notes, *_notes(plan, raw)],
+        bars={},
+    )
     result.bars = bars(result)
     return result
 
@@ -237,17 +261,38 @@ def _rows(plan: ReplayPlan, raw: RawReplay, place: int, made: list[_Made], kerne
     verdict_ = same.most_common(1)[0][0] if same else NOT_RUN
     for position, launch in enumerate(launches):
         recorded = np.array([plan.calls[one.call].dur_us[position] for one in made])
-        replayed = np.array([times[position] for one in made if one.same == EXACT
-                             for times in one.dur_us if position < len(times)])  # fmt: skip
+        replayed = np.array(
+            [
+                times[position]
+                for one in made
+                if one.same == EXACT
+                for times in one.dur_us
+                if position < len(times)
+            ]
+        )
         yield Row(
-            sig_id=signature.sig_id, position=position, op=signature.op, overload=run.overload,
-            kernel=short_name(launch.name) if launch.kind == "kernel" else launch.name, class_=_class(launch),
-            kind=launch.kind, mode=raw.mode, count=len(made), trace_sum_us=round(float(recorded.sum()), 3),
+            sig_id=signature.sig_id,
+            position=position,
+            op=signature.op,
+            overload=run.overload,
+            kernel=short_name(launch.name) if launch.kind == "kernel" else launch.name,
+            class_=_class(launch),
+            kind=launch.kind,
+            mode=raw.mode,
+            count=len(made),
+            trace_sum_us=round(float(recorded.sum()), 3),
             trace_median_us=round(float(np.median(recorded)), 4),
-            time_share=float(recorded.sum()) / kernel_us if kernel_us else 0.0, n_ran=len(replayed),
-            us=_us(recorded, replayed), same_kernel=verdict_, err_pct=_error(recorded, replayed),
-            arg_src=worst_source(run), origin=origin_of(signature, run), launched=_other_name(launch, position, made),
-            flags=_flags(run, same), name=launch.name)  # fmt: skip
+            time_share=float(recorded.sum()) / kernel_us if kernel_us else 0.0,
+            n_ran=len(replayed),
+            us=_us(recorded, replayed),
+            same_kernel=verdict_,
+            err_pct=_error(recorded, replayed),
+            arg_src=worst_source(run),
+            origin=origin_of(signature, run),
+            launched=_other_name(launch, position, made),
+            flags=_flags(run, same),
+            name=launch.name,
+        )
 
 
 def _class(launch: Launch) -> str:
@@ -318,8 +363,17 @@ def _coverage(plan: ReplayPlan, raw: RawReplay, calls: list[list[_Made]]) -> dic
                 _count(sums[kind], us, rebuilt, one.same == EXACT)
     for orphan in plan.orphans:
         _count(sums[orphan.launch.kind], orphan.dur_us, False, False)
-    return {kind: Coverage(launches=int(s[0]), rebuilt_launches=int(s[1]), same_launches=int(s[2]), time_us=round(s[3], 3),
-                           rebuilt_time_us=round(s[4], 3), same_time_us=round(s[5], 3)) for kind, s in sorted(sums.items())}  # fmt: skip
+    return {
+        kind: Coverage(
+            launches=int(s[0]),
+            rebuilt_launches=int(s[1]),
+            same_launches=int(s[2]),
+            time_us=round(s[3], 3),
+            rebuilt_time_us=round(s[4], 3),
+            same_time_us=round(s[5], 3),
+        )
+        for kind, s in sorted(sums.items())
+    }
 
 
 def _count(sums: list[float], us: float, rebuilt: bool, same: bool) -> None:
@@ -343,11 +397,15 @@ def _errors(rows: list[Row]) -> dict[str, float | None]:
     weights = np.array([row.trace_sum_us for row in held])
     launches = np.repeat(sizes, [row.count for row in held])
     often = sizes[[row.count >= OFTEN for row in held]]
-    return {"median_abs_pct": round(float(np.median(sizes)), 3),
-            "median_abs_pct_by_launch": round(float(np.median(launches)), 3),
-            "weighted_abs_pct": round(float((sizes * weights).sum() / weights.sum()), 3),
-            "median_abs_pct_often": round(float(np.median(often)), 3) if len(often) else None, "often": len(often),
-            "p90_abs_pct": round(float(np.percentile(sizes, 90)), 3), "distinct": len(held)}  # fmt: skip
+    return {
+        "median_abs_pct": round(float(np.median(sizes)), 3),
+        "median_abs_pct_by_launch": round(float(np.median(launches)), 3),
+        "weighted_abs_pct": round(float((sizes * weights).sum() / weights.sum()), 3),
+        "median_abs_pct_often": round(float(np.median(often)), 3) if len(often) else None,
+        "often": len(often),
+        "p90_abs_pct": round(float(np.percentile(sizes, 90)), 3),
+        "distinct": len(held),
+    }
 
 
 def _closure(plan: ReplayPlan, raw: RawReplay, calls: list[list[_Made]]) -> list[ForwardClosure]:
@@ -360,10 +418,18 @@ def _closure(plan: ReplayPlan, raw: RawReplay, calls: list[list[_Made]]) -> list
                 sums[call.forward][1] += sum(call.dur_us)
                 sums[call.forward][2] += float(np.median(np.array(one.dur_us), axis=0).sum())
     return [
-        ForwardClosure(name=forward.name, phase=forward.phase, wall_us=forward.wall_us, busy_us=forward.busy_us,
-                       trace_sum_us=round(sums[place][0], 3), compared_us=round(sums[place][1], 3),
-                       replay_sum_us=round(sums[place][2], 3))
-        for place, forward in enumerate(plan.forwards) if sums[place][0] > 0]  # fmt: skip
+        ForwardClosure(
+            name=forward.name,
+            phase=forward.phase,
+            wall_us=forward.wall_us,
+            busy_us=forward.busy_us,
+            trace_sum_us=round(sums[place][0], 3),
+            compared_us=round(sums[place][1], 3),
+            replay_sum_us=round(sums[place][2], 3),
+        )
+        for place, forward in enumerate(plan.forwards)
+        if sums[place][0] > 0
+    ]
 
 
 def _uncovered(plan: ReplayPlan, raw: RawReplay, calls: list[list[_Made]]) -> list[dict[str, Any]]:
@@ -397,8 +463,10 @@ def _notes(plan: ReplayPlan, raw: RawReplay) -> list[str]:
             "no GPU here: arguments were rebuilt and the ops called on the CPU; which kernels they launch is not proven"
         )
     if raw.device == "cuda" and raw.num_sms != plan.origin.num_sms and plan.origin.num_sms:
-        notes.append(f"the recording is of {plan.origin.device_name} ({plan.origin.num_sms} SMs), the replay of "
-                     f"{raw.device_name} ({raw.num_sms}): times are not comparable")  # fmt: skip
+        notes.append(
+            f"the recording is of {plan.origin.device_name} ({plan.origin.num_sms} SMs), the replay of "
+            f"{raw.device_name} ({raw.num_sms}): times are not comparable"
+        )
     return notes
 
 
@@ -410,9 +478,11 @@ def bars(result: Result) -> dict[str, bool | None]:
     share, error = kernel.percent("same", "time_us"), result.error["median_abs_pct"]
     in_order = result.mode == "in-order"
     whole = total_closure(result)
-    return {"same_kernel_time": share >= TIME_BAR,
-            "median_error": None if not in_order or error is None else error <= ERROR_BAR,
-            "closure": None if not in_order else abs(whole) <= CLOSURE_BAR}  # fmt: skip
+    return {
+        "same_kernel_time": share >= TIME_BAR,
+        "median_error": None if not in_order or error is None else error <= ERROR_BAR,
+        "closure": None if not in_order else abs(whole) <= CLOSURE_BAR,
+    }
 
 
 def total_closure(result: Result) -> float:
@@ -441,11 +511,15 @@ def verdict(result: Result) -> list[str]:
     lines = []
     kernel = result.coverage.get("kernel")
     if kernel and result.device != "cpu":
-        lines.append(f"{kernel.percent('same', 'time_us'):.2f} % of kernel time ({kernel.same_launches} of {kernel.launches} "
-                     f"launches) replays as the same kernel")  # fmt: skip
+        lines.append(
+            f"{kernel.percent('same', 'time_us'):.2f} % of kernel time ({kernel.same_launches} of {kernel.launches} "
+            f"launches) replays as the same kernel"
+        )
     if result.error.get("median_abs_pct") is not None and result.device != "cpu":
-        lines.append(f"{result.mode} replay is off by {result.error['median_abs_pct']:.2f} % (median |error| of "
-                     f"{result.error['distinct']:.0f} distinct launches; {result.error['weighted_abs_pct']:.2f} % weighted by time)")  # fmt: skip
+        lines.append(
+            f"{result.mode} replay is off by {result.error['median_abs_pct']:.2f} % (median |error| of "
+            f"{result.error['distinct']:.0f} distinct launches; {result.error['weighted_abs_pct']:.2f} % weighted by time)"
+        )
         if result.error.get("often"):
             lines.append(
                 f"the {result.error['often']:.0f} recorded {OFTEN} times or more are off by {result.error['median_abs_pct_often']:.2f} %"
@@ -458,8 +532,10 @@ def verdict(result: Result) -> list[str]:
         what = {"kernel": "compute launches", "memcpy": "copies", "memset": "fills", "cpu_op": "CPU ops"}.get(
             kind, kind
         )
-        lines.append(f"{cover.rebuilt_launches} of {cover.launches} {what} have a rebuilt op "
-                     f"({cover.percent('rebuilt', 'launches'):.1f} %, {cover.percent('rebuilt', 'time_us'):.1f} % of their time)")  # fmt: skip
+        lines.append(
+            f"{cover.rebuilt_launches} of {cover.launches} {what} have a rebuilt op "
+            f"({cover.percent('rebuilt', 'launches'):.1f} %, {cover.percent('rebuilt', 'time_us'):.1f} % of their time)"
+        )
     return lines
 
 
@@ -468,9 +544,12 @@ def terminal(result: Result, plan: ReplayPlan) -> str:
     where = f"{result.device_name or result.device}" + (
         "" if result.same_gpu else f"; recorded on {result.trace_device_name or 'a CPU'}"
     )
-    lines = [f"replay, mode {result.mode}, pace {result.pace}, {result.repeats} passes, on {where}",
-             f"{len(plan.calls)} calls, {len(plan.signatures)} distinct; arguments from "
-             + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(result.sources.items())), ""]  # fmt: skip
+    lines = [
+        f"replay, mode {result.mode}, pace {result.pace}, {result.repeats} passes, on {where}",
+        f"{len(plan.calls)} calls, {len(plan.signatures)} distinct; arguments from "
+        + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(result.sources.items())),
+        "",
+    ]
     lines += [f"  {line}" for line in verdict(result)]
     for name, met in result.bars.items():
         if met is not None:
@@ -481,21 +560,33 @@ def terminal(result: Result, plan: ReplayPlan) -> str:
             f"  {'forward':12} {'wall us':>12} {'busy us':>10} {'kernels us':>11} {'replay us':>11} {'off':>8} {'covered':>8}",
         ]
         lines += [_closure_line(one) for one in result.closure]
-    lines += _table("not proven", [f"  {one['time_us']:10.1f} us {one['launches']:6d} x {one['op']}: {one['reason']}"
-                                   for one in result.uncovered[:12]])  # fmt: skip
+    lines += _table(
+        "not proven",
+        [
+            f"  {one['time_us']:10.1f} us {one['launches']:6d} x {one['op']}: {one['reason']}"
+            for one in result.uncovered[:12]
+        ],
+    )
     worst = sorted(
         (row for row in result.rows if row.err_pct is not None and result.device != "cpu"),
         key=lambda row: -abs(row.err_pct or 0) * row.time_share,
     )
-    lines += _table("largest errors, by their weight in time", [
-        f"  {row.err_pct:+7.1f} %  {row.trace_median_us:9.2f} us x {row.count:<5d} {row.op:28} {row.kernel[:60]}" for row in worst[:8]])  # fmt: skip
+    lines += _table(
+        "largest errors, by their weight in time",
+        [
+            f"  {row.err_pct:+7.1f} %  {row.trace_median_us:9.2f} us x {row.count:<5d} {row.op:28} {row.kernel[:60]}"
+            for row in worst[:8]
+        ],
+    )
     return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])
 
 
 def _closure_line(one: ForwardClosure) -> str:
     covered = 100 * one.compared_us / one.trace_sum_us if one.trace_sum_us else math.nan
-    return (f"  {one.name:12} {one.wall_us:12.1f} {one.busy_us:10.1f} {one.trace_sum_us:11.1f} {one.replay_sum_us:11.1f} "
-            f"{one.closure_pct:+7.2f}% {covered:7.2f}%")  # fmt: skip
+    return (
+        f"  {one.name:12} {one.wall_us:12.1f} {one.busy_us:10.1f} {one.trace_sum_us:11.1f} {one.replay_sum_us:11.1f} "
+        f"{one.closure_pct:+7.2f}% {covered:7.2f}%"
+    )
 
 
 def _table(title: str, lines: list[str]) -> list[str]:
@@ -509,16 +600,63 @@ def table_text(rows: list[Row]) -> str:
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["sig_id", "position", "op", "overload", "kernel", "class", "kind", "mode", "count", "trace_sum_us",
-                     "trace_median_us", "time_share", "n_ran", "replay_median_us", "replay_ci_low_us", "replay_ci_high_us",
-                     "err_pct", "same_kernel", "arg_src", "origin", "launched", "flags", "name"])  # fmt: skip
+    writer.writerow(
+        [
+            "sig_id",
+            "position",
+            "op",
+            "overload",
+            "kernel",
+            "class",
+            "kind",
+            "mode",
+            "count",
+            "trace_sum_us",
+            "trace_median_us",
+            "time_share",
+            "n_ran",
+            "replay_median_us",
+            "replay_ci_low_us",
+            "replay_ci_high_us",
+            "err_pct",
+            "same_kernel",
+            "arg_src",
+            "origin",
+            "launched",
+            "flags",
+            "name",
+        ]
+    )
     for row in sorted(rows, key=lambda row: -row.time_share):
         us = row.us or {"median": "", "ci": None}
         low, high = us["ci"] or ("", "")
-        writer.writerow([row.sig_id, row.position, row.op, row.overload, row.kernel, row.class_, row.kind, row.mode, row.count,
-                         row.trace_sum_us, row.trace_median_us, round(row.time_share, 6), row.n_ran, us["median"], low, high,
-                         "" if row.err_pct is None else row.err_pct, row.same_kernel, row.arg_src, row.origin, row.launched,
-                         "; ".join(row.flags), row.name])  # fmt: skip
+        writer.writerow(
+            [
+                row.sig_id,
+                row.position,
+                row.op,
+                row.overload,
+                row.kernel,
+                row.class_,
+                row.kind,
+                row.mode,
+                row.count,
+                row.trace_sum_us,
+                row.trace_median_us,
+                round(row.time_share, 6),
+                row.n_ran,
+                us["median"],
+                low,
+                high,
+                "" if row.err_pct is None else row.err_pct,
+                row.same_kernel,
+                row.arg_src,
+                row.origin,
+                row.launched,
+                "; ".join(row.flags),
+                row.name,
+            ]
+        )
     return text.getvalue()
 
 

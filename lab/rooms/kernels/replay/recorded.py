@@ -21,11 +21,34 @@ from lab.rooms.kernels.schema import Arg as RecordedArg
 from lab.rooms.kernels.schema import RecordedOp, read_lines
 
 # Numbers of dtypes, layouts and memory formats in c10 (ScalarType.h, Layout.h, MemoryFormat.h).
-DTYPE_NUMBERS = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7,
-                 "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15, "float8_e5m2": 23, "float8_e4m3fn": 24,
-                 "float8_e5m2fnuz": 25, "float8_e4m3fnuz": 26}  # fmt: skip
-NAMED = {"dtype": DTYPE_NUMBERS, "layout": {"strided": 0},
-         "memory_format": {"contiguous_format": 0, "preserve_format": 1, "channels_last": 2, "channels_last_3d": 3}}  # fmt: skip
+DTYPE_NUMBERS = {
+    "uint8": 0,
+    "int8": 1,
+    "int16": 2,
+    "int32": 3,
+    "int64": 4,
+    "float16": 5,
+    "float32": 6,
+    "float64": 7,
+    "complex64": 9,
+    "complex128": 10,
+    "bool": 11,
+    "bfloat16": 15,
+    "float8_e5m2": 23,
+    "float8_e4m3fn": 24,
+    "float8_e5m2fnuz": 25,
+    "float8_e4m3fnuz": 26,
+}
+NAMED = {
+    "dtype": DTYPE_NUMBERS,
+    "layout": {"strided": 0},
+    "memory_format": {
+        "contiguous_format": 0,
+        "preserve_format": 1,
+        "channels_last": 2,
+        "channels_last_3d": 3,
+    },
+}
 TYPES = {
     "device": "Device",
     "bool": "bool",
@@ -46,11 +69,15 @@ def joined(ops: Sequence[Any], marks: Sequence[Any], recorded: list[RecordedOp])
     """Index into `recorded` of each op of the trace, -1 where none stands for it."""
     threads: dict[tuple[Any, Any], int] = {}
     rows = [threads.setdefault((op.event.pid, op.event.tid), len(threads)) for op in ops]
-    table = Table({
-        "ts_ns": np.array([round(op.event.ts * 1e3) for op in ops], dtype=np.int64),
-        "dur_ns": np.array([round(op.event.dur * 1e3) for op in ops], dtype=np.int64),
-        "pid": np.zeros(len(ops), dtype=np.int64), "tid": np.array(rows, dtype=np.int64),
-        "external_id": np.array([op.args.external_id for op in ops], dtype=np.int64)})  # fmt: skip
+    table = Table(
+        {
+            "ts_ns": np.array([round(op.event.ts * 1e3) for op in ops], dtype=np.int64),
+            "dur_ns": np.array([round(op.event.dur * 1e3) for op in ops], dtype=np.int64),
+            "pid": np.zeros(len(ops), dtype=np.int64),
+            "tid": np.array(rows, dtype=np.int64),
+            "external_id": np.array([op.args.external_id for op in ops], dtype=np.int64),
+        }
+    )
     names = np.array([op.event.name for op in ops], dtype=object)
     spans = np.array(
         [(round(m.ts * 1e3), round((m.ts + m.dur) * 1e3)) for m in marks], dtype=np.int64
@@ -145,8 +172,16 @@ def _tensor(arg: RecordedArg, numbers: bool) -> TensorArg:
     number = numbers and shape == () and device == "cpu" and arg.dtype in ("float64", "int64", "bool")
     keeps = arg.range is not None and arg.dtype not in FLOATS and arg.dtype != "bool"
     low, high = arg.range if keeps and arg.range else (None, None)
-    return TensorArg(dtype=arg.dtype, shape=shape, stride=tuple(arg.stride), device=device, low=low, high=high, number=number,
-                     align_bytes=arg.offset * ITEM_BYTES[arg.dtype] % 16)  # fmt: skip
+    return TensorArg(
+        dtype=arg.dtype,
+        shape=shape,
+        stride=tuple(arg.stride),
+        device=device,
+        low=low,
+        high=high,
+        number=number,
+        align_bytes=arg.offset * ITEM_BYTES[arg.dtype] % 16,
+    )
 
 
 def _tensors(arg: RecordedArg) -> list[RecordedArg]:

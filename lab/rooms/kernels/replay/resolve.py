@@ -73,8 +73,10 @@ def from_trace(
     fitting = [schema for schema in schemas if len(schema.params) == len(raw.types)]
     if not fitting:
         raise Unresolved(f"no overload takes {len(raw.types)} arguments")
-    scored = [(sum(_score(param, raw, i) for i, param in enumerate(schema.params)), -place, schema)
-              for place, schema in enumerate(fitting)]  # fmt: skip
+    scored = [
+        (sum(_score(param, raw, i) for i, param in enumerate(schema.params)), -place, schema)
+        for place, schema in enumerate(fitting)
+    ]
     best, _, schema = max(scored, key=lambda row: row[:2])
     if best < NO / 2:
         raise Unresolved("no overload fits the recorded types")
@@ -113,8 +115,10 @@ def _bounded(op: str, arg: Arg, by_name: dict[str, Arg]) -> Arg:
         tensor, src = _bounded_tensor(op, arg.name, 0, arg.tensor, arg.src, by_name)
         return msgspec.structs.replace(arg, tensor=tensor, src=src)
     if arg.tensors is not None:
-        found = [_bounded_tensor(op, arg.name, i, tensor, arg.src, by_name) if tensor else (None, arg.src)
-                 for i, tensor in enumerate(arg.tensors)]  # fmt: skip
+        found = [
+            _bounded_tensor(op, arg.name, i, tensor, arg.src, by_name) if tensor else (None, arg.src)
+            for i, tensor in enumerate(arg.tensors)
+        ]
         worst = max((src for _, src in found), key=_rank, default=arg.src)
         return msgspec.structs.replace(arg, tensors=tuple(tensor for tensor, _ in found), src=worst)
     return arg
@@ -262,15 +266,25 @@ def _with_real_tensors(args: tuple[Arg, ...]) -> tuple[Arg, ...]:
     """A 0-dim tensor with no other tensor beside it was no Python number: nothing would have chosen the GPU."""
     if any((arg.tensor and not arg.tensor.number) or arg.tensors for arg in args):
         return args
-    real = [msgspec.structs.replace(arg, tensor=msgspec.structs.replace(arg.tensor, number=False), src="recorded")
-            if arg.tensor else arg for arg in args]  # fmt: skip
+    real = [
+        msgspec.structs.replace(arg, tensor=msgspec.structs.replace(arg.tensor, number=False), src="recorded")
+        if arg.tensor
+        else arg
+        for arg in args
+    ]
     return tuple(real)
 
 
 def _with_copy_devices(op: str, args: tuple[Arg, ...], launches: Sequence[Launch]) -> tuple[Arg, ...]:
     """A chrome trace has no devices, but the name of a copy tells its two ends."""
-    ends = next((re.search(r"Memcpy (\w)to(\w) ?(?:\((\w+) -> (\w+)\))?", launch.name) for launch in launches
-                 if launch.kind == "memcpy"), None)  # fmt: skip
+    ends = next(
+        (
+            re.search(r"Memcpy (\w)to(\w) ?(?:\((\w+) -> (\w+)\))?", launch.name)
+            for launch in launches
+            if launch.kind == "memcpy"
+        ),
+        None,
+    )
     if op not in ("aten::copy_", "aten::_to_copy") or not ends:
         return args
     here = {"self": ends[2], "src": ends[1]} if op == "aten::copy_" else {"self": ends[1]}
@@ -280,8 +294,9 @@ def _with_copy_devices(op: str, args: tuple[Arg, ...], launches: Sequence[Launch
         if arg.tensor is None or arg.name not in here:
             return arg
         device = "cpu" if here[arg.name] == "H" else "cuda"
-        tensor = msgspec.structs.replace(arg.tensor, device=device, number=False,
-                                         pinned=device == "cpu" and pinned[arg.name])  # fmt: skip
+        tensor = msgspec.structs.replace(
+            arg.tensor, device=device, number=False, pinned=device == "cpu" and pinned[arg.name]
+        )
         return msgspec.structs.replace(arg, tensor=tensor)
 
     return tuple(placed(arg) for arg in args)
@@ -290,9 +305,17 @@ def _with_copy_devices(op: str, args: tuple[Arg, ...], launches: Sequence[Launch
 def dtype_of_launches(launches: Sequence[Launch]) -> str:
     """The element type that a kernel's template arguments name; float32 where they name none."""
     text = " ".join(launch.name for launch in launches)
-    for pattern, dtype in (("BFloat16", "bfloat16"), ("Half", "float16"), (r"OpaqueType<2u?>", "float16"),
-                           (r"OpaqueType<4u?>", "float32"), (r"OpaqueType<8u?>", "int64"), (r"OpaqueType<1u?>", "bool"),
-                           (r"\bdouble\b", "float64"), (r"\blong\b", "int64"), (r"\bbool\b", "bool")):  # fmt: skip
+    for pattern, dtype in (
+        ("BFloat16", "bfloat16"),
+        ("Half", "float16"),
+        (r"OpaqueType<2u?>", "float16"),
+        (r"OpaqueType<4u?>", "float32"),
+        (r"OpaqueType<8u?>", "int64"),
+        (r"OpaqueType<1u?>", "bool"),
+        (r"\bdouble\b", "float64"),
+        (r"\blong\b", "int64"),
+        (r"\bbool\b", "bool"),
+    ):
         if re.search(pattern, text):
             return dtype
     return "float32"
@@ -356,8 +379,14 @@ def _node_tensor(value: Any, kind: str, shape: Any, stride: Any, on_gpu: bool) -
     steps = tuple(stride) if len(stride) == len(sizes) else contiguous_stride(sizes)
     # 0-dim, on the CPU beside tensors of the GPU: a Python number that the dispatcher wrapped.
     number = sizes == () and device == "cpu" and on_gpu and dtype in ("float64", "int64", "bool")
-    return TensorArg(dtype=dtype, shape=sizes, stride=steps, device=device,
-                     align_bytes=int(value[2]) * int(value[4]) % 16, number=number)  # fmt: skip
+    return TensorArg(
+        dtype=dtype,
+        shape=sizes,
+        stride=steps,
+        device=device,
+        align_bytes=int(value[2]) * int(value[4]) % 16,
+        number=number,
+    )
 
 
 # Schema text ----------------------------------------------------------------------------------------------------

@@ -100,15 +100,24 @@ class _Op(msgspec.Struct):
 
 
 def read_plan(
-    trace: Path, execution_trace: Path | None = None, recorded_ops: Path | None = None, *, run: str = "", state: dict[str, Any] | None = None,
-    config: dict[str, Any] | None = None, torch_version: str = "",
-) -> ReplayPlan:  # fmt: skip
+    trace: Path,
+    execution_trace: Path | None = None,
+    recorded_ops: Path | None = None,
+    *,
+    run: str = "",
+    state: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    torch_version: str = "",
+) -> ReplayPlan:
     """Everything a replay of `trace` needs. Raises MissingError and BadDataError for what cannot be read."""
     document = decode_trace(trace)
     ops, gpu, runtime, marks = _sorted_out(document.events)
     if not ops:
-        raise BadDataError("the trace holds no ops: nothing says what launched its kernels", where=trace,
-                           fix="record CPU and CUDA activities together, with record_shapes")  # fmt: skip
+        raise BadDataError(
+            "the trace holds no ops: nothing says what launched its kernels",
+            where=trace,
+            fix="record CPU and CUDA activities together, with record_shapes",
+        )
     nodes = read_execution_trace(execution_trace) if execution_trace else {}
     _nest(ops)
     recorder = _Recorder(ops, marks, recorded_ops)
@@ -122,13 +131,25 @@ def read_plan(
     device = document.devices[0] if document.devices else {}
     origin = Origin(
         recorder=str(recorded_ops or ""),
-        trace=str(trace), execution_trace=str(execution_trace or ""), run=run, torch_version=torch_version,
-        device_name=str(device.get("name", "")), num_sms=int(device.get("numSms", 0)), has_kernels=bool(gpu),
-        model=str((config or {}).get("model", "")))  # fmt: skip
+        trace=str(trace),
+        execution_trace=str(execution_trace or ""),
+        run=run,
+        torch_version=torch_version,
+        device_name=str(device.get("name", "")),
+        num_sms=int(device.get("numSms", 0)),
+        has_kernels=bool(gpu),
+        model=str((config or {}).get("model", "")),
+    )
     return ReplayPlan(
-        origin=origin, forwards=forwards.finished(book.calls, bool(gpu)), signatures=tuple(book.signatures),
-        calls=tuple(book.calls), orphans=tuple(book.orphans), state=state or {}, config=config or {},
-        notes=tuple(_notes(book, nodes, execution_trace, recorded_ops)))  # fmt: skip
+        origin=origin,
+        forwards=forwards.finished(book.calls, bool(gpu)),
+        signatures=tuple(book.signatures),
+        calls=tuple(book.calls),
+        orphans=tuple(book.orphans),
+        state=state or {},
+        config=config or {},
+        notes=tuple(_notes(book, nodes, execution_trace, recorded_ops)),
+    )
 
 
 def working_ops(trace: Path) -> list[int]:
@@ -163,8 +184,11 @@ def decode_trace(trace: Path) -> _Document:
     try:
         return msgspec.json.decode(data, type=_Document)
     except msgspec.DecodeError as error:
-        raise BadDataError(f"not a readable Kineto trace: {error}", where=trace,
-                           fix="name a trace that torch.profiler wrote; record it again if it was cut") from error  # fmt: skip
+        raise BadDataError(
+            f"not a readable Kineto trace: {error}",
+            where=trace,
+            fix="name a trace that torch.profiler wrote; record it again if it was cut",
+        ) from error
 
 
 def _sorted_out(
@@ -385,10 +409,17 @@ class _Book:
         place = self._places.setdefault(key, len(self.signatures))
         if place == len(self.signatures):
             self.signatures.append(signature)
-        self.calls.append(Call(
-            sig=place, forward=forward, dur_us=tuple(event.dur for event, _ in events),
-            ts_us=tuple(round(event.ts, 3) for event, _ in events), ins=ins, outs=outs,
-            stream=_number(events[0][1].stream)))  # fmt: skip
+        self.calls.append(
+            Call(
+                sig=place,
+                forward=forward,
+                dur_us=tuple(event.dur for event, _ in events),
+                ts_us=tuple(round(event.ts, 3) for event, _ in events),
+                ins=ins,
+                outs=outs,
+                stream=_number(events[0][1].stream),
+            )
+        )
 
     def _describe(
         self, owner: int, launches: tuple[Launch, ...]
@@ -397,9 +428,16 @@ class _Book:
         raw, reason = (None, "") if told.args is not None else _raw(op, told.reason)
         key = msgspec.json.encode((op.event.name, told.overload, told.args, raw, launches))
         signature = Signature(
-            sig_id=hashlib.sha256(key).hexdigest()[:12], op=told.op or op.event.name, overload=told.overload, args=told.args,
-            raw=raw, outs=told.shapes, origin=told.origin, launches=launches,
-            reason=reason if raw is None and told.args is None else "")  # fmt: skip
+            sig_id=hashlib.sha256(key).hexdigest()[:12],
+            op=told.op or op.event.name,
+            overload=told.overload,
+            args=told.args,
+            raw=raw,
+            outs=told.shapes,
+            origin=told.origin,
+            launches=launches,
+            reason=reason if raw is None and told.args is None else "",
+        )
         return key, signature, told.ins, told.outs
 
     def _told(self, owner: int) -> _Told:
@@ -435,15 +473,28 @@ def _from_execution_trace(node: Node, call: RecordedOp | None) -> _Told:
         from lab.rooms.kernels.replay.recorded import with_ranges
 
         args = with_ranges(args, call)
-    return _Told(overload=schema.overload, args=args, ins=tensor_places(node.inputs), outs=tensor_places(node.outputs),
-                 shapes=out_shapes(node.outputs), origin="execution_trace")  # fmt: skip
+    return _Told(
+        overload=schema.overload,
+        args=args,
+        ins=tensor_places(node.inputs),
+        outs=tensor_places(node.outputs),
+        shapes=out_shapes(node.outputs),
+        origin="execution_trace",
+    )
 
 
 def _from_recorder(call: RecordedOp) -> _Told:
     from lab.rooms.kernels.replay.recorded import arguments, places, shapes
 
-    return _Told(op=call.name, overload=call.overload, args=arguments(call), ins=places(call.args), outs=places(call.outs),
-                 shapes=shapes(call), origin="recorder")  # fmt: skip
+    return _Told(
+        op=call.name,
+        overload=call.overload,
+        args=arguments(call),
+        ins=places(call.args),
+        outs=places(call.outs),
+        shapes=shapes(call),
+        origin="recorder",
+    )
 
 
 def _raw(op: _Op, reason: str) -> tuple[RawArgs | None, str]:
@@ -462,8 +513,14 @@ def _why_orphan(name: str, op: _Op | None) -> str:
 
 
 def launch_of(event: _Event, args: _Args) -> Launch:
-    return Launch(name=event.name, kind=KINDS[event.cat.lower()], grid=args.grid, block=args.block,
-                  smem_bytes=args.smem, bytes=_number(args.bytes_))  # fmt: skip
+    return Launch(
+        name=event.name,
+        kind=KINDS[event.cat.lower()],
+        grid=args.grid,
+        block=args.block,
+        smem_bytes=args.smem,
+        bytes=_number(args.bytes_),
+    )
 
 
 def _number(value: int | str) -> int:
@@ -510,6 +567,9 @@ def _notes(book: _Book, nodes: dict[int, Node], path: Path | None, recorded: Pat
         return ["no execution trace: overloads are inferred, and which tensors share memory is not known"]
     joined = sum(1 for signature in book.signatures if signature.args is not None)
     if joined == 0 and nodes:
-        raise BadDataError("no op of the trace joins a node of the execution trace: they are of different runs",
-                           where=path, fix="give the execution trace that was recorded together with this trace")  # fmt: skip
+        raise BadDataError(
+            "no op of the trace joins a node of the execution trace: they are of different runs",
+            where=path,
+            fix="give the execution trace that was recorded together with this trace",
+        )
     return []

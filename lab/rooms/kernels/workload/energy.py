@@ -135,8 +135,10 @@ class Measurement:
             except (Unresolved, RuntimeError, TypeError, ValueError) as why:
                 self._failed(place, str(why).strip().splitlines()[0])
                 continue
-            numbers = any(isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu"
-                          for value in bound.args)  # fmt: skip
+            numbers = any(
+                isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu"
+                for value in bound.args
+            )
             self.ready[place] = (signature.op, overload, args, numbers)
 
     def _failed(self, place: int, reason: str) -> None:
@@ -214,8 +216,13 @@ class Measurement:
                     marks.t_s.append(time.monotonic())
                     marks.done.append(float(done))
                     time.sleep(dice.random() * 0.01)
-            self.raw.model.append(RunEnergy(what=what, forwards_per_run=forwards,
-                                            window=window(samples, begin, min(finish, marks.t_s[-1]), marks)))  # fmt: skip
+            self.raw.model.append(
+                RunEnergy(
+                    what=what,
+                    forwards_per_run=forwards,
+                    window=window(samples, begin, min(finish, marks.t_s[-1]), marks),
+                )
+            )
             self.raw.update_period_s = self.raw.update_period_s or update_period_s(samples)
             torch.cuda.synchronize()
             self.raw.idle_between.append(at_rest(self.meter, min(self.config.idle_s, self.config.window_s)))

@@ -54,12 +54,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(config: KernelsConfig, out: Path, context: RankContext, device_kind: str) -> None:
     """Preflight, load, generate four times. Raises LabError for what cannot work here."""
     found = facts(context.world_size)
-    log.info("rank %d: python %s, torch %s, %s", context.rank, sys.executable, found.torch,
-             found.names[context.local_rank] if context.local_rank < len(found.names) else "no GPU")  # fmt: skip
+    log.info(
+        "rank %d: python %s, torch %s, %s",
+        context.rank,
+        sys.executable,
+        found.torch,
+        found.names[context.local_rank] if context.local_rank < len(found.names) else "no GPU",
+    )
     refuse_here(config, found, wants_gpu=device_kind == "cuda")
     if context.world_size != config.tp:
-        raise ConfigError(f"--tp {config.tp} runs as {config.tp} processes, here are {context.world_size}",
-                          fix="start it by `lab run kernels profile`, or by torch.distributed.run")  # fmt: skip
+        raise ConfigError(
+            f"--tp {config.tp} runs as {config.tp} processes, here are {context.world_size}",
+            fix="start it by `lab run kernels profile`, or by torch.distributed.run",
+        )
     device = device_of(device_kind, context)
     environment = describe(config, found, device, context) if context.rank == 0 else {}
     if environment:
@@ -118,12 +125,20 @@ def facts(world_size: int) -> Facts:
     count = torch.cuda.device_count()
     properties = [torch.cuda.get_device_properties(index) for index in range(count)]
     return Facts(
-        torch=str(torch.__version__), cuda=torch.version.cuda, hip=torch.version.hip,
-        archs=tuple(torch.cuda.get_arch_list()) if count else (), transformers=installed("transformers"),
-        bitsandbytes=installed("bitsandbytes"), num_gpus=count,
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        archs=tuple(torch.cuda.get_arch_list()) if count else (),
+        transformers=installed("transformers"),
+        bitsandbytes=installed("bitsandbytes"),
+        num_gpus=count,
         capabilities=tuple((one.major, one.minor) for one in properties),
-        mem_bytes=tuple(one.total_memory for one in properties), names=tuple(one.name for one in properties),
-        has_dtensor=version(torch.__version__) >= (2, 3), world_size=world_size, env=host_env())  # fmt: skip
+        mem_bytes=tuple(one.total_memory for one in properties),
+        names=tuple(one.name for one in properties),
+        has_dtensor=version(torch.__version__) >= (2, 3),
+        world_size=world_size,
+        env=host_env(),
+    )
 
 
 def installed(package: str) -> str | None:
@@ -133,16 +148,26 @@ def installed(package: str) -> str | None:
         return None
 
 
-def describe(config: KernelsConfig, found: Facts, device: torch.device, context: RankContext) -> dict[str, Any]:
+def describe(
+    config: KernelsConfig, found: Facts, device: torch.device, context: RankContext
+) -> dict[str, Any]:
     """What runs, on what, steered by which variables."""
     steering = {
         key: value for key, value in sorted(os.environ.items()) if key.startswith((*ENV_PREFIXES, "CUBLAS"))
     }
     return {
-        "versions": {"torch": found.torch, "transformers": found.transformers, "python": platform.python_version(),
-                     "cuda": found.cuda, "hip": found.hip},
-        "device": device.type, "device_names": list(found.names), "host": platform.node(),
-        "world_size": context.world_size, "config": msgspec.to_builtins(config), "env": redact_env(steering),
+        "versions": {
+            "torch": found.torch,
+            "transformers": found.transformers,
+            "python": platform.python_version(),
+            "cuda": found.cuda,
+            "hip": found.hip,
+        },
+        "device": device.type,
+        "device_names": list(found.names),
+        "host": platform.node(),
+        "world_size": context.world_size,
+        "config": msgspec.to_builtins(config),
+        "env": redact_env(steering),
         "gpu_before": gpu_state(),
-    }  # fmt: skip
-
+    }

@@ -133,8 +133,10 @@ def architecture(config: KernelsConfig) -> tuple[dict[str, Any], str]:
         except (ValueError, UnicodeDecodeError) as error:
             raise ConfigError(f"config.json cannot be read: {error}", where=path) from error
         return settings, str(path)
-    raise MissingError(f"{config.model}: neither a folder, nor cached, nor an architecture that lab knows",
-                       fix=f"one of {', '.join(MODELS)}, or a folder with config.json")  # fmt: skip
+    raise MissingError(
+        f"{config.model}: neither a folder, nor cached, nor an architecture that lab knows",
+        fix=f"one of {', '.join(MODELS)}, or a folder with config.json",
+    )
 
 
 def from_settings(

@@ -63,8 +63,10 @@ def _without_scatter(parallelize: Any, layer: nn.Module, mesh: Any, styles: dict
 
 
 def _check_heads(config: Any, ranks: int) -> None:
-    heads = {"attention heads": config.num_attention_heads,
-             "key-value heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads}  # fmt: skip
+    heads = {
+        "attention heads": config.num_attention_heads,
+        "key-value heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+    }
     for what, count in heads.items():
         if count % ranks:
             raise UsageError(f"{ranks} ranks do not divide the {count} {what}", fix=f"a divisor of {count}")

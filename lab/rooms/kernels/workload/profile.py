@@ -74,8 +74,14 @@ class Run:
         more = {} if settings.pad_token_id is not None else {"pad_token_id": 0}
         with torch.no_grad():
             ids = self.loaded.model.generate(
-                self.prompt, attention_mask=torch.ones_like(self.prompt), do_sample=False, num_beams=1, use_cache=True,
-                max_new_tokens=self.config.max_new_tokens, **more)  # fmt: skip
+                self.prompt,
+                attention_mask=torch.ones_like(self.prompt),
+                do_sample=False,
+                num_beams=1,
+                use_cache=True,
+                max_new_tokens=self.config.max_new_tokens,
+                **more,
+            )
         self.synchronize()
         return [int(one) for one in ids[0, self.prompt.shape[1] :]]
 
@@ -116,11 +122,24 @@ class Run:
     def describe(self, tokens: list[int], forwards: list[Forward], unprofiled_s: float) -> Generation:
         model = self.loaded.model
         return Generation(
-            rank=self.rank, world_size=self.config.tp, model=self.config.model, weights=self.loaded.weights,
-            weights_note=self.loaded.note, dtype=short(next(model.parameters()).dtype), device=str(self.device),
-            num_params=count_params(model), prompt_tokens=self.prompt.shape[1], tokens_by=self.tokens_by, new_tokens=len(tokens),
-            max_new_tokens=self.config.max_new_tokens, forwards=forwards, tokens=tokens, unprofiled_s=unprofiled_s,
-            attn=str(getattr(model.config, "_attn_implementation", "") or ""), flags=torch_flags())  # fmt: skip
+            rank=self.rank,
+            world_size=self.config.tp,
+            model=self.config.model,
+            weights=self.loaded.weights,
+            weights_note=self.loaded.note,
+            dtype=short(next(model.parameters()).dtype),
+            device=str(self.device),
+            num_params=count_params(model),
+            prompt_tokens=self.prompt.shape[1],
+            tokens_by=self.tokens_by,
+            new_tokens=len(tokens),
+            max_new_tokens=self.config.max_new_tokens,
+            forwards=forwards,
+            tokens=tokens,
+            unprofiled_s=unprofiled_s,
+            attn=str(getattr(model.config, "_attn_implementation", "") or ""),
+            flags=torch_flags(),
+        )
 
 
 class Marks:
@@ -151,8 +170,10 @@ class Marks:
                 hook.remove()
 
     def forwards(self, prompt_tokens: int) -> list[Forward]:
-        return [Forward(name=name, phase=name.split("_")[0], forward=at, tokens_in=1 if at else prompt_tokens)
-                for at, name in enumerate(self.names)]  # fmt: skip
+        return [
+            Forward(name=name, phase=name.split("_")[0], forward=at, tokens_in=1 if at else prompt_tokens)
+            for at, name in enumerate(self.names)
+        ]
 
 
 @contextlib.contextmanager
@@ -223,9 +244,16 @@ class ShapeLog:
     def _hook(self, path: str) -> Any:
         def note(module: Any, args: Any, result: Any) -> None:
             phase = self._recorder.phase
-            line = LinearShape(rank=self._rank, phase=phase, module_path=path, cls=type(module).__name__,
-                               in_=[shape_of(one) for one in args], out=[shape_of(result)],
-                               weight_shape_local=list(local(module.weight).shape), weight_placement=placement(module.weight))  # fmt: skip
+            line = LinearShape(
+                rank=self._rank,
+                phase=phase,
+                module_path=path,
+                cls=type(module).__name__,
+                in_=[shape_of(one) for one in args],
+                out=[shape_of(result)],
+                weight_shape_local=list(local(module.weight).shape),
+                weight_placement=placement(module.weight),
+            )
             key = msgspec.json.encode(line)
             if key in self.lines:
                 self.lines[key].count += 1
@@ -238,8 +266,14 @@ class ShapeLog:
 def shape_of(tensor: Any) -> Arg:
     """Shape, strides and dtype of this rank's part; `value` tells how a DTensor is placed."""
     mine = local(tensor)
-    return Arg(kind="tensor", src="recorder", dtype=short(mine.dtype), shape=list(mine.shape),
-               stride=list(mine.stride()), value=placement(tensor) or None)  # fmt: skip
+    return Arg(
+        kind="tensor",
+        src="recorder",
+        dtype=short(mine.dtype),
+        shape=list(mine.shape),
+        stride=list(mine.stride()),
+        value=placement(tensor) or None,
+    )
 
 
 def placement(tensor: Any) -> str:

@@ -23,10 +23,18 @@ _dispatch: Any = torch.utils._python_dispatch
 
 # First match counts: a bool is an int too.
 NUMBERS: tuple[tuple[str, Any], ...] = (
-    ("bool", bool), ("int", int), ("float", float), ("complex", complex), ("str", str))  # fmt: skip
+    ("bool", bool),
+    ("int", int),
+    ("float", float),
+    ("complex", complex),
+    ("str", str),
+)
 NAMED: tuple[tuple[str, Any], ...] = (
-    ("dtype", torch.dtype), ("device", torch.device), ("layout", torch.layout),
-    ("memory_format", torch.memory_format))  # fmt: skip
+    ("dtype", torch.dtype),
+    ("device", torch.device),
+    ("layout", torch.layout),
+    ("memory_format", torch.memory_format),
+)
 LISTS: tuple[tuple[str, Any], ...] = (("bools", bool), ("ints", int), ("floats", (int, float)))
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
 
@@ -51,11 +59,16 @@ class Recorder:
         """Write one call; `before` are its arguments as they were before it ran (it may have changed them)."""
         schema = func._schema if hasattr(func, "_schema") else None
         name, _, overload = str(func).replace(".", "::", 1).partition(".")
-        op = RecordedOp(index=self.count, name=schema.name if schema else name,
-                        overload=schema.overload_name if schema else overload.replace("default", ""),
-                        args=before, outs=[self.describe("", one) for one in _flat(result)],
-                        phase=self.phase, forward=self.forward,
-                        module_path=self.modules[-1] if self.modules else "")  # fmt: skip
+        op = RecordedOp(
+            index=self.count,
+            name=schema.name if schema else name,
+            overload=schema.overload_name if schema else overload.replace("default", ""),
+            args=before,
+            outs=[self.describe("", one) for one in _flat(result)],
+            phase=self.phase,
+            forward=self.forward,
+            module_path=self.modules[-1] if self.modules else "",
+        )
         self._sink(self._encode(op) + b"\n")
         self.count += 1
 
@@ -86,10 +99,18 @@ class Recorder:
         return Arg(name=name, src=src, **plain(value))
 
     def _tensor(self, name: str, value: Tensor, src: str) -> Arg:
-        return Arg(kind="tensor", name=name, src=src, dtype=short(value.dtype), shape=list(value.shape),
-                   stride=list(value.stride()) if value.layout is torch.strided else None,
-                   offset=int(value.storage_offset()) if value.layout is torch.strided else 0, device=str(value.device),
-                   storage=self._storage(value), range=bounds(value))  # fmt: skip
+        return Arg(
+            kind="tensor",
+            name=name,
+            src=src,
+            dtype=short(value.dtype),
+            shape=list(value.shape),
+            stride=list(value.stride()) if value.layout is torch.strided else None,
+            offset=int(value.storage_offset()) if value.layout is torch.strided else 0,
+            device=str(value.device),
+            storage=self._storage(value),
+            range=bounds(value),
+        )
 
     def _storage(self, value: Any) -> int | None:
         if value.layout is not torch.strided or value.device.type == "meta":

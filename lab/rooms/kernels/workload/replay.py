@@ -45,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     args, _ = start(parser, argv)
     run(
-            args.plan,
-            args.out,
-            mode=args.mode,
-            repeats=args.repeats,
-            pace=args.pace,
-            device=pick(args.device),
-        )
+        args.plan,
+        args.out,
+        mode=args.mode,
+        repeats=args.repeats,
+        pace=args.pace,
+        device=pick(args.device),
+    )
 
 
 def run(plan_path: Path, out: Path, *, mode: str, repeats: int, pace: str, device: torch.device) -> RawReplay:
@@ -181,8 +181,10 @@ def shapes_of(result: Any) -> list[tuple[int, ...]]:
 def _took_tensors(values: Sequence[Any], done: SignatureRun) -> bool:
     """Whether the Python numbers of this call had to go in as 0-dim tensors."""
     positional = [arg for arg in done.args if not arg.kwarg_only]
-    return any(arg.tensor is not None and arg.tensor.number and isinstance(value, torch.Tensor)
-               for arg, value in zip(positional, values, strict=True))  # fmt: skip
+    return any(
+        arg.tensor is not None and arg.tensor.number and isinstance(value, torch.Tensor)
+        for arg, value in zip(positional, values, strict=True)
+    )
 
 
 def read_replay_plan(path: Path) -> ReplayPlan:
@@ -214,8 +216,12 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"torch": str(torch.__version__), "python": platform.python_version(), "cuda": torch.version.cuda,
-             "hip": torch.version.hip}  # fmt: skip
+    found = {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+    }
     return {name: str(value) for name, value in found.items() if value}
 
 

@@ -54,8 +54,14 @@ class Observer:
 
     def _read(self, path: Path) -> None:
         events = [event for event in decode_trace(path).events if event.ph == "X"]
-        marks = sorted(((e.ts, e.ts + e.dur, e.name[len(LABEL):]) for e in events
-                        if e.name.startswith(LABEL) and not e.cat.startswith("gpu_")), key=lambda mark: mark[0])  # fmt: skip
+        marks = sorted(
+            (
+                (e.ts, e.ts + e.dur, e.name[len(LABEL) :])
+                for e in events
+                if e.name.startswith(LABEL) and not e.cat.startswith("gpu_")
+            ),
+            key=lambda mark: mark[0],
+        )
         calls = {event_args(e).correlation: e.ts for e in events if e.cat.lower() in RUNTIME}
         work: dict[int, list[tuple[float, float, Launch]]] = defaultdict(list)
         for event in events:

@@ -51,8 +51,14 @@ class Memory:
 
     def _filled(self, key: tuple[int, int], spec: TensorArg, offset: int) -> Any:
         if key not in self._kept:
-            whole = TensorArg(dtype=spec.dtype, shape=(offset + extent(spec.shape, spec.stride),), stride=(1,),
-                              device=spec.device, low=spec.low, high=spec.high)  # fmt: skip
+            whole = TensorArg(
+                dtype=spec.dtype,
+                shape=(offset + extent(spec.shape, spec.stride),),
+                stride=(1,),
+                device=spec.device,
+                low=spec.low,
+                high=spec.high,
+            )
             self._kept[key] = make("", whole, self.device, seed=key[0])
         return storage_of(self._kept[key])
 

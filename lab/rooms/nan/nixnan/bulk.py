@@ -500,12 +500,22 @@ class Bulk:
             )
 
     def _function_rows(self, block: Block, lines: Usual, hashes: Hashes) -> Places:
-        return _rows_with_new(self._functions, self.function_names, self._limit, hashes,
-                              lambda n: _text(block, lines.function, n))  # fmt: skip
+        return _rows_with_new(
+            self._functions,
+            self.function_names,
+            self._limit,
+            hashes,
+            lambda n: _text(block, lines.function, n),
+        )
 
     def _opcode_rows(self, block: Block, sass: Span) -> Places:
-        return _rows_with_new(self._opcodes, self.opcode_names, OPCODE_LIMIT, opcode_hashes(block, sass.start),
-                              lambda n: opcode_of(_text(block, sass, n)))  # fmt: skip
+        return _rows_with_new(
+            self._opcodes,
+            self.opcode_names,
+            OPCODE_LIMIT,
+            opcode_hashes(block, sass.start),
+            lambda n: opcode_of(_text(block, sass, n)),
+        )
 
 
 def hashes_of_sites(sites: list[tuple[str, str, int | None]]) -> Hashes:

@@ -16,13 +16,23 @@ from lab.recordings.names import kernel_class
 _RULES = (
     ("unnamed", re.compile(r"^(void )?(at::native::)?$"), "the name is cut before it says anything"),
     ("device function", re.compile(r"^__(cuda_sm|internal)"), "a function that kernels call"),
-    ("quantized gemm", re.compile(r"kgemm_4bit|gemm_4bit|igemmlt|int8_mm|w4a16|marlin"), "multiplies quantized weights"),
+    (
+        "quantized gemm",
+        re.compile(r"kgemm_4bit|gemm_4bit|igemmlt|int8_mm|w4a16|marlin"),
+        "multiplies quantized weights",
+    ),
     ("quant", re.compile(r"k(De)?[Qq]uantize"), "packs or unpacks quantized weights"),
     ("gemv", re.compile(r"^std::enable_if$"), "cuBLAS' gemvx kernels are cut to their return type"),
     ("gemm", re.compile(r"^(void )?gemmk1_kernel"), "cuBLAS' product over one"),
-)  # fmt: skip
-LABELS = {"attention": "flash attention", "splitk_reduce": "split-K sum", "gemm": "GEMM", "gemv": "GEMV",
-          "quantized gemm": "quantized GEMM", "quant": "quantization"}  # fmt: skip
+)
+LABELS = {
+    "attention": "flash attention",
+    "splitk_reduce": "split-K sum",
+    "gemm": "GEMM",
+    "gemv": "GEMV",
+    "quantized gemm": "quantized GEMM",
+    "quant": "quantization",
+}
 
 
 @lru_cache(maxsize=1 << 16)

@@ -63,9 +63,19 @@ def _add(
 ) -> None:
     row = rows.setdefault(
         (rule.name, *found),
-        {"cause": rule.name, "what": rule.what, "confidence": found.confidence, "benign": found.benign, "why": found.why,
-         "sites": 0, "lines": 0, "functions": {}, "categories": {}, "evidence": []},
-    )  # fmt: skip
+        {
+            "cause": rule.name,
+            "what": rule.what,
+            "confidence": found.confidence,
+            "benign": found.benign,
+            "why": found.why,
+            "sites": 0,
+            "lines": 0,
+            "functions": {},
+            "categories": {},
+            "evidence": [],
+        },
+    )
     row["sites"] += 1
     row["lines"] += one.lines
     row["functions"][one.function] = row["functions"].get(one.function, 0) + 1

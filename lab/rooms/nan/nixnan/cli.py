@@ -152,10 +152,11 @@ def described(log: Log) -> str:
 
     said = summary(log)
     parts = [
-        f"{log.file}: {log.integrity}. {said['reasons'][0]}", *(f"  {reason}" for reason in said["reasons"][1:]),
+        f"{log.file}: {log.integrity}. {said['reasons'][0]}",
+        *(f"  {reason}" for reason in said["reasons"][1:]),
         f"{log.lines} lines, {log.error_lines} of events at {log.site_count} sites, {log.torn_lines} torn, {log.foreign_lines} not nixnan's.",
         f"Verdict of this level: {said['verdict']}. {said['verdict_why']}",
-    ]  # fmt: skip
+    ]
     if rows := _count_rows(log):
         parts += [
             "",
@@ -225,12 +226,28 @@ def write_sites(logs: list[Log], path: Path) -> None:
     from lab.rooms.nan.nixnan.categories import category
     from lab.rooms.nan.nixnan.grammar import KINDS
 
-    write_csv(pd.DataFrame([
-        {"file": site.file, "function": site.function, "category": category(log.twins.get(site.function, site.function)),
-         "sass": site.sass, "opcode": site.opcode, "operand": site.operand, "type": site.type, "lines": site.lines,
-         **{kind: site.kinds.get(kind, 0) for kind in KINDS}, "places": " ".join(site.places), "line": site.line}
-        for log in logs for site in log.sites
-    ]), path)  # fmt: skip
+    write_csv(
+        pd.DataFrame(
+            [
+                {
+                    "file": site.file,
+                    "function": site.function,
+                    "category": category(log.twins.get(site.function, site.function)),
+                    "sass": site.sass,
+                    "opcode": site.opcode,
+                    "operand": site.operand,
+                    "type": site.type,
+                    "lines": site.lines,
+                    **{kind: site.kinds.get(kind, 0) for kind in KINDS},
+                    "places": " ".join(site.places),
+                    "line": site.line,
+                }
+                for log in logs
+                for site in log.sites
+            ]
+        ),
+        path,
+    )
 
 
 def _columns(rows: list[dict[str, Any]], names: tuple[str, ...]) -> Any:
@@ -250,13 +267,20 @@ def _count_rows(log: Log) -> list[dict[str, Any]]:
     """A row a (type, memory, kind) that is not all zero."""
     rows = []
     for memory in (False, True):
-        counts, report = (tree["memory"] if memory else {name: row for name, row in tree.items() if name != "memory"}
-                          for tree in (log.counts, log.report or {"memory": {}}))  # fmt: skip
+        counts, report = (
+            tree["memory"] if memory else {name: row for name, row in tree.items() if name != "memory"}
+            for tree in (log.counts, log.report or {"memory": {}})
+        )
         for label in dict.fromkeys([*counts, *report]):
             for kind in dict.fromkeys([*counts.get(label, {}), *report.get(label, {})]):
                 said = report.get(label, {}).get(kind, {})
-                row = {"type": f"{label} memory" if memory else label, "kind": kind, "lines": counts.get(label, {}).get(kind, 0),
-                       "report": said.get("unique"), "repeats": said.get("repeats")}  # fmt: skip
+                row = {
+                    "type": f"{label} memory" if memory else label,
+                    "kind": kind,
+                    "lines": counts.get(label, {}).get(kind, 0),
+                    "report": said.get("unique"),
+                    "repeats": said.get("repeats"),
+                }
                 if row["lines"] or row["report"]:
                     rows.append(row)
     return rows

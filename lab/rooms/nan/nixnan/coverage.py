@@ -12,9 +12,24 @@ from lab.rooms.nan.nixnan.categories import category
 from lab.rooms.nan.nixnan.logs import Log
 
 SEEN = (
-    "HMMA.16816.F16", "HMMA.16816.F32", "HMMA.16816.F32.BF16", "HMMA.1684.F32.TF32", "DMMA", "HADD2", "HMUL2", "HFMA2",
-    "HFMA2.BF16_V2", "FADD", "FMUL", "FFMA", "MUFU", "DADD", "DMUL", "DFMA", "STG (NaN in what is stored)",
-)  # fmt: skip
+    "HMMA.16816.F16",
+    "HMMA.16816.F32",
+    "HMMA.16816.F32.BF16",
+    "HMMA.1684.F32.TF32",
+    "DMMA",
+    "HADD2",
+    "HMUL2",
+    "HFMA2",
+    "HFMA2.BF16_V2",
+    "FADD",
+    "FMUL",
+    "FFMA",
+    "MUFU",
+    "DADD",
+    "DMUL",
+    "DFMA",
+    "STG (NaN in what is stored)",
+)
 _ALL, _HOPPER = "everywhere", "Hopper and newer"
 UNSEEN = (
     (
@@ -64,9 +79,13 @@ def coverage(log: Log, *, compute_capability: str | None = None) -> dict[str, An
     ]
     opcodes = sorted({cell.opcode for cell in log.cells})
     return {
-        "seen": list(SEEN), "unseen": unseen, "kernels": len(log.kernels), "opcodes": opcodes,
-        "statement": _statement(log, opcodes), "warnings": _warnings(log, opcodes, hopper),
-    }  # fmt: skip
+        "seen": list(SEEN),
+        "unseen": unseen,
+        "kernels": len(log.kernels),
+        "opcodes": opcodes,
+        "statement": _statement(log, opcodes),
+        "warnings": _warnings(log, opcodes, hopper),
+    }
 
 
 def _statement(log: Log, opcodes: list[str]) -> str:

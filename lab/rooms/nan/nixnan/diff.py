@@ -38,15 +38,24 @@ def diff(a: Log, b: Log, noise: Log | None = None) -> dict[str, Any]:
         if table_a[key].kinds.keys() != table_b[key].kinds.keys()
     ]
     result: dict[str, Any] = {
-        "a": _identity(a), "b": _identity(b), "sites_a": len(table_a), "sites_b": len(table_b),
-        "common": len(table_a.keys() & table_b.keys()), "jaccard": _jaccard(table_a.keys(), table_b.keys()),
+        "a": _identity(a),
+        "b": _identity(b),
+        "sites_a": len(table_a),
+        "sites_b": len(table_b),
+        "common": len(table_a.keys() & table_b.keys()),
+        "jaccard": _jaccard(table_a.keys(), table_b.keys()),
         "jaccard_as_logged": _jaccard({site.key for site in a.sites}, {site.key for site in b.sites}),
         "distance": 1 - _jaccard(table_a.keys(), table_b.keys()),
-        **_rows("appeared", [table_b[key] for key in appeared]), **_rows("vanished", [table_a[key] for key in vanished]),
+        **_rows("appeared", [table_b[key] for key in appeared]),
+        **_rows("vanished", [table_a[key] for key in vanished]),
         "changed": [_change(table_a[key], table_b[key]) for key in sorted(changed, key=str)][:ROWS],
-        "changed_count": len(changed), "moved_count": moved, "in_noise_count": len((new | gone) & flickering),
-        "noise": None, "twins": {**a.twins, **b.twins}, "warnings": _warnings(a, b, noise),
-    }  # fmt: skip
+        "changed_count": len(changed),
+        "moved_count": moved,
+        "in_noise_count": len((new | gone) & flickering),
+        "noise": None,
+        "twins": {**a.twins, **b.twins},
+        "warnings": _warnings(a, b, noise),
+    }
     if noise:
         distance = 1 - _jaccard(table_a.keys(), _table(noise).keys())
         result["noise"] = {**_identity(noise), "distance": distance, "flickering": len(flickering)}
@@ -101,13 +110,25 @@ def _rows(name: str, sites: list[Site]) -> dict[str, Any]:
     order = sorted(
         sites, key=lambda site: ("NaN" not in site.kinds, set(site.kinds) == {"subnormal"}, str(site.key))
     )
-    return {name: [_row(site) for site in order[:ROWS]], f"{name}_count": len(sites),
-            f"{name}_kinds": dict(Counter(kind for site in sites for kind in site.kinds))}  # fmt: skip
+    return {
+        name: [_row(site) for site in order[:ROWS]],
+        f"{name}_count": len(sites),
+        f"{name}_kinds": dict(Counter(kind for site in sites for kind in site.kinds)),
+    }
 
 
 def _row(site: Site) -> dict[str, Any]:
-    return {"function": site.function, "category": category(site.function), "sass": site.sass, "operand": site.operand,
-            "type": site.type, "kinds": site.kinds, "file": site.file, "line": site.line, "raw": site.raw}  # fmt: skip
+    return {
+        "function": site.function,
+        "category": category(site.function),
+        "sass": site.sass,
+        "operand": site.operand,
+        "type": site.type,
+        "kinds": site.kinds,
+        "file": site.file,
+        "line": site.line,
+        "raw": site.raw,
+    }
 
 
 def _change(before: Site, after: Site) -> dict[str, Any]:

@@ -61,11 +61,23 @@ EXPONENT_HEAD = re.compile(r"#nixnan: --- FP exponent ranges ---")
 
 # Most frequent first; all but VERBOSE must take the whole line.
 _OTHERS = (
-    ("bin", BIN), ("running", RUNNING), ("logged", LOGGED), ("timed", TIMED), ("function of", FUNCTION_OF),
-    ("count", COUNT), ("section", SECTION), ("context", CONTEXT), ("rule", RULE), ("lists", LISTS),
-    ("report", REPORT_HEAD), ("exponents", EXPONENTS), ("exponent head", EXPONENT_HEAD), ("stopped", STOPPED),
-    ("template", TEMPLATE), ("crashed", CRASHED),
-)  # fmt: skip
+    ("bin", BIN),
+    ("running", RUNNING),
+    ("logged", LOGGED),
+    ("timed", TIMED),
+    ("function of", FUNCTION_OF),
+    ("count", COUNT),
+    ("section", SECTION),
+    ("context", CONTEXT),
+    ("rule", RULE),
+    ("lists", LISTS),
+    ("report", REPORT_HEAD),
+    ("exponents", EXPONENTS),
+    ("exponent head", EXPONENT_HEAD),
+    ("stopped", STOPPED),
+    ("template", TEMPLATE),
+    ("crashed", CRASHED),
+)
 
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_=>])")
 
@@ -177,6 +189,16 @@ def type_of(opcode: str, operand: int | None) -> str | None:
 
 
 _PLAIN_TYPES = {
-    "FADD": "f32", "FMUL": "f32", "FFMA": "f32", "FSEL": "f32", "FMNMX": "f32", "FSET": "f32", "FCHK": "f32",
-    "DADD": "f64", "DMUL": "f64", "DFMA": "f64", "DMMA": "f64", "DSETP": "f64",
-}  # fmt: skip
+    "FADD": "f32",
+    "FMUL": "f32",
+    "FFMA": "f32",
+    "FSEL": "f32",
+    "FMNMX": "f32",
+    "FSET": "f32",
+    "FCHK": "f32",
+    "DADD": "f64",
+    "DMUL": "f64",
+    "DFMA": "f64",
+    "DMMA": "f64",
+    "DSETP": "f64",
+}

@@ -152,22 +152,44 @@ def merged(logs: list[Log]) -> Log:
     functions = _summed(log.functions for log in logs)
     same = _twins(sites)
     return Log(
-        file=", ".join(log.file for log in logs), files=[log.file for log in logs], integrity=worst, reasons=reasons,
-        sites=sites, site_count=len(sites) + further, functions=functions, twins=same,
-        categories=categories(functions, same), counts=_added([log.counts for log in logs]),
+        file=", ".join(log.file for log in logs),
+        files=[log.file for log in logs],
+        integrity=worst,
+        reasons=reasons,
+        sites=sites,
+        site_count=len(sites) + further,
+        functions=functions,
+        twins=same,
+        categories=categories(functions, same),
+        counts=_added([log.counts for log in logs]),
         report=_added([log.report for log in logs if log.report is not None]) or None,
-        function_kinds={name: _summed(log.function_kinds.get(name, {}) for log in logs) for name in functions},
-        times_us={name: max(log.times_us.get(name, 0) for log in logs) for log in logs for name in log.times_us},
-        exponents={f"{Path(log.file).name} {name}": span for log in logs for name, span in log.exponents.items()},
+        function_kinds={
+            name: _summed(log.function_kinds.get(name, {}) for log in logs) for name in functions
+        },
+        times_us={
+            name: max(log.times_us.get(name, 0) for log in logs) for log in logs for name in log.times_us
+        },
+        exponents={
+            f"{Path(log.file).name} {name}": span for log in logs for name, span in log.exponents.items()
+        },
         kernels=list(dict.fromkeys(name for log in logs for name in log.kernels)),
         logged=list(dict.fromkeys(name for log in logs for name in log.logged)),
         **_each(logs, _ADDED, sum),
         **_each(logs, _JOINED, lambda lists: [row for rows in lists for row in rows]),
-    )  # fmt: skip
+    )
 
 
-_ADDED = ("size_bytes", "lines", "error_lines", "torn_lines", "foreign_lines", "report_blocks", "contexts",
-          "unlisted_function_lines", "type_mismatch_lines")  # fmt: skip
+_ADDED = (
+    "size_bytes",
+    "lines",
+    "error_lines",
+    "torn_lines",
+    "foreign_lines",
+    "report_blocks",
+    "contexts",
+    "unlisted_function_lines",
+    "type_mismatch_lines",
+)
 _JOINED = ("differences", "cells", "immediates", "bins", "stops", "torn")
 
 
@@ -180,10 +202,18 @@ def _united(sites: Iterable[Site]) -> list[Site]:
     found: dict[tuple[str, str, int | None], Site] = {}
     for site in sites:
         known = found.get(site.key)
-        found[site.key] = site if known is None else msgspec.structs.replace(
-            known, lines=known.lines + site.lines, masks=known.masks + site.masks, kinds=_summed([known.kinds, site.kinds]),
-            labels=_summed([known.labels, site.labels]), places=tuple(dict.fromkeys([*known.places, *site.places])),
-        )  # fmt: skip
+        found[site.key] = (
+            site
+            if known is None
+            else msgspec.structs.replace(
+                known,
+                lines=known.lines + site.lines,
+                masks=known.masks + site.masks,
+                kinds=_summed([known.kinds, site.kinds]),
+                labels=_summed([known.labels, site.labels]),
+                places=tuple(dict.fromkeys([*known.places, *site.places])),
+            )
+        )
     return list(found.values())
 
 
@@ -220,26 +250,46 @@ def _log(got: Gathered) -> Log:
         for cell, unique in got.report.unique.items()
     }
     return Log(
-        file=file, files=[file], size_bytes=got.bytes, lines=got.lines, error_lines=got.error_lines,
-        torn_lines=got.torn_lines, foreign_lines=got.foreign_lines, site_count=len(sites) + got.further_sites, sites=sites,
-        integrity=verdict.integrity, reasons=verdict.reasons, counts=counted(cell_lines(got)),
-        report=by_type(report) if got.report.blocks else None, report_blocks=got.report.blocks,
+        file=file,
+        files=[file],
+        size_bytes=got.bytes,
+        lines=got.lines,
+        error_lines=got.error_lines,
+        torn_lines=got.torn_lines,
+        foreign_lines=got.foreign_lines,
+        site_count=len(sites) + got.further_sites,
+        sites=sites,
+        integrity=verdict.integrity,
+        reasons=verdict.reasons,
+        counts=counted(cell_lines(got)),
+        report=by_type(report) if got.report.blocks else None,
+        report_blocks=got.report.blocks,
         differences=[
             {"type": label, "memory": memory, "kind": kind, "lines": have, "unique": unique}
             for (label, memory, kind), have, unique in verdict.differences
         ],
-        functions=functions, function_kinds={name: _per_kind(kinds) for name, kinds in got.functions.items()},
+        functions=functions,
+        function_kinds={name: _per_kind(kinds) for name, kinds in got.functions.items()},
         unlisted_function_lines=got.unlisted_function_lines,
         cells=[Cell(opcode=o, operand=n, label=t, kinds=k, lines=c) for (o, n, t, k), c in got.cells.items()],
-        categories=categories(functions, same), twins=same,
+        categories=categories(functions, same),
+        twins=same,
         contexts=got.contexts(),
         kernels=[str(words[0]) for words in others.get("running", ()) if words],
         logged=[str(words[0]) for words in others.get("logged", ()) if words],
-        times_us=_times(got), immediates=_immediates(got), bins=_bins(got), exponents=_exponents(got),
-        stops=[str(words[0]) for what in ("stopped", "template", "crashed") for words in others.get(what, ()) if words],
+        times_us=_times(got),
+        immediates=_immediates(got),
+        bins=_bins(got),
+        exponents=_exponents(got),
+        stops=[
+            str(words[0])
+            for what in ("stopped", "template", "crashed")
+            for words in others.get(what, ())
+            if words
+        ],
         torn=[{"file": file, "line": line, "raw": raw} for line, raw in got.torn],
         type_mismatch_lines=_mismatches(got),
-    )  # fmt: skip
+    )
 
 
 def counted(cells: dict[tuple[str, bool, str], int]) -> dict[str, Any]:
@@ -258,11 +308,21 @@ def _site(key: tuple[str, str, int | None], tally: SiteTally, file: str) -> Site
         masks[of] = masks.get(of, 0) + lines
     opcode = opcode_of(sass)
     return Site(
-        function=function, sass=sass, operand=operand, opcode=opcode,
+        function=function,
+        sass=sass,
+        operand=operand,
+        opcode=opcode,
         type=type_of(opcode, operand) or max(labels, key=lambda label: labels[label], default="unknown"),
-        lines=tally.lines, masks=len(tally.by), kinds=_per_kind(masks), labels=labels, places=tuple(tally.places), file=file,
-        first_of=dict(tally.first_of), line=tally.line, raw=tally.raw,
-    )  # fmt: skip
+        lines=tally.lines,
+        masks=len(tally.by),
+        kinds=_per_kind(masks),
+        labels=labels,
+        places=tuple(tally.places),
+        file=file,
+        first_of=dict(tally.first_of),
+        line=tally.line,
+        raw=tally.raw,
+    )
 
 
 def _per_kind(masks: Mapping[tuple[str, ...], int]) -> dict[str, int]:
@@ -282,9 +342,10 @@ def _twins(sites: list[Site]) -> dict[str, str]:
 
 def _mismatches(got: Gathered) -> int:
     return sum(
-        lines for (opcode, operand, label, _), lines in got.cells.items()
+        lines
+        for (opcode, operand, label, _), lines in got.cells.items()
         if (type_of(opcode, operand) or label) != label
-    )  # fmt: skip
+    )
 
 
 def _times(got: Gathered) -> dict[str, int]:
@@ -298,15 +359,25 @@ def _times(got: Gathered) -> dict[str, int]:
 def _immediates(got: Gathered) -> list[dict[str, Any]]:
     return [
         {"kind": words[0], "operand": int(words[1] or 0), "sass": words[2], "lines": lines}
-        for words, lines in got.others.get("immediate", Counter()).items() if words
-    ]  # fmt: skip
+        for words, lines in got.others.get("immediate", Counter()).items()
+        if words
+    ]
 
 
 def _bins(got: Gathered) -> list[dict[str, Any]]:
     return [
-        {"type": words[0], "function": words[1], "low": words[2], "high": words[3], "count": int(words[4] or 0), "sass": words[5], "lines": lines}
-        for words, lines in got.others.get("bin", Counter()).items() if words
-    ]  # fmt: skip
+        {
+            "type": words[0],
+            "function": words[1],
+            "low": words[2],
+            "high": words[3],
+            "count": int(words[4] or 0),
+            "sass": words[5],
+            "lines": lines,
+        }
+        for words, lines in got.others.get("bin", Counter()).items()
+        if words
+    ]
 
 
 def _exponents(got: Gathered) -> dict[str, list[str]]:

@@ -30,7 +30,7 @@ import msgspec
 
 from lab.core.files import make_folder, write_atomic
 from lab.engines.docker.mounts import check_shared_object
-from lab.errors import (  # fmt: skip
+from lab.errors import (
     BadDataError,
     ConfigError,
     EngineError,
@@ -46,8 +46,14 @@ LOG, RECORD = "nixnan.log", "nixnan.json"
 SAID_CONTEXT = b"Initializing GPU context"
 LINE_INFO_CRASH = b"LINE_INFO"
 LEAST_CAPABILITY = 8.6
-KNOWN_PLACES = ("nixnan.so", "../nixnan/nixnan.so", "~/nixnan/nixnan.so", "/opt/lab/nixnan.so", "/opt/nixnan/nixnan.so",
-                "/usr/local/lib/nixnan.so")  # fmt: skip
+KNOWN_PLACES = (
+    "nixnan.so",
+    "../nixnan/nixnan.so",
+    "~/nixnan/nixnan.so",
+    "/opt/lab/nixnan.so",
+    "/opt/nixnan/nixnan.so",
+    "/usr/local/lib/nixnan.so",
+)
 STEERING = (
     "SAMPLING",
     "LINE_INFO",
@@ -121,14 +127,21 @@ def judge(attempts: Sequence[Attempt], out: Path) -> int:
     """The last attempt's exit code. Raises EngineError for a run that succeeded unwatched."""
     last = attempts[-1]
     if last.ended == "log limit":
-        raise StepFailed("the log outgrew its limit and the program was stopped", where=out / LOG,
-                         fix="fewer tokens, --sampling, --only-kernel, or --max-errors")  # fmt: skip
+        raise StepFailed(
+            "the log outgrew its limit and the program was stopped",
+            where=out / LOG,
+            fix="fewer tokens, --sampling, --only-kernel, or --max-errors",
+        )
     if last.exit_code == 0 and not last.attached:
         tried = " and ".join(
             "CUDA_INJECTION64_PATH" if one.mode == "inject" else "LD_PRELOAD" for one in attempts
         )
-        raise EngineError(f"the tool was loaded but never attached (by {tried}): no GPU context in its log, so nothing "
-                          "was checked", where=out / LOG, fix=CURE)  # fmt: skip
+        raise EngineError(
+            f"the tool was loaded but never attached (by {tried}): no GPU context in its log, so nothing "
+            "was checked",
+            where=out / LOG,
+            fix=CURE,
+        )
     return last.exit_code if last.exit_code >= 0 else 128 - last.exit_code
 
 
@@ -141,25 +154,35 @@ def find_tool(env: Mapping[str, str]) -> Path:
         if env.get(name):
             path = Path(env[name]).expanduser()
             if not path.is_file():
-                raise MissingError(f"what {name} names is not there", where=path, fix="name the nixnan.so that you built")  # fmt: skip
+                raise MissingError(
+                    f"what {name} names is not there", where=path, fix="name the nixnan.so that you built"
+                )
             return path.resolve()
     for place in KNOWN_PLACES:
         if Path(place).expanduser().is_file():
             return Path(place).expanduser().resolve()
-    raise MissingError("no nixnan.so: NIXNAN_SO is not set, and none lies in the known places",
-                       where=", ".join(KNOWN_PLACES), fix="build it from parfloat/nixnan and name it in NIXNAN_SO")  # fmt: skip
+    raise MissingError(
+        "no nixnan.so: NIXNAN_SO is not set, and none lies in the known places",
+        where=", ".join(KNOWN_PLACES),
+        fix="build it from parfloat/nixnan and name it in NIXNAN_SO",
+    )
 
 
 def preflight(tool: Path, env: Mapping[str, str]) -> Path:
     """Everything that would otherwise show as an empty log: wrong file, missing nvdisasm, old GPU, a rival injection."""
     check_shared_object(tool)
     if shutil.which("nvdisasm", path=env.get("PATH")) is None:
-        raise MissingError("nvdisasm is not on PATH: the tool disassembles kernels with it",
-                           fix="it comes with the CUDA toolkit: add its bin folder to PATH")  # fmt: skip
+        raise MissingError(
+            "nvdisasm is not on PATH: the tool disassembles kernels with it",
+            fix="it comes with the CUDA toolkit: add its bin folder to PATH",
+        )
     rival = env.get("CUDA_INJECTION64_PATH", "")
     if rival and Path(rival).resolve() != tool:
-        raise UsageError("another tool is already injected into CUDA programs", where=rival,
-                         fix="unset CUDA_INJECTION64_PATH: nsys, a sanitizer and nixnan exclude each other")  # fmt: skip
+        raise UsageError(
+            "another tool is already injected into CUDA programs",
+            where=rival,
+            fix="unset CUDA_INJECTION64_PATH: nsys, a sanitizer and nixnan exclude each other",
+        )
     check_loads(tool, env)
     check_gpu(env)
     return tool
@@ -168,13 +191,22 @@ def preflight(tool: Path, env: Mapping[str, str]) -> Path:
 def check_loads(tool: Path, env: Mapping[str, str]) -> None:
     """Load it in a process of its own: a missing library or symbol is told by the loader's words."""
     program = "import ctypes, sys; ctypes.CDLL(sys.argv[1], mode=1)"
-    done = subprocess.run([sys.executable, "-c", program, str(tool)], env=scrubbed(env), capture_output=True, text=True,
-                          timeout=120, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tool)],
+        env=scrubbed(env),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     if done.returncode:
         words = [line for line in done.stderr.splitlines() if line.strip()]
         why = words[-1] if words else f"ended with {done.returncode}"
-        raise MissingError(f"the tool cannot be loaded: {why}", where=tool,
-                           fix="build it against this machine's CUDA 12 and driver")  # fmt: skip
+        raise MissingError(
+            f"the tool cannot be loaded: {why}",
+            where=tool,
+            fix="build it against this machine's CUDA 12 and driver",
+        )
 
 
 def check_gpu(env: Mapping[str, str]) -> None:
@@ -188,8 +220,10 @@ def check_gpu(env: Mapping[str, str]) -> None:
         capability, _, name = line.partition(",")
         with contextlib.suppress(ValueError):
             if float(capability) < LEAST_CAPABILITY:
-                raise GpuError(f"{name.strip()} has compute capability {capability}: nixnan needs {LEAST_CAPABILITY} or newer",
-                               fix="use an Ampere GPU (RTX 30xx, A10) or newer; `lab run nan` works on every GPU")  # fmt: skip
+                raise GpuError(
+                    f"{name.strip()} has compute capability {capability}: nixnan needs {LEAST_CAPABILITY} or newer",
+                    fix="use an Ampere GPU (RTX 30xx, A10) or newer; `lab run nan` works on every GPU",
+                )
 
 
 def read_bin_spec(path: Path) -> str:
@@ -224,7 +258,10 @@ def check_bin_spec(found: Any, path: Path) -> None:
 
 def write_lists(config: NixnanConfig, out: Path) -> None:
     """What the tool reads from its working directory; the lists of an earlier attempt are put away."""
-    for name, kernels in (("kernel_whitelist.txt", config.only_kernels), ("kernel_blacklist.txt", config.not_kernels)):  # fmt: skip
+    for name, kernels in (
+        ("kernel_whitelist.txt", config.only_kernels),
+        ("kernel_blacklist.txt", config.not_kernels),
+    ):
         (out / name).unlink(missing_ok=True)
         if kernels:
             write_atomic(out / name, "\n".join(kernels) + "\n")
@@ -236,8 +273,14 @@ def write_lists(config: NixnanConfig, out: Path) -> None:
 
 
 def start(
-    config: NixnanConfig, mode: str, line_info: bool, tool: Path, out: Path, command: Sequence[str], env: Mapping[str, str]
-) -> Attempt:  # fmt: skip
+    config: NixnanConfig,
+    mode: str,
+    line_info: bool,
+    tool: Path,
+    out: Path,
+    command: Sequence[str],
+    env: Mapping[str, str],
+) -> Attempt:
     """Run the command once under the tool. An interrupt reaches it, then it has the grace to write its report."""
     log = (out / LOG).absolute()
     keep_old(log)
@@ -264,14 +307,24 @@ def start(
 
 def child_env(
     config: NixnanConfig, mode: str, line_info: bool, tool: Path, log: Path, env: Mapping[str, str]
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """The tool by one way in, never both, and all of its flags spelled out."""
-    flags = {"SAMPLING": config.sampling, "LINE_INFO": int(line_info), "MAX_ERRORS": config.max_errors,
-             "HISTOGRAM": int(config.histogram), "ENABLE_FUN_DETAIL": int(config.fun_detail)}  # fmt: skip
+    flags = {
+        "SAMPLING": config.sampling,
+        "LINE_INFO": int(line_info),
+        "MAX_ERRORS": config.max_errors,
+        "HISTOGRAM": int(config.histogram),
+        "ENABLE_FUN_DETAIL": int(config.fun_detail),
+    }
     entry = {"CUDA_INJECTION64_PATH": str(tool)} if mode == "inject" else {"LD_PRELOAD": str(tool)}
     spec = {"BIN_SPEC_FILE": str(log.with_name("bin_spec.json"))} if config.bin_spec else {}
-    return {**scrubbed(env), **{name: str(value) for name, value in flags.items()}, **entry, **spec,
-            "LOGFILE": str(log)}  # fmt: skip
+    return {
+        **scrubbed(env),
+        **{name: str(value) for name, value in flags.items()},
+        **entry,
+        **spec,
+        "LOGFILE": str(log),
+    }
 
 
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
@@ -339,7 +392,11 @@ def keep_old(log: Path) -> None:
 def record(out: Path, tool: Path, config: NixnanConfig, attempts: Sequence[Attempt]) -> None:
     """What was run under what, beside the log: nixnan echoes its flags to stdout, never to its log."""
     digest = hashlib.sha256(tool.read_bytes()).hexdigest()
-    told = {"tool": {"path": str(tool), "bytes": tool.stat().st_size, "sha256": digest}, "flags": config, "attempts": attempts}  # fmt: skip
+    told = {
+        "tool": {"path": str(tool), "bytes": tool.stat().st_size, "sha256": digest},
+        "flags": config,
+        "attempts": attempts,
+    }
     write_atomic(out / RECORD, msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
 
 

@@ -30,15 +30,32 @@ def summary(log: Log, *, compute_capability: str | None = None) -> dict[str, Any
     found = instructions(log)
     word, why = verdict(log)
     return {
-        "file": log.file, "integrity": log.integrity, "reasons": log.reasons, "lines": log.lines,
-        "error_lines": log.error_lines, "torn_lines": log.torn_lines, "sites": log.site_count,
-        "sites_listed": len(log.sites), "counts": log.counts, "report": log.report, "totals": totals(log),
-        "memory_nan_lines": memory_nan_lines(log), "stored_nan": stored_nan(log),
-        "first": {kind: _first(log, kind) for kind in KINDS}, "instructions": _opcodes(log, found), "births": _births(found), "kernels": _kernels(log, found),
-        "categories": _categories(log), "classes": class_table(found), "causes": causes(found),
-        "coverage": coverage(log, compute_capability=compute_capability), "twins": _twins(log),
-        "type_mismatch_lines": log.type_mismatch_lines, "verdict": word, "verdict_why": why,
-    }  # fmt: skip
+        "file": log.file,
+        "integrity": log.integrity,
+        "reasons": log.reasons,
+        "lines": log.lines,
+        "error_lines": log.error_lines,
+        "torn_lines": log.torn_lines,
+        "sites": log.site_count,
+        "sites_listed": len(log.sites),
+        "counts": log.counts,
+        "report": log.report,
+        "totals": totals(log),
+        "memory_nan_lines": memory_nan_lines(log),
+        "stored_nan": stored_nan(log),
+        "first": {kind: _first(log, kind) for kind in KINDS},
+        "instructions": _opcodes(log, found),
+        "births": _births(found),
+        "kernels": _kernels(log, found),
+        "categories": _categories(log),
+        "classes": class_table(found),
+        "causes": causes(found),
+        "coverage": coverage(log, compute_capability=compute_capability),
+        "twins": _twins(log),
+        "type_mismatch_lines": log.type_mismatch_lines,
+        "verdict": word,
+        "verdict_why": why,
+    }
 
 
 def totals(log: Log) -> dict[str, int]:
@@ -118,8 +135,15 @@ def _first(log: Log, kind: str) -> dict[str, Any] | None:
     )
     if site is None:
         return None
-    return {"function": site.function, "short": shown(site.function), "category": category(site.function), "sass": site.sass,
-            "operand": site.operand, "file": site.file, "line": site.first_of[kind]}  # fmt: skip
+    return {
+        "function": site.function,
+        "short": shown(site.function),
+        "category": category(site.function),
+        "sass": site.sass,
+        "operand": site.operand,
+        "file": site.file,
+        "line": site.first_of[kind],
+    }
 
 
 def _births(found: list[Instruction]) -> list[dict[str, Any]]:
@@ -129,12 +153,23 @@ def _births(found: list[Instruction]) -> list[dict[str, Any]]:
         born = [kind for kind in ("NaN", "infinity", "-infinity") if one.class_of(kind) == "birth"]
         if born and not is_store(one.opcode):
             site = one.sites[0]
-            rows.append({
-                "function": one.function, "short": shown(one.function), "category": category(one.function),
-                "sass": one.sass, "opcode": one.opcode, "type": site.type, "born": born,
-                "sources": {str(operand): sorted(kinds) for operand, kinds in sorted(one.sources.items())},
-                "shared_text": one.merged, "places": list(site.places), "evidence": evidence(site),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "function": one.function,
+                    "short": shown(one.function),
+                    "category": category(one.function),
+                    "sass": one.sass,
+                    "opcode": one.opcode,
+                    "type": site.type,
+                    "born": born,
+                    "sources": {
+                        str(operand): sorted(kinds) for operand, kinds in sorted(one.sources.items())
+                    },
+                    "shared_text": one.merged,
+                    "places": list(site.places),
+                    "evidence": evidence(site),
+                }
+            )
     return sorted(rows, key=lambda row: ("NaN" not in row["born"], row["evidence"]["line"]))[:INSTRUCTIONS]
 
 
@@ -151,14 +186,21 @@ def _kernels(log: Log, found: list[Instruction]) -> list[dict[str, Any]]:
         twins.setdefault(same, []).append(name)
     rows = [
         {
-            "function": name, "short": shown(name), "category": category(name), "lines": lines,
-            "sites": len(sites.get(name, ())), **{kind: log.function_kinds[name].get(kind, 0) for kind in KINDS},
+            "function": name,
+            "short": shown(name),
+            "category": category(name),
+            "lines": lines,
+            "sites": len(sites.get(name, ())),
+            **{kind: log.function_kinds[name].get(kind, 0) for kind in KINDS},
             "nan_lines": log.function_kinds[name].get("NaN", 0),
-            "nan_sites": sum("NaN" in site.kinds for site in sites.get(name, ())), "nan_births": births[name],
-            "repeated_by": sorted(twins.get(name, ())), "repeated_lines": sum(log.functions[twin] for twin in twins.get(name, ())),
+            "nan_sites": sum("NaN" in site.kinds for site in sites.get(name, ())),
+            "nan_births": births[name],
+            "repeated_by": sorted(twins.get(name, ())),
+            "repeated_lines": sum(log.functions[twin] for twin in twins.get(name, ())),
         }
-        for name, lines in log.functions.items() if name not in log.twins
-    ]  # fmt: skip
+        for name, lines in log.functions.items()
+        if name not in log.twins
+    ]
     return sorted(rows, key=lambda row: (-row["nan_lines"], -row["lines"]))
 
 

@@ -45,8 +45,19 @@ CAUSES = [
     "raw",
 ]
 CLASSES = ["experiment", "kind", "birth", "transit", "source_only", "unknown"]
-DIFFERENCES = ["experiment", "against", "sites", "common", "jaccard", "appeared", "vanished", "moved", "noise_jaccard",
-               "beyond_noise", "verdict"]  # fmt: skip
+DIFFERENCES = [
+    "experiment",
+    "against",
+    "sites",
+    "common",
+    "jaccard",
+    "appeared",
+    "vanished",
+    "moved",
+    "noise_jaccard",
+    "beyond_noise",
+    "verdict",
+]
 MOST_BARS = 14
 MOST_EVIDENCE = 40  # sites an experiment whose raw lines are shown
 
@@ -65,8 +76,14 @@ class SassTables:
     sentences: list[str] = field(default_factory=list)
 
     def frames(self) -> dict[str, pd.DataFrame]:
-        return {"sass_instructions": self.instructions, "sass_evidence": self.evidence, "sass_integrity": self.integrity,
-                "sass_causes": self.causes, "sass_classes": self.classes, "sass_differences": self.differences}  # fmt: skip
+        return {
+            "sass_instructions": self.instructions,
+            "sass_evidence": self.evidence,
+            "sass_integrity": self.integrity,
+            "sass_causes": self.causes,
+            "sass_classes": self.classes,
+            "sass_differences": self.differences,
+        }
 
     def blocks(self, folder: Path) -> list[Block]:
         if self.instructions.empty:
@@ -169,10 +186,14 @@ def sass_tables(evidence: Sequence[Evidence]) -> SassTables:
     differences, sentences = _differences(logged)
     return SassTables(
         instructions=pd.DataFrame(rows["instructions"], columns=INSTRUCTIONS).astype({"operand": "Int64"}),
-        evidence=pd.DataFrame(rows["evidence"], columns=EVIDENCE), integrity=pd.DataFrame(rows["integrity"], columns=INTEGRITY),
-        causes=pd.DataFrame(rows["causes"], columns=CAUSES), classes=pd.DataFrame(rows["classes"], columns=CLASSES),
-        differences=differences, coverage=[f"{', '.join(labels)}: {sentence}" for sentence, labels in covered.items()],
-        sentences=[*_harmful(rows["causes"]), *sentences])  # fmt: skip
+        evidence=pd.DataFrame(rows["evidence"], columns=EVIDENCE),
+        integrity=pd.DataFrame(rows["integrity"], columns=INTEGRITY),
+        causes=pd.DataFrame(rows["causes"], columns=CAUSES),
+        classes=pd.DataFrame(rows["classes"], columns=CLASSES),
+        differences=differences,
+        coverage=[f"{', '.join(labels)}: {sentence}" for sentence, labels in covered.items()],
+        sentences=[*_harmful(rows["causes"]), *sentences],
+    )
 
 
 def _capability(one: Evidence) -> str | None:
@@ -190,11 +211,17 @@ def _causes(label: str, causes: Sequence[dict[str, Any]]) -> list[dict[str, Any]
         shows: dict[str, Any] = (
             cause["evidence"][0] if cause["evidence"] else {"file": "", "line": None, "raw": ""}
         )
-        rows.append({
-            "experiment": label, **{name: cause[name] for name in ("cause", "what", "confidence", "sites", "lines", "why")},
-            "benign": "yes" if cause["benign"] else "no", "functions": ", ".join(shown(name) for name in cause["functions"]),
-            "file": Path(shows["file"]).name, "line": shows["line"], "raw": shows["raw"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "experiment": label,
+                **{name: cause[name] for name in ("cause", "what", "confidence", "sites", "lines", "why")},
+                "benign": "yes" if cause["benign"] else "no",
+                "functions": ", ".join(shown(name) for name in cause["functions"]),
+                "file": Path(shows["file"]).name,
+                "line": shows["line"],
+                "raw": shows["raw"],
+            }
+        )
     return rows
 
 
@@ -221,12 +248,21 @@ def _differences(logged: Sequence[Evidence]) -> tuple[pd.DataFrame, list[str]]:
         if one in (base, again) or one.log is None:
             continue
         found = diff(base.log, one.log, noise)
-        rows.append({
-            "experiment": one.label, "against": base.label, "sites": found["sites_b"], "common": found["common"],
-            "jaccard": found["jaccard"], "appeared": found["appeared_count"], "vanished": found["vanished_count"],
-            "moved": found["moved_count"], "noise_jaccard": 1 - found["noise"]["distance"] if found["noise"] else None,
-            "beyond_noise": {True: "yes", False: "no", None: "not judged"}[found["beyond_noise"]], "verdict": found["verdict"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "experiment": one.label,
+                "against": base.label,
+                "sites": found["sites_b"],
+                "common": found["common"],
+                "jaccard": found["jaccard"],
+                "appeared": found["appeared_count"],
+                "vanished": found["vanished_count"],
+                "moved": found["moved_count"],
+                "noise_jaccard": 1 - found["noise"]["distance"] if found["noise"] else None,
+                "beyond_noise": {True: "yes", False: "no", None: "not judged"}[found["beyond_noise"]],
+                "verdict": found["verdict"],
+            }
+        )
     same = [row["experiment"] for row in rows if row["beyond_noise"] == "no"]
     said = [f"Indistinguishable from the baseline by their sites: {', '.join(same)}."] if same else []
     if rows and noise is None:
@@ -238,8 +274,17 @@ def _differences(logged: Sequence[Evidence]) -> tuple[pd.DataFrame, list[str]]:
 
 def _instructions(label: str, log: Log) -> list[dict[str, Any]]:
     cells = sorted(log.cells, key=lambda cell: -cell.lines)
-    return [{"experiment": label, "opcode": cell.opcode, "operand": cell.operand, "type": cell.label,
-             "kinds": ", ".join(cell.kinds), "lines": cell.lines} for cell in cells]  # fmt: skip
+    return [
+        {
+            "experiment": label,
+            "opcode": cell.opcode,
+            "operand": cell.operand,
+            "type": cell.label,
+            "kinds": ", ".join(cell.kinds),
+            "lines": cell.lines,
+        }
+        for cell in cells
+    ]
 
 
 def _evidence(label: str, log: Log) -> list[dict[str, Any]]:
@@ -248,14 +293,32 @@ def _evidence(label: str, log: Log) -> list[dict[str, Any]]:
     def weight(site: Site) -> tuple[bool, int]:
         return "NaN" not in site.kinds, -site.lines
 
-    return [{"experiment": label, "file": Path(site.file).name, "line": site.line, "kinds": ", ".join(site.kinds),
-             "category": category(site.function), "function": shown(site.function), "lines_of_site": site.lines, "raw": site.raw}
-            for site in sorted(log.sites, key=weight)[:MOST_EVIDENCE]]  # fmt: skip
+    return [
+        {
+            "experiment": label,
+            "file": Path(site.file).name,
+            "line": site.line,
+            "kinds": ", ".join(site.kinds),
+            "category": category(site.function),
+            "function": shown(site.function),
+            "lines_of_site": site.lines,
+            "raw": site.raw,
+        }
+        for site in sorted(log.sites, key=weight)[:MOST_EVIDENCE]
+    ]
 
 
 def _integrity(one: Evidence) -> dict[str, Any]:
     log = one.log
     assert log is not None
-    return {"experiment": one.label, "integrity": log.integrity, "lines": log.lines, "error_lines": log.error_lines,
-            "torn_lines": log.torn_lines, "report_blocks": log.report_blocks, "contexts": log.contexts,
-            "reasons": " ".join(log.reasons), "files": ", ".join(one.log_files)}  # fmt: skip
+    return {
+        "experiment": one.label,
+        "integrity": log.integrity,
+        "lines": log.lines,
+        "error_lines": log.error_lines,
+        "torn_lines": log.torn_lines,
+        "report_blocks": log.report_blocks,
+        "contexts": log.contexts,
+        "reasons": " ".join(log.reasons),
+        "files": ", ".join(one.log_files),
+    }

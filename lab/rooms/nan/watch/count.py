@@ -85,8 +85,12 @@ def _by_bits(tensors: list[Tensor], dtype: torch.dtype) -> np.ndarray:
     magnitude = flat & np.iinfo(flat.dtype).max
     sizes = np.asarray([tensor.numel() for tensor in tensors])
     begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    flags = (magnitude > infinity, flat == infinity, (magnitude == infinity) & (flat < 0),
-             (magnitude > 0) & (magnitude < normal))  # fmt: skip
+    flags = (
+        magnitude > infinity,
+        flat == infinity,
+        (magnitude == infinity) & (flat < 0),
+        (magnitude > 0) & (magnitude < normal),
+    )
     rows = np.empty((len(tensors), len(KINDS)))
     for column, flag in enumerate(flags):
         rows[:, column] = np.add.reduceat(flag, begins, dtype=np.int64) if flag.any() else 0

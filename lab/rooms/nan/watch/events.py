@@ -79,16 +79,20 @@ class Forward:
         if len(self._parts) == 1:
             batch, counted = self._parts[0]
             only = np.asarray(batch.index, np.int64)
-            return Seen(batch.labels, batch.leaf_call, only, counted.rows(), batch.outputs(), [batch])  # fmt: skip
+            return Seen(batch.labels, batch.leaf_call, only, counted.rows(), batch.outputs(), [batch])
         batches = [batch for batch, _ in self._parts]
         rows = [counted.rows() for _, counted in self._parts]
         begins = np.cumsum([0, *map(len, rows)])
         index = [np.asarray(batch.index, np.int64) for batch in batches]
         moved = [np.where(one >= 0, one + begin, -1) for one, begin in zip(index, begins, strict=False)]
-        return Seen([label for batch in batches for label in batch.labels],
-                    [call for batch in batches for call in batch.leaf_call],
-                    np.concatenate(moved), np.concatenate(rows),
-                    np.concatenate([batch.outputs() for batch in batches]), batches)  # fmt: skip
+        return Seen(
+            [label for batch in batches for label in batch.labels],
+            [call for batch in batches for call in batch.leaf_call],
+            np.concatenate(moved),
+            np.concatenate(rows),
+            np.concatenate([batch.outputs() for batch in batches]),
+            batches,
+        )
 
 
 @dataclass(frozen=True)
@@ -242,11 +246,25 @@ class Template:
             for name in CACHES
             if events[place].get(name) is not None
         )
-        return cls(events[::3], pool, keys, types, inner, _picker(distinct), _picker(again), _picker(first),
-                   _picker(others), [values[at].dtype for at in others],
-                   [(batch.sources[n][0], batch.labels[n][2]) for n in leaves_of],
-                   batch.labels, batch.leaf_call, np.asarray(batch.index, np.int64), batch.outputs(), forward.calls,
-                   next(cached, None))  # fmt: skip
+        return cls(
+            events[::3],
+            pool,
+            keys,
+            types,
+            inner,
+            _picker(distinct),
+            _picker(again),
+            _picker(first),
+            _picker(others),
+            [values[at].dtype for at in others],
+            [(batch.sources[n][0], batch.labels[n][2]) for n in leaves_of],
+            batch.labels,
+            batch.leaf_call,
+            np.asarray(batch.index, np.int64),
+            batch.outputs(),
+            forward.calls,
+            next(cached, None),
+        )
 
     def read(self, events: list[Any]) -> list[Any] | None:
         """The pool of a forward that may be this one's equal: `distinct` picks tensors from it, which `confirm` judges."""

@@ -62,8 +62,15 @@ def _count_bad(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _count(  # type: ignore[no-untyped-def]
-    pointers, sizes, found, SIGN: tl.constexpr, INFINITY: tl.constexpr, NORMAL: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+    pointers,
+    sizes,
+    found,
+    SIGN: tl.constexpr,
+    INFINITY: tl.constexpr,
+    NORMAL: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """found[tensor] += (nan, posinf, neginf, subnormal), and absmax by its bits; grid (tensors, parts).
 
     `sizes` are in words of 32 bits, with two numbers each if PACKED. Everything is read once without a mask where a block

@@ -321,7 +321,9 @@ class Watch:
                     gc.enable()
         if step.bad_leaves and self.on_bad == "raise":
             place = step.births[0].place if step.births else "unknown"
-            raise NonFiniteError(f"a NaN or an infinity was first seen {place}", where=f"step {step.number} ({step.phase})")  # fmt: skip
+            raise NonFiniteError(
+                f"a NaN or an infinity was first seen {place}", where=f"step {step.number} ({step.phase})"
+            )
         if step.bad_leaves and callable(self.on_bad):
             self.on_bad(step)
         return output
@@ -392,11 +394,15 @@ class Watch:
         where = f"forward {self._forward.number}"
         if batch.overwritten and self._mode == VERSIONS and not self._at_once:
             self._at_once = True
-            self.notes.append(f"{batch.overwritten} tensors were overwritten in place before the end of {where}; "
-                              "from then on each is counted at once")  # fmt: skip
+            self.notes.append(
+                f"{batch.overwritten} tensors were overwritten in place before the end of {where}; "
+                "from then on each is counted at once"
+            )
         elif batch.overwritten and first:
-            self.notes.append(f"{batch.overwritten} tensors of {where} were written in place, as none before; "
-                              "whether after they passed is noted from then on")  # fmt: skip
+            self.notes.append(
+                f"{batch.overwritten} tensors of {where} were written in place, as none before; "
+                "whether after they passed is noted from then on"
+            )
 
     def _read(self, events: list[Any], forward: Forward) -> Batch:
         """Events one by one, as they come: any model, any structure."""
@@ -503,8 +509,19 @@ class Watch:
             u = int(seen.index[seq])
             shape, dtype = (_sizes(shapes[u][0]), _dtype(shapes[u][1])) if u >= 0 else ("", "")
             values = tuple(seen.counts[u].tolist()) if u >= 0 else (-1.0,) * len(KINDS)
-            rows.append(Row(seq, self._names[at], type(self._modules[at]).__name__, ("in", "out")[side], leaf,
-                            shape, dtype, values, of_call[seen.leaf_call[seq]]))  # fmt: skip
+            rows.append(
+                Row(
+                    seq,
+                    self._names[at],
+                    type(self._modules[at]).__name__,
+                    ("in", "out")[side],
+                    leaf,
+                    shape,
+                    dtype,
+                    values,
+                    of_call[seen.leaf_call[seq]],
+                )
+            )
         return rows
 
     def _look_at_weights(self) -> None:
@@ -670,8 +687,10 @@ def _refuse_what_cannot_be_watched(model: nn.Module) -> None:
     """Models whose modules do not run as Python calls one by one."""
     kinds = {type(module).__name__ for module in model.modules()}
     if isinstance(model, torch.jit.ScriptModule) or "OptimizedModule" in kinds:
-        raise UsageError("a compiled model cannot be watched: its modules are fused into one program",
-                         fix="watch the model before torch.compile or torch.jit")  # fmt: skip
+        raise UsageError(
+            "a compiled model cannot be watched: its modules are fused into one program",
+            fix="watch the model before torch.compile or torch.jit",
+        )
     if "DataParallel" in kinds:
         raise UsageError(
             "nn.DataParallel copies the model for every call", fix="watch the model inside it, on one GPU"

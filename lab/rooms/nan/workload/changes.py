@@ -77,10 +77,16 @@ def make_change(experiment: str, model: nn.Module, config: NanConfig, cell: Cell
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """By class, not by name: `attn` is in q_proj's path too. The innermost ones that hold projections."""
-    found = {name: module for name, module in model.named_modules()
-             if "Attention" in type(module).__name__ and next(module.children(), None) is not None}  # fmt: skip
-    return {name: module for name, module in found.items()
-            if not any(other != name and other.startswith(f"{name}.") for other in found)}  # fmt: skip
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if "Attention" in type(module).__name__ and next(module.children(), None) is not None
+    }
+    return {
+        name: module
+        for name, module in found.items()
+        if not any(other != name and other.startswith(f"{name}.") for other in found)
+    }
 
 
 def scale_attention(model: nn.Module, factor: float) -> Change:

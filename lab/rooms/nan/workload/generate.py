@@ -76,7 +76,11 @@ def overhead(model: Any, ids: Tensor, mask: Tensor, repeats: int, counter: str) 
     times: dict[tuple[str, bool], list[float]] = {}
     for repeat in range(repeats + 1):
         for watched in (False, True):
-            with Watch(model, counter=counter, keep_rows=False, check_weights=False) if watched else contextlib.nullcontext() as now:  # fmt: skip
+            with (
+                Watch(model, counter=counter, keep_rows=False, check_weights=False)
+                if watched
+                else contextlib.nullcontext() as now
+            ):
                 _one_round(model, ids, mask, times if repeat else {}, watched, now)
     found: dict[str, Any] = {"repeats": repeats, "counter": watch.counter, "prompt_tokens": int(ids.shape[1])}
     for phase in ("prefill", "decode"):

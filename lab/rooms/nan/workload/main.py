@@ -51,7 +51,9 @@ PACKAGES = ("torch", "transformers", "bitsandbytes", "triton", "numpy")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(prog="lab.rooms.nan.workload", description="One experiment of the nan room.")  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="lab.rooms.nan.workload", description="One experiment of the nan room."
+    )
     parser.add_argument("--config", required=True, help="nan.json of the run")
     parser.add_argument("--experiment", required=True, choices=[*EXPERIMENTS, AGAIN])
     parser.add_argument(
@@ -96,7 +98,9 @@ def attach_tools() -> None:
         os.environ.pop(name, None)
 
 
-def experimented(config: NanConfig, experiment: str, cell: Cell, loaded: Loaded, out: Path, watched: bool) -> dict[str, Any]:  # fmt: skip
+def experimented(
+    config: NanConfig, experiment: str, cell: Cell, loaded: Loaded, out: Path, watched: bool
+) -> dict[str, Any]:
     """Plant, change, prove, generate, measure; -> the result without its time."""
     model, device = loaded.model, cell.device
     if config.provoke and cell.quant != "none":
@@ -115,15 +119,22 @@ def experimented(config: NanConfig, experiment: str, cell: Cell, loaded: Loaded,
         change.settle()
         proof = change.applied
     result = {
-        "experiment": experiment, "label": label(config, experiment), "level": "python" if watched else "sass",
+        "experiment": experiment,
+        "label": label(config, experiment),
+        "level": "python" if watched else "sass",
         "skipped_quant": cell.skipped,
         "asked": EXPERIMENTS.get(experiment, EXPERIMENTS["baseline"]),
-        "effective": effective(config, cell, model), "notes": cell.notes, "planted": planted,
+        "effective": effective(config, cell, model),
+        "notes": cell.notes,
+        "planted": planted,
         "applied": proof.told() if proof else None,
-        "prompt": list(config.prompt), "prompt_tokens": int(mask.sum()), "tokens": generated.tokens,
-        "text": [loaded.tokenizer.decode(row) for row in generated.tokens], "new_tokens": config.max_new_tokens,
+        "prompt": list(config.prompt),
+        "prompt_tokens": int(mask.sum()),
+        "tokens": generated.tokens,
+        "text": [loaded.tokenizer.decode(row) for row in generated.tokens],
+        "new_tokens": config.max_new_tokens,
         "logits": logits_told(generated),
-    }  # fmt: skip
+    }
     if watch is not None:
         result["watch"] = write_watch(watch, out)
         result["timing"] = overhead(model, ids, mask, config.timing, watch.counter) if config.timing else None
@@ -136,11 +147,21 @@ def effective(config: NanConfig, cell: Cell, model: Any) -> dict[str, Any]:
     """What runs, read off the model itself."""
     dtypes = sorted({str(one.dtype).replace("torch.", "") for one in model.parameters()})
     norms = {type(one).__name__ for one in model.modules() if type(one).__name__.endswith("Norm")}
-    return {"model": config.model, "class": type(model).__name__, "parameters": sum(one.numel() for one in model.parameters()),
-            "dtypes": dtypes, "attention": resolved_attention(model), "quant": cell.quant, "device": str(cell.device),
-            "device_name": torch.cuda.get_device_name(cell.device) if cell.device.type == "cuda" else platform.processor() or "CPU",
-            "norms": sorted(norms), "layers": getattr(model.config, "num_hidden_layers", None),
-            "hidden_size": getattr(model.config, "hidden_size", None)}  # fmt: skip
+    return {
+        "model": config.model,
+        "class": type(model).__name__,
+        "parameters": sum(one.numel() for one in model.parameters()),
+        "dtypes": dtypes,
+        "attention": resolved_attention(model),
+        "quant": cell.quant,
+        "device": str(cell.device),
+        "device_name": torch.cuda.get_device_name(cell.device)
+        if cell.device.type == "cuda"
+        else platform.processor() or "CPU",
+        "norms": sorted(norms),
+        "layers": getattr(model.config, "num_hidden_layers", None),
+        "hidden_size": getattr(model.config, "hidden_size", None),
+    }
 
 
 def logits_told(generated: Generated) -> dict[str, Any]:
@@ -163,33 +184,87 @@ def write_watch(watch: Watch, out: Path) -> dict[str, Any]:
     """The watch's tables into `out`; -> what result.json says of it."""
     fields = ("module", "kind", "side", "leaf", "phase", "dtype", "calls", "numel", *KINDS, "first_bad_step")
     totals = watch.totals()
-    write_csv(out / "modules.csv", fields, [
-        (t.module, t.kind, t.side, t.leaf, t.phase, t.dtype, t.calls, t.numel, *map(_number, t.counts), t.first_bad_step)
-        for t in totals])  # fmt: skip
-    rows = [(step.number, step.phase, row.seq, row.module, row.kind, row.side, row.leaf, row.shape, row.dtype,
-             *map(_number, row.counts), row.role) for step in watch.steps for row in step.rows]  # fmt: skip
+    write_csv(
+        out / "modules.csv",
+        fields,
+        [
+            (
+                t.module,
+                t.kind,
+                t.side,
+                t.leaf,
+                t.phase,
+                t.dtype,
+                t.calls,
+                t.numel,
+                *map(_number, t.counts),
+                t.first_bad_step,
+            )
+            for t in totals
+        ],
+    )
+    rows = [
+        (
+            step.number,
+            step.phase,
+            row.seq,
+            row.module,
+            row.kind,
+            row.side,
+            row.leaf,
+            row.shape,
+            row.dtype,
+            *map(_number, row.counts),
+            row.role,
+        )
+        for step in watch.steps
+        for row in step.rows
+    ]
     names = ("step", "phase", "seq", "module", "class", "side", "leaf", "shape", "dtype", *KINDS, "role")
     write_csv(out / "calls.csv", names, rows)
     first, first_step = watch.first, watch.first_step
     return {
-        "counter": watch.counter, "counter_reason": watch.counter_reason, "notes": watch.notes,
-        "modules": len({total.module for total in totals}), "forwards": len(watch.steps),
+        "counter": watch.counter,
+        "counter_reason": watch.counter_reason,
+        "notes": watch.notes,
+        "modules": len({total.module for total in totals}),
+        "forwards": len(watch.steps),
         "weights": watch.weights,
-        "first": None if first is None or first_step is None else
-            {**dataclasses.asdict(first), "place": first.place, "step": first_step.number, "phase": first_step.phase},
-        "births": [{"step": step.number, "phase": step.phase, **dataclasses.asdict(birth), "place": birth.place}
-                   for step in watch.steps[:200] for birth in step.births][:200],
-        "steps": [{"step": step.number, "phase": step.phase, "query_length": step.query_length,
-                   "bad_leaves": step.bad_leaves, "reached_output": step.reached_output, **step.totals}
-                  for step in watch.steps],
-    }  # fmt: skip
+        "first": None
+        if first is None or first_step is None
+        else {
+            **dataclasses.asdict(first),
+            "place": first.place,
+            "step": first_step.number,
+            "phase": first_step.phase,
+        },
+        "births": [
+            {"step": step.number, "phase": step.phase, **dataclasses.asdict(birth), "place": birth.place}
+            for step in watch.steps[:200]
+            for birth in step.births
+        ][:200],
+        "steps": [
+            {
+                "step": step.number,
+                "phase": step.phase,
+                "query_length": step.query_length,
+                "bad_leaves": step.bad_leaves,
+                "reached_output": step.reached_output,
+                **step.totals,
+            }
+            for step in watch.steps
+        ],
+    }
 
 
 def say_findings(result: dict[str, Any]) -> None:
     watch = result.get("watch")
     if watch:
         first = watch["first"]
-        log.info("first bad number: %s", f"{first['place']} ({first['phase']}, step {first['step']})" if first else "none")  # fmt: skip
+        log.info(
+            "first bad number: %s",
+            f"{first['place']} ({first['phase']}, step {first['step']})" if first else "none",
+        )
     bad = result["logits"]["bad_steps"]
     log.info(
         "logits: %s; text: %r", f"not finite in {len(bad)} steps" if bad else "all finite", result["text"]
@@ -208,9 +283,15 @@ def environment(cell: Cell) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
     on_gpu = cell.device.type == "cuda"
-    return {"versions": versions, "device": str(cell.device), "host": platform.node(),
-            "device_names": [torch.cuda.get_device_name(cell.device)] if on_gpu else [],
-            "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(cell.device))) if on_gpu else None}  # fmt: skip
+    return {
+        "versions": versions,
+        "device": str(cell.device),
+        "host": platform.node(),
+        "device_names": [torch.cuda.get_device_name(cell.device)] if on_gpu else [],
+        "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(cell.device)))
+        if on_gpu
+        else None,
+    }
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

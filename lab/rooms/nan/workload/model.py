@@ -19,11 +19,23 @@ log = logging.getLogger("lab.workload")
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 SHAPES: dict[str, dict[str, int]] = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "vocab_size": 320},
-    "7b-shape": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-                 "num_key_value_heads": 8, "vocab_size": 32000},
-}  # fmt: skip
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 320,
+    },
+    "7b-shape": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+    },
+}
 INITIAL_STD = 0.02
 
 
@@ -158,8 +170,15 @@ def _random_mistral(library: Any, config: NanConfig, cell: Cell) -> Any:
     so that experiments in different dtypes have the same model."""
     shape = {**SHAPES[config.model], **({"num_hidden_layers": config.layers} if config.layers else {})}
     chosen: dict[str, Any] = {} if cell.attn == "auto" else {"attn_implementation": cell.attn}
-    made = library.MistralConfig(**shape, max_position_embeddings=4096, sliding_window=None, pad_token_id=0, bos_token_id=1,
-                         eos_token_id=2, **chosen)  # fmt: skip
+    made = library.MistralConfig(
+        **shape,
+        max_position_embeddings=4096,
+        sliding_window=None,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        **chosen,
+    )
     dtype = DTYPES[cell.dtype]
     before = torch.get_default_dtype()
     # Born in its own dtype on its own device: float32 on the host would need twice the memory and minutes.
@@ -200,8 +219,11 @@ def _from_hub(library: Any, config: NanConfig, cell: Cell) -> Loaded:
         tokenizer = library.AutoTokenizer.from_pretrained(config.model)
         model = library.AutoModelForCausalLM.from_pretrained(config.model, **options)
     except (OSError, ValueError) as error:  # what is absent, and what is no model
-        raise MissingError(f"the model cannot be loaded: {str(error).splitlines()[0]}", where=config.model,
-                           fix="name a folder, download it into the hub's cache first, or use --model tiny") from error  # fmt: skip
+        raise MissingError(
+            f"the model cannot be loaded: {str(error).splitlines()[0]}",
+            where=config.model,
+            fix="name a folder, download it into the hub's cache first, or use --model tiny",
+        ) from error
     if cell.quant == "none":
         model = model.to(cell.device)
     return Loaded(model.eval(), HubTokenizer(tokenizer), False)
@@ -211,5 +233,9 @@ def _bits(library: Any, cell: Cell) -> Any:
     """bitsandbytes as the published baseline had it, every choice spelled out: 4-bit fp4 without double quantization."""
     if cell.quant == "8bit":
         return library.BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=6.0)
-    return library.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=False,
-                              bnb_4bit_compute_dtype=DTYPES[cell.dtype])  # fmt: skip
+    return library.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="fp4",
+        bnb_4bit_use_double_quant=False,
+        bnb_4bit_compute_dtype=DTYPES[cell.dtype],
+    )

@@ -23,7 +23,10 @@ def provoke(model: Any, kind: str, layer: int | None, ids: Tensor, mask: Tensor)
     """Plant it; -> what, where, and the module that must be found. Raises UsageError for a model without such layers."""
     blocks = getattr(getattr(model, "model", None), "layers", None)
     if blocks is None or not hasattr(blocks[0], "self_attn") or not hasattr(blocks[0], "mlp"):
-        raise UsageError(f"--provoke {kind} knows models whose layers have self_attn and mlp", fix="use --model tiny or 7b-shape")  # fmt: skip
+        raise UsageError(
+            f"--provoke {kind} knows models whose layers have self_attn and mlp",
+            fix="use --model tiny or 7b-shape",
+        )
     at = len(blocks) // 2 if layer is None else layer
     if at >= len(blocks):
         raise UsageError(f"there is no layer {at}: the model has {len(blocks)}", fix="lower --provoke-layer")

@@ -240,8 +240,13 @@ def described(options: argparse.Namespace) -> dict[str, Any]:
     """What was asked for, and on what it runs."""
     asked = {name: value for name, value in vars(options).items() if name != "out"}
     spec = spec_of(options.model_size, fused_qkv=options.fused_qkv)
-    return {"schema": 1, "asked": asked, "params": spec.params, "device": device_of(options.device),
-            "versions": versions()}  # fmt: skip
+    return {
+        "schema": 1,
+        "asked": asked,
+        "params": spec.params,
+        "device": device_of(options.device),
+        "versions": versions(),
+    }
 
 
 def device_of(kind: str) -> dict[str, Any]:
@@ -281,4 +286,3 @@ def said(cell: dict[str, Any]) -> str:
         return f"{name}: {cell['outcome']}: {cell['reason']}"
     times = sorted(step["step_ms"] for step in cell["steps"])
     return f"{name}: median step {times[len(times) // 2]:.2f} ms, loss {cell['steps'][-1]['loss']:.4f}"
-

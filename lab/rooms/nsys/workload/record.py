@@ -34,14 +34,42 @@ DRAFT = ".nsys_capture"
 LEFT = (CAPTURE, "capture.json.gz", "capture.nsys-rep", "cell.json", "collector.json")
 # No CPU samples, no context switches: those need privileges that a container should not have. Graphs node by node.
 FLAGS = (
-    "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node",
-    "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true", "--export=sqlite",
-)  # fmt: skip
+    "--trace=cuda,nvtx",
+    "--sample=none",
+    "--cpuctxsw=none",
+    "--cuda-graph-trace=node",
+    "--capture-range=cudaProfilerApi",
+    "--capture-range-end=stop",
+    "--force-overwrite=true",
+    "--export=sqlite",
+)
 ALLOWED = (
-    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_", "TMPDIR", "TERM", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV",
-    "CUDA_", "NVIDIA_", "CUBLAS_", "CUDNN_", "NCCL_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "XDG_CACHE_HOME",
-    "LAB_", "NSYS_", "QUADD_",
-)  # fmt: skip
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LC_",
+    "TMPDIR",
+    "TERM",
+    "LD_LIBRARY_PATH",
+    "PYTHON",
+    "VIRTUAL_ENV",
+    "CUDA_",
+    "NVIDIA_",
+    "CUBLAS_",
+    "CUDNN_",
+    "NCCL_",
+    "TORCH",
+    "PYTORCH_",
+    "TRITON_",
+    "OMP_",
+    "MKL_",
+    "XDG_CACHE_HOME",
+    "LAB_",
+    "NSYS_",
+    "QUADD_",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -114,8 +142,19 @@ def value_of(flag: str, arguments: Sequence[str]) -> str | None:
 def record_with_nsys(options: argparse.Namespace, arguments: list[str]) -> str | None:
     """Why nsys is of no use here; None if its capture lies in `options.out`, or the cell ran out of memory."""
     draft, nsys = options.out / DRAFT, str(find_nsys())
-    command = [nsys, "profile", *FLAGS, f"--output={draft}", sys.executable, "-u", "-m", WORKLOAD, *arguments,
-               "--collector", "nsys"]  # fmt: skip
+    command = [
+        nsys,
+        "profile",
+        *FLAGS,
+        f"--output={draft}",
+        sys.executable,
+        "-u",
+        "-m",
+        WORKLOAD,
+        *arguments,
+        "--collector",
+        "nsys",
+    ]
     try:
         code = subprocess.run(command, env=allowed(os.environ), check=False).returncode
         outcome = outcome_of(options.out)
@@ -163,7 +202,9 @@ def outcome_of(out: Path) -> str | None:
 
 def allowed(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that programs need; whatever else a shell holds stays out of the capture."""
-    return {name: value for name, value in environment.items() if name.startswith(ALLOWED) and not is_secret(name)}  # fmt: skip
+    return {
+        name: value for name, value in environment.items() if name.startswith(ALLOWED) and not is_secret(name)
+    }
 
 
 def write_collector(out: Path, name: str, reason: str | None, nsys: str | None = None) -> None:

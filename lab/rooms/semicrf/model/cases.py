@@ -39,8 +39,9 @@ class Case:
         """Floats to `dtype`, all but the lengths to `device`."""
         moved = {
             field.name: getattr(self, field.name).to(device=device, dtype=dtype)
-            for field in fields(self) if field.name != "lengths_B"
-        }  # fmt: skip
+            for field in fields(self)
+            if field.name != "lengths_B"
+        }
         return replace(self, **moved)
 
     def rows(self, index: list[int]) -> Case:
@@ -116,8 +117,15 @@ def solve(case: Case, backend: str, partition: Partition = api.log_partition) ->
     """log Z and all gradients by one forward and backward pass."""
     names = ("score_BTC", "transition_CC", "duration_KC", "start_C", "end_C")
     leaves = {name: getattr(case, name).detach().clone().requires_grad_() for name in names}
-    logZ_B = partition(leaves["score_BTC"], leaves["transition_CC"], leaves["duration_KC"], case.lengths_B,
-                       start_C=leaves["start_C"], end_C=leaves["end_C"], backend=backend)  # fmt: skip
+    logZ_B = partition(
+        leaves["score_BTC"],
+        leaves["transition_CC"],
+        leaves["duration_KC"],
+        case.lengths_B,
+        start_C=leaves["start_C"],
+        end_C=leaves["end_C"],
+        backend=backend,
+    )
     # An infeasible sequence has log Z = -inf: its incoming gradient must not turn 0 into NaN, so it is left in.
     logZ_B.sum().backward()  # type: ignore[no-untyped-call]
     grads = {
@@ -250,8 +258,16 @@ def save_reproducer(case: Case, folder: Path, *, backend: str, plant: str | None
     return ["case.npz", "reproduce.py"]
 
 
-def random_case(dice: Any, batch: int, frames: int, longest: int, classes: int, *, scale: float = 1.0,
-                dtype: torch.dtype = torch.float64) -> Case:  # fmt: skip
+def random_case(
+    dice: Any,
+    batch: int,
+    frames: int,
+    longest: int,
+    classes: int,
+    *,
+    scale: float = 1.0,
+    dtype: torch.dtype = torch.float64,
+) -> Case:
     """Normal scores and parameters, lengths 1..frames with one full; `dice` is a torch.Generator."""
 
     def normal(*shape: int) -> Tensor:
@@ -259,5 +275,11 @@ def random_case(dice: Any, batch: int, frames: int, longest: int, classes: int, 
 
     lengths = torch.randint(1, frames + 1, (batch,), generator=dice)
     lengths[0] = frames
-    return Case(normal(batch, frames, classes), normal(classes, classes), normal(longest, classes), lengths,
-                normal(classes), normal(classes))  # fmt: skip
+    return Case(
+        normal(batch, frames, classes),
+        normal(classes, classes),
+        normal(longest, classes),
+        lengths,
+        normal(classes),
+        normal(classes),
+    )

@@ -147,9 +147,12 @@ def from_jsonl(folder: Path) -> Corpus:
 def from_timit(folder: Path) -> Corpus:
     """A TIMIT folder read directly, with the benchmark's MFCC features."""
     train, test = (
-        [Utterance(u["utterance_id"], u["speaker_id"], u["features"], tuple(u["segments"])) for u in read_split(folder, split)]
+        [
+            Utterance(u["utterance_id"], u["speaker_id"], u["features"], tuple(u["segments"]))
+            for u in read_split(folder, split)
+        ]
         for split in ("TRAIN", "TEST")
-    )  # fmt: skip
+    )
     return normalised(_with_dev(train, test, PHONES_39, str(folder)))
 
 
@@ -158,10 +161,15 @@ def cropped(corpus: Corpus, length: int) -> Corpus:
 
     def cut(utterances: list[Utterance]) -> list[Utterance]:
         return [
-            Utterance(u.name, u.speaker, u.features[:length],
-                      tuple((s, min(e, length), c) for s, e, c in u.segments if s < length))
-            for u in utterances if len(u.features) >= length
-        ]  # fmt: skip
+            Utterance(
+                u.name,
+                u.speaker,
+                u.features[:length],
+                tuple((s, min(e, length), c) for s, e, c in u.segments if s < length),
+            )
+            for u in utterances
+            if len(u.features) >= length
+        ]
 
     return Corpus(cut(corpus.train), cut(corpus.dev), cut(corpus.test), corpus.phones, corpus.origin)
 
@@ -211,8 +219,11 @@ def _with_dev(train: list[Utterance], test: list[Utterance], phones: tuple[str, 
 
 def _read_jsonl(path: Path) -> Iterator[Utterance]:
     if not path.exists():
-        raise MissingError("no such file", where=path,
-                           fix="make it with: lab run semicrf preprocess --timit-dir ... --output-dir ...")  # fmt: skip
+        raise MissingError(
+            "no such file",
+            where=path,
+            fix="make it with: lab run semicrf preprocess --timit-dir ... --output-dir ...",
+        )
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():

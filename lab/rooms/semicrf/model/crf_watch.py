@@ -77,13 +77,17 @@ class CRFWatch:
         self.mass_error_B = torch.maximum(found.mass_error_B, covered_B)
         kept = Kept(found.log_z_B, label_BTC, found.mass_error_B, found.mass_frame_B, covered_B, tolerance)
         self.validator.watch(
-            "posterior mass", self.mass_error_B, lambda low, high: not high <= tolerance,
+            "posterior mass",
+            self.mass_error_B,
+            lambda low, high: not high <= tolerance,
             lambda: self.mass_error(kept),
-        )  # fmt: skip
+        )
         self.validator.watch(
-            "posteriors", label_BTC, lambda low, high: not (low >= -tolerance and high <= 1 + tolerance),
+            "posteriors",
+            label_BTC,
+            lambda low, high: not (low >= -tolerance and high <= 1 + tolerance),
             lambda: self.mass_error(kept),
-        )  # fmt: skip
+        )
 
     def _gradient_hook(self, title: str) -> Callable[[Tensor], None]:
         def look(gradient: Tensor) -> None:

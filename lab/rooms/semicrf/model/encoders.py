@@ -17,8 +17,14 @@ class BiLSTM(nn.Module):
         if hidden_dim % 2:
             raise ValueError(f"hidden_dim must be even for a bidirectional LSTM, got {hidden_dim}")
         self.inward, self.drop = nn.Linear(dim, hidden_dim), nn.Dropout(dropout)
-        self.lstm = nn.LSTM(hidden_dim, hidden_dim // 2, layers, batch_first=True, bidirectional=True,
-                            dropout=dropout if layers > 1 else 0.0)  # fmt: skip
+        self.lstm = nn.LSTM(
+            hidden_dim,
+            hidden_dim // 2,
+            layers,
+            batch_first=True,
+            bidirectional=True,
+            dropout=dropout if layers > 1 else 0.0,
+        )
 
     def forward(self, features_BTD: Tensor, lengths_B: Tensor) -> Tensor:
         inner = self.drop(self.inward(features_BTD))

@@ -98,9 +98,14 @@ def _stale(partition: Partition) -> Partition:
     """
 
     def faulty(
-        score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None = None, *,
-        alarm: api.Alarm | None = None, **more: Any,
-    ) -> Tensor:  # fmt: skip
+        score: Tensor,
+        transition: Tensor,
+        duration: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        alarm: api.Alarm | None = None,
+        **more: Any,
+    ) -> Tensor:
         def spoil(found: Posteriors) -> None:
             whole_B = torch.full_like(found.mass_frame_B, score.shape[1])
             lengths_B = whole_B if lengths is None else lengths.to(whole_B.device)

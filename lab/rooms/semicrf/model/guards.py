@@ -19,9 +19,16 @@ NEG_INF, EPSILON, MESSAGE, LOG_MARGINAL = -1e9, 1e-10, 1e6, 80.0
 
 
 def seed_log_partition(
-    score_BTC: Tensor, transition_CC: Tensor, duration_KC: Tensor, lengths_B: Tensor | None = None, *,
-    start_C: Tensor | None = None, end_C: Tensor | None = None, backend: str = "guards", alarm: Any = None,
-) -> Tensor:  # fmt: skip
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    lengths_B: Tensor | None = None,
+    *,
+    start_C: Tensor | None = None,
+    end_C: Tensor | None = None,
+    backend: str = "guards",
+    alarm: Any = None,
+) -> Tensor:
     """log Z_B with the guards on, in the dtype of the scores; same arguments as `log_partition`.
 
     `alarm` is never called: the recipe keeps no ledger of its mass.
@@ -30,9 +37,13 @@ def seed_log_partition(
     zero_C = score_BTC.new_zeros(classes)
     lengths_B = _lengths(score_BTC, lengths_B)
     logZ_B: Tensor = _Guarded.apply(  # type: ignore[no-untyped-call]
-        score_BTC, transition_CC, duration_KC, zero_C if start_C is None else start_C,
-        zero_C if end_C is None else end_C, lengths_B,
-    )  # fmt: skip
+        score_BTC,
+        transition_CC,
+        duration_KC,
+        zero_C if start_C is None else start_C,
+        zero_C if end_C is None else end_C,
+        lengths_B,
+    )
     return logZ_B
 
 
@@ -124,9 +135,16 @@ class _Backward:
 
 
 def guide_nll(
-    score_BTC: Tensor, transition_CC: Tensor, duration_KC: Tensor, labels_BT: Tensor, lengths_B: Tensor | None = None,
-    *, version: str = "0.2.0", partition: Any = api.log_partition, backend: str = "torch",
-) -> Tensor:  # fmt: skip
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    labels_BT: Tensor,
+    lengths_B: Tensor | None = None,
+    *,
+    version: str = "0.2.0",
+    partition: Any = api.log_partition,
+    backend: str = "torch",
+) -> Tensor:
     """NLL_B of the published objective; `version` "orig" (durations 1..K-1 in the partition) or "0.2.0" (1..K).
 
     The partition's first segment pays the log-sum over sources of its transition; the gold score pays none, takes
@@ -147,8 +165,14 @@ def guide_nll(
 
 
 def guide_gold(
-    score_BTC: Tensor, transition_CC: Tensor, duration_KC: Tensor, labels_BT: Tensor, lengths_B: Tensor | None, *, longest: int
-) -> Tensor:  # fmt: skip
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    labels_BT: Tensor,
+    lengths_B: Tensor | None,
+    *,
+    longest: int,
+) -> Tensor:
     """(B,) float64: content, transitions between maximal runs, and bias min(d, K - 1) of each run."""
     frames = labels_BT.shape[1]
     lengths_B = _lengths(score_BTC, lengths_B)

@@ -38,9 +38,16 @@ class SemiCRF(nn.Module):
     """
 
     def __init__(
-        self, num_classes: int, max_duration: int, hidden_dim: int | None = None, *, backend: str = "auto",
-        over_long: str = "split", allowed_CC: Tensor | None = None, validate: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int,
+        max_duration: int,
+        hidden_dim: int | None = None,
+        *,
+        backend: str = "auto",
+        over_long: str = "split",
+        allowed_CC: Tensor | None = None,
+        validate: bool = False,
+    ) -> None:
         super().__init__()
         if num_classes < 1 or max_duration < 1:
             raise ValueError(
@@ -66,9 +73,14 @@ class SemiCRF(nn.Module):
         return {"partition": self.log_partition(score_BTC, lengths_B), "scores": score_BTC}
 
     def loss(
-        self, hidden_BTH: Tensor, lengths_B: Tensor | None, labels_BT: Tensor, starts_BT: Tensor | None = None,
-        *, reduction: str = "mean",
-    ) -> Tensor:  # fmt: skip
+        self,
+        hidden_BTH: Tensor,
+        lengths_B: Tensor | None,
+        labels_BT: Tensor,
+        starts_BT: Tensor | None = None,
+        *,
+        reduction: str = "mean",
+    ) -> Tensor:
         """Negative log-likelihood, mean over sequences (or "sum", or "none": (B,)).
 
         `starts_BT` (bool) marks the first frame of each gold segment; without it segments are maximal runs of labels.
@@ -79,9 +91,15 @@ class SemiCRF(nn.Module):
         found = self(hidden_BTH, lengths_B)
         starts_BT, kept_B = self.pieces(labels_BT, starts_BT, lengths_B)
         gold_B = self.gold(
-            found["scores"], self.transitions(), self.duration_KC, labels_BT, starts_BT, lengths_B,
-            start_C=self.start_C, end_C=self.end_C,
-        )  # fmt: skip
+            found["scores"],
+            self.transitions(),
+            self.duration_KC,
+            labels_BT,
+            starts_BT,
+            lengths_B,
+            start_C=self.start_C,
+            end_C=self.end_C,
+        )
         nll_B = torch.where(kept_B, found["partition"].double() - gold_B, torch.zeros_like(gold_B))
         if reduction == "none":
             return nll_B
@@ -93,9 +111,14 @@ class SemiCRF(nn.Module):
     def decode(self, hidden_BTH: Tensor, lengths_B: Tensor | None = None) -> list[Decoded]:
         """The best segmentation of every sequence, by the same backend as the partition."""
         scores_B, segments = api.viterbi(
-            self.scores(hidden_BTH, lengths_B), self.transitions(), self.duration_KC, lengths_B,
-            start_C=self.start_C, end_C=self.end_C, backend=self.backend,
-        )  # fmt: skip
+            self.scores(hidden_BTH, lengths_B),
+            self.transitions(),
+            self.duration_KC,
+            lengths_B,
+            start_C=self.start_C,
+            end_C=self.end_C,
+            backend=self.backend,
+        )
         return [Decoded(float(score), list(found)) for score, found in zip(scores_B, segments, strict=True)]
 
     def parameter_penalty(self, p: float = 2.0) -> Tensor:
@@ -168,9 +191,16 @@ class SemiCRF(nn.Module):
 
 
 def gold_score(
-    score_BTC: Tensor, transition_CC: Tensor, duration_KC: Tensor, labels_BT: Tensor, starts_BT: Tensor,
-    lengths_B: Tensor | None, *, start_C: Tensor | None = None, end_C: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    labels_BT: Tensor,
+    starts_BT: Tensor,
+    lengths_B: Tensor | None,
+    *,
+    start_C: Tensor | None = None,
+    end_C: Tensor | None = None,
+) -> Tensor:
     """(B,) float64: the score of the segmentation given by labels and segment starts, each at most K frames long.
 
     No loop and no read-back: a piece's duration is the place of its last frame in it.

@@ -81,11 +81,22 @@ def tiny(head: SemiCRF, *, classes: int = CLASSES, durations: int = DURATIONS) -
     small = SemiCRF(c, k, backend="torch", over_long="split").double()
     small.partition, small.gold = head.partition, head.gold
 
-    def nll(score: Tensor, transition: Tensor, duration: Tensor, start: Tensor, end: Tensor, labels: Tensor,
-            starts: Tensor, lengths: Tensor) -> Tensor:  # fmt: skip
+    def nll(
+        score: Tensor,
+        transition: Tensor,
+        duration: Tensor,
+        start: Tensor,
+        end: Tensor,
+        labels: Tensor,
+        starts: Tensor,
+        lengths: Tensor,
+    ) -> Tensor:
         with torch.no_grad():
-            for parameter, value in zip((small.transition_CC, small.duration_KC, small.start_C, small.end_C),
-                                        (transition, duration, start, end), strict=True):  # fmt: skip
+            for parameter, value in zip(
+                (small.transition_CC, small.duration_KC, small.start_C, small.end_C),
+                (transition, duration, start, end),
+                strict=True,
+            ):
                 parameter.copy_(value)
             return small.loss(score, lengths, labels, starts, reduction="none")
 
@@ -99,8 +110,16 @@ def tiny(head: SemiCRF, *, classes: int = CLASSES, durations: int = DURATIONS) -
 def guide_objective(transition_CC: Tensor, duration_KC: Tensor, version: str = "0.2.0") -> Objective:
     """The published objective (see guards.guide_nll), to be linted beside ours."""
 
-    def nll(score: Tensor, transition: Tensor, duration: Tensor, start: Tensor, end: Tensor, labels: Tensor,
-            starts: Tensor, lengths: Tensor) -> Tensor:  # fmt: skip
+    def nll(
+        score: Tensor,
+        transition: Tensor,
+        duration: Tensor,
+        start: Tensor,
+        end: Tensor,
+        labels: Tensor,
+        starts: Tensor,
+        lengths: Tensor,
+    ) -> Tensor:
         return guide_nll(score, transition, duration, labels, lengths, version=version)
 
     zero_C = torch.zeros(len(transition_CC), dtype=torch.float64)
@@ -170,8 +189,12 @@ def _batching(
     padded = torch.cat([score, pad], dim=1)
     blank = torch.zeros(len(few), 3, dtype=labels.dtype)
     frames = torch.full((len(few),), score.shape[1])
-    with_pad = objective(padded.expand(len(few), -1, -1), torch.cat([labels[few], blank], 1),
-                         torch.cat([starts[few], blank.bool()], 1), frames)  # fmt: skip
+    with_pad = objective(
+        padded.expand(len(few), -1, -1),
+        torch.cat([labels[few], blank], 1),
+        torch.cat([starts[few], blank.bool()], 1),
+        frames,
+    )
     yield _same(
         "padding (NaN in it)", float((with_pad - nll_N[few]).abs().nan_to_num(nan=float("inf")).max())
     )

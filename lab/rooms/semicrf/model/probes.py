@@ -71,13 +71,27 @@ def data_probes(corpus: Corpus, longest: int) -> Iterator[Row]:
     yield row(
         "features are finite", "input", not wild, len(wild), 0, _some(wild) or "every feature is finite"
     )
-    yield row("lengths are positive", "boundary", not empty, len(empty), 0,
-              f"length 0: {_some(empty)}" if empty else "every utterance has a frame")  # fmt: skip
+    yield row(
+        "lengths are positive",
+        "boundary",
+        not empty,
+        len(empty),
+        0,
+        f"length 0: {_some(empty)}" if empty else "every utterance has a frame",
+    )
     yield row(
         "labels are in range", "input", not labels, len(labels), 0, _some(labels) or "every label is a phone"
     )
-    yield row("gold fits the support", "input", True, over, 0,
-              f"{over} gold segments are longer than {longest} frames and are split" if over else "no gold segment is too long")  # fmt: skip
+    yield row(
+        "gold fits the support",
+        "input",
+        True,
+        over,
+        0,
+        f"{over} gold segments are longer than {longest} frames and are split"
+        if over
+        else "no gold segment is too long",
+    )
 
 
 def score_probes(case: Case) -> Iterator[Row]:
@@ -86,11 +100,24 @@ def score_probes(case: Case) -> Iterator[Row]:
     score = case.score_BTC.cpu()
     wild = (torch.isnan(score) | (score == math.inf)).any(2) & inside
     closed = (score == -math.inf).all(2) & inside
-    yield row("scores are finite or -inf", "input", not bool(wild.any()), int(wild.sum()), 0,
-              f"first at sequence {_place(wild)}" if bool(wild.any()) else "no NaN, no +inf")  # fmt: skip
-    yield row("every frame allows a label", "input", not bool(closed.any()), int(closed.sum()), 0,
-              f"all labels are -inf at sequence {_place(closed)}: no segmentation is possible" if bool(closed.any())
-              else "no frame has -inf for every label")  # fmt: skip
+    yield row(
+        "scores are finite or -inf",
+        "input",
+        not bool(wild.any()),
+        int(wild.sum()),
+        0,
+        f"first at sequence {_place(wild)}" if bool(wild.any()) else "no NaN, no +inf",
+    )
+    yield row(
+        "every frame allows a label",
+        "input",
+        not bool(closed.any()),
+        int(closed.sum()),
+        0,
+        f"all labels are -inf at sequence {_place(closed)}: no segmentation is possible"
+        if bool(closed.any())
+        else "no frame has -inf for every label",
+    )
 
 
 def objective_probes(head: SemiCRF) -> Iterator[Row]:
@@ -126,10 +153,21 @@ def drift_probe(head: SemiCRF) -> Row:
         optimizer.step()
     greatest = max(small.magnitudes())
     clean = min(losses) >= -1e-6
-    text = (f"{DRIFT_STEPS} steps on a tiny problem: loss {losses[0]:.2f} to {losses[-1]:.2f}, gradient norm "
-            f"{norms[0]:.2f} to {norms[-1]:.2f}, greatest parameter {greatest:.1f}")  # fmt: skip
-    return row("parameters come to rest", "objective", clean, min(losses), 0.0,
-               text + ("" if clean else ": below 0, so the loss is no likelihood and pulls the parameters on without end"))  # fmt: skip
+    text = (
+        f"{DRIFT_STEPS} steps on a tiny problem: loss {losses[0]:.2f} to {losses[-1]:.2f}, gradient norm "
+        f"{norms[0]:.2f} to {norms[-1]:.2f}, greatest parameter {greatest:.1f}"
+    )
+    return row(
+        "parameters come to rest",
+        "objective",
+        clean,
+        min(losses),
+        0.0,
+        text
+        + (
+            "" if clean else ": below 0, so the loss is no likelihood and pulls the parameters on without end"
+        ),
+    )
 
 
 def kernel_probes(bench: Bench) -> Iterator[Row]:
@@ -152,8 +190,16 @@ def _repeats(bench: Bench) -> Row:
         3 if bench.backend == "naive" else REPEATS
     )  # the definition is slow and has one order of its sums
     apart = sum(not same_bits(first, solve(case, bench.backend, bench.partition)) for _ in range(repeats - 1))
-    return row("same input, same bits", "race", not apart, apart, 0,
-               f"{apart} of {repeats - 1} repeats differ from the first in bits" if apart else f"{repeats} runs, one bit pattern")  # fmt: skip
+    return row(
+        "same input, same bits",
+        "race",
+        not apart,
+        apart,
+        0,
+        f"{apart} of {repeats - 1} repeats differ from the first in bits"
+        if apart
+        else f"{repeats} runs, one bit pattern",
+    )
 
 
 def _padding(bench: Bench) -> Row:
@@ -185,8 +231,14 @@ def _composition(bench: Bench) -> Row:
     turned = solve(case.rows(order), bench.backend, bench.partition).logZ_B.flip(0)
     alone = torch.cat([solve(case.rows([b]), bench.backend, bench.partition).logZ_B for b in order[::-1]])
     apart = int((whole != turned).sum() + (whole != alone).sum())
-    return row("batch order and size", "kernel", not apart, apart, 0,
-               f"{apart} of {2 * len(whole)} log Z change in bits" if apart else "log Z keeps its bits in any batch")  # fmt: skip
+    return row(
+        "batch order and size",
+        "kernel",
+        not apart,
+        apart,
+        0,
+        f"{apart} of {2 * len(whole)} log Z change in bits" if apart else "log Z keeps its bits in any batch",
+    )
 
 
 def _mass(bench: Bench) -> Row:
@@ -194,13 +246,26 @@ def _mass(bench: Bench) -> Row:
     lines = ledger(bench.case, solve(case, bench.backend, bench.partition))
     name, worst = max(lines.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
     clean = worst <= LEDGER_LIMIT
-    return row("posterior mass balances", "kernel", clean, worst, LEDGER_LIMIT,
-               f"the worst line of the ledger is {name}: off by {worst:.3g}")  # fmt: skip
+    return row(
+        "posterior mass balances",
+        "kernel",
+        clean,
+        worst,
+        LEDGER_LIMIT,
+        f"the worst line of the ledger is {name}: off by {worst:.3g}",
+    )
 
 
 def _replay(bench: Bench) -> Row:
     text = difference(bench.case, solve(bench.on_device(), bench.backend, bench.partition))
-    return row("float64 replay", "kernel", text is None, 0 if text is None else 1, 0, text or "log Z and posteriors agree with plain float64")  # fmt: skip
+    return row(
+        "float64 replay",
+        "kernel",
+        text is None,
+        0 if text is None else 1,
+        0,
+        text or "log Z and posteriors agree with plain float64",
+    )
 
 
 def precision_rows(bench: Bench) -> Iterator[Row]:
@@ -213,8 +278,17 @@ def precision_rows(bench: Bench) -> Iterator[Row]:
         exact = solve(case.to("cpu", torch.float64), "torch").logZ_B
         found = solve(case.to(bench.device, torch.float32), bench.backend).logZ_B.double().cpu()
         gap, limit = float((found - exact).abs().max()), 1e-8 * float(exact.abs().max()) + 2e-5
-        yield {**row(f"float32 at T={frames}, K={longest}", "precision", gap <= limit, gap, limit, f"log Z is {gap:.2g} from float64"),
-               "backend": bench.backend}  # fmt: skip
+        yield {
+            **row(
+                f"float32 at T={frames}, K={longest}",
+                "precision",
+                gap <= limit,
+                gap,
+                limit,
+                f"log Z is {gap:.2g} from float64",
+            ),
+            "backend": bench.backend,
+        }
 
 
 def guard_rows(case: Case) -> Iterator[dict[str, Any]]:
@@ -222,8 +296,11 @@ def guard_rows(case: Case) -> Iterator[dict[str, Any]]:
     frames = GUARD_FRAMES
     dice = torch.Generator().manual_seed(7)
     classes = case.score_BTC.shape[2]
-    small = replace(case.to("cpu", torch.float32), score_BTC=case.score_BTC[:1, : int(case.lengths_B[0])].cpu().float(),
-                    lengths_B=case.lengths_B[:1])  # fmt: skip
+    small = replace(
+        case.to("cpu", torch.float32),
+        score_BTC=case.score_BTC[:1, : int(case.lengths_B[0])].cpu().float(),
+        lengths_B=case.lengths_B[:1],
+    )
     long = replace(
         small,
         score_BTC=torch.randn(1, frames, classes, generator=dice) + 2.0,
@@ -238,15 +315,28 @@ def guard_rows(case: Case) -> Iterator[dict[str, Any]]:
         exact = solve(one.to(dtype=torch.float64), "torch")
         guarded = solve(one, "guards", seed_log_partition)
         yield {
-            "case": name, "logZ_exact": _number(exact.logZ_B[0]), "logZ_guards": _number(guarded.logZ_B[0]),
+            "case": name,
+            "logZ_exact": _number(exact.logZ_B[0]),
+            "logZ_guards": _number(guarded.logZ_B[0]),
             "posterior_error": float((guarded.score_BTC.double() - exact.score_BTC).abs().max()),
-            "mass_error_exact": ledger(one, exact)["coverage"], "mass_error_guards": ledger(one, guarded)["coverage"],
-            "transition_gradient_error": float((guarded.transition_CC.double() - exact.transition_CC).abs().max()),
-        }  # fmt: skip
+            "mass_error_exact": ledger(one, exact)["coverage"],
+            "mass_error_guards": ledger(one, guarded)["coverage"],
+            "transition_gradient_error": float(
+                (guarded.transition_CC.double() - exact.transition_CC).abs().max()
+            ),
+        }
 
 
 def row(probe: str, cause: str, clean: bool, value: float, limit: float, text: str) -> Row:
-    return {"probe": probe, "cause": cause, "backend": "", "clean": bool(clean), "value": _number(value), "limit": limit, "text": text}  # fmt: skip
+    return {
+        "probe": probe,
+        "cause": cause,
+        "backend": "",
+        "clean": bool(clean),
+        "value": _number(value),
+        "limit": limit,
+        "text": text,
+    }
 
 
 def _number(value: float | torch.Tensor) -> float | None:

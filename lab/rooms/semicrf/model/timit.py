@@ -21,12 +21,60 @@ from lab.errors import BadDataError, MissingError
 
 RATE_HZ, WINDOW, HOP = 16000, 400, 160
 PHONES_39 = (
-    "aa", "ae", "ah", "aw", "ay", "b", "ch", "d", "dh", "dx", "eh", "er", "ey",
-    "f", "g", "hh", "ih", "iy", "jh", "k", "l", "m", "n", "ng", "ow", "oy",
-    "p", "r", "s", "sh", "sil", "t", "th", "uh", "uw", "v", "w", "y", "z",
-)  # fmt: skip
-_FOLDS = {"aa": "ao", "ah": "ax ax-h", "ih": "ix", "er": "axr", "uw": "ux", "l": "el", "m": "em", "n": "en nx", "ng": "eng",
-          "hh": "hv", "sh": "zh", "sil": "bcl dcl gcl pcl tcl kcl q pau epi h#"}  # fmt: skip
+    "aa",
+    "ae",
+    "ah",
+    "aw",
+    "ay",
+    "b",
+    "ch",
+    "d",
+    "dh",
+    "dx",
+    "eh",
+    "er",
+    "ey",
+    "f",
+    "g",
+    "hh",
+    "ih",
+    "iy",
+    "jh",
+    "k",
+    "l",
+    "m",
+    "n",
+    "ng",
+    "ow",
+    "oy",
+    "p",
+    "r",
+    "s",
+    "sh",
+    "sil",
+    "t",
+    "th",
+    "uh",
+    "uw",
+    "v",
+    "w",
+    "y",
+    "z",
+)
+_FOLDS = {
+    "aa": "ao",
+    "ah": "ax ax-h",
+    "ih": "ix",
+    "er": "axr",
+    "uw": "ux",
+    "l": "el",
+    "m": "em",
+    "n": "en nx",
+    "ng": "eng",
+    "hh": "hv",
+    "sh": "zh",
+    "sil": "bcl dcl gcl pcl tcl kcl q pau epi h#",
+}
 FOLDING = {
     **{phone: phone for phone in PHONES_39 if phone != "sil"},
     **{old: new for new, olds in _FOLDS.items() for old in olds.split()},
@@ -60,9 +108,13 @@ def read_split(
         features = mfcc(samples, n_mfcc) if feature_type == "mfcc" else log_mel(samples, n_mels)
         segments = frames_of(read_phones(path), len(features), path)
         speaker = path.parent.name.upper()
-        yield {"utterance_id": f"{path.parent.parent.name.upper()}_{speaker}_{path.stem.upper()}", "speaker_id": speaker,
-               "features": features, "segments": segments,
-               "labels": [label for start, end, label in segments for _ in range(end - start)]}  # fmt: skip
+        yield {
+            "utterance_id": f"{path.parent.parent.name.upper()}_{speaker}_{path.stem.upper()}",
+            "speaker_id": speaker,
+            "features": features,
+            "segments": segments,
+            "labels": [label for start, end, label in segments for _ in range(end - start)],
+        }
 
 
 def preprocess(
@@ -124,8 +176,9 @@ def frames_of(phones: list[tuple[int, int, int]], frames: int, where: Path) -> l
     edges = [min(edge, frames) for edge in edges]
     return [
         (start, end, label)
-        for start, end, (_, _, label) in zip(edges[:-1], edges[1:], phones, strict=True) if end > start
-    ]  # fmt: skip
+        for start, end, (_, _, label) in zip(edges[:-1], edges[1:], phones, strict=True)
+        if end > start
+    ]
 
 
 def read_sound(path: Path) -> np.ndarray:
@@ -231,9 +284,15 @@ def _child(folder: Path, name: str) -> Path | None:
 
 
 def _stats(values: np.ndarray) -> dict[str, float]:
-    return {"count": len(values), "mean": float(values.mean()), "median": float(np.median(values)),
-            "std": float(values.std()), "min": int(values.min()), "max": int(values.max()),
-            "p95": float(np.percentile(values, 95))}  # fmt: skip
+    return {
+        "count": len(values),
+        "mean": float(values.mean()),
+        "median": float(np.median(values)),
+        "std": float(values.std()),
+        "min": int(values.min()),
+        "max": int(values.max()),
+        "p95": float(np.percentile(values, 95)),
+    }
 
 
 def _write(path: Path, content: Any) -> str:

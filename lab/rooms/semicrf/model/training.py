@@ -88,8 +88,14 @@ def make_head(config: TrainConfig, classes: int, model: str, backend: str) -> nn
     if model == "pytorch-crf":
         return TorchCRF(classes, config.hidden_dim)
     longest = 1 if model == "linear" else config.max_duration
-    head = SemiCRF(classes, longest, config.hidden_dim, backend=backend,
-                   over_long="split" if model == "linear" else config.over_long, validate=config.validate)  # fmt: skip
+    head = SemiCRF(
+        classes,
+        longest,
+        config.hidden_dim,
+        backend=backend,
+        over_long="split" if model == "linear" else config.over_long,
+        validate=config.validate,
+    )
     if config.guards == "seed":
         head.partition = seed_log_partition
     if config.objective == "guide":
@@ -107,8 +113,15 @@ def plant_objective(head: SemiCRF) -> None:
         more["start_C"] = more["start_C"] + torch.logsumexp(transition, 0)
         return inner(score, transition, duration, lengths, **more)
 
-    def gold(score: Tensor, transition: Tensor, duration: Tensor, labels: Tensor, starts: Tensor,
-             lengths: Tensor | None, **ends: Any) -> Tensor:  # fmt: skip
+    def gold(
+        score: Tensor,
+        transition: Tensor,
+        duration: Tensor,
+        labels: Tensor,
+        starts: Tensor,
+        lengths: Tensor | None,
+        **ends: Any,
+    ) -> Tensor:
         return guide_gold(score, transition, duration, labels, lengths, longest=len(duration))
 
     head.partition, head.gold = partition, gold

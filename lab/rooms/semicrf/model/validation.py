@@ -135,8 +135,13 @@ def drift_messages(epoch: int, transition_max: float, duration_max: float) -> li
         )
     ]
     if transition_max > DRIFT or duration_max > DRIFT:
-        found.append(("WARNING", f"Epoch {epoch}: CRF parameters drifting high! trans_max={transition_max:.2f}, "
-                                 f"dur_max={duration_max:.2f}. Consider increasing --crf-reg."))  # fmt: skip
+        found.append(
+            (
+                "WARNING",
+                f"Epoch {epoch}: CRF parameters drifting high! trans_max={transition_max:.2f}, "
+                f"dur_max={duration_max:.2f}. Consider increasing --crf-reg.",
+            )
+        )
     return found
 
 
@@ -200,8 +205,10 @@ def _lengths_low(lengths: Tensor) -> ValueError:
 
 
 def _lengths_high(lengths: Tensor, frames: int) -> ValueError:
-    return ValueError(f"lengths cannot exceed T={frames}, got max={int(lengths.max())} "
-                      f"[first b={int((lengths > frames).nonzero()[0])}]")  # fmt: skip
+    return ValueError(
+        f"lengths cannot exceed T={frames}, got max={int(lengths.max())} "
+        f"[first b={int((lengths > frames).nonzero()[0])}]"
+    )
 
 
 def _labels(labels: Tensor, classes: int) -> ValueError:

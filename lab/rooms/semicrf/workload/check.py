@@ -113,8 +113,19 @@ def all_checks(subject: Subject) -> Iterator[Row]:
 
 
 def every_check() -> tuple[Callable[[Subject], Iterator[Row]], ...]:
-    return (accuracy, accuracy_long, ledgers, decoding, repeats, composition, poison, infeasible, hostile, entropies,
-            sampling)  # fmt: skip
+    return (
+        accuracy,
+        accuracy_long,
+        ledgers,
+        decoding,
+        repeats,
+        composition,
+        poison,
+        infeasible,
+        hostile,
+        entropies,
+        sampling,
+    )
 
 
 def accuracy(subject: Subject) -> Iterator[Row]:
@@ -145,8 +156,11 @@ def compared(found: Solution, exact: Solution, shape: tuple[int, ...], dtype: to
     allowed = exact.logZ_B.abs() * (1e-12 if wide else 1e-8) + (1e-11 if wide else 2e-5)
     at = int((gap / allowed).argmax())
     yield made("log Z", shape, dtype, float(gap[at]), float(allowed[at]), f"|d log Z| {float(gap[at]):.2g}")
-    for name, limit in (("score_BTC", 1e-10 if wide else 2e-5), ("transition_CC", 1e-10 if wide else 1e-5),
-                        ("duration_KC", 1e-10 if wide else 1e-5)):  # fmt: skip
+    for name, limit in (
+        ("score_BTC", 1e-10 if wide else 2e-5),
+        ("transition_CC", 1e-10 if wide else 1e-5),
+        ("duration_KC", 1e-10 if wide else 1e-5),
+    ):
         mine, right = getattr(found, name).double().cpu(), getattr(exact, name)
         scale = 1.0 if name == "score_BTC" else max(1.0, float(right.abs().max()))
         worst = float((mine - right).abs().max()) / scale
@@ -167,8 +181,15 @@ def ledgers(subject: Subject) -> Iterator[Row]:
 def watched_mass(subject: Subject, case: Case, shape: tuple[int, ...]) -> Row:
     """What the alarm looks at in training: the mass of the worst frame as the backend itself found it."""
     on = case.to(subject.device)
-    found = api.posteriors(on.score_BTC, on.transition_CC, on.duration_KC, case.lengths_B, start_C=on.start_C,
-                           end_C=on.end_C, backend=subject.backend)  # fmt: skip
+    found = api.posteriors(
+        on.score_BTC,
+        on.transition_CC,
+        on.duration_KC,
+        case.lengths_B,
+        start_C=on.start_C,
+        end_C=on.end_C,
+        backend=subject.backend,
+    )
     covered_B = mass_by_durations(found.duration_BKC, case.lengths_B.to(subject.device), found.log_z_B)
     worst = float(torch.maximum(found.mass_error_B, covered_B).max())
     return made("posterior mass", shape, torch.float32, worst, 2e-5, f"worst sequence is off by {worst:.2g}")
@@ -179,8 +200,15 @@ def decoding(subject: Subject) -> Iterator[Row]:
     for at, shape in enumerate(subject.shapes()):
         case = drawn(subject.seed + 200 + at, shape)
         on = case.to(subject.device)
-        scores, paths = api.viterbi(on.score_BTC, on.transition_CC, on.duration_KC, case.lengths_B, start_C=on.start_C,
-                                    end_C=on.end_C, backend=subject.backend)  # fmt: skip
+        scores, paths = api.viterbi(
+            on.score_BTC,
+            on.transition_CC,
+            on.duration_KC,
+            case.lengths_B,
+            start_C=on.start_C,
+            end_C=on.end_C,
+            backend=subject.backend,
+        )
         problem = make_problem(
             case.score_BTC, case.transition_CC, case.duration_KC, case.lengths_B, case.start_C, case.end_C
         )
@@ -250,9 +278,11 @@ def infeasible(subject: Subject) -> Iterator[Row]:
     case = replace(case, lengths_B=torch.tensor([9, 7, 5]))
     score = case.score_BTC.clone()
     score[1, 3] = FORBIDDEN
-    closed = {"a frame that no label may cover": replace(case, score_BTC=score),
-              "no duration at all": replace(case, duration_KC=torch.full_like(case.duration_KC, FORBIDDEN)),
-              "no start": replace(case, start_C=torch.full_like(case.start_C, FORBIDDEN))}  # fmt: skip
+    closed = {
+        "a frame that no label may cover": replace(case, score_BTC=score),
+        "no duration at all": replace(case, duration_KC=torch.full_like(case.duration_KC, FORBIDDEN)),
+        "no start": replace(case, start_C=torch.full_like(case.start_C, FORBIDDEN)),
+    }
     for name, one in closed.items():
         for dtype in (torch.float64, torch.float32):
             given = one.to(dtype=dtype)
@@ -309,13 +339,19 @@ def hostile_case(dice: torch.Generator, frames: int = 24) -> tuple[Case, str]:
     changes: dict[str, Callable[[Case], Case]] = {
         "1e30": lambda c: replace(c, score_BTC=c.score_BTC.masked_fill(chance(c.score_BTC, dice), 1e30)),
         "-1e30": lambda c: replace(c, score_BTC=c.score_BTC.masked_fill(chance(c.score_BTC, dice), -1e30)),
-        "masked scores": lambda c: replace(c, score_BTC=c.score_BTC.masked_fill(chance(c.score_BTC, dice), FORBIDDEN)),
-        "masked transitions": lambda c: replace(c, transition_CC=c.transition_CC.masked_fill(chance(c.transition_CC, dice, 0.5), FORBIDDEN)),
-        "masked durations": lambda c: replace(c, duration_KC=c.duration_KC.masked_fill(chance(c.duration_KC, dice, 0.5), FORBIDDEN)),
+        "masked scores": lambda c: replace(
+            c, score_BTC=c.score_BTC.masked_fill(chance(c.score_BTC, dice), FORBIDDEN)
+        ),
+        "masked transitions": lambda c: replace(
+            c, transition_CC=c.transition_CC.masked_fill(chance(c.transition_CC, dice, 0.5), FORBIDDEN)
+        ),
+        "masked durations": lambda c: replace(
+            c, duration_KC=c.duration_KC.masked_fill(chance(c.duration_KC, dice, 0.5), FORBIDDEN)
+        ),
         "empty grammar row": lambda c: replace(c, transition_CC=emptied(c.transition_CC)),
         "length 1": lambda c: replace(c, lengths_B=torch.ones_like(c.lengths_B)),
         "NaN padding": lambda c: c.padded(2, math.nan),
-    }  # fmt: skip
+    }
     chosen = [name for name in changes if roll(3) == 0]
     for name in chosen:
         case = changes[name](case)
@@ -327,8 +363,15 @@ def entropies(subject: Subject) -> Iterator[Row]:
     shape = (2, 5, 3, 2)
     case = replace(drawn(subject.seed + 500, shape), lengths_B=torch.tensor([5, 4]))
     on = case.to(subject.device)
-    found = api.entropy(on.score_BTC, on.transition_CC, on.duration_KC, case.lengths_B, start_C=on.start_C, end_C=on.end_C,
-                        backend=subject.backend)  # fmt: skip
+    found = api.entropy(
+        on.score_BTC,
+        on.transition_CC,
+        on.duration_KC,
+        case.lengths_B,
+        start_C=on.start_C,
+        end_C=on.end_C,
+        backend=subject.backend,
+    )
     problem = make_problem(
         case.score_BTC, case.transition_CC, case.duration_KC, case.lengths_B, case.start_C, case.end_C
     )
@@ -344,8 +387,15 @@ def sampling(subject: Subject) -> Iterator[Row]:
     """Frequencies of 2,000 samples against posteriors: within 5 standard deviations at every frame and label."""
     case = drawn(subject.seed + 600, (1, 8, 4, 3))
     count = 200 if subject.interpreted else 2000
-    paths = api.sample(case.score_BTC, case.transition_CC, case.duration_KC, start_C=case.start_C, end_C=case.end_C,
-                       samples=count, seed=subject.seed)[0]  # fmt: skip
+    paths = api.sample(
+        case.score_BTC,
+        case.transition_CC,
+        case.duration_KC,
+        start_C=case.start_C,
+        end_C=case.end_C,
+        samples=count,
+        seed=subject.seed,
+    )[0]
     seen = torch.zeros(8, 3, dtype=torch.float64)
     for path in paths:
         for begin, end, label in path:
@@ -391,8 +441,15 @@ def made(
     """A row; without `ok` it passes when the value is there and within its limit."""
     good = ok if ok is not None else value is not None and limit is not None and value <= limit
     number = None if value is None or not math.isfinite(value) else float(value)
-    return {"check": check, "shape": "x".join(map(str, shape)), "dtype": str(dtype).replace("torch.", ""), "value": number,
-            "limit": limit, "verdict": "pass" if good else "fail", "text": text}  # fmt: skip
+    return {
+        "check": check,
+        "shape": "x".join(map(str, shape)),
+        "dtype": str(dtype).replace("torch.", ""),
+        "value": number,
+        "limit": limit,
+        "verdict": "pass" if good else "fail",
+        "text": text,
+    }
 
 
 if __name__ == "__main__":

@@ -122,12 +122,25 @@ def training(
         log.log(getattr(logging, level), text)
     if message is None and not all(map(math.isfinite, magnitudes)):
         message = "a parameter is not finite after the last step"
-    return {"outcome": "failed" if message else "passed", "message": message, "step": len(trail), "weights": digest(tagger),
-            "transition_max": _number(magnitudes[0]), "duration_max": _number(magnitudes[1]), "trail": trail}  # fmt: skip
+    return {
+        "outcome": "failed" if message else "passed",
+        "message": message,
+        "step": len(trail),
+        "weights": digest(tagger),
+        "transition_max": _number(magnitudes[0]),
+        "duration_max": _number(magnitudes[1]),
+        "trail": trail,
+    }
 
 
-def one_step(tagger: Tagger, optimizer: torch.optim.Optimizer, chosen: list[Utterance], device: torch.device, clip: float,
-             trail: list[dict[str, float]]) -> str | None:  # fmt: skip
+def one_step(
+    tagger: Tagger,
+    optimizer: torch.optim.Optimizer,
+    chosen: list[Utterance],
+    device: torch.device,
+    clip: float,
+    trail: list[dict[str, float]],
+) -> str | None:
     """One step; -> what was not as it must be, in the validation points' words."""
     validator = tagger.head.validator
     try:
@@ -148,8 +161,13 @@ def prepared(
     config: DiagnoseConfig, corpus: Corpus, backend: str, device: torch.device, reg: float
 ) -> Tagger:
     """The model under test, with what was planted in it."""
-    train = replaced(config.train, crf_reg=reg, validate=True, dropout=0.0,
-                     objective="guide" if config.plant == "drift" else config.train.objective)  # fmt: skip
+    train = replaced(
+        config.train,
+        crf_reg=reg,
+        validate=True,
+        dropout=0.0,
+        objective="guide" if config.plant == "drift" else config.train.objective,
+    )
     tagger = make_tagger(train, corpus, "semicrf", backend).to(device)
     head: Any = tagger.head
     head.poison_padding = True
@@ -198,8 +216,14 @@ def corpus_case(config: DiagnoseConfig, device: torch.device, rows: list[dict[st
     batch = to_batch(chosen, device)
     with torch.no_grad():
         score = head.scores(tagger.encoder(batch["features"], batch["lengths"]), batch["lengths"])[:, :FRAMES]
-    case = Case(score.cpu(), head.transition_CC.detach().cpu(), head.duration_KC.detach().cpu(),
-                batch["lengths"].clamp(max=FRAMES), head.start_C.detach().cpu(), head.end_C.detach().cpu())  # fmt: skip
+    case = Case(
+        score.cpu(),
+        head.transition_CC.detach().cpu(),
+        head.duration_KC.detach().cpu(),
+        batch["lengths"].clamp(max=FRAMES),
+        head.start_C.detach().cpu(),
+        head.end_C.detach().cpu(),
+    )
     return sound(case, rows)
 
 
@@ -246,8 +270,13 @@ def reproduce(
         return None
     small = shrunk(case, fails)
     files = save_reproducer(small, out / "reproducer", backend=tested.backend, plant=plant, padding=padding)
-    return {"files": [f"reproducer/{name}" for name in files], "sequences": len(small.lengths_B),
-            "frames": int(small.lengths_B.max()), "padding": padding, "text": next(filter(None, (wrong(small, tested, padding) for _ in range(9))), "")}  # fmt: skip
+    return {
+        "files": [f"reproducer/{name}" for name in files],
+        "sequences": len(small.lengths_B),
+        "frames": int(small.lengths_B.max()),
+        "padding": padding,
+        "text": next(filter(None, (wrong(small, tested, padding) for _ in range(9))), ""),
+    }
 
 
 def wrong(case: Case, tested: Bench, padding: int) -> str | None:
@@ -278,8 +307,16 @@ def replaced(config: TrainConfig, **changes: Any) -> TrainConfig:
 
 
 def report_cell(row: dict[str, Any]) -> None:
-    log.info("%-6s %-6s lengths %-8s reg %-4g repeat %d order %d  %s", row["outcome"], row["backend"], row["lengths"],
-             row["reg"], row["repeat"], row["order"], row["message"] or "")  # fmt: skip
+    log.info(
+        "%-6s %-6s lengths %-8s reg %-4g repeat %d order %d  %s",
+        row["outcome"],
+        row["backend"],
+        row["lengths"],
+        row["reg"],
+        row["repeat"],
+        row["order"],
+        row["message"] or "",
+    )
 
 
 def _number(value: float) -> float | None:

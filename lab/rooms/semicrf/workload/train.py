@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         leave(0)  # all is written; taking down what gloo and DDP leave behind has aborted a finished rank
 
 
-def run(config: TrainConfig, model: str, backend: str, out: Path, context: RankContext, device: torch.device) -> None:
+def run(
+    config: TrainConfig, model: str, backend: str, out: Path, context: RankContext, device: torch.device
+) -> None:
     """Train, choose the best epoch on dev, score it on test. Raises StepFailed when the loss stops being finite."""
     corpus = load_corpus(config)
     tagger = make_tagger(config, corpus, model, backend).to(device)
@@ -94,8 +96,16 @@ def run(config: TrainConfig, model: str, backend: str, out: Path, context: RankC
         write_result(tagger, corpus, config, model, backend, rows, best, context, device, out)
 
 
-def train_epoch(module: nn.Module, tagger: Tagger, optimizer: torch.optim.Optimizer, train: list[Utterance],
-                config: TrainConfig, epoch: int, context: RankContext, device: torch.device) -> dict[str, Any]:  # fmt: skip
+def train_epoch(
+    module: nn.Module,
+    tagger: Tagger,
+    optimizer: torch.optim.Optimizer,
+    train: list[Utterance],
+    config: TrainConfig,
+    epoch: int,
+    context: RankContext,
+    device: torch.device,
+) -> dict[str, Any]:
     """One pass; -> loss (mean per utterance), grad_norm, seconds. Ranks take every n-th utterance of one order."""
     module.train()
     order = epoch_order(len(train), config.seed, epoch)
@@ -125,8 +135,13 @@ def train_epoch(module: nn.Module, tagger: Tagger, optimizer: torch.optim.Optimi
     found = float(loss)
     if not math.isfinite(found):
         raise StepFailed(f"the loss of epoch {epoch} is {found}", fix="lab run semicrf diagnose says why")
-    return {"epoch": epoch, "loss": found, "grad_norm": float(torch.stack(norms).max()), "train_s": seconds,
-            "lr": optimizer.param_groups[0]["lr"]}  # fmt: skip
+    return {
+        "epoch": epoch,
+        "loss": found,
+        "grad_norm": float(torch.stack(norms).max()),
+        "train_s": seconds,
+        "lr": optimizer.param_groups[0]["lr"],
+    }
 
 
 def evaluated(
@@ -157,12 +172,30 @@ def report_epoch(row: dict[str, Any], tagger: Tagger, config: TrainConfig, epoch
     for level, text in drift_messages(epoch, row["transition_max"], row["duration_max"]):
         log.log(getattr(logging, level), text)
     if epoch % config.log_every == 0 or epoch in (1, config.epochs):
-        log.info("epoch %d/%d  loss %.3f  dev PER %.3f  boundary F1 %.3f  grad norm %.2f  %.2f s", epoch, config.epochs,
-                 row["loss"], row["phone_error_rate"], row["boundary_f1"], row["grad_norm"], row["train_s"])  # fmt: skip
+        log.info(
+            "epoch %d/%d  loss %.3f  dev PER %.3f  boundary F1 %.3f  grad norm %.2f  %.2f s",
+            epoch,
+            config.epochs,
+            row["loss"],
+            row["phone_error_rate"],
+            row["boundary_f1"],
+            row["grad_norm"],
+            row["train_s"],
+        )
 
 
-def write_result(tagger: Tagger, corpus: Corpus, config: TrainConfig, model: str, backend: str, rows: list[dict[str, Any]],
-                 best: dict[str, Any], context: RankContext, device: torch.device, out: Path) -> None:  # fmt: skip
+def write_result(
+    tagger: Tagger,
+    corpus: Corpus,
+    config: TrainConfig,
+    model: str,
+    backend: str,
+    rows: list[dict[str, Any]],
+    best: dict[str, Any],
+    context: RankContext,
+    device: torch.device,
+    out: Path,
+) -> None:
     """result.json: the best dev epoch's weights on the test set."""
     if "weights" in best:
         tagger.load_state_dict(best.pop("weights"))
@@ -170,14 +203,24 @@ def write_result(tagger: Tagger, corpus: Corpus, config: TrainConfig, model: str
     times = [row["train_s"] for row in rows[1:] or rows]  # the first epoch pays for compilation
     over = sum(1 for u in corpus.train for start, end, _ in u.segments if end - start > config.max_duration)
     result = {
-        "model": model, "backend": backend, "ranks": context.world_size, "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
-        "corpus": corpus.origin, "utterances": {s: len(getattr(corpus, s)) for s in ("train", "dev", "test")},
-        "best_epoch": best.get("epoch"), "test": {k: v for k, v in test.items() if k != "decode_s"},
-        "training_time_per_epoch": float(np.median(times)), "total_training_time": sum(row["train_s"] for row in rows),
-        "inference_time": test["decode_s"], "peak_memory_bytes": peak_memory(device),
-        "over_long_segments": over, "parameters": sum(p.numel() for p in tagger.parameters()),
-    }  # fmt: skip
+        "model": model,
+        "backend": backend,
+        "ranks": context.world_size,
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or platform.machine(),
+        "corpus": corpus.origin,
+        "utterances": {s: len(getattr(corpus, s)) for s in ("train", "dev", "test")},
+        "best_epoch": best.get("epoch"),
+        "test": {k: v for k, v in test.items() if k != "decode_s"},
+        "training_time_per_epoch": float(np.median(times)),
+        "total_training_time": sum(row["train_s"] for row in rows),
+        "inference_time": test["decode_s"],
+        "peak_memory_bytes": peak_memory(device),
+        "over_long_segments": over,
+        "parameters": sum(p.numel() for p in tagger.parameters()),
+    }
     write_json(out / "result.json", result)
     log.info(
         "%s on %s: test PER %.3f, %.2f s an epoch",
@@ -192,8 +235,17 @@ def say_corpus(corpus: Corpus, config: TrainConfig, model: str, context: RankCon
     if context.rank == 0:
         frames = [len(u.features) for u in corpus.train]
         over = sum(1 for u in corpus.train for s, e, _ in u.segments if e - s > config.max_duration)
-        log.info("%s corpus: %d/%d/%d utterances, %d phones, %d to %d frames; head %s", corpus.origin, len(corpus.train),
-                 len(corpus.dev), len(corpus.test), len(corpus.phones), min(frames), max(frames), model)  # fmt: skip
+        log.info(
+            "%s corpus: %d/%d/%d utterances, %d phones, %d to %d frames; head %s",
+            corpus.origin,
+            len(corpus.train),
+            len(corpus.dev),
+            len(corpus.test),
+            len(corpus.phones),
+            min(frames),
+            max(frames),
+            model,
+        )
         if over and model == "semicrf":
             log.info(
                 "%d gold segments are longer than --max-duration %d: %s",
@@ -207,7 +259,9 @@ def set_up_logging(context: RankContext) -> None:
     """PYTHONLOGLEVEL is read here, as the guide promises."""
     level = os.environ.get("PYTHONLOGLEVEL", "INFO").upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        raise UsageError(f"PYTHONLOGLEVEL={level!r} is not a valid level", fix="DEBUG, INFO, WARNING or ERROR")
+        raise UsageError(
+            f"PYTHONLOGLEVEL={level!r} is not a valid level", fix="DEBUG, INFO, WARNING or ERROR"
+        )
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stdout, level="WARNING")
     log.setLevel(level if context.rank == 0 else "ERROR")
 

@@ -25,19 +25,54 @@ FEW = 5
 OTHER_SHARE = 0.1
 BY_BLOCK, BY_RANK, NO_TEST = "within rank and step", "whole ranks", "none possible"
 EFFECT = [
-    *CONFIG, *GROUP, "family", "n", "free_n", "overlapped_n", "partial_n", "full_n", "free_median_us", "partial_median_us",
-    "full_median_us", "overlapped_median_us", "slowdown", "ci_low", "ci_high", "p_value", "test",
-    "same_rank_slowdown", "same_rank_n", "excess_time_us", "note",
-]  # fmt: skip
-SPLITS = [
-    *CONFIG, *GROUP, "split", "value", "n", "median_us", "free_median_us", "free_n", "slowdown", "ci_low",
+    *CONFIG,
+    *GROUP,
+    "family",
+    "n",
+    "free_n",
+    "overlapped_n",
+    "partial_n",
+    "full_n",
+    "free_median_us",
+    "partial_median_us",
+    "full_median_us",
+    "overlapped_median_us",
+    "slowdown",
+    "ci_low",
     "ci_high",
-]  # fmt: skip
+    "p_value",
+    "test",
+    "same_rank_slowdown",
+    "same_rank_n",
+    "excess_time_us",
+    "note",
+]
+SPLITS = [
+    *CONFIG,
+    *GROUP,
+    "split",
+    "value",
+    "n",
+    "median_us",
+    "free_median_us",
+    "free_n",
+    "slowdown",
+    "ci_low",
+    "ci_high",
+]
 FACTORS = ("overlap", "cold_start", "other_kernels", "rank")
 CAUSES = [
-    *CONFIG, *GROUP, "n", "median_us", "std_us", "time_spread_us2", *(f"{name}_share" for name in FACTORS),
-    "clocks_share", "unexplained_share", "verdict",
-]  # fmt: skip
+    *CONFIG,
+    *GROUP,
+    "n",
+    "median_us",
+    "std_us",
+    "time_spread_us2",
+    *(f"{name}_share" for name in FACTORS),
+    "clocks_share",
+    "unexplained_share",
+    "verdict",
+]
 WORDS = {
     "overlap": "a collective beside it",
     "cold_start": "the cold first step",
@@ -133,11 +168,19 @@ def split_effects(rows: pd.DataFrame) -> list[dict[str, Any]]:
         for value in sorted(set(values[~is_free].tolist())):
             these_us = dur_us[~is_free & (values == value)]
             low, high = median_ratio_ci(free_us, these_us)
-            result.append({
-                "split": split, "value": value, "n": len(these_us), "median_us": median(these_us),
-                "free_median_us": median(free_us), "free_n": len(free_us),
-                "slowdown": median(these_us) / median(free_us), "ci_low": low, "ci_high": high,
-            })  # fmt: skip
+            result.append(
+                {
+                    "split": split,
+                    "value": value,
+                    "n": len(these_us),
+                    "median_us": median(these_us),
+                    "free_median_us": median(free_us),
+                    "free_n": len(free_us),
+                    "slowdown": median(these_us) / median(free_us),
+                    "ci_low": low,
+                    "ci_high": high,
+                }
+            )
     return result
 
 
@@ -199,14 +242,16 @@ def _p_value(rows: pd.DataFrame, dur_us: np.ndarray, blocked: float) -> tuple[fl
     if not np.isnan(blocked):
         return blocked, BY_BLOCK
     by_rank = (
-        pd.DataFrame({
-            "unit": rows.groupby(["repeat", "rank"], sort=False).ngroup().to_numpy(),
-            "dur": np.log(np.maximum(dur_us, 1e-3)),
-            "beside": (rows["overlap"] != FREE).to_numpy(),
-        })
+        pd.DataFrame(
+            {
+                "unit": rows.groupby(["repeat", "rank"], sort=False).ngroup().to_numpy(),
+                "dur": np.log(np.maximum(dur_us, 1e-3)),
+                "beside": (rows["overlap"] != FREE).to_numpy(),
+            }
+        )
         .groupby("unit")
         .agg({"dur": "median", "beside": "mean"})
-    )  # fmt: skip
+    )
     units = len(by_rank)
     p_value = permutation_p(
         by_rank["dur"].to_numpy(), by_rank["beside"].to_numpy() > 0.5, np.zeros(units, dtype=int)

@@ -15,9 +15,13 @@ from lab.terminal.click_types import with_options
 from lab.terminal.console import Console
 
 SWEEP = click.argument("sweep", type=click.Path(path_type=Path))
-OUT = click.option("-o", "--out", type=click.Path(path_type=Path),
-                   help="Analysis folder. [default: SWEEP/tracelens_analysis for a run of lab; for a recording that lab "
-                        "did not make, experiments/NAME_analysis/tracelens_analysis]")  # fmt: skip
+OUT = click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Analysis folder. [default: SWEEP/tracelens_analysis for a run of lab; for a recording that lab "
+    "did not make, experiments/NAME_analysis/tracelens_analysis]",
+)
 IN_PLACE = click.option("--in-place", is_flag=True, help="Write into SWEEP even if lab did not make it.")
 WORKERS = click.option(
     "-w", "--workers", type=click.IntRange(min=1), help="Processes. [default: one per CPU, at most 8]"
@@ -27,8 +31,14 @@ QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress.")
 JSON = click.option(
     "--json", "as_json", is_flag=True, help="Files, findings and what lacks as JSON on stdout."
 )
-TOP_K = click.option("-k", "--top-k", type=click.IntRange(min=1), default=5, show_default=True,
-                     help="GEMMs per trace in the list.")  # fmt: skip
+TOP_K = click.option(
+    "-k",
+    "--top-k",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="GEMMs per trace in the list.",
+)
 PLACE = [SWEEP, OUT, IN_PLACE]
 COMMON = [WORKERS, QUIET, JSON]
 
@@ -43,9 +53,14 @@ def gemm() -> None:
 
 
 @gemm.command("all")
-@with_options(*PLACE, TOP_K, SALVAGE, click.option("--fresh", is_flag=True, help="Do it again even if nothing has changed."),
-         click.option("--keep-merged", is_flag=True, help="Leave merged traces that are there as they are."),
-         *COMMON)  # fmt: skip
+@with_options(
+    *PLACE,
+    TOP_K,
+    SALVAGE,
+    click.option("--fresh", is_flag=True, help="Do it again even if nothing has changed."),
+    click.option("--keep-merged", is_flag=True, help="Leave merged traces that are there as they are."),
+    *COMMON,
+)
 def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, keep_merged: bool, **shared: Any) -> None:
     """Every step in one go, each trace read once; nothing is done where nothing has changed since the last time."""
     from lab.rooms.sweep.gemm.memo import key_of, memo_of, recall, remember
@@ -55,14 +70,26 @@ def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, keep_merged:
     known = None if fresh else recall(session.places, key)
     if known:
         session.console.detail("nothing has changed since the last time; --fresh does it all again")
-        _finish(known, session.places.analysis, files=[session.places.home / name for name in known.files],
-                as_json=shared["as_json"])  # fmt: skip
+        _finish(
+            known,
+            session.places.analysis,
+            files=[session.places.home / name for name in known.files],
+            as_json=shared["as_json"],
+        )
         return
     with needs("analysis"):
         from lab.rooms.sweep.gemm.steps import run_all, summed
     data = session.read(salvage=salvage, workbooks=True)
-    done = summed(run_all(session.places, data, top_k=top_k, workers=session.workers, salvage=salvage,
-                          keep_merged=keep_merged))  # fmt: skip
+    done = summed(
+        run_all(
+            session.places,
+            data,
+            top_k=top_k,
+            workers=session.workers,
+            salvage=salvage,
+            keep_merged=keep_merged,
+        )
+    )
     remember(session.places, key, memo_of(session.places, done))
     session.finish(done)
 
@@ -85,16 +112,39 @@ def part(sweep: Path, number: int, salvage: bool, **shared: Any) -> None:
 
 @gemm.command()
 @with_options(
-    *PLACE, TOP_K, SALVAGE,
-    click.option("--partition", help="Slurm's; also account, qos and the like with --sbatch. [default: the site's]"),
-    click.option("--cpus-per-task", type=click.IntRange(min=1), default=8, show_default=True, help="CPUs of each task."),
-    click.option("--time", "time_min", type=click.IntRange(min=1), default=120, show_default=True, help="Limit of a task, min."),
+    *PLACE,
+    TOP_K,
+    SALVAGE,
+    click.option(
+        "--partition", help="Slurm's; also account, qos and the like with --sbatch. [default: the site's]"
+    ),
+    click.option(
+        "--cpus-per-task", type=click.IntRange(min=1), default=8, show_default=True, help="CPUs of each task."
+    ),
+    click.option(
+        "--time",
+        "time_min",
+        type=click.IntRange(min=1),
+        default=120,
+        show_default=True,
+        help="Limit of a task, min.",
+    ),
     click.option("--mem", help="Memory of each task, as 32G."),
-    click.option("-j", "--jobs", type=click.IntRange(min=1), default=100, show_default=True, help="Tasks at a time."),
+    click.option(
+        "-j", "--jobs", type=click.IntRange(min=1), default=100, show_default=True, help="Tasks at a time."
+    ),
     click.option("--sbatch", "extra", multiple=True, metavar="KEY=VALUE", help="Any other option of sbatch."),
-)  # fmt: skip
-def spread(sweep: Path, out: Path | None, in_place: bool, top_k: int, salvage: bool, jobs: int, cpus_per_task: int,
-           **asked: Any) -> None:  # fmt: skip
+)
+def spread(
+    sweep: Path,
+    out: Path | None,
+    in_place: bool,
+    top_k: int,
+    salvage: bool,
+    jobs: int,
+    cpus_per_task: int,
+    **asked: Any,
+) -> None:
     """`all` over a Slurm cluster: one task a configuration, and a job after them that puts all together."""
     from lab.core.options import SlurmOptions
     from lab.engines.slurm.engine import submit_parts
@@ -111,7 +161,9 @@ def spread(sweep: Path, out: Path | None, in_place: bool, top_k: int, salvage: b
     flags += ["--workers", str(cpus_per_task), *(["--salvage"] if salvage else [])]
     parts = [["gemm", "part", *flags, "--number", str(number)] for number in range(num_parts(sweep))]
     last = ["gemm", "all", *flags, "--top-k", str(top_k), "--keep-merged"]
-    array, end = submit_parts(where.home, SlurmOptions(cpus_per_task=cpus_per_task, **asked), parts, last, jobs=jobs)
+    array, end = submit_parts(
+        where.home, SlurmOptions(cpus_per_task=cpus_per_task, **asked), parts, last, jobs=jobs
+    )
     click.echo(
         f"{len(parts)} tasks as {array}, put together by {end}: results in {where.analysis}, output in {where.home}/.slurm"
     )
@@ -176,12 +228,18 @@ def plots(sweep: Path, top_k: int, **shared: Any) -> None:
 @gemm.command()
 @with_options(
     *PLACE,
-    click.option("--format", "form", type=click.Choice(["json", "pftrace"]), default="json", show_default=True,
-                 help="Chrome's JSON that everybody reads, or Perfetto's own: smaller, opens faster."),
+    click.option(
+        "--format",
+        "form",
+        type=click.Choice(["json", "pftrace"]),
+        default="json",
+        show_default=True,
+        help="Chrome's JSON that everybody reads, or Perfetto's own: smaller, opens faster.",
+    ),
     click.option("--cpu-ops/--no-cpu-ops", default=True, help="Keep CPU operators. [default: yes]"),
     SALVAGE,
     *COMMON,
-)  # fmt: skip
+)
 def merge(sweep: Path, form: str, cpu_ops: bool, salvage: bool, **shared: Any) -> None:
     """All ranks of a configuration on one timeline for Perfetto -> merged_traces/.
 
@@ -191,20 +249,40 @@ def merge(sweep: Path, form: str, cpu_ops: bool, salvage: bool, **shared: Any) -
         from lab.rooms.sweep.gemm import steps
 
     session = Session(sweep, **shared)
-    session.finish(steps.merge(session.places, form=form, cpu_ops=cpu_ops, salvage=salvage,
-                               workers=session.workers, progress=session.progress))  # fmt: skip
+    session.finish(
+        steps.merge(
+            session.places,
+            form=form,
+            cpu_ops=cpu_ops,
+            salvage=salvage,
+            workers=session.workers,
+            progress=session.progress,
+        )
+    )
 
 
 @gemm.command()
 @click.argument("sweeps", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="A B [C...]")
-@click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("experiments/comparison"), show_default=True,
-              help="Folder of sweep_comparison.html and its tables.")  # fmt: skip
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("experiments/comparison"),
+    show_default=True,
+    help="Folder of sweep_comparison.html and its tables.",
+)
 @click.option(
     "-l", "--label", "labels", multiple=True, help="Name of each sweep on the page. [default: its folder]"
 )
 @with_options(*COMMON)
-def compare(sweeps: tuple[Path, ...], out: Path, labels: tuple[str, ...], workers: int | None, quiet: bool,
-            as_json: bool) -> None:  # fmt: skip
+def compare(
+    sweeps: tuple[Path, ...],
+    out: Path,
+    labels: tuple[str, ...],
+    workers: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Two or more sweeps side by side on one page; the first is what the others are compared to."""
     with needs("analysis"):
         from lab.rooms.sweep.gemm import compare as module
@@ -217,8 +295,16 @@ def compare(sweeps: tuple[Path, ...], out: Path, labels: tuple[str, ...], worker
 class Session:
     """One command's view of its sweep: where to write, how many processes, what to tell."""
 
-    def __init__(self, sweep: Path, *, out: Path | None, in_place: bool, quiet: bool, as_json: bool,
-                 workers: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        sweep: Path,
+        *,
+        out: Path | None,
+        in_place: bool,
+        quiet: bool,
+        as_json: bool,
+        workers: int | None = None,
+    ) -> None:
         from lab.rooms.sweep.gemm.places import places
 
         self.places = places(sweep, out, in_place=in_place)
@@ -265,8 +351,11 @@ def _finish(done: Any, where: Path, *, files: list[Path], as_json: bool) -> None
         for line in _by_folder(files):
             click.echo(line)
     if done.lacking:
-        raise StepFailed("not everything is there:\n" + "\n".join(f"  {line}" for line in done.lacking), where=where,
-                         fix="the rest is analysed; give what is missing and repeat the command")  # fmt: skip
+        raise StepFailed(
+            "not everything is there:\n" + "\n".join(f"  {line}" for line in done.lacking),
+            where=where,
+            fix="the rest is analysed; give what is missing and repeat the command",
+        )
 
 
 MOST_PROBLEMS = 12

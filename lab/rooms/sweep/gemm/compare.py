@@ -45,8 +45,16 @@ METRICS = {
 }
 SIGNIFICANT = 0.05
 FEWEST_RANKS = 3
-PILLS = {"faster": "ok", "slower": "fail", "no difference shown": "unknown", "one run each": "warn",
-         "too few repeats": "warn", "not in both": "unknown", "differs": "warn", "same": "unknown"}  # fmt: skip
+PILLS = {
+    "faster": "ok",
+    "slower": "fail",
+    "no difference shown": "unknown",
+    "one run each": "warn",
+    "too few repeats": "warn",
+    "not in both": "unknown",
+    "differs": "warn",
+    "same": "unknown",
+}
 FOOTNOTES = (
     "A change is the later sweep's median over the base's, minus one: above zero is slower. Every figure of a "
     "repeat is the median over its complete ranks.",
@@ -119,11 +127,20 @@ def config_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
     for setting in sorted(set(sides[0]) | set(sides[1])):
         before, after = (side.get(setting, _NO_TOTALS) for side in sides)
         rows.append(
-            {"base": base.label, "other": other.label, "threads": setting[0], "channel": setting[1],
-             "repeats_base": len(before.repeats), "repeats_other": len(after.repeats),
-             "total_base_ms": _median(before.repeats), "total_other_ms": _median(after.repeats),
-             "change_percent": _change(_median(before.repeats), _median(after.repeats)),
-             **_interval(before.ranks, after.ranks), "p_value": _p(before.repeats, after.repeats)})  # fmt: skip
+            {
+                "base": base.label,
+                "other": other.label,
+                "threads": setting[0],
+                "channel": setting[1],
+                "repeats_base": len(before.repeats),
+                "repeats_other": len(after.repeats),
+                "total_base_ms": _median(before.repeats),
+                "total_other_ms": _median(after.repeats),
+                "change_percent": _change(_median(before.repeats), _median(after.repeats)),
+                **_interval(before.ranks, after.ranks),
+                "p_value": _p(before.repeats, after.repeats),
+            }
+        )
     frame: pd.DataFrame = pd.DataFrame(rows)
     frame["p_holm"] = holm(frame["p_value"].to_numpy(dtype=float))
     frame["judgement"] = [_judge(row) for row in frame.itertuples()]
@@ -140,13 +157,34 @@ def gemm_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
         old_us, new_us = float(before["median_us"].median()), float(after["median_us"].median())
         per_rank = after["n"].sum() / len(after)
         rows.append(
-            {"base": base.label, "other": other.label, **dict(zip(key, shape, strict=True)),
-             "gemm": shape_name(shape[len(SETTING) :]), "n_base": int(before["n"].sum()), "n_other": int(after["n"].sum()),
-             "median_base_us": old_us, "median_other_us": new_us, "change_percent": _change(old_us, new_us),
-             "changed_us": (new_us - old_us) * per_rank,
-             **_interval(before["median_us"].to_numpy(), after["median_us"].to_numpy())})  # fmt: skip
-    columns = ["base", "other", *key, "gemm", "n_base", "n_other", "median_base_us", "median_other_us",
-               "change_percent", "changed_us", "ci_low_percent", "ci_high_percent"]  # fmt: skip
+            {
+                "base": base.label,
+                "other": other.label,
+                **dict(zip(key, shape, strict=True)),
+                "gemm": shape_name(shape[len(SETTING) :]),
+                "n_base": int(before["n"].sum()),
+                "n_other": int(after["n"].sum()),
+                "median_base_us": old_us,
+                "median_other_us": new_us,
+                "change_percent": _change(old_us, new_us),
+                "changed_us": (new_us - old_us) * per_rank,
+                **_interval(before["median_us"].to_numpy(), after["median_us"].to_numpy()),
+            }
+        )
+    columns = [
+        "base",
+        "other",
+        *key,
+        "gemm",
+        "n_base",
+        "n_other",
+        "median_base_us",
+        "median_other_us",
+        "change_percent",
+        "changed_us",
+        "ci_low_percent",
+        "ci_high_percent",
+    ]
     frame = pd.DataFrame(rows, columns=columns)
     order = frame["changed_us"].abs().sort_values(ascending=False, kind="stable").index
     ordered: pd.DataFrame = frame.loc[order].reset_index(drop=True)
@@ -222,8 +260,15 @@ def _environment(
 
     devices = {f"{len(meta.devices)} × {meta.devices[0]}" for meta in metas if meta.devices}
     facts = {"GPUs (trace)": ", ".join(sorted(devices)) or "none"}
-    names = {"vendor": "vendor", "ranks": "world_size", "backend": "backend", "torch": "torch_version",
-             "NCCL or RCCL": "nccl_version", "CUDA runtime": "cuda_version", "HIP runtime": "hip_version"}  # fmt: skip
+    names = {
+        "vendor": "vendor",
+        "ranks": "world_size",
+        "backend": "backend",
+        "torch": "torch_version",
+        "NCCL or RCCL": "nccl_version",
+        "CUDA runtime": "cuda_version",
+        "HIP runtime": "hip_version",
+    }
     facts |= {f"{words} (trace)": told(name) for words, name in names.items()}
     steps = sorted(set(tables.timeline["steps"]))
     facts["profiled steps (trace)"] = ", ".join(map(str, steps)) or "none"
@@ -243,8 +288,12 @@ def _from_manifest(manifest: Manifest) -> dict[str, str]:
         "highest SM clock, MHz": ", ".join(sorted({f"{gpu.max_sm_mhz}" for gpu in gpus})) or "none",
         "power limit, W": ", ".join(sorted({f"{gpu.power_limit_w}" for gpu in gpus})) or "none",
     }
-    for title, found in (("host", manifest.host), ("version", manifest.versions), ("env", manifest.env),
-                         ("config", manifest.config)):  # fmt: skip
+    for title, found in (
+        ("host", manifest.host),
+        ("version", manifest.versions),
+        ("env", manifest.env),
+        ("config", manifest.config),
+    ):
         facts |= {f"{title} {name}": str(value) for name, value in found.items()}
     return facts
 
@@ -350,9 +399,11 @@ def _headline(rows: pd.DataFrame, base: str, other: str) -> str:
         if low == high
         else f"total time changes by {low:+.1f} to {high:+.1f} %"
     )
-    why = {"one run each": "with one run each this may be chance, and nothing can be claimed",
-           "too few repeats": "the repeats are too few for any test to reach significance",
-           "no difference shown": "within the spread of the repeats"}  # fmt: skip
+    why = {
+        "one run each": "with one run each this may be chance, and nothing can be claimed",
+        "too few repeats": "the repeats are too few for any test to reach significance",
+        "no difference shown": "within the spread of the repeats",
+    }
     return (
         f"{other} against {base}: {span} over {len(rows)} configurations; {why[rows['judgement'].mode()[0]]}."
     )
@@ -403,8 +454,14 @@ def _sections(
     shown = configs.drop(columns=SETTING).dropna(axis="columns", how="all")
     shown.insert(2, "configuration", [_name(row) for row in configs.itertuples()])
     changes = Table(shown, "Total time by configuration", source, pills=PILLS, open_rows=40)
-    facts = Table(environment, "What is recorded of each sweep's surroundings, what differs first",
-                  "comparison/environment.csv", headings={one.label: Heading(one.label, "") for one in sweeps}, pills=PILLS, open_rows=60)  # fmt: skip
+    facts = Table(
+        environment,
+        "What is recorded of each sweep's surroundings, what differs first",
+        "comparison/environment.csv",
+        headings={one.label: Heading(one.label, "") for one in sweeps},
+        pills=PILLS,
+        open_rows=60,
+    )
     return [
         Section("By configuration", [_config_chart(sweeps), changes]),
         Section("GEMMs", _gemm_blocks(gemm, sweeps)),
@@ -427,8 +484,15 @@ def _config_chart(sweeps: Sequence[Sweep]) -> Chart:
         "Large dots are medians over ranks with the range from the fastest to the slowest; small dots are ranks. "
         "Drag to zoom, double click to see all, choose what is shown above."
     )
-    return Chart("configurations", "configuration", list(METRICS.values()), series, caption,
-                 "comparison/ranks.csv", names=names)  # fmt: skip
+    return Chart(
+        "configurations",
+        "configuration",
+        list(METRICS.values()),
+        series,
+        caption,
+        "comparison/ranks.csv",
+        names=names,
+    )
 
 
 def _metric_points(
@@ -457,18 +521,40 @@ def _gemm_blocks(gemm: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Any]:
     series = []
     for at, (other, rows) in enumerate(gemm.groupby("other", sort=False), start=1):
         points = [
-            (row.median_base_us, row.median_other_us,
-             f"{row.gemm}\n{_name(row)}\n{row.median_base_us:.1f} → {row.median_other_us:.1f} µs ({row.change_percent:+.1f} %)")
+            (
+                row.median_base_us,
+                row.median_other_us,
+                f"{row.gemm}\n{_name(row)}\n{row.median_base_us:.1f} → {row.median_other_us:.1f} µs ({row.change_percent:+.1f} %)",
+            )
             for row in rows.itertuples()
-        ]  # fmt: skip
+        ]
         series.append(Series(str(other), SERIES[at % len(SERIES)], [points]))
     caption = (
         "Median time of every GEMM shape and configuration in both sweeps; above the dashed line is slower."
     )
-    chart = Chart("gemm", f"{sweeps[0].label}: median µs", ["median in the other sweep, µs"], series, caption,
-                  "comparison/gemm.csv", diagonal=True)  # fmt: skip
-    shown = gemm[["other", "gemm", "n_base", "n_other", "median_base_us", "median_other_us", "change_percent",
-                  "ci_low_percent", "ci_high_percent", "changed_us"]].copy()  # fmt: skip
+    chart = Chart(
+        "gemm",
+        f"{sweeps[0].label}: median µs",
+        ["median in the other sweep, µs"],
+        series,
+        caption,
+        "comparison/gemm.csv",
+        diagonal=True,
+    )
+    shown = gemm[
+        [
+            "other",
+            "gemm",
+            "n_base",
+            "n_other",
+            "median_base_us",
+            "median_other_us",
+            "change_percent",
+            "ci_low_percent",
+            "ci_high_percent",
+            "changed_us",
+        ]
+    ].copy()
     shown.insert(1, "configuration", [_name(row) for row in gemm.itertuples()])
     return [chart, Table(shown, "GEMMs, most time changed per rank first", "comparison/gemm.csv")]
 

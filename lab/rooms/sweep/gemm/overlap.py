@@ -20,9 +20,12 @@ from lab.stats.intervals import meetings, spans, total
 from lab.stats.intervals import overlap as covered
 
 COLUMNS = [
-    "overlapping_collective_count", "overlapping_collective_names", "max_overlap_percentage",
-    "max_overlap_collective", "total_overlap_duration_ms",
-]  # fmt: skip
+    "overlapping_collective_count",
+    "overlapping_collective_names",
+    "max_overlap_percentage",
+    "max_overlap_collective",
+    "total_overlap_duration_ms",
+]
 # Of the longest instance: what share of its window a waiting and a transferring collective covers, and the
 # collective_id of collectives.csv. Of the shortest: the share any collective covers, as the control.
 MORE = [
@@ -117,10 +120,14 @@ class _Collectives:
         wait_ns = np.nan_to_num(matched.wait_us * 1000).astype(np.int64)
         self.waiting = spans(start, np.minimum(wait_ns, matched.dur_ns))
         names = np.where(matched.collective != "", matched.collective, matched.kernel)
-        self.table = Table({
-            "collective": names, "msg_bytes": matched.msg_bytes, "channels": matched.grid_x,
-            "collective_id": matched.collective_id,
-        })  # fmt: skip
+        self.table = Table(
+            {
+                "collective": names,
+                "msg_bytes": matched.msg_bytes,
+                "channels": matched.grid_x,
+                "collective_id": matched.collective_id,
+            }
+        )
 
     def __len__(self) -> int:
         return len(self.span)
@@ -136,10 +143,18 @@ def _nothing(index: pd.Index) -> pd.DataFrame:
     n = len(index)
     text = pd.Series([""] * n, index=index, dtype=object)
     number = pd.Series(np.full(n, -1, dtype=np.int64), index=index)
-    result: pd.DataFrame = pd.DataFrame({
-        "collective": text, "msg_bytes": number, "channels": number, "collective_id": number,
-        "waiting_ns": 0, "transfer_ns": 0, "phase": text,
-    }, index=index)  # fmt: skip
+    result: pd.DataFrame = pd.DataFrame(
+        {
+            "collective": text,
+            "msg_bytes": number,
+            "channels": number,
+            "collective_id": number,
+            "waiting_ns": 0,
+            "transfer_ns": 0,
+            "phase": text,
+        },
+        index=index,
+    )
     return result
 
 

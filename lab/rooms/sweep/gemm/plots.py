@@ -93,8 +93,13 @@ def _interaction(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
     means = table.groupby(SETTING)["time_diff_us"].mean().unstack("channel").reindex(columns=channels)
     threads = sorted(settings["threads"].dropna().unique())
     series = {f"{int(one)} threads": row.to_numpy() for one, row in means.reindex(threads).iterrows()}
-    return lines([f"{int(one)}" for one in channels], series, across="channels", axis=f"mean of {AXIS}",
-                 title="Threads and channels together")  # fmt: skip
+    return lines(
+        [f"{int(one)}" for one in channels],
+        series,
+        across="channels",
+        axis=f"mean of {AXIS}",
+        title="Threads and channels together",
+    )
 
 
 def _groups(table: pd.DataFrame, settings: pd.DataFrame, knob: str) -> dict[str, np.ndarray]:
@@ -168,8 +173,13 @@ def _slowdown(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
     spans = list(shown[["ci_low", "slowdown", "ci_high"]].itertuples(index=False, name=None))
     # An interval that holds 1 is no evidence of a slowdown.
     roles = ["communication" if low > 1 else "unknown" for low, _, _ in spans]
-    return ranges(labels, spans, axis="time under a concurrent collective ÷ time without (95 % interval)",
-                  reference=1.0, roles=roles)  # fmt: skip
+    return ranges(
+        labels,
+        spans,
+        axis="time under a concurrent collective ÷ time without (95 % interval)",
+        reference=1.0,
+        roles=roles,
+    )
 
 
 def _names(settings: object) -> list[str]:

@@ -26,19 +26,39 @@ SHORT_US = 10.0
 BINS = 100
 CUM = ["Percentage (%)", "Cumulative Percentage (%)"]
 ROWS_OF_TIMELINE = [
-    "computation_time", "exposed_comm_time", "exposed_memcpy_time", "busy_time", "idle_time", "total_time",
-    "total_comm_time", "total_memcpy_time",
-]  # fmt: skip
+    "computation_time",
+    "exposed_comm_time",
+    "exposed_memcpy_time",
+    "busy_time",
+    "idle_time",
+    "total_time",
+    "total_comm_time",
+    "total_memcpy_time",
+]
 GEMM_GROUP = ["op", "B", "M", "N", "K", "bias", "strides", "dtype", "dims", "transpose"]
 # Our columns of the GEMM sheet, after those of TraceLens.
 EXTRAS = [
-    "mad_us", "cv", "p5_us", "p95_us", "family", "num_kernel_names", "free_n", "free_median_us", "overlapped_n",
+    "mad_us",
+    "cv",
+    "p5_us",
+    "p95_us",
+    "family",
+    "num_kernel_names",
+    "free_n",
+    "free_median_us",
+    "overlapped_n",
     "overlapped_median_us",
-]  # fmt: skip
+]
 COMPUTE = {
-    "c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64", "signed char": "int8",
-    **dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e5m2", "c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz"), "fp8"),
-}  # fmt: skip
+    "c10::BFloat16": "bf16",
+    "c10::Half": "fp16",
+    "float": "fp32",
+    "double": "fp64",
+    "signed char": "int8",
+    **dict.fromkeys(
+        ("c10::Float8_e4m3fn", "c10::Float8_e5m2", "c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz"), "fp8"
+    ),
+}
 WHO = ["process_name", "process_label", "thread_name"]
 ARGUMENTS = {
     "Input Dims": "dims_id",
@@ -128,11 +148,13 @@ def gpu_timeline(trace: Trace) -> pd.DataFrame:
 
 def ops_summary_by_category(found: Launches) -> pd.DataFrame:
     names, group = np.unique(found.category.astype(str), return_inverse=True)
-    frame = pd.DataFrame({
-        "op category": names,
-        "Count": np.bincount(group, minlength=len(names)),
-        "total_direct_kernel_time_ms": np.bincount(group, found.direct_us, len(names)) / 1000,
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "op category": names,
+            "Count": np.bincount(group, minlength=len(names)),
+            "total_direct_kernel_time_ms": np.bincount(group, found.direct_us, len(names)) / 1000,
+        }
+    )
     return _ranked(frame, "total_direct_kernel_time_ms")
 
 
@@ -144,15 +166,17 @@ def ops_summary(found: Launches) -> pd.DataFrame:
     categories: list[set[str]] = [set() for _ in range(n)]
     for at, category in set(zip(group.tolist(), found.category.tolist(), strict=True)):
         categories[at].add(category)
-    frame = pd.DataFrame({
-        "name": found.trace.text(name_ids),
-        "total_direct_kernel_time_sum": direct,
-        "total_subtree_kernel_time_sum": subtree,
-        "total_direct_kernel_time_ms": direct / 1000,
-        "total_subtree_kernel_time_ms": subtree / 1000,
-        "Count": np.bincount(group, minlength=n),
-        "Categories": [str(sorted(each)) for each in categories],
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "name": found.trace.text(name_ids),
+            "total_direct_kernel_time_sum": direct,
+            "total_subtree_kernel_time_sum": subtree,
+            "total_direct_kernel_time_ms": direct / 1000,
+            "total_subtree_kernel_time_ms": subtree / 1000,
+            "Count": np.bincount(group, minlength=n),
+            "Categories": [str(sorted(each)) for each in categories],
+        }
+    )
     return _ranked(frame, "total_direct_kernel_time_ms")
 
 
@@ -169,16 +193,21 @@ def ops_unique_args(found: Launches) -> pd.DataFrame:
         for statistic in (*S5, "sum")
         for which, stats in (("direct", direct), ("subtree", subtree))
     }
-    frame = pd.DataFrame({
-        "name": text(ops.name_id[first]),
-        "op category": found.category[first],
-        **who(found.trace, ops.pid[first], ops.tid[first]),
-        **{title: [readable[i] for i in getattr(ops, name)[first].tolist()] for title, name in ARGUMENTS.items()},
-        "operation_count": direct["count"],
-        **pairs,
-        "ex_UID": ops.external_id[first],
-        **kernel_details(found, np.where(found.launcher >= 0, group[found.launcher], -1), n),
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "name": text(ops.name_id[first]),
+            "op category": found.category[first],
+            **who(found.trace, ops.pid[first], ops.tid[first]),
+            **{
+                title: [readable[i] for i in getattr(ops, name)[first].tolist()]
+                for title, name in ARGUMENTS.items()
+            },
+            "operation_count": direct["count"],
+            **pairs,
+            "ex_UID": ops.external_id[first],
+            **kernel_details(found, np.where(found.launcher >= 0, group[found.launcher], -1), n),
+        }
+    )
     return _ranked(frame, "total_direct_kernel_time_sum")
 
 
@@ -202,25 +231,29 @@ def gemm_sheet(found: Launches, gemm: Table) -> pd.DataFrame:
         "TFLOPS/s": grouped(gflops[group] / dur_us * 1e3, group, n),
     }
     tid = gemm.tid[first]
-    sheet = pd.DataFrame({
-        "name": shape["op"],
-        **{f"param: {name}": shape[name] for name in ("B", "M", "N", "K", "bias")},
-        **_factors(arguments, shape),
-        "GFLOPS_first": gflops,
-        "Data Moved (MB)_first": moved_bytes / 2**20,
-        "FLOPS/Byte_first": gflops * 1e9 / moved_bytes,
-        **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in S5},
-        **{f"{name}_first": column for name, column in
-           who(found.trace, found.trace.ops.pid[gemm.op_row[first]], tid).items()},
-        "Compute Spec": [f"matrix_{COMPUTE.get(dtype, dtype)}" for dtype in shape["dtype"]],
-        **_gemm_details(found, gemm, group, n),
-        **{f"{title}_first": column for title, column in arguments.items()},
-        **{f"Kernel Time (µs)_{key}": stats[key] for key in (*S5, "sum")},
-        "name_count": stats["count"],
-        "UID_first": gemm.uid[first],
-        **_gemm_extras(gemm, group, stats),
-        **{f"_{name}": shape[name] for name in GEMM_GROUP},
-    })  # fmt: skip
+    sheet = pd.DataFrame(
+        {
+            "name": shape["op"],
+            **{f"param: {name}": shape[name] for name in ("B", "M", "N", "K", "bias")},
+            **_factors(arguments, shape),
+            "GFLOPS_first": gflops,
+            "Data Moved (MB)_first": moved_bytes / 2**20,
+            "FLOPS/Byte_first": gflops * 1e9 / moved_bytes,
+            **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in S5},
+            **{
+                f"{name}_first": column
+                for name, column in who(found.trace, found.trace.ops.pid[gemm.op_row[first]], tid).items()
+            },
+            "Compute Spec": [f"matrix_{COMPUTE.get(dtype, dtype)}" for dtype in shape["dtype"]],
+            **_gemm_details(found, gemm, group, n),
+            **{f"{title}_first": column for title, column in arguments.items()},
+            **{f"Kernel Time (µs)_{key}": stats[key] for key in (*S5, "sum")},
+            "name_count": stats["count"],
+            "UID_first": gemm.uid[first],
+            **_gemm_extras(gemm, group, stats),
+            **{f"_{name}": shape[name] for name in GEMM_GROUP},
+        }
+    )
     result: pd.DataFrame = sheet.sort_values(
         "Kernel Time (µs)_sum", ascending=False, kind="stable", ignore_index=True
     )
@@ -229,18 +262,20 @@ def gemm_sheet(found: Launches, gemm: Table) -> pd.DataFrame:
 
 def coll_analysis(collectives: Table, rank: int) -> pd.DataFrame:
     """One row per kind, size and stream of a rank's collectives; sizes in MiB as in TraceLens."""
-    frame = pd.DataFrame({
-        "rank": rank,
-        "Process Group Name": collectives.pg_name,
-        "Process Group Ranks": collectives.pg_ranks,
-        "Collective name": collectives.collective,
-        "Group size": collectives.group_size,
-        "dtype": collectives.dtype,
-        "In msg nelems": collectives.in_nelems,
-        "Out msg nelems": collectives.out_nelems,
-        **{f"{side} split size": splits(collectives, side.lower()) for side in ("In", "Out")},
-        "stream": collectives.stream,
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "rank": rank,
+            "Process Group Name": collectives.pg_name,
+            "Process Group Ranks": collectives.pg_ranks,
+            "Collective name": collectives.collective,
+            "Group size": collectives.group_size,
+            "dtype": collectives.dtype,
+            "In msg nelems": collectives.in_nelems,
+            "Out msg nelems": collectives.out_nelems,
+            **{f"{side} split size": splits(collectives, side.lower()) for side in ("In", "Out")},
+            "stream": collectives.stream,
+        }
+    )
     key = list(frame)
     size = _dtype_bytes(frame["dtype"])
     for side in ("In", "Out"):
@@ -271,17 +306,19 @@ def kernel_summary(found: Launches, total_us: float) -> pd.DataFrame:
     distinct, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     stats = grouped(kernels.dur_ns / 1000, group.ravel(), len(distinct), (95,))
     names = found.trace.text(distinct[:, 1])
-    frame = pd.DataFrame({
-        "Parent op category": found.kernel_category[rows][first],
-        "Parent cpu_op": found.trace.text(distinct[:, 0]),
-        "Kernel name": names,
-        "Kernel stream": distinct[:, 2],
-        **{f"Kernel duration (µs)_{key}": stats[key] for key in ("sum", "count", "mean", "min", "max")},
-        "Percent of kernels time (%)": _percent(stats["sum"], stats["sum"].sum()),
-        "Percent of total time (%)": _percent(stats["sum"], total_us),
-        **{f"{key}_us": stats[key] for key in ("median", "mad", "p95")},
-        "family": [families.family(name) for name in names],
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "Parent op category": found.kernel_category[rows][first],
+            "Parent cpu_op": found.trace.text(distinct[:, 0]),
+            "Kernel name": names,
+            "Kernel stream": distinct[:, 2],
+            **{f"Kernel duration (µs)_{key}": stats[key] for key in ("sum", "count", "mean", "min", "max")},
+            "Percent of kernels time (%)": _percent(stats["sum"], stats["sum"].sum()),
+            "Percent of total time (%)": _percent(stats["sum"], total_us),
+            **{f"{key}_us": stats[key] for key in ("median", "mad", "p95")},
+            "family": [families.family(name) for name in names],
+        }
+    )
     result: pd.DataFrame = frame.sort_values(
         "Kernel duration (µs)_sum", ascending=False, kind="stable", ignore_index=True
     )
@@ -309,17 +346,19 @@ def short_kernels_summary(found: Launches, total_us: float) -> pd.DataFrame:
     distinct, group = np.unique(keys, axis=0, return_inverse=True)
     stats = grouped(kernels.dur_ns[rows] / 1000, group.ravel(), len(distinct))
     readable = _Cached(lambda index: _as_tuple(text(np.array([index]))[0]))
-    frame = pd.DataFrame({
-        "Parent cpu_op": text(distinct[:, 0]),
-        "Input dims": [readable[i] for i in distinct[:, 1].tolist()],
-        "Input strides": [readable[i] for i in distinct[:, 2].tolist()],
-        "Concrete Inputs": [readable[i] for i in distinct[:, 3].tolist()],
-        "Kernel name": text(distinct[:, 4]),
-        "Short Kernel duration (µs) sum": stats["sum"],
-        "Short Kernel count": stats["count"],
-        "Short Kernel duration (µs) mean": stats["mean"],
-        "Short Kernel duration (µs) percent of total time": _percent(stats["sum"], total_us),
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "Parent cpu_op": text(distinct[:, 0]),
+            "Input dims": [readable[i] for i in distinct[:, 1].tolist()],
+            "Input strides": [readable[i] for i in distinct[:, 2].tolist()],
+            "Concrete Inputs": [readable[i] for i in distinct[:, 3].tolist()],
+            "Kernel name": text(distinct[:, 4]),
+            "Short Kernel duration (µs) sum": stats["sum"],
+            "Short Kernel count": stats["count"],
+            "Short Kernel duration (µs) mean": stats["mean"],
+            "Short Kernel duration (µs) percent of total time": _percent(stats["sum"], total_us),
+        }
+    )
     order = "Short Kernel duration (µs) sum"
     result: pd.DataFrame = frame.sort_values(order, ascending=False, kind="stable", ignore_index=True)
     return result
@@ -338,12 +377,19 @@ def kernel_details(found: Launches, group: np.ndarray, num_groups: int) -> dict[
     names = found.trace.text(distinct[:, 1]).tolist()
     long: list[list[dict[str, Any]]] = [[] for _ in range(num_groups)]
     for at in np.argsort(-stats["sum"], kind="stable").tolist():
-        long[int(distinct[at, 0])].append({
-            "name": names[at], "stream": int(distinct[at, 2]), "count": int(stats["count"][at]),
-            "total_duration_us": float(stats["sum"][at]), "mean_duration_us": float(stats["mean"][at]),
-            "median_duration_us": float(stats["median"][at]), "std_dev_duration_us": float(stats["std"][at]),
-            "min_duration_us": float(stats["min"][at]), "max_duration_us": float(stats["max"][at]),
-        })  # fmt: skip
+        long[int(distinct[at, 0])].append(
+            {
+                "name": names[at],
+                "stream": int(distinct[at, 2]),
+                "count": int(stats["count"][at]),
+                "total_duration_us": float(stats["sum"][at]),
+                "mean_duration_us": float(stats["mean"][at]),
+                "median_duration_us": float(stats["median"][at]),
+                "std_dev_duration_us": float(stats["std"][at]),
+                "min_duration_us": float(stats["min"][at]),
+                "max_duration_us": float(stats["max"][at]),
+            }
+        )
     return {
         "kernel_details_summary": [str(each) for each in long],
         "trunc_kernel_details": [str([_short(kernel) for kernel in each]) for each in long],

@@ -221,6 +221,10 @@ def _configs(sweep: Path) -> list[ConfigDir]:
 
 
 def _name(config: ConfigDir) -> str:
-    parts = [f"{config.threads}thread" if config.threads else "", f"{config.channels}ch" if config.channels else "",
-             f"repeat{config.repeat}" if config.repeat > 1 else "", "merged"]  # fmt: skip
+    parts = [
+        f"{config.threads}thread" if config.threads else "",
+        f"{config.channels}ch" if config.channels else "",
+        f"repeat{config.repeat}" if config.repeat > 1 else "",
+        "merged",
+    ]
     return "_".join(part for part in parts if part)

@@ -36,9 +36,26 @@ UNFINISHED_SHARE = 0.9
 NO_LAUNCH = "(launched before the window)"
 FOUND_BY_KERNEL = ("GEMM", "triton", "other", "")
 INSTANCES = [
-    *SETTING, "rank", *GROUP, "transpose", "step", "correlation", "uid", "ts_ns", "dur_ns", "end_ns",
-    "overlap", "comm_ns", "comm_share", "other_ns", "cold", "unfinished", "family", "kernels", "file",
-]  # fmt: skip
+    *SETTING,
+    "rank",
+    *GROUP,
+    "transpose",
+    "step",
+    "correlation",
+    "uid",
+    "ts_ns",
+    "dur_ns",
+    "end_ns",
+    "overlap",
+    "comm_ns",
+    "comm_share",
+    "other_ns",
+    "cold",
+    "unfinished",
+    "family",
+    "kernels",
+    "file",
+]
 _TEXTS = ("op", "strides", "dtype", "dims", "transpose", "overlap", "family", "kernels", "file")
 
 

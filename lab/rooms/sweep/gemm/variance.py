@@ -25,22 +25,66 @@ from lab.stats.robust import grouped, median
 TOP_FILE = "top{k}_gemm_kernels_time_variance.csv"
 INSTANCES_FILE = "gemm_instances.parquet"
 FIRST = [
-    "threads", "channel", "rank", "kernel_name", "kernel_time_min_us", "kernel_time_max_us", "time_diff_us",
-]  # fmt: skip
+    "threads",
+    "channel",
+    "rank",
+    "kernel_name",
+    "kernel_time_min_us",
+    "kernel_time_max_us",
+    "time_diff_us",
+]
 OURS = [
-    "op", "M", "N", "K", "strides", "dtype", "n", "median_us", "mad_us", "cv", "p5_us", "p95_us", "step",
-    "free_median_us", "overlapped_median_us", "slowdown", "ci_low", "ci_high", "p_value",
-]  # fmt: skip
+    "op",
+    "M",
+    "N",
+    "K",
+    "strides",
+    "dtype",
+    "n",
+    "median_us",
+    "mad_us",
+    "cv",
+    "p5_us",
+    "p95_us",
+    "step",
+    "free_median_us",
+    "overlapped_median_us",
+    "slowdown",
+    "ci_low",
+    "ci_high",
+    "p_value",
+]
 MORE = [
-    "B", "bias", "dims", "transpose", "repeat", "robust_spread", "excess_time_us", "num_kernel_names", "family",
-    "cold_n", "unfinished_n", "step_medians_us", "free_n", "overlapped_n",
-    "min_step", "min_correlation", "min_ts_ns", "min_end_ns",
-    "max_correlation", "max_ts_ns", "max_end_ns", "file",
-]  # fmt: skip
+    "B",
+    "bias",
+    "dims",
+    "transpose",
+    "repeat",
+    "robust_spread",
+    "excess_time_us",
+    "num_kernel_names",
+    "family",
+    "cold_n",
+    "unfinished_n",
+    "step_medians_us",
+    "free_n",
+    "overlapped_n",
+    "min_step",
+    "min_correlation",
+    "min_ts_ns",
+    "min_end_ns",
+    "max_correlation",
+    "max_ts_ns",
+    "max_end_ns",
+    "file",
+]
 STAMPS = [
-    "min_duration_timestamp_ms", "max_duration_timestamp_ms", "time_between_min_max_ms",
-    "min_duration_found_us", "max_duration_found_us",
-]  # fmt: skip
+    "min_duration_timestamp_ms",
+    "max_duration_timestamp_ms",
+    "time_between_min_max_ms",
+    "min_duration_found_us",
+    "max_duration_found_us",
+]
 
 
 def variance(

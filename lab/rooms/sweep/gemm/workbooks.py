@@ -40,20 +40,61 @@ GROUP_NAMES = {
     "dtype": "dtype",
 }
 TIMELINE_FIRST = [
-    "threads", "channel", "rank", "computation_time_ms", "exposed_comm_time_ms", "exposed_memcpy_time_ms",
-    "busy_time_ms", "idle_time_ms", "total_time_ms", "total_comm_time_ms", "total_memcpy_time_ms",
-]  # fmt: skip
+    "threads",
+    "channel",
+    "rank",
+    "computation_time_ms",
+    "exposed_comm_time_ms",
+    "exposed_memcpy_time_ms",
+    "busy_time_ms",
+    "idle_time_ms",
+    "total_time_ms",
+    "total_comm_time_ms",
+    "total_memcpy_time_ms",
+]
 STRAGGLERS = [
-    "threads", "channel", "rank", "num_collectives", "times_arrived_last", "pct_arrived_last",
-    "total_wait_time_us", "verdict", "times_arrived_first", "mean_wait_time_us", "caused_wait_time_us",
-    "computation_time_ms", "idle_time_ms", "end_deviation_us", "total_nccl_dur_us", "repeat",
-]  # fmt: skip
-COLLECTIVES = [
-    "threads", "channel", "collective_id", "pg_name", "pg_ranks", "collective", "dtype", "in_nelems",
-    "out_nelems", "group_size", "index_in_group", "msg_bytes", "latency_us", "start_skew_us", "end_skew_us",
-    "straggler_rank", "first_rank", "algbw_gb_s", "busbw_gb_s", "complete", "missing_ranks", "confidence",
+    "threads",
+    "channel",
+    "rank",
+    "num_collectives",
+    "times_arrived_last",
+    "pct_arrived_last",
+    "total_wait_time_us",
+    "verdict",
+    "times_arrived_first",
+    "mean_wait_time_us",
+    "caused_wait_time_us",
+    "computation_time_ms",
+    "idle_time_ms",
+    "end_deviation_us",
+    "total_nccl_dur_us",
     "repeat",
-]  # fmt: skip
+]
+COLLECTIVES = [
+    "threads",
+    "channel",
+    "collective_id",
+    "pg_name",
+    "pg_ranks",
+    "collective",
+    "dtype",
+    "in_nelems",
+    "out_nelems",
+    "group_size",
+    "index_in_group",
+    "msg_bytes",
+    "latency_us",
+    "start_skew_us",
+    "end_skew_us",
+    "straggler_rank",
+    "first_rank",
+    "algbw_gb_s",
+    "busbw_gb_s",
+    "complete",
+    "missing_ranks",
+    "confidence",
+    "repeat",
+]
 SUMMED = ["comm_latency", "skew in start time", "skew in end time", "algo bw (GB/s)", "bus bw (GB/s)"]
 # A rank is named only if it is last half as often again as chance would have it, and in 15 % of all at least.
 NAMED_SHARE, LEAST_SHARE = 1.5, 0.15
@@ -155,29 +196,34 @@ def nccl_long(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: _Nodes) -> p
         table, matched = one.collectives, of_rank(pairs, rank)
         size = np.array([DTYPE_BYTES.get(name.lower(), np.nan) for name in table.dtype], dtype=float) / 2**20
         at = _index_of(pairs, matched.collective_id)
-        frames.append(pd.DataFrame({
-            "collective_id": matched.collective_id,
-            "index_in_group": np.where(at >= 0, pairs.collectives.index_in_group[at], -1)
-            if len(pairs.collectives) else at,
-            "rank": rank,
-            **{title: getattr(table, name) for title, name in GROUP_NAMES.items()},
-            "In msg nelems": table.in_nelems,
-            "In msg size (MB)": table.in_nelems * size,
-            "Out msg nelems": table.out_nelems,
-            "Out msg size (MB)": table.out_nelems * size,
-            "In split size": splits(table, "in"),
-            "Out split size": splits(table, "out"),
-            "stream": table.stream,
-            "ts": matched.ts_ns,
-            "dur": matched.dur_ns / 1000,
-            "node_id": nodes.of(rank),
-            "node_span": nodes.spans(table.pg_ranks),
-            "wait_us": matched.wait_us,
-            "step": table.step,
-            "correlation": table.correlation,
-            "grid_x": table.grid_x,
-            "block_x": table.block_x,
-        }))  # fmt: skip
+        frames.append(
+            pd.DataFrame(
+                {
+                    "collective_id": matched.collective_id,
+                    "index_in_group": np.where(at >= 0, pairs.collectives.index_in_group[at], -1)
+                    if len(pairs.collectives)
+                    else at,
+                    "rank": rank,
+                    **{title: getattr(table, name) for title, name in GROUP_NAMES.items()},
+                    "In msg nelems": table.in_nelems,
+                    "In msg size (MB)": table.in_nelems * size,
+                    "Out msg nelems": table.out_nelems,
+                    "Out msg size (MB)": table.out_nelems * size,
+                    "In split size": splits(table, "in"),
+                    "Out split size": splits(table, "out"),
+                    "stream": table.stream,
+                    "ts": matched.ts_ns,
+                    "dur": matched.dur_ns / 1000,
+                    "node_id": nodes.of(rank),
+                    "node_span": nodes.spans(table.pg_ranks),
+                    "wait_us": matched.wait_us,
+                    "step": table.step,
+                    "correlation": table.correlation,
+                    "grid_x": table.grid_x,
+                    "block_x": table.block_x,
+                }
+            )
+        )
     frame = pd.concat(frames, ignore_index=True)
     frame["ts"] = (frame["ts"] - _origin_ns(pairs)) / 1000
     result: pd.DataFrame = frame.sort_values(["ts", "rank"], kind="stable", ignore_index=True)
@@ -192,29 +238,31 @@ def nccl_implicit_sync(pairs: Pairs, nodes: _Nodes) -> pd.DataFrame:
         np.stack([columns["wait"] for columns in by_rank.values()]) if by_rank else np.empty((0, len(table)))
     )
     known = np.isfinite(wait_us).sum(axis=0) if len(wait_us) else np.zeros(len(table))
-    result: pd.DataFrame = pd.DataFrame({
-        "collective_id": table.collective_id,
-        **{title: getattr(table, name) for title, name in GROUP_NAMES.items()},
-        "In msg nelems": table.in_nelems,
-        "Out msg nelems": table.out_nelems,
-        "In msg size (MB)": table.in_nelems * size,
-        "Out msg size (MB)": table.out_nelems * size,
-        "Full msg size (MB)": np.where(table.msg_bytes >= 0, table.msg_bytes, np.nan) / 2**20,
-        "comm_latency": table.latency_us,
-        "skew in start time": table.start_skew_us,
-        "earliest arrival rank": table.first_rank,
-        "avg_wait_time": np.nansum(wait_us, axis=0) / np.maximum(known, 1),
-        "skew in end time": table.end_skew_us,
-        "algo bw (GB/s)": table.algbw_gb_s,
-        "bus bw (GB/s)": table.busbw_gb_s,
-        **{f"rank_{rank}_{name}": by_rank[rank][name] for rank in by_rank for name in ("ts", "dur")},
-        **{f"rank_{rank}_wait_time": by_rank[rank]["wait"] for rank in by_rank},
-        "node_span": nodes.spans(table.pg_ranks),
-        "last arrival rank": table.straggler_rank,
-        "complete": table.complete.astype(bool),
-        "missing_ranks": table.missing_ranks,
-        "confidence": table.confidence,
-    })  # fmt: skip
+    result: pd.DataFrame = pd.DataFrame(
+        {
+            "collective_id": table.collective_id,
+            **{title: getattr(table, name) for title, name in GROUP_NAMES.items()},
+            "In msg nelems": table.in_nelems,
+            "Out msg nelems": table.out_nelems,
+            "In msg size (MB)": table.in_nelems * size,
+            "Out msg size (MB)": table.out_nelems * size,
+            "Full msg size (MB)": np.where(table.msg_bytes >= 0, table.msg_bytes, np.nan) / 2**20,
+            "comm_latency": table.latency_us,
+            "skew in start time": table.start_skew_us,
+            "earliest arrival rank": table.first_rank,
+            "avg_wait_time": np.nansum(wait_us, axis=0) / np.maximum(known, 1),
+            "skew in end time": table.end_skew_us,
+            "algo bw (GB/s)": table.algbw_gb_s,
+            "bus bw (GB/s)": table.busbw_gb_s,
+            **{f"rank_{rank}_{name}": by_rank[rank][name] for rank in by_rank for name in ("ts", "dur")},
+            **{f"rank_{rank}_wait_time": by_rank[rank]["wait"] for rank in by_rank},
+            "node_span": nodes.spans(table.pg_ranks),
+            "last arrival rank": table.straggler_rank,
+            "complete": table.complete.astype(bool),
+            "missing_ranks": table.missing_ranks,
+            "confidence": table.confidence,
+        }
+    )
     return result
 
 
@@ -231,18 +279,20 @@ def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: _Nod
         counted = mine.where(np.isin(mine.collective_id, complete.collective_id))
         last, n = int((complete.straggler_rank == rank).sum()), len(counted)
         wait_us = np.nan_to_num(counted.wait_us)
-        rows.append({
-            "rank": rank,
-            "total_wait_time_us": float(wait_us.sum()),
-            "mean_wait_time_us": float(wait_us.mean()) if n else np.nan,
-            "times_arrived_last": last,
-            "times_arrived_first": int((complete.first_rank == rank).sum()),
-            "pct_arrived_last": 100 * last / n if n else np.nan,
-            "num_collectives": n,
-            "total_nccl_dur_us": float(mine.dur_ns.sum() / 1000),
-            "node_id": nodes.of(rank),
-            **_caused(pairs, by_rank, rank),
-        })  # fmt: skip
+        rows.append(
+            {
+                "rank": rank,
+                "total_wait_time_us": float(wait_us.sum()),
+                "mean_wait_time_us": float(wait_us.mean()) if n else np.nan,
+                "times_arrived_last": last,
+                "times_arrived_first": int((complete.first_rank == rank).sum()),
+                "pct_arrived_last": 100 * last / n if n else np.nan,
+                "num_collectives": n,
+                "total_nccl_dur_us": float(mine.dur_ns.sum() / 1000),
+                "node_id": nodes.of(rank),
+                **_caused(pairs, by_rank, rank),
+            }
+        )
     result: pd.DataFrame = pd.DataFrame(rows)
     return result
 

@@ -72,10 +72,14 @@ def run(config: TrainConfig, out: Path, context: RankContext) -> None:
     total_steps, steps_per_epoch = planned_steps(config, context.world_size)
     device = choose_device(context, config.distributed.backend)
     refuse_what_torch_lacks(config, device)
-    environment = {
-        **describe_environment(context, device),
-        "ignored_keys": ignored_keys(config),
-    } if context.rank == 0 else {}
+    environment = (
+        {
+            **describe_environment(context, device),
+            "ignored_keys": ignored_keys(config),
+        }
+        if context.rank == 0
+        else {}
+    )
     if environment:
         write_json(out / "environment.json", environment)
     with process_group(context, device):
@@ -85,15 +89,24 @@ def run(config: TrainConfig, out: Path, context: RankContext) -> None:
 
 
 def train(
-    config: TrainConfig, out: Path, context: RankContext, device: torch.device, total_steps: int, steps_per_epoch: int
+    config: TrainConfig,
+    out: Path,
+    context: RankContext,
+    device: torch.device,
+    total_steps: int,
+    steps_per_epoch: int,
 ) -> None:
     """The loop: one optimizer step, one line of metrics, one step of the profiler."""
     trainer = Trainer(config, context, device)
     log.info(
         "training %s (%s parameters) with %s on %d ranks (%s), %d steps",
-        config.model.kind, f"{trainer.model.num_params:,}", trainer.model.parallel,
-        context.world_size, device.type, total_steps,
-    )  # fmt: skip
+        config.model.kind,
+        f"{trainer.model.num_params:,}",
+        trainer.model.parallel,
+        context.world_size,
+        device.type,
+        total_steps,
+    )
     path = out / f"rank_{context.rank:02d}_metrics.jsonl"
     with writing(path):
         metrics = path.open("wb")
@@ -118,8 +131,15 @@ def report_step(line: dict[str, Any], log_interval: int, total_steps: int) -> No
         line["nonfinite"] = wild
         log.warning("step %d: not finite: %s", line["global_step"], wild)
     if line["global_step"] % log_interval == 0 or line["global_step"] in (1, total_steps):
-        log.info("step %d/%d  loss %.4f  grad_norm %.4f  lr %.2e  %.1f ms", line["global_step"], total_steps,
-                 line["loss"], line["grad_norm"], line["lr"], line["profile"]["total_ms"])  # fmt: skip
+        log.info(
+            "step %d/%d  loss %.4f  grad_norm %.4f  lr %.2e  %.1f ms",
+            line["global_step"],
+            total_steps,
+            line["loss"],
+            line["grad_norm"],
+            line["lr"],
+            line["profile"]["total_ms"],
+        )
 
 
 class Trainer:

@@ -54,12 +54,18 @@ def refuse_what_torch_lacks(config: TrainConfig, device: torch.device) -> None:
     checks = [
         (on_cpu and precision == "fp16", "fp16 needs a GPU", "set training.mixed_precision=none"),
         # Measured on 1.12: the backward pass mixes bfloat16 with float32 and stops.
-        (on_cpu and old and precision == "bf16", "bf16 on a CPU needs torch >= 2",
-         "set training.mixed_precision=none"),
-        (on_cpu and choose_parallel(config) == "fsdp1", "FSDP on a CPU needs fully_shard (torch >= 2.6)",
-         "set distributed.mode=ddp"),
+        (
+            on_cpu and old and precision == "bf16",
+            "bf16 on a CPU needs torch >= 2",
+            "set training.mixed_precision=none",
+        ),
+        (
+            on_cpu and choose_parallel(config) == "fsdp1",
+            "FSDP on a CPU needs fully_shard (torch >= 2.6)",
+            "set distributed.mode=ddp",
+        ),
         (old and config.compile.enabled, "torch.compile needs torch >= 2", "set compile.enabled=false"),
-    ]  # fmt: skip
+    ]
     for lacking, what, fix in checks:
         if lacking:
             raise ConfigError(what, where=f"torch {torch.__version__} on {device.type}", fix=fix)

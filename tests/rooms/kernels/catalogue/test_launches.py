@@ -27,8 +27,12 @@ from lab.rooms.kernels.schema import (
 from tests.rooms.kernels.made import generation, profile_folder
 from tests.tracegen import TraceWriter
 
-RECORDINGS = ("kernels_h200/bloom560m_generate", "kernels_h200/cs336_small_training", "rocm/mi300_qwen1.5_0.5b",
-              "rocm/mi300_resnet_ddp_rank0of8")  # fmt: skip
+RECORDINGS = (
+    "kernels_h200/bloom560m_generate",
+    "kernels_h200/cs336_small_training",
+    "rocm/mi300_qwen1.5_0.5b",
+    "rocm/mi300_resnet_ddp_rank0of8",
+)
 
 
 def catalogue_of(path):
@@ -143,8 +147,19 @@ def test_percentiles_are_numpys():
 
 
 def test_on_a_cpu_ops_that_own_work_stand_in_for_launches():
-    names = np.array(["aten::linear", "aten::t", "aten::addmm", "aten::copy_", "aten::to", "aten::_to_copy", "aten::copy_",
-                      "aten::view"], dtype=object)  # fmt: skip
+    names = np.array(
+        [
+            "aten::linear",
+            "aten::t",
+            "aten::addmm",
+            "aten::copy_",
+            "aten::to",
+            "aten::_to_copy",
+            "aten::copy_",
+            "aten::view",
+        ],
+        dtype=object,
+    )
     parent = np.array([-1, 0, 0, 2, -1, 4, 5, -1])
     rows = working_ops(names, parent, np.arange(8))
     assert names[rows].tolist() == ["aten::addmm", "aten::copy_"] and rows.tolist() == [2, 6]

@@ -16,8 +16,12 @@ def read(dims, types, strides=None, concrete=None):
 
 
 def test_an_addmm_of_half_is_read_with_strides_and_scalars():
-    args = read([[1024], [1, 1024], [1024, 1024], [], []], ["c10::Half"] * 3 + ["Scalar", "Scalar"],
-                [[1], [1024, 1], [1, 1024], [], []], ["", "", "", "1", "0.5"])  # fmt: skip
+    args = read(
+        [[1024], [1, 1024], [1024, 1024], [], []],
+        ["c10::Half"] * 3 + ["Scalar", "Scalar"],
+        [[1], [1024, 1], [1, 1024], [], []],
+        ["", "", "", "1", "0.5"],
+    )
     assert [arg.kind for arg in args] == ["tensor", "tensor", "tensor", "int", "float"]
     assert args[2].stride == [1, 1024] and args[4].value == 0.5 and args[0].dtype == "float16"
     assert summary(args) == "f16[1024] f16[1,1024] f16[1024,1024]:1,1024 1 0.5"
@@ -35,9 +39,18 @@ def test_lists_of_tensors_tell_sizes_and_no_dtypes():
 
 @pytest.mark.parametrize(
     ("literal", "kind", "value"),
-    [("True", "bool", True), ("-3", "int", -3), ("1e-05", "float", 1e-05), ("inf", "float", "inf"), ("-inf", "float", "-inf"),
-     ("[1, 2]", "ints", [1, 2]), ("[1.5]", "floats", [1.5]), ("[True, False]", "bools", [True, False]), ("mean", "str", "mean")],
-)  # fmt: skip
+    [
+        ("True", "bool", True),
+        ("-3", "int", -3),
+        ("1e-05", "float", 1e-05),
+        ("inf", "float", "inf"),
+        ("-inf", "float", "-inf"),
+        ("[1, 2]", "ints", [1, 2]),
+        ("[1.5]", "floats", [1.5]),
+        ("[True, False]", "bools", [True, False]),
+        ("mean", "str", "mean"),
+    ],
+)
 def test_literals_keep_their_kind(literal, kind, value):
     assert (literal_arg(literal).kind, literal_arg(literal).value) == (kind, value)
 

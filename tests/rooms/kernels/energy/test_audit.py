@@ -33,8 +33,15 @@ from tests.rooms.kernels.replay import test_proof as test_replay
 
 
 def a_row(single_us=4.0, runs=100_000, window_s=0.4, count=1, tier=3, name="k"):
-    return {"name": name, "single_time_us": single_us, "benchmark_runs": runs, "invocation_count": count, "tier": tier,
-            "start_timestamp": "2026-02-06 18:32:35.000000", "end_timestamp": f"2026-02-06 18:32:35.{int(window_s * 1e6):06d}"}  # fmt: skip
+    return {
+        "name": name,
+        "single_time_us": single_us,
+        "benchmark_runs": runs,
+        "invocation_count": count,
+        "tier": tier,
+        "start_timestamp": "2026-02-06 18:32:35.000000",
+        "end_timestamp": f"2026-02-06 18:32:35.{int(window_s * 1e6):06d}",
+    }
 
 
 def test_a_window_that_is_too_short_for_its_runs_is_refused_with_the_factor():
@@ -51,9 +58,17 @@ def test_many_equal_times_are_the_hosts_dispatch():
     assert spread[0].verdict == OK
 
 
-@pytest.mark.parametrize(("name", "is_call"), [("cudaLaunchKernel", True), ("hipMemcpyAsync", True), ("cuLaunchKernel", True),
-                                               ("cutlass::Kernel2<x>", False), ("void cunn_SoftMaxForward<4>", False),
-                                               ("Memcpy DtoD (Device -> Device)", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "is_call"),
+    [
+        ("cudaLaunchKernel", True),
+        ("hipMemcpyAsync", True),
+        ("cuLaunchKernel", True),
+        ("cutlass::Kernel2<x>", False),
+        ("void cunn_SoftMaxForward<4>", False),
+        ("Memcpy DtoD (Device -> Device)", False),
+    ],
+)
 def test_runtime_calls_are_told_from_kernels(name, is_call):
     assert is_runtime_call(name) is is_call
 
@@ -130,8 +145,13 @@ def test_a_folder_without_numbers_and_a_broken_file_are_errors_in_words(tmp_path
 
 def test_an_impossible_gemm_is_refused():
     shape = TensorArg(dtype="float16", shape=(1000, 1000), stride=(1000, 1))
-    call = Signature(sig_id="a", op="aten::mm", overload="", args=(Arg(name="self", tensor=shape), Arg(name="mat2", tensor=shape)),
-                     launches=(test_replay.GEMM, test_replay.REDUCE))  # fmt: skip
+    call = Signature(
+        sig_id="a",
+        op="aten::mm",
+        overload="",
+        args=(Arg(name="self", tensor=shape), Arg(name="mat2", tensor=shape)),
+        launches=(test_replay.GEMM, test_replay.REDUCE),
+    )
     assert flop(call) == 2e9
     plan = test_replay.a_plan()
     plan.signatures = (call, plan.signatures[1])

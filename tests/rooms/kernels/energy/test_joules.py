@@ -250,9 +250,16 @@ def fake_amdsmi(accumulator=10**9, power=180):
         return {"energy_accumulator": accumulator, "counter_resolution": 15.3, "timestamp": 5}
 
     smi = types.SimpleNamespace(
-        AmdSmiException=RuntimeError, amdsmi_init=lambda: None, amdsmi_get_processor_handles=lambda: ["gpu0"],
+        AmdSmiException=RuntimeError,
+        amdsmi_init=lambda: None,
+        amdsmi_get_processor_handles=lambda: ["gpu0"],
         amdsmi_get_energy_count=energy,
-        amdsmi_get_power_info=lambda gpu: {"current_socket_power": power, "average_socket_power": "N/A", "power_limit": 750_000_000})  # fmt: skip
+        amdsmi_get_power_info=lambda gpu: {
+            "current_socket_power": power,
+            "average_socket_power": "N/A",
+            "power_limit": 750_000_000,
+        },
+    )
     return smi
 
 
@@ -279,11 +286,22 @@ def test_without_a_gpu_there_is_no_meter():
 
 
 def a_plan():
-    big, small, other = (Signature(sig_id=name, op=op, launches=(Launch(kernel),)) for name, op, kernel in
-                         (("big", "aten::mm", "gemm_a"), ("small", "aten::mul", "mul_k"), ("kin", "aten::mm", "gemm_a")))  # fmt: skip
+    big, small, other = (
+        Signature(sig_id=name, op=op, launches=(Launch(kernel),))
+        for name, op, kernel in (
+            ("big", "aten::mm", "gemm_a"),
+            ("small", "aten::mul", "mul_k"),
+            ("kin", "aten::mm", "gemm_a"),
+        )
+    )
     calls = (Call(0, 0, (100.0,)), Call(0, 0, (100.0,)), Call(1, 0, (2.0,)), Call(2, 0, (50.0,)))
-    return ReplayPlan(origin=Origin(device_name="H200"), forwards=(Forward("prefill", "prefill"),), signatures=(big, small, other),
-                      calls=calls, config={"new_tokens": 2})  # fmt: skip
+    return ReplayPlan(
+        origin=Origin(device_name="H200"),
+        forwards=(Forward("prefill", "prefill"),),
+        signatures=(big, small, other),
+        calls=calls,
+        config={"new_tokens": 2},
+    )
 
 
 def a_window(joules, seconds=5.0, launches=1000.0, integral=None):
@@ -299,8 +317,14 @@ def a_window(joules, seconds=5.0, launches=1000.0, integral=None):
 
 
 def a_raw(**more):
-    raw = RawEnergy(meter="nvml", config=EnergyConfig(), device_name="H200", facts_before={"power_limit_w": 700.0},
-                    idle_cold=a_window(400.0), idle_context=a_window(500.0))  # fmt: skip
+    raw = RawEnergy(
+        meter="nvml",
+        config=EnergyConfig(),
+        device_name="H200",
+        facts_before={"power_limit_w": 700.0},
+        idle_cold=a_window(400.0),
+        idle_context=a_window(500.0),
+    )
     raw.signatures = [
         SignatureEnergy(
             sig_id="big",

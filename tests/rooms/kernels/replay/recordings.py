@@ -10,20 +10,57 @@ MUL = "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor"
 
 
 def op(name, ts, dur, number, dims=(), types=(), strides=(), concrete=(), tid=1):
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur,
-            "args": {"External id": number, "Record function id": number, "Input Dims": list(dims), "Input type": list(types),
-                     "Input Strides": list(strides), "Concrete Inputs": list(concrete)}}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": name,
+        "pid": 1,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+        "args": {
+            "External id": number,
+            "Record function id": number,
+            "Input Dims": list(dims),
+            "Input type": list(types),
+            "Input Strides": list(strides),
+            "Concrete Inputs": list(concrete),
+        },
+    }
 
 
 def kernel(name, ts, dur, owner, grid=(1, 1, 1), block=(128, 1, 1), smem=0, correlation=-1):
-    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur,
-            "args": {"External id": owner, "correlation": correlation, "grid": list(grid), "block": list(block),
-                     "shared memory": smem, "stream": 7, "device": 0}}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": name,
+        "pid": 0,
+        "tid": 7,
+        "ts": ts,
+        "dur": dur,
+        "args": {
+            "External id": owner,
+            "correlation": correlation,
+            "grid": list(grid),
+            "block": list(block),
+            "shared memory": smem,
+            "stream": 7,
+            "device": 0,
+        },
+    }
 
 
 def copy(name, ts, dur, owner, num_bytes):
-    return {"ph": "X", "cat": "gpu_memcpy", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur,
-            "args": {"External id": owner, "bytes": num_bytes, "stream": 7, "device": 0}}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": "gpu_memcpy",
+        "name": name,
+        "pid": 0,
+        "tid": 7,
+        "ts": ts,
+        "dur": dur,
+        "args": {"External id": owner, "bytes": num_bytes, "stream": 7, "device": 0},
+    }
 
 
 def mark(name, ts, dur):
@@ -45,9 +82,17 @@ def tensor(storage, numel, dtype="c10::Half", itemsize=2, offset=0, device="cuda
 
 def node(rf_id, name, schema, values, types, shapes, strides, out=None):
     outs = out or {"values": [], "types": [], "shapes": []}
-    return {"id": rf_id + 100, "name": name, "ctrl_deps": 1, "outputs": outs,
-            "inputs": {"values": values, "types": types, "shapes": shapes, "strides": strides},
-            "attrs": [{"name": "rf_id", "type": "uint64", "value": rf_id}, {"name": "op_schema", "type": "string", "value": schema}]}  # fmt: skip
+    return {
+        "id": rf_id + 100,
+        "name": name,
+        "ctrl_deps": 1,
+        "outputs": outs,
+        "inputs": {"values": values, "types": types, "shapes": shapes, "strides": strides},
+        "attrs": [
+            {"name": "rf_id", "type": "uint64", "value": rf_id},
+            {"name": "op_schema", "type": "string", "value": schema},
+        ],
+    }
 
 
 def mul_node(rf_id=1, left=1, right=2, result=3):

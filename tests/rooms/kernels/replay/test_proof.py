@@ -51,15 +51,25 @@ def a_plan(**more):
 
 
 def a_raw(launches=(GEMM, REDUCE), times=((11.0, 2.0), (13.0, 2.0)), device="cuda", status="ran"):
-    runs = (SignatureRun(sig_id="a", status=status, launches=launches, dur_us=times),
-            SignatureRun(sig_id="b", status="ran", launches=(FILL,), dur_us=((1.0,),)))  # fmt: skip
+    runs = (
+        SignatureRun(sig_id="a", status=status, launches=launches, dur_us=times),
+        SignatureRun(sig_id="b", status="ran", launches=(FILL,), dur_us=((1.0,),)),
+    )
     calls = (
         CallRun(0, 0, ((11.0, 2.0), (11.0, 2.0))),
         CallRun(1, 0, ((12.0, 3.0), (14.0, 1.0))),
         CallRun(2, 1, ((1.0,), (1.0,))),
     )
-    return RawReplay(mode="in-order", device=device, device_name="NVIDIA H200", num_sms=132, repeats=2, signatures=runs, calls=calls,
-                     launch_sets=(launches, (FILL,)))  # fmt: skip
+    return RawReplay(
+        mode="in-order",
+        device=device,
+        device_name="NVIDIA H200",
+        num_sms=132,
+        repeats=2,
+        signatures=runs,
+        calls=calls,
+        launch_sets=(launches, (FILL,)),
+    )
 
 
 def test_the_same_kernel_is_the_same_name_grid_block_and_shared_memory():

@@ -32,8 +32,11 @@ def test_a_schema_is_taken_apart_with_defaults_and_keyword_only_arguments():
     found = parse_schema(SUM)
     assert (found.name, found.overload) == ("aten::sum", "dim_IntList")
     assert [(p.name, p.type, p.default, p.kwarg_only) for p in found.params] == [
-        ("self", "Tensor", None, False), ("dim", "int[]?", None, False), ("keepdim", "bool", "False", False),
-        ("dtype", "ScalarType?", "None", True)]  # fmt: skip
+        ("self", "Tensor", None, False),
+        ("dim", "int[]?", None, False),
+        ("keepdim", "bool", "False", False),
+        ("dtype", "ScalarType?", "None", True),
+    ]
 
 
 def test_alias_marks_and_symbolic_integers_do_not_change_a_type():
@@ -77,8 +80,15 @@ def test_a_lost_list_of_tensors_is_unresolved_and_never_guessed():
 
 
 def test_indices_are_bounded_by_the_table_they_index():
-    args = from_trace(raw(["c10::Half", "long int", "Scalar", "Scalar", "Scalar"], [[50, 8], [1, 4], [], [], []],
-                          ["", "", "-1", "False", "False"]), [parse_schema(EMBEDDING)], ())[1]  # fmt: skip
+    args = from_trace(
+        raw(
+            ["c10::Half", "long int", "Scalar", "Scalar", "Scalar"],
+            [[50, 8], [1, 4], [], [], []],
+            ["", "", "-1", "False", "False"],
+        ),
+        [parse_schema(EMBEDDING)],
+        (),
+    )[1]
     assert (args[1].tensor.low, args[1].tensor.high, args[1].src) == (0, 49, "bounded")
 
 
@@ -132,8 +142,15 @@ def test_a_copy_keeps_its_small_cpu_tensor():
 def test_a_list_with_holes_keeps_its_holes():
     first, kind = tensor(1, 8, "bool", 1)
     index, long = tensor(2, 4, "long int", 8)
-    args = from_node(INDEX, {"values": [first, [[97, 0, 0, 0, 0, ""], index]], "types": [kind, f"GenericList[Tensor(nullptr (uninitialized)),{long}]"],
-                             "shapes": [[2, 4], [[], [4]]], "strides": [[4, 1], [[], [1]]]})[1]  # fmt: skip
+    args = from_node(
+        INDEX,
+        {
+            "values": [first, [[97, 0, 0, 0, 0, ""], index]],
+            "types": [kind, f"GenericList[Tensor(nullptr (uninitialized)),{long}]"],
+            "shapes": [[2, 4], [[], [4]]],
+            "strides": [[4, 1], [[], [1]]],
+        },
+    )[1]
     assert args[1].tensors[0] is None
     assert (args[1].tensors[1].high, args[1].src) == (3, "bounded")
 
@@ -143,8 +160,18 @@ def test_a_node_that_lost_arguments_is_unresolved():
         from_node(MUL, {"values": [1], "types": ["Int"], "shapes": [[]], "strides": [[]]})
 
 
-@pytest.mark.parametrize(("text", "value"), [("None", None), ("[1, 2]", [1, 2]), ("1.", 1.0), ("inf", "inf"),
-                                             ("Mean", 1), ("tanh", "tanh"), ("True", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("None", None),
+        ("[1, 2]", [1, 2]),
+        ("1.", 1.0),
+        ("inf", "inf"),
+        ("Mean", 1),
+        ("tanh", "tanh"),
+        ("True", True),
+    ],
+)
 def test_literals_are_read_as_schemas_and_traces_write_them(text, value):
     assert literal_of(text) == value
 

@@ -89,11 +89,22 @@ def test_collectives_and_launches_without_op_are_counted_as_uncovered(tmp_path):
 
 
 def test_launches_belong_to_the_forward_that_their_op_ran_in(tmp_path):
-    events = [mark("prefill", 0.0, 15.0), mul_op(10.0, 1), kernel("k", 40.0, 2.0, 1), mark("decode_1", 19.0, 10.0), mul_op(20.0, 2),
-              kernel("k", 43.0, 3.0, 2), mul_op(60.0, 3), kernel("k", 61.0, 1.0, 3)]  # fmt: skip
+    events = [
+        mark("prefill", 0.0, 15.0),
+        mul_op(10.0, 1),
+        kernel("k", 40.0, 2.0, 1),
+        mark("decode_1", 19.0, 10.0),
+        mul_op(20.0, 2),
+        kernel("k", 43.0, 3.0, 2),
+        mul_op(60.0, 3),
+        kernel("k", 61.0, 1.0, 3),
+    ]
     plan = plan_of(tmp_path, events)
-    assert [(f.name, f.phase, f.busy_us) for f in plan.forwards] == [("prefill", "prefill", 2.0), ("decode_1", "decode", 3.0),
-                                                                   ("between", "between", 1.0)]  # fmt: skip
+    assert [(f.name, f.phase, f.busy_us) for f in plan.forwards] == [
+        ("prefill", "prefill", 2.0),
+        ("decode_1", "decode", 3.0),
+        ("between", "between", 1.0),
+    ]
 
 
 def test_busy_time_counts_overlapping_streams_once(tmp_path):
@@ -172,6 +183,13 @@ def test_every_launch_of_the_bloom_recording_has_an_owner_and_exact_arguments(sh
 
 
 def test_on_a_cpu_an_op_with_its_own_copies_works_and_a_composite_does_not(tmp_path):
-    ops = [op("aten::linear", 0.0, 50.0, 1), op("aten::t", 1.0, 2.0, 2), op("aten::addmm", 10.0, 30.0, 3), op("aten::copy_", 12.0, 3.0, 4),
-           op("aten::to", 60.0, 20.0, 5), op("aten::_to_copy", 61.0, 18.0, 6), op("aten::copy_", 65.0, 5.0, 7)]  # fmt: skip
+    ops = [
+        op("aten::linear", 0.0, 50.0, 1),
+        op("aten::t", 1.0, 2.0, 2),
+        op("aten::addmm", 10.0, 30.0, 3),
+        op("aten::copy_", 12.0, 3.0, 4),
+        op("aten::to", 60.0, 20.0, 5),
+        op("aten::_to_copy", 61.0, 18.0, 6),
+        op("aten::copy_", 65.0, 5.0, 7),
+    ]
     assert [s.op for s in plan_of(tmp_path, ops).signatures] == ["aten::addmm", "aten::_to_copy"]

@@ -39,8 +39,14 @@ def compare(name: str) -> dict[str, object]:
     layer = next(
         p for n, p in parted.named_parameters() if n.endswith(("query_key_value.weight", "q_proj.weight"))
     )
-    return {"model": name, "error": float((expected - found).abs().max()), "scale": float(expected.abs().max()),
-            "same_tokens": same, "local_rows": layer.to_local().shape[0], "rows": layer.shape[0]}  # fmt: skip
+    return {
+        "model": name,
+        "error": float((expected - found).abs().max()),
+        "scale": float(expected.abs().max()),
+        "same_tokens": same,
+        "local_rows": layer.to_local().shape[0],
+        "rows": layer.shape[0],
+    }
 
 
 if __name__ == "__main__":

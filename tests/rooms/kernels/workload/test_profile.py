@@ -123,8 +123,16 @@ def test_a_view_shares_the_storage_of_what_it_looks_at(folder):
 
 def test_modules_are_told_by_their_path(folder):
     paths = Counter(op.module_path for op in recorded_of(folder) if op.name == "aten::addmm")
-    assert set(paths) == {f"transformer.h.{layer}.{name}" for layer in range(LAYERS)
-                          for name in ("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")}  # fmt: skip
+    assert set(paths) == {
+        f"transformer.h.{layer}.{name}"
+        for layer in range(LAYERS)
+        for name in (
+            "self_attention.query_key_value",
+            "self_attention.dense",
+            "mlp.dense_h_to_4h",
+            "mlp.dense_4h_to_h",
+        )
+    }
 
 
 def test_the_shape_log_has_every_linear_of_every_phase_once(folder):
@@ -190,9 +198,35 @@ def test_profile_and_recorder_work_in_the_pascal_image(open_folder):
     (open_folder / "kernels.json").write_text(
         json.dumps({"model": "tiny-bloom", "max_new_tokens": NEW_TOKENS})
     )
-    command = ["docker", "run", "--rm", "--network=none", f"--user={os.getuid()}:{os.getgid()}", "-e", "PYTHONPATH=/src", "-e", "HOME=/tmp",
-               "-e", "OMP_NUM_THREADS=1", "-v", f"{ROOT / 'lab'}:/src/lab:ro", "-v", f"{open_folder}:/out", "-w", "/out", "lab/pascal",
-               "python", "-m", "lab.rooms.kernels.workload", "--config", "kernels.json", "--out", "profile", "--device", "cpu"]  # fmt: skip
+    command = [
+        "docker",
+        "run",
+        "--rm",
+        "--network=none",
+        f"--user={os.getuid()}:{os.getgid()}",
+        "-e",
+        "PYTHONPATH=/src",
+        "-e",
+        "HOME=/tmp",
+        "-e",
+        "OMP_NUM_THREADS=1",
+        "-v",
+        f"{ROOT / 'lab'}:/src/lab:ro",
+        "-v",
+        f"{open_folder}:/out",
+        "-w",
+        "/out",
+        "lab/pascal",
+        "python",
+        "-m",
+        "lab.rooms.kernels.workload",
+        "--config",
+        "kernels.json",
+        "--out",
+        "profile",
+        "--device",
+        "cpu",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     holds_1_12(open_folder)

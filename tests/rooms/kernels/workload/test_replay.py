@@ -147,9 +147,13 @@ def test_a_number_stays_a_number_where_the_op_takes_one_and_becomes_a_tensor_whe
 
 
 def test_values_are_turned_into_what_the_schema_wants():
-    args = [Arg(name="size", type="int[]", value=[2]), Arg(name="dtype", type="ScalarType?", value=5, kwarg_only=True),
-            Arg(name="layout", type="Layout?", kwarg_only=True), Arg(name="device", type="Device?", value="cuda:0", kwarg_only=True),
-            Arg(name="pin_memory", type="bool?", value=True, kwarg_only=True)]  # fmt: skip
+    args = [
+        Arg(name="size", type="int[]", value=[2]),
+        Arg(name="dtype", type="ScalarType?", value=5, kwarg_only=True),
+        Arg(name="layout", type="Layout?", kwarg_only=True),
+        Arg(name="device", type="Device?", value="cuda:0", kwarg_only=True),
+        Arg(name="pin_memory", type="bool?", value=True, kwarg_only=True),
+    ]
     _, result = first_call(bind("aten::zeros", "", args, CPU))
     assert result.dtype is torch.float16 and result.device == CPU
     clamp = [

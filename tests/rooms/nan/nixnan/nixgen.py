@@ -73,22 +73,50 @@ def write(path: Path, lines) -> Path:
 
 
 SASS = (
-    "FADD R{a}, -R{b}, R{c}", "@!P0 FMUL.FTZ R{a}, |R{b}|, c[0x0][0x170]", "HMMA.16816.F32 R{a}, R{b}.reuse, R{c}, RZ",
-    "FFMA R{a}, R{b}, c[0x0] [0x238], -R{c}", "DADD R{a}, R{b}, +INF ", "MUFU.RSQ R{a}, R{b}", "@!UP0 MUFU.EX2 R{a}, R{b}",
-    "STG.E.128 [R{a}.64], R{b}", "HFMA2.BF16_V2 R{a}, R{b}.H0_H0, -1, -1, R{c}.H1_H1", "STG.E desc[UR4][R{a}.64], R{b}",
-)  # fmt: skip
-FUNCTIONS = ("void ", "void at::native::", "void pytorch_flash::flash_fwd_kernel", "k[with] {lambda()#1}", "std::enable_if",
-             "void cutlass::Kernel2", "nåme")  # fmt: skip
-KIND_LISTS = ("NaN", "infinity", "-infinity", "subnormal", "div0", "NaN,infinity", "NaN,-infinity,subnormal", "infinity,div0",
-              "NaN,infinity,subnormal,div0")  # fmt: skip
+    "FADD R{a}, -R{b}, R{c}",
+    "@!P0 FMUL.FTZ R{a}, |R{b}|, c[0x0][0x170]",
+    "HMMA.16816.F32 R{a}, R{b}.reuse, R{c}, RZ",
+    "FFMA R{a}, R{b}, c[0x0] [0x238], -R{c}",
+    "DADD R{a}, R{b}, +INF ",
+    "MUFU.RSQ R{a}, R{b}",
+    "@!UP0 MUFU.EX2 R{a}, R{b}",
+    "STG.E.128 [R{a}.64], R{b}",
+    "HFMA2.BF16_V2 R{a}, R{b}.H0_H0, -1, -1, R{c}.H1_H1",
+    "STG.E desc[UR4][R{a}.64], R{b}",
+)
+FUNCTIONS = (
+    "void ",
+    "void at::native::",
+    "void pytorch_flash::flash_fwd_kernel",
+    "k[with] {lambda()#1}",
+    "std::enable_if",
+    "void cutlass::Kernel2",
+    "nåme",
+)
+KIND_LISTS = (
+    "NaN",
+    "infinity",
+    "-infinity",
+    "subnormal",
+    "div0",
+    "NaN,infinity",
+    "NaN,-infinity,subnormal",
+    "infinity,div0",
+    "NaN,infinity,subnormal,div0",
+)
 NOISE = (
-    "", "step 12 loss=nan", "#nixnan: running kernel [void at::native::] ...", "#nixnan: error [NaN] detected in opera",
+    "",
+    "step 12 loss=nan",
+    "#nixnan: running kernel [void at::native::] ...",
+    "#nixnan: error [NaN] detected in opera",
     "f32#nixnan: error [NaN] detected in operand 0 of instruction FADD R1, R1, R1 ; in function f of type f32",
     "#nixnan: #nixnan: warning: Infinite immediate found in operand 3 of @P1 FFMA R3, R2, R1, +INF  ;",
-    "#nixnan: f16 bin has reached threshold: kernel=f range=[13,15] count=256", "\x1b[32mgreen\x1b[0m", "## a comment on #nixnan",
+    "#nixnan: f16 bin has reached threshold: kernel=f range=[13,15] count=256",
+    "\x1b[32mgreen\x1b[0m",
+    "## a comment on #nixnan",
     " 50%|#####     |\r#nixnan: error [NaN] detected in operand 0 of instruction FADD R9, R1, R1 ; in function f of type f32\r",
     "\0\0\0#nixnan: error [subnormal] detected in operand 2 of instruction FMUL R1,\tR1, R1 ; in function f of type f32",
-)  # fmt: skip
+)
 
 
 def varied(draw: random.Random, registers: int = 256) -> str:
@@ -97,8 +125,14 @@ def varied(draw: random.Random, registers: int = 256) -> str:
         a=draw.randrange(registers), b=draw.randrange(registers), c=draw.randrange(registers)
     )
     place = draw.choice(("", "", "", "line 0", "/tmp/a b/x.py:12"))
-    return error(draw.choice(KIND_LISTS), sass, operand=draw.choice((0, 0, 1, 2, 3, None)), function=draw.choice(FUNCTIONS),
-                 type=draw.choice(("f16", "bf16", "f32", "f64", "unknown")), place=place)  # fmt: skip
+    return error(
+        draw.choice(KIND_LISTS),
+        sass,
+        operand=draw.choice((0, 0, 1, 2, 3, None)),
+        function=draw.choice(FUNCTIONS),
+        type=draw.choice(("f16", "bf16", "f32", "f64", "unknown")),
+        place=place,
+    )
 
 
 @dataclass

@@ -11,19 +11,26 @@ from tests.rooms.nan.nixnan import nixgen
 from tests.rooms.nan.nixnan.nixgen import BANNER, END, error, log, report
 
 LINES = (
-    error("infinity", operand=1), error("NaN,infinity"), error("NaN", "STG.E [R2.64], R3", operand=1),
-    error("subnormal", "HMMA.16816.F32 R0, R1, R2, R3", type="f16", operand=2), error("div0", "MUFU.RCP R1, R2", operand=1),
-)  # fmt: skip
+    error("infinity", operand=1),
+    error("NaN,infinity"),
+    error("NaN", "STG.E [R2.64], R3", operand=1),
+    error("subnormal", "HMMA.16816.F32 R0, R1, R2, R3", type="f16", operand=2),
+    error("div0", "MUFU.RCP R1, R2", operand=1),
+)
 FEWER = {"infinity": 1}  # masks with both infinities, in the report's -infinity alone
 
 CASES = {
     "a whole log": (log(*LINES), "complete", "equal"),
     "no events at all": (log(), "complete", "equal"),
     "masks that held both infinities": (
-        [*BANNER, *LINES, END, *report(LINES, extra={("f32", "-infinity"): 2})], "complete", "equal",
+        [*BANNER, *LINES, END, *report(LINES, extra={("f32", "-infinity"): 2})],
+        "complete",
+        "equal",
     ),
     "more of -infinity than masks could hold": (
-        [*BANNER, *LINES, END, *report(LINES, extra={("f32", "-infinity"): 3})], "inconsistent", "-infinity",
+        [*BANNER, *LINES, END, *report(LINES, extra={("f32", "-infinity"): 3})],
+        "inconsistent",
+        "-infinity",
     ),
     "a killed run": (log(*LINES, end=False), "truncated", "no report"),
     "a report that breaks off": (log(*LINES)[:-3], "truncated", "breaks off"),
@@ -31,21 +38,36 @@ CASES = {
     "a line twice": ([*log(*LINES)[:6], LINES[0], *log(*LINES)[6:]], "inconsistent", "doubled"),
     "a line gone": ([line for line in log(*LINES) if line != LINES[1]], "inconsistent", "missing"),
     "torn lines": (
-        [*BANNER, LINES[0][:60] + "#nixnan: f16 bin has reached threshold: kernel=f range=[1,2] count=3", LINES[0][60:]],
-        "torn", "line 6",
+        [
+            *BANNER,
+            LINES[0][:60] + "#nixnan: f16 bin has reached threshold: kernel=f range=[1,2] count=3",
+            LINES[0][60:],
+        ],
+        "torn",
+        "line 6",
     ),
-    "torn, though a report is there": (log(*LINES, "#nixnan: error [NaN] detec" + LINES[2]), "torn", "ran into"),
+    "torn, though a report is there": (
+        log(*LINES, "#nixnan: error [NaN] detec" + LINES[2]),
+        "torn",
+        "ran into",
+    ),
     "nothing": ([], "empty", "empty"),
     "only a dash line": (BANNER[:1], "empty", "CUDA_INJECTION64_PATH"),
     "another program's log": (["hello", "world"], "empty", "No line of nixnan's"),
     "a template of bins in place of a run": (
-        [*BANNER[:1], "#nixnan: Created template bin specification file at /x.json"], "empty", "without running",
+        [*BANNER[:1], "#nixnan: Created template bin specification file at /x.json"],
+        "empty",
+        "without running",
     ),
     "two processes": ([*log(LINES[0]), *log(LINES[1], LINES[2])], "complete", "equal"),
-    "two processes, one killed": ([*log(LINES[0]), *log(LINES[1], LINES[2], end=False)], "truncated", "wrote a report"),
+    "two processes, one killed": (
+        [*log(LINES[0]), *log(LINES[1], LINES[2], end=False)],
+        "truncated",
+        "wrote a report",
+    ),
     "two contexts of one process": ([*BANNER, *log(*LINES)], "complete", "equal"),
     "an old build": ([*BANNER, error(operand=None), END, *report([error()], old=True)], "complete", "equal"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("lines, integrity, word", CASES.values(), ids=CASES)

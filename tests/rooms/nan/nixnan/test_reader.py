@@ -42,7 +42,7 @@ ERRORS = {
         nixgen.error(function="f[x] {lambda()#1}"),
         Event(("NaN",), 0, "FADD R2, -R7, R2", "f[x] {lambda()#1}", None, "f32"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("line, event", ERRORS.values(), ids=ERRORS)
@@ -51,22 +51,39 @@ def test_an_error_line_is_read_as(line, event):
 
 
 OTHERS = [
-    ("Instrumenting all kernels", "lists"), ("instrumenting all kernels", "lists"), ("Instrumenting all functions", "lists"),
-    ("Only instrumenting kernels specified in kernel_whitelist.txt", "lists"), ("Could not open kernel_blacklist.txt!", "lists"),
-    ("running kernel [void f<a[3], {lambda()#1}>(int)] ...", "running"), ("kernel [void f] ...", "logged"),
-    ("Kernel [f(int)] execution time: 12 microseconds", "timed"), ("Function [f] of kernel [g]", "function of"),
-    ("Maximum number of errors (10) reached. Stopping.", "stopped"), ("Terminating early: timeout", "stopped"),
+    ("Instrumenting all kernels", "lists"),
+    ("instrumenting all kernels", "lists"),
+    ("Instrumenting all functions", "lists"),
+    ("Only instrumenting kernels specified in kernel_whitelist.txt", "lists"),
+    ("Could not open kernel_blacklist.txt!", "lists"),
+    ("running kernel [void f<a[3], {lambda()#1}>(int)] ...", "running"),
+    ("kernel [void f] ...", "logged"),
+    ("Kernel [f(int)] execution time: 12 microseconds", "timed"),
+    ("Function [f] of kernel [g]", "function of"),
+    ("Maximum number of errors (10) reached. Stopping.", "stopped"),
+    ("Terminating early: timeout", "stopped"),
     ("#nixnan: warning: NaN immediate found in operand 1 of MUFU.RSQ R3, -QNAN  ;", "immediate"),
     ("warning: Unknown immediate found in operand 1 of MUFU.RSQ R3, -QNAN  ;", "immediate"),
     ("f16 bin has reached threshold: kernel=void  range=[13,15] count=256", "bin"),
-    ("f32 bin has reached threshold: function=void f(int) range=[inf,inf] count=3 instruction=FADD R0, R0, R7 ; in function=f at /a/b.cu:3", "bin"),
-    ("--- FP exponent ranges --- ", "exponent head"), ("Exponent range for bf16: [zero, inf]", "exponents"),
-    ("Exponent range for f16: [-14, 15]", "exponents"), ("--- BF16 Memory  Operations ---", "section"),
-    ("NaN:\t\t\t 3 (0 repeats)", "count"), ("Division by 0:          8 (16 repeats)", "count"), ("Infinity: 3", "count"),
-    ("------------ nixnan Report -----------", "report"), ("Finalizing GPU context...", "context"), ("-" * 82, "rule"),
-    ("Created template bin specification file at /tmp/x.json", "template"), ("Caught SIGSEGV; try LINE_INFO=0", "crashed"),
-    ("Inspecting function f at address 0x10", "verbose"), ("Found memory instruction STG.E [R2.64], R3 ;", "verbose"),
-]  # fmt: skip
+    (
+        "f32 bin has reached threshold: function=void f(int) range=[inf,inf] count=3 instruction=FADD R0, R0, R7 ; in function=f at /a/b.cu:3",
+        "bin",
+    ),
+    ("--- FP exponent ranges --- ", "exponent head"),
+    ("Exponent range for bf16: [zero, inf]", "exponents"),
+    ("Exponent range for f16: [-14, 15]", "exponents"),
+    ("--- BF16 Memory  Operations ---", "section"),
+    ("NaN:\t\t\t 3 (0 repeats)", "count"),
+    ("Division by 0:          8 (16 repeats)", "count"),
+    ("Infinity: 3", "count"),
+    ("------------ nixnan Report -----------", "report"),
+    ("Finalizing GPU context...", "context"),
+    ("-" * 82, "rule"),
+    ("Created template bin specification file at /tmp/x.json", "template"),
+    ("Caught SIGSEGV; try LINE_INFO=0", "crashed"),
+    ("Inspecting function f at address 0x10", "verbose"),
+    ("Found memory instruction STG.E [R2.64], R3 ;", "verbose"),
+]
 
 
 @pytest.mark.parametrize("text, what", OTHERS, ids=[text[:40] for text, _ in OTHERS])
@@ -75,11 +92,18 @@ def test_other_lines_of_every_build_are_understood(text, what):
     assert isinstance(line, Other) and line.what == what
 
 
-@pytest.mark.parametrize("text", [
-    "#nixnan: error [NaN] detected in opera", "f32#nixnan: error [NaN] detected", "#nixnan: something new",
-    nixgen.error() + "#nixnan: f16 bin has reached threshold: kernel=f range=[13,15] count=2",
-    nixgen.error(function="f #nixnan: f16 bin g"), nixgen.error("NaN,what"), nixgen.error(type="f8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#nixnan: error [NaN] detected in opera",
+        "f32#nixnan: error [NaN] detected",
+        "#nixnan: something new",
+        nixgen.error() + "#nixnan: f16 bin has reached threshold: kernel=f range=[13,15] count=2",
+        nixgen.error(function="f #nixnan: f16 bin g"),
+        nixgen.error("NaN,what"),
+        nixgen.error(type="f8"),
+    ],
+)
 def test_a_torn_line_is_told_and_not_guessed(text):
     assert read_line(text.encode()) is TORN
 
@@ -172,8 +196,15 @@ def test_fast_and_plain_agree_on_any_log(tmp_path, small_limits, seed, lines, re
 
 def test_fast_and_plain_agree_where_every_line_is_the_usual_one(tmp_path, small_limits):
     draw = random.Random(3)
-    text = [nixgen.error(draw.choice(nixgen.KIND_LISTS), f"FADD R{draw.randrange(60)}, R{draw.randrange(60)}, R2", operand=draw.randrange(4),
-                         function=f"kernel_{draw.randrange(50)}") for _ in range(3000)]  # fmt: skip
+    text = [
+        nixgen.error(
+            draw.choice(nixgen.KIND_LISTS),
+            f"FADD R{draw.randrange(60)}, R{draw.randrange(60)}, R2",
+            operand=draw.randrange(4),
+            function=f"kernel_{draw.randrange(50)}",
+        )
+        for _ in range(3000)
+    ]
     path = nixgen.write(tmp_path / "x.nixnan", nixgen.log(*text))
     found = parse(path)
     same(found, nixgen.plain(path))
@@ -275,8 +306,20 @@ def test_a_line_without_end_is_dropped_in_bounded_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "LINE_BYTES", 5000)
     monkeypatch.setattr(reader, "BLOCK_BYTES", 1000)
     path = tmp_path / "a"
-    path.write_bytes(b"x" * 20_000 + b"\n" + nixgen.error().encode() + b"\n" + b"y" * 8000 + b"#nixnan: z" + b"z" * 8000 + b"\n"
-                     + bytes(30_000) + nixgen.error().encode() + b"\n" + b"end" * 5000)  # fmt: skip
+    path.write_bytes(
+        b"x" * 20_000
+        + b"\n"
+        + nixgen.error().encode()
+        + b"\n"
+        + b"y" * 8000
+        + b"#nixnan: z"
+        + b"z" * 8000
+        + b"\n"
+        + bytes(30_000)
+        + nixgen.error().encode()
+        + b"\n"
+        + b"end" * 5000
+    )
     found = parse(path)
     assert (found.error_lines, found.torn_lines, found.foreign_lines, found.lines) == (2, 1, 2, 5)
 

@@ -11,17 +11,27 @@ pytestmark = pytest.mark.data
 
 # file -> lines of events, torn lines, sites, integrity
 LOGS = {
-    "claude_baseline.nixnan.gz": (10_232, 0, 3_638, "complete"), "claude_bfloat16.nixnan.gz": (9_614, 0, 2_154, "complete"),
-    "claude_eager.nixnan.gz": (2_816, 0, 644, "complete"), "claude_attention_clip.nixnan.gz": (1_073, 0, 881, "complete"),
-    "h200_mistral_eager_overflow.nixnan.gz": (786, 0, 469, "complete"), "h200_torch_half_overflow.nixnan.gz": (227, 0, 217, "complete"),
-    "03b_quickdemo_short_complete.txt": (40, 0, 40, "truncated"), "05_histogram_exponent_ranges.txt": (4, 0, 4, "inconsistent"),
-    "06_torn_lines_two_writer_threads.txt": (21, 34, 16, "torn"), "07_pytorch_erfinv_f64_complete.txt": (2, 0, 2, "complete"),
-    "09_torch_compile_triton_source_lines.txt": (60, 0, 60, "truncated"), "11_memory_store_STG_nan.txt": (19, 0, 12, "truncated"),
-    "13_old_format_at_line_0.txt": (6, 0, 6, "inconsistent"), "15_dmma_f64_hmma_f16.txt": (60, 0, 32, "truncated"),
-    "16_immediate_warnings_double_prefix.txt": (0, 0, 0, "truncated"), "17b_expect_fp32_rcp_div0.txt": (0, 0, 0, "inconsistent"),
-    "18_clean_zero_events.txt": (0, 0, 0, "complete"), "20_empty_multiprocess_or_no_cuda.txt": (0, 0, 0, "empty"),
-    "21_truncated_killed_run.txt": (29, 0, 3, "truncated"), "22_anonymous_namespace_names.txt": (29, 1, 17, "torn"),
-}  # fmt: skip
+    "claude_baseline.nixnan.gz": (10_232, 0, 3_638, "complete"),
+    "claude_bfloat16.nixnan.gz": (9_614, 0, 2_154, "complete"),
+    "claude_eager.nixnan.gz": (2_816, 0, 644, "complete"),
+    "claude_attention_clip.nixnan.gz": (1_073, 0, 881, "complete"),
+    "h200_mistral_eager_overflow.nixnan.gz": (786, 0, 469, "complete"),
+    "h200_torch_half_overflow.nixnan.gz": (227, 0, 217, "complete"),
+    "03b_quickdemo_short_complete.txt": (40, 0, 40, "truncated"),
+    "05_histogram_exponent_ranges.txt": (4, 0, 4, "inconsistent"),
+    "06_torn_lines_two_writer_threads.txt": (21, 34, 16, "torn"),
+    "07_pytorch_erfinv_f64_complete.txt": (2, 0, 2, "complete"),
+    "09_torch_compile_triton_source_lines.txt": (60, 0, 60, "truncated"),
+    "11_memory_store_STG_nan.txt": (19, 0, 12, "truncated"),
+    "13_old_format_at_line_0.txt": (6, 0, 6, "inconsistent"),
+    "15_dmma_f64_hmma_f16.txt": (60, 0, 32, "truncated"),
+    "16_immediate_warnings_double_prefix.txt": (0, 0, 0, "truncated"),
+    "17b_expect_fp32_rcp_div0.txt": (0, 0, 0, "inconsistent"),
+    "18_clean_zero_events.txt": (0, 0, 0, "complete"),
+    "20_empty_multiprocess_or_no_cuda.txt": (0, 0, 0, "empty"),
+    "21_truncated_killed_run.txt": (29, 0, 3, "truncated"),
+    "22_anonymous_namespace_names.txt": (29, 1, 17, "torn"),
+}
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -43,7 +53,7 @@ REFERENCE = {
     "bfloat16": ("bf16", 1_272, 11_572_324, 4_544, 104_598_986, (0, 723, 0)),
     "eager": ("f16", 464, 22_750_512, 1_336, 191_306_408, (2, 116, 2)),
     "attention_clip": ("f16", 144, 1_360, 458, 4_623, (0, 235, 0)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFERENCE)

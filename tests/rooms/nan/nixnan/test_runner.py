@@ -101,7 +101,13 @@ def test_the_tool_is_injected_with_all_its_flags_and_the_step_has_a_folder_of_it
     flags = {
         name: seen["env"][name] for name in ("SAMPLING", "MAX_ERRORS", "LINE_INFO", "HISTOGRAM", "LOGFILE")
     }
-    assert flags == {"SAMPLING": "4", "MAX_ERRORS": "9", "LINE_INFO": "0", "HISTOGRAM": "0", "LOGFILE": str(tmp_path / "out" / "nixnan.log")}  # fmt: skip
+    assert flags == {
+        "SAMPLING": "4",
+        "MAX_ERRORS": "9",
+        "LINE_INFO": "0",
+        "HISTOGRAM": "0",
+        "LOGFILE": str(tmp_path / "out" / "nixnan.log"),
+    }
     assert (tmp_path / "out" / "kernel_whitelist.txt").read_text() == "void kernel\nother\n"
     attempts = told(tmp_path)["attempts"]
     assert [(one["mode"], one["attached"]) for one in attempts] == [("inject", True)]
@@ -250,14 +256,17 @@ def test_only_this_tool_is_taken_out_of_an_environment():
     assert kept == {"LD_PRELOAD": "/x/libjemalloc.so", "A": "b"}
 
 
-@pytest.mark.parametrize("text, complaint", [
-    ("{", "no JSON"),
-    ("[]", "a bin specification is"),
-    ('{"f16": []}', "a bin specification is"),
-    ('{"count": 3, "f8": []}', "'f8' is no type"),
-    ('{"count": 3, "f16": [[3, 1]]}', "no range"),
-    ('{"count": 3, "f16": [[1]]}', "no range"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("{", "no JSON"),
+        ("[]", "a bin specification is"),
+        ('{"f16": []}', "a bin specification is"),
+        ('{"count": 3, "f8": []}', "'f8' is no type"),
+        ('{"count": 3, "f16": [[3, 1]]}', "no range"),
+        ('{"count": 3, "f16": [[1]]}', "no range"),
+    ],
+)
 def test_a_bad_bin_specification_is_refused_before_it_ends_a_run_silently(tmp_path, text, complaint):
     path = tmp_path / "bins.json"
     path.write_text(text)

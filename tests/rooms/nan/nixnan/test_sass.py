@@ -31,11 +31,12 @@ BIRTH = (error("-infinity", operand=1), error("-infinity", operand=2), error("Na
 def test_an_instruction_bears_passes_or_takes_in_a_kind(made):
     found = made(
         *BIRTH,
-        error("NaN", "FADD R3, R2, R4", operand=1), error("NaN", "FADD R3, R2, R4", operand=0),
+        error("NaN", "FADD R3, R2, R4", operand=1),
+        error("NaN", "FADD R3, R2, R4", operand=0),
         error("NaN", "FFMA.SAT R8, R3, R9, 0.5", operand=1),
         error("NaN", "STG.E [R2.64], R3", operand=1),
         error("NaN", "FMUL R1, R1, R1", operand=None),
-    )  # fmt: skip
+    )
     table = class_table(instructions(found))
     assert table["NaN"] == {"birth": 1, "transit": 1, "source_only": 1, "unknown": 1}
     assert table["-infinity"] == {"birth": 0, "transit": 0, "source_only": 1, "unknown": 0}
@@ -45,29 +46,62 @@ RULES = {
     "opposite infinities by a minus in the text": (BIRTH, "inf - inf", "high", True),
     "the same outside a softmax": (
         [error("infinity", "FADD R2, -R7, R2", operand=n, function="void add_one") for n in (1, 2)]
-        + [error("NaN", "FADD R2, -R7, R2", function="void add_one")], "inf - inf", "high", False,
+        + [error("NaN", "FADD R2, -R7, R2", function="void add_one")],
+        "inf - inf",
+        "high",
+        False,
     ),
-    "one infinity seen": ([error("infinity", operand=1, function="f"), error("NaN", function="f")], "inf - inf", "medium", False),
+    "one infinity seen": (
+        [error("infinity", operand=1, function="f"), error("NaN", function="f")],
+        "inf - inf",
+        "medium",
+        False,
+    ),
     "a subtraction compiled as a fused product": (
-        [error("infinity", "FFMA R4, R15, UR6, R16", operand=1), error("infinity", "FFMA R4, R15, UR6, R16", operand=3),
-         error("NaN", "FFMA R4, R15, UR6, R16")], "inf - inf", "medium", False,
+        [
+            error("infinity", "FFMA R4, R15, UR6, R16", operand=1),
+            error("infinity", "FFMA R4, R15, UR6, R16", operand=3),
+            error("NaN", "FFMA R4, R15, UR6, R16"),
+        ],
+        "inf - inf",
+        "medium",
+        False,
     ),
     "an infinite factor": (
-        [error("-infinity", "FMUL R1, R2, R3", operand=2), error("NaN", "FMUL R1, R2, R3")], "0 x inf", "high", False,
+        [error("-infinity", "FMUL R1, R2, R3", operand=2), error("NaN", "FMUL R1, R2, R3")],
+        "0 x inf",
+        "high",
+        False,
     ),
     "an infinite factor of a fused product": (
-        [error("infinity", "@P0 FFMA R1, R2, R3, R4", operand=1), error("NaN", "@P0 FFMA R1, R2, R3, R4")], "0 x inf", "medium", False,
+        [error("infinity", "@P0 FFMA R1, R2, R3, R4", operand=1), error("NaN", "@P0 FFMA R1, R2, R3, R4")],
+        "0 x inf",
+        "medium",
+        False,
     ),
     "tensor cores": (
-        [error("infinity", "HMMA.16816.F32 R0, R4, R6, R0", operand=1, type="f16"), error("NaN", "HMMA.16816.F32 R0, R4, R6, R0")],
-        "inf in a product sum", "medium", False,
+        [
+            error("infinity", "HMMA.16816.F32 R0, R4, R6, R0", operand=1, type="f16"),
+            error("NaN", "HMMA.16816.F32 R0, R4, R6, R0"),
+        ],
+        "inf in a product sum",
+        "medium",
+        False,
     ),
     "half overflow": ([error("infinity", "HMUL2 R1, R2, R3", type="f16")], "overflow", "high", False),
     "exponential overflow": ([error("infinity", "MUFU.EX2 R1, R2")], "overflow", "high", False),
     "reciprocal of zero": (
-        [error("div0", "MUFU.RCP R1, R2", operand=1), error("infinity", "MUFU.RCP R1, R2")], "division by zero", "high", False,
+        [error("div0", "MUFU.RCP R1, R2", operand=1), error("infinity", "MUFU.RCP R1, R2")],
+        "division by zero",
+        "high",
+        False,
     ),
-    "reciprocal root of zero": ([error("div0", "MUFU.RSQ R1, R2", operand=1)], "division by zero", "high", True),
+    "reciprocal root of zero": (
+        [error("div0", "MUFU.RSQ R1, R2", operand=1)],
+        "division by zero",
+        "high",
+        True,
+    ),
     "root of a negative number": ([error("NaN", "MUFU.RSQ R1, R2")], "outside the domain", "medium", False),
     "a constant": ([error("NaN", "MUFU.RSQ R3, -QNAN", operand=1)], "constant NaN", "high", True),
     "no reason to be seen": ([error("NaN", "FADD R1, R2, R3")], "born unseen", "low", False),
@@ -76,13 +110,17 @@ RULES = {
     "subnormals": ([error("subnormal", "HMUL2 R1, R2, R3", type="f16")], "subnormal", "high", True),
     "infinities first, then NaN": (
         [error("infinity", operand=1), error("infinity", operand=2), error("NaN"), error("NaN", operand=1)],
-        "perhaps inf - inf", "medium", False,
+        "perhaps inf - inf",
+        "medium",
+        False,
     ),
     "NaN first, then infinities": (
         [error("NaN", operand=1), error("NaN"), error("infinity", operand=1), error("infinity", operand=2)],
-        "perhaps inf - inf", "low", False,
+        "perhaps inf - inf",
+        "low",
+        False,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("lines, cause, confidence, benign", RULES.values(), ids=RULES)
@@ -124,13 +162,26 @@ def test_a_device_function_with_an_entry_of_its_own_stays(made):
     assert found.twins == {} and found.categories["device function"] == 6
 
 
-@pytest.mark.parametrize("name, word", {
-    FLASH: "attention", "void cutlass::Kernel2": "gemm", "ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_stages_64x6_tn": "gemm",
-    "void kgemm_4bit_inference_naive": "quantized gemm", "void kDequantizeBlockwise": "quant", "void ": "unnamed",
-    "void at::native::": "unnamed", "void at::native::vectorized_elementwise_kernel": "elementwise", "__internal_x": "device function",
-    "void cublasLt::splitKreduce_kernel": "splitk_reduce", "std::enable_if": "gemv", "triton_poi_fused_add_0": "triton",
-    "void at::native::reduce_kernel": "reduce", "rd_step_fp32": "other", "nvjet_sm90_hsh_64x8_64x16_1x2": "gemm",
-}.items())  # fmt: skip
+@pytest.mark.parametrize(
+    "name, word",
+    {
+        FLASH: "attention",
+        "void cutlass::Kernel2": "gemm",
+        "ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_stages_64x6_tn": "gemm",
+        "void kgemm_4bit_inference_naive": "quantized gemm",
+        "void kDequantizeBlockwise": "quant",
+        "void ": "unnamed",
+        "void at::native::": "unnamed",
+        "void at::native::vectorized_elementwise_kernel": "elementwise",
+        "__internal_x": "device function",
+        "void cublasLt::splitKreduce_kernel": "splitk_reduce",
+        "std::enable_if": "gemv",
+        "triton_poi_fused_add_0": "triton",
+        "void at::native::reduce_kernel": "reduce",
+        "rd_step_fp32": "other",
+        "nvjet_sm90_hsh_64x8_64x16_1x2": "gemm",
+    }.items(),
+)
 def test_a_function_belongs_to(name, word):
     assert category(name) == word
 
@@ -139,11 +190,18 @@ def test_void_is_stripped_to_be_shown_and_kept_in_data():
     assert shown("void f") == "f" and shown("void ") == "(name cut away)"
 
 
-@pytest.mark.parametrize("lines, end, verdict", [
-    ([], True, "nothing-seen"), ([error("subnormal")], True, "subnormal-only"), (BIRTH, True, "masked-intermediate"),
-    ([error("NaN", "STG.E [R2.64], R3", operand=1)], True, "stored"), (BIRTH, False, "inconclusive(truncated)"),
-    ([error("NaN", "STG.E [R2.64], R3", operand=1)], False, "stored"), ([error("div0", "MUFU.RSQ R1, R2")], True, "masked-intermediate"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "lines, end, verdict",
+    [
+        ([], True, "nothing-seen"),
+        ([error("subnormal")], True, "subnormal-only"),
+        (BIRTH, True, "masked-intermediate"),
+        ([error("NaN", "STG.E [R2.64], R3", operand=1)], True, "stored"),
+        (BIRTH, False, "inconclusive(truncated)"),
+        ([error("NaN", "STG.E [R2.64], R3", operand=1)], False, "stored"),
+        ([error("div0", "MUFU.RSQ R1, R2")], True, "masked-intermediate"),
+    ],
+)
 def test_the_verdict_of_the_log_alone(made, lines, end, verdict):
     said = sass.summary(made(*lines, end=end))
     assert said["verdict"] == verdict and json.loads(json.dumps(said)) == said

@@ -22,7 +22,14 @@ def story(*parts: tuple[int, str, int, bool | None]) -> tuple[list[Call], list[L
 
 
 def test_a_bad_input_that_no_module_put_out_was_made_by_the_parent():
-    told = story((0, "m", IN, False), (1, "m.a", IN, False), (1, "m.a", OUT, False), (2, "m.b", IN, True), (2, "m.b", OUT, True), (0, "m", OUT, True))  # fmt: skip
+    told = story(
+        (0, "m", IN, False),
+        (1, "m.a", IN, False),
+        (1, "m.a", OUT, False),
+        (2, "m.b", IN, True),
+        (2, "m.b", OUT, True),
+        (0, "m", OUT, True),
+    )
     first = first_birth(*told)
     assert first.place == "in m, after a, before b"
     assert roles(*told) == ["producer", "clean", "propagator"]
@@ -39,7 +46,13 @@ def test_bad_inputs_of_the_whole_model_are_given():
 
 
 def test_two_births_are_two_and_the_first_in_time_comes_first():
-    told = story((0, "m", IN, False), (1, "m.a", IN, False), (1, "m.a", OUT, True), (2, "m.b", IN, False), (2, "m.b", OUT, True))  # fmt: skip
+    told = story(
+        (0, "m", IN, False),
+        (1, "m.a", IN, False),
+        (1, "m.a", OUT, True),
+        (2, "m.b", IN, False),
+        (2, "m.b", OUT, True),
+    )
     assert [birth.module for birth in births(*told)] == ["m.a", "m.b"]
 
 

@@ -89,8 +89,14 @@ def test_other_dtypes_softmaxes_and_products_compute_the_same_model(tmp_path, fl
     assert other == pytest.approx(plain, rel=0.02)
 
 
-@pytest.mark.parametrize("text", ["CUDA out of memory. Tried to allocate 2 GiB", "HIP out of memory",
-                                  "DefaultCPUAllocator: can't allocate memory: you tried"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA out of memory. Tried to allocate 2 GiB",
+        "HIP out of memory",
+        "DefaultCPUAllocator: can't allocate memory: you tried",
+    ],
+)
 def test_memory_that_ends_is_the_cells_outcome_and_no_error(tmp_path, monkeypatch, text):
     def ends(*_):
         raise RuntimeError(text)
@@ -127,7 +133,12 @@ def test_a_gpu_that_is_not_here_is_said_with_the_way_out(tmp_path):
 
 def test_as_a_process_it_says_one_line_and_its_environment(tmp_path):
     words = ["-m", "lab.rooms.nsys.workload", *TINY, "--profile-type", "forward", "--out", str(tmp_path)]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.stdout.startswith("tiny ctx 16 forward (none): median step ")
     assert json.loads((tmp_path / "environment.json").read_text())["versions"]["torch"] == torch.__version__

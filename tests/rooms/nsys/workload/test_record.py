@@ -51,10 +51,14 @@ def export_of(path: Path, *, kernels: int = 3) -> Path:
         """)
         tid = (7 << 24) + 7
         for at in range(kernels):
-            database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, 2, 0, NULL)",
-                             (100 * at, 100 * at + 5, tid, at))  # fmt: skip
-            database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 1, 0, 7, ?, ?, 1, 1, 1)",
-                             (100 * at + 10, 100 * at + 30, at, 7 << 24))  # fmt: skip
+            database.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, 2, 0, NULL)",
+                (100 * at, 100 * at + 5, tid, at),
+            )
+            database.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 1, 0, 7, ?, ?, 1, 1, 1)",
+                (100 * at + 10, 100 * at + 30, at, 7 << 24),
+            )
     return path
 
 
@@ -104,7 +108,11 @@ def test_nsys_export_is_scrubbed_named_and_its_report_deleted(tmp_path, nsys):
     nsys(export=export_of(tmp_path / "made.sqlite"))
     assert run(tmp_path / "out") == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "capture.sqlite", "cell.json", "collector.json", "seen.json"}  # fmt: skip
+        "capture.sqlite",
+        "cell.json",
+        "collector.json",
+        "seen.json",
+    }
     assert SECRET.encode() not in (tmp_path / "out" / "capture.sqlite").read_bytes()
     assert (
         told(tmp_path / "out")["collector"] == "nsys" and "stand-in" in told(tmp_path / "out")["nsys_version"]

@@ -164,21 +164,32 @@ def test_a_gradient_broken_after_sound_posteriors_is_told_with_their_coverage():
     head = SemiCRF(C, K, backend="torch", validate=True)
     score = torch.randn(B, T, C, requires_grad=True)
     loss = head.loss(score, None, torch.zeros(B, T, dtype=torch.int64), reduction="none")
-    with pytest.raises(RuntimeError, match=r"\(PyTorch\): grad_\w+ has \d+ NaN, 0 Inf \[first .*; coverage \d\.\de-1\d\]"):  # fmt: skip
+    with pytest.raises(
+        RuntimeError, match=r"\(PyTorch\): grad_\w+ has \d+ NaN, 0 Inf \[first .*; coverage \d\.\de-1\d\]"
+    ):
         loss.backward(torch.tensor([1.0, math.nan]))
 
 
 def spoken(case, backend):
     """What the alarm says of one case's backward pass, or None."""
     watch = CRFWatch(
-        Validator(), [case.score_BTC, case.transition_CC, case.duration_KC], case.lengths_B,
-        (case.start_C, case.end_C), "PyTorch",
-    )  # fmt: skip
+        Validator(),
+        [case.score_BTC, case.transition_CC, case.duration_KC],
+        case.lengths_B,
+        (case.start_C, case.end_C),
+        "PyTorch",
+    )
     score = case.score_BTC.clone().requires_grad_()
     log_z_B = api.log_partition(
-        score, case.transition_CC, case.duration_KC, case.lengths_B, start_C=case.start_C, end_C=case.end_C,
-        backend=backend, alarm=watch.posteriors,
-    )  # fmt: skip
+        score,
+        case.transition_CC,
+        case.duration_KC,
+        case.lengths_B,
+        start_C=case.start_C,
+        end_C=case.end_C,
+        backend=backend,
+        alarm=watch.posteriors,
+    )
     try:
         log_z_B.sum().backward()
     except RuntimeError as error:

@@ -45,8 +45,16 @@ def test_the_ledger_balances_for_a_sound_backend():
     assert max(ledger(given, solve(given, "torch")).values()) < 1e-12
 
 
-@pytest.mark.parametrize("line, field", [("coverage", "score_BTC"), ("duration", "duration_KC"), ("start", "start_C"),
-                                         ("end", "end_C"), ("segments", "transition_CC")])  # fmt: skip
+@pytest.mark.parametrize(
+    "line, field",
+    [
+        ("coverage", "score_BTC"),
+        ("duration", "duration_KC"),
+        ("start", "start_C"),
+        ("end", "end_C"),
+        ("segments", "transition_CC"),
+    ],
+)
 def test_each_line_of_the_ledger_sees_its_own_gradient_go_wrong(line, field):
     given = case(dtype=torch.float64)
     found = solve(given, "torch")
@@ -80,13 +88,18 @@ def test_an_unknown_fault_is_refused():
         planted("gremlin")
 
 
-@pytest.mark.parametrize("name, change", {
-    "duration index": lambda c: replace(c, duration_KC=c.duration_KC.roll(1, 0)),
-    "longest duration lost": lambda c: replace(c, duration_KC=c.duration_KC[:-1]),
-    "end score lost": lambda c: replace(c, end_C=torch.zeros_like(c.end_C)),
-    "transitions turned": lambda c: replace(c, transition_CC=c.transition_CC.T.contiguous()),
-    "first label's score lost": lambda c: replace(c, score_BTC=c.score_BTC * torch.tensor([0.0, 1.0, 1.0])),
-}.items())  # fmt: skip
+@pytest.mark.parametrize(
+    "name, change",
+    {
+        "duration index": lambda c: replace(c, duration_KC=c.duration_KC.roll(1, 0)),
+        "longest duration lost": lambda c: replace(c, duration_KC=c.duration_KC[:-1]),
+        "end score lost": lambda c: replace(c, end_C=torch.zeros_like(c.end_C)),
+        "transitions turned": lambda c: replace(c, transition_CC=c.transition_CC.T.contiguous()),
+        "first label's score lost": lambda c: replace(
+            c, score_BTC=c.score_BTC * torch.tensor([0.0, 1.0, 1.0])
+        ),
+    }.items(),
+)
 def test_the_float64_replay_sees_a_backend_of_another_model(name, change):
     given = case()
     given = replace(given, duration_KC=given.duration_KC + torch.tensor([0.0, 0.0, 0.0, 2.0])[:, None])
@@ -150,6 +163,8 @@ def test_the_guards_lose_digits_of_a_long_sequence_in_float32():
     long = random_case(torch.Generator().manual_seed(3), 1, 900, 4, 3, dtype=torch.float32)
     long = replace(long, score_BTC=long.score_BTC + 3.0)
     exact = solve(long.to(dtype=torch.float64), "torch")
-    worst = {name: float((solve(long, name, part).score_BTC.double() - exact.score_BTC).abs().max())
-             for name, part in (("guards", seed_log_partition), ("torch", planted(None)))}  # fmt: skip
+    worst = {
+        name: float((solve(long, name, part).score_BTC.double() - exact.score_BTC).abs().max())
+        for name, part in (("guards", seed_log_partition), ("torch", planted(None)))
+    }
     assert worst["guards"] > 1e-4 > 1e-6 > worst["torch"]

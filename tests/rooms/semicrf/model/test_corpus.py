@@ -16,7 +16,69 @@ from lab.rooms.semicrf.model import timit
 from lab.rooms.semicrf.model.corpus import collate, cropped, from_jsonl, load_corpus
 
 SMOKE = msgspec.convert(PRESETS["smoke"], TrainConfig)
-FOLDED_61 = ["aa", "ae", "ah", "ao", "aw", "ax", "ax-h", "axr", "ay", "b", "bcl", "ch", "d", "dcl", "dh", "dx", "eh", "el", "em", "en", "eng", "epi", "er", "ey", "f", "g", "gcl", "h#", "hh", "hv", "ih", "ix", "iy", "jh", "k", "kcl", "l", "m", "n", "ng", "nx", "ow", "oy", "p", "pau", "pcl", "q", "r", "s", "sh", "t", "tcl", "th", "uh", "uw", "ux", "v", "w", "y", "z", "zh"]  # fmt: skip
+FOLDED_61 = [
+    "aa",
+    "ae",
+    "ah",
+    "ao",
+    "aw",
+    "ax",
+    "ax-h",
+    "axr",
+    "ay",
+    "b",
+    "bcl",
+    "ch",
+    "d",
+    "dcl",
+    "dh",
+    "dx",
+    "eh",
+    "el",
+    "em",
+    "en",
+    "eng",
+    "epi",
+    "er",
+    "ey",
+    "f",
+    "g",
+    "gcl",
+    "h#",
+    "hh",
+    "hv",
+    "ih",
+    "ix",
+    "iy",
+    "jh",
+    "k",
+    "kcl",
+    "l",
+    "m",
+    "n",
+    "ng",
+    "nx",
+    "ow",
+    "oy",
+    "p",
+    "pau",
+    "pcl",
+    "q",
+    "r",
+    "s",
+    "sh",
+    "t",
+    "tcl",
+    "th",
+    "uh",
+    "uw",
+    "ux",
+    "v",
+    "w",
+    "y",
+    "z",
+    "zh",
+]
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +88,10 @@ def corpus():
 
 def test_the_synthetic_corpus_is_the_same_every_time(corpus):
     again = load_corpus(SMOKE)
-    assert all(np.array_equal(a.features, b.features) and a.segments == b.segments
-               for a, b in zip(corpus.train, again.train, strict=True))  # fmt: skip
+    assert all(
+        np.array_equal(a.features, b.features) and a.segments == b.segments
+        for a, b in zip(corpus.train, again.train, strict=True)
+    )
 
 
 def test_segments_tile_every_utterance_and_neighbours_differ(corpus):

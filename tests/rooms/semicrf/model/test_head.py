@@ -105,11 +105,14 @@ def test_the_linter_kills_a_partition_that_is_off(name):
     assert not all(f.ok for f in lint_objective(wrong))
 
 
-@pytest.mark.parametrize("name, change", [
-    ("the first segment pays a transition", {"start_C": lambda o: o.start_C + 1.0}),
-    ("durations shifted by one", {"duration_KC": lambda o: o.duration_KC.roll(1, 0)}),
-    ("transitions turned", {"transition_CC": lambda o: o.transition_CC.T}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("the first segment pays a transition", {"start_C": lambda o: o.start_C + 1.0}),
+        ("durations shifted by one", {"duration_KC": lambda o: o.duration_KC.roll(1, 0)}),
+        ("transitions turned", {"transition_CC": lambda o: o.transition_CC.T}),
+    ],
+)
 def test_the_linter_kills_a_gold_path_of_another_model(name, change):
     sound = tiny(head())
 
@@ -118,9 +121,18 @@ def test_the_linter_kills_a_gold_path_of_another_model(name, change):
         moved = {key: make(here) for key, make in change.items()}
         parts = {"transition_CC": transition, "duration_KC": duration, "start_C": start, **moved}
         logZ = sound.nll(score, transition, duration, start, end, labels, starts, lengths) + gold_score(
-            score, transition, duration, labels, starts, lengths, start_C=start, end_C=end)  # fmt: skip
-        return logZ - gold_score(score, parts["transition_CC"], parts["duration_KC"], labels, starts, lengths,
-                                 start_C=parts["start_C"], end_C=end)  # fmt: skip
+            score, transition, duration, labels, starts, lengths, start_C=start, end_C=end
+        )
+        return logZ - gold_score(
+            score,
+            parts["transition_CC"],
+            parts["duration_KC"],
+            labels,
+            starts,
+            lengths,
+            start_C=parts["start_C"],
+            end_C=end,
+        )
 
     wrong = Objective(name, nll, sound.transition_CC, sound.duration_KC, sound.start_C, sound.end_C)
     assert not all(f.ok for f in lint_objective(wrong)), name
@@ -174,8 +186,12 @@ def test_a_grammar_forbids_and_gets_no_gradient():
         steps = zip(found.segments, found.segments[1:], strict=False)
         assert all((a[2], b[2]) != (0, 1) for a, b in steps)
     penalty = model.parameter_penalty()
-    assert float(penalty.detach()) == pytest.approx(float(model.transition_CC.detach().masked_fill(~allowed, 0).pow(2).sum()
-                                                 + model.duration_KC.detach().pow(2).sum()))  # fmt: skip
+    assert float(penalty.detach()) == pytest.approx(
+        float(
+            model.transition_CC.detach().masked_fill(~allowed, 0).pow(2).sum()
+            + model.duration_KC.detach().pow(2).sum()
+        )
+    )
 
 
 def test_decoding_finds_the_segmentation_of_least_loss():

@@ -55,9 +55,15 @@ def test_naive_counts_are_the_expected_counts_over_all_segmentations():
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.integers(1, 3), st.integers(1, 9), st.integers(1, 12), st.integers(1, 4),
-    st.sampled_from([0.1, 1.0, 10.0, 300.0]), st.sampled_from([0.0, 0.3, 0.7]), st.booleans(), st.integers(0, 99),
-)  # fmt: skip
+    st.integers(1, 3),
+    st.integers(1, 9),
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.sampled_from([0.1, 1.0, 10.0, 300.0]),
+    st.sampled_from([0.0, 0.3, 0.7]),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_the_factorised_form_equals_the_naive_one(
     batch, frames, longest, labels, scale, masked, by_dur, seed
 ):

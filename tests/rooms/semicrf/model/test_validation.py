@@ -113,12 +113,15 @@ def test_a_non_finite_gradient_is_told_in_the_backward_pass(leaf, title):
     )
 
 
-@pytest.mark.parametrize("lengths, labels, words", [
-    ([0, 7], 0, "ValueError: lengths must be positive, got min=0 [first b=0]"),
-    ([7, 9], 0, "ValueError: lengths cannot exceed T=7, got max=9 [first b=1]"),
-    ([7, 7], 3, "ValueError: labels must be in [0, 3), got range [3, 3] [first b=0 t=0]"),
-    ([7, 7], -1, "ValueError: labels must be in [0, 3), got range [-1, -1] [first b=0 t=0]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "lengths, labels, words",
+    [
+        ([0, 7], 0, "ValueError: lengths must be positive, got min=0 [first b=0]"),
+        ([7, 9], 0, "ValueError: lengths cannot exceed T=7, got max=9 [first b=1]"),
+        ([7, 7], 3, "ValueError: labels must be in [0, 3), got range [3, 3] [first b=0 t=0]"),
+        ([7, 7], -1, "ValueError: labels must be in [0, 3), got range [-1, -1] [first b=0 t=0]"),
+    ],
+)
 def test_lengths_and_labels_are_checked(lengths, labels, words):
     assert (
         message(lambda: model().loss(torch.randn(B, T, H), torch.tensor(lengths), LABELS + labels)) == words
@@ -126,8 +129,10 @@ def test_lengths_and_labels_are_checked(lengths, labels, words):
 
 
 def test_a_flat_input_is_told_its_dimensions():
-    assert message(lambda: model().loss(torch.randn(T, H), None, LABELS)) == \
-        "ValueError: hidden_states must be 3D (batch, T, features), got 2D"  # fmt: skip
+    assert (
+        message(lambda: model().loss(torch.randn(T, H), None, LABELS))
+        == "ValueError: hidden_states must be 3D (batch, T, features), got 2D"
+    )
 
 
 def test_nothing_fires_on_nan_in_padding_masks_in_scores_or_labels_past_the_end():
@@ -144,7 +149,9 @@ def test_drift_is_told_in_the_guides_words():
         ("DEBUG", "Epoch 7 CRF params: transition_max=3.1416, duration_bias_max=2.0000")
     ]
     assert drift_messages(7, 3.0, 25.0)[1] == (
-        "WARNING", "Epoch 7: CRF parameters drifting high! trans_max=3.00, dur_max=25.00. Consider increasing --crf-reg.")  # fmt: skip
+        "WARNING",
+        "Epoch 7: CRF parameters drifting high! trans_max=3.00, dur_max=25.00. Consider increasing --crf-reg.",
+    )
 
 
 def test_extremes_of_many_dtypes_travel_together_and_keep_their_points():

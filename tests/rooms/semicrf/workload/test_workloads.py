@@ -27,7 +27,13 @@ pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
 ALONE = RankContext(rank=0, local_rank=0, world_size=1)
 LEAST = msgspec.structs.replace(
-    msgspec.convert(PRESETS["smoke"], TrainConfig), phones=3, utterances=8, mean_segments=4, max_duration=4, epochs=1)  # fmt: skip
+    msgspec.convert(PRESETS["smoke"], TrainConfig),
+    phones=3,
+    utterances=8,
+    mean_segments=4,
+    max_duration=4,
+    epochs=1,
+)
 
 
 def train(config, out, model="semicrf", backend="torch"):
@@ -88,8 +94,14 @@ def test_a_training_leaves_results_a_page_and_the_benchmarks_json(trained):
         "config",
         "timestamp",
     }
-    assert {"phone_error_rate", "boundary_f1_tolerances", "segment_f1", "training_time_per_epoch", "inference_time",
-            "duration_stats"} <= set(document["semi_crf"])  # fmt: skip
+    assert {
+        "phone_error_rate",
+        "boundary_f1_tolerances",
+        "segment_f1",
+        "training_time_per_epoch",
+        "inference_time",
+        "duration_stats",
+    } <= set(document["semi_crf"])
     page = (root / "report.html").read_text()
     assert "Convergence" in page and "SYNTHETIC" in page.upper()
 
@@ -140,8 +152,18 @@ def test_the_same_seed_gives_the_same_losses_and_other_backends_the_same_model(t
     assert found["a"] == found["b"] and found["a"] == pytest.approx(found["c"], rel=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"encoder": "transformer"}, {"guards": "seed"}, {"objective": "guide"}, {"crf_reg": 0.1},
-                                     {"over_long": "mask"}, {"fixed_length": 12}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encoder": "transformer"},
+        {"guards": "seed"},
+        {"objective": "guide"},
+        {"crf_reg": 0.1},
+        {"over_long": "mask"},
+        {"fixed_length": 12},
+    ],
+    ids=str,
+)
 def test_every_variant_trains(changes, tmp_path):
     result = train(msgspec.structs.replace(LEAST, **changes), tmp_path)
     assert 0 <= result["test"]["boundary_f1"] <= 1
@@ -159,9 +181,24 @@ def test_training_learns(tmp_path):
 
 def test_two_ranks_over_gloo_train_one_model(tmp_path):
     (tmp_path / "train.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(LEAST, ranks=2)))
-    argv = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
-            "-m", "lab.rooms.semicrf.workload.train", "--config", "train.json", "--model", "semicrf", "--backend", "torch",
-            "--out", "out"]  # fmt: skip
+    argv = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        "--rdzv_backend=c10d",
+        "--rdzv_endpoint=localhost:0",
+        "-m",
+        "lab.rooms.semicrf.workload.train",
+        "--config",
+        "train.json",
+        "--model",
+        "semicrf",
+        "--backend",
+        "torch",
+        "--out",
+        "out",
+    ]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())
@@ -182,11 +219,15 @@ def diagnosed(plant, out, **changes):
     return verdict.diagnose(cells, told["probes"], "torch", "naive"), told
 
 
-RIGHT = {"overread": ("boundary", "reads beyond the mask"), "race": ("race", "other bits for the same input"),
-         "stale": ("kernel", "torch is wrong in the same way every time"),
-         "drift": ("objective", "a probability sums to 1"), "nan-utterance": ("input", "utterance train_00001: frame"),
-         "inf-rows": ("input", "all labels are -inf at sequence 0, frame 3"),
-         "length-0": ("boundary", "length 0: train utterance train_00001")}  # fmt: skip
+RIGHT = {
+    "overread": ("boundary", "reads beyond the mask"),
+    "race": ("race", "other bits for the same input"),
+    "stale": ("kernel", "torch is wrong in the same way every time"),
+    "drift": ("objective", "a probability sums to 1"),
+    "nan-utterance": ("input", "utterance train_00001: frame"),
+    "inf-rows": ("input", "all labels are -inf at sequence 0, frame 3"),
+    "length-0": ("boundary", "length 0: train utterance train_00001"),
+}
 
 
 @pytest.mark.parametrize("plant", FAULTS)

@@ -18,15 +18,27 @@ def instances(dur_us, beside, *, rank=0, step=None, other_share=0.0, cold=False)
     n = len(dur_us)
     dur_ns = (np.asarray(dur_us) * 1000).astype(np.int64)
     beside = np.asarray(beside, dtype=bool)
-    return pd.DataFrame({
-        "threads": 256, "channel": 28, "repeat": 1, "rank": rank,
-        "step": np.arange(n) % 2 if step is None else step,
-        "dur_ns": dur_ns, "ts_ns": 0, "end_ns": dur_ns, "comm_ns": dur_ns * beside,
-        "overlap": np.where(beside, FULL, FREE), "family": "nvjet", "cold": cold,
-        "other_ns": (dur_ns * other_share).astype(np.int64),
-        "collective": np.where(beside, "allreduce", ""), "msg_bytes": np.where(beside, 4096, -1),
-        "channels": np.where(beside, 28, -1), "phase": np.where(beside, "waiting", ""),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "threads": 256,
+            "channel": 28,
+            "repeat": 1,
+            "rank": rank,
+            "step": np.arange(n) % 2 if step is None else step,
+            "dur_ns": dur_ns,
+            "ts_ns": 0,
+            "end_ns": dur_ns,
+            "comm_ns": dur_ns * beside,
+            "overlap": np.where(beside, FULL, FREE),
+            "family": "nvjet",
+            "cold": cold,
+            "other_ns": (dur_ns * other_share).astype(np.int64),
+            "collective": np.where(beside, "allreduce", ""),
+            "msg_bytes": np.where(beside, 4096, -1),
+            "channels": np.where(beside, 28, -1),
+            "phase": np.where(beside, "waiting", ""),
+        }
+    )
 
 
 def test_an_effect_within_ranks_and_steps_is_found_with_its_size():
@@ -46,10 +58,12 @@ def test_no_effect_is_no_finding():
 
 
 def test_one_free_rank_among_eight_is_one_unit_and_no_proof():
-    rows = pd.concat([
-        instances(np.full(12, 165.0 if rank == 1 else 308.0 + rank), np.full(12, rank != 1), rank=rank)
-        for rank in range(8)
-    ])  # fmt: skip
+    rows = pd.concat(
+        [
+            instances(np.full(12, 165.0 if rank == 1 else 308.0 + rank), np.full(12, rank != 1), rank=rank)
+            for rank in range(8)
+        ]
+    )
     found = effect(rows)
     assert (found["free_n"], found["overlapped_n"], found["same_rank_n"]) == (12, 84, 0)
     assert (found["p_value"], found["test"]) == (0.125, BY_RANK)
@@ -121,8 +135,10 @@ def test_a_sweep_without_a_collective_has_rows_and_says_so(tmp_path):
 
 
 # Free -> overlapped medians in us, instances of each, of 256 threads 28 channels over all ranks.
-GOLDEN = {(4096, 2048, 8192, "(8192, 1) (1, 8192)"): (165.1, 308.3, 12, 84),
-          (4096, 8192, 2048, "(2048, 1) (1, 2048)"): (180.9, 227.6, 12, 84)}  # fmt: skip
+GOLDEN = {
+    (4096, 2048, 8192, "(8192, 1) (1, 8192)"): (165.1, 308.3, 12, 84),
+    (4096, 8192, 2048, "(2048, 1) (1, 2048)"): (180.9, 227.6, 12, 84),
+}
 
 
 @pytest.mark.data

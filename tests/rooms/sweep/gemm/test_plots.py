@@ -23,9 +23,13 @@ FIVE = {
 
 def variance_rows(settings: list[tuple[int, int]]) -> pd.DataFrame:
     return pd.DataFrame(
-        [{"threads": t, "channel": c, "rank": rank, "time_diff_us": 100.0 + c + rank + 7 * k}
-         for t, c in settings for rank in range(2) for k in range(3)]
-    )  # fmt: skip
+        [
+            {"threads": t, "channel": c, "rank": rank, "time_diff_us": 100.0 + c + rank + 7 * k}
+            for t, c in settings
+            for rank in range(2)
+            for k in range(3)
+        ]
+    )
 
 
 @pytest.fixture
@@ -33,9 +37,21 @@ def out(tmp_path: Path) -> Path:
     variance_rows([(256, 28), (1024, 28)]).to_csv(
         tmp_path / "top5_gemm_kernels_time_variance.csv", index=False
     )
-    timeline = [{"threads": t, "channel": c, "rank": r, "computation_time_ms": 4.0, "exposed_comm_time_ms": 3.0,
-                 "exposed_memcpy_time_ms": 1.0, "idle_time_ms": 2.0, "total_time_ms": 10.0}
-                for t in (256, 1024) for c in (28, 100) for r in range(2)]  # fmt: skip
+    timeline = [
+        {
+            "threads": t,
+            "channel": c,
+            "rank": r,
+            "computation_time_ms": 4.0,
+            "exposed_comm_time_ms": 3.0,
+            "exposed_memcpy_time_ms": 1.0,
+            "idle_time_ms": 2.0,
+            "total_time_ms": 10.0,
+        }
+        for t in (256, 1024)
+        for c in (28, 100)
+        for r in range(2)
+    ]
     pd.DataFrame(timeline).to_csv(tmp_path / "timeline.csv", index=False)
     return tmp_path
 
@@ -67,8 +83,10 @@ def test_a_missing_setting_is_written_on_the_plot_and_a_gap_in_the_line(out: Pat
 def test_tables_that_lack_are_said_and_the_others_drawn(out: Path) -> None:
     report = plots(out)
     assert {text.split(",")[0] for text in report.lacking} == {
-        "no stragglers.csv", "no effective.csv", "no gemm_overlap_effect.csv",
-    }  # fmt: skip
+        "no stragglers.csv",
+        "no effective.csv",
+        "no gemm_overlap_effect.csv",
+    }
     assert "timeline_by_configuration" in {path.stem for path in report.files}
 
 

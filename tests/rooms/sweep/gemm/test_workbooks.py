@@ -25,34 +25,86 @@ PERF = {
     "short_kernel_histogram": ["bin_start", "bin_end", "count"],
     "short_kernels_summary": ["Parent cpu_op", "Input dims", "Input strides", "Concrete Inputs"],
     "coll_analysis": [
-        "rank", *PG, "In msg nelems", "Out msg nelems", "In split size", "Out split size", "stream",
-        "In msg size (MB)_first", "Out msg size (MB)_first", "dur_sum", "dur_mean", "dur_std", "dur_min",
-        "dur_max", "operation_count",
+        "rank",
+        *PG,
+        "In msg nelems",
+        "Out msg nelems",
+        "In split size",
+        "Out split size",
+        "stream",
+        "In msg size (MB)_first",
+        "Out msg size (MB)_first",
+        "dur_sum",
+        "dur_mean",
+        "dur_std",
+        "dur_min",
+        "dur_max",
+        "operation_count",
     ],
-}  # fmt: skip
+}
 RANKS = [f"rank_{rank}_{name}" for rank in (0, 1) for name in ("ts", "dur")]
 COLLECTIVE = {
     "nccl_summary_long": [*PERF["coll_analysis"], "node_id", "node_span"],
     "nccl_long": [
-        "collective_id", "index_in_group", "rank", *PG, "In msg nelems", "In msg size (MB)", "Out msg nelems",
-        "Out msg size (MB)", "In split size", "Out split size", "stream", "ts", "dur", "node_id", "node_span",
+        "collective_id",
+        "index_in_group",
+        "rank",
+        *PG,
+        "In msg nelems",
+        "In msg size (MB)",
+        "Out msg nelems",
+        "Out msg size (MB)",
+        "In split size",
+        "Out split size",
+        "stream",
+        "ts",
+        "dur",
+        "node_id",
+        "node_span",
     ],
     "nccl_implicit_sync": [
-        "collective_id", *PG, "In msg nelems", "Out msg nelems", "In msg size (MB)", "Out msg size (MB)",
-        "Full msg size (MB)", "comm_latency", "skew in start time", "earliest arrival rank", "avg_wait_time",
-        "skew in end time", "algo bw (GB/s)", "bus bw (GB/s)", *RANKS, "rank_0_wait_time", "rank_1_wait_time",
+        "collective_id",
+        *PG,
+        "In msg nelems",
+        "Out msg nelems",
+        "In msg size (MB)",
+        "Out msg size (MB)",
+        "Full msg size (MB)",
+        "comm_latency",
+        "skew in start time",
+        "earliest arrival rank",
+        "avg_wait_time",
+        "skew in end time",
+        "algo bw (GB/s)",
+        "bus bw (GB/s)",
+        *RANKS,
+        "rank_0_wait_time",
+        "rank_1_wait_time",
         "node_span",
     ],
     "nccl_summary_implicit_sync": [
-        "Collective name", "dtype", "In msg nelems", "Process Group Name", "Group size", "Full msg size (MB)",
+        "Collective name",
+        "dtype",
+        "In msg nelems",
+        "Process Group Name",
+        "Group size",
+        "Full msg size (MB)",
         *(f"{what}_{how}" for what in BANDWIDTHS for how in ("mean", "median", "min", "max")),
-        "count", "Total comm latency (ms)",
+        "count",
+        "Total comm latency (ms)",
     ],
     "straggler_summary": [
-        "rank", "total_wait_time_us", "mean_wait_time_us", "times_arrived_last", "times_arrived_first",
-        "pct_arrived_last", "num_collectives", "total_nccl_dur_us", "node_id",
+        "rank",
+        "total_wait_time_us",
+        "mean_wait_time_us",
+        "times_arrived_last",
+        "times_arrived_first",
+        "pct_arrived_last",
+        "num_collectives",
+        "total_nccl_dur_us",
+        "node_id",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -146,8 +198,13 @@ def test_a_sweep_read_already_is_not_read_again(tmp_path):
 
 
 def ranks(**late: float) -> list[dict[str, float]]:
-    usual = {"num_collectives": 48, "times_arrived_last": 0, "computation_time_ms": 47.0, "idle_time_ms": 2.5,
-             "end_deviation_us": 0.0}  # fmt: skip
+    usual = {
+        "num_collectives": 48,
+        "times_arrived_last": 0,
+        "computation_time_ms": 47.0,
+        "idle_time_ms": 2.5,
+        "end_deviation_us": 0.0,
+    }
     return [
         {**usual, "rank": 0, "times_arrived_last": 48, **late},
         *({**usual, "rank": r} for r in range(1, 8)),

@@ -60,8 +60,11 @@ def find_compiler() -> tuple[list[str], str]:
         if command and shutil.which(command[0]):
             return command, version_of(command)
     what = f"$CXX is {own!r}, which is no program here" if own else "no C++ compiler here"
-    raise MissingError(what, where=f"PATH, for {own or ', '.join(COMPILERS)}",
-                       fix=f"install g++ or clang++, or name one in CXX; {TORCH}")  # fmt: skip
+    raise MissingError(
+        what,
+        where=f"PATH, for {own or ', '.join(COMPILERS)}",
+        fix=f"install g++ or clang++, or name one in CXX; {TORCH}",
+    )
 
 
 def version_of(command: list[str]) -> str:
@@ -70,8 +73,11 @@ def version_of(command: list[str]) -> str:
             [*command, "--version"], capture_output=True, text=True, timeout=COMPILER_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise MissingError(f"the C++ compiler does not tell its version: {error}", where=shlex.join(command),
-                           fix=f"name another in CXX; {TORCH}") from error  # fmt: skip
+        raise MissingError(
+            f"the C++ compiler does not tell its version: {error}",
+            where=shlex.join(command),
+            fix=f"name another in CXX; {TORCH}",
+        ) from error
     return told.stdout
 
 
@@ -121,15 +127,27 @@ def compile_to(place: Path, source: Path, compiler: list[str]) -> None:
 
 def run_compiler(command: list[str], scratch: str) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILER_S, check=False,
-                              env={**os.environ, "TMPDIR": scratch, "LC_ALL": "C"})  # fmt: skip
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=COMPILER_S,
+            check=False,
+            env={**os.environ, "TMPDIR": scratch, "LC_ALL": "C"},
+        )
     except subprocess.TimeoutExpired as error:
-        raise MissingError(f"the C++ compiler took more than {COMPILER_S:.0f} s", where=shlex.join(command),
-                           fix=f"name another in CXX; {TORCH}") from error  # fmt: skip
+        raise MissingError(
+            f"the C++ compiler took more than {COMPILER_S:.0f} s",
+            where=shlex.join(command),
+            fix=f"name another in CXX; {TORCH}",
+        ) from error
     if done.returncode:
         told = (done.stderr or done.stdout).strip() or "it said nothing"
-        raise MissingError(f"the C++ compiler failed ({done.returncode}):\n{told[-4000:]}", where=shlex.join(command),
-                           fix=f"name another in CXX; {TORCH}")  # fmt: skip
+        raise MissingError(
+            f"the C++ compiler failed ({done.returncode}):\n{told[-4000:]}",
+            where=shlex.join(command),
+            fix=f"name another in CXX; {TORCH}",
+        )
 
 
 def not_kept(why: str, place: Path | str) -> LabError:

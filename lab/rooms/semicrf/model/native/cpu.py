@@ -100,8 +100,16 @@ def counted(state: State) -> tuple[Posteriors, Tensor]:
     new = state.z_B.new_empty
     label_BTC, starts_BTC, ends_BTC = new(3, batch, frames, labels).unbind()
     duration_BKC, transition_BCC = new(batch, longest, labels), new(batch, labels, labels)
-    found = Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition_BCC,
-                       new(batch), torch.empty(batch, dtype=torch.int64))  # fmt: skip
+    found = Posteriors(
+        state.log_z_B,
+        label_BTC,
+        starts_BTC,
+        ends_BTC,
+        duration_BKC,
+        transition_BCC,
+        new(batch),
+        torch.empty(batch, dtype=torch.int64),
+    )
     flagged_B = state.flagged_B.clone()
     outputs = (
         label_BTC,

@@ -205,10 +205,23 @@ def run_messages(
     }
     places = [messages.get(name) for name in ("gathered", "product", "source", "arrived", "exponent")]
     machine.launch(
-        "messages", (batch, directions), THREADS,
-        problem.score_BTC, tops, *model.values(), problem.lengths_B, *places, *results.values(),
-        frames, labels, far_blocks(longest), blocks, len(model["slack"]), int(keep), int(saturate),
-    )  # fmt: skip
+        "messages",
+        (batch, directions),
+        THREADS,
+        problem.score_BTC,
+        tops,
+        *model.values(),
+        problem.lengths_B,
+        *places,
+        *results.values(),
+        frames,
+        labels,
+        far_blocks(longest),
+        blocks,
+        len(model["slack"]),
+        int(keep),
+        int(saturate),
+    )
     return {"tops": tops, **messages, **results}
 
 

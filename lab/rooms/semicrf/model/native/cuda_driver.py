@@ -215,9 +215,10 @@ def compile_now(library: ctypes.CDLL, path: Path, source: str, options: list[str
             said = library.nvrtcGetErrorString(status).decode()
             text = read_out(library, "ProgramLog", program) if program else b""
             raise MissingError(
-                f"NVRTC does not compile the kernels: {said}\n{text.decode(errors='replace').strip(chr(0))[-4000:]}", where=f"{path} {' '.join(options)}",
+                f"NVRTC does not compile the kernels: {said}\n{text.decode(errors='replace').strip(chr(0))[-4000:]}",
+                where=f"{path} {' '.join(options)}",
                 fix=f"name another NVRTC in LAB_NVRTC; {TORCH}",
-            )  # fmt: skip
+            )
         return read_out(library, "PTX" if "compute_" in options[0] else "CUBIN", program)
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

@@ -93,10 +93,20 @@ def weigh(problem: Problem, saturate: bool = False) -> dict[str, Tensor]:
     }
     parameters = (problem.transition, problem.duration_KC, problem.start_C, problem.end_C)
     launch(
-        kernels.prepare, (programs,),
-        *(value.contiguous() for value in parameters), *model.values(), labels, longest, rows,
-        N=N, CP=wide, ROWS=64, SATURATE=saturate, MARGIN=LIMITS[dtype][1], num_warps=4,
-    )  # fmt: skip
+        kernels.prepare,
+        (programs,),
+        *(value.contiguous() for value in parameters),
+        *model.values(),
+        labels,
+        longest,
+        rows,
+        N=N,
+        CP=wide,
+        ROWS=64,
+        SATURATE=saturate,
+        MARGIN=LIMITS[dtype][1],
+        num_warps=4,
+    )
     return model
 
 
@@ -138,23 +148,63 @@ def run_messages(
         before = min(parts, begin // STAGE)
         if before:
             launch(
-                kernels.outside_parts, (batch, directions, STAGE * before),
-                model["table"], problem.lengths_B, kept["gathered"], kept["product"], partial, betweens,
-                frames, far, blocks, begin, before, N=N, CP=wide, STAGE=STAGE, DTYPE=TYPES[dtype],
+                kernels.outside_parts,
+                (batch, directions, STAGE * before),
+                model["table"],
+                problem.lengths_B,
+                kept["gathered"],
+                kept["product"],
+                partial,
+                betweens,
+                frames,
+                far,
+                blocks,
+                begin,
+                before,
+                N=N,
+                CP=wide,
+                STAGE=STAGE,
+                DTYPE=TYPES[dtype],
                 num_warps=warps(wide),
-            )  # fmt: skip
+            )
             launch(
-                kernels.outside_sums, (lanes, STAGE),
-                partial, betweens, carried[0], before, N=N, CP=wide, STAGE=STAGE, DTYPE=TYPES[dtype],
+                kernels.outside_sums,
+                (lanes, STAGE),
+                partial,
+                betweens,
+                carried[0],
+                before,
+                N=N,
+                CP=wide,
+                STAGE=STAGE,
+                DTYPE=TYPES[dtype],
                 num_warps=warps(wide),
-            )  # fmt: skip
+            )
         launch(
-            kernels.messages, (batch, directions),
-            problem.score_BTC, *model.values(), problem.lengths_B, *(kept.get(name, 0) for name in KEPT), *carried,
-            frames, labels, far, blocks, len(model["slack"]), begin, STAGE if staged else blocks,
-            N=N, CP=wide, SP=1024, STAGE=STAGE if staged else 0, DTYPE=TYPES[dtype],
-            KEEP=keep, SATURATE=saturate, TINY=LIMITS[dtype][0], num_warps=warps(wide),
-        )  # fmt: skip
+            kernels.messages,
+            (batch, directions),
+            problem.score_BTC,
+            *model.values(),
+            problem.lengths_B,
+            *(kept.get(name, 0) for name in KEPT),
+            *carried,
+            frames,
+            labels,
+            far,
+            blocks,
+            len(model["slack"]),
+            begin,
+            STAGE if staged else blocks,
+            N=N,
+            CP=wide,
+            SP=1024,
+            STAGE=STAGE if staged else 0,
+            DTYPE=TYPES[dtype],
+            KEEP=keep,
+            SATURATE=saturate,
+            TINY=LIMITS[dtype][0],
+            num_warps=warps(wide),
+        )
     return kept
 
 
@@ -240,18 +290,40 @@ def count_labels(state: State) -> tuple[Tensor, ...]:
     shape = {"N": N, "CP": wide, "F": COUNT_FRAMES}
     totals = torch.empty(batch * chunks, wide, dtype=torch.float64, device=device)
     launch(
-        kernels.label_totals, (batch, chunks), *both, totals, frames, blocks, chunks, **shape, num_warps=4,
-    )  # fmt: skip
+        kernels.label_totals,
+        (batch, chunks),
+        *both,
+        totals,
+        frames,
+        blocks,
+        chunks,
+        **shape,
+        num_warps=4,
+    )
     label_BTC = torch.empty(batch, frames, labels, dtype=working_dtype(problem), device=device)
     starts_BTC = torch.empty_like(label_BTC)
     ends_BTC = torch.empty_like(label_BTC)
     mass_error_BX = torch.empty(batch, chunks, dtype=torch.float64, device=device)
     mass_frame_BX = torch.empty(batch, chunks, dtype=torch.int64, device=device)
     launch(
-        kernels.label_counts, (batch, chunks),
-        *both, totals, label_BTC, starts_BTC, ends_BTC, mass_error_BX, mass_frame_BX,
-        frames, labels, blocks, chunks, **shape, ALL=True, ROUNDING=ROUNDING, num_warps=4,
-    )  # fmt: skip
+        kernels.label_counts,
+        (batch, chunks),
+        *both,
+        totals,
+        label_BTC,
+        starts_BTC,
+        ends_BTC,
+        mass_error_BX,
+        mass_frame_BX,
+        frames,
+        labels,
+        blocks,
+        chunks,
+        **shape,
+        ALL=True,
+        ROUNDING=ROUNDING,
+        num_warps=4,
+    )
     worst = mass_error_BX.max(1)
     frame_B = mass_frame_BX.gather(1, worst.indices[:, None])[:, 0]
     return label_BTC, starts_BTC, ends_BTC, worst.values, frame_B
@@ -270,20 +342,53 @@ def count_durations(state: State) -> Tensor:
     shape = {"N": N, "CP": wide, "DTYPE": TYPES[dtype]}
     if far:
         launch(
-            kernels.far_durations, (batch, pieces, far),
-            kept["gathered"], kept["product"], kept["exponent"], *z, partial, frames, blocks, pieces, far,
-            chunk, **shape, num_warps=warps(wide),
-        )  # fmt: skip
+            kernels.far_durations,
+            (batch, pieces, far),
+            kept["gathered"],
+            kept["product"],
+            kept["exponent"],
+            *z,
+            partial,
+            frames,
+            blocks,
+            pieces,
+            far,
+            chunk,
+            **shape,
+            num_warps=warps(wide),
+        )
     launch(
-        kernels.near_durations, (batch, pieces),
-        problem.score_BTC, kept["source"], kept["exponent"], *z, partial,
-        frames, labels, blocks, pieces, far, chunk, **shape, num_warps=warps(wide),
-    )  # fmt: skip
+        kernels.near_durations,
+        (batch, pieces),
+        problem.score_BTC,
+        kept["source"],
+        kept["exponent"],
+        *z,
+        partial,
+        frames,
+        labels,
+        blocks,
+        pieces,
+        far,
+        chunk,
+        **shape,
+        num_warps=warps(wide),
+    )
     duration_BKC = torch.empty(batch, longest, labels, dtype=torch.float64, device=device)
     launch(
-        kernels.sum_durations, (batch, longest),
-        partial, state.model["table"], duration_BKC, labels, longest, pieces, far, N=N, CP=wide, num_warps=1,
-    )  # fmt: skip
+        kernels.sum_durations,
+        (batch, longest),
+        partial,
+        state.model["table"],
+        duration_BKC,
+        labels,
+        longest,
+        pieces,
+        far,
+        N=N,
+        CP=wide,
+        num_warps=1,
+    )
     return duration_BKC
 
 
@@ -295,16 +400,35 @@ def count_transitions(state: State) -> Tensor:
     chunks = triton.cdiv(frames, COUNT_FRAMES)
     crossed = torch.empty(batch * chunks, wide, wide, dtype=dtype, device=device)
     launch(
-        kernels.transitions, (batch, chunks),
-        kept["arrived"], kept["exponent"], kept["z_value"], kept["z_power"], problem.lengths_B, crossed,
-        frames, triton.cdiv(frames, N), chunks,
-        N=N, CP=wide, DTYPE=TYPES[dtype], F=COUNT_FRAMES, num_warps=warps(wide),
-    )  # fmt: skip
+        kernels.transitions,
+        (batch, chunks),
+        kept["arrived"],
+        kept["exponent"],
+        kept["z_value"],
+        kept["z_power"],
+        problem.lengths_B,
+        crossed,
+        frames,
+        triton.cdiv(frames, N),
+        chunks,
+        N=N,
+        CP=wide,
+        DTYPE=TYPES[dtype],
+        F=COUNT_FRAMES,
+        num_warps=warps(wide),
+    )
     transition_BCC = torch.empty(batch, labels, labels, dtype=torch.float64, device=device)
     launch(
-        kernels.sum_transitions, (batch, labels),
-        crossed, state.model["onward"], transition_BCC, labels, chunks, CP=wide, num_warps=1,
-    )  # fmt: skip
+        kernels.sum_transitions,
+        (batch, labels),
+        crossed,
+        state.model["onward"],
+        transition_BCC,
+        labels,
+        chunks,
+        CP=wide,
+        num_warps=1,
+    )
     return transition_BCC
 
 
@@ -334,34 +458,86 @@ def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
     carried: tuple[Any, ...] = (0, 0, 0)
     if staged:
         partial = torch.empty(batch * parts * STAGE * BEST_N, wide, dtype=torch.float64, device=device)
-        partial_taken, betweens = torch.empty_like(partial, dtype=torch.int32), torch.empty_like(partial[: batch * parts])  # fmt: skip
+        partial_taken, betweens = (
+            torch.empty_like(partial, dtype=torch.int32),
+            torch.empty_like(partial[: batch * parts]),
+        )
         outside = torch.empty_like(partial[: batch * STAGE * BEST_N])
         carried = (outside, torch.empty_like(outside, dtype=torch.int32), torch.empty_like(outside[:batch]))
     for begin in range(0, blocks, STAGE if staged else blocks):
         before = min(parts, begin // STAGE)
         if before:
             launch(
-                kernels.outside_bests, (batch, STAGE * before),
-                table, problem.lengths_B, gathered, product, partial, partial_taken, betweens,
-                frames, far, blocks, begin, before, **shape, num_warps=warps(wide),
-            )  # fmt: skip
+                kernels.outside_bests,
+                (batch, STAGE * before),
+                table,
+                problem.lengths_B,
+                gathered,
+                product,
+                partial,
+                partial_taken,
+                betweens,
+                frames,
+                far,
+                blocks,
+                begin,
+                before,
+                **shape,
+                num_warps=warps(wide),
+            )
             launch(
-                kernels.outside_best_of, (batch, STAGE),
-                partial, partial_taken, betweens, *carried[:2], before, **shape, num_warps=warps(wide),
-            )  # fmt: skip
+                kernels.outside_best_of,
+                (batch, STAGE),
+                partial,
+                partial_taken,
+                betweens,
+                *carried[:2],
+                before,
+                **shape,
+                num_warps=warps(wide),
+            )
         launch(
-            kernels.best_messages, (batch,),
-            score_BTC, onward, table, first, problem.lengths_B, gathered, product, arrived, durations, *carried,
-            frames, labels, far, blocks, begin, STAGE if staged else blocks, **shape, num_warps=warps(wide),
-        )  # fmt: skip
+            kernels.best_messages,
+            (batch,),
+            score_BTC,
+            onward,
+            table,
+            first,
+            problem.lengths_B,
+            gathered,
+            product,
+            arrived,
+            durations,
+            *carried,
+            frames,
+            labels,
+            far,
+            blocks,
+            begin,
+            STAGE if staged else blocks,
+            **shape,
+            num_warps=warps(wide),
+        )
     segments = torch.empty(batch, frames, 3, dtype=torch.int32, device=device)
     count_B = torch.empty(batch, dtype=torch.int32, device=device)
     score_B = torch.empty(batch, dtype=torch.float64, device=device)
     launch(
-        kernels.best_paths, (batch,),
-        onward, last, problem.lengths_B, arrived, durations, segments, count_B, score_B,
-        frames, blocks, N=BEST_N, CP=wide, num_warps=warps(wide),
-    )  # fmt: skip
+        kernels.best_paths,
+        (batch,),
+        onward,
+        last,
+        problem.lengths_B,
+        arrived,
+        durations,
+        segments,
+        count_B,
+        score_B,
+        frames,
+        blocks,
+        N=BEST_N,
+        CP=wide,
+        num_warps=warps(wide),
+    )
     counts = count_B.tolist()
     backwards = segments[:, : max(counts)].cpu().numpy()
     return score_B, [

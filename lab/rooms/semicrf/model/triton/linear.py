@@ -68,11 +68,25 @@ def power_of_two(exponent, DTYPE: tl.constexpr):
     ],
 )
 def prepare(
-    transition, duration, start, end,
-    onward, table, first, last, slack, shift,
-    labels, longest, rows,
-    N: tl.constexpr, CP: tl.constexpr, ROWS: tl.constexpr, SATURATE: tl.constexpr, MARGIN: tl.constexpr,
-):  # fmt: skip
+    transition,
+    duration,
+    start,
+    end,
+    onward,
+    table,
+    first,
+    last,
+    slack,
+    shift,
+    labels,
+    longest,
+    rows,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+    ROWS: tl.constexpr,
+    SATURATE: tl.constexpr,
+    MARGIN: tl.constexpr,
+):
     """The weights of the model, padded to CP labels, once per call.
 
     The largest transition moves from E into D (every segment pays one of each, the first its start), the
@@ -195,9 +209,22 @@ def far_part(
     do_not_specialize_on_alignment=["table", "lengths", "gathered", "product", "partial", "betweens"],
 )
 def outside_parts(
-    table, lengths, gathered, product, partial, betweens, frames, far_blocks, blocks, begin, parts,
-    N: tl.constexpr, CP: tl.constexpr, STAGE: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
+    table,
+    lengths,
+    gathered,
+    product,
+    partial,
+    betweens,
+    frames,
+    far_blocks,
+    blocks,
+    begin,
+    parts,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+    STAGE: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
     """What the `part`-th STAGE blocks before block `begin` bring into block begin + i, up to their own end.
 
     partial (lanes, parts, STAGE, N, CP), betweens (lanes, parts, CP); grid (B, directions, STAGE * parts).
@@ -212,9 +239,16 @@ def outside_parts(
         nearest = i + 1 + part * STAGE
         farthest = tl.minimum(tl.minimum(nearest + STAGE - 1, far_blocks), q)
         sums, between = far_part(
-            gathered + lane * blocks * N * CP, product + lane * blocks * CP, table, q, nearest, farthest,
-            N, CP, DTYPE,
-        )  # fmt: skip
+            gathered + lane * blocks * N * CP,
+            product + lane * blocks * CP,
+            table,
+            q,
+            nearest,
+            farthest,
+            N,
+            CP,
+            DTYPE,
+        )
         store_tile(partial, ((lane * parts + part) * STAGE + i) * N, sums, CP)
         if i == 0:  # the only one whose reach is never cut short within a part that others need
             tl.store(betweens + (lane * parts + part) * CP + tl.arange(0, CP), between)
@@ -222,9 +256,15 @@ def outside_parts(
 
 @triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["partial", "betweens", "outside"])
 def outside_sums(
-    partial, betweens, outside, parts,
-    N: tl.constexpr, CP: tl.constexpr, STAGE: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
+    partial,
+    betweens,
+    outside,
+    parts,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+    STAGE: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
     """All parts together, up to the boundary before the stage: outside (lanes, STAGE, N, CP); grid (lanes, STAGE)."""
     lane = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1)
@@ -264,13 +304,44 @@ def outside_sums(
     ],
 )
 def messages(
-    score, onward, table, first, last, slack, shift, lengths,
-    gathered, product, source, arrived, exponent, z_value, z_power, log_z, flags, count,
-    outside, carried, carried_int, carried_tops,
-    frames, labels, far_blocks, blocks, slacks, begin, most,
-    N: tl.constexpr, CP: tl.constexpr, SP: tl.constexpr, STAGE: tl.constexpr, DTYPE: tl.constexpr,
-    KEEP: tl.constexpr, SATURATE: tl.constexpr, TINY: tl.constexpr,
-):  # fmt: skip
+    score,
+    onward,
+    table,
+    first,
+    last,
+    slack,
+    shift,
+    lengths,
+    gathered,
+    product,
+    source,
+    arrived,
+    exponent,
+    z_value,
+    z_power,
+    log_z,
+    flags,
+    count,
+    outside,
+    carried,
+    carried_int,
+    carried_tops,
+    frames,
+    labels,
+    far_blocks,
+    blocks,
+    slacks,
+    begin,
+    most,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+    SP: tl.constexpr,
+    STAGE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    KEEP: tl.constexpr,
+    SATURATE: tl.constexpr,
+    TINY: tl.constexpr,
+):
     """One direction of one sequence: log Z, flags, and with KEEP the messages of every boundary.
 
     flags: 1 something may have been lost, 2 some message is exactly zero. With SATURATE, weights are 0 and 1
@@ -463,9 +534,20 @@ def inverse_of(z_value, z_power, b):
 
 @triton.jit
 def boundary_counts(
-    source, arrived, exponent, z_value, z_power, b, f, padded, length, blocks, cols,
-    N: tl.constexpr, CP: tl.constexpr,
-):  # fmt: skip
+    source,
+    arrived,
+    exponent,
+    z_value,
+    z_power,
+    b,
+    f,
+    padded,
+    length,
+    blocks,
+    cols,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+):
     """For frames f (F,): the mass (F, CP) of segments that start with the frame, and that end with it."""
     inverse, power = inverse_of(z_value, z_power, b)
     left = 2 * b * blocks * N
@@ -501,9 +583,20 @@ def boundary_counts(
     ],
 )
 def label_totals(
-    source, arrived, exponent, z_value, z_power, lengths, totals,
-    frames, blocks, chunks, N: tl.constexpr, CP: tl.constexpr, F: tl.constexpr,
-):  # fmt: skip
+    source,
+    arrived,
+    exponent,
+    z_value,
+    z_power,
+    lengths,
+    totals,
+    frames,
+    blocks,
+    chunks,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+    F: tl.constexpr,
+):
     """Per chunk of F frames: starts minus ends, (B, chunks, CP) float64."""
     b = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -535,11 +628,28 @@ def label_totals(
     ],
 )
 def label_counts(
-    source, arrived, exponent, z_value, z_power, lengths, totals,
-    label_out, starts_out, ends_out, mass_error, mass_frame,
-    frames, labels, blocks, chunks,
-    N: tl.constexpr, CP: tl.constexpr, F: tl.constexpr, ALL: tl.constexpr, ROUNDING: tl.constexpr,
-):  # fmt: skip
+    source,
+    arrived,
+    exponent,
+    z_value,
+    z_power,
+    lengths,
+    totals,
+    label_out,
+    starts_out,
+    ends_out,
+    mass_error,
+    mass_frame,
+    frames,
+    labels,
+    blocks,
+    chunks,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+    F: tl.constexpr,
+    ALL: tl.constexpr,
+    ROUNDING: tl.constexpr,
+):
     """label (B, T, C): the running sum of starts less the ends before it, carried in float64.
 
     The ledger: each frame's mass must be 1. Its worst error over the chunk (NaN as inf) and the first frame that has it
@@ -589,10 +699,22 @@ def label_counts(
     ],
 )
 def far_durations(
-    gathered, product, exponent, z_value, z_power, lengths, partial,
-    frames, blocks, chunks, far_blocks,
-    P, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
+    gathered,
+    product,
+    exponent,
+    z_value,
+    z_power,
+    lengths,
+    partial,
+    frames,
+    blocks,
+    chunks,
+    far_blocks,
+    P,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
     """Counts of durations whose ends lie `delta` blocks apart, over P blocks: (B, chunks, 1+far, 2N, CP)."""
     b = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -645,10 +767,23 @@ def far_durations(
     ],
 )
 def near_durations(
-    score, source, exponent, z_value, z_power, lengths, partial,
-    frames, labels, blocks, chunks, far_blocks,
-    P, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
+    score,
+    source,
+    exponent,
+    z_value,
+    z_power,
+    lengths,
+    partial,
+    frames,
+    labels,
+    blocks,
+    chunks,
+    far_blocks,
+    P,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
     """Counts of durations that start and end in one block, over P blocks, into delta 0 of the partial sums."""
     b = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -694,8 +829,16 @@ def near_durations(
     do_not_specialize_on_alignment=["partial", "table", "out"],
 )
 def sum_durations(
-    partial, table, out, labels, longest, chunks, far_blocks, N: tl.constexpr, CP: tl.constexpr,
-):  # fmt: skip
+    partial,
+    table,
+    out,
+    labels,
+    longest,
+    chunks,
+    far_blocks,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+):
     """Duration counts (B, K, C) float64 from the partial sums of both block distances that hold duration k."""
     b = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) + 1
@@ -718,9 +861,20 @@ def sum_durations(
     do_not_specialize_on_alignment=["arrived", "exponent", "z_value", "z_power", "lengths", "partial"],
 )
 def transitions(
-    arrived, exponent, z_value, z_power, lengths, partial,
-    frames, blocks, chunks, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr, F: tl.constexpr,
-):  # fmt: skip
+    arrived,
+    exponent,
+    z_value,
+    z_power,
+    lengths,
+    partial,
+    frames,
+    blocks,
+    chunks,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+    DTYPE: tl.constexpr,
+    F: tl.constexpr,
+):
     """Sum over F boundaries of alpha[s, c'] eta[s, c] / z: (B, chunks, CP, CP)."""
     b = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -798,13 +952,32 @@ def far_best(gathered, product, table, q, nearest, farthest, N: tl.constexpr, CP
 @triton.jit(
     do_not_specialize=["frames", "far_blocks", "blocks", "begin", "parts"],
     do_not_specialize_on_alignment=[
-        "table", "lengths", "gathered", "product", "partial", "partial_taken", "betweens",
+        "table",
+        "lengths",
+        "gathered",
+        "product",
+        "partial",
+        "partial_taken",
+        "betweens",
     ],
-)  # fmt: skip
+)
 def outside_bests(
-    table, lengths, gathered, product, partial, partial_taken, betweens, frames, far_blocks, blocks, begin, parts,
-    N: tl.constexpr, CP: tl.constexpr, STAGE: tl.constexpr,
-):  # fmt: skip
+    table,
+    lengths,
+    gathered,
+    product,
+    partial,
+    partial_taken,
+    betweens,
+    frames,
+    far_blocks,
+    blocks,
+    begin,
+    parts,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+    STAGE: tl.constexpr,
+):
     """`outside_parts` with max for sum; grid (B, STAGE * parts)."""
     b = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) % STAGE
@@ -828,9 +1001,16 @@ def outside_bests(
     do_not_specialize_on_alignment=["partial", "partial_taken", "betweens", "outside", "outside_taken"],
 )
 def outside_best_of(
-    partial, partial_taken, betweens, outside, outside_taken, parts,
-    N: tl.constexpr, CP: tl.constexpr, STAGE: tl.constexpr,
-):  # fmt: skip
+    partial,
+    partial_taken,
+    betweens,
+    outside,
+    outside_taken,
+    parts,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+    STAGE: tl.constexpr,
+):
     """The best of all parts, the nearest where they are equal; grid (B, STAGE)."""
     b = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1)
@@ -851,15 +1031,43 @@ def outside_best_of(
 @triton.jit(
     do_not_specialize=["frames", "labels", "far_blocks", "blocks", "begin", "most"],
     do_not_specialize_on_alignment=[
-        "score", "onward", "table", "first", "lengths", "gathered", "product", "arrived", "durations",
-        "outside", "outside_taken", "carried",
+        "score",
+        "onward",
+        "table",
+        "first",
+        "lengths",
+        "gathered",
+        "product",
+        "arrived",
+        "durations",
+        "outside",
+        "outside_taken",
+        "carried",
     ],
-)  # fmt: skip
+)
 def best_messages(
-    score, onward, table, first, lengths, gathered, product, arrived, durations,
-    outside, outside_taken, carried,
-    frames, labels, far_blocks, blocks, begin, most, N: tl.constexpr, CP: tl.constexpr, STAGE: tl.constexpr,
-):  # fmt: skip
+    score,
+    onward,
+    table,
+    first,
+    lengths,
+    gathered,
+    product,
+    arrived,
+    durations,
+    outside,
+    outside_taken,
+    carried,
+    frames,
+    labels,
+    far_blocks,
+    blocks,
+    begin,
+    most,
+    N: tl.constexpr,
+    CP: tl.constexpr,
+    STAGE: tl.constexpr,
+):
     """Viterbi's pass from the left in float64 logs: the best score of a segment of c that ends with each frame,
     and its duration; of equal ones the shortest. Which label came before is found on the way back. Stages as in
     `messages`."""
@@ -935,9 +1143,16 @@ def best_messages(
 @triton.jit(
     do_not_specialize=["frames", "blocks"],
     do_not_specialize_on_alignment=[
-        "onward", "last", "lengths", "arrived", "durations", "segments", "count", "score",
+        "onward",
+        "last",
+        "lengths",
+        "arrived",
+        "durations",
+        "segments",
+        "count",
+        "score",
     ],
-)  # fmt: skip
+)
 def best_paths(
     onward,
     last,

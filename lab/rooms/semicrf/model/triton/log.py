@@ -50,9 +50,25 @@ from lab.rooms.semicrf.model.triton.log_terms import (
     do_not_specialize_on_alignment=["score", "lengths"],
 )
 def messages(
-    score, lengths, transition, duration, start, end, alpha, gamma, frame, log_z, ring,
-    frames, labels, longest, ring_rows, ROWS: tl.constexpr, CP: tl.constexpr, KEEP: tl.constexpr,
-):  # fmt: skip
+    score,
+    lengths,
+    transition,
+    duration,
+    start,
+    end,
+    alpha,
+    gamma,
+    frame,
+    log_z,
+    ring,
+    frames,
+    labels,
+    longest,
+    ring_rows,
+    ROWS: tl.constexpr,
+    CP: tl.constexpr,
+    KEEP: tl.constexpr,
+):
     """The pass from the left: log Z, and with KEEP alpha (B, T+1, CP), gamma and the shifted frame (B, T, CP).
 
     A row of the ring is what came in at its boundary and the frames since. Messages are shifted by their maximum
@@ -114,10 +130,23 @@ def messages(
 
 @triton.jit(do_not_specialize=["frames", "labels", "longest"], do_not_specialize_on_alignment=["lengths"])
 def maxima(
-    lengths, transition, duration, start, end, alpha, gamma, frame, log_z, largest, inverse,
-    frames, labels, longest,
-    ROWS: tl.constexpr, CP: tl.constexpr,
-):  # fmt: skip
+    lengths,
+    transition,
+    duration,
+    start,
+    end,
+    alpha,
+    gamma,
+    frame,
+    log_z,
+    largest,
+    inverse,
+    frames,
+    labels,
+    longest,
+    ROWS: tl.constexpr,
+    CP: tl.constexpr,
+):
     """For boundaries t > 0: the largest term of alpha[t, c], and 1 / (the sum of all in its units); 0, 0 if none."""
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
@@ -149,10 +178,30 @@ def maxima(
     do_not_specialize=["frames", "labels", "longest", "ring_rows"], do_not_specialize_on_alignment=["lengths"]
 )
 def masses(
-    lengths, transition, duration, start, end, alpha, gamma, frame, log_z, largest, inverse, ready, ring,
-    label_out, starts_out, ends_out, crossed, frames, labels, longest, ring_rows,
-    ROWS: tl.constexpr, CP: tl.constexpr,
-):  # fmt: skip
+    lengths,
+    transition,
+    duration,
+    start,
+    end,
+    alpha,
+    gamma,
+    frame,
+    log_z,
+    largest,
+    inverse,
+    ready,
+    ring,
+    label_out,
+    starts_out,
+    ends_out,
+    crossed,
+    frames,
+    labels,
+    longest,
+    ring_rows,
+    ROWS: tl.constexpr,
+    CP: tl.constexpr,
+):
     """The pass from the right: label, starts, ends (B, T, C) and crossed (B, C, C).
 
     A row of the ring is the frames from boundary s to its end t. `ready` (B, T+1, CP) is the mass that ends at t
@@ -223,10 +272,26 @@ def masses(
     do_not_specialize_on_alignment=["lengths"],
 )
 def durations(
-    lengths, transition, duration, start, end, alpha, gamma, frame, log_z, largest, ready, partial,
-    frames, labels, longest, chunk, chunks,
-    ROWS: tl.constexpr, CP: tl.constexpr,
-):  # fmt: skip
+    lengths,
+    transition,
+    duration,
+    start,
+    end,
+    alpha,
+    gamma,
+    frame,
+    log_z,
+    largest,
+    ready,
+    partial,
+    frames,
+    labels,
+    longest,
+    chunk,
+    chunks,
+    ROWS: tl.constexpr,
+    CP: tl.constexpr,
+):
     """Counts over the segments that end in one tile of frames, (B, chunks, K, CP), `chunk` being the first tile.
 
     `partial` comes as zeros.
@@ -280,10 +345,22 @@ def forward(problem: Problem, keep: bool = True) -> LogState:
         "log_z": new(batch),
     }
     launch(
-        messages, (batch,), problem.score_BTC.detach().contiguous(), problem.lengths_B, *model.values(),
-        *kept.values(), new(batch, ring, shape.wide), frames, labels, longest, ring, ROWS=shape.rows,
-        CP=shape.wide, KEEP=keep, num_warps=shape.warps,
-    )  # fmt: skip
+        messages,
+        (batch,),
+        problem.score_BTC.detach().contiguous(),
+        problem.lengths_B,
+        *model.values(),
+        *kept.values(),
+        new(batch, ring, shape.wide),
+        frames,
+        labels,
+        longest,
+        ring,
+        ROWS=shape.rows,
+        CP=shape.wide,
+        KEEP=keep,
+        num_warps=shape.warps,
+    )
     return LogState(problem, model, kept)
 
 
@@ -305,16 +382,37 @@ def counts(state: LogState) -> Posteriors:
     largest = torch.empty_like(state.kept["alpha"])
     inverse, ready = torch.empty_like(largest), torch.empty_like(largest)
     launch(
-        maxima, (batch, triton.cdiv(frames, shape.rows)), *given, largest, inverse, frames, labels, longest,
+        maxima,
+        (batch, triton.cdiv(frames, shape.rows)),
+        *given,
+        largest,
+        inverse,
+        frames,
+        labels,
+        longest,
         **tiles,
-    )  # fmt: skip
+    )
     label_BTC = largest.new_zeros(batch, frames, labels)
     starts_BTC, ends_BTC = torch.zeros_like(label_BTC), torch.zeros_like(label_BTC)
     crossed = largest.new_zeros(batch, labels, labels)
     launch(
-        masses, (batch,), *given, largest, inverse, ready, largest.new_empty(batch, ring, shape.wide),
-        label_BTC, starts_BTC, ends_BTC, crossed, frames, labels, longest, ring, **tiles,
-    )  # fmt: skip
+        masses,
+        (batch,),
+        *given,
+        largest,
+        inverse,
+        ready,
+        largest.new_empty(batch, ring, shape.wide),
+        label_BTC,
+        starts_BTC,
+        ends_BTC,
+        crossed,
+        frames,
+        labels,
+        longest,
+        ring,
+        **tiles,
+    )
     found = added(durations, (*given, largest, ready), shape, problem, 1)
     duration_BKC = found[:, :, 0, :labels].contiguous()
     checked = mass(label_BTC, problem.lengths_B, state.log_z_B)

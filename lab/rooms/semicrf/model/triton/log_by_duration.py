@@ -133,9 +133,21 @@ def grown(content, edge, s, t, frame, suffix, ROWS: tl.constexpr, CP: tl.constex
 
 @triton.jit
 def incoming(
-    transition, weight, entry, start, alpha, lifted, peak, s, k, there, labels,
-    ROWS: tl.constexpr, CP: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+    transition,
+    weight,
+    entry,
+    start,
+    alpha,
+    lifted,
+    peak,
+    s,
+    k,
+    there,
+    labels,
+    ROWS: tl.constexpr,
+    CP: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """What comes in at boundaries s (ROWS,) for segments of k frames: the value, the sum it is of, where that was lost."""
     cols = tl.arange(0, CP)
     onward = (k - 1) * CP * CP
@@ -150,10 +162,31 @@ def incoming(
     do_not_specialize=["begin", "frames", "labels", "longest"], do_not_specialize_on_alignment=["lengths"]
 )
 def arriving(
-    lengths, transition, weight, turned, entry, duration, start, end,
-    alpha, lifted, peak, frame, suffix, log_z, far_most, far_total, begin, frames, labels, longest,
-    ROWS: tl.constexpr, CP: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
+    lengths,
+    transition,
+    weight,
+    turned,
+    entry,
+    duration,
+    start,
+    end,
+    alpha,
+    lifted,
+    peak,
+    frame,
+    suffix,
+    log_z,
+    far_most,
+    far_total,
+    begin,
+    frames,
+    labels,
+    longest,
+    ROWS: tl.constexpr,
+    CP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
+):
     """Sums of the terms of alpha[t, c] for the block's t whose segments begin at `begin` or before, of PART durations."""
     b = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -227,10 +260,32 @@ def next_frames(score, frame, suffix, first, length, arrived, labels, ROWS: tl.c
     do_not_specialize_on_alignment=["score", "lengths"],
 )
 def block_messages(
-    score, lengths, transition, weight, turned, entry, duration, start, end,
-    alpha, lifted, peak, frame, suffix, log_z, far_most, far_total, offset, begin, parts,
-    frames, labels, longest, ROWS: tl.constexpr, CP: tl.constexpr,
-):  # fmt: skip
+    score,
+    lengths,
+    transition,
+    weight,
+    turned,
+    entry,
+    duration,
+    start,
+    end,
+    alpha,
+    lifted,
+    peak,
+    frame,
+    suffix,
+    log_z,
+    far_most,
+    far_total,
+    offset,
+    begin,
+    parts,
+    frames,
+    labels,
+    longest,
+    ROWS: tl.constexpr,
+    CP: tl.constexpr,
+):
     """alpha (B, T+1, CP) of a block's boundaries, one after the other; with its maximum `peak` and exp(alpha - peak).
 
     Then the frames of the next block, less their maxima, its first one less that of alpha too: these are in
@@ -292,10 +347,29 @@ def block_messages(
 
 @triton.jit(do_not_specialize=["frames", "labels", "longest"], do_not_specialize_on_alignment=["lengths"])
 def maxima(
-    lengths, transition, weight, turned, entry, duration, start, end,
-    alpha, lifted, peak, frame, suffix, log_z, largest, inverse,
-    frames, labels, longest, ROWS: tl.constexpr, CP: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+    lengths,
+    transition,
+    weight,
+    turned,
+    entry,
+    duration,
+    start,
+    end,
+    alpha,
+    lifted,
+    peak,
+    frame,
+    suffix,
+    log_z,
+    largest,
+    inverse,
+    frames,
+    labels,
+    longest,
+    ROWS: tl.constexpr,
+    CP: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """For boundaries t > 0: the largest term of alpha[t, c], and 1 / (the sum of all in its units); 0, 0 if none."""
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
@@ -331,7 +405,7 @@ def maxima(
 @triton.jit(do_not_specialize=["frames", "labels"], do_not_specialize_on_alignment=["lengths"])
 def last_masses(
     lengths, end, alpha, log_z, inverse, ready, beyond, ends_out, covered, frames, labels, CP: tl.constexpr
-):  # fmt: skip
+):
     """The mass that ends with each sequence: `ready` (B, T+1, CP) is such a mass over the sum of its terms.
 
     `covered` (B, CP) is the mass on the frame before; `beyond` starts with no frame.
@@ -352,11 +426,35 @@ def last_masses(
     do_not_specialize=["begin", "frames", "labels", "longest"], do_not_specialize_on_alignment=["lengths"]
 )
 def departing(
-    lengths, transition, weight, turned, entry, duration, start, end,
-    alpha, lifted, peak, frame, suffix, log_z, largest, ready, beyond, spread, far_starts, far_leaving,
-    begin, frames, labels, longest,
-    ROWS: tl.constexpr, CP: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
+    lengths,
+    transition,
+    weight,
+    turned,
+    entry,
+    duration,
+    start,
+    end,
+    alpha,
+    lifted,
+    peak,
+    frame,
+    suffix,
+    log_z,
+    largest,
+    ready,
+    beyond,
+    spread,
+    far_starts,
+    far_leaving,
+    begin,
+    frames,
+    labels,
+    longest,
+    ROWS: tl.constexpr,
+    CP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
+):
     """Mass of segments that begin in the block and end beyond it, of PART durations: what starts, what leaves before.
 
     `beyond` (B, T+1, CP) is the frames from the block's right edge to t; `spread` a tile of scratch.
@@ -454,11 +552,39 @@ def carry_on(beyond, suffix, content, begin, stop, last, ROWS: tl.constexpr, CP:
     do_not_specialize_on_alignment=["lengths"],
 )
 def block_masses(
-    lengths, transition, weight, turned, entry, duration, start, end,
-    alpha, lifted, peak, frame, suffix, log_z, largest, inverse, ready, beyond, spread, far_starts, far_leaving,
-    covered, label_out, starts_out, ends_out, begin, parts, frames, labels, longest,
-    ROWS: tl.constexpr, CP: tl.constexpr,
-):  # fmt: skip
+    lengths,
+    transition,
+    weight,
+    turned,
+    entry,
+    duration,
+    start,
+    end,
+    alpha,
+    lifted,
+    peak,
+    frame,
+    suffix,
+    log_z,
+    largest,
+    inverse,
+    ready,
+    beyond,
+    spread,
+    far_starts,
+    far_leaving,
+    covered,
+    label_out,
+    starts_out,
+    ends_out,
+    begin,
+    parts,
+    frames,
+    labels,
+    longest,
+    ROWS: tl.constexpr,
+    CP: tl.constexpr,
+):
     """A block's boundaries from its last to its first: label, starts, ends (B, T, C); `beyond` for the next block."""
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
@@ -537,11 +663,32 @@ def block_masses(
     do_not_specialize_on_alignment=["lengths"],
 )
 def durations(
-    lengths, transition, weight, turned, entry, duration, start, end,
-    alpha, lifted, peak, frame, suffix, log_z, largest, ready, partial,
-    frames, labels, longest, chunk, chunks,
-    ROWS: tl.constexpr, CP: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+    lengths,
+    transition,
+    weight,
+    turned,
+    entry,
+    duration,
+    start,
+    end,
+    alpha,
+    lifted,
+    peak,
+    frame,
+    suffix,
+    log_z,
+    largest,
+    ready,
+    partial,
+    frames,
+    labels,
+    longest,
+    chunk,
+    chunks,
+    ROWS: tl.constexpr,
+    CP: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """Counts over the segments that end in one tile of frames, (B, chunks, K, 1 + C, CP), `chunk` being the first tile.
 
     Of each duration k row 0 counts its segments, rows 1 to C the transitions from each label. `partial` comes as zeros.
@@ -647,13 +794,33 @@ def forward(problem: Problem) -> LogState:
     for begin in range(-shape.rows, frames, shape.rows):
         if begin >= 0:
             launch(
-                arriving, (batch, parts), *given, *far, begin, frames, labels, longest,
-                WIDTH=min(shape.wide, 32), PART=PART, num_stages=1, **tiles,
-            )  # fmt: skip
+                arriving,
+                (batch, parts),
+                *given,
+                *far,
+                begin,
+                frames,
+                labels,
+                longest,
+                WIDTH=min(shape.wide, 32),
+                PART=PART,
+                num_stages=1,
+                **tiles,
+            )
         launch(
-            block_messages, (batch,), score_BTC, *given, *far, offset, begin, parts, frames, labels, longest,
+            block_messages,
+            (batch,),
+            score_BTC,
+            *given,
+            *far,
+            offset,
+            begin,
+            parts,
+            frames,
+            labels,
+            longest,
             **tiles,
-        )  # fmt: skip
+        )
     return LogState(problem, model, kept)
 
 
@@ -668,26 +835,75 @@ def counts(state: LogState) -> Posteriors:
     largest = torch.empty_like(kept["alpha"])
     inverse, ready, beyond = (torch.empty_like(largest) for _ in range(3))
     launch(
-        maxima, (batch, triton.cdiv(frames, shape.rows)), *given, largest, inverse, frames, labels, longest,
-        **width, **tiles,
-    )  # fmt: skip
+        maxima,
+        (batch, triton.cdiv(frames, shape.rows)),
+        *given,
+        largest,
+        inverse,
+        frames,
+        labels,
+        longest,
+        **width,
+        **tiles,
+    )
     label_BTC = largest.new_zeros(batch, frames, labels)
     starts_BTC, ends_BTC = torch.zeros_like(label_BTC), torch.zeros_like(label_BTC)
     covered = largest.new_empty(batch, shape.wide)
     launch(
-        last_masses, (batch,), problem.lengths_B, model["end"], kept["alpha"], kept["log_z"], inverse, ready,
-        beyond, ends_BTC, covered, frames, labels, CP=shape.wide, num_warps=1,
-    )  # fmt: skip
+        last_masses,
+        (batch,),
+        problem.lengths_B,
+        model["end"],
+        kept["alpha"],
+        kept["log_z"],
+        inverse,
+        ready,
+        beyond,
+        ends_BTC,
+        covered,
+        frames,
+        labels,
+        CP=shape.wide,
+        num_warps=1,
+    )
     scratch = [largest.new_empty(batch, parts, shape.rows, shape.wide) for _ in range(3)]
     for begin in reversed(range(0, frames, shape.rows)):
         launch(
-            departing, (batch, parts), *given, largest, ready, beyond, *scratch, begin, frames, labels, longest,
-            PART=PART, **width, **tiles,
-        )  # fmt: skip
+            departing,
+            (batch, parts),
+            *given,
+            largest,
+            ready,
+            beyond,
+            *scratch,
+            begin,
+            frames,
+            labels,
+            longest,
+            PART=PART,
+            **width,
+            **tiles,
+        )
         launch(
-            block_masses, (batch,), *given, largest, inverse, ready, beyond, *scratch, covered, label_BTC,
-            starts_BTC, ends_BTC, begin, parts, frames, labels, longest, **tiles,
-        )  # fmt: skip
+            block_masses,
+            (batch,),
+            *given,
+            largest,
+            inverse,
+            ready,
+            beyond,
+            *scratch,
+            covered,
+            label_BTC,
+            starts_BTC,
+            ends_BTC,
+            begin,
+            parts,
+            frames,
+            labels,
+            longest,
+            **tiles,
+        )
     found = added(durations, (*given, largest, ready), shape, problem, 1 + labels, **width)
     duration_BKC, crossed = found[:, :, 0, :labels].contiguous(), found[:, :, 1:, :labels]
     checked = mass(label_BTC, problem.lengths_B, state.log_z_B)

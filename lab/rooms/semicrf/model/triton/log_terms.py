@@ -122,9 +122,20 @@ def added(durations, given: tuple, shape: Shape, problem: Problem, depth: int, *
         chunks = min(most, tiles - first)
         partial = total.new_zeros(batch, chunks, size)
         launch(
-            durations, (batch, chunks), *given, partial, frames, labels, longest, first, chunks,
-            ROWS=shape.rows, CP=shape.wide, num_warps=shape.warps, **options,
-        )  # fmt: skip
+            durations,
+            (batch, chunks),
+            *given,
+            partial,
+            frames,
+            labels,
+            longest,
+            first,
+            chunks,
+            ROWS=shape.rows,
+            CP=shape.wide,
+            num_warps=shape.warps,
+            **options,
+        )
         launch(
             add_chunks,
             (batch, triton.cdiv(size, 1024)),

@@ -58,9 +58,15 @@ def gaps(one, other):
 @compiled
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(1, 3), st.integers(1, 12), st.integers(1, 16), st.integers(1, 9),
-    st.sampled_from([0.1, 1.0, 10.0, 300.0]), st.sampled_from([0.0, 0.3, 0.7]), st.booleans(), st.integers(0, 99),
-)  # fmt: skip
+    st.integers(1, 3),
+    st.integers(1, 12),
+    st.integers(1, 16),
+    st.integers(1, 9),
+    st.sampled_from([0.1, 1.0, 10.0, 300.0]),
+    st.sampled_from([0.0, 0.3, 0.7]),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_the_cpp_form_equals_the_definition(batch, frames, longest, labels, scale, masked, by_dur, seed):
     problem = random_problem(
         batch, frames, longest, labels, scale=scale, masked=masked, by_duration=by_dur, seed=seed
@@ -71,9 +77,18 @@ def test_the_cpp_form_equals_the_definition(batch, frames, longest, labels, scal
 @compiled
 @pytest.mark.parametrize(
     "shape",
-    [(1, 1, 1, 1), (2, 90, 1, 7), (2, 5, 300, 3), (3, 40, 16, 33), (2, 70, 31, 48), (2, 33, 9, 65), (2, 150, 129, 24),
-     (1, 20, 4, 130)], ids=str,
-)  # fmt: skip
+    [
+        (1, 1, 1, 1),
+        (2, 90, 1, 7),
+        (2, 5, 300, 3),
+        (3, 40, 16, 33),
+        (2, 70, 31, 48),
+        (2, 33, 9, 65),
+        (2, 150, 129, 24),
+        (1, 20, 4, 130),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("masked", [0.0, 0.4])
 def test_the_cpp_form_equals_torch_at_every_number_of_vectors(shape, masked):
     problem = random_problem(*shape, masked=masked, seed=7)
@@ -170,8 +185,12 @@ def test_padding_batch_and_number_of_threads_change_no_bit(labels):
 
 @compiled
 def test_twenty_repeats_have_one_bit_pattern():
-    case = Case(*random_problem(6, 50, 12, 11, seed=3, dtype=torch.float32).floats()[:3], torch.tensor([50, 1, 12, 49, 7, 33]),
-                torch.zeros(11), torch.zeros(11))  # fmt: skip
+    case = Case(
+        *random_problem(6, 50, 12, 11, seed=3, dtype=torch.float32).floats()[:3],
+        torch.tensor([50, 1, 12, 49, 7, 33]),
+        torch.zeros(11),
+        torch.zeros(11),
+    )
     torch.set_num_threads(2)
     first = solve_case(case, "native")
     assert all(same_bits(first, solve_case(case, "native")) for _ in range(19))
@@ -185,8 +204,11 @@ def test_hostile_batches_agree_with_the_log_domain_and_never_give_nan():
         found = solve_case(case, "native")
         assert found.first_nonfinite(case.lengths_B) is None, (at, kinds)
         assert float(torch.nan_to_num(found.score_BTC).max()) <= 1 + 1e-6, (at, kinds)
-        exact = log_domain.posteriors(make_problem(case.score_BTC, case.transition_CC, case.duration_KC, case.lengths_B,
-                                                   case.start_C, case.end_C))  # fmt: skip
+        exact = log_domain.posteriors(
+            make_problem(
+                case.score_BTC, case.transition_CC, case.duration_KC, case.lengths_B, case.start_C, case.end_C
+            )
+        )
         assert torch.equal(torch.isneginf(found.logZ_B), torch.isneginf(exact.log_z_B)), (at, kinds)
         assert bool(
             (
@@ -429,16 +451,22 @@ def test_another_source_or_compiler_is_another_file(monkeypatch, tmp_path):
 def test_processes_that_compile_at_once_all_get_a_whole_library(tmp_path):
     source = tmp_path / "small.cpp"
     source.write_text('#include <thread>\nextern "C" int lab() { return 7; }\n')
-    program = ("import sys, pathlib; from lab.rooms.semicrf.model.native import build; "
-               "assert build.built(pathlib.Path(sys.argv[1])).lab() == 7")  # fmt: skip
+    program = (
+        "import sys, pathlib; from lab.rooms.semicrf.model.native import build; "
+        "assert build.built(pathlib.Path(sys.argv[1])).lab() == 7"
+    )
     env = {
         **os.environ,
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
-    runs = [subprocess.Popen([sys.executable, "-c", program, str(source)], env=env, stderr=subprocess.PIPE, text=True)
-            for _ in range(2)]  # fmt: skip
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(source)], env=env, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
     told = [run.communicate(timeout=120)[1] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], told
     assert len(list((tmp_path / "cache" / "lab" / "native").iterdir())) == 1

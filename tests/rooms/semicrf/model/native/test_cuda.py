@@ -38,24 +38,43 @@ CASES = {
     "large scores": {"shape": (2, 12, 5, 3), "scale": 30.0},
 }
 MUTANTS = {
-    "durations shifted by one": ("near[i] = table[(N + i) * CP + c]", "near[i] = table[(N + i + 1) * CP + c]"),
+    "durations shifted by one": (
+        "near[i] = table[(N + i) * CP + c]",
+        "near[i] = table[(N + i + 1) * CP + c]",
+    ),
     "a far duration off by one": ("const int m = i + N - x;", "const int m = i + N - x - 1;"),
-    "a slice of the far blocks lost": ("other < SLICES - 1; ++other) sums", "other < SLICES - 2; ++other) sums"),
+    "a slice of the far blocks lost": (
+        "other < SLICES - 1; ++other) sums",
+        "other < SLICES - 2; ++other) sums",
+    ),
     "a block between not counted": ("between *= product[p * CP + c]", "between *= 1"),
-    "the blocks before a slice not counted": ("between *= product[(i64)(q - delta) * CP + c]", "between *= 1"),
+    "the blocks before a slice not counted": (
+        "between *= product[(i64)(q - delta) * CP + c]",
+        "between *= 1",
+    ),
     "the last frame lost": ("u >= 0 && u < at.length && at", "u >= 0 && u < at.length - 1 && at"),
     "an exponent forgotten": ("    m.power += step;", "    m.power += m.nonzero > 3 ? 0 : step;"),
     "the end score dropped": ("(double)m.final_value * leave[c]", "(double)m.final_value"),
     "the labels' barrier dropped": ("        LABELS_SYNC();\n", ""),
     "the blocks' barrier dropped": (
-        "        __syncthreads(); // the next block's far part loads what was stored, and the shared rows are free again\n", "",
+        "        __syncthreads(); // the next block's far part loads what was stored, and the shared rows are free again\n",
+        "",
     ),
     "one buffer for what labels send": ("(i & 1) * CP + c] = alpha", "c] = alpha"),
-    "a transition count lost": ("const bool there = s >= 1 && s < stop", "const bool there = s >= 2 && s < stop"),
-    "a far duration count lost": ("smaller((chunk + 1) * each, used - delta)", "smaller((chunk + 1) * each, used - delta - 1)"),
-    "a near duration count lost": ("for (int m = 0; m <= i; ++m) {\n                open", "for (int m = 1; m <= i; ++m) {\n                open"),
+    "a transition count lost": (
+        "const bool there = s >= 1 && s < stop",
+        "const bool there = s >= 2 && s < stop",
+    ),
+    "a far duration count lost": (
+        "smaller((chunk + 1) * each, used - delta)",
+        "smaller((chunk + 1) * each, used - delta - 1)",
+    ),
+    "a near duration count lost": (
+        "for (int m = 0; m <= i; ++m) {\n                open",
+        "for (int m = 1; m <= i; ++m) {\n                open",
+    ),
     "tiles not added up": ("sum += totals[at", "sum = totals[at"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -167,9 +186,13 @@ def test_nan_in_the_padding_moves_no_bit(run):
     problem = random_problem(3, 18, 7, 3, seed=3)
     outside = torch.arange(18) >= problem.lengths_B[:, None]
     poisoned = make_problem(
-        problem.score_BTC.masked_fill(outside[..., None], float("nan")), problem.transition, problem.duration_KC,
-        problem.lengths_B, problem.start_C, problem.end_C,
-    )  # fmt: skip
+        problem.score_BTC.masked_fill(outside[..., None], float("nan")),
+        problem.transition,
+        problem.duration_KC,
+        problem.lengths_B,
+        problem.start_C,
+        problem.end_C,
+    )
     assert same_bits(run(problem)[1], run(poisoned)[1])
 
 
@@ -395,8 +418,13 @@ def counted(monkeypatch, tmp_path):
 
 
 def test_what_was_compiled_is_kept_by_source_target_and_sizes(counted):
-    asked = [("a", "sm_61", {"N": 4}), ("a", "sm_61", {"N": 4}), ("b", "sm_61", {"N": 4}), ("a", "sm_70", {"N": 4}),
-             ("a", "sm_61", {"N": 8})]  # fmt: skip
+    asked = [
+        ("a", "sm_61", {"N": 4}),
+        ("a", "sm_61", {"N": 4}),
+        ("b", "sm_61", {"N": 4}),
+        ("a", "sm_70", {"N": 4}),
+        ("a", "sm_61", {"N": 8}),
+    ]
     images = [cuda_driver.compiled(Path("nvrtc"), *one) for one in asked]
     assert images == [b"a", b"a", b"b", b"a", b"a"] and counted.compilations == 4
 

@@ -132,8 +132,15 @@ def gradients(job: dict, module) -> dict:
     for backend in ("naive", "triton"):
         leaves = [value.clone().requires_grad_() for value in problem.floats()]
         score_BTC, transition, duration_KC, start_C, end_C = leaves
-        log_z_B = api.log_partition(score_BTC, transition, duration_KC, problem.lengths_B,
-                                    start_C=start_C, end_C=end_C, backend=backend)  # fmt: skip
+        log_z_B = api.log_partition(
+            score_BTC,
+            transition,
+            duration_KC,
+            problem.lengths_B,
+            start_C=start_C,
+            end_C=end_C,
+            backend=backend,
+        )
         grads.append(torch.autograd.grad((log_z_B * weight_B).sum(), leaves))
     return {"counts": max(float((a - b).abs().max()) for a, b in zip(*grads, strict=True))}
 
@@ -158,8 +165,9 @@ def viterbi(job: dict, module) -> dict:
     """Where transitions depend on the duration, decoding is torch's, and asking Triton for it is no error."""
     problem = random_problem(*job["shape"], **job["options"])
     score_BTC, transition, duration_KC, start_C, end_C = problem.floats()
-    score_B, paths = api.viterbi(score_BTC, transition, duration_KC, problem.lengths_B,
-                                 start_C=start_C, end_C=end_C, backend="triton")  # fmt: skip
+    score_B, paths = api.viterbi(
+        score_BTC, transition, duration_KC, problem.lengths_B, start_C=start_C, end_C=end_C, backend="triton"
+    )
     right_B, right = naive.viterbi(problem)
     return {"log_z": gap(score_B, right_B), "counts": float(paths != right)}
 

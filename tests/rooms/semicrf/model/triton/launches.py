@@ -54,10 +54,13 @@ class Recorder:
         tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
         at = [value.untyped_storage().data_ptr() for value in tensors.values()]
         signature = {
-            p.name: "constexpr" if p.name in constants
-            else TYPES[tensors[p.name].dtype] if p.name in tensors else "i32"
+            p.name: "constexpr"
+            if p.name in constants
+            else TYPES[tensors[p.name].dtype]
+            if p.name in tensors
+            else "i32"
             for p in kernel.params
-        }  # fmt: skip
+        }
         aliases = frozenset(key for key, place in zip(tensors, at, strict=True) if at.count(place) > 1)
         self.seen.add(Launch(name, tuple(signature.items()), tuple(constants.items()), num_warps, aliases))
         for value in tensors.values():

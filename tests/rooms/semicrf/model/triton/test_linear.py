@@ -29,43 +29,75 @@ CASES = {
     "a linear chain": {"shape": (1, 5, 1, 3)},
     "forbidden transitions": {"shape": (2, 8, 4, 3), "options": {"masked": 0.5}},
     "stages": {"shape": (2, 17, 11, 2), "stage": 2, "alone": True},
-    "stages, forbidden transitions": {"shape": (2, 15, 9, 3), "stage": 2, "options": {"masked": 0.5, "seed": 3}},
+    "stages, forbidden transitions": {
+        "shape": (2, 15, 9, 3),
+        "stage": 2,
+        "options": {"masked": 0.5, "seed": 3},
+    },
     "stages that the sequences do not fill": {"shape": (2, 3, 12, 2), "stage": 3},
     "stages in float32": {"shape": (1, 13, 9, 2), "stage": 2, "dtype": "float32"},
     "Viterbi": {"shape": (2, 7, 5, 2), "best": True},
     "Viterbi under a grammar": {"shape": (2, 6, 3, 3), "best": True, "options": {"masked": 0.5}},
     "Viterbi in stages": {"shape": (2, 17, 13, 2), "best": True, "stage": 2, "options": {"tilt": 0.3}},
     "Viterbi in stages under a grammar": {
-        "shape": (2, 15, 11, 3), "best": True, "stage": 2, "options": {"masked": 0.5, "tilt": 0.3},
+        "shape": (2, 15, 11, 3),
+        "best": True,
+        "stage": 2,
+        "options": {"masked": 0.5, "tilt": 0.3},
     },
     "Viterbi where nothing fits": {"shape": (2, 6, 2, 2), "best": True, "options": {"masked": 1.0}},
     "Viterbi, all equal": {"shape": (2, 6, 3, 3), "best": True, "options": {"scale": 0.0}},
     "float32": {"shape": (1, 9, 5, 2), "dtype": "float32"},
     "beyond float32, again in the log domain": {
-        "shape": (2, 6, 3, 2), "dtype": "float32", "options": {"scale": 60.0},
+        "shape": (2, 6, 3, 2),
+        "dtype": "float32",
+        "options": {"scale": 60.0},
     },
-}  # fmt: skip
+}
 MUTANTS = {
-    "durations shifted by one": ("near = load_tile(table, N, N, CP)", "near = load_tile(table, N + 1, N, CP)"),
+    "durations shifted by one": (
+        "near = load_tile(table, N, N, CP)",
+        "near = load_tile(table, N + 1, N, CP)",
+    ),
     "the nearest block's taps lost": (
-        "for delta in range(nearest, farthest + 1)", "for delta in range(nearest + 1, farthest + 1)",
+        "for delta in range(nearest, farthest + 1)",
+        "for delta in range(nearest + 1, farthest + 1)",
     ),
     "a block between not counted": ("between *= tl.load(product + p * CP + cols)", "between *= 1.0"),
     "an earlier stage lost": ("nearest = i + 1 + part * STAGE", "nearest = i + 1 + part * (STAGE + 1)"),
-    "the blocks between stages not counted": ("total *= tl.load(betweens", "total *= 0.5 + 0.0 * tl.load(betweens"),
-    "what the stage has passed not counted": ("far += since[None, :] * load_tile(outside", "far += load_tile(outside"),
+    "the blocks between stages not counted": (
+        "total *= tl.load(betweens",
+        "total *= 0.5 + 0.0 * tl.load(betweens",
+    ),
+    "what the stage has passed not counted": (
+        "far += since[None, :] * load_tile(outside",
+        "far += load_tile(outside",
+    ),
     "a register not carried": ("tl.store(carried_int + 2 * CP, power)", "tl.store(carried_int + 2 * CP, 0)"),
-    "a frame beyond the mask": ("limit = tl.where((u >= 0) & (u < length)", "limit = tl.where((u >= 0) & (u <= length)"),
-    "an exponent forgotten": ("                power += step\n", "                power += tl.where(q == 1, 0, step)\n"),
+    "a frame beyond the mask": (
+        "limit = tl.where((u >= 0) & (u < length)",
+        "limit = tl.where((u >= 0) & (u <= length)",
+    ),
+    "an exponent forgotten": (
+        "                power += step\n",
+        "                power += tl.where(q == 1, 0, step)\n",
+    ),
     "the end score dropped": ("z = tl.sum(final * leave, 0)", "z = tl.sum(final, 0)"),
     "Viterbi's far durations off by one": ("delta * N + i + back + 2 - N", "delta * N + i + back + 1 - N"),
     "Viterbi's way back without the transition": (
-        "        value += tl.load(onward + cols * CP + label)\n", "",
+        "        value += tl.load(onward + cols * CP + label)\n",
+        "",
     ),
-    "Viterbi's stages not added up": ("coming = between[None, :] + load_tile(partial", "coming = load_tile(partial"),
-    "Viterbi's passed blocks not counted": ("coming = since[None, :] + load_tile(outside", "coming = load_tile(outside"),
+    "Viterbi's stages not added up": (
+        "coming = between[None, :] + load_tile(partial",
+        "coming = load_tile(partial",
+    ),
+    "Viterbi's passed blocks not counted": (
+        "coming = since[None, :] + load_tile(outside",
+        "coming = load_tile(outside",
+    ),
     "a transition count lost": ("tl.maximum(chunk * F, 1)", "tl.maximum(chunk * F, 2)"),
-}  # fmt: skip
+}
 STAGED_MUTANTS = (
     "an earlier stage lost",
     "the blocks between stages not counted",
@@ -78,8 +110,13 @@ def interpreted(jobs, folder):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.rooms.semicrf.model.triton.interpreted", str(folder)],
-        input=json.dumps(jobs), capture_output=True, text=True, cwd=ROOT, env=environment, check=True,
-    )  # fmt: skip
+        input=json.dumps(jobs),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=True,
+    )
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

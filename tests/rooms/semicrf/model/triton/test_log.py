@@ -30,29 +30,43 @@ EQUAL = {
     "a linear chain": {"shape": (1, 5, 1, 3)},
     "forbidden transitions": {"shape": (2, 6, 3, 3), "options": {"masked": 0.5}},
     "transitions by duration": {"shape": (1, 5, 4, 2), "options": LASTING},
-    "transitions by duration, durations longer than the sequence": {"shape": (1, 3, 6, 2), "options": LASTING},
+    "transitions by duration, durations longer than the sequence": {
+        "shape": (1, 3, 6, 2),
+        "options": LASTING,
+    },
     "transitions by duration, one frame, one label": {"shape": (1, 1, 1, 1), "options": LASTING},
     "transitions by duration under a grammar": {"shape": (2, 4, 2, 2), "options": {**LASTING, "masked": 0.4}},
-}  # fmt: skip
+}
 HOSTILE = {
     "scores of 1e30": {"shape": (1, 5, 3, 2), "options": {"scale": 1e30}, "naive": False},
     "scores of 1e30, transitions by duration": {
-        "shape": (1, 4, 3, 2), "options": {**LASTING, "scale": 1e30}, "naive": False,
+        "shape": (1, 4, 3, 2),
+        "options": {**LASTING, "scale": 1e30},
+        "naive": False,
     },
     "labels forbidden here and there": {"shape": (2, 6, 3, 2), "hostile": "labels forbidden here and there"},
     "messages far apart": {"shape": (1, 5, 3, 2), "hostile": "messages far apart"},
     "messages far apart, transitions by duration": {
-        "shape": (1, 4, 3, 2), "options": LASTING, "hostile": "messages far apart",
+        "shape": (1, 4, 3, 2),
+        "options": LASTING,
+        "hostile": "messages far apart",
     },
-}  # fmt: skip
+}
 NOTHING = {
     "a frame that nothing fits": {"shape": (2, 5, 3, 2), "hostile": "a frame that nothing fits"},
     "an end that nothing reaches": {
-        "shape": (1, 4, 3, 2), "options": LASTING, "hostile": "an end that nothing reaches",
+        "shape": (1, 4, 3, 2),
+        "options": LASTING,
+        "hostile": "an end that nothing reaches",
     },
     "NaN": {"shape": (2, 5, 3, 2), "hostile": "NaN", "naive": False},
-    "NaN, transitions by duration": {"shape": (2, 3, 2, 2), "options": LASTING, "hostile": "NaN", "naive": False},
-}  # fmt: skip
+    "NaN, transitions by duration": {
+        "shape": (2, 3, 2, 2),
+        "options": LASTING,
+        "hostile": "NaN",
+        "naive": False,
+    },
+}
 BITS = {
     "bits": {"shape": (2, 6, 3, 2)},
     "bits, transitions by duration": {"shape": (2, 4, 2, 2), "options": LASTING},
@@ -68,11 +82,19 @@ FAR = {"shape": (1, 4, 3, 2), "options": LASTING, "hostile": "messages far apart
 NEAR = {**FAR, "shape": (1, 4, 1, 2)}
 MUTANTS = {
     "a duration beyond the longest": (PLAIN, "there = (age <= t) & (age < longest)", "there = age <= t"),
-    "the end score dropped": (PLAIN, "tl.load(end + cols), 0) + offset", "0 * tl.load(end + cols), 0) + offset"),
+    "the end score dropped": (
+        PLAIN,
+        "tl.load(end + cols), 0) + offset",
+        "0 * tl.load(end + cols), 0) + offset",
+    ),
     "a shift forgotten": (PLAIN, "offset += shift + top", "offset += top"),
     "terms in another unit": (PLAIN, "total * less + 1.0, total + less)", "total + 1.0, total + less)"),
     "mass left behind": (PLAIN, "covered += leaving - starts", "covered -= starts"),
-    "the first segment pays a transition": (BY, "tl.where((s == 0)[:, None], tl", "tl.where((s < 0)[:, None], tl"),
+    "the first segment pays a transition": (
+        BY,
+        "tl.where((s == 0)[:, None], tl",
+        "tl.where((s < 0)[:, None], tl",
+    ),
     "the shift of a block forgotten": (BY, "scores - shift, scores)", "scores, scores)"),
     "a block's edge lost": (BY, "there = inside & (s <= begin)", "there = inside & (s < begin)"),
     "a block's edge counted twice": (BY, "(rows >= 1) & (age >= 0)", "(rows >= 0) & (age >= 0)"),
@@ -80,14 +102,20 @@ MUTANTS = {
     "frames of the wrong side": (LONG, "0, reverse=True)", "0)"),
     "a crossing in another label's place": (BY, "crossed *= tl.load(weight", "crossed *= tl.load(turned"),
     "mass that crosses the wrong way": (BY, "gone = summed(own, turned", "gone = summed(own, weight"),
-    "mass beyond the block that crosses the wrong way": (BY, "multiplied(own, turned", "multiplied(own, weight"),
+    "mass beyond the block that crosses the wrong way": (
+        BY,
+        "multiplied(own, turned",
+        "multiplied(own, weight",
+    ),
     "what underflows is lost": (FAR, "~(sums >= TINY)", "(sums < 0.0)"),
     "the mass of what underflows is lost": (NEAR, "tl.sum(tl.sum(share * of_lost, 1), 0), 0.0)", "0.0, 0.0)"),
     "the mass of what underflows beyond the block is lost": (FAR, "from_c[:, None], 0.0)", "0.0, 0.0)"),
     "the count of what underflows is lost": (
-        FAR, "known + tl.sum(weight_of(into, top, lost) * crossing, 0)", "known",
+        FAR,
+        "known + tl.sum(weight_of(into, top, lost) * crossing, 0)",
+        "known",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +126,21 @@ def results(tmp_path_factory):
         jobs[name] = {"claim": "equal", "mutant": pair, "naive": False, **job}
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.rooms.semicrf.model.triton.interpreted_logs", str(tmp_path_factory.mktemp("logs"))],
-        input=json.dumps(list(jobs.values())), capture_output=True, text=True, cwd=ROOT, env=environment, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "tests.rooms.semicrf.model.triton.interpreted_logs",
+            str(tmp_path_factory.mktemp("logs")),
+        ],
+        input=json.dumps(list(jobs.values())),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=True,
+    )
     return dict(zip(jobs, [json.loads(line) for line in done.stdout.splitlines()], strict=True))
 
 
