@@ -30,6 +30,20 @@ def secret_values(env: Mapping[str, str] | None = None) -> frozenset[str]:
 
 
 def redact(text: str, secrets: frozenset[str]) -> str:
-    for value in sorted(secrets, key=len, reverse=True):  # the longest first: one secret may hold another
-        text = text.replace(value, HIDDEN)
-    return text
+    """The text with every secret hidden; secrets that overlap or hold one another leave no part behind."""
+    pieces, end = [], 0
+    for start, stop in _spans(text, secrets):
+        if start >= end:
+            pieces += [text[end:start], HIDDEN]
+        end = max(end, stop)
+    return "".join([*pieces, text[end:]])
+
+
+def _spans(text: str, secrets: frozenset[str]) -> list[tuple[int, int]]:
+    """Where secrets stand, in the order of the text."""
+    return sorted(
+        (match.start(), match.start() + len(value))
+        for value in secrets
+        if value in text
+        for match in re.finditer(f"(?={re.escape(value)})", text)  # a look-ahead also finds overlaps
+    )

@@ -85,10 +85,9 @@ def circles_of(graph: dict[str, set[str]]) -> list[set[str]]:
             elif other in stack:
                 low[name] = min(low[name], order[other])
         if low[name] == order[name]:
-            circle = set()
-            while not circle or circle_end != name:
-                circle_end = stack.pop()
-                circle.add(circle_end)
+            start = stack.index(name)
+            circle = set(stack[start:])
+            del stack[start:]
             if len(circle) > 1:
                 found.append(circle)
 

@@ -28,18 +28,19 @@ def _run(ctx: click.Context, /, resume_run: Path | None, attach_run: Path | None
     lab run --image rocm70 sweep -c 28,42,56,70          in a container, on its GPUs
     lab run --dry-run --json --image cuda nixnan baseline
     lab run --resume experiments/sweep_20260101_120000   only what is missing or failed
-    lab run --attach experiments/sweep_20260101_120000   take up containers whose driver was killed, then go on
+    lab run --attach experiments/sweep_20260101_120000   its containers outlived a killed driver
     """
     ctx.obj = make_options(**flags)
     earlier = resume_run or attach_run
     if resume_run and attach_run:
         raise UsageError(
-            "--resume and --attach name a run each", fix="--resume alone also takes up living containers"
+            "--resume and --attach both name a run",
+            fix="--resume alone also follows containers that still run",
         )
     if earlier is not None:
         if ctx.invoked_subcommand:
             raise UsageError(
-                "--resume and --attach take their experiment from the run folder",
+                "--resume and --attach read their experiment from the run folder",
                 fix=f"drop {ctx.invoked_subcommand!r}",
             )
         resume(earlier, ctx.obj, attach=attach_run is not None)
@@ -62,13 +63,11 @@ def _carry_out(made: Experiment | None, **_flags: Any) -> None:
 
 
 def standalone(command: click.Command) -> click.Command:
-    """The room's command with the run's own flags, for an environment that is already right (no image, no engine)."""
+    """The room's command with the run's own flags: no image, no engine, this environment is already right."""
     if isinstance(command, click.Group):
         parts = {name: standalone(part) for name, part in command.commands.items()}
         return click.Group(command.name, commands=parts, help=command.help)
-    carrier = click.command("carrier")(with_options(*KNOBS)(lambda **_: None))
-    own = {param.name for param in command.params}  # a flag of the command's own means what the command says
-    params = [param for param in carrier.params if param.name not in own]
+    params = _knobs_beside(command)
     mine = {param.name for param in params}
 
     def callback(**values: Any) -> Any:
@@ -79,6 +78,17 @@ def standalone(command: click.Command) -> click.Command:
     return click.Command(
         command.name, params=[*command.params, *params], callback=callback, help=command.help
     )
+
+
+def _knobs_beside(command: click.Command) -> list[click.Parameter]:
+    """The run's flags without those that the command has: a flag of its own means what the command says."""
+    carrier = click.command("carrier")(with_options(*KNOBS)(lambda **_: None))
+    names = {param.name for param in command.params}
+    taken = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+    params = [param for param in carrier.params if param.name not in names]
+    for param in params:
+        param.opts = [flag for flag in param.opts if flag not in taken]
+    return [param for param in params if param.opts]
 
 
 @click.command()

@@ -30,7 +30,7 @@ def doctor(as_json: bool) -> None:
         for what, state, text in checks:
             click.echo(f"{state:5} {what:10} {text}")
     if any(state == "bad" for _, state, _ in checks):
-        raise StepFailed("this machine cannot run lab as it is", fix="mend the lines marked bad")
+        raise StepFailed("this machine cannot run lab as it is", fix="fix what the lines marked bad say")
 
 
 def _checks() -> list[tuple[str, str, str]]:
@@ -93,7 +93,7 @@ def _check_docker() -> tuple[str, str, str]:
     return (
         "engine",
         "ok" if os.access(path, os.W_OK) else "-",
-        str(path) if os.access(path, os.W_OK) else f"{path} is not yours to use: join the group docker",
+        str(path) if os.access(path, os.W_OK) else f"no permission to use {path}: join the group docker",
     )
 
 

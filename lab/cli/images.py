@@ -28,7 +28,7 @@ def images() -> None:
 @images.command("list")
 @click.option("--json", "as_json", is_flag=True)
 def images_list(as_json: bool) -> None:
-    """One line an image, and whether the engine here holds it."""
+    """One line per image, and whether the Docker engine here has it."""
     loaded = [spec.load(name) for name in spec.names()]
     have = [built_refs(image) for image in loaded]
     if as_json:
@@ -44,7 +44,7 @@ def images_list(as_json: bool) -> None:
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True)
 def images_show(name: str, as_json: bool) -> None:
-    """All that is said of one image."""
+    """Everything in one image's image.toml."""
     image = spec.load(name)
     text = msgspec.json.encode(image)
     click.echo(text.decode() if as_json else msgspec.json.format(text, indent=2).decode())
@@ -112,7 +112,7 @@ def prepare(names: tuple[str, ...], base: str | None, quiet: bool) -> None:
 
 @images.command("check")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--json", "as_json", is_flag=True, help="One object a check on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="One object per check on stdout.")
 def check(names: tuple[str, ...], as_json: bool) -> None:
     """Check images' data, Dockerfiles, locks and compose file, and whatever of them is built here.
 
@@ -129,9 +129,9 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
     "--stand-in", is_flag=True, help="With stand-ins for GPUs, which the engine must know how to give."
 )
 @click.option("--timeout", "timeout_s", default=300.0, show_default=True, help="Limit of one command, s.")
-@click.option("--json", "as_json", is_flag=True, help="One object a command on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="One object per command on stdout.")
 def smoke(names: tuple[str, ...], stand_in: bool, timeout_s: float, as_json: bool) -> None:
-    """Let built images do a little of their work: lab's commands, a sweep and a NaN baseline on the CPU, or analysis.
+    """Run lab's commands, a small sweep and a NaN baseline on the CPU, or an analysis, inside built images.
 
     Each container gets what `lab run` would give it. Exit code 0: all of it ran.
     """

@@ -30,8 +30,8 @@ def _standalone(name: str, command: click.Command) -> click.Command:
 def cli() -> None:
     """What does my model do to this GPU, and can I trust its numbers?
 
-    One command runs an experiment in the right container on the right GPUs, and comes back with a verdict, figures,
-    tables and the raw evidence. Start with `lab doctor`, then `lab run sweep`.
+    One command runs an experiment in the right container on the right GPUs, and comes back with a verdict,
+    figures, tables and the raw evidence. Start with `lab doctor`, then `lab run sweep`.
     """
 
 
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _place_of(error: click.NoSuchOption) -> str:
-    """Where an option belongs that was given after a subcommand and is one of a command above; else nothing."""
+    """Where an option that was given after a subcommand belongs, if a command above it has that option."""
     below, above = error.ctx, error.ctx.parent if error.ctx else None
     while above is not None:
         if any(error.option_name in (*one.opts, *one.secondary_opts) for one in above.command.params):

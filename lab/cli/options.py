@@ -8,22 +8,30 @@ from typing import Any
 import click
 
 from lab.core.options import Options, SlurmOptions
+from lab.engines import ENGINES
 from lab.errors import UsageError
 from lab.terminal.click_types import Decorator
 
+UNSET = (None, (), "none", False)
 PLACE: list[Decorator] = [
     click.option(
         "--image", metavar="NAME", help="Run in this image: cuda, pascal, rocm70 or cpu. [default: here]"
     ),
     click.option(
         "--engine",
-        type=click.Choice(["local", "docker", "slurm"]),
+        type=click.Choice(list(ENGINES)),
         help="[default: docker with --image, else local]",
+    ),
+    click.option(
+        "--recording",
+        type=click.Path(path_type=Path),
+        metavar="RUN",
+        help="[recorded] The run that is played back: its outcomes, output and files, without a process.",
     ),
 ]
 SLURM: list[Decorator] = [
     click.option("--partition", help="[Slurm] Where to queue the steps. [default: the site's]"),
-    click.option("--account", help="[Slurm] Who pays."),
+    click.option("--account", help="[Slurm] Account to charge."),
     click.option("--qos", help="[Slurm] Quality of service."),
     click.option("--constraint", help="[Slurm] Features that a node must have."),
     click.option(
@@ -33,8 +41,8 @@ SLURM: list[Decorator] = [
         help="[Slurm] Limit of a job, min. [default: the step's and 10]",
     ),
     click.option("--cpus-per-task", type=click.IntRange(min=1), help="[Slurm] CPUs on each node."),
-    click.option("--mem", help="[Slurm] Memory on each node, as 64G."),
-    click.option("--gres", help="[Slurm] In place of gpu:N, as gpu:h100:8."),
+    click.option("--mem", help="[Slurm] Memory on each node, for example 64G."),
+    click.option("--gres", help="[Slurm] Instead of gpu:N, for example gpu:h100:8."),
     click.option(
         "--sbatch", "extra", multiple=True, metavar="KEY=VALUE", help="[Slurm] Any other option of sbatch."
     ),
@@ -47,7 +55,7 @@ SLURM: list[Decorator] = [
     click.option(
         "--vendor",
         type=click.Choice(["nvidia", "amd", "none"]),
-        help="[Slurm] Of the nodes' GPUs, without --image.",
+        help="[Slurm] Vendor of the nodes' GPUs, where no --image says it.",
     ),
     click.option(
         "--detach",
@@ -77,7 +85,7 @@ KNOBS: list[Decorator] = [
         "--stall-timeout",
         "stall_timeout_s",
         type=click.FloatRange(min=0, min_open=True),
-        help="Stop a step that prints nothing for so long, s.",
+        help="Stop a step that has printed nothing for this long, s.",
     ),
     click.option(
         "--analysis",
@@ -92,20 +100,6 @@ KNOBS: list[Decorator] = [
     ),
     click.option("-q", "--quiet", is_flag=True, help="Hide the steps' own output."),
 ]
-
-
-def make_options(as_json: bool, **flags: Any) -> Options:
-    asked = {name: flags.pop(name) for name in SlurmOptions.__struct_fields__ if name in flags}
-    if flags.get("engine") == "slurm":
-        return Options(json=as_json, slurm=SlurmOptions(**asked), **flags)
-    theirs = {**asked, **{name: flags.get(name) for name in ("detach", "vendor")}}
-    given = [name for name, value in theirs.items() if value not in (None, (), "none", False)]
-    if given:
-        option = {"time_min": "time", "extra": "sbatch"}.get(given[0], given[0]).replace("_", "-")
-        raise UsageError(f"--{option} is an option of the slurm engine", fix="add --engine slurm")
-    return Options(json=as_json, **flags)
-
-
 EARLIER: list[Decorator] = [
     click.option(
         "--resume",
@@ -119,6 +113,31 @@ EARLIER: list[Decorator] = [
         "attach_run",
         type=click.Path(path_type=Path),
         metavar="RUN",
-        help="Take up this run's containers, whose driver was killed, then go on with it.",
+        help="Follow this run's containers, which outlived a killed driver, then continue the run.",
     ),
 ]
+
+
+def make_options(as_json: bool, **flags: Any) -> Options:
+    """The flags as values. Raises UsageError for an option of an engine that was not asked for."""
+    engine = flags.get("engine")
+    slurm = {name: flags.pop(name) for name in SlurmOptions.__struct_fields__ if name in flags}
+    of_engine = {
+        "slurm": {**slurm, **_some(flags, "detach", "vendor")},
+        "recorded": _some(flags, "recording"),
+    }
+    for name, values in of_engine.items():
+        given = [option for option, value in values.items() if value not in UNSET]
+        if given and engine != name:
+            raise UsageError(
+                f"--{_flag(given[0])} is an option of the {name} engine", fix=f"add --engine {name}"
+            )
+    return Options(json=as_json, slurm=SlurmOptions(**slurm) if engine == "slurm" else None, **flags)
+
+
+def _some(flags: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: flags.get(name) for name in names}
+
+
+def _flag(name: str) -> str:
+    return {"time_min": "time", "extra": "sbatch"}.get(name, name).replace("_", "-")

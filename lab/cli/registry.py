@@ -1,8 +1,8 @@
 """What `lab` can be asked: one line per room, and the commands that belong to none.
 
-A room's folder is `lab/rooms/NAME`. Its commands are click objects of `lab.rooms.NAME.cli`: `run_X` under `lab run X`,
-and `X` at top level for what reads recordings. A command that only runs stands at top level too, for an environment
-that is already right (`lab sweep` inside a container).
+A room's folder is `lab/rooms/NAME`. Its commands are click objects of `lab.rooms.NAME.cli`: `run_X` for
+`lab run X`, and `X` for `lab X`, which reads recordings. An experiment whose name no reading command has is
+also at top level, for an environment that is already right (`lab sweep` inside a container).
 """
 
 from __future__ import annotations

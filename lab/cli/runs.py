@@ -24,7 +24,7 @@ def runs() -> None:
 @click.argument("folder", type=click.Path(path_type=Path), default=Path("experiments"))
 @click.option("--json", "as_json", is_flag=True)
 def runs_list(folder: Path, as_json: bool) -> None:
-    """One line a run under FOLDER (default: experiments)."""
+    """One line per run under FOLDER (default: experiments)."""
     found = list_runs(folder)
     if as_json:
         rows = [
@@ -48,16 +48,16 @@ def runs_list(folder: Path, as_json: bool) -> None:
 @runs.command("stop")
 @click.argument("folder", type=click.Path(path_type=Path))
 def runs_stop(folder: Path) -> None:
-    """End a run from outside: its driver as Ctrl-C would, then every container it left. It can be resumed."""
+    """End a run from outside: its driver as Ctrl-C would, then all that it left. It can be resumed."""
     stop_run(folder, Console())
 
 
 @runs.command("reap")
-@click.option("--running", is_flag=True, help="Those too that still run.")
+@click.option("--running", is_flag=True, help="Also those that still run.")
 @click.option("--slurm-job", metavar="ID", help="Only those of this job, running or not: for an Epilog.")
 @click.option("--json", "as_json", is_flag=True)
 def runs_reap(running: bool, slurm_job: str | None, as_json: bool) -> None:
-    """Remove the containers of lab whose driver is dead and whose result nobody will collect."""
+    """Remove lab's containers whose driver is dead and whose result nobody will collect."""
     from lab.engines.docker.leftovers import reap
 
     removed = reap(running=running, slurm_job=slurm_job)
@@ -73,7 +73,7 @@ def runs_reap(running: bool, slurm_job: str | None, as_json: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The manifest itself.")
 def runs_show(folder: Path, as_json: bool) -> None:
-    """What a run is, and what became of its steps."""
+    """What a run is, and the outcome of each step."""
     manifest = Run.open(folder).manifest
     if as_json:
         click.echo(msgspec.json.encode(manifest).decode())

@@ -44,3 +44,4 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     slurm: SlurmOptions | None = None  # with --engine slurm
     vendor: str | None = None  # of the GPUs of the Slurm nodes, where no image says it
     detach: bool = False  # leave the waiting and the analysis to a job
+    recording: Path | None = None  # with --engine recorded: the run that is played back

@@ -57,9 +57,9 @@ class Summary(msgspec.Struct):
 
 
 def analyse_in_image(run: Run, engine: Engine, image: ImageRecord, console: Console) -> Summary:
-    """`lab analyze` in a container: the run read-only at /in, no network, no GPU; the results are moved into the run.
+    """`lab analyze` in a container with the run read-only, no network and no GPU; results move into the run.
 
-    Raises EngineError when the container brings no findings; nothing falls back to this host silently.
+    Raises EngineError when the container prints no findings: nothing falls back to this host silently.
     """
     staging = run.root / STAGING / "out"
     shutil.rmtree(run.root / STAGING, ignore_errors=True)
@@ -88,7 +88,8 @@ def two_labs(measured: ImageRecord | None, analysing: ImageRecord) -> str | None
     wheels = (measured.wheel_sha256 if measured else None, analysing.wheel_sha256)
     if measured is None or None in wheels or wheels[0] == wheels[1]:
         return None
-    return f"{measured.ref} and {analysing.ref} hold different versions of lab; `lab images build` makes them the same"
+    refs = f"{measured.ref} and {analysing.ref}"
+    return f"{refs} hold different versions of lab; `lab images build` makes them the same"
 
 
 def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -> Summary:

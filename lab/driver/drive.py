@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from functools import partial
@@ -17,7 +18,7 @@ from lab.core.run import Run, new_root, utc_now
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
-from lab.driver.execute import StepRunner
+from lab.driver.execute import Lease, StepRunner
 from lab.driver.gather import gather
 from lab.driver.job import finish_run
 from lab.driver.show import raise_for_steps, show_plan
@@ -32,7 +33,10 @@ from lab.terminal.findings import raise_for_findings, show_findings
 
 
 def drive(experiment: Experiment) -> None:
-    """One run from its plan to its report. Raises StepFailed when a step did not succeed, Interrupted on Ctrl-C."""
+    """One run from its plan to its report.
+
+    Raises StepFailed when a step did not succeed, Interrupted on Ctrl-C.
+    """
     options, name = experiment.options, experiment.room
     site, engine = engine_for(options).prepare(options)
     root = options.output_dir or new_root(name, Path("experiments"))
@@ -57,7 +61,7 @@ def drive(experiment: Experiment) -> None:
 def resume(folder: Path, options: Options, *, attach: bool = False) -> None:
     """Run what is missing or failed of an earlier run, with its own image, engine and configuration.
 
-    Containers that outlived the earlier driver are taken up first; `attach` demands that there is one.
+    Containers that outlived the earlier driver are followed to their end first; `attach` demands one.
     """
     run = Run.open(folder)
     recorded = run.manifest
@@ -100,17 +104,10 @@ def carry_out(
 def execute(
     run: Run, engine: Engine, site: Site, options: Options, console: Console, stop: Stop, attach: bool
 ) -> None:
-    """What an earlier driver left to its end, then every pending step."""
-    lease = partial(
-        hold,
-        holder=f"run {run.manifest.id}",
-        wait=options.wait,
-        stop=stop,
-        say=console.say,
-        in_containers=engine.gpus_in_use,
-    )
+    """Follow what an earlier driver left to its end, then run every pending step."""
     with console.steps(len(run.pending())) as display:
-        runner = StepRunner(run, engine, [display, room(run.manifest.room).watcher(run)], stop, lease)
+        watchers = [display, room(run.manifest.room).watcher(run)]
+        runner = StepRunner(run, engine, watchers, stop, lease_of(run, engine, options, stop, console))
         taken_up = runner.take_up()
         if attach and not taken_up:
             raise MissingError(
@@ -119,6 +116,20 @@ def execute(
                 fix=f"lab run --resume {shlex.quote(str(run.root))}",
             )
         runner.execute(run.pending(), site.gpus, jobs=options.jobs)
+
+
+def lease_of(run: Run, engine: Engine, options: Options, stop: Stop, console: Console) -> Lease:
+    """How the GPUs of a step are held against other processes of this machine."""
+    if not engine.holds_gpus:
+        return lambda _: contextlib.nullcontext(True)
+    return partial(
+        hold,
+        holder=f"run {run.manifest.id}",
+        wait=options.wait,
+        stop=stop,
+        say=console.say,
+        in_containers=engine.gpus_in_use,
+    )
 
 
 def stop_run(folder: Path, console: Console) -> None:
@@ -175,12 +186,12 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
 
 
 def same_image(run: Run, engine: Engine) -> None:
-    """Refuse to go on with another image: the new results would not be comparable with those that are there."""
+    """Refuse to continue with another image: new results would not be comparable with the old ones."""
     recorded = run.manifest.image
     image, _ = engine.provenance(str(run.root.absolute()), run.manifest.gpus)
     if recorded and recorded.id and image and image.id != recorded.id:
         raise UsageError(
-            f"{image.ref} is another image now than when this run began",
+            f"{image.ref} is not the image that this run began with",
             where=f"{recorded.id} then, {image.id} now",
             fix=f"start a new run, or give the old image its name back: docker tag {recorded.id} {image.ref}",
         )

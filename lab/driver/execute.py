@@ -16,6 +16,8 @@ from lab.core.stop import Stop
 from lab.engines.base import Engine, QueueEngine
 from lab.errors import EngineError, EngineLost, GpuError, LabError, UsageError
 
+Lease = Callable[[Sequence[Gpu]], AbstractContextManager[bool]]
+
 
 class Watcher(Protocol):
     """Whoever wants to know what happens: the terminal, a room's own log."""
@@ -33,13 +35,13 @@ class StepRunner:
     engine: Engine
     watchers: Sequence[Watcher]
     stop: Stop
-    lease: Callable[[Sequence[Gpu]], AbstractContextManager[bool]]  # holds GPUs against other processes
+    lease: Lease  # holds a step's GPUs against other processes
 
     def execute(self, steps: Sequence[Step], gpus: Sequence[Gpu], *, jobs: int) -> None:
         """Run `steps`; each outcome is on disk before the next step begins.
 
-        A step that fails does not keep the others from running. A full disk, a lost engine or a GPU that another
-        process holds does: the error is raised after the running steps have ended.
+        A step that fails does not keep the others from running. A full disk, a lost engine or a GPU that
+        another process holds does: the error is raised after the running steps have ended.
         """
         _check(steps, gpus, jobs)
         if isinstance(self.engine, QueueEngine):
@@ -66,7 +68,7 @@ class StepRunner:
             raise trouble
 
     def _through_queue(self, engine: QueueEngine, steps: Sequence[Step], jobs: int) -> None:
-        """All steps to an engine that schedules them itself; one that is not done when this ends stays open."""
+        """Hand all steps to an engine that schedules them itself; an unfinished one stays open."""
         if not steps or self.stop.is_set():
             return
         for step in steps:

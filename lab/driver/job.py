@@ -31,7 +31,7 @@ def finish_run(run_dir: str, analysis: Literal["auto", "host", "none"]) -> None:
 
 
 def collect(folder: Path, analysis: Literal["auto", "host", "none"]) -> None:
-    """After all jobs of a run have ended: their outcomes into the manifest, then the analysis. Runs no step."""
+    """Record the outcomes of a run whose jobs have all ended, then analyse it. Runs no step."""
     run = Run.open(folder)
     options, console = Options(quiet=True, analysis=analysis), Console(quiet=True)
     _, engine = engine_class(run.manifest.engine).restore(run, options)

@@ -1,4 +1,4 @@
-"""What a person or a machine reads at the end: the plan, the findings, and what did not succeed."""
+"""What a person or a machine reads: the plan before a run, and the steps that did not succeed after it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from lab.core.options import Options
 from lab.core.plan import Plan, Site
 from lab.core.run import Run
 from lab.core.step import Status
+from lab.core.words import plural
 from lab.engines.base import Engine
 from lab.errors import LabError, StepFailed
 from lab.secrets import redact, redact_env, secret_values
@@ -38,7 +39,7 @@ def raise_for_steps(run: Run) -> None:
         )
         lines += [f"      | {line}" for line in (outcome.tail[-12:] if outcome else ())]
     raise StepFailed(
-        f"{len(bad)} of {len(run.manifest.steps)} steps did not succeed:\n" + "\n".join(lines),
+        f"{len(bad)} of {plural(len(run.manifest.steps), 'step')} did not succeed:\n" + "\n".join(lines),
         where=run.root,
         fix=f"try them again with: lab run --resume {shlex.quote(str(run.root))}",
     )
@@ -78,7 +79,8 @@ def _plan_lines(
     room_name: str, plan: Plan, site: Site, engine: Engine, root: Path, steps: list[dict[str, Any]]
 ) -> list[str]:
     gpus = ", ".join(f"{gpu.index} {gpu.uuid}" for gpu in site.gpus) or "none"
-    lines = [f"room {room_name}, engine {engine.name}, {len(steps)} steps into {root}", f"GPUs: {gpus}"]
+    count = plural(len(steps), "step")
+    lines = [f"room {room_name}, engine {engine.name}, {count} into {root}", f"GPUs: {gpus}"]
     lines += [f"note: {note}" for note in plan.notes]
     for step in steps:
         starts = step["starts"]
@@ -95,6 +97,6 @@ def show_error(error: LabError) -> int:
 
 
 def die_quietly_on_closed_pipe() -> None:
-    """`lab runs list | head` is no error."""
+    """`lab runs list | head` closes our output early, which is not an error."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())

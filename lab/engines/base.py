@@ -23,6 +23,7 @@ class Engine(abc.ABC):
 
     name: str
     kind: Kind = Kind.measured  # what the numbers of its runs are
+    holds_gpus: bool = True  # whether its steps need the site's GPUs to themselves
 
     # From flags or a manifest to an engine.
 

@@ -1,4 +1,4 @@
-"""What an analysis found, for a person or a machine; and the exit code that it deserves."""
+"""What an analysis found, for a person or a machine, and the exit code that follows from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lab.errors import StepFailed
 
 
 def raise_for_findings(findings: Findings | None, folder: Path) -> None:
-    """An analysis that lacks something has its report, and an exit code that says so."""
+    """An incomplete analysis still has its report, but not exit code 0."""
     if findings is None:
         return
     if findings.lacking:
@@ -22,7 +22,7 @@ def raise_for_findings(findings: Findings | None, folder: Path) -> None:
             fix="the report names the files; the rest is analysed",
         )
     if findings.status == "fail":
-        head = findings.verdict[0] if findings.verdict else "there was nothing sound to analyse"
+        head = findings.verdict[0] if findings.verdict else "nothing usable was found to analyse"
         raise StepFailed(f"{head} (see the report)", where=folder)
 
 

@@ -14,7 +14,7 @@ Wrap = Callable[[str, click.Command], click.Command]
 class LazyGroup(click.Group):
     """A group that knows its commands by name and loads one when it is called.
 
-    lazy: command -> (module:attribute, help line). wrap gets each loaded command with its name, and may replace it.
+    lazy: command -> (module:attribute, help line). wrap may replace a command after it is loaded.
     """
 
     def __init__(

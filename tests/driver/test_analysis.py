@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,15 @@ def summary(*lines: str, status: Status = Status.ok):
     return _summary(list(lines), outcome, run, image("lab/cpu", None))
 
 
-GOOD = '{"verdict": ["v"], "status": "ok", "lacking": [], "files": ["/out/report.html"], "terminal": "report: /out/report.html"}'
+GOOD = json.dumps(
+    {
+        "verdict": ["v"],
+        "status": "ok",
+        "lacking": [],
+        "files": ["/out/report.html"],
+        "terminal": "report: /out/report.html",
+    }
+)
 
 
 def test_the_containers_paths_become_the_hosts():

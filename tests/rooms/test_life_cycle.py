@@ -1,0 +1,182 @@
+"""A room comes and goes by its folder and its entry in the registry, and by nothing else."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab.cli.registry import ROOMS
+from tests.conftest import ROOT
+
+TINY = {
+    "__init__.py": '''"""Tiny: one number per step."""
+
+from lab.core.plan import Silent
+
+
+def recognises(folder):
+    return False
+
+
+def watcher(run):
+    return Silent()
+
+
+def analyse(folder, out, run, progress):
+    from lab.rooms.tiny.report import report
+
+    return report(folder, out, run)
+''',
+    "cli.py": '''import click
+
+from lab.core.plan import Experiment
+from lab.terminal.click_types import options_of
+
+
+@click.command("tiny")
+@click.option("-n", "--number", default=1)
+@click.pass_context
+def run_tiny(ctx, number):
+    """Print a number."""
+    from lab.rooms.tiny.plan import plan
+
+    return Experiment("tiny", lambda site, root: plan(number), options_of(ctx))
+''',
+    "plan.py": """from lab.core.plan import Plan
+from lab.core.step import Step
+
+CODE = "import json, pathlib, sys; pathlib.Path('one/n.json').write_text(json.dumps(int(sys.argv[1])))"
+
+
+def plan(number):
+    step = Step(name="one", argv=("python", "-c", CODE, str(number)), folder="one", expects=("one/n.json",))
+    return Plan(steps=(step,), config={"number": number})
+""",
+    "report.py": """import json
+from dataclasses import dataclass, field
+
+from lab.report.page import Page, Points, Section, write_page
+from lab.report.provenance import provenance
+
+
+@dataclass
+class Findings:
+    verdict: list
+    files: list
+    terminal: str
+    status: str = "ok"
+    lacking: list = field(default_factory=list)
+
+
+def report(folder, out, run):
+    number = json.loads((folder / "one/n.json").read_text())
+    sentence = f"The number is {number}."
+    page = Page(
+        title="Tiny",
+        question="What is the number?",
+        verdict=[sentence],
+        status="ok",
+        sections=[Section("Number", [Points([sentence])])],
+        provenance=provenance(folder, run.manifest if run else None),
+    )
+    return Findings([sentence], [write_page(page, out / "report.html")], sentence)
+""",
+}
+ENTRY = '    Room("tiny", "What is the number?", run={"tiny": "Print a number."}),\n'
+
+DRY_RUNS = {
+    "sweep": ["sweep", "-c", "28", "-t", "256", "--ranks", "2"],
+    "nan": ["nan", "baseline", "--device", "cpu"],
+    "nsys": ["nsys", "--model-size", "tiny", "--profile-type", "forward"],
+    "kernels": ["kernels", "profile", "tiny-bloom"],
+    "semicrf": ["semicrf", "check"],
+}
+# Each command in a process of its own would cost as many starts of Python.
+COMMANDS = """
+import json, sys
+from lab.cli.main import main
+for words in json.loads(sys.argv[1]):
+    try:
+        main(words)
+    except SystemExit as end:
+        if end.code:
+            sys.exit(f"{words}: exit code {end.code}")
+"""
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """A copy of what `lab` runs from."""
+    for name in ("lab", "images"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def run_lab(tree: Path, *commands: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    argv = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def entry_of(text: str, room: str) -> tuple[int, int]:
+    """First and last line of a room's entry in the registry."""
+    for node in ast.walk(ast.parse(text)):
+        is_entry = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Room"
+        if is_entry and ast.literal_eval(node.args[0]) == room:
+            return node.lineno, node.end_lineno
+    raise AssertionError(f"no entry of {room!r}")
+
+
+def test_a_room_is_added_by_a_folder_and_an_entry_and_runs_to_its_page(tree, tmp_path):
+    folder, registry = tree / "lab/rooms/tiny", tree / "lab/cli/registry.py"
+    folder.mkdir()
+    for name, text in TINY.items():
+        (folder / name).write_text(text)
+    text = registry.read_text()
+    registry.write_text(text.replace("ROOMS = (\n", "ROOMS = (\n" + ENTRY))
+    done = run_lab(tree, ["--help"], ["run", "--help"], ["run", "-o", "run", "tiny", "-n", "7"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Print a number.") == 2 and "The number is 7." in done.stdout
+    assert "The number is 7." in (tmp_path / "run/report.html").read_text()
+    again = run_lab(tree, ["tiny", "-n", "3", "-o", "other"], ["analyze", "other"], cwd=tmp_path)
+    assert again.returncode == 0 and again.stdout.count("The number is 3.") == 2, again.stderr
+
+
+@pytest.mark.parametrize("room", [room.name for room in ROOMS])
+def test_a_room_is_removed_by_its_folder_and_its_entry_and_the_others_still_plan(tree, tmp_path, room):
+    shutil.rmtree(tree / "lab/rooms" / room)
+    registry = tree / "lab/cli/registry.py"
+    lines = registry.read_text().splitlines(keepends=True)
+    first, last = entry_of("".join(lines), room)
+    registry.write_text("".join([*lines[: first - 1], *lines[last:]]))
+    others = [["run", "--dry-run", *words] for name, words in DRY_RUNS.items() if name != room]
+    done = run_lab(tree, ["--help"], ["run", "--help"], ["doctor"], *others, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("room ") >= len(others) and f"room {room}," not in done.stdout
+    for name, text in next(one.run for one in ROOMS if one.name == room).items():
+        assert f"  {name}  " not in done.stdout and text not in done.stdout
+
+
+def test_every_room_has_a_dry_run_here():
+    assert set(DRY_RUNS) == {room.name for room in ROOMS}
+
+
+@pytest.mark.parametrize("room", [room.name for room in ROOMS])
+def test_what_tests_a_room_lies_in_its_folder(room):
+    """So that a room's tests go with it: no test outside imports the room or its tests."""
+    prefixes = (f"lab.rooms.{room}", f"tests.rooms.{room}")
+    strangers = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("*.py")
+        if not path.is_relative_to(ROOT / "tests/rooms" / room)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(prefixes)
+    }
+    assert strangers == set()

@@ -1,0 +1,52 @@
+"""No secret is written down: by name, by value, inside other text, and when one secret holds another."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from lab.secrets import HIDDEN, is_secret, redact, redact_env, secret_values
+
+LONG, SHORT = "hf_abcdefghijkl", "abcdef"  # the second lies inside the first
+
+
+@pytest.mark.parametrize("secrets", [frozenset(pair) for pair in itertools.permutations((LONG, SHORT))])
+def test_a_secret_inside_another_leaves_nothing_of_either(secrets):
+    text = redact(f"x {LONG} y {SHORT} z", secrets)
+    assert text == f"x {HIDDEN} y {HIDDEN} z"
+
+
+def test_secrets_that_begin_alike_are_both_gone():
+    secrets = frozenset({"token-1", "token-12", "token-123"})
+    assert redact("token-123 token-12 token-1", secrets) == " ".join([HIDDEN] * 3)
+
+
+def test_secrets_that_overlap_leave_no_part_behind():
+    text = redact("abcdef123ghijkl", frozenset({"abcdef123", "123ghijkl"}))
+    assert "ghijkl" not in text and "abcdef" not in text
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "API_KEY", "aws_secret", "DB_PASSWORD", "PASSWD", "CREDENTIALS", "X_AUTH"]
+)
+def test_names_of_secrets_are_known(name):
+    assert is_secret(name) and redact_env({name: "v"}) == {name: HIDDEN}
+
+
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "KEYBOARD", "SSH_AUTH_SOCK", "XAUTHORITY", "MAX_NEW_TOKENS", "PATH"]
+)
+def test_innocent_names_are_left_alone(name):
+    assert not is_secret(name) and redact_env({name: "v"}) == {name: "v"}
+
+
+def test_only_values_long_enough_to_be_a_secret_are_looked_for():
+    env = {"TOKEN": "123456", "KEY": "12345", "PATH": "/usr/bin"}
+    assert secret_values(env) == {"123456"}
+
+
+def test_values_of_other_variables_are_redacted_too():
+    assert redact_env({"URL": "https://x:123456@host"}, frozenset({"123456"})) == {
+        "URL": f"https://x:{HIDDEN}@host"
+    }
