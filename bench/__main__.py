@@ -1,4 +1,7 @@
-"""`make bench`: every bench in turn. Each prints lab and its peer, measured in the same run, and their ratio."""
+"""`make bench`: every bench in turn.
+
+Each prints lab and its peer, measured in the same run, and their ratio.
+"""
 
 from __future__ import annotations
 

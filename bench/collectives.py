@@ -1,4 +1,6 @@
-"""The collective report of 8 ranks x 4,000 collectives against TraceLens (bar: at most 1/20 of its CPU time; linear)."""
+"""The collective report of 8 ranks x 4,000 collectives against TraceLens (bar: at most 1/20 of its CPU time;
+linear).
+"""
 
 from __future__ import annotations
 

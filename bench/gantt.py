@@ -1,7 +1,9 @@
-"""The Gantt chart of 65,000 launches, trace to picture and page, beside one drawing call per launch; with peak memory.
+"""The Gantt chart of 65,000 launches, trace to picture and page, beside one drawing call per launch; with
+peak memory.
 
-Bar: under 10 s and 1 GB. The peer is matplotlib's own `broken_barh`, called for every launch as simple scripts do, on
-the same trace; it draws a tenth of the launches and is scaled up, since all of them would take minutes.
+Bar: under 10 s and 1 GB. The peer is matplotlib's own `broken_barh`, called for every launch as simple
+scripts do, on the same trace; it draws a tenth of the launches and is scaled up, since all of them would take
+minutes.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ def main() -> None:
 
 
 def big(folder: Path) -> Path:
-    """The BLOOM generation again and again, until it holds enough launches (2,771 in each copy of about 8 MB)."""
+    """The BLOOM generation again and again, until it holds enough launches (2,771 in each copy of about 8
+    MB).
+    """
     one = repeated(BLOOM, folder / "one.json", 1)
     copies = -(-LAUNCHES // 2771)
     return repeated(BLOOM, folder / "big.json", copies * one.stat().st_size // 1_000_000 + 1)

@@ -1,5 +1,5 @@
-"""A no-op step through the Docker engine against `docker run` of the same image with the same flags (bars: a median
-ratio of at most 1.25 one by one; 200 steps two at a time no slower, at most 1.3)."""
+"""A no-op step through the Docker engine against `docker run` of the same image with the same flags (bars: a
+median ratio of at most 1.25 one by one; 200 steps two at a time no slower, at most 1.3)."""
 
 from __future__ import annotations
 

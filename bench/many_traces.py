@@ -1,4 +1,6 @@
-"""64 real traces through `lab gemm all` with two workers, and again from the cache (bar: at least 10x faster)."""
+"""64 real traces through `lab gemm all` with two workers, and again from the cache (bar: at least 10x
+faster).
+"""
 
 from __future__ import annotations
 

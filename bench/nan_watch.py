@@ -1,8 +1,9 @@
 """What watching every module costs a forward, beside hooks that sum NaN and Inf with a wait a module.
 
-On a GPU: a 7B-shaped Mistral in half (random weights), 2,048 tokens of prefill and single decode steps. On a CPU: the tiny one.
-Plain and watched take turns in short bursts within one generation, so that a host that drifts hits both. LAB_BENCH_LAYERS and
-LAB_BENCH_TOKENS change the shape. Bar: at most 15 % on a GPU, by medians, for prefill and for decode.
+On a GPU: a 7B-shaped Mistral in half (random weights), 2,048 tokens of prefill and single decode steps. On a
+CPU: the tiny one. Plain and watched take turns in short bursts within one generation, so that a host that
+drifts hits both. LAB_BENCH_LAYERS and LAB_BENCH_TOKENS change the shape. Bar: at most 15 % on a GPU, by
+medians, for prefill and for decode.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def main() -> None:
     import torch
 
     from lab.rooms.nan.config import NanConfig
-    from lab.rooms.nan.workload.model import choose_cell, load
+    from lab.rooms.nan.workload.cell import choose_cell
+    from lab.rooms.nan.workload.model import load
 
     on_gpu = torch.cuda.is_available()
     layers = os.environ.get("LAB_BENCH_LAYERS")
@@ -47,7 +49,10 @@ Way = Callable[[], AbstractContextManager[None]]
 
 
 def ways(model: Any, stack: ExitStack) -> dict[str, Way]:
-    """Name -> a context in which the model is watched. A watch lasts for the whole bench and steps aside in between."""
+    """Name -> a context in which the model is watched.
+
+    A watch lasts for the whole bench and steps aside in between.
+    """
     import torch
 
     from lab.rooms.nan.watch.watch import Watch
@@ -108,7 +113,8 @@ def measure(model: Any, tokens: int, found: dict[str, Way]) -> Times:
                 out = timed(partial(model, input_ids=ids, use_cache=True), ids, times, (name, "prefill"))
     for turn in range(BURSTS):
         for name, way in in_turn(found, turn):
-            # The same lengths again: one that attention has not seen yet costs tens of ms, which would hide the watch.
+            # The same lengths again: one that attention has not seen yet costs tens of ms, which would hide
+            # the watch.
             cache = copy.deepcopy(out.past_key_values)
             step = partial(model, input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
             with way():

@@ -1,7 +1,9 @@
-"""nixnan logs: lab against a straightforward loop of `re` over the lines (bars: 10x on repeated lines, 3x on varied ones).
+"""nixnan logs: lab against a straightforward loop of `re` over the lines (bars: 10x on repeated lines, 3x on
+varied ones).
 
-Logs of 1 GB (or LAB_BENCH_MB) are made from the lines of real logs (LAB_BENCH_NIXNAN, a folder of *.nixnan[.gz]) or, without
-one, from made lines of the same shapes; they are deleted afterwards. Memory: at most 300 MB, whatever the size.
+Logs of 1 GB (or LAB_BENCH_MB) are made from the lines of real logs (LAB_BENCH_NIXNAN, a folder of
+*.nixnan[.gz]) or, without one, from made lines of the same shapes; they are deleted afterwards. Memory: at
+most 300 MB, whatever the size.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pathlib import Path
 
 from bench.measure import Cost, cost, side_by_side
 
-OURS = "import sys; from lab.rooms.nan.nixnan.logs import parse; parse(sys.argv[1])"
+OURS = "import sys; from lab.rooms.nan.nixnan.parse import parse; parse(sys.argv[1])"
 PEER = r"""
     import re, sys
     from collections import Counter

@@ -1,8 +1,10 @@
-"""Ranges onto kernels: lab's sweep against the plain SQL join of launch and range, CPU seconds and peak memory.
+"""Ranges onto kernels: lab's sweep against the plain SQL join of launch and range, CPU seconds and peak
+memory.
 
-The capture is generated: two threads, steps of nested ranges (depth 6, 2.9 ranges a kernel), backward's kernels on a
-worker. The join is the one that a person writes: unindexed as nsys exports it, and with the two indexes that help it.
-It takes time in ranges x calls, so it is timed on smaller captures of the same making, and lab on those, too.
+The capture is generated: two threads, steps of nested ranges (depth 6, 2.9 ranges a kernel), backward's
+kernels on a worker. The join is the one that a person writes: unindexed as nsys exports it, and with the two
+indexes that help it. It takes time in ranges x calls, so it is timed on smaller captures of the same making,
+and lab on those, too.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ def _ids(names: np.ndarray) -> np.ndarray:
 
 
 def _ranges(num_kernels: int, calls: np.ndarray, tid: np.ndarray) -> Table:
-    """step > phase > block of 20 > attention of 5 > two operators around each kernel; on the worker two operators."""
+    """step > phase > block of 20 > attention of 5 > two operators around each kernel; on the worker two
+    operators.
+    """
     parts: list[tuple[np.ndarray, int, Any, list[str]]] = []
     steps = calls[::PER_STEP]
     labels = [NAMES[0] if i == 0 else f"step_{i - 1}" for i in range(len(steps))]
@@ -215,7 +219,9 @@ def from_file(num_kernels: int) -> None:
 
 
 def against_join(num_kernels: int, indexed: bool) -> None:
-    """Both on one capture, results compared: the join's rows are lab's ranges with kernels, `attribution="nsys"`."""
+    """Both on one capture, results compared: the join's rows are lab's ranges with kernels,
+    `attribution="nsys"`.
+    """
     capture = generated(num_kernels)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -1,4 +1,6 @@
-"""How many recorded launches have an op that can be called again on a CPU: lab and TraceLens' EventReplayer (bar: lab covers more)."""
+"""How many recorded launches have an op that can be called again on a CPU: lab and TraceLens' EventReplayer
+(bar: lab covers more).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from pathlib import Path
 from bench import traces
 from bench.peers import TRACELENS, peer
 
-# Both programs print {"launches", "built", "ran"}: launches recorded, those whose op got its arguments, those it ran.
+# Both programs print {"launches", "built", "ran"}: launches recorded, those whose op got its arguments, those
+# it ran.
 OURS = """
     import json, sys; from pathlib import Path
     import msgspec, tempfile, torch
@@ -69,7 +72,9 @@ def main() -> None:
 
 
 def recordings(folder: Path) -> Iterator[tuple[str, Path, Path | None]]:
-    """(title, trace, execution trace): shared recordings of an H200 where they are, and a generation made here."""
+    """(title, trace, execution trace): shared recordings of an H200 where they are, and a generation made
+    here.
+    """
     shared = traces.DATA / "kernels_h200"
     if shared.is_dir():
         yield (

@@ -1,9 +1,11 @@
-"""Semi-CRF against flash-semicrf 0.2.0 in one process (bars: GPU forward 60x, forward+backward 150x; CPU 20x).
+"""Semi-CRF against flash-semicrf 0.2.0 in one process (bars: GPU forward 60x, forward+backward 150x; CPU
+20x).
 
 LAB_BENCH_FLASH_SEMICRF names a folder made by `pip install --no-deps --target FOLDER flash-semicrf==0.2.0`.
-On a GPU the peer's Triton kernels run, else its PyTorch reference. The contenders take turns, after a warm-up that for
-the peer is a short sequence and, where others follow, its first call. log Z and the duration gradient of every contender
-stand beside its times, as errors against the float64 torch form. Limits, for a call of the peer may take most of a minute:
+On a GPU the peer's Triton kernels run, else its PyTorch reference. The contenders take turns, after a warm-up
+that for the peer is a short sequence and, where others follow, its first call. log Z and the duration
+gradient of every contender stand beside its times, as errors against the float64 torch form. Limits, for a
+call of the peer may take most of a minute:
 
     LAB_BENCH_SHAPES="64,1000,100,24;32,1000,500,24"   B,T,K,C of the shapes
     LAB_BENCH_ROUNDS=3                                 how often the contenders take turns
@@ -45,7 +47,9 @@ VARIABLE = "LAB_BENCH_FLASH_SEMICRF"
 
 @dataclass
 class Contender:
-    """One way to compute: `forward()` gives log Z (B,), `train()` (log Z, duration gradient), `leaves` get gradients."""
+    """One way to compute: `forward()` gives log Z (B,), `train()` (log Z, duration gradient), `leaves` get
+    gradients.
+    """
 
     name: str
     forward: Callable[[], Any]
@@ -57,7 +61,10 @@ class Contender:
     errors: tuple[float, float] = (float("nan"), float("nan"))
 
     def call(self, kind: str, device: str) -> Any:
-        """One timed call; -> its result. Notes milliseconds and the peak of the device beyond what was there."""
+        """One timed call; -> its result.
+
+        Notes milliseconds and the peak of the device beyond what was there.
+        """
         for leaf in self.leaves:
             leaf.grad = None
         results = []
@@ -118,7 +125,10 @@ def find_peer() -> Callable[..., Any] | None:
 
 
 def problem_of(shape: Shape, device: str) -> Any:
-    """Normal scores; transition and duration a tenth of that. `start` is what the peer gives its first segment."""
+    """Normal scores; transition and duration a tenth of that.
+
+    `start` is what the peer gives its first segment.
+    """
     import torch
 
     from lab.rooms.semicrf.model.problem import make_problem
@@ -246,7 +256,9 @@ def lab_forms(device: str) -> list[tuple[str, str]]:
 
 
 def works(one: Contender, warm_ups: int = 1) -> bool:
-    """Compile the kernels and let the GPU find its clocks; a peer that cannot run here is a line with its reason."""
+    """Compile the kernels and let the GPU find its clocks; a peer that cannot run here is a line with its
+    reason.
+    """
     try:
         for _ in range(1 if one.limit_s < float("inf") else warm_ups):
             one.train()

@@ -1,8 +1,10 @@
-"""Chromosome-long sequences of lab alone: seconds, memory (bar: 1 GB beyond the inputs), accuracy, share of the limit.
+"""Chromosome-long sequences of lab alone: seconds, memory (bar: 1 GB beyond the inputs), accuracy, share of
+the limit.
 
-The limit is derived from what this device does in the same run: bytes that must move at the rate of a copy, multiply-adds
-at the rate of a float32 matrix product, and frames that follow one another at the time of a step, which a problem of the
-same length with segments of at most 2 frames shows. LAB_BENCH_SHAPES names other shapes, as in bench/semicrf.py.
+The limit is derived from what this device does in the same run: bytes that must move at the rate of a copy,
+multiply-adds at the rate of a float32 matrix product, and frames that follow one another at the time of a
+step, which a problem of the same length with segments of at most 2 frames shows. LAB_BENCH_SHAPES names other
+shapes, as in bench/semicrf.py.
 """
 
 from __future__ import annotations
@@ -76,8 +78,9 @@ def step_seconds(shape: Shape, device: str) -> float:
 def limit(shape: Shape, kind: str, step_s: float, rates: Rates, seconds: float) -> str:
     """The limit's three numbers in words, and which share of it was reached.
 
-    Bytes: scores are read once by each direction, and the gradient is written. Multiply-adds: C^2 + K C of a frame in
-    each direction, and as many again for the counts of transitions and of durations. Both directions run side by side.
+    Bytes: scores are read once by each direction, and the gradient is written. Multiply-adds: C^2 + K C of a
+    frame in each direction, and as many again for the counts of transitions and of durations. Both directions
+    run side by side.
     """
     batch, frames, longest, labels = shape
     passes, training = (1, 0) if kind == "forward" else (2, 1)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.model.corpus import load_corpus
+from lab.rooms.semicrf.model.corpus.load import load_corpus
 from lab.rooms.semicrf.model.training import make_tagger, to_batch, train_step, validator_of
 
 ROUNDS = {"cuda": 60, "cpu": 20}
@@ -69,7 +69,9 @@ def points_of(tagger: Any, optimizer: Any, batch: Any, device: torch.device) -> 
 
 
 def step_ms(tagger: Any, optimizer: Any, batch: Any, device: torch.device, steps: int) -> float:
-    """Mean time of a step over `steps`, the device drained at both ends; CPU seconds where the CPU does the work."""
+    """Mean time of a step over `steps`, the device drained at both ends; CPU seconds where the CPU does the
+    work.
+    """
     validator = validator_of(tagger)
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     drain(device)

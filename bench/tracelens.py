@@ -1,5 +1,5 @@
-"""One rank's report against TraceLens and HTA: read + timeline + GEMM + collectives, and with Excel (bars: 200 MB at
-most 1/20 of the CPU time and 1/15 of the memory; real 55-60 MB traces 1/8; with Excel 1/8)."""
+"""One rank's report against TraceLens and HTA: read + timeline + GEMM + collectives, and with Excel (bars:
+200 MB at most 1/20 of the CPU time and 1/15 of the memory; real 55-60 MB traces 1/8; with Excel 1/8)."""
 
 from __future__ import annotations
 

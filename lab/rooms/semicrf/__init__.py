@@ -1,17 +1,19 @@
 """Semicrf: a semi-Markov CRF that is exact, fast, and explains its NaNs.
 
-Question: why does a streaming semi-CRF give NaN or drifting parameters, is it the kernel, the objective, the boundaries
-or the data; and does training with it pay against a linear CRF?
+Question: why does a streaming semi-CRF give NaN or drifting parameters? Is it the kernel, the objective, the
+boundaries or the data? And is training with it worth it, compared with a linear CRF?
 
-Method: one definition of the score shared by partition and gold path, real -inf, local prefix sums; `train` measures
-heads and backends on a phoneme corpus; `diagnose` runs a matrix of backends, lengths, regularisation and batch orders
-with probes that each have one cause; `check` holds this device's kernels against float64.
+Method: partition and gold path share one definition of the score, with real -inf and local prefix sums.
+`train` measures heads and backends on a phoneme corpus. `diagnose` runs a matrix of backends, lengths,
+regularisation and batch orders, and probes that each point at one cause. `check` compares this device's
+kernels with float64.
 
-Source: the NaN guide of torch-semimarkov (biobenkj/torch-semimarkov, MIT, commit 62b87b3), whose flags and messages are
-kept; formulas of semi-Markov CRFs after Sarawagi and Cohen (2004).
+Source: the NaN guide of torch-semimarkov (biobenkj/torch-semimarkov, MIT, commit 62b87b3), whose flags and
+messages are kept; formulas of semi-Markov CRFs after Sarawagi and Cohen (2004).
 
-What it cannot tell: a race that no run of the matrix meets; whether a model is the right one for the data (the linter
-shows only that it is a probability). The synthetic corpus is made by known parameters and says nothing about speech.
+What it cannot tell: a race that does not show in any run of the matrix; whether a model suits the data (the
+linter shows only that the objective is a probability). The synthetic corpus is made by known parameters and
+says nothing about speech.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.core.plan import Silent
+
 if TYPE_CHECKING:
     from lab.core.run import Run
-    from lab.rooms.semicrf.report import Findings
+    from lab.rooms.semicrf.report.common import Findings
 
-# What a person imports from here, and the module (with torch in it) that holds it.
-_HOMES = {
+# Names for users of the package, and the module (which imports torch) that defines each.
+_MODULES = {
     "SemiCRF": "head",
     "log_partition": "api",
     "marginals": "api",
@@ -38,28 +42,15 @@ __all__ = ["SemiCRF", "entropy", "lint_objective", "log_partition", "marginals",
 
 
 def __getattr__(name: str) -> Any:
-    """The model's names, loaded when they are first asked for, so that plans need no torch."""
-    if name not in _HOMES:
+    """The model's names, loaded on first use, so that plans need no torch."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
     from lab.errors import needs
 
     with needs("workload"):
-        return getattr(importlib.import_module(f"{__name__}.model.{_HOMES[name]}"), name)
-
-
-class Quiet:
-    """A watcher that keeps no log of its own: the steps' logs hold all there is."""
-
-    def begin(self, step: Any) -> None:
-        """Nothing to note."""
-
-    def line(self, step: Any, line: str) -> None:
-        """The step's own log holds its lines."""
-
-    def end(self, step: Any, outcome: Any) -> None:
-        """The manifest holds the outcome."""
+        return getattr(importlib.import_module(f"{__name__}.model.{_MODULES[name]}"), name)
 
 
 def recognises(folder: Path) -> bool:
@@ -69,8 +60,8 @@ def recognises(folder: Path) -> bool:
     return bool(comparisons(folder))
 
 
-def watcher(run: Run) -> Quiet:
-    return Quiet()
+def watcher(run: Run) -> Silent:
+    return Silent()
 
 
 def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:

@@ -229,7 +229,9 @@ def diagnose(
 @click.option("--seed", type=click.IntRange(min=0), default=2025, show_default=True)
 @click.pass_context
 def check(ctx: click.Context, /, **knobs: Any) -> Experiment:
-    """Hold this device's kernels against float64: values, gradients, odd shapes, poisoned memory, hostile input."""
+    """Hold this device's kernels against float64: values, gradients, odd shapes, poisoned memory, hostile
+    input.
+    """
     from lab.core.plan import Experiment
     from lab.rooms.semicrf.config import CheckConfig
     from lab.rooms.semicrf.plan import plan_check
@@ -249,7 +251,7 @@ def preprocess(timit_dir: Path, output_dir: Path, **knobs: Any) -> None:
     from lab.errors import needs
 
     with needs("workload"):
-        from lab.rooms.semicrf.model.timit import preprocess as convert
+        from lab.rooms.semicrf.model.corpus.preprocess import preprocess as convert
     for line in convert(timit_dir, output_dir, **knobs):
         click.echo(line)
 

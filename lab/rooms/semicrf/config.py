@@ -30,7 +30,10 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class TrainConfig(_Section, frozen=True):
-    """One corpus, one encoder, and the heads and backends to compare on them. Defaults: the published benchmark's."""
+    """One corpus, one encoder, and the heads and backends to compare on them.
+
+    Defaults: the published benchmark's.
+    """
 
     data: Annotated[str, _help("TIMIT folder, folder of {train,test}.jsonl, or synthetic")] = "synthetic"
     models: Annotated[list[Literal["pytorch-crf", "linear", "semicrf"]], _help("heads", min_length=1)] = (

@@ -6,29 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab.core.run import Run
+from lab.core.words import plural
 from lab.report.provenance import provenance
-from lab.rooms.semicrf import report
-from lab.rooms.semicrf.analyze import read_checks, read_examination, read_recordings, read_trainings
+from lab.rooms.semicrf.analyze.examination import read_checks, read_examination
+from lab.rooms.semicrf.analyze.trainings import read_recordings, read_trainings
+from lab.rooms.semicrf.report.checks import checks
+from lab.rooms.semicrf.report.common import Findings
+from lab.rooms.semicrf.report.examination import examination
+from lab.rooms.semicrf.report.trainings import trainings
 
 
-def analyse_semicrf(
-    folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]
-) -> report.Findings:
+def analyse_semicrf(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """Tables, figures and report.html into `out`."""
     if run is None:
-        return report.trainings(
-            read_recordings(folder),
-            out,
-            f"Comparison {folder.resolve().name}",
-            provenance(folder, None),
-            run=None,
-        )
+        title = f"Comparison {folder.resolve().name}"
+        return trainings(read_recordings(folder), out, title, provenance(folder, None), run=None)
     command = run.manifest.config.get("command")
     where = provenance(folder, run.manifest)
     title = f"Semi-CRF {command} {run.manifest.id}"
-    progress(f"  {command}: {len(run.manifest.steps)} steps")
+    progress(f"  {command}: {plural(len(run.manifest.steps), 'step')}")
     if command == "diagnose":
-        return report.examination(read_examination(run), out, title, where, run)
+        return examination(read_examination(run), out, title, where, run)
     if command == "check":
-        return report.checks(*read_checks(run), out, title, where)
-    return report.trainings(read_trainings(run), out, title, where, run=run)
+        return checks(*read_checks(run), out, title, where)
+    return trainings(read_trainings(run), out, title, where, run=run)

@@ -1,8 +1,9 @@
-"""Metrics of phoneme segmentation, numpy only. A segment is (start, end_exclusive, label); frames are 0-based.
+"""Metrics of phoneme segmentation, numpy only. A segment is (start, end_exclusive, label); frames are
+0-based.
 
-PER: summed Levenshtein distance of the label sequences with equal neighbours merged, over the reference's length.
-Boundaries: starts of segments but the first; matched one to one in order within a tolerance of frames.
-Segments: right when start, end and label all agree. Durations: per phone, and as distributions.
+PER: summed Levenshtein distance of the label sequences with equal neighbours merged, over the reference's
+length. Boundaries: starts of segments but the first; matched one to one in order within a tolerance of
+frames. Segments: right when start, end and label all agree. Durations: per phone, and as distributions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def score(
     names: Sequence[str],
     max_duration: int,
 ) -> dict[str, Any]:
-    """All metrics of a test set; both arguments hold one list of segments per utterance, `names` the labels' names."""
+    """All metrics of a test set; both arguments hold one list of segments per utterance, `names` the labels'
+    names.
+    """
     pairs = list(zip(reference, predicted, strict=True))
     edits = sum(edit_distance(collapsed(ref), collapsed(got)) for ref, got in pairs)
     length = sum(len(collapsed(ref)) for ref in reference)
@@ -44,7 +47,10 @@ def score(
 
 
 def edit_distance(reference: Sequence[int], predicted: Sequence[int]) -> int:
-    """Levenshtein distance: insertions, deletions and substitutions cost 1. One row of the table at a time."""
+    """Levenshtein distance: insertions, deletions and substitutions cost 1.
+
+    One row of the table at a time.
+    """
     target = np.asarray(predicted)
     row = np.arange(len(target) + 1)
     offsets = np.arange(len(target) + 1)
@@ -75,7 +81,9 @@ def merged(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def matched(reference: Sequence[int], predicted: Sequence[int], tolerance: int) -> int:
-    """How many boundaries of two rising lists pair one to one within `tolerance` frames (two pointers: the most)."""
+    """How many boundaries of two rising lists pair one to one within `tolerance` frames (two pointers: the
+    most).
+    """
     left = right = count = 0
     while left < len(reference) and right < len(predicted):
         gap = predicted[right] - reference[left]
@@ -91,7 +99,9 @@ def matched(reference: Sequence[int], predicted: Sequence[int], tolerance: int) 
 def duration_stats(
     reference: Sequence[Sequence[Segment]], predicted: Sequence[Sequence[Segment]], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Mean and deviation of durations per phone; `mae` is null where a phone was never predicted or never there."""
+    """Mean and deviation of durations per phone; `mae` is null where a phone was never predicted or never
+    there.
+    """
     ref, got = _durations(reference, len(names)), _durations(predicted, len(names))
     per_phone, means = {}, []
     for label, name in enumerate(names):

@@ -1,7 +1,8 @@
 """From the matrix and the probes to one cause in words. Pure; the rows are those of workload_diagnose.
 
-The order of the rules is the argument: a broken input makes every later answer meaningless, an objective that is no
-probability drifts whatever the kernels do, and a race must be excluded before one wrong result is called logic.
+The order of the rules is the argument: a broken input makes every later answer meaningless, an objective that
+is no probability drifts whatever the kernels do, and a race must be excluded before one wrong result is
+called logic.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from lab.rooms.semicrf.model import torch_factorised
+from lab.rooms.semicrf.model.factorised.counts import Counts
+from lab.rooms.semicrf.model.factorised.messages import State
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
 
 COUNTS = ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition")
@@ -25,7 +26,8 @@ def random_problem(
     dtype: torch.dtype = torch.float64,
     tilt: float = 0.0,
 ) -> Problem:
-    """Normal scores times `scale`; `masked` is the share of forbidden transitions; lengths vary, the first is T.
+    """Normal scores times `scale`; `masked` is the share of forbidden transitions; lengths vary, the first is
+    T.
 
     With `tilt` segments of about K / 2 frames score best, more than many short ones do.
     """
@@ -60,9 +62,9 @@ def worst(a: object, b: object, names: tuple[str, ...] = COUNTS) -> float:
     return max(float((getattr(a, n).double() - getattr(b, n).double()).abs().max()) for n in names)
 
 
-def counts_as_they_are(state: torch_factorised.State) -> Posteriors:
+def counts_as_they_are(state: State) -> Posteriors:
     """The pass from the right without its own check, which would do a faulty sequence again."""
-    counts = torch_factorised.Counts(state)
+    counts = Counts(state)
     for s in range(state.problem.shape[1] - 1, -1, -1):
         counts.step(s)
     return counts.posteriors()

@@ -1,8 +1,8 @@
 """The functions a person calls: log_partition, marginals, viterbi, sample, entropy; and their gradient.
 
 `score_BTC` (B, T, C): score of label c at frame t. `duration_KC[k-1, c]`: bias of a segment of k frames.
-`transition_CC[i, j]`: from label i to j between neighbouring segments; (K, C, C) where it depends on the duration
-of the segment it leads to. `start_C`, `end_C`: paid by the first and the last segment. -inf forbids.
+`transition_CC[i, j]`: from label i to j between neighbouring segments; (K, C, C) where it depends on the
+duration of the segment it leads to. `start_C`, `end_C`: paid by the first and the last segment. -inf forbids.
 Values are float64 whatever the input's dtype: a log Z of 10^4 has no digits left for its error in float32.
 Gradients have the dtype of their input. An infeasible sequence has log Z = -inf and zero gradient.
 """
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import naive, paths, torch_factorised
+from lab.rooms.semicrf.model import naive, paths
+from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
@@ -63,8 +64,8 @@ def log_partition(
 ) -> Tensor:
     """log Z (B,), float64, differentiable in every float input (once: a second derivative raises).
 
-    `alarm` is shown the expected counts in the backward pass, before they become gradients; what it raises ends the
-    pass. The naive form has no counts of its own and shows none.
+    `alarm` is shown the expected counts in the backward pass, before they become gradients; what it raises
+    ends the pass. The naive form has no counts of its own and shows none.
     """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C)
     chosen = resolve_backend(backend, problem.score_BTC)
@@ -183,7 +184,8 @@ def viterbi(
 ) -> tuple[Tensor, list[list[Segment]]]:
     """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
 
-    An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest label.
+    An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest
+    label.
     """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
     chosen = resolve_backend(backend, problem.score_BTC)

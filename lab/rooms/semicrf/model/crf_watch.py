@@ -1,8 +1,8 @@
 """The validation points of one pass through the CRF: partition, posterior mass, gradients.
 
-The mass is the main alarm. Guards that look for NaN see nothing of a stale message or a wrong scale, whose results are
-finite; but then the labels of some frame no longer have probability 1 in sum, and that is looked at in every backward
-pass, as the kernels computed it.
+The mass is the main alarm. Guards that look for NaN see nothing of a stale message or a wrong scale, whose
+results are finite; but then the labels of some frame no longer have probability 1 in sum, and that is looked
+at in every backward pass, as the kernels computed it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ NAIVE_ARCS = 10_000
 
 @dataclass(frozen=True)
 class Kept:
-    """Of the posteriors what a message needs: `frames_B` is the mass error by frames, `covered_B` by durations."""
+    """Of the posteriors what a message needs: `frames_B` is the mass error by frames, `covered_B` by
+    durations.
+    """
 
     log_z_B: Tensor
     label_BTC: Tensor
@@ -39,8 +41,8 @@ class Kept:
 class CRFWatch:
     """The points of one forward and backward pass.
 
-    What is found on a GPU is told a step later, when the optimizer has moved the parameters: copies are kept, and
-    of the scores no more than their numbers, for a graph that its own hooks hold is never freed.
+    What is found on a GPU is told a step later, when the optimizer has moved the parameters: copies are kept,
+    and of the scores no more than their numbers, for a graph that its own hooks hold is never freed.
     """
 
     def __init__(

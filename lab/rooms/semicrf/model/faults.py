@@ -1,4 +1,7 @@
-"""Faults to plant, so that the diagnosis can be seen to name them. Each stands for a bug that was found in the wild."""
+"""Faults to plant, so that the diagnosis can be seen to name them.
+
+Each stands for a bug that was found in the wild.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch import Tensor
 from lab.errors import UsageError
 from lab.rooms.semicrf.config import FAULTS
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.corpus import Corpus, Utterance
+from lab.rooms.semicrf.model.corpus.utterances import Corpus, Utterance
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors
 
@@ -73,7 +76,9 @@ def _overread(partition: Partition) -> Partition:
 
 
 def _race(partition: Partition) -> Partition:
-    """Every third call one sequence's message is stale at a place that moves; every ninth it was never written."""
+    """Every third call one sequence's message is stale at a place that moves; every ninth it was never
+    written.
+    """
 
     def faulty(
         score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None = None, **more: Any
@@ -92,9 +97,11 @@ def _race(partition: Partition) -> Partition:
 
 
 def _stale(partition: Partition) -> Partition:
-    """The first frames of the first sequence count e^0.5 times: every number is finite, only the mass is not 1.
+    """The first frames of the first sequence count e^0.5 times: every number is finite, only the mass is not
+    1.
 
-    The expected counts are changed where the alarm is shown them, as a kernel that reads a stale checkpoint does.
+    The expected counts are changed where the alarm is shown them, as a kernel that reads a stale checkpoint
+    does.
     """
 
     def faulty(

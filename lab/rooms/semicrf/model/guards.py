@@ -1,8 +1,10 @@
-"""The guide's guards and objective, written out plainly, to show what they change. Nothing here is used in earnest.
+"""The guide's guards and objective, written out plainly, to show what they change. Nothing here is used in
+earnest.
 
-`seed_log_partition` follows the published recipe: one cumulative sum over the whole sequence, NEG_INF = -1e9 in place of
--inf, log(sum + 1e-10), messages clamped to +-1e6 and log-marginals to +-80. `guide_nll` is its objective: the partition
-lets the first segment pay a transition that the gold score does not, and covers other durations than the gold score.
+`seed_log_partition` follows the published recipe: one cumulative sum over the whole sequence, NEG_INF = -1e9
+in place of -inf, log(sum + 1e-10), messages clamped to +-1e6 and log-marginals to +-80. `guide_nll` is its
+objective: the partition lets the first segment pay a transition that the gold score does not, and covers
+other durations than the gold score.
 """
 
 from __future__ import annotations
@@ -145,10 +147,11 @@ def guide_nll(
     partition: Any = api.log_partition,
     backend: str = "torch",
 ) -> Tensor:
-    """NLL_B of the published objective; `version` "orig" (durations 1..K-1 in the partition) or "0.2.0" (1..K).
+    """NLL_B of the published objective; `version` "orig" (durations 1..K-1 in the partition) or "0.2.0"
+    (1..K).
 
-    The partition's first segment pays the log-sum over sources of its transition; the gold score pays none, takes
-    maximal runs of labels, and reads duration bias min(d, K - 1) whatever the run's length.
+    The partition's first segment pays the log-sum over sources of its transition; the gold score pays none,
+    takes maximal runs of labels, and reads duration bias min(d, K - 1) whatever the run's length.
     """
     longest, support = len(duration_KC), duration_KC[1:] if version == "orig" else duration_KC
     logZ_B = partition(

@@ -1,8 +1,9 @@
 """The semi-CRF as a module: projection, partition and gold path of one model, decoding, and its penalty.
 
-Gold path and partition share one definition of the score: the first segment pays `start_C` and no transition, the last
-pays `end_C`, durations are 1..K with index duration - 1, and a gold segment longer than K is split into pieces of K
-joined by self-transitions (or is an error, or takes its sequence out of the loss). So exp(-loss) is a probability.
+Gold path and partition share one definition of the score: the first segment pays `start_C` and no transition,
+the last pays `end_C`, durations are 1..K with index duration - 1, and a gold segment longer than K is split
+into pieces of K joined by self-transitions (or is an error, or takes its sequence out of the loss). So
+exp(-loss) is a probability.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Decoded:
 class SemiCRF(nn.Module):
     """A semi-Markov CRF over `num_classes` labels and durations 1..`max_duration` (K = 1: a linear CRF).
 
-    With `hidden_dim` a linear projection makes the scores; without, the input is the scores. `allowed_CC` (bool) is a
-    grammar: transitions that are not allowed are -inf, with gradient 0. `validate` turns the validation points on.
+    With `hidden_dim` a linear projection makes the scores; without, the input is the scores. `allowed_CC`
+    (bool) is a grammar: transitions that are not allowed are -inf, with gradient 0. `validate` turns the
+    validation points on.
     """
 
     def __init__(
@@ -83,8 +85,9 @@ class SemiCRF(nn.Module):
     ) -> Tensor:
         """Negative log-likelihood, mean over sequences (or "sum", or "none": (B,)).
 
-        `starts_BT` (bool) marks the first frame of each gold segment; without it segments are maximal runs of labels.
-        Raises ValueError for what does not fit, and with `over_long="error"` for a gold segment longer than K.
+        `starts_BT` (bool) marks the first frame of each gold segment; without it segments are maximal runs of
+        labels. Raises ValueError for what does not fit, and with `over_long="error"` for a gold segment
+        longer than K.
         """
         if self.validator:
             self.validator.inputs(hidden_BTH, lengths_B, labels_BT, self.transition_CC.shape[0])
@@ -129,7 +132,10 @@ class SemiCRF(nn.Module):
         return transition_CC.abs().pow(p).sum() + self.duration_KC.abs().pow(p).sum()
 
     def scores(self, hidden_BTH: Tensor, lengths_B: Tensor | None) -> Tensor:
-        """(B, T, C). Frames past a sequence's end are zeroed first: a NaN there must not reach a weight's gradient."""
+        """(B, T, C).
+
+        Frames past a sequence's end are zeroed first: a NaN there must not reach a weight's gradient.
+        """
         inside_BT = None if lengths_B is None else inside(hidden_BTH.shape[1], lengths_B, hidden_BTH.device)
         kept = (
             hidden_BTH
@@ -201,7 +207,8 @@ def gold_score(
     start_C: Tensor | None = None,
     end_C: Tensor | None = None,
 ) -> Tensor:
-    """(B,) float64: the score of the segmentation given by labels and segment starts, each at most K frames long.
+    """(B,) float64: the score of the segmentation given by labels and segment starts, each at most K frames
+    long.
 
     No loop and no read-back: a piece's duration is the place of its last frame in it.
     """

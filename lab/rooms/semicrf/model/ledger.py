@@ -1,8 +1,9 @@
 """The posterior-mass ledger: identities that the expected counts of any segment model must satisfy.
 
 Every frame is covered once, every boundary is left as often as it is entered, durations add up to the length.
-A stale message, a lost term or a wrong scale breaks a line, and the line says where. The ledger proves that the
-counts belong together, not that they belong to the right model: that is for the naive form and the linter.
+A stale message, a lost term or a wrong scale breaks a line, and the line says where. The ledger proves that
+the counts belong together, not that they belong to the right model: that is for the naive form and the
+linter.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ def tolerance_of(dtype: torch.dtype, frames: int) -> float:
 
 
 def mass(label_BTC: Tensor, lengths_B: Tensor, log_z_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each sequence the worst |sum_c P(t, c) - 1|, (B,) float64, and the first frame that has it, (B,) int64.
+    """Of each sequence the worst |sum_c P(t, c) - 1|, (B,) float64, and the first frame that has it, (B,)
+    int64.
 
-    NaN counts as inf. A sequence that nothing fits (log Z = -inf) has no mass to miss: 0. Never waits for a GPU.
-    Where labels are made of starts less ends, as all fast forms do, this follows the boundaries: a boundary whose
-    starts and ends are scaled alike leaves it at 1. That is for `mass_by_durations`.
+    NaN counts as inf. A sequence that nothing fits (log Z = -inf) has no mass to miss: 0. Never waits for a
+    GPU. Where labels are made of starts less ends, as all fast forms do, this follows the boundaries: a
+    boundary whose starts and ends are scaled alike leaves it at 1. That is for `mass_by_durations`.
     """
     error_BT = (label_BTC.sum(-1, dtype=torch.float64) - 1).abs()
     error_BT = torch.where(torch.isnan(error_BT), torch.full_like(error_BT, float("inf")), error_BT)

@@ -1,9 +1,10 @@
-"""The objective linter: is exp(-loss) a probability? Tiny cases are enumerated, so nothing has to be believed.
+"""The objective linter: is exp(-loss) a probability? Tiny cases are enumerated, so nothing has to be
+believed.
 
-An objective is a function from scores, parameters and a gold path to an NLL. The linter lists all outcomes of a tiny
-instance (T <= 7, C <= 3, K <= 4) and asks: do they sum to 1, is every NLL >= 0, do a shift of all labels, padding and
-batching leave it alone, and does any direction of the parameters take it below 0? A loss that fails has no minimum to
-converge to: its parameters drift, whatever the kernels do.
+An objective is a function from scores, parameters and a gold path to an NLL. The linter lists all outcomes of
+a tiny instance (T <= 7, C <= 3, K <= 4) and asks: do they sum to 1, is every NLL >= 0, do a shift of all
+labels, padding and batching leave it alone, and does any direction of the parameters take it below 0? A loss
+that fails has no minimum to converge to: its parameters drift, whatever the kernels do.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ STEPS = (1.0, 10.0, 100.0, 1000.0)
 
 @dataclass(frozen=True)
 class Objective:
-    """`nll(score_BTC, transition, duration, start, end, labels_BT, starts_BT, lengths_B) -> nll_B`, in float64.
+    """`nll(score_BTC, transition, duration, start, end, labels_BT, starts_BT, lengths_B) -> nll_B`, in
+    float64.
 
     `outcomes`: the gold path names a segmentation, or only labels (then segments are its maximal runs).
     """

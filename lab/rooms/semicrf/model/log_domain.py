@@ -1,10 +1,10 @@
 """The factorised recursion in the log domain, float64: slower, and right where the linear one underflows.
 
 Real -inf, no epsilon, no clamp. Messages are shifted by their maximum each frame; the shift moves into the
-coming frame's scores and into an offset. The counts are not products of two passes but follow the derivative of
-the recursion itself, from the right: the mass that ends at (t, c) is split over the durations, and the mass that
-starts at (s, c) over the labels before it, by shares that sum to 1. So they stay in [0, 1] and never are NaN,
-however large the scores are.
+coming frame's scores and into an offset. The counts are not products of two passes but follow the derivative
+of the recursion itself, from the right: the mass that ends at (t, c) is split over the durations, and the
+mass that starts at (s, c) over the labels before it, by shares that sum to 1. So they stay in [0, 1] and
+never are NaN, however large the scores are.
 """
 
 from __future__ import annotations

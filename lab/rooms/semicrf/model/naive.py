@@ -35,7 +35,10 @@ def log_partition(problem: Problem) -> Tensor:
 
 
 def _log_partition_one(problem: Problem, b: int, marks: Tensor | None = None) -> Tensor:
-    """log Z of sequence `b`. `marks` (2, T, C) is added to the score of a segment that starts, or ends, there."""
+    """log Z of sequence `b`.
+
+    `marks` (2, T, C) is added to the score of a segment that starts, or ends, there.
+    """
     _, _, longest, labels = problem.shape
     score_TC = frames_masked(problem)[b]
     starts_TC, ends_TC = torch.zeros_like(score_TC).expand(2, -1, -1) if marks is None else marks
@@ -103,7 +106,10 @@ def path_score(problem: Problem, b: int, path: list[Segment]) -> Tensor:
 
 
 def enumerate_segmentations(problem: Problem, b: int) -> tuple[list[list[Segment]], Tensor]:
-    """All segmentations of sequence `b` and their scores (N,). Only for tiny cases: N grows like (C + 1)^L."""
+    """All segmentations of sequence `b` and their scores (N,).
+
+    Only for tiny cases: N grows like (C + 1)^L.
+    """
     _, _, longest, labels = problem.shape
     paths = list(segmentations(int(problem.lengths_B[b]), longest, labels))
     return paths, torch.stack([path_score(problem, b, path) for path in paths])

@@ -1,10 +1,10 @@
 """What every backend computes: the model, its conventions, and the checked inputs.
 
-A sequence of length L is tiled by segments (s, t, c): label c, frames s+1..t, duration k = t - s in 1..K.
-Its score is the sum over segments of the frames' scores of c and `duration_KC[k-1, c]`, plus
-`transition_CC[i, j]` between neighbouring segments (`transition_KCC[k-1, i, j]` where the transition depends on
-the duration k of the segment it leads to), plus `start_C` of the first and `end_C` of the last label.
-The first segment pays no transition. Any of these may be -inf, which forbids exactly what it names.
+A sequence of length L is tiled by segments (s, t, c): label c, frames s+1..t, duration k = t - s in 1..K. Its
+score is the sum over segments of the frames' scores of c and `duration_KC[k-1, c]`, plus `transition_CC[i,
+j]` between neighbouring segments (`transition_KCC[k-1, i, j]` where the transition depends on the duration k
+of the segment it leads to), plus `start_C` of the first and `end_C` of the last label. The first segment pays
+no transition. Any of these may be -inf, which forbids exactly what it names.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ class Problem:
 class Posteriors:
     """log Z and the expected counts, in float64; every count is the derivative of log Z by its score.
 
-    `starts_BTC[b, t, c]`: a segment of c starts with frame t; `ends_BTC`: ends with it; `label_BTC`: covers it.
-    `duration_BKC`: expected segments of duration k+1 and label c. `transition`: (B, C, C), or (B, K, C, C).
-    `mass_error_B`: worst |sum_c P(t, c) - 1| over a sequence's frames as computed, NaN as inf, 0 where nothing is
-    feasible; `mass_frame_B`: the first frame where it is reached. `ledger.mass` works them out from `label_BTC`.
+    `starts_BTC[b, t, c]`: a segment of c starts with frame t; `ends_BTC`: ends with it; `label_BTC`: covers
+    it. `duration_BKC`: expected segments of duration k+1 and label c. `transition`: (B, C, C), or (B, K, C,
+    C). `mass_error_B`: worst |sum_c P(t, c) - 1| over a sequence's frames as computed, NaN as inf, 0 where
+    nothing is feasible; `mass_frame_B`: the first frame where it is reached. `ledger.mass` works them out
+    from `label_BTC`.
     """
 
     log_z_B: Tensor
@@ -139,7 +140,10 @@ def checked_lengths(lengths_B: Tensor | None, batch: int, frames: int, device: t
 
 
 def onto(value: Tensor, device: torch.device) -> Tensor:
-    """`value` on `device`. A copy to a GPU is not waited for: the wait would be for all that the GPU has yet to do."""
+    """`value` on `device`.
+
+    A copy to a GPU is not waited for: the wait would be for all that the GPU has yet to do.
+    """
     return value.to(device, non_blocking=device.type == "cuda")
 
 

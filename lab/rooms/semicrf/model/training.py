@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lab.errors import MissingError
 from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.model.corpus import Corpus, Utterance, collate
+from lab.rooms.semicrf.model.corpus.utterances import Corpus, Utterance, collate
 from lab.rooms.semicrf.model.encoders import make_encoder
 from lab.rooms.semicrf.model.guards import guide_gold, seed_log_partition
 from lab.rooms.semicrf.model.head import SemiCRF
@@ -128,7 +128,9 @@ def plant_objective(head: SemiCRF) -> None:
 
 
 def to_batch(utterances: Sequence[Utterance], device: torch.device, *, frames: int | None = None) -> Batch:
-    """Tensors on `device`, lengths on the CPU for packing and checks that must not wait; `frames` pads further."""
+    """Tensors on `device`, lengths on the CPU for packing and checks that must not wait; `frames` pads
+    further.
+    """
     arrays = collate(utterances)
     batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if frames is not None and frames > batch["labels"].shape[1]:
@@ -153,7 +155,8 @@ def train_step(
 ) -> tuple[Tensor, Tensor]:
     """One optimizer step -> (loss, gradient norm before clipping), both still on the device.
 
-    A step whose gradient is not finite changes no weight: the norm says so, and the validation points say where.
+    A step whose gradient is not finite changes no weight: the norm says so, and the validation points say
+    where.
     """
     optimizer.zero_grad(set_to_none=True)
     loss = module(batch)

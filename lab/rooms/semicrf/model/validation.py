@@ -1,8 +1,9 @@
 """Validation points: messages that begin with the guide's exact texts and go on with where it happened.
 
-Cheap enough to leave on: a point is one pass for the least and greatest value of a tensor, kept on the device; all points
-of a step travel in one small copy, which is looked at when the next step begins, when it has long arrived. Details are
-worked out only after something was found. On a CPU there is nothing to wait for and points speak at once.
+Cheap enough to leave on: a point is one pass for the least and greatest value of a tensor, kept on the
+device; all points of a step travel in one small copy, which is looked at when the next step begins, when it
+has long arrived. Details are worked out only after something was found. On a CPU there is nothing to wait for
+and points speak at once.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ class Validator:
                 raise point.error()
 
     def inputs(self, hidden: Tensor, lengths: Tensor | None, labels: Tensor, classes: int) -> None:
-        """Shapes at once; lengths and labels as a point each. Labels past a sequence's end are not looked at."""
+        """Shapes at once; lengths and labels as a point each.
+
+        Labels past a sequence's end are not looked at.
+        """
         if hidden.dim() != 3:
             raise ValueError(f"hidden_states must be 3D (batch, T, features), got {hidden.dim()}D")
         frames = hidden.shape[1]
@@ -107,7 +111,8 @@ class Validator:
 def extremes(points: list[Point]) -> tuple[dict[int, Point], Tensor]:
     """The points by their number, and in the same order their (low, high) as one (points, 2) float64 tensor.
 
-    Joined by dtype, a launch or two for each: on a GPU a launch for every point would cost more than the looking.
+    Joined by dtype, a launch or two for each: on a GPU a launch for every point would cost more than the
+    looking.
     """
     by_dtype: dict[torch.dtype, list[int]] = {}
     for at, point in enumerate(points):

@@ -16,12 +16,13 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from lab.rooms.semicrf import SemiCRF  # noqa: E402
-from lab.rooms.semicrf.model import api, ledger, log_domain, naive, torch_factorised  # noqa: E402
+from lab.rooms.semicrf.model import api, ledger, log_domain, naive  # noqa: E402
 from lab.rooms.semicrf.model.crf_watch import CRFWatch  # noqa: E402
+from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
 from lab.rooms.semicrf.model.guards import seed_log_partition  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from lab.rooms.semicrf.model.validation import Validator  # noqa: E402
-from lab.rooms.semicrf.workload.check import hostile_case  # noqa: E402
+from lab.rooms.semicrf.workload.checks.hostile import hostile_case  # noqa: E402
 from tests.rooms.semicrf.problems import counts_as_they_are, random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch

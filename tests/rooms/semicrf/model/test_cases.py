@@ -1,4 +1,4 @@
-"""Cases, ledger, poison, shrinking, faults and guards."""
+"""Cases, their ledger, poison, shrinking, faults and guards."""
 
 from __future__ import annotations
 
@@ -13,19 +13,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.errors import BadDataError, UsageError  # noqa: E402
-from lab.rooms.semicrf.model.cases import (  # noqa: E402
-    Case,
-    difference,
-    ledger,
-    random_case,
-    same_bits,
-    save_reproducer,
-    shrunk,
-    solve,
-)
+from lab.rooms.semicrf.model.cases import Case, random_case  # noqa: E402
 from lab.rooms.semicrf.model.faults import planted  # noqa: E402
 from lab.rooms.semicrf.model.guards import seed_log_partition  # noqa: E402
-from lab.rooms.semicrf.model.probes import Bench, kernel_probes  # noqa: E402
+from lab.rooms.semicrf.model.probes.kernel import Bench, kernel_probes  # noqa: E402
+from lab.rooms.semicrf.model.reproducer import save_reproducer, shrunk  # noqa: E402
+from lab.rooms.semicrf.model.solutions import difference, mass_lines, same_bits, solve  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -42,7 +35,7 @@ def dirty(fault):
 
 def test_the_ledger_balances_for_a_sound_backend():
     given = case(dtype=torch.float64)
-    assert max(ledger(given, solve(given, "torch")).values()) < 1e-12
+    assert max(mass_lines(given, solve(given, "torch")).values()) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -59,7 +52,7 @@ def test_each_line_of_the_ledger_sees_its_own_gradient_go_wrong(line, field):
     given = case(dtype=torch.float64)
     found = solve(given, "torch")
     wrong = replace(found, **{field: getattr(found, field) * 1.01})
-    assert ledger(given, wrong)[line] > 1e-3
+    assert mass_lines(given, wrong)[line] > 1e-3
 
 
 def test_mass_moved_from_one_label_to_another_is_seen_though_coverage_balances():
@@ -67,7 +60,7 @@ def test_mass_moved_from_one_label_to_another_is_seen_though_coverage_balances()
     found = solve(given, "torch")
     moved = found.score_BTC.clone()
     moved[0, 2] += torch.tensor([2.0, -2.0, 0.0])
-    lines = ledger(given, replace(found, score_BTC=moved))
+    lines = mass_lines(given, replace(found, score_BTC=moved))
     assert lines["coverage"] < 1e-12 and lines["range"] > 0.3
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from lab.errors import BadDataError, MissingError
 from lab.rooms.semicrf.config import PRESETS, TrainConfig
-from lab.rooms.semicrf.model import timit
-from lab.rooms.semicrf.model.corpus import collate, cropped, from_jsonl, load_corpus
+from lab.rooms.semicrf.model.corpus import phones, preprocess, timit
+from lab.rooms.semicrf.model.corpus.load import from_jsonl, load_corpus
+from lab.rooms.semicrf.model.corpus.utterances import collate, cropped
 
 SMOKE = msgspec.convert(PRESETS["smoke"], TrainConfig)
 FOLDED_61 = [
@@ -127,9 +128,9 @@ def test_collate_marks_every_segments_start_even_between_equal_labels(corpus):
 
 
 def test_all_61_phones_fold_into_39():
-    assert len(timit.PHONES_39) == 39 and set(timit.FOLDING) == set(FOLDED_61)
-    assert set(timit.FOLDING.values()) == set(timit.PHONES_39)
-    assert [timit.FOLDING[p] for p in ("ao", "zh", "q", "h#", "el", "en", "hv")] == [
+    assert len(phones.PHONES_39) == 39 and set(phones.FOLDING) == set(FOLDED_61)
+    assert set(phones.FOLDING.values()) == set(phones.PHONES_39)
+    assert [phones.FOLDING[p] for p in ("ao", "zh", "q", "h#", "el", "en", "hv")] == [
         "aa",
         "sh",
         "sil",
@@ -178,7 +179,7 @@ def test_a_timit_folder_becomes_frames_and_segments(timit_folder):
         "DR1_MBBB0_SI2",
     ]
     assert rows[0]["features"].shape == (101, 39) and np.isfinite(rows[0]["features"]).all()
-    names = [timit.PHONES_39[label] for _, _, label in rows[0]["segments"]]
+    names = [phones.PHONES_39[label] for _, _, label in rows[0]["segments"]]
     assert names == ["sil", "sh", "sil", "t", "sil"], (
         "the last frame belongs to the last phone, not to class 0"
     )
@@ -187,7 +188,7 @@ def test_a_timit_folder_becomes_frames_and_segments(timit_folder):
 
 def test_preprocess_writes_what_training_reads(timit_folder, tmp_path):
     out = tmp_path / "prepared"
-    list(timit.preprocess(timit_folder, out, feature_type="mfcc", n_mfcc=13, n_mels=80))
+    list(preprocess.preprocess(timit_folder, out, feature_type="mfcc", n_mfcc=13, n_mels=80))
     assert json.loads((out / "phone_mapping.json").read_text())["phone_to_idx"]["sil"] == 30
     assert json.loads((out / "train_segment_stats.json").read_text())["sh"]["count"] == 4
     read = from_jsonl(out)

@@ -15,10 +15,11 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import UsageError  # noqa: E402
-from lab.rooms.semicrf.model import api, ledger, log_domain, naive, torch_factorised  # noqa: E402
+from lab.rooms.semicrf.model import api, ledger, log_domain, naive  # noqa: E402
 from lab.rooms.semicrf.model.cases import Case  # noqa: E402
-from lab.rooms.semicrf.model.cases import solve as solve_case  # noqa: E402
+from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
+from lab.rooms.semicrf.model.solutions import solve as solve_case  # noqa: E402
 from tests.rooms.semicrf.problems import COUNTS, counts_as_they_are, random_problem, worst  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -124,7 +125,8 @@ def test_slow_drift_between_labels_that_never_meet_is_not_lost():
 
 
 def test_what_only_the_pass_from_the_right_loses_is_found_by_the_mass_of_the_first_frame():
-    # From the right label 0 leads by e^2100 before label 1 makes up for it; from the left label 1 always leads.
+    # From the right label 0 leads by e^2100 before label 1 makes up for it; from the left label 1 always
+    # leads.
     score = torch.zeros(1, 300, 2, dtype=torch.float64)
     score[:, 150:, 0], score[:, :150, 0] = 14.0, -28.0
     transition = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]], dtype=torch.float64)

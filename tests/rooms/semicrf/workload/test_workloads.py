@@ -1,4 +1,6 @@
-"""The workloads as a user runs them: a smallest training, two ranks, a diagnosis of each planted fault, a check."""
+"""The workloads as a user runs them: a smallest training, two ranks, a diagnosis of each planted fault, a
+check.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,13 @@ from lab.core.run import Run  # noqa: E402
 from lab.rooms import semicrf  # noqa: E402
 from lab.rooms.semicrf import verdict  # noqa: E402
 from lab.rooms.semicrf.config import FAULTS, PRESETS, DiagnoseConfig, TrainConfig  # noqa: E402
-from lab.rooms.semicrf.model import probes  # noqa: E402
+from lab.rooms.semicrf.model.probes import objective, precision  # noqa: E402
+from lab.rooms.semicrf.workload import cells as workload_cells  # noqa: E402
 from lab.rooms.semicrf.workload import check as workload_check  # noqa: E402
-from lab.rooms.semicrf.workload import diagnose as workload_diagnose
-from lab.rooms.semicrf.workload import train as workload_train
+from lab.rooms.semicrf.workload import probing  # noqa: E402
+from lab.rooms.semicrf.workload import train as workload_train  # noqa: E402
+from lab.rooms.semicrf.workload.checks import decoding  # noqa: E402
+from lab.rooms.semicrf.workload.checks import subject as subjects
 from lab.workload.rank import RankContext  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -55,10 +60,10 @@ def lab(*words, cwd):
 @pytest.fixture
 def brief(monkeypatch):
     """A diagnosis that looks at less of the same."""
-    monkeypatch.setattr(workload_diagnose, "FRAMES", 12)
-    monkeypatch.setattr(probes, "GUARD_FRAMES", 100)
-    monkeypatch.setattr(probes, "DRIFT_STEPS", 3)
-    monkeypatch.setattr(probes, "GROWTH", (20, 40))
+    monkeypatch.setattr(probing, "FRAMES", 12)
+    monkeypatch.setattr(precision, "GUARD_FRAMES", 100)
+    monkeypatch.setattr(objective, "DRIFT_STEPS", 3)
+    monkeypatch.setattr(precision, "GROWTH", (20, 40))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +91,7 @@ def trained(tmp_path_factory):
 
 def test_a_training_leaves_results_a_page_and_the_benchmarks_json(trained):
     root, said = trained
-    assert "has the least test PER" in said and "The corpus is synthetic" in said
+    assert "has the lowest test PER" in said and "The corpus is synthetic" in said
     document = json.loads((root / "tables" / "compare.json").read_text())
     assert document["task"] == "timit" and set(document) >= {
         "linear_crf_triton",
@@ -213,8 +218,8 @@ def diagnosed(plant, out, **changes):
         orders=1,
         steps=2,
     )
-    told = workload_diagnose.probes(config, "torch", CPU, out)
-    cells = workload_diagnose.cells(config, "torch", CPU, out)["cells"]
+    told = probing.probes(config, "torch", CPU, out)
+    cells = workload_cells.cells(config, "torch", CPU, out)["cells"]
     json.dumps([told, cells], allow_nan=False)
     return verdict.diagnose(cells, told["probes"], "torch", "naive"), told
 
@@ -243,7 +248,7 @@ def test_a_fault_that_leaves_everything_finite_fails_the_trainings_by_its_mass(t
     config = DiagnoseConfig(
         train=msgspec.structs.replace(LEAST, models=["semicrf"]), plant="stale", repeats=1, orders=1, steps=2
     )
-    cells = workload_diagnose.cells(config, "torch", CPU, tmp_path)["cells"]
+    cells = workload_cells.cells(config, "torch", CPU, tmp_path)["cells"]
     told = (
         "RuntimeError: Posterior mass is not 1 in CRF backward (PyTorch): worst error 6.5e-01 [first b=0 t="
     )
@@ -257,10 +262,10 @@ def test_a_sound_model_has_no_fault(tmp_path, brief):
 
 
 def test_a_check_of_this_device_finds_nothing(tmp_path):
-    subject = workload_check.Subject("torch", CPU, interpreted=False, batches=25, seed=1)
+    subject = subjects.Subject("torch", CPU, interpreted=False, batches=25, seed=1)
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(workload_check, "SMALL", workload_check.SMALL[:3])
+        patch.setattr(subjects, "SMALL", subjects.SMALL[:3])
         rows = list(workload_check.all_checks(subject))
     failed = [row for row in rows if row["verdict"] != "pass"]
     assert not failed, failed
@@ -273,8 +278,8 @@ def test_a_check_that_crashes_is_a_failed_row_and_the_others_go_on(monkeypatch):
     def broken(*_args, **_more):
         raise RuntimeError("the kernel fell over")
 
-    monkeypatch.setattr(workload_check, "every_check", lambda: (broken, workload_check.sampling))
-    rows = list(workload_check.all_checks(workload_check.Subject("torch", CPU, False, 2, 1)))
+    monkeypatch.setattr(workload_check, "every_check", lambda: (broken, decoding.sampling))
+    rows = list(workload_check.all_checks(subjects.Subject("torch", CPU, False, 2, 1)))
     assert [(row["check"], row["verdict"]) for row in rows] == [("broken", "fail"), ("samples", "pass")]
     assert "fell over" in rows[0]["text"]
 

@@ -1,8 +1,9 @@
 """native/semicrf.cpp made into a shared library by this machine's compiler, once, and loaded.
 
-It is kept in $XDG_CACHE_HOME/lab/native (or ~/.cache/lab/native) under a name that is the hash of the source, the flags,
-the compiler's version and this processor: a change of any makes another file. It gets its name only when it is whole,
-so processes that compile at once do not meet. Nothing but the C++ standard library and threads is linked.
+It is kept in $XDG_CACHE_HOME/lab/native (or ~/.cache/lab/native) under a name that is the hash of the source,
+the flags, the compiler's version and this processor: a change of any makes another file. It gets its name
+only when it is whole, so processes that compile at once do not meet. Nothing but the C++ standard library and
+threads is linked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The compiled forms that need no Triton: C++ on a CPU (native_cpu.py), CUDA through NVRTC on a GPU (native_cuda.py).
+"""The compiled forms that need no Triton: C++ on a CPU (native_cpu.py), CUDA through NVRTC on a GPU
+(native_cuda.py).
 
-Both are chosen by where the scores lie. `lacking` says why there is none; "auto" asks it, once a process and device.
+Both are chosen by where the scores lie. `lacking` says why there is none; "auto" asks it, once a process and
+device.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The linear-domain semi-CRF in C++ for tensors on the CPU: native/semicrf.cpp, compiled at first use, by ctypes.
+"""The linear-domain semi-CRF in C++ for tensors on the CPU: native/semicrf.cpp, compiled at first use, by
+ctypes.
 
-The same numbers as torch_factorised.py, 20 to 60 times as fast: a sequence is one task of up to torch's number of
-threads, and its bits depend on nothing but itself. float64 whatever the scores' dtype. What underflow may have lost is
-bounded per label on both passes; such sequences are done again by log_domain.py. Transitions that depend on the
-duration do not factorise: torch_factorised.py takes them.
+The same numbers as torch_factorised.py, 20 to 60 times as fast: a sequence is one task of up to torch's
+number of threads, and its bits depend on nothing but itself. float64 whatever the scores' dtype. What
+underflow may have lost is bounded per label on both passes; such sequences are done again by log_domain.py.
+Transitions that depend on the duration do not factorise: torch_factorised.py takes them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import torch
 from torch import Tensor
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model import log_domain, torch_factorised
+from lab.rooms.semicrf.model import log_domain
+from lab.rooms.semicrf.model.factorised import backend as torch_factorised
+from lab.rooms.semicrf.model.factorised.messages import State as FactorisedState
+from lab.rooms.semicrf.model.factorised.recount import mended
 from lab.rooms.semicrf.model.native.build import built
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
@@ -27,9 +31,11 @@ PADDED = 8
 
 @dataclass
 class State:
-    """What the pass from the left leaves: rows t in units of 2^exponent_BT[t], labels padded to whole vectors.
+    """What the pass from the left leaves: rows t in units of 2^exponent_BT[t], labels padded to whole
+    vectors.
 
-    All have T+1 rows: one a boundary; nothing is written beyond a sequence's end. Without `keep` there are none.
+    All have T+1 rows: one a boundary; nothing is written beyond a sequence's end. Without `keep` there are
+    none.
     """
 
     problem: Problem
@@ -49,7 +55,7 @@ class State:
         return [*self.problem.shape, torch.get_num_threads(), single, *map(address, tensors)]
 
 
-def forward(problem: Problem, keep: bool = True) -> State | torch_factorised.State:
+def forward(problem: Problem, keep: bool = True) -> State | FactorisedState:
     """log Z, and with `keep` the left messages; flagged sequences get log Z from the log domain."""
     reason = supports(problem)
     if reason:
@@ -64,12 +70,12 @@ def forward(problem: Problem, keep: bool = True) -> State | torch_factorised.Sta
     return state
 
 
-def backward(state: State | torch_factorised.State) -> Posteriors:
+def backward(state: State | FactorisedState) -> Posteriors:
     """Every expected count by one pass from the right; flagged sequences from the log domain."""
-    if isinstance(state, torch_factorised.State):
+    if isinstance(state, FactorisedState):
         return torch_factorised.backward(state)
     found, redo_B = counted(state)
-    return torch_factorised.mended(found, state.problem, redo_B)
+    return mended(found, state.problem, redo_B)
 
 
 def supports(problem: Problem) -> str | None:
@@ -136,7 +142,10 @@ def call(function: Any, arguments: list[Any]) -> None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Compiled and loaded, once a process. Raises MissingError: no compiler, no folder to keep it, or it fails."""
+    """Compiled and loaded, once a process.
+
+    Raises MissingError: no compiler, no folder to keep it, or it fails.
+    """
     return typed(built())
 
 

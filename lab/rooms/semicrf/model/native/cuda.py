@@ -1,9 +1,10 @@
-"""The linear-domain semi-CRF on NVIDIA GPUs without Triton (Pascal, torch 1.12): native/semicrf.cu, compiled at run time.
+"""The linear-domain semi-CRF on NVIDIA GPUs without Triton (Pascal, torch 1.12): native/semicrf.cu, compiled
+at run time.
 
-The algorithm, the error bounds and the results are those of kernels.py and triton_backend.py; a block of threads takes
-the place of a warp, and long durations need no stages. float64 scores are computed in float64, all others in float32
-with float64 offsets. One wait per call, for the flags. Flagged sequences go to log_domain.py, and transitions that
-depend on the duration to torch_factorised.py, on the same device.
+The algorithm, the error bounds and the results are those of kernels.py and triton_backend.py; a block of
+threads takes the place of a warp, and long durations need no stages. float64 scores are computed in float64,
+all others in float32 with float64 offsets. One wait per call, for the flags. Flagged sequences go to
+log_domain.py, and transitions that depend on the duration to torch_factorised.py, on the same device.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor
 
 from lab.errors import LabError, UsageError
-from lab.rooms.semicrf.model import log_domain, torch_factorised
+from lab.rooms.semicrf.model import log_domain
+from lab.rooms.semicrf.model.factorised import backend as torch_factorised
+from lab.rooms.semicrf.model.factorised.messages import State as FactorisedState
 from lab.rooms.semicrf.model.native import cuda_driver
 from lab.rooms.semicrf.model.native.cuda_driver import Machine
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
@@ -30,7 +33,8 @@ TILE = 32
 COUNT_FRAMES = 64
 """Frames in a chunk of the transition counts."""
 COUNT_BLOCKS = 16
-"""Blocks in a chunk of the duration counts, more for long durations: the partial sums take (K / chunk) rows."""
+"""Blocks in a chunk of the duration counts, more for long durations: the partial sums take (K / chunk) rows.
+"""
 NEAR_BLOCKS = 2
 """And where segments start and end in one block."""
 TABLE_ROWS = 64
@@ -82,7 +86,7 @@ def supports(problem: Problem) -> str | None:
     return None
 
 
-def forward(problem: Problem, keep: bool = True) -> State | torch_factorised.State:
+def forward(problem: Problem, keep: bool = True) -> State | FactorisedState:
     """log Z (B,); with `keep` both passes run side by side and leave what `backward` needs."""
     reason = supports(problem)
     if reason:
@@ -101,9 +105,9 @@ def forward(problem: Problem, keep: bool = True) -> State | torch_factorised.Sta
     return State(inputs, machine, model, kept, log_z_B, again)
 
 
-def backward(state: State | torch_factorised.State) -> Posteriors:
+def backward(state: State | FactorisedState) -> Posteriors:
     """All expected counts, parallel over time; flagged sequences from the log domain."""
-    if isinstance(state, torch_factorised.State):
+    if isinstance(state, FactorisedState):
         return torch_factorised.backward(state)
     if "source" not in state.kept:
         raise UsageError("the messages were not kept", fix="forward(problem, keep=True)")
@@ -116,7 +120,10 @@ def backward(state: State | torch_factorised.State) -> Posteriors:
 
 
 def machine_for(problem: Problem) -> Machine:
-    """The kernels for this problem's device, number type and number of labels; compiled once. Raises LabError."""
+    """The kernels for this problem's device, number type and number of labels; compiled once.
+
+    Raises LabError.
+    """
     device = problem.score_BTC.device
     return compiled_machine(device, problem.score_BTC.dtype, padded_labels(problem.shape[3]))
 
@@ -248,7 +255,9 @@ def both(state: State, *names: str) -> tuple[Tensor, ...]:
 
 
 def count_labels(state: State) -> tuple[Tensor, ...]:
-    """Labels, starts and ends (B, T, C); the worst error of a frame's mass (B,) and the first frame that has it (B,)."""
+    """Labels, starts and ends (B, T, C); the worst error of a frame's mass (B,) and the first frame that has
+    it (B,).
+    """
     batch, frames, _, labels = state.problem.shape
     wide, new = padded_labels(labels), state.problem.score_BTC.new_empty
     blocks, tiles = ceiling(frames, N), ceiling(frames, TILE)

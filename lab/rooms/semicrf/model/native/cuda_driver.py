@@ -1,8 +1,9 @@
 """CUDA C at run time: compiled by NVRTC, loaded and launched through the driver, by ctypes alone.
 
-No nvcc, no headers, no build of torch: NVRTC comes with torch's CUDA wheels (torch 1.12 has it in torch/lib, later ones
-in nvidia packages beside it), libcuda with the driver. Kernels run in torch's own context and on its current stream, so
-they are ordered with everything torch does. What NVRTC made is kept in the cache folder, by the hash of all it depends on.
+No nvcc, no headers, no build of torch: NVRTC comes with torch's CUDA wheels (torch 1.12 has it in torch/lib,
+later ones in nvidia packages beside it), libcuda with the driver. Kernels run in torch's own context and on
+its current stream, so they are ordered with everything torch does. What NVRTC made is kept in the cache
+folder, by the hash of all it depends on.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Machine:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """torch's context on this thread: autograd's threads may not have it yet, and another device may be current."""
+        """torch's context on this thread: autograd's threads may not have it yet, and another device may be
+        current.
+        """
         asked(driver().cuCtxPushCurrent_v2(self.context))
         try:
             yield
@@ -50,7 +53,10 @@ class Machine:
             asked(driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())))
 
     def launch(self, name: str, grid: tuple[int, ...], threads: int, *args: Tensor | int | None) -> None:
-        """Put a kernel on torch's current stream. Tensors go as addresses, None as the null address, ints as int."""
+        """Put a kernel on torch's current stream.
+
+        Tensors go as addresses, None as the null address, ints as int.
+        """
         _slots, addresses = as_arguments(args)
         stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
         shape = (*grid, 1, 1)[:3]
@@ -71,7 +77,10 @@ class Machine:
 
 
 def as_arguments(args: Sequence[Tensor | int | None]) -> tuple[Any, Any]:
-    """The values, and the address of each. A slot has 8 bytes: an int is read from its first 4, little-endian."""
+    """The values, and the address of each.
+
+    A slot has 8 bytes: an int is read from its first 4, little-endian.
+    """
     values = [arg.data_ptr() if isinstance(arg, Tensor) else arg or 0 for arg in args]
     slots = (ctypes.c_uint64 * len(values))(*values)
     base = ctypes.addressof(slots)
@@ -127,13 +136,18 @@ def loaded_libraries() -> list[Path]:
 
 
 def is_nvrtc(name: str) -> bool:
-    """libnvrtc.so.12, or libnvrtc-08c4863f.so.10.2 as wheels rename it; not its builtins, nor its other build."""
+    """libnvrtc.so.12, or libnvrtc-08c4863f.so.10.2 as wheels rename it; not its builtins, nor its other
+    build.
+    """
     return name.startswith("libnvrtc") and ".so" in name and "builtins" not in name and ".alt." not in name
 
 
 @functools.cache
 def nvrtc(path: Path) -> ctypes.CDLL:
-    """NVRTC, and beside it the built-in functions that it loads by name, wherever they lie. Raises MissingError."""
+    """NVRTC, and beside it the built-in functions that it loads by name, wherever they lie.
+
+    Raises MissingError.
+    """
     try:
         for builtins in sorted(path.parent.glob("libnvrtc-builtins*")):
             if ".alt." not in builtins.name:
@@ -154,9 +168,11 @@ def version(library: ctypes.CDLL) -> tuple[int, int]:
 
 
 def architecture(library: ctypes.CDLL, capability: tuple[int, int]) -> str:
-    """The target for a device: its own machine code, or PTX where NVRTC makes none (before 11.2) or knows it not.
+    """The target for a device: its own machine code, or PTX where NVRTC makes none (before 11.2) or knows it
+    not.
 
-    A device newer than NVRTC takes the newest PTX that NVRTC makes. Raises MissingError for one that it has dropped.
+    A device newer than NVRTC takes the newest PTX that NVRTC makes. Raises MissingError for one that it has
+    dropped.
     """
     own = 10 * capability[0] + capability[1]
     if version(library) < (11, 2):
@@ -180,7 +196,10 @@ def architecture(library: ctypes.CDLL, capability: tuple[int, int]) -> str:
 
 
 def compiled(path: Path, source: str, target: str, defines: dict[str, object]) -> bytes:
-    """Machine code for sm_*, PTX for compute_*, from the cache where it has it. Raises MissingError with NVRTC's words."""
+    """Machine code for sm_*, PTX for compute_*, from the cache where it has it.
+
+    Raises MissingError with NVRTC's words.
+    """
     library = nvrtc(path)
     options = [
         f"--gpu-architecture={target}",

@@ -29,14 +29,15 @@ N = 16
 BEST_N = 8
 """Frames in a block of Viterbi's pass, which keeps durations beside float64 scores."""
 STAGE = 16
-"""Blocks in a stage. Where a segment can reach farther back, stages follow each other, and what earlier ones bring
-into a stage is computed before it, by as many programs as there are blocks and block distances."""
+"""Blocks in a stage. Where a segment can reach farther back, stages follow each other, and what earlier ones
+bring into a stage is computed before it, by as many programs as there are blocks and block distances."""
 ROUNDING = 2.0**-10
 """A frame's mass that is off by less is what rounding of the messages makes of it, and is divided out."""
 COUNT_FRAMES = 64
 """Frames in a chunk of the label and transition counts."""
 COUNT_BLOCKS = 16
-"""Blocks in a chunk of the duration counts, more for long durations: the partial sums take (K / chunk) rows."""
+"""Blocks in a chunk of the duration counts, more for long durations: the partial sums take (K / chunk) rows.
+"""
 LIMITS = {torch.float32: (2.0**-126, 2.0**36), torch.float64: (2.0**-1022, 2.0**80)}
 """Smallest number that keeps its digits, and by how much a message must exceed what may be lost."""
 

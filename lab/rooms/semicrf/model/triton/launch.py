@@ -1,8 +1,8 @@
 """`kernel[grid](...)` at a third of its price: what Triton finds out at every launch is found out once.
 
-The kernels here specialize on nothing but types and constants, so a launch with the same ones is the same machine code. A
-launch of 30 arguments takes Triton 29 us and the compiled kernel itself 13 us (one H200's host, Triton 3.6), where a pass
-over 1,000 frames takes the GPU 400.
+The kernels here specialize on nothing but types and constants, so a launch with the same ones is the same
+machine code. A launch of 30 arguments takes Triton 29 us and the compiled kernel itself 13 us (one H200's
+host, Triton 3.6), where a pass over 1,000 frames takes the GPU 400.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ result depends on a number of warps. Time goes in blocks of N frames:
   more than one segment.
 - near: the N sequential steps in registers; a step costs C^2 and at most N more terms.
 
-Weights and messages are linear. Each second frame the power of two of the largest message moves into an integer
-exponent: exact, and off the critical path because it looks one frame back. What underflow may have lost is
-bounded per label (`lost`); a message below that bound times a margin flags the sequence, and the caller does
-it again in the log domain. The pass from the right is the same code on reversed frames, beside the first pass.
+Weights and messages are linear. Each second frame the power of two of the largest message moves into an
+integer exponent: exact, and off the critical path because it looks one frame back. What underflow may have
+lost is bounded per label (`lost`); a message below that bound times a margin flags the sequence, and the
+caller does it again in the log domain. The pass from the right is the same code on reversed frames, beside
+the first pass.
 
 Rows: lane = 2 b + direction. Direction 1 counts frames from the padded end, so that blocks of both directions
 meet at the same boundaries; before its `origin` all messages are zero.
@@ -131,7 +132,8 @@ def prepare(
 
 @triton.jit
 def row_of(tile, index: tl.constexpr):
-    """Row `index` of a (rows, CP) tile that lies in one lane's registers: the compiler keeps just that register.
+    """Row `index` of a (rows, CP) tile that lies in one lane's registers: the compiler keeps just that
+    register.
 
     Rows come as tiles because the compiler's time grows with the square of the number of loads and stores.
     """
@@ -265,7 +267,9 @@ def outside_sums(
     STAGE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """All parts together, up to the boundary before the stage: outside (lanes, STAGE, N, CP); grid (lanes, STAGE)."""
+    """All parts together, up to the boundary before the stage: outside (lanes, STAGE, N, CP); grid (lanes,
+    STAGE).
+    """
     lane = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1)
     total = tl.zeros([N, CP], DTYPE)
@@ -345,8 +349,8 @@ def messages(
     """One direction of one sequence: log Z, flags, and with KEEP the messages of every boundary.
 
     flags: 1 something may have been lost, 2 some message is exactly zero. With SATURATE, weights are 0 and 1
-    and messages are capped at 1: `count` then is the number of messages that can be reached at all.
-    Blocks `begin` to begin + most; with STAGE (blocks in a stage, else 0) what earlier stages bring is in `outside`
+    and messages are capped at 1: `count` then is the number of messages that can be reached at all. Blocks
+    `begin` to begin + most; with STAGE (blocks in a stage, else 0) what earlier stages bring is in `outside`
     (lanes, STAGE, N, CP), and registers go from launch to launch by `carried` (lanes, 4, CP), `carried_int`
     (lanes, 4, CP) and `carried_tops` (lanes,). What the last launch of a sequence leaves is its result.
     """
@@ -652,9 +656,10 @@ def label_counts(
 ):
     """label (B, T, C): the running sum of starts less the ends before it, carried in float64.
 
-    The ledger: each frame's mass must be 1. Its worst error over the chunk (NaN as inf) and the first frame that has it
-    go to mass_error (B, chunks) float64 and mass_frame. A mass off by rounding alone is what Z is, seen from there: the
-    frame's counts are divided by it. One that is off by more stays, for everybody to see.
+    The ledger: each frame's mass must be 1. Its worst error over the chunk (NaN as inf) and the first frame
+    that has it go to mass_error (B, chunks) float64 and mass_frame. A mass off by rounding alone is what Z
+    is, seen from there: the frame's counts are divided by it. One that is off by more stays, for everybody to
+    see.
     """
     b = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -922,8 +927,8 @@ def whole_row_of(tile, index: tl.constexpr):
 
 @triton.jit
 def far_best(gathered, product, table, q, nearest, farthest, N: tl.constexpr, CP: tl.constexpr):
-    """`far_part` with max for sum: the best score into each frame of block q, its duration (0: none), and the sum of
-    the blocks' scores."""
+    """`far_part` with max for sum: the best score into each frame of block q, its duration (0: none), and the
+    sum of the blocks' scores."""
     cols = tl.arange(0, CP)
     best = tl.full([N, CP], float("-inf"), tl.float64)
     taken = tl.zeros([N, CP], tl.int32)
@@ -1068,9 +1073,9 @@ def best_messages(
     CP: tl.constexpr,
     STAGE: tl.constexpr,
 ):
-    """Viterbi's pass from the left in float64 logs: the best score of a segment of c that ends with each frame,
-    and its duration; of equal ones the shortest. Which label came before is found on the way back. Stages as in
-    `messages`."""
+    """Viterbi's pass from the left in float64 logs: the best score of a segment of c that ends with each
+    frame, and its duration; of equal ones the shortest. Which label came before is found on the way back.
+    Stages as in `messages`."""
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
     length = length_of(lengths, b, frames)
@@ -1167,8 +1172,9 @@ def best_paths(
     N: tl.constexpr,
     CP: tl.constexpr,
 ):
-    """The way back through `best_messages`: segments (B, frames, 3) as (start, end, label), the last one first, their
-    count (B,) and the best score (B,). Of equal labels the smallest. No segments where the score is not finite."""
+    """The way back through `best_messages`: segments (B, frames, 3) as (start, end, label), the last one
+    first, their count (B,) and the best score (B,). Of equal labels the smallest. No segments where the score
+    is not finite."""
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
     length = length_of(lengths, b, frames)

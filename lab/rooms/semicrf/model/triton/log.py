@@ -9,14 +9,14 @@ whatever does not depend on the frame before or after is computed for all frames
   mass that starts at (s, c) to the labels before it likewise: no NaN and no count above 1, however large the scores;
 - `durations`, side by side: the counts of durations.
 
-A share is exp(term - largest), so a term must come out to the same bits wherever it is computed: `maxima`, `masses`
-and `durations` all add a segment's frames from its last to its first. `messages` adds them from its first, in
-the order of time. No sum spans more than one segment.
+A share is exp(term - largest), so a term must come out to the same bits wherever it is computed: `maxima`,
+`masses` and `durations` all add a segment's frames from its last to its first. `messages` adds them from its
+first, in the order of time. No sum spans more than one segment.
 
-A pass keeps a row for each of the last K boundaries: ring[r], ROWS in a tile. Row r serves boundary n where
-n % ring_rows = r, and its segment grows by a frame each step. Rows go through global memory: a barrier stands
-between any load and the next store and between any store and the next load.
-No atomics; partial sums of fixed shape are added in a fixed order; nothing that shapes a sum depends on T or B.
+A pass keeps a row for each of the last K boundaries: ring[r], ROWS in a tile. Row r serves boundary n where n
+% ring_rows = r, and its segment grows by a frame each step. Rows go through global memory: a barrier stands
+between any load and the next store and between any store and the next load. No atomics; partial sums of fixed
+shape are added in a fixed order; nothing that shapes a sum depends on T or B.
 """
 
 # Triton's language is no typed Python.
@@ -69,10 +69,11 @@ def messages(
     CP: tl.constexpr,
     KEEP: tl.constexpr,
 ):
-    """The pass from the left: log Z, and with KEEP alpha (B, T+1, CP), gamma and the shifted frame (B, T, CP).
+    """The pass from the left: log Z, and with KEEP alpha (B, T+1, CP), gamma and the shifted frame (B, T,
+    CP).
 
-    A row of the ring is what came in at its boundary and the frames since. Messages are shifted by their maximum
-    each frame.
+    A row of the ring is what came in at its boundary and the frames since. Messages are shifted by their
+    maximum each frame.
     """
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
@@ -147,7 +148,9 @@ def maxima(
     ROWS: tl.constexpr,
     CP: tl.constexpr,
 ):
-    """For boundaries t > 0: the largest term of alpha[t, c], and 1 / (the sum of all in its units); 0, 0 if none."""
+    """For boundaries t > 0: the largest term of alpha[t, c], and 1 / (the sum of all in its units); 0, 0 if
+    none.
+    """
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
     tile = tl.program_id(1)
@@ -204,8 +207,8 @@ def masses(
 ):
     """The pass from the right: label, starts, ends (B, T, C) and crossed (B, C, C).
 
-    A row of the ring is the frames from boundary s to its end t. `ready` (B, T+1, CP) is the mass that ends at t
-    over the sum of its terms, for a share's numerator to meet.
+    A row of the ring is the frames from boundary s to its end t. `ready` (B, T+1, CP) is the mass that ends
+    at t over the sum of its terms, for a share's numerator to meet.
     """
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
@@ -292,7 +295,8 @@ def durations(
     ROWS: tl.constexpr,
     CP: tl.constexpr,
 ):
-    """Counts over the segments that end in one tile of frames, (B, chunks, K, CP), `chunk` being the first tile.
+    """Counts over the segments that end in one tile of frames, (B, chunks, K, CP), `chunk` being the first
+    tile.
 
     `partial` comes as zeros.
     """
@@ -325,7 +329,10 @@ def durations(
 
 
 def forward(problem: Problem, keep: bool = True) -> LogState:
-    """log Z (B,), and with `keep` the messages that `counts` needs. A NaN within a sequence makes its log Z NaN."""
+    """log Z (B,), and with `keep` the messages that `counts` needs.
+
+    A NaN within a sequence makes its log Z NaN.
+    """
     if problem.by_duration:
         return log_by_duration.forward(problem)
     batch, frames, longest, labels = problem.shape

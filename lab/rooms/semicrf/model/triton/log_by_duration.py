@@ -1,19 +1,21 @@
-"""The log domain in Triton where the transition depends on the duration (K, C, C): O(T K C^2) that fill the GPU.
+"""The log domain in Triton where the transition depends on the duration (K, C, C): O(T K C^2) that fill the
+GPU.
 
-What comes in at (s, k, c) is logsumexp over c' of alpha[s, c'] + transition[k-1, c', c]. It is worked out as a sum
-of products, exp(alpha - its maximum) times exp(transition - its maximum): for many s at once a matrix product. Where
-such a sum is so small that underflow may count, its terms are taken one by one in logs.
+What comes in at (s, k, c) is logsumexp over c' of alpha[s, c'] + transition[k-1, c', c]. It is worked out as
+a sum of products, exp(alpha - its maximum) times exp(transition - its maximum): for many s at once a matrix
+product. Where such a sum is so small that underflow may count, its terms are taken one by one in logs.
 
-Time goes in blocks of ROWS frames. Only what begins and ends within a block has to follow the order of time; what
-comes from earlier blocks is summed before it, by a program for every PART durations of a sequence:
+Time goes in blocks of ROWS frames. Only what begins and ends within a block has to follow the order of time;
+what comes from earlier blocks is summed before it, by a program for every PART durations of a sequence:
 
 - from the left, `arriving` and then `block_messages`, which also shifts the next block's frames;
 - `maxima`, all frames side by side: the largest term of alpha[t, c] and the sum of all in its units;
 - from the right, `departing` and then `block_masses`;
 - `durations`, all frames side by side: the counts of durations and transitions.
 
-A share is exp(term - largest), so a segment's frames are added up in one order by all: those in the block where it
-ends from the last to the first, then each block's, whole or from the first frame of the segment on (`suffix`).
+A share is exp(term - largest), so a segment's frames are added up in one order by all: those in the block
+where it ends from the last to the first, then each block's, whole or from the first frame of the segment on
+(`suffix`).
 """
 
 # Triton's language is no typed Python.
@@ -44,7 +46,9 @@ from lab.rooms.semicrf.model.triton.log_terms import (
 PART = 16
 """Durations for one program of what comes from other blocks."""
 UNROLL = tl.constexpr(8)
-"""Labels whose loads are in flight together; a power of two up to 16, which the padded labels are a multiple of."""
+"""Labels whose loads are in flight together; a power of two up to 16, which the padded labels are a multiple
+of.
+"""
 TINY = tl.constexpr(2.0**-900)
 """Terms lost to underflow add up to less than 2^-1000 in units where the sum is that."""
 
@@ -66,8 +70,8 @@ def summed(before, onward, labels, ROWS: tl.constexpr, CP: tl.constexpr):
 def multiplied(before, onward, labels, ROWS: tl.constexpr, CP: tl.constexpr, WIDTH: tl.constexpr):
     """The same where all rows share one onward (CP, CP): a matrix product, WIDTH labels at a time.
 
-    The loop's bound is no constant: two products in one piece of straight code share an unhappy layout, in which
-    warps repeat each other's work.
+    The loop's bound is no constant: two products in one piece of straight code share an unhappy layout, in
+    which warps repeat each other's work.
     """
     cols = tl.arange(0, CP)
     part = tl.arange(0, WIDTH)
@@ -124,7 +128,9 @@ def merged(top, total, other_top, other_total):
 
 @triton.jit
 def grown(content, edge, s, t, frame, suffix, ROWS: tl.constexpr, CP: tl.constexpr):
-    """The frames of segments from s to t (ROWS,), and those from the left edge of the block of s, once it is reached."""
+    """The frames of segments from s to t (ROWS,), and those from the left edge of the block of s, once it is
+    reached.
+    """
     at = s[:, None] * CP + tl.arange(0, CP)[None, :]
     own = (s >= t // ROWS * ROWS)[:, None]
     content = tl.where(own, content + tl.load(frame + at), edge + tl.load(suffix + at))
@@ -148,7 +154,9 @@ def incoming(
     CP: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """What comes in at boundaries s (ROWS,) for segments of k frames: the value, the sum it is of, where that was lost."""
+    """What comes in at boundaries s (ROWS,) for segments of k frames: the value, the sum it is of, where that
+    was lost.
+    """
     cols = tl.arange(0, CP)
     onward = (k - 1) * CP * CP
     sums = multiplied(lifted + s * CP, weight + onward, labels, ROWS, CP, WIDTH)
@@ -187,7 +195,9 @@ def arriving(
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Sums of the terms of alpha[t, c] for the block's t whose segments begin at `begin` or before, of PART durations."""
+    """Sums of the terms of alpha[t, c] for the block's t whose segments begin at `begin` or before, of PART
+    durations.
+    """
     b = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     cols = tl.arange(0, CP)
@@ -239,7 +249,9 @@ def join_parts(far_most, far_total, parts, ROWS: tl.constexpr, CP: tl.constexpr)
 
 @triton.jit
 def next_frames(score, frame, suffix, first, length, arrived, labels, ROWS: tl.constexpr, CP: tl.constexpr):
-    """Frames from `first` on, less their maxima, the first one less that of `arrived` too; -> what was taken away."""
+    """Frames from `first` on, less their maxima, the first one less that of `arrived` too; -> what was taken
+    away.
+    """
     cols = tl.arange(0, CP)
     t = first + tl.arange(0, ROWS)
     inside = (t < length)[:, None]
@@ -286,7 +298,8 @@ def block_messages(
     ROWS: tl.constexpr,
     CP: tl.constexpr,
 ):
-    """alpha (B, T+1, CP) of a block's boundaries, one after the other; with its maximum `peak` and exp(alpha - peak).
+    """alpha (B, T+1, CP) of a block's boundaries, one after the other; with its maximum `peak` and exp(alpha
+    - peak).
 
     Then the frames of the next block, less their maxima, its first one less that of alpha too: these are in
     `offset`. The first call has begin = -ROWS and no frames of its own.
@@ -370,7 +383,9 @@ def maxima(
     CP: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """For boundaries t > 0: the largest term of alpha[t, c], and 1 / (the sum of all in its units); 0, 0 if none."""
+    """For boundaries t > 0: the largest term of alpha[t, c], and 1 / (the sum of all in its units); 0, 0 if
+    none.
+    """
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
     tile = tl.program_id(1)
@@ -455,7 +470,8 @@ def departing(
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Mass of segments that begin in the block and end beyond it, of PART durations: what starts, what leaves before.
+    """Mass of segments that begin in the block and end beyond it, of PART durations: what starts, what leaves
+    before.
 
     `beyond` (B, T+1, CP) is the frames from the block's right edge to t; `spread` a tile of scratch.
     """
@@ -585,7 +601,9 @@ def block_masses(
     ROWS: tl.constexpr,
     CP: tl.constexpr,
 ):
-    """A block's boundaries from its last to its first: label, starts, ends (B, T, C); `beyond` for the next block."""
+    """A block's boundaries from its last to its first: label, starts, ends (B, T, C); `beyond` for the next
+    block.
+    """
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
     rows = tl.arange(0, ROWS)
@@ -689,9 +707,11 @@ def durations(
     CP: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Counts over the segments that end in one tile of frames, (B, chunks, K, 1 + C, CP), `chunk` being the first tile.
+    """Counts over the segments that end in one tile of frames, (B, chunks, K, 1 + C, CP), `chunk` being the
+    first tile.
 
-    Of each duration k row 0 counts its segments, rows 1 to C the transitions from each label. `partial` comes as zeros.
+    Of each duration k row 0 counts its segments, rows 1 to C the transitions from each label. `partial` comes
+    as zeros.
     """
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
@@ -755,8 +775,8 @@ def durations(
 def tables(problem: Problem, wide: int) -> dict[str, Tensor]:
     """The model in float64 with forbidden labels up to `wide`.
 
-    `entry` (K, CP) is the largest transition over the label before, `weight` the exponentials below it, `turned`
-    those with both labels changed about.
+    `entry` (K, CP) is the largest transition over the label before, `weight` the exponentials below it,
+    `turned` those with both labels changed about.
     """
     more = wide - problem.shape[3]
     transition = padded(problem.transition, more, rows=True)

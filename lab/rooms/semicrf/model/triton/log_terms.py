@@ -1,6 +1,8 @@
-"""What the log domain's kernels share: running sums of terms in logs, shares, lengths; and how they are launched.
+"""What the log domain's kernels share: running sums of terms in logs, shares, lengths; and how they are
+launched.
 
-A sum of terms is held as (the largest term, the sum of all in its units): no NaN where all are -inf, nothing lost.
+A sum of terms is held as (the largest term, the sum of all in its units): no NaN where all are -inf, nothing
+lost.
 """
 
 # Triton's language is no typed Python.
@@ -30,7 +32,10 @@ def finite_or_zero(value):
 
 @triton.jit
 def joined(top, total, value):
-    """One more term: the largest so far, and the sum of all in its units. One exp; any -inf, and NaN, as they are."""
+    """One more term: the largest so far, and the sum of all in its units.
+
+    One exp; any -inf, and NaN, as they are.
+    """
     apart = tl.where(value == top, 0.0, tl.abs(value - top))  # two -inf are not apart
     less = tl.exp(-apart)
     total = tl.where(value > top, total * less + 1.0, total + less)
@@ -80,7 +85,9 @@ def add_chunks(partial, total, size, chunks, BLOCK: tl.constexpr):
 
 @dataclass
 class LogState:
-    """What the pass from the left leaves on the device: the model's tables, and the messages if they were kept."""
+    """What the pass from the left leaves on the device: the model's tables, and the messages if they were
+    kept.
+    """
 
     problem: Problem
     model: dict[str, Tensor]
@@ -93,7 +100,9 @@ class LogState:
 
 @dataclass(frozen=True)
 class Shape:
-    """Padded labels, rows of a tile and warps, by C alone, so that bits are, too: about 4 numbers of a tile a lane."""
+    """Padded labels, rows of a tile and warps, by C alone, so that bits are, too: about 4 numbers of a tile a
+    lane.
+    """
 
     wide: int
     rows: int

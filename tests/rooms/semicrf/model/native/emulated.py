@@ -20,7 +20,9 @@ SMALL = {"N": 4, "THREADS": 16, "TILE": 4}
 def build(
     folder: Path, dtype: torch.dtype, wide: int = 4, mutant: tuple[str, str] | None = None
 ) -> ctypes.CDLL:
-    """The source's library for the sizes that `native_cuda` has now; `mutant` is a piece of its text and another."""
+    """The source's library for the sizes that `native_cuda` has now; `mutant` is a piece of its text and
+    another.
+    """
     text = native_cuda.SOURCE.read_text()
     if mutant:
         assert text.count(mutant[0]) == 1, f"{mutant[0]!r} is there {text.count(mutant[0])} times"

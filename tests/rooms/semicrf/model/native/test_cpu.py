@@ -21,14 +21,16 @@ from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import MissingError, UsageError  # noqa: E402
 from lab.rooms.semicrf import SemiCRF  # noqa: E402
-from lab.rooms.semicrf.model import api, ledger, log_domain, naive, torch_factorised  # noqa: E402
-from lab.rooms.semicrf.model.cases import Case, bits_equal, same_bits  # noqa: E402
-from lab.rooms.semicrf.model.cases import solve as solve_case  # noqa: E402
+from lab.rooms.semicrf.model import api, ledger, log_domain, naive  # noqa: E402
+from lab.rooms.semicrf.model.cases import Case  # noqa: E402
+from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
 from lab.rooms.semicrf.model.native import build as native_build
 from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native_cpu
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
-from lab.rooms.semicrf.workload.check import hostile_case  # noqa: E402
+from lab.rooms.semicrf.model.solutions import bits_equal, same_bits  # noqa: E402
+from lab.rooms.semicrf.model.solutions import solve as solve_case  # noqa: E402
+from lab.rooms.semicrf.workload.checks.hostile import hostile_case  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.rooms.semicrf.problems import COUNTS, random_problem, worst  # noqa: E402
 
@@ -224,7 +226,8 @@ def test_hostile_batches_agree_with_the_log_domain_and_never_give_nan():
 def test_what_one_pass_alone_loses_is_seen_and_done_again(side):
     """Label 0 leads by e^14 a frame, and there is a way between the labels in one direction only.
 
-    So from one side label 1 is what never went over, e^-4200 in the end; from the other it always is one step behind.
+    So from one side label 1 is what never went over, e^-4200 in the end; from the other it always is one step
+    behind.
     """
     score = torch.zeros(1, 300, 2, dtype=torch.float64)
     score[:, :, 0] = 14.0

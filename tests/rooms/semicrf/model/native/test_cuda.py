@@ -1,4 +1,6 @@
-"""The CUDA C kernels: their logic as C++ on the CPU, their compilation by NVRTC, and on a GPU where there is one."""
+"""The CUDA C kernels: their logic as C++ on the CPU, their compilation by NVRTC, and on a GPU where there is
+one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import GpuError, MissingError, UsageError  # noqa: E402
-from lab.rooms.semicrf.model import ledger, naive, torch_factorised  # noqa: E402
+from lab.rooms.semicrf.model import ledger, naive  # noqa: E402
+from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
+from lab.rooms.semicrf.model.factorised.messages import State as FactorisedState  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda
 from lab.rooms.semicrf.model.native import cuda_driver  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
@@ -302,7 +306,7 @@ def test_at_the_sizes_of_a_gpu_the_kernels_equal_torch(monkeypatch, tmp_path, la
 def test_transitions_that_depend_on_the_duration_are_torchs(small):
     problem = random_problem(2, 7, 4, 3, by_duration=True)
     state = native_cuda.forward(problem)
-    assert isinstance(state, torch_factorised.State)
+    assert isinstance(state, FactorisedState)
     check(problem, native_cuda.backward(state), 1e-10)
 
 

@@ -1,6 +1,8 @@
-"""Run in a process of its own with TRITON_INTERPRET=1: the kernels, or mutants of them, against the naive form.
+"""Run in a process of its own with TRITON_INTERPRET=1: the kernels, or mutants of them, against the naive
+form.
 
-Reads a list of jobs from stdin as JSON and prints one result a job: the errors of log Z and counts, or its text.
+Reads a list of jobs from stdin as JSON and prints one result a job: the errors of log Z and counts, or its
+text.
 """
 
 from __future__ import annotations
@@ -93,8 +95,9 @@ def best(problem) -> dict:
 def alarm(problem, stale: dict | None) -> dict:
     """What the validation points say of one training step on the problem's scores, NaN in their padding.
 
-    `stale` plants a fault of the second sequence's pass from the left, in the rows `frames`: what `tables` hold is
-    multiplied by `times`, or powers are moved by `more`. `finite`: whether a guard against NaN would be silent.
+    `stale` plants a fault of the second sequence's pass from the left, in the rows `frames`: what `tables`
+    hold is multiplied by `times`, or powers are moved by `more`. `finite`: whether a guard against NaN would
+    be silent.
     """
     torch.manual_seed(0)
     forward = triton_backend.forward

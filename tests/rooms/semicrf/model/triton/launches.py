@@ -17,7 +17,9 @@ TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", to
 
 @dataclass(frozen=True)
 class Launch:
-    """One way a kernel is launched: `signature` by argument, `constants` among them, `aliases` that share memory."""
+    """One way a kernel is launched: `signature` by argument, `constants` among them, `aliases` that share
+    memory.
+    """
 
     kernel: str
     signature: tuple[tuple[str, str], ...]
@@ -35,7 +37,10 @@ class Launch:
 
 
 class Recorder:
-    """Stands for a module of kernels. Whole numbers that a kernel would have written are 0: nothing is flagged."""
+    """Stands for a module of kernels.
+
+    Whole numbers that a kernel would have written are 0: nothing is flagged.
+    """
 
     def __init__(self, module: Any) -> None:
         self.module = module

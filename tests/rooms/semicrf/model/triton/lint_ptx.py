@@ -2,11 +2,11 @@
 
 Triton orders no store before a later load of the same address by another warp; within a kernel only a barrier
 does. The lint reads PTX (made without a GPU), traces each global access back to the kernel argument it points
-into, and walks every path from a store until a barrier: a load of the same argument met on the way is an unordered
-pair. It knows arguments, not addresses, so a pair is a suspicion to be removed by a barrier or by taking apart the
-buffers; a clean kernel has no such race at all. Kinds: RAW, WAR, WAW around a loop, atomics, whose order changes
-sums, and accesses that cannot be traced back to an argument. A barrier among the lanes of a warp counts where the
-kernel is one warp. Shared memory is the compiler's own business and is not looked at.
+into, and walks every path from a store until a barrier: a load of the same argument met on the way is an
+unordered pair. It knows arguments, not addresses, so a pair is a suspicion to be removed by a barrier or by
+taking apart the buffers; a clean kernel has no such race at all. Kinds: RAW, WAR, WAW around a loop, atomics,
+whose order changes sums, and accesses that cannot be traced back to an argument. A barrier among the lanes of
+a warp counts where the kernel is one warp. Shared memory is the compiler's own business and is not looked at.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Access:
 
 @dataclass(frozen=True)
 class Hazard:
-    """Two accesses of `argument` that no barrier keeps apart; `second` is `first` itself where one says it all."""
+    """Two accesses of `argument` that no barrier keeps apart; `second` is `first` itself where one says it
+    all.
+    """
 
     kind: str
     argument: str

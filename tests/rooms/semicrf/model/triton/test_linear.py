@@ -54,17 +54,23 @@ CASES = {
         "options": {"scale": 60.0},
     },
 }
+# Viterbi's kernels hold some lines of the others word for word: a mutant of these names a neighbour line too.
+NONE_BETWEEN = "between = tl.full([CP], 1.0, DTYPE)\n    "
+REACH = "\n        farthest = tl.minimum(tl.minimum(nearest + STAGE - 1, far_blocks), q)\n        "
 MUTANTS = {
     "durations shifted by one": (
-        "near = load_tile(table, N, N, CP)",
-        "near = load_tile(table, N + 1, N, CP)",
+        "near = load_tile(table, N, N, CP)  # row d - 1",
+        "near = load_tile(table, N + 1, N, CP)  # row d - 1",
     ),
     "the nearest block's taps lost": (
-        "for delta in range(nearest, farthest + 1)",
-        "for delta in range(nearest + 1, farthest + 1)",
+        f"{NONE_BETWEEN}for delta in range(nearest, farthest + 1)",
+        f"{NONE_BETWEEN}for delta in range(nearest + 1, farthest + 1)",
     ),
     "a block between not counted": ("between *= tl.load(product + p * CP + cols)", "between *= 1.0"),
-    "an earlier stage lost": ("nearest = i + 1 + part * STAGE", "nearest = i + 1 + part * (STAGE + 1)"),
+    "an earlier stage lost": (
+        f"nearest = i + 1 + part * STAGE{REACH}sums",
+        f"nearest = i + 1 + part * (STAGE + 1){REACH}sums",
+    ),
     "the blocks between stages not counted": (
         "total *= tl.load(betweens",
         "total *= 0.5 + 0.0 * tl.load(betweens",
@@ -168,7 +174,8 @@ def test_a_mutant_of_the_kernels_is_killed(results, name):
 
 
 def test_rows_of_a_tile_stay_in_a_lanes_registers():
-    # One wide load would spread a tile over lanes, and every row would cost shuffles: 7632 instructions for 3496.
+    # One wide load would spread a tile over lanes, and every row would cost shuffles: 7632 instructions for
+    # 3496.
     pointers = dict.fromkeys(("gathered", "product", "z_value", "partial"), "*fp32")
     types = {**pointers, "exponent": "*i32", "z_power": "*i32", "lengths": "*i64"}
     constants = {"N": 4, "CP": 32, "DTYPE": tl.float32}

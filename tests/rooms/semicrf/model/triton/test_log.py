@@ -1,4 +1,6 @@
-"""The log domain's kernels without a GPU: interpreted against the plain forms, and compiled for the race lint."""
+"""The log domain's kernels without a GPU: interpreted against the plain forms, and compiled for the race
+lint.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,64 @@
+"""The rows of a diagnosis and of a check, as their workloads wrote them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from lab.core.run import Run
+from lab.rooms.semicrf.analyze.outcome import outcome_of
+from lab.rooms.semicrf.layout import read_json
+
+
+@dataclass
+class Examination:
+    """A diagnosis' rows; `missing`: steps without a result, in sentences."""
+
+    cells: list[dict[str, Any]] = field(default_factory=list)
+    probes: list[dict[str, Any]] = field(default_factory=list)
+    guards: pd.DataFrame = field(default_factory=pd.DataFrame)
+    reproducer: dict[str, Any] | None = None
+    reproducer_folder: str = ""
+    fixed_length: int | None = None
+    missing: list[str] = field(default_factory=list)
+
+
+def read_examination(run: Run) -> Examination:
+    """All parts of a run of `diagnose`."""
+    found = Examination()
+    for record in run.manifest.steps:
+        status, reason = outcome_of(record)
+        if status != "ok":
+            found.missing.append(f"{record.step.name}: {reason}")
+            continue
+        part = str(record.step.labels["part"])
+        content = read_json(run.folder(record.step) / f"{part}.json")
+        if part == "cells":
+            found.cells += content["cells"]
+            found.fixed_length = content["fixed_length"]
+        else:
+            found.probes, found.guards = content["probes"], pd.DataFrame(content["guards"])
+            found.reproducer, found.reproducer_folder = content["reproducer"], record.step.folder
+    return found
+
+
+def read_checks(run: Run) -> tuple[pd.DataFrame, list[str]]:
+    """A row per check of every backend, and what is missing; a step that failed is one row."""
+    rows, missing = [], []
+    for record in run.manifest.steps:
+        status, reason = outcome_of(record)
+        backend = str(record.step.labels["backend"])
+        if status != "ok":
+            missing.append(f"{record.step.name}: {reason}")
+            rows.append(_failed_step(backend, reason))
+            continue
+        checks = read_json(run.folder(record.step) / "checks.json")["checks"]
+        rows += [{"backend": backend, **row} for row in checks]
+    return pd.DataFrame(rows), missing
+
+
+def _failed_step(backend: str, reason: str) -> dict[str, Any]:
+    nothing = {"shape": "", "dtype": "", "value": None, "limit": None}
+    return {"backend": backend, "check": "the step itself", **nothing, "verdict": "fail", "text": reason}

@@ -1,0 +1,160 @@
+"""Trainings as tables: of a run of `train` or `compare`, or of comparisons that lab did not make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from lab.core.run import Run
+from lab.errors import BadDataError
+from lab.rooms.semicrf.analyze.outcome import outcome_of
+from lab.rooms.semicrf.layout import HEADS, comparisons, read_json
+
+RESULT_COLUMNS = [
+    *("model", "backend", "status", "reason"),
+    *("phone_error_rate", "boundary_f1", "boundary_f1_2", "segment_f1", "duration_kl"),
+    *("epoch_time_s", "total_time_s", "inference_time_s", "peak_mem_bytes", "peak_rss_bytes"),
+    *("best_epoch", "device", "file"),
+]
+# An epoch's columns as its line of epochs.jsonl names them, where the line may lack them.
+EPOCH_EXTRAS = ("boundary_f1", "grad_norm", "transition_max", "duration_max", "train_s", "lr")
+EPOCH_COLUMNS = ["model", "backend", "epoch", "loss", "dev_per", *EPOCH_EXTRAS]
+TEXT_COLUMNS = ("model", "backend", "status", "reason", "device", "file")
+TIMES = ("training_time_per_epoch", "total_training_time", "inference_time")
+SIZES = ("max_duration", "hidden_dim", "num_layers", "epochs", "batch_size")
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """`results`: one row per head and backend; `durations`: one per phone; `raw`: result.json by step."""
+
+    results: pd.DataFrame
+    epochs: pd.DataFrame
+    durations: pd.DataFrame
+    raw: dict[str, dict[str, Any]]
+    missing: list[str]
+
+
+def read_trainings(run: Run) -> Trainings:
+    """All steps of a run of `train` or `compare`."""
+    results, epochs, durations, raw = [], [], [], {}
+    missing: list[str] = []
+    for record in run.manifest.steps:
+        step, labels = record.step, record.step.labels
+        case = {"model": str(labels["model"]), "backend": str(labels["backend"])}
+        status, reason = outcome_of(record)
+        row: dict[str, Any] = {**case, "status": status, "reason": reason}
+        folder = run.folder(step)
+        epochs += [{**case, **epoch} for epoch in read_epochs(folder / "epochs.jsonl", missing)]
+        if status == "ok":
+            found = read_json(folder / "result.json")
+            raw[step.name] = found
+            rss = record.outcome.peak_mem_bytes if record.outcome else None
+            row.update(_result(found), peak_rss_bytes=rss, file=f"{step.folder}/result.json")
+            durations += list(_durations(case, found["test"]["duration_stats"]))
+        elif status != "skipped":
+            missing.append(f"{step.name}: {reason}")
+        results.append(row)
+    return _tables(results, epochs, durations, raw, missing)
+
+
+def read_epochs(path: Path, missing: list[str]) -> Iterator[dict[str, Any]]:
+    """The epochs of one training; a last line that a kill cut short is left out and named in `missing`."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = msgspec.json.decode(line)
+            extras = {name: row.get(name) for name in EPOCH_EXTRAS}
+            yield {"epoch": row["epoch"], "loss": row["loss"], "dev_per": row["phone_error_rate"], **extras}
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            if number != len(lines):
+                raise BadDataError(f"not an epoch: {error}", where=f"{path}:{number}") from error
+            missing.append(f"{path.parent.name}: the last line of epochs.jsonl is cut short")
+
+
+def read_recordings(folder: Path) -> Trainings:
+    """Comparisons in the benchmark's own JSON, whoever made them."""
+    results, durations, raw = [], [], {}
+    for path, content in comparisons(folder).items():
+        for key, model in HEADS.items():
+            found = content.get(key)
+            if not isinstance(found, dict):
+                continue
+            case = {"model": model, "backend": path.stem}
+            row = {**case, "status": "ok", "reason": "", "file": path.name}
+            try:
+                results.append({**row, **_recorded(found)})
+                durations += list(_durations(case, found["duration_stats"]))
+            except (KeyError, TypeError, AttributeError) as error:
+                raise BadDataError(f"{key} lacks {error}", where=path) from error
+            raw[f"{path.stem}/{key}"] = found
+    return _tables(results, [], durations, raw, [])
+
+
+def comparison(run: Run, found: Trainings) -> dict[str, Any]:
+    """The benchmark's JSON; where a head ran on several backends, the first that succeeded."""
+    config = run.manifest.config
+    document: dict[str, Any] = {
+        "task": "timit",
+        "timestamp": run.manifest.created_utc,
+        "corpus": config.get("data"),
+        "config": {name: config[name] for name in SIZES},
+    }
+    for key, model in HEADS.items():
+        first = next((raw for raw in found.raw.values() if raw["model"] == model), None)
+        if first is not None:
+            document[key] = {**first["test"], **{name: first[name] for name in (*TIMES, "backend")}}
+    return document
+
+
+def _result(found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **_recorded({**found, **found["test"]}),
+        "peak_mem_bytes": found["peak_memory_bytes"],
+        "best_epoch": found["best_epoch"],
+        "device": found["device_name"],
+    }
+
+
+def _recorded(found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "phone_error_rate": found["phone_error_rate"],
+        "boundary_f1": found["boundary_f1"],
+        "boundary_f1_2": found["boundary_f1_tolerances"]["2"],
+        "segment_f1": found["segment_f1"],
+        "duration_kl": found.get("duration_kl"),
+        "epoch_time_s": found["training_time_per_epoch"],
+        "total_time_s": found["total_training_time"],
+        "inference_time_s": found["inference_time"],
+    }
+
+
+def _durations(case: dict[str, str], stats: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for phone, row in stats["per_phone"].items():
+        yield {**case, "phone": phone, **row}
+
+
+def _tables(
+    results: list[dict[str, Any]],
+    epochs: list[dict[str, Any]],
+    durations: list[dict[str, Any]],
+    raw: dict[str, dict[str, Any]],
+    missing: list[str],
+) -> Trainings:
+    frames = _frame(results, RESULT_COLUMNS), _frame(epochs, EPOCH_COLUMNS), pd.DataFrame(durations)
+    return Trainings(*frames, raw, missing)
+
+
+def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
+    """All columns, numbers as numbers even where a whole column is absent."""
+    frame = pd.DataFrame(rows).reindex(columns=columns)
+    empty = [name for name in columns if name not in TEXT_COLUMNS and frame[name].dtype == object]
+    numbers: pd.DataFrame = frame.astype(dict.fromkeys(empty, "float64"))
+    return numbers

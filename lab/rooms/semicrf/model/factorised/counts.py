@@ -1,0 +1,139 @@
+"""The pass from the right, and with it every expected count."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lab.rooms.semicrf.model.factorised.messages import EVERY, State, rescale
+from lab.rooms.semicrf.model.factorised.weights import frames_inside
+from lab.rooms.semicrf.model.ledger import mass
+from lab.rooms.semicrf.model.problem import Posteriors
+
+CHUNK = 64
+"""Frames in a chunk of the transition counts."""
+
+
+class Counts:
+    """The pass from the right: beta[t] is the weight of all that follows boundary t, eta[s] of all from s on.
+
+    At s the window's row k-1 holds beta[s+k] times its frames: with D it sums to eta[s], with gamma[s] it
+    adds to the count of duration k. A count is left message * right message * 2^(exponents) / z; the
+    exponents change every EVERY frames only, so the scaling is done for whole groups of frames.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        frame_TBC = state.weights.frame_TBC
+        frames, batch, labels = frame_TBC.shape
+        longest = state.problem.shape[2]
+        self.longest, self.frame_TBC = longest, frame_TBC.clone()
+        self.pending = frame_TBC.new_zeros(frames + longest, batch, labels)
+        self.duration = frame_TBC.new_zeros(longest, batch, labels)
+        # Rows of whole groups of vectors: torch sums a remainder in another order.
+        self.products = frame_TBC.new_zeros(longest, -(-batch * labels // 32) * 32)
+        self.eta_KBC = self.products[:, : batch * labels].view(longest, batch, labels)
+        self.eta_TBC = torch.zeros_like(frame_TBC)
+        self.beta_TBC = frame_TBC.new_zeros(frames + 1, batch, labels)
+        self.exponent_TB = frame_TBC.new_zeros(frames + 1, batch)  # of beta[t] and eta[t]
+        self.ends_at = set(state.problem.lengths_B.tolist())
+        self.starts_TBC = torch.zeros_like(frame_TBC)
+        self.transition = frame_TBC.new_zeros(batch, *state.weights.transition.shape)
+        rows = torch.arange(batch, device=frame_TBC.device)
+        self.end_exponent_B = state.chain.exponent_TB[state.problem.lengths_B, rows]
+        usable = (state.z_B > 0) & torch.isfinite(state.z_B)
+        self.inverse_B = torch.where(usable, 1 / state.z_B, torch.zeros_like(state.z_B))
+
+    def scaled(self, left: Tensor, left_rows: slice, right_rows: slice) -> tuple[Tensor, Tensor]:
+        """`left` (F, ..., B, C) times half the power, and (F, ..., B, 1): the other half over z.
+
+        Neither half overflows where the count does not. Rows beyond a sequence's end have power zero.
+        """
+        power_FB = (
+            self.state.chain.exponent_TB[left_rows] + self.exponent_TB[right_rows] - self.end_exponent_B
+        )
+        boundary_F1 = torch.arange(left_rows.start, left_rows.stop, device=power_FB.device)[:, None]
+        power_FB = torch.where(
+            self.state.problem.lengths_B >= boundary_F1, power_FB, torch.zeros_like(power_FB)
+        )
+        half_FB = torch.floor(power_FB / 2)
+        one_FB = torch.ones_like(power_FB)
+        halves = (torch.ldexp(one_FB, half_FB), torch.ldexp(one_FB, power_FB - half_FB) * self.inverse_B)
+        shape = (len(power_FB), *(1,) * (left.dim() - 3), power_FB.shape[1], 1)
+        return left * halves[0].view(shape), halves[1].view(shape)
+
+    def group(self, last: int) -> None:
+        """Rescale before frame `last`, and scale the left messages of the coming frames down to the next
+        group.
+        """
+        chain = self.state.chain
+        first = last - last % EVERY
+        self.exponent_TB[first : last + 1] = self.exponent_TB[last + 1] + rescale(
+            self.beta_TBC[last + 1], self.frame_TBC[last]
+        )
+        rows = slice(first, last + 1)
+        gamma, rest = self.scaled(chain.gamma[rows], rows, rows)
+        # A factor beyond float64 meets a zero, or what is lost and flagged: held below infinity for the
+        # product.
+        self.gamma, self.first = (gamma * rest).clamp(max=1e300), first
+        if self.state.problem.by_duration:
+            alpha, rest = self.scaled(chain.alpha_TBC[rows], rows, rows)
+            self.alpha = (alpha * rest).clamp(max=1e300)
+
+    def step(self, s: int) -> None:
+        """From boundary s+1 to boundary s."""
+        problem, weights = self.state.problem, self.state.weights
+        if s + 1 in self.ends_at:
+            here_B1 = (problem.lengths_B == s + 1)[:, None]
+            self.beta_TBC[s + 1] = torch.where(here_B1, weights.end_C, self.beta_TBC[s + 1])
+        if s % EVERY == EVERY - 1 or s == len(self.eta_TBC) - 1:
+            self.group(s)
+        self.pending[s + 1] = self.beta_TBC[s + 1]
+        window = self.pending[s + 1 : s + 1 + self.longest]
+        window.mul_(self.frame_TBC[s])
+        gamma = self.gamma[s - self.first]
+        self.duration.addcmul_(window, gamma)
+        eta_KBC = torch.mul(window, weights.duration_K1C, out=self.eta_KBC)
+        if problem.by_duration:
+            self.starts_TBC[s] = (eta_KBC * gamma).sum(0)
+            self.beta_TBC[s] = torch.einsum("kbj,kij->bi", eta_KBC, weights.transition)
+            self.transition += torch.einsum("bi,kbj->bkij", self.alpha[s - self.first], eta_KBC)
+        else:
+            batch, labels = self.eta_TBC.shape[1:]
+            eta_BC = self.products.sum(0)[: batch * labels].view(batch, labels)
+            self.eta_TBC[s] = eta_BC
+            backward_E = weights.transition.t().expand(batch, labels, labels)
+            torch.bmm(eta_BC[:, None], backward_E, out=self.beta_TBC[s][:, None])
+
+    def posteriors(self) -> Posteriors:
+        chain, weights = self.state.chain, self.state.weights
+        frames, labels = len(self.eta_TBC), self.state.problem.shape[3]
+        starting, ending = slice(0, frames), slice(1, frames + 1)
+        if not self.state.problem.by_duration:
+            gamma_TBC, rest = self.scaled(chain.gamma[:-1], starting, starting)
+            alpha_TBC, _ = self.scaled(chain.alpha_TBC[:-1], starting, starting)
+            eta_TBC = self.eta_TBC * rest
+            self.starts_TBC = gamma_TBC * eta_TBC
+            self.cross(alpha_TBC, eta_TBC)
+        alpha_TBC, rest = self.scaled(chain.alpha_TBC[1:], ending, ending)
+        ends_TBC = alpha_TBC * (self.beta_TBC[1:] * rest)
+        before_TBC = torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])
+        label_TBC = (self.starts_TBC - before_TBC).cumsum(0) * frames_inside(self.state.problem)
+        rows = (label_TBC, self.starts_TBC, ends_TBC, self.duration * weights.duration_K1C)
+        label_BTC, starts_BTC, ends_BTC, duration_BKC = (x.transpose(0, 1)[..., :labels] for x in rows)
+        transition = (self.transition * weights.transition)[..., :labels, :labels]
+        log_z_B = self.state.log_z_B
+        checked = mass(label_BTC, self.state.problem.lengths_B, log_z_B)
+        return Posteriors(log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, *checked)
+
+    def cross(self, alpha_TBC: Tensor, eta_TBC: Tensor) -> None:
+        """Sum of alpha[s] eta[s] over s, in chunks of one fixed size: padding then cannot move a bit.
+
+        alpha[0] is zero: nothing precedes the first segment.
+        """
+        for first in range(0, len(eta_TBC), CHUNK):
+            pair = [alpha_TBC[first : first + CHUNK], eta_TBC[first : first + CHUNK]]
+            left, right = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, CHUNK - len(x))) for x in pair)
+            self.transition += torch.bmm(
+                left.permute(1, 2, 0).contiguous(), right.transpose(0, 1).contiguous()
+            )

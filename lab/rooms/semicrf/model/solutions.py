@@ -1,0 +1,121 @@
+"""What a backend makes of a case, and how it compares: bits, posterior mass, float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.cases import Case, Partition
+
+
+@dataclass(frozen=True)
+class Solution:
+    """log Z and the gradients of its sum; posteriors are the gradient by the scores."""
+
+    logZ_B: Tensor
+    score_BTC: Tensor
+    transition_CC: Tensor
+    duration_KC: Tensor
+    start_C: Tensor
+    end_C: Tensor
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+
+    def first_nonfinite(self, lengths_B: Tensor) -> str | None:
+        """The first tensor that is not as it must be; log Z may be -inf, and its gradients are then 0."""
+        for name, tensor in self.tensors():
+            bad = torch.isnan(tensor) | (tensor == float("inf"))
+            if name != "logZ_B":
+                bad = ~torch.isfinite(tensor)
+            if bool(bad.any()):
+                place = " ".join(str(at) for at in bad.nonzero()[0].tolist())
+                return f"{'log Z' if name == 'logZ_B' else 'gradient of ' + name} at [{place}]"
+        return None
+
+
+def solve(case: Case, backend: str, partition: Partition = api.log_partition) -> Solution:
+    """log Z and all gradients by one forward and backward pass."""
+    names = ("score_BTC", "transition_CC", "duration_KC", "start_C", "end_C")
+    leaves = {name: getattr(case, name).detach().clone().requires_grad_() for name in names}
+    logZ_B = partition(
+        leaves["score_BTC"],
+        leaves["transition_CC"],
+        leaves["duration_KC"],
+        case.lengths_B,
+        start_C=leaves["start_C"],
+        end_C=leaves["end_C"],
+        backend=backend,
+    )
+    # An infeasible sequence has log Z = -inf: its incoming gradient must not turn 0 into NaN, so it is left
+    # in.
+    logZ_B.sum().backward()  # type: ignore[no-untyped-call]
+    grads = {
+        name: leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for name, leaf in leaves.items()
+    }
+    return Solution(logZ_B.detach(), **grads)
+
+
+def same_bits(one: Solution, other: Solution) -> bool:
+    return all(bits_equal(a, b) for (_, a), (_, b) in zip(one.tensors(), other.tensors(), strict=True))
+
+
+def bits_equal(a: Tensor, b: Tensor) -> bool:
+    """Equal to the last bit, NaN included."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.shape == b.shape and torch.equal(a.contiguous().view(whole), b.contiguous().view(whole))
+
+
+def mass_lines(case: Case, found: Solution) -> dict[str, float]:
+    """How far the posterior mass is from balancing, per line of the ledger; 0 is perfect.
+
+    Each gradient of log Z is an expected count, so: labels cover every frame once, durations add up to the
+    length, every sequence starts and ends once, and there is one transition less than segments. `range` is
+    how far a posterior leaves 0 to 1, which coverage does not see. Infeasible sequences have no mass.
+    """
+    alive = torch.isfinite(found.logZ_B).cpu()
+    lengths = case.lengths_B * alive
+    inside = torch.arange(case.score_BTC.shape[1]) < lengths[:, None]
+    mass = found.score_BTC.double().sum(2).cpu()
+    steps = torch.arange(1, len(case.duration_KC) + 1, dtype=torch.float64)
+    durations = found.duration_KC.double().cpu()
+    count, frames, segments = float(alive.sum()), float(lengths.sum()), float(durations.sum())
+    return {
+        "coverage": float((mass - inside.double()).abs().max()),
+        "range": float(torch.maximum(found.score_BTC - 1, -found.score_BTC).max().clamp(min=0)),
+        "duration": abs(float((steps[:, None] * durations).sum()) - frames) / max(1.0, frames),
+        "start": abs(float(found.start_C.double().sum()) - count) / max(1.0, count),
+        "end": abs(float(found.end_C.double().sum()) - count) / max(1.0, count),
+        "segments": abs(float(found.transition_CC.double().sum()) + count - segments) / max(1.0, segments),
+    }
+
+
+def difference(case: Case, found: Solution) -> str | None:
+    """What of `found` is not within float32's tolerance of the plain float64 reference; None if all is."""
+    exact = solve(case.to("cpu", torch.float64), "naive")
+    bad = found.first_nonfinite(case.lengths_B)
+    if bad:
+        return f"not finite: {bad}; float64 has log Z = {exact.logZ_B.tolist()}"
+    frames = exact.score_BTC.shape[1]
+    logZ, posterior = found.logZ_B.double().cpu(), found.score_BTC[:, :frames].double().cpu()
+    gap = _gap(logZ, exact.logZ_B)
+    if gap > 1e-7 * float(_finite(exact.logZ_B).abs().max()) + 1e-4:
+        return f"log Z differs by {gap:.3g}: {logZ.tolist()} against {exact.logZ_B.tolist()} in float64"
+    off = (posterior - exact.score_BTC).abs()
+    if float(off.max()) > 1e-4:
+        b, t, c = (off > 1e-4).nonzero()[0].tolist()
+        return f"posteriors differ by {float(off.max()):.3g}, first at b={b} t={t} c={c}"
+    return None
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    """The greatest difference; equal infinities differ by 0."""
+    apart = torch.where(one == other, torch.zeros_like(one), (one - other).abs())
+    return float(apart.max())
+
+
+def _finite(values: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(values), values, torch.zeros_like(values))

@@ -1,0 +1,1 @@
+"""The room's pages: tables -> CSV files, figures, one page, and a verdict in sentences."""

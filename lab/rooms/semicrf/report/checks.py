@@ -1,0 +1,56 @@
+"""The page of a check: every check of this device's kernels with its value beside its limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from lab.core.words import plural
+from lab.report.page import Card, Page, Section, Table
+from lab.report.tables import write_csv
+from lab.rooms.semicrf.report.common import FOUND, PILLS, Findings, finish, short_numbers
+
+QUESTION = "Do this device's kernels agree with float64 from the definition?"
+FOOTNOTES = ("Limits are those of docs/semicrf.md; the reference is float64 from the definition.",)
+SHOWN = 8  # failed checks in the verdict; the table has all
+
+
+def checks(
+    frame: pd.DataFrame, missing: list[str], out: Path, title: str, where: dict[str, dict[str, str]]
+) -> Findings:
+    """Write the page and its table."""
+    files = [write_csv(frame, out / "tables" / "checks.csv")]
+    failed = frame[frame["verdict"] == "fail"]
+    backends = ", ".join(sorted(frame["backend"].unique()))
+    passed = f"{len(frame) - len(failed)} of {len(frame)}"
+    page = Page(
+        title=title,
+        question=QUESTION,
+        verdict=_sentences(frame, failed, backends),
+        status="fail" if len(failed) else "ok",
+        cards=[Card("Checks", passed, "tables/checks.csv", note=backends)],
+        sections=[Section("Checks", [_table(frame)])],
+        provenance=where,
+        footnotes=FOOTNOTES,
+        badge=FOUND if len(failed) else "",
+        room="semicrf",
+    )
+    summary = frame.groupby(["backend", "verdict"]).size().reset_index(name="checks")
+    return finish(page, out, files, summary, missing)
+
+
+def _sentences(frame: pd.DataFrame, failed: pd.DataFrame, backends: str) -> list[str]:
+    if failed.empty:
+        return [f"All {plural(len(frame), 'check')} of {backends} passed on this device."]
+    head = f"{len(failed)} of {plural(len(frame), 'check')} of {backends} failed on this device."
+    shown = [
+        f"{row.backend}, {row.check} {row.shape} {row.dtype}: {row.text}.".replace("  ", " ")
+        for row in failed.head(SHOWN).itertuples()
+    ]
+    return [head, *shown]
+
+
+def _table(frame: pd.DataFrame) -> Table:
+    heading = "Every check; values beside their limits"
+    return Table(short_numbers(frame), heading, "tables/checks.csv", pills=PILLS, open_rows=120)

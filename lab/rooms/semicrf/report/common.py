@@ -1,0 +1,53 @@
+"""What the three pages of the room share: how they are written, what comes back, and their small texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from lab.report.page import Figure, Page, Status, write_page
+from lab.report.tables import terminal_table
+
+FOUND = "✕ a fault was found"  # the badge of a diagnosis or check that is complete and not clean
+PILLS = {
+    **dict.fromkeys(("ok", "passed", "clean", "pass"), "ok"),
+    **dict.fromkeys(("skipped", "missing", "note"), "warn"),
+    **dict.fromkeys(("failed", "dirty", "fail"), "fail"),
+}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the analysis comes back with; `cause` names a diagnosis' cause."""
+
+    verdict: list[str]
+    status: Status
+    files: list[Path]
+    terminal: str
+    lacking: list[str]
+    cause: str = ""
+
+
+def finish(
+    page: Page, out: Path, files: list[Path], table: pd.DataFrame, missing: list[str], cause: str = ""
+) -> Findings:
+    """Write the page; `table` is shown on the terminal below the verdict."""
+    blocks = [block for section in page.sections for block in section.blocks]
+    files += [out / block.png for block in blocks if isinstance(block, Figure)]
+    files.append(write_page(page, out / "report.html"))
+    verdict = [page.verdict[0], *(f"- {sentence}" for sentence in page.verdict[1:])]
+    shown = [terminal_table(table), ""] if len(table) else []
+    terminal = "\n".join([*verdict, "", *shown, f"report: {files[-1]}"])
+    return Findings(list(page.verdict), page.status, files, terminal, missing, cause)
+
+
+def short_numbers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Values and limits from 1e-16 to 1e3 as people write them; the CSV keeps every digit."""
+    texts = {
+        name: ["" if pd.isna(value) else f"{value:.2g}" for value in frame[name]]
+        for name in ("value", "limit")
+    }
+    short: pd.DataFrame = frame.assign(**texts)
+    return short

@@ -1,0 +1,128 @@
+"""The page of a diagnosis: one cause with its evidence, the matrix, the probes and the reproducer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.core.run import Run
+from lab.core.words import plural
+from lab.report.page import Block, Card, Files, Page, Points, Prose, Section, Table
+from lab.report.tables import write_csv
+from lab.rooms.semicrf import verdict as rules
+from lab.rooms.semicrf.analyze.examination import Examination
+from lab.rooms.semicrf.report.common import FOUND, PILLS, Findings, finish, short_numbers
+from lab.rooms.semicrf.report.matrix import cell_frame, matrix_blocks
+
+QUESTION = "Why does this semi-CRF give NaN, or drift: kernel, shared code, boundaries, objective or input?"
+FOOTNOTES = (
+    "A cell of the matrix is one short training. Each backend has its own kernel cache; padding and free "
+    "memory hold NaN.",
+    "Probes of kernels run on one batch of the model's own scores, cut to a size that float64 from the "
+    "definition can compute.",
+    "A race that did not show in any run is not found. The linter shows that the objective is a probability, "
+    "not that it is a good one.",
+)
+GUARDS = (
+    "NEG_INF, epsilon and clamps against exact arithmetic in float64. An impossible sequence has "
+    "log Z = -inf and no posterior; with guards it has a score and a gradient."
+)
+
+
+def examination(
+    found: Examination, out: Path, title: str, where: dict[str, dict[str, str]], run: Run
+) -> Findings:
+    """Write the page and its tables."""
+    config = run.manifest.config
+    pair = (str(config["tested"]), str(config["reference"]))
+    verdict = rules.diagnose(found.cells, found.probes, *pair)
+    tables = {
+        "matrix": cell_frame(found.cells),
+        "probes": _probe_frame(found.probes),
+        "guide_steps": pd.DataFrame(rules.classic_steps(found.cells, *pair)),
+        "guards": found.guards,
+    }
+    files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items() if len(frame)]
+    sentences = [*verdict.sentences, *_reproducer_sentences(found)]
+    if config.get("plant"):
+        sentences.append(f"This run had a fault planted in it: {config['plant']}.")
+    page = Page(
+        title=title,
+        question=QUESTION,
+        verdict=sentences,
+        status="fail" if found.missing and not found.cells else verdict.status,
+        cards=_cards(found, verdict),
+        sections=_sections(found, verdict, tables, out),
+        provenance=where,
+        footnotes=FOOTNOTES,
+        room="semicrf",
+        badge=FOUND if verdict.status == "fail" else "",
+    )
+    probes = tables["probes"]
+    dirty = probes.loc[probes["verdict"] == "dirty", ["probe", "backend", "text"]]
+    return finish(page, out, files, dirty, found.missing, cause=verdict.cause)
+
+
+def _sections(
+    found: Examination, verdict: rules.Diagnosis, tables: dict[str, pd.DataFrame], out: Path
+) -> list[Section]:
+    """Evidence, matrix, the guide's steps, probes, guards and reproducer, as far as they are there."""
+    sections = [Section("Evidence", [Points(verdict.evidence)])] if verdict.evidence else []
+    if found.cells:
+        blocks = matrix_blocks(found.cells, tables["matrix"], out / "figures", found.fixed_length)
+        steps = Table(tables["guide_steps"], "Answered from the matrix", "tables/guide_steps.csv")
+        sections += [Section("The matrix", blocks), Section("The guide's four steps", [steps])]
+    if found.probes:
+        rows = short_numbers(tables["probes"])
+        table = Table(rows, "Each asks one question", "tables/probes.csv", pills=PILLS, open_rows=60)
+        sections.append(Section("Probes", [table]))
+    if len(found.guards):
+        sections.append(Section("What the guide's guards change", _guard_blocks(found.guards)))
+    if found.reproducer:
+        entries = [(f"{found.reproducer_folder}/{name}", "") for name in found.reproducer["files"]]
+        sections.append(Section("Reproducer", [Files("Run it with python reproduce.py", entries)]))
+    return sections
+
+
+def _reproducer_sentences(found: Examination) -> list[str]:
+    if not found.reproducer:
+        return []
+    sequences = plural(found.reproducer["sequences"], "sequence")
+    frames = plural(found.reproducer["frames"], "frame")
+    return [f"The smallest case that still fails has {sequences} of {frames}: {found.reproducer['text']}."]
+
+
+def _probe_frame(probes: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    columns = ["probe", "backend", "clean", "value", "limit", "cause", "text"]
+    frame = pd.DataFrame(probes).reindex(columns=columns)
+    verdicts = ["clean" if clean else "dirty" for clean in frame.pop("clean")]
+    frame.insert(2, "verdict", verdicts)
+    renamed: pd.DataFrame = frame.rename(columns={"cause": "speaks for"})
+    return renamed
+
+
+def _guard_blocks(guards: pd.DataFrame) -> list[Block]:
+    shown = guards.copy()
+    for name in guards.columns[1:]:
+        shown[name] = [_digits(value) for value in guards[name]]
+    return [Prose(GUARDS), Table(shown, "Exact and with guards", "tables/guards.csv")]
+
+
+def _digits(value: Any) -> str:
+    """JSON has no -inf: it comes back as an absent number."""
+    return "-inf" if pd.isna(value) or np.isneginf(value) else f"{float(value):.6g}"
+
+
+def _cards(found: Examination, verdict: rules.Diagnosis) -> list[Card]:
+    failed = sum(cell["outcome"] == "failed" for cell in found.cells)
+    dirty = sum(not row["clean"] for row in found.probes)
+    cards = [Card("Cause", verdict.cause, "tables/probes.csv", note=rules.CAUSES[verdict.cause])]
+    if found.cells:
+        cards.append(Card("Trainings that failed", f"{failed} of {len(found.cells)}", "tables/matrix.csv"))
+    if found.probes:
+        cards.append(Card("Dirty probes", f"{dirty} of {len(found.probes)}", "tables/probes.csv"))
+    return cards

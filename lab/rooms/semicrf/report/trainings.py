@@ -1,0 +1,136 @@
+"""The page of trainings: convergence, and PER, time and memory by head and backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from lab.core.files import write_atomic
+from lab.core.run import Run
+from lab.report.page import Card, Files, Page, Section, Status
+from lab.report.tables import write_csv
+from lab.rooms.semicrf.analyze.trainings import Trainings, comparison
+from lab.rooms.semicrf.layout import COMPARISON
+from lab.rooms.semicrf.report.common import Findings, finish
+from lab.rooms.semicrf.report.convergence import convergence, duration_blocks, results_table
+
+QUESTION = "Does a semi-Markov CRF segment better than a linear one, and what do its backends cost?"
+FOOTNOTES = (
+    "Phone error rate: summed edit distance of label sequences over the reference's length, equal neighbours "
+    "merged.",
+    "Test figures are of the epoch that was best on the dev split; the test split chooses nothing.",
+    "Boundary F1 pairs boundaries one to one in order, exactly or within 2 frames; a segment counts where "
+    "start, end and label agree.",
+    "Time per epoch is the median without the first epoch, which includes compilation. Memory is the peak on "
+    "the GPU and that of the host process.",
+)
+SHOWN = [
+    *("model", "backend", "status", "phone_error_rate", "boundary_f1", "segment_f1"),
+    *("epoch_time_s", "peak_mem_bytes"),
+]
+
+
+def trainings(
+    found: Trainings, out: Path, title: str, where: dict[str, dict[str, str]], *, run: Run | None
+) -> Findings:
+    """Write the page and its tables; without `run`, of comparisons that lab did not make."""
+    sections, files = _sections(found, out)
+    if run is not None and found.raw:
+        files.append(_write_comparison(run, found, out))
+        entry = Files("The comparison as JSON", [(COMPARISON, "form of the TIMIT benchmark")])
+        sections.append(Section("Files", [entry]))
+    synthetic = run is not None and run.manifest.config.get("data") == "synthetic"
+    done = found.results["status"] == "ok"
+    status: Status = "fail" if not done.any() else "warn" if found.missing else "ok"
+    page = Page(
+        title=title,
+        question=QUESTION,
+        verdict=_sentences(found, synthetic=synthetic),
+        status=status,
+        cards=_cards(found.results),
+        sections=sections,
+        provenance=where,
+        footnotes=FOOTNOTES,
+        room="semicrf",
+        kind="synthetic" if synthetic else "measured" if run else "replayed",
+    )
+    return finish(page, out, files, found.results[SHOWN], found.missing)
+
+
+def _sections(found: Trainings, out: Path) -> tuple[list[Section], list[Path]]:
+    files = [write_csv(found.results, out / "tables" / "results.csv")]
+    sections = [Section("Heads and backends", [results_table(found.results)])]
+    if len(found.epochs):
+        files.append(write_csv(found.epochs, out / "tables" / "epochs.csv"))
+        sections.insert(0, Section("Convergence", convergence(found.epochs, out / "figures")))
+    if len(found.durations):
+        files.append(write_csv(found.durations, out / "tables" / "durations.csv"))
+        sections.append(Section("Durations", duration_blocks(found.durations)))
+    return sections, files
+
+
+def _write_comparison(run: Run, found: Trainings, out: Path) -> Path:
+    document = msgspec.json.format(msgspec.json.encode(comparison(run, found)), indent=1)
+    write_atomic(out / COMPARISON, document + b"\n")
+    return out / COMPARISON
+
+
+def _sentences(found: Trainings, *, synthetic: bool) -> list[str]:
+    finished = found.results["status"] == "ok"
+    done = found.results[finished].sort_values("phone_error_rate", kind="stable")
+    if done.empty:
+        return ["No training finished, so there is no result.", *found.missing]
+    sentences = [f"{_case(done.iloc[0])} has the lowest test PER: {_percent(done.iloc[0])}."]
+    if len(done) > 1:
+        others = ", ".join(f"{_case(row)} {_percent(row)}" for _, row in done.iloc[1:].iterrows())
+        sentences.append(
+            f"The others: {others}. These are one training each: a difference of a few points may be chance."
+        )
+        sentences.append(_epoch_times(done))
+    sentences += _same_numbers(done)
+    if synthetic:
+        sentences.append("The corpus is synthetic: PER says nothing about speech.")
+    left_out = found.results[~finished]
+    return sentences + [
+        f"Left out: {row.model} {row.backend} ({row.reason})." for row in left_out.itertuples()
+    ]
+
+
+def _epoch_times(done: pd.DataFrame) -> str:
+    slow = done.iloc[int(done["epoch_time_s"].argmax())]
+    fast = done.iloc[int(done["epoch_time_s"].argmin())]
+    ratio = slow["epoch_time_s"] / max(fast["epoch_time_s"], 1e-9)
+    return (
+        f"An epoch takes {fast['epoch_time_s']:.2f} s with {_case(fast)} and {ratio:.1f} times that with "
+        f"{_case(slow)}."
+    )
+
+
+def _same_numbers(done: pd.DataFrame) -> list[str]:
+    """Backends of one head compute one model, so their PER should agree but for rounding."""
+    found = []
+    for model, rows in done.groupby("model"):
+        if len(rows) > 1:
+            spread = 100 * (rows["phone_error_rate"].max() - rows["phone_error_rate"].min())
+            found.append(f"The backends of {model} end within {spread:.1f} points of PER of each other.")
+    return found
+
+
+def _cards(results: pd.DataFrame) -> list[Card]:
+    done = results[results["status"] == "ok"]
+    cards = [Card("Trainings", f"{len(done)} of {len(results)}", "tables/results.csv")]
+    for _, row in done.sort_values("phone_error_rate", kind="stable").head(3).iterrows():
+        value, note = f"{100 * row['phone_error_rate']:.1f}", f"boundary F1 {row['boundary_f1']:.3f}"
+        cards.append(Card(f"PER, {_case(row)}", value, "tables/results.csv", "%", note))
+    return cards
+
+
+def _case(row: Any) -> str:
+    return str(row["model"]) if row["backend"] == "own" else f"{row['model']} on {row['backend']}"
+
+
+def _percent(row: Any) -> str:
+    return f"{100 * row['phone_error_rate']:.1f} %"

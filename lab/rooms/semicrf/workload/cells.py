@@ -1,0 +1,174 @@
+"""The matrix of a diagnosis: short trainings of one backend, each with its outcome."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from lab.rooms.semicrf.config import DiagnoseConfig, TrainConfig
+from lab.rooms.semicrf.model.cases import poison_free_memory
+from lab.rooms.semicrf.model.corpus.load import load_corpus
+from lab.rooms.semicrf.model.corpus.utterances import Corpus, Utterance, batches, cropped
+from lab.rooms.semicrf.model.faults import IN_KERNEL, planted, planted_corpus, planted_scores
+from lab.rooms.semicrf.model.training import (
+    Tagger,
+    epoch_order,
+    make_tagger,
+    to_batch,
+    train_step,
+)
+from lab.rooms.semicrf.model.validation import drift_messages
+from lab.rooms.semicrf.workload.common import log
+
+REG = 0.01
+
+
+def cells(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
+    """Every cell of the matrix for one backend: a short training with its outcome."""
+    corpus = planted_corpus(config.plant, load_corpus(config.train))
+    typical = int(np.median([len(u.features) for u in corpus.train]))
+    fixed = cropped(corpus, config.train.fixed_length or max(1, min(200, typical)))
+    rows = []
+    for lengths, data in (("variable", corpus), ("fixed", fixed)):
+        for reg in (0.0, REG):
+            for repeat in range(config.repeats):
+                for order in range(config.orders):
+                    cell = {
+                        "backend": backend,
+                        "lengths": lengths,
+                        "reg": reg,
+                        "repeat": repeat,
+                        "order": order,
+                    }
+                    rows.append({**cell, **training(config, data, backend, device, reg, order)})
+                    report_cell(rows[-1])
+    return {"cells": rows, "fixed_length": len(fixed.train[0].features) if fixed.train else None}
+
+
+def training(
+    config: DiagnoseConfig, corpus: Corpus, backend: str, device: torch.device, reg: float, order: int
+) -> dict[str, Any]:
+    """Train for `config.steps` steps; -> outcome, the first message of a validation point, magnitudes, a
+    digest of weights.
+    """
+    if not corpus.train:
+        return {"outcome": "skipped", "message": "no utterance is as long", "step": 0}
+    tagger = prepared(config, corpus, backend, device, reg)
+    optimizer = torch.optim.AdamW(tagger.parameters(), lr=config.train.lr)
+    trail: list[dict[str, float]] = []
+    message = None
+    for step, chosen in enumerate(endless(corpus.train, config.train, order)):
+        if step == config.steps or message:
+            break
+        poison_free_memory(device, 64 << 20)
+        message = one_step(tagger, optimizer, chosen, device, config.train.clip, trail)
+    magnitudes = tagger.head.magnitudes()  # type: ignore[operator]
+    for level, text in drift_messages(order, *magnitudes):
+        log.log(getattr(logging, level), text)
+    if message is None and not all(map(math.isfinite, magnitudes)):
+        message = "a parameter is not finite after the last step"
+    return {
+        "outcome": "failed" if message else "passed",
+        "message": message,
+        "step": len(trail),
+        "weights": digest(tagger),
+        "transition_max": finite_number(magnitudes[0]),
+        "duration_max": finite_number(magnitudes[1]),
+        "trail": trail,
+    }
+
+
+def one_step(
+    tagger: Tagger,
+    optimizer: torch.optim.Optimizer,
+    chosen: list[Utterance],
+    device: torch.device,
+    clip: float,
+    trail: list[dict[str, float]],
+) -> str | None:
+    """One step; -> what was not as it must be, in the validation points' words."""
+    validator = tagger.head.validator
+    try:
+        loss, norm = train_step(tagger, optimizer, to_batch(chosen, device), clip)
+        validator.settle(wait=True)  # type: ignore[union-attr, operator]
+        validator.settle(wait=True)  # type: ignore[union-attr, operator]
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    trail.append({"loss": float(loss), "grad_norm": float(norm)})
+    finite = math.isfinite(trail[-1]["loss"]) and math.isfinite(trail[-1]["grad_norm"])
+    if not finite:
+        trail[-1] = {}
+        return f"loss {float(loss)}, gradient norm {float(norm)}"
+    return None
+
+
+def prepared(
+    config: DiagnoseConfig, corpus: Corpus, backend: str, device: torch.device, reg: float
+) -> Tagger:
+    """The model under test, with what was planted in it."""
+    train = replaced(
+        config.train,
+        crf_reg=reg,
+        validate=True,
+        dropout=0.0,
+        objective="guide" if config.plant == "drift" else config.train.objective,
+    )
+    tagger = make_tagger(train, corpus, "semicrf", backend).to(device)
+    head: Any = tagger.head
+    head.poison_padding = True
+    head.after_projection = planted_scores(config.plant)
+    if under_test(config, backend, device):
+        head.partition = planted(config.plant, head.partition)
+    return tagger
+
+
+def under_test(config: DiagnoseConfig, backend: str, device: torch.device) -> bool:
+    """A planted kernel fault sits in one backend, so that the other can be the sound one beside it."""
+    tested = config.train.backends[0]
+    if tested == "auto":
+        tested = "triton" if device.type == "cuda" else "torch"
+    return config.plant in IN_KERNEL and backend == tested
+
+
+def endless(train: list[Utterance], config: TrainConfig, order: int) -> Any:
+    """Batches without end; `order` chooses the permutations."""
+    epoch = 0
+    while True:
+        yield from batches(train, config.batch_size, epoch_order(len(train), config.seed + order, epoch))
+        epoch += 1
+
+
+def digest(tagger: Tagger) -> str:
+    """A name for the exact bits of all weights."""
+    found = hashlib.sha256()
+    for value in tagger.state_dict().values():
+        found.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def replaced(config: TrainConfig, **changes: Any) -> TrainConfig:
+    return msgspec.structs.replace(config, **changes)
+
+
+def report_cell(row: dict[str, Any]) -> None:
+    log.info(
+        "%-6s %-6s lengths %-8s reg %-4g repeat %d order %d  %s",
+        row["outcome"],
+        row["backend"],
+        row["lengths"],
+        row["reg"],
+        row["repeat"],
+        row["order"],
+        row["message"] or "",
+    )
+
+
+def finite_number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,91 @@
+"""Decoding, entropy and sampling against enumeration and posteriors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from lab.rooms.semicrf.model import api, naive
+from lab.rooms.semicrf.model.problem import make_problem
+from lab.rooms.semicrf.model.solutions import solve
+from lab.rooms.semicrf.workload.checks.subject import Row, Subject, drawn, made
+
+
+def decoding(subject: Subject) -> Iterator[Row]:
+    """The best score is the definition's, and the segments returned have it."""
+    for at, shape in enumerate(subject.shapes()):
+        case = drawn(subject.seed + 200 + at, shape)
+        on = case.to(subject.device)
+        scores, paths = api.viterbi(
+            on.score_BTC,
+            on.transition_CC,
+            on.duration_KC,
+            case.lengths_B,
+            start_C=on.start_C,
+            end_C=on.end_C,
+            backend=subject.backend,
+        )
+        problem = make_problem(
+            case.score_BTC, case.transition_CC, case.duration_KC, case.lengths_B, case.start_C, case.end_C
+        )
+        right, _ = naive.viterbi(problem)
+        own = torch.stack([naive.path_score(problem, b, path) for b, path in enumerate(paths)])
+        worst = float(torch.maximum((scores.double().cpu() - right).abs(), (own - right).abs()).max())
+        yield made("viterbi", shape, torch.float64, worst, 1e-9, f"scores and paths within {worst:.2g}")
+
+
+def entropies(subject: Subject) -> Iterator[Row]:
+    """H against the enumeration of every segmentation."""
+    shape = (2, 5, 3, 2)
+    case = replace(drawn(subject.seed + 500, shape), lengths_B=torch.tensor([5, 4]))
+    on = case.to(subject.device)
+    found = api.entropy(
+        on.score_BTC,
+        on.transition_CC,
+        on.duration_KC,
+        case.lengths_B,
+        start_C=on.start_C,
+        end_C=on.end_C,
+        backend=subject.backend,
+    )
+    problem = make_problem(
+        case.score_BTC, case.transition_CC, case.duration_KC, case.lengths_B, case.start_C, case.end_C
+    )
+    right = []
+    for b in range(2):
+        logs = torch.log_softmax(naive.enumerate_segmentations(problem, b)[1], 0)
+        right.append(-(logs.exp() * logs).sum())
+    worst = float((found.double().cpu() - torch.stack(right)).abs().max())
+    yield made("entropy", shape, torch.float64, worst, 1e-10, f"within {worst:.2g} of the enumeration")
+
+
+def sampling(subject: Subject) -> Iterator[Row]:
+    """Frequencies of 2,000 samples against posteriors: within 5 standard deviations at every frame and label."""
+    case = drawn(subject.seed + 600, (1, 8, 4, 3))
+    count = 200 if subject.interpreted else 2000
+    paths = api.sample(
+        case.score_BTC,
+        case.transition_CC,
+        case.duration_KC,
+        start_C=case.start_C,
+        end_C=case.end_C,
+        samples=count,
+        seed=subject.seed,
+    )[0]
+    seen = torch.zeros(8, 3, dtype=torch.float64)
+    for path in paths:
+        for begin, end, label in path:
+            seen[begin:end, label] += 1 / count
+    right = solve(case, "naive").score_BTC[0]
+    sigma = (right * (1 - right) / count).sqrt().clamp(min=1e-3)
+    worst = float(((seen - right).abs() / sigma).max())
+    yield made(
+        "samples",
+        (1, 8, 4, 3),
+        torch.float64,
+        worst,
+        5.0,
+        f"frequencies within {worst:.1f} standard deviations",
+    )

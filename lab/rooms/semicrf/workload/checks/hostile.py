@@ -1,0 +1,114 @@
+"""Input chosen to break a kernel: infeasible sequences, masks, extreme scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lab.rooms.semicrf.model.cases import Case, random_case
+from lab.rooms.semicrf.model.solutions import solve
+from lab.rooms.semicrf.workload.checks.subject import FORBIDDEN, Row, Subject, drawn, made
+
+
+def infeasible(subject: Subject) -> Iterator[Row]:
+    """What forbids every segmentation gives log Z = -inf and gradients 0; its neighbours in the batch are
+    untouched.
+    """
+    case = drawn(subject.seed + 400, (3, 9, 4, 3))
+    case = replace(case, lengths_B=torch.tensor([9, 7, 5]))
+    score = case.score_BTC.clone()
+    score[1, 3] = FORBIDDEN
+    closed = {
+        "a frame that no label may cover": replace(case, score_BTC=score),
+        "no duration at all": replace(case, duration_KC=torch.full_like(case.duration_KC, FORBIDDEN)),
+        "no start": replace(case, start_C=torch.full_like(case.start_C, FORBIDDEN)),
+    }
+    for name, one in closed.items():
+        for dtype in (torch.float64, torch.float32):
+            given = one.to(dtype=dtype)
+            found, exact = subject.solve(given), solve(given.to(dtype=torch.float64), "naive")
+            wrong = int((torch.isneginf(found.logZ_B.cpu()) != torch.isneginf(exact.logZ_B)).sum())
+            dead = torch.isneginf(exact.logZ_B)
+            wild = found.first_nonfinite(given.lengths_B)
+            mass = float(found.score_BTC.cpu()[dead].abs().max()) if bool(dead.any()) else 0.0
+            text = (
+                f"not finite: {wild}" if wild else f"{wrong} sequences misjudged, greatest gradient {mass:g}"
+            )
+            yield made(
+                f"infeasible: {name}",
+                (3, 9, 4, 3),
+                dtype,
+                wrong + mass,
+                0,
+                text,
+                ok=not (wrong or mass or wild),
+            )
+
+
+def hostile(subject: Subject) -> Iterator[Row]:
+    """Random batches of the worst kind: not one NaN, no probability beyond 1."""
+    dice = torch.Generator().manual_seed(subject.seed)
+    wild, beyond, first = 0, 0.0, ""
+    for batch in range(subject.batches):
+        case, kinds = hostile_case(dice, 6 if subject.interpreted else 24)
+        found = subject.solve(case)
+        bad = found.first_nonfinite(case.lengths_B)
+        if bad:
+            wild += 1
+            first = first or f"; first in batch {batch} ({kinds}): {bad}"
+        beyond = max(beyond, float(torch.nan_to_num(found.score_BTC).max()) - 1)
+    yield made(
+        "hostile batches",
+        "",
+        torch.float32,
+        wild,
+        0,
+        f"{wild} of {subject.batches} with a NaN or +inf{first}",
+    )
+    yield made("probabilities at most 1", "", torch.float32, beyond, 1e-4, f"greatest excess {beyond:.2g}")
+
+
+def hostile_case(dice: torch.Generator, frames: int = 24) -> tuple[Case, str]:
+    """±1e30, -inf masks, length 1, K > T, C = 1, grammar rows with no way out; -> (case, what is hostile in
+    it).
+    """
+
+    def roll(high: int) -> int:
+        return int(torch.randint(0, high, (1,), generator=dice))
+
+    shape = (1 + roll(4), 1 + roll(frames), 1 + roll(30), 1 + roll(9))
+    case = random_case(dice, *shape, scale=(1.0, 30.0, 1e4)[roll(3)], dtype=torch.float32)
+    changes: dict[str, Callable[[Case], Case]] = {
+        "1e30": lambda c: replace(c, score_BTC=c.score_BTC.masked_fill(chance(c.score_BTC, dice), 1e30)),
+        "-1e30": lambda c: replace(c, score_BTC=c.score_BTC.masked_fill(chance(c.score_BTC, dice), -1e30)),
+        "masked scores": lambda c: replace(
+            c, score_BTC=c.score_BTC.masked_fill(chance(c.score_BTC, dice), FORBIDDEN)
+        ),
+        "masked transitions": lambda c: replace(
+            c, transition_CC=c.transition_CC.masked_fill(chance(c.transition_CC, dice, 0.5), FORBIDDEN)
+        ),
+        "masked durations": lambda c: replace(
+            c, duration_KC=c.duration_KC.masked_fill(chance(c.duration_KC, dice, 0.5), FORBIDDEN)
+        ),
+        "empty grammar row": lambda c: replace(c, transition_CC=emptied(c.transition_CC)),
+        "length 1": lambda c: replace(c, lengths_B=torch.ones_like(c.lengths_B)),
+        "NaN padding": lambda c: c.padded(2, math.nan),
+    }
+    chosen = [name for name in changes if roll(3) == 0]
+    for name in chosen:
+        case = changes[name](case)
+    return case, ", ".join(chosen) or "plain"
+
+
+def chance(values: Tensor, dice: torch.Generator, share: float = 0.1) -> Tensor:
+    return torch.rand(values.shape, generator=dice) < share
+
+
+def emptied(transition: Tensor) -> Tensor:
+    found = transition.clone()
+    found[0] = FORBIDDEN
+    return found

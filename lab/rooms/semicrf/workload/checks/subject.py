@@ -1,0 +1,76 @@
+"""What is checked, the cases it is checked on, and the row that a check writes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lab.rooms.semicrf.model.cases import Case, random_case
+from lab.rooms.semicrf.model.solutions import Solution, solve
+
+Row = dict[str, Any]
+# (B, T, K, C): one frame, one label, K > T, K = 1, labels that are no power of two, more labels than a warp.
+SMALL = (
+    (1, 1, 1, 1),
+    (2, 7, 3, 2),
+    (3, 9, 20, 5),
+    (2, 30, 8, 1),
+    (4, 33, 8, 33),
+    (3, 40, 16, 39),
+    (2, 64, 1, 17),
+)
+LONG = ((4, 500, 30, 24), (2, 2000, 100, 16))
+FORBIDDEN = -math.inf
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked, where, and how hard."""
+
+    backend: str
+    device: torch.device
+    interpreted: bool
+    batches: int
+    seed: int
+
+    @property
+    def repeats(self) -> int:
+        return 100 if self.device.type == "cuda" else 3 if self.interpreted else 10
+
+    def solve(self, case: Case) -> Solution:
+        return solve(case.to(self.device), self.backend)
+
+    def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
+        return SMALL[:3] if self.interpreted else SMALL
+
+
+def drawn(seed: int, shape: tuple[int, ...]) -> Case:
+    batch, frames, longest, classes = shape
+    return random_case(torch.Generator().manual_seed(seed), batch, frames, longest, classes)
+
+
+def made(
+    check: str,
+    shape: Any,
+    dtype: Any,
+    value: float | None,
+    limit: float | None,
+    text: str,
+    *,
+    ok: bool | None = None,
+) -> Row:
+    """A row; without `ok` it passes when the value is there and within its limit."""
+    good = ok if ok is not None else value is not None and limit is not None and value <= limit
+    number = None if value is None or not math.isfinite(value) else float(value)
+    return {
+        "check": check,
+        "shape": "x".join(map(str, shape)),
+        "dtype": str(dtype).replace("torch.", ""),
+        "value": number,
+        "limit": limit,
+        "verdict": "pass" if good else "fail",
+        "text": text,
+    }

@@ -1,0 +1,137 @@
+"""The probes of a diagnosis, and the smallest case that still fails."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lab.errors import BadDataError
+from lab.rooms.semicrf.config import DiagnoseConfig
+from lab.rooms.semicrf.model.cases import Case, random_case
+from lab.rooms.semicrf.model.corpus.load import load_corpus
+from lab.rooms.semicrf.model.faults import IN_KERNEL, planted, planted_corpus
+from lab.rooms.semicrf.model.head import SemiCRF
+from lab.rooms.semicrf.model.probes.data import data_probes, score_probes
+from lab.rooms.semicrf.model.probes.kernel import PADDING, Bench, kernel_probes
+from lab.rooms.semicrf.model.probes.objective import objective_probes
+from lab.rooms.semicrf.model.probes.precision import guard_rows, precision_rows
+from lab.rooms.semicrf.model.reproducer import save_reproducer, shrunk
+from lab.rooms.semicrf.model.solutions import difference, solve
+from lab.rooms.semicrf.model.training import (
+    plant_objective,
+    to_batch,
+)
+from lab.rooms.semicrf.workload.cells import prepared
+from lab.rooms.semicrf.workload.common import log
+
+PROBED = 4  # sequences of the probed batch
+FRAMES = 60  # and frames of each: float64 from the definition takes a while
+
+
+def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
+    """All probes, the input's first; where the input is broken the kernels are asked with a sound one."""
+    rows: list[dict[str, Any]] = []
+    head = SemiCRF(4, 6, backend="torch")
+    if config.plant == "drift" or config.train.objective == "guide":
+        plant_objective(head)
+    case = given_case(config, rows) if config.case else corpus_case(config, device, rows)
+    rows += objective_probes(head)
+    reference = {"triton": "torch", "native": "torch", "torch": "naive"}.get(backend)
+    tested = Bench(case, backend, planted(config.plant if config.plant in IN_KERNEL else None), device)
+    rows += kernel_probes(tested)
+    if reference:
+        rows += kernel_probes(replace(tested, backend=reference, partition=planted(None)))
+    rows += precision_rows(tested)
+    for found in rows:
+        log.info("%-7s %-32s %s", "clean" if found["clean"] else "DIRTY", found["probe"], found["text"])
+    reproducer = reproduce(config, tested, rows, out)
+    return {"probes": rows, "guards": list(guard_rows(case)), "reproducer": reproducer}
+
+
+def corpus_case(config: DiagnoseConfig, device: torch.device, rows: list[dict[str, Any]]) -> Case:
+    """The scores that the network gives its first batch, cut to what float64 can follow; probes of the input
+    on the way.
+    """
+    corpus = planted_corpus(config.plant, load_corpus(config.train))
+    rows += data_probes(corpus, config.train.max_duration)
+    tagger = prepared(config, corpus, "torch", device, 0.0)
+    head: Any = tagger.head
+    head.validator, head.poison_padding = None, False
+    chosen = [u for u in corpus.train[: 4 * PROBED] if len(u.features)][:PROBED]
+    batch = to_batch(chosen, device)
+    with torch.no_grad():
+        score = head.scores(tagger.encoder(batch["features"], batch["lengths"]), batch["lengths"])[:, :FRAMES]
+    case = Case(
+        score.cpu(),
+        head.transition_CC.detach().cpu(),
+        head.duration_KC.detach().cpu(),
+        batch["lengths"].clamp(max=FRAMES),
+        head.start_C.detach().cpu(),
+        head.end_C.detach().cpu(),
+    )
+    return sound(case, rows)
+
+
+def given_case(config: DiagnoseConfig, rows: list[dict[str, Any]]) -> Case:
+    case = Case.load(Path(str(config.case)))
+    if case.score_BTC.dim() != 3 or len(case.lengths_B) != len(case.score_BTC):
+        raise BadDataError("the arrays of this case do not fit together", where=str(config.case))
+    keep = list(range(min(PROBED, len(case.lengths_B))))
+    return sound(case.rows(keep).cut(FRAMES), rows)
+
+
+def sound(case: Case, rows: list[dict[str, Any]]) -> Case:
+    """The case itself, or, where its scores are broken, one of its shape: a broken input would blame the
+    kernels.
+    """
+    found = list(score_probes(case))
+    rows += found
+    if all(one["clean"] for one in found):
+        return case
+    size, frames, classes = case.score_BTC.shape
+    return random_case(
+        torch.Generator().manual_seed(1), size, frames, len(case.duration_KC), classes, dtype=torch.float32
+    )
+
+
+def reproduce(
+    config: DiagnoseConfig, tested: Bench, rows: list[dict[str, Any]], out: Path
+) -> dict[str, Any] | None:
+    """The smallest case on which the tested backend is wrong, as files; None where its probes are clean."""
+    dirty = [
+        r for r in rows if not r["clean"] and r["backend"] == tested.backend and r["cause"] != "precision"
+    ]
+    if not dirty:
+        return None
+    plant = config.plant if config.plant in IN_KERNEL else None
+    padding = PADDING if any(r["cause"] == "boundary" for r in dirty) else 0
+
+    def fails(case: Case) -> bool:
+        # A race shows in one of many runs.
+        return any(
+            wrong(case, tested, padding) for _ in range(9 if any(r["cause"] == "race" for r in dirty) else 1)
+        )
+
+    case = tested.case.to("cpu")
+    if not fails(case):
+        return None
+    small = shrunk(case, fails)
+    files = save_reproducer(small, out / "reproducer", backend=tested.backend, plant=plant, padding=padding)
+    return {
+        "files": [f"reproducer/{name}" for name in files],
+        "sequences": len(small.lengths_B),
+        "frames": int(small.lengths_B.max()),
+        "padding": padding,
+        "text": next(filter(None, (wrong(small, tested, padding) for _ in range(9))), ""),
+    }
+
+
+def wrong(case: Case, tested: Bench, padding: int) -> str | None:
+    on_device = case.to(tested.device)
+    if padding:
+        on_device = on_device.padded(padding, math.nan)
+    return difference(case, solve(on_device, tested.backend, tested.partition))
