@@ -1,3 +1,5 @@
-"""Readers of profiler recordings: `kineto` makes the tables of `tables`, which `views` asks; `capture` holds what nsys and
-Kineto both tell, and `projection` gives its kernels to ranges.
+"""Readers of profiler recordings, and what can be computed from them without a GPU.
+
+`kineto` fills the tables of `tables`, which `views`, `pairing` and `merge` read; `nsys` and
+`kineto.capture` fill the tables of `capture`, in which `projection` attributes operations to ranges.
 """

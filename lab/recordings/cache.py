@@ -1,8 +1,8 @@
-"""A columnar cache of traces, so that the second look costs milliseconds.
+"""A columnar cache of traces, so that reading one again takes milliseconds.
 
-One file for a trace: a zip of one Parquet file per table and `about.json` (whose trace, read by which
-reader, the rest of the Trace). It is believed only while size and content of the trace and the reader are the
-same; anything else is read anew and rewritten. Deleting the folder is always safe.
+One file per trace: a zip of one Parquet file per table and `about.json` (which trace, read by which reader,
+the rest of the Trace). It is used only while size and content of the trace and the reader are the same;
+otherwise the trace is read again and the entry rewritten. Deleting the folder is always safe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lab.recordings.tables import Table, Trace, TraceMeta
 
 SUFFIX = ".trace"
 _ABOUT = "about.json"
-# One moment for every entry, so that the same trace makes the same bytes.
+# One date for every entry, so that the same trace makes the same bytes.
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
@@ -46,15 +46,15 @@ def load_trace(path: Path | str, *, cache: Path | None = None, salvage: bool = F
         return trace
     trace = read_kineto(path, salvage=salvage)
     notes = [note] if note else []
-    if before == _key(path, salvage):  # else somebody is still writing it
+    if before == _key(path, salvage):  # otherwise it is still being written
         notes += _keep(entry, before, trace)
     return replace(trace, problems=[*trace.problems, *notes])
 
 
 def entry_name(path: Path, *, salvage: bool = False) -> str:
     """The name of a trace's cache file: readable, and the same wherever the run's folder is copied to."""
-    place = "/".join(path.absolute().parts[-5:])
-    digest = hashlib.sha256(f"{place}{'+salvage' if salvage else ''}".encode()).hexdigest()[:16]
+    tail = "/".join(path.absolute().parts[-5:])
+    digest = hashlib.sha256(f"{tail}{'+salvage' if salvage else ''}".encode()).hexdigest()[:16]
     readable = "".join(char if char.isalnum() or char in "._-" else "_" for char in path.name)[:80]
     return f"{readable}.{digest}{SUFFIX}"
 
@@ -82,7 +82,7 @@ class _About(msgspec.Struct):
 
 
 class _Unusable(Exception):
-    """Why a cache file does not count."""
+    """Why a cache file cannot be used."""
 
 
 def _key(path: Path, salvage: bool) -> _Key:
@@ -94,7 +94,7 @@ def _key(path: Path, salvage: bool) -> _Key:
 
 
 def _reader() -> str:
-    """The reader's version and, so that nobody has to remember it, the schema it fills."""
+    """The reader's version and a checksum of the schema it fills."""
     columns = {
         name: {k: np.dtype(v).str for k, v in schema.items()} for name, schema in tables.SCHEMAS.items()
     }
@@ -102,13 +102,13 @@ def _reader() -> str:
 
 
 def _cached(entry: Path, key: _Key, path: Path) -> tuple[Trace | None, str | None]:
-    """The trace in `entry`; or None and, if there is something to say about the entry, a sentence."""
+    """The trace in `entry`; or None, and a sentence if the entry exists and cannot be used."""
     try:
         return _read(entry, key, path), None
     except (FileNotFoundError, NotADirectoryError):
         return None, None
     except (_Unusable, OSError) as error:
-        return None, f"the cached columns were not used ({error}); the trace was read anew"
+        return None, f"the cached columns were not used ({error}); the trace was read again"
 
 
 def _read(entry: Path, key: _Key, path: Path) -> Trace | None:
@@ -122,9 +122,9 @@ def _read(entry: Path, key: _Key, path: Path) -> Trace | None:
                 return None
             found = {name: _table(archive, name, about) for name in tables.SCHEMAS}
     except (zipfile.BadZipFile, KeyError, ValueError, NotImplementedError, zlib.error) as error:
-        raise _Unusable(f"{entry.name} is damaged or foreign: {type(error).__name__}") from error
+        raise _Unusable(f"{entry.name} is damaged or not a cache entry: {type(error).__name__}") from error
     except (msgspec.MsgspecError, pyarrow.lib.ArrowException) as error:
-        raise _Unusable(f"{entry.name} is damaged or foreign: {type(error).__name__}") from error
+        raise _Unusable(f"{entry.name} is damaged or not a cache entry: {type(error).__name__}") from error
     if len(found["collectives"]) and found["collectives"].kernel.max() >= len(found["kernels"]):
         raise _Unusable(f"{entry.name} is inconsistent")
     return Trace(
@@ -138,7 +138,7 @@ def _read(entry: Path, key: _Key, path: Path) -> Trace | None:
 
 
 def _is_of(about: _About, key: _Key, path: Path) -> bool:
-    """Same reader and same bytes; an equal date spares reading the bytes."""
+    """Same reader and same bytes; with an equal date the bytes are not compared."""
     if (about.size, about.salvage, about.reader) != (key.size, key.salvage, key.reader):
         return False
     return about.mtime_ns == key.mtime_ns or about.sha256 == sha256_of(path)
@@ -150,21 +150,21 @@ def _table(archive: zipfile.ZipFile, name: str, about: _About) -> Table:
     schema = tables.SCHEMAS[name]
     stored = pyarrow.parquet.ParquetFile(io.BytesIO(archive.read(f"{name}.parquet"))).read(use_threads=False)
     if stored.column_names != list(schema):
-        raise ValueError("other columns")
+        raise ValueError("columns differ from the schema")
     columns = {key: _from_arrow(stored.column(key), kind) for key, kind in schema.items()}
     for key in tables.TEXT_COLUMNS & schema.keys():
         if len(stored) and not -1 <= columns[key].min() <= columns[key].max() < len(about.strings):
-            raise ValueError("ids without text")
+            raise ValueError("ids out of range")
     return Table(columns)
 
 
 def _keep(entry: Path, key: _Key, trace: Trace) -> Sequence[str]:
-    """Write the entry; a sentence about why it could not be written."""
+    """Write the entry; returns a sentence if it could not be written."""
     try:
         write_atomic(entry, _packed(key, trace))
     except (LabError, OSError) as error:
-        said = error.what if isinstance(error, LabError) else str(error)
-        return [f"the columns could not be cached in {entry.parent}: {said}"]
+        reason = error.what if isinstance(error, LabError) else str(error)
+        return [f"the columns could not be cached in {entry.parent}: {reason}"]
     return []
 
 
@@ -197,7 +197,7 @@ def _packed(key: _Key, trace: Trace) -> bytes:
     return buffer.getvalue()
 
 
-# By their buffers, since pyarrow's own conversions import pandas: 0.25 s and 60 MB.
+# Through buffers, because pyarrow's own conversions import pandas: 0.25 s and 60 MB.
 
 
 def _to_arrow(column: np.ndarray) -> Any:
@@ -213,7 +213,7 @@ def _from_arrow(column: Any, kind: Any) -> np.ndarray:
 
     stored = np.dtype(np.uint8 if kind is np.bool_ else kind)
     if column.null_count or column.type != pyarrow.from_numpy_dtype(stored):
-        raise ValueError("another type")
+        raise ValueError("unexpected type")
     parts = [
         np.frombuffer(
             chunk.buffers()[1], dtype=stored, count=len(chunk), offset=chunk.offset * stored.itemsize

@@ -1,7 +1,8 @@
 """What a profiler saw of one run, whichever profiler it was: GPU operations, API calls and ranges as columns.
 
-`load_capture` reads an export of Nsight Systems (`nsys`) or a trace of torch.profiler (`kineto`); both fill the same
-tables, so that one analysis serves both. `collector` says which: the two are never mixed in one table.
+`load_capture` reads an export of Nsight Systems (`nsys`) or a trace of torch.profiler (`kineto`); both fill
+the same tables, so that one analysis serves both. `collector` says which: the two are never mixed in one
+table.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = [
 GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
 PUSH_POP, START_END, OP = 0, 1, 2  # kinds of ranges; OP: an operator that the framework recorded by itself
 
-# -1 where the recording says nothing. *_id and domain index `strings`; times are integer ns on one clock.
+# -1: not recorded. *_id and domain index `strings`; times are integer ns on one clock.
 OPS_COLUMNS = {
     "start_ns": np.int64,
     "end_ns": np.int64,
@@ -76,7 +77,7 @@ RANGE_COLUMNS = {
     "kind": np.int8,
     "seq": np.int64,
     "row": np.int64,  # nsys: rowid in NVTX_EVENTS
-    "flops": np.int64,  # of an operator that multiplies matrices, 2 M N K for each of a batch, where shapes are recorded
+    "flops": np.int64,  # of a matrix product with recorded shapes: 2 M N K for each of a batch
 }
 SYNC_COLUMNS = {
     "start_ns": np.int64,
@@ -118,7 +119,10 @@ _SEQ = re.compile(r", seq = (\d+)")
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU; None where the recording does not say. `device` is the id in `ops`, of process `pid` (-1: of all)."""
+    """One GPU; None where the recording does not say.
+
+    device is its id in `ops`, for process `pid` (-1: for all processes).
+    """
 
     device: int
     name: str
@@ -137,7 +141,7 @@ class Capture:
     ops: kernels, copies, fills (`kind`), and graph replays of which the kernels were not recorded;
     api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits.
     collector is `nsys` or `kineto`, version the tool's (or torch's), schema that of the export.
-    problems are sentences about what was odd; nothing else was dropped in silence.
+    problems are sentences about what was odd; whatever was left out is named there.
     """
 
     source: Path
@@ -171,7 +175,7 @@ class Capture:
 
 
 class Strings:
-    """Texts that get a number each, once; the given ones keep theirs."""
+    """Distinct texts by number; `texts` given at the start keep their indices."""
 
     def __init__(self, texts: list[str] | None = None) -> None:
         self.texts = list(texts or [])

@@ -1,4 +1,4 @@
-"""Any recording by what it holds, whatever its name says."""
+"""Any recording, recognised by its first bytes rather than by its name."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from lab.errors import BadDataError, MissingError
 from lab.recordings import nsys
 from lab.recordings.capture import Capture
-from lab.recordings.from_kineto import from_kineto
 from lab.recordings.kineto import read_kineto
+from lab.recordings.kineto.capture import from_kineto
 
 
 def load_capture(path: Path | str) -> Capture:
-    """Read `path` by what it holds: an nsys export or a Kineto trace, both also gzipped; or a .nsys-rep (needs nsys).
+    """Read an nsys export or a Kineto trace, both also gzipped; or a .nsys-rep (needs nsys).
 
-    Raises MissingError without the file or without nsys for a .nsys-rep; BadDataError if it is empty, cut, damaged or
-    something else.
+    Raises MissingError without the file, or without nsys for a .nsys-rep; BadDataError if it is empty,
+    truncated, damaged or something else.
     """
     path = Path(path)
     start = _first_bytes(path)
@@ -38,7 +38,7 @@ def load_capture(path: Path | str) -> Capture:
 
 def _first_bytes(path: Path) -> bytes:
     if path.is_dir():
-        raise MissingError("this is a folder, not a recording", where=path)
+        raise MissingError("not a recording but a folder", where=path)
     try:
         with path.open("rb") as file:
             start = file.read(64)
@@ -52,7 +52,7 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _unzipped_start(path: Path) -> bytes:
-    """The first bytes inside a gzip file, b"" where it is damaged: its reader says where."""
+    """The first bytes inside a gzip file; b"" for a damaged one, whose reader reports the place."""
     try:
         with gzip.open(path) as file:
             return file.read(64)

@@ -104,7 +104,7 @@ def kernel_class(name: str) -> str:
 
 
 def is_matmul(name: str) -> bool:
-    """Does the kernel multiply matrices (or a matrix and a vector)? Attention, conv and split-K sums do not count.
+    """Whether the kernel multiplies matrices (or a matrix and a vector); not attention, conv or split-K sums.
 
     bitsandbytes' kgemm_4bit multiplies and dequantizes in one: its class is `quant`, and it counts here.
     """
@@ -112,13 +112,13 @@ def is_matmul(name: str) -> bool:
 
 
 def gemm_library(name: str) -> str:
-    """The library behind a GEMM kernel, "" for a kernel that is no GEMM."""
+    """The library behind a GEMM kernel, "" for any other kernel."""
     if _NOT_GEMM.search(name):
         return ""
     return next((library for library, pattern in _LIBRARIES if pattern.search(name)), "")
 
 
-# Functions whose name says only how they loop; what they do stands in their template arguments.
+# Functions whose names only say how they loop; their template arguments say what they do.
 _GENERIC = re.compile(
     r"elementwise_kernel|multi_tensor_apply_kernel|reduce_kernel|^[Kk]ernel2?$|device_kernel|with_index|for_each"
 )
@@ -141,15 +141,17 @@ _TELLING = re.compile(
 _PLAIN = re.compile(r"^(\[?(CUDA )?(memcpy|memset)|Copy(Host|Device)To)", re.IGNORECASE)
 _NOISE = re.compile(r"<unnamed>::|\(anonymous namespace\)::|\{anonymous\}::")
 _OPENING, _CLOSING = "<([{", ">)]}"
+_DIGITS = re.compile(r"\d+")
 
 
 @lru_cache(maxsize=1 << 16)
 def short_name(name: str) -> str:
     """A name for a table or a figure: the function without namespaces, types and parameters.
 
-    Functions that only loop keep the functor that says what they do (`vectorized_elementwise_kernel<MulFunctor>`,
-    `Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>`), and both collectors' spellings give the same. Kernels
-    that differ in types only share a short name: a label, not a key.
+    Functions that only loop keep the functor that says what they do
+    (`vectorized_elementwise_kernel<MulFunctor>`, `Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>`),
+    and both collectors' spellings give the same. Kernels that differ in types only share a short name: a
+    label, not a key.
     """
     if _PLAIN.search(name):
         return name
@@ -163,27 +165,27 @@ def short_name(name: str) -> str:
     base = "::".join(parts[-2:]) if parts[-1].lower() == "kernel" else parts[-1]
     if not _GENERIC.search(parts[-1]):
         return base or name
-    told = next((word for word in _TELLING.findall(function[len(head) :]) if word not in _WRAPPERS), "")
-    return f"{base}<{told}>" if told else base
+    functor = next((word for word in _TELLING.findall(function[len(head) :]) if word not in _WRAPPERS), "")
+    return f"{base}<{functor}>" if functor else base
 
 
 def _last_word(name: str) -> str:
     """What follows the last blank outside brackets: the function, without its return type."""
     depth, start = 0, 0
-    for place, char in enumerate(name):
+    for index, char in enumerate(name):
         if char in _OPENING:
             depth += 1
         elif char in _CLOSING:
             depth = max(0, depth - 1)
         elif char == " " and depth == 0:
-            start = place + 1
+            start = index + 1
     return name[start:]
 
 
 def _last_of_mangled(name: str) -> str:
-    """The innermost name of an Itanium-mangled function: lengths and identifiers in turn, until another letter."""
-    place, found = (3 if name.startswith("_ZN") else 2), ""
-    while match := re.compile(r"\d+").match(name, place):
-        place = match.end() + int(match.group())
-        found = name[match.end() : place] or found
+    """The innermost name of an Itanium-mangled function, a series of lengths and identifiers."""
+    index, found = (3 if name.startswith("_ZN") else 2), ""
+    while match := _DIGITS.match(name, index):
+        index = match.end() + int(match.group())
+        found = name[match.end() : index] or found
     return found or name

@@ -23,9 +23,8 @@ except ModuleNotFoundError:  # igzip is 2-4 times faster, but zlib reads the sam
 
 # Small enough that a piece and its decoded events stay in the processor's cache: a third faster than 4 MiB.
 PIECE_BYTES = 512 << 10
-# Larger than any real event or header; past it the file is hostile, and memory must stay bounded.
+# Larger than any real event or header: a bound on the memory that a hostile file can take.
 LIMIT_BYTES = 64 << 20
-
 _INFLATE_ERRORS = (zlib.error, getattr(inflater, "IsalError", zlib.error))
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -56,8 +55,8 @@ class Elements:
 class EventPieces:
     """The pieces of one file, to be iterated once; afterwards `frame` and `cut` are set.
 
-    header is what stands before the events, frame the document with an empty traceEvents, cut says why the end
-    is missing (None: it is not).
+    header is what stands before the events, frame the document with an empty traceEvents, cut says why the
+    end is missing (None: it is not).
     Raises MissingError for no file; BadDataError for no traceEvents, and for a cut file unless `salvage`.
     """
 
@@ -101,7 +100,7 @@ class EventPieces:
         self._take(end)
 
     def cut_with_care(self, piece: Piece) -> bool:
-        """Take the last piece back, which ended inside a string, and look closely from here on.
+        """Take back the last piece, which ended inside a string, and check every boundary from here on.
 
         False if that has been done already.
         """
@@ -113,9 +112,9 @@ class EventPieces:
 
     def bad(self, what: str, at: int) -> BadDataError:
         """The error for this file at byte `at` of its text."""
-        place = f"byte {at} of the inflated text" if self.packed else f"byte {at}"
-        fix = "record or copy the trace again; of a sweep, `lab gemm ... --salvage` keeps the readable part"
-        return BadDataError(what, where=f"{self.path}, {place}", fix=fix)
+        position = f"byte {at} of the inflated text" if self.packed else f"byte {at}"
+        fix = "record or copy the trace again; for a sweep, `lab gemm ... --salvage` keeps the readable part"
+        return BadDataError(what, where=f"{self.path}, {position}", fix=fix)
 
     def _header(self) -> bytes:
         while True:
@@ -143,7 +142,7 @@ class EventPieces:
     def _footer(self) -> bytes:
         while self._fill():
             if len(self._buffer) > LIMIT_BYTES:
-                raise self.bad("what follows traceEvents is too large", self._at)
+                raise self.bad("the text after traceEvents is too large", self._at)
         if self.cut and not self.salvage:
             raise self.bad(self.cut, self._at + len(self._buffer))
         return self._buffer
@@ -186,7 +185,7 @@ class EventPieces:
             raise MissingError(f"the trace cannot be read: {error.strerror}", where=self.path) from error
 
     def _unpack(self, chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
-        """Inflate gzip members, never more than `size` bytes at a time; says in `cut` what stopped it."""
+        """Inflate gzip members, never more than `size` bytes at a time; `cut` says what stopped it."""
         inflate = inflater.decompressobj(31)
         for chunk in chunks:
             while chunk:

@@ -1,4 +1,4 @@
-"""Many traces side by side: one seam (`concurrent.futures.Executor`), a pool of fresh processes behind it."""
+"""Many traces in parallel: a `concurrent.futures.Executor`, in this process or over fresh ones."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def map_traces(
     workers: int,
     progress: Callable[[int, int, _J], None] | None = None,
 ) -> list[_R | LabError]:
-    """`function(job)` for every job, in the order of the jobs; what failed is a LabError in its place.
+    """`function(job)` for every job, in the order of the jobs; a job that failed yields a LabError.
 
     function and jobs must be picklable; workers=1 runs here, more run in that many fresh processes.
-    progress is called with (jobs done, jobs in all, job) after each. Nothing one job does, not even its
-    death for memory, costs the others their result; only Ctrl-C ends them all.
+    progress is called with (jobs done, jobs in all, job) after each. A job that fails, or whose process is
+    killed for memory, leaves the results of the others intact; only Ctrl-C ends them all.
     """
     results: dict[int, _R | LabError] = {}
     with _executor(min(workers, len(jobs))) as pool:
@@ -51,7 +51,7 @@ class _Here(Executor):
         future: Future[_R] = Future()
         try:
             future.set_result(function(*args, **named))
-        except Exception as error:  # noqa: BLE001  an executor hands every error to who asks for the result
+        except Exception as error:  # noqa: BLE001  an executor passes every error to the caller of result()
             future.set_exception(error)
         return future
 
@@ -73,13 +73,17 @@ def _outcome(function: Callable[[_J], _R], job: _J, future: Future[_R]) -> _R | 
 
 
 def _alone(function: Callable[[_J], _R], job: _J) -> _R | LabError:
-    """Once a worker has died, each job left gets a process to itself: the guilty one is then known."""
+    """After a worker has died, run each remaining job in a process of its own, to know which one it was."""
     with _fresh_processes(1) as pool:
         future = pool.submit(function, job)
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
             fix = "read it on a machine with more memory"
-            return BadDataError("reading it was killed, probably for memory", where=_place(job), fix=fix)
+            return BadDataError(
+                "the process that read it was killed, probably for lack of memory",
+                where=_path_of(job),
+                fix=fix,
+            )
     return future.result() if error is None else _as_lab_error(error, job)
 
 
@@ -88,12 +92,14 @@ def _as_lab_error(error: BaseException, job: object) -> LabError:
         return error
     if isinstance(error, MemoryError):
         fix = "read it on a machine with more memory"
-        return BadDataError("there is not enough memory to read it", where=_place(job), fix=fix)
+        return BadDataError("not enough memory to read it", where=_path_of(job), fix=fix)
     last = traceback.extract_tb(error.__traceback__)[-1:]
-    place = f" in {last[0].name}, line {last[0].lineno}" if last else ""
-    what = f"an error that lab did not expect: {type(error).__name__}: {error}{place}"
-    return LabError(what, where=_place(job), fix="report it to lab's authors with this trace")
+    at = f" in {last[0].name}, line {last[0].lineno}" if last else ""
+    what = f"unexpected error: {type(error).__name__}: {error}{at}"
+    return LabError(
+        what, where=_path_of(job), fix="report this as a bug of lab, with the trace if you can share it"
+    )
 
 
-def _place(job: object) -> str:
+def _path_of(job: object) -> str:
     return str(getattr(job, "path", job))[:200]

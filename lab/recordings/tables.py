@@ -1,4 +1,4 @@
-"""One schema for recordings: columns of equal length, times in integer nanoseconds."""
+"""One schema for traces: columns of equal length, times in integer nanoseconds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
-
 Schema = Mapping[str, Any]
 
-# Column names and types of each table. -1 where the recording says nothing; *_id columns index `strings`.
+# Column names and types of each table. -1: not recorded; *_id columns index `strings`.
 # A pid or tid that is a number stays that number; a text one becomes -2 minus its index in `strings`.
 KERNEL_COLUMNS = {
     "ts_ns": np.int64,
@@ -174,10 +173,10 @@ class ProcessGroup:
 
 @dataclass(frozen=True)
 class TraceMeta:
-    """What the recording says about its process. None: it does not say.
+    """What the recording says about its process; None where it does not say.
 
-    vendor is `nvidia`, `amd` or `none`; base_ns has been added to every time (0: times were absolute). num_sms
-    counts the multiprocessors (compute units) of each of `devices`, 0 where it does not say.
+    vendor is `nvidia`, `amd` or `none`; base_ns has been added to every time (0: times were absolute).
+    num_sms counts the multiprocessors (compute units) of each of `devices`, 0 where it does not say.
     Versions are as written: CUDA and HIP as the integer of the runtime.
     """
 

@@ -137,7 +137,7 @@ def test_a_damaged_or_foreign_entry_is_named_ignored_and_rewritten(tmp_path, rea
     good = load_trace(path, cache=folder)
     damage(folder / entry_name(path))
     again = load_trace(path, cache=folder)
-    assert same(good, again) and len(reads) == 2 and "read anew" in again.problems[0]
+    assert same(good, again) and len(reads) == 2 and "read again" in again.problems[0]
     assert load_trace(path, cache=folder).problems == [] and len(reads) == 2
 
 

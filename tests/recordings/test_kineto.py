@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from lab.errors import BadDataError, MissingError
 from lab.recordings import views
-from lab.recordings.kineto import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns, read_kineto
+from lab.recordings.kineto import read_kineto
+from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
 from lab.recordings.pieces import elements, last_boundary
 from lab.recordings.tables import Trace
 from tests.tracegen import BASE_NS, LAYOUTS, TraceWriter, training_step
@@ -341,7 +342,7 @@ def test_a_cut_file_that_kept_its_base_time_at_the_end_says_that_it_is_lost(tmp_
     (tmp_path / "t.json").write_text(text[:-400])
     part = read_kineto(tmp_path / "t.json", salvage=True)
     assert (part.meta.base_ns, part.meta.rank) == (0, 3)
-    assert any("base time is lost" in problem for problem in part.problems)
+    assert any("base time is missing" in problem for problem in part.problems)
 
 
 def test_bad_utf8_in_shapes_and_names_that_are_kept_unread_is_replaced_and_counted(tmp_path):

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.recordings.kineto import read_kineto
-from lab.recordings.merge import merge_json
-from lab.recordings.pftrace import lanes, merge_pftrace
+from lab.recordings.merge import merge_json, merge_pftrace
+from lab.recordings.merge.pftrace.lanes import lanes
 from tests.tracegen import BASE_NS, LAYOUTS, TraceWriter, dump, training_step
 
 

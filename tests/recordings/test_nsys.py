@@ -14,7 +14,7 @@ from lab.errors import BadDataError, MissingError, StorageError, UsageError
 from lab.recordings import nsys
 from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, OP, PUSH_POP, START_END
 from lab.recordings.load import load_capture
-from lab.recordings.scrub import scrub
+from lab.recordings.nsys.scrub import scrub
 from tests.recordings.sqlgen import PREFIX, Export, global_tid, training_step
 from tests.recordings.sqlgen import START_END as START_END_EVENT
 from tests.tracegen import TraceWriter
@@ -103,7 +103,7 @@ def test_marks_are_no_ranges_and_unfinished_ranges_last_until_the_end(tmp_path, 
     assert capture.ranges.end_ns.tolist() == [700, 400]
     assert capture.ranges.kind.tolist() == [PUSH_POP, START_END]
     assert capture.ranges.end_tid.tolist() == [-1, 9]
-    assert any("1 ranges were still open" in said for said in capture.problems)
+    assert any("1 range still open" in said for said in capture.problems)
 
 
 def test_copies_are_named_by_their_direction_and_whole_graph_replays_are_warned_of(tmp_path, export):
@@ -137,7 +137,7 @@ def test_rows_that_nsys_counted_and_the_export_lacks_are_noticed(tmp_path, expor
     export.add("DIAGNOSTIC_EVENT", text="Number of NVTX events collected: \t12.")
     export.add("DIAGNOSTIC_EVENT", text="Number of CUDA events collected: \t60.")
     capture = load_capture(export.write(tmp_path / "a.sqlite"))
-    assert capture.problems == ["nsys collected 60 CUDA events, this export holds 48"]
+    assert capture.problems == ["nsys collected 60 CUDA events, but this export has 48"]
 
 
 def test_gpus_are_found_by_process_and_cuda_device(tmp_path, export):
@@ -167,7 +167,7 @@ def test_gpus_are_found_by_process_and_cuda_device(tmp_path, export):
         (b"", BadDataError, "empty"),
         (b"hello", BadDataError, "neither"),
         (b"\x00" * 5000, BadDataError, "neither"),
-        (b"SQLite format 3\x00", BadDataError, "cut"),
+        (b"SQLite format 3\x00", BadDataError, "truncated"),
         (b"{}", BadDataError, "traceEvents"),
         (b'{"traceEvents": [', BadDataError, "ends"),
     ],
@@ -183,7 +183,7 @@ def test_a_cut_export_is_refused_wherever_it_was_cut(tmp_path, export):
     whole = training_step(export).write(tmp_path / "a.sqlite").read_bytes()
     for size in (50, 1000, 4096, len(whole) // 2, len(whole) - 1):
         (tmp_path / "cut.sqlite").write_bytes(whole[:size])
-        with pytest.raises(BadDataError, match=f"cut: {size} of" if size >= 100 else "cut"):
+        with pytest.raises(BadDataError, match=f"truncated: {size} of" if size >= 100 else "truncated"):
             load_capture(tmp_path / "cut.sqlite")
 
 
@@ -201,14 +201,14 @@ def test_an_sqlite_file_of_somebody_else_is_refused(tmp_path):
     with closing(sqlite3.connect(tmp_path / "a.sqlite")) as connection:
         connection.execute("CREATE TABLE songs (name)")
         connection.commit()
-    with pytest.raises(BadDataError, match="no export of nsys"):
+    with pytest.raises(BadDataError, match="not an nsys export"):
         load_capture(tmp_path / "a.sqlite")
 
 
 def test_text_where_a_time_should_be_is_an_error(tmp_path, export):
     training_step(export)
     export.rows[PREFIX + "KERNEL"][3]["start"] = "soon"
-    with pytest.raises(BadDataError, match="something else than integers"):
+    with pytest.raises(BadDataError, match="values that are not integers"):
         load_capture(export.write(tmp_path / "a.sqlite"))
 
 
@@ -220,11 +220,11 @@ def test_a_gzipped_export_reads_as_the_plain_one_and_a_cut_one_is_refused(tmp_pa
     assert one.ops.start_ns.tolist() == other.ops.start_ns.tolist()
     assert other.source == packed
     packed.write_bytes(packed.read_bytes()[:-200])
-    with pytest.raises(BadDataError, match="cut or damaged") as caught:
+    with pytest.raises(BadDataError, match="truncated or damaged") as caught:
         load_capture(packed)
     assert caught.value.where == str(packed)
     packed.write_bytes(gzip.compress(plain.read_bytes()[:5000]))
-    with pytest.raises(BadDataError, match="cut: 5000 of") as caught:
+    with pytest.raises(BadDataError, match="truncated: 5000 of") as caught:
         load_capture(packed)
     assert caught.value.where == str(packed)
 
@@ -236,7 +236,7 @@ def test_rows_without_a_sound_end_last_no_time_and_are_counted(tmp_path, export)
     capture = load_capture(export.write(tmp_path / "a.sqlite"))
     assert capture.ops.end_ns.tolist() == [300, 300]
     assert capture.ranges.end_ns.tolist() == [100]
-    assert sum("0 long" in said for said in capture.problems) == 2
+    assert sum("0 ns long" in said for said in capture.problems) == 2
 
 
 def test_a_name_that_is_no_utf8_is_read_with_replaced_characters(tmp_path, export):
@@ -401,7 +401,7 @@ def test_a_full_disk_is_not_blamed_on_the_export(tmp_path, export, monkeypatch):
     def full(*_):
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr("lab.recordings.scrub._copy", full)
+    monkeypatch.setattr("lab.recordings.nsys.scrub._copy", full)
     with pytest.raises(StorageError) as caught:
         scrub(with_secrets(export).write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite")
     assert caught.value.where == str(tmp_path / "b.sqlite")
@@ -416,7 +416,7 @@ def test_the_reader_takes_no_string_that_no_event_uses(tmp_path, export):
 def test_scrubbing_a_file_onto_itself_or_a_foreign_file_changes_nothing(tmp_path, export):
     source = with_secrets(export).write(tmp_path / "a.sqlite")
     before = source.read_bytes()
-    with pytest.raises(UsageError, match="one file"):
+    with pytest.raises(UsageError, match="the same file"):
         scrub(source, tmp_path / "." / "a.sqlite")
     assert source.read_bytes() == before
     (tmp_path / "b.sqlite").write_bytes(b"text")

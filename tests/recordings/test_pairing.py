@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.recordings.pairing import Pairs, bus_factor, kind_of, pair_collectives
+from lab.recordings.pairing import Pairs, pair_collectives
+from lab.recordings.pairing.kinds import bus_factor, kind_of
 from lab.recordings.tables import Table
 
 TEXTS = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks", "kernel")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
 from lab.recordings.tables import Table, Trace
+from lab.recordings.views import gemms
 from tests.tracegen import TraceWriter, cpu_step, training_step
 
 
@@ -115,7 +116,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("op", "dims", "strides", "expected"), SHAPES)
 def test_gemm_sizes_are_read_from_the_arguments(op, dims, strides, expected):
-    shape = views._gemm_shape(op, dims, '["float","float","float"]', strides)
+    shape = gemms._gemm_shape(op, dims, '["float","float","float"]', strides)
     assert tuple(shape[name] for name in ("M", "N", "K", "B", "bias", "transpose")) == expected
 
 
@@ -173,8 +174,8 @@ def test_the_time_of_each_group_is_the_union_of_its_spans(groups):
     rows = np.array([row for group in groups for row in group], dtype=np.int64).reshape(-1, 2)
     first = np.cumsum([0, *(len(group) for group in groups)])[: len(groups)]
     plain = [len({at for start, dur in group for at in range(start, start + dur)}) for group in groups]
-    assert views._covered_per_group(rows[:, 0], rows[:, 1], first).tolist() == plain
-    far = views._covered_per_group(rows[:, 0] * 2**55, rows[:, 1] * 2**55, first)
+    assert gemms._covered_per_group(rows[:, 0], rows[:, 1], first).tolist() == plain
+    far = gemms._covered_per_group(rows[:, 0] * 2**55, rows[:, 1] * 2**55, first)
     assert (far // 2**55).tolist() == plain
 
 

@@ -115,7 +115,7 @@ def stats(file: Path, reports: str, attribution: str, out: Path | None) -> None:
 @click.argument("target", type=click.Path(path_type=Path))
 def scrub(file: Path, target: Path) -> None:
     """Write TARGET, a copy of the export FILE without environment, command line, users, paths and program output."""
-    from lab.recordings.scrub import scrub as scrub_export
+    from lab.recordings.nsys.scrub import scrub as scrub_export
 
     done = scrub_export(file, target)
     click.echo(

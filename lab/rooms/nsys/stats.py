@@ -378,7 +378,7 @@ def _pairs(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
     """Every pair of a kernel (row of `ops`) and a range that it counts in; -1 once where there is none."""
     kernels = np.flatnonzero(projection.capture.kernels)
     ops, rows = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-    for start in (projection.ops.range, projection.ops.lent):
+    for start in (projection.ops.range, projection.ops.inherited):
         op, at = kernels, start[kernels]
         while len(op := op[at >= 0]):
             at = at[at >= 0]

@@ -25,7 +25,7 @@ import msgspec
 
 from lab.core.files import write_atomic
 from lab.errors import LabError, MissingError, StepFailed
-from lab.recordings.scrub import scrub
+from lab.recordings.nsys.scrub import scrub
 from lab.secrets import is_secret
 
 WORKLOAD = "lab.rooms.nsys.workload"

@@ -34,10 +34,10 @@ _LONG = {
 
 
 def from_kineto(trace: Trace) -> Capture:
-    """The same tables from a trace of torch.profiler: annotations and CPU operators become ranges.
+    """The capture of a torch.profiler trace: annotations and CPU operators become ranges.
 
-    A Kineto trace is one process's: its kernels carry no process, so they are joined to calls of the process that
-    made the calls. GPU-side annotations are left out: the projection makes them anew.
+    Kernels of a Kineto trace carry no process id, so they are joined to the calls of the process that made
+    most of them. GPU-side annotations are left out, because the projection computes them again.
     """
     pid, problems = _process(trace)
     words = Strings(trace.strings)
@@ -60,8 +60,9 @@ def _process(trace: Trace) -> tuple[int, list[str]]:
     pids, counts = np.unique(trace.runtime.pid, return_counts=True)
     if len(pids) == 0:
         return -1, []
-    said = f"{len(pids)} processes made API calls; all kernels were taken for those of process {pids[counts.argmax()]}"
-    return int(pids[counts.argmax()]), [said] if len(pids) > 1 else []
+    pid = int(pids[counts.argmax()])
+    note = f"{len(pids)} processes made API calls; all kernels are attributed to process {pid}"
+    return pid, [note] if len(pids) > 1 else []
 
 
 def _ops_of(trace: Trace, pid: int) -> Table:
@@ -84,7 +85,7 @@ def _ops_of(trace: Trace, pid: int) -> Table:
 
 
 def _copies(trace: Trace) -> dict[str, np.ndarray]:
-    """Numbers of nsys for what Kineto writes into the name: `Memcpy HtoD (Pageable -> Device)`."""
+    """nsys' numbers for what Kineto writes into a name such as `Memcpy HtoD (Pageable -> Device)`."""
     found = [_COPY.match(text) for text in trace.strings]
     columns = {}
     for name, group, known in (
@@ -113,13 +114,13 @@ def _ranges_of(trace: Trace, words: Strings) -> Table:
 
 
 def _flops(trace: Trace) -> np.ndarray:
-    """Operations (n,) of each row of `ops` that multiplies matrices on the GPU, -1 for others and for unknown shapes."""
+    """FLOPs (n,) of each row of `ops` that is a GEMM on the GPU; -1 for others and for unknown shapes."""
     gemms = gemm_instances(trace)
     sizes = [gemms.M, gemms.N, gemms.K, np.maximum(gemms.B, 1)]
     known = (gemms.M > 0) & (gemms.N > 0) & (gemms.K > 0)
-    work = 2.0 * np.prod(np.stack(sizes).astype(np.float64), axis=0)
+    flop = 2.0 * np.prod(np.stack(sizes).astype(np.float64), axis=0)
     flops = np.full(len(trace.ops), -1, dtype=np.int64)
-    flops[gemms.op_row] = np.where(known & (work < 2.0**62), work, -1).astype(np.int64)
+    flops[gemms.op_row] = np.where(known & (flop < 2.0**62), flop, -1).astype(np.int64)
     return flops
 
 

@@ -1,9 +1,9 @@
-"""An export of nsys without what nobody should pass on: environment, command line, users, hosts, paths, output.
+"""A copy of an nsys export without environment, command line, users, hosts, paths and program output.
 
-A capture holds the profiled process's whole environment twice (META_DATA_CAPTURE and TARGET_INFO_SYSTEM_ENV), the names
-of every process of the machine, what the program printed (through StringIds), and more with every version. So rows and
-tables are kept by an allow-list, here, and whatever is not on it goes: strings that no kept row uses, too, and the free
-pages of the file.
+A capture holds the profiled process's whole environment twice (META_DATA_CAPTURE and
+TARGET_INFO_SYSTEM_ENV), the names of every process of the machine, what the program printed (through
+StringIds), and more with every version. So rows and tables are kept by an allow-list, here, and whatever is
+not on it goes: strings that no kept row uses, too, and the free pages of the file.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from urllib.parse import quote
 from lab.core.files import make_folder
 from lab.errors import BadDataError, UsageError, writing
 from lab.recordings import nsys
-from lab.recordings.nsys import quoted
+from lab.recordings.nsys.export import quoted
 
-# Tables of times, sizes and ids: of these, numbers alone are kept, but for the texts below.
+# Tables of times, sizes and ids: only numbers are kept, except the texts below.
 EVENT_TABLES = re.compile(
     r"CUPTI_ACTIVITY_KIND_\w+|NVTX_EVENTS|PROFILER_OVERHEAD|ENUM_\w+|CUDA_GRAPH\w*_EVENTS|CUDA_GPU_MEMORY_USAGE_EVENTS|"
     r"TARGET_INFO_(GPU|CUDA_DEVICE|CUDA_CONTEXT_INFO|CUDA_STREAM|SESSION_START_TIME)|ANALYSIS_DETAILS"
 )
 TEXTS = re.compile(r"NVTX_EVENTS\.text|ENUM_\w+\.(name|label)|TARGET_INFO_GPU\.(name|chipName)")
-# Of these tables the rows with such a name, and their name and value.
+# Of these tables, name and value of the rows with such a name.
 KEPT_NAMES = {
     "META_DATA_EXPORT": r"EXPORT_(PRODUCT_\w+|SCHEMA_\w+|PLATFORM|ARCH|TIME_UTC)",
     "META_DATA_CAPTURE": r"(PROCESS_\d+:)?(COLLECT_\w+|CUDA_GRAPH_TRACE_OPTIONS:\w+|CUDA_FLUSH_\w+)|"
@@ -44,7 +44,7 @@ STRING_IDS = {"demangledName", "shortName", "mangledName", "nameId", "textId"}
 
 @dataclass(frozen=True)
 class Scrubbed:
-    """What went: rows of tables (those of dropped tables, too), entries of StringIds; sizes in bytes."""
+    """What was removed: rows (those of dropped tables included), entries of StringIds; sizes in bytes."""
 
     rows: int
     strings: int
@@ -53,14 +53,14 @@ class Scrubbed:
 
 
 def scrub(source: Path | str, target: Path | str) -> Scrubbed:
-    """Write a copy of the export `source` (also gzipped) that holds what is on the lists above; `source` stays as it is.
+    """Write a copy of the export `source` (also gzipped) that holds only what is on the lists above.
 
-    `target` appears whole or not at all, never gzipped. Raises UsageError if both are one file, what `lab.recordings.nsys.load` raises for a
-    bad file, StorageError where the copy cannot be written.
+    `target` appears whole or not at all, never gzipped. Raises UsageError if both are one file, what
+    `lab.recordings.nsys.load` raises for a bad file, StorageError where the copy cannot be written.
     """
     source, target = Path(source), Path(target)
     if target.exists() and source.exists() and target.samefile(source):
-        raise UsageError("source and target are one file", where=source, fix="name another target")
+        raise UsageError("source and target are the same file", where=source, fix="name another target")
     if _gzipped(source):
         with nsys.unzipped(source) as export:
             return _scrub(export, target)
@@ -77,9 +77,7 @@ def _scrub(source: Path, target: Path) -> Scrubbed:
         except sqlite3.OperationalError as error:
             if "full" in str(error):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from error
-            if "I/O" in str(
-                error
-            ):  # SQLite does not say of which file; that of the source has just been read
+            if "I/O" in str(error):  # SQLite does not name the file; the source has just been read
                 raise OSError(errno.EIO, f"{error}, or {source} cannot be read", str(target)) from error
             raise BadDataError(f"SQLite cannot copy it: {error}", where=source) from error
         except sqlite3.Error as error:
@@ -96,7 +94,7 @@ def _gzipped(path: Path) -> bool:
 
 
 def _copy(source: Path, copy: Path) -> tuple[int, int]:
-    """Row by row into a new file: nothing of the old one's free pages can come along. Rows and strings left behind."""
+    """Copy row by row into a new file, which has no free pages; the rows and strings left out."""
     with closing(sqlite3.connect(f"file:{quote(str(copy.absolute()))}", uri=True)) as new:
         new.execute("PRAGMA trusted_schema = 0")
         new.create_function("fits", 2, _fits, deterministic=True)
@@ -115,16 +113,13 @@ def _fits(pattern: str, text: object) -> bool:
 
 
 def _copy_table(new: sqlite3.Connection, name: str) -> int:
-    """Copy what may stay of one table; the number of its rows that may not."""
+    """Copy what is allowed of one table; returns how many rows were left out."""
     table, columns = quoted(name), _columns(new, "old", name)
     (total,) = new.execute(f"SELECT COUNT(*) FROM old.{table}").fetchone()
     condition: tuple[str, ...] = ()
     if name in KEPT_NAMES and {"name", "value"} <= set(columns):
-        chosen, where, condition = (
-            {"name": "name", "value": "value"},
-            "WHERE fits(?, name)",
-            (KEPT_NAMES[name],),
-        )
+        chosen = {"name": "name", "value": "value"}
+        where, condition = "WHERE fits(?, name)", (KEPT_NAMES[name],)
     elif name == "DIAGNOSTIC_EVENT" and "text" in columns:
         chosen, where, condition = {"text": "text"}, "WHERE fits(?, text)", (KEPT_DIAGNOSTICS,)
     elif EVENT_TABLES.fullmatch(name):
@@ -142,7 +137,7 @@ def _copy_table(new: sqlite3.Connection, name: str) -> int:
 
 
 def _harmless(table: str, column: str) -> str:
-    """SQL for a column of an event table: numbers, and texts where the list allows them."""
+    """SQL for a column of an event table: numbers, and texts that are on the list."""
     name = quoted(column)
     if TEXTS.fullmatch(f"{table}.{column}"):
         return name
@@ -150,7 +145,7 @@ def _harmless(table: str, column: str) -> str:
 
 
 def _copy_strings(new: sqlite3.Connection) -> int:
-    """The entries of StringIds that a copied row points to; the number of the others."""
+    """Copy the entries of StringIds that a copied row points to; returns how many were left out."""
     tables = [name for (name,) in new.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")]
     used = [
         f"SELECT {quoted(column)} FROM main.{quoted(table)}"
@@ -160,9 +155,8 @@ def _copy_strings(new: sqlite3.Connection) -> int:
     ]
     new.execute("CREATE TABLE main.StringIds (id INTEGER PRIMARY KEY, value TEXT)")
     if used:
-        new.execute(
-            f"INSERT INTO main.StringIds SELECT id, value FROM old.StringIds WHERE id IN ({' UNION '.join(used)})"
-        )
+        condition = f"WHERE id IN ({' UNION '.join(used)})"
+        new.execute(f"INSERT INTO main.StringIds SELECT id, value FROM old.StringIds {condition}")
     (total,) = new.execute("SELECT COUNT(*) FROM old.StringIds").fetchone()
     (kept,) = new.execute("SELECT COUNT(*) FROM main.StringIds").fetchone()
     return int(total - kept)

@@ -1,0 +1,250 @@
+"""Event structs -> numpy columns of the tables in `lab.recordings.tables`."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import chain, compress
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from lab.recordings import tables
+from lab.recordings.kineto.decode import EventDecoder, clean_text
+from lab.recordings.kineto.events import (
+    NO_SIZE,
+    Args,
+)
+from lab.recordings.kineto.frame import integer_of, trace_meta
+from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
+from lab.recordings.kineto.values import ColumnEncoder, Lookup
+from lab.recordings.pieces import EventPieces, Piece
+from lab.recordings.tables import Trace
+
+# Categories in lower case: torch 1.12 writes Kernel, Memcpy, Memset and Runtime, and Operator before that.
+GPU_KINDS = {
+    "kernel": tables.KERNEL,
+    **dict.fromkeys(("gpu_memcpy", "memcpy"), tables.MEMCPY),
+    **dict.fromkeys(("gpu_memset", "memset"), tables.MEMSET),
+}
+
+TABLE_OF = {
+    **dict.fromkeys(GPU_KINDS, "kernels"),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "hip_runtime", "runtime"), "runtime"),
+    **dict.fromkeys(("user_annotation", "gpu_user_annotation"), "ranges"),
+    **dict.fromkeys(("cpu_op", "operator"), "ops"),
+    "": "names",
+}
+
+_GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes")
+_PH, _CAT, _NAME, _TS, _DUR = (attrgetter(name) for name in ("ph", "cat", "name", "ts", "dur"))
+_ARGS = attrgetter("args")
+
+
+class Columns:
+    """Bytes in, columns out: `feed` takes texts of whole events, `finish` returns the tables."""
+
+    def __init__(self, pieces: EventPieces) -> None:
+        self.problems: Counter[str] = Counter()
+        self._pieces = pieces
+        self._decoder = EventDecoder(pieces, self.problems)
+        self._encode = ColumnEncoder(self.problems)
+        self._chunks: dict[str, list[dict[str, np.ndarray]]] = defaultdict(list)
+        self._num_rows: Counter[str] = Counter()
+        self._table_of = Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
+        self._kind_of = Lookup(lambda cat: GPU_KINDS[cat.lower()])
+        self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch has it
+        self._named: dict[tuple[str, int, int], int] = {}
+
+    def feed(self, piece: Piece) -> None:
+        """Decode one piece and append its rows; raises BadDataError for text that is not JSON."""
+        try:
+            self._add(self._decoder.decode(piece))
+        except _TooLarge:
+            self._decoder.exact = True
+            self._add(self._decoder.decode(piece))
+
+    def finish(self, frame: dict[str, Any]) -> Trace:
+        """The trace, once every piece has been fed."""
+        base_ns = integer_of(frame.get("baseTimeNanoseconds"))
+        base_ns = base_ns if base_ns is not None and 0 <= base_ns < 2**62 else 0
+        for chunks in self._chunks.values():
+            for chunk in chunks:
+                if "ts_ns" in chunk:
+                    chunk["ts_ns"] += base_ns
+        if self._pieces.cut and "baseTimeNanoseconds" not in frame and not self._decoder.exact:
+            self.problems["the base time is missing: times count from an unknown moment"] += 1
+        self._name_threads()
+        self._fill_geometry()
+        found = {
+            name: tables.concat(self._chunks.pop(name, []), schema) for name, schema in tables.SCHEMAS.items()
+        }
+        return Trace(
+            source=self._pieces.path,
+            meta=trace_meta(frame, base_ns, len(found["kernels"])),
+            strings=self._encode.strings.list,
+            problems=[text if n == 1 else f"{text} ({n} times)" for text, n in self.problems.items()],
+            truncated=self._pieces.cut is not None,
+            **found,
+        )
+
+    def _fill_geometry(self) -> None:
+        """Take grid, block and shared memory from the launch where the kernel has none, as on ROCm."""
+        if not self._geometry:
+            return
+        launches = np.array([(key, *sizes) for key, sizes in sorted(self._geometry.items())], dtype=np.int64)
+        for columns in self._chunks["kernels"]:
+            at = np.minimum(np.searchsorted(launches[:, 0], columns["correlation"]), len(launches) - 1)
+            known = (launches[at, 0] == columns["correlation"]) & (columns["kind"] == tables.KERNEL)
+            for column, name in enumerate(_GEOMETRY, start=1):
+                sizes = _int32(launches[at, column])
+                columns[name] = np.where(known & (columns[name] < 0), sizes, columns[name])
+
+    def _add(self, events: Iterable[Any]) -> None:
+        rows: dict[str, list[Any]] = defaultdict(list)
+        for event in events:
+            rows[self._table_of[event.cat]].append(event)
+        # Times first: if they are too large, nothing of the piece has been added.
+        timed = {table: self._timed(rows[table]) for table in ("kernels", "ops", "runtime", "ranges")}
+        self._add_gpu(*timed["kernels"])
+        self._add_ops(*timed["ops"])
+        self._add_runtime(*timed["runtime"])
+        self._add_ranges(*timed["ranges"])
+        self._add_names([event for event in rows["names"] if event.ph == "M"])
+
+    def _add_gpu(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
+        if not events:
+            return
+        args = list(map(_ARGS, events))
+        columns["kind"] = np.fromiter(map(self._kind_of.__getitem__, map(_CAT, events)), np.int8, len(events))
+        device, stream = self._encode.ints(args, "device"), self._encode.ints(args, "stream")
+        columns["device"] = _int32(np.where(device < 0, columns.pop("pid"), device))
+        columns["stream"] = np.where(stream < 0, columns.pop("tid"), stream)
+        columns["correlation"] = self._encode.ints(args, "correlation")
+        columns["external_id"] = self._encode.ints(args, "external_id")
+        columns["bytes"] = self._encode.ints(args, "bytes_")
+        for name in ("grid", "block"):
+            sizes = self._encode.integers(chain.from_iterable(map(attrgetter(name), args)), 3 * len(args))
+            for index, axis in enumerate("xyz"):
+                columns[f"{name}_{axis}"] = _int32(sizes[index::3])
+        for name in ("smem_bytes", "regs"):
+            columns[name] = _int32(self._encode.ints(args, name))
+        self._append("kernels", columns, events)
+        self._add_collectives("collectives", "kernel", "kernels", args)
+
+    def _add_collectives(self, table: str, row: str, of: str, args: list[Args]) -> None:
+        """Rows for those of the last `args` of the table `of` that describe a collective."""
+        index = list(compress(range(len(args)), map(attrgetter("collective"), args)))
+        if not index:
+            return
+        chosen, first = [args[i] for i in index], self._num_rows[of] - len(args)
+        columns = {row: np.array(index, dtype=np.int64) + first}
+        for name in ("in_nelems", "out_nelems", "group_size", "seq"):
+            columns[name] = self._encode.ints(chosen, name)
+        for name in ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks"):
+            columns[f"{name}_id"] = self._encode.texts(chosen, attrgetter(name))
+        for name in ("in_split", "out_split"):
+            columns[f"{name}_id"] = self._encode.raws(chosen, name)
+        self._append(table, columns, chosen)
+
+    def _add_ops(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
+        if not events:
+            return
+        args = list(map(_ARGS, events))
+        columns["external_id"] = self._encode.ints(args, "external_id")
+        columns["rf_id"] = self._encode.ints(args, "rf_id")
+        columns["sequence"] = self._encode.ints(args, "sequence")
+        for name in ("dims", "types", "strides", "concrete"):
+            columns[f"{name}_id"] = self._encode.raws(args, name)
+        self._append("ops", columns, events)
+        self._add_collectives("comm_ops", "op", "ops", args)
+
+    def _add_runtime(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
+        if events:
+            args = list(map(_ARGS, events))
+            columns["correlation"] = self._encode.ints(args, "correlation")
+            self._append("runtime", columns, events)
+            if any(map(_has_grid, args)):
+                self._geometry.update(
+                    (one.correlation, (*one.grid, *one.block, one.smem_bytes))
+                    for one in args
+                    if _has_grid(one)
+                )
+
+    def _add_ranges(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
+        if events:
+            args = list(map(_ARGS, events))
+            columns["on_gpu"] = np.array([event.cat == "gpu_user_annotation" for event in events])
+            for name in ("dims", "types"):
+                columns[f"{name}_id"] = self._encode.raws(args, name)
+            self._append("ranges", columns, events)
+
+    def _add_names(self, events: Iterable[Any]) -> None:
+        """Kineto may repeat a name; the last one counts, as in the viewers."""
+        for event in events:
+            kind, text = event.name, event.args.labels if event.name == "process_labels" else event.args.name
+            if kind in ("process_name", "process_labels", "thread_name") and bytes(text):
+                tid = self._encode.ids[event.tid] if kind == "thread_name" else 0
+                name = clean_text(self._encode.value(bytes(text)))
+                self._named[kind, self._encode.ids[event.pid], tid] = self._encode.strings[name]
+
+    def _name_threads(self) -> None:
+        threads = [(pid, tid, n) for (kind, pid, tid), n in self._named.items() if kind == "thread_name"]
+        pids = dict.fromkeys(pid for kind, pid, _ in self._named if kind != "thread_name")
+        names = [
+            (pid, *(self._named.get((kind, pid, 0), -1) for kind in ("process_name", "process_labels")))
+            for pid in pids
+        ]
+        for table, rows in (("threads", threads), ("processes", names)):
+            columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+            self._chunks[table] = [dict(zip(tables.SCHEMAS[table], columns, strict=True))]
+
+    def _append(self, table: str, columns: dict[str, np.ndarray], rows: Sequence[Any]) -> None:
+        self._chunks[table].append(columns)
+        self._num_rows[table] += len(rows)
+
+    def _timed(self, events: list[Any]) -> tuple[list[Any], dict[str, np.ndarray]]:
+        """The events that have a time, and the columns that every table has."""
+        if list(map(_PH, events)).count("X") < len(events):
+            events = [event for event in events if event.ph == "X"]
+        if not events:
+            return [], {}
+        ts_ns, known = self._starts_ns(events)
+        if not known.all():
+            self.problems["events without a readable ts were left out"] += int((~known).sum())
+            events = [event for event, is_known in zip(events, known, strict=True) if is_known]
+            ts_ns = ts_ns[known]
+        dur_ns, known = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
+        odd = ~known | (dur_ns < 0)
+        if odd.any():
+            self.problems["events without a readable dur count as 0 ns long"] += int(odd.sum())
+            dur_ns[odd] = 0
+        return events, {
+            "ts_ns": ts_ns,
+            "dur_ns": dur_ns,
+            "pid": self._encode.numbers_or_texts(events, attrgetter("pid")),
+            "tid": self._encode.numbers_or_texts(events, attrgetter("tid")),
+            "name_id": self._encode.texts(events, _NAME),
+        }
+
+    def _starts_ns(self, events: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+        if self._decoder.exact:
+            return digits_us_to_ns(b"\0".join(map(_TS, events)).split(b"\0"))
+        times_us = np.fromiter(map(_TS, events), np.float64, len(events))
+        if (times_us >= FLOAT_EXACT_US).any():
+            raise _TooLarge
+        return float_us_to_ns(times_us)
+
+
+def _has_grid(args: Args) -> bool:
+    return args.grid is not NO_SIZE
+
+
+class _TooLarge(Exception):
+    """Times that a float64 cannot hold."""
+
+
+def _int32(values: np.ndarray) -> np.ndarray:
+    clipped: np.ndarray = np.clip(values, -(2**31), 2**31 - 1).astype(np.int32)
+    return clipped

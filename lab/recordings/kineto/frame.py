@@ -1,0 +1,93 @@
+"""The document around traceEvents: rank, world size, devices, versions, base time."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from lab.recordings.pieces import EventPieces
+from lab.recordings.tables import ProcessGroup, TraceMeta
+
+
+def decode_frame(pieces: EventPieces, problems: Counter[str]) -> dict[str, Any]:
+    try:
+        return _frame_of(pieces.frame)
+    except (ValueError, RecursionError) as error:
+        if not pieces.salvage:
+            raise pieces.bad(f"the document around traceEvents is not JSON ({error})", 0) from error
+    pieces.cut = pieces.cut or "the text after traceEvents is not JSON"
+    lost = "some of rank, base time and versions are missing"
+    problems[f"the document around traceEvents is not JSON: {lost}"] += 1
+    try:
+        return _frame_of(pieces.header + b"]}")
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _frame_of(text: bytes) -> dict[str, Any]:
+    decoded = text.decode("utf-8", "replace")
+    frame: dict[str, Any] = json.loads(decoded, strict=False, parse_constant=lambda _: None)
+    return frame
+
+
+def trace_meta(frame: dict[str, Any], base_ns: int, num_gpu_rows: int) -> TraceMeta:
+    names = tuple(str(device.get("name", "")) for device in _items(frame.get("deviceProperties")))
+    info = frame.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    groups = tuple(_group_of(g) for g in _items(info.get("pg_config")))
+    sizes = [len(group.ranks) for group in groups]
+    return TraceMeta(
+        rank=_count_of(info.get("rank")),
+        world_size=_count_of(info.get("world_size")) or (max(sizes) if sizes else None),
+        backend=_text_of(info.get("backend")),
+        vendor=_vendor(frame, names) if names or num_gpu_rows else "none",
+        devices=names,
+        base_ns=base_ns,
+        nccl_version=_text_of(info.get("nccl_version")),
+        torch_version=_text_of(frame.get("torch_version")),
+        cuda_version=integer_of(frame.get("cuda_runtime_version")),
+        hip_version=integer_of(frame.get("hip_runtime_version")),
+        process_groups=groups,
+        host=_text_of(frame.get("host_name")),
+        num_sms=tuple(_num_sms(device) for device in _items(frame.get("deviceProperties"))),
+    )
+
+
+def _num_sms(device: dict[str, Any]) -> int:
+    return _count_of(device.get("numSms", device.get("multiProcessorCount"))) or 0
+
+
+def _vendor(frame: dict[str, Any], devices: tuple[str, ...]) -> str:
+    by_key = any(key.startswith(("hip_", "roctracer")) for key in frame)
+    return "amd" if by_key or any("AMD" in name for name in devices) else "nvidia"
+
+
+def _group_of(found: dict[str, Any]) -> ProcessGroup:
+    ranks = found.get("ranks")
+    if isinstance(ranks, str):  # some versions write the list as text
+        ranks = [int(digits) for digits in ranks.strip("[] ").split(",") if digits.strip().isdigit()]
+    return ProcessGroup(
+        name=_text_of(found.get("pg_name")) or "",
+        description=_text_of(found.get("pg_desc")) or "",
+        backend=_text_of(found.get("backend_config")) or "",
+        ranks=tuple(rank for rank in (ranks if isinstance(ranks, list) else []) if isinstance(rank, int)),
+    )
+
+
+def _items(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def integer_of(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _count_of(value: Any) -> int | None:
+    """A plausible number of ranks; a hostile one must not cause a list of a billion ranks."""
+    number = integer_of(value)
+    return number if number is not None and 0 <= number < 1 << 20 else None
+
+
+def _text_of(value: Any) -> str | None:
+    return str(value) if isinstance(value, (str, int, float)) else None

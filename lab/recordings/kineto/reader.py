@@ -1,0 +1,29 @@
+"""One trace from a file to tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lab.recordings.kineto.columns import Columns
+from lab.recordings.kineto.frame import decode_frame
+from lab.recordings.pieces import PIECE_BYTES, EventPieces
+from lab.recordings.tables import Trace
+
+# Increase it whenever the same file would give other columns: older cache entries are then ignored.
+READER_VERSION = 3
+
+
+def read_kineto(path: Path | str, *, salvage: bool = False, piece_bytes: int = PIECE_BYTES) -> Trace:
+    """Read one trace; all times become absolute integer nanoseconds.
+
+    salvage keeps the readable part of a truncated or damaged file; `problems` says what is missing.
+    Raises MissingError without the file; BadDataError, with the byte, if it is truncated, damaged or not a
+    trace.
+    """
+    pieces = EventPieces(Path(path), salvage=salvage, piece_bytes=piece_bytes)
+    columns = Columns(pieces)
+    for piece in pieces:
+        columns.feed(piece)
+    if pieces.cut:
+        columns.problems[pieces.cut] += 1
+    return columns.finish(decode_frame(pieces, columns.problems))

@@ -1,0 +1,1 @@
+"""Merge into one JSON file in the Trace Event Format."""

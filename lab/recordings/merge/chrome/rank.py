@@ -1,0 +1,233 @@
+"""One rank of a merge: its events with new process, thread, flow and correlation numbers."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import IO, Any
+
+import msgspec
+from msgspec import Raw
+
+from lab.recordings.merge.chrome.events import ENCODER, NOTHING, Event, events_of, header_of
+from lab.recordings.merge.chrome.recordings import Recording
+from lab.recordings.merge.output import CPU_PIDS, FIRST_TEXT_TID, RANK_PIDS
+
+Row = tuple[bytes, bytes]  # pid and tid as they are written in the file
+
+GPU_CATEGORIES = {b'"kernel"', b'"gpu_memcpy"', b'"gpu_memset"', b'"gpu_user_annotation"'}
+
+CPU_CATEGORIES = {
+    b'"cpu_op"',
+    b'"user_annotation"',
+    b'"cuda_runtime"',
+    b'"cuda_driver"',
+    b'"python_function"',
+}
+
+FLOWS = {b'"s"': 1, b'"t"': 0, b'"f"': 2}
+BOTH_ENDS = 3
+
+# Ids past this are hashes rather than counters; adding to them could leave the 53 bits that viewers keep.
+LARGEST_ID = 1 << 48
+
+_IDS = re.compile(
+    rb'(?<!\\)("(?:correlation|External id|wait_on_cuda_event_record_corr_id)"\s*:\s*)([1-9]\d*)'
+)
+
+_INTEGER = re.compile(rb"-?\d+")
+
+
+@dataclass
+class Counters:
+    """State carried from rank to rank: ids assigned, events counted, the separator before the next event."""
+
+    next_flow: int = 1
+    largest_id: int = 0
+    written: int = 0
+    gap: bytes = b"\n"
+    dropped: Counter[str] = field(default_factory=Counter)
+    odd: Counter[str] = field(default_factory=Counter)
+
+    def put(self, file: IO[bytes], events: Sequence[Any]) -> None:
+        if events:
+            file.write(self.gap + ENCODER.encode(events)[1:-1])
+            self.gap = b",\n"
+            self.written += len(events)
+
+    def oddities(self) -> list[str]:
+        return [f"{text} ({count} times)" for text, count in self.odd.items()]
+
+
+class RankEvents:
+    """Writes one rank: a first pass collects rows, names and flows, a second one writes the events."""
+
+    def __init__(
+        self, found: Recording, shift_ns: int, numbers: Counters, *, cpu_ops: bool, salvage: bool
+    ) -> None:
+        self._path, self._rank, self._numbers = found.path, found.rank, numbers
+        self._cpu_ops, self._salvage = cpu_ops, salvage
+        self._shift_us = Decimal(shift_ns) / 1000
+        self._id_offset = numbers.largest_id
+        self._rows: dict[tuple[bool, bytes, bytes], None] = {}
+        self._unsure: dict[Row, bool] = {}
+        self._names: dict[tuple[bytes, bytes, bytes], Raw] = {}
+        self._flows: dict[tuple[bytes, bytes], Raw] = {}
+        self._pids: dict[tuple[bool, bytes], Raw] = {}
+        self._tids: dict[bytes, Raw] = {}
+
+    def write(self, file: IO[bytes]) -> None:
+        self._survey()
+        self._numbers.put(file, self._name_records())
+        for events in events_of(self._path, self._numbers.odd, salvage=self._salvage):
+            self._numbers.put(file, [event for event in events if self._rewrite(event)])
+
+    def _survey(self) -> None:
+        """Collect which rows are on the GPU, their names, and the flows that have both ends."""
+        ends: dict[tuple[bytes, bytes], int] = {}
+        # Odd events are counted in the second pass.
+        for event in itertools.chain.from_iterable(events_of(self._path, Counter(), salvage=self._salvage)):
+            phase, category, pid, tid = header_of(event)
+            if phase == b'"M"':
+                self._names[bytes(event.get("name", NOTHING)), pid, tid] = event.get("args", NOTHING)
+            elif self._is_left_out(category):
+                continue
+            elif category in GPU_CATEGORIES or category in CPU_CATEGORIES:
+                self._rows.setdefault((category in GPU_CATEGORIES, pid, tid))
+            else:
+                self._unsure.setdefault((pid, tid), False)
+            if phase in FLOWS:
+                key = category, bytes(event.get("id", NOTHING))
+                ends[key] = ends.get(key, 0) | FLOWS[phase]
+        whole = (key for key, seen in ends.items() if seen == BOTH_ENDS)
+        self._flows = {
+            key: _raw_number(number) for number, key in enumerate(whole, start=self._numbers.next_flow)
+        }
+        self._numbers.next_flow += len(self._flows)
+        self._place_unsure_rows()
+        self._assign_numbers()
+
+    def _place_unsure_rows(self) -> None:
+        """Flows, and categories that occur on both sides, go where the other events of their row are."""
+        gpus = {pid for on_gpu, pid, _ in self._rows if on_gpu}
+        cpus = {pid for on_gpu, pid, _ in self._rows if not on_gpu}
+        known = set(self._rows)
+        for pid, tid in self._unsure:
+            beside = (True, pid, tid) in known or (pid in gpus and pid not in cpus)
+            self._unsure[pid, tid] = beside and (False, pid, tid) not in known
+            self._rows.setdefault((self._unsure[pid, tid], pid, tid))
+
+    def _assign_numbers(self) -> None:
+        """GPUs in order of their number; CPU processes in order of appearance, those with text ids last."""
+        gpus = sorted({pid for on_gpu, pid, _ in self._rows if on_gpu}, key=lambda pid: (len(pid), pid))
+        cpus = dict.fromkeys(pid for on_gpu, pid, _ in self._rows if not on_gpu)
+        ordered = sorted(cpus, key=lambda pid: not _INTEGER.fullmatch(pid))
+        first = RANK_PIDS * self._rank
+        self._pids = {(True, pid): _raw_number(first + place) for place, pid in enumerate(gpus)}
+        self._pids |= {
+            (False, pid): _raw_number(first + CPU_PIDS + place) for place, pid in enumerate(ordered)
+        }
+        texts = dict.fromkeys(tid for _, _, tid in self._rows if not _INTEGER.fullmatch(tid))
+        self._tids = {tid: _raw_number(FIRST_TEXT_TID + place) for place, tid in enumerate(texts)}
+
+    def _name_records(self) -> list[dict[str, Any]]:
+        """Names for the processes and threads that have events, each once."""
+        records = []
+        for (on_gpu, pid), new in self._pids.items():
+            label = name = f"GPU {_text_of(pid)}"
+            if not on_gpu:
+                process = self._metadata("process_name", pid, b"0", "name") or ""
+                label, name = "CPU", f"CPU {process} {_text_of(pid)}"
+            title = " ".join(f"[R{self._rank}] rank {self._rank} {name}".split())
+            records += [
+                _record("process_name", new, 0, {"name": title}),
+                _record("process_labels", new, 0, {"labels": label}),
+                _record("process_sort_index", new, 0, {"sort_index": new}),
+            ]
+        for on_gpu, pid, tid in self._rows:
+            new, new_tid = self._pids[on_gpu, pid], self._tids.get(tid) or Raw(tid)
+            unnamed = f"stream {_text_of(tid)}" if on_gpu else _text_of(tid) or "none"
+            name = str(self._metadata("thread_name", pid, tid, "name") or unnamed).strip()
+            records.append(_record("thread_name", new, new_tid, {"name": name}))
+            order = self._metadata("thread_sort_index", pid, tid, "sort_index")
+            if order is not None:
+                records.append(_record("thread_sort_index", new, new_tid, {"sort_index": order}))
+        return records
+
+    def _metadata(self, name: str, pid: bytes, tid: bytes, key: str) -> Any:
+        args = msgspec.json.decode(self._names.get((b'"%s"' % name.encode(), pid, tid), NOTHING))
+        return args.get(key) if isinstance(args, dict) else None
+
+    def _rewrite(self, event: Event) -> bool:
+        """Move the event onto the common timeline; False if it is left out."""
+        phase, category, pid, tid = header_of(event)
+        if phase == b'"M"':
+            return False
+        if self._is_left_out(category):
+            self._numbers.dropped[f"{_text_of(category)} events, left out on purpose"] += 1
+            return False
+        if phase in FLOWS:
+            number = self._flows.get((category, bytes(event.get("id", NOTHING))))
+            if number is None:
+                self._numbers.dropped["flow events without their other end"] += 1
+                return False
+            event["id"] = number
+        else:
+            self._rewrite_ids(event)
+        event["pid"] = self._pids[self._on_gpu(category, pid, tid), pid]
+        event["tid"] = self._tids.get(tid) or Raw(tid)
+        if self._shift_us and "ts" in event:
+            event["ts"] = self._shifted(event["ts"])
+        return True
+
+    def _rewrite_ids(self, event: Event) -> None:
+        if "id" in event:  # async events share one space of ids in the format
+            event["id"] = Raw(b'"r%d:%s"' % (self._rank, bytes(event["id"]).strip(b'"')))
+        args = bytes(event.get("args", b"{}"))
+        if args.startswith(b"{"):
+            rest = _IDS.sub(self._shift_id, args)[1:].lstrip()
+            gap = b"" if rest == b"}" else b","
+            event["args"] = Raw(b'{"rank":%d%s%s' % (self._rank, gap, rest))
+
+    def _shift_id(self, found: re.Match[bytes]) -> bytes:
+        number = int(found[2])
+        if number > LARGEST_ID:
+            self._numbers.odd["ids too large to be shifted, kept as recorded"] += 1
+            return found[0]
+        number += self._id_offset
+        if number > self._numbers.largest_id:
+            self._numbers.largest_id = number
+        return found[1] + b"%d" % number
+
+    def _on_gpu(self, category: bytes, pid: bytes, tid: bytes) -> bool:
+        if category in GPU_CATEGORIES:
+            return True
+        return category not in CPU_CATEGORIES and self._unsure[pid, tid]
+
+    def _is_left_out(self, category: bytes) -> bool:
+        if category == b'"python_function"':
+            return True
+        return not self._cpu_ops and category in (b'"cpu_op"', b'"fwdbwd"')
+
+    def _shifted(self, ts_us: Raw) -> Raw:
+        try:
+            return Raw(format(Decimal(bytes(ts_us).decode()) + self._shift_us, "f").encode())
+        except (InvalidOperation, UnicodeDecodeError):
+            self._numbers.odd["times that are not numbers, kept as recorded"] += 1
+            return ts_us
+
+
+def _record(name: str, pid: Raw, tid: Raw | int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _text_of(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace").strip('"')
+
+
+def _raw_number(number: int) -> Raw:
+    return Raw(b"%d" % number)

@@ -1,0 +1,96 @@
+"""NVTX ranges of an export."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.recordings.capture import PUSH_POP, RANGE_COLUMNS, START_END, filled
+from lab.recordings.nsys.export import PREFIX, Export, pid_of, tid_of
+from lab.recordings.nsys.operations import with_valid_ends
+from lab.recordings.nsys.strings import StringIds
+from lab.recordings.tables import Table
+
+_MARK, _PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 34, 59, 60, 70, 71, 75
+_KIND_OF = {_PUSH_POP: PUSH_POP, _OLD_PUSH_POP: PUSH_POP, _START_END: START_END, _OLD_START_END: START_END}
+
+
+def read_ranges(export: Export, strings: StringIds) -> Table:
+    """Push/pop and start/end ranges; text_id and domain are ids of StringIds, or below -1."""
+    schema = RANGE_COLUMNS | {"text_id": np.int64, "domain": np.int64}
+    if "NVTX_EVENTS" not in export.tables:
+        return filled(schema, 0, {})
+    found = export.numbers(
+        "NVTX_EVENTS",
+        {"start_ns": "start", "end_ns": "end", "type": "eventType", "at": "globalTid", "row": "rowid"},
+        {"text_id": "textId", "domain_id": "domainId", "end_at": "endGlobalTid"},
+        f"WHERE eventType IN ({', '.join(map(str, _KIND_OF))})",
+    )
+    _end_the_unfinished(export, found)
+    with_valid_ends(export, "NVTX_EVENTS", found)
+    found["kind"] = np.where(np.isin(found["type"], (_PUSH_POP, _OLD_PUSH_POP)), PUSH_POP, START_END)
+    found |= {
+        "pid": pid_of(found["at"]),
+        "tid": tid_of(found["at"]),
+        "end_tid": tid_of(np.where(found["end_at"] > 0, found["end_at"], -1)),
+    }
+    found["text_id"] = _texts(export, strings, found)
+    found["domain"] = _domains(export, strings, found)
+    return filled(schema, len(found["at"]), found)
+
+
+def _end_the_unfinished(export: Export, found: dict[str, np.ndarray]) -> None:
+    """A range that was open when recording ended lasts until the last time in the file, as in nsys."""
+    still_open = found["end_ns"] < 0
+    if not still_open.any():
+        return
+    tables = [PREFIX + name for name in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")]
+    last = [export.rows(table, "MAX(end)")[0][0] or 0 for table in tables if table in export.tables]
+    end = max([int(found["end_ns"].max()), int(found["start_ns"].max()), *last])
+    found["end_ns"] = np.where(still_open, end, found["end_ns"])
+    export.problems.append(f"{plural(int(still_open.sum()), 'range')} still open at the end of the recording")
+
+
+def _texts(export: Export, strings: StringIds, found: dict[str, np.ndarray]) -> np.ndarray:
+    """The range's own text where it has one, otherwise its entry in StringIds."""
+    ids = found["text_id"].copy()
+    if "text" in export.tables["NVTX_EVENTS"]:
+        condition = (
+            f"WHERE text IS NOT NULL AND eventType IN ({', '.join(map(str, _KIND_OF))}) ORDER BY rowid"
+        )
+        cursor = export.connection.execute(f"SELECT rowid, text FROM NVTX_EVENTS {condition}")
+        known: dict[object, int] = {}
+        rows, own = [], []
+        for row, text in cursor:
+            if (index := known.get(text)) is None:
+                index = known[text] = strings.add(str(text))
+            rows.append(row)
+            own.append(index)
+        ids[np.searchsorted(found["row"], np.array(rows, dtype=np.int64))] = np.array(own, dtype=np.int64)
+    return strings.use(ids)
+
+
+def _domains(export: Export, strings: StringIds, found: dict[str, np.ndarray]) -> np.ndarray:
+    """Named domains by (process, domain id); 0 is the default one."""
+    if not {"domainId", "text"} <= export.tables["NVTX_EVENTS"]:
+        return np.full(len(found["at"]), -1)
+    named = {
+        (at >> 24, domain): str(text)
+        for at, domain, text in export.rows(
+            "NVTX_EVENTS", "globalTid, domainId, text", f"WHERE eventType = {_DOMAIN}"
+        )
+        if text is not None and at is not None
+    }
+    keys = np.stack([found["at"] >> 24, found["domain_id"]], axis=1)
+    used, which = np.unique(keys, axis=0, return_inverse=True)
+    ids = [
+        -1 if domain <= 0 else strings.add(named.get((process, domain), f"domain {domain}"))
+        for process, domain in used.tolist()
+    ]
+    return np.array(ids, dtype=np.int64)[which.ravel()] if len(used) else np.empty(0, dtype=np.int64)
+
+
+def with_bare_names(ranges: Table, strings: StringIds) -> Table:
+    names, seqs = strings.strings.stripped(ranges.text_id)
+    columns = {name: getattr(ranges, name) for name in ranges} | {"name_id": names, "seq": seqs}
+    return filled(RANGE_COLUMNS, len(ranges), columns)

@@ -1,0 +1,118 @@
+"""From an export, a gzipped export or a .nsys-rep to a capture."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+from lab.errors import BadDataError, LabError, MissingError, writing
+from lab.recordings.capture import Capture
+from lab.recordings.nsys.export import Export, opened_export
+from lab.recordings.nsys.info import check_counts, check_presence, read_devices, read_info
+from lab.recordings.nsys.operations import read_api_calls, read_operations, read_waits
+from lab.recordings.nsys.ranges import read_ranges, with_bare_names
+from lab.recordings.nsys.strings import StringIds
+
+REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
+
+
+def load(path: Path | str) -> Capture:
+    """Read an export.
+
+    Raises MissingError without the file; BadDataError if it is empty, no SQLite file, cut, damaged, not an
+    export of nsys, or of a schema whose columns lab does not know.
+    """
+    path = Path(path)
+    with opened_export(path) as connection:
+        export = Export(connection, path)
+        export.check()
+        check_counts(export)
+        strings = StringIds(export)
+        ops = read_operations(export, strings)
+        api = read_api_calls(export, strings)
+        ranges = read_ranges(export, strings)
+        meta = export.pairs("META_DATA_EXPORT")
+        capture = Capture(
+            source=path,
+            collector="nsys",
+            version=meta.get("EXPORT_PRODUCT_VERSION"),
+            schema=meta.get("EXPORT_SCHEMA_VERSION"),
+            ops=strings.named(ops, ("name_id",)),
+            api=strings.named(api, ("name_id",)),
+            ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
+            sync=read_waits(export),
+            strings=strings.strings.texts,
+            devices=read_devices(export),
+            problems=export.problems,
+            info=read_info(export),
+        )
+    check_presence(capture)
+    return capture
+
+
+def load_report(path: Path | str) -> Capture:
+    """Read a .nsys-rep through `nsys export`; the exported file, with its secrets, is deleted at once.
+
+    Raises MissingError where nsys is not on PATH; BadDataError where the export fails.
+    """
+    path = Path(path)
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        raise MissingError(
+            "only nsys can read a .nsys-rep, and nsys is not on PATH",
+            where=path,
+            fix="on a machine with nsys: nsys export --type sqlite FILE.nsys-rep; give lab the .sqlite file",
+        )
+    with tempfile.TemporaryDirectory(prefix="lab-nsys-") as folder:
+        target = Path(folder) / "export.sqlite"
+        command = [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
+        done = subprocess.run([*command, str(path.absolute())], capture_output=True, text=True, check=False)
+        if done.returncode or not target.exists():
+            output = (done.stderr or done.stdout).strip().splitlines()
+            raise BadDataError(
+                f"nsys export failed ({done.returncode}): {output[-1] if output else 'no output'}", where=path
+            )
+        capture = load(target)
+    return replace(capture, source=path)
+
+
+def load_zipped(path: Path | str) -> Capture:
+    """Read a gzipped export; it is unpacked into a temporary file, because SQLite needs random access.
+
+    Raises BadDataError where the gzip is cut or damaged, what `load` raises for what is in it, StorageError
+    where it cannot be unpacked.
+    """
+    with unzipped(Path(path)) as export:
+        capture = load(export)
+    return replace(capture, source=Path(path))
+
+
+@contextmanager
+def unzipped(path: Path) -> Iterator[Path]:
+    """The export in a gzip file, as a temporary file within the block; errors about it name `path`."""
+    with tempfile.TemporaryDirectory(prefix="lab-nsys-") as folder:
+        target = Path(folder) / "export.sqlite"
+        with writing(target), target.open("wb") as file:
+            _unzip(path, file)
+        try:
+            yield target
+        except LabError as error:
+            if not (error.where or str(target)).startswith(str(target)):
+                raise
+            raise type(error)(error.what, where=path, fix=error.fix) from error
+
+
+def _unzip(path: Path, into: BinaryIO) -> None:
+    try:
+        with gzip.open(path) as file:
+            shutil.copyfileobj(file, into, 1 << 20)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BadDataError(f"the gzip file is truncated or damaged: {error}", where=path) from error

@@ -1,0 +1,153 @@
+"""Alignment of the calls of two ranks that did not record the same ones (Needleman and Wunsch, 1970)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.recordings.pairing.rows import CallRows
+
+# Clocks of GPUs differ by this much, so a short call may seem to end before its last rank has started.
+MEET_NS = 50_000
+
+# Cells of one alignment (5,792 calls squared): memory must stay bounded.
+MAX_CELLS = 1 << 25
+
+
+def align_ranks(
+    rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray], start: np.ndarray, *, in_time: bool
+) -> np.ndarray:
+    """Calls (m,) by aligning one rank after the other, the longest first, with what is known so far."""
+    lanes = [_lane_of(rows, members[index], start) for index in lists]
+    order = sorted(range(len(lists)), key=lambda i: -len(lists[i]))
+    known, number = lanes[order[0]], np.arange(len(lists[order[0]]))
+    call = np.full(len(members), -1, dtype=np.int64)
+    call[lists[order[0]]] = number
+    num_calls = len(number)
+    for i in order[1:]:
+        a, b, left_out = _common_order(known, lanes[i], in_time=in_time)
+        rows.not_aligned = max(rows.not_aligned, left_out)
+        theirs = np.full(len(lanes[i]), -1, dtype=np.int64)
+        theirs[b] = number[a]
+        new = np.flatnonzero(theirs < 0)
+        theirs[new] = np.arange(num_calls, num_calls + len(new))
+        num_calls += len(new)
+        call[lists[i]] = theirs
+        known, number = _merged(known, number, lanes[i], theirs, a, b)
+    return call
+
+
+@dataclass
+class _Lane:
+    """Calls in their order: what each is and when all its ranks were in it (last start, first end)."""
+
+    step: np.ndarray
+    signature: np.ndarray
+    blocking: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.signature)
+
+    def take(self, index: np.ndarray) -> _Lane:
+        return _Lane(*(values[index] for values in vars(self).values()))
+
+    def joined(self, other: _Lane) -> _Lane:
+        columns = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _Lane(*(np.concatenate(both) for both in columns))
+
+
+def _lane_of(rows: CallRows, index: np.ndarray, start: np.ndarray) -> _Lane:
+    return _Lane(
+        rows.step[index],
+        rows.signature[index],
+        rows.blocking[index],
+        start[index],
+        start[index] + rows.dur[index],
+    )
+
+
+def _merged(
+    known: _Lane, number: np.ndarray, lane: _Lane, theirs: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> tuple[_Lane, np.ndarray]:
+    """The known calls after one more rank: matched ones narrowed to the common time, new ones inserted."""
+    known.begin[a] = np.maximum(known.begin[a], lane.begin[b])
+    known.end[a] = np.minimum(known.end[a], lane.end[b])
+    new = np.ones(len(lane), dtype=bool)
+    new[b] = False
+    # A new call goes between the matched calls around it, by its start.
+    gap = np.searchsorted(b, np.flatnonzero(new))
+    before, behind = np.concatenate([[-1], a])[gap], np.concatenate([a, [len(known)]])[gap]
+    after = np.searchsorted(np.maximum.accumulate(known.begin), lane.begin[new]) - 1
+    after = np.clip(after, before, behind - 1)
+    keys = np.concatenate([np.arange(len(known)) * 2, after * 2 + 1])
+    order = np.argsort(keys, kind="stable")
+    merged = known.joined(lane.take(np.flatnonzero(new))).take(order)
+    return merged, np.concatenate([number, theirs[new]])[order]
+
+
+def _common_order(a: _Lane, b: _Lane, *, in_time: bool) -> tuple[np.ndarray, np.ndarray, int]:
+    """The best common order of two lanes: indices into a (k,) and into b (k,), both rising.
+
+    The third value: how many calls of b were in blocks too large to be aligned.
+    Step by step where every call has its step, which keeps the blocks small.
+    """
+    if len(a) and len(b) and min(a.step.min(), b.step.min()) >= 0:
+        blocks = [
+            (np.flatnonzero(a.step == step), np.flatnonzero(b.step == step)) for step in np.unique(a.step)
+        ]
+    else:
+        blocks = [(np.arange(len(a)), np.arange(len(b)))]
+    found, left_out = [(np.empty(0, dtype=np.int64),) * 2], 0
+    for of_a, of_b in blocks:
+        if len(of_a) * len(of_b) > MAX_CELLS:
+            left_out += len(of_b)
+        else:
+            i, j = _best_path(a.take(of_a), b.take(of_b), in_time=in_time)
+            found.append((of_a[i], of_b[j]))
+    left, right = (np.concatenate(part) for part in zip(*found, strict=True))
+    order = np.argsort(left)
+    left, right = left[order], right[order]
+    rising = np.maximum.accumulate(right) == right  # steps recorded out of order are left out
+    return left[rising], right[rising], left_out
+
+
+def _best_path(a: _Lane, b: _Lane, *, in_time: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the pairs whose scores sum highest; a row of the table at a time."""
+    best = np.zeros(len(b) + 1)
+    diagonal = np.zeros((len(a), len(b)), dtype=bool)
+    upward = np.zeros((len(a), len(b)), dtype=bool)
+    for i in range(len(a)):
+        score = _scores(a, i, b, in_time=in_time)
+        paired = np.where(score > 0, best[:-1] + score, -1.0)
+        step = np.maximum(paired, best[1:])
+        row = np.concatenate([[0.0], np.maximum.accumulate(step)])
+        diagonal[i] = row[1:] == paired
+        upward[i] = row[1:] == best[1:]
+        best = row
+    i, j = len(a) - 1, len(b) - 1
+    pairs: list[tuple[int, int]] = []
+    while i >= 0 and j >= 0:
+        if diagonal[i, j]:
+            pairs.append((i, j))
+            i, j = i - 1, j - 1
+        elif upward[i, j]:
+            i -= 1
+        else:
+            j -= 1
+    found = np.array(pairs[::-1], dtype=np.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def _scores(a: _Lane, i: int, b: _Lane, *, in_time: bool) -> np.ndarray:
+    """How well call i of `a` fits each call of `b` (m,): 0 for not at all, up to 2 for the same time."""
+    same: np.ndarray = b.signature == a.signature[i]
+    if not in_time or not a.blocking[i]:
+        return np.where(same, 1.0, 0.0)
+    shared = np.minimum(b.end, a.end[i]) - np.maximum(b.begin, a.begin[i])
+    shortest = np.maximum(np.minimum(b.end - b.begin, a.end[i] - a.begin[i]), 0)
+    share = np.clip((shared + MEET_NS) / (shortest + MEET_NS), 0, 1)
+    return np.where(same & (shared >= -MEET_NS), 1 + share, 0.0)

@@ -1,0 +1,125 @@
+"""The collectives of a set of ranks, from their traces' tables of collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.recordings.pairing.clocks import clock_offsets
+from lab.recordings.pairing.match import match_calls
+from lab.recordings.pairing.rows import CallRows, Match
+from lab.recordings.pairing.summary import CallSummary
+from lab.recordings.tables import Table
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The collectives of a set of ranks.
+
+    collectives: one row per matched call, in order of its earliest start. Columns: collective_id, pg_name,
+    pg_desc, pg_ranks, collective, kind, dtype, in_nelems, out_nelems, msg_bytes, group_size,
+    index_in_group, num_ranks, complete, missing_ranks (text `1, 5`), ts_ns, latency_us (the shortest, so
+    the transfer without the waiting), start_skew_us, end_skew_us, mean_wait_us, straggler_rank (started
+    last), first_rank, algbw_gb_s, busbw_gb_s (GB = 1e9 bytes; NaN where unknown), stream, step, confidence
+    (`seq`, `order`, `lcs` or, without metadata, `stream`). A call seen on one rank alone has NaN skews and
+    straggler_rank -1.
+    instances: the rows of every rank's table with rank, collective_id (-1: cannot be matched), wait_us (how
+    long this rank waited for the last one) and ts_ns corrected by offsets_ns.
+    offsets_ns: what was subtracted from each rank's clock; estimated_offsets_ns: what was measured, of which
+    only clear deviations are corrected. problems: sentences.
+    """
+
+    ranks: tuple[int, ...]
+    collectives: Table
+    instances: Table
+    offsets_ns: dict[int, int]
+    estimated_offsets_ns: dict[int, int]
+    problems: tuple[str, ...]
+
+    def by_rank(self, column: str) -> np.ndarray:
+        """A column of `instances` as floats (collectives, ranks); NaN where a rank has no row."""
+        grid = np.full((len(self.collectives), len(self.ranks)), np.nan)
+        known = self.instances.where(self.instances.collective_id >= 0)
+        column_of_rank = np.searchsorted(np.array(self.ranks), known.rank)
+        grid[known.collective_id, column_of_rank] = getattr(known, column)
+        return grid
+
+
+def pair_collectives(ranks: Mapping[int, Table]) -> Pairs:
+    """Match the rows of `views.collective_instances`, one table per rank.
+
+    A rank without rows or without a table is missing in every collective of its groups. Cost: a sort of all
+    rows where calls have sequence numbers or every rank has all of them; else the square of the calls between
+    two steps that a rank lost.
+    """
+    rows = CallRows(ranks)
+    matches = match_calls(rows)
+    estimated, offsets = clock_offsets(rows, matches)
+    return _pairs_of(rows, matches, rows.start - offsets[rows.rank_index], estimated, offsets)
+
+
+def _pairs_of(
+    rows: CallRows,
+    matches: Sequence[Match],
+    start: np.ndarray,
+    estimated: dict[int, int],
+    offsets: np.ndarray,
+) -> Pairs:
+    call = np.full(len(rows.rank), -1, dtype=np.int64)
+    confidence: list[str] = []
+    for group, match in enumerate(matches):
+        members = rows.of_group(group)
+        used, dense = np.unique(match.call[match.call >= 0], return_inverse=True)
+        call[members[match.call >= 0]] = dense.ravel() + len(confidence)
+        confidence += [match.confidence] * len(used)
+    call, confidence = _in_order_of_time(call, confidence, start)
+    table = CallSummary(rows, call, start)
+    collectives = table.collectives(confidence)
+    wait = np.full(len(call), np.nan)
+    if len(confidence):
+        wait = np.where(call >= 0, (table.last_start[call] - start) / 1e3, np.nan)
+    instances = {"rank": rows.rank, "collective_id": call, **rows.columns, "ts_ns": start, "wait_us": wait}
+    return Pairs(
+        ranks=rows.ranks,
+        collectives=collectives,
+        instances=Table(instances),
+        offsets_ns={rank: int(ns) for rank, ns in zip(rows.ranks, offsets, strict=True)},
+        estimated_offsets_ns=estimated,
+        problems=tuple(_problems_of(rows, call, collectives, offsets)),
+    )
+
+
+def _in_order_of_time(
+    call: np.ndarray, confidence: list[str], start: np.ndarray
+) -> tuple[np.ndarray, list[str]]:
+    first = np.full(len(confidence), np.iinfo(np.int64).max)
+    np.minimum.at(first, call[call >= 0], start[call >= 0])
+    order = np.argsort(first, kind="stable")
+    number = np.empty(len(order) + 1, dtype=np.int64)
+    number[order], number[-1] = np.arange(len(order)), -1
+    return number[call], [confidence[i] for i in order]
+
+
+def _problems_of(rows: CallRows, call: np.ndarray, collectives: Table, offsets: np.ndarray) -> Iterator[str]:
+    unmatched, num = int((call < 0).sum()), len(collectives)
+    if unmatched:
+        yield f"sends and receives in groups of more than two ranks are not paired: {unmatched}"
+    incomplete = int((~collectives.complete).sum()) if num else 0
+    if incomplete:
+        yield f"{incomplete} of {num} collectives are incomplete: not every rank of the group recorded them"
+    if num and (unsure := int((collectives.confidence == "stream").sum())):
+        yield f"{unsure} of {num} collectives have no metadata: they were paired by stream and order only"
+    if num and (by_lcs := int((collectives.confidence == "lcs").sum())):
+        yield f"{by_lcs} of {num} collectives were aligned, because not every rank recorded the same calls"
+    if rows.not_aligned:
+        calls = plural(rows.not_aligned, "collective")
+        yield f"{calls} of one rank not aligned: too many between two steps"
+    for rank, ns in zip(rows.ranks, offsets.tolist(), strict=True):
+        if ns:
+            yield f"the clock of rank {rank} was off by {ns / 1e3:.1f} us: corrected"
+
+
+_TEXTS = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks", "kernel")

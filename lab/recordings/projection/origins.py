@@ -1,0 +1,51 @@
+"""The forward range that a backward operation belongs to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lab.recordings.capture import PUSH_POP, Capture
+from lab.recordings.projection.nest import RangeForest, nearest_ancestor
+from lab.recordings.projection.paths import Paths
+from lab.recordings.tables import Table
+
+
+def forward_origins(
+    capture: Capture, nest: RangeForest, paths: Paths, call: np.ndarray, inner: np.ndarray
+) -> np.ndarray:
+    """For each backward operation (n,) the path of the range around its forward operator, or -1.
+
+    Sequence numbers tie the two. They count per forward thread; several operators carry one number, and the
+    last of them made the backward node.
+    """
+    ranges = capture.ranges
+    result = np.full(len(call), -1, dtype=np.int64)
+    numbered = ranges.seq >= 0
+    if not numbered.any():
+        return result
+    back = nearest_ancestor(nest.parent, inner, numbered)
+    asked = np.flatnonzero(back >= 0)
+    found = _last_before_elsewhere(ranges, np.flatnonzero(numbered), back[asked])
+    by_user = np.array([*("::" not in text for text in capture.strings), False])[ranges.name_id]
+    by_user &= (ranges.kind == PUSH_POP) & (ranges.name_id == ranges.text_id)
+    outer = nearest_ancestor(nest.parent, found, by_user)
+    result[asked] = np.where(outer >= 0, paths.of_range[outer], -1)
+    return result
+
+
+def _last_before_elsewhere(ranges: Table, rows: np.ndarray, back: np.ndarray) -> np.ndarray:
+    """The last of `rows` before each backward operator (n,) with its number on another thread, or -1."""
+    order = rows[np.lexsort((ranges.start_ns[rows], ranges.seq[rows], ranges.pid[rows]))]
+    place: dict[tuple[int, int], list[int]] = {}
+    for row, key in zip(
+        order.tolist(), zip(ranges.pid[order].tolist(), ranges.seq[order].tolist(), strict=True), strict=True
+    ):
+        place.setdefault(key, []).append(row)
+    start, tid = ranges.start_ns, ranges.tid
+    found: dict[int, int] = {}
+    for row in np.unique(back).tolist():
+        same = place[int(ranges.pid[row]), int(ranges.seq[row])]
+        before = [one for one in same if start[one] <= start[row] and tid[one] != tid[row]]
+        one_thread = len({int(tid[one]) for one in before}) == 1
+        found[row] = before[-1] if one_thread else -1
+    return np.array([found[row] for row in back.tolist()], dtype=np.int64)

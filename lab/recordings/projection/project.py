@@ -1,0 +1,110 @@
+"""From the tables of a capture to its projection."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.errors import BadDataError
+from lab.recordings.capture import GRAPH, Capture
+from lab.recordings.projection.loose import loose_pairs
+from lab.recordings.projection.nest import RangeForest
+from lab.recordings.projection.origins import forward_origins
+from lab.recordings.projection.paths import Paths, path_tree
+from lab.recordings.projection.result import Projection
+from lab.recordings.projection.rules import (
+    AMBIGUOUS,
+    CROSS,
+    GRAPH_LAUNCH,
+    OUTSIDE,
+    PHASES,
+    SAME,
+    UNATTRIBUTED,
+)
+from lab.recordings.projection.sums import instance_sums
+from lab.recordings.projection.threads import phases_of_other_threads
+from lab.recordings.tables import Table
+
+
+def project(capture: Capture, attribution: str = "full", phases: re.Pattern[str] = PHASES) -> Projection:
+    """Project a capture. attribution is `full` or `nsys`.
+
+    phases: names (matched in full) of ranges whose operations on other threads inherit them.
+
+    Cost is that of sorting: n log n in ranges, calls and operations.
+    """
+    if attribution not in ("full", "nsys"):
+        raise ValueError(f"attribution is full or nsys, not {attribution!r}")
+    problems: list[str] = []
+    call = _launch_calls(capture, problems)
+    nest = RangeForest(capture)
+    inner = nest.around(capture, call)
+    inherited, ambiguous = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=bool)
+    if attribution == "full":
+        inherited, ambiguous = phases_of_other_threads(capture, nest, call, inner, phases)
+    loose_op, loose_range = loose_pairs(capture, nest.loose, call, attribution)
+    sums = instance_sums(capture, nest, inner, inherited, loose_op, loose_range)
+    paths = Paths(capture, nest, sums["num_ops"] > 0)
+    path = paths.of(inherited, inner)
+    _note_problems(capture, nest, ambiguous, problems)
+    columns = {"api": call, "range": inner, "inherited": inherited, "path": path}
+    columns["rule"] = _rules(capture, call, inner, inherited, ambiguous)
+    columns["origin"] = forward_origins(capture, nest, paths, call, inner)
+    return Projection(
+        capture=capture,
+        attribution=attribution,
+        ops=Table(columns),
+        tree=path_tree(capture, paths, path),
+        instances=Table({"parent": nest.parent, "level": nest.level, "path": paths.of_range, **sums}),
+        loose=Table({"op": loose_op, "range": loose_range}),
+        problems=problems,
+    )
+
+
+def _launch_calls(capture: Capture, problems: list[str]) -> np.ndarray:
+    """Row of `api` (n,) with the operation's process and correlation id, the first of several, or -1."""
+    ops, api = capture.ops, capture.api
+    if len(api) == 0:
+        return np.full(len(ops), -1, dtype=np.int64)
+    pids, codes = np.unique(np.concatenate([ops.pid, api.pid]), return_inverse=True)
+    largest = int(max(api.corr.max(), ops.corr.max(initial=0))) + 1
+    if largest > (1 << 62) // len(pids):
+        raise BadDataError("correlation ids are too large to be indexed", where=capture.source)
+    keys = codes.astype(np.int64) * largest + np.concatenate([ops.corr, api.corr])
+    keys[np.concatenate([ops.corr, api.corr]) < 0] = -1
+    wanted, among = keys[: len(ops)], keys[len(ops) :]
+    order = np.argsort(among, kind="stable")
+    place = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
+    found = order[place]
+    call = np.where((among[found] == wanted) & (wanted >= 0), found, -1)
+    again = np.searchsorted(among[order], wanted, side="right") - np.searchsorted(among[order], wanted)
+    if several := int(((again > 1) & (wanted >= 0)).sum()):
+        found = plural(several, "operation")
+        problems.append(
+            f"{found} with several API calls of the same correlation id: the first call was taken"
+        )
+    return call
+
+
+def _rules(
+    capture: Capture, call: np.ndarray, inner: np.ndarray, inherited: np.ndarray, ambiguous: np.ndarray
+) -> np.ndarray:
+    replayed = (capture.ops.graph_node > 0) | (capture.ops.kind == GRAPH)
+    found = (inner >= 0) | (inherited >= 0)
+    cases = [call < 0, ambiguous, replayed & found, inherited >= 0, inner >= 0]
+    rules: np.ndarray = np.select(cases, [UNATTRIBUTED, AMBIGUOUS, GRAPH_LAUNCH, CROSS, SAME], OUTSIDE)
+    return rules.astype(np.int8)
+
+
+def _note_problems(capture: Capture, nest: RangeForest, ambiguous: np.ndarray, problems: list[str]) -> None:
+    if nest.crossing:
+        problems.append(
+            f"{plural(nest.crossing, 'range')} only partly inside another one: counted, but in no path"
+        )
+    if ambiguous.any():
+        problems.append(
+            f"{plural(int(ambiguous.sum()), 'operation')} launched while several threads were in a phase: "
+            "attributed to none of them"
+        )

@@ -1,0 +1,89 @@
+"""The projection of a capture: which range launched which operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lab.recordings.capture import Capture
+from lab.recordings.projection.nest import nearest_ancestor
+from lab.recordings.projection.rules import RULES, is_step, is_warmup
+from lab.recordings.projection.sums import sums_by_group
+from lab.recordings.tables import Table
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Every operation of `capture.ops` with its call, range and path; every range with its operations.
+
+    ops (rows as `capture.ops`): api, the row of `capture.api`, or -1; range, the innermost row of
+        `capture.ranges` around the call on its own thread, or -1; inherited, the row of the innermost phase
+        of another thread, or -1; path, a row of `tree`; rule, one of RULES; origin, a row of `tree`, or -1:
+        the path of the forward operator that this backward operation belongs to by its sequence number.
+        tree, one row per distinct path of names (row 0 is the root, with all operations; its parent is -1):
+        parent, name_id, depth; self_ops, self_kernels, self_op_ns, self_kernel_ns: what has exactly this
+        path; num_ops, num_kernels, op_ns, kernel_ns: that and all below it. Each operation counts once.
+        instances (rows as `capture.ranges`): parent, the row of the range around it on its thread, or -1;
+        level; path; num_ops, num_kernels, op_ns, kernel_ns of what was launched in it, inherited operations
+        included; first_ns and last_ns, the projected span: earliest start and latest end of its operations,
+        -1 without any.
+    loose: pairs of an op and a range (rows) for ranges without a path, whose level is -1: start/end ranges,
+        which overlap freely, and ranges that cross others.
+    """
+
+    capture: Capture
+    attribution: str
+    ops: Table
+    tree: Table
+    instances: Table
+    loose: Table
+    problems: list[str]
+
+    def path(self, index: int) -> tuple[str, ...]:
+        """The names along a path of the tree, outermost first; () for the root."""
+        names = []
+        while index > 0:
+            names.append(self.capture.name(int(self.tree.name_id[index])))
+            index = int(self.tree.parent[index])
+        return tuple(reversed(names))
+
+    def owners(self, rows: np.ndarray) -> np.ndarray:
+        """The index in `rows` (m,) of the innermost of these ranges around each operation (n,), or -1.
+
+        A range on the operation's own thread takes precedence over an inherited one.
+        """
+        index = np.full(len(self.capture.ranges) + 1, -1, dtype=np.int64)
+        index[rows] = np.arange(len(rows))
+        own = self._nearest_index(self.ops.range, index)
+        return np.where(own >= 0, own, self._nearest_index(self.ops.inherited, index))
+
+    def nearest(self, wanted: np.ndarray) -> np.ndarray:
+        """The innermost range of the mask `wanted` on each operation's own thread (n,), or -1."""
+        return nearest_ancestor(self.instances.parent, self.ops.range, wanted)
+
+    def _nearest_index(self, start: np.ndarray, index: np.ndarray) -> np.ndarray:
+        at = nearest_ancestor(self.instances.parent, start, index[:-1] >= 0)
+        return np.where(at >= 0, index[at], -1)
+
+    @cached_property
+    def steps(self) -> np.ndarray:
+        """Rows of `capture.ranges` that are measured steps (`step_0`, `ProfilerStep#3`), by start."""
+        return _steps(self.capture, self.instances.parent)
+
+    @cached_property
+    def coverage(self) -> Table:
+        """One row per rule: num_ops, num_kernels, op_ns, kernel_ns."""
+        return Table(sums_by_group(self.capture, self.ops.rule.astype(np.int64), len(RULES)))
+
+
+def _steps(capture: Capture, parent: np.ndarray) -> np.ndarray:
+    """Rows of step ranges, outermost ones, by start; without those inside a warm-up range."""
+    name_id = capture.ranges.name_id
+    steps = np.array([*map(is_step, capture.strings), False])[name_id]
+    warmups = np.array([*map(is_warmup, capture.strings), False])[name_id]
+    rows = np.flatnonzero(steps)
+    above = nearest_ancestor(parent, parent[rows], steps | warmups)
+    rows = rows[above < 0]
+    return rows[np.argsort(capture.ranges.start_ns[rows], kind="stable")]

@@ -1,0 +1,78 @@
+"""Counts and times of the operations of each range."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+
+from lab.recordings.capture import Capture
+from lab.recordings.projection.nest import RangeForest
+
+
+def sums_by_group(capture: Capture, group: np.ndarray, size: int) -> dict[str, np.ndarray]:
+    """num_ops, num_kernels, op_ns, kernel_ns of each group; group (n,): that of each operation, or -1."""
+    dur_ns = capture.ops.end_ns - capture.ops.start_ns
+    names = {"num_ops": np.ones(len(group), dtype=np.int64), "num_kernels": capture.kernels.astype(np.int64)}
+    names |= {"op_ns": dur_ns, "kernel_ns": np.where(capture.kernels, dur_ns, 0)}
+    there = group >= 0
+    sums = {}
+    for name, values in names.items():
+        sums[name] = np.zeros(size, dtype=np.int64)
+        np.add.at(sums[name], group[there], values[there])
+    return sums
+
+
+def instance_sums(
+    capture: Capture,
+    nest: RangeForest,
+    inner: np.ndarray,
+    inherited: np.ndarray,
+    loose_op: np.ndarray,
+    loose_range: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Sums and the projected span of each range (rows as `ranges`), children included."""
+    size, ops = len(capture.ranges), capture.ops
+    none = np.iinfo(np.int64).max
+    sums = sums_by_group(capture, inner, size)
+    for name, more in sums_by_group(capture, inherited, size).items():
+        sums[name] += more
+    first, last = np.full(size, none), np.full(size, -1, dtype=np.int64)
+    for rows in (inner, inherited):
+        there = np.flatnonzero(rows >= 0)
+        np.minimum.at(first, rows[there], ops.start_ns[there])
+        np.maximum.at(last, rows[there], ops.end_ns[there])
+    _to_parents(nest, sums, first, last)
+    _add_loose(capture, sums, first, last, loose_op, loose_range)
+    return {**sums, "first_ns": np.where(first == none, -1, first), "last_ns": last}
+
+
+def _to_parents(nest: RangeForest, sums: dict[str, np.ndarray], first: np.ndarray, last: np.ndarray) -> None:
+    """Add each level to the one above it, deepest first."""
+    by_level = np.argsort(nest.level, kind="stable")
+    bounds = np.searchsorted(nest.level[by_level], np.arange(1, nest.level.max(initial=0) + 2))
+    for low, high in reversed(list(itertools.pairwise(bounds))):
+        rows = by_level[low:high]
+        up = nest.parent[rows]
+        np.minimum.at(first, up, first[rows])
+        np.maximum.at(last, up, last[rows])
+        for values in sums.values():
+            np.add.at(values, up, values[rows])
+
+
+def _add_loose(
+    capture: Capture,
+    sums: dict[str, np.ndarray],
+    first: np.ndarray,
+    last: np.ndarray,
+    op: np.ndarray,
+    row: np.ndarray,
+) -> None:
+    if len(op) == 0:
+        return
+    picked = replace(capture, ops=capture.ops.take(op))
+    for name, more in sums_by_group(picked, row, len(first)).items():
+        sums[name] += more
+    np.minimum.at(first, row, capture.ops.start_ns[op])
+    np.maximum.at(last, row, capture.ops.end_ns[op])

@@ -1,0 +1,36 @@
+"""Questions to a trace, as pure functions: who launched what, how busy was the GPU, which GEMMs ran.
+
+A trace without GPU rows (gloo on a CPU) answers the same questions from its CPU ops; `device_of` says which.
+"""
+
+from lab.recordings.views.collectives import DTYPE_BYTES, collective_instances
+from lab.recordings.views.gemms import GEMM_OPS, gemm_instances
+from lab.recordings.views.launches import (
+    STEP_PREFIX,
+    device_of,
+    innermost,
+    kernel_steps,
+    launch_calls,
+    link_ops,
+    steps_at,
+)
+from lab.recordings.views.timeline import COMM, COMP, MEMCOPY, classify, gpu_timeline
+
+__all__ = [
+    "COMM",
+    "COMP",
+    "DTYPE_BYTES",
+    "GEMM_OPS",
+    "MEMCOPY",
+    "STEP_PREFIX",
+    "classify",
+    "collective_instances",
+    "device_of",
+    "gemm_instances",
+    "gpu_timeline",
+    "innermost",
+    "kernel_steps",
+    "launch_calls",
+    "link_ops",
+    "steps_at",
+]

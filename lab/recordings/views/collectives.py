@@ -1,0 +1,133 @@
+"""Which collectives ran, with their sizes and process groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lab.recordings.tables import Table, Trace
+from lab.recordings.views.launches import device_of, first_index, kernel_steps, link_ops, steps_at
+from lab.recordings.views.shapes import column_of, int_sizes, json_list
+from lab.recordings.views.timeline import COMM, GLOO_PREFIX, classify, is_gloo
+
+DTYPE_BYTES = {
+    "double": 8,
+    "long": 8,
+    "long int": 8,
+    "complexfloat": 8,
+    "c10::complex<float>": 8,
+    "float": 4,
+    "int": 4,
+    "uint32": 4,
+    "half": 2,
+    "c10::half": 2,
+    "bfloat16": 2,
+    "c10::bfloat16": 2,
+    "short": 2,
+    "short int": 2,
+    "byte": 1,
+    "unsigned char": 1,
+    "char": 1,
+    "signed char": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "c10::float8_e4m3fn": 1,
+    "c10::float8_e5m2": 1,
+    "c10::float8_e4m3fnuz": 1,
+    "c10::float8_e5m2fnuz": 1,
+}
+
+
+def collective_instances(trace: Trace) -> Table:
+    """One row per collective kernel (on a CPU per gloo call), in order of time.
+
+    Columns: collective ("" where not recorded), in_nelems, out_nelems, dtype, group_size,
+    msg_bytes (the total S of nccl-tests: the larger of both buffers), pg_name, pg_desc, pg_ranks, seq, ts_ns,
+    dur_ns, stream, correlation, grid_x, block_x, step, kernel (name), row (of `kernels`, or of `ranges`),
+    in_split and out_split (JSON lists as text).
+    """
+    columns = _collectives_on_gpu(trace) if device_of(trace) == "gpu" else _collectives_on_cpu(trace)
+    nelems = np.maximum(columns["in_nelems"], columns["out_nelems"])
+    sizes = np.array([DTYPE_BYTES.get(dtype.lower(), -1) for dtype in columns["dtype"]], dtype=np.int64)
+    columns["msg_bytes"] = np.where((nelems >= 0) & (sizes > 0), nelems * sizes, -1)
+    table = Table(columns)
+    return table.take(np.argsort(table.ts_ns, kind="stable"))
+
+
+def _collectives_on_gpu(trace: Trace) -> dict[str, np.ndarray]:
+    rows = np.flatnonzero(classify(trace) == COMM)
+    kernels, metadata = trace.kernels.take(rows), _comm_metadata(trace, rows)
+    columns = {name: metadata(name) for name in ("in_nelems", "out_nelems", "group_size", "seq")}
+    texts = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks", "in_split", "out_split")
+    columns |= {name: trace.text(metadata(f"{name}_id")) for name in texts}
+    copied = ("ts_ns", "dur_ns", "stream", "correlation", "grid_x", "block_x")
+    columns |= {name: getattr(kernels, name) for name in copied}
+    return columns | {
+        "step": kernel_steps(trace)[rows],
+        "kernel": trace.text(kernels.name_id),
+        "row": rows,
+    }
+
+
+def _comm_metadata(trace: Trace, rows: np.ndarray) -> Callable[[str], np.ndarray]:
+    """Columns of metadata for `rows` of `kernels`, -1 where not recorded.
+
+    Older recordings have them only at the op that launched the collective.
+    """
+    of_kernel = first_index(rows, trace.collectives.kernel)
+    of_op = np.full(len(rows), -1)
+    if len(trace.comm_ops) and (of_kernel < 0).any():
+        of_op = first_index(link_ops(trace)[rows], trace.comm_ops.op)
+
+    def column(name: str) -> np.ndarray:
+        found = np.full(len(rows), -1)
+        for index, table in ((of_op, trace.comm_ops), (of_kernel, trace.collectives)):
+            found[index >= 0] = getattr(table, name)[index[index >= 0]]
+        return found
+
+    return column
+
+
+def _collectives_on_cpu(trace: Trace) -> dict[str, np.ndarray]:
+    """gloo records a range per call with the shapes of its input; its worker threads carry them."""
+    from_gloo = np.array([*(is_gloo(text) for text in trace.strings), False])
+    rows = np.flatnonzero(from_gloo[trace.ranges.name_id])
+    found = trace.ranges.take(rows)
+    names = [text.removeprefix(GLOO_PREFIX) for text in trace.text(found.name_id)]
+    nelems = [_num_elements(json_list(text)) for text in trace.text(found.dims_id)]
+    dtypes = [json_list(text)[:1] for text in trace.text(found.types_id)]
+    group_size = trace.meta.world_size or -1
+    gathered = [
+        n * group_size if "gather" in name and n >= 0 < group_size else n
+        for n, name in zip(nelems, names, strict=True)
+    ]
+    unknown = np.full(len(rows), -1, dtype=np.int64)
+    nothing = column_of([""] * len(rows))
+    return {
+        "collective": column_of(names),
+        "in_nelems": np.array(nelems, dtype=np.int64),
+        "out_nelems": np.array(gathered, dtype=np.int64),
+        "dtype": column_of([str(found[0]) if found else "" for found in dtypes]),
+        "group_size": np.full(len(rows), group_size),
+        **dict.fromkeys(("pg_name", "pg_desc", "pg_ranks", "in_split", "out_split"), nothing),
+        **dict.fromkeys(("seq", "stream", "correlation", "grid_x", "block_x"), unknown),
+        "ts_ns": found.ts_ns,
+        "dur_ns": found.dur_ns,
+        "step": steps_at(trace, found.ts_ns),
+        "kernel": trace.text(found.name_id),
+        "row": rows,
+    }
+
+
+def _num_elements(dims: list[Any]) -> int:
+    """Elements of the first tensor argument, or of the first list of tensors; -1 unknown."""
+    first = dims[0] if dims else None
+    if isinstance(first, list) and first and isinstance(first[0], list):
+        return sum(math.prod(int_sizes(tensor)) for tensor in first)
+    return math.prod(first) if isinstance(first, list) and int_sizes(first) else -1

@@ -1,0 +1,156 @@
+"""Which matrix products ran, with their sizes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from lab.recordings.tables import KERNEL, Table, Trace
+from lab.recordings.views.launches import device_of, link_ops, steps_at, thread_nesting
+from lab.recordings.views.shapes import column_of, int_sizes, json_list
+from lab.stats.intervals import spans, total
+
+# How many arguments stand before the two factors; linear and matmul count only where they are innermost.
+GEMM_OPS = {
+    "aten::mm": 0,
+    "aten::_int_mm": 0,
+    "aten::_scaled_mm": 0,
+    "aten::bmm": 0,
+    "aten::addmm": 1,
+    "aten::_addmm_activation": 1,
+    "aten::baddbmm": 1,
+    "aten::linear": 0,
+    "aten::matmul": 0,
+}
+
+
+def gemm_instances(trace: Trace) -> Table:
+    """One row per executed GEMM op, in order of time.
+
+    Columns: op, M, N, K, B, bias, dtype, strides, transpose, ts_ns, dur_ns (union of its kernels, fills left
+    out), rank, step, correlation (of its first kernel, -1 on a CPU), kernels (names joined by ` ; `), op_row,
+    tid.
+    transpose has a letter per factor: T where its last dimension is not the contiguous one. Sizes that
+    were not recorded are -1.
+    """
+    found = _gemms_on_gpu(trace) if device_of(trace) == "gpu" else _gemms_on_cpu(trace)
+    op_rows = found.pop("op_row")
+    ops = trace.ops.take(op_rows)
+    keys = np.stack([ops.name_id, ops.dims_id, ops.types_id, ops.strides_id], axis=1)
+    distinct, which = np.unique(keys, axis=0, return_inverse=True)
+    shapes = [_gemm_shape(*(_string(trace, i) for i in key)) for key in distinct.tolist()]
+    columns = {name: column_of([shape[name] for shape in shapes])[which.ravel()] for name in _UNKNOWN_SHAPE}
+    columns |= found
+    columns["rank"] = np.full(len(ops), -1 if trace.meta.rank is None else trace.meta.rank)
+    columns["step"] = steps_at(trace, ops.ts_ns)
+    table = Table({**columns, "op_row": op_rows, "tid": ops.tid})
+    return table.take(np.argsort(table.ts_ns, kind="stable"))
+
+
+def _gemms_on_gpu(trace: Trace) -> dict[str, Any]:
+    link = link_ops(trace)
+    is_gemm = np.array([*(text in GEMM_OPS for text in trace.strings), False])
+    linked = np.flatnonzero((link >= 0) & (trace.kernels.kind == KERNEL))
+    rows = linked[is_gemm[trace.ops.name_id[link[linked]]]]
+    rows = rows[np.lexsort((trace.kernels.ts_ns[rows], link[rows]))]
+    op_rows, first = np.unique(link[rows], return_index=True)
+    kernels = trace.kernels.take(rows)
+    names = trace.text(kernels.name_id)
+    joined = names[first]
+    ends = np.append(first[1:], len(rows))
+    for group in np.flatnonzero(ends - first > 1).tolist():
+        joined[group] = " ; ".join(names[first[group] : ends[group]])
+    return {
+        "op_row": op_rows,
+        "ts_ns": kernels.ts_ns[first],
+        "dur_ns": _covered_per_group(kernels.ts_ns, kernels.dur_ns, first),
+        "correlation": kernels.correlation[first],
+        "kernels": joined,
+    }
+
+
+def _covered_per_group(ts_ns: np.ndarray, dur_ns: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Length (g,) of the union of each group's spans; group i is rows first[i] to first[i + 1], by start.
+
+    The groups are laid side by side on one axis, so that one running maximum is enough for all.
+    """
+    if len(first) == 0:
+        return np.empty(0, dtype=np.int64)
+    group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(ts_ns))))
+    start = ts_ns - ts_ns[first][group]
+    room = int((start + dur_ns).max()) + 1
+    if room > 2**62 // len(first):
+        groups = np.split(spans(ts_ns, dur_ns), first[1:])
+        return np.array([total(every) for every in groups], dtype=np.int64)
+    start += group * room
+    reach = np.maximum.accumulate(start + dur_ns)
+    before = np.maximum(start, np.concatenate([[0], reach[:-1]]))
+    covered: np.ndarray = np.add.reduceat(np.maximum(start + dur_ns - before, 0), first)
+    return covered
+
+
+def _gemms_on_cpu(trace: Trace) -> dict[str, Any]:
+    is_gemm = np.array([*(text in GEMM_OPS for text in trace.strings), False])
+    rows = np.flatnonzero(is_gemm[trace.ops.name_id])
+    ops = trace.ops.take(rows)
+    wraps = np.zeros(len(rows), dtype=bool)
+    for where in sorted(set(zip(ops.pid.tolist(), ops.tid.tolist(), strict=True))):
+        order, parents = thread_nesting(ops, *where)
+        wraps[order[parents[parents >= 0]]] = True
+    rows = rows[~wraps]
+    return {
+        "op_row": rows,
+        "ts_ns": trace.ops.ts_ns[rows],
+        "dur_ns": trace.ops.dur_ns[rows],
+        "correlation": np.full(len(rows), -1, dtype=np.int64),
+        "kernels": trace.text(trace.ops.name_id[rows]),
+    }
+
+
+_UNKNOWN_SHAPE: dict[str, Any] = {
+    "op": "",
+    "M": -1,
+    "N": -1,
+    "K": -1,
+    "B": -1,
+    "bias": False,
+    "dtype": "",
+    "strides": "",
+    "transpose": "",
+}
+
+
+def _gemm_shape(op: str, dims: str, types: str, strides: str) -> dict[str, Any]:
+    """Sizes of one GEMM from what the profiler wrote about its arguments; unknown ones stay -1."""
+    first = GEMM_OPS[op]
+    shape = {**_UNKNOWN_SHAPE, "op": op, "bias": first == 1}
+    a, b = (int_sizes(item) for item in _pair(dims, first))
+    a_stride, b_stride = (int_sizes(item) for item in _pair(strides, first))
+    shape["dtype"] = str(_pair(types, first)[0] or "")
+    shape["strides"] = " ".join(str(tuple(stride)) for stride in (a_stride, b_stride) if stride)
+    shape["transpose"] = _letter(a_stride) + _letter(b_stride)
+    if op == "aten::linear":
+        b = b[::-1]
+        shape["bias"] = bool(int_sizes((json_list(dims) + [None] * 3)[2]))
+    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
+        return shape
+    rows_are_batch = op == "aten::linear" or (op == "aten::matmul" and len(b) == 2)
+    batch = 1 if rows_are_batch else math.prod(max(a[:-2], b[:-2], key=math.prod))
+    return shape | {"M": math.prod(a[:-1]) if rows_are_batch else a[-2], "N": b[-1], "K": a[-1], "B": batch}
+
+
+def _letter(stride: list[int]) -> str:
+    if len(stride) < 2:
+        return "?"
+    return "T" if stride[-1] != 1 and stride[-2] == 1 else "N"
+
+
+def _pair(text: str, first: int) -> list[Any]:
+    items = json_list(text)[first : first + 2]
+    return items + [None] * (2 - len(items))
+
+
+def _string(trace: Trace, index: int) -> str:
+    return trace.strings[index] if index >= 0 else ""

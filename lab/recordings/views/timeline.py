@@ -1,0 +1,91 @@
+"""How busy the GPU was: computation, communication, copies, and what of them is exposed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lab.recordings.tables import MEMCPY, Table, Trace
+from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at
+from lab.stats.intervals import spans, subtract, total, union
+
+COMP, COMM, MEMCOPY = 0, 1, 2
+GLOO_PREFIX = "gloo:"
+NOT_COMPUTATION = ("c10d::", "autograd::", "profiler::")
+
+
+def gpu_timeline(
+    trace: Trace, steps: Sequence[int] | None = None, *, linked_only: bool = False
+) -> dict[str, float]:
+    """Where the time went, in ms: computation, communication and copies as unions, and what is exposed.
+
+    steps keeps only what ProfilerStep#N launched; linked_only leaves out kernels without a known op, as
+    TraceLens does. Exposed communication is COMM minus COMP; exposed copies are MEMCPY minus COMP minus COMM.
+    """
+    by_class = _activity(trace, steps, linked_only)
+    comp, comm, copy = (union(by_class[kind]) for kind in (COMP, COMM, MEMCOPY))
+    busy = union(np.concatenate([comp, comm, copy]))
+    total_ns = int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0
+    figures_ns = {
+        "computation_time_ms": total(comp),
+        "exposed_comm_time_ms": total(subtract(comm, comp)),
+        "exposed_memcpy_time_ms": total(subtract(subtract(copy, comp), comm)),
+        "busy_time_ms": total(busy),
+        "idle_time_ms": total_ns - total(busy),
+        "total_time_ms": total_ns,
+        "total_comm_time_ms": total(comm),
+        "total_memcpy_time_ms": total(copy),
+    }
+    return {name: ns / 1e6 for name, ns in figures_ns.items()}
+
+
+def classify(trace: Trace) -> np.ndarray:
+    """COMP, COMM or MEMCOPY (n,) for each row of `kernels`; fills count as computation."""
+    names = [name.lower() for name in trace.strings]
+    is_comm = np.array([*("nccl" in name or "rccl" in name for name in names), False])
+    is_copy = np.array([*("rocclr_copy" in name for name in names), False])
+    kernels = trace.kernels
+    classes = np.full(len(kernels), COMP, dtype=np.int8)
+    classes[(kernels.kind == MEMCPY) | is_copy[kernels.name_id]] = MEMCOPY
+    classes[is_comm[kernels.name_id]] = COMM
+    classes[trace.collectives.kernel] = COMM
+    return classes
+
+
+def _activity(trace: Trace, steps: Sequence[int] | None, linked_only: bool) -> dict[int, np.ndarray]:
+    if device_of(trace) == "cpu":
+        return _cpu_activity(trace, steps)
+    keep = np.ones(len(trace.kernels), dtype=bool)
+    if steps is not None:
+        keep &= np.isin(kernel_steps(trace), list(steps))
+    if linked_only:
+        keep &= link_ops(trace) >= 0
+    classes = classify(trace)
+    every = spans(trace.kernels.ts_ns, trace.kernels.dur_ns)
+    return {kind: every[keep & (classes == kind)] for kind in (COMP, COMM, MEMCOPY)}
+
+
+def _cpu_activity(trace: Trace, steps: Sequence[int] | None) -> dict[int, np.ndarray]:
+    def of(table: Table, rule: Callable[[str], bool]) -> np.ndarray:
+        wanted = np.array([*(rule(text) for text in trace.strings), False])
+        keep = wanted[table.name_id]
+        if steps is not None:
+            keep &= np.isin(steps_at(trace, table.ts_ns), list(steps))
+        return spans(table.ts_ns[keep], table.dur_ns[keep])
+
+    comm = np.concatenate([of(trace.ops, _is_comm_op), of(trace.ranges, is_gloo)])
+    return {COMP: of(trace.ops, _is_computation), COMM: comm, MEMCOPY: comm[:0]}
+
+
+def _is_comm_op(name: str) -> bool:
+    return name.startswith("c10d::") or name == "record_param_comms"
+
+
+def is_gloo(name: str) -> bool:
+    return name.startswith(GLOO_PREFIX)
+
+
+def _is_computation(name: str) -> bool:
+    """Operators have a namespace; autograd's and the profiler's only wrap or wait."""
+    return "::" in name and not name.startswith(NOT_COMPUTATION)
