@@ -7,7 +7,7 @@ CODE   := lab tests bench scripts
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint shape format bench bench-semicrf schema clean images locks compose compose-up bake pin audit
+.PHONY: demo test lint shape mutate format bench bench-semicrf schema clean images locks compose compose-up bake pin audit
 
 demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the path of its report
 	$(BIN)/lab run --quiet sweep -c 28,42 -t 256 --ranks 2
@@ -23,6 +23,9 @@ lint: $(VENV)/.test  ## ruff, mypy, and the layers (import-linter)
 
 shape: $(VENV)/bin/python  ## the tree in numbers: files, functions, long lines, circles
 	$(BIN)/python scripts/shape.py
+
+mutate: $(VENV)/.test  ## change the code under verdicts, one place at a time; ONLY="lab.stats.*" for a part
+	$(BIN)/python scripts/mutate.py $(ONLY)
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix $(CODE)
