@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def recognises(folder: Path) -> bool:
     """Whether `folder` holds published experiments of the tutorial's layout."""
-    from lab.rooms.nan.evidence import is_published
+    from lab.rooms.nan.published import is_published
 
     return is_published(folder)
 

@@ -1,4 +1,4 @@
-"""The nan room's analysis from folders to findings: what the manifest knows joins what results and logs say."""
+"""The nan room's analysis from folders to findings: the manifest, results and logs together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from lab.core.provenance import lab_identity
 from lab.core.run import Run
 from lab.errors import MissingError
 from lab.rooms.nan.analyze import analyze
-from lab.rooms.nan.evidence import Evidence, gather
+from lab.rooms.nan.evidence import Evidence
+from lab.rooms.nan.gather import gather
 from lab.rooms.nan.nixnan.tables import sass_tables
 from lab.rooms.nan.report import Findings, report
 
@@ -24,17 +25,17 @@ def analyse_nan(
     *,
     sass: bool = False,
 ) -> Findings:
-    """Tables, figures and report.html of one folder or of several whose levels are to be joined.
+    """Tables, figures and report.html of one folder, or of several whose levels are to be joined.
 
-    With `sass` a log of nixnan is asked for: an experiment without a readable one is lacking. Raises MissingError where
-    no folder holds an experiment.
+    With `sass` a log of nixnan is required: an experiment without a readable one is listed as missing. Raises
+    MissingError if no folder holds an experiment.
     """
     evidence = gather(folders, runs, progress)
     if not evidence:
         raise MissingError(
-            "no experiment of the nan room is here",
+            "no experiment of the nan room in this folder",
             where=folders[0],
-            fix="a run of `lab run nan`, or claude_*.json and claude_*.nixnan files",
+            fix="name a run of `lab run nan`, or a folder with claude_*.json and claude_*.nixnan files",
         )
     tables = analyze(evidence)
     manifests = [run.manifest if run else None for run in runs]
@@ -47,12 +48,12 @@ def analyse_nan(
         title=title,
         provenance=provenance(folders, manifests),
         kind=kinds[0] if kinds else "measured",
-        lacking=lacking(evidence, tables.problems, sass),
+        lacking=missing_parts(evidence, tables.problems, sass),
     )
 
 
-def lacking(evidence: Sequence[Evidence], problems: Sequence[str], sass: bool) -> list[str]:
-    """What was asked for and is not there, in sentences."""
+def missing_parts(evidence: Sequence[Evidence], problems: Sequence[str], sass: bool) -> list[str]:
+    """What was asked for and is missing, in sentences."""
     found = [
         f"{one.label}: {one.status}: {one.reason}"
         for one in evidence
@@ -61,9 +62,8 @@ def lacking(evidence: Sequence[Evidence], problems: Sequence[str], sass: bool) -
     found += [f"{one.label}: {one.reason}" for one in evidence if one.published and one.status == "broken"]
     found += [f"{one.label}: {one.log_error}" for one in evidence if one.log_error]
     if sass:
-        found += [
-            f"{one.label}: no log of nixnan" for one in evidence if one.log is None and not one.log_error
-        ]
+        without = [one for one in evidence if one.log is None and not one.log_error]
+        found += [f"{one.label}: no log of nixnan" for one in without]
     return [*found, *problems]
 
 

@@ -14,9 +14,11 @@ pytest.importorskip("matplotlib")
 
 from lab.cli.main import cli
 from lab.errors import MissingError
-from lab.rooms.nan.analyze import analyze, layer_of
-from lab.rooms.nan.evidence import experiment_of, gather, is_published
+from lab.rooms.nan.analyze import analyze
 from lab.rooms.nan.findings import analyse_nan
+from lab.rooms.nan.gather import gather
+from lab.rooms.nan.layers import layer_of
+from lab.rooms.nan.published import experiment_of, is_published
 from lab.rooms.nan.sentences import sentences
 from tests.rooms.nan.made import birth, call, result, run_of
 

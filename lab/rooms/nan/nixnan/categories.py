@@ -7,7 +7,7 @@ own name. Both are said, never hidden: a name that tells nothing is `unnamed`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from lab.recordings.names import kernel_class
@@ -51,29 +51,6 @@ def shown(function: str) -> str:
     """A function's name for a page: without `void `, and with words where nothing is left."""
     name = function.removeprefix("void ").strip()
     return name or "(name cut away)"
-
-
-def twins(sites: Mapping[str, Iterable[tuple[str, int | None]]]) -> dict[str, str]:
-    """Device function -> the kernel whose entries it repeats.
-
-    sites: function -> its (SASS, operand) pairs. nixnan writes an instrumented device function's code under its own name
-    and under the kernel's, entry by entry. Only names that are device functions' are merged, and only where every entry
-    is another's too; of several such kernels, the one with the fewest other entries.
-    """
-    entries = {name: set(pairs) for name, pairs in sites.items()}
-    device = [name for name in entries if category(name) == "device function"]
-    holders: dict[tuple[str, int | None], set[str]] = {
-        entry: set() for name in device for entry in entries[name]
-    }
-    for name in entries.keys() - set(device):
-        for entry in entries[name] & holders.keys():
-            holders[entry].add(name)
-    found = {}
-    for name in device:
-        same = set[str].intersection(*(holders[entry] for entry in entries[name]))
-        if same:
-            found[name] = min(same, key=lambda kernel: (len(entries[kernel]), kernel))
-    return found
 
 
 def categories(functions: Mapping[str, int], same_as: Mapping[str, str]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lab.rooms.nan.nixnan.categories import category
-from lab.rooms.nan.nixnan.logs import Log
+from lab.rooms.nan.nixnan.log import Log
 
 SEEN = (
     "HMMA.16816.F16",

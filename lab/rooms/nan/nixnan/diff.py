@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any
 
 from lab.rooms.nan.nixnan.categories import category, label
-from lab.rooms.nan.nixnan.logs import Log, Site
+from lab.rooms.nan.nixnan.log import Log, Site
 
 FACTOR = 2.0  # a difference is one beyond this many times what the baseline's own repeat shows
 ROWS = 500

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from lab.rooms.nan.nixnan.grammar import KINDS, is_store
-from lab.rooms.nan.nixnan.reader import Gathered
+from lab.rooms.nan.nixnan.gathered import Gathered
+from lab.rooms.nan.nixnan.grammar import KINDS
+from lab.rooms.nan.nixnan.opcodes import is_store
 from lab.rooms.nan.nixnan.report_block import Cell
 
 

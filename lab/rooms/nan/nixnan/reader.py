@@ -6,83 +6,30 @@ distinct sites came than the table holds, `bulk` counts without the texts, and w
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
-from lab.errors import BadDataError, MissingError, needs
-from lab.recordings.pieces import inflater
-from lab.rooms.nan.nixnan.grammar import FOREIGN, PREFIX, TORN, Event, Line, Other, opcode_of, read_line
+from lab.errors import MissingError, needs
+from lab.rooms.nan.nixnan.grammar import FOREIGN, TORN, Event, Line, Other, read_line
+from lab.rooms.nan.nixnan.opcodes import opcode_of
 from lab.rooms.nan.nixnan.report_block import ReportReader
 
 if TYPE_CHECKING:
-    from lab.rooms.nan.nixnan.bulk import Bulk
+    from lab.rooms.nan.nixnan.bulk.counter import BulkCounter
+from lab.rooms.nan.nixnan.blocks import Blocks
+from lab.rooms.nan.nixnan.gathered import Gathered, SiteTally
 
-BLOCK_BYTES = 128 << 10  # small enough that a block and its lines stay in the processor's cache
 BULK_BYTES = 1 << 20  # what numpy counts at a time
-LINE_BYTES = 1 << 20  # past it a line is no line of nixnan's; it is dropped piece by piece
 SITE_LIMIT = 32_768  # nixnan itself stops at 131,072 instructions; real logs have some thousand sites
 FUNCTION_LIMIT = 50_000
 _MEMO_LINES, _MEMO_BYTES = 32_768, 16 << 20
 _SAMPLES = 50
 _PLACES = 8
 _NAMES = 10_000
-
 Progress = Callable[[int, int], None]
-
-
-class SiteTally:
-    """The lines of one site: (function, SASS, operand)."""
-
-    __slots__ = ("by", "first_of", "line", "lines", "places", "rank", "raw")
-
-    def __init__(self) -> None:
-        self.lines, self.line, self.raw, self.rank = 0, 0, "", len(_WORST)
-        self.by: dict[tuple[tuple[str, ...], str], int] = {}  # (kinds, label) -> lines
-        self.first_of: dict[str, int] = {}  # kind -> its first line
-        self.places: dict[str, None] = {}
-
-    def see(self, event: Event, number: int, raw: bytes) -> None:
-        """A new text of a line of this site; the worst is kept to be shown."""
-        for kind in event.kinds:
-            self.first_of.setdefault(kind, number)
-        if (rank := _WORST.get(event.kinds[0], len(_WORST) - 1)) < self.rank:
-            self.line, self.raw, self.rank = number, raw.decode("utf-8", "backslashreplace").strip(), rank
-
-    def add(self, kinds: tuple[str, ...], label: str, lines: int) -> None:
-        self.lines += lines
-        self.by[kinds, label] = self.by.get((kinds, label), 0) + lines
-
-
-_WORST = {"NaN": 0, "infinity": 1, "-infinity": 1, "subnormal": 2}  # kinds of a line stand in this order
-
-
-class Gathered:
-    """All that one file said."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.bytes = self.lines = self.error_lines = self.torn_lines = self.foreign_lines = 0
-        self.sites: dict[tuple[str, str, int | None], SiteTally] = {}
-        self.further_sites = self.unlisted_function_lines = 0
-        self.functions: dict[str, Counter[tuple[str, ...]]] = {}  # name -> kinds -> lines
-        self.cells: Counter[tuple[str, int | None, str, tuple[str, ...]]] = (
-            Counter()
-        )  # opcode, operand, label, kinds
-        self.others: dict[str, Counter[tuple[str | None, ...]]] = {}  # what -> its words -> lines
-        self.torn: list[tuple[int, str]] = []
-        self.report = ReportReader()
-        self.cut: str | None = None  # why the end is missing; None: it is not seen to be
-
-    def count(self, what: str) -> int:
-        return sum(self.others.get(what, Counter()).values())
-
-    def contexts(self) -> int:
-        """How often nixnan began on a GPU."""
-        return self.others.get("context", Counter())[("Initializing",)]
 
 
 def gather(path: Path, progress: Progress | None = None) -> Gathered:
@@ -104,14 +51,15 @@ class _Reader:
         self._read: dict[bytes, tuple[Line, SiteTally | None]] = {}
         self._memo_bytes = 0
         self._beyond: list[tuple[str, str, int | None]] = []  # sites the table had no room for
-        self._bulk: Bulk | None = None
+        self._bulk: BulkCounter | None = None
 
     def read(self) -> Gathered:
         with self.got.path.open("rb") as file:
-            blocks = _Blocks(file, self.got.path)
+            blocks = Blocks(file, self.got.path)
             for text in blocks:
                 self._take(text)
-                blocks.size = BULK_BYTES if self._bulk else BLOCK_BYTES
+                if self._bulk:
+                    blocks.size = BULK_BYTES
                 if self._progress:
                     self._progress(file.tell(), self._size)
         self.got.bytes = self._size
@@ -208,10 +156,10 @@ class _Reader:
 
     def _overflow(self) -> None:
         with needs("analysis"):
-            from lab.rooms.nan.nixnan.bulk import Bulk, hashes_of_sites
+            from lab.rooms.nan.nixnan.bulk.counter import BulkCounter, hashes_of_sites
 
         if self._bulk is None:
-            self._bulk = Bulk(list(self.got.sites), list(self.got.functions), FUNCTION_LIMIT)
+            self._bulk = BulkCounter(list(self.got.sites), list(self.got.functions), FUNCTION_LIMIT)
         if self._beyond:
             self._bulk.distinct.add(hashes_of_sites(self._beyond))
             self._beyond = []
@@ -231,7 +179,7 @@ class _Reader:
             got.cells[opcode, operand, label, kinds] += lines
         got.further_sites = self._bulk.distinct.count()
 
-    def _ending(self, blocks: _Blocks) -> None:
+    def _ending(self, blocks: Blocks) -> None:
         """Was the file cut? A compressed stream says so; else a last line that ends nowhere and cannot be read."""
         got = self.got
         got.torn_lines += blocks.long_torn
@@ -241,76 +189,3 @@ class _Reader:
             got.cut = blocks.cut
         elif blocks.unfinished and read_line(blocks.unfinished) is TORN:
             got.cut = "the last line is cut"
-
-
-class _Blocks:
-    """Blocks of whole lines, each ending with a line's end, whatever stood at the end of the file.
-
-    Afterwards: unfinished (a last line that had no end), cut (why a compressed stream ended early), and how many lines
-    were too long to be any of nixnan's, with its prefix in them (long_torn) or without (long_foreign).
-    """
-
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self.size, self.unfinished = BLOCK_BYTES, b""
-        self.cut: str | None = None
-        self.long_torn = self.long_foreign = 0
-        self._chunks = self._inflated(file, path) if file.peek(2)[:2] == b"\x1f\x8b" else self._plain(file)  # type: ignore[attr-defined]
-
-    def __iter__(self) -> Iterator[bytes]:
-        rest, skipping, ours = b"", False, False
-        for chunk in self._chunks:
-            text = rest + chunk
-            end = text.rfind(b"\n") + 1
-            if skipping:
-                first = text.find(b"\n") + 1
-                ours = ours or PREFIX in text[: first or None]
-                if not first:
-                    rest = text[-len(PREFIX) :]
-                    continue
-                skipping = self._drop(ours)
-                text, end = text[first:], end - first
-            if end:
-                yield text[:end]
-            rest = text[end:]
-            if len(rest) > LINE_BYTES // 2:
-                rest = rest.replace(b"\0", b"")  # a hole of NULs stands where another process cut the file
-                if len(rest) > LINE_BYTES:
-                    skipping, ours, rest = True, PREFIX in rest, rest[-len(PREFIX) :]
-        if skipping:
-            self._drop(ours)
-        elif rest:
-            self.unfinished = rest
-            yield rest + b"\n"
-
-    def _drop(self, ours: bool) -> bool:
-        """One line dropped whole."""
-        self.long_torn += ours
-        self.long_foreign += not ours
-        return False
-
-    def _plain(self, file: BinaryIO) -> Iterator[bytes]:
-        while chunk := file.read(self.size):
-            yield chunk
-
-    def _inflated(self, file: BinaryIO, path: Path) -> Iterator[bytes]:
-        """The text of a .gz, its members one after another; what can be read of a cut one."""
-        stream, data = inflater.decompressobj(31), b""
-        broken = (zlib.error, getattr(inflater, "IsalError", zlib.error))
-        try:
-            while data := (stream.unused_data if stream.eof else stream.unconsumed_tail) or file.read(
-                BLOCK_BYTES // 4
-            ):
-                if stream.eof:
-                    if not data.strip(b"\0"):
-                        break  # zeros pad the end of a tape
-                    stream = inflater.decompressobj(31)
-                yield stream.decompress(data, self.size)
-        except broken as error:
-            raise BadDataError(
-                f"the compressed log is broken: {error}",
-                where=path,
-                fix="copy it again, or inflate what can be with zcat",
-            ) from error
-        if not stream.eof:
-            self.cut = "the compressed file is cut"
-            yield stream.flush()

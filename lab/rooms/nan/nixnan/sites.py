@@ -7,11 +7,13 @@ a way that is not watched. nixnan prints no address: instructions of one text ar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lab.rooms.nan.nixnan.grammar import KINDS, is_store
-from lab.rooms.nan.nixnan.logs import Log, Site
+from lab.rooms.nan.nixnan.grammar import KINDS
+from lab.rooms.nan.nixnan.log import Log, Site
+from lab.rooms.nan.nixnan.opcodes import is_store
 
 CLASSES = ("birth", "transit", "source_only", "unknown")
 
@@ -88,3 +90,8 @@ def class_table(found: Iterable[Instruction]) -> dict[str, dict[str, int]]:
             if (name := one.class_of(kind)) is not None:
                 row[name] += 1
     return table
+
+
+def nan_sites(log: Log) -> dict[str, int]:
+    """Function -> sites where a NaN was seen, among the sites that are listed."""
+    return dict(Counter(site.function for site in log.sites if site.kinds.get("NaN")))

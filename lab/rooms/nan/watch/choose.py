@@ -13,7 +13,7 @@ def choose_counter(device: torch.device) -> tuple[str, Counter, str]:
     if device.type != "cuda":
         return "bits", bits_counts, "the model is not on a GPU"
     try:
-        from lab.rooms.nan.watch.kernel import KernelCounter
+        from lab.rooms.nan.watch.kernel_counter import KernelCounter
     except ImportError as error:
         return "norm", norm_counts, f"no Triton here ({error})"
     return "kernel", KernelCounter(), "Triton is here"
@@ -27,7 +27,7 @@ def counter_named(name: str) -> Counter:
     if name != "kernel":
         raise UsageError(f"there is no counter {name!r}", fix="kernel, bits, norm or plain")
     try:
-        from lab.rooms.nan.watch.kernel import KernelCounter
+        from lab.rooms.nan.watch.kernel_counter import KernelCounter
     except ImportError as error:
         raise MissingError(f"the kernel needs Triton: {error}", fix="counter=norm") from error
     return KernelCounter()

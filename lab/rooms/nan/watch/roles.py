@@ -8,7 +8,7 @@ first bad leaf in order of time names the producer: a call's own output, or "in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 IN, OUT = 0, 1
@@ -147,10 +147,3 @@ def _birth_of(calls: Sequence[Call], leaf: Leaf) -> Birth:
 
 def _last(path: str) -> str:
     return path.rsplit(".", 1)[-1]
-
-
-def kinds_text(counts: Mapping[str, int]) -> str:
-    """`3 NaN, 2 +Inf` from counts by kind; `none` where all are zero."""
-    words = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}
-    told = [f"{counts[kind]} {word}" for kind, word in words.items() if counts.get(kind)]
-    return ", ".join(told) or "none"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.nan.config import NanConfig
-from lab.rooms.nan.workload.model import DTYPES, Cell
+from lab.rooms.nan.workload.cell import DTYPES, Cell
 
 SCALED_NAMES = ("scaling", "scale")
 PROJECTIONS = ("q_proj", "query", "q")

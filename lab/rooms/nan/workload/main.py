@@ -16,13 +16,8 @@ Exit codes are those of lab.errors. Written for torch 1.12 to 2.13, transformers
 from __future__ import annotations
 
 import argparse
-import csv
-import dataclasses
-import importlib.metadata
-import io
 import logging
 import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -32,21 +27,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.core.files import write_atomic
 from lab.errors import UsageError
 from lab.rooms.nan.config import AGAIN, EXPERIMENTS, RESULT, NanConfig, label
 from lab.rooms.nan.watch.count import KINDS, plain_counts
 from lab.rooms.nan.watch.watch import Watch
-from lab.rooms.nan.workload.changes import make_change, proof_of_loading, resolved_attention
-from lab.rooms.nan.workload.generate import Generated, first_logits, generate, kernel_set, overhead, quality
-from lab.rooms.nan.workload.model import Cell, Loaded, choose_cell, load
+from lab.rooms.nan.workload.cell import Cell, choose_cell
+from lab.rooms.nan.workload.changes import make_change, proof_of_loading
+from lab.rooms.nan.workload.cost import kernel_set, overhead
+from lab.rooms.nan.workload.environment import effective, environment
+from lab.rooms.nan.workload.generate import Generated, first_logits, generate
+from lab.rooms.nan.workload.model import Loaded, load
 from lab.rooms.nan.workload.provoke import provoke
+from lab.rooms.nan.workload.quality import quality
+from lab.rooms.nan.workload.watch_files import write_watch
 from lab.workload.start import read_config, start, write_json
 
 log = logging.getLogger("lab.workload")
-
 INJECTED = ("CUDA_INJECTION64_PATH", "LD_PRELOAD", "LOGFILE", "NIXNAN_SO")
-PACKAGES = ("torch", "transformers", "bitsandbytes", "triton", "numpy")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -143,27 +140,6 @@ def experimented(
     return result
 
 
-def effective(config: NanConfig, cell: Cell, model: Any) -> dict[str, Any]:
-    """What runs, read off the model itself."""
-    dtypes = sorted({str(one.dtype).replace("torch.", "") for one in model.parameters()})
-    norms = {type(one).__name__ for one in model.modules() if type(one).__name__.endswith("Norm")}
-    return {
-        "model": config.model,
-        "class": type(model).__name__,
-        "parameters": sum(one.numel() for one in model.parameters()),
-        "dtypes": dtypes,
-        "attention": resolved_attention(model),
-        "quant": cell.quant,
-        "device": str(cell.device),
-        "device_name": torch.cuda.get_device_name(cell.device)
-        if cell.device.type == "cuda"
-        else platform.processor() or "CPU",
-        "norms": sorted(norms),
-        "layers": getattr(model.config, "num_hidden_layers", None),
-        "hidden_size": getattr(model.config, "hidden_size", None),
-    }
-
-
 def logits_told(generated: Generated) -> dict[str, Any]:
     """NaN and infinities among the logits that tokens were chosen from, (steps, batch, vocabulary)."""
     rows = plain_counts(list(generated.logits))
@@ -180,83 +156,6 @@ def _moved(before: torch.Tensor, after: torch.Tensor) -> float | None:
     return float((before.float() - after.float()).abs()[both].max())
 
 
-def write_watch(watch: Watch, out: Path) -> dict[str, Any]:
-    """The watch's tables into `out`; -> what result.json says of it."""
-    fields = ("module", "kind", "side", "leaf", "phase", "dtype", "calls", "numel", *KINDS, "first_bad_step")
-    totals = watch.totals()
-    write_csv(
-        out / "modules.csv",
-        fields,
-        [
-            (
-                t.module,
-                t.kind,
-                t.side,
-                t.leaf,
-                t.phase,
-                t.dtype,
-                t.calls,
-                t.numel,
-                *map(_number, t.counts),
-                t.first_bad_step,
-            )
-            for t in totals
-        ],
-    )
-    rows = [
-        (
-            step.number,
-            step.phase,
-            row.seq,
-            row.module,
-            row.kind,
-            row.side,
-            row.leaf,
-            row.shape,
-            row.dtype,
-            *map(_number, row.counts),
-            row.role,
-        )
-        for step in watch.steps
-        for row in step.rows
-    ]
-    names = ("step", "phase", "seq", "module", "class", "side", "leaf", "shape", "dtype", *KINDS, "role")
-    write_csv(out / "calls.csv", names, rows)
-    first, first_step = watch.first, watch.first_step
-    return {
-        "counter": watch.counter,
-        "counter_reason": watch.counter_reason,
-        "notes": watch.notes,
-        "modules": len({total.module for total in totals}),
-        "forwards": len(watch.steps),
-        "weights": watch.weights,
-        "first": None
-        if first is None or first_step is None
-        else {
-            **dataclasses.asdict(first),
-            "place": first.place,
-            "step": first_step.number,
-            "phase": first_step.phase,
-        },
-        "births": [
-            {"step": step.number, "phase": step.phase, **dataclasses.asdict(birth), "place": birth.place}
-            for step in watch.steps[:200]
-            for birth in step.births
-        ][:200],
-        "steps": [
-            {
-                "step": step.number,
-                "phase": step.phase,
-                "query_length": step.query_length,
-                "bad_leaves": step.bad_leaves,
-                "reached_output": step.reached_output,
-                **step.totals,
-            }
-            for step in watch.steps
-        ],
-    }
-
-
 def say_findings(result: dict[str, Any]) -> None:
     watch = result.get("watch")
     if watch:
@@ -269,38 +168,3 @@ def say_findings(result: dict[str, Any]) -> None:
     log.info(
         "logits: %s; text: %r", f"not finite in {len(bad)} steps" if bad else "all finite", result["text"]
     )
-
-
-def environment(cell: Cell) -> dict[str, Any]:
-    versions: dict[str, Any] = {
-        "python": platform.python_version(),
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
-    }
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    on_gpu = cell.device.type == "cuda"
-    return {
-        "versions": versions,
-        "device": str(cell.device),
-        "host": platform.node(),
-        "device_names": [torch.cuda.get_device_name(cell.device)] if on_gpu else [],
-        "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(cell.device)))
-        if on_gpu
-        else None,
-    }
-
-
-def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    write_atomic(path, text.getvalue())
-
-
-def _number(value: float) -> float | int:
-    return int(value) if float(value).is_integer() else float(value)

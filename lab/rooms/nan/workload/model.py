@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lab.errors import GpuError, MissingError, UsageError, needs
+from lab.errors import MissingError, UsageError, needs
 from lab.rooms.nan.config import NanConfig
+from lab.rooms.nan.workload.cell import DTYPES, SHAPES, Cell
+from lab.rooms.nan.workload.tokenizers import ByteTokenizer, HubTokenizer
 
 log = logging.getLogger("lab.workload")
-
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-SHAPES: dict[str, dict[str, int]] = {
-    "tiny": {
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 320,
-    },
-    "7b-shape": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 32000,
-    },
-}
 INITIAL_STD = 0.02
-
-
-@dataclass
-class Cell:
-    """What is to run: one combination of dtype, attention and quantization, and what had to give way here."""
-
-    dtype: str
-    attn: str
-    quant: str  # none | 4bit | 8bit
-    device: torch.device
-    notes: list[str] = field(default_factory=list)
-    skipped: str = ""  # why the quantization that was asked for cannot run: its unquantized twin runs
 
 
 @dataclass
@@ -56,100 +24,6 @@ class Loaded:
     model: Any
     tokenizer: Any
     builtin: bool
-
-
-class ByteTokenizer:
-    """UTF-8 bytes as tokens: 0 pads, 1 begins, 2 ends, byte b is b + 3. Needs no file and no vocabulary."""
-
-    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """(input_ids, attention_mask), both (texts, longest), padded on the left."""
-        rows = [[1, *(byte + 3 for byte in text.encode())] for text in texts]
-        longest = max(map(len, rows))
-        ids = [[0] * (longest - len(row)) + row for row in rows]
-        mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
-        return torch.tensor(ids), torch.tensor(mask)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of the bytes among `ids`; a token that is no byte shows as <number>."""
-        parts: list[bytes] = []
-        for token in ids:
-            if 3 <= token < 259:
-                parts.append(bytes([token - 3]))
-            elif token > 2:
-                parts.append(f"<{token}>".encode())
-        return b"".join(parts).decode("utf-8", "replace")
-
-
-class HubTokenizer:
-    """A tokenizer of transformers with the same two methods."""
-
-    def __init__(self, inner: Any) -> None:
-        inner.padding_side = "left"
-        if inner.pad_token is None:
-            inner.pad_token = inner.eos_token
-        self._inner = inner
-
-    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        made = self._inner(list(texts), return_tensors="pt", padding=True)
-        return made["input_ids"], made["attention_mask"]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self._inner.decode(list(ids), skip_special_tokens=True))
-
-
-def choose_cell(config: NanConfig, experiment: str) -> Cell:
-    """What this experiment runs here. Raises GpuError for a GPU that is not there."""
-    device = choose_device(config.device)
-    cell = Cell(config.dtype, config.attn, _quant(config, experiment), device)
-    if experiment == "bfloat16":
-        cell.dtype = "bfloat16"
-    if experiment == "eager":
-        cell.attn = "eager"
-    lack = _quant_lack(config, cell)
-    if lack:
-        cell.skipped, cell.quant = f"{cell.quant} weights cannot run here: {lack}", "none"
-    if device.type == "cpu" and cell.dtype == "float16" and not _half_works_here():
-        cell.dtype = "float32"
-        cell.notes.append(f"torch {torch.__version__} has no half product on a CPU: float32 takes its place")
-    return cell
-
-
-def choose_device(name: str) -> torch.device:
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise GpuError(f"torch {torch.__version__} sees no GPU", fix="--device cpu, or an image that has one")
-    return torch.device("cuda", 0)
-
-
-def _quant(config: NanConfig, experiment: str) -> str:
-    if experiment == "8bit":
-        return "8bit"
-    if config.quant != "auto":
-        return config.quant
-    return "4bit"
-
-
-def _quant_lack(config: NanConfig, cell: Cell) -> str:
-    """Why quantized weights cannot run; empty if they can, or were not asked for."""
-    if cell.quant == "none":
-        return ""
-    if cell.device.type == "cpu":
-        return "bitsandbytes computes on GPUs"
-    if torch.version.hip:
-        return "bitsandbytes is not built for ROCm here"
-    if importlib.util.find_spec("bitsandbytes") is None:
-        return "bitsandbytes is not installed"
-    return "random weights are made, not loaded, and are not quantized" if config.model in SHAPES else ""
-
-
-def _half_works_here() -> bool:
-    one = torch.ones(2, 2, dtype=torch.float16)
-    try:
-        _ = one @ one
-    except RuntimeError:
-        return False
-    return True
 
 
 def load(config: NanConfig, cell: Cell) -> Loaded:

@@ -6,7 +6,7 @@ import gzip
 
 import pytest
 
-from lab.rooms.nan.nixnan.logs import parse
+from lab.rooms.nan.nixnan.parse import parse
 from tests.rooms.nan.nixnan import nixgen
 from tests.rooms.nan.nixnan.nixgen import BANNER, END, error, log, report
 

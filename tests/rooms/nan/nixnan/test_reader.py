@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lab.errors import BadDataError, MissingError
-from lab.rooms.nan.nixnan import bulk, reader
-from lab.rooms.nan.nixnan.grammar import FOREIGN, TORN, Event, Other, opcode_of, read_line, type_of
-from lab.rooms.nan.nixnan.logs import as_json, parse
+from lab.rooms.nan.nixnan import blocks, reader
+from lab.rooms.nan.nixnan.bulk import counters, hashing
+from lab.rooms.nan.nixnan.grammar import FOREIGN, TORN, Event, Other, read_line
+from lab.rooms.nan.nixnan.opcodes import opcode_of, type_of
+from lab.rooms.nan.nixnan.parse import as_json, parse
 from tests.rooms.nan.nixnan import nixgen
 
 ERRORS = {
@@ -171,10 +173,11 @@ def same(found, plain) -> None:
 @pytest.fixture
 def small_limits(monkeypatch):
     """Every way of the reader within some hundred lines: blocks, folds, overflow, files of hashes."""
-    for name, value in {"BLOCK_BYTES": 700, "BULK_BYTES": 1500, "SITE_LIMIT": 20, "_MEMO_LINES": 16}.items():
+    for name, value in {"BULK_BYTES": 1500, "SITE_LIMIT": 20, "_MEMO_LINES": 16}.items():
         monkeypatch.setattr(reader, name, value)
-    monkeypatch.setattr(bulk, "_HELD_HASHES", 64)
-    monkeypatch.setattr(bulk, "_COUNTED_AT_A_TIME", 50)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(counters, "_HELD_HASHES", 64)
+    monkeypatch.setattr(counters, "_COUNTED_AT_A_TIME", 50)
 
 
 @given(
@@ -212,7 +215,7 @@ def test_fast_and_plain_agree_where_every_line_is_the_usual_one(tmp_path, small_
 
 
 def test_the_line_shown_of_a_site_stands_where_it_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "BLOCK_BYTES", 1500)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1500)
     draw = random.Random(7)
     text = [draw.choice(nixgen.NOISE) if draw.random() < 0.2 else nixgen.varied(draw, 3) for _ in range(1500)]
     path = nixgen.write(tmp_path / "x.nixnan", [*nixgen.log(*text[:700]), *nixgen.log(*text[700:])])
@@ -234,14 +237,14 @@ def test_functions_beyond_the_limit_are_summed_and_said(tmp_path, small_limits, 
 
 @given(st.lists(st.integers(0, 300), max_size=400))
 def test_distinct_hashes_are_counted_exactly_through_the_file(numbers):
-    distinct, held = bulk.Distinct(), bulk._HELD_HASHES
-    bulk._HELD_HASHES = 32
+    distinct, held = counters.Distinct(), counters._HELD_HASHES
+    counters._HELD_HASHES = 32
     try:
         for start in range(0, len(numbers), 20):
             distinct.add(np.array(numbers[start : start + 20], np.uint64) * np.uint64(2**64 // 301))
         assert distinct.count() == len(set(numbers))
     finally:
-        bulk._HELD_HASHES = held
+        counters._HELD_HASHES = held
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=60), st.data())
@@ -249,7 +252,7 @@ def test_an_index_finds_what_was_added_and_nothing_else(keys, data):
     crowded = [key >> 46 << 46 | n for n, key in enumerate(keys)] + list(range(5))  # many share a slot
     crowded = list(dict.fromkeys(crowded))
     cut = data.draw(st.integers(0, len(crowded)))
-    index = bulk.Index()
+    index = counters.Index()
     index.add(np.array(crowded[:cut], np.uint64))
     index.add(np.array(crowded[cut:], np.uint64))
     rows = index.rows(np.array([*crowded, 2**64 - 3], np.uint64))
@@ -258,8 +261,10 @@ def test_an_index_finds_what_was_added_and_nothing_else(keys, data):
 
 def test_hashes_do_not_hang_on_where_the_text_stands():
     texts = [b"", b"a", b"abcdefgh", b"abcdefghi", b"x" * 700, b"x" * 701, b"x" * 699 + b"y"]
-    assert len({int(one) for one in bulk.hashes_of(texts)}) == len(texts)
-    assert [int(one) for one in bulk.hashes_of(texts)] == [int(bulk.hashes_of([one])[0]) for one in texts]
+    assert len({int(one) for one in hashing.hashes_of(texts)}) == len(texts)
+    assert [int(one) for one in hashing.hashes_of(texts)] == [
+        int(hashing.hashes_of([one])[0]) for one in texts
+    ]
 
 
 @pytest.mark.parametrize("members", [1, 3])
@@ -303,8 +308,8 @@ def test_no_file_and_a_folder_are_clear_errors(tmp_path):
 
 
 def test_a_line_without_end_is_dropped_in_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "LINE_BYTES", 5000)
-    monkeypatch.setattr(reader, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(blocks, "LINE_BYTES", 5000)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
     path = tmp_path / "a"
     path.write_bytes(
         b"x" * 20_000

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.nan.nixnan import sass
-from lab.rooms.nan.nixnan.logs import parse
+from lab.rooms.nan.nixnan.diff import diff
+from lab.rooms.nan.nixnan.parse import parse
+from lab.rooms.nan.nixnan.summary import summary
 
 pytestmark = pytest.mark.data
 
@@ -59,7 +60,7 @@ REFERENCE = {
 @pytest.mark.parametrize("name", REFERENCE)
 def test_the_published_numbers_are_found_again(shared_data, name):
     half, half_nan, half_repeats, single_nan, single_repeats, classes = REFERENCE[name]
-    said = sass.summary(parse(shared_data / "nixnan" / f"claude_{name}.nixnan.gz"))
+    said = summary(parse(shared_data / "nixnan" / f"claude_{name}.nixnan.gz"))
     assert said["counts"][half]["NaN"] == said["report"][half]["NaN"]["unique"] == half_nan
     assert said["counts"]["f32"]["NaN"] == said["report"]["f32"]["NaN"]["unique"] == single_nan
     assert (said["report"][half]["NaN"]["repeats"], said["report"]["f32"]["NaN"]["repeats"]) == (
@@ -71,7 +72,7 @@ def test_the_published_numbers_are_found_again(shared_data, name):
 
 
 def test_the_baselines_nan_lies_in_attention_and_gemm_not_in_the_quantized_product(shared_data):
-    said = sass.summary(parse(shared_data / "nixnan" / "claude_baseline.nixnan.gz"))
+    said = summary(parse(shared_data / "nixnan" / "claude_baseline.nixnan.gz"))
     rows = {row["short"]: (row["lines"], row["nan_lines"], row["nan_sites"]) for row in said["kernels"]}
     assert rows["pytorch_flash::flash_fwd_kernel"] == (7_738, 5_415, 2_543)
     assert rows["cutlass::Kernel2"] == (2_246, 1_620, 272) and rows["kgemm_4bit_inference_naive"] == (
@@ -87,18 +88,18 @@ def test_the_baselines_nan_lies_in_attention_and_gemm_not_in_the_quantized_produ
 @pytest.mark.parametrize("name, jaccard", [("bfloat16", 0.228), ("eager", 0.144), ("attention_clip", 0.242)])
 def test_sites_in_common_with_the_baseline(shared_data, name, jaccard):
     base, other = (parse(shared_data / "nixnan" / f"claude_{one}.nixnan.gz") for one in ("baseline", name))
-    assert round(sass.diff(base, other)["jaccard_as_logged"], 3) == jaccard
+    assert round(diff(base, other)["jaccard_as_logged"], 3) == jaccard
 
 
 def test_known_programs_give_the_causes_that_are_known(shared_data):
-    torch = sass.summary(parse(shared_data / "nixnan" / "h200_torch_half_overflow.nixnan.gz"))
+    torch = summary(parse(shared_data / "nixnan" / "h200_torch_half_overflow.nixnan.gz"))
     assert torch["causes"][0]["cause"] == "inf - inf" and "FFMA" in torch["causes"][0]["evidence"][0]["raw"]
     assert any(row["cause"] == "division by zero" and row["benign"] for row in torch["causes"])
-    model = sass.summary(parse(shared_data / "nixnan" / "h200_mistral_eager_overflow.nixnan.gz"))
+    model = summary(parse(shared_data / "nixnan" / "h200_mistral_eager_overflow.nixnan.gz"))
     assert model["verdict"] == "stored" and model["first"]["NaN"]["sass"] == "FADD R9, -R9, R2"
     assert any(
         row["cause"] == "perhaps inf - inf" and row["confidence"] == "medium" for row in model["causes"]
     )
-    eager = sass.summary(parse(shared_data / "nixnan" / "claude_eager.nixnan.gz"))
+    eager = summary(parse(shared_data / "nixnan" / "claude_eager.nixnan.gz"))
     row = next(row for row in eager["causes"] if row["cause"] == "inf - inf")
     assert row["benign"] and any("FADD R2, -R7, R2" in one["raw"] for one in row["evidence"])

@@ -20,7 +20,8 @@ import pytest
 
 from lab.errors import ConfigError, EngineError, GpuError, MissingError, StepFailed, UsageError
 from lab.rooms.nan.config import NanConfig, NixnanConfig
-from lab.rooms.nan.nixnan import runner
+from lab.rooms.nan.nixnan import preflight, runner
+from lab.rooms.nan.nixnan.bin_spec import read_bin_spec
 from tests.conftest import ROOT
 
 SOURCE = """
@@ -201,8 +202,8 @@ def test_a_program_that_ignores_the_interrupt_is_killed_after_the_grace(tmp_path
 def test_a_tool_that_is_no_shared_object_is_refused(tmp_path, env):
     text = tmp_path / "nixnan.so"
     text.write_text("not a library")
-    with pytest.raises(UsageError, match="no ELF"):
-        runner.preflight(text, env)
+    with pytest.raises(UsageError, match="not an ELF shared object"):
+        preflight.preflight(text, env)
 
 
 def test_a_tool_with_a_missing_symbol_is_told_in_the_loaders_words(tmp_path, env):
@@ -211,41 +212,41 @@ def test_a_tool_with_a_missing_symbol_is_told_in_the_loaders_words(tmp_path, env
         ["gcc", "-shared", "-fPIC", "-o", "bad.so", "bad.c", "-Wl,-z,now"], cwd=tmp_path, check=True
     )
     with pytest.raises(MissingError, match=r"cannot be loaded:.*cuMissing"):
-        runner.preflight(tmp_path / "bad.so", env)
+        preflight.preflight(tmp_path / "bad.so", env)
 
 
 def test_without_nvdisasm_nothing_starts(tmp_path, env, tool):
     with pytest.raises(MissingError, match="nvdisasm is not on PATH"):
-        runner.preflight(tool, {**env, "PATH": "/nowhere"})
+        preflight.preflight(tool, {**env, "PATH": "/nowhere"})
 
 
 def test_a_gpu_that_is_too_old_is_refused_by_name(tmp_path, env, tool):
     fake(tmp_path, "nvidia-smi", "echo '6.1, NVIDIA GeForce GTX 1080 Ti'")
     with pytest.raises(GpuError, match=r"GTX 1080 Ti has compute capability 6\.1"):
-        runner.preflight(tool, env)
+        preflight.preflight(tool, env)
     fake(tmp_path, "nvidia-smi", "echo '9.0, NVIDIA H200'")
-    runner.preflight(tool, env)
+    preflight.preflight(tool, env)
 
 
 def test_another_injected_tool_is_not_pushed_aside(tmp_path, env, tool):
     with pytest.raises(UsageError, match="another tool"):
-        runner.preflight(tool, {**env, "CUDA_INJECTION64_PATH": "/opt/nsys/inject.so"})
+        preflight.preflight(tool, {**env, "CUDA_INJECTION64_PATH": "/opt/nsys/inject.so"})
 
 
 def test_the_tool_is_named_by_the_user_or_lies_in_a_known_place(tmp_path, tool, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "KNOWN_PLACES", ("nixnan.so",))
+    monkeypatch.setattr(preflight, "KNOWN_PLACES", ("nixnan.so",))
     with pytest.raises(MissingError, match="NIXNAN_SO is not set"):
-        runner.find_tool({})
+        preflight.find_tool({})
     with pytest.raises(MissingError, match="what NIXNAN_SO names is not there"):
-        runner.find_tool({"NIXNAN_SO": "/no/such.so"})
+        preflight.find_tool({"NIXNAN_SO": "/no/such.so"})
     shutil.copy(tool, tmp_path / "nixnan.so")
-    assert runner.find_tool({}) == tmp_path / "nixnan.so"
-    assert runner.find_tool({"CUDA_INJECTION64_PATH": str(tool)}) == tool, "an image puts it there"
+    assert preflight.find_tool({}) == tmp_path / "nixnan.so"
+    assert preflight.find_tool({"CUDA_INJECTION64_PATH": str(tool)}) == tool, "an image puts it there"
 
 
 def test_only_this_tool_is_taken_out_of_an_environment():
-    kept = runner.scrubbed(
+    kept = preflight.scrubbed(
         {
             "LD_PRELOAD": "/x/libjemalloc.so:/y/nixnan.so",
             "SAMPLING": "3",
@@ -271,7 +272,7 @@ def test_a_bad_bin_specification_is_refused_before_it_ends_a_run_silently(tmp_pa
     path = tmp_path / "bins.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=complaint):
-        runner.read_bin_spec(path)
+        read_bin_spec(path)
 
 
 def test_a_good_bin_specification_reaches_the_tool_as_a_file(tmp_path, env):

@@ -6,10 +6,12 @@ import json
 
 import pytest
 
-from lab.rooms.nan.nixnan import sass
 from lab.rooms.nan.nixnan.categories import category, shown
-from lab.rooms.nan.nixnan.logs import Log, parse
+from lab.rooms.nan.nixnan.diff import diff
+from lab.rooms.nan.nixnan.log import Log
+from lab.rooms.nan.nixnan.parse import parse
 from lab.rooms.nan.nixnan.sites import class_table, instructions
+from lab.rooms.nan.nixnan.summary import summary
 from tests.rooms.nan.nixnan import nixgen
 from tests.rooms.nan.nixnan.nixgen import error, log
 
@@ -125,13 +127,13 @@ RULES = {
 
 @pytest.mark.parametrize("lines, cause, confidence, benign", RULES.values(), ids=RULES)
 def test_the_cause_of(made, lines, cause, confidence, benign):
-    (row,) = sass.summary(made(*lines))["causes"]
+    (row,) = summary(made(*lines))["causes"]
     assert (row["cause"], row["confidence"], row["benign"]) == (cause, confidence, benign), row
     assert row["evidence"][0]["raw"] in lines and row["evidence"][0]["line"] > len(nixgen.BANNER)
 
 
 def test_a_text_that_stands_for_several_instructions_is_less_sure(made):
-    (row,) = sass.summary(made(*RULES["an infinite factor"][0], error("NaN", "FMUL R1, R2, R3")))["causes"]
+    (row,) = summary(made(*RULES["an infinite factor"][0], error("NaN", "FMUL R1, R2, R3")))["causes"]
     assert row["confidence"] == "medium" and "share this text" in row["why"]
 
 
@@ -144,7 +146,7 @@ REPEATED = [line.replace("void kgemm_4bit_inference_naive", "__cuda_sm70_shflsyn
 
 def test_a_device_function_that_repeats_a_kernel_is_counted_once_and_said(made):
     found = made(*TWINS, *REPEATED)
-    said = sass.summary(found)
+    said = summary(found)
     assert said["twins"] == [
         {"function": "__cuda_sm70_shflsync_down_p", "same_as": "void kgemm_4bit_inference_naive", "sites": 5}
     ]
@@ -203,19 +205,19 @@ def test_void_is_stripped_to_be_shown_and_kept_in_data():
     ],
 )
 def test_the_verdict_of_the_log_alone(made, lines, end, verdict):
-    said = sass.summary(made(*lines, end=end))
+    said = summary(made(*lines, end=end))
     assert said["verdict"] == verdict and json.loads(json.dumps(said)) == said
 
 
 def test_zero_events_are_no_health(made):
-    said = sass.summary(made(), compute_capability="9.0")
+    said = summary(made(), compute_capability="9.0")
     assert "no proof of health" in said["verdict_why"] and "lower bounds" in said["coverage"]["statement"]
     assert any("cuLaunchKernelEx" in warning for warning in said["coverage"]["warnings"])
     assert any(row["what"].startswith("HGMMA") and row["applies"] for row in said["coverage"]["unseen"])
 
 
 def test_gaps_of_hopper_are_no_gaps_of_ampere(made):
-    said = sass.summary(made(), compute_capability="8.6")["coverage"]
+    said = summary(made(), compute_capability="8.6")["coverage"]
     assert not any("Hopper" in row["where"] for row in said["unseen"]) and said["unseen"]
 
 
@@ -226,11 +228,11 @@ B = [*A[:-20], *[error("NaN", f"FMUL R{n}, R1, R2", function="void cutlass::Kern
 
 def test_a_difference_is_judged_by_the_baselines_own_repeat(made):
     a, again, b = made(*A), made(*AGAIN), made(*B)
-    result = sass.diff(a, b, again)
+    result = diff(a, b, again)
     assert result["beyond_noise"] is True and (result["appeared_count"], result["vanished_count"]) == (30, 19)
     assert result["in_noise_count"] == 1 and result["noise"]["flickering"] == 2
-    assert sass.diff(a, made(*A[1:]), again)["beyond_noise"] is False
-    assert sass.diff(a, b)["beyond_noise"] is None and "Not judged" in sass.diff(a, b)["verdict"]
+    assert diff(a, made(*A[1:]), again)["beyond_noise"] is False
+    assert diff(a, b)["beyond_noise"] is None and "Not judged" in diff(a, b)["verdict"]
     rows = {
         row["category"]: (row["appeared"], row["vanished"], row["in_noise"]) for row in result["by_category"]
     }
@@ -240,17 +242,17 @@ def test_a_difference_is_judged_by_the_baselines_own_repeat(made):
 
 def test_other_registers_are_a_move_and_other_kinds_a_change(made):
     a = made(error("NaN", "FADD R1, R2, R3"), error("NaN", "FMUL R1, R2, R3"))
-    result = sass.diff(a, made(error("NaN", "FADD R7, R8, R9"), error("infinity", "FMUL R1, R2, R3")))
+    result = diff(a, made(error("NaN", "FADD R7, R8, R9"), error("infinity", "FMUL R1, R2, R3")))
     assert (result["appeared_count"], result["vanished_count"], result["moved_count"]) == (1, 1, 1)
     assert result["changed_count"] == 1 and result["changed"][0]["kinds_before"] == {"NaN": 1}
 
 
 def test_a_comparison_warns_of_logs_that_are_not_whole_and_merges_twins(made):
-    result = sass.diff(made(*TWINS, *REPEATED), made(*TWINS, *REPEATED, end=False))
+    result = diff(made(*TWINS, *REPEATED), made(*TWINS, *REPEATED, end=False))
     assert result["sites_a"] == 5 and result["jaccard"] == 1.0
     assert any("B is truncated" in warning for warning in result["warnings"])
     assert any("compared once" in warning for warning in result["warnings"])
 
 
 def test_two_logs_without_sites_are_the_same(made):
-    assert sass.diff(made(), made(), made())["beyond_noise"] is False
+    assert diff(made(), made(), made())["beyond_noise"] is False

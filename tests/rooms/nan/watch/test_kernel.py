@@ -19,6 +19,7 @@ if importlib.util.find_spec("triton") is None:
 PROGRAM = """
 import numpy as np, torch
 import lab.rooms.nan.watch.kernel as kernel
+import lab.rooms.nan.watch.kernel_counter as counting
 from lab.rooms.nan.watch.count import plain_counts
 kernel.BLOCK = 64
 generator = torch.Generator().manual_seed(0)
@@ -31,21 +32,21 @@ for dtype in kernel.FORMATS:
             kinds = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-7 if dtype is torch.float16 else 1e-40])
             x[picked] = kinds[torch.randint(0, 4, (len(picked),), generator=generator)].to(dtype)
             tensors.append(x)
-    table = kernel._table(tensors, [x.numel() for x in tensors], dtype)
-    group = kernel.Group(dtype, [], torch.tensor(table.words), max(table.words))
+    table = counting._table(tensors, [x.numel() for x in tensors], dtype)
+    group = counting.Group(dtype, [], torch.tensor(table.words), max(table.words))
     found = group.launch(table.pointers).rows()
     expected = plain_counts([x for x, use in zip(tensors, table.chosen) if use])
     assert len(expected) > 10 and np.array_equal(found, expected), dtype
 
 # The counter remembers a call's sizes for the next: new values, new sizes and gaps must not be taken for the old ones.
 torch.Tensor.get_device = lambda tensor: 0
-real, took = kernel._as_before, []
+real, took = counting._as_before, []
 def spied(tensors, last):
     rows = real(tensors, last)
     took.append(rows is not None)
     return rows
-kernel._as_before = spied
-counter = kernel.KernelCounter()
+counting._as_before = spied
+counter = counting.KernelCounter()
 def call(sizes, gap=False):
     made = [torch.randn(2 * n, generator=generator)[:: 2 if gap else 1][:n].to(torch.float16 if n % 4 else torch.float32) for n in sizes]
     made = [x if not gap else torch.stack([x, x], 1)[:, 0] for x in made]
@@ -61,7 +62,7 @@ def made(bad):
     some = [torch.randn(130, generator=generator).half() for _ in range(3)]
     some[bad][:2] = float("inf")
     return some
-counter = kernel.KernelCounter()
+counter = counting.KernelCounter()
 counter(made(0))
 lists = [made(1), made(2), made(0)]
 pending = [counter.begin(some) for some in lists]

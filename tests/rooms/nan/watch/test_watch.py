@@ -18,11 +18,13 @@ from torch import nn  # noqa: E402
 import lab.nan  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.nan.config import NanConfig  # noqa: E402
-from lab.rooms.nan.watch import watch as workload_watch  # noqa: E402
+from lab.rooms.nan.watch import totals  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
+from lab.rooms.nan.workload.cell import choose_cell  # noqa: E402
 from lab.rooms.nan.workload.generate import forward, generate  # noqa: E402
-from lab.rooms.nan.workload.model import ByteTokenizer, choose_cell, load  # noqa: E402
+from lab.rooms.nan.workload.model import load  # noqa: E402
 from lab.rooms.nan.workload.provoke import provoke  # noqa: E402
+from lab.rooms.nan.workload.tokenizers import ByteTokenizer  # noqa: E402
 
 
 def tiny(attn="eager", seed=0, layers=4):
@@ -248,7 +250,7 @@ def test_versions_are_noted_again_once_a_tensor_was_written_unexpectedly():
     unknown = [sum(counts is None for _, counts in forward) for forward in told]
     # The third forward cannot tell before from after, the fourth noted it, and the fifth knows that it was after.
     assert [n > 0 for n in unknown] == [False, False, True, False, True]
-    assert "forward 2 were written in place, as none before" in usual.notes[0]
+    assert "forward 2 written in place, for the first time" in usual.notes[0]
     assert "overwritten in place before the end of forward 4" in usual.notes[1]
     assert usual.steps[4].bad_leaves > 0 and usual._at_once
 
@@ -306,7 +308,7 @@ def test_inputs_made_in_inference_mode_are_watched_outside_of_it():
 
 def test_totals_of_many_forwards_are_those_of_each(monkeypatch):
     def run(most):
-        monkeypatch.setattr(workload_watch, "MOST_WAITING", most)
+        monkeypatch.setattr(totals, "MOST_WAITING", most)
         torch.manual_seed(0)
         body = Body()
         with torch.no_grad(), lab.nan.watch(body, counter="plain") as w:

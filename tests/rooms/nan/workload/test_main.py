@@ -18,9 +18,12 @@ from torch import nn  # noqa: E402
 from lab.errors import BadDataError, GpuError, MissingError, UsageError  # noqa: E402
 from lab.rooms.nan.config import NanConfig  # noqa: E402
 from lab.rooms.nan.workload import main as workload  # noqa: E402
+from lab.rooms.nan.workload.cell import choose_cell  # noqa: E402
 from lab.rooms.nan.workload.changes import attention_modules, clip_attention, scale_attention, set_epsilon  # noqa: E402
-from lab.rooms.nan.workload.generate import compare, first_logits, generate  # noqa: E402
-from lab.rooms.nan.workload.model import ByteTokenizer, choose_cell, load  # noqa: E402
+from lab.rooms.nan.workload.generate import first_logits, generate  # noqa: E402
+from lab.rooms.nan.workload.model import load  # noqa: E402
+from lab.rooms.nan.workload.quality import compare  # noqa: E402
+from lab.rooms.nan.workload.tokenizers import ByteTokenizer  # noqa: E402
 
 
 def config(**more):

@@ -1,0 +1,123 @@
+"""Evidence of every experiment in some folders; both levels of one experiment are joined by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.core.run import Run
+from lab.core.step import Outcome, Status
+from lab.errors import BadDataError
+from lab.rooms.nan.config import AGAIN, EXPERIMENTS, RESULT
+from lab.rooms.nan.evidence import Evidence, Progress, read_json, read_log
+from lab.rooms.nan.published import of_published
+
+QUANTIZED = {"baseline": "4-bit", "8bit": "8-bit", AGAIN: "4-bit"}
+
+
+def gather(folders: Sequence[Path], runs: Sequence[Run | None], progress: Progress) -> list[Evidence]:
+    """Evidence of every experiment in the folders; two levels of one experiment become one row."""
+    found: list[Evidence] = []
+    for folder, run in zip(folders, runs, strict=True):
+        found += of_run(folder, run, progress) if run else of_published(folder, progress)
+    joined: dict[str, Evidence] = {}
+    for one in found:
+        known = joined.get(one.label)
+        joined[one.label] = _both(known, one) if known else one
+    order = [*EXPERIMENTS, AGAIN]
+    return sorted(joined.values(), key=lambda one: (order.index(one.experiment), one.label))
+
+
+def _both(a: Evidence, b: Evidence) -> Evidence:
+    """One experiment seen at two levels, in two runs. What one run watched is not what the other logged, so the
+    worse status holds for both."""
+    python, sass = (a, b) if a.watch or not b.watch else (b, a)
+    worse = next((one for one in (python, sass) if not one.compared), python)
+    return Evidence(
+        python.experiment,
+        python.label,
+        worse.status,
+        worse.reason,
+        python.result or sass.result,
+        python.result_file or sass.result_file,
+        sass.log or python.log,
+        sass.log_files or python.log_files,
+        sass.log_error or python.log_error,
+        python.folder,
+        python.published,
+    )
+
+
+def of_run(folder: Path, run: Run, progress: Progress) -> list[Evidence]:
+    """One experiment per step of the run, in any case."""
+    found = []
+    for record in run.manifest.steps:
+        name, label = str(record.step.labels["experiment"]), str(record.step.labels["label"])
+        one = Evidence(name, label, folder=folder / record.step.folder)
+        one.status, one.reason = _status_of(record.outcome)
+        path = folder / record.step.folder / RESULT
+        if path.exists():
+            _read_result(one, path, path.relative_to(folder))
+        elif one.status == "ok":
+            one.status, one.reason = "missing", f"no {RESULT}"
+        if "nixnan" in record.step.tools:
+            _read_log(one, folder, progress)
+        found += [one, *_skipped_quant(one)]
+    return found
+
+
+def _skipped_quant(one: Evidence) -> list[Evidence]:
+    """The quantized experiment that could not run here, beside its unquantized twin that did.
+
+    The baseline's twin is what the others are compared with; the twin of 8bit repeats the baseline and is not ranked.
+    """
+    why = (one.result or {}).get("skipped_quant")
+    if not why or not one.compared or one.experiment not in QUANTIZED:
+        return []
+    reason = f"{why}; its unquantized twin ran"
+    if one.experiment == "8bit":
+        one.status, one.reason = "skipped", reason
+        return []
+    label = f"{one.label} ({QUANTIZED[one.experiment]})"
+    return [Evidence(one.experiment, label, "skipped", reason, folder=one.folder)]
+
+
+def _status_of(outcome: Outcome | None) -> tuple[str, str]:
+    if outcome is None:
+        return "missing", "did not run"
+    return ("ok", "") if outcome.status is Status.ok else (outcome.status.value, outcome.reason)
+
+
+def _read_result(one: Evidence, path: Path, shown: Path) -> None:
+    """Read the result; a change that took no effect lowers the status that the process left."""
+    try:
+        one.result = read_json(path)
+        applied = one.result.get("applied")
+    except BadDataError as error:
+        one.status, one.reason, one.result = "broken", error.what, None
+        return
+    one.result_file = str(shown)
+    if one.status == "ok" and applied and applied["status"] != "applied":
+        one.status = applied["status"]
+        one.reason = applied["reason"] or _why_not_applied(applied)
+
+
+def _why_not_applied(applied: dict[str, Any]) -> str:
+    if applied["status"] == "no-effect":
+        return "the first logits are identical to the last bit without the change"
+    return f"{applied['what']}: {applied['count']} of {applied['expected']} took the change"
+
+
+def _read_log(one: Evidence, root: Path, progress: Progress) -> None:
+    folder = one.folder or root
+    record, log = folder / "nixnan.json", folder / "nixnan.log"
+    try:
+        if record.exists():
+            read_json(record)
+    except BadDataError as error:
+        one.log_error = error.what
+    if log.exists():
+        read_log(one, log, root, progress)
+    else:
+        one.log_error = one.log_error or "nixnan left no log"

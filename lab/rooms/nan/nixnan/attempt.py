@@ -1,0 +1,157 @@
+"""One start of a command under nixnan: its environment, its log, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from lab.core.files import write_atomic
+from lab.errors import (
+    EngineError,
+)
+from lab.rooms.nan.config import NixnanConfig
+from lab.rooms.nan.nixnan.preflight import scrubbed
+
+LOG, RECORD = "nixnan.log", "nixnan.json"
+SAID_CONTEXT = b"Initializing GPU context"
+LINE_INFO_CRASH = b"LINE_INFO"
+POLL_S = 0.2
+
+
+class Attempt(msgspec.Struct, kw_only=True):
+    """One start of the command. `ended` says who ended it; `attached` that the log names a GPU context."""
+
+    mode: str  # inject | preload
+    line_info: bool
+    exit_code: int = 0
+    seconds: float = 0.0
+    log_bytes: int = 0
+    attached: bool = False
+    ended: str = ""
+
+
+def write_lists(config: NixnanConfig, out: Path) -> None:
+    """What the tool reads from its working directory; the lists of an earlier attempt are put away."""
+    for name, kernels in (
+        ("kernel_whitelist.txt", config.only_kernels),
+        ("kernel_blacklist.txt", config.not_kernels),
+    ):
+        (out / name).unlink(missing_ok=True)
+        if kernels:
+            write_atomic(out / name, "\n".join(kernels) + "\n")
+    if config.bin_spec:
+        write_atomic(out / "bin_spec.json", config.bin_spec)
+
+
+def start(
+    config: NixnanConfig,
+    mode: str,
+    line_info: bool,
+    tool: Path,
+    out: Path,
+    command: Sequence[str],
+    env: Mapping[str, str],
+) -> Attempt:
+    """Run the command once under the tool. An interrupt reaches it, then it has the grace to write its report."""
+    log = (out / LOG).absolute()
+    keep_old(log)
+    began = time.monotonic()
+    attempt = Attempt(mode=mode, line_info=line_info)
+    words = [
+        sys.executable if command[0] == "python" else command[0],
+        *command[1:],
+        "--root",
+        str(Path.cwd()),
+    ]
+    print(f"nixnan: {tool} by {mode}, log {log}", flush=True)
+    with interrupted() as stop:
+        try:
+            child = subprocess.Popen(words, cwd=out, env=child_env(config, mode, line_info, tool, log, env))
+        except OSError as error:
+            raise EngineError(f"cannot start the command: {error.strerror}", where=words[0]) from error
+        attempt.ended = follow(child, log, config, stop)
+    attempt.exit_code, attempt.seconds = child.returncode, round(time.monotonic() - began, 3)
+    attempt.log_bytes = log.stat().st_size if log.exists() else 0
+    attempt.attached = says(log, SAID_CONTEXT)
+    return attempt
+
+
+def child_env(
+    config: NixnanConfig, mode: str, line_info: bool, tool: Path, log: Path, env: Mapping[str, str]
+) -> dict[str, str]:
+    """The tool by one way in, never both, and all of its flags spelled out."""
+    flags = {
+        "SAMPLING": config.sampling,
+        "LINE_INFO": int(line_info),
+        "MAX_ERRORS": config.max_errors,
+        "HISTOGRAM": int(config.histogram),
+        "ENABLE_FUN_DETAIL": int(config.fun_detail),
+    }
+    entry = {"CUDA_INJECTION64_PATH": str(tool)} if mode == "inject" else {"LD_PRELOAD": str(tool)}
+    spec = {"BIN_SPEC_FILE": str(log.with_name("bin_spec.json"))} if config.bin_spec else {}
+    return {
+        **scrubbed(env),
+        **{name: str(value) for name, value in flags.items()},
+        **entry,
+        **spec,
+        "LOGFILE": str(log),
+    }
+
+
+def follow(child: subprocess.Popen[bytes], log: Path, config: NixnanConfig, stop: list[int]) -> str:
+    """Until it has ended; -> "" or who ended it: "signal" or "log limit"."""
+    ended, deadline = "", float("inf")
+    while child.poll() is None:
+        if not ended and stop:
+            ended = "signal"
+        elif not ended and log.exists() and log.stat().st_size > config.log_limit_bytes:
+            ended = "log limit"
+        if ended and deadline == float("inf"):
+            child.send_signal(signal.SIGINT)  # at which the tool writes its report
+            deadline = time.monotonic() + config.grace_s
+        if time.monotonic() > deadline or len(stop) > 1:
+            child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(POLL_S)
+    return ended
+
+
+@contextlib.contextmanager
+def interrupted() -> Iterator[list[int]]:
+    """Signals that would end this process are noted instead; the command is ended first."""
+    found: list[int] = []
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(kind, lambda number, _frame: found.append(number)) for kind in kinds]
+    try:
+        yield found
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+
+
+def crashed_by_line_info(attempt: Attempt, out: Path) -> bool:
+    """The tool names LINE_INFO in a note before it dies of a segmentation fault."""
+    return attempt.exit_code not in (0, 130) and says(out / LOG, LINE_INFO_CRASH)
+
+
+def says(log: Path, words: bytes) -> bool:
+    """Whether a line of the tool holds `words`; logs are large and these lines come early or never."""
+    try:
+        with log.open("rb") as file:
+            return any(words in line for line in file if line.lstrip(b"\0").startswith(b"#nixnan"))
+    except OSError:
+        return False
+
+
+def keep_old(log: Path) -> None:
+    """An earlier attempt's log stays, under a name of its own."""
+    if log.exists():
+        number = 1 + sum(1 for _ in log.parent.glob("nixnan.attempt*.log"))
+        log.replace(log.with_name(f"nixnan.attempt{number}.log"))

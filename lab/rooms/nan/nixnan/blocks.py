@@ -1,0 +1,92 @@
+"""A log's bytes as blocks of whole lines, inflated where it is compressed, in bounded memory."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from lab.errors import BadDataError
+from lab.recordings.pieces import inflater
+from lab.rooms.nan.nixnan.grammar import PREFIX
+
+if TYPE_CHECKING:
+    pass
+
+
+BLOCK_BYTES = 128 << 10  # small enough that a block and its lines stay in the processor's cache
+LINE_BYTES = 1 << 20  # past it a line is no line of nixnan's; it is dropped piece by piece
+
+
+class Blocks:
+    """Blocks of whole lines, each ending with a line's end, whatever stood at the end of the file.
+
+    Afterwards: unfinished (a last line that had no end), cut (why a compressed stream ended early), and how many lines
+    were too long to be any of nixnan's, with its prefix in them (long_torn) or without (long_foreign).
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self.size, self.unfinished = BLOCK_BYTES, b""
+        self.cut: str | None = None
+        self.long_torn = self.long_foreign = 0
+        self._chunks = self._inflated(file, path) if file.peek(2)[:2] == b"\x1f\x8b" else self._plain(file)  # type: ignore[attr-defined]
+
+    def __iter__(self) -> Iterator[bytes]:
+        rest, skipping, ours = b"", False, False
+        for chunk in self._chunks:
+            text = rest + chunk
+            end = text.rfind(b"\n") + 1
+            if skipping:
+                first = text.find(b"\n") + 1
+                ours = ours or PREFIX in text[: first or None]
+                if not first:
+                    rest = text[-len(PREFIX) :]
+                    continue
+                skipping = self._drop(ours)
+                text, end = text[first:], end - first
+            if end:
+                yield text[:end]
+            rest = text[end:]
+            if len(rest) > LINE_BYTES // 2:
+                rest = rest.replace(b"\0", b"")  # a hole of NULs stands where another process cut the file
+                if len(rest) > LINE_BYTES:
+                    skipping, ours, rest = True, PREFIX in rest, rest[-len(PREFIX) :]
+        if skipping:
+            self._drop(ours)
+        elif rest:
+            self.unfinished = rest
+            yield rest + b"\n"
+
+    def _drop(self, ours: bool) -> bool:
+        """One line dropped whole."""
+        self.long_torn += ours
+        self.long_foreign += not ours
+        return False
+
+    def _plain(self, file: BinaryIO) -> Iterator[bytes]:
+        while chunk := file.read(self.size):
+            yield chunk
+
+    def _inflated(self, file: BinaryIO, path: Path) -> Iterator[bytes]:
+        """The text of a .gz, its members one after another; what can be read of a cut one."""
+        stream, data = inflater.decompressobj(31), b""
+        broken = (zlib.error, getattr(inflater, "IsalError", zlib.error))
+        try:
+            while data := (stream.unused_data if stream.eof else stream.unconsumed_tail) or file.read(
+                BLOCK_BYTES // 4
+            ):
+                if stream.eof:
+                    if not data.strip(b"\0"):
+                        break  # zeros pad the end of a tape
+                    stream = inflater.decompressobj(31)
+                yield stream.decompress(data, self.size)
+        except broken as error:
+            raise BadDataError(
+                f"the compressed log is broken: {error}",
+                where=path,
+                fix="copy it again, or inflate what can be with zcat",
+            ) from error
+        if not stream.eof:
+            self.cut = "the compressed file is cut"
+            yield stream.flush()

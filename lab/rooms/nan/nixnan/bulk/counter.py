@@ -1,0 +1,152 @@
+"""Error lines counted a block at a time with numpy: for logs whose lines do not repeat.
+
+A line that looks in every byte like nixnan's usual error line is counted here; any other is handed back to be read by
+its pattern. Texts are compared by 64-bit hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from lab.rooms.nan.nixnan.bulk.counters import Distinct, Index, Tally
+from lab.rooms.nan.nixnan.bulk.hashing import (
+    PAD,
+    Block,
+    Hashes,
+    Places,
+    Span,
+    hashes_of,
+    opcode_hashes,
+    site_hashes,
+    span_hashes,
+)
+from lab.rooms.nan.nixnan.bulk.scanner import (
+    KIND_RANGE,
+    KIND_SETS,
+    LABEL_RANGE,
+    OPERAND_RANGE,
+    UNPRINTED,
+    Scanner,
+    Usual,
+)
+from lab.rooms.nan.nixnan.grammar import TYPES
+from lab.rooms.nan.nixnan.opcodes import opcode_of
+
+OPCODE_LIMIT = 4096  # there are some hundreds
+OTHER_OPCODES = "other opcodes"
+
+
+class BulkCounter:
+    """What is counted of usual lines once the table of sites is full.
+
+    The sites of the table keep being told apart; further sites only count as one more, and their lines under their
+    function and opcode.
+    """
+
+    def __init__(
+        self, sites: list[tuple[str, str, int | None]], functions: list[str], function_limit: int
+    ) -> None:
+        self._scanner, self._sites, self._functions, self._opcodes = Scanner(), Index(), Index(), Index()
+        self.function_names, self.opcode_names, self._limit = list(functions), list[str](), function_limit
+        self._sites.add(hashes_of_sites(sites))
+        self._functions.add(hashes_of([name.encode() for name in functions]))
+        self.distinct = Distinct()
+        self._listed, self._by_function, self._cells = Tally(), Tally(), Tally()
+
+    def take(self, text: bytes) -> tuple[int, list[int]] | None:
+        """Count the usual ones of whole lines: how many lines there are, and the numbers of those left to be read.
+
+        None where all are left.
+        """
+        if not text.isascii() or any(octet in text for octet in UNPRINTED):
+            return None
+        found = self._scanner.usual(block := Block(text + PAD))
+        if found is None:
+            return None
+        lines, rest = found
+        functions = span_hashes(block, lines.function)
+        sites = site_hashes(functions, span_hashes(block, lines.sass), lines.operand)
+        row = self._sites.rows(sites)
+        listed = row >= 0
+        label_kinds = lines.label * KIND_RANGE + lines.kinds
+        if listed.any():
+            self._listed.add((row * (LABEL_RANGE * KIND_RANGE) + label_kinds)[listed])
+        self.distinct.add(sites[~listed])
+        self._by_function.add(self._function_rows(block, lines, functions) * KIND_RANGE + lines.kinds)
+        opcodes = self._opcode_rows(block, lines.sass)
+        self._cells.add((opcodes * OPERAND_RANGE + lines.operand) * (LABEL_RANGE * KIND_RANGE) + label_kinds)
+        return len(lines.kinds) + len(rest), rest.tolist()
+
+    def listed(self) -> Iterator[tuple[int, str, tuple[str, ...], int]]:
+        """(row of the table of sites, label, kinds, lines)"""
+        for code, count in self._listed.items():
+            rest, kinds = divmod(code, KIND_RANGE)
+            row, label = divmod(rest, LABEL_RANGE)
+            yield row, TYPES[label], KIND_SETS[kinds], count
+
+    def by_function(self) -> Iterator[tuple[str | None, tuple[str, ...], int]]:
+        """(function, None for those beyond the limit; kinds; lines)"""
+        for code, count in self._by_function.items():
+            row, kinds = divmod(code, KIND_RANGE)
+            yield self.function_names[row] if row >= 0 else None, KIND_SETS[kinds], count
+
+    def cells(self) -> Iterator[tuple[str, int, str, tuple[str, ...], int]]:
+        """(opcode, operand, label, kinds, lines)"""
+        for code, count in self._cells.items():
+            rest, kinds = divmod(code, KIND_RANGE)
+            rest, label = divmod(rest, LABEL_RANGE)
+            opcode, operand = divmod(rest, OPERAND_RANGE)
+            yield (
+                self.opcode_names[opcode] if opcode >= 0 else OTHER_OPCODES,
+                operand,
+                TYPES[label],
+                KIND_SETS[kinds],
+                count,
+            )
+
+    def _function_rows(self, block: Block, lines: Usual, hashes: Hashes) -> Places:
+        return _rows_with_new(
+            self._functions,
+            self.function_names,
+            self._limit,
+            hashes,
+            lambda n: _text(block, lines.function, n),
+        )
+
+    def _opcode_rows(self, block: Block, sass: Span) -> Places:
+        return _rows_with_new(
+            self._opcodes,
+            self.opcode_names,
+            OPCODE_LIMIT,
+            opcode_hashes(block, sass.start),
+            lambda n: opcode_of(_text(block, sass, n)),
+        )
+
+
+def hashes_of_sites(sites: list[tuple[str, str, int | None]]) -> Hashes:
+    """The hashes of sites (function, sass, operand) that are in no block."""
+    functions, sass = (hashes_of([site[part].encode() for site in sites]) for part in (0, 1))  # type: ignore[union-attr]
+    return site_hashes(
+        functions, sass, np.array([-1 if site[2] is None else site[2] for site in sites], np.int64)
+    )
+
+
+def _rows_with_new(
+    index: Index, names: list[str], limit: int, hashes: Hashes, name: Callable[[int], str]
+) -> Places:
+    """The row of each hash; new ones enter the index, and `name(which line)` the names, up to the limit; then -1."""
+    rows = index.rows(hashes)
+    new = np.flatnonzero(rows < 0)
+    if len(new) and len(names) < limit:
+        keys, first = np.unique(hashes[new], return_index=True)
+        keys, first = keys[: limit - len(names)], first[: limit - len(names)]
+        names.extend(name(int(new[n])) for n in first)
+        index.add(keys)
+        rows = index.rows(hashes)
+    return rows
+
+
+def _text(block: Block, span: Span, line: int) -> str:
+    return block.text[span.start[line] : span.end[line]].decode()

@@ -1,0 +1,124 @@
+"""What is checked before a command runs under nixnan: the tool, nvdisasm, the GPU.
+
+Each of these would otherwise show only as an empty log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from lab.engines.docker.mounts import check_shared_object
+from lab.errors import (
+    GpuError,
+    MissingError,
+    UsageError,
+)
+
+LEAST_CAPABILITY = 8.6
+KNOWN_PLACES = (
+    "nixnan.so",
+    "../nixnan/nixnan.so",
+    "~/nixnan/nixnan.so",
+    "/opt/lab/nixnan.so",
+    "/opt/nixnan/nixnan.so",
+    "/usr/local/lib/nixnan.so",
+)
+STEERING = (
+    "SAMPLING",
+    "LINE_INFO",
+    "MAX_ERRORS",
+    "HISTOGRAM",
+    "BIN_SPEC_FILE",
+    "ENABLE_FUN_DETAIL",
+    "LOGFILE",
+)
+
+
+def find_tool(env: Mapping[str, str]) -> Path:
+    """NIXNAN_SO, what an image put in place, or a known place. Raises MissingError."""
+    for name in ("NIXNAN_SO", "CUDA_INJECTION64_PATH"):
+        if env.get(name):
+            path = Path(env[name]).expanduser()
+            if not path.is_file():
+                raise MissingError(
+                    f"what {name} names is not there", where=path, fix="name the nixnan.so that you built"
+                )
+            return path.resolve()
+    for place in KNOWN_PLACES:
+        if Path(place).expanduser().is_file():
+            return Path(place).expanduser().resolve()
+    raise MissingError(
+        "no nixnan.so: NIXNAN_SO is not set, and none lies in the known places",
+        where=", ".join(KNOWN_PLACES),
+        fix="build it from parfloat/nixnan and name it in NIXNAN_SO",
+    )
+
+
+def preflight(tool: Path, env: Mapping[str, str]) -> Path:
+    """Everything that would otherwise show as an empty log: wrong file, missing nvdisasm, old GPU, a rival injection."""
+    check_shared_object(tool)
+    if shutil.which("nvdisasm", path=env.get("PATH")) is None:
+        raise MissingError(
+            "nvdisasm is not on PATH: the tool disassembles kernels with it",
+            fix="it comes with the CUDA toolkit: add its bin folder to PATH",
+        )
+    rival = env.get("CUDA_INJECTION64_PATH", "")
+    if rival and Path(rival).resolve() != tool:
+        raise UsageError(
+            "another tool is already injected into CUDA programs",
+            where=rival,
+            fix="unset CUDA_INJECTION64_PATH: nsys, a sanitizer and nixnan exclude each other",
+        )
+    check_loads(tool, env)
+    check_gpu(env)
+    return tool
+
+
+def check_loads(tool: Path, env: Mapping[str, str]) -> None:
+    """Load it in a process of its own: a missing library or symbol is told by the loader's words."""
+    program = "import ctypes, sys; ctypes.CDLL(sys.argv[1], mode=1)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tool)],
+        env=scrubbed(env),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if done.returncode:
+        words = [line for line in done.stderr.splitlines() if line.strip()]
+        why = words[-1] if words else f"ended with {done.returncode}"
+        raise MissingError(
+            f"the tool cannot be loaded: {why}",
+            where=tool,
+            fix="build it against this machine's CUDA 12 and driver",
+        )
+
+
+def check_gpu(env: Mapping[str, str]) -> None:
+    """Raises GpuError for a GPU older than the tool knows. No nvidia-smi: the run itself will tell."""
+    smi = shutil.which("nvidia-smi", path=env.get("PATH"))
+    if smi is None:
+        return
+    command = [smi, "--query-gpu=compute_cap,name", "--format=csv,noheader"]
+    done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=60, check=False)
+    for line in done.stdout.splitlines() if not done.returncode else ():
+        capability, _, name = line.partition(",")
+        with contextlib.suppress(ValueError):
+            if float(capability) < LEAST_CAPABILITY:
+                raise GpuError(
+                    f"{name.strip()} has compute capability {capability}: nixnan needs {LEAST_CAPABILITY} or newer",
+                    fix="use an Ampere GPU (RTX 30xx, A10) or newer; `lab run nan` works on every GPU",
+                )
+
+
+def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
+    """Without the tool and its flags: whatever is set is set on purpose."""
+    kept = {name: value for name, value in env.items() if name not in (*STEERING, "CUDA_INJECTION64_PATH")}
+    preload = [one for one in kept.pop("LD_PRELOAD", "").split(":") if one and "nixnan" not in one]
+    return {**kept, **({"LD_PRELOAD": ":".join(preload)} if preload else {})}

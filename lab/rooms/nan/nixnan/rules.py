@@ -1,0 +1,288 @@
+"""Why a NaN or an infinity was born: one rule per cause, over what one instruction took in and gave back.
+
+The log has masks, not values: a rule says what can only have happened (high), what fits best (medium), or what may have
+(low). Arithmetic after IEEE 754: inf - inf and 0 x inf are NaN; finite numbers whose result is too large give an
+infinity; 1/0 is infinite.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from lab.rooms.nan.nixnan.categories import category
+from lab.rooms.nan.nixnan.opcodes import is_store
+from lab.rooms.nan.nixnan.sites import Instruction
+
+INFINITIES = ("infinity", "-infinity")
+_SUMS = ("FADD", "DADD", "HADD2")
+_PRODUCTS = ("FMUL", "DMUL", "HMUL2")
+_FUSED = ("FFMA", "DFMA", "HFMA2")
+_TENSOR = ("HMMA", "DMMA")
+_ROWS_MAY_BE_MASKED = (
+    "attention",
+    "softmax",
+    "unnamed",
+    "reduce",
+)  # where softmax's code is found under cut names
+
+
+class Found(NamedTuple):
+    confidence: str
+    benign: bool
+    why: str
+
+
+class Rule(NamedTuple):
+    name: str
+    what: str
+    test: Callable[[Instruction], Found | None]
+
+
+def _base(one: Instruction) -> str:
+    return one.opcode.partition(".")[0]
+
+
+def _born(one: Instruction, kind: str) -> bool:
+    return one.class_of(kind) == "birth"
+
+
+def _constant(one: Instruction) -> Found | None:
+    if not re.search(r"[+-][QS]?NAN\b", one.sass) or "NaN" not in one.result | set().union(
+        *one.sources.values(), set()
+    ):
+        return None
+    return Found(
+        "high",
+        True,
+        "The NaN is a constant of the instruction, written by the compiler for inputs outside the domain.",
+    )
+
+
+def _inf_minus_inf(one: Instruction) -> Found | None:
+    """A sum of opposite infinities. nixnan's masks are of the registers, before a minus sign in the text applies."""
+    if not _born(one, "NaN"):
+        return None
+    infinite = set(INFINITIES)
+    if _base(one) in _FUSED and (one.kinds(1) | one.kinds(2)) & infinite and one.kinds(3) & infinite:
+        return Found(
+            "medium",
+            False,
+            "A factor and the addend were infinite: opposite ones met (or a zero met the factor).",
+        )
+    if _base(one) not in _SUMS:
+        return None
+    signs = [_signs(one, operand) for operand in (1, 2)]
+    why = _masked_why(one)
+    if signs[0] and signs[1] and {(1, -1), (-1, 1)} & {(a, b) for a in signs[0] for b in signs[1]}:
+        return Found(
+            "high",
+            bool(why),
+            why or "Both sources were infinite, with opposite signs after the instruction's own minus.",
+        )
+    if signs[0] or signs[1]:
+        return Found(
+            "medium",
+            bool(why),
+            why or "A source was infinite; the other must have been the opposite infinity.",
+        )
+    return None
+
+
+def _masked_why(one: Instruction) -> str:
+    """Softmax subtracts each row's maximum: where all of a row is masked with -inf, that is (-inf) - (-inf)."""
+    if category(one.function) not in _ROWS_MAY_BE_MASKED or not one.in_sources("-infinity"):
+        return ""
+    if "-" not in one.sass.partition(" ")[2]:
+        return ""
+    return "(-inf) - (-inf) in a softmax: the maximum of a row whose scores are all masked, or past the sequence's end."
+
+
+def _signs(one: Instruction, operand: int) -> set[int]:
+    """Signs of the infinities that source brought to the operation; empty where none came."""
+    kinds = one.kinds(operand)
+    signs = {1} if "infinity" in kinds else set()
+    # a mask with both infinities prints `infinity` alone
+    signs |= {-1} if "-infinity" in kinds else set()
+    texts = operands(one.sass)
+    return {-sign for sign in signs} if len(texts) > operand and texts[operand].startswith("-") else signs
+
+
+def operands(sass: str) -> list[str]:
+    """The operands of an instruction, the result first: `FADD R2, -R7, R2` is [R2, -R7, R2]."""
+    words = re.sub(r"^@\S+\s+", "", sass).partition(" ")[2]
+    return [word.strip() for word in words.split(",")] if words else []
+
+
+def _zero_times_inf(one: Instruction) -> Found | None:
+    if not _born(one, "NaN"):
+        return None
+    factors = one.kinds(1) | one.kinds(2)
+    infinite = bool(factors & set(INFINITIES))
+    if _base(one) in _PRODUCTS and infinite:
+        return Found("high", False, "A factor was infinite and none was NaN: the other was zero.")
+    if _base(one) in _FUSED and infinite:
+        if one.kinds(3) & set(INFINITIES):
+            return Found(
+                "medium",
+                False,
+                "A factor and the addend were infinite: infinities of opposite sign met, or zero met one.",
+            )
+        return Found(
+            "medium", False, "A factor was infinite and the addend was not: the other factor was zero."
+        )
+    if _base(one) in _FUSED and one.kinds(3) & set(INFINITIES):
+        return Found(
+            "medium", False, "The addend was infinite: the product overflowed to the opposite infinity."
+        )
+    return None
+
+
+def _in_product_sum(one: Instruction) -> Found | None:
+    if _base(one) not in _TENSOR or not _born(one, "NaN"):
+        return None
+    if any(one.in_sources(kind) for kind in INFINITIES):
+        return Found(
+            "medium",
+            False,
+            "Infinite inputs of a tensor core product: a zero met one, or opposite ones were added.",
+        )
+    return Found("low", False, "No infinite input was seen: a partial sum overflowed both ways.")
+
+
+def _bad_domain(one: Instruction) -> Found | None:
+    if _base(one) != "MUFU" or not _born(one, "NaN"):
+        return None
+    if re.search(r"\.(RSQ|SQRT|LG2)", one.opcode):
+        return Found("medium", False, "A root or logarithm of a negative number.")
+    if re.search(r"\.(SIN|COS)", one.opcode) and one.in_sources(*INFINITIES):
+        return Found("high", False, "A sine or cosine of an infinity.")
+    return Found("low", False, "A special function gave NaN for an input that was not NaN.")
+
+
+def _unseen_birth(one: Instruction) -> Found | None:
+    if not _born(one, "NaN") or is_store(one.opcode):
+        return None
+    return Found("low", False, "The result was NaN and no source was seen to be NaN or infinite.")
+
+
+def _division_by_zero(one: Instruction) -> Found | None:
+    if not any("div0" in site.kinds for site in one.sites.values()):
+        return None
+    if ".RSQ" in one.opcode:
+        return Found("high", True, "rsqrt(0): a square root written as x * rsqrt(x) passes here when x is 0.")
+    return Found("high", False, "The reciprocal of 0 was taken.")
+
+
+def _overflow(one: Instruction) -> Found | None:
+    """Finite in, infinite out."""
+    if not any(kind in one.result for kind in INFINITIES) or one.in_sources("NaN", "div0", *INFINITIES):
+        return None
+    kind = one.type_of_result()
+    limits = {"f16": "65,504", "bf16": "3.4e38", "f32": "3.4e38", "f64": "1.8e308"}
+    if ".EX2" in one.opcode:
+        return Found("high", False, "An exponential grew past the largest number.")
+    if ".LG2" in one.opcode:
+        return Found("high", True, "The logarithm of 0 is -inf.")
+    if ".RCP" in one.opcode or ".RSQ" in one.opcode:
+        return Found("medium", False, "The reciprocal of a number next to 0.")
+    sure = "medium" if _base(one) in _TENSOR else "high"
+    return Found(
+        sure,
+        False,
+        f"Finite sources, infinite result: past {limits.get(kind, 'the largest number')} of {kind}.",
+    )
+
+
+def _masking(one: Instruction) -> Found | None:
+    """-inf that only passes: how a mask says `not this one`."""
+    seen = set().union(*(set(site.kinds) for site in one.sites.values()))
+    if (
+        "-infinity" not in seen
+        or seen & {"NaN", "infinity"}
+        or category(one.function) not in _ROWS_MAY_BE_MASKED
+    ):
+        return None
+    return Found(
+        "medium", True, "-inf passes through a softmax and becomes exp(-inf) = 0: how attention masks work."
+    )
+
+
+def _perhaps_inf_minus_inf(one: Instruction) -> Found | None:
+    """NaN in and out, and infinities beside it: each line is of some warp, so they need not have met."""
+    if _base(one) not in _SUMS or one.class_of("NaN") != "transit":
+        return None
+    pairs = {(a, b) for a in _signs(one, 1) for b in _signs(one, 2)}
+    if not pairs & {(1, -1), (-1, 1)}:
+        return None
+    sources = [site for operand, site in one.sites.items() if operand]
+    infinite = min(line for site in sources for kind in INFINITIES if (line := site.first_of.get(kind)))
+    if (
+        infinite
+        < one.sites[0].first_of["NaN"]
+        < min(line for site in sources if (line := site.first_of.get("NaN")))
+    ):
+        return Found(
+            "medium",
+            False,
+            "Opposite infinities reached this sum, then its result was NaN, only later a source.",
+        )
+    return Found(
+        "low",
+        False,
+        "Opposite infinities and NaN reached this sum: it may have made some NaN and passed on others.",
+    )
+
+
+def _passing(one: Instruction) -> Found | None:
+    if one.class_of("NaN") not in ("transit", "source_only") or is_store(one.opcode):
+        return None
+    return Found(
+        "low",
+        False,
+        "NaN in a source: born by another instruction of the list, or by one that nixnan does not look at.",
+    )
+
+
+def _stored(one: Instruction) -> Found | None:
+    if not is_store(one.opcode):
+        return None
+    return Found(
+        "high", False, "A NaN was written to global memory: other kernels and the model can read it."
+    )
+
+
+def _infinite_passing(one: Instruction) -> Found | None:
+    if not any(one.class_of(kind) in ("transit", "source_only", "birth") for kind in INFINITIES):
+        return None
+    return Found(
+        "low",
+        False,
+        "Infinities pass through: none of them is born at these instructions by a rule of this list.",
+    )
+
+
+def _subnormal(one: Instruction) -> Found | None:
+    if one.class_of("subnormal") is None:
+        return None
+    return Found("high", True, "Numbers next to 0 lost digits; nothing is NaN or infinite here.")
+
+
+# First match counts.
+RULES = (
+    Rule("stored NaN", "NaN written to memory", _stored),
+    Rule("constant NaN", "NaN in the code itself", _constant),
+    Rule("inf - inf", "opposite infinities added", _inf_minus_inf),
+    Rule("0 x inf", "an infinity times zero", _zero_times_inf),
+    Rule("inf in a product sum", "infinities inside a tensor core product", _in_product_sum),
+    Rule("outside the domain", "a special function outside its domain", _bad_domain),
+    Rule("born unseen", "NaN without a visible reason", _unseen_birth),
+    Rule("division by zero", "reciprocal of zero", _division_by_zero),
+    Rule("overflow", "finite in, infinite out", _overflow),
+    Rule("perhaps inf - inf", "a sum that took opposite infinities and NaN", _perhaps_inf_minus_inf),
+    Rule("NaN passing", "NaN handed on", _passing),
+    Rule("masking", "-inf of a mask", _masking),
+    Rule("infinity passing", "infinity handed on", _infinite_passing),
+    Rule("subnormal", "numbers next to zero", _subnormal),
+)

@@ -1,0 +1,108 @@
+"""A log, or a comparison of two, in words and tables for the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from lab.core.words import plural
+from lab.report.tables import terminal_table
+from lab.rooms.nan.nixnan.log import Log
+from lab.rooms.nan.nixnan.summary import summary
+
+MOST_ROWS = 12
+_KINDS = ("lines", "sites", "NaN", "infinity", "-infinity", "subnormal")
+_OF_FUNCTIONS = ("short", "category", *_KINDS, "nan_births")
+_OF_INSTRUCTIONS = ("opcode", *_KINDS, "births", "transits", "source_only")
+
+
+def described(log: Log) -> str:
+    """What a log holds, whether that is all, and what it shows."""
+    found = summary(log)
+    parts = [
+        f"{log.file}: {log.integrity}. {found['reasons'][0]}",
+        *(f"  {reason}" for reason in found["reasons"][1:]),
+        f"{plural(log.lines, 'line')}: {log.error_lines:,} of events at {plural(log.site_count, 'site')}, "
+        f"{log.torn_lines:,} torn, {log.foreign_lines:,} not nixnan's.",
+        f"Verdict of this level: {found['verdict']}. {found['verdict_why']}",
+    ]
+    if rows := _count_rows(log):
+        title = "Lines by type and kind (report: unique events, then repeats)"
+        parts += ["", title, terminal_table(pd.DataFrame(rows))]
+    if found["kernels"]:
+        parts += ["Functions", _first_rows(found["kernels"], _OF_FUNCTIONS)]
+    if found["instructions"]:
+        parts += ["Instructions", _first_rows(found["instructions"], _OF_INSTRUCTIONS)]
+    for cause in found["causes"][:MOST_ROWS]:
+        parts += _cause_lines(cause)
+    parts += ["", found["coverage"]["statement"], *found["coverage"]["warnings"]]
+    parts += [
+        f"{twin['function']} repeats {plural(twin['sites'], 'entry')} of {twin['same_as']}: counted once in tables."
+        for twin in found["twins"]
+    ]
+    return "\n".join([*parts, ""])
+
+
+def compared(result: dict[str, Any]) -> str:
+    """A comparison of two logs, as `diff` gives it."""
+    parts = [
+        f"A {result['a']['file']}",
+        f"B {result['b']['file']}",
+        *(f"Note: {warning}" for warning in result["warnings"]),
+        "",
+        result["verdict"],
+    ]
+    if moved := result["moved_count"]:
+        parts.append(f"{plural(moved, 'appeared site')} only changed registers: the code was compiled anew.")
+    if changed := result["changed_count"]:
+        parts.append(f"{plural(changed, 'common site')} with different kinds.")
+    if result["by_category"]:
+        parts += ["", terminal_table(pd.DataFrame(result["by_category"]).drop(columns="category"))]
+    for name in ("appeared", "vanished"):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in result[f"{name}_kinds"].items())
+        parts.append(f"{result[f'{name}_count']} {name}{f' ({kinds})' if kinds else ''}")
+        parts += [
+            f"    {'/'.join(row['kinds'])} operand {row['operand']}  {row['sass']}  in {row['function']}"
+            for row in result[name][:MOST_ROWS]
+        ]
+    return "\n".join(parts)
+
+
+def _cause_lines(cause: dict[str, Any]) -> list[str]:
+    first = cause["evidence"][0]
+    how = f"{cause['confidence']} confidence{', harmless' if cause['benign'] else ''}"
+    return [
+        f"{cause['what']} ({how}): {plural(cause['sites'], 'instruction')}. {cause['why']}",
+        f"    line {first['line']}: {first['raw']}",
+    ]
+
+
+def _first_rows(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
+    """A table of the first rows; numbers of the others are added up in one more."""
+    table = [{name: row[name] for name in names} for row in rows[:MOST_ROWS]]
+    if others := rows[MOST_ROWS:]:
+        sums = {name: sum(row[name] for row in others) for name in names if isinstance(others[0][name], int)}
+        table.append({names[0]: f"{len(others)} more", **sums})
+    return terminal_table(pd.DataFrame(table))
+
+
+def _count_rows(log: Log) -> list[dict[str, Any]]:
+    """A row per (type, memory, kind) that is not all zero."""
+    report = log.report or {"memory": {}}
+    operations = (_without_memory(log.counts), _without_memory(report), "")
+    memory = (log.counts["memory"], report["memory"], " memory")
+    rows = []
+    for counts, reported, suffix in (operations, memory):
+        for label in dict.fromkeys([*counts, *reported]):
+            lines, events = counts.get(label, {}), reported.get(label, {})
+            for kind in dict.fromkeys([*lines, *events]):
+                event = events.get(kind, {})
+                row = {"type": f"{label}{suffix}", "kind": kind, "lines": lines.get(kind, 0)}
+                if row["lines"] or event.get("unique"):
+                    rows.append({**row, "report": event.get("unique"), "repeats": event.get("repeats")})
+    return rows
+
+
+def _without_memory(tree: dict[str, Any]) -> dict[str, Any]:
+    return {name: row for name, row in tree.items() if name != "memory"}

@@ -1,0 +1,91 @@
+"""What the published files' own analysis concluded from them, and why it does not follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lab.core.words import plural
+from lab.rooms.nan.counts import kind_lines, python_totals, text_of
+from lab.rooms.nan.evidence import Evidence, baseline_of
+from lab.rooms.nan.lists import listed
+from lab.rooms.nan.nixnan.verdict import memory_nan_lines
+
+
+def faults_of_the_original(evidence: Sequence[Evidence]) -> list[str]:
+    """One sentence per conclusion; none where the experiments are not the published ones."""
+    published = [one for one in evidence if one.published]
+    if not published:
+        return []
+    found = [
+        _crash_ranked_best(published),
+        _tie_ranked_best(published),
+        _change_without_effect(published),
+        _different_lengths(published),
+        _levels_not_joined(published),
+    ]
+    return [f"The original analysis: {sentence}" for sentence in found if sentence]
+
+
+def _crash_ranked_best(published: Sequence[Evidence]) -> str:
+    logs = {one.label: one.log for one in published if one.log is not None}
+    logged = [one for one in published if one.log is not None]
+    least = min(logged, key=lambda one: kind_lines(one, "NaN"), default=None)
+    if least is None or least.compared or not any(one.compared for one in logged):
+        return ""
+    kernels = plural(len(logs[least.label].kernels), "kernel")
+    most = max(len(log.kernels) for log in logs.values())
+    return (
+        f"fewest NaN lines would make {least.label} ({kind_lines(least, 'NaN')}) the best at the instruction level; "
+        f"it {least.reason}, and its log names {kernels} where others name up to {most}."
+    )
+
+
+def _tie_ranked_best(published: Sequence[Evidence]) -> str:
+    totals = {
+        one.label: sum(python_totals(one).values())
+        for one in published
+        if (one.result or {}).get("published")
+    }
+    least = [label for label, total in totals.items() if total == min(totals.values())]
+    if len(least) < 2:
+        return ""
+    starred = next((label for label in least if label != "baseline"), least[0])
+    tie = f"one of {len(least)} that tie at {min(totals.values()):g} ({listed(least)})"
+    return f"stars {starred} at the Python level, {tie}."
+
+
+def _change_without_effect(published: Sequence[Evidence]) -> str:
+    """layernorm_eps looked for nn.LayerNorm, which a Mistral does not have."""
+    base = baseline_of(published)
+    eps = next((one for one in published if one.experiment == "layernorm_eps"), None)
+    if eps is None or base is None or text_of(eps) != text_of(base):
+        return ""
+    return (
+        "counts layernorm_eps as an experiment: its text equals the baseline's to the letter, because its patch looks "
+        "for nn.LayerNorm and this model has only RMSNorm."
+    )
+
+
+def _different_lengths(published: Sequence[Evidence]) -> str:
+    base = baseline_of(published)
+    other = next((one for one in published if one.experiment == "bfloat16"), None)
+    text, of_base = text_of(other), text_of(base)
+    if not text or not of_base or len(text) >= len(of_base):
+        return ""
+    return (
+        f"compares counts of runs of different length: bfloat16 stopped after {plural(len(text), 'character')}, the "
+        f"baseline after {len(of_base)}, and bfloat16 changed the quantization (nf4, double) along with the type."
+    )
+
+
+def _levels_not_joined(published: Sequence[Evidence]) -> str:
+    both = [(one, one.log, one.result) for one in published if one.log is not None and one.result]
+    if not both:
+        return ""
+    nans = plural(sum(kind_lines(one, "NaN") for one, _, _ in both), "NaN line")
+    stored = sum(memory_nan_lines(log) for _, log, _ in both)
+    modules = sum(len(result.get("published", {}).get("bad_modules", ())) for _, _, result in both)
+    where = plural(len(both), "experiment")
+    return (
+        f"never joins its levels: {nans} in {where} stand beside {stored} stored and {modules} bad modules."
+    )

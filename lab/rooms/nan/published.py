@@ -1,0 +1,97 @@
+"""The published layout: `nan_experiments/claude_*.json` and `nixnan_traces/claude_*.nixnan`, plain or gzipped."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lab.errors import BadDataError
+from lab.rooms.nan.config import EXPERIMENTS
+from lab.rooms.nan.evidence import Evidence, Progress, read_bytes, read_log
+
+PUBLISHED = re.compile(r"claude_(?P<stem>[A-Za-z0-9_.]+?)\.(?P<what>json|nixnan)(?:\.gz)?\Z")
+FOLDERS = ("", "nan_experiments", "nixnan_traces", "nan_experiments/nixnan_traces")
+NO_RESULT = "left no result: the process ended before it could write one"
+
+
+def is_published(folder: Path) -> bool:
+    return folder.is_dir() and any(_published_files(folder))
+
+
+def of_published(folder: Path, progress: Progress) -> list[Evidence]:
+    """Experiments by name from both levels' files; a log without its result is a process that died."""
+    found: dict[str, Evidence] = {}
+    for path, stem, what in _published_files(folder):
+        name = experiment_of(stem)
+        if name is None:
+            continue
+        one = found.setdefault(name, Evidence(name, name, published=True, folder=folder))
+        if what == "json":
+            _read_published(one, path, folder)
+        else:
+            read_log(one, path, folder, progress)
+    for one in found.values():
+        if one.result is None and one.status == "ok":
+            one.status, one.reason = "failed", NO_RESULT
+    return list(found.values())
+
+
+def experiment_of(stem: str) -> str | None:
+    """`baseline_4bit_fp16` and `baseline` are one experiment: each level of the original names it differently."""
+    return next((name for name in EXPERIMENTS if stem == name or stem.startswith(f"{name}_")), None)
+
+
+def _published_files(folder: Path) -> list[tuple[Path, str, str]]:
+    found = []
+    for sub in FOLDERS:
+        for path in sorted((folder / sub).glob("claude_*")):
+            match = PUBLISHED.match(path.name)
+            if match and path.is_file():
+                found.append((path, match["stem"], match["what"]))
+    return found
+
+
+class _Counts(msgspec.Struct):
+    nans: int
+    infs: int
+
+
+class _Statistics(msgspec.Struct):
+    total_nans: int
+    total_infs: int
+    all_layer_stats: dict[str, _Counts] = {}
+
+
+class _Published(msgspec.Struct):
+    experiment: str
+    statistics: _Statistics
+    config: dict[str, Any] = {}
+    model_output: str | None = None
+    timestamp: str = ""
+
+
+def _read_published(one: Evidence, path: Path, root: Path) -> None:
+    """The original's JSON as a result. Its hooks saw only plain tensors, and only their last call."""
+    one.result_file = str(path.relative_to(root))
+    try:
+        decoded = msgspec.json.decode(read_bytes(path), type=_Published)
+    except (BadDataError, msgspec.DecodeError) as error:
+        one.status, one.reason = "broken", f"{path.name} cannot be read: {error}"
+        return
+    stats = decoded.statistics
+    bad = [name for name, counts in stats.all_layer_stats.items() if counts.nans or counts.infs]
+    one.result = {
+        "experiment": one.experiment,
+        "text": [decoded.model_output or ""],
+        "config": decoded.config,
+        "published": {
+            "modules": len(stats.all_layer_stats),
+            "bad_modules": bad,
+            "nan": stats.total_nans,
+            "inf": stats.total_infs,
+            "rows": {name: (c.nans, c.infs) for name, c in stats.all_layer_stats.items()},
+        },
+    }

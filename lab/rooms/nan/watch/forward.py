@@ -1,0 +1,99 @@
+"""One forward of the whole model: its calls, its leaves as labels, its counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lab.rooms.nan.watch.batch import Batch, Label
+from lab.rooms.nan.watch.count import Counted
+
+CACHES = ("past_key_values", "past_key_value", "layer_past")
+
+
+class Forward:
+    """What is known of a forward: its calls, its leaves as labels, its counts."""
+
+    def __init__(self, number: int = 0, phase: str = "forward", query_length: int = 0) -> None:
+        self.number, self.phase, self.query_length = number, phase, query_length
+        self.calls: list[list[Any]] = []  # [module, parent call, returned]
+        self.stack: list[int] = []
+        self.cache: Any = None
+        self.weighed = self.bytes = 0
+        self._parts: list[tuple[Batch, Counted]] = []
+
+    def enter(self, at: int, kwargs: Mapping[str, Any]) -> int:
+        self.calls.append([at, self.stack[-1] if self.stack else -1, False])
+        self.stack.append(len(self.calls) - 1)
+        if self.cache is None and kwargs:
+            self.cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
+        return self.stack[-1]
+
+    def leave(self, at: int) -> int:
+        """A call returned; calls above it on the stack were left by an exception that somebody caught."""
+        while self.calls[self.stack[-1]][0] != at:
+            self.stack.pop()
+        self.calls[self.stack[-1]][2] = True
+        return self.stack.pop()
+
+    def pass_through(self, at: int) -> int:
+        """A module without children was called and returned."""
+        self.calls.append([at, self.stack[-1] if self.stack else -1, True])
+        return len(self.calls) - 1
+
+    def empty(self) -> bool:
+        """Whether no part of it was taken so far."""
+        return not self._parts
+
+    def take(self, batch: Batch, counted: Counted) -> None:
+        """The batch's leaves follow those that are here; `counted` will have a row a tensor of the batch."""
+        self._parts.append((batch, counted))
+
+    def read_out(self) -> Seen:
+        """All parts as one, after the wait for their counts."""
+        if len(self._parts) == 1:
+            batch, counted = self._parts[0]
+            only = np.asarray(batch.index, np.int64)
+            return Seen(batch.labels, batch.leaf_call, only, counted.rows(), batch.outputs(), [batch])
+        batches = [batch for batch, _ in self._parts]
+        rows = [counted.rows() for _, counted in self._parts]
+        begins = np.cumsum([0, *map(len, rows)])
+        index = [np.asarray(batch.index, np.int64) for batch in batches]
+        moved = [np.where(one >= 0, one + begin, -1) for one, begin in zip(index, begins, strict=False)]
+        return Seen(
+            [label for batch in batches for label in batch.labels],
+            [call for batch in batches for call in batch.leaf_call],
+            np.concatenate(moved),
+            np.concatenate(rows),
+            np.concatenate([batch.outputs() for batch in batches]),
+            batches,
+        )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A whole forward: leaves in the order of time, and for each its row of `counts` (-1: overwritten before it could be)."""
+
+    labels: list[Label]
+    leaf_call: list[int]
+    index: np.ndarray
+    counts: np.ndarray  # (distinct tensors, kinds)
+    put_out: np.ndarray  # which of these some module put out
+    batches: list[Batch]
+
+    def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
+        """Of each row of counts."""
+        return [one for batch in self.batches for one in batch.shapes()]
+
+    def leaf_dtypes(self) -> list[str]:
+        shapes = self.shapes()
+        return [str(shapes[u][1]).replace("torch.", "") if u >= 0 else "" for u in self.index]
+
+    def leaf_numel(self) -> np.ndarray:
+        sizes = np.asarray([*(shape.numel() for shape, _ in self.shapes()), 0])
+        found: np.ndarray = sizes[self.index]  # -1 takes the added zero
+        return found

@@ -1,0 +1,197 @@
+"""Counts of many tensors by the Triton kernel: one launch per type, one wait at the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.rooms.nan.watch.count import FORMATS, KINDS, Counted, plain_counts
+from lab.rooms.nan.watch.kernel import decode, parts_for, run
+
+DTYPE = attrgetter("dtype")
+NO_ROWS = np.zeros((0, len(KINDS)))
+
+
+class KernelCounter:
+    """Rows as `plain_counts` gives them; what the kernel cannot read goes there.
+
+    Forwards of one phase differ in nothing but addresses, so what else a call needs is kept for the next one.
+    """
+
+    def __init__(self) -> None:
+        self._last = Layout([], [], [], [])
+
+    def __call__(self, tensors: Sequence[Tensor]) -> np.ndarray:
+        return self.begin(tensors).rows()
+
+    def begin(self, tensors: Sequence[Tensor]) -> Counted:
+        """Everything launched, nothing waited for but what the kernel cannot read."""
+        sizes, devices = [*map(Tensor.numel, tensors)], [*map(Tensor.get_device, tensors)]
+        dtypes = [*map(DTYPE, tensors)]
+        last = self._last
+        if last.groups and (sizes, dtypes, devices) == (last.sizes, last.dtypes, last.devices):
+            launched = _as_before(tensors, last)
+            if launched is not None:
+                return launched
+        groups, rest, found = _by_type(tensors, sizes, dtypes, devices)
+        self._last = Layout(sizes, dtypes, devices, [] if rest else groups)
+        return Launched(len(tensors), found, rest, plain_counts([tensors[at] for at in rest]))
+
+
+class Group:
+    """Tensors of one type on one device: which, their words of 32 bits (on that device), and the most of these."""
+
+    def __init__(self, dtype: torch.dtype, members: Sequence[int], words: Tensor, most_words: int) -> None:
+        self.dtype, self.members, self.words = dtype, np.asarray(members, np.int64), words
+        self.parts = parts_for(most_words)
+        self._buffers: Buffers | None = None
+
+    def launch(self, pointers: np.ndarray) -> Found:
+        """Counts of the tensors at these addresses, not waited for."""
+        if self._buffers is None or self._buffers.busy:
+            self._buffers = Buffers(len(pointers), self.words.device)
+        return self._buffers.launch(pointers, self)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What equal forwards share; without groups where some tensor went another way."""
+
+    sizes: list[int]
+    dtypes: list[torch.dtype]
+    devices: list[int]
+    groups: list[Group]
+
+
+class Buffers:
+    """Memory for a launch: addresses and zeroed counts go up in one copy, counts come back in another."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.on_gpu, self.busy = device.type == "cuda", False
+        words = -(-count * len(KINDS) // 2)
+        begin = count + count % 2  # the kernel takes every address for a multiple of 16
+        self._host = torch.zeros(begin + words, dtype=torch.int64, pin_memory=self.on_gpu)
+        self._addresses = self._host.numpy()[:count]
+        self._device = torch.empty(begin + words, dtype=torch.int64, device=device)
+        self._counts = self._device[begin:].view(torch.int32)[: count * len(KINDS)]
+        self._found = torch.empty((count, len(KINDS)), dtype=torch.int32, pin_memory=self.on_gpu)
+        self._done = torch.cuda.Event() if self.on_gpu else None  # type: ignore[no-untyped-call]
+
+    def launch(self, pointers: np.ndarray, group: Group) -> Found:
+        self.busy = True
+        self._addresses[:] = pointers
+        self._device.copy_(self._host, non_blocking=True)
+        with _on(self._device.device):
+            run((len(pointers), group.parts), (self._device, group.words, self._counts), group.dtype)
+            self._found.view(-1).copy_(self._counts, non_blocking=True)
+            if self._done is not None:
+                self._done.record()
+        return Found(self, group)
+
+    def wait(self) -> np.ndarray:
+        """(tensors, kinds) int32; a copy, so that the next launch may have the memory."""
+        if self._done is not None:
+            self._done.synchronize()
+        self.busy = False
+        found: np.ndarray = self._found.numpy().copy()
+        return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """One group's counts on their way."""
+
+    buffers: Buffers
+    group: Group
+
+    def rows(self) -> np.ndarray:
+        return decode(self.buffers.wait(), self.group.dtype)
+
+
+class Launched(Counted):
+    """The counts of all groups on their way, and those of the rest."""
+
+    def __init__(self, count: int, found: list[Found], rest: list[int], rest_rows: np.ndarray) -> None:
+        self._count, self._found, self._rest, self._rest_rows = count, found, rest, rest_rows
+
+    def rows(self) -> np.ndarray:
+        if len(self._found) == 1 and not self._rest:  # members are in order
+            return self._found[0].rows()
+        rows = np.empty((self._count, len(KINDS)))
+        rows[self._rest] = self._rest_rows
+        for one in self._found:
+            rows[one.group.members] = one.rows()
+        return rows
+
+
+def _as_before(tensors: Sequence[Tensor], last: Layout) -> Launched | None:
+    """The counts where only addresses are new; None where a tensor needs a copy or another way now."""
+    if not all(map(Tensor.is_contiguous, tensors)):
+        return None
+    pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+    if int(np.bitwise_or.reduce(pointers)) & 15:
+        return None
+    if len(last.groups) == 1:
+        return Launched(len(tensors), [last.groups[0].launch(pointers)], [], NO_ROWS)
+    return Launched(
+        len(tensors), [group.launch(pointers[group.members]) for group in last.groups], [], NO_ROWS
+    )
+
+
+def _by_type(
+    tensors: Sequence[Tensor], sizes: list[int], dtypes: list[torch.dtype], devices: list[int]
+) -> tuple[list[Group], list[int], list[Found]]:
+    """(groups, tensors that go the plain way, counts of each group). All launches come before any wait."""
+    places: dict[tuple[torch.dtype, int], list[int]] = {}
+    for at, key in enumerate(zip(dtypes, devices, strict=True)):
+        places.setdefault(key, []).append(at)
+    groups, rest, found = [], [], []
+    for (dtype, device), members in places.items():
+        if dtype not in FORMATS or device < 0:
+            rest += members
+            continue
+        table = _table([tensors[at] for at in members], [sizes[at] for at in members], dtype)
+        rest += [at for at, use in zip(members, table.chosen, strict=True) if not use]
+        if table.words:
+            members = [at for at, use in zip(members, table.chosen, strict=True) if use]
+            words = torch.tensor(table.words).to(tensors[members[0]].device)
+            groups.append(Group(dtype, members, words, max(table.words)))
+            found.append(groups[-1].launch(table.pointers))
+    return groups, rest, found
+
+
+@dataclass(frozen=True)
+class Table:
+    """Which tensors the kernel can read, their words, their addresses, and what must live until it has run."""
+
+    chosen: list[bool]
+    words: list[int]
+    pointers: np.ndarray
+    held: list[Tensor]
+
+
+def _table(tensors: list[Tensor], sizes: list[int], dtype: torch.dtype) -> Table:
+    """The kernel reads words of 32 bits from addresses that 16 divides. Counting does not care for order, but gaps need a copy."""
+    dense = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
+    pointers = [tensor.data_ptr() for tensor in dense]
+    per_word = 1 if dtype is torch.float32 else 2
+    chosen = [
+        not pointer % 16 and not size % per_word and 0 < size < 2**31
+        for pointer, size in zip(pointers, sizes, strict=True)
+    ]
+    words = [size // per_word for size, use in zip(sizes, chosen, strict=True) if use]
+    kept = [pointer for pointer, use in zip(pointers, chosen, strict=True) if use]
+    return Table(chosen, words, np.array(kept, dtype=np.int64), dense)
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)

@@ -1,0 +1,154 @@
+"""Where the tensors of a forward were, so that an equal one is read at once.
+
+Reading events one by one costs a microsecond or two each, a fifth of a decode step of a 7B model. A `Template` remembers
+where the tensors of an equal forward were, so that the next one is read by a few list comprehensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, is_
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.rooms.nan.watch.batch import Batch, Label, Source, Written
+from lab.rooms.nan.watch.forward import CACHES, Forward
+from lab.rooms.nan.watch.pool import Picker, Pool, picker, skipped
+
+VERSION, DTYPE = attrgetter("_version"), attrgetter("dtype")
+
+
+@dataclass(frozen=True)
+class Template:
+    """Where the tensors of a forward were.
+
+    Two forwards are equal when the same modules were called, their pools have the same types, and the same places of both hold
+    one and the same tensor.
+    """
+
+    heads: list[int]  # the modules, as events have them
+    pool: Pool
+    keys: list[Any]  # lengths and names of arguments
+    types: list[type]
+    inner: list[Any]  # the same of what lies in tuples and mappings
+    distinct: Picker  # from the pool: each tensor that counts, once
+    again: Picker  # what is the same object as an earlier one, and that one
+    first: Picker
+    others: Picker  # tensors of whole numbers and flags, once
+    other_dtypes: list[torch.dtype]
+    first_leaves: list[tuple[int, str]]  # of each distinct tensor, as `Written` names them
+    labels: list[Label]
+    leaf_call: list[int]
+    index: np.ndarray  # for each leaf, in the order of time, its place among the distinct ones
+    put_out: np.ndarray
+    calls: list[list[Any]]
+    cache_at: tuple[int, str] | None
+
+    @classmethod
+    def of(cls, events: list[Any], forward: Forward, batch: Batch) -> Template | None:
+        """None for a forward whose tensors lie deeper than a pool reaches, or were overwritten."""
+        pool, sources = Pool.of(events)
+        values, keys = pool.open(events)
+        types = [*map(type, values)]
+        within, inner = pool.inside(values)
+        values += within
+        deep = any(
+            _may_hold(values[at])
+            for source, at in sources.items()
+            if at >= len(types) and not skipped(source)
+        )
+        if batch.overwritten or deep or not {*batch.sources} <= sources.keys():
+            return None
+        places = [sources[source] for source in batch.sources if source is not None]
+        first_leaf = {u: n for n, u in reversed([*enumerate(batch.index)])}
+        leaves_of = [first_leaf[u] for u in range(len(batch.tensors))]
+        distinct = [places[n] for n in leaves_of]
+        again, first, others = _same(values, sources, distinct)
+        cached = (
+            (place, name)
+            for place in pool.kwargs_at
+            for name in CACHES
+            if events[place].get(name) is not None
+        )
+        return cls(
+            events[::3],
+            pool,
+            keys,
+            types,
+            inner,
+            picker(distinct),
+            picker(again),
+            picker(first),
+            picker(others),
+            [values[at].dtype for at in others],
+            [(batch.sources[n][0], batch.labels[n][2]) for n in leaves_of],
+            batch.labels,
+            batch.leaf_call,
+            np.asarray(batch.index, np.int64),
+            batch.outputs(),
+            forward.calls,
+            next(cached, None),
+        )
+
+    def read(self, events: list[Any]) -> list[Any] | None:
+        """The pool of a forward that may be this one's equal: `distinct` picks tensors from it, which `confirm` judges."""
+        if events[::3] != self.heads:
+            return None
+        values, keys = self.pool.open(events)
+        if keys != self.keys or [*map(type, values)] != self.types:
+            return None
+        within, inner = self.pool.inside(values)
+        if inner != self.inner:
+            return None
+        values += within
+        return values
+
+    def confirm(self, values: list[Any], tensors: Sequence[Tensor], written: Written) -> Batch | None:
+        """The tensors as a batch; None where they are not as they were."""
+        if not all(map(is_, self.again(values), self.first(values))):
+            return None
+        if len({*map(id, tensors)}) < len(tensors):
+            return None
+        if [*map(DTYPE, self.others(values))] != self.other_dtypes:
+            return None
+        versions = [*map(VERSION, tensors)]
+        if any(versions) and not self._noted(versions, written):
+            return None
+        batch = Batch(None)
+        batch.tensors, batch.ever_written = tensors, len(versions) - versions.count(0)
+        batch.labels, batch.leaf_call, batch.index = self.labels, self.leaf_call, self.index
+        batch.put_out = self.put_out
+        return batch
+
+    def cache(self, events: list[Any]) -> Any:
+        return events[self.cache_at[0]][self.cache_at[1]] if self.cache_at else None
+
+    def _noted(self, versions: list[int], written: Written) -> bool:
+        """Whether all that was ever written had been written before it passed."""
+        return all(map(int.__eq__, versions, [written.get(leaf, 0) for leaf in self.first_leaves]))
+
+
+def _may_hold(value: Any) -> bool:
+    return isinstance(value, (tuple, list, Mapping)) and len(value) > 0
+
+
+def _same(
+    values: list[Any], places: dict[Source, int], distinct: list[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """(places of what is there again, the first place of each of these, places of tensors that do not count)"""
+    holders = {id(values[at]): at for at in distinct}
+    again, first, others = [], [], []
+    for at in sorted({at for source, at in places.items() if not skipped(source)} - {*distinct}):
+        if not isinstance(values[at], (Tensor, tuple, list, Mapping)):
+            continue
+        holder = holders.setdefault(id(values[at]), at)
+        if holder != at:
+            again.append(at)
+            first.append(holder)
+        elif isinstance(values[at], Tensor):
+            others.append(at)
+    return again, first, others

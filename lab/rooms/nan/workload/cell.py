@@ -1,0 +1,98 @@
+"""What an experiment runs here: dtype, attention, quantization and device, and what had to give way."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+
+import torch
+
+from lab.errors import GpuError
+from lab.rooms.nan.config import NanConfig
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 320,
+    },
+    "7b-shape": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+    },
+}
+
+
+@dataclass
+class Cell:
+    """What is to run: one combination of dtype, attention and quantization, and what had to give way here."""
+
+    dtype: str
+    attn: str
+    quant: str  # none | 4bit | 8bit
+    device: torch.device
+    notes: list[str] = field(default_factory=list)
+    skipped: str = ""  # why the quantization that was asked for cannot run: its unquantized twin runs
+
+
+def choose_cell(config: NanConfig, experiment: str) -> Cell:
+    """What this experiment runs here. Raises GpuError for a GPU that is not there."""
+    device = choose_device(config.device)
+    cell = Cell(config.dtype, config.attn, _quant(config, experiment), device)
+    if experiment == "bfloat16":
+        cell.dtype = "bfloat16"
+    if experiment == "eager":
+        cell.attn = "eager"
+    lack = _quant_lack(config, cell)
+    if lack:
+        cell.skipped, cell.quant = f"{cell.quant} weights cannot run here: {lack}", "none"
+    if device.type == "cpu" and cell.dtype == "float16" and not _half_works_here():
+        cell.dtype = "float32"
+        cell.notes.append(f"torch {torch.__version__} has no half product on a CPU: float32 takes its place")
+    return cell
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise GpuError(f"torch {torch.__version__} sees no GPU", fix="--device cpu, or an image that has one")
+    return torch.device("cuda", 0)
+
+
+def _quant(config: NanConfig, experiment: str) -> str:
+    if experiment == "8bit":
+        return "8bit"
+    if config.quant != "auto":
+        return config.quant
+    return "4bit"
+
+
+def _quant_lack(config: NanConfig, cell: Cell) -> str:
+    """Why quantized weights cannot run; empty if they can, or were not asked for."""
+    if cell.quant == "none":
+        return ""
+    if cell.device.type == "cpu":
+        return "bitsandbytes computes on GPUs"
+    if torch.version.hip:
+        return "bitsandbytes is not built for ROCm here"
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return "bitsandbytes is not installed"
+    return "random weights are made, not loaded, and are not quantized" if config.model in SHAPES else ""
+
+
+def _half_works_here() -> bool:
+    one = torch.ones(2, 2, dtype=torch.float16)
+    try:
+        _ = one @ one
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,59 @@
+"""What really runs: versions, devices, and what the model itself shows."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from typing import Any
+
+import torch
+
+from lab.rooms.nan.config import NanConfig
+from lab.rooms.nan.workload.cell import Cell
+from lab.rooms.nan.workload.changes import resolved_attention
+
+PACKAGES = ("torch", "transformers", "bitsandbytes", "triton", "numpy")
+
+
+def effective(config: NanConfig, cell: Cell, model: Any) -> dict[str, Any]:
+    """What runs, read off the model itself."""
+    dtypes = sorted({str(one.dtype).replace("torch.", "") for one in model.parameters()})
+    norms = {type(one).__name__ for one in model.modules() if type(one).__name__.endswith("Norm")}
+    return {
+        "model": config.model,
+        "class": type(model).__name__,
+        "parameters": sum(one.numel() for one in model.parameters()),
+        "dtypes": dtypes,
+        "attention": resolved_attention(model),
+        "quant": cell.quant,
+        "device": str(cell.device),
+        "device_name": torch.cuda.get_device_name(cell.device)
+        if cell.device.type == "cuda"
+        else platform.processor() or "CPU",
+        "norms": sorted(norms),
+        "layers": getattr(model.config, "num_hidden_layers", None),
+        "hidden_size": getattr(model.config, "hidden_size", None),
+    }
+
+
+def environment(cell: Cell) -> dict[str, Any]:
+    versions: dict[str, Any] = {
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+    }
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    on_gpu = cell.device.type == "cuda"
+    return {
+        "versions": versions,
+        "device": str(cell.device),
+        "host": platform.node(),
+        "device_names": [torch.cuda.get_device_name(cell.device)] if on_gpu else [],
+        "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(cell.device)))
+        if on_gpu
+        else None,
+    }
