@@ -25,12 +25,12 @@ from lab.core.plan import Silent
 
 if TYPE_CHECKING:
     from lab.core.run import Run
-    from lab.rooms.kernels.report import Findings
+    from lab.rooms.kernels.verdict import Findings
 
 
 def recognises(folder: Path) -> bool:
     """Whether `folder` holds a profile of this room: traces of ranks with their recorded ops."""
-    from lab.rooms.kernels.schema import trails
+    from lab.rooms.kernels.trails import trails
 
     return any(trail.recorded_ops for trail in trails(folder))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from lab.rooms.kernels.catalogue.launches import Catalogue
+from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.catalogue.roofs import Roof, product_of
 from lab.rooms.kernels.schema import Signature
 

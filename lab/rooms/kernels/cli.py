@@ -11,7 +11,7 @@ from lab.terminal.lazy import LazyGroup
 
 RUN = {
     "profile": (
-        "lab.rooms.kernels.profile_cli:profile",
+        "lab.rooms.kernels.profile.cli:profile",
         "Generate text under the profiler and the recorder.",
     ),
     "replay": (
@@ -41,7 +41,7 @@ READERS = {
         "A chart of compute, communication and copies by stream.",
     ),
     "cpp": ("lab.rooms.kernels.cpp.cli:cpp", "A C++ program that replays the catalogue."),
-    "audit": ("lab.rooms.kernels.energy.audit_cli:audit", "Refuse numbers that cannot be, and say why."),
+    "audit": ("lab.rooms.kernels.audit.cli:audit", "Refuse numbers that cannot be, and say why."),
 }
 
 

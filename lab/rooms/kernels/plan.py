@@ -9,7 +9,8 @@ import msgspec
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
 from lab.rooms.kernels.config import KernelsConfig, known
-from lab.rooms.kernels.preflight import no_gpu_cure, refuse_plan
+from lab.rooms.kernels.cures import no_gpu_cure
+from lab.rooms.kernels.preflight import refuse_plan
 from lab.rooms.kernels.schema import PROFILE
 
 CONFIG = "kernels.json"

@@ -1,41 +1,19 @@
-"""The files of the kernels room, as structs. Everything the room's parts know of each other goes through them.
-
-In the profile step's folder (`profile/` of a run), written where the GPU is, one of each a rank:
-
-| file | content |
-|---|---|
-| `trace_rank{R}.json.gz` | Kineto trace; ranges `prefill`, `decode_1`, `decode_2` ... mark the forwards |
-| `execution_trace_rank{R}.json.gz` | torch's execution trace of the same pass, where this torch has one |
-| `recorded_ops_rank{R}.jsonl` | a RecordedOp a line: the same generation again, unprofiled, seen by the dispatcher |
-| `linear_shapes_rank{R}.jsonl` | a LinearShape a line: every distinct call of a Linear, with its path |
-| `generation_rank{R}.json` | a Generation: what was generated, and what ran |
-
-In `tables/` of the analysis:
-
-| file | content |
-|---|---|
-| `launches.jsonl` | a Launch a line: every kernel, copy and fill of every rank, by rank and time |
-| `ops.jsonl` | an OpRecord a line: every op that owns a launch, and the ops around it |
-| `signatures.json` | a Signatures: every distinct launch with its full arguments |
-| `unique_kernels.csv` | the same, a row each, columns UNIQUE_COLUMNS |
-
-Dtypes are torch's names without `torch.` (`float16`); shapes and strides count elements; times are in us.
-"""
+"""The files of the kernels room, as structs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from lab.core.files import replacing
-from lab.errors import BadDataError, MissingError
-
 PROFILE = "profile"  # folder and name of the step
+
+
 TABLES = "tables"
+
+
 LAUNCHES, OPS, SIGNATURES, UNIQUE = "launches.jsonl", "ops.jsonl", "signatures.json", "unique_kernels.csv"
+
 
 UNIQUE_COLUMNS = (
     "sig_id",
@@ -264,123 +242,3 @@ class Generation(msgspec.Struct, kw_only=True):
     flags: dict[
         str, Any
     ] = {}  # grad mode, TF32, deterministic, autocast, SDPA backends ...: what replay must restore
-
-
-class Trail(msgspec.Struct, kw_only=True):
-    """The files of one rank's profile; None where there is none."""
-
-    rank: int
-    trace: Path
-    execution_trace: Path | None = None
-    recorded_ops: Path | None = None
-    linear_shapes: Path | None = None
-    generation: Path | None = None
-
-
-_S = TypeVar("_S", bound=msgspec.Struct)
-
-
-def read_lines(path: Path, kind: type[_S]) -> Iterator[_S]:
-    """The structs of a JSONL file. Raises MissingError without it, BadDataError with the line that does not fit."""
-    decoder = msgspec.json.Decoder(kind)
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    try:
-                        yield decoder.decode(line)
-                    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                        raise BadDataError(
-                            f"not a {kind.__name__}: {error}", where=f"{path}:{number}"
-                        ) from error
-    except FileNotFoundError as error:
-        raise MissingError(
-            f"{path.name} is missing", where=path, fix="lab kernels unique RUN writes it"
-        ) from error
-
-
-def write_lines(path: Path, rows: Iterable[msgspec.Struct]) -> Path:
-    """Write structs as JSONL, atomically."""
-    encoder = msgspec.json.Encoder()
-    with replacing(path) as file:
-        for row in rows:
-            file.write(encoder.encode(row) + b"\n")
-    return path
-
-
-def read_signatures(folder: Path) -> Signatures:
-    """`signatures.json` of a `tables` folder."""
-    return read_json(folder / SIGNATURES, Signatures)
-
-
-def read_json(path: Path, kind: type[_S]) -> _S:
-    """One struct of a JSON file. Raises MissingError without it, BadDataError if it does not fit."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError as error:
-        raise MissingError(
-            f"{path.name} is missing", where=path, fix="lab kernels unique RUN writes it"
-        ) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadDataError(f"not a {kind.__name__}: {error}", where=path) from error
-
-
-def trails(folder: Path) -> list[Trail]:
-    """The profile of each rank in a run folder or in its `profile/`, by rank; empty where there is none."""
-    home = folder / PROFILE if (folder / PROFILE).is_dir() else folder
-    found = []
-    for trace in home.glob("trace_rank*.json*"):
-        number = trace.name.removeprefix("trace_rank").split(".")[0]
-        if number.isdecimal():
-            found.append(_trail(home, int(number), trace))
-    return sorted(found, key=lambda trail: trail.rank)
-
-
-def _trail(home: Path, rank: int, trace: Path) -> Trail:
-    def there(name: str) -> Path | None:
-        return next((path for path in sorted(home.glob(name)) if path.stat().st_size), None)
-
-    return Trail(
-        rank=rank,
-        trace=trace,
-        execution_trace=there(f"execution_trace_rank{rank}.json*"),
-        recorded_ops=there(f"recorded_ops_rank{rank}.jsonl"),
-        linear_shapes=there(f"linear_shapes_rank{rank}.jsonl"),
-        generation=there(f"generation_rank{rank}.json"),
-    )
-
-
-# Names of dtypes in C++ recordings (Kineto's "Input type", the execution trace's "Tensor(...)").
-DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "c10::half": "float16",
-    "half": "float16",
-    "c10::bfloat16": "bfloat16",
-    "long int": "int64",
-    "long": "int64",
-    "long long": "int64",
-    "int": "int32",
-    "short int": "int16",
-    "short": "int16",
-    "signed char": "int8",
-    "char": "int8",
-    "unsigned char": "uint8",
-    "byte": "uint8",
-    "bool": "bool",
-    "unsigned short": "uint16",
-    "unsigned int": "uint32",
-    "unsigned long": "uint64",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-    "c10::complex<c10::half>": "complex32",
-    "c10::float8_e4m3fn": "float8_e4m3fn",
-    "c10::float8_e5m2": "float8_e5m2",
-    "c10::float8_e4m3fnuz": "float8_e4m3fnuz",
-    "c10::float8_e5m2fnuz": "float8_e5m2fnuz",
-}
-
-
-def dtype_name(cpp: str) -> str | None:
-    """torch's name of a C++ dtype; None if it is none."""
-    return DTYPES.get(cpp.strip().lower())

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from lab.cli.main import cli
 from lab.errors import BadDataError, MissingError, UsageError
 from lab.rooms import room
-from lab.rooms.kernels.catalogue.cli import trails_of
+from lab.rooms.kernels.catalogue.sources import trails_of
 from tests.rooms.kernels.made import generation, profile_folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from lab.rooms.kernels.catalogue.launches import Catalogue
-    from lab.rooms.kernels.schema import Trail
+    from lab.rooms.kernels.catalogue.build import Catalogue
+from lab.rooms.kernels.catalogue.sources import home_of, trails_of
 
 PLACE = (
     click.option(
@@ -51,11 +50,11 @@ def unique(traces: tuple[Path, ...], bucketed: bool, out: Path | None, as_json: 
     scripts' format. Counts add up to every launch of the traces, times to their kernel time.
     """
     from lab.rooms.kernels.catalogue import files
-    from lab.rooms.kernels.catalogue import launches as catalogue
+    from lab.rooms.kernels.catalogue import unique as distinct
 
     found, home = _read(traces, out)
     written = [*files.write_unique(found, home), *files.write_launches(found, home)]
-    table = catalogue.bucketed(found.unique) if bucketed else found.unique
+    table = distinct.bucketed(found.unique) if bucketed else found.unique
     columns = [
         "kernel",
         "class",
@@ -113,14 +112,15 @@ def gantt(traces: tuple[Path, ...], step: str | None, out: Path | None) -> None:
     from lab.errors import needs
 
     with needs("analysis"):
-        from lab.rooms.kernels.catalogue import gantt as chart
-        from lab.rooms.kernels.catalogue.gantt_page import write_gantt_page
-        from lab.rooms.kernels.catalogue.launches import read_rank
+        from lab.rooms.kernels.catalogue.gantt.bars import bars_of
+        from lab.rooms.kernels.catalogue.gantt.page import write_gantt_page
+        from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
+        from lab.rooms.kernels.catalogue.rank import read_rank
     found = trails_of(traces)
     ranks = [read_rank(trail) for trail in found]
-    bars = chart.bars_of(ranks)
+    bars = bars_of(ranks)
     home = out or home_of(traces)
-    written = [*chart.write_gantt(bars, home, step=step), write_gantt_page(bars, home, traces)]
+    written = [*write_gantt(bars, home, step=step), write_gantt_page(bars, home, traces)]
     click.echo(f"{len(bars.row)} launches on {len(bars.rows)} rows")
     for path in written:
         click.echo(str(path))
@@ -130,54 +130,8 @@ def _read(traces: Sequence[Path], out: Path | None) -> tuple[Catalogue, Path]:
     from lab.errors import needs
 
     with needs("analysis"):
-        from lab.rooms.kernels.catalogue.launches import read_catalogue
+        from lab.rooms.kernels.catalogue.build import read_catalogue
     return read_catalogue(trails_of(traces)), out or home_of(traces)
-
-
-def home_of(traces: Sequence[Path]) -> Path:
-    """Files go into a run of lab; what lab did not make is not written to."""
-    from lab.core.run import Run
-    from lab.core.run import home_of as home_of_folder
-
-    if len(traces) == 1 and (Run.is_run(traces[0]) or traces[0].is_dir()):
-        return home_of_folder(traces[0])
-    stem = re.sub(r"(\.pt\.trace)?\.json(\.gz)?\Z", "", traces[0].name)
-    return Path("experiments") / f"{stem}_analysis"
-
-
-def trails_of(traces: Sequence[Path]) -> list[Trail]:
-    """One trail a rank: a run's or folder's own; bare files by the rank in their name, else by their place.
-
-    Raises MissingError for what is not there, UsageError for a file that is named twice: its launches would count twice.
-    """
-    from lab.errors import MissingError, UsageError
-    from lab.rooms.kernels.schema import Trail, trails
-
-    for path in traces:
-        if not path.exists():
-            raise MissingError("there is no such run or trace", where=path)
-    if len(traces) == 1 and traces[0].is_dir():
-        found = trails(traces[0])
-        if not found:
-            raise MissingError(
-                "this folder holds no trace_rank*.json",
-                where=traces[0],
-                fix="name the trace files themselves, one a rank",
-            )
-        return found
-    if any(path.is_dir() for path in traces):
-        raise UsageError("one run, or trace files: not both", fix="name the runs one by one")
-    if len({path.resolve() for path in traces}) < len(traces):
-        raise UsageError("a trace is named twice", fix="name each rank's trace once")
-    named = [re.search(r"rank[_-]?(\d+)", path.name) for path in traces]
-    ranks = [int(match[1]) if match else place for place, match in enumerate(named)]
-    if len(set(ranks)) < len(ranks):
-        ranks = list(range(len(traces)))
-    beside = {trail.trace.resolve(): trail for path in traces for trail in trails(path.parent)}
-    return [
-        beside.get(path.resolve()) or Trail(rank=rank, trace=path)
-        for rank, path in zip(ranks, traces, strict=True)
-    ]
 
 
 def _ops_of(found: Catalogue) -> list[str]:
@@ -202,7 +156,7 @@ def _show(
         click.echo(table.to_json(orient="records"))
         return
     from lab.report.tables import terminal_table
-    from lab.rooms.kernels.report import shortened
+    from lab.rooms.kernels.report.terminal import shortened
 
     click.echo(terminal_table(shortened(table[columns].head(top), 30), width=170))
     total_us = sum(one.dur_us for one in found.launches)

@@ -11,8 +11,10 @@ import pandas as pd
 
 from lab.core.files import replacing, write_atomic
 from lab.report.tables import write_csv
-from lab.rooms.kernels.catalogue.launches import Catalogue, bucketed
-from lab.rooms.kernels.schema import LAUNCHES, OPS, SIGNATURES, TABLES, UNIQUE, Launch, Signature, write_lines
+from lab.rooms.kernels.catalogue.build import Catalogue
+from lab.rooms.kernels.catalogue.unique import bucketed
+from lab.rooms.kernels.schema import LAUNCHES, OPS, SIGNATURES, TABLES, UNIQUE, Launch, Signature
+from lab.rooms.kernels.trails import write_lines
 
 PARAMS = "kernel_launch_params.csv"
 COUNTS = "kernel_counts.csv"

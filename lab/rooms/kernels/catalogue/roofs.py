@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lab.rooms.kernels.schema import Arg, Signature
+from lab.rooms.kernels.tensors import ITEM_BYTES
 
 # Part of the device's name -> dense float16 and float32 TFLOP/s, TB/s of memory. Source: the vendors' data sheets
 # (SXM figures where a name does not tell; no sparsity).
@@ -31,21 +32,6 @@ _SHEETS: tuple[tuple[str, tuple[float, float, float]], ...] = (
     ("MI250X", (383.0, 47.9, 3.2)),
     ("MI210", (181.0, 22.6, 1.6)),
 )
-ITEM_BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "complex64": 8,
-    "float32": 4,
-    "int32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
 # Ops of two factors: place of the first among the arguments.
 _FACTORS = {
     "aten::mm": 0,

@@ -11,7 +11,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from lab.rooms.kernels.schema import Arg, dtype_name
+from lab.rooms.kernels.schema import Arg
+from lab.rooms.kernels.tensors import contiguous_stride, dtype_name
 
 _INT = re.compile(r"[+-]?\d+\Z")
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z|[+-]?(inf|nan)\Z")
@@ -130,19 +131,9 @@ def _word(arg: Arg | None) -> str:
     if arg.kind == "tensor":
         dtype = _SHORT.get(arg.dtype or "", arg.dtype or "")
         sizes = ",".join(map(str, arg.shape)) if arg.shape is not None else "?"
-        dense = (
-            arg.stride is None or arg.shape is None or arg.stride == contiguous(arg.shape) or 0 in arg.shape
-        )
+        dense = arg.stride is None or arg.shape is None or 0 in arg.shape
+        dense = dense or tuple(arg.stride or ()) == contiguous_stride(arg.shape or ())
         return f"{dtype}[{sizes}]" + ("" if dense else ":" + ",".join(map(str, arg.stride or [])))
     if arg.kind == "tensors":
         return "(" + " ".join(map(_word, arg.items or [])) + ")"
     return "" if arg.kind == "other" else str(arg.value).replace(" ", "")
-
-
-def contiguous(shape: list[int]) -> list[int]:
-    """Strides of a dense row-major tensor."""
-    found, step = [], 1
-    for size in reversed(shape):
-        found.append(step)
-        step *= max(size, 1)
-    return found[::-1]

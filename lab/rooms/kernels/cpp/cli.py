@@ -26,9 +26,10 @@ def cpp(source: Path, execution_trace: Path | None, out: Path | None, rank: int)
     from lab.core.run import Run
     from lab.errors import StepFailed
     from lab.rooms.kernels.cpp.generate import generate
-    from lab.rooms.kernels.replay.args import RawReplay, ReplayPlan
-    from lab.rooms.kernels.replay.cli import read_source
-    from lab.rooms.kernels.replay.proof import PLAN_FILE, RAW_FILE, is_replay, read_file
+    from lab.rooms.kernels.replay.args import ReplayPlan
+    from lab.rooms.kernels.replay.files import PLAN_FILE, RAW_FILE, is_replay, read_file
+    from lab.rooms.kernels.replay.raw import RawReplay
+    from lab.rooms.kernels.replay.read import read_source
 
     raw = None
     if source.is_dir() and is_replay(source):

@@ -1,56 +1,20 @@
-"""A C++ program that makes the catalogue's calls through libtorch's dispatcher, written from signatures alone.
-
-There is no list of ops: every call is its name, its overload and a stack of arguments, so any registered op of any
-namespace will do. The data are those of the Python replay (cpp_runtime.hpp holds the same hash), so results can be
-compared byte by byte. What has no resolved arguments is named in the program as left out, with the reason.
-"""
+"""generate"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from lab.core.files import write_atomic
 from lab.recordings.names import short_name
-from lab.rooms.kernels.replay.args import (
-    ITEM_BYTES,
-    Arg,
-    RawReplay,
-    ReplayPlan,
-    Signature,
-    TensorArg,
-    extent,
-    fill_of,
-)
+from lab.rooms.kernels.cpp.expressions import value
+from lab.rooms.kernels.replay.args import Arg, ReplayPlan, Signature
+from lab.rooms.kernels.replay.raw import RawReplay
 
 PROGRAM, RUNTIME, CMAKE, BUILD = "replay.cpp", "lab_replay.hpp", "CMakeLists.txt", "build.sh"
-FILLS = {"floats": 0, "positive": 1, "bools": 2, "bounded": 3, "zeros": 4, "ones": 5}
-SCALAR_TYPES = {
-    "float32": "Float",
-    "float64": "Double",
-    "float16": "Half",
-    "bfloat16": "BFloat16",
-    "int64": "Long",
-    "int32": "Int",
-    "int16": "Short",
-    "int8": "Char",
-    "uint8": "Byte",
-    "bool": "Bool",
-    "complex64": "ComplexFloat",
-    "complex128": "ComplexDouble",
-    "float8_e4m3fn": "Float8_e4m3fn",
-    "float8_e5m2": "Float8_e5m2",
-    "float8_e4m3fnuz": "Float8_e4m3fnuz",
-    "float8_e5m2fnuz": "Float8_e5m2fnuz",
-    "uint16": "UInt16",
-    "uint32": "UInt32",
-    "uint64": "UInt64",
-}
 
 
 class Generated(msgspec.Struct):
@@ -111,7 +75,7 @@ def _head(plan: ReplayPlan, left_out: list[str]) -> str:
 
 
 def _function(signature: Signature, args: tuple[Arg, ...]) -> str:
-    values = [f"      {_value(signature.op, arg, seed)}," for seed, arg in enumerate(args)]
+    values = [f"      {value(signature.op, arg, seed)}," for seed, arg in enumerate(args)]
     return "\n".join(
         [
             f"lab::Stack call_{signature.sig_id}(const lab::Options& o) {{",
@@ -123,70 +87,6 @@ def _function(signature: Signature, args: tuple[Arg, ...]) -> str:
             "",
         ]
     )
-
-
-def _value(op: str, arg: Arg, seed: int) -> str:
-    """The C++ expression of one argument."""
-    if arg.tensor is not None:
-        return f"c10::IValue({_tensor(op, arg.tensor, seed)})"
-    if arg.tensors is not None:
-        made = [
-            _tensor(op, one, seed + 31 * i) if one else "c10::nullopt" for i, one in enumerate(arg.tensors)
-        ]
-        name = "lab::optional_tensors" if arg.type == "Tensor?[]" else "lab::tensors"
-        return f"{name}({{{', '.join(made)}}})"
-    return _plain(arg)
-
-
-def _plain(arg: Arg) -> str:
-    base, value = arg.type.rstrip("?"), arg.value
-    if value is None:
-        return "c10::IValue()"
-    if base == "Device":
-        return f"c10::IValue(lab::device_of(o, {_bool(not str(value).startswith(('cuda', 'hip')))}))"
-    if isinstance(value, list):
-        return _list(base, value)
-    if base == "bool" or isinstance(value, bool):
-        return f"c10::IValue({_bool(bool(value))})"
-    if base == "float" or isinstance(value, float) or value in ("inf", "-inf", "nan"):
-        return f"c10::IValue({_double(value)})"
-    if isinstance(value, int):
-        return f"c10::IValue(static_cast<int64_t>({value}LL))"
-    return f"c10::IValue(std::string({json.dumps(str(value))}))"
-
-
-def _list(base: str, values: list[Any]) -> str:
-    kinds: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "bool[]": ("bool", lambda one: _bool(bool(one))),
-        "float[]": ("double", _double),
-        "Scalar[]": (
-            "at::Scalar",
-            lambda one: f"at::Scalar({_double(one) if isinstance(one, float) else one})",
-        ),
-        "str[]": ("std::string", lambda one: json.dumps(str(one))),
-    }
-    kind, write = kinds.get(base, ("int64_t", lambda one: str(int(one))))
-    return f"lab::list_of<{kind}>({{{', '.join(write(one) for one in values)}}})"
-
-
-def _tensor(op: str, spec: TensorArg, seed: int) -> str:
-    if spec.number:
-        dtype = "at::kLong" if spec.dtype in ("int64", "bool") else "at::kDouble"
-        return f"lab::number({dtype}, true)"
-    lead = spec.align_bytes // ITEM_BYTES[spec.dtype]
-    fields = (
-        f"at::ScalarType::{SCALAR_TYPES[spec.dtype]}",
-        _braced(spec.shape),
-        _braced(spec.stride),
-        str(lead),
-        str(lead + extent(spec.shape, spec.stride)),
-        str(seed),
-        str(FILLS[fill_of(op, spec)]),
-        str(spec.low or 0),
-        str(spec.high or 0),
-        _bool(spec.device == "cpu"),
-    )
-    return f"lab::make({{{', '.join(fields)}}}, o)"
 
 
 def _entry(signature: Signature, overload: str, count: int) -> str:
@@ -212,20 +112,6 @@ def _main(entries: list[str]) -> str:
             "",
         ]
     )
-
-
-def _braced(values: tuple[int, ...]) -> str:
-    return f"{{{', '.join(map(str, values))}}}"
-
-
-def _bool(value: bool) -> str:
-    return "true" if value else "false"
-
-
-def _double(value: Any) -> str:
-    special = {"inf": "INFINITY", "-inf": "-INFINITY", "nan": "NAN"}
-    text = special.get(str(value)) or repr(float(value))
-    return f"static_cast<double>({text})"
 
 
 def _one_line(text: str) -> str:
@@ -268,6 +154,7 @@ target_link_directories(replay PRIVATE ${TORCH_HOME}/lib)
 # libtorch_cuda registers its kernels when it is loaded: it must not be dropped because no symbol of it is used.
 target_link_libraries(replay PRIVATE -Wl,--no-as-needed ${LIBRARIES} -Wl,--allow-shlib-undefined dl pthread)
 """
+
 
 BUILD_TEXT = """\
 #!/bin/sh

@@ -1,4 +1,4 @@
-"""Which calls get a measurement of their own, which calls those stand for, and the files between workload and analysis."""
+"""Which calls are measured and which stand in for others; and the files between workload and analysis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENERGY_VERSION = 1
 
 
 class EnergyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long to look, and at how much."""
+    """How long to measure, and how many calls."""
 
     window_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
     preroll_s: Annotated[float, msgspec.Meta(ge=0)] = 1.0  # the ramp: never part of a window
@@ -24,11 +24,13 @@ class EnergyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     most_calls: Annotated[int, msgspec.Meta(ge=1)] = 40
     budget_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     model_run: bool = True
-    model_window_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # longer than window_s where a run is long
+    model_window_s: Annotated[float, msgspec.Meta(ge=0)] = (
+        0.0  # at least this long, for models with long runs
+    )
 
 
 class SignatureEnergy(msgspec.Struct, kw_only=True):
-    """The windows of one distinct call; place is that in the plan."""
+    """The windows of one distinct call; place is its index in the plan."""
 
     sig_id: str
     place: int
@@ -47,7 +49,7 @@ class RunEnergy(msgspec.Struct, kw_only=True):
 
 
 class RawEnergy(msgspec.Struct, kw_only=True):
-    """energy_raw.json: all that was measured, nothing judged."""
+    """energy_raw.json: all that was measured, before any evaluation."""
 
     version: int = ENERGY_VERSION
     meter: str
@@ -58,19 +60,24 @@ class RawEnergy(msgspec.Struct, kw_only=True):
     versions: dict[str, str] = {}
     idle_cold: Window | None = None
     idle_context: Window | None = None
-    idle_between: list[Window] = []  # with a context, beside the windows of the model: a warm card leaks more
+    idle_between: list[Window] = []  # with a context, between the model's windows: a warm card leaks more
     update_period_s: float | None = None
     signatures: list[SignatureEnergy] = []
-    stands_for: dict[int, int] = {}  # place of a call that is not measured -> place of the one that is
+    stands_for: dict[int, int] = {}  # call that is not measured -> call that is; indices in the plan
     model: list[RunEnergy] = []
     notes: list[str] = []
 
 
-def choose(plan: ReplayPlan, config: EnergyConfig) -> tuple[list[int], dict[int, int]]:
-    """Places of the calls to measure, by recorded time until `coverage` is reached; and who stands for the others.
+def windows_of(raw: RawEnergy) -> list[Window]:
+    """All windows under load: of the calls, then of the model."""
+    return [w for one in raw.signatures for w in one.windows] + [one.window for one in raw.model]
 
-    A call that is not measured takes the power of a measured one: of the same op and kernels if there is one, else of
-    the measured call with the nearest time per launch. Its energy is then that power times its own recorded time.
+
+def choose(plan: ReplayPlan, config: EnergyConfig) -> tuple[list[int], dict[int, int]]:
+    """The calls to measure, by recorded time until `coverage` is reached; and the stand-ins of the others.
+
+    A call that is not measured takes the power of a measured one: one with the same op and kernels if there is one,
+    otherwise the one with the nearest time per call. Its energy is that power times its own recorded time.
     """
     time_us = recorded_us(plan)
     order = sorted(time_us, key=lambda place: -time_us[place])

@@ -12,9 +12,7 @@ from lab.terminal.click_types import options_of
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment, Plan, Site
-    from lab.rooms.kernels.replay.args import ReplayPlan
-
-STEP = "energy"
+from lab.rooms.kernels.energy.plan import energy_run
 
 
 @click.command("energy")
@@ -83,7 +81,7 @@ def energy(
 
     from lab.core.plan import Experiment
     from lab.rooms.kernels.energy.choice import EnergyConfig
-    from lab.rooms.kernels.replay.cli import read_source
+    from lab.rooms.kernels.replay.read import read_source
 
     plan = read_source(source, execution_trace, None, rank)
     config = msgspec.convert({**knobs, "model_run": not no_model}, EnergyConfig)
@@ -92,47 +90,3 @@ def energy(
         return energy_run(plan, config, site)
 
     return Experiment("kernels", make_plan, options_of(ctx))
-
-
-def energy_run(plan: ReplayPlan, config: Any, site: Site) -> Plan:
-    """One step on one GPU. Raises GpuError where there is none: energy is never estimated."""
-    import msgspec
-
-    from lab.core.plan import Plan
-    from lab.core.step import Step
-    from lab.errors import GpuError
-    from lab.rooms.kernels.energy.joules import CONFIG_FILE, RAW_FILE
-    from lab.rooms.kernels.replay.proof import PLAN_FILE
-
-    if not site.gpus:
-        raise GpuError(
-            "energy is measured on a GPU, and there is none here",
-            fix="run where the GPU is; `lab doctor` shows what is here",
-        )
-    step = Step(
-        name=STEP,
-        folder=STEP,
-        num_gpus=1,
-        expects=(RAW_FILE,),
-        argv=(
-            "python",
-            "-m",
-            "lab.rooms.kernels.workload.energy",
-            "--plan",
-            PLAN_FILE,
-            "--config",
-            CONFIG_FILE,
-            "--out",
-            STEP,
-        ),
-    )
-    said = msgspec.to_builtins(config)
-    return Plan(
-        steps=(step,),
-        config={"what": "energy", **said, "source": plan.origin.run or plan.origin.trace},
-        notes=plan.notes,
-        inputs={
-            PLAN_FILE: msgspec.json.encode(plan).decode(),
-            CONFIG_FILE: msgspec.json.encode(config).decode(),
-        },
-    )

@@ -16,25 +16,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from lab.core.words import plural
 from lab.gpus.meters import Meter
 
-FEWEST_UPDATES = 20  # below that a window has no energy: one step more or less would be 5 %
-T_95 = (
-    0.0,
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-)  # Student's t, by degrees of freedom
+FEWEST_UPDATES = 20  # with fewer a window has no energy: one step more or less would be over 5 %
+# Student's t at 95 %, by degrees of freedom.
+T_95 = (0.0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 class Samples(msgspec.Struct):
-    """What a meter said at times t_s (host's monotonic clock); NaN where a sensor is not there."""
+    """Readings of a meter at times t_s (host's monotonic clock); NaN for a sensor that does not exist."""
 
     t_s: list[float] = []
     energy_j: list[float] = []
@@ -60,14 +51,14 @@ class Progress(msgspec.Struct):
 
 
 class Window(msgspec.Struct, kw_only=True):
-    """Energy between t0_s and t1_s, both ways where both are there; method says which is believed and why not the other."""
+    """Energy between t0_s and t1_s, by counter and by integral if both exist; method names the one used."""
 
     t0_s: float
     t1_s: float
     counter_j: float | None = None
     integral_j: float | None = None
     method: str = "none"
-    updates: int = 0  # of the sensor that is believed
+    updates: int = 0  # of the sensor used
     launches: float = 0.0
     reason: str = ""
 
@@ -81,12 +72,12 @@ class Window(msgspec.Struct, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """Integral over counter: 1 where both sensors agree."""
+        """Integral over counter: 1 if both sensors agree."""
         return self.integral_j / self.counter_j if self.counter_j and self.integral_j is not None else None
 
 
 class Sampler:
-    """Polls a meter from a thread of its own, every period_s, until stopped."""
+    """Polls a meter every period_s in its own thread, inside a `with` block."""
 
     def __init__(
         self, meter: Meter, period_s: float = 0.002, clock: Callable[[], float] = time.monotonic
@@ -119,7 +110,7 @@ class Sampler:
 
 
 def steps(t_s: Sequence[float], values: Sequence[float]) -> list[int]:
-    """Places of the samples at which a value differs from the one before: when the sensor was updated."""
+    """Indices of the samples whose value differs from the one before: when the sensor was updated."""
     return [
         i
         for i in range(1, min(len(t_s), len(values)))
@@ -135,7 +126,7 @@ def update_period_s(samples: Samples) -> float | None:
 
 
 def window(samples: Samples, start_s: float, end_s: float, progress: Progress | None = None) -> Window:
-    """The energy inside [start_s, end_s]: from the counter's first step in it to its last, else the power's integral."""
+    """The energy inside [start_s, end_s]: between the counter's first and last step, otherwise integrated power."""
     found = _counter_window(samples, start_s, end_s)
     edges = (found.t0_s, found.t1_s) if found else (start_s, end_s)
     integral, updates = integrate(samples, *edges)
@@ -146,13 +137,17 @@ def window(samples: Samples, start_s: float, end_s: float, progress: Progress | 
             updates=updates,
             integral_j=integral,
             method="integral of sampled power" if integral is not None else "none",
-            reason="" if integral is not None else f"{updates} sensor updates, {FEWEST_UPDATES} are needed",
+            reason="" if integral is not None else _too_few(updates),
         )
     else:
         found.integral_j = integral
     if progress is not None and progress.t_s:
         found.launches = progress.at(found.t1_s) - progress.at(found.t0_s)
     return found
+
+
+def _too_few(updates: int) -> str:
+    return f"{plural(updates, 'sensor update')}, {FEWEST_UPDATES} are needed"
 
 
 def _counter_window(samples: Samples, start_s: float, end_s: float) -> Window | None:
@@ -203,5 +198,8 @@ def mean_ci(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def watts(done: Window) -> float | None:
-    return done.energy_j / done.seconds if done.energy_j is not None and done.seconds > 0 else None
+def watts(window: Window | None) -> float | None:
+    """Mean power over a window; None without a window or without energy."""
+    if window is None or window.energy_j is None or window.seconds <= 0:
+        return None
+    return window.energy_j / window.seconds

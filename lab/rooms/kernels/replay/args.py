@@ -1,7 +1,4 @@
-"""What a replay needs of a recording: the ops that own launches, their arguments and where each came from.
-
-These structs are the whole language between the host, which reads recordings, and the workload, which calls ops.
-"""
+"""args"""
 
 from __future__ import annotations
 
@@ -9,62 +6,13 @@ from typing import Any
 
 import msgspec
 
+from lab.rooms.kernels.tensors import FLOATS
+
 PLAN_VERSION = 1
+
 
 # Provenance of an argument, best first. A call wears the worst label of its arguments.
 SOURCES = ("recorded", "ranged", "bounded", "default", "synthetic")
-
-# C++ type names as the profiler writes them -> torch's names.
-DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "c10::Half": "float16",
-    "half": "float16",
-    "Half": "float16",
-    "c10::BFloat16": "bfloat16",
-    "long int": "int64",
-    "long": "int64",
-    "long long": "int64",
-    "int": "int32",
-    "short int": "int16",
-    "short": "int16",
-    "signed char": "int8",
-    "char": "int8",
-    "unsigned char": "uint8",
-    "byte": "uint8",
-    "bool": "bool",
-    "unsigned short": "uint16",
-    "unsigned int": "uint32",
-    "unsigned long": "uint64",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-    "c10::Float8_e4m3fn": "float8_e4m3fn",
-    "c10::Float8_e5m2": "float8_e5m2",
-    "c10::Float8_e4m3fnuz": "float8_e4m3fnuz",
-    "c10::Float8_e5m2fnuz": "float8_e5m2fnuz",
-}
-ITEM_BYTES = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "complex64": 8,
-    "complex128": 16,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-}
-FLOATS = frozenset(name for name in ITEM_BYTES if "float" in name or "complex" in name)
 
 
 class TensorArg(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -197,25 +145,10 @@ class ReplayPlan(msgspec.Struct, kw_only=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
 
 
-def extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements from the first to the last addressed one, 0 for an empty tensor."""
-    if any(size == 0 for size in shape):
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
-
-def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides, in elements."""
-    steps: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        steps.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(steps))
-
-
 # Ops whose floats must not be negative, and those whose integers must not be zero.
 POSITIVE = ("multinomial", "sqrt", "rsqrt", "log", "pow")
+
+
 DIVIDES = ("div", "remainder", "fmod", "floor_divide")
 
 
@@ -229,48 +162,3 @@ def fill_of(op: str, spec: TensorArg) -> str:
     if spec.high is not None:
         return "bounded"
     return "ones" if plain.startswith(DIVIDES) else "zeros"
-
-
-# What the workload brings back --------------------------------------------------------------------------------------
-
-
-class SignatureRun(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A signature called by itself. status: ran, shapes (only on the meta device), failed or unresolved.
-
-    launches: what its first measured call launched. dur_us: per repetition, of each launch (on a CPU of the op).
-    """
-
-    sig_id: str
-    status: str
-    reason: str = ""
-    overload: str = ""
-    args: tuple[Arg, ...] = ()
-    numbers_as_tensors: bool = False
-    shapes_equal: bool | None = None  # results against the recorded ones; None: not recorded
-    launches: tuple[Launch, ...] = ()
-    dur_us: tuple[tuple[float, ...], ...] = ()
-
-
-class CallRun(msgspec.Struct, frozen=True, array_like=True):
-    """A call made in order: its place in the plan, which set of launches it made, durations per pass and launch."""
-
-    place: int
-    launch_set: int  # -1: the passes differed
-    dur_us: tuple[tuple[float, ...], ...]
-
-
-class RawReplay(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Everything one replay saw, before anything is judged."""
-
-    version: int = PLAN_VERSION
-    mode: str
-    device: str  # "cuda" or "cpu"
-    device_name: str = ""
-    num_sms: int = 0
-    repeats: int = 1
-    pace: str = "host"
-    versions: dict[str, str] = {}
-    signatures: tuple[SignatureRun, ...] = ()
-    calls: tuple[CallRun, ...] = ()
-    launch_sets: tuple[tuple[Launch, ...], ...] = ()
-    notes: tuple[str, ...] = ()

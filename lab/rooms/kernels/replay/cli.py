@@ -12,10 +12,8 @@ from lab.terminal.click_types import options_of
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment, Plan, Site
-    from lab.core.step import Step
-    from lab.rooms.kernels.replay.args import ReplayPlan
-
-STEP = "replay"
+from lab.rooms.kernels.replay.plan import replay_run
+from lab.rooms.kernels.replay.read import read_source
 
 
 @click.command("replay")
@@ -72,107 +70,3 @@ def replay(
         return replay_run(plan, site, mode=mode, repeats=repeats, pace=pace)
 
     return Experiment("kernels", make_plan, options_of(ctx))
-
-
-def read_source(
-    source: Path, execution_trace: Path | None = None, recorded_ops: Path | None = None, rank: int = 0
-) -> ReplayPlan:
-    """A ReplayPlan of a trace file, or of one rank of a run. Raises MissingError and BadDataError."""
-    from lab.errors import MissingError, UsageError
-    from lab.rooms.kernels.replay.source import read_plan
-    from lab.rooms.kernels.schema import Generation, read_json, trails
-
-    if not source.exists():
-        raise MissingError("there is no such run or trace", where=source)
-    if source.is_file():
-        return read_plan(source, execution_trace, recorded_ops)
-    found = {trail.rank: trail for trail in trails(source)}
-    if not found:
-        raise MissingError(
-            "this folder holds no profile of the kernels room",
-            where=source,
-            fix="make one with: lab run kernels profile MODEL, or name a trace file",
-        )
-    if rank not in found:
-        raise UsageError(
-            f"this run has no rank {rank}",
-            where=source,
-            fix=f"its ranks: {', '.join(map(str, sorted(found)))}",
-        )
-    trail = found[rank]
-    said = read_json(trail.generation, Generation) if trail.generation else None
-    return read_plan(
-        trail.trace,
-        execution_trace or trail.execution_trace,
-        recorded_ops or trail.recorded_ops,
-        run=str(source),
-        state=said.flags if said else {},
-        config=_config_of(source, said),
-    )
-
-
-def _config_of(source: Path, said: object) -> dict[str, object]:
-    """What the profiled run was asked for, so that energy can run the same model again."""
-    from lab.core.run import Run
-
-    config: dict[str, object] = dict(Run.open(source).manifest.config) if Run.is_run(source) else {}
-    for name in ("model", "weights", "dtype", "prompt_tokens", "new_tokens", "attn"):
-        if said is not None:
-            config.setdefault(name, getattr(said, name))
-    return config
-
-
-def replay_run(plan: ReplayPlan, site: Site, *, mode: str, repeats: int, pace: str) -> Plan:
-    """One step; the workload reads nothing but the plan that lies in the run folder."""
-    import msgspec
-
-    from lab.core.plan import Plan
-    from lab.rooms.kernels.replay.proof import PLAN_FILE
-
-    config = {
-        "what": "replay",
-        "mode": mode,
-        "repeats": repeats,
-        "pace": pace,
-        "source": plan.origin.run or plan.origin.trace,
-    }
-    return Plan(
-        steps=(replay_step(site, mode=mode, repeats=repeats, pace=pace),),
-        config=config,
-        inputs={PLAN_FILE: msgspec.json.encode(plan).decode()},
-        notes=(*plan.notes, *_notes(plan, site)),
-    )
-
-
-def replay_step(site: Site, *, mode: str, repeats: int, pace: str) -> Step:
-    from lab.core.step import Step
-    from lab.rooms.kernels.replay.proof import PLAN_FILE, RAW_FILE
-
-    return Step(
-        name=STEP,
-        folder=STEP,
-        num_gpus=1 if site.gpus else 0,
-        expects=(RAW_FILE,),
-        labels={"mode": mode},
-        argv=(
-            "python",
-            "-m",
-            "lab.rooms.kernels.workload.replay",
-            "--plan",
-            PLAN_FILE,
-            "--out",
-            STEP,
-            "--mode",
-            mode,
-            "--repeats",
-            str(repeats),
-            "--pace",
-            pace,
-        ),
-    )
-
-
-def _notes(plan: ReplayPlan, site: Site) -> list[str]:
-    if site.gpus or not plan.origin.has_kernels:
-        return []
-    return ["no GPU here: the replay rebuilds arguments and calls the ops on the CPU; it proves no kernel"]

@@ -15,10 +15,13 @@ import numpy as np
 
 from lab.recordings.tables import Table
 from lab.rooms.kernels.catalogue.align import align
-from lab.rooms.kernels.replay.args import FLOATS, ITEM_BYTES, Arg, TensorArg
-from lab.rooms.kernels.replay.resolve import Unresolved, with_bounds
+from lab.rooms.kernels.replay.args import Arg, TensorArg
+from lab.rooms.kernels.replay.bounds import with_bounds
+from lab.rooms.kernels.replay.schemas import Unresolved
 from lab.rooms.kernels.schema import Arg as RecordedArg
-from lab.rooms.kernels.schema import RecordedOp, read_lines
+from lab.rooms.kernels.schema import RecordedOp
+from lab.rooms.kernels.tensors import FLOATS, ITEM_BYTES
+from lab.rooms.kernels.trails import read_lines
 
 # Numbers of dtypes, layouts and memory formats in c10 (ScalarType.h, Layout.h, MemoryFormat.h).
 DTYPE_NUMBERS = {

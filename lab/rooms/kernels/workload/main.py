@@ -26,7 +26,8 @@ import torch
 
 from lab.errors import ConfigError
 from lab.rooms.kernels.config import KernelsConfig
-from lab.rooms.kernels.preflight import Facts, explained, host_env, refuse_here, version
+from lab.rooms.kernels.cures import explained, host_env
+from lab.rooms.kernels.preflight import Facts, refuse_here, version
 from lab.secrets import redact_env
 from lab.workload.environment import ENV_PREFIXES, gpu_state
 from lab.workload.rank import RankContext
@@ -87,7 +88,7 @@ def run(config: KernelsConfig, out: Path, context: RankContext, device_kind: str
 def generate(config: KernelsConfig, out: Path, context: RankContext, device: torch.device) -> Any:
     """Load, shard, and the four passes. Imported here: transformers takes seconds, and preflight comes first."""
     from lab.rooms.kernels.workload.model import load
-    from lab.rooms.kernels.workload.profile import Run
+    from lab.rooms.kernels.workload.profile.passes import Run
 
     loaded = load(config, device, on_cpu=config.tp > 1)
     log.info("%s: %s", loaded.weights, loaded.note)

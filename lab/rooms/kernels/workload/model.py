@@ -1,19 +1,11 @@
-"""The model and its prompt: from the hub, from a folder, or of the same architecture with random weights.
-
-Works with torch 1.12 (transformers 4.46.3) and with the newest of both.
-"""
+"""model"""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import socket
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import torch
 from torch import nn
@@ -21,9 +13,7 @@ from torch import nn
 from lab.errors import ConfigError, MissingError, UsageError
 from lab.rooms.kernels.config import MODELS, KernelsConfig, known
 from lab.rooms.kernels.preflight import version
-
-HUB = "https://huggingface.co"
-REACH_S = 3.0
+from lab.rooms.kernels.workload.checkpoint import checkpoint_source
 
 
 class Loaded(NamedTuple):
@@ -59,64 +49,6 @@ def choose_dtype(config: KernelsConfig, device: torch.device) -> torch.dtype:
         return torch.float16 if device.type == "cuda" else torch.float32
     found: torch.dtype = getattr(torch, config.dtype)
     return found
-
-
-def checkpoint_source(config: KernelsConfig) -> tuple[str | None, str]:
-    """(hub id or folder to load, why not). Without network only what is cached counts."""
-    if config.weights == "random":
-        return None, "asked for with --weights random"
-    folder = Path(config.model)
-    if folder.is_dir():
-        return _folder_source(folder, config)
-    model = known(config.model)
-    hub_id = model.hub_id if model else config.model
-    if not hub_id:
-        return _none(config, "a built-in model has no checkpoint")
-    if is_cached(hub_id) or hub_answers():
-        return hub_id, ""
-    return _none(config, f"{hub_id} is not cached here and the hub does not answer")
-
-
-def _folder_source(folder: Path, config: KernelsConfig) -> tuple[str | None, str]:
-    if any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
-        return str(folder), ""
-    if not (folder / "config.json").is_file():
-        raise MissingError(
-            "this folder holds no model",
-            where=folder,
-            fix="it needs config.json, and weights unless --weights random",
-        )
-    return _none(config, "the folder holds a config.json and no weights")
-
-
-def _none(config: KernelsConfig, reason: str) -> tuple[None, str]:
-    if config.weights == "checkpoint":
-        raise MissingError(
-            f"--weights checkpoint: {reason}",
-            where=config.model,
-            fix="--weights random, or HF_HOME of a machine that has it",
-        )
-    return None, reason
-
-
-def is_cached(hub_id: str) -> bool:
-    """Whether the hub's cache here holds this model's config."""
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
-
-
-def hub_answers() -> bool:
-    """Whether the hub can be reached, without waiting through a library's retries."""
-    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
-        return False
-    place = urlsplit(os.environ.get("HF_ENDPOINT", HUB))
-    port = place.port or (80 if place.scheme == "http" else 443)
-    try:
-        socket.create_connection((place.hostname or "", port), timeout=REACH_S).close()
-    except OSError:
-        return False
-    return True
 
 
 def architecture(config: KernelsConfig) -> tuple[dict[str, Any], str]:
@@ -179,32 +111,6 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def prompt_of(config: KernelsConfig) -> str:
-    model = known(config.model)
-    return config.prompt or (model.prompt if model else MODELS["bloom-560m"].prompt)
-
-
-def encode(loaded: Loaded, config: KernelsConfig, vocab_size: int) -> tuple[list[int], str]:
-    """(ids of the prompt, how they were made): by the checkpoint's tokenizer, else a stable id for each word and mark."""
-    text = prompt_of(config)
-    if loaded.weights != "checkpoint":
-        return word_ids(text, vocab_size), "an id for each word"
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(loaded.note)
-    except (OSError, ValueError, ImportError) as error:  # the model runs all the same, on other tokens
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return word_ids(text, vocab_size), f"an id for each word, since the tokenizer cannot be had: {first}"
-    return [int(number) for number in tokenizer(text)["input_ids"]], "the checkpoint's tokenizer"
-
-
-def word_ids(text: str, vocab_size: int) -> list[int]:
-    """An id in [10, vocab_size) for each word and mark, the same everywhere; the first ten are special in most models."""
-    words = re.findall(r"\w+|[^\w\s]", text) or ["."]
-    return [10 + zlib.crc32(word.encode()) % (vocab_size - 10) for word in words]
 
 
 def count_params(model: nn.Module) -> int:

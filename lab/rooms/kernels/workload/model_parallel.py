@@ -1,8 +1,4 @@
-"""Tensor parallel by DTensor: the layers of Llama and BLOOM split over ranks, everything else on each rank whole.
-
-Column-parallel layers keep rows of their weight, row-parallel ones columns; a layer ends in one all-reduce after
-attention and one after the MLP. Tested over two gloo ranks against the unsharded model's logits and tokens.
-"""
+"""mp"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lab.rooms.kernels.catalogue.trace_args import args_of, contiguous, literal_arg, summary
+from lab.rooms.kernels.catalogue.trace_args import args_of, literal_arg, summary
 from lab.rooms.kernels.schema import Arg
 
 
@@ -72,10 +72,6 @@ def test_broken_text_gives_no_arguments_and_no_error(broken):
 def test_sizes_that_are_no_numbers_are_not_known():
     (arg,) = read([["a"]], ["float"])
     assert arg.shape is None and summary((arg,)) == "f32[?]"
-
-
-def test_dense_strides_are_row_major():
-    assert contiguous([2, 3, 4]) == [12, 4, 1] and contiguous([]) == [] and contiguous([2, 0]) == [1, 1]
 
 
 def test_a_long_summary_is_cut_and_says_so():

@@ -10,18 +10,8 @@ import sys
 import pytest
 
 from lab.rooms.kernels.cpp.generate import generate
-from lab.rooms.kernels.replay.args import (
-    Arg,
-    Call,
-    Forward,
-    Launch,
-    Origin,
-    RawReplay,
-    ReplayPlan,
-    Signature,
-    SignatureRun,
-    TensorArg,
-)
+from lab.rooms.kernels.replay.args import Arg, Call, Forward, Launch, Origin, ReplayPlan, Signature, TensorArg
+from lab.rooms.kernels.replay.raw import RawReplay, SignatureRun
 
 HALF = TensorArg(dtype="float16", shape=(4, 6), stride=(6, 1))
 FLOAT = TensorArg(dtype="float32", shape=(3, 5), stride=(1, 3), align_bytes=8)
@@ -175,7 +165,7 @@ def test_text_from_a_recording_cannot_leave_its_string_or_its_comment(tmp_path):
 
 def fnv(value):
     """The program's checksum, in plain Python."""
-    from lab.rooms.kernels.workload.replay_build import flat_outputs
+    from lab.rooms.kernels.workload.replay.build import flat_outputs
 
     found = 14695981039346656037
     for tensor in flat_outputs(value):
@@ -195,7 +185,7 @@ def raw_bytes(tensor):
 def test_built_with_cmake_it_gives_the_results_of_python(tmp_path, monkeypatch):
     import torch
 
-    from lab.rooms.kernels.workload.replay_build import bind, first_call
+    from lab.rooms.kernels.workload.replay.build import bind, first_call
 
     generate(a_plan(*CALLS), tmp_path)
     monkeypatch.setenv("CXXFLAGS", "-O0")

@@ -1,0 +1,70 @@
+"""Files of a published measurement: CSV, JSON objects, timestamps."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lab.errors import BadDataError
+from lab.rooms.kernels.catalogue.execution_trace import read_json_bytes
+
+
+def read_counts(path: Path) -> list[tuple[str, int]]:
+    """Kernel names and counts of a counts CSV. Raises BadDataError."""
+    found = []
+    for number, row in enumerate(csv_rows(path, ("kernel_name", "count")), start=2):
+        if not row["count"].strip().isdecimal():
+            raise BadDataError(f"not a count: {row['count']!r}", where=f"{path}:{number}")
+        found.append((row["kernel_name"], int(row["count"])))
+    return found
+
+
+def csv_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
+    """The columns `needed` of every row, "" for an empty cell. Raises BadDataError."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in needed if name not in (reader.fieldnames or ())]
+            if missing:
+                raise BadDataError(f"this CSV has no column {missing[0]!r}", where=path)
+            rows = [{name: row.get(name) or "" for name in needed} for row in reader]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise BadDataError(f"not a CSV file: {error}", where=path) from error
+    if not rows:
+        raise BadDataError("this CSV has no rows", where=path)
+    return rows
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object, gzip or plain; None without the file. Raises BadDataError."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(read_json_bytes(path, path.name))
+    except ValueError as error:
+        raise BadDataError(f"not JSON: {error}", where=path) from error
+    if not isinstance(found, dict):
+        raise BadDataError("not a JSON object", where=path)
+    return found
+
+
+def seconds_of(text: str) -> float:
+    """Seconds since the epoch of an ISO timestamp. Raises BadDataError."""
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError as error:
+        raise BadDataError(f"unparseable timestamp: {text!r}") from error
+
+
+def as_float(text: str) -> float | None:
+    """None if the text is not a number, or is NaN."""
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(found) else found

@@ -1,0 +1,125 @@
+"""picture"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.rooms.kernels.catalogue.gantt.bars import FAMILIES, Bars
+from lab.stats.intervals import union
+
+PIXELS = 1500  # across a picture; bars closer than one of them are drawn as one
+
+
+def draw(bars: Bars, *, step: str | None = None) -> Any:
+    """The picture: a row a stream and group, families by colour, forwards as bands, overlap shaded. A matplotlib Figure."""
+    from lab.report.figures import timeline
+
+    low_us, high_us = window(bars, step)
+    shown = merged(bars, low_us, high_us)
+    bands = [
+        (mark.name, mark.start_us / 1000, mark.end_us / 1000)
+        for mark in bars.marks
+        if mark.end_us > low_us and mark.start_us < high_us
+    ]
+    shades = [
+        (at, piece[0] / 1000, piece[1] / 1000)
+        for at, lane in enumerate(bars.lane)
+        for piece in joined(bars.overlap[lane], low_us, high_us)
+    ]
+    parts = {
+        (name, role): shown[shown["family"] == at][["row", "start_us", "dur_us", "busy"]].to_numpy(
+            dtype=float
+        )
+        / [1, 1000, 1000, 1]
+        for at, (name, role, _) in enumerate(FAMILIES)
+        if (shown["family"] == at).any()
+    }
+    return timeline(
+        bars.rows,
+        parts,
+        span=(low_us / 1000, high_us / 1000),
+        bands=bands,
+        shades=shades,
+        axis="ms since the first launch",
+    )
+
+
+def window(bars: Bars, step: str | None) -> tuple[float, float]:
+    """The time shown, us: everything, or the forward named `step` with a little before and after."""
+    from lab.errors import MissingError
+
+    if step is None:
+        return 0.0, bars.end_us
+    for mark in bars.marks:
+        if step in (mark.name, mark.name.rpartition("#")[2]):
+            edge = 0.02 * (mark.end_us - mark.start_us)
+            return mark.start_us - edge, mark.end_us + edge
+    known = ", ".join(mark.name for mark in bars.marks[:8])
+    raise MissingError(
+        f"no forward or step {step!r} in the trace",
+        fix=f"one of: {known}" if known else "the trace has no marks: leave --step out",
+    )
+
+
+def merged(bars: Bars, low_us: float, high_us: float, pixels: int = PIXELS) -> pd.DataFrame:
+    """Bars inside the window, in a picture's resolution: columns row, family, start_us, dur_us, busy.
+
+    A pixel that several families share belongs to the one with most time in it; busy is the share of it that anything
+    runs, in quarters rounded up. Neighbours that are alike are joined.
+    """
+    pixel = max((high_us - low_us) / pixels, 1e-3)
+    edges = low_us + pixel * np.arange(pixels + 1)
+    end_us = bars.start_us + bars.dur_us
+    inside = (bars.start_us < high_us) & (end_us > low_us)
+    parts = []
+    for row in range(len(bars.rows)):
+        mine = inside & (bars.row == row)
+        covered = np.stack(
+            [
+                _covered(bars.start_us[mine & (bars.family == at)], end_us[mine & (bars.family == at)], edges)
+                for at in range(len(FAMILIES))
+            ]
+        )
+        winner = np.where(covered.max(axis=0) > 0, covered.argmax(axis=0), -1)
+        quarters = np.ceil(np.minimum(covered.sum(axis=0) / (pixel * 1000), 1.0) * 4 - 1e-6).astype(np.int64)
+        alike = winner * 8 + quarters
+        first = np.flatnonzero(np.diff(alike, prepend=alike[:1] - 1) != 0)
+        last = np.append(first[1:], len(winner))
+        some = winner[first] >= 0
+        parts.append(
+            pd.DataFrame(
+                {
+                    "row": row,
+                    "family": winner[first][some],
+                    "start_us": edges[first][some],
+                    "dur_us": (edges[last] - edges[first])[some],
+                    "busy": quarters[first][some] / 4,
+                }
+            )
+        )
+    shown: pd.DataFrame = pd.concat(parts, ignore_index=True)
+    return shown
+
+
+def _covered(start_us: np.ndarray, end_us: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Time (p,) that bars (n,) cover between each two `edges` (p + 1,), each instant once."""
+    ticks = np.rint(np.stack([start_us, np.maximum(end_us, start_us + 1e-3)], axis=1) * 1000).astype(np.int64)
+    once = union(ticks)
+    if not len(once):
+        return np.zeros(len(edges) - 1)
+    lengths = np.cumsum(once[:, 1] - once[:, 0])
+    before = np.stack([np.append(0, lengths[:-1]), lengths], axis=1).ravel()
+    found: np.ndarray = np.diff(np.interp(edges * 1000, once.ravel(), before))
+    return found
+
+
+def joined(pieces_us: np.ndarray, low_us: float, high_us: float) -> np.ndarray:
+    """Overlap inside the window, pieces closer than a pixel joined."""
+    pixel = max((high_us - low_us) / PIXELS, 1e-3)
+    pieces = pieces_us[(pieces_us[:, 1] > low_us) & (pieces_us[:, 0] < high_us)]
+    ticks = np.stack([np.floor(pieces[:, 0] / pixel), np.ceil(pieces[:, 1] / pixel)], axis=1).astype(np.int64)
+    joined: np.ndarray = union(ticks) * pixel
+    return joined

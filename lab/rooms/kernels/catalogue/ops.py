@@ -1,0 +1,76 @@
+"""ops"""
+
+from __future__ import annotations
+
+from lab.recordings.tables import Trace
+from lab.rooms.kernels.catalogue.rank import RankData, mark_of
+from lab.rooms.kernels.catalogue.trace_args import args_of
+from lab.rooms.kernels.schema import (
+    Arg,
+    OpRecord,
+)
+
+
+class OpBook:
+    """The ops of one rank that own launches, and those around them; each described once."""
+
+    def __init__(self, rank: RankData, zero_ns: int) -> None:
+        self.rank, self.zero_ns = rank, zero_ns
+        self.names = rank.trace.text(rank.trace.ops.name_id)
+        self.mark = mark_of(rank.trace.ops.ts_ns, rank.marks)
+        self.kept: dict[int, OpRecord] = {}
+
+    def own(self, row: int) -> OpRecord:
+        """The record of the op at `row`, which owns one more launch; the ops around it are kept too."""
+        record = self._keep(row)
+        record.num_launches += 1
+        above = record.parent
+        while above >= 0 and above not in self.kept:
+            above = self._keep(above).parent
+        return record
+
+    def records(self) -> list[OpRecord]:
+        return [self.kept[row] for row in sorted(self.kept)]
+
+    def module_of(self, row: int) -> str:
+        """The module path of the nearest recorded call around the op at `row`."""
+        while row >= 0:
+            call = self.rank.call[row]
+            if call >= 0:
+                return str(self.rank.recorded[call].module_path)
+            row = int(self.rank.parent[row])
+        return ""
+
+    def _keep(self, row: int) -> OpRecord:
+        if row in self.kept:
+            return self.kept[row]
+        ops, rank, mark = self.rank.trace.ops, self.rank, int(self.mark[row])
+        call = int(rank.call[row])
+        known = rank.recorded[call] if call >= 0 else None
+        self.kept[row] = record = OpRecord(
+            rank=rank.rank,
+            op_id=row,
+            name=str(self.names[row]),
+            overload=known.overload if known else None,
+            args=known.args if known else list(_trace_args(rank.trace, row)),
+            parent=int(rank.parent[row]),
+            module_path=self.module_of(row),
+            phase=rank.marks.phases[mark] if mark >= 0 else "",
+            forward=mark,
+            external_id=int(ops.external_id[row]),
+            rf_id=int(ops.rf_id[row]),
+            tid=int(ops.tid[row]),
+            ts_us=(int(ops.ts_ns[row]) - self.zero_ns) / 1000,
+            dur_us=int(ops.dur_ns[row]) / 1000,
+            recorded=call,
+        )
+        return record
+
+
+def _trace_args(trace: Trace, row: int) -> tuple[Arg, ...]:
+    ops = trace.ops
+    texts = [
+        trace.strings[i] if i >= 0 else ""
+        for i in (ops.dims_id[row], ops.types_id[row], ops.strides_id[row], ops.concrete_id[row])
+    ]
+    return args_of(*texts)

@@ -1,0 +1,151 @@
+"""rank"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lab.errors import LabError
+from lab.recordings.cache import load_trace
+from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Trace
+from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops
+from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
+from lab.rooms.kernels.catalogue.classes import moves_no_data
+from lab.rooms.kernels.catalogue.cpu_work import working_ops
+from lab.rooms.kernels.schema import (
+    Generation,
+    RecordedOp,
+)
+from lab.rooms.kernels.trails import Trail, read_json, read_lines
+
+KINDS = {KERNEL: "kernel", MEMCPY: "memcpy", MEMSET: "memset"}
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The forwards (or profiler steps) of one rank's trace, by start; spans_ns (m, 2) on the launching thread."""
+
+    names: list[str]
+    spans_ns: np.ndarray
+
+    @property
+    def phases(self) -> list[str]:
+        return ["step" if name.startswith(STEP_PREFIX) else name.split("_")[0] for name in self.names]
+
+
+@dataclass
+class RankData:
+    """One rank: its trace, what the recorder saw, and for each launch (n,) its owner, mark and time."""
+
+    rank: int
+    trace: Trace
+    marks: Marks
+    generation: Generation | None
+    recorded: list[RecordedOp]
+    on_gpu: bool
+    rows: np.ndarray  # of `kernels`, on a CPU of `ops`
+    owner: np.ndarray  # row of `ops`, -1 unknown
+    mark: np.ndarray  # index of its forward, -1 outside all
+    parent: np.ndarray  # (ops,) row of the op around each op
+    call: np.ndarray  # (ops,) index of the recorded call, -1
+    problems: list[str] = field(default_factory=list)
+
+    def start_ns(self) -> np.ndarray:
+        table = self.trace.kernels if self.on_gpu else self.trace.ops
+        found: np.ndarray = table.ts_ns[self.rows]
+        return found
+
+
+def read_rank(trail: Trail, *, cache: Path | None = None) -> RankData:
+    """One rank's trace with its recorder's file, where there is one."""
+    trace = load_trace(trail.trace, cache=cache)
+    problems = [f"{trail.trace.name}: {text}" for text in trace.problems]
+    recorded, generation = [], None
+    try:
+        recorded = list(read_lines(trail.recorded_ops, RecordedOp)) if trail.recorded_ops else []
+        generation = read_json(trail.generation, Generation) if trail.generation else None
+    except LabError as error:  # the trace still tells most
+        problems.append(f"{error.what} ({error.where})")
+    return rank_data(trail.rank, trace, recorded, generation, problems)
+
+
+def rank_data(
+    rank: int, trace: Trace, recorded: list[RecordedOp], generation: Generation | None, problems: list[str]
+) -> RankData:
+    """Owners, forwards and recorded calls of a trace that has been read."""
+    marks = find_marks(trace)
+    names = trace.text(trace.ops.name_id)
+    _, parent = in_order(trace.ops)
+    on_gpu = len(trace.kernels) > 0
+    rows = np.arange(len(trace.kernels)) if on_gpu else working_ops(names, parent, trace.ops.ts_ns)
+    owner = link_ops(trace) if on_gpu else rows
+    call = align(trace.ops, names, marks.spans_ns, recorded)
+    problems = [*problems, *unaligned(rank, recorded, call)]
+    when = launch_times(trace, owner) if on_gpu else trace.ops.ts_ns[rows]
+    return RankData(
+        rank,
+        trace,
+        marks,
+        generation,
+        recorded,
+        on_gpu,
+        rows,
+        owner,
+        mark_of(when, marks),
+        parent,
+        call,
+        problems,
+    )
+
+
+def unaligned(rank: int, recorded: list[RecordedOp], call: np.ndarray) -> list[str]:
+    """Recorded calls that do work and that the trace does not show, in a sentence."""
+    aligned = set(call[call >= 0].tolist())
+    lost = [op for at, op in enumerate(recorded) if at not in aligned and not moves_no_data(op.name)]
+    if not lost:
+        return []
+    names = ", ".join(sorted({op.name for op in lost})[:4])
+    return [
+        f"{len(lost)} of {len(recorded)} recorded calls were not found in the trace of rank {rank}: {names}"
+    ]
+
+
+def find_marks(trace: Trace) -> Marks:
+    """Ranges `prefill`, `decode_i`; else the profiler's steps; else none."""
+    host = ~trace.ranges.on_gpu
+    names = trace.text(trace.ranges.name_id)
+    for wanted in (_is_forward, _is_step):
+        rows = np.flatnonzero(host & np.array([wanted(name) for name in names], dtype=bool))
+        if len(rows):
+            rows = rows[np.argsort(trace.ranges.ts_ns[rows], kind="stable")]
+            start = trace.ranges.ts_ns[rows]
+            return Marks(
+                [str(name) for name in names[rows]],
+                np.stack([start, start + trace.ranges.dur_ns[rows]], axis=1),
+            )
+    return Marks([], np.empty((0, 2), dtype=np.int64))
+
+
+def _is_forward(name: str) -> bool:
+    phase, _, number = name.partition("_")
+    return name == "prefill" or (phase == "decode" and number.isdecimal())
+
+
+def _is_step(name: str) -> bool:
+    return name.startswith(STEP_PREFIX) and name.removeprefix(STEP_PREFIX).isdecimal()
+
+
+def mark_of(when_ns: np.ndarray, marks: Marks) -> np.ndarray:
+    segment = segments_of_ops(when_ns, marks.spans_ns)
+    return np.where(segment % 2 == 1, segment // 2, -1)
+
+
+def launch_times(trace: Trace, owner: np.ndarray) -> np.ndarray:
+    """When the CPU launched each row of `kernels` (n,): its owner's start, else its call's, else its own."""
+    when: np.ndarray = trace.kernels.ts_ns.copy()
+    call = launch_calls(trace)
+    when[call >= 0] = trace.runtime.ts_ns[call[call >= 0]]
+    when[owner >= 0] = trace.ops.ts_ns[owner[owner >= 0]]
+    return when

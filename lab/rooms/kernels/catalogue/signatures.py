@@ -1,0 +1,109 @@
+"""signatures"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import numpy as np
+
+from lab.recordings.names import short_name
+from lab.rooms.kernels.catalogue.ops import OpBook
+from lab.rooms.kernels.catalogue.rank import RankData
+from lab.rooms.kernels.schema import (
+    Durations,
+    Launch,
+    OpRecord,
+    Signature,
+    Signatures,
+)
+
+
+def signatures_of(ranks: list[RankData], launches: list[Launch], keys: list[tuple[Any, ...]]) -> Signatures:
+    forwards = count_forwards(ranks)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for line, launch in enumerate(launches):
+        groups[launch.sig_id].append(line)
+    records = {(rank.rank): rank for rank in ranks}
+    books = {number: OpBook(rank, 0) for number, rank in records.items()}
+    made = [
+        _signature(sig_id, lines, launches, keys[lines[0]], books, forwards)
+        for sig_id, lines in groups.items()
+    ]
+    made.sort(key=lambda one: (-one.dur_us.sum, one.sig_id))
+    meta = ranks[0].trace.meta
+    return Signatures(
+        ranks=[rank.rank for rank in ranks],
+        device="gpu" if any(rank.on_gpu for rank in ranks) else "cpu",
+        gpu=meta.devices[0] if meta.devices else "",
+        num_sms=meta.num_sms[0] if meta.num_sms else 0,
+        forwards=forwards,
+        signatures=made,
+    )
+
+
+def count_forwards(ranks: list[RankData]) -> dict[str, int]:
+    """Forwards per phase as the traces hold them: of one rank, the most if ranks differ."""
+    found: Counter[str] = Counter()
+    for rank in ranks:
+        for phase, count in Counter(rank.marks.phases).items():
+            found[phase] = max(found[phase], count)
+    return dict(found)
+
+
+def _signature(
+    sig_id: str,
+    lines: list[int],
+    launches: list[Launch],
+    key: tuple[Any, ...],
+    books: dict[int, OpBook],
+    forwards: dict[str, int],
+) -> Signature:
+    first = launches[lines[0]]
+    record = books[first.rank].own(first.op_id) if first.op_id >= 0 else None
+    by_rank = Counter(launches[line].rank for line in lines)
+    modules = Counter(books[launches[line].rank].module_of(launches[line].op_id) for line in lines)
+    runs = forwards.get(first.phase, 0) or sum(forwards.values()) or 1
+    return Signature(
+        sig_id=sig_id,
+        kernel=short_name(first.name),
+        name=first.name,
+        class_=first.class_,
+        kind=first.kind,
+        grid=first.grid,
+        block=first.block,
+        smem_bytes=first.smem_bytes,
+        regs=first.regs,
+        bytes=first.bytes,
+        op=record.name if record else "",
+        overload=record.overload if record else None,
+        args=record.args if record else [],
+        arg_src=_source(record),
+        phase=first.phase,
+        count=len(lines),
+        count_per_forward=len(lines) / len(by_rank) / runs,
+        count_by_rank=dict(sorted(by_rank.items())),
+        modules={path: n for path, n in modules.most_common() if path},
+        dur_us=spread(np.array([launches[line].dur_us for line in lines])),
+        launches=lines,
+    )
+
+
+def _source(record: OpRecord | None) -> str:
+    if record is None:
+        return ""
+    return "recorder" if record.recorded >= 0 else "trace" if record.args else "none"
+
+
+def spread(dur_us: np.ndarray) -> Durations:
+    """Sum, extremes and percentiles of durations (n,)."""
+    p10, median, p90, p95 = np.percentile(dur_us, [10, 50, 90, 95]).tolist()
+    return Durations(
+        sum=float(dur_us.sum()),
+        min=float(dur_us.min()),
+        p10=p10,
+        median=median,
+        p90=p90,
+        p95=p95,
+        max=float(dur_us.max()),
+    )

@@ -1,0 +1,57 @@
+"""sources"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lab.rooms.kernels.trails import Trail
+
+
+def home_of(traces: Sequence[Path]) -> Path:
+    """Files go into a run of lab; what lab did not make is not written to."""
+    from lab.core.run import Run
+    from lab.core.run import home_of as home_of_folder
+
+    if len(traces) == 1 and (Run.is_run(traces[0]) or traces[0].is_dir()):
+        return home_of_folder(traces[0])
+    stem = re.sub(r"(\.pt\.trace)?\.json(\.gz)?\Z", "", traces[0].name)
+    return Path("experiments") / f"{stem}_analysis"
+
+
+def trails_of(traces: Sequence[Path]) -> list[Trail]:
+    """One trail a rank: a run's or folder's own; bare files by the rank in their name, else by their place.
+
+    Raises MissingError for what is not there, UsageError for a file that is named twice: its launches would count twice.
+    """
+    from lab.errors import MissingError, UsageError
+    from lab.rooms.kernels.trails import Trail, trails
+
+    for path in traces:
+        if not path.exists():
+            raise MissingError("there is no such run or trace", where=path)
+    if len(traces) == 1 and traces[0].is_dir():
+        found = trails(traces[0])
+        if not found:
+            raise MissingError(
+                "this folder holds no trace_rank*.json",
+                where=traces[0],
+                fix="name the trace files themselves, one a rank",
+            )
+        return found
+    if any(path.is_dir() for path in traces):
+        raise UsageError("one run, or trace files: not both", fix="name the runs one by one")
+    if len({path.resolve() for path in traces}) < len(traces):
+        raise UsageError("a trace is named twice", fix="name each rank's trace once")
+    named = [re.search(r"rank[_-]?(\d+)", path.name) for path in traces]
+    ranks = [int(match[1]) if match else place for place, match in enumerate(named)]
+    if len(set(ranks)) < len(ranks):
+        ranks = list(range(len(traces)))
+    beside = {trail.trace.resolve(): trail for path in traces for trail in trails(path.parent)}
+    return [
+        beside.get(path.resolve()) or Trail(rank=rank, trace=path)
+        for rank, path in zip(ranks, traces, strict=True)
+    ]

@@ -1,0 +1,96 @@
+"""`lab run kernels profile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lab.terminal.click_types import options_of
+
+if TYPE_CHECKING:
+    from lab.core.plan import Experiment
+
+
+@click.command("profile")
+@click.argument("model", required=False)
+@click.option(
+    "--model",
+    "named",
+    metavar="MODEL",
+    help="Same as the argument: bloom-560m, vicuna-7b, tiny-bloom, tiny-llama, a hub id, or a folder. [default: bloom-560m with GPUs, tiny-bloom without]",
+)
+@click.option(
+    "--tp",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Tensor parallel ranks, a GPU each.",
+)
+@click.option("--prompt", default="", help="[default: the one published with the model]")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option(
+    "--fixed-tokens", is_flag=True, help="Go on past an end-of-text token. [always so with random weights]"
+)
+@click.option(
+    "--record-shapes/--no-record-shapes",
+    default=True,
+    show_default=True,
+    help="Shapes of every op in the trace.",
+)
+@click.option(
+    "--shape-log/--no-shape-log",
+    default=True,
+    show_default=True,
+    help="Every distinct call of a Linear, with its module path.",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["auto", "checkpoint", "random"]),
+    default="auto",
+    show_default=True,
+    help="auto: the checkpoint if it is cached or the hub answers, else random.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float16", "bfloat16", "float32"]),
+    default="auto",
+    show_default=True,
+    help="auto: float16 on a GPU, float32 on a CPU.",
+)
+@click.option(
+    "--attn",
+    type=click.Choice(["auto", "eager", "sdpa"]),
+    default="auto",
+    show_default=True,
+    help="Attention implementation.",
+)
+@click.option("--8bit", "eight_bit", is_flag=True, help="8-bit weights (bitsandbytes, torch 2.3 or newer).")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random weights."
+)
+@click.pass_context
+def profile(ctx: click.Context, /, model: str | None, named: str | None, **knobs: Any) -> Experiment:
+    """Generate text, every forward marked: Kineto trace, execution trace, recorder, shapes; one file a rank.
+
+    \b
+    lab run --image cuda kernels profile bloom-560m
+    lab run --image cuda kernels profile vicuna-7b --tp 2
+    lab run --image pascal kernels profile bloom-560m
+    """
+    from lab.core.plan import Experiment, Plan, Site
+    from lab.errors import UsageError
+    from lab.rooms.kernels.config import KernelsConfig
+    from lab.rooms.kernels.cures import host_env
+    from lab.rooms.kernels.plan import plan
+
+    if model and named and model != named:
+        raise UsageError(f"two models: {model} and {named}", fix="name one")
+    options = options_of(ctx)
+
+    def make_plan(site: Site, root: Path) -> Plan:
+        chosen = model or named or ("bloom-560m" if site.gpus else "tiny-bloom")
+        return plan(KernelsConfig(model=chosen, **knobs), site, image=options.image, env=host_env())
+
+    return Experiment("kernels", make_plan, options)

@@ -1,0 +1,82 @@
+"""from node"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lab.rooms.kernels.replay.args import Arg, TensorArg
+from lab.rooms.kernels.replay.bounds import with_bounds
+from lab.rooms.kernels.replay.schemas import Param, Schema, Unresolved, parse_schema, split_args
+from lab.rooms.kernels.tensors import DTYPES, contiguous_stride
+
+HOLE = "nullptr"  # how an execution trace writes the type of a tensor that is not there
+
+
+TENSOR_LISTS = ("Tensor[]", "Tensor?[]")
+
+
+def from_node(schema_text: str, inputs: dict[str, Any]) -> tuple[Schema, tuple[Arg, ...]]:
+    """Exact overload and arguments of an execution trace's node. Raises Unresolved."""
+    schema = parse_schema(schema_text)
+    values, kinds = inputs.get("values", []), inputs.get("types", [])
+    shapes, strides = inputs.get("shapes", []), inputs.get("strides", [])
+    if not (len(schema.params) == len(values) == len(kinds) == len(shapes)):
+        raise Unresolved(f"the node holds {len(values)} arguments, its schema {len(schema.params)}")
+    strides = strides if len(strides) == len(values) else [[]] * len(values)
+    # A copy has a real tensor on either side, whatever its size.
+    on_gpu = any("cuda" in str(value) for value in values) and "copy" not in schema.name
+    args = tuple(
+        _arg_of_node(param, value, kind, shape, stride, on_gpu)
+        for param, value, kind, shape, stride in zip(
+            schema.params, values, kinds, shapes, strides, strict=True
+        )
+    )
+    return schema, with_bounds(schema.name, args)
+
+
+def _arg_of_node(param: Param, value: Any, kind: str, shape: Any, stride: Any, on_gpu: bool) -> Arg:
+    common: dict[str, Any] = {"name": param.name, "type": param.type, "kwarg_only": param.kwarg_only}
+    if kind.startswith("Tensor(") and HOLE in kind:
+        return Arg(**common)
+    if kind.startswith("Tensor("):
+        tensor = _node_tensor(value, kind[7:-1], shape, stride, on_gpu)
+        return Arg(**common, tensor=tensor, src="synthetic" if tensor.number else "recorded")
+    if kind.startswith("GenericList[") and "Tensor(" in kind:
+        kinds = split_args(kind[12:-1])
+        steps = stride if len(stride) == len(value) else [[]] * len(value)
+        tensors = tuple(
+            _node_tensor(one, its[7:-1], size, step, False)
+            if its.startswith("Tensor(") and HOLE not in its
+            else None
+            for one, its, size, step in zip(value, kinds, shape, steps, strict=True)
+        )
+        return Arg(**common, tensors=tensors)
+    if kind == "GenericList[]" and param.type in TENSOR_LISTS:
+        return Arg(**common, tensors=())
+    if kind in ("None", "NoneType") or value == "<None>":
+        return Arg(**common)
+    if kind == "Generator":
+        return Arg(**common)
+    return Arg(**common, value=value)
+
+
+def _node_tensor(value: Any, kind: str, shape: Any, stride: Any, on_gpu: bool) -> TensorArg:
+    """[tensor id, storage id, offset, numel, itemsize, device] with its dtype, sizes and steps."""
+    if kind not in DTYPES:
+        raise Unresolved(f"tensors of type {kind!r} are not rebuilt")
+    if not isinstance(value, list) or len(value) != 6:
+        raise Unresolved(
+            "a tensor of the execution trace is not [id, storage, offset, numel, itemsize, device]"
+        )
+    sizes, dtype, device = tuple(shape), DTYPES[kind], str(value[5]).split(":")[0]
+    steps = tuple(stride) if len(stride) == len(sizes) else contiguous_stride(sizes)
+    # 0-dim, on the CPU beside tensors of the GPU: a Python number that the dispatcher wrapped.
+    number = sizes == () and device == "cpu" and on_gpu and dtype in ("float64", "int64", "bool")
+    return TensorArg(
+        dtype=dtype,
+        shape=sizes,
+        stride=steps,
+        device=device,
+        align_bytes=int(value[2]) * int(value[4]) % 16,
+        number=number,
+    )

@@ -1,0 +1,108 @@
+"""The rows of replay.json: times, error and proof of each launch of a signature."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.recordings.names import kernel_class, short_name
+from lab.rooms.kernels.replay.args import SOURCES, Launch, ReplayPlan, Signature
+from lab.rooms.kernels.replay.compare import CallProof
+from lab.rooms.kernels.replay.raw import RawReplay, SignatureRun
+from lab.rooms.kernels.replay.result import EXACT, GEOMETRY, NOT_RUN, OTHER, Row
+from lab.stats.effects import median_ratio_ci
+
+
+def rows_of(
+    plan: ReplayPlan, raw: RawReplay, sig: int, made: list[CallProof], kernel_us: float
+) -> Iterable[Row]:
+    """The rows of signature `sig`; `kernel_us` is the recorded time of all launches."""
+    signature, run = plan.signatures[sig], raw.signatures[sig]
+    launches = signature.launches or (Launch(name=signature.op, kind="cpu_op"),)
+    same = Counter(one.same for one in made)
+    for position, launch in enumerate(launches):
+        recorded = np.array([plan.calls[one.call].dur_us[position] for one in made])
+        replayed = _replayed_us(made, position)
+        yield Row(
+            sig_id=signature.sig_id,
+            position=position,
+            op=signature.op,
+            overload=run.overload,
+            kernel=short_name(launch.name) if launch.kind == "kernel" else launch.name,
+            class_=_class(launch),
+            kind=launch.kind,
+            mode=raw.mode,
+            count=len(made),
+            trace_sum_us=round(float(recorded.sum()), 3),
+            trace_median_us=round(float(np.median(recorded)), 4),
+            time_share=float(recorded.sum()) / kernel_us if kernel_us else 0.0,
+            n_ran=len(replayed),
+            us=_us(recorded, replayed),
+            same_kernel=same.most_common(1)[0][0] if same else NOT_RUN,
+            err_pct=_error(recorded, replayed),
+            arg_src=worst_source(run),
+            origin=origin_of(signature, run),
+            launched=_other_name(launch, position, made),
+            flags=_flags(run, same),
+            name=launch.name,
+        )
+
+
+def _replayed_us(made: list[CallProof], position: int) -> np.ndarray:
+    """The times of all passes that launched the same kernels (n,)."""
+    passes = [times for one in made if one.same == EXACT for times in one.dur_us]
+    return np.array([times[position] for times in passes if position < len(times)])
+
+
+def _class(launch: Launch) -> str:
+    return kernel_class(launch.name) if launch.kind == "kernel" else launch.kind
+
+
+def _us(recorded: np.ndarray, replayed: np.ndarray) -> dict[str, Any] | None:
+    """Median and its 95 % interval, from a bootstrap of the ratio to the recording."""
+    if len(replayed) == 0:
+        return None
+    middle = float(np.median(replayed))
+    positive = min(recorded.min(), replayed.min()) > 0
+    low, high = median_ratio_ci(recorded, replayed, resamples=400) if positive else (math.nan, math.nan)
+    base = float(np.median(recorded))
+    interval = None if math.isnan(low) else [round(low * base, 4), round(high * base, 4)]
+    return {"median": round(middle, 4), "ci": interval}
+
+
+def _error(recorded: np.ndarray, replayed: np.ndarray) -> float | None:
+    base = float(np.median(recorded))
+    return round(100.0 * (float(np.median(replayed)) / base - 1), 3) if len(replayed) and base > 0 else None
+
+
+def _other_name(launch: Launch, position: int, made: list[CallProof]) -> str:
+    """What was launched instead: another kernel's name, or the same kernel's other geometry."""
+    others = [one.launched[position:] for one in made if one.same in (OTHER, GEOMETRY)]
+    found = next((launches[0] for launches in others if launches), None)
+    if found is None:
+        return ""
+    if found.name != launch.name:
+        return found.name
+    return f"grid {found.grid} block {found.block} smem {found.smem_bytes}"
+
+
+def _flags(run: SignatureRun, same: Counter[str]) -> list[str]:
+    found = []
+    if len(same) > 1:
+        found = [f"{plural(n, 'call')}: {how}" for how, n in sorted(same.items()) if how != EXACT]
+    if run.shapes_equal is False:
+        found.append("results have other shapes than recorded")
+    return found + ([run.reason] if run.reason and run.status != "ran" else [])
+
+
+def worst_source(run: SignatureRun) -> str:
+    return max((arg.src for arg in run.args), key=SOURCES.index, default=SOURCES[0])
+
+
+def origin_of(signature: Signature, run: SignatureRun) -> str:
+    return signature.origin if run.status != "unresolved" else "none"

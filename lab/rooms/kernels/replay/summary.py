@@ -1,0 +1,128 @@
+"""A replay in sentences: the verdict, what is missing, and the text for the terminal."""
+
+from __future__ import annotations
+
+import math
+
+from lab.core.words import plural
+from lab.report.page import Status
+from lab.rooms.kernels.replay.args import ReplayPlan
+from lab.rooms.kernels.replay.proof import OFTEN, total_closure
+from lab.rooms.kernels.replay.result import (
+    GEOMETRY,
+    OTHER,
+    VARIED,
+    Coverage,
+    ForwardClosure,
+    Result,
+    Row,
+)
+
+NOUNS = {"kernel": "compute launch", "memcpy": "copy", "memset": "fill", "cpu_op": "CPU op"}
+CLOSURE_HEAD = (
+    f"  {'forward':12} {'wall us':>12} {'busy us':>10} {'kernels us':>11} {'replay us':>11} {'off':>8} "
+    f"{'covered':>8}"
+)
+
+
+def verdict_sentences(result: Result) -> list[str]:
+    """The sentences that answer the question, numbers first."""
+    lines = _gpu_sentences(result) if result.device != "cpu" else []
+    return [*lines, *(_coverage_sentence(kind, one) for kind, one in result.coverage.items())]
+
+
+def _gpu_sentences(result: Result) -> list[str]:
+    lines, error = [], result.error
+    if kernel := result.coverage.get("kernel"):
+        lines.append(
+            f"{kernel.percent('same', 'time_us'):.2f} % of kernel time ({kernel.same_launches} of "
+            f"{plural(kernel.launches, 'launch')}) replays as the same kernel"
+        )
+    if error.get("median_abs_pct") is not None:
+        distinct = plural(int(error["distinct"] or 0), "distinct launch")
+        lines.append(
+            f"{result.mode} replay is off by {error['median_abs_pct']:.2f} % (median |error| of {distinct}; "
+            f"{error['weighted_abs_pct']:.2f} % weighted by time)"
+        )
+        if error.get("often"):
+            lines.append(
+                f"launches recorded at least {OFTEN} times ({error['often']:.0f} of them) are off by "
+                f"{error['median_abs_pct_often']:.2f} %"
+            )
+    if not math.isnan(total_closure(result)):
+        lines.append(
+            f"closure: the sum of replayed kernel times is off by {total_closure(result):+.2f} % from the recorded"
+        )
+    return lines
+
+
+def _coverage_sentence(kind: str, cover: Coverage) -> str:
+    return (
+        f"{cover.rebuilt_launches} of {plural(cover.launches, NOUNS.get(kind, kind))} rebuilt from their op "
+        f"({cover.percent('rebuilt', 'launches'):.1f} %, {cover.percent('rebuilt', 'time_us'):.1f} % of the time)"
+    )
+
+
+def status(result: Result) -> Status:
+    if not any(one.rebuilt_launches for one in result.coverage.values()):
+        return "fail"
+    return "warn" if False in result.bars.values() or result.uncovered else "ok"
+
+
+def missing_sentences(result: Result) -> list[str]:
+    """What was asked for and is missing: launches that were not replayed at all."""
+    missing = [one for one in result.uncovered if one["reason"] not in (GEOMETRY, OTHER, VARIED)]
+    return [
+        f"{one['op']}: {plural(one['launches'], 'launch')} ({one['time_us']:.1f} us) not replayed: {one['reason']}"
+        for one in missing
+    ]
+
+
+def terminal(result: Result, plan: ReplayPlan) -> str:
+    """Coverage, proof, errors, closure, what is not covered, and the worst rows."""
+    lines = [*_head(result, plan), *(f"  {line}" for line in verdict_sentences(result))]
+    for name, met in result.bars.items():
+        if met is not None:
+            lines.append(f"  bar {name.replace('_', ' ')}: {'met' if met else 'NOT met'}")
+    if not math.isnan(total_closure(result)):
+        lines += ["", CLOSURE_HEAD, *(_closure_line(one) for one in result.closure)]
+    uncovered = [
+        f"  {one['time_us']:10.1f} us {one['launches']:6d} x {one['op']}: {one['reason']}"
+        for one in result.uncovered[:12]
+    ]
+    worst = sorted(
+        (row for row in result.rows if row.err_pct is not None and result.device != "cpu"),
+        key=lambda row: -abs(row.err_pct or 0) * row.time_share,
+    )
+    lines += _titled("not proven", uncovered)
+    lines += _titled("largest errors, weighted by time", [_error_line(row) for row in worst[:8]])
+    return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])
+
+
+def _head(result: Result, plan: ReplayPlan) -> list[str]:
+    where = result.device_name or result.device
+    recorded = "" if result.same_gpu else f"; recorded on {result.trace_device_name or 'a CPU'}"
+    sources = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in sorted(result.sources.items()))
+    passes = plural(result.repeats, "pass")
+    return [
+        f"replay, mode {result.mode}, pace {result.pace}, {passes}, on {where}{recorded}",
+        f"{plural(len(plan.calls), 'call')}, {len(plan.signatures):,} distinct; arguments from {sources}",
+        "",
+    ]
+
+
+def _closure_line(one: ForwardClosure) -> str:
+    covered = 100 * one.compared_us / one.trace_sum_us if one.trace_sum_us else math.nan
+    return (
+        f"  {one.name:12} {one.wall_us:12.1f} {one.busy_us:10.1f} {one.trace_sum_us:11.1f} "
+        f"{one.replay_sum_us:11.1f} {one.closure_pct:+7.2f}% {covered:7.2f}%"
+    )
+
+
+def _error_line(row: Row) -> str:
+    time = f"{row.trace_median_us:9.2f} us x {row.count:<5d}"
+    return f"  {row.err_pct:+7.1f} %  {time} {row.op:28} {row.kernel[:60]}"
+
+
+def _titled(title: str, lines: list[str]) -> list[str]:
+    return ["", title, *lines] if lines else []

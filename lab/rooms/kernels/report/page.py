@@ -1,0 +1,145 @@
+"""The page of a profile, and of a replay or an energy run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from lab.report.page import Figure, Page, Status, write_page
+from lab.report.tables import write_csv
+from lab.rooms.kernels import analyze
+from lab.rooms.kernels.catalogue.build import Catalogue
+from lab.rooms.kernels.catalogue.gantt.bars import bars_of
+from lab.rooms.kernels.catalogue.gantt.tables import busy_table, write_gantt
+from lab.rooms.kernels.catalogue.roofs import roof_of
+from lab.rooms.kernels.energy.result import EnergyResult
+from lab.rooms.kernels.replay.result import Result as ReplayResult
+from lab.rooms.kernels.report.energy import energy_section
+from lab.rooms.kernels.report.replay import replay_section
+from lab.rooms.kernels.report.sections import (
+    doubts_section,
+    gantt_section,
+    kernel_section,
+    roof_section,
+    shape_section,
+    time_section,
+)
+from lab.rooms.kernels.report.sentences import cards, verdict_sentences
+from lab.rooms.kernels.report.terminal import terminal_text
+from lab.rooms.kernels.schema import LinearShape
+from lab.rooms.kernels.verdict import Findings
+
+QUESTION = (
+    "Which kernels does the model launch, from which op with which arguments, and where do its time and "
+    "energy go?"
+)
+FOOTNOTES = (
+    "A launch is a kernel, copy or fill as the profiler recorded it; runtime calls are not launches. Two "
+    "launches are the same when kernel, grid, block, shared memory, registers, op, overload, arguments and "
+    "phase are the same.",
+    "Counts are of what ran. Counts per forward are divided by the forwards in the trace and by the ranks, "
+    "never by the number of tokens requested.",
+    "The op that owns a launch is the innermost op around it. Its arguments come from the recorder if the same "
+    "call was recorded, otherwise from the trace, which has no argument names (source `trace`).",
+    "Time is kernel time. Kernels on several streams may overlap, so its sum can exceed the busy time, which "
+    "is a union.",
+    "A product's ceiling is the lower of two data-sheet figures: the arithmetic rate, and the memory rate times "
+    "the product's intensity (each factor read once, the result written once). Caches can beat it for small "
+    "factors.",
+)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What may lie beside the traces: the shape log, and results of replay and energy runs of the same recording.
+
+    The homes are the folders of those runs as the page links them, "" or ending in a slash.
+    """
+
+    shapes: Sequence[LinearShape] = ()
+    replay: ReplayResult | None = None
+    replay_home: str = ""
+    energy: EnergyResult | None = None
+    energy_home: str = ""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a page says of the run it shows."""
+
+    title: str
+    provenance: dict[str, dict[str, str]]
+    kind: str = "measured"
+
+
+def write_report(
+    found: Catalogue, extras: Extras, about: About, out: Path, *, missing: Sequence[str] = ()
+) -> Findings:
+    """Write the summary tables, figures and report.html into `out`; findings with those files."""
+    tables = _tables(found)
+    paths = [write_csv(table, out / "tables" / f"{name}.csv") for name, table in tables.items()]
+    bars = bars_of(found.ranks)
+    busy = busy_table(bars)
+    chart = write_gantt(bars, out)
+    verdict = verdict_sentences(found, tables, busy)
+    status: Status = "warn" if found.problems or missing or found.signatures.device == "cpu" else "ok"
+    sections = [
+        time_section(tables, out),
+        *roof_section(found, tables["products"], out),
+        gantt_section(bars),
+        kernel_section(found),
+        *shape_section(extras.shapes, out),
+        *replay_section(extras.replay, extras.replay_home),
+        *energy_section(extras.energy, out, extras.energy_home),
+        doubts_section(found, missing),
+    ]
+    page = Page(
+        title=about.title,
+        question=QUESTION,
+        verdict=verdict,
+        status=status,
+        cards=cards(found, tables, busy),
+        sections=sections,
+        provenance=about.provenance,
+        footnotes=FOOTNOTES,
+        room="kernels",
+        kind=about.kind,
+    )
+    page_path = write_page(page, out / "report.html")
+    blocks = [block for section in sections for block in section.blocks]
+    figures = [out / block.png for block in blocks if isinstance(block, Figure)]
+    files = [*paths, *chart, *figures, page_path]
+    return Findings(verdict, status, files, terminal_text(verdict, found, page_path), list(missing))
+
+
+def _tables(found: Catalogue) -> dict[str, pd.DataFrame]:
+    signatures, frame = found.signatures, analyze.frame_of(found)
+    return {
+        "by_phase": analyze.phases(frame, signatures.forwards, len(signatures.ranks)),
+        "by_class": analyze.shares(frame, "class"),
+        "by_op": analyze.shares(frame, "op"),
+        "by_module": analyze.shares(frame, "module"),
+        "products": analyze.products(signatures.signatures, roof_of(signatures.gpu)),
+        "argument_sources": analyze.sources(found),
+    }
+
+
+def write_result_page(
+    findings: Findings, result: ReplayResult | EnergyResult, about: About, out: Path
+) -> Path:
+    """A page of its own for a replay or an energy run."""
+    sections = replay_section(result) if isinstance(result, ReplayResult) else energy_section(result, out)
+    page = Page(
+        title=about.title,
+        question=QUESTION,
+        verdict=findings.verdict,
+        status=findings.status,
+        sections=sections,
+        provenance=about.provenance,
+        footnotes=FOOTNOTES[:2],
+        room="kernels",
+    )
+    return write_page(page, out / "report.html")

@@ -1,0 +1,89 @@
+"""The replay section: bars, coverage, sums per forward, and the error of each kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from lab.report.page import Block, Chart, Points, Section, Series, Table
+from lab.rooms.kernels.replay.result import EXACT, Result, Row
+
+ROLES = {"same kernel": "ok", "other kernel or none": "fail"}
+MET = {True: "met", False: "not met", None: "not tested here"}
+
+
+def replay_section(result: Result | None, home: str = "") -> list[Section]:
+    """The section, or nothing without a replay. `home` is the replay's folder as the page links it."""
+    if result is None:
+        return []
+    csv = f"{home}tables/replay.csv"
+    bars = [f"{name.replace('_', ' ')}: {MET[met]}" for name, met in result.bars.items()]
+    blocks: list[Block] = [Points([*bars, *result.notes]), *_charts(result, csv)]
+    blocks += [Table(_coverage(result), "Coverage", csv), Table(_closure(result), "Sums per forward", csv)]
+    return [Section("Replay", blocks)]
+
+
+def _coverage(result: Result) -> pd.DataFrame:
+    rows = [
+        {
+            "launches_of": name,
+            "launches": one.launches,
+            "rebuilt": one.rebuilt_launches,
+            "same": one.same_launches,
+            "time_us": one.time_us,
+            "same_of_time_percent": one.percent("same", "time_us"),
+        }
+        for name, one in result.coverage.items()
+    ]
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame
+
+
+def _closure(result: Result) -> pd.DataFrame:
+    rows = [
+        {
+            "forward": one.name,
+            "recorded_us": one.compared_us,
+            "replayed_us": one.replay_sum_us,
+            "off_percent": one.closure_pct,
+            "busy_us": one.busy_us,
+            "wall_us": one.wall_us,
+        }
+        for one in result.closure
+    ]
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame
+
+
+def _charts(result: Result, csv: str) -> list[Block]:
+    """Recorded against replayed medians, and the error of each over its time; same kernels apart from others."""
+    medians: dict[str, list[tuple[Any, ...]]] = {name: [] for name in ROLES}
+    errors: dict[str, list[tuple[Any, ...]]] = {name: [] for name in ROLES}
+    for row in result.rows:
+        median = float(row.us["median"]) if row.us else 0.0
+        if median <= 0 or row.trace_median_us <= 0:
+            continue
+        name = "same kernel" if row.same_kernel == EXACT else "other kernel or none"
+        across, hover = math.log10(row.trace_median_us), _hover(row, median)
+        medians[name].append((across, math.log10(median), hover))
+        if row.err_pct is not None and math.isfinite(row.err_pct):
+            errors[name].append((across, row.err_pct, hover))
+    axis = "log10 of the recorded µs"
+    equal = f"Median time of each kernel, recorded and replayed ({result.mode}); equal on the diagonal."
+    short = "Error of each kernel's median; short kernels vary most."
+    charts = [
+        Chart("replay", axis, ["log10 of the replayed µs"], _series(medians), equal, csv, diagonal=True),
+        Chart("replay_error", axis, ["error %"], _series(errors), short, csv),
+    ]
+    return [chart for chart in charts if chart.series]
+
+
+def _hover(row: Row, median_us: float) -> str:
+    times = f"{row.trace_median_us:.2f} µs recorded, {median_us:.2f} µs replayed"
+    return f"{row.kernel} ({row.op}): {times}, {row.count} times"
+
+
+def _series(points: dict[str, list[tuple[Any, ...]]]) -> list[Series]:
+    return [Series(name, ROLES[name], [some]) for name, some in points.items() if some]

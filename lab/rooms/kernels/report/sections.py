@@ -1,0 +1,138 @@
+"""The sections of a profile's page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from lab.report.figures import roofline, save, stacked_bars
+from lab.report.page import Block, Figure, Points, Prose, Section, Table, Timeline
+from lab.report.tables import write_csv
+from lab.rooms.kernels.catalogue.build import Catalogue
+from lab.rooms.kernels.catalogue.gantt.bars import Bars, head
+from lab.rooms.kernels.catalogue.gantt.canvas import packed
+from lab.rooms.kernels.catalogue.gantt.page import CAPTION
+from lab.rooms.kernels.catalogue.roofs import Roof, roof_of
+from lab.rooms.kernels.schema import LinearShape
+
+MOST_BARS = 60_000  # on the page; with more it would weigh megabytes
+_NAMES = (
+    "kernel class op overload arg_summary phase count count_per_forward ranks dur_sum_us dur_median_us dur_p95_us "
+    "time_share module arg_src"
+)
+KERNEL_COLUMNS = _NAMES.split()
+
+
+def time_section(tables: dict[str, pd.DataFrame], out: Path) -> Section:
+    blocks: list[Block] = []
+    for name, by in (("by_class", "class"), ("by_op", "op"), ("by_module", "module (layers folded)")):
+        blocks += _share_figure(tables[name], name, by, out)
+    blocks.append(Table(tables["by_phase"], "Per forward of one rank", "tables/by_phase.csv"))
+    if len(tables["by_module"]) > 1:
+        blocks.append(Table(tables["by_module"], "By module", "tables/by_module.csv", open_rows=10))
+    return Section("Where the time goes", blocks)
+
+
+def _share_figure(table: pd.DataFrame, name: str, by: str, out: Path) -> list[Figure]:
+    """Bars of the values with most time; nothing if no value is known."""
+    top = table.head(14)
+    labels = [str(value) or "unknown" for value in top.iloc[:, 0]]
+    if labels == ["unknown"]:
+        return []
+    drawing = stacked_bars(
+        labels,
+        {"computation": top["time_ms"].to_numpy()},
+        axis=f"ms of launches, by {by}",
+        words={"computation": "time of launches"},
+    )
+    svg = save(drawing, out / "figures", name)
+    caption = f"Time of launches by {by}; the top {len(top)} of {len(table)}."
+    return [Figure(svg, caption, f"figures/{name}.png", f"tables/{name}.csv")]
+
+
+def roof_section(found: Catalogue, products: pd.DataFrame, out: Path) -> list[Section]:
+    """Matrix products under the GPU's data-sheet ceilings; nothing if there are no products."""
+    if products.empty:
+        return []
+    roof = roof_of(found.signatures.gpu)
+    blocks: list[Block] = []
+    if found.signatures.device == "gpu":
+        blocks.append(_roofline(products, roof, out))
+        if roof is None:
+            gpu = found.signatures.gpu or "this GPU"
+            blocks.append(Prose(f"No ceiling is drawn: lab has no data sheet of {gpu}."))
+    rows = products.sort_values("count", ascending=False)
+    blocks.append(Table(rows, "Matrix products", "tables/products.csv", open_rows=12))
+    return [Section("Matrix products" + (" against the GPU's ceilings" if roof else ""), blocks)]
+
+
+def _roofline(products: pd.DataFrame, roof: Roof | None, out: Path) -> Figure:
+    series: dict[str, list[tuple[float, float, str]]] = {}
+    for row in products.to_dict("records"):
+        hover = f"{row['kernel']}: {row['rate_tflops']:.2f} TFLOP/s, {row['count']} times"
+        point = (row["intensity"], row["rate_tflops"], hover)
+        series.setdefault(str(row["phase"] or "all"), []).append(point)
+    roofs = {f"{roof.gpu}, data sheet": _ceilings(products, roof)} if roof else {}
+    drawing = roofline(series, roofs=roofs, across="FLOP per byte (each factor read once)", axis="TFLOP/s")
+    svg = save(drawing, out / "figures", "roofline")
+    caption = "Matrix products: arithmetic intensity and the rate they reach."
+    return Figure(svg, caption, "figures/roofline.png", "tables/products.csv")
+
+
+def _ceilings(products: pd.DataFrame, roof: Roof) -> tuple[float, float]:
+    """(TFLOP/s, TB/s): the half-precision rate if any product is in half precision."""
+    halves = any(dtype in ("float16", "bfloat16") for dtype in products["dtype"])
+    return (roof.half_flops if halves else roof.single_flops) / 1e12, roof.bytes_per_s / 1e12
+
+
+def gantt_section(bars: Bars) -> Section:
+    many = len(bars.row) > MOST_BARS
+    shown = head(bars, MOST_BARS) if many else bars
+    cut = f" The page shows the first {MOST_BARS:,} of {len(bars.row):,} bars; PNG and CSV hold all of them."
+    caption = CAPTION + (cut if many else "")
+    return Section(
+        "Who ran when",
+        [Timeline("gantt", packed(shown), caption, "tables/gantt.csv", "figures/gantt.png")],
+    )
+
+
+def kernel_section(found: Catalogue) -> Section:
+    caption = "Distinct launches, most time first"
+    table = Table(found.unique[KERNEL_COLUMNS], caption, "tables/unique_kernels.csv", limit=300)
+    return Section("Distinct launches", [table])
+
+
+def shape_section(shapes: Sequence[LinearShape], out: Path) -> list[Section]:
+    """The Linear layers; nothing without a shape log."""
+    if not shapes:
+        return []
+    frame: pd.DataFrame = pd.DataFrame([_shape_row(one) for one in shapes])
+    write_csv(frame, out / "tables" / "linear_shapes.csv")
+    table = Table(frame, "Every distinct call of a Linear", "tables/linear_shapes.csv", open_rows=8)
+    return [Section("Linear layers", [table])]
+
+
+def _shape_row(one: LinearShape) -> dict[str, object]:
+    return {
+        "rank": one.rank,
+        "phase": one.phase,
+        "module": one.module_path,
+        "class": one.cls,
+        "in_shape": _sizes(one.in_[0].shape) if one.in_ else "",
+        "out_shape": _sizes(one.out[0].shape) if one.out else "",
+        "weight_shape": _sizes(one.weight_shape_local),
+        "placement": one.weight_placement,
+        "dtype": one.in_[0].dtype if one.in_ else "",
+        "count": one.count,
+    }
+
+
+def _sizes(sizes: Sequence[int] | None) -> str:
+    return "×".join(map(str, sizes)) if sizes else ""
+
+
+def doubts_section(found: Catalogue, missing: Sequence[str]) -> Section:
+    none = "Every launch has an op, every recorded call was found, every rank launched the same."
+    return Section("What is in doubt", [Points([*missing, *found.problems] or [none])])

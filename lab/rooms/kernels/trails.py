@@ -1,0 +1,97 @@
+"""The files of a profile, rank by rank, and how structs are read from and written to JSON files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from lab.core.files import replacing
+from lab.errors import BadDataError, MissingError
+from lab.rooms.kernels.schema import PROFILE, SIGNATURES, Signatures
+
+
+class Trail(msgspec.Struct, kw_only=True):
+    """The files of one rank's profile; None where there is none."""
+
+    rank: int
+    trace: Path
+    execution_trace: Path | None = None
+    recorded_ops: Path | None = None
+    linear_shapes: Path | None = None
+    generation: Path | None = None
+
+
+def trails(folder: Path) -> list[Trail]:
+    """The profile of each rank in a run folder or in its `profile/`, by rank; empty where there is none."""
+    home = folder / PROFILE if (folder / PROFILE).is_dir() else folder
+    found = []
+    for trace in home.glob("trace_rank*.json*"):
+        number = trace.name.removeprefix("trace_rank").split(".")[0]
+        if number.isdecimal():
+            found.append(_trail(home, int(number), trace))
+    return sorted(found, key=lambda trail: trail.rank)
+
+
+def _trail(home: Path, rank: int, trace: Path) -> Trail:
+    def there(name: str) -> Path | None:
+        return next((path for path in sorted(home.glob(name)) if path.stat().st_size), None)
+
+    return Trail(
+        rank=rank,
+        trace=trace,
+        execution_trace=there(f"execution_trace_rank{rank}.json*"),
+        recorded_ops=there(f"recorded_ops_rank{rank}.jsonl"),
+        linear_shapes=there(f"linear_shapes_rank{rank}.jsonl"),
+        generation=there(f"generation_rank{rank}.json"),
+    )
+
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+
+
+def read_lines(path: Path, kind: type[_S]) -> Iterator[_S]:
+    """The structs of a JSONL file. Raises MissingError without it, BadDataError with the line that does not fit."""
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    try:
+                        yield decoder.decode(line)
+                    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                        raise BadDataError(
+                            f"not a {kind.__name__}: {error}", where=f"{path}:{number}"
+                        ) from error
+    except FileNotFoundError as error:
+        raise MissingError(
+            f"{path.name} is missing", where=path, fix="lab kernels unique RUN writes it"
+        ) from error
+
+
+def write_lines(path: Path, rows: Iterable[msgspec.Struct]) -> Path:
+    """Write structs as JSONL, atomically."""
+    encoder = msgspec.json.Encoder()
+    with replacing(path) as file:
+        for row in rows:
+            file.write(encoder.encode(row) + b"\n")
+    return path
+
+
+def read_json(path: Path, kind: type[_S]) -> _S:
+    """One struct of a JSON file. Raises MissingError without it, BadDataError if it does not fit."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError as error:
+        raise MissingError(
+            f"{path.name} is missing", where=path, fix="lab kernels unique RUN writes it"
+        ) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadDataError(f"not a {kind.__name__}: {error}", where=path) from error
+
+
+def read_signatures(folder: Path) -> Signatures:
+    """`signatures.json` of a `tables` folder."""
+    return read_json(folder / SIGNATURES, Signatures)

@@ -1,0 +1,57 @@
+"""marks"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from lab.rooms.kernels.schema import Forward
+from lab.rooms.kernels.workload.recorder import Recorder
+
+
+class Marks:
+    """Calls of the top module, each wrapped in a context that is told its name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.names = model, list[str]()
+
+    @contextlib.contextmanager
+    def on(self, make: Any) -> Iterator[None]:
+        """Within the block, forward i runs inside `make("prefill")` or `make("decode_i")`."""
+        self.names.clear()
+        opened: list[Any] = []
+
+        def enter(_module: nn.Module, _args: Any) -> None:
+            self.names.append(f"decode_{len(self.names)}" if self.names else "prefill")
+            opened.append(make(self.names[-1]))
+            opened[-1].__enter__()
+
+        def leave(_module: nn.Module, _args: Any, _out: Any) -> None:
+            opened.pop().__exit__(None, None, None)
+
+        hooks = [self.model.register_forward_pre_hook(enter), self.model.register_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def forwards(self, prompt_tokens: int) -> list[Forward]:
+        return [
+            Forward(name=name, phase=name.split("_")[0], forward=at, tokens_in=1 if at else prompt_tokens)
+            for at, name in enumerate(self.names)
+        ]
+
+
+@contextlib.contextmanager
+def phase_of(recorder: Recorder, name: str) -> Iterator[None]:
+    """Tell the recorder which forward runs; between two of them there is none."""
+    recorder.phase = name.split("_")[0]
+    recorder.forward = int(name.split("_")[1]) if "_" in name else 0
+    try:
+        yield
+    finally:
+        recorder.phase, recorder.forward = "", -1

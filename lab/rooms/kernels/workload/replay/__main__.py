@@ -1,0 +1,5 @@
+"""`python -m lab.rooms.kernels.workload.replay`."""
+
+from lab.rooms.kernels.workload.replay.main import main
+
+main()

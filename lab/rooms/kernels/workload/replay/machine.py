@@ -1,0 +1,47 @@
+"""machine"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from lab.errors import BadDataError
+from lab.rooms.kernels.catalogue.execution_trace import read_json_bytes
+from lab.rooms.kernels.replay.args import PLAN_VERSION, ReplayPlan
+
+
+def read_replay_plan(path: Path) -> ReplayPlan:
+    try:
+        plan = msgspec.json.decode(read_json_bytes(path, "replay plan"), type=ReplayPlan)
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"not a replay plan: {error}", where=path) from error
+    if plan.version != PLAN_VERSION:
+        raise BadDataError(
+            f"the replay plan has version {plan.version}, this lab reads {PLAN_VERSION}", where=path
+        )
+    return plan
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {"device_name": platform.processor() or platform.machine(), "num_sms": 0}
+    found = torch.cuda.get_device_properties(device)
+    return {"device_name": found.name, "num_sms": found.multi_processor_count}
+
+
+def versions() -> dict[str, str]:
+    found = {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+    }
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def progress(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,44 @@
+"""main"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from lab.errors import GpuError
+from lab.rooms.kernels.workload.replay.run import run
+from lab.workload.start import start
+
+MODES = ("hot", "cold", "in-order")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="lab.rooms.kernels.workload.replay", description="Replay recorded ops."
+    )
+    parser.add_argument("--plan", required=True, type=Path)
+    parser.add_argument("--mode", choices=MODES, default="in-order")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--pace", choices=("host", "queue"), default="host")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    args, _ = start(parser, argv)
+    run(
+        args.plan,
+        args.out,
+        mode=args.mode,
+        repeats=args.repeats,
+        pace=args.pace,
+        device=pick(args.device),
+    )
+
+
+def pick(name: str) -> torch.device:
+    """The device asked for; auto takes the GPU where there is one. Raises GpuError."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise GpuError(
+            f"torch {torch.__version__} sees no GPU", fix="run in an image with GPU access, or --device cpu"
+        )
+    return torch.device("cuda", 0) if name != "cpu" and torch.cuda.is_available() else torch.device("cpu")

@@ -1,0 +1,68 @@
+"""overloads"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import torch
+
+from lab.rooms.kernels.replay.args import Arg, Signature
+from lab.rooms.kernels.replay.from_trace import from_trace
+from lab.rooms.kernels.replay.schemas import Schema, Unresolved, parse_schema
+
+
+def resolved(signature: Signature) -> tuple[str, tuple[Arg, ...]]:
+    """Overload and arguments; of a chrome trace's call they are found among this torch's schemas.
+
+    Raises Unresolved.
+    """
+    if signature.args is not None and signature.overload is not None:
+        if signature.origin == "recorder":
+            return signature.overload, typed(signature.op, signature.overload, signature.args)
+        return signature.overload, signature.args
+    if signature.raw is None:
+        raise Unresolved(signature.reason or "the recording holds no arguments")
+    schema, args = from_trace(signature.raw, schemas_of(signature.op), signature.launches)
+    return schema.overload, args
+
+
+def typed(op: str, overload: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+    """A recorder's arguments with the types of the schema, which says what may only be given by name."""
+    schema = next((one for one in schemas_of(op) if one.overload == overload), None)
+    if schema is None:
+        raise Unresolved(f"torch {torch.__version__} has no {op}.{overload or 'default'}")
+    by_name = {param.name: param for param in schema.params}
+    if not {arg.name for arg in args} <= set(by_name):
+        raise Unresolved(
+            f"this torch's {op}.{overload or 'default'} has other arguments than the recorded one"
+        )
+    return tuple(
+        msgspec.structs.replace(arg, type=by_name[arg.name].type, kwarg_only=by_name[arg.name].kwarg_only)
+        for arg in args
+    )
+
+
+@lru_cache(maxsize=4096)
+def schemas_of(op: str) -> tuple[Schema, ...]:
+    """Every overload that this torch registers under `op`, its default first."""
+    found = []
+    for one in torch._C._jit_get_schemas_for_operator(op):
+        try:
+            found.append(parse_schema(str(one)))
+        except Unresolved:  # a schema with types that no trace records
+            continue
+    return tuple(sorted(found, key=lambda schema: schema.overload != ""))
+
+
+def overload_of(op: str, overload: str) -> Callable[..., Any]:
+    """The callable of exactly this overload. Raises Unresolved when this torch has none."""
+    space, _, name = op.partition("::")
+    try:
+        packet = getattr(getattr(torch.ops, space), name)
+        function: Callable[..., Any] = getattr(packet, overload or "default")
+    except (AttributeError, RuntimeError) as error:
+        raise Unresolved(f"torch {torch.__version__} has no {op}.{overload or 'default'}") from error
+    return function

@@ -1,0 +1,13 @@
+"""Distinct launches as a table, with and without arguments in the key."""
+
+from __future__ import annotations
+
+from lab.rooms.kernels.catalogue.unique import bucketed
+
+
+def test_a_cache_that_grows_is_a_signature_a_step_and_one_bucket(made):
+    cats = made.unique[(made.unique["op"] == "aten::cat") & (made.unique["phase"] == "decode")]
+    assert cats["bytes"].tolist() == [16, 24] or cats["bytes"].tolist() == [24, 16]
+    rows = bucketed(made.unique)
+    row = rows[(rows["op"] == "aten::cat") & (rows["phase"] == "decode")]
+    assert row["signatures"].item() == 2 and row["count"].item() == 2

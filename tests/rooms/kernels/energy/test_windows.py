@@ -1,0 +1,116 @@
+"""Energy from sensors that step, lag, are absent or lie."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.errors import GpuError
+from lab.rooms.kernels.energy.windows import (
+    Progress,
+    Sampler,
+    integrate,
+    mean_ci,
+    update_period_s,
+    window,
+)
+from tests.rooms.kernels.energy.made import FakeMeter, sampled
+
+
+def test_a_window_runs_from_one_step_of_the_counter_to_another():
+    found = window(sampled(lambda t: 300.0), 1.05, 8.03)
+    assert found.method == "counter, edge-aligned"
+    assert found.energy_j / found.seconds == pytest.approx(300.0, rel=2e-3)
+    assert 1.05 <= found.t0_s < 1.16 and 7.9 < found.t1_s <= 8.03
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    start=st.floats(0.5, 3.0),
+    length=st.floats(3.0, 6.0),
+    watts=st.floats(50.0, 700.0),
+    update=st.floats(0.02, 0.12),
+)
+def test_wherever_a_window_lies_aligned_energy_is_exact_to_the_polling_period(start, length, watts, update):
+    found = window(sampled(lambda t: watts, update=update), start, start + length)
+    assert found.counter_j / found.seconds == pytest.approx(watts, rel=2 * 0.004 / found.seconds + 1e-6)
+
+
+def test_an_unaligned_difference_would_be_off_where_the_aligned_one_is_not():
+    samples = sampled(lambda t: 500.0)
+    naive = samples.energy_j[650] - samples.energy_j[110]
+    assert abs(naive / (samples.t_s[650] - samples.t_s[110]) / 500.0 - 1) > 0.015
+    aligned = window(samples, samples.t_s[110], samples.t_s[650])
+    assert abs(aligned.counter_j / aligned.seconds / 500.0 - 1) < 0.005
+
+
+def test_without_a_counter_sampled_power_is_integrated_and_says_so():
+    found = window(sampled(lambda t: 200.0 + 20.0 * t, counter=False), 2.0, 8.0)
+    assert found.counter_j is None and found.method == "integral of sampled power"
+    assert found.energy_j == pytest.approx(200 * 6 + 10 * (64 - 4), rel=0.01)
+
+
+def test_both_ways_agree_on_a_steady_load():
+    assert window(sampled(lambda t: 400.0), 1.0, 9.0).ratio == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_sensor_with_too_few_updates_gives_no_energy_and_never_zero():
+    found = window(sampled(lambda t: 100.0, counter=False, update=1.0), 1.0, 9.0)
+    assert found.energy_j is None and found.method == "none"
+    assert "20 are needed" in found.reason
+
+
+def test_no_sensor_is_missing_and_not_zero_watts():
+    assert window(sampled(lambda t: 100.0, counter=False, power=False), 1.0, 9.0).energy_j is None
+
+
+def test_zero_readings_of_the_power_sensor_are_dropped():
+    samples = sampled(lambda t: 150.0, counter=False)
+    for place in range(300, 1500, 100):
+        samples.power_w[place] = 0.0
+    assert integrate(samples, 1.0, 9.0)[0] == pytest.approx(150 * 8, rel=0.01)
+
+
+def test_the_period_of_the_counter_is_found():
+    assert update_period_s(sampled(lambda t: 100.0)) == pytest.approx(0.1, abs=0.005)
+    assert update_period_s(sampled(lambda t: 100.0, counter=False)) is None
+
+
+def test_launches_are_counted_as_the_gpu_finished_them():
+    progress = Progress([0.0, 1.0, 3.0], [0.0, 100.0, 500.0])
+    assert (progress.at(0.5), progress.at(2.0), progress.at(9.0), progress.at(-1.0)) == (
+        50.0,
+        300.0,
+        500.0,
+        0.0,
+    )
+
+
+def test_an_interval_needs_two_values():
+    assert math.isnan(mean_ci([1.0])[1])
+    mean, low, high = mean_ci([1.0, 2.0, 3.0])
+    assert mean == 2.0 and high - mean == pytest.approx(4.303 / math.sqrt(3)) and low < mean
+
+
+def test_the_sampler_polls_from_its_own_thread_and_an_absent_sensor_is_nan():
+    with Sampler(FakeMeter(), period_s=0.001) as samples:
+        while len(samples.t_s) < 5:
+            pass
+    assert samples.energy_j[0] == 1.0 and math.isnan(samples.power_w[0])
+    assert samples.t_s == sorted(samples.t_s)
+
+
+def test_an_error_of_the_meter_reaches_the_one_who_measures():
+    asked = threading.Event()
+
+    class Broken(FakeMeter):
+        def energy_j(self):
+            asked.set()
+            raise GpuError("the GPU fell off the bus")
+
+    with pytest.raises(GpuError, match="fell off"), Sampler(Broken(), period_s=0.001):
+        assert asked.wait(10)

@@ -1,0 +1,48 @@
+"""The measuring step without a GPU, and idle power."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from lab.errors import GpuError
+from lab.rooms.kernels.energy.choice import EnergyConfig
+from tests.rooms.kernels.energy.made import FakeMeter, a_plan, a_raw, a_window
+
+
+@pytest.mark.torch
+def test_the_workload_without_a_gpu_says_so(tmp_path):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count():
+        pytest.skip("a GPU is here")
+    from lab.rooms.kernels.workload.energy.main import main
+
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(a_plan()))
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(EnergyConfig()))
+    arguments = [
+        "--plan",
+        str(tmp_path / "plan.json"),
+        "--config",
+        str(tmp_path / "config.json"),
+        "--out",
+        str(tmp_path),
+    ]
+    with pytest.raises(GpuError, match="sees no GPU"):
+        main(arguments)
+
+
+@pytest.mark.torch
+def test_idle_is_a_window_in_which_nothing_runs_and_the_warm_one_is_taken_off():
+    pytest.importorskip("torch")
+    from lab.rooms.kernels.energy.joules import idle_power
+    from lab.rooms.kernels.workload.energy.measurement import at_rest
+
+    class Steady(FakeMeter):
+        def energy_j(self):
+            import time
+
+            return round(time.monotonic() * 100.0, 0)  # 100 W in steps of 1 J
+
+    assert at_rest(Steady(), 0.4).counter_j is not None
+    assert idle_power(a_raw()) == 100.0
+    assert idle_power(a_raw(idle_between=[a_window(510.0), a_window(530.0)])) == pytest.approx(104.0)

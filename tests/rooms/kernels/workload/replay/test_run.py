@@ -1,0 +1,167 @@
+"""Ops really called again, on this machine's CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from lab.rooms.kernels.replay.args import Arg, Signature  # noqa: E402
+from lab.rooms.kernels.replay.source import read_plan  # noqa: E402
+from lab.rooms.kernels.workload.replay.build import bind  # noqa: E402
+from lab.rooms.kernels.workload.replay.run import run  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
+from tests.rooms.kernels.workload.replay.made import CPU, spec  # noqa: E402
+
+
+def replayed(folder, tmp_path, *, execution_trace=True, mode="in-order"):
+    plan = read_plan(folder / "trace.json", folder / "et.json" if execution_trace else None)
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
+    return plan, run(tmp_path / "plan.json", tmp_path, mode=mode, repeats=2, pace="host", device=CPU)
+
+
+def test_every_op_of_a_real_recording_runs_again_with_the_recorded_result_shapes(recording, tmp_path):
+    plan, raw = replayed(recording, tmp_path)
+    assert {one.status for one in raw.signatures} == {"ran"}
+    assert {one.shapes_equal for one in raw.signatures} == {True}
+    assert [call.place for call in raw.calls] == list(range(len(plan.calls)))
+    assert all(len(call.dur_us) == 2 for call in raw.calls)
+
+
+def test_without_the_execution_trace_what_is_lost_is_said_and_the_rest_runs(recording, tmp_path):
+    plan, raw = replayed(recording, tmp_path, execution_trace=False)
+    bad = {
+        signature.op
+        for signature, one in zip(plan.signatures, raw.signatures, strict=True)
+        if one.status != "ran"
+    }
+    assert bad <= {"aten::index"}
+    assert all(one.reason for one in raw.signatures if one.status != "ran")
+
+
+def test_hot_repeats_each_call(recording, tmp_path):
+    _, raw = replayed(recording, tmp_path, mode="hot")
+    assert all(len(one.dur_us) == 2 for one in raw.signatures)
+    assert raw.calls == ()
+
+
+def test_a_call_that_cannot_run_is_a_row_with_its_reason(recording, tmp_path):
+    plan = read_plan(recording / "trace.json", recording / "et.json")
+    bad = Signature(sig_id="bad", op="nowhere::op", overload="", args=())
+    broken = msgspec.structs.replace(plan, signatures=(bad, *plan.signatures[1:]))
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(broken))
+    raw = run(tmp_path / "plan.json", tmp_path, mode="hot", repeats=1, pace="host", device=CPU)
+    assert (raw.signatures[0].status, raw.signatures[1].status) == ("unresolved", "ran")
+    assert "nowhere::op" in raw.signatures[0].reason
+
+
+def test_the_recorder_alone_is_enough_where_torch_has_no_execution_trace(tmp_path):
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    from lab.rooms.kernels.workload.recorder import Recorder, recording
+
+    net = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 32))
+    ids = torch.arange(6).view(1, 6)
+
+    def forward():
+        return net(ids)[:, torch.tensor([0, 3])].softmax(-1) * 2.0
+
+    forward()
+    with (
+        torch.no_grad(),
+        profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session,
+        record_function("prefill"),
+    ):
+        forward()
+    session.export_chrome_trace(str(tmp_path / "trace.json"))
+    with (tmp_path / "ops.jsonl").open("wb") as file, torch.no_grad():
+        recorder = Recorder(file.write)
+        recorder.phase, recorder.forward = "prefill", 0
+        with recording(recorder, net):
+            forward()
+    plan = read_plan(tmp_path / "trace.json", None, tmp_path / "ops.jsonl")
+    by_op = {signature.op: signature for signature in plan.signatures}
+    assert by_op["aten::index"].origin == "recorder"
+    assert [one.high for one in by_op["aten::index"].args[1].tensors if one] == [3]
+    assert by_op["aten::embedding"].args[1].src == "ranged"  # the recorder knows no op below it
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
+    raw = run(tmp_path / "plan.json", tmp_path, mode="in-order", repeats=1, pace="host", device=CPU)
+    assert {one.status for one in raw.signatures} == {"ran"}
+    assert False not in {one.shapes_equal for one in raw.signatures}
+
+
+def test_the_recorder_adds_ranges_to_an_execution_trace(recording, tmp_path):
+    plan = read_plan(recording / "trace.json", recording / "et.json")
+    place = next(p for p, s in enumerate(plan.signatures) if s.op == "aten::index_select")
+    from lab.rooms.kernels.replay.recorded import with_ranges
+    from lab.rooms.kernels.schema import Arg as RecordedArg
+    from lab.rooms.kernels.schema import RecordedOp
+
+    seen = RecordedOp(
+        index=0,
+        name="aten::index_select",
+        args=[RecordedArg(kind="tensor", name="index", dtype="int64", shape=[6], range=(0, 5))],
+    )
+    args = with_ranges(plan.signatures[place].args, seen)
+    assert (args[2].src, args[2].tensor.low, args[2].tensor.high) == ("ranged", 0, 5)
+    assert plan.signatures[place].args[2].tensor.high == 49
+
+
+def test_an_op_in_place_gets_its_data_back_before_each_repetition():
+    from lab.rooms.kernels.workload.replay.run import refresher
+
+    args = [Arg(name="self", type="Tensor", tensor=spec()), Arg(name="other", type="Tensor", tensor=spec())]
+    bound = bind("aten::mul_", "Tensor", args, CPU)
+    before, fresh = bound.args[0].clone(), refresher("aten::mul_", bound)
+    bound()
+    assert not torch.equal(bound.args[0], before)
+    fresh()
+    assert torch.equal(bound.args[0], before)
+
+
+ON_TORCH_112 = """
+import sys, torch, msgspec
+from pathlib import Path
+from torch.profiler import ProfilerActivity, profile, record_function
+from lab.rooms.kernels.replay.source import read_plan
+from lab.rooms.kernels.workload.recorder import Recorder, recording
+from lab.rooms.kernels.workload.replay import run
+
+folder = Path(sys.argv[1])
+net = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 32), torch.nn.GELU())
+ids = torch.arange(6).view(1, 6)
+forward = lambda: net(ids)[:, torch.tensor([0, 3])].softmax(-1) * 2.0
+forward()
+with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session, record_function("prefill"):
+    forward()
+session.export_chrome_trace(str(folder / "trace.json"))
+with (folder / "ops.jsonl").open("wb") as file, torch.no_grad():
+    recorder = Recorder(file.write)
+    recorder.phase, recorder.forward = "prefill", 0
+    with recording(recorder, net):
+        forward()
+plan = read_plan(folder / "trace.json", None, folder / "ops.jsonl")
+(folder / "plan.json").write_bytes(msgspec.json.encode(plan))
+raw = run(folder / "plan.json", folder, mode="in-order", repeats=2, pace="host", device=torch.device("cpu"))
+for signature, one in zip(plan.signatures, raw.signatures):
+    print(torch.__version__, signature.op, signature.origin, one.status, one.shapes_equal, sep="|")
+"""
+
+
+def test_under_torch_1_12_the_recorders_calls_replay(tmp_path):
+    python = os.environ.get("LAB_PYTHON_TORCH112")
+    if not python:
+        pytest.skip("LAB_PYTHON_TORCH112 names no Python with torch 1.12")
+    found = subprocess.run(
+        [python, "-c", ON_TORCH_112, str(tmp_path)], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    rows = [line.split("|") for line in found.stdout.splitlines() if line.count("|") == 4]
+    assert all(row[0].startswith("1.12") for row in rows)
+    mine = [row for row in rows if row[2] == "recorder"]
+    assert {row[1] for row in mine} >= {"aten::embedding", "aten::addmm", "aten::index", "aten::gelu"}
+    assert all(row[3:] == ["ran", "True"] for row in mine)
