@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from lab.images import build as imagebuild
-from lab.images.build import ROOT, Built
+from lab.images.build import Built
+from lab.images.tree import ROOT
 
 BASE = "local/debian-python:bookworm"
 
@@ -21,6 +22,6 @@ def debian_base() -> str:
 
 @pytest.fixture(scope="session")
 def cpu_images(debian_base: str) -> Iterator[dict[str, Built]]:
-    """lab/cpu and lab/cpu-torch as this tree makes them. Minutes the first time, seconds from the layer cache."""
+    """lab/cpu and lab/cpu-torch as this tree makes them: minutes the first time, then seconds."""
     built = imagebuild.build(["cpu"], base=debian_base, network="host", say=print)
     yield {image.name: image for image in built}

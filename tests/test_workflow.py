@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from lab.cli.main import cli
-from lab.images.build import targets
+from lab.images.targets import targets
 from tests.conftest import ROOT
 
 TEXT = (ROOT / ".github/workflows/ci.yml").read_text()

@@ -13,7 +13,9 @@ import msgspec
 from lab.errors import StepFailed
 from lab.images import build as imagebuild
 from lab.images import spec
+from lab.images.docker_cli import built, id_of
 from lab.images.spec import Image
+from lab.images.targets import targets_of
 from lab.terminal.console import Console
 
 if TYPE_CHECKING:
@@ -165,9 +167,9 @@ def pin(names: tuple[str, ...]) -> None:
 
 def built_refs(image: Image) -> dict[str, str | None]:
     """Reference -> id on the engine here, or None, of everything this image needs."""
-    return {target.ref: imagebuild.holds(_built(), target.ref) for target in imagebuild.targets_of(image)}
+    return {target.ref: id_of(target.ref, _built()) for target in targets_of(image)}
 
 
 @lru_cache(maxsize=1)
 def _built() -> dict[str, str]:
-    return imagebuild.built()
+    return built()

@@ -39,10 +39,10 @@ def lab_identity() -> Lab:
     source = Path(lab.__file__).parent.parent
     if not (source / ".git").exists():
         return Lab(version=lab.__version__, commit=os.environ.get("LAB_COMMIT"))
-    commit = _git(source, "rev-parse", "--verify", "HEAD")
+    commit = git(source, "rev-parse", "--verify", "HEAD")
     if commit is None:  # no git program here, or a copy of the tree without its history
         return Lab(version=lab.__version__, commit=os.environ.get("LAB_COMMIT"))
-    status = _git(source, "status", "--porcelain", "--untracked-files=no")
+    status = git(source, "status", "--porcelain", "--untracked-files=no")
     return Lab(version=lab.__version__, commit=commit, dirty=bool(status) if status is not None else None)
 
 
@@ -66,7 +66,7 @@ def relevant_env(env: Mapping[str, str] | None = None) -> dict[str, str]:
     return redact_env(kept, secret_values(source))
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False

@@ -1,7 +1,7 @@
 """Engines run steps: here (`local`), in containers (`docker`), on a cluster (`slurm`), or from a recording.
 
-Each is a class behind one protocol (`base`). The driver picks one by flags or by a run's manifest, and never asks for
-its name.
+Each is a class behind one protocol (`base`). The driver picks one by flags or by a run's manifest, and never
+asks for its name.
 """
 
 from __future__ import annotations

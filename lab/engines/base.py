@@ -25,23 +25,23 @@ class Engine(abc.ABC):
     kind: Kind = Kind.measured  # what the numbers of its runs are
     holds_gpus: bool = True  # whether its steps need the site's GPUs to themselves
 
-    # From flags or a manifest to an engine.
+    # From flags or a manifest to an engine
 
     @classmethod
     @abc.abstractmethod
     def prepare(cls, options: Options) -> tuple[Site, Engine]:
         """The GPUs that steps will get and the engine that runs them. Starts nothing.
 
-        Raises GpuError where a GPU is asked for that is not here, UsageError where the flags do not fit the engine.
+        Raises GpuError for a GPU that is not present, UsageError where the flags do not fit the engine.
         """
 
     @classmethod
     def restore(cls, run: Run, options: Options) -> tuple[Site, Engine]:
-        """Where an earlier run continues: its image, and the GPUs of this machine."""
+        """The same for an earlier run that continues: its image, and the GPUs of this machine."""
         image = run.manifest.image.name if run.manifest.image else None
         return cls.prepare(msgspec.structs.replace(options, image=image, engine=cls.name))
 
-    # Steps.
+    # Steps
 
     @abc.abstractmethod
     def run(
@@ -49,8 +49,8 @@ class Engine(abc.ABC):
     ) -> Outcome:
         """Run one step on these GPUs until it has ended and its processes are gone.
 
-        When `stop` is set: end it gracefully and say `interrupted`. Raises EngineError where the engine itself fails; a
-        step that fails is an Outcome.
+        When `stop` is set: end it gracefully, as `interrupted`. A step that fails is an Outcome; raises
+        EngineError where the engine itself fails.
         """
 
     @abc.abstractmethod
@@ -60,21 +60,21 @@ class Engine(abc.ABC):
     def provenance(
         self, run_dir: str, gpus: Sequence[Gpu]
     ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
-        """The image that runs, and what every container of it gets (uid, gid, mounts); raises if it is not here."""
+        """The image, and what its containers get (uid, gid, mounts). Raises EngineError if it is not here."""
         return None, None
 
     def gpus_seen(self, run: Run) -> tuple[Gpu, ...]:
         """The GPUs that the steps really had, once they have run."""
         return run.manifest.gpus
 
-    # What an earlier driver left.
+    # What an earlier driver left
 
     def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
         """Follow what an earlier driver left of this step, running or ended; None if there is nothing."""
         return None
 
     def lost(self, run: Run, step: Step) -> Outcome:
-        """What to record of a begun step of which nothing is left."""
+        """What to record for a step that had begun and left nothing."""
         return Outcome(status=Status.failed, reason="ended without an outcome", started_utc=utc_now())
 
     def gpus_in_use(self) -> Collection[str]:
@@ -83,18 +83,18 @@ class Engine(abc.ABC):
 
     @classmethod
     def end_leftovers(cls, run: Run) -> list[str]:
-        """End everything of this run that still runs; one sentence for each thing ended."""
+        """End everything of this run that still runs; -> one sentence per thing ended."""
         return []
 
-    # Without a driver.
+    # Without a driver
 
     def leave(self, run: Run, steps: Sequence[Step], *, jobs: int, finish: Callable[[], None]) -> str:
-        """Begin `steps` and return while they run; `finish` is called after the last. -> what was submitted."""
+        """Start `steps` and return while they run; `finish` is called after the last. -> what was started."""
         raise UsageError(
             f"the {self.name} engine runs steps only while lab runs", fix="use --engine slurm --detach"
         )
 
-    # Analysis.
+    # Analysis
 
     def analysis_image(self) -> ImageRecord | None:
         """The image in which `run_analysis` analyses this engine's runs; None: this process analyses them."""

@@ -1,7 +1,8 @@
 """docker-bake.json, written from the images' own data: every image as a target of `docker buildx bake`.
 
-`lab images prepare` makes what a build needs first (the wheel of lab, a torch for the CPU) and prints the variables that
-this file reads; what it does not print keeps its default. Bases are changed with `--set NAME.args.BASE_IMAGE=REF`.
+`lab images prepare` makes what a build needs first (the wheel of lab, a torch for the CPU) and prints the
+variables that this file reads; the others keep their defaults. `--set NAME.args.BASE_IMAGE=REF` changes a
+base.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.images.build import PIP_VARIABLES, Target, argument_names, lock_variable, targets
+from lab.images.arguments import LOCK_HASH, PIP_VARIABLES, PROVENANCE
+from lab.images.targets import Target, lock_variable, targets
 
 FILE = Path("docker-bake.json")
 REGISTRY, TAG = "REGISTRY", "TAG"
@@ -20,8 +22,8 @@ REGISTRY, TAG = "REGISTRY", "TAG"
 def render() -> str:
     """The text of docker-bake.json. JSON has no comments; docker/README.md says how it is used."""
     wanted = targets()
-    shared = [*PIP_VARIABLES, *argument_names()]
-    names = [name for name in shared if name != "LAB_LOCK_SHA256"] + [lock_variable(t) for t in wanted]
+    shared = [*PIP_VARIABLES, *PROVENANCE]
+    names = [name for name in shared if name != LOCK_HASH] + [lock_variable(t) for t in wanted]
     defaults = {REGISTRY: "", TAG: "latest", **dict.fromkeys(names, ""), "PIP_DEFAULT_TIMEOUT": "60"}
     document = {
         "variable": {name: {"default": value} for name, value in defaults.items()},
@@ -32,7 +34,7 @@ def render() -> str:
 
 
 def _target(target: Target, shared: list[str]) -> dict[str, Any]:
-    values = {name: f"${{{name}}}" for name in shared} | {"LAB_LOCK_SHA256": f"${{{lock_variable(target)}}}"}
+    values = {name: f"${{{name}}}" for name in shared} | {LOCK_HASH: f"${{{lock_variable(target)}}}"}
     return {
         "context": ".",
         "dockerfile": str(target.dockerfile),

@@ -1,7 +1,7 @@
-"""compose/compose.yaml, written from the images' own data: the same decision as `lab run` makes gives each container
-what it needs, with the host's paths, user and GPUs as variables.
+"""compose/compose.yaml, written from the images' own data.
 
-Only what docker-compose 1.29 and compose v2 both read is used.
+Each container gets what `lab run` would give it, with the host's paths, user and GPUs as variables. The
+file uses only what docker-compose 1.29 and compose v2 both read.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ import yaml
 from lab.core.gpu import Gpu
 from lab.core.step import Step
 from lab.images import spec as images
-from lab.images.spec import ContainerSpec, HostContext, Image, container_spec
+from lab.images.container import ContainerSpec, HostContext, container_spec
+from lab.images.spec import Image
 
 FILE = Path("compose/compose.yaml")
 HEADER = """\
 # Written by `make compose` from images/*/image.toml: change those, not this file.
 #
-#   mkdir -p experiments/.cache/hf experiments/.cache/lab          once: the engine would make them root's
-#   docker compose -f compose/compose.yaml --profile cpu up         or both: make compose-up
+#   mkdir -p experiments/.cache/hf experiments/.cache/lab     once, or the engine creates them as root's
+#   docker compose -f compose/compose.yaml --profile cpu up   `make compose-up` does both
 #
-# Profiles: {profiles}. Each runs a small sweep and then its analysis, in images that `lab images build` made.
-# Profiles that end in -shell stay up, for work of your own with the same devices and folders:
+# Profiles: {profiles}. Each runs a small sweep and then its analysis, in the images that
+# `lab images build` made. Profiles that end in -shell stay up with the same devices and folders:
 #   docker compose -f compose/compose.yaml --profile cuda-shell up -d
-#   docker compose -f compose/compose.yaml exec cuda-shell lab sweep -c 28,42 --no-analysis --output-dir /out/mine
+#   docker compose -f compose/compose.yaml exec cuda-shell lab sweep -c 28 --no-analysis -o /out/mine
 #   docker compose -f compose/compose.yaml exec analysis lab analyze /out/mine
-# Variables: UID, GID (the results are theirs), LAB_EXPERIMENTS, LAB_CACHE, LAB_RUN, LAB_GPU0 and LAB_GPU1 (NVIDIA: index
-# or UUID), LAB_RENDER0, LAB_RENDER1, VIDEO_GID, RENDER_GID (AMD: nodes in /dev/dri and the numeric groups that own them).
+# Variables: UID and GID (the owner of the results), LAB_EXPERIMENTS, LAB_CACHE, LAB_RUN;
+# for NVIDIA LAB_GPU0 and LAB_GPU1 (index or UUID);
+# for AMD LAB_RENDER0 and LAB_RENDER1 (nodes in /dev/dri), VIDEO_GID and RENDER_GID (the nodes' groups).
 """
 RANKS = 2
 HOST = HostContext(
@@ -44,7 +46,7 @@ HOST = HostContext(
     device_gids=("${VIDEO_GID:-44}", "${RENDER_GID:-109}"),
 )
 WAIT = ("sleep", "infinity")
-# That lab starts at all: the interpreter, its packages and the file system are there.
+# lab starts: the interpreter, its packages and the file system work.
 HEALTH = {
     "test": ["CMD", "lab", "--version"],
     "interval": "60s",
@@ -74,38 +76,24 @@ def profiles() -> list[str]:
 
 
 def shell(name: str) -> str:
-    """Profile and service of the container of this image that stays up."""
+    """The profile and the service of this image's container that stays up."""
     return f"{name}-shell"
 
 
 def program() -> list[str] | None:
-    """How compose is called here: v2 as docker's part, else the older program."""
-    docker = shutil.which("docker")
-    if (
-        docker
-        and subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode == 0
-    ):
-        return [docker, "compose"]
-    older = shutil.which("docker-compose")
+    """The command line of compose: v2 as a plugin of docker, else the older program."""
+    docker, older = shutil.which("docker"), shutil.which("docker-compose")
+    if docker:
+        done = subprocess.run([docker, "compose", "version"], capture_output=True, check=False)
+        if done.returncode == 0:
+            return [docker, "compose"]
     return [older] if older else None
 
 
 def _workload(image: Image) -> dict[str, Any]:
-    """A sweep of one setting on two ranks; a second `up` finds its results and runs nothing again."""
-    argv = (
-        "lab",
-        "sweep",
-        "-c",
-        "28",
-        "-t",
-        "256",
-        "--ranks",
-        str(RANKS),
-        "--skip-existing",
-        "--no-analysis",
-        "--output-dir",
-        f"/out/{RUN}{image.name}",
-    )
+    """A sweep of one configuration on two ranks; a second `up` finds its results and runs nothing."""
+    flags = f"-c 28 -t 256 --ranks {RANKS} --skip-existing --no-analysis".split()
+    argv = ("lab", "sweep", *flags, "--output-dir", f"/out/{RUN}{image.name}")
     gpus = _gpus(image)
     spec = container_spec(image, Step(name="sweep", argv=argv, num_gpus=len(gpus)), gpus, HOST)
     return {"profiles": [image.name], **_service(spec)}
@@ -113,27 +101,28 @@ def _workload(image: Image) -> dict[str, Any]:
 
 def _analysis(image: Image) -> dict[str, Any]:
     """Starts only when the workload has succeeded."""
-    service = _analysing("lab", "analyze", f"/out/{RUN}{image.name}")
-    return {
-        "profiles": [image.name],
-        **service,
-        "depends_on": {image.name: {"condition": "service_completed_successfully"}},
-    }
+    service = _analysis_service("lab", "analyze", f"/out/{RUN}{image.name}")
+    after = {image.name: {"condition": "service_completed_successfully"}}
+    return {"profiles": [image.name], **service, "depends_on": after}
 
 
 def _shell(image: Image) -> dict[str, Any]:
-    """The workload's container without its work: it waits for `exec`."""
+    """The same container as the workload's, waiting for `exec`."""
     gpus = _gpus(image)
     spec = container_spec(image, Step(name="shell", argv=WAIT, num_gpus=len(gpus)), gpus, HOST)
     return {"profiles": [shell(image.name)], **_service(spec), "healthcheck": HEALTH}
 
 
 def _standing_analysis() -> dict[str, Any]:
-    """One for all images: what it reads does not tell which GPU it is of."""
-    return {"profiles": [shell(name) for name in profiles()], **_analysing(*WAIT), "healthcheck": HEALTH}
+    """One for all images, because analysis does not depend on the GPU."""
+    return {
+        "profiles": [shell(name) for name in profiles()],
+        **_analysis_service(*WAIT),
+        "healthcheck": HEALTH,
+    }
 
 
-def _analysing(*argv: str) -> dict[str, Any]:
+def _analysis_service(*argv: str) -> dict[str, Any]:
     """Analysis needs neither GPU nor network."""
     cpu = images.load("cpu")
     step = Step(name="analysis", argv=argv)
@@ -147,24 +136,17 @@ def _analysing(*argv: str) -> dict[str, Any]:
 
 
 def _gpus(image: Image) -> list[Gpu]:
-    """Two GPUs that the caller's variables name, where the image is for GPUs."""
+    """Two GPUs, named by the caller's variables, for an image that uses GPUs."""
     if image.vendor == "nvidia":
         return [Gpu(vendor="nvidia", index=i, uuid=f"${{LAB_GPU{i}:-{i}}}") for i in range(RANKS)]
     if image.vendor == "amd":
-        return [
-            Gpu(
-                vendor="amd",
-                index=i,
-                uuid=f"GPU-{i}",
-                render_node=f"/dev/dri/${{LAB_RENDER{i}:-renderD{128 + i}}}",
-            )
-            for i in range(RANKS)
-        ]
+        nodes = [f"/dev/dri/${{LAB_RENDER{i}:-renderD{128 + i}}}" for i in range(RANKS)]
+        return [Gpu(vendor="amd", index=i, uuid=f"GPU-{i}", render_node=node) for i, node in enumerate(nodes)]
     return []
 
 
 def _service(spec: ContainerSpec) -> dict[str, Any]:
-    """What lab decided for a container, in compose's words; what is not asked for is left out."""
+    """The spec as a service of compose; what is not requested is left out."""
     service: dict[str, Any] = {
         "image": spec.image,
         "command": list(spec.command),
@@ -198,7 +180,7 @@ def _reservation(spec: ContainerSpec) -> dict[str, Any]:
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes what is used twice twice: an alias (*id001) says nothing to a reader."""
+    """Repeats what is used twice, because an alias (*id001) tells a reader nothing."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

@@ -1,7 +1,7 @@
-"""`lab images smoke`: does a built image do its work? lab's own commands and a small experiment of the rooms, run inside.
+"""`lab images smoke`: whether a built image works, by lab's own commands and small experiments run in it.
 
-A container gets exactly what `lab run` would give it, with stand-ins for GPUs where asked: the way there is tried, and the
-experiment computes on the CPU.
+A container gets exactly what `lab run` would give it. Stand-ins for GPUs, if asked for, test how GPUs reach
+the container; the experiment computes on the CPU.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from lab.core.gpu import Gpu
 from lab.core.step import Step
 from lab.errors import EngineError
 from lab.images import spec as images
-from lab.images.build import Target, built, docker_programs, holds, targets
 from lab.images.check import Row
-from lab.images.spec import ContainerSpec, HostContext, Image, container_spec
+from lab.images.container import ContainerSpec, HostContext, container_spec
+from lab.images.docker_cli import built, docker_programs, id_of
+from lab.images.spec import Image
+from lab.images.targets import Target, targets
 
 TIMEOUT_S = 300.0
-STRANGER = 1234
-# As many as lab has nodes or ids for, of nothing: where a GPU's would be.
+ORDINARY_UID = 1234  # what root runs containers as
 STAND_INS = ("GPU-00000000-0000-0000-0000-000000000000", "GPU-00000000-0000-0000-0000-000000000001")
 
 ANALYSIS = """
@@ -41,93 +42,45 @@ figure.savefig("/out/figure.png")
 pandas.DataFrame({"dur_us": [1.0, 2.0]}).to_excel("/out/table.xlsx")
 print("figure and workbook written")
 """
-LAB: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("version", ("lab", "--version")),
-    ("doctor", ("lab", "doctor")),
-)
-WORK = (
-    (
-        "sweep",
-        (
-            "lab",
-            "sweep",
-            "-c",
-            "28",
-            "-t",
-            "256",
-            "--ranks",
-            "2",
-            "--no-analysis",
-            "--output-dir",
-            "/out/sweep",
-        ),
-    ),
-    (
-        "nan",
-        (
-            "lab",
-            "run",
-            "--no-analysis",
-            "-o",
-            "/out/nan",
-            "nan",
-            "baseline",
-            "--model",
-            "tiny",
-            "--device",
-            "cpu",
-            "--layers",
-            "2",
-            "--max-new-tokens",
-            "2",
-            "--timing",
-            "0",
-        ),
-    ),
-)
+SWEEP = "lab sweep -c 28 -t 256 --ranks 2 --no-analysis --output-dir /out/sweep"
+NAN = "lab run --no-analysis -o /out/nan nan baseline --model tiny --device cpu"
+NAN += " --layers 2 --max-new-tokens 2 --timing 0"
+BASICS = {"version": ("lab", "--version"), "doctor": ("lab", "doctor")}
+FOR_ANALYSIS = {**BASICS, "analysis": ("python3", "-c", ANALYSIS)}
+FOR_WORKLOADS = {**BASICS, "sweep": tuple(SWEEP.split()), "nan": tuple(NAN.split())}
 
 
 def smoke(names: Sequence[str], *, stand_in: bool = False, timeout_s: float = TIMEOUT_S) -> Iterator[Row]:
-    """One row a command, as they end. An image that is not built fails: it was asked for."""
-    have = built()
+    """One row per command, as they end. An image that is not built fails, because it was asked for."""
+    ids = built()
     docker = next(iter(docker_programs()), None)
-    if docker is None or not have:
-        raise EngineError("no Docker engine answers, or it holds no image", fix="start it: lab doctor")
+    if docker is None or not ids:
+        raise EngineError("no Docker engine answers, or it has no images", fix="see lab doctor")
     for target in targets(names):
-        if not holds(have, target.ref):
-            yield Row(
-                image=target.name,
-                what="built",
-                state="failed",
-                detail=f"it is not: lab images build {target.name}",
-            )
+        if not id_of(target.ref, ids):
+            detail = f"not built: lab images build {target.name}"
+            yield Row(image=target.name, what="built", state="failed", detail=detail)
             continue
         with tempfile.TemporaryDirectory(prefix="lab-smoke-") as folder:
-            yield from _one(docker, target, Path(folder), stand_in, timeout_s)
+            yield from _smoke_one(docker, target, Path(folder), stand_in, timeout_s)
 
 
-def _one(docker: str, target: Target, folder: Path, stand_in: bool, timeout_s: float) -> Iterator[Row]:
+def _smoke_one(docker: str, target: Target, folder: Path, stand_in: bool, timeout_s: float) -> Iterator[Row]:
     image = images.load(target.image)
-    analysis = bool(image.workload_ref) and target.ref == image.ref
-    commands = (*LAB, ("analysis", ("python3", "-c", ANALYSIS))) if analysis else (*LAB, *WORK)
+    for_analysis = bool(image.workload_ref) and target.ref == image.ref
     gpus = gpu_stand_ins(image, folder) if stand_in else []
-    where = _host(folder)
-    for what, argv in commands:
-        spec = container_spec(image, Step(name=what, argv=argv, num_gpus=len(gpus)), gpus, where)
+    host = _host(folder)
+    for what, argv in (FOR_ANALYSIS if for_analysis else FOR_WORKLOADS).items():
+        spec = container_spec(image, Step(name=what, argv=argv, num_gpus=len(gpus)), gpus, host)
         spec = msgspec.structs.replace(spec, image=target.ref)
         began = time.monotonic()
-        complaint, last = _run([docker, *run_words(spec)], timeout_s)
-        took = f"{time.monotonic() - began:.1f} s"
-        yield Row(
-            image=target.name,
-            what=what,
-            state="failed" if complaint else "ok",
-            detail=complaint or f"{took}: {last}",
-        )
+        problem, last = _run([docker, *docker_run_arguments(spec)], timeout_s)
+        detail = problem or f"{time.monotonic() - began:.1f} s: {last}"
+        yield Row(image=target.name, what=what, state="failed" if problem else "ok", detail=detail)
 
 
-def run_words(spec: ContainerSpec) -> list[str]:
-    """The spec in the words of `docker run`: nothing more than lab decided, and nothing less."""
+def docker_run_arguments(spec: ContainerSpec) -> list[str]:
+    """The spec as arguments of `docker run`: exactly what lab decided."""
     pairs = [
         ("--user", spec.user),
         ("--workdir", spec.working_dir),
@@ -157,7 +110,7 @@ def run_words(spec: ContainerSpec) -> list[str]:
 
 
 def gpu_stand_ins(image: Image, folder: Path) -> list[Gpu]:
-    """Two GPUs that are none: ids that a stand-in hook takes, or /dev/null where AMD's nodes would be."""
+    """Two pretended GPUs: ids for a stand-in of NVIDIA's hook, or links to /dev/null as AMD's nodes."""
     if image.vendor == "nvidia":
         return [Gpu(vendor="nvidia", index=i, uuid=uuid) for i, uuid in enumerate(STAND_INS)]
     if image.vendor != "amd":
@@ -174,12 +127,12 @@ def gpu_stand_ins(image: Image, folder: Path) -> list[Gpu]:
 
 
 def _host(folder: Path) -> HostContext:
-    """Folders of one smoke run, open to whoever runs inside; root runs as somebody else."""
+    """The folders of one smoke run, writable for its containers; root runs them as another user."""
     for name in ("out", "hf", "cache"):
         (folder / name).mkdir()
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
-        uid = gid = STRANGER
+        uid = gid = ORDINARY_UID
         for path in (folder, *(folder / name for name in ("out", "hf", "cache"))):
             os.chown(path, uid, gid)
     return HostContext(
@@ -193,7 +146,7 @@ def _host(folder: Path) -> HostContext:
 
 
 def _run(argv: Sequence[str], timeout_s: float) -> tuple[str | None, str]:
-    """-> what went wrong, if anything, and the last line printed."""
+    """-> what went wrong, or None, and the last line printed."""
     name = f"lab-smoke-{os.getpid()}-{time.monotonic_ns()}"
     words = [*argv[:2], "--name", name, *argv[2:]]
     try:
@@ -207,7 +160,7 @@ def _run(argv: Sequence[str], timeout_s: float) -> tuple[str | None, str]:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        # The client's end does not end its container.
+        # Killing the client does not end its container.
         subprocess.run([argv[0], "rm", "--force", name], capture_output=True, check=False)
         return f"did not end in {timeout_s:.0f} s", ""
     lines = (done.stdout.strip() or done.stderr.strip()).splitlines()

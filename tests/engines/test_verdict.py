@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lab.core.step import Status
-from lab.engines.verdict import judge
+from lab.engines.verdict import Ending, judge
 
 TORCHRUN_KILLED = """\
 Root Cause (first observed failure):
@@ -12,7 +12,7 @@ Root Cause (first observed failure):
 
 
 def verdict(code: int, tail: str = "", **more):
-    outcome = judge(exit_code=code, seconds=1, started_utc="", tail=tail.splitlines(), **more)
+    outcome = judge(Ending(exit_code=code, seconds=1, started_utc="", tail=tail.splitlines(), **more))
     return outcome.status, outcome.reason
 
 

@@ -10,7 +10,12 @@ import pytest
 
 from lab.images import bake
 from lab.images import check as imagecheck
-from lab.images.build import Builder, Wheel, argument_names, build_argv, docker_programs, targets
+from lab.images.arguments import PIP_VARIABLES, PROVENANCE
+from lab.images.build import build_argv
+from lab.images.builders import Builder
+from lab.images.docker_cli import docker_programs
+from lab.images.targets import lock_variable, targets
+from lab.images.wheel import Wheel
 from tests.conftest import ROOT
 
 FILE = ROOT / bake.FILE
@@ -32,7 +37,7 @@ def test_every_image_is_a_target_and_all_are_built_by_default():
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 def test_a_target_gets_the_arguments_that_labs_own_build_gives(target, tmp_path, monkeypatch):
-    for name in bake.PIP_VARIABLES:
+    for name in PIP_VARIABLES:
         monkeypatch.setenv(name, "1")
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -56,13 +61,13 @@ def test_a_target_gets_the_arguments_that_labs_own_build_gives(target, tmp_path,
 def test_every_variable_that_a_target_reads_is_declared():
     text = FILE.read_text()
     assert all(f'"${{{name}}}"' in text or name in ("REGISTRY", "TAG") for name in DOCUMENT["variable"])
-    locks = {bake.lock_variable(target) for target in TARGETS}
-    assert locks | set(argument_names()) - {"LAB_LOCK_SHA256"} <= set(DOCUMENT["variable"])
+    locks = {lock_variable(target) for target in TARGETS}
+    assert locks | set(PROVENANCE) - {"LAB_LOCK_SHA256"} <= set(DOCUMENT["variable"])
 
 
 def test_an_old_file_fails_the_check(tmp_path):
     (tmp_path / bake.FILE).write_text(FILE.read_text().replace("lab/cpu", "lab/gpu"))
-    row = imagecheck._written("bake", tmp_path / bake.FILE, bake.render, "make bake")
+    row = imagecheck._check_generated("bake", tmp_path / bake.FILE, bake.render, "make bake")
     assert row.state == "failed" and "make bake" in row.detail
 
 

@@ -202,7 +202,7 @@ def test_compose_itself_reads_each_profile(kind, profile):
 def test_a_compose_file_that_is_not_what_the_images_say_fails_the_check(tmp_path):
     (tmp_path / "compose").mkdir()
     (tmp_path / compose.FILE).write_text(FILE.read_text().replace("cap_drop", "cap_add"))
-    row = next(iter(imagecheck._compose(tmp_path)))
+    row = next(iter(imagecheck._check_compose(tmp_path)))
     assert row.state == "failed" and "make compose" in row.detail
 
 

@@ -1,4 +1,4 @@
-"""The pascal lock installed for real: torch 1.12.1 stays, transformers and lab come with it, bitsandbytes is refused."""
+"""The pascal lock, really installed: torch 1.12.1 stays beside transformers; bitsandbytes is refused."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from click.testing import CliRunner
 
 from lab.cli.main import cli
 from lab.errors import UsageError
-from lab.images import probe as imageprobe
-from lab.images.build import ROOT, built, holds
-from lab.images.check import LEAST
+from lab.images.check import UNPRIVILEGED
+from lab.images.docker_cli import built, id_of
+from lab.images.probe import PROBE
+from lab.images.tree import ROOT
 
 LOCK = (ROOT / "images/pascal/requirements.lock").read_text()
 SECTIONS = {path.parent.name: path.read_text() for path in (ROOT / "images").glob("*/requirements.lock")}
@@ -47,14 +48,18 @@ def test_the_rocm_lock_holds_neither_torch_nor_cuda():
 @pytest.fixture(scope="module")
 def pascal() -> str:
     """lab/pascal as it is here: building it anew takes minutes, which `make images` spends."""
-    if not holds(built(), "lab/pascal"):
+    if not id_of("lab/pascal", built()):
         pytest.skip("lab/pascal is not built here: make images")
     return "lab/pascal"
 
 
 def inside(ref: str, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        ["docker", "run", *LEAST, ref, *words], capture_output=True, text=True, check=False, timeout=200
+        ["docker", "run", *UNPRIVILEGED, ref, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done
@@ -62,11 +67,12 @@ def inside(ref: str, *words: str, code: int = 0) -> subprocess.CompletedProcess[
 
 @pytest.mark.docker
 def test_what_the_lock_names_is_what_the_image_holds_and_torch_works_with_it(pascal):
-    seen = json.loads(inside(pascal, "python3", "-c", imageprobe.PROBE).stdout)
+    seen = json.loads(inside(pascal, "python3", "-c", PROBE).stdout)
     said = dict(re.findall(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", LOCK, re.MULTILINE))
     assert {name: version for name, version in seen["packages"].items() if name != "lab"} == said
     assert "sm_60" in seen["archs"] and seen["cuda"] == "10.2"
-    program = "import torch, transformers, lab; assert transformers.is_torch_available(); print(torch.__version__, (torch.ones(2) @ torch.ones(2)).item())"
+    program = "import torch, transformers, lab; assert transformers.is_torch_available(); "
+    program += "print(torch.__version__, (torch.ones(2) @ torch.ones(2)).item())"
     assert inside(pascal, "python3", "-c", program).stdout.split() == ["1.12.1+cu102", "2.0"]
 
 

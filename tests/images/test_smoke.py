@@ -1,8 +1,7 @@
-"""Smoke runs get exactly what `lab run` gives, stand-ins for GPUs included; pins are written where they belong."""
+"""Smoke runs give a container exactly what `lab run` would, stand-ins for GPUs included."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -10,23 +9,18 @@ from pathlib import Path
 import pytest
 
 from lab.core.step import Step
-from lab.errors import EngineError
-from lab.images import pin as imagepin
 from lab.images import smoke as imagesmoke
 from lab.images import spec as images
-from lab.images.spec import container_spec
-from tests.conftest import ROOT
-
-DIGEST = "sha256:" + "ab" * 32
+from lab.images.container import ContainerSpec, container_spec
 
 
-def words(name: str, folder: Path) -> tuple[list[str], images.ContainerSpec]:
+def words(name: str, folder: Path) -> tuple[list[str], ContainerSpec]:
     image = images.load(name)
     gpus = imagesmoke.gpu_stand_ins(image, folder)
     spec = container_spec(
         image, Step(name="s", argv=("lab", "--version"), num_gpus=len(gpus)), gpus, imagesmoke._host(folder)
     )
-    return imagesmoke.run_words(spec), spec
+    return imagesmoke.docker_run_arguments(spec), spec
 
 
 @pytest.mark.parametrize("name", images.names())
@@ -57,7 +51,9 @@ def test_root_runs_a_smoke_as_somebody_else(tmp_path, monkeypatch):
     monkeypatch.setattr(imagesmoke.os, "getuid", lambda: 0)
     owners = []
     monkeypatch.setattr(imagesmoke.os, "chown", lambda path, uid, gid: owners.append(uid))
-    assert imagesmoke._host(tmp_path).uid == imagesmoke.STRANGER and set(owners) == {imagesmoke.STRANGER}
+    assert imagesmoke._host(tmp_path).uid == imagesmoke.ORDINARY_UID and set(owners) == {
+        imagesmoke.ORDINARY_UID
+    }
 
 
 def test_a_command_that_fails_or_hangs_is_a_row_with_its_reason(tmp_path):
@@ -76,38 +72,6 @@ def test_an_image_that_is_not_built_fails_the_smoke_that_asked_for_it(monkeypatc
     monkeypatch.setattr(imagesmoke, "docker_programs", lambda: ["docker"])
     (row,) = imagesmoke.smoke(["rocm70"])
     assert row.state == "failed" and "lab images build rocm70" in row.detail
-
-
-def test_a_pin_is_written_behind_its_base_once_and_builds_go_by_it(tmp_path, monkeypatch):
-    shutil.copytree(ROOT / "images/pascal", tmp_path / "pascal")
-    monkeypatch.setattr(imagepin, "ask", lambda base: DIGEST)
-    for _ in range(2):
-        assert list(imagepin.pin(["pascal"], tmp_path)) == [("pascal", DIGEST)]
-    image = images.load("pascal", tmp_path)
-    from lab.images.build import targets_of
-
-    assert (
-        image.base_digest == DIGEST and targets_of(image)[0].base_ref == f"python:3.10-slim-bookworm@{DIGEST}"
-    )
-    text = (tmp_path / "pascal/image.toml").read_text()
-    assert text.count("base_digest") == 1 and imagepin.with_digest(text, DIGEST) == text
-
-
-@pytest.mark.parametrize(
-    "body", ["echo 'dial tcp: lookup registry: no such host' >&2; exit 1", "echo something else"]
-)
-def test_a_registry_that_does_not_answer_leaves_the_tag_as_it_is(tmp_path, monkeypatch, body):
-    docker = tmp_path / "docker"
-    docker.write_text(f"#!/bin/sh\n{body}\n")
-    docker.chmod(0o755)
-    monkeypatch.setattr(imagepin, "docker_programs", lambda: [str(docker)])
-    shutil.copytree(ROOT / "images/pascal", tmp_path / "images/pascal")
-    with pytest.raises(EngineError, match="cannot be learnt") as caught:
-        list(imagepin.pin(["pascal"], tmp_path / "images"))
-    assert "buildx" in str(caught.value)
-    assert (tmp_path / "images/pascal/image.toml").read_text() == (
-        ROOT / "images/pascal/image.toml"
-    ).read_text()
 
 
 @pytest.mark.docker

@@ -1,4 +1,4 @@
-"""One container: made from its ContainerSpec and nothing else, watched to its end, and put away."""
+"""One container: made from its ContainerSpec and nothing else, watched to its end, and removed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from lab.core.step import Step
 from lab.core.stop import Stop, reason_to_stop
-from lab.engines.docker.errors import Context, lost, speaking, translate
+from lab.engines.docker.errors import Context, lost, translate, translated
 from lab.engines.docker.logs import LogFollower
-from lab.engines.sink import Sink
+from lab.engines.log_writer import LogWriter
 from lab.errors import EngineError
-from lab.images.spec import ContainerSpec
+from lab.images.container import ContainerSpec
 
 POLL_S = 0.1  # how soon a limit or a Ctrl-C is noticed; the end of a container is noticed at once
 FOLLOW_AFTER_S = 0.25  # a step that ends sooner is read once, after its end
@@ -44,19 +44,19 @@ class End:
 def start(
     client: docker.APIClient, spec: ContainerSpec, *, name: str, labels: Mapping[str, str], context: Context
 ) -> tuple[str, list[str]]:
-    """Create and start; -> its id, and what had to be left out, in words. One that does not start leaves nothing.
+    """Create and start; -> its id, and warnings about what had to be left out.
 
-    Raises BusyError when a container of this name is there: the name is the lock of a run's step.
+    A container that does not start is removed. Raises BusyError when one of this name exists: the name is
+    the lock of a run's step.
     """
     try:
         return _start(client, spec, name, labels, context), []
     except EngineError as error:
-        limits = {key: value for key, value in spec.ulimits.items() if key != "memlock"}
-        if "memlock" not in spec.ulimits or NO_MEMLOCK not in str(
-            getattr(error.__cause__, "explanation", "")
-        ):
+        explanation = str(getattr(error.__cause__, "explanation", ""))
+        if "memlock" not in spec.ulimits or NO_MEMLOCK not in explanation:
             raise
-        warning = f"the engine may not lift the limit of locked memory: the step runs with the usual one ({error.what})"
+        limits = {key: value for key, value in spec.ulimits.items() if key != "memlock"}
+        warning = f"the step runs with the default limit of locked memory ({error.what})"
     return _start(client, spec, name, labels, context, ulimits=limits), [warning]
 
 
@@ -70,7 +70,7 @@ def _start(
     ulimits: Mapping[str, int] | None = None,
 ) -> str:
     wanted = spec.ulimits if ulimits is None else ulimits
-    with speaking(context):
+    with translated(context):
         made = client.create_container(
             spec.image,
             list(spec.command),
@@ -86,9 +86,11 @@ def _start(
         try:
             client.start(container)
         except APIError:
-            client.remove_container(container, v=True, force=True)  # or it would stay, in the state `created`
+            client.remove_container(
+                container, v=True, force=True
+            )  # otherwise it would remain in the state `created`
             raise
-        except requests.exceptions.RequestException as error:  # no answer: it may have started all the same
+        except requests.exceptions.RequestException as error:  # no answer: it may have started nevertheless
             raise lost(dataclasses.replace(context, container=container), str(error)) from error
     return container
 
@@ -121,33 +123,35 @@ def _host_config(client: docker.APIClient, spec: ContainerSpec, ulimits: Mapping
 
 
 class Watch:
-    """Follows a container that runs or has ended: its log to the sink, its end to an End."""
+    """Follows a container that runs or has ended: its output into the log, its end into an End."""
 
-    def __init__(self, client: docker.APIClient, container: str, sink: Sink, context: Context) -> None:
-        self._client, self._container, self._sink, self._context = client, container, sink, context
+    def __init__(self, client: docker.APIClient, container: str, log: LogWriter, context: Context) -> None:
+        self._client, self._container, self._log, self._context = client, container, log, context
         self._wait = _Call(lambda: client.wait(container))
-        self._log = LogFollower(client, container, sink)
+        self._follower = LogFollower(client, container, log)
         self._stopping: _Call | None = None
 
     def to_the_end(self, step: Step, stop: Stop, *, grace_s: float, ran_s: float = 0.0) -> End:
-        """Until it has ended and its last line is in the sink; limits and `stop` end it before.
+        """Until it has ended and its last line is logged; limits and `stop` end it earlier.
 
-        Raises EngineLost when the engine goes away meanwhile, EngineError when somebody removes the container.
+        Raises EngineLost when the engine goes away meanwhile, EngineError when the container is removed
+        from outside.
         """
         self._wait.start()
         if not self._wait.ended.wait(FOLLOW_AFTER_S):
-            self._log.start()
+            self._follower.start()
         try:
             stopped_by = self._watch(step, stop, grace_s, time.monotonic() - ran_s)
             if self._wait.error is not None:
                 raise _unanswered(self._wait.error, self._context)
-            self._log.finish()
+            self._follower.finish()
             return self._end(stopped_by)
         finally:
-            self._log.give_up()
+            self._follower.give_up()
 
     def _watch(self, step: Step, stop: Stop, grace_s: float, began: float) -> str | None:
         stopped_by: str | None = None
+        timeout_s = max(1, round(grace_s))  # whole seconds; 0 would kill it at once
         while not self._wait.ended.wait(POLL_S):
             now = time.monotonic()
             if stopped_by is None:
@@ -155,14 +159,12 @@ class Watch:
                     step,
                     stop,
                     ran_s=now - began,
-                    silent_s=now - self._sink.last_line,
-                    disk_full=self._sink.error is not None,
+                    silent_s=now - self._log.last_line,
+                    disk_full=self._log.error is not None,
                 )
                 if stopped_by:
-                    # The daemon itself kills it after the grace, even if this driver is dead by then.
-                    self._stopping = _Call(
-                        lambda: self._client.stop(self._container, timeout=_whole(grace_s))
-                    )
+                    # The daemon itself kills it after the grace period, even if this driver is dead by then.
+                    self._stopping = _Call(lambda: self._client.stop(self._container, timeout=timeout_s))
                     self._stopping.start()
             elif self._stopping and self._stopping.error is not None:
                 raise _unanswered(self._stopping.error, self._context)
@@ -178,17 +180,19 @@ class Watch:
                 raise _unanswered(error, self._context) from error
 
     def _end(self, stopped_by: str | None) -> End:
-        if self._log.error is not None:
-            raise _unanswered(self._log.error, self._context)
+        if self._follower.error is not None:
+            raise _unanswered(self._follower.error, self._context)
         try:
             found = self._client.inspect_container(self._container)
         except FAILURES as error:
             raise _unanswered(error, self._context) from error
         state = found["State"]
-        if (began := _begun(state)) is None:  # podman tells only now that it could not start it
-            raise translate(DockerException(state.get("Error") or "it never started"), context=self._context)
+        if (began := _begun(state)) is None:  # podman reports only now that it could not start it
+            raise translate(
+                DockerException(state.get("Error") or "the container never started"), context=self._context
+            )
         killed = bool(state.get("OOMKilled"))
-        # The daemon notes the start after the fact: a process of a millisecond may end before it began.
+        # The daemon records the start late: a process of a millisecond may seem to end before it began.
         return End(
             exit_code=int(state["ExitCode"]),
             stopped_by=stopped_by,
@@ -199,19 +203,19 @@ class Watch:
 
 
 def remove(client: docker.APIClient, container: str) -> str | None:
-    """Put it away, killing it if it still runs; -> why that failed, in words."""
+    """Remove it, killing it if it still runs; -> why that failed, or None."""
     try:
         client.remove_container(container, v=True, force=True)
     except FAILURES as error:
         if isinstance(error, APIError) and error.status_code in (404, 409):  # gone, or being removed just now
             return None
-        return f"container {container[:12]} could not be removed: {error}; `lab runs stop` does it later"
+        return f"cannot remove container {container[:12]}: {error}; remove it later with `lab runs stop`"
     return None
 
 
 def running_for(client: docker.APIClient, container: str, context: Context) -> float | None:
-    """Seconds since it was started, by whoever did; None if it never was."""
-    with speaking(context):
+    """Seconds since it was started; None if it never was."""
+    with translated(context):
         began = _begun(client.inspect_container(container)["State"])
     return (datetime.now(timezone.utc) - began).total_seconds() if began else None
 
@@ -224,30 +228,26 @@ def moment(text: str) -> datetime:
     """The daemon's RFC 3339 time with up to nine decimals, as UTC."""
     match = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", text)
     if match is None:
-        raise EngineError(f"the engine tells a time that is none: {text!r}")
+        raise EngineError(f"unparseable timestamp from the engine: {text!r}")
     zone = match[3].replace("Z", "+00:00")
     micros = (match[2] or ".0")[1:7].ljust(6, "0")
     return datetime.fromisoformat(f"{match[1]}.{micros}{zone}").astimezone(timezone.utc)
 
 
 def _unanswered(error: Exception, context: Context) -> Exception:
-    """What a request about a running container that got no answer means."""
+    """The error for a request about a running container that was not answered."""
     if isinstance(error, NotFound):
         return EngineError(
-            f"the container of step {context.step!r} was removed by somebody else, and its result with it",
-            fix="try the step again with lab run --resume",
+            f"the container of step {context.step!r} was removed from outside, and its result with it",
+            fix="run the step again with lab run --resume",
         )
     if isinstance(error, APIError):
         return translate(error, context=context)
     return lost(context, str(error)) if isinstance(error, FAILURES) else error
 
 
-def _whole(seconds: float) -> int:
-    return max(1, round(seconds))  # the daemon takes whole seconds, and 0 would mean: no grace at all
-
-
 class _Call(threading.Thread):
-    """A request that blocks, on a thread of its own; `ended` wakes whoever waits for it."""
+    """A blocking request on a thread of its own; `ended` is set when it is over."""
 
     def __init__(self, request: Callable[[], object]) -> None:
         super().__init__(daemon=True, name="lab-docker")

@@ -1,6 +1,6 @@
-"""Steps in containers: one step, one container, with what lab/images/spec.py decides that it gets and nothing else.
+"""Steps in containers: one container per step, with what lab.images.container decides and nothing else.
 
-This module is imported by plans and dry runs; the Docker SDK only where an engine is spoken to.
+Plans and dry runs import this module, so the Docker SDK is imported only where the engine is called.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from lab.core.stop import Stop
 from lab.engines.base import Engine
 from lab.engines.docker.mounts import OPTION_OF, checked, with_token
 from lab.engines.docker.site import site_for
-from lab.engines.sink import Sink, last_words
-from lab.engines.verdict import judge
+from lab.engines.log_writer import LogWriter, last_log_lines
+from lab.engines.verdict import Ending, judge
 from lab.errors import EngineError, EngineLost, GpuError, UsageError, storage_error
 from lab.images import spec as images
-from lab.images.spec import ContainerSpec, HostContext, Image, analysis_spec, container_spec
+from lab.images.container import ContainerSpec, HostContext, analysis_spec, container_spec
+from lab.images.spec import Image
 from lab.secrets import redact_env, secret_values
 
 if TYPE_CHECKING:
@@ -80,31 +81,32 @@ class DockerEngine(Engine):
         on_line: Callable[[str], None],
         stop: Stop,
     ) -> Outcome:
-        """Run a container that was decided elsewhere, under the name and labels of this run's step."""
+        """Run a container of this `spec` under the name and labels of the run's step."""
         from lab.engines.docker import container as containers
-        from lab.engines.docker.leftovers import labels
+        from lab.engines.docker.labels import make_labels
 
         daemon = self.daemon()
         spec = _allowed(daemon, checked(spec))
         context = self._context(daemon, run, step, spec, gpus)
-        # By its content id: all steps of a run get one image, even if its name moves to a newer one meanwhile.
+        # By content id: all steps of a run get one image, even if its name is moved to a newer one meanwhile.
         exact = msgspec.structs.replace(spec, image=self.image_record(spec.image).id)
-        with with_token(exact) as ready, Sink(run.log(step), on_line) as sink:
+        with with_token(exact) as ready, LogWriter(run.log(step), on_line) as log:
             container, warnings = containers.start(
                 daemon.client,
                 ready,
                 name=container_name(run, step),
                 context=context,
-                labels=labels(run, step.name, _fingerprint(run, step), gpus, spec.image),
+                labels=make_labels(run, step.name, _fingerprint(run, step), gpus, spec.image),
             )
-            sink.take(f"lab: {warning}" for warning in warnings)
-            end = self._collect(daemon, container, step, sink, context, stop)
-        return self._outcome(run, step, sink, end)
+            log.write(f"lab: {warning}" for warning in warnings)
+            end = self._collect(daemon, container, step, log, context, stop)
+        return self._outcome(run, step, log, end)
 
     def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
-        """Take up the container that an earlier driver left of this step, running or ended; None if there is none.
+        """Follow the container that an earlier driver left of this step, running or ended; None if there is
+        none.
 
-        Its log is written anew from its first line, so the caller must not `begin` the step again.
+        Its log is written again from its first line, so the caller must not `begin` the step again.
         """
         from lab.engines.docker import container as containers
         from lab.engines.docker.leftovers import leftovers
@@ -124,33 +126,33 @@ class DockerEngine(Engine):
         if ran_s is None:  # its driver died before it could start it
             containers.remove(daemon.client, one.container)
             return None
-        with Sink(run.log(step), on_line) as sink:
-            end = self._collect(daemon, one.container, step, sink, context, stop, ran_s)
-        return self._outcome(run, step, sink, end)
+        with LogWriter(run.log(step), on_line) as log:
+            end = self._collect(daemon, one.container, step, log, context, stop, ran_s)
+        return self._outcome(run, step, log, end)
 
     def image_record(self, ref: str | None = None) -> ImageRecord:
         """Which image the steps run in. Raises EngineError when the engine does not have it."""
-        from lab.engines.docker.errors import Context, speaking
-        from lab.images.probe import recall
+        from lab.engines.docker.errors import Context, translated
+        from lab.images.saved_checks import load_check
 
         daemon, ref = self.daemon(), ref or self.image.workload_ref or self.image.ref
         with self._mutex:
             if ref not in self._records:
-                with speaking(Context(endpoint=daemon.endpoint, image=self.image.name, ref=ref)):
+                with translated(Context(endpoint=daemon.endpoint, image=self.image.name, ref=ref)):
                     found = daemon.client.inspect_image(ref)  # type: ignore[no-untyped-call]
-                said = found["Config"].get("Labels") or {}
+                labels = found["Config"].get("Labels") or {}
                 self._records[ref] = ImageRecord(
                     name=self.image.name,
                     ref=ref,
                     id=found["Id"],
                     digests=tuple(found.get("RepoDigests") or ()),
-                    wheel_sha256=said.get("lab.wheel.sha256"),
-                    checked=recall(found["Id"]),
+                    wheel_sha256=labels.get("lab.wheel.sha256"),
+                    checked=load_check(found["Id"]),
                 )
             return self._records[ref]
 
     def gpus_in_use(self) -> set[str]:
-        """The UUIDs that running containers of lab hold, whether their drivers live or not."""
+        """The UUIDs of GPUs that running containers of lab use, whether or not their drivers live."""
         from lab.engines.docker.leftovers import leftovers
 
         return {uuid for one in leftovers(daemon=self.daemon()) if one.running for uuid in one.gpus}
@@ -175,12 +177,12 @@ class DockerEngine(Engine):
     def provenance(
         self, run_dir: str, gpus: Sequence[Gpu]
     ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
-        """The image by its content, and who and what every container of the run is given."""
-        where = host_context(run_dir, gpus)
-        spec = container_spec(self.image, Step(name="any", argv=("python",)), gpus, where)
+        """The image by its content, and the identity and mounts that every container of the run gets."""
+        host = host_context(run_dir, gpus)
+        spec = container_spec(self.image, Step(name="any", argv=("python",)), gpus, host)
         return self.image_record(), {
-            "uid": where.uid,
-            "gid": where.gid,
+            "uid": host.uid,
+            "gid": host.gid,
             "groups": list(spec.group_add),
             "network": spec.network_mode,
             "mounts": [msgspec.to_builtins(mount) for mount in spec.mounts],
@@ -191,7 +193,7 @@ class DockerEngine(Engine):
         return {**msgspec.to_builtins(spec), "env": redact_env(spec.env, secret_values())}
 
     def daemon(self) -> Daemon:
-        """The engine, reached once."""
+        """The connection to the engine, made once."""
         with self._mutex:
             if self._daemon is None:
                 from lab.engines.docker.client import connect
@@ -204,39 +206,41 @@ class DockerEngine(Engine):
         daemon: Daemon,
         container: str,
         step: Step,
-        sink: Sink,
+        log: LogWriter,
         context: Context,
         stop: Stop,
         ran_s: float = 0.0,
     ) -> End:
-        """Watch the container to its end and remove it, whatever happens; only a lost engine leaves it behind."""
+        """Watch the container to its end and remove it in any case, unless the engine is lost."""
         from lab.engines.docker.container import Watch, remove
 
         context = dataclasses.replace(context, container=container)
         lost = False
         try:
-            watch = Watch(daemon.client, container, sink, context)
+            watch = Watch(daemon.client, container, log, context)
             return watch.to_the_end(step, stop, grace_s=self.grace_s, ran_s=ran_s)
         except EngineLost:
             lost = True
             raise
         finally:
-            if not lost and (trouble := remove(daemon.client, container)):
-                sink.take([f"lab: {trouble}"])
+            if not lost and (problem := remove(daemon.client, container)):
+                log.write([f"lab: {problem}"])
 
-    def _outcome(self, run: Run, step: Step, sink: Sink, end: End) -> Outcome:
-        if sink.error is not None:
-            raise storage_error(sink.error, run.log(step)) from sink.error
+    def _outcome(self, run: Run, step: Step, log: LogWriter, end: End) -> Outcome:
+        if log.error is not None:
+            raise storage_error(log.error, run.log(step)) from log.error
         code = end.exit_code
         return judge(
-            exit_code=code,
-            seconds=end.seconds,
-            started_utc=end.started_utc,
-            stopped_by=end.stopped_by,
-            limit_s=step.stall_timeout_s if end.stopped_by == "stall" else step.timeout_s,
-            limit_hit=None if self.daemon().is_podman else end.limit_hit,  # podman never tells
-            tail=[*sink.tail, *(last_words(run, step) if code else [])],
-            missing=run.missing(step) if code == 0 else (),
+            Ending(
+                exit_code=code,
+                seconds=end.seconds,
+                started_utc=end.started_utc,
+                stopped_by=end.stopped_by,
+                limit_s=step.stall_timeout_s if end.stopped_by == "stall" else step.timeout_s,
+                limit_hit=None if self.daemon().is_podman else end.limit_hit,  # podman does not report it
+                tail=[*log.tail, *(last_log_lines(run, step) if code else [])],
+                missing=run.missing(step) if code == 0 else (),
+            )
         )
 
     def _context(
@@ -262,14 +266,14 @@ class DockerEngine(Engine):
 
 
 def container_name(run: Run, step: Step) -> str:
-    """One name for one step of one run folder: the engine refuses a second container of it, and that is the lock."""
+    """One name per step of a run folder; it is a lock, because the engine refuses a second such container."""
     readable = re.sub(r"[^a-zA-Z0-9_.-]", "_", run.manifest.id)[:40]
     key = hashlib.sha256(f"{run.root.resolve()}\0{step.name}".encode()).hexdigest()[:16]
     return f"lab-{readable}-{key}"
 
 
 def host_context(run_dir: str, gpus: Sequence[Gpu]) -> HostContext:
-    """What of this host a container may see. Looks at the host's files, at nothing else."""
+    """What a container may see of this host. Looks only at the host's files."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lab"
     return HostContext(
         run_dir=run_dir,
@@ -284,7 +288,7 @@ def host_context(run_dir: str, gpus: Sequence[Gpu]) -> HostContext:
 
 
 def device_gids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """The numeric groups that may open these GPUs' nodes; names would be resolved inside the image, and fail."""
+    """The numeric groups that may open these GPUs' nodes. Names would be looked up in the image, and fail."""
     nodes = [Path(gpu.render_node) for gpu in gpus if gpu.render_node]
     if not nodes:
         return ()
@@ -294,10 +298,10 @@ def device_gids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
 
 
 def _allowed(daemon: Daemon, spec: ContainerSpec) -> ContainerSpec:
-    """Refuse what an engine would get wrong without a word."""
+    """Refuse what an engine would silently get wrong."""
     if spec.device_requests and daemon.is_podman:
         raise GpuError(
-            f"the engine at {daemon.endpoint} is podman, which ignores requests for NVIDIA GPUs: the step would run without",
+            f"the engine at {daemon.endpoint} is podman, which ignores requests for NVIDIA GPUs",
             fix="use a Docker engine (DOCKER_HOST) for NVIDIA GPUs; CPU and AMD images run on podman",
         )
     for mount in spec.mounts:
@@ -305,7 +309,7 @@ def _allowed(daemon: Daemon, spec: ContainerSpec) -> ContainerSpec:
             mount.source.encode()
         except UnicodeEncodeError as error:
             raise UsageError(
-                f"the engine takes no path that is not UTF-8: {mount.source!r}", fix="rename the folder"
+                f"the Docker engine needs UTF-8 paths: {mount.source!r}", fix="rename the folder"
             ) from error
     return spec
 

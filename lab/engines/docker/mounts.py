@@ -1,7 +1,8 @@
-"""What of the host may enter a container: every source is looked at before the engine sees it.
+"""What may be mounted into a container: every source is checked before the engine sees it.
 
-The run folder, lab's two caches and the files that tools name in a variable; never a system folder, a socket, a device,
-or the whole home. Tokens travel as a file that only the caller can read, never as a variable.
+Allowed are the run folder, lab's two caches and the files that tools name in a variable; never a system
+folder, a socket, a device, or the whole home. A token is mounted as a file that only the caller can read,
+never set as a variable.
 """
 
 from __future__ import annotations
@@ -18,23 +19,10 @@ import msgspec
 
 from lab.core.files import make_folder
 from lab.errors import MissingError, UsageError, writing
-from lab.images.spec import ContainerSpec, Mount
+from lab.images.container import ContainerSpec, Mount
 
-SYSTEM = (
-    "/bin",
-    "/boot",
-    "/dev",
-    "/etc",
-    "/lib",
-    "/lib64",
-    "/proc",
-    "/run",
-    "/sbin",
-    "/sys",
-    "/usr",
-    "/var/lib",
-    "/var/run",
-)
+SYSTEM = ["/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr"]
+SYSTEM += ["/var/lib", "/var/run"]
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 TOKEN_TARGET = "/run/secrets/hf_token"
 OPTION_OF = {
@@ -48,16 +36,17 @@ OPTION_OF = {
 
 
 def checked(spec: ContainerSpec) -> ContainerSpec:
-    """The same container with every mount's source made absolute, or an error that names the option it came from.
+    """The same container with every mount's source made absolute, or an error that names the option it came
+    from.
 
-    Raises MissingError for a source that is not there, UsageError for one that must not enter a container.
+    Raises MissingError for a source that does not exist, UsageError for one that may not be mounted.
     """
     return msgspec.structs.replace(spec, mounts=tuple(_checked(mount) for mount in spec.mounts))
 
 
 @contextlib.contextmanager
 def with_token(spec: ContainerSpec, env: Mapping[str, str] | None = None) -> Iterator[ContainerSpec]:
-    """Hand the caller's hub token to the container as a read-only file, removed when the block ends."""
+    """Mount the caller's Hub token as a read-only file, which is removed when the block ends."""
     source = os.environ if env is None else env
     token = next((source[name] for name in TOKEN_VARIABLES if source.get(name)), None)
     if token is None or spec.network_mode == "none":
@@ -83,9 +72,9 @@ def _checked(mount: Mount) -> Mount:
     option = OPTION_OF.get(mount.target, mount.target)
     if mount.source.startswith("<path in $"):
         raise MissingError(
-            f"{option} is not set: it must name a file of yours",
+            f"{option} is not set: it must name a file",
             where=mount.target,
-            fix=f"{option}=/path/to/it lab run ...",
+            fix=f"{option}=/path/to/file lab run ...",
         )
     path = Path(mount.source)
     if mount.target in ("/hf", "/cache"):
@@ -95,7 +84,7 @@ def _checked(mount: Mount) -> Mount:
     try:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
-        raise MissingError(f"what {option} names is not there: {error}", where=path) from error
+        raise MissingError(f"{option} names a path that does not exist: {error}", where=path) from error
     _refuse(real, option)
     if mount.target == "/opt/lab/nixnan.so":
         check_shared_object(real)
@@ -103,7 +92,7 @@ def _checked(mount: Mount) -> Mount:
 
 
 def _own_folder(path: Path) -> None:
-    """A run folder behind a link could be swapped for another one while the run goes on."""
+    """A run folder behind a link could be swapped for another while the run goes on."""
     if path.is_symlink():
         raise UsageError("the run folder is a symbolic link", where=path, fix="name the folder itself")
     if path.is_dir() and path.stat().st_uid != os.geteuid() and os.geteuid() != 0:
@@ -116,38 +105,38 @@ def _refuse(real: Path, option: str) -> None:
     kind = real.stat().st_mode
     if not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)):
         raise UsageError(
-            f"{option} names a socket, pipe or device: that never enters a container", where=real
+            f"{option} names a socket, pipe or device, which cannot be mounted into a container", where=real
         )
     home = Path(os.path.expanduser("~")).resolve()
     if real == Path("/") or real == home or real in home.parents or _below_system(real):
         raise UsageError(
-            f"{option} names a folder that never enters a container",
+            f"{option} names a folder that cannot be mounted into a container",
             where=real,
             fix="name a folder of your own data",
         )
 
 
 def _below_system(real: Path) -> bool:
-    # /run/user/<uid> is the caller's own; every other place below these is the system's.
-    mine = Path(f"/run/user/{os.geteuid()}")
-    return mine not in real.parents and any(real == Path(p) or Path(p) in real.parents for p in SYSTEM)
+    # /run/user/<uid> is the caller's own; everything else below these is the system's.
+    own = Path(f"/run/user/{os.geteuid()}")
+    return own not in real.parents and any(real == Path(p) or Path(p) in real.parents for p in SYSTEM)
 
 
 def check_shared_object(path: Path) -> None:
-    """Refuse a file that the loader of an x86-64 container could not load. Reads the ELF header only."""
+    """Refuse a file that an x86-64 container could not load. Reads only its ELF header."""
     with path.open("rb") as file:
         head = file.read(20)
     what = None
     if head[:4] != b"\x7fELF":
-        what = "is no ELF shared object" + (" but an empty file" if not head else "")
+        what = "is an empty file, not an ELF shared object" if not head else "is not an ELF shared object"
     elif len(head) < 20 or head[4] != 2:
         what = "is not a 64-bit ELF file"
     else:
         kind, machine = struct.unpack_from("<HH", head, 16)
         if kind != 3:
-            what = "is an ELF file, but no shared object"
+            what = "is an ELF file, but not a shared object"
         elif machine != 62:
-            what = "is built for another processor than x86-64"
+            what = "is not built for x86-64"
     if what:
         raise UsageError(
             f"NIXNAN_SO {what}", where=path, fix="name the nixnan.so that you built for this machine"

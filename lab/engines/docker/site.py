@@ -8,11 +8,11 @@ from lab.errors import GpuError, UsageError
 from lab.gpus.discover import discover, parse_spec, placeholders, select
 from lab.images.spec import Image
 
-DEFAULT_NPROC = 8  # what a dry run assumes of GPUs that are not in this machine
+DEFAULT_NUM_GPUS = 8  # what a dry run assumes where there is no GPU
 
 
 def site_for(image: Image, options: Options) -> Site:
-    """Raises GpuError for a GPU that is asked for and not here, UsageError for GPUs that the image cannot use."""
+    """Raises GpuError for a GPU that is not present, UsageError for GPUs that the image cannot use."""
     if image.vendor == "none":
         if options.gpus not in ("all", "none"):
             raise UsageError(
@@ -23,11 +23,11 @@ def site_for(image: Image, options: Options) -> Site:
     if present:
         return Site(vendor=image.vendor, gpus=tuple(select(present, options.gpus)))
     if options.dry_run:
-        assumed = placeholders(image.vendor, options.gpus, DEFAULT_NPROC)
+        assumed = placeholders(image.vendor, options.gpus, DEFAULT_NUM_GPUS)
         return Site(vendor=image.vendor, gpus=tuple(assumed), resolved=False)
     if parse_spec(options.gpus) == []:
         return Site(vendor=image.vendor)
     raise GpuError(
-        f"the image {image.name!r} needs {image.vendor} GPUs and this machine shows none",
-        fix="see `lab doctor`; use --image cpu for a run without GPU, or --dry-run to see the plan",
+        f"the image {image.name!r} needs {image.vendor} GPUs and none was found on this machine",
+        fix="see `lab doctor`; use --image cpu to run without a GPU, or --dry-run to see the plan",
     )

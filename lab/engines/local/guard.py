@@ -1,9 +1,10 @@
-"""Stands between the driver and a step so that no process of the step outlives the driver.
+"""Runs between the driver and a step, so that no process of the step outlives the driver.
 
-Run as `python -I -S _guard.py SOCKET_FD GRACE_S LOCK -- argv...`. The driver holds the other end of the socket:
-when it sends or dies (even by SIGKILL), the whole tree gets SIGINT, after GRACE_S seconds SIGKILL. As a child
-subreaper the guard finds processes that moved to their own session, as torchrun's workers do. LOCK stays locked while
-anything lives. At the end one JSON line goes to the socket. Only the standard library: this is on the start-up path.
+Run as `python -I -S guard.py SOCKET_FD GRACE_S LOCK -- argv...`. The driver holds the other end of the
+socket: when it sends a byte or dies (even by SIGKILL), the whole tree gets SIGINT, after GRACE_S seconds
+SIGKILL. As a child subreaper the guard finds processes that moved to their own session, as torchrun's workers
+do. LOCK stays locked while any of them lives. At the end one JSON line goes to the socket. It imports only
+the standard library, because every step waits for its start.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> int:
-    wire = socket.socket(fileno=int(sys.argv[1]))
-    wire.set_inheritable(False)  # the step must not hold the driver's line open
+    driver = socket.socket(fileno=int(sys.argv[1]))
+    driver.set_inheritable(False)  # the step must not keep the socket open
     grace_s, lock, argv = float(sys.argv[2]), sys.argv[3], sys.argv[5:]
-    hold = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
-    fcntl.flock(hold, fcntl.LOCK_EX)
+    handle = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    fcntl.flock(handle, fcntl.LOCK_EX)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -37,19 +38,13 @@ def main() -> int:
 
     child, error = start(argv)
     if child is None:
-        tell(wire, {"start_error": error})
+        send(driver, {"start_error": error})
         return 127
-    status, stopped = watch(child, wire, wake_read, grace_s)
-    sweep_up()
+    status, stopped = watch(child, driver, wake_read, grace_s)
+    kill_descendants()
     peak_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    tell(
-        wire,
-        {
-            "exit_code": os.waitstatus_to_exitcode(status),
-            "stopped": stopped,
-            "peak_mem_bytes": peak_kb * 1024,
-        },
-    )
+    code = os.waitstatus_to_exitcode(status)
+    send(driver, {"exit_code": code, "stopped": stopped, "peak_mem_bytes": peak_kb * 1024})
     return 0
 
 
@@ -70,17 +65,20 @@ def start(argv: list[str]) -> tuple[int | None, str]:
             os._exit(127)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        why_not = pipe.read().decode(errors="replace")
-    if why_not:
+        failure = pipe.read().decode(errors="replace")
+    if failure:
         os.waitpid(pid, 0)
-        return None, why_not
+        return None, failure
     return pid, ""
 
 
-def watch(child: int, wire: socket.socket, wake_read: int, grace_s: float) -> tuple[int, bool]:
-    """Reap until `child` has ended; a word or the end of the driver stops the tree. -> (wait status, stopped)."""
+def watch(child: int, driver: socket.socket, wake_read: int, grace_s: float) -> tuple[int, bool]:
+    """Reap until `child` has ended; a command, or the death of the driver, stops the tree.
+
+    -> the wait status, and whether it was stopped.
+    """
     deadline: float | None = None
-    listening: list[socket.socket | int] = [wire, wake_read]
+    listening: list[socket.socket | int] = [driver, wake_read]
     while True:
         status = reap(child)
         if status is not None:
@@ -90,26 +88,26 @@ def watch(child: int, wire: socket.socket, wake_read: int, grace_s: float) -> tu
         if wake_read in ready:
             numbers = os.read(wake_read, 64)
             if signal.SIGTERM in numbers or signal.SIGINT in numbers:
-                deadline = deadline or stop_gently(grace_s)
-        if wire in ready:
-            word = hear(wire)
-            if word == b"k":
+                deadline = deadline or interrupt_descendants(grace_s)
+        if driver in ready:
+            command = receive(driver)
+            if command == b"k":
                 deadline = time.monotonic()
             else:
-                deadline = deadline or stop_gently(grace_s)
-            if word == b"":
-                listening.remove(wire)
+                deadline = deadline or interrupt_descendants(grace_s)
+            if command == b"":
+                listening.remove(driver)
         if deadline is not None and time.monotonic() >= deadline:
-            sweep_up(keep=child)
+            kill_descendants(keep=child)
 
 
-def stop_gently(grace_s: float) -> float:
+def interrupt_descendants(grace_s: float) -> float:
     for pid in descendants():
         signal_to(pid, signal.SIGINT)
     return time.monotonic() + grace_s
 
 
-def sweep_up(keep: int | None = None) -> None:
+def kill_descendants(keep: int | None = None) -> None:
     """SIGKILL everything below us until nothing is left, except the zombie `keep`, whose status is wanted."""
     for _ in range(200):
         alive = descendants()
@@ -158,11 +156,11 @@ def descendants() -> list[int]:
                 continue  # ended while we looked
             if fields[0] != b"Z":
                 children.setdefault(int(fields[1]), []).append(int(name))
-    found, todo = [], [os.getpid()]
-    while todo:
-        below = children.get(todo.pop(), [])
+    found, queue = [], [os.getpid()]
+    while queue:
+        below = children.get(queue.pop(), [])
         found += below
-        todo += below
+        queue += below
     return found
 
 
@@ -173,18 +171,18 @@ def signal_to(pid: int, number: int) -> None:
         pass  # it ended by itself meanwhile
 
 
-def hear(wire: socket.socket) -> bytes:
+def receive(driver: socket.socket) -> bytes:
     try:
-        return wire.recv(1)
+        return driver.recv(1)
     except OSError:
         return b""
 
 
-def tell(wire: socket.socket, message: dict[str, object]) -> None:
+def send(driver: socket.socket, message: dict[str, object]) -> None:
     try:
-        wire.sendall(json.dumps(message).encode() + b"\n")
+        driver.sendall(json.dumps(message).encode() + b"\n")
     except OSError:
-        pass  # the driver is gone; there is nobody to tell
+        pass  # the driver is gone
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the tests of containers share: an image of 2 MB made of busybox, runs in it, and a look at what is left."""
+"""What the tests of containers share: a 2 MB image made of busybox, runs in it, and what they leave."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import contextlib
 import io
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tarfile
+import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +21,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lab.core.gpu import Gpu
 from lab.core.run import Run
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
@@ -24,6 +29,7 @@ from lab.engines.docker.client import connect
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.leftovers import leftovers
 from lab.images.spec import Devices, Image, MountRule
+from tests.conftest import ROOT
 from tests.core.test_manifest import a_manifest
 
 REF = "lab-test/busybox:engine"
@@ -212,3 +218,51 @@ def _carry(source, target) -> None:
             target.sendall(data)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def own_caches(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+DRIVER = """
+    import sys
+    from pathlib import Path
+    from lab.core.gpu import Gpu
+from lab.core.run import Run
+    from lab.engines.docker.engine import DockerEngine
+    from lab.core.stop import Stop
+    from tests.engines.docker.fixtures import an_image
+    run = Run.open(Path(sys.argv[1]))
+    step = run.manifest.steps[0].step
+    run.begin(step)
+    DockerEngine(an_image()).run(run, step, [], on_line=lambda line: print(line, flush=True), stop=Stop())
+"""
+
+
+def kill_driver_of(root: Path, step: Step) -> Run:
+    """A driver that has seen the step's first line, killed by SIGKILL."""
+    a_docker_run(root, step)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER), str(root)], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert driver.stdout and driver.stdout.readline() == b"up\n"
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    return Run.open(root)
+
+
+def nvidia(*indices: int) -> list[Gpu]:
+    return [Gpu(vendor="nvidia", index=i, uuid=f"GPU-1234-{i}", driver="535.1") for i in indices]
+
+
+def docker(*words: str) -> str:
+    return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout
+
+
+def until(true, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)

@@ -166,7 +166,8 @@ def test_a_daemon_left_behind_by_a_good_step_is_ended(tmp_path):
         tmp_path / "r",
         python(f"""
         import subprocess, sys
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)  # {marker}"], start_new_session=True)"""),
+        argv = [sys.executable, "-c", "import time; time.sleep(300)  # {marker}"]
+        subprocess.Popen(argv, start_new_session=True)"""),
     )
     assert outcome.ok and outcome.seconds < 10
     assert not until_gone(marker)

@@ -20,10 +20,16 @@ from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
 from lab.driver.execute import StepRunner
-from lab.engines.slurm import queue as queue
-from lab.engines.slurm.engine import SlurmEngine, cancel_run, read_jobs
-from lab.engines.slurm.task import Ticket, engine_of, on_this_node, wrapped
+from lab.engines.slurm import queue
+from lab.engines.slurm.cancel import cancel_run
+from lab.engines.slurm.container import wrapped
+from lab.engines.slurm.engine import SlurmEngine
+from lab.engines.slurm.node import on_this_node
+from lab.engines.slurm.records import Ticket, read_jobs
+from lab.engines.slurm.submission import step_parameters
+from lab.engines.slurm.task import engine_of
 from lab.errors import EngineError, GpuError, UsageError
+from lab.images import spec as images
 from tests.core.test_manifest import a_manifest
 from tests.rooms.sweep.gemm.recorded import write_sweep
 
@@ -90,8 +96,10 @@ def test_a_login_node_without_slurm_is_told_so(monkeypatch):
 
 
 def test_an_image_needs_the_sites_container_runtime_and_the_other_way_round():
-    with pytest.raises(UsageError, match="container runtime"):
+    with pytest.raises(UsageError, match="--container docker runs an image"):
         SlurmEngine(SlurmOptions(container="docker"))
+    with pytest.raises(UsageError, match="container runtime"):
+        SlurmEngine(SlurmOptions(), image=images.load("cpu"))
 
 
 def test_over_nodes_torchrun_gets_the_static_rendezvous_of_its_node():
@@ -146,7 +154,7 @@ def test_a_step_in_apptainer_runs_what_apptainer_would_run(tmp_path, monkeypatch
 
 def test_extra_options_must_be_pairs():
     with pytest.raises(UsageError, match="KEY=VALUE"):
-        SlurmEngine(SlurmOptions(extra=("=x",)))._parameters([Step(name="s", argv=("x",))], jobs=1)
+        step_parameters(SlurmOptions(extra=("=x",)), [Step(name="s", argv=("x",))], jobs=1)
 
 
 # With one.
@@ -318,7 +326,7 @@ def test_gpus_that_the_node_does_not_show_are_an_error_with_its_name(tmp_path):
     gpu = Gpu(vendor="nvidia", index=0, uuid="placeholder")
     runner = StepRunner(run, SlurmEngine(SlurmOptions(), vendor="nvidia"), [], Stop(), no_lease)
     runner.execute(run.pending(), [gpu], jobs=1)
-    assert "needs 1 GPUs and this node shows 0" in outcome_of(run, "a").reason
+    assert "needs 1 GPU and this node shows 0" in outcome_of(run, "a").reason
     with pytest.raises(GpuError):
         runner.execute([msgspec.structs.replace(run.pending()[0], num_gpus=2)], [gpu], jobs=1)
 

@@ -1,4 +1,4 @@
-"""Where a step's output goes, the same for every engine: its log file, the screen and the tail, redacted."""
+"""A step's output, handled alike by every engine: redacted, then to its log file, the screen and the tail."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from lab.core.step import Step
 from lab.secrets import redact, secret_values
 
 TAIL_LINES = 40
+LOGS_SHOWN, LOG_LINES_SHOWN, LOG_BYTES_READ = 4, 8, 4096
 
 
-class Sink:
-    """Takes lines and never stops taking: a full disk is kept in `error` for the driver, because a reader that stops
-    would stop the step."""
+class LogWriter:
+    """Writes lines as they come, for as long as they come.
+
+    An error such as a full disk is kept in `error` for the driver: if reading stopped, the step would block.
+    """
 
     def __init__(self, log: Path, on_line: Callable[[str], None]) -> None:
         self._log, self._on_line = log, on_line
@@ -28,7 +31,7 @@ class Sink:
         self.last_line = time.monotonic()
         self.error: OSError | None = None
 
-    def __enter__(self) -> Sink:
+    def __enter__(self) -> LogWriter:
         try:
             self._file = self._log.open("w", encoding="utf-8", errors="replace")
         except OSError as error:
@@ -48,7 +51,7 @@ class Sink:
                 self.error = self.error or error
             self._file = None
 
-    def take(self, lines: Iterable[str]) -> None:
+    def write(self, lines: Iterable[str]) -> None:
         """Write whole lines, then flush, so that a log can be followed while the step runs."""
         self.last_line = time.monotonic()
         for raw in lines:
@@ -70,16 +73,14 @@ class Sink:
                 self.error = error
 
 
-def last_words(run: Run, step: Step) -> list[str]:
-    """The last lines of the step's own logs, newest file last: they hold what a killed rank said."""
-    paths = sorted(
-        {p for pattern in step.logs for p in run.root.glob(pattern)}, key=lambda p: p.stat().st_mtime
-    )
+def last_log_lines(run: Run, step: Step) -> list[str]:
+    """The last lines of the logs that the step itself wrote, newest file last: how a killed rank ended."""
+    paths = {path for pattern in step.logs for path in run.root.glob(pattern)}
     lines: list[str] = []
-    for path in paths[-4:]:
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime)[-LOGS_SHOWN:]:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4096))
-            last = file.read().decode("utf-8", "replace").splitlines()[-8:]
+            file.seek(max(0, path.stat().st_size - LOG_BYTES_READ))
+            last = file.read().decode("utf-8", "replace").splitlines()[-LOG_LINES_SHOWN:]
         if last:
             lines.append(f"--- {path.relative_to(run.root)}")
             lines += [redact(line, secret_values()) for line in last]

@@ -1,0 +1,194 @@
+"""What a container gets: (image, step, GPUs, host) -> ContainerSpec. Pure, so tested without a daemon."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+
+import msgspec
+
+from lab.core.gpu import Gpu
+from lab.core.step import Step
+from lab.errors import UsageError
+from lab.images.spec import Image, MountRule, Tool
+from lab.secrets import is_secret
+
+TMP = "/tmp"
+# What a user sets to steer a run is passed on; paths and GPU indices mean something else inside.
+PASSED_ON = ("NCCL_", "RCCL_", "HIP_", "HSA_", "CUDA_", "TORCH_", "TRITON_")
+KEPT_HERE = re.compile(r"_VISIBLE_DEVICES$|_(HOME|PATH|PATH64|ROOT|DIR|FILE|VERSION)$")
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    source: str
+    target: str
+    read_only: bool = False
+
+
+class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """NVIDIA GPUs by UUID. A count would always mean GPUs 0..N-1, and parallel runs would collide."""
+
+    driver: str
+    device_ids: tuple[str, ...]
+    capabilities: tuple[tuple[str, ...], ...]
+
+
+class HostContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a container may see of the host: the caller's identity and lab's folders."""
+
+    run_dir: str
+    hf_cache: str
+    cache: str
+    uid: int
+    gid: int
+    device_gids: tuple[str, ...] = ()  # numeric owners of /dev/kfd and the render nodes
+    host_env: Mapping[str, str] = {}
+    infiniband: bool = False
+
+
+class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a container gets; nothing is added later."""
+
+    image: str
+    command: tuple[str, ...]
+    user: str
+    group_add: tuple[str, ...]
+    env: dict[str, str]
+    mounts: tuple[Mount, ...]
+    devices: tuple[str, ...]  # "host:container:rwm"
+    device_requests: tuple[DeviceRequest, ...]
+    security_opt: tuple[str, ...]
+    ipc_mode: str
+    shm_size: str | None
+    mem_limit: str | None
+    network_mode: str
+    tmpfs: dict[str, str]
+    ulimits: dict[str, int]
+    cap_drop: tuple[str, ...] = ("ALL",)
+    cap_add: tuple[str, ...] = ()
+    read_only: bool = True
+    init: bool = True
+    stop_signal: str = "SIGINT"
+    working_dir: str = "/out"
+    tools: tuple[str, ...] = ()
+
+
+def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], host: HostContext) -> ContainerSpec:
+    """Decide what the container of `step` gets. Pure: looks at no daemon, GPU or file."""
+    tools = [_tool(image, name) for name in step.tools]
+    several = len(gpus) > 1
+    ipc = image.devices.multi_gpu_ipc if several else "private"
+    return ContainerSpec(
+        image=image.workload_ref or image.ref,
+        command=_command(image, step, tools),
+        user=f"{host.uid}:{host.gid}",
+        group_add=host.device_gids if image.vendor == "amd" and gpus else (),
+        env=_env(image, step, tools, host),
+        mounts=_mounts(image, tools, host),
+        devices=_devices(image, gpus, host),
+        device_requests=_device_requests(image, gpus),
+        security_opt=("no-new-privileges:true", *(image.devices.security_opt if gpus else ())),
+        ipc_mode=ipc,
+        shm_size=image.devices.shm_size if ipc == "private" else None,
+        mem_limit=image.devices.mem_limit,
+        # Ranks of one host connect over loopback, which exists without a network too. But NCCL and gloo
+        # wait for ever if there is no other interface, so several GPUs get the bridge. A step without GPUs
+        # gets it too, because the number of ranks it starts is unknown.
+        network_mode="bridge" if several or not gpus else "none",
+        tmpfs={TMP: "size=8g,mode=1777,exec"},  # exec: compiled kernels are loaded from here
+        ulimits={"stack": 67108864, **({"memlock": -1} if host.infiniband else {})},
+        tools=step.tools,
+    )
+
+
+def analysis_spec(image: Image, host: HostContext, *, inputs: str) -> ContainerSpec:
+    """The container that analyses a run: inputs read-only at /in, results in /out, no GPU and no network.
+
+    Traces come from outside and are hostile until parsed, so it gets less than any other container.
+    """
+    command = Step(
+        name="analysis", argv=("python", "-m", "lab", "analyze", "/in", "--out", "/out", "--json", "--quiet")
+    )
+    base = container_spec(image, command, [], host)
+    mounts = (Mount(source=host.run_dir, target="/out"), Mount(source=inputs, target="/in", read_only=True))
+    env = {**base.env, "XDG_CACHE_HOME": TMP, "MPLCONFIGDIR": TMP}
+    return msgspec.structs.replace(base, image=image.ref, mounts=mounts, env=env, network_mode="none")
+
+
+def _command(image: Image, step: Step, tools: Sequence[Tool]) -> tuple[str, ...]:
+    inner = (image.python if step.argv[0] == "python" else step.argv[0], *step.argv[1:])
+    prefix = tuple(part.format(folder=step.folder) for tool in tools for part in tool.prefix)
+    return prefix + inner
+
+
+def _env(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) -> dict[str, str]:
+    """A uid without a passwd entry has HOME=/, and getpass, Triton and the Hub's cache fail without these."""
+    home = {
+        "HOME": TMP,
+        "USER": "lab",
+        "LOGNAME": "lab",
+        "XDG_CACHE_HOME": "/cache",
+        "TRITON_CACHE_DIR": "/cache/triton",
+        "TORCHINDUCTOR_CACHE_DIR": "/cache/inductor",
+        "HF_HOME": "/hf",
+        "PYTHONUNBUFFERED": "1",
+        "LAB_IMAGE": image.name,
+    }
+    wrapped = {name: value.format(folder=step.folder) for tool in tools for name, value in tool.env.items()}
+    return {**home, **passed_on(host.host_env), **image.env, **wrapped, **step.env}
+
+
+def passed_on(host_env: Mapping[str, str]) -> dict[str, str]:
+    """The host's variables for collectives, drivers and compilers, without secrets, paths and GPU indices."""
+    return {
+        name: value
+        for name, value in sorted(host_env.items())
+        if name.startswith(PASSED_ON) and not KEPT_HERE.search(name) and not is_secret(name)
+    }
+
+
+def _mounts(image: Image, tools: Sequence[Tool], host: HostContext) -> tuple[Mount, ...]:
+    folders = {"hf_cache": host.hf_cache, "cache": host.cache}
+    rules = [*image.mounts, *(rule for tool in tools for rule in tool.mounts)]
+    given = [
+        Mount(source=folders.get(r.source) or _from_env(r, host), target=r.target, read_only=r.read_only)
+        for r in rules
+    ]
+    return (Mount(source=host.run_dir, target="/out"), *given)
+
+
+def _from_env(rule: MountRule, host: HostContext) -> str:
+    name = rule.source.removeprefix("env:")
+    return host.host_env.get(name) or f"<path in ${name}>"
+
+
+def _devices(image: Image, gpus: Sequence[Gpu], host: HostContext) -> tuple[str, ...]:
+    """AMD: /dev/kfd and only the chosen render nodes, so that the other GPUs cannot be opened at all.
+
+    The nodes may be under LAB_DEV_ROOT on the host; inside they are always where the drivers look for them.
+    """
+    nodes = [PurePosixPath(gpu.render_node) for gpu in gpus if gpu.render_node and image.vendor == "amd"]
+    kfd = [(nodes[0].parent.parent / "kfd", "/dev/kfd")] if nodes else []
+    fabric = [(PurePosixPath("/dev/infiniband"), "/dev/infiniband")] if gpus and host.infiniband else []
+    pairs = [*kfd, *((node, f"/dev/dri/{node.name}") for node in nodes), *fabric]
+    return tuple(f"{host}:{inside}:rwm" for host, inside in pairs)
+
+
+def _device_requests(image: Image, gpus: Sequence[Gpu]) -> tuple[DeviceRequest, ...]:
+    if image.vendor != "nvidia" or not gpus:
+        return ()
+    uuids = tuple(gpu.uuid for gpu in gpus)
+    capabilities = (image.devices.capabilities,)
+    return (DeviceRequest(driver="nvidia", device_ids=uuids, capabilities=capabilities),)
+
+
+def _tool(image: Image, name: str) -> Tool:
+    if name not in image.tools:
+        known = ", ".join(sorted(image.tools)) or "none"
+        raise UsageError(
+            f"the image {image.name!r} has no tool {name!r}",
+            where=f"its tools: {known}",
+            fix="choose an image that has it: lab images list",
+        )
+    return image.tools[name]

@@ -1,0 +1,78 @@
+"""The docker program, called as a user would: the SDK cannot do what these Dockerfiles ask of a build."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lab.errors import EngineError
+from lab.images.tree import Say
+
+NOISE = re.compile(r"#\d+ sha256:[0-9a-f]{64}$")  # BuildKit of Docker 20.10 prints one for each of its steps
+TAIL_LINES = 200
+
+
+def docker_programs() -> list[str]:
+    """Every docker on PATH, each real file once."""
+    found: dict[str, str] = {}
+    for folder in os.get_exec_path():
+        program = shutil.which("docker", path=folder)
+        if program:
+            found.setdefault(os.path.realpath(program), program)
+    return list(found.values())
+
+
+def built(timeout_s: float = 3.0) -> dict[str, str]:
+    """Reference -> id of the images on the engine; empty if none answers in time."""
+    argv = ["docker", "image", "ls", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+
+
+def id_of(ref: str, images: Mapping[str, str]) -> str | None:
+    """The id of `ref` among what `built` found; a reference without a tag means latest."""
+    return images.get(ref if ":" in ref.rsplit("/", 1)[-1] else f"{ref}:latest")
+
+
+def output_of(argv: Sequence[str]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        raise EngineError((done.stderr.strip().splitlines() or ["failed"])[0], where=" ".join(argv[:3]))
+    return done.stdout.strip()
+
+
+def stream(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, say: Say) -> tuple[int, list[str]]:
+    """Run a program and pass on each line as it comes; -> the exit code and the last lines."""
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    try:
+        process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            errors="replace",
+        )
+    except OSError as error:
+        raise EngineError(f"cannot start {argv[0]}: {error.strerror}") from error
+    with process:
+        assert process.stdout is not None
+        try:
+            for line in map(str.rstrip, process.stdout):
+                if line and not NOISE.match(line):
+                    tail.append(line)
+                    say(line)
+        except BaseException:
+            process.terminate()  # the engine cancels a build whose client has gone
+            raise
+    return process.returncode, list(tail)

@@ -1,0 +1,84 @@
+"""What is built: one target per image, or two where workloads need another image than analysis does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lab.errors import UsageError
+from lab.images import spec as images
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """One image to build."""
+
+    name: str
+    image: str
+    ref: str
+    base: str
+    python_version: str
+    dockerfile: Path
+    lock: Path
+    wheels: tuple[str, ...] = ()
+    base_digest: str | None = None
+
+    @property
+    def base_ref(self) -> str:
+        """The base by its digest if image.toml has one, because a tag can be moved to other content."""
+        return f"{self.base}@{self.base_digest}" if self.base_digest else self.base
+
+
+def targets(names: Sequence[str] = ()) -> list[Target]:
+    """The targets of these names: an image's name means all its targets, a target's name only itself."""
+    known = [target for name in images.names() for target in targets_of(images.load(name))]
+    refuse_unknown(names, [name for target in known for name in (target.image, target.name)])
+    return [target for target in known if not names or target.name in names or target.image in names]
+
+
+def targets_of(image: images.Image) -> list[Target]:
+    common: dict[str, Any] = {
+        "image": image.name,
+        "base": image.base,
+        "base_digest": image.base_digest,
+        "python_version": image.python_version,
+    }
+    wheels = image.build.workload_wheels
+    own = Target(
+        name=_name_of(image.ref),
+        ref=image.ref,
+        dockerfile=Path(image.dockerfile),
+        lock=Path("images", image.name, "requirements.lock"),
+        wheels=() if image.workload_ref else wheels,
+        **common,
+    )
+    if not (image.workload_ref and image.workload_dockerfile):
+        return [own]
+    workload = Target(
+        name=_name_of(image.workload_ref),
+        ref=image.workload_ref,
+        dockerfile=Path(image.workload_dockerfile),
+        lock=Path("images", image.name, "workload.lock"),
+        wheels=wheels,
+        **common,
+    )
+    return [own, workload]
+
+
+def refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
+    if unknown := sorted(set(names) - set(known)):
+        raise UsageError(
+            f"there is no image {unknown[0]!r}", fix=f"one of: {', '.join(dict.fromkeys(known))}"
+        )
+
+
+def lock_variable(target: Target) -> str:
+    """The variable with the hash of this target's lock, such as LAB_LOCK_SHA256_CPU_TORCH."""
+    return "LAB_LOCK_SHA256_" + re.sub(r"\W", "_", target.name).upper()
+
+
+def _name_of(ref: str) -> str:
+    return ref.rsplit("/", 1)[-1].split(":")[0]

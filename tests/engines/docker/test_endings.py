@@ -1,0 +1,151 @@
+"""How steps in containers end, on a real engine."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+
+import pytest
+
+from lab.core.step import Status
+from lab.core.stop import Stop
+from lab.errors import EngineError, StorageError
+
+pytest.importorskip("docker")
+from lab.engines.docker.engine import DockerEngine, container_name
+from lab.engines.docker.leftovers import leftovers
+from tests.engines.docker.fixtures import (  # noqa: F401
+    a_docker_run,
+    an_image,
+    busybox,
+    docker,
+    left_of,
+    own_caches,
+    run_step,
+    shell,
+    stop_when,
+)
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches")]
+
+
+def test_a_memory_limit_that_is_hit_is_told_from_a_crash(tmp_path):
+    ran = run_step(tmp_path / "r", shell("exec tail /dev/zero"), image=an_image(mem_limit="32m"))
+    assert ran.outcome.status is Status.oom and ran.outcome.exit_code == 137
+    assert "memory limit" in ran.outcome.reason
+
+
+def test_a_child_that_hit_the_limit_is_told_though_the_step_ended_well(tmp_path):
+    ran = run_step(
+        tmp_path / "r", shell("tail /dev/zero; echo went on; exit 0"), image=an_image(mem_limit="32m")
+    )
+    assert ran.outcome.ok and ran.outcome.exit_code == 0 and "went on" in ran.lines
+    assert "a child process hit the container's memory limit" in ran.outcome.reason
+
+
+def test_a_plain_kill_is_no_memory_limit(tmp_path):
+    ran = run_step(tmp_path / "r", shell("kill -9 $$"), image=an_image(mem_limit="32m"))
+    assert ran.outcome.status is Status.failed and ran.outcome.exit_code == 137
+    assert "not by its memory limit" in ran.outcome.reason
+
+
+@pytest.mark.parametrize("number, name", [(11, "SIGSEGV"), (6, "SIGABRT")])
+def test_a_crash_is_named_by_its_signal(tmp_path, number, name):
+    ran = run_step(tmp_path / "r", shell(f"kill -{number} $$"))
+    assert ran.outcome.status is Status.failed and f"ended by {name}" in ran.outcome.reason
+
+
+def test_a_step_past_its_limit_is_stopped(tmp_path):
+    ran = run_step(tmp_path / "r", shell("echo up; sleep 300", timeout_s=1.0), grace_s=1)
+    assert ran.outcome.status is Status.timeout and "ran past its limit of 1 s" in ran.outcome.reason
+    assert ran.lines == ["up"] and ran.outcome.seconds < 30 and left_of(ran.run) == []
+
+
+def test_silence_past_its_limit_is_a_stall_and_talking_is_not(tmp_path):
+    talks = shell("for i in 1 2 3 4 5 6; do echo $i; sleep 0.4; done; sleep 300", stall_timeout_s=1.2)
+    ran = run_step(tmp_path / "r", talks, grace_s=1)
+    assert ran.outcome.status is Status.timeout and "printed nothing for 1.2 s" in ran.outcome.reason
+    assert ran.lines == list("123456")
+
+
+CLEANS_UP = "trap 'echo cleaned; exit 0' INT; echo up; while :; do sleep 0.1; done"
+
+
+STUBBORN = "trap '' INT TERM; echo up; while :; do sleep 0.1; done"
+
+
+def test_a_stop_lets_the_step_clean_up_first(tmp_path):
+    stop = Stop()
+    step = shell(CLEANS_UP)
+    run = a_docker_run(tmp_path / "r", step)
+    run.begin(step)
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        stop_when("up", stop)(line)
+
+    outcome = DockerEngine(an_image(), grace_s=20).run(run, step, [], on_line=say, stop=stop)
+    assert outcome.status is Status.interrupted and lines == ["up", "cleaned"]
+    assert outcome.seconds < 15 and left_of(run) == []
+
+
+def test_a_second_stop_kills_at_once(tmp_path):
+    stop = Stop()
+    step = shell(STUBBORN)
+    run = a_docker_run(tmp_path / "r", step)
+    run.begin(step)
+
+    def twice(line: str) -> None:
+        stop.set()
+        threading.Timer(1.0, lambda: setattr(stop, "now", True)).start()
+
+    began = time.monotonic()
+    outcome = DockerEngine(an_image(), grace_s=120).run(run, step, [], on_line=twice, stop=stop)
+    assert outcome.status is Status.interrupted and outcome.exit_code == 137
+    assert time.monotonic() - began < 60 and left_of(run) == []
+
+
+def test_a_step_that_ignores_the_stop_is_killed_after_the_grace(tmp_path):
+    stop = Stop()
+    stop.set()
+    ran = run_step(tmp_path / "r", shell(STUBBORN), stop=stop, grace_s=1)
+    assert ran.outcome.status is Status.interrupted and ran.outcome.exit_code == 137
+
+
+def test_a_container_killed_from_outside_is_a_failure_in_words(tmp_path):
+    step = shell("echo up; sleep 300")
+    run = a_docker_run(tmp_path / "r", step)
+    run.begin(step)
+    outcome = DockerEngine(an_image()).run(
+        run, step, [], on_line=lambda _: docker("kill", container_name(run, step)), stop=Stop()
+    )
+    assert outcome.status is Status.failed and "SIGKILL, not by lab" in outcome.reason
+
+
+def test_a_container_removed_from_outside_is_an_engine_error(tmp_path):
+    step = shell("echo up; sleep 300")
+    run = a_docker_run(tmp_path / "r", step)
+    run.begin(step)
+    with pytest.raises(EngineError, match="removed from outside"):
+        DockerEngine(an_image()).run(
+            run, step, [], on_line=lambda _: docker("rm", "-f", container_name(run, step)), stop=Stop()
+        )
+
+
+@pytest.mark.root
+def test_a_full_disk_under_the_log_stops_the_step_with_a_storage_error(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=True)
+    try:
+        with pytest.raises(StorageError, match="no space left"):
+            run_step(
+                disk / "r",
+                shell("while :; do head -c 50000 /dev/zero | tr '\\0' x; echo; sleep 0.1; done"),
+                grace_s=1,
+            )
+        assert leftovers(run_dir=disk / "r") == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -1,0 +1,118 @@
+"""Drivers that die and engines that go away, on a real engine."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from lab.core.step import Status
+from lab.core.stop import Stop
+from lab.errors import EngineError, EngineLost
+
+pytest.importorskip("docker")
+from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.leftovers import leftovers, reap, stop_run
+from tests.engines.docker.fixtures import (  # noqa: F401
+    Wire,
+    a_docker_run,
+    an_image,
+    busybox,
+    kill_driver_of,
+    left_of,
+    own_caches,
+    shell,
+    until,
+)
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches")]
+
+
+@pytest.mark.parametrize("pause_s", [0, 3], ids=["still running", "ended meanwhile"])
+def test_a_container_outlives_its_driver_and_the_next_one_gets_log_and_exit_code(tmp_path, pause_s):
+    step = shell("echo up; sleep 1.5; echo more; exit 7")
+    run = kill_driver_of(tmp_path / "r", step)
+    (one,) = leftovers(run.manifest.id, run_dir=run.root)
+    assert (one.step, one.running, one.driver_alive, one.fingerprint) == ("s", True, False, "f")
+    time.sleep(pause_s)
+    lines: list[str] = []
+    outcome = DockerEngine(an_image()).attach(run, step, on_line=lines.append, stop=Stop())
+    assert outcome is not None and (outcome.exit_code, outcome.status) == (7, Status.failed)
+    assert lines == ["up", "more"] and run.log(step).read_text() == "up\nmore\n"
+    assert outcome.seconds > 1.4 and left_of(run) == []
+    assert DockerEngine(an_image()).attach(run, step, on_line=print, stop=Stop()) is None
+
+
+def test_a_limit_counts_from_the_start_of_the_container_not_of_the_attaching(tmp_path):
+    step = shell("echo up; sleep 300", timeout_s=2.0)
+    run = kill_driver_of(tmp_path / "r", step)
+    time.sleep(2)
+    outcome = DockerEngine(an_image(), grace_s=1).attach(run, step, on_line=print, stop=Stop())
+    assert outcome is not None and outcome.status is Status.timeout
+
+
+def test_a_container_of_another_configuration_is_not_taken_for_this_one(tmp_path):
+    step = shell("echo up; sleep 300")
+    run = kill_driver_of(tmp_path / "r", step)
+    run.manifest.steps[0].fingerprint = "other"
+    with pytest.raises(EngineError, match="another configuration"):
+        DockerEngine(an_image()).attach(run, step, on_line=print, stop=Stop())
+    stop_run(run.manifest.id, 1, run_dir=run.root)
+
+
+def test_stopping_a_run_ends_and_removes_what_its_dead_driver_left(tmp_path):
+    run = kill_driver_of(
+        tmp_path / "r", shell("trap 'echo bye > s/bye; exit' INT; echo up; while :; do sleep 0.1; done")
+    )
+    assert [one.step for one in stop_run(run.manifest.id, 10, run_dir=run.root)] == ["s"]
+    assert left_of(run) == [] and (run.root / "s/bye").read_text() == "bye\n"
+    assert stop_run(run.manifest.id, 10, run_dir=run.root) == []
+
+
+def test_the_reaper_takes_what_ended_and_leaves_what_runs_unless_asked(tmp_path):
+    ended = kill_driver_of(tmp_path / "ended", shell("echo up; sleep 0.2"))
+    runs = kill_driver_of(tmp_path / "runs", shell("echo up; sleep 300"))
+    until(lambda: left_of(ended) == ["exited"])
+    assert [one.run_dir for one in reap() if one.run_dir.startswith(str(tmp_path))] == [str(ended.root)]
+    assert (left_of(ended), left_of(runs)) == ([], ["running"])
+    assert str(runs.root) in {one.run_dir for one in reap(running=True)}
+    assert left_of(runs) == []
+
+
+def test_the_reaper_takes_what_outlived_its_slurm_job_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    mine = kill_driver_of(tmp_path / "mine", shell("echo up; sleep 300"))
+    monkeypatch.setenv("SLURM_JOB_ID", "4712")
+    other = kill_driver_of(tmp_path / "other", shell("echo up; sleep 300"))
+    assert [one.run_dir for one in reap(slurm_job="4711")] == [str(mine.root)]
+    assert (left_of(mine), left_of(other)) == ([], ["running"])
+    assert [one.run_dir for one in reap(slurm_job="4712")] == [str(other.root)]
+
+
+def test_the_reaper_leaves_a_living_drivers_containers_alone(tmp_path):
+    stop, seen = Stop(), []
+    step = shell("echo up; sleep 300")
+    run = a_docker_run(tmp_path / "r", step)
+    run.begin(step)
+
+    def meanwhile(_line: str) -> None:
+        seen.append([one for one in reap(running=True) if one.run_dir == str(run.root)])
+        seen.append(left_of(run))
+        stop.set()
+
+    DockerEngine(an_image(), grace_s=1).run(run, step, [], on_line=meanwhile, stop=stop)
+    assert seen == [[], ["running"]]
+
+
+def test_an_engine_that_goes_away_leaves_the_step_to_be_taken_up_again(tmp_path):
+    wire = Wire(tmp_path)
+    step = shell("echo up; sleep 2; echo more")
+    run = a_docker_run(tmp_path / "r", step)
+    run.begin(step)
+    engine = DockerEngine(an_image(), daemon=wire.connect)
+    with pytest.raises(EngineLost, match="may still run") as caught:
+        engine.run(run, step, [], on_line=lambda _: wire.cut(), stop=Stop())
+    assert caught.value.fix and f"lab run --attach {run.root}" in caught.value.fix
+    lines: list[str] = []
+    outcome = DockerEngine(an_image()).attach(run, step, on_line=lines.append, stop=Stop())
+    assert outcome is not None and outcome.ok and lines == ["up", "more"]

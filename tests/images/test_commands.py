@@ -1,0 +1,50 @@
+"""`lab images` on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+
+
+def lab(*words, **env):
+    return subprocess.run(
+        [sys.executable, "-m", "lab", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **env},
+    )
+
+
+def test_check_tells_a_broken_image_from_the_sound_ones_and_fails(tmp_path):
+    shutil.copytree(ROOT / "images", tmp_path / "images")
+    (tmp_path / "images/cuda/image.toml").write_text("surprise = 1\n")
+    done = lab("images", "check", "--json", LAB_IMAGES=str(tmp_path / "images"), PATH=str(tmp_path))
+    states = {(row["image"], row["what"]): row["state"] for row in json.loads(done.stdout)}
+    assert done.returncode == 1 and "cuda: image.toml" in done.stderr
+    assert states["cuda", "image.toml"] == "failed" and states["rocm70", "lock"] == "ok"
+    assert states["cpu", "as built"] == "skipped"
+
+
+def test_the_command_line_prints_a_plan_and_refuses_an_unknown_image():
+    done = lab("images", "build", "rocm70", "--dry-run", "--json")
+    (row,) = json.loads(done.stdout)
+    assert done.returncode == 0 and row["argv"][-3:] == ["--tag", "lab/rocm70", "."]
+    assert "--file docker/rocm70.Dockerfile" in lab("images", "build", "rocm70", "--plan").stdout
+    for command in ("build", "check"):
+        wrong = lab("images", command, "rocm71")
+        assert wrong.returncode == 2 and "there is no image 'rocm71'" in wrong.stderr
+
+
+def test_the_list_of_images_needs_no_engine(tmp_path):
+    done = lab("images", "list", "--json", PATH=str(tmp_path))
+    assert {row["name"]: row["built"] for row in json.loads(done.stdout)}["cpu"] == {
+        "lab/cpu": None,
+        "lab/cpu-torch": None,
+    }

@@ -1,0 +1,200 @@
+"""What a container gets, decided without a daemon."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from lab.core.gpu import Gpu
+from lab.core.step import Step
+from lab.errors import UsageError
+from lab.images import spec as images
+from lab.images.container import HostContext, analysis_spec, container_spec
+
+STEP = Step(
+    name="s", argv=("python", "-m", "lab.rooms.nan.workload"), folder="steps/s", env={"NCCL_DEBUG": "INFO"}
+)
+
+
+HOST = HostContext(
+    run_dir="/data/my run",
+    hf_cache="/home/u/.cache/huggingface",
+    cache="/home/u/.cache/lab",
+    uid=1234,
+    gid=5678,
+    device_gids=("44", "109"),
+    host_env={"NIXNAN_SO": "/opt/nixnan.so"},
+)
+
+
+def nvidia(*indices: int) -> list[Gpu]:
+    return [Gpu(vendor="nvidia", index=i, uuid=f"GPU-{i}") for i in indices]
+
+
+def amd(*minors: int) -> list[Gpu]:
+    return [
+        Gpu(vendor="amd", index=i, uuid=f"GPU-{m}", render_node=f"/dev/dri/renderD{m}")
+        for i, m in enumerate(minors)
+    ]
+
+
+def spec(name: str, gpus=(), **fields):
+    return container_spec(images.load(name), msgspec.structs.replace(STEP, **fields), list(gpus), HOST)
+
+
+@pytest.mark.parametrize("name", images.names())
+def test_every_image_gives_a_container_the_least_it_needs(name):
+    gpus = {"nvidia": nvidia(0), "amd": amd(128), "none": []}[images.load(name).vendor]
+    got = spec(name, gpus)
+    assert (
+        got.user == "1234:5678"
+        and got.cap_drop == ("ALL",)
+        and got.cap_add == ()
+        and got.read_only
+        and got.init
+    )
+    assert (
+        "no-new-privileges:true" in got.security_opt
+        and got.stop_signal == "SIGINT"
+        and got.ipc_mode == "private"
+    )
+    assert not any("docker.sock" in mount.source for mount in got.mounts)
+    assert got.mounts[0].source == "/data/my run" and got.mounts[0].target == got.working_dir == "/out"
+    assert got.env["HOME"] == "/tmp" and "exec" in got.tmpfs["/tmp"]
+
+
+def test_nvidia_gpus_are_asked_for_by_uuid_never_by_count():
+    got = spec("cuda", nvidia(3, 5))
+    (request,) = got.device_requests
+    assert request.device_ids == ("GPU-3", "GPU-5") and request.capabilities == (
+        ("gpu", "compute", "utility"),
+    )
+    assert got.devices == () and got.group_add == ()
+    assert "CUDA_VISIBLE_DEVICES" not in got.env
+
+
+def test_amd_gets_kfd_and_only_the_picked_nodes_with_numeric_groups():
+    got = spec("rocm70", amd(129, 131))
+    assert got.devices == (
+        "/dev/kfd:/dev/kfd:rwm",
+        "/dev/dri/renderD129:/dev/dri/renderD129:rwm",
+        "/dev/dri/renderD131:/dev/dri/renderD131:rwm",
+    )
+    assert got.group_add == ("44", "109") and got.device_requests == ()
+    assert "ROCR_VISIBLE_DEVICES" not in got.env and "HIP_VISIBLE_DEVICES" not in got.env
+    assert "seccomp=unconfined" in got.security_opt
+
+
+def test_amd_nodes_found_elsewhere_are_inside_where_the_drivers_look_for_them():
+    elsewhere = [Gpu(vendor="amd", index=0, uuid="GPU-0", render_node="/fake/dev/dri/renderD128")]
+    assert spec("rocm70", elsewhere).devices == (
+        "/fake/dev/kfd:/dev/kfd:rwm",
+        "/fake/dev/dri/renderD128:/dev/dri/renderD128:rwm",
+    )
+
+
+def test_a_memory_limit_is_the_images_own_choice():
+    image = images.load("cpu")
+    limited = msgspec.structs.replace(image, devices=msgspec.structs.replace(image.devices, mem_limit="4g"))
+    assert container_spec(image, STEP, [], HOST).mem_limit is None
+    assert container_spec(limited, STEP, [], HOST).mem_limit == "4g"
+
+
+def test_an_image_without_gpus_gets_no_device_and_no_exception():
+    got = spec("cpu")
+    assert got.devices == got.device_requests == got.group_add == () and got.security_opt == (
+        "no-new-privileges:true",
+    )
+    assert got.image == "lab/cpu-torch"
+
+
+def test_several_gpus_share_the_hosts_ipc_and_one_does_not():
+    assert (spec("cuda", nvidia(0, 1)).ipc_mode, spec("cuda", nvidia(0, 1)).shm_size) == ("host", None)
+    assert (spec("cuda", nvidia(0)).ipc_mode, spec("cuda", nvidia(0)).shm_size) == ("private", "16g")
+    assert (spec("cuda", nvidia(0, 1)).network_mode, spec("cuda", nvidia(0)).network_mode) == (
+        "bridge",
+        "none",
+    )
+
+
+def test_ranks_on_the_cpu_of_a_gpu_image_have_an_interface_to_meet_on():
+    assert spec("pascal").network_mode == spec("cpu").network_mode == "bridge"
+
+
+def test_nixnan_is_injected_from_the_users_own_file_read_only():
+    got = spec("cuda", nvidia(0), tools=("nixnan",))
+    assert (
+        got.env["CUDA_INJECTION64_PATH"] == "/opt/lab/nixnan.so"
+        and got.env["LOGFILE"] == "/out/steps/s/nixnan.log"
+    )
+    assert [(m.source, m.read_only) for m in got.mounts if m.target == "/opt/lab/nixnan.so"] == [
+        ("/opt/nixnan.so", True)
+    ]
+    assert "LD_PRELOAD" not in got.env
+
+
+def test_nsys_goes_before_the_command_and_asks_for_no_privilege():
+    got = spec("cuda", nvidia(0), tools=("nsys",))
+    assert got.command[:2] == ("nsys", "profile") and got.command[-3:] == (
+        "python3",
+        "-m",
+        "lab.rooms.nan.workload",
+    )
+    assert "--output=steps/s/profile" in got.command and "--sample=none" in got.command and got.cap_add == ()
+
+
+def test_a_tool_the_image_lacks_is_refused_by_name():
+    with pytest.raises(UsageError, match="no tool 'nsys'"):
+        spec("rocm70", amd(128), tools=("nsys",))
+
+
+def test_what_steers_a_run_passes_into_the_container_and_nothing_else_does():
+    host = {
+        "NCCL_NVLS_ENABLE": "0",
+        "HSA_XNACK": "1",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "ROCR_VISIBLE_DEVICES": "1",
+        "CUDA_HOME": "/x",
+        "NCCL_TOPO_FILE": "/x",
+        "LD_PRELOAD": "x",
+        "PYTHONPATH": "x",
+        "https_proxy": "x",
+        "TORCH_API_KEY": "s",
+        "NCCL_DEBUG": "WARN",
+    }
+    got = container_spec(
+        images.load("cuda"), STEP, nvidia(0), msgspec.structs.replace(HOST, host_env=host)
+    ).env
+    assert got["NCCL_NVLS_ENABLE"] == "0" and got["HSA_XNACK"] == "1"
+    assert got["NCCL_DEBUG"] == "INFO", "the step's own setting wins"
+    assert not set(got) & {
+        "CUDA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "CUDA_HOME",
+        "NCCL_TOPO_FILE",
+        "LD_PRELOAD",
+        "PYTHONPATH",
+        "https_proxy",
+        "TORCH_API_KEY",
+    }
+
+
+def test_the_analysis_sees_its_inputs_read_only_and_no_network_gpu_or_cache():
+    got = analysis_spec(
+        images.load("cpu"), msgspec.structs.replace(HOST, run_dir="/run/out"), inputs="/run/in"
+    )
+    assert [(m.source, m.target, m.read_only) for m in got.mounts] == [
+        ("/run/out", "/out", False),
+        ("/run/in", "/in", True),
+    ]
+    assert (got.image, got.network_mode, got.devices, got.device_requests) == ("lab/cpu", "none", (), ())
+    assert (
+        got.command[:4] == ("python3", "-m", "lab", "analyze") and got.user == "1234:5678" and got.read_only
+    )
+
+
+def test_the_spec_is_plain_data():
+    document = json.loads(msgspec.json.encode(spec("cuda", nvidia(0), tools=("nixnan",))))
+    assert document["mounts"][0] == {"source": "/data/my run", "target": "/out", "read_only": False}

@@ -1,0 +1,49 @@
+"""The wheels of this host's pip: asked for once, and never a GPU build."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from lab.errors import UsageError
+from lab.images import wheelhouse as wheels
+from lab.images.targets import targets
+from lab.images.wheelhouse import fill_wheelhouse
+
+
+def wheel_with(path, *requires):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(
+            "torch-2.dist-info/METADATA",
+            "\n".join(["Name: torch", *(f"Requires-Dist: {r}" for r in requires)]),
+        )
+
+
+def wheelhouse(monkeypatch, tmp_path, *requires):
+    calls = []
+
+    def stream(argv, **_):
+        calls.append(argv)
+        wheel_with(Path(argv[argv.index("--dest") + 1]) / "torch-2-cp311-none-any.whl", *requires)
+        return 0, []
+
+    monkeypatch.setattr(wheels, "stream", stream)
+    target = next(t for t in targets() if t.name == "cpu-torch")
+    return calls, lambda python: fill_wheelhouse(target, python, tmp_path, lambda _: None)
+
+
+def test_a_torch_with_cuda_is_refused_for_the_cpu_image(monkeypatch, tmp_path):
+    _, fill = wheelhouse(monkeypatch, tmp_path, "filelock", "nvidia-cudnn-cu12==9; x", "triton==3")
+    with pytest.raises(UsageError, match=r"GPU build .it needs nvidia-cudnn-cu12==9 and 1 more") as caught:
+        fill("3.11")
+    assert "CPU builds" in caught.value.fix
+
+
+def test_pip_is_asked_once_for_each_python_of_a_base(monkeypatch, tmp_path):
+    calls, fill = wheelhouse(monkeypatch, tmp_path, "filelock")
+    for python in ("3.11", "3.11", "3.12"):
+        fill(python)
+    assert [argv[argv.index("--python-version") + 1] for argv in calls] == ["3.11", "3.12"]
+    assert all("torch==2.13.0" in argv and "--no-deps" in argv for argv in calls)
