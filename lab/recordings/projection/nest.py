@@ -77,8 +77,8 @@ def innermost_around(capture: Capture, rows: np.ndarray, parent: np.ndarray, cal
     """
     start, ends = capture.ranges.start_ns[rows], capture.ranges.end_ns
     until = capture.api.end_ns[call]
-    place = np.searchsorted(start, capture.api.start_ns[call], side="right") - 1
-    at = np.where(place >= 0, rows[place], -1)
+    index = np.searchsorted(start, capture.api.start_ns[call], side="right") - 1
+    at = np.where(index >= 0, rows[index], -1)
     todo = np.flatnonzero(at >= 0)
     while len(todo := todo[ends[at[todo]] < until[todo]]):
         at[todo] = parent[at[todo]]

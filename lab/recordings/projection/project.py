@@ -76,8 +76,8 @@ def _launch_calls(capture: Capture, problems: list[str]) -> np.ndarray:
     keys[np.concatenate([ops.corr, api.corr]) < 0] = -1
     wanted, among = keys[: len(ops)], keys[len(ops) :]
     order = np.argsort(among, kind="stable")
-    place = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
-    found = order[place]
+    index = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
+    found = order[index]
     call = np.where((among[found] == wanted) & (wanted >= 0), found, -1)
     again = np.searchsorted(among[order], wanted, side="right") - np.searchsorted(among[order], wanted)
     if several := int(((again > 1) & (wanted >= 0)).sum()):

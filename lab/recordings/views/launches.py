@@ -63,10 +63,10 @@ def innermost(ops: Table, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -
         asked = np.flatnonzero((pid == where[0]) & (tid == where[1]))
         at = ts_ns[asked]
         ends = ops.ts_ns[rows] + ops.dur_ns[rows]
-        place = np.searchsorted(ops.ts_ns[rows], at, side="right") - 1
-        while (over := (place >= 0) & (ends[place] < at)).any():
-            place[over] = parents[place[over]]
-        result[asked] = np.where(place >= 0, rows[place], -1)
+        index = np.searchsorted(ops.ts_ns[rows], at, side="right") - 1
+        while (over := (index >= 0) & (ends[index] < at)).any():
+            index[over] = parents[index[over]]
+        result[asked] = np.where(index >= 0, rows[index], -1)
     return result
 
 
@@ -80,8 +80,8 @@ def first_index(wanted: np.ndarray, among: np.ndarray) -> np.ndarray:
     if len(among) == 0:
         return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(among, kind="stable")
-    place = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
-    found = order[place]
+    index = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
+    found = order[index]
     return np.where((among[found] == wanted) & (wanted >= 0), found, -1)
 
 

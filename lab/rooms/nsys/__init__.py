@@ -1,19 +1,19 @@
 """Nsys: what every phase of a Transformer costs the GPU, attributed to the last kernel.
 
-Question: how long do forward, backward and optimizer take, which kernels make up that time, and how do softmax and
-matrix products inside attention compare (questions a to e of the course's profiling exercise)?
+Question: how long do forward, backward and optimizer take, which kernels make up that time, and how do
+softmax and matrix products inside attention compare (questions a to e of the course's profiling exercise)?
 
-Method: five model sizes, several contexts and three profile types; measured steps under NVTX ranges, recorded by nsys,
-or by torch.profiler where nsys is absent or cannot work, and timed once more without a profiler. Kernels go to the
-range that launched them: on the launching thread first, then across threads, so that `backward` owns what autograd's
-worker launched. Every answer carries checks that could fail: launches a step are integers, GEMMs are as many as the
-model has, times nest.
+Method: five model sizes, several contexts and three profile types; measured steps under NVTX ranges,
+recorded by nsys, or by torch.profiler where nsys is missing or fails, and timed once more without a
+profiler. Kernels go to the range that launched them: on the launching thread first, then across threads, so
+that `backward` owns what autograd's worker launched. Every answer carries checks that could fail: launches
+per step are integers, there are as many GEMMs as in the model, busy <= span <= wall.
 
-Source: Stanford CS336, assignment 2, for questions, sizes and range names; the attribution and the rules of nsys' own
-reports were measured on real captures (docs/nsys.md).
+Source: Stanford CS336, assignment 2, for questions, sizes and range names; the attribution and the rules of
+nsys' own reports were measured on real captures (docs/nsys.md).
 
-What it cannot tell: why a kernel is slow (no counters); what a CPU run's kernels would be (it has none); wall times
-under a profiler carry its overhead, which is stated beside them.
+What it cannot tell: why a kernel is slow (no counters); what a CPU run's kernels would be (it has none);
+wall times under a profiler carry its overhead, which is stated beside them.
 """
 
 from __future__ import annotations

@@ -1,45 +1,34 @@
-"""One capture -> what its measured steps did: phases, classes, kernels, attention. Tables, no words.
+"""What the measured steps of one capture did, as tables: phases, classes of kernels, kernels.
 
-Four times that are never mixed: the sum of kernel times, the time the GPU was busy (union), the span from the first
-start to the last end, and the wall time of the range on the host. Warm-up steps are left out; means and standard
-deviations are over the measured steps.
+Four times that are never mixed: the sum of kernel times, the time the GPU was busy (union), the span from
+the first start to the last end, and the wall time of the range on the host. Warm-up steps are left out;
+means and standard deviations are over the measured steps.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from lab.recordings.names import is_matmul, kernel_class, short_name
+from lab.recordings.names import short_name
 from lab.rooms.nsys import flops
+from lab.rooms.nsys.attention import part_table, sample_sd, with_durations
 from lab.rooms.nsys.flops import ModelSpec
+from lab.rooms.nsys.measured import PHASES, STEP, Recording, class_of
 from lab.stats.intervals import total, union
 
-PHASES = ("forward", "backward", "optimizer_step")
-STEP = "step"
-ATTENTION = "scaled_dot_product_attention"
-SCORES, MASK, SOFTMAX, FINAL = (
-    "computing_attention_scores",
-    "applying_mask",
-    "computing_softmax",
-    "final_matmul",
-)
-PARTS = (SCORES, MASK, SOFTMAX, FINAL)
-_STEP_NAME = re.compile(r"(?:forward_|training_)?step_(\d+)\Z")
 MATMUL = "matmul"
 
-OPS = ["step", "phase", "part", "name", "class", "kernel", "start_ns", "end_ns", "rule"]
-RANGES = ["step", "name", "start_ns", "end_ns"]
 PHASE_COLUMNS = [
     *["phase", "steps", "wall_ms", "wall_sd_ms", "span_ms", "busy_ms", "kernel_ms", "kernel_sd_ms"],
     *["kernels", "copies_and_fills", "same_in_all_steps", "gap_ms", "idle_percent"],
     *["matmul_ms", "matmul_percent", "matmuls", "splitk_reductions", "gflop", "matmul_tflops"],
 ]
+
 CLASS_COLUMNS = ["phase", "class", "ms", "sd_ms", "percent", "launches"]
+
 KERNEL_COLUMNS = [
     "phase",
     "kernel",
@@ -51,43 +40,6 @@ KERNEL_COLUMNS = [
     "mean_us",
     "name",
 ]
-PART_COLUMNS = [
-    *["part", "ranges", "kernels", "us_per_layer", "sd_us", "matmul_us_per_layer", "matmuls_per_layer"],
-    *["flop", "least_bytes", "tflops", "gb_per_s"],
-]
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What a capture holds of its measured steps.
-
-    ops: one row per device operation launched within a step, columns OPS (`phase`, `part` "" outside all);
-    ranges: steps, phases and attention's parts on the host, columns RANGES. Names are normalised.
-    """
-
-    ops: pd.DataFrame
-    ranges: pd.DataFrame
-    collector: str = ""
-    version: str = ""
-    device: str = ""
-    gpu: dict[str, Any] = field(
-        default_factory=dict
-    )  # name, sm_count, clock_hz, ...: what the capture knows of them
-    outside_steps: int = 0
-    ambiguous: int = 0
-    problems: tuple[str, ...] = ()
-    coverage: dict[str, tuple[int, float]] = field(default_factory=dict)  # rule -> (operations, ms)
-    cpu_ops: pd.DataFrame = field(
-        default_factory=pd.DataFrame
-    )  # op, calls and self_ms a step; Kineto alone has it
-
-    @property
-    def steps(self) -> list[int]:
-        return sorted(self.ranges.loc[self.ranges["name"] == STEP, "step"].unique())
-
-    @property
-    def has_kernels(self) -> bool:
-        return bool(self.ops["kernel"].any()) if len(self.ops) else False
 
 
 @dataclass(frozen=True)
@@ -98,17 +50,6 @@ class CellTables:
     classes: pd.DataFrame
     kernels: pd.DataFrame
     parts: pd.DataFrame
-
-
-def normalised(name: str) -> str:
-    """Range names in one spelling: the course's handout writes blanks, its code underscores."""
-    return re.sub(r"[\s_]+", "_", name.strip()).lower()
-
-
-def step_number(name: str) -> int:
-    """N of `step_N` (also `forward_step_N`, `training_step_N`), -1 for any other range."""
-    found = _STEP_NAME.match(normalised(name))
-    return int(found[1]) if found else -1
 
 
 def tables_of(
@@ -135,7 +76,7 @@ def phase_table(recording: Recording) -> pd.DataFrame:
 
 
 def with_flop(phases: pd.DataFrame, spec: ModelSpec | None, batch: int | None, context: int) -> pd.DataFrame:
-    """The phases with the FLOPs of their matrix products, from the model's shape, and the rate those reached."""
+    """The phases with the FLOPs of their matrix products, from the model's shape, and the rate achieved."""
     if spec is None or batch is None or phases.empty:
         return phases
     per_phase = {
@@ -150,8 +91,8 @@ def with_flop(phases: pd.DataFrame, spec: ModelSpec | None, batch: int | None, c
 def _phase_row(recording: Recording, phase: str, found: pd.DataFrame) -> dict[str, object]:
     steps = recording.steps
     wall = found.assign(ns=found["end_ns"] - found["start_ns"]).groupby("step")["ns"].sum().reindex(steps)
-    row = {"steps": len(steps), "wall_ms": wall.mean() / 1e6, "wall_sd_ms": _sd(wall) / 1e6}
-    if not recording.has_kernels:  # nothing is known of the device: zeros would say that it was idle
+    row = {"steps": len(steps), "wall_ms": wall.mean() / 1e6, "wall_sd_ms": sample_sd(wall) / 1e6}
+    if not recording.has_kernels:  # unknown rather than 0, which would mean an idle GPU
         return row
     ops = of_phase(recording.ops, phase)
     figures = pd.DataFrame([_step_row(ops[ops["step"] == step]) for step in steps], index=steps)
@@ -161,7 +102,7 @@ def _phase_row(recording: Recording, phase: str, found: pd.DataFrame) -> dict[st
         "span_ms": mean["span_ns"] / 1e6,
         "busy_ms": mean["busy_ns"] / 1e6,
         "kernel_ms": kernel_ms,
-        "kernel_sd_ms": _sd(figures["kernel_ns"]) / 1e6,
+        "kernel_sd_ms": sample_sd(figures["kernel_ns"]) / 1e6,
         "kernels": mean["kernels"],
         "copies_and_fills": mean["others"],
         "same_in_all_steps": bool((figures[["kernels", "matmuls"]].nunique() <= 1).all()),
@@ -212,7 +153,7 @@ def class_table(recording: Recording) -> pd.DataFrame:
                     "phase": phase,
                     "class": ms.index,
                     "ms": ms.to_numpy(),
-                    "sd_ms": per_step.apply(_sd, axis=1).to_numpy() / 1e6,
+                    "sd_ms": per_step.apply(sample_sd, axis=1).to_numpy() / 1e6,
                     "percent": (100 * ms / ms.sum()).to_numpy(),
                     "launches": (kernels.groupby("class").size().reindex(ms.index) / len(steps)).to_numpy(),
                 }
@@ -247,81 +188,10 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
     return _stacked(rows, KERNEL_COLUMNS)
 
 
-def part_table(
-    recording: Recording, spec: ModelSpec | None, batch: int | None, context: int, dtype: str
-) -> pd.DataFrame:
-    """Attention's parts in the forward pass, per layer: all kernels of the range, and its GEMM alone (PART_COLUMNS)."""
-    steps, rows = recording.steps, []
-    for part in PARTS:
-        ranges = int((recording.ranges["name"] == part).sum())
-        if not ranges or not recording.has_kernels:
-            continue
-        kernels = _timed(recording.ops[(recording.ops["part"] == part) & recording.ops["kernel"]])
-        matmuls = kernels[kernels["class"] == "gemm"]
-        per_step_us = (
-            kernels.groupby("step")["dur_ns"].sum().reindex(steps).fillna(0) * len(steps) / ranges / 1e3
-        )
-        row = {
-            "part": part,
-            "ranges": ranges / max(1, len(steps)),
-            "kernels": len(kernels) / ranges,
-            "us_per_layer": kernels["dur_ns"].sum() / ranges / 1e3,
-            "sd_us": _sd(per_step_us),
-            "matmul_us_per_layer": matmuls["dur_ns"].sum() / ranges / 1e3 if len(matmuls) else np.nan,
-            "matmuls_per_layer": len(matmuls) / ranges,
-        }
-        fused = bool((kernels["class"] == "softmax").any())
-        rows.append({**row, **_rates(row, spec, batch, context, dtype, fused=fused)})
-    table: pd.DataFrame = pd.DataFrame(rows, columns=PART_COLUMNS)
-    return table
-
-
-def _rates(
-    row: dict[str, object],
-    spec: ModelSpec | None,
-    batch: int | None,
-    context: int,
-    dtype: str,
-    *,
-    fused: bool,
-) -> dict[str, float]:
-    """FLOPs and least bytes of a part, and what was achieved of both; nothing without the model's shape."""
-    if spec is None or batch is None or row["part"] == MASK:
-        return {}
-    width = 2 if dtype in ("bf16", "fp16") else 4
-    if row["part"] == SOFTMAX:
-        flop = flops.softmax_flop(spec, batch, context)
-        moved = flops.softmax_bytes(spec, batch, context, fused=fused)
-        seconds = float(row["us_per_layer"]) / 1e6  # type: ignore[arg-type]
-    else:
-        flop = flops.scores_flop(spec, batch, context)
-        moved = flops.scores_bytes(spec, batch, context, width)
-        seconds = float(row["matmul_us_per_layer"]) / 1e6  # type: ignore[arg-type]
-    if not seconds > 0:
-        return {"flop": flop, "least_bytes": moved}
-    return {
-        "flop": flop,
-        "least_bytes": moved,
-        "tflops": flop / seconds / 1e12,
-        "gb_per_s": moved / seconds / 1e9,
-    }
-
-
-def class_of(name: str) -> str:
-    """The class of a kernel; what multiplies matrices is `gemm`, whatever else its name says."""
-    kind = kernel_class(name)
-    return "gemm" if is_matmul(name) and kind != "gemv" else kind
-
-
 def _kernels_by_phase(recording: Recording) -> list[tuple[str, pd.DataFrame, list[int]]]:
-    kernels = _timed(recording.ops[recording.ops["kernel"]]) if len(recording.ops) else recording.ops
+    kernels = with_durations(recording.ops[recording.ops["kernel"]]) if len(recording.ops) else recording.ops
     found = [(phase, of_phase(kernels, phase), recording.steps) for phase in (*PHASES, STEP)]
     return [(phase, rows, steps) for phase, rows, steps in found if len(rows)]
-
-
-def _timed(ops: pd.DataFrame) -> pd.DataFrame:
-    timed: pd.DataFrame = ops.assign(dur_ns=ops["end_ns"] - ops["start_ns"])
-    return timed
 
 
 def _stacked(rows: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
@@ -329,8 +199,3 @@ def _stacked(rows: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
         pd.concat(rows, ignore_index=True)[columns] if rows else pd.DataFrame(columns=columns)
     )
     return frame
-
-
-def _sd(values: pd.Series) -> float:
-    """Sample standard deviation; 0 for a single value, as nsys writes it."""
-    return float(values.std()) if len(values) > 1 else 0.0

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     help="forward, forward_backward, training. [default: what the parts need]",
 )
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), default=4, show_default=True, help="Sequences a pass."
+    "--batch-size", type=click.IntRange(min=1), default=4, show_default=True, help="Sequences per pass."
 )
 @click.option(
     "--warmup-steps", type=click.IntRange(min=0), default=5, show_default=True, help="Steps before recording."
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0),
     default=1.0,
     show_default=True,
-    help="Seconds of rest before each process on GPUs.",
+    help="Pause in seconds before each process on GPUs.",
 )
 @click.option("-s", "--skip-existing", is_flag=True, help="Skip cells whose results are in --output-dir.")
 @click.pass_context
@@ -114,7 +114,7 @@ def run_nsys(ctx: click.Context, /, **flags: Any) -> Experiment:
 
 
 def config_of(flags: dict[str, Any]) -> Any:
-    """The flags as an NsysConfig. Raises UsageError for what is no part, size, type or number."""
+    """The flags as an NsysConfig. Raises UsageError for an unknown part, size, type or number."""
     import msgspec
 
     from lab.rooms.nsys import config
@@ -127,21 +127,21 @@ def config_of(flags: dict[str, Any]) -> Any:
         "profile_types": config.parse_types,
     }
     lists = {name: tuple(read(flags[name])) for name, read in readers.items() if flags[name]}
-    work = set(config.WorkloadConfig.__struct_fields__)
-    rest = {name: value for name, value in flags.items() if name not in readers and name not in work}
-    given = {"workload": {name: flags[name] for name in work}, **lists, **rest}
+    of_workload = set(config.WorkloadConfig.__struct_fields__)
+    rest = {name: value for name, value in flags.items() if name not in {*readers, *of_workload}}
+    given = {"workload": {name: flags[name] for name in of_workload}, **lists, **rest}
     return msgspec.convert(given, config.NsysConfig)
 
 
 COMMANDS = {
     "summary": (
-        "lab.rooms.nsys.captures_cli:summary",
+        "lab.rooms.nsys.captures.cli:summary",
         "Phases, kernel classes, GPU busy and idle time of one capture.",
     ),
-    "stats": ("lab.rooms.nsys.captures_cli:stats", "The reports of `nsys stats`, computed without nsys."),
-    "answers": ("lab.rooms.nsys.answers_cli:answers", "Questions a to e of a run, each with its checks."),
+    "stats": ("lab.rooms.nsys.captures.cli:stats", "The reports of `nsys stats`, computed without nsys."),
+    "answers": ("lab.rooms.nsys.answers.cli:answers", "Questions a to e of a run, each with its checks."),
     "scrub": (
-        "lab.rooms.nsys.captures_cli:scrub",
+        "lab.rooms.nsys.captures.cli:scrub",
         "A copy of an export without environment, command, users and paths.",
     ),
 }
@@ -149,7 +149,7 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, lazy=COMMANDS)
 def nsys() -> None:
-    """Read captures: exports of Nsight Systems (.sqlite, or .nsys-rep where nsys is) and torch.profiler traces.
+    """Read captures: exports of Nsight Systems (.sqlite; .nsys-rep needs nsys) and torch.profiler traces.
 
     `lab run nsys` records and analyses new ones.
     """

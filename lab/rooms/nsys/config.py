@@ -1,4 +1,4 @@
-"""Every knob of the nsys room, and which captures the questions a to e need."""
+"""The configuration of the nsys room, and which captures the questions a to e need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.rooms.nsys.flops import PUBLISHED, SIZES, ModelSpec
 ProfileType = Literal["forward", "forward_backward", "training"]
 TYPES: tuple[ProfileType, ...] = ("forward", "forward_backward", "training")
 CONTEXTS = (128, 256, 512, 1024)
-# Captures are shared: five parts need three of them per size and context.
+# Captures are shared: the five parts need three per size and context.
 PART_TYPES: dict[str, tuple[ProfileType, ...]] = {
     "a": ("forward",),
     "b": ("forward", "forward_backward"),
@@ -50,10 +50,10 @@ class WorkloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class NsysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A matrix of cells: sizes x contexts x profile types, each recorded once and timed once without a profiler."""
+    """A matrix of cells (sizes x contexts x profile types), each recorded, and timed without a profiler."""
 
     parts: tuple[str, ...] = ()
-    model_sizes: tuple[str, ...] = ()  # () : the five published sizes with GPUs, tiny without
+    model_sizes: tuple[str, ...] = ()  # (): the five published sizes with GPUs, tiny without
     context_lengths: tuple[Annotated[int, msgspec.Meta(ge=2)], ...] = ()  # (): 512 with GPUs, 128 without
     profile_types: tuple[ProfileType, ...] = ()  # (): those the parts need
     collector: Literal["auto", "nsys", "kineto"] = "auto"
@@ -78,14 +78,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
-    """`a,b` or `b_c` or `all` -> parts in order. Raises UsageError for anything else."""
+    """`a,b` or `b_c` or `all` -> parts in order. Raises UsageError for an unknown one."""
     wanted = [part for word in text.replace("_", ",").split(",") if (part := word.strip().lower())]
     if wanted == ["all"]:
         return tuple(PART_TYPES)
     unknown = [part for part in wanted if part not in PART_TYPES]
     if unknown or not wanted:
         raise UsageError(
-            f"there is no part {unknown[0]!r}" if unknown else "no part named",
+            f"unknown part {unknown[0]!r}" if unknown else "no part given",
             fix=f"one or more of {', '.join(PART_TYPES)}, or all",
         )
     return tuple(part for part in PART_TYPES if part in wanted)
@@ -98,7 +98,7 @@ def parse_sizes(text: str) -> tuple[str, ...]:
         return PUBLISHED
     for name in wanted:
         if name not in SIZES:
-            raise UsageError(f"there is no model size {name!r}", fix=f"one of: {', '.join(SIZES)}, or all")
+            raise UsageError(f"unknown model size {name!r}", fix=f"one of: {', '.join(SIZES)}, or all")
     return tuple(dict.fromkeys(wanted))
 
 
@@ -107,12 +107,12 @@ def parse_types(text: str) -> tuple[ProfileType, ...]:
     wanted = {word.strip() for word in text.split(",") if word.strip()}
     unknown = sorted(wanted - set(TYPES))
     if unknown:
-        raise UsageError(f"there is no profile type {unknown[0]!r}", fix=f"one of: {', '.join(TYPES)}")
+        raise UsageError(f"unknown profile type {unknown[0]!r}", fix=f"one of: {', '.join(TYPES)}")
     return tuple(kind for kind in TYPES if kind in wanted)
 
 
 def resolved(config: NsysConfig, *, on_gpu: bool) -> NsysConfig:
-    """The same with every empty choice filled: by the parts, and by whether there is a GPU."""
+    """The configuration with every empty choice filled, from the parts and from whether there is a GPU."""
     everything = config.parts == tuple(PART_TYPES)
     parts = config.parts or (() if config.profile_types else tuple(PART_TYPES))
     types = config.profile_types or tuple(

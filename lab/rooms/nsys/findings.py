@@ -1,4 +1,4 @@
-"""The room's analysis from folder to findings: cells found, captures read, questions answered, page written."""
+"""From a folder to findings: find the cells, read their captures, answer the questions, write the page."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from lab.report.provenance import provenance
 from lab.rooms.nsys.analyze import tables_of
-from lab.rooms.nsys.answers import Answer, CellData, answers_of, part_a, part_b, part_c, part_d, part_e
+from lab.rooms.nsys.answers.answer import Answer, CellData
+from lab.rooms.nsys.answers.attention import part_e
+from lab.rooms.nsys.answers.kernels import part_b, part_c
+from lab.rooms.nsys.answers.questions import answers_of
+from lab.rooms.nsys.answers.timing import part_a
+from lab.rooms.nsys.answers.training import part_d
 from lab.rooms.nsys.config import PART_TYPES, TYPES, Cell, ProfileType, parts_of
 from lab.rooms.nsys.flops import ModelSpec
 from lab.rooms.nsys.layout import Found, find_cells
 from lab.rooms.nsys.recording import recording_of
-from lab.rooms.nsys.report import Findings, Results, cell_row, report, write_summary
-from lab.rooms.nsys.tree import write_reports
+from lab.rooms.nsys.report.page import Findings, report
+from lab.rooms.nsys.report.published import write_reports
+from lab.rooms.nsys.report.results import Results, cell_row
+from lab.rooms.nsys.report.verdict import write_summary
 
 PROBLEMS = ["cell", "file", "what", "fix"]
 TREE = Path("results") / "nsight_profiles"
@@ -36,9 +43,9 @@ def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[s
     found = merged(find_cells(folder), planned(run))
     if not found:
         raise MissingError(
-            "no captures of this room lie here",
+            "no captures of the nsys room in this folder",
             where=folder,
-            fix="lab run nsys makes them; a single file: lab nsys answers FILE",
+            fix="record some with lab run nsys; for a single file use lab nsys answers FILE",
         )
     reports: list[Path] = []
 
@@ -64,25 +71,25 @@ def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[s
 
 def results_of(
     found: Sequence[Found],
-    told: dict[str, Outcome],
+    ended: dict[str, Outcome],
     folder: Path,
     progress: Callable[[str], None],
     keep: Callable[[Found, Capture], None] = lambda *_: None,
 ) -> Results:
-    """Read and answer, cell by cell; one that cannot be read is a row with its reason. `keep` sees every capture."""
+    """Read and answer cell by cell; an unreadable cell is a row with its reason. keep gets every capture."""
     data: list[CellData] = []
     rows: list[dict[str, object]] = []
     problems: list[dict[str, str]] = []
     for number, one in enumerate(found, start=1):
         cell, reason = read_cell(one, folder, problems, keep)
         data.append(cell)
-        rows.append(cell_row(cell, *outcome_of(cell, told.get(one.cell.name.lower()), reason)))
+        rows.append(cell_row(cell, *outcome_of(cell, ended.get(one.cell.name.lower()), reason)))
         progress(f"  {number} of {len(found)}: {cell.label}")
     return Results(pd.DataFrame(rows), data, all_answers(data), pd.DataFrame(problems, columns=PROBLEMS))
 
 
 def results_of_one(path: Path, spec: ModelSpec | None, context: int, batch: int) -> Results:
-    """One capture by itself, of the profile type that its phases tell. Raises what the reader raises."""
+    """One capture by itself; its phases determine the profile type. Raises what the reader raises."""
     recording = recording_of(project(load_capture(path)))
     phases = set(recording.ranges["name"])
     kind: ProfileType = (
@@ -100,27 +107,28 @@ def results_of_one(path: Path, spec: ModelSpec | None, context: int, batch: int)
         batch=batch if spec else None,
     )
     cell = CellData(found, recording, tables_of(recording, spec, found.batch, context, "fp32"))
-    said = [{"cell": cell.label, "file": path.name, "what": text, "fix": ""} for text in recording.problems]
+    problems = [
+        {"cell": cell.label, "file": path.name, "what": text, "fix": ""} for text in recording.problems
+    ]
     reason = "" if recording.steps else "the capture has no range `step_N`"
     rows = [cell_row(cell, *outcome_of(cell, None, reason))]
-    return Results(pd.DataFrame(rows), [cell], one_of_each(cell), pd.DataFrame(said, columns=PROBLEMS))
+    return Results(pd.DataFrame(rows), [cell], one_of_each(cell), pd.DataFrame(problems, columns=PROBLEMS))
 
 
 def one_of_each(cell: CellData) -> list[Answer]:
-    """Every question put to one capture alone."""
-    ask = (part_a, part_b, part_c, part_d, part_e)
-    return (
-        [] if cell.recording is None or not cell.recording.steps else [question(cell, []) for question in ask]
-    )
+    """The answers to all questions from one capture alone."""
+    if cell.recording is None or not cell.recording.steps:
+        return []
+    return [answer(cell, []) for answer in (part_a, part_b, part_c, part_d, part_e)]
 
 
 def read_cell(
     found: Found, folder: Path, problems: list[dict[str, str]], keep: Callable[[Found, Capture], None]
 ) -> tuple[CellData, str]:
-    """The cell with its tables, and why it has none; what was odd goes to `problems`."""
-    if found.capture is None or (found.told is not None and found.told.outcome != "ok"):
+    """The cell with its tables, and the reason where it has none; oddities are added to `problems`."""
+    if found.capture is None or (found.result is not None and found.result.outcome != "ok"):
         return CellData(found), ""
-    asked = found.told.asked if found.told else None
+    asked = found.result.asked if found.result else None
     name = _relative(found.capture, folder)
     try:
         capture = load_capture(found.capture)
@@ -129,14 +137,14 @@ def read_cell(
     except LabError as error:
         problems.append({"cell": found.label, "file": name, "what": error.what, "fix": error.fix or ""})
         return CellData(found), error.what
-    said = list(recording.problems)
+    notes = list(recording.problems)
     if not recording.steps:
-        said.append("no measured steps: the capture has no range `step_N`")
-    problems += [{"cell": found.label, "file": name, "what": text, "fix": ""} for text in said]
+        notes.append("no measured steps: the capture has no range `step_N`")
+    problems += [{"cell": found.label, "file": name, "what": text, "fix": ""} for text in notes]
     tables = tables_of(
         recording, found.spec, found.batch, found.cell.context, asked.dtype if asked else "fp32"
     )
-    return CellData(found, recording, tables), "" if recording.steps else said[-1]
+    return CellData(found, recording, tables), "" if recording.steps else notes[-1]
 
 
 def all_answers(data: Sequence[CellData]) -> list[Answer]:
@@ -155,33 +163,31 @@ def cell_parts(cell: Cell) -> tuple[str, ...]:
 
 
 def _siblings(cell: CellData, data: Sequence[CellData]) -> list[CellData]:
-    place = (cell.found.cell.size, cell.found.cell.context)
+    key = (cell.found.cell.size, cell.found.cell.context)
     return [
         other
         for other in data
-        if other is not cell and (other.found.cell.size, other.found.cell.context) == place
+        if other is not cell and (other.found.cell.size, other.found.cell.context) == key
     ]
 
 
 def outcome_of(cell: CellData, step: Outcome | None, reason: str) -> tuple[str, str]:
-    """What became of a cell, in one word of the room, and why."""
-    told = cell.found.told
-    if told is not None and told.outcome == "oom":
-        return "oom", told.reason
+    """The outcome of a cell as one of the room's words, and why."""
+    result = cell.found.result
+    if result is not None and result.outcome == "oom":
+        return "oom", result.reason
     if cell.recording is not None and cell.recording.steps:
         if cell.recording.has_kernels:
             return "ok", ""
-        return (
-            "no_gpu_data",
-            "a CPU run has no kernels" if told and told.asked.device == "cpu" else "no kernels",
-        )
+        on_cpu = result is not None and result.asked.device == "cpu"
+        return "no_gpu_data", "a CPU run has no kernels" if on_cpu else "no kernels"
     if cell.found.capture is not None and reason:
         return "unreadable", reason
     if step is None:
-        return "missing", "it has no capture"
+        return "missing", "no capture"
     if step.status is Status.skipped:
         return "skipped_estimate" if step.reason.startswith("skipped_estimate") else "missing", step.reason
-    return ("failed" if step.status is Status.ok else step.status.value), step.reason or "it left no capture"
+    return ("failed" if step.status is Status.ok else step.status.value), step.reason or "no capture was left"
 
 
 def planned(run: Run | None) -> list[Cell]:
@@ -195,18 +201,18 @@ def planned(run: Run | None) -> list[Cell]:
 
 
 def type_named(text: str) -> ProfileType:
-    """The profile type that this text names. Raises StopIteration for none: the plan wrote it."""
+    """The profile type with this name, which the plan wrote into the step's labels."""
     return next(kind for kind in TYPES if kind == text)
 
 
 def outcomes(run: Run | None) -> dict[str, Outcome]:
-    """What became of every step that has ended, by its name."""
+    """The outcome of every step that has ended, by its name."""
     records = run.manifest.steps if run else []
     return {record.step.name: record.outcome for record in records if record.outcome is not None}
 
 
 def merged(found: list[Found], wanted: Sequence[Cell]) -> list[Found]:
-    """The cells that there are, in the order of the plan where there is one, and those that left nothing."""
+    """The cells that were found and those that were planned, in the order of the plan if there is one."""
     have = {one.cell.name: one for one in found}
     named = [have.pop(cell.name, Found(cell=cell)) for cell in wanted]
     return [*named, *(one for one in found if one.cell.name in have)] if wanted else found

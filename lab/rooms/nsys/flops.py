@@ -1,11 +1,9 @@
-"""What a model must compute and move: sizes, parameters, FLOPs and least bytes, from its shape alone.
+"""What a model must compute and move: sizes, parameters, FLOPs and minimum bytes, from its shape alone.
 
 A multiply and an add are two operations. B = batch, T = tokens, L = layers, h = heads, d = width.
 """
 
 from __future__ import annotations
-
-import re
 
 import msgspec
 
@@ -93,9 +91,9 @@ def phase_flop(spec: ModelSpec, batch: int, tokens: int, phase: str) -> int:
 
 
 def softmax_bytes(spec: ModelSpec, batch: int, tokens: int, width: int = 4, *, fused: bool) -> int:
-    """Least bytes one layer's softmax moves: scores in and weights out; unfused, each of five passes does so.
+    """Least bytes one layer's softmax moves: scores in and weights out; unfused, there are five passes.
 
-    The passes read 5 and write 3 arrays of scores; the two row results are small beside them.
+    The passes read 5 and write 3 arrays of scores; the two row results are negligible.
     """
     arrays = 2 if fused else 8
     return arrays * width * batch * spec.heads * tokens**2
@@ -114,13 +112,8 @@ def linear_bytes(spec: ModelSpec, batch: int, tokens: int, width: int = 4) -> in
     return width * (weights + batch * tokens * rows)
 
 
-def adamw_bytes(spec: ModelSpec) -> int:
-    """Least bytes of an AdamW step in float32: weight, gradient and two moments in; weight and moments out."""
-    return 28 * spec.params
-
-
 def least_memory_bytes(spec: ModelSpec, profile_type: str) -> int:
-    """What surely lies in memory at once, without any activation: weights, gradients and AdamW's moments."""
+    """A lower bound of the memory in use: weights, gradients and AdamW's moments, no activations."""
     copies = {"forward": 1, "forward_backward": 2, "training": 4}[profile_type]
     return 4 * copies * spec.params
 
@@ -133,8 +126,9 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True):
     units: str
 
 
-# Compute capability -> (float32 lanes a multiprocessor, dense bf16/fp16 tensor-core FLOPs a clock and multiprocessor).
-# Source: the throughput table of the CUDA C++ programming guide, and the vendor's architecture papers.
+# Compute capability -> (float32 lanes a multiprocessor, dense bf16/fp16 tensor-core FLOPs a clock and
+# multiprocessor). Source: the throughput table of the CUDA C++ programming guide, and the vendor's
+# architecture papers.
 _RATES = {
     "6.0": (64, 0),
     "6.1": (128, 0),
@@ -151,20 +145,14 @@ _RATES = {
 def peaks(
     capability: str, sm_count: int, clock_hz: float, bytes_per_s: float | None, dtype: str
 ) -> Peaks | None:
-    """The ceilings for products in `dtype` (fp32, tf32, bf16, fp16); None for a GPU that is not in the table."""
+    """The ceilings for products in `dtype` (fp32, tf32, bf16, fp16); None for an unknown GPU."""
     if capability not in _RATES or not sm_count or not clock_hz:
         return None
     lanes, tensor = _RATES[capability]
     if dtype in ("tf32", "bf16") and float(capability) < 8:
-        tensor = 0  # Ampere was the first with these
+        tensor = 0  # supported since Ampere
     per_clock = {"fp32": 2 * lanes, "tf32": tensor // 2, "bf16": tensor, "fp16": tensor}[dtype]
     units = "tensor cores" if per_clock and dtype != "fp32" else "plain float32 units"
     return Peaks(
         flop_per_s=sm_count * (per_clock or 2 * lanes) * clock_hz, bytes_per_s=bytes_per_s, units=units
     )
-
-
-def size_in_name(text: str) -> str | None:
-    """The published size that a file's name begins with."""
-    found = re.match(r"(small|medium|large|xl|2\.7B|tiny)(?=[_.])", text)
-    return found[1] if found else None

@@ -17,7 +17,7 @@ CAPTURES = ("capture.sqlite", "capture.json.gz")
 ENDINGS = (".sqlite", ".json.gz", ".json", ".nsys-rep")
 _SIZE = r"(?P<size>small|medium|large|xl|2\.7B|tiny)"
 _TYPE = r"(?P<type>forward_backward|forward|training)"
-# Published name -> profile type where the name itself does not say it.
+# Pattern of a published name -> its profile type, None where the name contains it.
 _PUBLISHED: tuple[tuple[re.Pattern[str], ProfileType | None], ...] = (
     (re.compile(rf"{_SIZE}_forward_ctx(?P<context>\d+)"), "forward"),
     (re.compile(rf"{_SIZE}_{_TYPE}_annotated"), None),
@@ -35,8 +35,8 @@ _BASES = {
 PUBLISHED_CONTEXT = 512
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload's flags, as its cell.json tells them."""
+class CellSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The workload's flags, as recorded in its cell.json."""
 
     model_size: str
     context_length: int
@@ -53,10 +53,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     collector: str = "none"
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell.json: what was asked, on what, what came out; times in ms by Python's clock."""
+class CellResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell.json: settings, device, outcome; times in ms by Python's clock."""
 
-    asked: Asked
+    asked: CellSettings
     outcome: str
     params: int = 0
     device: dict[str, Any] = {}
@@ -77,26 +77,29 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell and its files; told and twin are None for a recording that lab did not make."""
+    """A cell and its files.
+
+    result and twin are the cell.json of the recorded and of the unprofiled process; None without one.
+    """
 
     cell: Cell
     capture: Path | None = None
-    told: Told | None = None
-    twin: Told | None = None
+    result: CellResult | None = None
+    twin: CellResult | None = None
     collected: Collected | None = None
     spec: ModelSpec | None = None
     batch: int | None = None
 
     @property
     def label(self) -> str:
-        """`small ctx 512 forward`; a capture in the published tree also says in which part's folder it lies."""
-        place = self.capture.parent.name if self.capture and self.told is None else ""
+        """`small ctx 512 forward`; for a capture in the published tree with the folder of its part."""
+        folder = self.capture.parent.name if self.capture and self.result is None else ""
         label = f"{self.cell.size} ctx {self.cell.context} {self.cell.type}"
-        return f"{label} ({place})" if place.startswith("part_") else label
+        return f"{label} ({folder})" if folder.startswith("part_") else label
 
 
 def find_cells(folder: Path) -> list[Found]:
-    """Every cell below `folder`, by size, context and type. Raises BadDataError for a cell.json that is broken."""
+    """Every cell below `folder`, by size, context and type. Raises BadDataError for a damaged cell.json."""
     ours = [found for path in sorted(folder.glob("captures/*/")) if (found := _of_lab(path))]
     return sorted(ours or _published(folder), key=lambda found: _order(found.cell))
 
@@ -110,9 +113,9 @@ def published_name(cell: Cell, part: str) -> tuple[str, str]:
 
 
 def _of_lab(folder: Path) -> Found | None:
-    told = read_json(folder / "cell.json", Told)
-    twin = read_json(folder / "unprofiled" / "cell.json", Told)
-    known = told or twin
+    result = read_json(folder / "cell.json", CellResult)
+    twin = read_json(folder / "unprofiled" / "cell.json", CellResult)
+    known = result or twin
     if known is None:
         return None
     asked = known.asked
@@ -120,7 +123,7 @@ def _of_lab(folder: Path) -> Found | None:
     return Found(
         cell=Cell(size=asked.model_size, context=asked.context_length, type=asked.profile_type),
         capture=next((path for name in CAPTURES if (path := folder / name).is_file()), None),
-        told=told,
+        result=result,
         twin=twin,
         collected=read_json(folder / "collector.json", Collected),
         spec=msgspec.structs.replace(spec, fused_qkv=asked.fused_qkv) if spec else None,
@@ -129,21 +132,21 @@ def _of_lab(folder: Path) -> Found | None:
 
 
 def read_json(path: Path, kind: type[Any]) -> Any:
-    """The file as `kind`; None where there is none. Raises BadDataError where it does not fit."""
+    """The file as `kind`; None without a file. Raises BadDataError if it has another structure."""
     if not path.is_file():
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except msgspec.DecodeError as error:
-        raise BadDataError(f"this is not what the workload writes: {error}", where=path) from error
+        raise BadDataError(f"not a file that the workload wrote: {error}", where=path) from error
 
 
 def _published(folder: Path) -> Iterator[Found]:
-    """Captures by their published names, in the tree or beside each other; an export counts before its .nsys-rep."""
+    """Captures with published names; an export takes precedence over its .nsys-rep."""
     seen: set[tuple[str, str]] = set()
-    for place in (folder, folder / "nsight_profiles", folder / "results" / "nsight_profiles"):
+    for root in (folder, folder / "nsight_profiles", folder / "results" / "nsight_profiles"):
         for ending in ENDINGS:
-            for path in sorted([*place.glob(f"*{ending}"), *place.glob(f"part_*/*{ending}")]):
+            for path in sorted([*root.glob(f"*{ending}"), *root.glob(f"part_*/*{ending}")]):
                 base = path.name[: -len(ending)]
                 cell = cell_of_name(base)
                 if cell and (str(path.parent), base) not in seen:
@@ -158,7 +161,7 @@ def _published(folder: Path) -> Iterator[Found]:
 
 
 def cell_of_name(base: str) -> Cell | None:
-    """The cell that a published base name means; None for any other name."""
+    """The cell with this published base name; None for any other name."""
     for pattern, kind in _PUBLISHED:
         if found := pattern.fullmatch(base):
             groups = found.groupdict()

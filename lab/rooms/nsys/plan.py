@@ -1,4 +1,4 @@
-"""From an NsysConfig and a site to steps: for every cell one recorded process and one without profiler. Pure."""
+"""From an NsysConfig and a site to steps: per cell one recorded process and one without a profiler."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ RECORDER = "lab.rooms.nsys.workload.record"
 
 
 def plan(config: NsysConfig, site: Site, root: Path, *, skip_existing: bool = False) -> Plan:
-    """Two steps a cell, in the order of the matrix, so that the small cells have results first."""
+    """Two steps per cell, in the order of the matrix, so that small cells have results first."""
     if config.collector == "nsys" and site.vendor != "nvidia":
         raise UsageError(
-            "nsys records NVIDIA GPUs: there is none here",
-            fix="use --collector auto, which records with torch.profiler",
+            "nsys needs an NVIDIA GPU, and there is none here",
+            fix="--collector auto records with torch.profiler instead",
         )
     config = resolved(config, on_gpu=bool(site.gpus))
     wanted = cells(config)
@@ -82,24 +82,24 @@ def twin_of(cell: Cell) -> str:
 
 def workload_arguments(config: NsysConfig, cell: Cell, *, on_gpu: bool) -> tuple[str, ...]:
     """The workload's own flags, named as in the published experiment."""
-    work = config.workload
+    workload = config.workload
     flags = {
         "--model-size": cell.size,
         "--context-length": cell.context,
         "--profile-type": cell.type,
-        "--batch-size": work.batch_size,
-        "--warmup-steps": work.warmup_steps,
-        "--measure-steps": work.measure_steps,
-        "--dtype": work.dtype,
-        "--softmax": work.softmax,
-        "--seed": work.seed,
+        "--batch-size": workload.batch_size,
+        "--warmup-steps": workload.warmup_steps,
+        "--measure-steps": workload.measure_steps,
+        "--dtype": workload.dtype,
+        "--softmax": workload.softmax,
+        "--seed": workload.seed,
         "--device": "cuda" if on_gpu else "cpu",
     }
     switches = [
         flag
         for flag, on in (
-            ("--use-annotated-attention", work.annotated_attention),
-            ("--fused-qkv", work.fused_qkv),
+            ("--use-annotated-attention", workload.annotated_attention),
+            ("--fused-qkv", workload.fused_qkv),
         )
         if on
     ]
@@ -107,12 +107,15 @@ def workload_arguments(config: NsysConfig, cell: Cell, *, on_gpu: bool) -> tuple
 
 
 def too_big(cell: Cell, site: Site) -> str | None:
-    """Why this cell surely does not fit: by weights, gradients and moments alone, activations not counted."""
+    """Why this cell cannot fit, from weights, gradients and moments alone; None if it may."""
     memory = min((gpu.mem_bytes for gpu in site.gpus if gpu.mem_bytes), default=None)
     least = least_memory_bytes(SIZES[cell.size], cell.type)
     if memory is None or least <= memory:
         return None
-    return f"skipped_estimate: weights and optimizer alone need {least / 1e9:.1f} GB, the GPU has {memory / 1e9:.1f} GB"
+    return (
+        f"skipped_estimate: weights and optimizer alone need {least / 1e9:.1f} GB, "
+        f"the GPU has {memory / 1e9:.1f} GB"
+    )
 
 
 def _step(
@@ -143,9 +146,9 @@ def _complete(root: Path, step: Step) -> bool:
 def _notes(site: Site) -> tuple[str, ...]:
     notes = []
     if site.vendor == "none":
-        notes.append("no GPU: torch.profiler records ranges and CPU operators, there will be no kernels")
+        notes.append("no GPU: torch.profiler records ranges and CPU operators, but no kernels")
     if site.vendor == "amd":
-        notes.append("no nsys for this GPU: torch.profiler records the same ranges")
+        notes.append("nsys does not support this GPU: torch.profiler records the same ranges")
     if not site.resolved:
         notes.append("these GPUs are not in this machine; their names are placeholders")
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""A capture of either collector -> the measured steps' operations and ranges, in the words of this room."""
+"""From a projected capture of either collector to the operations and ranges of its measured steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pandas as pd
 
 from lab.recordings.capture import KERNEL, OP, Capture
 from lab.recordings.projection import AMBIGUOUS, RULES, Projection
-from lab.rooms.nsys.analyze import (
+from lab.rooms.nsys.cpu_ops import cpu_ops_of
+from lab.rooms.nsys.measured import (
     OPS,
     PARTS,
     PHASES,
@@ -18,7 +19,6 @@ from lab.rooms.nsys.analyze import (
     normalised,
     step_number,
 )
-from lab.stats.intervals import enclosing
 
 
 def recording_of(projection: Projection) -> Recording:
@@ -39,12 +39,12 @@ def recording_of(projection: Projection) -> Recording:
         ambiguous=int((projection.ops.rule == AMBIGUOUS).sum()),
         problems=(*capture.problems, *projection.problems),
         coverage=_coverage(inside),
-        cpu_ops=_cpu_ops(capture, steps),
+        cpu_ops=cpu_ops_of(capture, steps),
     )
 
 
 def _gpu(capture: Capture) -> dict[str, object]:
-    """What the capture knows of its first GPU, in the words of cell.json; nsys knows all of it, Kineto the name."""
+    """The first GPU with the keys of cell.json; nsys records all, Kineto only the name."""
     if not capture.devices:
         return {}
     first = capture.devices[0]
@@ -59,7 +59,7 @@ def _gpu(capture: Capture) -> dict[str, object]:
 
 
 def step_rows(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the measured steps and their numbers: `step_N` first, else whatever the projection takes for steps."""
+    """Rows of the measured steps and their numbers: ranges `step_N`, otherwise the projection's steps."""
     capture = projection.capture
     by_text = {i: step_number(text) for i, text in enumerate(capture.strings) if step_number(text) >= 0}
     numbers = np.array([*(by_text.get(i, -1) for i in range(len(capture.strings))), -1])
@@ -73,7 +73,7 @@ def step_rows(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
 def phase_rows(capture: Capture, steps: np.ndarray) -> dict[str, np.ndarray]:
     """Rows of the phases' and attention parts' ranges, by their normalised name.
 
-    A capture of forward passes alone may name no `forward` inside its `forward_step_N`: the step is the phase then.
+    Without a range `forward` inside ranges `forward_step_N`, the step is the phase.
     """
     wanted: dict[str, list[int]] = {name: [] for name in (*PHASES, *PARTS)}
     for index, text in enumerate(capture.strings):
@@ -148,56 +148,16 @@ def _ranges_frame(
 def _step_of_ranges(projection: Projection, steps: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """The step number around each range (n,), its own for a step, -1 outside all."""
     parent = projection.instances.parent
-    place = np.full(len(parent) + 1, -1, dtype=np.int64)
-    place[steps] = numbers
+    number = np.full(len(parent) + 1, -1, dtype=np.int64)
+    number[steps] = numbers
     at = np.arange(len(parent))
     padded = np.append(parent, -1)
-    while len(todo := np.flatnonzero((at >= 0) & (place[at] < 0))):
+    while len(todo := np.flatnonzero((at >= 0) & (number[at] < 0))):
         at[todo] = padded[at[todo]]
-    found: np.ndarray = np.where(at >= 0, place[at], -1)
+    found: np.ndarray = np.where(at >= 0, number[at], -1)
     return found
 
 
 def _coverage(ops: pd.DataFrame) -> dict[str, tuple[int, float]]:
     took = ops["end_ns"] - ops["start_ns"]
     return {str(rule): (len(rows), float(took[rows.index].sum() / 1e6)) for rule, rows in ops.groupby("rule")}
-
-
-def _cpu_ops(capture: Capture, steps: np.ndarray) -> pd.DataFrame:
-    """The framework's own operators within the steps: calls and self time a step, costliest first; Kineto only."""
-    ranges = capture.ranges
-    first, last = (ranges.start_ns[steps], ranges.end_ns[steps]) if len(steps) else (np.empty(0), np.empty(0))
-    order = np.argsort(first)
-    place = np.searchsorted(first[order], ranges.start_ns, side="right") - 1
-    inside = (place >= 0) & (ranges.kind == OP)
-    inside[inside] &= ranges.start_ns[inside] < last[order][place[inside]]
-    rows = np.flatnonzero(inside)
-    self_ns = (ranges.end_ns - ranges.start_ns).astype(np.int64)
-    parents = _parents(capture)
-    child = np.flatnonzero((parents >= 0) & (ranges.kind == OP))
-    np.subtract.at(self_ns, parents[child], (ranges.end_ns - ranges.start_ns)[child])
-    found = pd.DataFrame({"op": capture.text(ranges.name_id[rows]), "ns": self_ns[rows]})
-    grouped = found.groupby("op")["ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
-    num = max(1, len(steps))
-    frame: pd.DataFrame = pd.DataFrame(
-        {
-            "op": grouped.index,
-            "calls": grouped["size"].to_numpy() / num,
-            "self_ms": grouped["sum"].to_numpy() / num / 1e6,
-        }
-    )
-    return frame
-
-
-def _parents(capture: Capture) -> np.ndarray:
-    """The range around each range on its thread (n,), or -1."""
-    ranges = capture.ranges
-    parents = np.full(len(ranges), -1, dtype=np.int64)
-    order = np.lexsort((-ranges.end_ns, ranges.start_ns, ranges.tid, ranges.pid))
-    key = np.stack([ranges.pid[order], ranges.tid[order]], axis=1)
-    cuts = np.flatnonzero((key[1:] != key[:-1]).any(axis=1)) + 1
-    for rows in np.split(order, cuts):
-        if len(rows):
-            around = enclosing(np.stack([ranges.start_ns[rows], ranges.end_ns[rows]], axis=1))
-            parents[rows] = np.where(around >= 0, rows[around], -1)
-    return parents

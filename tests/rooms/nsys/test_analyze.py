@@ -10,8 +10,9 @@ import pytest
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from lab.rooms.nsys import flops
-from lab.rooms.nsys.analyze import Recording, normalised, step_number, tables_of
+from lab.rooms.nsys.analyze import tables_of
 from lab.rooms.nsys.config import spec_of
+from lab.rooms.nsys.measured import Recording, normalised, step_number
 from lab.rooms.nsys.recording import recording_of
 from tests.rooms.nsys import made
 from tests.rooms.nsys.made import SPEC, truth, write_trace

@@ -15,32 +15,25 @@ from lab.errors import BadDataError, StepFailed, UsageError
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from lab.rooms.nsys.analyze import tables_of
-from lab.rooms.nsys.answers import (
-    FAILED,
-    OK,
-    OPEN,
-    CellData,
-    answers_of,
-    brief,
-    part_a,
-    part_b,
-    part_c,
-    part_d,
-    part_e,
-)
-from lab.rooms.nsys.answers_cli import answers
+from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, CellData
+from lab.rooms.nsys.answers.attention import part_e
+from lab.rooms.nsys.answers.cli import answers
+from lab.rooms.nsys.answers.kernels import brief, part_b, part_c
+from lab.rooms.nsys.answers.questions import answers_of
+from lab.rooms.nsys.answers.timing import part_a
+from lab.rooms.nsys.answers.training import part_d
 from lab.rooms.nsys.config import Cell
 from lab.rooms.nsys.flops import SIZES
-from lab.rooms.nsys.layout import Asked, Found, Told
+from lab.rooms.nsys.layout import CellResult, CellSettings, Found
 from lab.rooms.nsys.recording import recording_of
 from tests.rooms.nsys import made
 from tests.rooms.nsys.made import SPEC, truth, write_trace
 
 
-def told(kind, *forward_ms) -> Told:
-    asked = Asked(model_size="tiny", context_length=64, profile_type=kind)
+def told(kind, *forward_ms) -> CellResult:
+    asked = CellSettings(model_size="tiny", context_length=64, profile_type=kind)
     steps = [{"forward_ms": ms, "step_ms": ms, "loss": 1.0} for ms in forward_ms]
-    return Told(asked=asked, outcome="ok", steps=steps)
+    return CellResult(asked=asked, outcome="ok", steps=steps)
 
 
 def cell(tmp_path, kind="training", *, spec=SPEC, python_ms=None, plain_ms=None, **more) -> CellData:
@@ -51,7 +44,7 @@ def cell(tmp_path, kind="training", *, spec=SPEC, python_ms=None, plain_ms=None,
         capture=path,
         spec=spec,
         batch=4,
-        told=told(kind, *np.full(more.get("steps", 2), python_ms)) if python_ms else None,
+        result=told(kind, *np.full(more.get("steps", 2), python_ms)) if python_ms else None,
         twin=told(kind, plain_ms) if plain_ms else None,
     )
     return CellData(found, recording, tables_of(recording, spec, 4, 64, "fp32"))
@@ -79,7 +72,7 @@ def test_a_a_gap_is_explained_by_waiting_or_by_the_profiler(tmp_path):
     noisy = told("forward", wall, wall * 0.2)  # 0.6 of the range, give or take as much
     doubtful = cell(tmp_path, "forward", plain_ms=wall)
     doubtful = dataclasses.replace(doubtful, found=msgspec.structs.replace(doubtful.found, twin=noisy))
-    assert "+67 % that the steps' own spread covers" in part_a(doubtful, []).sentence
+    assert "+67 %, within the spread of the steps" in part_a(doubtful, []).sentence
     faster = part_a(cell(tmp_path, "forward", plain_ms=wall * 1.5), [])
     assert "33 % faster" in faster.sentence
 
@@ -94,10 +87,10 @@ def test_a_one_interrupted_step_does_not_decide_about_the_clocks(tmp_path):
     one = cell(tmp_path, "forward", steps=3)
     walls = np.full(3, wall_ms(one))
     late = dataclasses.replace(
-        one, found=msgspec.structs.replace(one.found, told=told("forward", *(walls * [1, 9, 1])))
+        one, found=msgspec.structs.replace(one.found, result=told("forward", *(walls * [1, 9, 1])))
     )
     assert states(part_a(late, []))["Python's clock around the range agrees with it"] == OK
-    few = dataclasses.replace(one, found=msgspec.structs.replace(one.found, told=told("forward", walls[0])))
+    few = dataclasses.replace(one, found=msgspec.structs.replace(one.found, result=told("forward", walls[0])))
     assert states(part_a(few, []))["Python's clock around the range agrees with it"] == OPEN
 
 
@@ -106,12 +99,12 @@ def test_b_the_costliest_kernel_has_its_launches_in_one_pass_not_in_the_whole_ru
     assert answer.values["launches"] == SPEC.forward_gemms
     assert answer.values["both_launches"] == 3 * SPEC.forward_gemms
     assert answer.values["ms"] == pytest.approx(SPEC.forward_gemms * made.GEMM_US / 1e3)
-    assert answer.state == OK and f"{SPEC.forward_gemms} launches a pass" in answer.sentence
+    assert answer.state == OK and f"{SPEC.forward_gemms} launches per pass" in answer.sentence
 
 
 def test_b_launches_that_do_not_divide_into_passes_fail_the_check(tmp_path):
     answer = part_b(cell(tmp_path, "forward", extra_gemm=True), [])
-    assert states(answer)["launches a pass are the same in every step"] == FAILED
+    assert states(answer)["launches per pass are the same in every step"] == FAILED
     gemms, every = SPEC.forward_gemms, truth()["forward_kernels"]
     assert answer.checks[0].found == f"by step: {gemms} of {every}, {gemms + 1} of {every + 1}"
     assert states(answer)["GEMMs of forward are the model's"] == FAILED
@@ -139,7 +132,7 @@ def test_d_inference_and_training_are_compared_with_backward_owned(tmp_path):
     assert answer.values["inference_matmul_percent"] == pytest.approx(100 * due["forward_matmul"])
     assert answer.values["step_matmul_percent"] == pytest.approx(100 * due["step_matmul"])
     lost = due["backward_kernels"] - 1  # the unit gradient is launched by the caller
-    assert f"{lost} operations of a step" in answer.sentence and answer.state == OK
+    assert f"{lost} operations per step" in answer.sentence and answer.state == OK
 
 
 def test_d_a_backward_pass_on_the_callers_thread_needs_no_search(tmp_path):

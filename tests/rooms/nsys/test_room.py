@@ -14,7 +14,7 @@ import pytest
 from lab.core.step import Outcome, Status
 from lab.errors import BadDataError, MissingError
 from lab.rooms import room, room_of
-from lab.rooms.nsys.answers import CellData
+from lab.rooms.nsys.answers.answer import CellData
 from lab.rooms.nsys.config import Cell
 from lab.rooms.nsys.findings import analyse_nsys, merged, outcome_of, planned
 from lab.rooms.nsys.layout import Found, cell_of_name, find_cells, published_name

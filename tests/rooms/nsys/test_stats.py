@@ -18,9 +18,11 @@ from lab.cli.main import main
 from lab.errors import MissingError, UsageError
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
+from lab.rooms.nsys.captures.stats.reports import REPORTS, available, report
+from lab.rooms.nsys.captures.stats.table import grouped, rounded
+from lab.rooms.nsys.captures.summary import summarise
+from lab.rooms.nsys.captures.summary_text import summary_text
 from lab.rooms.nsys.cli import nsys as nsys_group
-from lab.rooms.nsys.stats import REPORTS, _group, available, report, rounded
-from lab.rooms.nsys.summary import summarise
 from tests.conftest import SHARED
 from tests.recordings.sqlgen import Export, training_step
 from tests.tracegen import TraceWriter
@@ -98,7 +100,7 @@ def test_an_unknown_report_lists_those_there_are_and_a_lacking_one_says_why(trai
     assert "nvtx_gpu_proj_sum" in caught.value.fix
     empty = project(load_capture(Export().write(tmp_path / "a.sqlite")))
     for name in REPORTS:
-        with pytest.raises(MissingError, match="the capture holds no"):
+        with pytest.raises(MissingError, match="the capture has no"):
             report(name, empty)
 
 
@@ -108,7 +110,7 @@ VALUES = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 3)), min_size
 @given(VALUES)
 def test_grouped_figures_are_those_of_the_statistics_module(pairs):
     values, keys = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True))
-    groups = _group(values, keys)
+    groups = grouped(values, keys)
     for group, first in enumerate(groups.first.tolist()):
         mine = [value for value, key in pairs if key == keys[first]]
         assert (groups.total[group], groups.count[group]) == (sum(mine), len(mine))
@@ -166,7 +168,7 @@ def test_matrix_products_of_recorded_shapes_give_work_and_rate(tmp_path):
     forward = next(phase for phase in found.phases if phase.path == ("forward",))
     assert forward.gemm_tflop == pytest.approx(2 * 2 * 100 * 200 * 300 / 1e12)
     assert forward.gemm_ms == pytest.approx(0.1)
-    assert f"{24e6 / 100e-6 / 1e12:9.1f}" in found.text()
+    assert f"{24e6 / 100e-6 / 1e12:9.1f}" in summary_text(found)
 
 
 def test_a_range_inside_backward_is_found_by_its_path_and_operators_are_not_phases(tmp_path):
@@ -188,7 +190,7 @@ def test_launches_that_differ_between_steps_are_listed(tmp_path):
         export.range(f"step_{step}", (1, 1), 1000 * step, 1000 * step + 900)
         for i in range(step + 1):
             export.launch("k", (1, 1), (1000 * step + 10 + 10 * i, 1000 * step + 15 + 10 * i), (0, 10))
-    text = summarise(project(load_capture(export.write(tmp_path / "a.sqlite")))).text()
+    text = summary_text(summarise(project(load_capture(export.write(tmp_path / "a.sqlite")))))
     assert "launches of the step differ between steps: 1, 2" in text
     assert "1-2" in text
 
@@ -237,7 +239,7 @@ def test_each_way_to_fail_has_its_exit_code(trained, tmp_path, capsys):
     for name in ("empty.sqlite", "cut.sqlite", "song.mp3"):
         assert exit_code("summary", tmp_path / name) == 5
     assert exit_code("summary", tmp_path / "no_kernels.sqlite") == 4
-    assert "it holds 1 ranges, 0 API calls" in capsys.readouterr().err
+    assert "it has 1 range, 0 API calls" in capsys.readouterr().err
     assert exit_code("summary", tmp_path / "no_ranges.sqlite") == 4
     said = capsys.readouterr()
     assert "the whole capture" in said.out

@@ -127,12 +127,12 @@ class RankEvents:
         cpus = dict.fromkeys(pid for on_gpu, pid, _ in self._rows if not on_gpu)
         ordered = sorted(cpus, key=lambda pid: not _INTEGER.fullmatch(pid))
         first = RANK_PIDS * self._rank
-        self._pids = {(True, pid): _raw_number(first + place) for place, pid in enumerate(gpus)}
+        self._pids = {(True, pid): _raw_number(first + index) for index, pid in enumerate(gpus)}
         self._pids |= {
-            (False, pid): _raw_number(first + CPU_PIDS + place) for place, pid in enumerate(ordered)
+            (False, pid): _raw_number(first + CPU_PIDS + index) for index, pid in enumerate(ordered)
         }
         texts = dict.fromkeys(tid for _, _, tid in self._rows if not _INTEGER.fullmatch(tid))
-        self._tids = {tid: _raw_number(FIRST_TEXT_TID + place) for place, tid in enumerate(texts)}
+        self._tids = {tid: _raw_number(FIRST_TEXT_TID + index) for index, tid in enumerate(texts)}
 
     def _name_records(self) -> list[dict[str, Any]]:
         """Names for the processes and threads that have events, each once."""

@@ -33,10 +33,10 @@ class RankWriter:
         count = 0
         for on_gpu in (True, False):
             beside = [group for group in groups if group.on_gpu == on_gpu]
-            for place, (pid, rows) in enumerate(rows_by_process(beside)):
-                process = self._write_process(on_gpu, pid, place)
+            for index, (pid, rows) in enumerate(rows_by_process(beside)):
+                process = self._write_process(on_gpu, pid, index)
                 for row in rows:
-                    thread = self._thread(on_gpu, pid, place, row.tid, process)
+                    thread = self._thread(on_gpu, pid, index, row.tid, process)
                     self._write_slices(thread, beside, row)
                     count += len(row.start)
         return count
@@ -79,10 +79,10 @@ class RankWriter:
         body = b"".join([*categories, unnamed, *names, *details])
         self._packet(self._sequence + state + bytes_field(packets.INTERNED, body))
 
-    def _write_process(self, on_gpu: bool, pid: int, place: int) -> int:
+    def _write_process(self, on_gpu: bool, pid: int, index: int) -> int:
         uuid, shown = next(self._uuids), self._shown(pid)
         name = f"[R{self._rank}] rank {self._rank} {'GPU' if on_gpu else 'CPU'} {shown}"
-        process = int_field(packets.PROCESS_PID, self._pid(on_gpu, place)) + text_field(
+        process = int_field(packets.PROCESS_PID, self._pid(on_gpu, index)) + text_field(
             packets.PROCESS_NAME, name
         )
         self._packet(
@@ -94,11 +94,11 @@ class RankWriter:
         )
         return uuid
 
-    def _thread(self, on_gpu: bool, pid: int, place: int, tid: int, process: int) -> Callable[[int], int]:
+    def _thread(self, on_gpu: bool, pid: int, index: int, tid: int, process: int) -> Callable[[int], int]:
         """The track of each lane of a row, written when first needed; lane 0 is the thread itself."""
         name = f"stream {self._shown(tid)}" if on_gpu else f"thread {self._shown(tid)}"
         number = tid if 0 <= tid < 1 << 31 else FIRST_TEXT_TID + abs(tid) % FIRST_TEXT_TID
-        thread = int_field(packets.THREAD_PID, self._pid(on_gpu, place)) + int_field(
+        thread = int_field(packets.THREAD_PID, self._pid(on_gpu, index)) + int_field(
             packets.THREAD_TID, number
         )
         thread += text_field(packets.THREAD_NAME, name)
@@ -156,8 +156,8 @@ class RankWriter:
     def _packet(self, body: bytes) -> None:
         self._file.write(bytes_field(packets.PACKET, body))
 
-    def _pid(self, on_gpu: bool, place: int) -> int:
-        return RANK_PIDS * self._rank + (0 if on_gpu else CPU_PIDS) + place
+    def _pid(self, on_gpu: bool, index: int) -> int:
+        return RANK_PIDS * self._rank + (0 if on_gpu else CPU_PIDS) + index
 
     def _shown(self, number: int) -> str:
         return str(number) if number > -2 else self._details.text(-2 - number)

@@ -1,16 +1,19 @@
 """One cell of the matrix: a model, some steps, and what they took. Runs where the GPU is.
 
-    python -m lab.rooms.nsys.workload --model-size small --context-length 512 --profile-type training --out DIR
+    python -m lab.rooms.nsys.workload --model-size small --context-length 512 --profile-type training --out
+    DIR
 
-It writes into DIR, whole or not at all: `cell.json` (what ran, seconds of every phase by Python's clock, peak memory,
-outcome), `environment.json` (versions), and with `--collector kineto` the trace `capture.json.gz`. With `--collector
-nsys` it switches nsys on and off through cudaProfilerApi. Nothing is recorded but the measured steps and one step
-before them, under the range `warmup`, which takes the collector's own start-up.
+It writes into DIR, whole or not at all: `cell.json` (what ran, seconds of every phase by Python's clock,
+peak memory, outcome), `environment.json` (versions), and with `--collector kineto` the trace
+`capture.json.gz`. With `--collector nsys` it switches nsys on and off through cudaProfilerApi. Nothing is
+recorded but the measured steps and one step before them, under the range `warmup`, which takes the
+collector's own start-up.
 
 Ranges: warmup | step_N > forward (with attention's own), backward, optimizer_step. Every phase ends with a
 synchronisation inside its range, so a range's wall time is the phase's.
 
-Out of memory is an outcome, not an error: `cell.json` says `oom` and the exit code is 0. Written for torch 1.12 to 2.13.
+Out of memory is an outcome, not an error: `cell.json` says `oom` and the exit code is 0. Written for torch
+1.12 to 2.13.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_json(out / "environment.json", {"versions": versions()})
     cell = measured(options)
     write_json(out / "cell.json", cell)
-    print(said(cell), flush=True)
+    print(line_of(cell), flush=True)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -98,12 +101,12 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether this error says that memory ended, on a GPU or on the host, in any torch since 1.12."""
+    """Whether this error means out of memory, on a GPU or on the host, in any torch since 1.12."""
     return isinstance(error, MemoryError) or any(text in str(error) for text in OOM_TEXT)
 
 
 def steps_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Model, warm-up, measured steps; what they took and whether the asked-for attention is the one that ran."""
+    """Build the model, warm up, measure; the times of the steps and the check of the attention that ran."""
     mark = marker(nvtx=options.device == "cuda" and torch.version.cuda is not None)
     cell = Cell(options, mark)
     for _ in range(options.warmup_steps):
@@ -167,7 +170,7 @@ class Cell:
 
     @contextlib.contextmanager
     def phase(self, name: str, took: dict[str, float]) -> Iterator[None]:
-        """A range that ends when the GPU has done its work, timed by Python around it."""
+        """A range that ends when the GPU has finished, timed by Python around it."""
         began = time.perf_counter()
         with self.mark(name):
             yield
@@ -180,9 +183,9 @@ class Cell:
         return contextlib.nullcontext() if dtype is None else torch.autocast(self.options.device, dtype=dtype)
 
     def attention_check(self, calls_before: int, steps: int) -> dict[str, Any]:
-        """That the asked-for attention ran in every layer of every step, and computes what the plain one does.
+        """Check that the requested attention ran in every layer of every step and equals the plain one.
 
-        Raises BadDataError if it did not: its ranges would be missing, or mean something else.
+        Raises BadDataError if not: its ranges would be missing or mean something else.
         """
         calls, due = self.attention.calls - calls_before, self.spec.layers * steps
         plain = make_attention(annotated=False, softmax=self.options.softmax, mark=self.mark)
@@ -190,9 +193,9 @@ class Cell:
         difference = attention_difference(plain, self.attention, self.spec, tokens, device)
         if calls != due or difference > 1e-6:
             raise BadDataError(
-                f"the {'annotated' if self.attention.annotated else 'plain'} attention ran {calls} times, {due} were due; "
-                f"it differs from the plain one by {difference:g}",
-                fix="this is a defect of lab's model: its results would not be about attention",
+                f"the {'annotated' if self.attention.annotated else 'plain'} attention ran {calls} times "
+                f"instead of {due}; it differs from the plain one by {difference:g}",
+                fix="report this as a bug of lab's model: its results would not be about attention",
             )
         return {"annotated": self.attention.annotated, "calls": calls, "due": due, "difference": difference}
 
@@ -224,7 +227,7 @@ def activities(device: str) -> list[Any]:
 
 
 def set_tf32(on: bool) -> None:
-    """Whether float32 products may round their factors to tf32; what torch's default is does not matter then."""
+    """Set whether float32 products may round their factors to tf32, whatever torch's default is."""
     torch.backends.cuda.matmul.allow_tf32 = on
     torch.backends.cudnn.allow_tf32 = on
 
@@ -250,7 +253,7 @@ def described(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def device_of(kind: str) -> dict[str, Any]:
-    """The device's name and, of a GPU, what its ceilings are computed from (Hz, bytes/s); None where torch is silent."""
+    """The device's name and, for a GPU, what its ceilings follow from (Hz, bytes/s); None if unknown."""
     if kind == "cpu":
         return {"name": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
     found = torch.cuda.get_device_properties(0)
@@ -262,7 +265,7 @@ def device_of(kind: str) -> dict[str, Any]:
         "capability": f"{found.major}.{found.minor}",
         "sm_count": found.multi_processor_count,
         "clock_hz": clock_khz * 1000 if clock_khz else None,
-        # Two transfers a clock on a bus of that many bits.
+        # Two transfers per clock on a bus of that many bits.
         "bytes_per_s": khz * 1000 * 2 * bus_bits / 8 if khz and bus_bits else None,
     }
 
@@ -276,8 +279,8 @@ def peak_memory(device: str) -> dict[str, Any]:
     }
 
 
-def said(cell: dict[str, Any]) -> str:
-    """One line for the person."""
+def line_of(cell: dict[str, Any]) -> str:
+    """The result in one line."""
     asked = cell["asked"]
     name = (
         f"{asked['model_size']} ctx {asked['context_length']} {asked['profile_type']} ({asked['collector']})"

@@ -1,6 +1,7 @@
-"""The measured Transformer, and its attention twice: plain, and with a range around every part.
+"""The measured Transformer, with plain attention and with a range around every part of attention.
 
-B = batch, T = tokens, d = width, h = heads, e = d / h, V = vocabulary. Pre-norm, RMSNorm, rotary positions, SwiGLU.
+B = batch, T = tokens, d = width, h = heads, e = d / h, V = vocabulary. Pre-norm, RMSNorm, rotary positions,
+SwiGLU.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class RmsNorm(nn.Module):
 
 
 class Attention:
-    """Causal attention in plain steps; `calls` counts how often this very code ran."""
+    """Causal attention in plain steps; `calls` counts how often it ran."""
 
     annotated = False
 
@@ -107,7 +108,7 @@ class Attention:
         self.softmax, self.calls = softmax, 0
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, future: Tensor) -> Tensor:
-        """query, key, value [B, h, T, e], future [T, T] true where a token must not look -> [B, h, T, e]."""
+        """query, key, value [B, h, T, e]; future [T, T]: true where masked -> [B, h, T, e]."""
         self.calls += 1
         scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
         scores = scores.masked_fill(future, float("-inf"))
@@ -197,7 +198,7 @@ def attention_difference(
 
 
 def marker(*, nvtx: bool) -> Mark:
-    """A context manager that names a range for torch.profiler and, where there is a GPU, for nsys (or roctx)."""
+    """A context manager that names a range for torch.profiler and, on a GPU, for nsys (or roctx)."""
 
     @contextlib.contextmanager
     def mark(name: str) -> Iterator[None]:

@@ -2,8 +2,9 @@
 
     python -m lab.rooms.nsys.workload.record --collector auto --out DIR -- --model-size small ...
 
-Under nsys the workload gets an allow-listed environment, because a capture holds the whole of it; the export is
-scrubbed before it takes its name, and nsys' own file is deleted (--keep-original keeps it). An exit code proves
+Under nsys the workload gets an allow-listed environment, because a capture holds the whole of it; the
+export is scrubbed before it takes its name, and nsys' own file is deleted (--keep-original keeps it). An
+exit code proves
 nothing: the export must hold kernels. LAB_NSYS names an nsys that is not on PATH.
 """
 
@@ -32,7 +33,8 @@ WORKLOAD = "lab.rooms.nsys.workload"
 CAPTURE = "capture.sqlite"
 DRAFT = ".nsys_capture"
 LEFT = (CAPTURE, "capture.json.gz", "capture.nsys-rep", "cell.json", "collector.json")
-# No CPU samples, no context switches: those need privileges that a container should not have. Graphs node by node.
+# No CPU samples, no context switches: those need privileges that a container should not have. Graphs node
+# by node.
 FLAGS = (
     "--trace=cuda,nvtx",
     "--sample=none",
@@ -96,8 +98,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def record(options: argparse.Namespace, arguments: list[str]) -> int:
-    """Try nsys where it was asked for or may be; torch.profiler takes over only under `auto`, and says why."""
-    # Of an earlier attempt: it must not pass for this one's, nor stay with an unscrubbed draft if that was killed.
+    """Record with nsys if allowed; under `auto` torch.profiler takes over and states the reason."""
+    # Files of an earlier attempt must not pass for this one's, nor an unscrubbed draft of a killed one stay.
     for left in [*(options.out / name for name in LEFT), *options.out.glob(f"{DRAFT}*")]:
         left.unlink(missing_ok=True)
     why_not = reason_against_nsys(options.collector, arguments)
@@ -117,17 +119,17 @@ def record(options: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def reason_against_nsys(asked: str, arguments: Sequence[str]) -> str | None:
-    """Why torch.profiler is to record from the start; None if nsys is. Raises MissingError if nsys is a must."""
+    """Why torch.profiler records from the start; None if nsys does. Raises MissingError if it must."""
     if asked == "kineto":
-        return "torch.profiler was asked for"
+        return "torch.profiler was requested"
     if value_of("--device", arguments) == "cpu":
         return "nsys records GPUs; this is a CPU run"
     if find_nsys() is None:
         if asked == "nsys":
             raise MissingError(
-                "there is no nsys here", fix="use the image cuda, put nsys on PATH, or name it in LAB_NSYS"
+                "nsys not found", fix="use the image cuda, put nsys on PATH, or set LAB_NSYS to its path"
             )
-        return "there is no nsys here"
+        return "nsys not found"
     return None
 
 
@@ -140,7 +142,7 @@ def value_of(flag: str, arguments: Sequence[str]) -> str | None:
 
 
 def record_with_nsys(options: argparse.Namespace, arguments: list[str]) -> str | None:
-    """Why nsys is of no use here; None if its capture lies in `options.out`, or the cell ran out of memory."""
+    """Why nsys failed; None if its capture is in `options.out`, or the cell ran out of memory."""
     draft, nsys = options.out / DRAFT, str(find_nsys())
     command = [
         nsys,
@@ -159,7 +161,7 @@ def record_with_nsys(options: argparse.Namespace, arguments: list[str]) -> str |
         code = subprocess.run(command, env=allowed(os.environ), check=False).returncode
         outcome = outcome_of(options.out)
         if outcome is None:
-            return f"the process under it ended with exit code {code} and no result"
+            return f"the process under it left no result and exit code {code}"
         why_not = None if outcome == "oom" else take_in(draft, options)
         if why_not is None:
             write_collector(options.out, "nsys", None, nsys)
@@ -170,7 +172,7 @@ def record_with_nsys(options: argparse.Namespace, arguments: list[str]) -> str |
 
 
 def take_in(draft: Path, options: argparse.Namespace) -> str | None:
-    """Scrub nsys' export and give it its name; -> why it is no use, or None."""
+    """Scrub nsys' export and give it its name; returns why it cannot be used, or None."""
     export = draft.with_name(f"{DRAFT}.sqlite")
     report = draft.with_name(f"{DRAFT}.nsys-rep")
     if not export.exists():
@@ -195,26 +197,26 @@ def count_kernels(export: Path) -> int:
 
 
 def outcome_of(out: Path) -> str | None:
-    """What the workload said became of it; None if it said nothing."""
+    """The outcome that the workload recorded; None without one."""
     path = out / "cell.json"
     return msgspec.json.decode(path.read_bytes())["outcome"] if path.exists() else None
 
 
 def allowed(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that programs need; whatever else a shell holds stays out of the capture."""
+    """The variables that programs need; all others stay out of the capture."""
     return {
         name: value for name, value in environment.items() if name.startswith(ALLOWED) and not is_secret(name)
     }
 
 
 def write_collector(out: Path, name: str, reason: str | None, nsys: str | None = None) -> None:
-    """`collector.json`: who records, in which version, and why it is not nsys if it is not."""
-    told: dict[str, Any] = {"collector": name, "reason": reason, "nsys_version": version_of(nsys)}
-    write_atomic(out / "collector.json", msgspec.json.format(msgspec.json.encode(told)) + b"\n")
+    """Write `collector.json`: the collector, its version, and why it is not nsys."""
+    content: dict[str, Any] = {"collector": name, "reason": reason, "nsys_version": version_of(nsys)}
+    write_atomic(out / "collector.json", msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 
 def version_of(nsys: str | None) -> str | None:
-    """What `nsys --version` says in its one line."""
+    """The line that `nsys --version` prints."""
     if nsys is None:
         return None
     done = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False, timeout=60)

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.errors import BadDataError, GpuError  # noqa: E402
-from lab.rooms.nsys.layout import Told, read_json  # noqa: E402
+from lab.rooms.nsys.layout import CellResult, read_json  # noqa: E402
 from lab.rooms.nsys.workload import main as workload  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -34,7 +34,7 @@ TINY = [
 
 def run(out, *flags):
     workload.main([*TINY, "--use-annotated-attention", "--out", str(out), *flags])
-    return read_json(out / "cell.json", Told)
+    return read_json(out / "cell.json", CellResult)
 
 
 def ranges(out) -> Counter:
@@ -120,7 +120,7 @@ def test_any_other_error_is_an_error(tmp_path, monkeypatch):
 def test_an_attention_that_does_not_run_is_noticed(monkeypatch, tmp_path):
     monkeypatch.setattr(workload.Transformer, "forward", lambda self, ids: self.head(self.embedding(ids)))
     options = workload.parse([*TINY, "--out", str(tmp_path)])
-    with pytest.raises(BadDataError, match="ran 0 times, 4 were due"):
+    with pytest.raises(BadDataError, match="ran 0 times instead of 4"):
         workload.measured(options)
 
 

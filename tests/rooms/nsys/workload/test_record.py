@@ -165,7 +165,7 @@ def test_a_must_for_nsys_is_not_replaced_in_silence(tmp_path, nsys, profiler, mo
     with pytest.raises(StepFailed, match="no SQLite export"):
         run(tmp_path / "out", "--collector", "nsys")
     monkeypatch.setenv("LAB_NSYS", str(tmp_path / "absent"))
-    with pytest.raises(MissingError, match="no nsys here"):
+    with pytest.raises(MissingError, match="nsys not found"):
         run(tmp_path / "out", "--collector", "nsys")
     assert not profiler
 
@@ -173,7 +173,7 @@ def test_a_must_for_nsys_is_not_replaced_in_silence(tmp_path, nsys, profiler, mo
 def test_without_nsys_or_gpu_torch_profiler_records_from_the_start(tmp_path, profiler, monkeypatch):
     monkeypatch.setenv("LAB_NSYS", str(tmp_path / "absent"))
     run(tmp_path / "out")
-    assert told(tmp_path / "out")["reason"] == "there is no nsys here"
+    assert told(tmp_path / "out")["reason"] == "nsys not found"
     options, arguments = recorder.parse(["--out", str(tmp_path / "out"), "--", "--device", "cpu"])
     recorder.record(options, arguments)
     assert "CPU run" in told(tmp_path / "out")["reason"] and len(profiler) == 2

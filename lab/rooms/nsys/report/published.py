@@ -1,4 +1,4 @@
-"""nsys' own reports of a cell's capture, under the names of the published result tree (`stats_reports/part_x/`)."""
+"""nsys' own reports of a cell's capture, in the published result tree (`stats_reports/part_x/`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from lab.core.files import write_atomic
 from lab.recordings.capture import Capture
 from lab.recordings.projection import project
+from lab.rooms.nsys.captures.stats.reports import available, report
 from lab.rooms.nsys.layout import Found, published_name
-from lab.rooms.nsys.stats import available, report
 
 REPORTS = (
     "cuda_gpu_kern_sum",
@@ -23,13 +23,13 @@ REPORTS = (
 
 
 def write_reports(found: Found, capture: Capture, parts: Sequence[str], out: Path) -> list[Path]:
-    """The capture's reports as CSV with nsys' numbers, once for every part's folder; -> the files.
+    """Write the capture's reports with nsys' numbers into the folder of each part; returns the files.
 
-    A report that the capture cannot give (no copies, no kernels) is left out: nsys writes a placeholder there.
+    A report without data (no copies, no kernels) is left out; nsys writes a placeholder there.
     """
     projection = project(capture, "nsys")
-    lacks = available(capture)
-    texts = {name: report(name, projection).csv() for name in REPORTS if not lacks[name]}
+    missing = available(capture)
+    texts = {name: report(name, projection).csv() for name in REPORTS if not missing[name]}
     files = []
     for folder, base in dict.fromkeys(published_name(found.cell, part) for part in parts):
         for name, text in texts.items():

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from lab.rooms.nsys.answers import Answer
-    from lab.rooms.nsys.report import Results
+    from lab.core.run import Run
+    from lab.rooms.nsys.answers.answer import Answer
+    from lab.rooms.nsys.report.results import Results
 
 
 @click.command("answers")
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Also write tables, figures and the page here.")
 @click.option("--json", "as_json", is_flag=True, help="Answers, numbers and checks as JSON on stdout.")
-@click.option(
-    "--model-size", help="Of one capture: lets its launches and FLOPs be checked. [default: unknown]"
-)
+@click.option("--model-size", help="Of one capture: for the checks of launches and FLOPs. [default: unknown]")
 @click.option(
     "--context-length", type=click.IntRange(min=2), default=512, show_default=True, help="Of one capture."
 )
@@ -39,7 +38,7 @@ def answers(
     batch_size: int,
     fused_qkv: bool,
 ) -> None:
-    """Answer questions a to e from TARGET: a run, a folder of captures, or one capture. TARGET is not written to."""
+    """Answer questions a to e from TARGET, a run, a folder of captures or one capture. It is only read."""
     from lab.errors import StepFailed, needs
     from lab.rooms.nsys.config import parse_parts
 
@@ -68,13 +67,15 @@ def of_folder(folder: Path) -> Results:
     found = merged(find_cells(folder), planned(run))
     if not found:
         raise MissingError(
-            "no captures of this room lie here", where=folder, fix="name a run of `lab run nsys`, or one file"
+            "no captures of the nsys room in this folder",
+            where=folder,
+            fix="name a run of `lab run nsys`, or one file",
         )
     return results_of(found, outcomes(run), folder, lambda _: None)
 
 
 def of_file(path: Path, size: str | None, context: int, batch: int, *, fused_qkv: bool) -> Results:
-    """One capture as one cell; its phases say which profile type it is. Raises what the reader raises."""
+    """One capture as one cell; its phases determine the profile type. Raises what the reader raises."""
     from lab.rooms.nsys.config import parse_sizes, spec_of
     from lab.rooms.nsys.findings import results_of_one
     from lab.rooms.nsys.layout import cell_of_name, stem_of
@@ -88,7 +89,7 @@ def of_file(path: Path, size: str | None, context: int, batch: int, *, fused_qkv
 def write_page_of(results: Results, path: Path, out: Path) -> None:
     """Tables, figures and page; the run's own analysis (`lab analyze`) adds the summary and nsys' reports."""
     from lab.report.provenance import provenance
-    from lab.rooms.nsys.report import report
+    from lab.rooms.nsys.report.page import report
 
     run = _run_of(path) if path.is_dir() else None
     origin = provenance(path, run.manifest if run else None)
@@ -97,22 +98,11 @@ def write_page_of(results: Results, path: Path, out: Path) -> None:
 
 
 def as_text(given: list[Answer], *, as_json: bool) -> str:
-    """The answers for a machine, or for a person: a sentence each, with its checks below."""
+    """The answers as JSON, or as one sentence each with its checks below."""
     if as_json:
         import msgspec
 
-        rows = [
-            {
-                "part": a.part,
-                "cell": a.cell,
-                "state": a.state,
-                "answer": a.sentence,
-                "values": a.values,
-                "checks": a.checks,
-            }
-            for a in given
-        ]
-        return msgspec.json.encode(rows, enc_hook=float).decode()
+        return msgspec.json.encode([_as_json(answer) for answer in given], enc_hook=float).decode()
     lines = []
     for answer in given:
         lines.append(f"({answer.part}) {answer.cell}: {answer.sentence}")
@@ -120,7 +110,18 @@ def as_text(given: list[Answer], *, as_json: bool) -> str:
     return "\n".join(lines)
 
 
-def _run_of(folder: Path):  # type: ignore[no-untyped-def]
+def _as_json(answer: Answer) -> dict[str, object]:
+    return {
+        "part": answer.part,
+        "cell": answer.cell,
+        "state": answer.state,
+        "answer": answer.sentence,
+        "values": answer.values,
+        "checks": answer.checks,
+    }
+
+
+def _run_of(folder: Path) -> Run | None:
     from lab.core.run import Run
 
     return Run.open(folder) if Run.is_run(folder) else None

@@ -25,7 +25,7 @@ ATTRIBUTION = ["full", "nsys"]
     "--phase",
     "phases",
     metavar="REGEX",
-    help="Names of ranges that own other threads' launches, too. "
+    help="Names of ranges that also own launches of other threads. "
     "[default: forward, backward, optimizer_step and the like]",
 )
 @click.option(
@@ -38,30 +38,31 @@ ATTRIBUTION = ["full", "nsys"]
 def summary(file: Path, attribution: str, phases: str | None, out: Path | None, as_json: bool) -> None:
     """Phases, kernel classes, GPU busy and idle time of FILE (.sqlite[.gz], .nsys-rep, .json[.gz])."""
     from lab.errors import MissingError
-    from lab.rooms.nsys.summary import summarise
+    from lab.rooms.nsys.captures.summary import summarise
+    from lab.rooms.nsys.captures.summary_text import summary_text
 
     projection = _projected(file, attribution, phases)
     capture = projection.capture
     if not len(capture.ops):
         raise MissingError(
-            "the capture holds no GPU work: there is nothing to summarise",
+            "the capture has no GPU work to summarise",
             where=file,
             fix=f"record on a GPU, with CUDA traced: {_contents(capture)}",
         )
     found = summarise(projection)
-    lacking = _write(projection, found.text(), out) if out else []
+    missing = _write(projection, summary_text(found), out) if out else []
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=1))
     else:
-        click.echo(found.text(), nl=False)
+        click.echo(summary_text(found), nl=False)
     if not len(capture.ranges):
         raise MissingError(
-            "the capture holds no ranges: phases cannot be told apart",
+            "the capture has no ranges, so there are no phases",
             where=file,
             fix="record with NVTX ranges (--trace=cuda,nvtx) or record_function",
         )
-    for said in lacking:
-        click.echo(f"not written: {said}", err=True)
+    for reason in missing:
+        click.echo(f"not written: {reason}", err=True)
 
 
 @click.command()
@@ -82,16 +83,16 @@ def summary(file: Path, attribution: str, phases: str | None, out: Path | None, 
     show_default=True,
     help="nsys: the numbers that nsys prints; full: backward owns its kernels.",
 )
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for one CSV a report.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for one CSV per report.")
 def stats(file: Path, reports: str, attribution: str, out: Path | None) -> None:
     """The reports of `nsys stats` for FILE, as CSV, computed without nsys."""
     from lab.core.files import write_atomic
     from lab.errors import MissingError
-    from lab.rooms.nsys.stats import REPORTS, available, report
+    from lab.rooms.nsys.captures.stats.reports import REPORTS, available, report
 
-    names = (
-        list(REPORTS) if reports == "all" else [name.strip() for name in reports.split(",") if name.strip()]
-    )
+    names = [name.strip() for name in reports.split(",") if name.strip()]
+    if reports == "all":
+        names = list(REPORTS)
     projection = _projected(file, attribution, None)
     absent = available(projection.capture) if reports == "all" else {}
     for name in names:
@@ -104,22 +105,24 @@ def stats(file: Path, reports: str, attribution: str, out: Path | None) -> None:
             click.echo(target)
         else:
             click.echo(f"# {name}\n{made.csv()}" if len(names) > 1 else made.csv(), nl=len(names) > 1)
-        for said in made.problems:
-            click.echo(f"{name}: {said}", err=True)
-    if lacking := [f"{name}: {said}" for name, said in absent.items() if said]:
-        raise MissingError("not every report can be made:\n  " + "\n  ".join(lacking), where=file)
+        for problem in made.problems:
+            click.echo(f"{name}: {problem}", err=True)
+    if missing := [f"{name}: {reason}" for name, reason in absent.items() if reason]:
+        raise MissingError("no data for some reports:\n  " + "\n  ".join(missing), where=file)
 
 
 @click.command()
 @FILE
 @click.argument("target", type=click.Path(path_type=Path))
 def scrub(file: Path, target: Path) -> None:
-    """Write TARGET, a copy of the export FILE without environment, command line, users, paths and program output."""
+    """Write TARGET, a copy of the export FILE without environment, command line, users, paths and output."""
+    from lab.core.words import plural
     from lab.recordings.nsys.scrub import scrub as scrub_export
 
     done = scrub_export(file, target)
     click.echo(
-        f"{target}: {done.rows} rows and {done.strings} strings removed, {done.bytes_before} -> {done.bytes_after} bytes"
+        f"{target}: {plural(done.rows, 'row')} and {plural(done.strings, 'string')} removed, "
+        f"{done.bytes_before} -> {done.bytes_after} bytes"
     )
 
 
@@ -134,19 +137,21 @@ def _projected(file: Path, attribution: str, phases: str | None) -> Any:
     try:
         pattern = re.compile(phases) if phases else PHASES
     except re.error as error:
-        raise UsageError(f"--phase is no regular expression: {error}") from error
+        raise UsageError(f"--phase is not a valid regular expression: {error}") from error
     return project(load_capture(file), attribution, pattern)
 
 
 def _contents(capture: Any) -> str:
-    counts = {"ranges": capture.ranges, "API calls": capture.api, "waits": capture.sync}
-    return "it holds " + ", ".join(f"{len(table)} {what}" for what, table in counts.items())
+    from lab.core.words import plural
+
+    tables = {"range": capture.ranges, "API call": capture.api, "wait": capture.sync}
+    return "it has " + ", ".join(plural(len(table), what) for what, table in tables.items())
 
 
 def _write(projection: Any, text: str, out: Path) -> list[str]:
-    """ANALYSIS_SUMMARY.txt and every report the capture can give; sentences about the others."""
+    """Write ANALYSIS_SUMMARY.txt and every report with data; returns why the others are missing."""
     from lab.core.files import write_atomic
-    from lab.rooms.nsys.stats import write_reports
+    from lab.rooms.nsys.captures.stats.reports import write_reports
 
     write_atomic(out / "ANALYSIS_SUMMARY.txt", text)
     stem = projection.capture.source.name.split(".")[0]

@@ -1,0 +1,90 @@
+"""Answers, their checks, and the data of a cell that they are computed from."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from lab.rooms.nsys.analyze import CellTables
+from lab.rooms.nsys.layout import CellResult, Found
+from lab.rooms.nsys.measured import Recording
+
+OK, FAILED, OPEN = "ok", "failed", "not checked"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was expected, what was found, and whether they agree (`ok`, `failed`, `not checked`)."""
+
+    name: str
+    state: str
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A sentence, the numbers in it, and its checks. `given` is false where the data cannot answer."""
+
+    part: str
+    cell: str
+    sentence: str
+    values: dict[str, float | str] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+    given: bool = True
+
+    @property
+    def state(self) -> str:
+        """`failed` if a check failed, `no answer` without one, else `ok`."""
+        if not self.given:
+            return "no answer"
+        return FAILED if any(one.state == FAILED for one in self.checks) else OK
+
+
+@dataclass(frozen=True)
+class CellData:
+    """A cell with its recording and tables; None without a readable capture."""
+
+    found: Found
+    recording: Recording | None = None
+    tables: CellTables | None = None
+
+    @property
+    def label(self) -> str:
+        return self.found.label
+
+    def phase(self, name: str) -> pd.Series | None:
+        """A phase's row; None where the capture has no such phase."""
+        if self.tables is None:
+            return None
+        rows = self.tables.phases[self.tables.phases["phase"] == name]
+        return rows.iloc[0] if len(rows) else None
+
+
+def no_answer(part: str, cell: CellData, why: str) -> Answer:
+    """An answer that only states why the question is open."""
+    if cell.recording is not None and not cell.recording.has_kernels:
+        why = "the capture has no GPU kernels (no_gpu_data): it was made on a CPU or without GPU tracing"
+    return Answer(part, cell.label, f"Cannot be answered: {why}.", given=False)
+
+
+def check(name: str, passed: bool, expected: str, found: str) -> Check:
+    return Check(name, OK if passed else FAILED, expected, found)
+
+
+def spread(mean: float, sd: float) -> str:
+    return f"{mean:.2f} ± {sd:.2f}"
+
+
+def python_ms(result: CellResult | None, phase: str) -> float | None:
+    """Mean ms of a phase by Python's clock; None where it was not timed."""
+    times = [step[f"{phase}_ms"] for step in result.steps if f"{phase}_ms" in step] if result else []
+    return sum(times) / len(times) if times else None
+
+
+def python_sd_ms(result: CellResult | None, phase: str) -> float:
+    """Sample standard deviation of a phase by Python's clock; 0 for a single step."""
+    times = [step[f"{phase}_ms"] for step in result.steps if f"{phase}_ms" in step] if result else []
+    return statistics.stdev(times) if len(times) > 1 else 0.0

@@ -1,0 +1,94 @@
+"""Question d: matrix products in inference and in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from lab.core.words import plural
+from lab.rooms.nsys.answers.answer import OPEN, Answer, CellData, Check, check, no_answer
+from lab.rooms.nsys.answers.checks import every_kernel_has_a_phase, gemm_counts
+from lab.rooms.nsys.measured import PHASES, STEP
+
+
+def part_d(cell: CellData, siblings: Sequence[CellData]) -> Answer:
+    """The share of matrix products in inference, in each phase of training, and over the whole step."""
+    step = cell.phase(STEP)
+    if cell.phase("optimizer_step") is None:
+        return no_answer("d", cell, "the capture has no range `optimizer_step`, so it is not of training")
+    phases = {name: row for name in PHASES if (row := cell.phase(name)) is not None}
+    if step is None or not step.kernels > 0 or "forward" not in phases:
+        return no_answer("d", cell, "no kernels in the step's phases")
+    inference = next(
+        (
+            row
+            for other in siblings
+            if other.found.cell.type == "forward"
+            and (row := other.phase("forward")) is not None
+            and row.kernels > 0
+        ),
+        None,
+    )
+    values: dict[str, float | str] = {
+        f"{name}_matmul_percent": row.matmul_percent for name, row in phases.items()
+    }
+    values |= {f"{name}_ms": row.kernel_ms for name, row in phases.items()}
+    values |= {"step_matmul_percent": step.matmul_percent, "step_ms": step.kernel_ms}
+    if inference is not None:
+        values["inference_matmul_percent"] = inference.matmul_percent
+    before = inference if inference is not None else phases["forward"]
+    kind = "inference" if inference is not None else "training's own forward (inference was not recorded)"
+    each = ", ".join(f"{name} {_share(row)} of {row.kernel_ms:.2f} ms" for name, row in phases.items())
+    sentence = (
+        f"Matrix products take {before.matmul_percent:.1f} % of {kind} and {step.matmul_percent:.1f} % "
+        f"of a whole training step's kernel time ({each}). {_kernels_of_other_threads(cell)}"
+    )
+    return Answer("d", cell.label, sentence.strip(), values, _checks_d(cell, step, phases, inference))
+
+
+def _share(row: pd.Series) -> str:
+    return f"{row.matmul_percent:.1f} %" if row.kernels > 0 else "no kernels"
+
+
+def _kernels_of_other_threads(cell: CellData) -> str:
+    """Operations without a phase under nsys' own rule: those attributed across threads."""
+    assert cell.recording is not None
+    lost, lost_ms = cell.recording.coverage.get("cross", (0, 0.0))
+    steps = len(cell.recording.steps)
+    if not lost:
+        return ""
+    return (
+        f"By the launching thread alone, {plural(round(lost / steps), 'operation')} per step "
+        f"({lost_ms / steps:.1f} ms) "
+        "would have no phase."
+    )
+
+
+def _checks_d(
+    cell: CellData, step: pd.Series, phases: dict[str, pd.Series], inference: pd.Series | None
+) -> tuple[Check, ...]:
+    summed = sum(row.kernel_ms for row in phases.values())
+    checks = [
+        check(
+            "phases add up to the step",
+            abs(summed - step.kernel_ms) <= 1e-3 * step.kernel_ms,
+            f"{step.kernel_ms:.4f} ms",
+            f"{summed:.4f} ms",
+        ),
+        every_kernel_has_a_phase(cell),
+        *gemm_counts(cell),
+    ]
+    if inference is None:
+        checks.append(Check("forward multiplies as often as inference", OPEN, "a forward capture", "none"))
+    else:
+        ours = phases["forward"].matmuls
+        checks.append(
+            check(
+                "forward multiplies as often as inference",
+                ours == inference.matmuls,
+                f"{inference.matmuls:g}",
+                f"{ours:g}",
+            )
+        )
+    return tuple(checks)

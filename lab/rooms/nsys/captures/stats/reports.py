@@ -1,0 +1,88 @@
+"""Which reports there are, and one of them for a projected capture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from lab.core.files import write_atomic
+from lab.errors import MissingError, UsageError
+from lab.recordings.capture import MEMCPY, MEMSET, Capture
+from lab.recordings.projection import Projection
+from lab.rooms.nsys.captures.stats.kernels import execution_sum, range_kernel_sum
+from lab.rooms.nsys.captures.stats.operations import gpu_trace
+from lab.rooms.nsys.captures.stats.ranges import projected_sum, projected_trace, range_sum
+from lab.rooms.nsys.captures.stats.sums import api_sum, kernel_sum, memory_size, memory_time
+from lab.rooms.nsys.captures.stats.table import Report
+
+
+def report(name: str, projection: Projection) -> Report:
+    """One report of a projected capture (`attribution="nsys"` for nsys' own numbers).
+
+    Raises UsageError for a name that is not in REPORTS, MissingError where the capture lacks what the
+    report is about.
+    """
+    if name not in REPORTS:
+        raise UsageError(f"unknown report {name!r}", fix=f"one of: {', '.join(REPORTS)}")
+    make, why_not = REPORTS[name]
+    if reason := why_not(projection.capture):
+        raise MissingError(f"{name}: {reason}", where=projection.capture.source)
+    return make(name, projection)
+
+
+def available(capture: Capture) -> dict[str, str]:
+    """For each report "", or why this capture has no data for it."""
+    return {name: why_not(capture) for name, (_, why_not) in REPORTS.items()}
+
+
+def write_reports(projection: Projection, folder: Path, stem: str) -> list[str]:
+    """Write `{stem}_{report}.csv` for every report with data; returns why the others are missing."""
+    missing = []
+    for name, reason in available(projection.capture).items():
+        if reason:
+            missing.append(f"{name}: {reason}")
+        else:
+            write_atomic(folder / f"{stem}_{name}.csv", report(name, projection).csv())
+    return missing
+
+
+def _no_kernels(capture: Capture) -> str:
+    return "" if capture.kernels.any() else "the capture has no kernels"
+
+
+def _no_copies(capture: Capture) -> str:
+    has_any = np.isin(capture.ops.kind, (MEMCPY, MEMSET)).any()
+    return "" if has_any else "the capture has no copies and no fills"
+
+
+def _no_calls(capture: Capture) -> str:
+    return "" if len(capture.api) else "the capture has no CUDA API calls"
+
+
+def _no_ranges(capture: Capture) -> str:
+    return "" if len(capture.ranges) else "the capture has no ranges"
+
+
+def _no_ranges_or_ops(capture: Capture) -> str:
+    return _no_ranges(capture) or ("" if len(capture.ops) else "the capture has no GPU work")
+
+
+def _no_ops(capture: Capture) -> str:
+    return "" if len(capture.ops) else "the capture has no GPU work"
+
+
+REPORTS: dict[str, tuple[Callable[[str, Projection], Report], Callable[[Capture], str]]] = {
+    "cuda_gpu_kern_sum": (kernel_sum, _no_kernels),
+    "cuda_api_sum": (api_sum, _no_calls),
+    "cuda_gpu_mem_time_sum": (memory_time, _no_copies),
+    "cuda_gpu_mem_size_sum": (memory_size, _no_copies),
+    "nvtx_sum": (range_sum, _no_ranges),
+    "nvtx_pushpop_sum": (range_sum, _no_ranges),
+    "nvtx_gpu_proj_sum": (projected_sum, _no_ranges_or_ops),
+    "nvtx_gpu_proj_trace": (projected_trace, _no_ranges_or_ops),
+    "nvtx_kern_sum": (range_kernel_sum, _no_kernels),
+    "cuda_gpu_trace": (gpu_trace, _no_ops),
+    "cuda_kern_exec_sum": (execution_sum, _no_kernels),
+}

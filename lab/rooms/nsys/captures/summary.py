@@ -1,0 +1,165 @@
+"""A capture on one screen: the cost of each phase, which kernels make it up, how busy the GPU was.
+
+Four times are kept apart: kernel time (each kernel for itself, summed), busy (their union with copies and
+fills), span (from the first operation's start to the last one's end) and host (the range itself, on the
+CPU). Figures are means over the measured steps; warm-up ranges and what lies outside of steps are left out
+and counted. A capture without steps is taken as one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from lab.recordings.capture import Capture
+from lab.recordings.names import CLASSES, is_matmul, kernel_class
+from lab.recordings.projection import RULES, Projection
+from lab.rooms.nsys.captures.phases import Phase, phases_of
+from lab.stats import intervals
+
+TOP = 12
+
+
+@dataclass(frozen=True)
+class Share:
+    """Kernels of one class, or of one name, in the measured steps."""
+
+    name: str
+    kernels: int
+    kernel_ms: float
+    share: float
+    per_step: float
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU over the measured steps: busy and idle time between its first and last operation."""
+
+    device: int
+    name: str
+    busy_ms: float
+    idle_ms: float
+    longest_gap_ms: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of a capture; rules: operations and ms by rule of attribution, over the whole capture."""
+
+    source: str
+    collector: str
+    version: str | None
+    schema: str | None
+    attribution: str
+    steps: tuple[str, ...]
+    phases: tuple[Phase, ...]
+    classes: tuple[Share, ...]
+    top: tuple[Share, ...]
+    origins: tuple[Share, ...]
+    matmul_share: float
+    gpus: tuple[Gpu, ...]
+    rules: dict[str, tuple[int, float]]
+    left_out: tuple[int, float]
+    problems: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise(projection: Projection) -> Summary:
+    """The figures of one projected capture, in time linear in its rows (and the paths shown)."""
+    capture = projection.capture
+    frame, steps = _step_of_operations(projection)
+    measured = frame >= 0
+    kernels = measured & capture.kernels
+    num_steps = max(len(steps), 1)
+    dur_ns = capture.ops.end_ns - capture.ops.start_ns
+    outside = ~measured
+    by_name = _shares(capture, capture.ops.name_id, kernels, num_steps)
+    return Summary(
+        source=str(capture.source),
+        collector=capture.collector,
+        version=capture.version,
+        schema=capture.schema,
+        attribution=projection.attribution,
+        steps=tuple(capture.name(int(i)) for i in capture.ranges.name_id[steps]),
+        phases=phases_of(projection, frame, steps),
+        classes=_by_class(by_name),
+        top=tuple(by_name[:TOP]),
+        origins=_origins(projection, kernels, num_steps),
+        matmul_share=sum(one.share for one in by_name if is_matmul(one.name)),
+        gpus=_gpus(capture, measured),
+        rules=_rules(projection),
+        left_out=(int(outside.sum()), int(dur_ns[outside].sum()) / 1e6),
+        problems=(*capture.problems, *projection.problems),
+    )
+
+
+def _step_of_operations(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
+    """The measured step (n,) of each operation, or -1, and the rows of the steps; without steps all are 0."""
+    steps = projection.steps
+    if len(steps) == 0:
+        return np.zeros(len(projection.capture.ops), dtype=np.int64), steps
+    return projection.owners(steps), steps
+
+
+def _shares(capture: Capture, key: np.ndarray, mask: np.ndarray, num_steps: int) -> list[Share]:
+    """Kernels in `mask` by the text of `key`, costliest first."""
+    dur_ns = capture.ops.end_ns - capture.ops.start_ns
+    used, which = np.unique(key[mask], return_inverse=True)
+    total_ns = np.bincount(which, dur_ns[mask], minlength=len(used))
+    counts = np.bincount(which, minlength=len(used))
+    whole = total_ns.sum()
+    found = [
+        Share(
+            capture.name(int(name)),
+            int(n),
+            float(ns) / 1e6,
+            float(ns / whole) if whole else 0.0,
+            n / num_steps,
+        )
+        for name, n, ns in zip(used, counts, total_ns, strict=True)
+    ]
+    return sorted(found, key=lambda one: (-one.kernel_ms, one.name))
+
+
+def _by_class(by_name: list[Share]) -> tuple[Share, ...]:
+    found = []
+    for kind in CLASSES:
+        members = [one for one in by_name if kernel_class(one.name) == kind]
+        if members:
+            sums = {
+                key: sum(getattr(one, key) for one in members)
+                for key in ("kernels", "kernel_ms", "share", "per_step")
+            }
+            found.append(Share(name=kind, **sums))
+    return tuple(sorted(found, key=lambda one: -one.kernel_ms))
+
+
+def _origins(projection: Projection, kernels: np.ndarray, num_steps: int) -> tuple[Share, ...]:
+    """Backward kernels by the innermost range of the program around their forward operator."""
+    origin = projection.ops.origin
+    linked = kernels & (origin >= 0)
+    if not linked.any():
+        return ()
+    return tuple(_shares(projection.capture, projection.tree.name_id[origin], linked, num_steps))
+
+
+def _gpus(capture: Capture, measured: np.ndarray) -> tuple[Gpu, ...]:
+    ops = capture.ops.where(measured)
+    known = {device.device: device.name for device in capture.devices}
+    found = []
+    for device in np.unique(ops.device).tolist():
+        mine = ops.where(ops.device == device)
+        busy = intervals.union(np.stack([mine.start_ns, mine.end_ns], axis=1))
+        gaps = busy[1:, 0] - busy[:-1, 1]
+        busy_ms, idle_ms = intervals.total(busy) / 1e6, int(gaps.sum()) / 1e6
+        found.append(Gpu(device, known.get(device, "GPU"), busy_ms, idle_ms, int(gaps.max(initial=0)) / 1e6))
+    return tuple(found)
+
+
+def _rules(projection: Projection) -> dict[str, tuple[int, float]]:
+    table = projection.coverage
+    return {name: (int(table.num_ops[i]), int(table.op_ns[i]) / 1e6) for i, name in enumerate(RULES)}
