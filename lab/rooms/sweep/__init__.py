@@ -1,17 +1,18 @@
 """Sweep: how collective settings starve GEMMs.
 
-Question: which number of NCCL/RCCL channels and threads per block lets a distributed training step run fastest, and
-what does each setting do to the GEMMs that share the GPU with it?
+Question: which number of NCCL/RCCL channels and threads per block lets a distributed training step run
+fastest, and what does each setting do to the GEMMs that share the GPU with the collectives?
 
-Method: the same training runs once per (threads, channels) pair, in random order, each rank under the profiler. From
-the traces: computation, exposed communication and idle time by interval unions; every GEMM instance by op and shape;
-what the kernels' grids and blocks and NCCL's own log say of the setting that was asked for (requested is not effective).
+Method: the same training runs once per (threads, channels) pair, in random order, each rank under the
+profiler. From the traces: computation, exposed communication and idle time by interval unions; every GEMM
+instance by op and shape; the effective setting, from the kernels' grids and blocks and NCCL's own log
+(requested is not effective).
 
-Source: the public aorta sweep (ROCm/aorta) whose folder layout, log and summary are kept; TraceLens' definitions of the
-timeline (AMD-AGI/TraceLens).
+Source: the public aorta sweep (ROCm/aorta), whose folder layout, log and summary are kept; TraceLens'
+definitions of the timeline (AMD-AGI/TraceLens).
 
-What it cannot tell: one run of each setting has no error bar (use --repeats); kernels launched before the window have
-no shapes; a CPU run has no channels, so it exercises the path and measures the CPU.
+What it cannot tell: one run of each setting has no error bar (use --repeats); kernels launched before the
+window have no shapes; a CPU run has no channels, so it tests the path and measures the CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def recognises(folder: Path) -> bool:
-    """Whether `folder` holds a sweep's traces, whoever recorded them."""
+    """Whether `folder` holds the traces of a sweep, recorded by lab or not."""
     from lab.errors import MissingError
     from lab.rooms.sweep.layout import find_configs
 

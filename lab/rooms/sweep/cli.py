@@ -103,7 +103,7 @@ def run_sweep(
 
     from lab.core.plan import Experiment, Plan, Site
     from lab.errors import UsageError
-    from lab.rooms.sweep.config import SweepConfig
+    from lab.rooms.sweep.config.sweep import SweepConfig
     from lab.rooms.sweep.plan import plan
 
     config = msgspec.convert(

@@ -1,4 +1,4 @@
-"""A sweep's analysis from folder to findings: what the manifest knows joins what the traces say."""
+"""A sweep's analysis from folder to findings: the manifest together with the traces."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from typing import Any
 
 from lab.core.run import Run
 from lab.core.step import Status
+from lab.core.words import plural
 from lab.errors import LabError
 from lab.recordings.cache import load_trace
 from lab.recordings.views import device_of
 from lab.report.page import Files, Points, Section
 from lab.report.provenance import provenance
 from lab.rooms.sweep.analyze import analyze
+from lab.rooms.sweep.gemm.data import read_sweep
+from lab.rooms.sweep.gemm.merge import MergeOptions
 from lab.rooms.sweep.gemm.places import Places, within
-from lab.rooms.sweep.gemm.steps import read, run_all, summed
-from lab.rooms.sweep.gemm.tables import Report as GemmReport
-from lab.rooms.sweep.layout import find_configs
+from lab.rooms.sweep.gemm.report import Report as GemmReport
+from lab.rooms.sweep.gemm.steps import run_all
+from lab.rooms.sweep.layout import configs_of
 from lab.rooms.sweep.report import Findings, report
 
 STATUS = {Status.ok: "ok", Status.skipped: "ok"}
 
 
 def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
-    """Read every trace below `folder`, put tables, figures and report.html into `out`.
+    """Read every trace below `folder`, write tables, figures and report.html into `out`.
 
-    Traces of GPUs go through the whole GEMM pipeline, as by `lab gemm all`; its main findings join the page.
+    Traces of GPUs go through the whole GEMM pipeline, as in `lab gemm all`; its main findings join the page.
     """
 
     def each(done: int, total: int, path: Path) -> None:
@@ -40,9 +43,16 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
     where = within(folder, out)
     expected = expected_rows(run)
     if on_gpu(where):
-        data = read(where, workers=workers, expected=expected, progress=each)
+        data = read_sweep(
+            folder,
+            cache=where.cache,
+            workers=workers,
+            workbooks=where.analysis,
+            expected=expected,
+            progress=each,
+        )
         progress("  GEMM pipeline: reports, variance, overlap, cause, plots, merged traces")
-        tables, done = data.tables, summed(run_all(where, data, workers=workers))
+        tables, done = data.tables, run_all(where, data, MergeOptions(workers=workers))
     else:
         tables, done = analyze(folder, expected=expected, workers=workers, progress=each), None
     manifest = run.manifest if run else None
@@ -58,41 +68,40 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
 
 
 def on_gpu(where: Places) -> bool:
-    """Whether the first trace that can be read has GPU rows; what cannot be read is told by the analysis."""
-    try:
-        configs = find_configs(where.sweep)
-    except LabError:
-        return False
-    for trace in (trace for config in configs for trace in config.traces):
-        try:
-            return device_of(load_trace(trace.path, cache=where.cache)) == "gpu"
-        except LabError:
-            continue
+    """Whether the first readable trace has GPU rows; the analysis reports what cannot be read."""
+    for config in configs_of(where.sweep, may_be_empty=True):
+        for trace in config.traces:
+            try:
+                return device_of(load_trace(trace.path, cache=where.cache)) == "gpu"
+            except LabError:
+                continue
     return False
 
 
 def gemm_section(done: GemmReport, out: Path) -> Section:
-    """What the pipeline found, and where its files are: tables by name, the many others by folder."""
+    """What the pipeline found, and its files: tables by name, the many others by folder."""
     tables = [(str(path.relative_to(out)), "") for path in done.files if path.suffix == ".csv"]
     folders = Counter(path.parent for path in done.files if path.suffix != ".csv")
-    entries = [(f"{path.relative_to(out)}/", f"{count} files") for path, count in sorted(folders.items())]
+    entries = [
+        (f"{path.relative_to(out)}/", plural(count, "file")) for path, count in sorted(folders.items())
+    ]
     sentences = [f"{finding[:1].upper()}{finding[1:]}." for finding in done.findings]
     links = Files("Tables, Excel reports, plots and merged traces", [*tables, *entries])
     return Section("Why GEMM times vary", [Points(sentences), links])
 
 
 def joined(found: Findings, done: GemmReport) -> Findings:
-    """The page's findings with the pipeline's files, and with what it lacks where the page does not say it too."""
+    """The page's findings with the pipeline's files, and with what only the pipeline found missing."""
     known = set(found.lacking)
     return replace(
         found,
         files=[*found.files, *done.files],
-        lacking=[*found.lacking, *(text for text in done.lacking if text not in known)],
+        lacking=[*found.lacking, *(text for text in done.missing if text not in known)],
     )
 
 
 def expected_rows(run: Run | None) -> list[dict[str, Any]]:
-    """One row a planned step, so that what failed or never ran is a row of the result too."""
+    """One row per planned step, so that a step that failed or never ran is a row of the result too."""
     rows = []
     for record in run.manifest.steps if run else ():
         outcome, labels = record.outcome, record.step.labels

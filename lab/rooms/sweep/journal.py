@@ -1,4 +1,4 @@
-"""The sweep's own log and summary files, in the words that users of the original sweep know (docs/sweep.md)."""
+"""The sweep's log and summary files, in the words of the original sweep (docs/sweep.md)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ class Journal:
 
     def end(self, step: Step, outcome: Outcome) -> None:
         setting = f"THREADS={step.labels['threads']}, CHANNELS={step.labels['channels']}"
+        duration = f"duration: {outcome.seconds:.0f}s"
         if outcome.ok:
-            self._say(f"✓ Completed run with {setting} (duration: {outcome.seconds:.0f}s)")
+            self._say(f"✓ Completed run with {setting} ({duration})")
         else:
-            self._say(
-                f"✗ Failed run with {setting} (exit code: {outcome.exit_code}, duration: {outcome.seconds:.0f}s)"
-            )
+            self._say(f"✗ Failed run with {setting} (exit code: {outcome.exit_code}, {duration})")
         write_atomic(self.summary, summary_text(self._run.manifest.steps, datetime.now()))
         if all(record.outcome for record in self._run.manifest.steps):
             self._say(f"Summary saved to: {self.summary.name}")
@@ -59,7 +58,7 @@ class Journal:
 
 
 def summary_text(records: Iterable[StepRecord], now: datetime) -> str:
-    """The summary: one row a run, a blank line after each group of threads, then the folders."""
+    """The summary: one row per run, a blank line after each group of threads, then the folders."""
     ordered = sorted(
         records, key=lambda r: tuple(int(r.step.labels[k]) for k in ("threads", "channels", "repeat"))
     )
@@ -72,12 +71,8 @@ def summary_text(records: Iterable[StepRecord], now: datetime) -> str:
     ]
     for index, record in enumerate(ordered):
         labels = record.step.labels
-        lines.append(
-            (
-                _ROW
-                % (labels["threads"], labels["channels"], _word(record.outcome), _seconds(record.outcome))
-            ).rstrip()
-        )
+        cells = (labels["threads"], labels["channels"], _word(record.outcome), _seconds(record.outcome))
+        lines.append((_ROW % cells).rstrip())
         following = ordered[index + 1].step.labels["threads"] if index + 1 < len(ordered) else None
         if following != labels["threads"]:
             lines.append("")

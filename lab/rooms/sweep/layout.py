@@ -64,6 +64,21 @@ def find_configs(folder: Path | str) -> list[ConfigDir]:
     return sorted(found, key=lambda c: (c.threads or 0, c.channels or 0, c.repeat))
 
 
+def configs_of(sweep: Path, *, may_be_empty: bool = False) -> list[ConfigDir]:
+    """The configurations of a sweep, of a folder of ranks, or of a single trace.
+
+    may_be_empty: an empty list, instead of MissingError, for a folder that holds none.
+    """
+    if sweep.is_file():
+        return [ConfigDir(sweep.parent, None, None, 1, (TraceFile(None, sweep, None),), (), ())]
+    try:
+        return find_configs(sweep)
+    except MissingError:
+        if may_be_empty and sweep.is_dir():
+            return []
+        raise
+
+
 def newest_trace(paths: Iterable[Path]) -> tuple[Path, int | None] | None:
     """The trace with the highest step; without steps the highest time stamp, then the last name."""
     traces = [path for path in paths if _TRACE.fullmatch(path.name)]

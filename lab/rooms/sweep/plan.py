@@ -1,4 +1,4 @@
-"""From a SweepConfig and a site to the steps of the sweep. Pure, but for a look at which results already exist."""
+"""From a SweepConfig and a site to the steps of the sweep. Pure, except for a look at existing results."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ import msgspec
 
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
+from lab.core.words import plural
 from lab.errors import GpuError
-from lab.rooms.sweep.config import (
-    SweepConfig,
-    TrainConfig,
-    dump_train_config,
-    ignored_keys,
-    load_train_config,
-    planned_steps,
-)
+from lab.rooms.sweep.config.checks import ignored_keys, planned_steps
+from lab.rooms.sweep.config.load import dump_train_config, load_train_config
+from lab.rooms.sweep.config.sweep import SweepConfig
+from lab.rooms.sweep.config.train import TrainConfig
 
 TRAIN_CONFIG = "train.yaml"
 CPU_RANKS = 2
 
 
 def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = False) -> Plan:
-    """One step per (repeat, threads, channels), every repeat a pass of its own in random order."""
+    """One step per (repeat, threads, channels); every repeat is a pass of its own in random order."""
     ranks = ranks_per_node(config, site)
     config = msgspec.structs.replace(
         config, ranks=ranks, config=config.config or ("llm" if site.gpus else "tiny")
@@ -32,9 +29,7 @@ def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = F
     train = load_train_config(str(config.config), config.overrides)
     planned_steps(train, ranks * config.nodes)
     steps = tuple(_step(config, train, site, *cell) for cell in _order(config))
-    done = {
-        step.name: "its traces are already there" for step in steps if skip_existing and complete(root, step)
-    }
+    done = {step.name: "its traces exist already" for step in steps if skip_existing and complete(root, step)}
     return Plan(
         steps=steps,
         inputs={TRAIN_CONFIG: dump_train_config(train)},
@@ -45,11 +40,12 @@ def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = F
 
 
 def ranks_per_node(config: SweepConfig, site: Site) -> int:
-    """Ranks asked for, or one per GPU. More ranks than GPUs is an error: two ranks on one GPU measure each other."""
+    """Ranks as requested, or one per GPU. More ranks than GPUs is an error: they would measure each other."""
     ranks = config.ranks or len(site.gpus) or CPU_RANKS
     if site.gpus and ranks > len(site.gpus):
         raise GpuError(
-            f"{ranks} ranks asked for, {len(site.gpus)} GPUs picked", fix="lower --ranks or widen --gpus"
+            f"{plural(ranks, 'rank')} requested on {plural(len(site.gpus), 'GPU')}",
+            fix="lower --ranks or widen --gpus",
         )
     return ranks
 
@@ -59,13 +55,13 @@ def complete(root: Path, step: Step) -> bool:
 
 
 def _order(config: SweepConfig) -> list[tuple[int, int, int]]:
-    """(repeat, threads, channels): threads outside, channels inside as users know it, shuffled within a repeat."""
-    dice = random.Random(config.seed)
+    """(repeat, threads, channels): threads outside, channels inside as users know it; shuffled per repeat."""
+    generator = random.Random(config.seed)
     cells: list[tuple[int, int, int]] = []
     for repeat in range(1, config.repeats + 1):
         one_pass = [(repeat, threads, channels) for threads in config.threads for channels in config.channels]
         if config.order == "random":
-            dice.shuffle(one_pass)
+            generator.shuffle(one_pass)
         cells += one_pass
     return cells
 
@@ -97,8 +93,11 @@ def _step(
 
 
 def torchrun(ranks: int, name: str, nodes: int = 1) -> tuple[str, ...]:
-    """On one node port 0: the rendezvous takes a free port, so sweeps side by side do not meet. Over nodes the
-    static rendezvous, whose address the engine fills in on each node."""
+    """How torch starts the ranks of a step.
+
+    On one node with port 0, so that the rendezvous takes a free port and sweeps side by side do not meet.
+    Over nodes with the static rendezvous, whose address the engine fills in on each node.
+    """
     command = ("python", "-m", "torch.distributed.run", f"--nproc_per_node={ranks}")
     if nodes == 1:
         return (*command, "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", f"--rdzv_id={name}")
@@ -113,7 +112,7 @@ def torchrun(ranks: int, name: str, nodes: int = 1) -> tuple[str, ...]:
 
 
 def collective_env(vendor: str, threads: int, channels: int, folder: str, channels_as: str) -> dict[str, str]:
-    """The variables that ask for this setting, by vendor. gloo (vendor "none") has neither channels nor threads."""
+    """The variables that request this setting, by vendor; gloo (vendor "none") has no such setting."""
     if vendor == "none":
         return {"OMP_NUM_THREADS": "1"}  # what torchrun sets too, without its warning
     channel_env = {"NCCL_MAX_NCHANNELS": str(channels)}
@@ -131,13 +130,11 @@ def collective_env(vendor: str, threads: int, channels: int, folder: str, channe
 
 
 def _notes(train: TrainConfig, site: Site) -> tuple[str, ...]:
-    notes = (
-        [f"these keys of the training config have no effect here: {', '.join(keys)}"]
-        if (keys := ignored_keys(train))
-        else []
-    )
+    notes = []
+    if keys := ignored_keys(train):
+        notes.append(f"these keys of the training config have no effect here: {', '.join(keys)}")
     if site.vendor == "none":
-        notes.append("no GPU: the ranks talk through gloo, which has no channels or threads per block")
+        notes.append("no GPU: the ranks communicate through gloo, which has no channels or threads per block")
     if not site.resolved:
         notes.append("these GPUs are not in this machine; their names are placeholders")
     return tuple(notes)

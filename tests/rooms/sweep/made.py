@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from lab.rooms.sweep.analyze import CONFIGS, EFFECTIVE, GEMM, PROBLEMS, TIMELINE, TIMELINE_MS, SweepTables
+from lab.rooms.sweep.tables import CONFIGS, EFFECTIVE, GEMM, PROBLEMS, TIMELINE, TIMELINE_MS, SweepTables
 
 SHAPES = [("aten::mm", 4096, 2048, 8192), ("aten::mm", 4096, 8192, 2048)]
 

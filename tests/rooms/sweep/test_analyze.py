@@ -9,18 +9,9 @@ import pytest
 
 from lab.errors import MissingError
 from lab.rooms.sweep import analyze as module
-from lab.rooms.sweep.analyze import (
-    CONFIGS,
-    EFFECTIVE,
-    GEMM,
-    TIMELINE,
-    TIMELINE_MS,
-    analyze,
-    channels_verdict,
-    log_channels,
-    threads_verdict,
-    verdict_over_sizes,
-)
+from lab.rooms.sweep.analyze import analyze
+from lab.rooms.sweep.effective import channels_verdict, log_channels, threads_verdict, verdict_over_sizes
+from lab.rooms.sweep.tables import CONFIGS, EFFECTIVE, GEMM, TIMELINE, TIMELINE_MS
 from tests.tracegen import TraceWriter, cpu_step, training_step
 
 
@@ -130,14 +121,14 @@ def test_missing_ranks_are_counted_against_the_world_of_the_trace(tmp_path):
 def test_what_failed_or_never_ran_has_a_row(tmp_path):
     small_sweep(tmp_path)
     (tmp_path / "512thread/nccl_28channels").mkdir(parents=True)
-    told = [
+    planned = [
         {"threads": 256, "channel": 28, "repeat": 1, "status": "ok", "reason": ""},
         {"threads": 256, "channel": 42, "repeat": 1, "status": "oom", "reason": "out of GPU memory"},
         {"threads": 512, "channel": 28, "repeat": 1, "status": "failed", "reason": "exit code 1"},
         {"threads": 512, "channel": 42, "repeat": 1, "status": "skipped", "reason": "interrupted before it"},
         {"threads": 512, "channel": 56, "repeat": 1, "status": "ok", "reason": ""},
     ]
-    configs = analyze(tmp_path, workers=1, expected=told).configs
+    configs = analyze(tmp_path, workers=1, expected=planned).configs
     assert configs[["threads", "channel", "status"]].values.tolist() == [
         [256, 28, "ok"],
         [256, 42, "failed"],
@@ -150,8 +141,8 @@ def test_what_failed_or_never_ran_has_a_row(tmp_path):
 
 
 def test_a_run_of_which_everything_failed_still_has_its_rows(tmp_path):
-    told = [{"threads": 256, "channel": 28, "repeat": 1, "status": "failed", "reason": "no GPU"}]
-    tables = analyze(tmp_path, expected=told)
+    planned = [{"threads": 256, "channel": 28, "repeat": 1, "status": "failed", "reason": "no GPU"}]
+    tables = analyze(tmp_path, expected=planned)
     assert tables.configs.reason.tolist() == ["no GPU"] and tables.timeline.empty
     with pytest.raises(MissingError):
         analyze(tmp_path)

@@ -11,16 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.errors import ConfigError, MissingError, UsageError
-from lab.rooms.sweep.config import (
-    SweepConfig,
-    TrainConfig,
-    dump_train_config,
-    ignored_keys,
-    load_train_config,
-    planned_steps,
-    preset_names,
-    profiler_steps,
-)
+from lab.rooms.sweep.config.checks import ignored_keys, planned_steps, profiler_steps
+from lab.rooms.sweep.config.load import dump_train_config, load_train_config, preset_names
+from lab.rooms.sweep.config.sweep import SweepConfig
+from lab.rooms.sweep.config.train import TrainConfig
 from lab.terminal.click_types import parse_int_list
 
 

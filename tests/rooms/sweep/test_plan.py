@@ -12,7 +12,7 @@ from lab.core.plan import Site
 from lab.core.run import Run
 from lab.core.step import Outcome, Status
 from lab.errors import GpuError
-from lab.rooms.sweep.config import SweepConfig
+from lab.rooms.sweep.config.sweep import SweepConfig
 from lab.rooms.sweep.journal import Journal, summary_text
 from lab.rooms.sweep.plan import collective_env, plan
 from tests.core.test_manifest import a_manifest
@@ -45,7 +45,7 @@ def test_the_random_order_is_seeded_and_each_repeat_is_a_whole_pass():
 
 def test_ranks_are_the_gpus_or_two_and_never_more_than_gpus():
     assert [planned(site).config["ranks"] for site in (HERE, eight("nvidia"), eight("amd"))] == [2, 8, 8]
-    with pytest.raises(GpuError, match="9 ranks asked for, 8 GPUs"):
+    with pytest.raises(GpuError, match="9 ranks requested on 8 GPUs"):
         planned(eight("nvidia"), ranks=9)
 
 

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from lab.errors import StorageError
-from lab.rooms.sweep.analyze import SweepTables, analyze
+from lab.rooms.sweep.analyze import analyze
 from lab.rooms.sweep.report import Findings, report
+from lab.rooms.sweep.tables import SweepTables
 from tests.rooms.sweep.made import sweep
 
 SHARED = Path(os.environ.get("LAB_SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
@@ -31,7 +32,7 @@ def said(findings: Findings) -> str:
 def test_a_clear_winner_over_repeats_is_named_with_its_lead_and_the_odds_of_chance(tmp_path: Path) -> None:
     found = write(sweep({A: [100.0, 101.0, 99.0], B: [110.0, 111.0, 109.0], C: [150.0] * 3}), tmp_path)
     assert found.verdict[0] == (
-        "256 threads, 28 channels has the least total time: 100.0 ms (median over ranks); the next, "
+        "256 threads, 28 channels is fastest: 100.0 ms total time (median over ranks); the next, "
         "256 threads, 42 channels, takes 10.0 % longer (110.0 ms)."
     )
     assert "The repeats do not overlap" in found.verdict[1]
@@ -47,7 +48,7 @@ def test_one_repeat_makes_no_claim_of_significance(tmp_path: Path) -> None:
 
 def test_a_lead_inside_the_spread_of_the_repeats_is_indistinguishable_and_nobody_wins(tmp_path: Path) -> None:
     found = write(sweep({A: [100.0, 120.0, 101.0], B: [102.0, 119.0, 103.0]}), tmp_path)
-    assert "are indistinguishable" in found.verdict[0]
+    assert "is within noise of" in found.verdict[0]
     assert found.best is None
     assert "once in" not in said(found)
 
@@ -89,7 +90,8 @@ def test_fewer_channels_than_the_log_promises_are_told_apart_from_a_real_clamp(t
     tables.effective["log_channels"] = tables.effective["requested_channels"]
     found = write(tables, tmp_path)
     assert (
-        "Channels 28: clamped (28 -> 27, though the log has them all) at 8 MiB and 96 MiB." in found.verdict
+        "Channels 28: clamped (28 -> 27, though the log reports all of them) at 8 MiB and 96 MiB."
+        in found.verdict
     )
 
 
@@ -142,7 +144,7 @@ def test_each_knob_says_how_many_gemm_shapes_it_slows_with_the_other_knob_equal(
     tables.gemm.loc[worse, "median_us"] *= 1.2
     found = write(tables, tmp_path)
     assert (
-        "With 42 instead of 28 channels, 1 of 2 GEMM shapes take over 5 % longer (at most 20 %)."
+        "With 42 instead of 28 channels, 1 of 2 GEMM shapes takes over 5 % longer (at most 20 %)."
         in found.verdict
     )
     assert "With 512 instead of 256 threads, none of 2 GEMM shapes changes by over 5 %." in found.verdict

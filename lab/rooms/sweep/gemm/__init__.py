@@ -1,13 +1,15 @@
 """The GEMM pipeline: how a GEMM's time varies under collective settings, and why.
 
-`tables` reads every trace once, in parallel; `workbooks` writes the Excel reports of each rank and configuration;
-`variance` finds the GEMMs whose time varies most and remembers the extreme instances; `overlap` says what ran
-beside them; `cause` compares the same shape with and without a collective beside it.
+`data` reads every trace once, in parallel, and writes the workbook of each rank (`sheets`). `workbooks`
+writes the reports over ranks and settings. `variance` finds the GEMMs whose time varies most and keeps their
+extremes, `overlap` says what ran beside these, `cause` compares the same shape with and without a collective
+beside it. `merge` puts all ranks on one timeline. `steps` does all of it, `compare` puts several sweeps side
+by side.
 """
 
 from __future__ import annotations
 
 import os
 
-# No table here needs BLAS: its threads cost each reading process 50 ms of CPU before the first line of work.
+# No table here needs BLAS, whose threads cost each reading process 50 ms of CPU at the start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

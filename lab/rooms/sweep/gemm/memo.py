@@ -1,6 +1,6 @@
-"""What `lab gemm all` did last time, so that doing it again on the same traces takes no time.
+"""What `lab gemm all` did last time, so that a second call on the same traces takes no time.
 
-Believed only while traces, options, the analysis' own code and every file that it wrote are as they were.
+It is used only while traces, options, the analysis' own code and every file that it wrote are unchanged.
 """
 
 from __future__ import annotations
@@ -15,29 +15,28 @@ import msgspec
 import lab
 from lab.core.files import sha256_of, write_atomic
 from lab.core.run import MANIFEST, Run
-from lab.errors import MissingError
 from lab.rooms.sweep.gemm.places import Places
-from lab.rooms.sweep.layout import find_configs
+from lab.rooms.sweep.layout import configs_of
 
 if TYPE_CHECKING:
-    from lab.rooms.sweep.gemm.tables import Report
+    from lab.rooms.sweep.gemm.report import Report
 
 MEMO = ".cache/gemm_all.json"
 CODE = ("core", "report", "rooms/sweep", "stats", "recordings")
 
 
 class Memo(msgspec.Struct, frozen=True, kw_only=True):
-    """The last result; files maps the path of each one, from the analysis folder on, to its SHA-256."""
+    """The last result; files maps each path, relative to the home folder, to its SHA-256."""
 
     key: str = ""
     files: dict[str, str]
     findings: list[str]
     problems: list[str]
-    lacking: list[str]
+    missing: list[str] = msgspec.field(name="lacking")
 
 
 def key_of(sweep: Path, options: Mapping[str, object]) -> str:
-    """One text for everything that the result depends on. Traces count by name, size and time of change."""
+    """A hash of all that the result depends on; of traces, their names, sizes and modification times."""
     digest = hashlib.sha256(repr(sorted(options.items())).encode())
     for path in _code():
         digest.update(path.read_bytes())
@@ -48,25 +47,25 @@ def key_of(sweep: Path, options: Mapping[str, object]) -> str:
 
 
 def recall(where: Places, key: str) -> Memo | None:
-    """What was done under `key`, if all of it still lies there unchanged."""
+    """The result for `key`, if all its files are there unchanged."""
     try:
         memo = msgspec.json.decode((where.home / MEMO).read_bytes(), type=Memo)
     except (OSError, msgspec.DecodeError):
-        return None  # never done, or torn: do it
-    if memo.key != key or memo.lacking:
+        return None  # never done, or cut short
+    if memo.key != key or memo.missing:
         return None
     return memo if all(_intact(where.home / name, known) for name, known in memo.files.items()) else None
 
 
 def remember(where: Places, key: str, done: Memo) -> None:
-    """Keep what was done for `recall`; its files are named from the home on."""
+    """Keep a result for `recall`."""
     write_atomic(where.home / MEMO, msgspec.json.encode(msgspec.structs.replace(done, key=key)))
 
 
 def memo_of(where: Places, done: Report) -> Memo:
-    """The result of all steps as it is kept."""
+    """The result of all steps in the form that is kept."""
     files = {str(path.relative_to(where.home)): sha256_of(path) for path in done.files}
-    return Memo(files=files, findings=done.findings, problems=done.problems, lacking=done.lacking)
+    return Memo(files=files, findings=done.findings, problems=done.problems, missing=done.missing)
 
 
 def _intact(path: Path, known: str) -> bool:
@@ -79,12 +78,7 @@ def _code() -> list[Path]:
 
 
 def _inputs(sweep: Path) -> list[Path]:
-    if sweep.is_file():
-        return [sweep]
-    try:
-        configs = find_configs(sweep)
-    except MissingError:
-        return []  # the analysis itself will say it better
+    configs = configs_of(sweep, may_be_empty=True)
     traces = [trace.path for config in configs for trace in config.traces]
     logs = [path for config in configs for path in config.nccl_logs]
     return [*traces, *logs, *([sweep / MANIFEST] if Run.is_run(sweep) else [])]

@@ -1,7 +1,4 @@
-"""Which collectives ran beside a GEMM, and whether they were waiting for a rank or moving data.
-
-Both hold the GPU's multiprocessors in the same way: a collective that only waits for a straggler slows a GEMM too.
-"""
+"""Which collectives ran beside the extreme instances of the most varying GEMMs."""
 
 from __future__ import annotations
 
@@ -11,21 +8,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.recordings.tables import Table
+from lab.core.words import plural
 from lab.report.tables import write_csv
-from lab.rooms.sweep.gemm.tables import SETTING, Progress, Report, SweepData, read_sweep
-from lab.rooms.sweep.gemm.variance import TOP_FILE, groups, top_rows, with_timestamps
-from lab.rooms.sweep.gemm.workbooks import of_rank, pairs_of
-from lab.stats.intervals import meetings, spans, total
+from lab.rooms.sweep.gemm.beside import rank_collectives
+from lab.rooms.sweep.gemm.data import SweepData
+from lab.rooms.sweep.gemm.groups import groups
+from lab.rooms.sweep.gemm.report import Report
+from lab.rooms.sweep.gemm.variance import TOP_FILE, top_rows, with_timestamps
+from lab.rooms.sweep.tables import column_names
+from lab.stats.intervals import meetings, total
 from lab.stats.intervals import overlap as covered
 
-COLUMNS = [
-    "overlapping_collective_count",
-    "overlapping_collective_names",
-    "max_overlap_percentage",
-    "max_overlap_collective",
-    "total_overlap_duration_ms",
-]
+COLUMNS = column_names(
+    "overlapping_collective_count overlapping_collective_names max_overlap_percentage "
+    "max_overlap_collective total_overlap_duration_ms"
+)
 # Of the longest instance: what share of its window a waiting and a transferring collective covers, and the
 # collective_id of collectives.csv. Of the shortest: the share any collective covers, as the control.
 MORE = [
@@ -34,28 +31,17 @@ MORE = [
     "max_overlap_collective_id",
     "min_instance_overlap_percentage",
 ]
-WAITING, TRANSFER = "waiting", "transfer"
 
 
-def overlap(
-    sweep: Path,
-    out: Path,
-    *,
-    top_k: int = 5,
-    keep_odd_steps: bool = True,
-    workers: int = 2,
-    progress: Progress | None = None,
-    data: SweepData | None = None,
-) -> Report:
-    """Write `..._with_collective_overlap.csv`: the rows of timestamps, and what overlapped the longest instance.
+def write_overlap(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
+    """Write `..._with_collective_overlap.csv`: the rows of timestamps, and what overlapped them.
 
-    Only collectives of the same rank count. Raises MissingError without traces.
+    Only collectives of the same rank count.
     """
-    data = data or read_sweep(sweep, cache=out / ".cache" / "traces", workers=workers, progress=progress)
-    top = with_timestamps(data, top_rows(groups(data, keep_odd_steps=keep_odd_steps), top_k))
+    top = with_timestamps(data, top_rows(groups(data), top_k))
     name = TOP_FILE.format(k=top_k).replace(".csv", "_with_collective_overlap.csv")
     table = with_overlap(data, top)
-    return Report([write_csv(table, out / name)], list(data.lacking), list(data.problems), _findings(table))
+    return Report([write_csv(table, out / name)], list(data.missing), list(data.problems), _findings(table))
 
 
 def with_overlap(data: SweepData, top: pd.DataFrame) -> pd.DataFrame:
@@ -65,102 +51,9 @@ def with_overlap(data: SweepData, top: pd.DataFrame) -> pd.DataFrame:
     return result
 
 
-def beside(data: SweepData) -> pd.DataFrame:
-    """For every row of data.gemm, in its order, the collective that overlaps it longest.
-
-    Columns: collective ("" for none), msg_bytes, channels (blocks of its grid), collective_id, waiting_ns and
-    transfer_ns (covered by collectives before and after their last rank arrived), phase (`waiting`,
-    `transfer` or "", the longer of both).
-    """
-    if "beside" not in data.memo:
-        parts = [
-            _beside_rank(data, key, data.gemm.loc[index])
-            for key, index in data.gemm.groupby([*SETTING, "rank"], sort=False).groups.items()
-        ]
-        data.memo["beside"] = (
-            pd.concat(parts).reindex(data.gemm.index) if parts else _nothing(data.gemm.index)
-        )
-    found: pd.DataFrame = data.memo["beside"]
-    return found
-
-
-def _beside_rank(data: SweepData, key: Any, gemm: pd.DataFrame) -> pd.DataFrame:
-    threads, channel, repeat, rank = key
-    collectives = _collectives(data, (threads, channel, repeat), rank)
-    found = _nothing(gemm.index)
-    if not len(collectives):
-        return found
-    window = gemm[["ts_ns", "end_ns"]].to_numpy(dtype=np.int64)
-    query, span = meetings(window, collectives.span)
-    shared = np.minimum(window[query, 1], collectives.span[span, 1]) - np.maximum(
-        window[query, 0], collectives.span[span, 0]
-    )
-    order = np.lexsort((-shared, query))
-    at, first = np.unique(query[order], return_index=True)
-    longest = span[order][first]
-    for name in ("collective", "msg_bytes", "channels", "collective_id"):
-        column = found[name].to_numpy().copy()
-        column[at] = getattr(collectives.table, name)[longest]
-        found[name] = column
-    found["waiting_ns"] = covered(window, collectives.waiting)
-    found["transfer_ns"] = np.maximum(covered(window, collectives.span) - found["waiting_ns"], 0)
-    phase = np.where(found["waiting_ns"] > found["transfer_ns"], WAITING, TRANSFER)
-    result: pd.DataFrame = found.assign(
-        phase=np.where(found["waiting_ns"] + found["transfer_ns"] > 0, phase, "")
-    )
-    return result
-
-
-class _Collectives:
-    """A rank's collectives by time: their spans (n, 2), the waiting part of each, and what they are."""
-
-    def __init__(self, matched: Table, clock_ns: int) -> None:
-        start = matched.ts_ns + clock_ns
-        self.span = spans(start, matched.dur_ns)
-        wait_ns = np.nan_to_num(matched.wait_us * 1000).astype(np.int64)
-        self.waiting = spans(start, np.minimum(wait_ns, matched.dur_ns))
-        names = np.where(matched.collective != "", matched.collective, matched.kernel)
-        self.table = Table(
-            {
-                "collective": names,
-                "msg_bytes": matched.msg_bytes,
-                "channels": matched.grid_x,
-                "collective_id": matched.collective_id,
-            }
-        )
-
-    def __len__(self) -> int:
-        return len(self.span)
-
-
-def _collectives(data: SweepData, setting: tuple[int, int, int], rank: int) -> _Collectives:
-    """On the rank's own clock, which is that of its GEMMs."""
-    pairs = pairs_of(data)[setting]
-    return _Collectives(of_rank(pairs, rank), pairs.offsets_ns.get(rank, 0))
-
-
-def _nothing(index: pd.Index) -> pd.DataFrame:
-    n = len(index)
-    text = pd.Series([""] * n, index=index, dtype=object)
-    number = pd.Series(np.full(n, -1, dtype=np.int64), index=index)
-    result: pd.DataFrame = pd.DataFrame(
-        {
-            "collective": text,
-            "msg_bytes": number,
-            "channels": number,
-            "collective_id": number,
-            "waiting_ns": 0,
-            "transfer_ns": 0,
-            "phase": text,
-        },
-        index=index,
-    )
-    return result
-
-
 def _of_row(data: SweepData, row: dict[Any, Any]) -> dict[str, Any]:
     setting = (int(row["threads"]), int(row["channel"]), int(row["repeat"]))
-    collectives = _collectives(data, setting, int(row["rank"]))
+    collectives = rank_collectives(data, setting, int(row["rank"]))
     window, control = (
         np.array([[row[f"{which}_ts_ns"], row[f"{which}_end_ns"]]], dtype=np.int64)
         for which in ("max", "min")
@@ -195,6 +88,6 @@ def _findings(table: pd.DataFrame) -> list[str]:
     slow = int((table["total_overlap_duration_ms"] > 0).sum())
     fast = int((table["min_instance_overlap_percentage"] > 0).sum())
     return [
-        f"a collective overlapped the longest instance of {slow} of the {len(table)} most varying GEMMs, "
-        f"and the shortest instance of {fast}"
+        f"of the {plural(len(table), 'most varying GEMM')}, a collective overlapped the longest instance of "
+        f"{slow} and the shortest instance of {fast}"
     ]

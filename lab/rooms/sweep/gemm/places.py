@@ -13,7 +13,7 @@ ANALYSIS, MERGED = "tracelens_analysis", "merged_traces"
 
 @dataclass(frozen=True)
 class Places:
-    """analysis and merged lie in `home`, the folder that everything is written below; cache holds traces as columns."""
+    """Everything is written below `home`: analysis, merged traces, and `cache`, the traces as columns."""
 
     sweep: Path
     home: Path
@@ -26,10 +26,10 @@ class Places:
 
 
 def places(sweep: Path, out: Path | None = None, *, in_place: bool = False) -> Places:
-    """A run of lab, and any folder with in_place, gets its analysis inside; another recording is not touched.
+    """A run of lab, and any folder with in_place, gets its analysis inside; others are not touched.
 
-    Its analysis goes to experiments/NAME_analysis, as with `lab analyze`. out is the analysis folder itself.
-    Raises MissingError where there is no such sweep.
+    Their analysis goes to experiments/NAME_analysis, as with `lab analyze`. out is the analysis folder
+    itself. Raises MissingError if there is no such sweep.
     """
     if not sweep.exists():
         raise MissingError("no such sweep", where=sweep, fix="give a sweep, a folder of ranks, or one trace")

@@ -1,7 +1,7 @@
 """The pipeline's CSV files -> PNG files: the five that users of the original sweep know, and four of ours.
 
-Settings come from the data and are ordered by number; one that was run and has no GEMM in the list is shown
-with `no data`, not as 0.
+Settings come from the data and are ordered by number. One that was run but has no GEMM in the list is shown
+as `no data`, not as 0.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from lab.errors import BadDataError
 from lab.report.figures import Cell, cell_grid, distributions, lines, ranges, save_png, stacked_bars
-from lab.rooms.sweep.gemm.tables import Report
-from lab.rooms.sweep.verdict import short_name, size_text
+from lab.rooms.sweep.gemm.report import Report
+from lab.rooms.sweep.names import short_name, size_text
+from lab.rooms.sweep.tables import SETTING
 
 VARIANCE = "top{k}_gemm_kernels_time_variance.csv"
 AXIS = "max − min of a GEMM's time, µs"
@@ -27,38 +28,37 @@ PARTS = {
     "memcpy": "exposed_memcpy_time_ms",
     "idle": "idle_time_ms",
 }
-SETTING = ["threads", "channel"]
 MOST_ROWS = 40
 
 
-def plots(out: Path, *, top_k: int = 5) -> Report:
-    """Draw every plot whose CSV lies in the analysis folder `out` into `out/plots`; what lacks is said.
+def draw_plots(out: Path, *, top_k: int = 5) -> Report:
+    """Draw every plot whose CSV file is in the analysis folder `out` into `out/plots`.
 
-    top_k says which of the variance lists to draw.
+    top_k: which of the variance lists to draw.
     """
     report = Report()
     for source, drawings in DRAWINGS.items():
         path = out / source.format(k=top_k)
         if not path.exists():
-            report.lacking.append(f"no {path.name}, so no {', '.join(drawings)}")
+            report.missing.append(f"{', '.join(drawings)}: not drawn, because there is no {path.name}")
             continue
         table = read_table(path)
         for name, draw in drawings.items():
             figure = draw(table, settings_of(out, table)) if len(table) else None
             if figure is None:
-                report.problems.append(f"{name}.png is not drawn: {path.name} has nothing to show in it")
+                report.problems.append(f"{name}.png: not drawn, because {path.name} has nothing to show")
             else:
                 report.files.append(save_png(figure, out / "plots" / f"{name}.png"))
     return report
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """A CSV of the pipeline. Raises BadDataError if it is none."""
+    """A CSV file of the pipeline. Raises BadDataError if it is not a table."""
     try:
         table: pd.DataFrame = pd.read_csv(path)
     except (ValueError, pd.errors.ParserError) as error:
         raise BadDataError(
-            f"not a table: {error}", where=path, fix="make it anew with lab gemm all"
+            f"not a CSV table: {error}", where=path, fix="write it again with lab gemm all --fresh"
         ) from error
     return table
 
@@ -162,10 +162,10 @@ def _effective(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
 
 
 def _slowdown(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
-    told = table.dropna(subset=["slowdown"])
-    if told.empty:
+    known = table.dropna(subset=["slowdown"])
+    if known.empty:
         return None
-    shown = told.sort_values("slowdown", ascending=False).head(MOST_ROWS)
+    shown = known.sort_values("slowdown", ascending=False).head(MOST_ROWS)
     labels = [
         f"{short_name(row.threads, row.channel)}  {row.op} {row.M}×{row.N}×{row.K}"
         for row in shown.itertuples()

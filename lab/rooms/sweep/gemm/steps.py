@@ -21,21 +21,9 @@ from lab.rooms.sweep.gemm.workbooks.write import write_reports
 from lab.rooms.sweep.layout import configs_of
 
 
-def run_all(
-    where: Places,
-    data: SweepData,
-    *,
-    top_k: int = 5,
-    workers: int = 2,
-    salvage: bool = False,
-    keep_merged: bool = False,
-) -> Report:
-    """Every step on a sweep that `read_sweep` gave; a step that fails is in `missing`, the others go on.
-
-    keep_merged keeps merged traces that exist already.
-    """
+def run_all(where: Places, data: SweepData, merging: MergeOptions, *, top_k: int = 5) -> Report:
+    """Every step on a sweep that `read_sweep` gave; a step that fails is in `missing`, the others go on."""
     out = where.analysis
-    merging = MergeOptions(salvage=salvage, workers=workers, keep=keep_merged)
     return _run(
         {
             "report": lambda: write_reports(data, out),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.rooms.sweep.config import DatasetConfig, ModelConfig
+from lab.rooms.sweep.config.train import DatasetConfig, ModelConfig
 
 Batch = tuple[Tensor, ...]
 Device = str | torch.device
@@ -55,7 +55,7 @@ class RankingEncoder(nn.Module):
 class CausalDecoder(nn.Module):
     """A causal language model: RMSNorm, attention, SwiGLU, no biases, no position encoding.
 
-    Positions cost no GEMM, so they are left out: the sweep asks for time, not for prose.
+    Positions cost no GEMM, so they are left out: the sweep measures time, not the quality of text.
     """
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
@@ -126,7 +126,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def plain_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The same in three lines of matrix algebra: for torch < 2, and to test the fast one against."""
+    """The same as plain matrix algebra: for torch < 2, and the reference implementation in tests."""
     scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
     weights: Tensor = scores.masked_fill(future, float("-inf")).float().softmax(-1)
@@ -144,7 +144,7 @@ def layer_class(config: ModelConfig) -> type[nn.Module]:
 
 
 def init_weights(model: nn.Module) -> None:
-    """Fill all parameters in context: matrices normal (std 0.02), biases 0, norm weights 1."""
+    """Fill all parameters in place: matrices normal (std 0.02), biases 0, norm weights 1."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lab.errors import ConfigError
-from lab.rooms.sweep.config import TrainConfig
+from lab.rooms.sweep.config.train import TrainConfig
 from lab.rooms.sweep.workload.model import Device, build_model, init_weights, layer_class
 
 log = logging.getLogger("lab.workload")
@@ -47,27 +47,20 @@ class ParallelModel:
             self.called = torch.compile(self.wrapped, **compile_options(config))
 
 
-def refuse_what_torch_lacks(config: TrainConfig, device: torch.device) -> None:
-    """Raise ConfigError for the first thing that this torch cannot do on `device`."""
+def check_torch_can_run(config: TrainConfig, device: torch.device) -> None:
+    """Raise ConfigError for the first setting that this torch does not support on `device`."""
     on_cpu, old = device.type == "cpu", not hasattr(torch, "compile")
-    precision = config.training.mixed_precision
+    precision, no_mixing = config.training.mixed_precision, "set training.mixed_precision=none"
+    without_fsdp = on_cpu and choose_parallel(config) == "fsdp1"
     checks = [
-        (on_cpu and precision == "fp16", "fp16 needs a GPU", "set training.mixed_precision=none"),
+        (on_cpu and precision == "fp16", "fp16 needs a GPU", no_mixing),
         # Measured on 1.12: the backward pass mixes bfloat16 with float32 and stops.
-        (
-            on_cpu and old and precision == "bf16",
-            "bf16 on a CPU needs torch >= 2",
-            "set training.mixed_precision=none",
-        ),
-        (
-            on_cpu and choose_parallel(config) == "fsdp1",
-            "FSDP on a CPU needs fully_shard (torch >= 2.6)",
-            "set distributed.mode=ddp",
-        ),
+        (on_cpu and old and precision == "bf16", "bf16 on a CPU needs torch >= 2", no_mixing),
+        (without_fsdp, "FSDP on a CPU needs fully_shard (torch >= 2.6)", "set distributed.mode=ddp"),
         (old and config.compile.enabled, "torch.compile needs torch >= 2", "set compile.enabled=false"),
     ]
-    for lacking, what, fix in checks:
-        if lacking:
+    for unsupported, what, fix in checks:
+        if unsupported:
             raise ConfigError(what, where=f"torch {torch.__version__} on {device.type}", fix=fix)
 
 
@@ -79,12 +72,12 @@ def choose_parallel(config: TrainConfig) -> str:
 
 
 def allocate(config: TrainConfig, device: torch.device, parallel: str) -> nn.Module:
-    """The model with its first weights on `device`; still empty on meta if FSDP2 is to shard it first."""
-    places: dict[str, Device] = {"meta": "meta", "cpu": "cpu", "cuda": device}
-    where = places[config.fsdp.param_init_device]
+    """The model with its initial weights on `device`; empty on meta if FSDP2 shards it first."""
+    devices: dict[str, Device] = {"meta": "meta", "cpu": "cpu", "cuda": device}
+    where = devices[config.fsdp.param_init_device]
     if where == "meta" and parallel == "fsdp2":
         return build_model(config.model, where)
-    # Only FSDP2 gains by meta: the others hold the whole model on the device anyhow.
+    # Only FSDP2 gains from meta: the others hold the whole model on the device in any case.
     model = build_model(config.model, device if where == "meta" else where)
     init_weights(model)
     return model.to(device)
@@ -93,13 +86,13 @@ def allocate(config: TrainConfig, device: torch.device, parallel: str) -> nn.Mod
 def wrap_ddp(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
     """Replicate `model`; gradients are all-reduced in buckets while the backward pass runs."""
     options = config.distributed
-    # A static graph learns its order in the first backward pass, which no_sync would hide from it;
-    # torch.compile's bucket splitting does not know static graphs.
+    # A static graph records its order in the first backward pass, which no_sync hides from it;
+    # torch.compile's bucket splitting does not support static graphs.
     static_graph = (
         options.static_graph and config.training.gradient_accumulation == 1 and not config.compile.enabled
     )
     if static_graph != options.static_graph:
-        log.info("DDP: static_graph is off, because of gradient accumulation or torch.compile")
+        log.info("DDP: static_graph is off because of gradient accumulation or torch.compile")
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -140,7 +133,7 @@ def wrap_fsdp2(model: nn.Module, config: TrainConfig, device: torch.device) -> n
 
 
 def wrap_fsdp1(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
-    """Shard with the older class; options that this torch does not have yet are left out and named."""
+    """Shard with the older class; options that this torch does not have are left out and logged."""
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
     options, dtype = config.fsdp, DTYPES[config.training.mixed_precision]
@@ -159,13 +152,13 @@ def wrap_fsdp1(model: nn.Module, config: TrainConfig, device: torch.device) -> n
     }
     known = inspect.signature(fsdp.FullyShardedDataParallel.__init__).parameters
     if missing := sorted(wanted.keys() - known.keys()):
-        log.info("FSDP1 of torch %s does not know: %s", torch.__version__, ", ".join(missing))
+        log.info("FSDP1 of torch %s does not support: %s", torch.__version__, ", ".join(missing))
     present: dict[str, Any] = {key: value for key, value in wanted.items() if key in known}
     return fsdp.FullyShardedDataParallel(model, **present)
 
 
 def compile_options(config: TrainConfig) -> dict[str, Any]:
-    """Arguments of torch.compile; only inductor knows modes."""
+    """Arguments of torch.compile; only inductor has modes."""
     section = config.compile
     options = {"backend": section.backend, "fullgraph": section.fullgraph, "dynamic": section.dynamic}
     return {**options, "mode": section.mode} if section.backend == "inductor" else options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab.rooms.sweep.gemm.tables import SweepData, read_sweep
+from lab.rooms.sweep.gemm.data import SweepData, read_sweep
 from tests.tracegen import TraceWriter
 
 RANKS = 2
@@ -16,7 +16,8 @@ def write_rank(
 ) -> Path:
     """Two steps of three GEMMs and a collective: the 2nd and 3rd GEMM run beside it unless the rank is late.
 
-    64x32x128 takes 10 us alone and 20 beside; the collective begins at 200 (+ late_us) and ends at 400 for all.
+    64x32x128 takes 10 us alone and 20 beside; the collective begins at 200 (+ late_us) and ends at 400 for
+    all.
     """
     writer = TraceWriter(rank=rank, world_size=ranks)
     for number in (5, 6):

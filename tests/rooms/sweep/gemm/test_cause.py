@@ -9,8 +9,11 @@ import pandas as pd
 import pytest
 
 from lab.rooms.sweep.gemm import cause as rules
-from lab.rooms.sweep.gemm.cause import BY_BLOCK, BY_RANK, EFFECT, cause, effect, effect_tables, shares
-from lab.rooms.sweep.gemm.tables import FREE, FULL, read_sweep
+from lab.rooms.sweep.gemm.cause import EFFECT, effect_tables, write_causes
+from lab.rooms.sweep.gemm.columns import FREE, FULL
+from lab.rooms.sweep.gemm.data import read_sweep
+from lab.rooms.sweep.gemm.effect import BY_BLOCK, BY_RANK, effect
+from lab.rooms.sweep.gemm.shares import shares
 from tests.rooms.sweep.gemm.recorded import read, write_sweep
 
 
@@ -101,7 +104,7 @@ def test_shares_go_to_the_cause_that_was_put_in():
 
 def test_the_files_hold_every_gemm_of_every_configuration(tmp_path):
     root = write_sweep(tmp_path)
-    report = cause(root, tmp_path / "out", workers=1)
+    report = write_causes(read(root), tmp_path / "out")
     assert [path.name for path in report.files] == [
         "gemm_overlap_effect.csv",
         "gemm_overlap_splits.csv",
@@ -118,8 +121,8 @@ def test_the_files_hold_every_gemm_of_every_configuration(tmp_path):
 
 def test_a_second_run_gives_the_same_bytes(tmp_path):
     root = write_sweep(tmp_path)
-    first = [path.read_bytes() for path in cause(root, tmp_path / "out", workers=1).files]
-    assert [path.read_bytes() for path in cause(root, tmp_path / "out", workers=1).files] == first
+    first = [path.read_bytes() for path in write_causes(read(root), tmp_path / "out").files]
+    assert [path.read_bytes() for path in write_causes(read(root), tmp_path / "out").files] == first
 
 
 def test_a_sweep_without_a_collective_has_rows_and_says_so(tmp_path):

@@ -13,15 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.errors import UsageError
-from lab.rooms.sweep.gemm.compare import (
-    PAGE,
-    Sweep,
-    compare,
-    config_changes,
-    environments,
-    gemm_changes,
-    holm,
-)
+from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes, holm
+from lab.rooms.sweep.gemm.compare.page import PAGE, write_comparison
+from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments
 from tests.report.test_browser import browse  # noqa: F401  a fixture
 from tests.rooms.sweep.gemm.recorded import write_sweep
 from tests.rooms.sweep.made import sweep as made
@@ -93,7 +87,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison of three sweeps with a hostile label; the third lacks a setting."""
     root = tmp_path_factory.mktemp("compare")
     sweeps = [write_sweep(root / "a"), write_sweep(root / "b"), write_sweep(root / "c", threads=(256,))]
-    compare(sweeps, root / "out", labels=["base", '<script>alert("x")</script>', "third"], workers=1)
+    write_comparison(sweeps, root / "out", labels=["base", '<script>alert("x")</script>', "third"], workers=1)
     return root / "out"
 
 
@@ -125,17 +119,17 @@ def test_charts_hold_every_rank_of_every_sweep(pages: Path) -> None:
 def test_comparing_twice_gives_the_same_page(pages: Path, tmp_path: Path) -> None:
     sweeps = [pages.parent / name for name in "ab"]
     for _ in range(2):
-        compare(sweeps, tmp_path, workers=1)
+        write_comparison(sweeps, tmp_path, workers=1)
         html = (tmp_path / PAGE).read_bytes()
-    compare(sweeps, tmp_path, workers=1)
+    write_comparison(sweeps, tmp_path, workers=1)
     assert (tmp_path / PAGE).read_bytes() == html
 
 
 def test_two_sweeps_and_fitting_labels_are_needed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at least two"):
-        compare([tmp_path], tmp_path)
-    with pytest.raises(UsageError, match="labels"):
-        compare([tmp_path, tmp_path], tmp_path, labels=["one"])
+        write_comparison([tmp_path], tmp_path)
+    with pytest.raises(UsageError, match="1 label for 2 sweeps"):
+        write_comparison([tmp_path, tmp_path], tmp_path, labels=["one"])
 
 
 @pytest.mark.browser
@@ -152,7 +146,8 @@ def test_a_drag_zooms_and_the_legend_hides(browse, pages: Path, tmp_path: Path) 
     probe = """
     const svg = document.querySelector('.chart svg'), box = svg.getBoundingClientRect();
     const texts = () => [...svg.querySelectorAll('text')].map(t => t.textContent).join();
-    const at = (type, x, y, on) => on.dispatchEvent(new PointerEvent(type, {clientX: box.left + x, clientY: box.top + y, bubbles: true}));
+    const point = (x, y) => ({clientX: box.left + x, clientY: box.top + y, bubbles: true});
+    const at = (type, x, y, on) => on.dispatchEvent(new PointerEvent(type, point(x, y)));
     const before = texts(), points = svg.querySelectorAll('.point').length;
     at('pointerdown', 120, 60, svg); at('pointermove', 300, 120, svg); at('pointerup', 300, 120, window);
     const zoomed = texts() !== before;

@@ -6,15 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.gemm.overlap import COLUMNS, MORE, beside, overlap
-from lab.rooms.sweep.gemm.tables import read_sweep
-from lab.rooms.sweep.gemm.workbooks import of_rank, pairs_of
+from lab.rooms.sweep.gemm.beside import beside
+from lab.rooms.sweep.gemm.data import read_sweep
+from lab.rooms.sweep.gemm.overlap import COLUMNS, MORE, write_overlap
+from lab.rooms.sweep.gemm.pairs import of_rank, pairs_of
 from tests.rooms.sweep.gemm.recorded import read, write_sweep
 from tests.tracegen import TraceWriter
 
 
 def test_the_longest_instance_was_overlapped_and_the_shortest_was_not(tmp_path):
-    report = overlap(write_sweep(tmp_path), tmp_path / "out", workers=1)
+    report = write_overlap(read(write_sweep(tmp_path)), tmp_path / "out")
     assert report.files[0].name == "top5_gemm_kernels_time_variance_with_collective_overlap.csv"
     table = pd.read_csv(report.files[0])
     assert list(table)[-len(COLUMNS + MORE) :] == [*COLUMNS, *MORE]
@@ -40,7 +41,7 @@ def test_several_collectives_count_once_where_they_overlap_each_other(tmp_path):
     writer.all_reduce(1024, 90, 60)
     writer.all_reduce(2048, 140, 30)
     writer.write(tmp_path / "rank0/t.json")
-    row = pd.read_csv(overlap(tmp_path, tmp_path / "out", workers=1).files[0]).iloc[0]
+    row = pd.read_csv(write_overlap(read(tmp_path), tmp_path / "out").files[0]).iloc[0]
     assert row["overlapping_collective_names"] == "allreduce;allreduce"
     assert (row["max_overlap_percentage"], row["total_overlap_duration_ms"]) == (50, pytest.approx(0.07))
 

@@ -1,4 +1,4 @@
-"""Plots from the CSV files: settings from the data, in order of number, and what is missing shown as missing."""
+"""Plots from the CSV files: settings from the data, ordered by number; missing ones are shown as missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.image import imread
 
 from lab.errors import BadDataError
 from lab.rooms.sweep.gemm import plots as module
-from lab.rooms.sweep.gemm.plots import plots, settings_of
+from lab.rooms.sweep.gemm.plots import draw_plots, settings_of
 
 FIVE = {
     "variance_by_threads_boxplot",
@@ -57,7 +57,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_the_five_known_plots_are_drawn_at_300_dpi(out: Path) -> None:
-    drawn = {path.stem: path for path in plots(out).files}
+    drawn = {path.stem: path for path in draw_plots(out).files}
     assert set(drawn) >= FIVE
     height, width = imread(drawn["variance_by_threads_boxplot"]).shape[:2]
     assert (width, height) == (round(0.75 * 10.6 * 300), round(3.9 * 300))
@@ -81,11 +81,11 @@ def test_a_missing_setting_is_written_on_the_plot_and_a_gap_in_the_line(out: Pat
 
 
 def test_tables_that_lack_are_said_and_the_others_drawn(out: Path) -> None:
-    report = plots(out)
-    assert {text.split(",")[0] for text in report.lacking} == {
-        "no stragglers.csv",
-        "no effective.csv",
-        "no gemm_overlap_effect.csv",
+    report = draw_plots(out)
+    assert {text.rsplit(" ", 1)[1] for text in report.missing} == {
+        "stragglers.csv",
+        "effective.csv",
+        "gemm_overlap_effect.csv",
     }
     assert "timeline_by_configuration" in {path.stem for path in report.files}
 
@@ -104,12 +104,12 @@ def test_channels_of_a_cpu_are_not_drawn(tmp_path: Path) -> None:
     pd.DataFrame(
         [row | {"effective_channels": -1, "requested_threads": 256, "effective_threads": -1}]
     ).to_csv(tmp_path / "effective.csv", index=False)
-    report = plots(tmp_path)
+    report = draw_plots(tmp_path)
     assert report.files == [] and "nothing to show" in report.problems[0]
 
 
 def test_a_file_that_is_no_table_is_an_error_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "timeline.csv").write_text("")
     with pytest.raises(BadDataError) as error:
-        plots(tmp_path)
+        draw_plots(tmp_path)
     assert "timeline.csv" in str(error.value.where)

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from lab.cli.main import cli
 from lab.errors import MissingError, StepFailed
 from lab.rooms.sweep.findings import analyse_sweep
+from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
 from lab.rooms.sweep.gemm.places import places, within
-from lab.rooms.sweep.gemm.steps import merge
 from tests.rooms.sweep.gemm.recorded import write_sweep
 from tests.tracegen import TraceWriter, cpu_step
 
@@ -98,7 +98,9 @@ def test_twice_is_once_and_the_second_time_nothing_is_done(sweep: Path, tmp_path
     out = tmp_path / "out"
     first = gemm("all", sweep, "-o", out, "-w", "1", "-q")
     before = state(out)
-    monkeypatch.setattr("lab.rooms.sweep.gemm.cli.Session.read", lambda *_, **__: pytest.fail("read again"))
+    monkeypatch.setattr(
+        "lab.rooms.sweep.gemm.session.Session.read", lambda *_, **__: pytest.fail("read again")
+    )
     assert gemm("all", sweep, "-o", out, "-w", "1", "-q") == first
     assert state(out) == before
 
@@ -133,7 +135,7 @@ def test_a_broken_trace_is_said_the_rest_is_done_and_the_command_fails(sweep: Pa
     trace.write_bytes(trace.read_bytes()[:-40])
     with pytest.raises(StepFailed) as error:
         gemm("all", sweep, "-o", tmp_path / "out", "-w", "1", "-q")
-    assert "256thread_28ch_merged.json.gz: ranks 1 are not in it" in str(error.value)
+    assert "256thread_28ch_merged.json.gz: without rank 1" in str(error.value)
     assert "512thread" not in str(error.value)
     assert (tmp_path / "out" / "512thread/individual_reports/perf_28ch_rank1.xlsx").exists()
     with pytest.raises(StepFailed):  # what lacks is not remembered as done
@@ -163,25 +165,27 @@ def test_each_step_is_a_command_of_its_own(sweep: Path, tmp_path: Path) -> None:
 
 
 def test_json_lists_files_and_findings(sweep: Path, tmp_path: Path) -> None:
-    told = json.loads(
+    result = json.loads(
         gemm("merge", sweep, "-o", tmp_path / "o", "-w", "1", "-q", "--json", "--format", "pftrace")
     )
-    assert sorted(told) == ["files", "findings", "lacking", "problems"]
-    assert [Path(name).name for name in told["files"]] == [
+    assert sorted(result) == ["files", "findings", "lacking", "problems"]
+    assert [Path(name).name for name in result["files"]] == [
         f"{t}thread_28ch_merged.pftrace.gz" for t in (256, 512)
     ]
 
 
 def test_plots_without_an_analysis_say_which_table_lacks(sweep: Path, tmp_path: Path) -> None:
-    with pytest.raises(StepFailed, match="so no straggler_heatmap"):
+    with pytest.raises(
+        StepFailed, match=r"straggler_heatmap: not drawn, because there is no stragglers\.csv"
+    ):
         gemm("plots", sweep, "-o", tmp_path / "nothing", "-q")
 
 
 def test_nothing_to_merge_fails_and_says_why(tmp_path: Path) -> None:
     (tmp_path / "rank0").mkdir()
     (tmp_path / "rank0" / "t.pt.trace.json").write_text("{")
-    report = merge(within(tmp_path, tmp_path / "out"), workers=1)
-    assert report.files == [] and "no readable trace" in report.lacking[0]
+    report = merge_ranks(within(tmp_path, tmp_path / "out"), MergeOptions(workers=1))
+    assert report.files == [] and "no readable trace" in report.missing[0]
 
 
 def test_there_must_be_a_sweep(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sheets and instances of single traces: against TraceLens' published tables, plain loops and known traces."""
+"""Sheets and instances of single traces, against TraceLens' tables, plain loops and known traces."""
 
 from __future__ import annotations
 
@@ -15,24 +15,31 @@ from lab.errors import MissingError
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm import families, sheets, tables
-from lab.rooms.sweep.gemm.tables import NO_LAUNCH, gemm_table, read_sweep
+from lab.rooms.sweep.gemm import families
+from lab.rooms.sweep.gemm.columns import NO_LAUNCH
+from lab.rooms.sweep.gemm.data import read_sweep
+from lab.rooms.sweep.gemm.instances import gemm_table
+from lab.rooms.sweep.gemm.naming import report_name
+from lab.rooms.sweep.gemm.sheets.collectives import coll_analysis
+from lab.rooms.sweep.gemm.sheets.gemms import gemm_sheet
+from lab.rooms.sweep.gemm.sheets.launches import launches, parents
+from lab.rooms.sweep.gemm.sheets.workbook import perf_sheets
 from tests.conftest import SHARED
 from tests.rooms.sweep.gemm.recorded import read, write_rank, write_sweep
 from tests.tracegen import TraceWriter
 
 MI300 = SHARED / "rocm"
 REFERENCE = MI300 / "mi300_qwen1.5_0.5b_reference"
-# TraceLens identifies an op by its place among all events, lab by its External id; details are compared apart.
+# TraceLens identifies an op by its index among all events, lab by its External id.
 NOT_COMPARED = ("UID_first", "ex_UID")
 
 
 @cache
 def mi300() -> dict[str, pd.DataFrame]:
-    found = sheets.launches(read_kineto(MI300 / "mi300_qwen1.5_0.5b.json.gz"))
+    found = launches(read_kineto(MI300 / "mi300_qwen1.5_0.5b.json.gz"))
     collectives = views.collective_instances(found.trace)
-    groups = sheets.gemm_sheet(found, gemm_table(found, collectives))
-    return sheets.perf_sheets(found, groups, sheets.coll_analysis(collectives, 0))
+    groups = gemm_sheet(found, gemm_table(found, collectives))
+    return perf_sheets(found, groups, coll_analysis(collectives, 0))
 
 
 @pytest.mark.data
@@ -80,7 +87,7 @@ def test_the_difference_to_tracelens_timeline_is_the_kernels_launched_before_the
 
 @pytest.mark.data
 def test_gemm_kernels_launched_before_the_window_are_instances_without_a_shape():
-    found = sheets.launches(read_kineto(MI300 / "mi300_qwen1.5_0.5b.json.gz"))
+    found = launches(read_kineto(MI300 / "mi300_qwen1.5_0.5b.json.gz"))
     table = gemm_table(found, views.collective_instances(found.trace))
     lost = table.where(table.op == NO_LAUNCH)
     assert len(lost) == 74 and set(lost.M.tolist()) == {-1} and set(lost.family.tolist()) == {"hipBLASLt"}
@@ -118,7 +125,7 @@ def test_the_parent_is_the_op_around_that_began_last_on_the_same_thread(rows):
     rows = [row for i, row in enumerate(rows) if not any(_crosses(row, other) for other in rows[:i])]
     tid, start, dur = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
     ops = Table({"pid": np.zeros_like(tid), "tid": tid, "ts_ns": start, "dur_ns": dur})
-    for row, parent in enumerate(sheets.parents(ops).tolist()):
+    for row, parent in enumerate(parents(ops).tolist()):
         around = [
             i
             for i in range(row)
@@ -142,7 +149,7 @@ def test_a_subtree_holds_the_kernels_of_the_ops_inside_once(tmp_path):
     deep = writer.op("deep", 50, 10)
     for op, start in ((outer, 200), (inner, 205), (deep, 300)):
         writer.kernel("k", start, 10, op=op)
-    found = sheets.launches(read_kineto(writer.write(tmp_path / "t.json")))
+    found = launches(read_kineto(writer.write(tmp_path / "t.json")))
     names = found.trace.text(found.ops.name_id).tolist()
     assert dict(zip(names, found.direct_us.tolist(), strict=True)) == {"outer": 10, "inner": 10, "deep": 10}
     assert dict(zip(names, found.subtree_us.tolist(), strict=True)) == {"outer": 25, "inner": 10, "deep": 10}
@@ -184,8 +191,8 @@ def test_a_broken_trace_and_a_missing_rank_are_named_and_the_rest_is_analysed(tm
     folder = tmp_path / "256thread/nccl_28channels/torch_profiler"
     (folder / "rank2/trace_step6.json.gz").write_bytes(b"\x1f\x8bbroken")
     found = read(tmp_path)
-    assert len(found.lacking) == 1 and "256 threads 28 channels" in found.lacking[0]
-    assert "missing ranks: 2" in found.lacking[0] and any("rank 2" in text for text in found.problems)
+    assert len(found.missing) == 1 and "256 threads, 28 channels" in found.missing[0]
+    assert "missing ranks: 2" in found.missing[0] and any("rank 2" in text for text in found.problems)
     counts = found.gemm.groupby(["threads", "rank"]).size()
     assert counts.to_dict() == {(256, 0): 6, (256, 1): 6, (512, 0): 6, (512, 1): 6, (512, 2): 6}
 
@@ -220,9 +227,7 @@ def test_two_workers_read_the_same_as_one(tmp_path):
 
 
 def test_report_names_leave_out_what_nobody_said():
-    assert tables.report_name("individual", (256, 28, 1), "rank0") == Path(
+    assert report_name("individual", (256, 28, 1), "rank0") == Path(
         "256thread/individual_reports/perf_28ch_rank0.xlsx"
     )
-    assert tables.report_name("collective", (0, 0, 2), "") == Path(
-        "collective_reports/collective_repeat2.xlsx"
-    )
+    assert report_name("collective", (0, 0, 2), "") == Path("collective_reports/collective_repeat2.xlsx")

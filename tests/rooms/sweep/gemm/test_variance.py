@@ -8,8 +8,9 @@ import pytest
 
 from lab.errors import MissingError
 from lab.rooms.sweep.gemm import variance as rules
-from lab.rooms.sweep.gemm.tables import read_sweep
-from lab.rooms.sweep.gemm.variance import FIRST, OURS, STAMPS, groups, timestamps, variance
+from lab.rooms.sweep.gemm.data import read_sweep
+from lab.rooms.sweep.gemm.groups import FIRST, OURS, groups
+from lab.rooms.sweep.gemm.variance import STAMPS, write_timestamps, write_variance
 from lab.stats import robust
 from tests.rooms.sweep.gemm.recorded import read, write_sweep
 from tests.tracegen import BASE_NS, TraceWriter
@@ -29,7 +30,7 @@ def two_shapes(folder, *, steps: tuple[int, ...] = (1, 2)):
 
 
 def test_the_known_columns_come_first_then_the_sheets_sorted_then_ours(tmp_path):
-    report = variance(two_shapes(tmp_path), tmp_path / "out", workers=1)
+    report = write_variance(read(two_shapes(tmp_path)), tmp_path / "out")
     names = list(pd.read_csv(report.files[0]))
     assert report.files[0].name == "top5_gemm_kernels_time_variance.csv"
     of_sheet = [name for name in names if name.startswith("col_")]
@@ -51,7 +52,7 @@ def test_the_extreme_instance_is_known_exactly(tmp_path):
     root = two_shapes(tmp_path)
     row = groups(read(root)).set_index("M").loc[8]
     assert (row["step"], row["max_ts_ns"] - BASE_NS) == (2, 22_400_000)
-    stamped = pd.read_csv(timestamps(root, tmp_path / "out", workers=1).files[0])
+    stamped = pd.read_csv(write_timestamps(read(root), tmp_path / "out").files[0])
     assert list(stamped)[-len(STAMPS) :] == STAMPS
     first = stamped.iloc[0]
     assert (first["max_duration_timestamp_ms"], first["max_duration_found_us"]) == (22.4, 90)
@@ -78,7 +79,7 @@ def test_cold_steps_can_be_left_out(tmp_path):
 
 def test_the_list_holds_k_rows_a_trace_from_the_largest_difference_down(tmp_path):
     root = two_shapes(write_sweep(tmp_path))  # takes rank 0 of 256 threads
-    top = pd.read_csv(variance(root, tmp_path / "out", top_k=1, workers=1).files[0])
+    top = pd.read_csv(write_variance(read(root), tmp_path / "out", top_k=1).files[0])
     assert len(top) == 4 and top["time_diff_us"].is_monotonic_decreasing
     assert top.loc[0, ["threads", "rank", "M"]].tolist() == [256, 0, 8]
 
@@ -89,7 +90,7 @@ def test_a_gemm_that_ran_once_varies_not_at_all(tmp_path):
     writer.write(tmp_path / "rank0/t.json")
     table = groups(read(tmp_path))
     assert len(table) == 1 and rules.top_rows(table, 5).empty
-    report = variance(tmp_path, tmp_path / "out", workers=1)
+    report = write_variance(read(tmp_path), tmp_path / "out")
     assert pd.read_csv(report.files[0]).empty and report.findings == []
 
 
@@ -98,11 +99,11 @@ def test_a_trace_without_shapes_says_what_to_record(tmp_path):
     writer.kernel("Cijk_Ailk_MT16", 10, 5)
     writer.write(tmp_path / "rank0/t.json")
     with pytest.raises(MissingError, match="no GEMM in these traces"):
-        variance(tmp_path, tmp_path / "out", workers=1)
+        write_variance(read(tmp_path), tmp_path / "out")
 
 
 def test_every_instance_is_kept(tmp_path):
-    report = variance(two_shapes(tmp_path), tmp_path / "out", workers=1)
+    report = write_variance(read(two_shapes(tmp_path)), tmp_path / "out")
     kept = pd.read_parquet(report.files[2])
     assert len(kept) == 16 and kept["correlation"].is_unique
 

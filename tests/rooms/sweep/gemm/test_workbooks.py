@@ -7,8 +7,9 @@ import hashlib
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.gemm.tables import read_sweep
-from lab.rooms.sweep.gemm.workbooks import gemm_report, straggler_verdict
+from lab.rooms.sweep.gemm.data import read_sweep
+from lab.rooms.sweep.gemm.workbooks.stragglers import straggler_verdict
+from lab.rooms.sweep.gemm.workbooks.write import write_reports
 from tests.rooms.sweep.gemm.recorded import write_rank, write_sweep
 from tests.tracegen import TraceWriter, cpu_step
 
@@ -111,7 +112,12 @@ COLLECTIVE = {
 def report(tmp_path):
     root = write_sweep(tmp_path / "sweep")
     out = root / "tracelens_analysis"
-    return out, gemm_report(root, out, workers=1)
+    return out, reported(root, out, workers=1)
+
+
+def reported(sweep, out, *, workers=1):
+    data = read_sweep(sweep, cache=out / ".cache" / "traces", workers=workers, workbooks=out)
+    return write_reports(data, out)
 
 
 def opened(path):
@@ -134,7 +140,7 @@ def test_workbooks_have_the_known_sheets_and_columns_first(report, name, sheets)
 
 def test_csv_files_have_the_columns_that_users_ask_for(report):
     out, found = report
-    assert not found.lacking and not found.problems
+    assert not found.missing and not found.problems
     for name, columns in {
         "timeline": "threads,channel,rank,computation_time_ms,exposed_comm_time_ms,exposed_memcpy_time_ms,"
         "busy_time_ms,idle_time_ms,total_time_ms,total_comm_time_ms,total_memcpy_time_ms",
@@ -175,15 +181,15 @@ def test_comparisons_put_thread_counts_side_by_side(report):
 def test_a_second_run_changes_no_byte(report):
     out, found = report
     before = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in found.files}
-    again = gemm_report(out.parent, out, workers=1)
+    again = reported(out.parent, out, workers=1)
     assert again == found
     assert {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in again.files} == before
 
 
 def test_a_missing_rank_leaves_incomplete_collectives_and_is_said(tmp_path):
     write_rank(tmp_path / "256thread/nccl_28channels", 1, ranks=2)
-    found = gemm_report(tmp_path, tmp_path / "out", workers=1)
-    assert any("missing ranks: 0" in text for text in found.lacking)
+    found = reported(tmp_path, tmp_path / "out", workers=1)
+    assert any("missing ranks: 0" in text for text in found.missing)
     table = pd.read_csv(tmp_path / "out/collectives.csv")
     assert not table["complete"].any() and set(table["missing_ranks"]) == {0}
     assert pd.read_csv(tmp_path / "out/stragglers.csv")["num_collectives"].tolist() == [0]
@@ -194,7 +200,7 @@ def test_a_sweep_read_already_is_not_read_again(tmp_path):
     data = read_sweep(root, cache=None, workers=1, workbooks=tmp_path / "out")
     for path in root.rglob("*.json.gz"):
         path.unlink()
-    assert len(gemm_report(root, tmp_path / "out", data=data).files) == 2 + 1 + 4
+    assert len(write_reports(data, tmp_path / "out").files) == 2 + 1 + 4
 
 
 def ranks(**late: float) -> list[dict[str, float]]:
@@ -232,8 +238,8 @@ def test_a_straggler_is_named_with_the_evidence(late, verdict):
 @pytest.mark.data
 def test_the_h200_sweep_gives_its_golden_stragglers(shared_data, tmp_path):
     sweep = shared_data / "sweep_h200"
-    found = gemm_report(sweep, tmp_path, workers=2)
-    assert not found.lacking and len(found.files) == 32 + 4 + 16 + 4
+    found = reported(sweep, tmp_path, workers=2)
+    assert not found.missing and len(found.files) == 32 + 4 + 16 + 4
     late = pd.read_csv(tmp_path / "stragglers.csv")
     last = late[late["times_arrived_last"] > 0]
     assert {
@@ -262,8 +268,8 @@ def test_a_recording_without_collectives_still_has_its_reports(tmp_path):
     writer = TraceWriter()
     writer.gemm(4, 4, 4, 100, 10)
     writer.write(tmp_path / "rank0/t.json")
-    found = gemm_report(tmp_path, tmp_path / "out", workers=1)
-    assert not found.lacking
+    found = reported(tmp_path, tmp_path / "out", workers=1)
+    assert not found.missing
     book = opened(tmp_path / "out/collective_reports/collective.xlsx")
     assert list(book) == list(COLLECTIVE) and all(book[name].empty for name in list(book)[:4])
     assert pd.read_csv(tmp_path / "out/collectives.csv").empty
@@ -274,8 +280,8 @@ def test_a_cpu_recording_has_reports_with_gloos_collectives(tmp_path):
         writer = TraceWriter(rank=rank, world_size=2, vendor="none")
         cpu_step(writer, 1, 1000 + rank)
         writer.write(tmp_path / f"256thread/nccl_28channels/torch_profiler/rank{rank}/t.json")
-    found = gemm_report(tmp_path, tmp_path / "out", workers=1)
-    assert not found.lacking and len(found.files) == 2 + 1 + 4
+    found = reported(tmp_path, tmp_path / "out", workers=1)
+    assert not found.missing and len(found.files) == 2 + 1 + 4
     book = opened(tmp_path / "out/256thread/individual_reports/perf_28ch_rank0.xlsx")
     assert book["GEMM"]["name"].tolist() == ["aten::mm"] and book["kernel_summary"].empty
 
@@ -284,6 +290,6 @@ def test_a_sweep_of_broken_traces_says_so_and_writes_empty_tables(tmp_path):
     place = tmp_path / "256thread/nccl_28channels/torch_profiler/rank0/trace_step1.json"
     place.parent.mkdir(parents=True)
     place.write_text('{"traceEvents": [{"ph": "X"')
-    found = gemm_report(tmp_path, tmp_path / "out", workers=1)
-    assert len(found.lacking) == 1 and found.problems
+    found = reported(tmp_path, tmp_path / "out", workers=1)
+    assert len(found.missing) == 1 and found.problems
     assert pd.read_csv(tmp_path / "out/stragglers.csv").empty

@@ -19,9 +19,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
-from lab.rooms.sweep.config import TrainConfig, load_train_config  # noqa: E402
+from lab.rooms.sweep.config.load import load_train_config  # noqa: E402
+from lab.rooms.sweep.config.train import TrainConfig  # noqa: E402
 from lab.rooms.sweep.workload import parallel as workload_parallel  # noqa: E402
-from lab.rooms.sweep.workload.main import lr_factor, report_step, write_trace  # noqa: E402
+from lab.rooms.sweep.workload.main import report_step  # noqa: E402
 from lab.rooms.sweep.workload.model import (  # noqa: E402
     DecoderLayer,
     batch_loss,
@@ -31,6 +32,8 @@ from lab.rooms.sweep.workload.model import (  # noqa: E402
     make_batch,
     plain_causal_attention,
 )
+from lab.rooms.sweep.workload.profiler import write_trace  # noqa: E402
+from lab.rooms.sweep.workload.trainer import lr_factor  # noqa: E402
 from lab.workload.environment import NVIDIA_FIELDS, gpu_state, parse_nvidia_smi  # noqa: E402
 from lab.workload.rank import RankContext, process_group  # noqa: E402
 

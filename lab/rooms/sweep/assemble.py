@@ -1,0 +1,213 @@
+"""The sweep's tables from the figures of each rank."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.core.words import plural
+from lab.rooms.sweep.effective import channels_verdict, log_channels, threads_verdict, verdict_over_sizes
+from lab.rooms.sweep.layout import ConfigDir
+from lab.rooms.sweep.rank import RankFigures
+from lab.rooms.sweep.tables import (
+    CONFIGS,
+    EFFECTIVE,
+    GEMM,
+    GEMM_KEY,
+    KEY,
+    PROBLEMS,
+    TIMELINE,
+    TIMELINE_MS,
+    SweepTables,
+)
+from lab.stats import robust
+
+
+def sweep_tables(
+    folder: Path,
+    configs: Sequence[ConfigDir],
+    read: Sequence[Sequence[RankFigures]],
+    expected: Sequence[Mapping[str, Any]],
+) -> SweepTables:
+    """The sweep's tables from the figures of each configuration's traces, with files relative to `folder`."""
+    parts = [
+        _of_config(config, sorted(ranks, key=lambda f: (f.rank, str(f.path))), expected)
+        for config, ranks in zip(configs, read, strict=True)
+    ]
+    return _relative(_tables([*parts, *_never_seen(configs, expected)]), folder)
+
+
+def _of_config(
+    config: ConfigDir, ranks: list[RankFigures], expected: Sequence[Mapping[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    key = {"threads": config.threads or 0, "channel": config.channels or 0, "repeat": config.repeat}
+    from_log, log_problem = _from_log(config)
+    effective = [
+        _effective_row({**key, "rank": one.rank}, row, from_log) for one in ranks for row in one.collectives
+    ]
+    good = [one for one in ranks if one.timeline]
+    summary = {
+        **key,
+        **_status(config, ranks, _find(expected, key)),
+        **_medians(good),
+        "channels_verdict": _over_sizes(effective, "channels_verdict"),
+        "threads_verdict": _over_sizes(effective, "threads_verdict"),
+        "log_channels": from_log,
+    }
+    return {
+        "timeline": [{**key, "rank": o.rank, **(o.timeline or {}), "file": str(o.path)} for o in good],
+        "effective": effective,
+        "gemm": [{**key, "rank": one.rank, **row} for one in ranks for row in one.gemm],
+        "configs": [summary],
+        "problems": [*log_problem, *_problem_rows(config, ranks, key)],
+    }
+
+
+def _status(config: ConfigDir, ranks: list[RankFigures], planned: Mapping[str, Any] | None) -> dict[str, Any]:
+    good = {one.rank for one in ranks if one.timeline}
+    num_expected = max([one.world_size or 0 for one in ranks] + [max(good, default=-1) + 1])
+    missing = sorted(set(range(num_expected)) - good)
+    status, reason = "ok", ""
+    if not config.traces:
+        status, reason = "missing", "no traces in its folder"
+    elif not good:
+        status, reason = "broken", f"none of its {plural(len(ranks), 'trace')} can be read"
+    elif missing:
+        status, reason = (
+            "incomplete",
+            f"{len(missing)} of {plural(num_expected, 'rank')} without a readable trace",
+        )
+    if planned and planned.get("status", "ok") != "ok":
+        status, reason = "failed", _reason(planned)
+    return {
+        "status": status,
+        "reason": reason,
+        "ranks_found": len(good),
+        "ranks_expected": num_expected,
+        "missing_ranks": ", ".join(map(str, missing)),
+    }
+
+
+def _medians(good: list[RankFigures]) -> dict[str, Any]:
+    """Median over ranks of each figure; the slowest rank waits least, so it has the least communication."""
+    rows = [one.timeline for one in good if one.timeline]
+    figures: dict[str, Any] = {name: robust.median([row[name] for row in rows]) for name in TIMELINE_MS}
+    comm = [row["total_comm_time_ms"] for row in rows]
+    figures["slowest_rank"] = good[int(np.argmin(comm))].rank if len(good) > 1 and max(comm) > 0 else -1
+    return figures
+
+
+def _problem_rows(
+    config: ConfigDir, ranks: list[RankFigures], key: Mapping[str, Any]
+) -> Iterable[dict[str, Any]]:
+    for note in config.notes:
+        yield {**key, "rank": -1, "file": str(config.path), "what": note, "fix": ""}
+    seen: Counter[int] = Counter(one.rank for one in ranks if one.timeline)
+    for one in ranks:
+        row = {**key, "rank": one.rank, "file": str(one.path)}
+        if one.error:
+            yield {**row, "what": one.error[0], "fix": one.error[1]}
+        for problem in one.problems:
+            yield {**row, "what": problem, "fix": ""}
+        if seen[one.rank] > 1:
+            what = f"{seen[one.rank]} traces say that they are rank {one.rank}"
+            yield {**row, "what": what, "fix": "keep one trace per rank"}
+
+
+def _never_seen(
+    configs: Sequence[ConfigDir], expected: Sequence[Mapping[str, Any]]
+) -> list[dict[str, list[dict[str, Any]]]]:
+    """Rows for what is in the manifest but not in the folder."""
+    seen = {(config.threads or 0, config.channels or 0, config.repeat) for config in configs}
+    parts = []
+    for planned in expected:
+        if _key_of(planned) in seen:
+            continue
+        is_ok = planned.get("status", "ok") == "ok"
+        reason = "succeeded according to the manifest, but its folder is gone" if is_ok else _reason(planned)
+        row: dict[str, Any] = dict(zip(KEY, _key_of(planned), strict=True))
+        row |= {"status": "missing" if is_ok else "failed", "reason": reason, "ranks_found": 0}
+        row |= {"ranks_expected": 0, "missing_ranks": "", "slowest_rank": -1, "log_channels": -1}
+        parts.append({"configs": [row | {"channels_verdict": "unknown", "threads_verdict": "unknown"}]})
+    return parts
+
+
+def _from_log(config: ConfigDir) -> tuple[int, list[dict[str, Any]]]:
+    try:
+        return log_channels(config.nccl_logs), []
+    except OSError as error:
+        row: dict[str, Any] = {"threads": config.threads or 0, "channel": config.channels or 0}
+        row["repeat"] = config.repeat
+        row |= {"rank": -1, "file": str(error.filename), "what": f"the NCCL log cannot be read: {error}"}
+        return -1, [row | {"fix": "make it readable; until then channels are judged by the grid alone"}]
+
+
+def _effective_row(key: dict[str, Any], row: Mapping[str, Any], from_log: int) -> dict[str, Any]:
+    channels, threads = row["effective_channels"], row["effective_threads"]
+    return {
+        **key,
+        **row,
+        "requested_channels": key["channel"],
+        "requested_threads": key["threads"],
+        "log_channels": from_log,
+        "channels_verdict": channels_verdict(key["channel"], channels, from_log),
+        "threads_verdict": threads_verdict(key["threads"], threads),
+    }
+
+
+def _over_sizes(effective: list[dict[str, Any]], column: str) -> str:
+    return verdict_over_sizes((row["msg_bytes"], row[column]) for row in effective)
+
+
+def _reason(planned: Mapping[str, Any]) -> str:
+    status, reason = str(planned.get("status", "")), str(planned.get("reason") or "")
+    if status == "failed" and reason:
+        return reason
+    return f"{status}: {reason}" if reason else status
+
+
+def _find(expected: Sequence[Mapping[str, Any]], key: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    wanted = tuple(key[name] for name in KEY)
+    return next((row for row in expected if _key_of(row) == wanted), None)
+
+
+def _key_of(row: Mapping[str, Any]) -> tuple[int, int, int]:
+    return int(row["threads"]), int(row["channel"]), int(row.get("repeat", 1))
+
+
+def _relative(tables: SweepTables, folder: Path) -> SweepTables:
+    """Make file names relative to `folder`, so that a recording gives the same tables wherever it lies."""
+    # At the start of a text, or in the brackets of an error.
+    before = re.compile(rf"(^|(?<=\()){re.escape(str(folder))}/")
+
+    def from_folder(text: object) -> object:
+        return before.sub("", text) if isinstance(text, str) else text
+
+    timeline = tables.timeline.assign(file=tables.timeline["file"].map(from_folder))
+    problems = tables.problems.assign(
+        **{name: tables.problems[name].map(from_folder) for name in ("file", "what")}
+    )
+    return replace(tables, timeline=timeline, problems=problems)
+
+
+def _tables(parts: Sequence[Mapping[str, list[dict[str, Any]]]]) -> SweepTables:
+    def table(name: str, columns: list[str], order: list[str]) -> pd.DataFrame:
+        frame = pd.DataFrame([row for part in parts for row in part.get(name, [])], columns=columns)
+        ordered: pd.DataFrame = frame.sort_values(order, kind="stable", ignore_index=True)
+        return ordered
+
+    by_rank = [*KEY, "rank"]
+    return SweepTables(
+        timeline=table("timeline", TIMELINE, by_rank),
+        effective=table("effective", EFFECTIVE, [*by_rank, "collective", "msg_bytes"]),
+        gemm=table("gemm", GEMM, [*by_rank, *GEMM_KEY]),
+        configs=table("configs", CONFIGS, KEY),
+        problems=table("problems", PROBLEMS, by_rank),
+    )

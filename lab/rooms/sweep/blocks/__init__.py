@@ -1,0 +1,1 @@
+"""The blocks of the sweep's page: cards, and a figure with its table per topic."""

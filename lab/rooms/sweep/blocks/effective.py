@@ -1,0 +1,93 @@
+"""Requested and effective channels and threads, per collective and message size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from lab.report.figures import Cell, cell_grid, save
+from lab.report.page import Block, Figure, Prose, Table
+from lab.rooms.sweep.blocks.shared import PILLS, settings_of
+from lab.rooms.sweep.names import short_name, size_text
+from lab.rooms.sweep.tables import SETTING, SweepTables, grouped
+from lab.rooms.sweep.verdict.time import on_cpu
+
+VERDICTS = ("honoured", "unknown", "clamped", "ignored")  # from good to bad
+MESSAGE = ["collective", "msg_bytes"]
+MOST_MESSAGES = 10
+
+
+def effective_blocks(tables: SweepTables, folder: Path) -> list[Block]:
+    effective = tables.effective
+    if on_cpu(tables.timeline):
+        return [Prose("Gloo on a CPU has no channels and no GPU threads to compare with the request.")]
+    if effective.empty:
+        return [Prose("The traces hold no collective with its message size, so the effect is unknown.")]
+    blocks: list[Block] = []
+    for knob in ("channels", "threads"):
+        figure = save(_effective_grid(effective, knob), folder, f"effective_{knob}")
+        caption = (
+            f"{knob.capitalize()} requested → effective in the kernels, per collective and message size."
+        )
+        blocks.append(Figure(figure, caption, f"figures/effective_{knob}.png", "tables/effective.csv"))
+    return [*blocks, _effective_table(effective)]
+
+
+def _effective_grid(effective: pd.DataFrame, knob: str) -> Drawing:
+    """Rows are configurations, columns the messages that carry most bytes."""
+    sizes = effective["msg_bytes"] * effective["count"]
+    bytes_moved = sizes.groupby([effective[key] for key in MESSAGE]).sum()
+    messages = sorted(bytes_moved.nlargest(MOST_MESSAGES).index, key=lambda key: (key[1], key[0]))
+    settings = settings_of(effective)
+    cases = dict(grouped(effective, [*SETTING, *MESSAGE]))
+
+    def cell(down: int, across: int) -> Cell | None:
+        rows = cases.get((*settings[down], *messages[across]))
+        if rows is None:
+            return None
+        verdict = _worst(rows[f"{knob}_verdict"])
+        text = f"{_span(rows[f'requested_{knob}'])} → {_span(rows[f'effective_{knob}'])}"
+        return Cell(text, PILLS.get(verdict, "unknown"), 0.55, f"{text}: {verdict}")
+
+    legend = {
+        verdict: PILLS[verdict] for verdict in VERDICTS if (effective[f"{knob}_verdict"] == verdict).any()
+    }
+    names = [f"{collective.strip('_')}\n{size_text(size)}" for collective, size in messages]
+    return cell_grid([short_name(*setting) for setting in settings], names, cell, legend=legend)
+
+
+def _effective_table(effective: pd.DataFrame) -> Table:
+    rows = []
+    for (threads, channel, collective, size), case in grouped(effective, [*SETTING, *MESSAGE]):
+        row = {
+            "configuration": short_name(threads, channel),
+            "collective": collective,
+            "message_mib": size / 2**20,
+        }
+        for knob in ("channels", "threads"):
+            row[f"{knob} asked"] = _span(case[f"requested_{knob}"])
+            row[f"{knob} got"] = _span(case[f"effective_{knob}"])
+            row[f"{knob} verdict"] = _worst(case[f"{knob}_verdict"])
+        rows.append({**row, "channels in log": _span(case["log_channels"]), "ranks": case["rank"].nunique()})
+    caption = "Requested and effective per collective and message size; the worst verdict over ranks"
+    frame = pd.DataFrame(rows).apply(lambda column: pd.to_numeric(column) if _all_digits(column) else column)
+    return Table(frame, caption, "tables/effective.csv", pills=PILLS, open_rows=40)
+
+
+def _worst(verdicts: pd.Series) -> str:
+    return str(max(verdicts, key=VERDICTS.index))
+
+
+def _span(values: pd.Series) -> str:
+    """`27`, or `27–28` if ranks or repeats differ, or a dash if unknown."""
+    known = values[values > 0]
+    if known.empty:
+        return "–"
+    low, high = int(known.min()), int(known.max())
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def _all_digits(column: pd.Series) -> bool:
+    return bool(column.map(lambda value: isinstance(value, str) and value.isdigit()).all())

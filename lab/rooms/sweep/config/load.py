@@ -1,0 +1,131 @@
+"""A training config from a preset or a YAML file, with overrides."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from lab.errors import ConfigError, MissingError
+from lab.rooms.sweep.config.checks import check_train_config
+from lab.rooms.sweep.config.train import TrainConfig
+
+PRESET_DIR = Path(__file__).parents[1] / "presets"
+# A training config is a page of text; anything larger is another kind of file.
+MAX_CONFIG_BYTES = 1 << 20
+
+
+def load_train_config(source: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a preset (by name) or a YAML file, apply every `dotted.key=value` in order, and check it.
+
+    Raises MissingError (no such file or preset) and ConfigError (YAML, unknown key, type, contradiction).
+    """
+    path = _resolve(source)
+    data = _read_yaml(path)
+    _refuse_unknown(data, TrainConfig, "$", path)
+    for override in overrides:
+        _apply_override(data, override)
+    where = f"{path} (with overrides)" if overrides else str(path)
+    try:
+        # Not strict: YAML 1.1 reads 2e-4 as a string.
+        config = msgspec.convert(data, TrainConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"does not fit the schema: {error}", where=where) from error
+    check_train_config(config, where)
+    return config
+
+
+def dump_train_config(config: TrainConfig) -> str:
+    """The whole config as YAML, defaults included; `load_train_config` reads it back equal."""
+    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False)
+
+
+def preset_names() -> list[str]:
+    """The presets that `load_train_config` knows by name."""
+    return sorted(path.stem for path in PRESET_DIR.glob("*.yaml"))
+
+
+def _resolve(source: str | Path) -> Path:
+    path = Path(source)
+    if isinstance(source, str) and source in preset_names():
+        return PRESET_DIR / f"{source}.yaml"
+    if not path.is_file():
+        raise MissingError(
+            f"no training config {str(source)!r}: it is neither a preset nor a file",
+            where=path,
+            fix=f"presets: {', '.join(preset_names())}{_did_you_mean(str(source), preset_names())}",
+        )
+    return path
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ConfigError(f"larger than {MAX_CONFIG_BYTES} bytes: not a training config", where=path)
+        data = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise MissingError(f"cannot read the training config: {error.strerror}", where=path) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"not valid YAML: {problem}", where=f"{path}{line}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"expected sections at $, found {type(data).__name__}", where=path)
+    return data
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    """Set one `dotted.key=value` in `data`, in place; the value is read as YAML."""
+    where = f"override {override!r}"
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(
+            "not an override of the form dotted.key=value", where=where, fix="e.g. training.max_steps=20"
+        )
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError("the value is not valid YAML", where=where) from error
+    nested: Any = value
+    for part in reversed(parts):
+        nested = {part: nested}
+    _refuse_unknown(nested, TrainConfig, "$", where)
+    for part in parts[:-1]:
+        child = data.get(part)
+        data[part] = data = dict(child) if isinstance(child, Mapping) else {}
+    data[parts[-1]] = value
+
+
+def _refuse_unknown(data: Any, struct: type[msgspec.Struct], at: str, where: str | Path) -> None:
+    """Raise ConfigError for the first key of `data` that `struct` or its sections do not have."""
+    if not isinstance(data, Mapping):
+        return  # msgspec reports this, with the type that it expected
+    hints = typing.get_type_hints(struct)
+    for key, value in data.items():
+        if key not in hints:
+            fix = f"keys here: {', '.join(hints)}{_did_you_mean(str(key), list(hints))}"
+            raise ConfigError(f"unknown key {key!r} at `{at}`", where=where, fix=fix)
+        section = _struct_in(hints[key])
+        if section is not None:
+            _refuse_unknown(value, section, f"{at}.{key}", where)
+
+
+def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
+    """The Struct in `S` or `S | None`; None for any other hint."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next((o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)), None)
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=2)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""

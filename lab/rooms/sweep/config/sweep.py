@@ -1,0 +1,35 @@
+"""The sweep around the training run: which settings, how often, in which order."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from lab.rooms.sweep.config.section import Section, doc
+
+
+class SweepConfig(Section, frozen=True):
+    """The sweep: every (channels, threads) pair, `repeats` times, one training run each."""
+
+    channels: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=1)]], doc("NCCL/RCCL channel counts", min_length=1)
+    ] = msgspec.field(default_factory=lambda: [28, 42, 56, 70])
+    threads: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=1)]], doc("NCCL/RCCL threads per block", min_length=1)
+    ] = msgspec.field(default_factory=lambda: [256, 512])
+    ranks: Annotated[int, msgspec.Meta(ge=1)] | None = None  # on each node
+    nodes: Annotated[int, doc("hosts", ge=1)] = 1
+    config: Annotated[str | None, doc("preset name or YAML file; None: chosen by the hardware")] = None
+    overrides: Annotated[list[str], doc("dotted.key=value, all applied in order")] = []
+    repeats: Annotated[int, doc("runs of every pair", ge=1)] = 1
+    order: Annotated[
+        Literal["random", "given"], doc("random keeps drift (heat, neighbours) out of the comparison")
+    ] = "random"
+    seed: Annotated[int, doc("seed of the order", ge=0)] = 2025
+    channels_as: Annotated[
+        Literal["pin", "max"],
+        doc("pin: NCCL_MIN_NCHANNELS = NCCL_MAX_NCHANNELS; max: only MAX, as the original sweep"),
+    ] = "pin"
+    step_timeout_s: Annotated[float, doc("limit of one training run, s", gt=0)] = 1800.0
+    pause_s: Annotated[float, doc("pause between two runs, s", ge=0)] = 5.0

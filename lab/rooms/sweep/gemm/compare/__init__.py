@@ -1,0 +1,1 @@
+"""Several sweeps side by side on one page: what changed, whether it can be chance, what else differs."""

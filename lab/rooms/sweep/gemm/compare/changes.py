@@ -1,0 +1,151 @@
+"""What changed per configuration and GEMM, and whether it can be chance.
+
+A claim of significance needs repeats of the run. Ranks of one run share its luck, so the interval over ranks
+only says how alike the ranks are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.rooms.sweep.gemm.compare.sweeps import Sweep
+from lab.rooms.sweep.names import shape_name
+from lab.rooms.sweep.tables import GEMM_SHAPE, SETTING, SweepTables, column_names
+from lab.stats.effects import median_ratio_ci, permutation_p
+
+SIGNIFICANT = 0.05
+FEWEST_RANKS = 3  # for an interval over ranks
+GEMM_FIGURES = column_names(
+    "gemm n_base n_other median_base_us median_other_us change_percent changed_us ci_low_percent "
+    "ci_high_percent"
+)
+
+
+def config_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
+    """One row per configuration of either sweep: medians, change, interval over ranks, p over repeats."""
+    rows = []
+    sides = [_totals(one.tables) for one in (base, other)]
+    for setting in sorted(set(sides[0]) | set(sides[1])):
+        before, after = (side.get(setting, _NO_TOTALS) for side in sides)
+        rows.append(
+            {
+                "base": base.label,
+                "other": other.label,
+                "threads": setting[0],
+                "channel": setting[1],
+                "repeats_base": len(before.repeats),
+                "repeats_other": len(after.repeats),
+                "total_base_ms": _median(before.repeats),
+                "total_other_ms": _median(after.repeats),
+                "change_percent": _change(_median(before.repeats), _median(after.repeats)),
+                **_interval(before.ranks, after.ranks),
+                "p_value": _p(before.repeats, after.repeats),
+            }
+        )
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    frame["p_holm"] = holm(frame["p_value"].to_numpy(dtype=float))
+    frame["judgement"] = [_judge(row) for row in frame.itertuples()]
+    return frame
+
+
+def gemm_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
+    """One row per configuration and GEMM shape of both sweeps, most time changed first."""
+    key = [*SETTING, *GEMM_SHAPE]
+    groups = [dict(list(one.tables.gemm.groupby(key, dropna=False))) for one in (base, other)]
+    rows = []
+    for shape in sorted(set(groups[0]) & set(groups[1]), key=str):
+        before, after = (group[shape] for group in groups)
+        old_us, new_us = float(before["median_us"].median()), float(after["median_us"].median())
+        per_rank = after["n"].sum() / len(after)
+        rows.append(
+            {
+                "base": base.label,
+                "other": other.label,
+                **dict(zip(key, shape, strict=True)),
+                "gemm": shape_name(shape[len(SETTING) :]),
+                "n_base": int(before["n"].sum()),
+                "n_other": int(after["n"].sum()),
+                "median_base_us": old_us,
+                "median_other_us": new_us,
+                "change_percent": _change(old_us, new_us),
+                "changed_us": (new_us - old_us) * per_rank,
+                **_interval(before["median_us"].to_numpy(), after["median_us"].to_numpy()),
+            }
+        )
+    frame = pd.DataFrame(rows, columns=["base", "other", *key, *GEMM_FIGURES])
+    order = frame["changed_us"].abs().sort_values(ascending=False, kind="stable").index
+    ordered: pd.DataFrame = frame.loc[order].reset_index(drop=True)
+    return ordered
+
+
+def holm(p_values: np.ndarray) -> np.ndarray:
+    """Holm's step-down correction of (n,) p-values; NaN stays NaN and does not count.
+
+    Source: Holm, A simple sequentially rejective multiple test procedure (1979).
+    """
+    corrected = np.full(len(p_values), np.nan)
+    known = np.flatnonzero(~np.isnan(p_values))
+    order = known[np.argsort(p_values[known], kind="stable")]
+    factors = np.arange(len(order), 0, -1)
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(p_values[order] * factors)) if len(order) else []
+    return corrected
+
+
+def _judge(row: Any) -> str:
+    fewest = min(row.repeats_base, row.repeats_other)
+    if fewest == 0:
+        return "not in both"
+    if fewest == 1:
+        return "one run each"
+    if 2 / math.comb(row.repeats_base + row.repeats_other, row.repeats_base) > SIGNIFICANT:
+        return "too few repeats"  # not even the clearest difference could reach significance
+    if row.p_holm >= SIGNIFICANT:
+        return "no difference shown"
+    return "slower" if row.change_percent > 0 else "faster"
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Total times of one configuration in ms: of each complete repeat, and of each rank in these."""
+
+    repeats: np.ndarray
+    ranks: np.ndarray
+
+
+_NO_TOTALS = _Totals(np.empty(0), np.empty(0))
+
+
+def _totals(tables: SweepTables) -> dict[tuple[int, int], _Totals]:
+    complete = tables.configs[(tables.configs["status"] == "ok") & tables.configs["total_time_ms"].notna()]
+    by_rank = tables.timeline.merge(complete[[*SETTING, "repeat"]], on=[*SETTING, "repeat"])
+    ranks = {key: rows["total_time_ms"].to_numpy() for key, rows in by_rank.groupby(SETTING)}
+    return {
+        key: _Totals(rows["total_time_ms"].to_numpy(), ranks.get(key, np.empty(0)))
+        for key, rows in complete.groupby(SETTING)
+    }
+
+
+def _interval(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    enough = min(len(before), len(after)) >= FEWEST_RANKS
+    low, high = median_ratio_ci(before, after) if enough else (math.nan, math.nan)
+    return {"ci_low_percent": 100 * (low - 1), "ci_high_percent": 100 * (high - 1)}
+
+
+def _p(before: np.ndarray, after: np.ndarray) -> float:
+    if min(len(before), len(after)) < 2:
+        return math.nan
+    treated = np.repeat([False, True], [len(before), len(after)])
+    return permutation_p(np.concatenate([before, after]), treated, np.zeros(len(treated), dtype=int))
+
+
+def _median(values: np.ndarray) -> float:
+    return float(np.median(values)) if len(values) else math.nan
+
+
+def _change(before: float, after: float) -> float:
+    return 100 * (after / before - 1) if before else math.nan

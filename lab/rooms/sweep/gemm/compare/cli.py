@@ -1,0 +1,44 @@
+"""`lab gemm compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lab.errors import needs
+from lab.rooms.sweep.gemm.options import COMMON
+from lab.rooms.sweep.gemm.session import finish, num_workers, show_progress
+from lab.terminal.click_types import with_options
+from lab.terminal.console import Console
+
+
+@click.command()
+@click.argument("sweeps", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="A B [C...]")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("experiments/comparison"),
+    show_default=True,
+    help="Folder of sweep_comparison.html and its tables.",
+)
+@click.option(
+    "-l", "--label", "labels", multiple=True, help="Name of each sweep on the page. [default: its folder]"
+)
+@with_options(*COMMON)
+def compare(
+    sweeps: tuple[Path, ...],
+    out: Path,
+    labels: tuple[str, ...],
+    workers: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Two or more sweeps side by side on one page; the first is what the others are compared to."""
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm.compare.page import write_comparison
+
+    progress = show_progress(Console(quiet=quiet))
+    done = write_comparison(sweeps, out, labels=labels, workers=workers or num_workers(), progress=progress)
+    finish(done, out, files=done.files, as_json=as_json)

@@ -1,0 +1,166 @@
+"""The comparison as a page with its tables. The first sweep is the base that the others are compared to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import lab
+from lab.core.provenance import lab_identity
+from lab.core.words import plural
+from lab.errors import UsageError
+from lab.report.page import Card, Page, Section, Table, write_page
+from lab.report.tables import Heading, write_csv
+from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes
+from lab.rooms.sweep.gemm.compare.charts import config_chart, gemm_blocks
+from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, name_of
+from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments, read_for_comparison
+from lab.rooms.sweep.gemm.report import Report
+from lab.rooms.sweep.tables import SETTING
+from lab.rooms.sweep.verdict.time import left_out
+
+PAGE = "sweep_comparison.html"
+QUESTION = "What changed between these sweeps, can it be chance, and what else differs between them?"
+PILLS = {
+    "faster": "ok",
+    "slower": "fail",
+    "no difference shown": "unknown",
+    "one run each": "warn",
+    "too few repeats": "warn",
+    "not in both": "unknown",
+    "differs": "warn",
+    "same": "unknown",
+}
+FOOTNOTES = (
+    "A change is the later sweep's median over the base's, minus one: above zero is slower. Every figure of "
+    "a repeat is the median over its complete ranks.",
+    "A configuration is called faster or slower only if a permutation test over repeats finds p < 0.05 after "
+    "Holm's correction for the number of configurations compared. With one run each there is no test.",
+    "The interval is a 95 % bootstrap interval of the ratio of medians over ranks (and repeats). Ranks of "
+    "one run wait for each other and share its clocks, so it shows the spread within runs, not between them.",
+    "GEMMs are matched by launching operator, sizes, dtype and transposition, never by kernel name.",
+)
+
+
+def write_comparison(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    labels: Sequence[str] = (),
+    workers: int = 2,
+    progress: Callable[[int, int, Path], None] | None = None,
+) -> Report:
+    """Write `out/sweep_comparison.html` and its tables for two or more sweeps (or folders of ranks).
+
+    labels: names of the sweeps on the page. Raises UsageError for fewer than two sweeps or a wrong number of
+    labels, MissingError where a folder holds no traces.
+    """
+    if len(folders) < 2:
+        raise UsageError("a comparison needs at least two sweeps", fix="lab gemm compare A B [C...]")
+    names = _labels(folders, labels)
+    sweeps = [
+        read_for_comparison(folder, name, out / ".cache" / "traces", workers, progress)
+        for folder, name in zip(folders, names, strict=True)
+    ]
+    base, others = sweeps[0], sweeps[1:]
+    configs = pd.concat([config_changes(base, other) for other in others], ignore_index=True)
+    gemm = pd.concat([gemm_changes(base, other) for other in others], ignore_index=True)
+    environment = environments(sweeps)
+    tables = {"configurations": configs, "gemm": gemm, "environment": environment, "ranks": _by_rank(sweeps)}
+    files = [write_csv(table, out / "comparison" / f"{name}.csv") for name, table in tables.items()]
+    missing = [f"{one.label}: {sentence}" for one in sweeps for sentence in left_out(one.tables.configs)]
+    verdict = compared_in_words(configs, gemm, environment, base, others)
+    page = Page(
+        title=" · ".join(names),
+        question=QUESTION,
+        verdict=[*verdict, *missing],
+        status=_status(configs, missing),
+        cards=_cards(configs, environment),
+        sections=_sections(sweeps, configs, gemm, environment),
+        provenance=_provenance(sweeps),
+        footnotes=FOOTNOTES,
+        room="gemm compare",
+    )
+    files.append(write_page(page, out / PAGE))
+    problems = [f"{one.label}: {what}" for one in sweeps for what in one.tables.problems["what"]]
+    return Report(files=files, missing=missing, problems=problems, findings=verdict)
+
+
+def _labels(folders: Sequence[Path], labels: Sequence[str]) -> list[str]:
+    if labels and len(labels) != len(folders):
+        raise UsageError(
+            f"{plural(len(labels), 'label')} for {plural(len(folders), 'sweep')}",
+            fix="give one --label per sweep",
+        )
+    names = list(labels) or [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [f"{chr(ord('A') + at)} {name}" for at, name in enumerate(names)]
+    return names
+
+
+def _status(configs: pd.DataFrame, missing: Sequence[str]) -> Any:
+    if configs["change_percent"].isna().all():
+        return "fail"
+    shown = configs["judgement"].isin(["faster", "slower", "no difference shown"]).all()
+    return "ok" if shown and not missing else "warn"
+
+
+def _cards(configs: pd.DataFrame, environment: pd.DataFrame) -> list[Card]:
+    source = "comparison/configurations.csv"
+    both = configs["change_percent"].dropna()
+    cards = [Card("Configurations in both", f"{len(both)} of {len(configs)}", source)]
+    if len(both):
+        low, high = both.min(), both.max()
+        value = f"{low:+.1f}" if len(both) == 1 else f"{low:+.1f} to {high:+.1f}"
+        cards.insert(0, Card("Change of total time", value, source, "%", "medians, all configurations"))
+    proven = int(configs["judgement"].isin(["faster", "slower"]).sum())
+    differs = int((environment["state"] == "differs").sum())
+    return [
+        *cards,
+        Card(
+            "Shown by repeats", f"{proven} of {len(configs)}", source, note="p < 0.05 after Holm's correction"
+        ),
+        Card(
+            "Environment facts that differ", f"{differs} of {len(environment)}", "comparison/environment.csv"
+        ),
+    ]
+
+
+def _sections(
+    sweeps: Sequence[Sweep], configs: pd.DataFrame, gemm: pd.DataFrame, environment: pd.DataFrame
+) -> list[Section]:
+    source = "comparison/configurations.csv"
+    shown = configs.drop(columns=SETTING).dropna(axis="columns", how="all")
+    shown.insert(2, "configuration", [name_of(row) for row in configs.itertuples()])
+    changes = Table(shown, "Total time by configuration", source, pills=PILLS, open_rows=40)
+    facts = Table(
+        environment,
+        "Recorded environment of each sweep, differences first",
+        "comparison/environment.csv",
+        headings={one.label: Heading(one.label, "") for one in sweeps},
+        pills=PILLS,
+        open_rows=60,
+    )
+    return [
+        Section("By configuration", [config_chart(sweeps), changes]),
+        Section("GEMMs", gemm_blocks(gemm, sweeps)),
+        Section("Environment", [facts]),
+    ]
+
+
+def _by_rank(sweeps: Sequence[Sweep]) -> pd.DataFrame:
+    parts = [one.tables.timeline.assign(sweep=one.label) for one in sweeps]
+    frame: pd.DataFrame = pd.concat(parts, ignore_index=True)
+    ordered: pd.DataFrame = frame[["sweep", *[name for name in frame if name != "sweep"]]]
+    return ordered
+
+
+def _provenance(sweeps: Sequence[Sweep]) -> dict[str, dict[str, str]]:
+    identity = lab_identity()
+    found = {
+        one.label: {"folder": str(one.folder), "traces read": str(len(one.tables.timeline))} for one in sweeps
+    }
+    return found | {"Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"}}

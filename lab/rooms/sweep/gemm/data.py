@@ -1,0 +1,161 @@
+"""A sweep in memory: every trace read once, in parallel.
+
+What cannot be read is a row with its reason; the rest is analysed all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lab.errors import LabError
+from lab.recordings.pool import map_traces
+from lab.rooms.sweep.assemble import sweep_tables
+from lab.rooms.sweep.gemm.columns import INSTANCES
+from lab.rooms.sweep.gemm.naming import setting_of
+from lab.rooms.sweep.gemm.rank import RankJob, RankTables, read_rank_tables
+from lab.rooms.sweep.layout import ConfigDir, configs_of
+from lab.rooms.sweep.names import long_name
+from lab.rooms.sweep.rank import unread
+from lab.rooms.sweep.tables import KEY, Progress, SweepTables
+
+_TEXTS = ("op", "strides", "dtype", "dims", "transpose", "overlap", "family", "kernels", "file")
+
+
+@dataclass(frozen=True)
+class SweepData:
+    """A sweep in memory. gemm has the columns INSTANCES; groups holds the GEMM sheets, by KEY and rank.
+
+    ranks maps (threads, channel, repeat) to what each readable rank gave. tables are those of the sweep's
+    page, missing says what is not there. memo keeps what several steps of the pipeline compute from it.
+    """
+
+    folder: Path
+    tables: SweepTables
+    gemm: pd.DataFrame
+    groups: pd.DataFrame
+    ranks: dict[tuple[int, int, int], dict[int, RankTables]]
+    files: list[Path]
+    missing: list[str]
+    problems: list[str]
+    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+def read_sweep(
+    sweep: Path,
+    *,
+    cache: Path | None,
+    workers: int = 2,
+    workbooks: Path | None = None,
+    salvage: bool = False,
+    expected: Sequence[Mapping[str, Any]] = (),
+    progress: Progress | None = None,
+) -> SweepData:
+    """Read every trace below `sweep` (a sweep, a folder of ranks, or one trace) once.
+
+    workbooks: folder for the Excel report of each rank, None for none. expected: rows of the run's manifest,
+    as in `analyze`. progress is called with (done, total, path). Raises MissingError without traces.
+    """
+    configs = configs_of(sweep, may_be_empty=bool(expected))
+    jobs = [
+        RankJob(trace, number, setting_of(config), cache, workbooks, salvage)
+        for number, config in enumerate(configs)
+        for trace in config.traces
+    ]
+    on_done = None if progress is None else lambda done, total, job: progress(done, total, job.path)
+    results = map_traces(read_rank_tables, jobs, workers=workers, progress=on_done)
+    read: list[list[RankTables]] = [[] for _ in configs]
+    for job, result in zip(jobs, results, strict=True):
+        read[job.config].append(_unread(job, result) if isinstance(result, LabError) else result)
+    return _together(sweep, configs, read, expected)
+
+
+def _unread(job: RankJob, error: LabError) -> RankTables:
+    return RankTables(unread(job.trace, error))
+
+
+def _together(
+    sweep: Path,
+    configs: Sequence[ConfigDir],
+    read: Sequence[list[RankTables]],
+    expected: Sequence[Mapping[str, Any]],
+) -> SweepData:
+    folder = sweep.parent if sweep.is_file() else sweep
+    figures = [sorted((one.figures for one in ranks), key=lambda f: (f.rank, str(f.path))) for ranks in read]
+    tables = sweep_tables(folder, configs, figures, expected)
+    by_setting: dict[tuple[int, int, int], dict[int, RankTables]] = {}
+    for config, ranks in zip(configs, read, strict=True):
+        good = [one for one in ranks if one.gemm is not None]
+        by_setting[setting_of(config)] = {one.figures.rank: one for one in sorted(good, key=_by_rank)}
+    return SweepData(
+        folder=folder,
+        tables=tables,
+        gemm=_instances(folder, by_setting),
+        groups=_groups(by_setting),
+        ranks=by_setting,
+        files=[one.file for ranks in read for one in ranks if one.file],
+        missing=_missing(tables),
+        problems=_problems(tables),
+    )
+
+
+def _instances(
+    folder: Path, by_setting: Mapping[tuple[int, int, int], Mapping[int, RankTables]]
+) -> pd.DataFrame:
+    frames = []
+    for setting, ranks in by_setting.items():
+        for rank, one in ranks.items():
+            table = one.gemm
+            if table is None or not len(table):
+                continue
+            columns: dict[str, Any] = dict(zip(KEY, setting, strict=True))
+            file = one.figures.path
+            columns["file"] = str(file.relative_to(folder)) if file.is_relative_to(folder) else str(file)
+            columns["rank"] = rank
+            columns |= {name: getattr(table, name) for name in INSTANCES if name not in columns}
+            frames.append(pd.DataFrame({name: columns[name] for name in INSTANCES}))
+    frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=INSTANCES)
+    result: pd.DataFrame = frame.astype(dict.fromkeys(_TEXTS, "category"))
+    return result
+
+
+def _groups(by_setting: Mapping[tuple[int, int, int], Mapping[int, RankTables]]) -> pd.DataFrame:
+    frames = []
+    for setting, ranks in by_setting.items():
+        for rank, one in ranks.items():
+            if len(one.groups):
+                key: dict[str, Any] = {**dict(zip(KEY, setting, strict=True)), "rank": rank}
+                frames.append(pd.DataFrame({**dict.fromkeys(key, 0), **one.groups}).assign(**key))
+    result: pd.DataFrame = (
+        pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*KEY, "rank"])
+    )
+    return result
+
+
+def _missing(tables: SweepTables) -> list[str]:
+    incomplete = tables.configs[tables.configs["status"] != "ok"]
+    return [
+        f"{_name(row)}: {row['reason']}"
+        + (f" (missing ranks: {row['missing_ranks']})" if row["missing_ranks"] else "")
+        for row in incomplete.to_dict("records")
+    ]
+
+
+def _problems(tables: SweepTables) -> list[str]:
+    return [
+        f"{_name(row)}{'' if row['rank'] < 0 else ', rank ' + str(row['rank'])}: {row['what']}"
+        for row in tables.problems.to_dict("records")
+    ]
+
+
+def _by_rank(one: RankTables) -> tuple[int, str]:
+    return one.figures.rank, str(one.figures.path)
+
+
+def _name(row: Mapping[Any, Any]) -> str:
+    repeat = f", repeat {row['repeat']}" if row["repeat"] > 1 else ""
+    return long_name(row["threads"], row["channel"]) + repeat

@@ -1,0 +1,124 @@
+"""All ranks of a configuration on one timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from lab.errors import LabError
+from lab.recordings.cache import load_trace
+from lab.recordings.merge import Merged, merge_json, merge_pftrace
+from lab.recordings.pairing import pair_collectives
+from lab.recordings.pool import map_traces
+from lab.recordings.tables import Table, Trace
+from lab.recordings.views import collective_instances
+from lab.rooms.sweep.gemm.places import Places
+from lab.rooms.sweep.gemm.report import Report
+from lab.rooms.sweep.layout import ConfigDir, TraceFile, configs_of
+from lab.rooms.sweep.tables import Progress
+
+SUFFIXES = {"json": ".json.gz", "pftrace": ".pftrace.gz"}
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """form is json or pftrace; keep: do not write a merged trace that exists already."""
+
+    form: str = "json"
+    cpu_ops: bool = True
+    salvage: bool = False
+    workers: int = 2
+    keep: bool = False
+
+
+def merge_ranks(
+    where: Places, options: MergeOptions, *, only: int | None = None, progress: Progress | None = None
+) -> Report:
+    """One file per configuration with all its ranks on one timeline.
+
+    only: number of the one configuration to merge, in the order of `configs_of`. A configuration without
+    readable traces is in `missing`. Raises MissingError where there is nothing to read.
+    """
+    jobs = [
+        MergeJob(
+            config.traces, where.merged / f"{_name(config)}{SUFFIXES[options.form]}", options, where.cache
+        )
+        for number, config in enumerate(configs_of(where.sweep))
+        if only is None or only == number
+    ]
+    kept = [job for job in jobs if options.keep and job.target.exists()]
+    jobs = [job for job in jobs if job not in kept]
+    on_done = None if progress is None else lambda done, total, job: progress(done, total, job.target)
+    results = map_traces(merge_one, jobs, workers=options.workers, progress=on_done)
+    report = Report(files=[job.target for job in kept])
+    for job, result in zip(jobs, results, strict=True):
+        _add_result(report, job, result)
+    return report
+
+
+@dataclass(frozen=True)
+class MergeJob:
+    """One configuration to merge into `target`."""
+
+    traces: tuple[TraceFile, ...]
+    target: Path
+    options: MergeOptions
+    cache: Path
+
+
+def merge_one(job: MergeJob) -> Merged:
+    """Merge one configuration. Clocks are aligned where the ranks' collectives show that they differ."""
+    options = job.options
+    load = partial(load_trace, cache=job.cache, salvage=options.salvage)
+    traces = [(trace.rank, trace.path) for trace in job.traces]
+    offsets_ns = clock_offsets(traces, load)
+    if options.form == "pftrace":
+        return merge_pftrace(traces, job.target, load=load, offsets_ns=offsets_ns, cpu_ops=options.cpu_ops)
+    return merge_json(
+        traces, job.target, offsets_ns=offsets_ns, cpu_ops=options.cpu_ops, salvage=options.salvage
+    )
+
+
+def clock_offsets(traces: Sequence[tuple[int | None, Path]], load: Callable[[Path], Trace]) -> dict[int, int]:
+    """What to add to each rank's times, in ns, by the ends of its collectives; broken traces are skipped."""
+    ranks: dict[int, Table] = {}
+    for named, path in traces:
+        try:
+            trace = load(path)
+        except LabError:
+            continue  # the merge reports it
+        rank = named if trace.meta.rank is None else trace.meta.rank
+        if rank is not None:
+            ranks.setdefault(rank, collective_instances(trace))
+    return dict(pair_collectives(ranks).offsets_ns) if len(ranks) > 1 else {}
+
+
+def _add_result(report: Report, job: MergeJob, result: Merged | LabError) -> None:
+    name = job.target.name
+    if isinstance(result, LabError):
+        report.missing.append(f"{name}: {result.what}")
+        return
+    report.problems.extend(f"{name}: {problem}" for problem in result.problems)
+    if result.path is None:
+        report.missing.append(f"{name}: no readable trace to merge")
+        return
+    report.files.append(result.path)
+    if result.missing:
+        report.missing.append(f"{name}: without {_ranks(result.missing)}")
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """`rank 1`, or `ranks 1, 2`."""
+    return f"rank{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
+def _name(config: ConfigDir) -> str:
+    parts = [
+        f"{config.threads}thread" if config.threads else "",
+        f"{config.channels}ch" if config.channels else "",
+        f"repeat{config.repeat}" if config.repeat > 1 else "",
+        "merged",
+    ]
+    return "_".join(part for part in parts if part)

@@ -1,0 +1,106 @@
+"""What every `lab gemm` command does around its work: read the sweep, show the result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from lab.core.run import Run
+from lab.errors import StepFailed, needs
+from lab.rooms.sweep.gemm.places import places
+from lab.terminal.console import Console
+
+MOST_PROBLEMS = 12
+MOST_FILES = 4
+SHOW_EVERY = 8  # traces
+
+
+class Session:
+    """One command on one sweep: where it writes, how many processes it uses, how it shows progress."""
+
+    def __init__(
+        self,
+        sweep: Path,
+        *,
+        out: Path | None,
+        in_place: bool,
+        quiet: bool,
+        as_json: bool,
+        workers: int | None = None,
+    ) -> None:
+        self.places = places(sweep, out, in_place=in_place)
+        self.workers = workers or num_workers()
+        self.console = Console(quiet=quiet)
+        self.progress = show_progress(self.console)
+        self._as_json = as_json
+
+    def read(self, *, salvage: bool = False, workbooks: bool = False) -> Any:
+        """The sweep in memory; a configuration that is only in the manifest has a row too."""
+        with needs("analysis"):
+            from lab.rooms.sweep.findings import expected_rows
+            from lab.rooms.sweep.gemm.data import read_sweep
+
+        sweep = self.places.sweep
+        return read_sweep(
+            sweep,
+            cache=self.places.cache,
+            workers=self.workers,
+            workbooks=self.places.analysis if workbooks else None,
+            salvage=salvage,
+            expected=expected_rows(Run.open(sweep) if Run.is_run(sweep) else None),
+            progress=self.progress,
+        )
+
+    def finish(self, done: Any) -> None:
+        finish(done, self.places.analysis, files=done.files, as_json=self._as_json)
+
+
+def finish(done: Any, where: Path, *, files: list[Path], as_json: bool) -> None:
+    """Show what was found and written. Raises StepFailed if something that was asked for is missing."""
+    if as_json:
+        parts = {"findings": done.findings, "lacking": done.missing, "problems": done.problems}
+        click.echo(msgspec.json.encode({**parts, "files": [str(path) for path in files]}).decode())
+    else:
+        for finding in done.findings:
+            click.echo(f"- {finding}")
+        for problem in done.problems[:MOST_PROBLEMS]:
+            click.echo(f"note: {problem}")
+        if len(done.problems) > MOST_PROBLEMS:
+            click.echo(f"note: and {len(done.problems) - MOST_PROBLEMS} more (--json lists all)")
+        for line in _by_folder(files):
+            click.echo(line)
+    if done.missing:
+        raise StepFailed(
+            "the analysis is incomplete:\n" + "\n".join(f"  {line}" for line in done.missing),
+            where=where,
+            fix="the rest is analysed; add what is missing and repeat the command",
+        )
+
+
+def _by_folder(files: list[Path]) -> list[str]:
+    """One line per file, or one per folder that received many."""
+    folders: dict[Path, list[Path]] = {}
+    for path in files:
+        folders.setdefault(path.parent, []).append(path)
+    lines = []
+    for folder, found in folders.items():
+        few = len(found) <= MOST_FILES
+        lines += [f"wrote {path}" for path in found] if few else [f"wrote {len(found)} files into {folder}"]
+    return lines
+
+
+def show_progress(console: Console) -> Callable[[int, int, Path], None]:
+    def show(done: int, total: int, path: Path) -> None:
+        if done == total or done % SHOW_EVERY == 0:
+            console.detail(f"  {done} of {total}: {path.name}")
+
+    return show
+
+
+def num_workers() -> int:
+    return min(8, len(os.sched_getaffinity(0)))

@@ -1,0 +1,52 @@
+"""The arguments of ops as sheets show them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lab.recordings.tables import Trace
+
+ARGUMENTS = {
+    "Input Dims": "dims_id",
+    "Input type": "types_id",
+    "Input Strides": "strides_id",
+    "Concrete Inputs": "concrete_id",
+}
+
+
+def op_arguments(trace: Trace, op_rows: np.ndarray) -> dict[str, list[str]]:
+    """Columns Input Dims, Input type, Input Strides, Concrete Inputs of ops (n,), written as lists."""
+    ops = trace.ops.take(op_rows)
+    return {
+        title: [str(load_argument(text)) if text else "" for text in trace.text(getattr(ops, name))]
+        for title, name in ARGUMENTS.items()
+    }
+
+
+class Cached(dict[int, str]):
+    """Texts by number, each computed once."""
+
+    def __init__(self, compute: Callable[[int], str]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, key: int) -> str:
+        self[key] = self._compute(key)
+        return self[key]
+
+
+def as_tuple(text: str) -> str:
+    return str(tuples(load_argument(text))) if text else ""
+
+
+def tuples(value: Any) -> Any:
+    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def load_argument(text: str) -> Any:
+    value: Any = json.loads(text)
+    return value

@@ -1,0 +1,124 @@
+"""The sheets about kernels: by op and stream, and the short ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.recordings.tables import KERNEL, Trace
+from lab.rooms.sweep.gemm import families
+from lab.rooms.sweep.gemm.sheets.arguments import Cached, as_tuple
+from lab.rooms.sweep.gemm.sheets.figures import percent
+from lab.rooms.sweep.gemm.sheets.launches import Launches
+from lab.stats.robust import grouped
+
+SHORT_US = 10.0
+BINS = 100
+
+
+def kernel_summary(found: Launches, total_us: float) -> pd.DataFrame:
+    """One row per op, kernel and stream; kernels whose launch was not recorded have no op."""
+    kernels = found.trace.kernels
+    rows = np.flatnonzero(kernels.kind == KERNEL)
+    link, kernels = found.link[rows], kernels.take(rows)
+    op_name = np.where(link >= 0, found.trace.ops.name_id[link] if len(found.trace.ops) else -1, -1)
+    keys = np.stack([op_name, kernels.name_id, kernels.stream], axis=1)
+    distinct, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    stats = grouped(kernels.dur_ns / 1000, group.ravel(), len(distinct), (95,))
+    names = found.trace.text(distinct[:, 1])
+    frame = pd.DataFrame(
+        {
+            "Parent op category": found.kernel_category[rows][first],
+            "Parent cpu_op": found.trace.text(distinct[:, 0]),
+            "Kernel name": names,
+            "Kernel stream": distinct[:, 2],
+            **{f"Kernel duration (µs)_{key}": stats[key] for key in ("sum", "count", "mean", "min", "max")},
+            "Percent of kernels time (%)": percent(stats["sum"], stats["sum"].sum()),
+            "Percent of total time (%)": percent(stats["sum"], total_us),
+            **{f"{key}_us": stats[key] for key in ("median", "mad", "p95")},
+            "family": [families.family(name) for name in names],
+        }
+    )
+    result: pd.DataFrame = frame.sort_values(
+        "Kernel duration (µs)_sum", ascending=False, kind="stable", ignore_index=True
+    )
+    return result
+
+
+def short_kernel_histogram(trace: Trace) -> pd.DataFrame:
+    """Kernels below 10 µs in 100 bins between the shortest and the longest of them."""
+    dur_us = trace.kernels.dur_ns[trace.kernels.kind == KERNEL] / 1000
+    count, edges = np.histogram(dur_us[dur_us < SHORT_US], bins=BINS)
+    some = slice(None) if count.sum() else slice(0)
+    result: pd.DataFrame = pd.DataFrame(
+        {"bin_start": edges[:-1][some], "bin_end": edges[1:][some], "count": count[some]}
+    )
+    return result
+
+
+def short_kernels_summary(found: Launches, total_us: float) -> pd.DataFrame:
+    """Kernels below 10 µs by the op that launched them and its arguments."""
+    kernels = found.trace.kernels
+    is_short = (kernels.kind == KERNEL) & (kernels.dur_ns < SHORT_US * 1000) & (found.link >= 0)
+    rows = np.flatnonzero(is_short)
+    ops, text = found.trace.ops.take(found.link[rows]), found.trace.text
+    keys = np.stack([ops.name_id, ops.dims_id, ops.strides_id, ops.concrete_id, kernels.name_id[rows]], 1)
+    distinct, group = np.unique(keys, axis=0, return_inverse=True)
+    stats = grouped(kernels.dur_ns[rows] / 1000, group.ravel(), len(distinct))
+    readable = Cached(lambda index: as_tuple(text(np.array([index]))[0]))
+    frame = pd.DataFrame(
+        {
+            "Parent cpu_op": text(distinct[:, 0]),
+            "Input dims": [readable[i] for i in distinct[:, 1].tolist()],
+            "Input strides": [readable[i] for i in distinct[:, 2].tolist()],
+            "Concrete Inputs": [readable[i] for i in distinct[:, 3].tolist()],
+            "Kernel name": text(distinct[:, 4]),
+            "Short Kernel duration (µs) sum": stats["sum"],
+            "Short Kernel count": stats["count"],
+            "Short Kernel duration (µs) mean": stats["mean"],
+            "Short Kernel duration (µs) percent of total time": percent(stats["sum"], total_us),
+        }
+    )
+    order = "Short Kernel duration (µs) sum"
+    result: pd.DataFrame = frame.sort_values(order, ascending=False, kind="stable", ignore_index=True)
+    return result
+
+
+def kernel_details(found: Launches, group: np.ndarray, num_groups: int) -> dict[str, list[str]]:
+    """Columns kernel_details_summary and trunc_kernel_details: each group's kernels with their statistics.
+
+    group: 0..num_groups-1 or -1 for each row of `kernels` (n,).
+    """
+    rows = np.flatnonzero(group >= 0)
+    kernels = found.trace.kernels.take(rows)
+    keys = np.stack([group[rows], kernels.name_id, kernels.stream], axis=1)
+    distinct, which = np.unique(keys, axis=0, return_inverse=True)
+    stats = grouped(kernels.dur_ns / 1000, which.ravel(), len(distinct))
+    names = found.trace.text(distinct[:, 1]).tolist()
+    long: list[list[dict[str, Any]]] = [[] for _ in range(num_groups)]
+    for at in np.argsort(-stats["sum"], kind="stable").tolist():
+        long[int(distinct[at, 0])].append(
+            {
+                "name": names[at],
+                "stream": int(distinct[at, 2]),
+                "count": int(stats["count"][at]),
+                "total_duration_us": float(stats["sum"][at]),
+                "mean_duration_us": float(stats["mean"][at]),
+                "median_duration_us": float(stats["median"][at]),
+                "std_dev_duration_us": float(stats["std"][at]),
+                "min_duration_us": float(stats["min"][at]),
+                "max_duration_us": float(stats["max"][at]),
+            }
+        )
+    return {
+        "kernel_details_summary": [str(each) for each in long],
+        "trunc_kernel_details": [str([_short(kernel) for kernel in each]) for each in long],
+    }
+
+
+def _short(kernel: dict[str, Any]) -> dict[str, Any]:
+    name = kernel["name"] if len(kernel["name"]) <= 64 else kernel["name"][:64] + "..."
+    mean_us = round(kernel["mean_duration_us"], 2)
+    return {"name": name, "stream": kernel["stream"], "mean_duration_us": mean_us}

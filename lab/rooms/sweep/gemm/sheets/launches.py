@@ -1,0 +1,100 @@
+"""Which op launched which kernel, and how long the kernels of each op took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.recordings import views
+from lab.recordings.tables import Table, Trace
+from lab.rooms.sweep.gemm import families
+from lab.stats.intervals import enclosing, spans, totals
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The link between ops and kernels, computed once for all sheets.
+
+    link: row of `ops` of each kernel (n,), or -1. launchers: rows of the ops that launched kernels (m,).
+    launcher: index into launchers of each kernel (n,), or -1. direct_us, subtree_us: unions of an op's own
+    kernels, and of those of the ops inside it too (m,). category (m,) and kernel_category (n,) are texts.
+    """
+
+    trace: Trace
+    link: np.ndarray
+    launchers: np.ndarray
+    launcher: np.ndarray
+    direct_us: np.ndarray
+    subtree_us: np.ndarray
+    category: np.ndarray
+    kernel_category: np.ndarray
+
+    @property
+    def ops(self) -> Table:
+        return self.trace.ops.take(self.launchers)
+
+
+def launches(trace: Trace) -> Launches:
+    """Link the kernels of a trace to its ops and add up their time."""
+    link = views.link_ops(trace)
+    linked = np.flatnonzero(link >= 0)
+    launchers, index = np.unique(link[linked], return_inverse=True)
+    launcher = np.full(len(link), -1, dtype=np.int64)
+    launcher[linked] = index
+    every = spans(trace.kernels.ts_ns, trace.kernels.dur_ns)
+    op, kernel = _ancestry(trace.ops, link, launchers)
+    of_kernel = _kernel_categories(trace, link)
+    first = linked[np.lexsort((trace.kernels.ts_ns[linked], index))]
+    first = first[np.unique(launcher[first], return_index=True)[1]]
+    return Launches(
+        trace=trace,
+        link=link,
+        launchers=launchers,
+        launcher=launcher,
+        direct_us=totals(every[linked], index, len(launchers)) / 1000,
+        subtree_us=totals(every[kernel], op, len(launchers)) / 1000,
+        category=of_kernel[first],
+        kernel_category=of_kernel,
+    )
+
+
+def _ancestry(ops: Table, link: np.ndarray, launchers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs (k,), (k,): index into launchers, row of `kernels`, for all launchers around or at a launch."""
+    index_of = np.full(len(ops) + 1, -1, dtype=np.int64)
+    index_of[launchers] = np.arange(len(launchers))
+    parent = parents(ops)
+    kernel = np.flatnonzero(link >= 0)
+    op = link[kernel]
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    while len(op):
+        launches_too = index_of[op] >= 0
+        pairs.append((index_of[op[launches_too]], kernel[launches_too]))
+        op = parent[op]
+        kernel, op = kernel[op >= 0], op[op >= 0]
+    if not pairs:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
+
+
+def parents(ops: Table) -> np.ndarray:
+    """Row of the innermost op around each op on its own thread (n,), or -1."""
+    order = np.lexsort((-ops.dur_ns, ops.ts_ns, ops.tid, ops.pid))
+    pid, tid = ops.pid[order], ops.tid[order]
+    edges = np.flatnonzero((np.diff(pid) != 0) | (np.diff(tid) != 0)) + 1
+    parent = np.full(len(order), -1, dtype=np.int64)
+    for rows in np.split(order, edges):
+        above = enclosing(spans(ops.ts_ns[rows], ops.dur_ns[rows]))
+        parent[rows] = np.where(above >= 0, rows[above], -1) if len(rows) else above
+    return parent
+
+
+def _kernel_categories(trace: Trace, link: np.ndarray) -> np.ndarray:
+    """Category text of each kernel (n,), "" where its op is not known."""
+    op_name = np.where(link >= 0, trace.ops.name_id[link] if len(trace.ops) else -1, -1)
+    pairs, which = np.unique(np.stack([op_name, trace.kernels.name_id], 1), axis=0, return_inverse=True)
+    texts = [
+        families.category(op, kernel) if op else ""
+        for op, kernel in zip(trace.text(pairs[:, 0]), trace.text(pairs[:, 1]), strict=True)
+    ]
+    return np.array(texts, dtype=object)[which.ravel()] if texts else np.empty(0, dtype=object)

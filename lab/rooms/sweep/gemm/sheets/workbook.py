@@ -1,0 +1,53 @@
+"""The sheets of a performance workbook, from one trace.
+
+Names and order of sheets and columns are those of TraceLens (AMD-AGI/TraceLens, `generate_perf_report`), so
+that its users find their way; our own columns follow after theirs. Times of an op are unions of its kernels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from lab.recordings import views
+from lab.recordings.tables import Trace
+from lab.rooms.sweep.gemm.sheets.kernels import kernel_summary, short_kernel_histogram, short_kernels_summary
+from lab.rooms.sweep.gemm.sheets.launches import Launches
+from lab.rooms.sweep.gemm.sheets.ops import ops_summary, ops_summary_by_category, ops_unique_args
+from lab.rooms.sweep.tables import column_names
+
+ROWS_OF_TIMELINE = column_names(
+    "computation_time exposed_comm_time exposed_memcpy_time busy_time idle_time total_time "
+    "total_comm_time total_memcpy_time"
+)
+
+
+def perf_sheets(found: Launches, gemm: pd.DataFrame, collectives: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Every sheet of one rank's workbook; gemm and collectives are the finished sheets of these names."""
+    timeline = gpu_timeline(found.trace)
+    total_us = 1000 * float(timeline["time ms"].iloc[ROWS_OF_TIMELINE.index("total_time")])
+    summary = ops_summary(found)
+    return {
+        "gpu_timeline": timeline,
+        "ops_summary_by_category": ops_summary_by_category(found),
+        "ops_summary": summary,
+        "ops_unique_args": ops_unique_args(found),
+        "GEMM": gemm[[name for name in gemm if not str(name).startswith("_")]],
+        "kernel_summary": kernel_summary(found, total_us),
+        "short_kernel_histogram": short_kernel_histogram(found.trace),
+        "short_kernels_summary": short_kernels_summary(found, total_us),
+        "coll_analysis": collectives,
+    }
+
+
+def gpu_timeline(trace: Trace) -> pd.DataFrame:
+    """Where the time went. As in TraceLens, `time ms` leaves out kernels whose launch was not recorded."""
+    columns = {}
+    for suffix, linked_only in (("", True), (" (all kernels)", False)):
+        figures = views.gpu_timeline(trace, linked_only=linked_only)
+        time_ms = [figures[f"{row}_ms"] for row in ROWS_OF_TIMELINE]
+        total_ms = figures["total_time_ms"]
+        columns[f"time ms{suffix}"] = time_ms
+        columns[f"percent{suffix}"] = [100 * ms / total_ms if total_ms else np.nan for ms in time_ms]
+    result: pd.DataFrame = pd.DataFrame({"type": ROWS_OF_TIMELINE, **columns})
+    return result

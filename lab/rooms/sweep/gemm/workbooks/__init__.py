@@ -1,0 +1,1 @@
+"""The Excel and CSV reports over ranks and settings."""

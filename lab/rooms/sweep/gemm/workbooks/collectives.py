@@ -1,0 +1,150 @@
+"""The collective workbook of one configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from lab.recordings.pairing import Pairs
+from lab.recordings.tables import Table
+from lab.recordings.views import DTYPE_BYTES
+from lab.rooms.sweep.gemm.pairs import index_of, of_rank, origin_ns, times_by_rank
+from lab.rooms.sweep.gemm.rank import RankTables
+from lab.rooms.sweep.gemm.sheets.collectives import splits
+from lab.rooms.sweep.gemm.workbooks.nodes import Nodes
+from lab.rooms.sweep.gemm.workbooks.stragglers import straggler_summary
+
+GROUP_NAMES = {
+    "Process Group Name": "pg_name",
+    "Process Group Ranks": "pg_ranks",
+    "Collective name": "collective",
+    "Group size": "group_size",
+    "dtype": "dtype",
+}
+SUMMED = ["comm_latency", "skew in start time", "skew in end time", "algo bw (GB/s)", "bus bw (GB/s)"]
+
+
+def collective_sheets(pairs: Pairs, ranks: Mapping[int, RankTables]) -> dict[str, pd.DataFrame]:
+    """The sheets of one configuration's collective workbook."""
+    nodes = Nodes(ranks)
+    long = nccl_long(pairs, ranks, nodes)
+    sync = nccl_implicit_sync(pairs, nodes)
+    return {
+        "nccl_summary_long": _summary_long(ranks, nodes),
+        "nccl_long": long,
+        "nccl_implicit_sync": sync,
+        "nccl_summary_implicit_sync": _summary_sync(sync),
+        "straggler_summary": straggler_summary(pairs, ranks, nodes),
+    }
+
+
+def nccl_long(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> pd.DataFrame:
+    """One row per rank and collective, in order of time; collective_id is -1 where no other rank matches.
+
+    ts in µs of the aligned clock, since the first collective of the configuration; sizes in MiB.
+    """
+    frames = []
+    for rank, one in ranks.items():
+        if one.collectives is None:
+            continue
+        table, matched = one.collectives, of_rank(pairs, rank)
+        size = _dtype_mib(table)
+        at = index_of(pairs, matched.collective_id)
+        frames.append(
+            pd.DataFrame(
+                {
+                    "collective_id": matched.collective_id,
+                    "index_in_group": np.where(at >= 0, pairs.collectives.index_in_group[at], -1)
+                    if len(pairs.collectives)
+                    else at,
+                    "rank": rank,
+                    **{title: getattr(table, name) for title, name in GROUP_NAMES.items()},
+                    "In msg nelems": table.in_nelems,
+                    "In msg size (MB)": table.in_nelems * size,
+                    "Out msg nelems": table.out_nelems,
+                    "Out msg size (MB)": table.out_nelems * size,
+                    "In split size": splits(table, "in"),
+                    "Out split size": splits(table, "out"),
+                    "stream": table.stream,
+                    "ts": matched.ts_ns,
+                    "dur": matched.dur_ns / 1000,
+                    "node_id": nodes.of(rank),
+                    "node_span": nodes.spans(table.pg_ranks),
+                    "wait_us": matched.wait_us,
+                    "step": table.step,
+                    "correlation": table.correlation,
+                    "grid_x": table.grid_x,
+                    "block_x": table.block_x,
+                }
+            )
+        )
+    frame = pd.concat(frames, ignore_index=True)
+    frame["ts"] = (frame["ts"] - origin_ns(pairs)) / 1000
+    result: pd.DataFrame = frame.sort_values(["ts", "rank"], kind="stable", ignore_index=True)
+    return result
+
+
+def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> pd.DataFrame:
+    """One row per matched collective: latency (shortest rank), skews, waits, bandwidths, and every rank."""
+    table, size = pairs.collectives, _dtype_mib(pairs.collectives)
+    by_rank = times_by_rank(pairs)
+    waits = [columns["wait"] for columns in by_rank.values()]
+    wait_us = np.stack(waits) if waits else np.empty((0, len(table)))
+    known = np.isfinite(wait_us).sum(axis=0) if len(wait_us) else np.zeros(len(table))
+    result: pd.DataFrame = pd.DataFrame(
+        {
+            "collective_id": table.collective_id,
+            **{title: getattr(table, name) for title, name in GROUP_NAMES.items()},
+            "In msg nelems": table.in_nelems,
+            "Out msg nelems": table.out_nelems,
+            "In msg size (MB)": table.in_nelems * size,
+            "Out msg size (MB)": table.out_nelems * size,
+            "Full msg size (MB)": np.where(table.msg_bytes >= 0, table.msg_bytes, np.nan) / 2**20,
+            "comm_latency": table.latency_us,
+            "skew in start time": table.start_skew_us,
+            "earliest arrival rank": table.first_rank,
+            "avg_wait_time": np.nansum(wait_us, axis=0) / np.maximum(known, 1),
+            "skew in end time": table.end_skew_us,
+            "algo bw (GB/s)": table.algbw_gb_s,
+            "bus bw (GB/s)": table.busbw_gb_s,
+            **{f"rank_{rank}_{name}": by_rank[rank][name] for rank in by_rank for name in ("ts", "dur")},
+            **{f"rank_{rank}_wait_time": by_rank[rank]["wait"] for rank in by_rank},
+            "node_span": nodes.spans(table.pg_ranks),
+            "last arrival rank": table.straggler_rank,
+            "complete": table.complete.astype(bool),
+            "missing_ranks": table.missing_ranks,
+            "confidence": table.confidence,
+        }
+    )
+    return result
+
+
+def _summary_long(ranks: Mapping[int, RankTables], nodes: Nodes) -> pd.DataFrame:
+    frames = []
+    for rank, one in ranks.items():
+        sheet = one.sheets["coll_analysis"]
+        spans = nodes.spans(sheet["Process Group Ranks"].to_numpy(dtype=object))
+        frames.append(sheet.assign(node_id=nodes.of(rank), node_span=spans))
+    full = [frame for frame in frames if len(frame)]
+    result: pd.DataFrame = pd.concat(full, ignore_index=True) if full else frames[0]
+    return result
+
+
+def _summary_sync(sync: pd.DataFrame) -> pd.DataFrame:
+    """One row per kind and size, over its collectives; latency in µs, its total in ms."""
+    key = ["Collective name", "dtype", "In msg nelems", "Process Group Name", "Group size"]
+    named = {"Full msg size (MB)": ("Full msg size (MB)", "first")}
+    named |= {f"{what}_{how}": (what, how) for what in SUMMED for how in ("mean", "median", "min", "max")}
+    frame = sync.groupby(key, sort=True).agg(**named, count=("collective_id", "size")).reset_index()
+    frame["Total comm latency (ms)"] = frame["comm_latency_mean"] * frame["count"] / 1000
+    result: pd.DataFrame = frame.sort_values(
+        "Total comm latency (ms)", ascending=False, kind="stable", ignore_index=True
+    )
+    return result
+
+
+def _dtype_mib(table: Table) -> np.ndarray:
+    sizes = [DTYPE_BYTES.get(str(name).lower(), np.nan) for name in table.dtype.tolist()]
+    return np.array(sizes, dtype=float) / 2**20

@@ -1,0 +1,81 @@
+"""The Excel and CSV reports over ranks and settings.
+
+Sheets and columns are those of TraceLens (AMD-AGI/TraceLens, `generate_multi_rank_collective_report`) in its
+order, ours after them. Two things differ on purpose: bandwidths are in GB/s with GB = 1e9 and the bus
+factors of nccl-tests (TraceLens writes GiB/s under the same heading), and collectives are paired by group
+and sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from lab.recordings.pairing import Pairs
+from lab.report.excel import write_workbook
+from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm.data import SweepData
+from lab.rooms.sweep.gemm.naming import report_name
+from lab.rooms.sweep.gemm.pairs import pairs_of
+from lab.rooms.sweep.gemm.report import Report
+from lab.rooms.sweep.gemm.workbooks.collectives import collective_sheets
+from lab.rooms.sweep.gemm.workbooks.comparisons import write_comparisons
+from lab.rooms.sweep.gemm.workbooks.join import over_settings
+from lab.rooms.sweep.gemm.workbooks.stragglers import straggler_findings, stragglers
+from lab.rooms.sweep.names import long_name
+from lab.rooms.sweep.tables import column_names
+
+TIMELINE_FIRST = column_names(
+    "threads channel rank computation_time_ms exposed_comm_time_ms exposed_memcpy_time_ms "
+    "busy_time_ms idle_time_ms total_time_ms total_comm_time_ms total_memcpy_time_ms"
+)
+COLLECTIVES = column_names(
+    "threads channel collective_id pg_name pg_ranks collective dtype in_nelems out_nelems group_size "
+    "index_in_group msg_bytes latency_us start_skew_us end_skew_us straggler_rank first_rank "
+    "algbw_gb_s busbw_gb_s complete missing_ranks confidence repeat"
+)
+
+
+def write_reports(data: SweepData, out: Path) -> Report:
+    """Write the workbooks over ranks and the CSV files beside them below `out`.
+
+    The workbooks of single ranks are those that `read_sweep` wrote. Raises StorageError where `out` cannot be
+    written; a broken trace is in `missing`, the rest is written.
+    """
+    paired = pairs_of(data)
+    files = list(data.files)
+    for setting, pairs in paired.items():
+        sheets = collective_sheets(pairs, data.ranks[setting])
+        files.append(write_workbook(sheets, out / report_name("collective", setting, "")))
+    files += write_comparisons(data, out)
+    late = stragglers(data, paired)
+    tables = csv_tables(data, paired, late)
+    files += [write_csv(frame, out / f"{name}.csv") for name, frame in tables.items()]
+    problems = [
+        f"{long_name(threads, channel)}: {what}"
+        for (threads, channel, _), pairs in paired.items()
+        for what in pairs.problems
+    ]
+    return Report(files, list(data.missing), [*data.problems, *problems], straggler_findings(late))
+
+
+def csv_tables(
+    data: SweepData, paired: Mapping[tuple[int, int, int], Pairs], late: pd.DataFrame
+) -> dict[str, pd.DataFrame]:
+    """timeline, effective, collectives and stragglers of the whole sweep, ready to be written."""
+    timeline = data.tables.timeline
+    rest = [name for name in timeline if name not in TIMELINE_FIRST]
+    collectives = {setting: _collective_rows(pairs) for setting, pairs in paired.items()}
+    return {
+        "timeline": timeline[[*TIMELINE_FIRST, *rest]],
+        "effective": data.tables.effective,
+        "collectives": over_settings(collectives, COLLECTIVES),
+        "stragglers": late,
+    }
+
+
+def _collective_rows(pairs: Pairs) -> pd.DataFrame:
+    found: pd.DataFrame = pd.DataFrame(pairs.collectives.as_dict())
+    return found

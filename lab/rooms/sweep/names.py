@@ -1,0 +1,42 @@
+"""How configurations, sizes and GEMM shapes are written in sentences, tables and figures."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lab.core.words import plural
+from lab.rooms.sweep.tables import GEMM_SHAPE
+
+
+def long_name(threads: int, channel: int) -> str:
+    """`256 threads, 28 channels`; 0 means unknown."""
+    known = [plural(value, noun) for value, noun in ((threads, "thread"), (channel, "channel")) if value]
+    return ", ".join(known) or "unnamed configuration"
+
+
+def short_name(threads: int, channel: int) -> str:
+    """`256t 28ch`, for axes and table cells."""
+    known = [f"{value}{unit}" for value, unit in ((threads, "t"), (channel, "ch")) if value]
+    return " ".join(known) or "unnamed"
+
+
+def size_text(size_bytes: float) -> str:
+    """A message size such as `8 MiB`; `?` if unknown."""
+    if not size_bytes > 0:
+        return "?"
+    power = min(3, int(math.log2(size_bytes) // 10))
+    return f"{size_bytes / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+
+
+def shape_name(shape: tuple[Any, ...]) -> str:
+    """`mm 4096×8192×2048 TN`: op, batch if any, M×N×K, transposes; `shape` in the order of GEMM_SHAPE."""
+    of = dict(zip(GEMM_SHAPE, shape, strict=True))
+    batch = f"{of['B']}·" if of["B"] > 1 else ""
+    return f"{str(of['op']).removeprefix('aten::')} {batch}{of['M']}×{of['N']}×{of['K']} {of['transpose']}"
+
+
+def first_few(texts: list[str], most: int = 4) -> str:
+    """`a, b, c, d and 3 more`."""
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,120 @@
+"""What one trace yields: time, collectives and GEMMs of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.errors import LabError
+from lab.recordings import views
+from lab.recordings.kineto import read_kineto
+from lab.recordings.tables import Trace
+from lab.rooms.sweep.layout import TraceFile
+from lab.rooms.sweep.tables import GEMM_KEY
+from lab.stats import robust
+
+UNKNOWN_RANK = -1
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """What one trace yields, small enough to cross processes. error: why it is unreadable, and the fix."""
+
+    path: Path
+    rank: int
+    world_size: int | None = None
+    timeline: dict[str, Any] | None = None
+    collectives: tuple[dict[str, Any], ...] = ()
+    gemm: tuple[dict[str, Any], ...] = ()
+    problems: tuple[str, ...] = ()
+    error: tuple[str, str] | None = None
+
+
+def read_rank(found: TraceFile) -> RankFigures:
+    """Figures of one trace; raises LabError if it cannot be read."""
+    return figures_of(found, read_kineto(found.path))
+
+
+def figures_of(found: TraceFile, trace: Trace) -> RankFigures:
+    """Figures of a trace that has been read."""
+    named = UNKNOWN_RANK if found.rank is None else found.rank
+    problems = list(trace.problems)
+    rank = trace.meta.rank if trace.meta.rank is not None else named
+    if named >= 0 and rank != named:
+        problems.append(f"the folder says rank {named}, the trace says rank {rank}: {rank} is used")
+    return RankFigures(
+        path=found.path,
+        rank=rank,
+        world_size=trace.meta.world_size,
+        timeline=_timeline_row(trace),
+        collectives=tuple(_collective_rows(trace)),
+        gemm=tuple(_gemm_rows(trace)),
+        problems=tuple(problems),
+    )
+
+
+def unread(found: TraceFile, error: LabError) -> RankFigures:
+    """A trace that could not be read: the rank that its path names, and the reason."""
+    where = f" ({error.where})" if error.where else ""
+    rank = UNKNOWN_RANK if found.rank is None else found.rank
+    return RankFigures(found.path, rank, error=(f"{error.what}{where}", error.fix or ""))
+
+
+def _timeline_row(trace: Trace) -> dict[str, Any]:
+    on_gpu = views.device_of(trace) == "gpu"
+    steps = views.steps_at(trace, trace.ops.ts_ns)
+    return {
+        **views.gpu_timeline(trace),
+        "steps": len(np.unique(steps[steps >= 0])),
+        "device": "gpu" if on_gpu else "cpu",
+        "kernels": len(trace.kernels),
+        "unlinked_kernels": int((views.link_ops(trace) < 0).sum()) if on_gpu else 0,
+    }
+
+
+def _collective_rows(trace: Trace) -> list[dict[str, Any]]:
+    found = pd.DataFrame(views.collective_instances(trace).as_dict())
+    names = ["collective", "in_nelems", "dtype", "msg_bytes", "grid_x", "block_x"]
+    counted = found.groupby(names, sort=True).size().reset_index(name="count")
+    counted = counted.rename(columns={"grid_x": "effective_channels", "block_x": "effective_threads"})
+    counted["collective"] = counted["collective"].replace("", "(no metadata)")
+    rows: list[dict[str, Any]] = counted.to_dict("records")
+    return rows
+
+
+def _gemm_rows(trace: Trace) -> list[dict[str, Any]]:
+    found = pd.DataFrame(views.gemm_instances(trace).as_dict())
+    rows = []
+    names = [*GEMM_KEY, "strides"]
+    for key, group in found.groupby(names, sort=True):
+        dur_us = group["dur_ns"].to_numpy() / 1000
+        shape = dict(zip(names, key, strict=True))
+        rows.append({**shape, **_spread(dur_us), "tflops_median": _tflops(shape, robust.median(dur_us))})
+    return rows
+
+
+def _spread(dur_us: np.ndarray) -> dict[str, float]:
+    return {
+        "n": len(dur_us),
+        "mean_us": float(dur_us.mean()),
+        "median_us": robust.median(dur_us),
+        "mad_us": robust.mad(dur_us),
+        "cv": robust.cv(dur_us),
+        "min_us": float(dur_us.min()),
+        "p95_us": robust.percentile(dur_us, 95),
+        "max_us": float(dur_us.max()),
+        "sum_us": float(dur_us.sum()),
+    }
+
+
+def _tflops(shape: Mapping[str, Any], dur_us: float) -> float:
+    """2 B M N K floating point operations, and B M N more for a bias; NaN where a size is unknown."""
+    b, m, n, k = (shape[name] for name in ("B", "M", "N", "K"))
+    if min(b, m, n, k) < 0 or dur_us <= 0:
+        return float("nan")
+    return float(b * m * n * (2 * k + bool(shape["bias"])) / dur_us / 1e6)

@@ -1,0 +1,78 @@
+"""The sweep's tables: their columns, and the rows of them that may be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+
+def column_names(text: str) -> list[str]:
+    """The column names in a text, separated by spaces."""
+    return text.split()
+
+
+SETTING = ["threads", "channel"]
+KEY = [*SETTING, "repeat"]
+TIMELINE_MS = column_names(
+    "computation_time_ms exposed_comm_time_ms exposed_memcpy_time_ms busy_time_ms idle_time_ms "
+    "total_time_ms total_comm_time_ms total_memcpy_time_ms"
+)
+TIMELINE = [
+    *column_names("threads channel rank"),
+    *TIMELINE_MS,
+    *column_names("repeat steps device kernels unlinked_kernels file"),
+]
+EFFECTIVE = column_names(
+    "threads channel rank collective requested_channels effective_channels requested_threads "
+    "effective_threads count repeat in_nelems dtype msg_bytes log_channels channels_verdict "
+    "threads_verdict"
+)
+GEMM_KEY = ["op", "M", "N", "K", "B", "bias", "dtype", "transpose"]
+GEMM = [
+    *column_names("threads channel rank repeat"),
+    *GEMM_KEY,
+    *column_names("n mean_us median_us mad_us cv min_us p95_us max_us sum_us tflops_median strides"),
+]
+CONFIGS = [
+    *KEY,
+    *column_names("status reason ranks_found ranks_expected missing_ranks"),
+    *TIMELINE_MS,
+    *column_names("slowest_rank channels_verdict threads_verdict log_channels"),
+]
+GEMM_SHAPE = ["op", "B", "M", "N", "K", "bias", "dtype", "transpose"]
+PROBLEMS = ["threads", "channel", "repeat", "rank", "file", "what", "fix"]
+Progress = Callable[[int, int, Path], None]
+
+
+@dataclass(frozen=True)
+class SweepTables:
+    """The analysis as DataFrames; their columns are the lists at the top of this module.
+
+    Durations are in ms or us as named. 0 in threads and channel and -1 in effective_* mean unknown;
+    missing_ranks is text like `1, 5`. timeline has one row per trace, configs one per configuration and
+    repeat in any case. slowest_rank is the rank with the least communication time, as it waits least for the
+    others; it is -1 with fewer than two ranks or without communication.
+    """
+
+    timeline: pd.DataFrame
+    effective: pd.DataFrame
+    gemm: pd.DataFrame
+    configs: pd.DataFrame
+    problems: pd.DataFrame
+
+
+def of_complete(frame: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `frame` that belong to complete repeats."""
+    complete = configs.loc[configs["status"] == "ok", [*SETTING, "repeat"]].drop_duplicates()
+    rows: pd.DataFrame = frame.merge(complete, on=[*SETTING, "repeat"])
+    return rows
+
+
+def grouped(frame: pd.DataFrame, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
+    """`frame.groupby(keys)` with the keys as a tuple."""
+    for key, rows in frame.groupby(keys):
+        yield tuple(key) if isinstance(key, tuple) else (key,), rows

@@ -1,0 +1,97 @@
+"""Which configuration is fastest, and what the repeats allow to claim."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from lab.core.words import plural
+from lab.rooms.sweep.names import long_name
+from lab.rooms.sweep.tables import SETTING, of_complete
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A configuration with complete repeats; `totals_ms`: total time of each, median over its ranks."""
+
+    threads: int
+    channel: int
+    totals_ms: tuple[float, ...]
+
+    @property
+    def median_ms(self) -> float:
+        return float(np.median(self.totals_ms))
+
+    @property
+    def name(self) -> str:
+        return long_name(self.threads, self.channel)
+
+
+def contenders(configs: pd.DataFrame) -> list[Contender]:
+    """Complete configurations, fastest first by median total time; all others are left out."""
+    complete = configs[(configs["status"] == "ok") & configs["total_time_ms"].notna()]
+    groups = complete.groupby(SETTING, sort=True)["total_time_ms"]
+    found = [Contender(int(key[0]), int(key[1]), tuple(map(float, totals))) for key, totals in groups]
+    return sorted(found, key=lambda one: one.median_ms)
+
+
+def tied(ranked: list[Contender]) -> bool:
+    """Whether the first two both have several repeats, and these overlap."""
+    repeated = len(ranked) > 1 and all(len(one.totals_ms) > 1 for one in ranked[:2])
+    return repeated and max(ranked[0].totals_ms) >= min(ranked[1].totals_ms)
+
+
+def headline(ranked: list[Contender]) -> str:
+    """Which configuration is fastest and by how much."""
+    if not ranked:
+        return "No configuration was analysed completely, so there is no result."
+    best = ranked[0]
+    if len(ranked) == 1:
+        return (
+            f"Only {best.name} was analysed completely: {best.median_ms:.1f} ms total time (median over "
+            "ranks), with nothing to compare it to."
+        )
+    second = ranked[1]
+    if tied(ranked):
+        return (
+            f"{best.name} is within noise of {second.name}: {best.median_ms:.1f} ms and "
+            f"{second.median_ms:.1f} ms total time are inside the spread of their repeats."
+        )
+    gap_percent = 100 * (second.median_ms / best.median_ms - 1)
+    return (
+        f"{best.name} is fastest: {best.median_ms:.1f} ms total time (median over ranks); the next, "
+        f"{second.name}, takes {gap_percent:.1f} % longer ({second.median_ms:.1f} ms)."
+    )
+
+
+def certainty(ranked: list[Contender]) -> str | None:
+    """What the repeats allow one to claim about the first two."""
+    if len(ranked) < 2:
+        return None
+    runs = [len(one.totals_ms) for one in ranked[:2]]
+    if min(runs) == 1:
+        which = "These are one run each"
+        if max(runs) > 1:
+            which = "One of the first two has only one complete run"
+        return f"{which}: the order may be chance, so no claim of significance can be made without repeats."
+    spans = [f"{min(one.totals_ms):.1f} to {max(one.totals_ms):.1f} ms" for one in ranked[:2]]
+    counted = f"{runs[0]} repeats of the first range over {spans[0]}, {runs[1]} of the second over {spans[1]}"
+    if tied(ranked):
+        return f"The repeats overlap: {counted}."
+    odds = math.comb(sum(runs), runs[0])
+    return (
+        f"The repeats do not overlap: {counted}. With two equal configurations this happens by chance once "
+        f"in {plural(odds, 'sweep')}, more often if the best was picked from several."
+    )
+
+
+def uneven_steps(timeline: pd.DataFrame, configs: pd.DataFrame) -> str | None:
+    """A sentence if the traces hold different numbers of steps, whose times do not compare."""
+    steps = sorted(set(of_complete(timeline, configs)["steps"]))
+    if len(steps) < 2:
+        return None
+    counts = " and ".join(map(str, steps))
+    return f"The traces hold {counts} profiled steps: total times do not compare, so no configuration wins."
