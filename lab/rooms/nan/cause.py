@@ -49,7 +49,11 @@ def _bad_weight(weight: Mapping[str, Any]) -> str:
 
 
 def _from_magnitudes(first: Mapping[str, Any], calls: pd.DataFrame) -> Cause:
-    """Overflow shows as a product of finite factors that the type cannot hold; a masked row as NaN without one."""
+    """The cause by the magnitudes before the first bad leaf.
+
+    An overflow shows as a product of finite factors that the type cannot hold, a masked row as NaN without
+    one.
+    """
     bad = calls[calls[["nan", "posinf", "neginf"]].clip(lower=0).sum(axis=1) > 0]
     if bad.empty:
         return NOT_KEPT
@@ -71,8 +75,8 @@ def _in_attention(leaf: pd.Series, query: float, key: float) -> Cause:
         return Cause(
             f"overflow of {_type(leaf)} in the attention scores",
             "likely",
-            f"{peaks}: a single product can reach {product:.3g}, above the {limit:.5g} that {leaf['dtype']} holds; "
-            "the softmax turns inf - inf into NaN",
+            f"{peaks}: a single product can reach {product:.3g}, but {leaf['dtype']} holds at most "
+            f"{limit:.5g}; the softmax turns inf - inf into NaN",
         )
     return Cause(
         "a fully masked row in the softmax: (-inf) - (-inf)",

@@ -44,7 +44,10 @@ def run_nan(ctx: click.Context, /, experiment: tuple[str, ...], **settings: Any)
 @NIXNAN
 @click.pass_context
 def run_nixnan(ctx: click.Context, /, experiment: tuple[str, ...], **settings: Any) -> Experiment:
-    """Run the same experiments under nixnan.so, which checks instructions. NIXNAN_SO names the one you built."""
+    """Run the same experiments under nixnan.so, which checks instructions.
+
+    NIXNAN_SO names the one you built.
+    """
     from lab.rooms.nan.config import NixnanConfig
     from lab.rooms.nan.nixnan.bin_spec import read_bin_spec
 

@@ -17,12 +17,14 @@ EXPERIMENTS = _names("""
     reason result_file log_files
 """)
 WHOLE_NUMBERS = _names("""
-    rank nan inf bad_leaves bad_logit_steps sass_lines sass_sites sass_nan_lines half_nan_unique half_nan_repeats
-    float_nan_unique float_nan_repeats half_subnormal_unique half_subnormal_repeats memory_nan_lines characters
+    rank nan inf bad_leaves bad_logit_steps characters sass_lines sass_sites sass_nan_lines
+    half_nan_unique half_nan_repeats float_nan_unique float_nan_repeats
+    half_subnormal_unique half_subnormal_repeats memory_nan_lines
 """)
 CHAIN = ["experiment", *(f"{link}{part}" for link in LINKS for part in ("", "_evidence"))]
 APPLIED = _names("""
-    experiment status what expected count values_changed logits_moved dtypes attention quant device skipped_quant
+    experiment status what expected count values_changed logits_moved
+    dtypes attention quant device skipped_quant
 """)
 BIRTHS = _names("experiment step phase place module how leaf")
 LAYERS = _names("""

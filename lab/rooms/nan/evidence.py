@@ -1,7 +1,7 @@
-"""What a folder holds of each experiment: the Python level's result, nixnan's log, and what became of the process.
+"""Evidence of one experiment: the Python level's result, nixnan's log, and the status of its process.
 
-`gather` fills it from a run of lab, `published` from the published layout. A result that cannot be read is an experiment
-with its reason, never a hole.
+`gather` fills it from a run of lab, `published` from the published layout. A result that cannot be read is an
+experiment with its reason, never a hole.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Progress = Callable[[str], None]
 class Evidence:
     """All there is of one experiment.
 
-    status: ok, failed, oom, timeout, interrupted, missing, skipped, broken, invalid (the change touched nothing) or
-    no-effect (it moved no logit). Only `ok` is compared.
+    status: ok, failed, oom, timeout, interrupted, missing, skipped, broken, invalid (the change touched
+    nothing) or no-effect (it moved no logit). Only `ok` is compared.
     """
 
     experiment: str

@@ -58,7 +58,7 @@ def _modules(one: Evidence, cause: Cause | None) -> dict[str, Any]:
 
 
 def _instructions(one: Evidence) -> dict[str, Any]:
-    """nixnan's numbers; half is f16 and bf16 together, because the tool prints bf16 apart only since August 2025."""
+    """nixnan's numbers. Half is f16 and bf16 together: the tool prints bf16 apart only since August 2025."""
     if one.log is None:
         return {"sass_integrity": "unreadable" if one.log_files else ""}
     return {

@@ -30,8 +30,10 @@ def gather(folders: Sequence[Path], runs: Sequence[Run | None], progress: Progre
 
 
 def _both(a: Evidence, b: Evidence) -> Evidence:
-    """One experiment seen at two levels, in two runs. What one run watched is not what the other logged, so the
-    worse status holds for both."""
+    """One experiment seen at two levels, in two runs.
+
+    What one run watched is not what the other logged, so the worse status holds for both.
+    """
     python, sass = (a, b) if a.watch or not b.watch else (b, a)
     worse = next((one for one in (python, sass) if not one.compared), python)
     return Evidence(
@@ -70,7 +72,8 @@ def of_run(folder: Path, run: Run, progress: Progress) -> list[Evidence]:
 def _skipped_quant(one: Evidence) -> list[Evidence]:
     """The quantized experiment that could not run here, beside its unquantized twin that did.
 
-    The baseline's twin is what the others are compared with; the twin of 8bit repeats the baseline and is not ranked.
+    The baseline's twin is what the others are compared with; the twin of 8bit repeats the baseline and is not
+    ranked.
     """
     why = (one.result or {}).get("skipped_quant")
     if not why or not one.compared or one.experiment not in QUANTIZED:

@@ -44,7 +44,7 @@ def chain_blocks(tables: NanTables, folder: Path) -> list[Block]:
 
     legend = {"no": "ok", "yes": "fail", "yes, harmless by itself": "warn", "unknown": "unknown"}
     drawing = cell_grid(labels, LINK_TITLES, cell, legend=legend)
-    caption = "From instruction to text: the last red link is the verdict. Hover over a cell for the number behind it."
+    caption = "From instruction to text: the last red link is the verdict; hover over a cell for its number."
     return [
         Figure(save(drawing, folder, "chain"), caption, "figures/chain.png", "tables/chain.csv"),
         Table(tables.chain, "The numbers behind each link", "tables/chain.csv", open_rows=0),
@@ -68,13 +68,13 @@ def layer_blocks(tables: NanTables, folder: Path) -> list[Block]:
         if not counted:
             where = plural(len(rows), "layer")
             blocks.append(
-                Prose(f"{label}: 0 NaN, 0 infinity in the outputs of {where}; nothing else was counted.")
+                Prose(f"{label}: 0 NaN and 0 infinity in outputs of {where}; nothing else counted.")
             )
             continue
         name = f"layers_{number}"
         caption = (
-            f"{label}: outputs of each layer by kind, all forwards together. NaN, Inf and subnormal are counts, "
-            "headroom is in percent."
+            f"{label}: outputs of each layer by kind, all forwards together. NaN, Inf and subnormal are "
+            "counts, headroom is in percent."
         )
         png = save(_layer_grid(rows), folder, name)
         blocks.append(Figure(png, caption, f"figures/{name}.png", "tables/layers.csv"))

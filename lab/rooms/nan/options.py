@@ -72,7 +72,7 @@ NIXNAN = with_options(
     ),
     _count("--max-errors", 0, "Stop after N lines; 0: never."),
     click.option(
-        "--histogram", is_flag=True, help="Log ranges of exponents; use a run of its own: it tears lines."
+        "--histogram", is_flag=True, help="Log ranges of exponents. It tears lines: needs a run of its own."
     ),
     click.option("--bin-spec", type=click.Path(path_type=Path), help="JSON file of exponent bins."),
     click.option(
@@ -91,6 +91,7 @@ NIXNAN = with_options(
     _choice(
         "--attach",
         "auto inject preload",
-        "inject: CUDA_INJECTION64_PATH. preload: LD_PRELOAD. auto: inject, then preload if it never attached.",
+        "inject: CUDA_INJECTION64_PATH. preload: LD_PRELOAD. auto: inject, then preload if it never "
+        "attached.",
     ),
 )

@@ -35,8 +35,8 @@ def _crash_ranked_best(published: Sequence[Evidence]) -> str:
     kernels = plural(len(logs[least.label].kernels), "kernel")
     most = max(len(log.kernels) for log in logs.values())
     return (
-        f"fewest NaN lines would make {least.label} ({kind_lines(least, 'NaN')}) the best at the instruction level; "
-        f"it {least.reason}, and its log names {kernels} where others name up to {most}."
+        f"fewest NaN lines would make {least.label} ({kind_lines(least, 'NaN')}) the best at the instruction "
+        f"level; it {least.reason}, and its log names {kernels} where others name up to {most}."
     )
 
 
@@ -61,8 +61,8 @@ def _change_without_effect(published: Sequence[Evidence]) -> str:
     if eps is None or base is None or text_of(eps) != text_of(base):
         return ""
     return (
-        "counts layernorm_eps as an experiment: its text equals the baseline's to the letter, because its patch looks "
-        "for nn.LayerNorm and this model has only RMSNorm."
+        "counts layernorm_eps as an experiment: its text equals the baseline's to the letter, because its "
+        "patch looks for nn.LayerNorm and this model has only RMSNorm."
     )
 
 
@@ -73,8 +73,9 @@ def _different_lengths(published: Sequence[Evidence]) -> str:
     if not text or not of_base or len(text) >= len(of_base):
         return ""
     return (
-        f"compares counts of runs of different length: bfloat16 stopped after {plural(len(text), 'character')}, the "
-        f"baseline after {len(of_base)}, and bfloat16 changed the quantization (nf4, double) along with the type."
+        "compares counts of runs of different length: bfloat16 stopped after "
+        f"{plural(len(text), 'character')}, the baseline after {len(of_base)}, and it changed the "
+        "quantization (nf4, double) along with the type."
     )
 
 

@@ -99,8 +99,8 @@ def applied_blocks(tables: NanTables) -> list[Block]:
     blocks: list[Block] = []
     if len(tables.applied):
         caption = (
-            "What each experiment changed, and the proof: modules that took the change, values altered, how far the "
-            "first logits moved"
+            "What each experiment changed, and the proof: modules that took the change, values altered, how "
+            "far the first logits moved"
         )
         frame = _without_empty_columns(tables.applied)
         blocks.append(Table(frame, caption, "tables/applied.csv", pills=PILLS, open_rows=40))
@@ -108,7 +108,9 @@ def applied_blocks(tables: NanTables) -> list[Block]:
         differ = tables.kernels["launches"] != tables.kernels["baseline_launches"]
         caption = "Kernels of the baseline; no other experiment runs different ones"
         if differ.any():
-            caption = "Kernels of one prefill and one decode step that differ from the baseline's (torch's profiler)"
+            caption = (
+                "Kernels of one prefill and decode step that differ from the baseline's (torch's profiler)"
+            )
         frame = tables.kernels[differ] if differ.any() else tables.kernels
         blocks.append(Table(frame, caption, "tables/kernels.csv", open_rows=12))
     return blocks

@@ -1,4 +1,4 @@
-"""From a NanConfig and a site to one step an experiment. Pure: nothing is looked at."""
+"""From a NanConfig and a site to one step per experiment. Pure: nothing is looked at."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lab.rooms.nan.config import AGAIN, CONFIG, EXPERIMENTS, RECIPES, RESULT, Na
 
 
 def experiments(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Expand recipes; each experiment once, in the order given, the baseline first: the others are held against it."""
+    """Expand recipes: each experiment once, in the order given, the baseline first."""
     wanted = [one for name in names for one in RECIPES.get(name, (name,))]
     unknown = sorted(set(wanted) - {*EXPERIMENTS, AGAIN})
     if unknown:
@@ -22,7 +22,7 @@ def experiments(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def plan(config: NanConfig, site: Site) -> Plan:
-    """One process an experiment: a changed model never meets the next one."""
+    """One process per experiment, so that a changed model never meets the next one."""
     if config.sass and site.vendor != "nvidia":
         raise UsageError(
             "nixnan reads NVIDIA instructions: there is no such level on this hardware",
@@ -40,7 +40,7 @@ def plan(config: NanConfig, site: Site) -> Plan:
 
 
 def _with_repeat(config: NanConfig) -> tuple[str, ...]:
-    """nixnan's lines differ from run to run: a comparison needs the baseline twice to know by how much."""
+    """Add the baseline's repeat, because nixnan's lines differ from run to run."""
     wanted = config.experiments
     if config.sass and len(wanted) > 1 and "baseline" in wanted and AGAIN not in wanted:
         return (wanted[0], AGAIN, *wanted[1:])

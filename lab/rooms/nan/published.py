@@ -1,4 +1,7 @@
-"""The published layout: `nan_experiments/claude_*.json` and `nixnan_traces/claude_*.nixnan`, plain or gzipped."""
+"""The published layout: nan_experiments/claude_*.json and nixnan_traces/claude_*.nixnan.
+
+Files may be gzipped, and lie in those folders or side by side.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ def of_published(folder: Path, progress: Progress) -> list[Evidence]:
 
 
 def experiment_of(stem: str) -> str | None:
-    """`baseline_4bit_fp16` and `baseline` are one experiment: each level of the original names it differently."""
+    """The experiment of a file name; `baseline_4bit_fp16` and `baseline` are the same.
+
+    Each level of the original names an experiment differently.
+    """
     return next((name for name in EXPERIMENTS if stem == name or stem.startswith(f"{name}_")), None)
 
 

@@ -27,18 +27,20 @@ QUESTION = "Where is the first NaN or infinity born, how far does it get, and wh
 TABLES = ("experiments", "chain", "applied", "births", "layers", "kernels", "functions")
 FOOTNOTES = (
     "A rank is a rank of verdicts, never of counts. Verdicts from good to bad: clean, subnormal-only and "
-    "masked-intermediate (one grade: nothing left a kernel), stored, reached-module, reached-logits. An experiment "
-    "that failed, was skipped or changed nothing has no rank.",
-    "Counts at the Python level are over distinct output tensors: a NaN that passes through three modules in one "
-    "tensor counts once. A leaf is one tensor going into or out of one call; a bad leaf holds a NaN or an infinity. "
-    "Masks and caches are not counted as leaves.",
-    "The first producer is the first bad leaf in the order of time. If that leaf is a child's input and no module "
-    "put it out, the parent's own code made it: in the parent, after one child, before the next.",
-    "A line of nixnan is one distinct (instruction, mask of kinds, operand), not an occurrence; a site is (function, "
-    "SASS, operand). Unique and repeats are from the tool's own report. Half is f16 and bf16 together.",
-    "Headroom used is the largest magnitude as a share of the largest number of its type; above one half is marked.",
-    "Zero events do not prove health: nixnan cannot see tensor core products of Hopper, conversions, 8-bit arithmetic "
-    "or stores by other instructions; the Python level sees values at module boundaries only.",
+    "masked-intermediate (one grade: nothing left a kernel), stored, reached-module, reached-logits. An "
+    "experiment that failed, was skipped or changed nothing has no rank.",
+    "Counts at the Python level are over distinct output tensors: a NaN that passes through three modules in "
+    "one tensor counts once. A leaf is one tensor going into or out of one call; a bad leaf holds a NaN or "
+    "an infinity. Masks and caches are not counted as leaves.",
+    "The first producer is the first bad leaf in the order of time. If that leaf is a child's input and no "
+    "module put it out, the parent's own code made it: in the parent, after one child, before the next.",
+    "A line of nixnan is one distinct (instruction, mask of kinds, operand), not an occurrence; a site is "
+    "(function, SASS, operand). Unique and repeats are from the tool's own report. Half is f16 and bf16 "
+    "together.",
+    "Headroom used is the largest magnitude as a share of the largest number of its type; above one half is "
+    "marked.",
+    "Zero events do not prove health: nixnan cannot see tensor core products of Hopper, conversions, 8-bit "
+    "arithmetic or stores by other instructions; the Python level sees values at module boundaries only.",
 )
 
 

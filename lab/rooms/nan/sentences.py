@@ -51,9 +51,9 @@ def headline(tables: NanTables) -> str:
         return f"NaN is stored to memory in {names}, but no watched module and no logit holds one."
     if (able["verdict"] == "masked-intermediate").any():
         return (
-            "NaN and infinity occur inside kernels and never leave them: none stored by an instrumented store, none "
-            "in a watched module, none in the logits. They are masked intermediates and rank no experiment above "
-            "another."
+            "NaN and infinity occur inside kernels and never leave them: none stored by an instrumented "
+            "store, none in a watched module, none in the logits. They are masked intermediates, and no "
+            "experiment is better or worse by them."
         )
     return f"No NaN and no infinity in any output of {all_of_them}."
 

@@ -1,8 +1,9 @@
 """How far bad numbers got in each experiment, and the ranks that follow.
 
-A NaN in an instruction is not yet a NaN in the model: attention kernels mask with infinities and discard the result.
-So each experiment gets a chain: seen in instructions, stored to memory, in a module's output, in the logits, in the
-text. The verdict is the furthest link, and a rank is a rank of verdicts, never of counts. What crashed has no rank.
+A NaN in an instruction is not yet a NaN in the model: attention kernels mask with infinities and discard the
+result. So each experiment gets a chain: seen in instructions, stored to memory, in a module's output, in the
+logits, in the text. The verdict is the furthest link, and a rank is a rank of verdicts, never of counts. What
+crashed has no rank.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from lab.rooms.nan.counts import bad_leaves, kind_lines, subnormals, text_of
 from lab.rooms.nan.evidence import Evidence
 from lab.rooms.nan.nixnan.verdict import memory_nan_lines, stored_nan
 
-# Verdict -> grade. What stayed inside kernels does no harm and shares the first grade: a level that was not watched
-# cannot make one experiment better than another. What is not listed here is inconclusive and has no rank.
+# Verdict -> grade. What stayed inside kernels does no harm and shares the first grade: a level that was not
+# watched cannot make one experiment better than another. What is not listed here is inconclusive and has no
+# rank.
 SEVERITY = {
     "clean": 0,
     "subnormal-only": 0,
@@ -42,7 +44,10 @@ class Chain:
 
 
 def chain_of(one: Evidence, baseline: Evidence | None) -> Chain:
-    """How far bad numbers got. Instructions: NaN or infinity in an operand; modules and logits: NaN or infinity."""
+    """How far bad numbers got.
+
+    Instructions: NaN or infinity in an operand; modules and logits: NaN or infinity.
+    """
     return Chain(_instruction(one), _stored(one), _module(one), _logits(one), _text(one, baseline))
 
 
@@ -126,7 +131,7 @@ def _none_in(count: int, noun: str) -> Link:
 
 
 def _text(one: Evidence, baseline: Evidence | None) -> Link:
-    """Whether the text differs from the baseline's: the only link that a reader of the model's answers would see."""
+    """Whether the text differs from the baseline's: the only link that a user of the model would see."""
     text, of_baseline = text_of(one), text_of(baseline)
     if one is baseline:
         return "?", "this is the baseline"

@@ -51,7 +51,10 @@ def run_of(
     failed: dict[str, str] | None = None,
     sass: bool = False,
 ) -> Run:
-    """A run with one step an experiment; `failed` is experiment -> reason, a result of None is a file that is not there."""
+    """A run with one step per experiment.
+
+    `failed` is experiment -> reason; a result of None is a missing file.
+    """
     records = []
     for name in results:
         step = Step(

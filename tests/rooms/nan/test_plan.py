@@ -1,4 +1,4 @@
-"""What would run: one process an experiment, the baseline first, nixnan only where there are its instructions."""
+"""What would run: one process per experiment, the baseline first, nixnan only on NVIDIA GPUs."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ POLL_S = 0.2
 
 
 class Attempt(msgspec.Struct, kw_only=True):
-    """One start of the command. `ended` says who ended it; `attached` that the log names a GPU context."""
+    """One start of the command. `ended` says who ended it, `attached` that the log names a GPU context."""
 
     mode: str  # inject | preload
     line_info: bool
@@ -38,7 +38,7 @@ class Attempt(msgspec.Struct, kw_only=True):
 
 
 def write_lists(config: NixnanConfig, out: Path) -> None:
-    """What the tool reads from its working directory; the lists of an earlier attempt are put away."""
+    """Write what the tool reads from its working directory; lists of an earlier attempt are removed."""
     for name, kernels in (
         ("kernel_whitelist.txt", config.only_kernels),
         ("kernel_blacklist.txt", config.not_kernels),
@@ -59,7 +59,7 @@ def start(
     command: Sequence[str],
     env: Mapping[str, str],
 ) -> Attempt:
-    """Run the command once under the tool. An interrupt reaches it, then it has the grace to write its report."""
+    """Run the command once under the tool. On an interrupt it has a grace period to write its report."""
     log = (out / LOG).absolute()
     keep_old(log)
     began = time.monotonic()
@@ -86,7 +86,7 @@ def start(
 def child_env(
     config: NixnanConfig, mode: str, line_info: bool, tool: Path, log: Path, env: Mapping[str, str]
 ) -> dict[str, str]:
-    """The tool by one way in, never both, and all of its flags spelled out."""
+    """The environment with one way of attaching the tool, never both, and all of its flags."""
     flags = {
         "SAMPLING": config.sampling,
         "LINE_INFO": int(line_info),
@@ -106,7 +106,7 @@ def child_env(
 
 
 def follow(child: subprocess.Popen[bytes], log: Path, config: NixnanConfig, stop: list[int]) -> str:
-    """Until it has ended; -> "" or who ended it: "signal" or "log limit"."""
+    """Wait for the child; returns who ended it: "" (itself), "signal" or "log limit"."""
     ended, deadline = "", float("inf")
     while child.poll() is None:
         if not ended and stop:
@@ -125,7 +125,7 @@ def follow(child: subprocess.Popen[bytes], log: Path, config: NixnanConfig, stop
 
 @contextlib.contextmanager
 def interrupted() -> Iterator[list[int]]:
-    """Signals that would end this process are noted instead; the command is ended first."""
+    """Note signals that would end this process instead of dying: the command is ended first."""
     found: list[int] = []
     kinds = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(kind, lambda number, _frame: found.append(number)) for kind in kinds]
@@ -137,12 +137,12 @@ def interrupted() -> Iterator[list[int]]:
 
 
 def crashed_by_line_info(attempt: Attempt, out: Path) -> bool:
-    """The tool names LINE_INFO in a note before it dies of a segmentation fault."""
+    """Whether the tool's last note names LINE_INFO, as it does before a segmentation fault."""
     return attempt.exit_code not in (0, 130) and says(out / LOG, LINE_INFO_CRASH)
 
 
 def says(log: Path, words: bytes) -> bool:
-    """Whether a line of the tool holds `words`; logs are large and these lines come early or never."""
+    """Whether a line of the tool holds `words`. Logs are large, but these lines come early or never."""
     try:
         with log.open("rb") as file:
             return any(words in line for line in file if line.lstrip(b"\0").startswith(b"#nixnan"))
@@ -151,7 +151,7 @@ def says(log: Path, words: bytes) -> bool:
 
 
 def keep_old(log: Path) -> None:
-    """An earlier attempt's log stays, under a name of its own."""
+    """Keep an earlier attempt's log under a name of its own."""
     if log.exists():
         number = 1 + sum(1 for _ in log.parent.glob("nixnan.attempt*.log"))
         log.replace(log.with_name(f"nixnan.attempt{number}.log"))

@@ -14,14 +14,17 @@ from lab.errors import (
 
 
 def read_bin_spec(path: Path) -> str:
-    """The text of a specification of exponent bins. The tool ends with 0 before running anything if it cannot read it."""
+    """The text of a specification of exponent bins.
+
+    If the tool cannot read it, it ends with exit code 0 before running anything.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         found = msgspec.json.decode(text)
     except FileNotFoundError as error:
         raise MissingError("no such bin specification", where=path) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the bin specification is no JSON: {error}", where=path) from error
+        raise ConfigError(f"the bin specification is not JSON: {error}", where=path) from error
     check_bin_spec(found, path)
     return text
 
@@ -35,9 +38,9 @@ def check_bin_spec(found: Any, path: Path) -> None:
             continue
         if name not in ("f16", "bf16", "f32", "f64") or not isinstance(bins, list):
             raise ConfigError(
-                f"{name!r} is no type with a list of bins", where=path, fix="f16, bf16, f32 or f64"
+                f"{name!r} is not a type with a list of bins", where=path, fix="f16, bf16, f32 or f64"
             )
         for one in bins:
             good = isinstance(one, list) and len(one) == 2 and all(isinstance(end, int) for end in one)
             if not good or one[0] > one[1]:
-                raise ConfigError(f"{one!r} of {name} is no range [low, high]", where=path)
+                raise ConfigError(f"{one!r} of {name} is not a range [low, high]", where=path)

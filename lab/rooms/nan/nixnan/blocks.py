@@ -22,8 +22,8 @@ LINE_BYTES = 1 << 20  # past it a line is no line of nixnan's; it is dropped pie
 class Blocks:
     """Blocks of whole lines, each ending with a line's end, whatever stood at the end of the file.
 
-    Afterwards: unfinished (a last line that had no end), cut (why a compressed stream ended early), and how many lines
-    were too long to be any of nixnan's, with its prefix in them (long_torn) or without (long_foreign).
+    Afterwards: unfinished (a last line without an end), cut (why a compressed stream ended early), and the
+    number of lines too long for nixnan, with its prefix in them (long_torn) or without (long_foreign).
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
@@ -59,7 +59,7 @@ class Blocks:
             yield rest + b"\n"
 
     def _drop(self, ours: bool) -> bool:
-        """One line dropped whole."""
+        """Count one dropped line; returns False: skipping is over."""
         self.long_torn += ours
         self.long_foreign += not ours
         return False
@@ -69,7 +69,7 @@ class Blocks:
             yield chunk
 
     def _inflated(self, file: BinaryIO, path: Path) -> Iterator[bytes]:
-        """The text of a .gz, its members one after another; what can be read of a cut one."""
+        """The text of a .gz with all its members; of a cut one, what can be read."""
         stream, data = inflater.decompressobj(31), b""
         broken = (zlib.error, getattr(inflater, "IsalError", zlib.error))
         try:

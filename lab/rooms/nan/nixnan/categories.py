@@ -1,7 +1,7 @@
-"""What kind of kernel a function of a nixnan log is: one table, on top of the lab's own classes of kernel names.
+"""The category of a function in a nixnan log: one table, before lab's own classes of kernel names.
 
-nixnan cuts names at the first `<` or `(`, and reports the code of a device function once more under the device function's
-own name. Both are said, never hidden: a name that tells nothing is `unnamed`.
+nixnan cuts names at the first `<` or `(`, and reports the code of a device function once more under its own
+name (see `twins`). A name with nothing left is `unnamed`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ def shown(function: str) -> str:
 
 
 def categories(functions: Mapping[str, int], same_as: Mapping[str, str]) -> dict[str, int]:
-    """Category -> lines, largest first; a device function's lines go to the kernel it repeats. They add up to all lines."""
+    """Category -> lines, largest first; a device function's lines go to the kernel it repeats.
+
+    They add up to all lines.
+    """
     found: dict[str, int] = {}
     for name, lines in functions.items():
         word = category(same_as.get(name, name))

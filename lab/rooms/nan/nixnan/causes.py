@@ -1,8 +1,6 @@
-"""Why a NaN or an infinity was born: one rule a cause, over what one instruction took in and gave back.
+"""Causes of a log's instructions, by the rules of `rules`, with the raw lines that show them.
 
-The log has masks, not values: a rule says what can only have happened (high), what fits best (medium), or what may have
-(low). An instruction whose text stands for several (see `sites`) loses a step of confidence. Arithmetic after IEEE 754:
-inf - inf and 0 x inf are NaN; finite numbers whose result is too large give an infinity; 1/0 is infinite.
+An instruction whose text stands for several (see `sites`) loses a step of confidence.
 """
 
 from __future__ import annotations
@@ -20,8 +18,11 @@ EVIDENCE = 6
 
 
 def causes(instructions: Iterable[Instruction]) -> list[dict[str, Any]]:
-    """Rows of {cause, what, confidence, benign, why, sites, lines, functions, categories, evidence}, the first rule that fits
-    an instruction counting; rows of one cause differ in confidence or in being benign. Most serious first."""
+    """One row per cause, confidence and benign; for each instruction the first rule that fits counts.
+
+    Keys: cause, what, confidence, benign, why, sites, lines, functions, categories, evidence. Most serious
+    first.
+    """
     rows: dict[tuple[str, str, bool, str], dict[str, Any]] = {}
     for one in instructions:
         for rule in RULES:

@@ -32,9 +32,9 @@ QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, strict: bool, quiet: bool) -> None:
     """Read nixnan logs (also .gz): what they hold, and whether that is all.
 
-    A folder stands for the logs in it. Counts are of lines, one per distinct instruction, mask and operand; a log
-    is complete when they equal the report nixnan wrote at the end. Zero events say nothing about what nixnan does
-    not see.
+    A folder stands for the logs in it. Counts are of lines, one per distinct instruction, mask and operand; a
+    log is complete when they equal the report nixnan wrote at the end. Zero events say nothing about what
+    nixnan does not see.
     """
     import msgspec
 
@@ -100,7 +100,10 @@ def diff(a: Path, b: Path, noise: Path | None, as_json: bool, quiet: bool) -> No
 
 
 def logs_at(path: Path) -> list[Path]:
-    """The logs that `path` stands for: itself, or all in the folder. Raises MissingError if there are none."""
+    """The logs that `path` stands for: itself, or all in the folder.
+
+    Raises MissingError if there are none.
+    """
     from lab.errors import MissingError
 
     if not path.is_dir():
@@ -144,7 +147,9 @@ def write_sites(logs: Sequence[Log], path: Path) -> None:
 
 
 def _refuse_foreign(read: Sequence[Log]) -> None:
-    """Raises BadDataError for a file with text, but without a line of nixnan's; an empty file is an empty log."""
+    """Raises BadDataError for a file with text, but without a line of nixnan's; an empty file is an empty
+    log.
+    """
     from lab.errors import BadDataError
 
     for log in read:

@@ -1,13 +1,14 @@
-"""What nixnan sees and what it cannot: a count of zero is no health where nothing was looked at.
+"""What nixnan sees and what it cannot: zero events prove nothing where nothing was looked at.
 
-From nixnan's source (its tables of opcodes, the launches it intercepts) and from measurements on an H200, where every
-16-bit linear layer and prefill attention was launched by a call that it does not intercept.
+From nixnan's source (its tables of opcodes, the launches it intercepts) and from measurements on an H200,
+where every 16-bit linear layer and prefill attention was launched by a call that it does not intercept.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from lab.core.words import plural
 from lab.rooms.nan.nixnan.categories import category
 from lab.rooms.nan.nixnan.log import Log
 
@@ -38,7 +39,7 @@ UNSEEN = (
         "tensor core products of Hopper and FP8: not in nixnan's tables",
         _HOPPER,
     ),
-    ("instruction", "IMMA", "integer products: int8 weights swallow NaN unseen", _ALL),
+    ("instruction", "IMMA", "integer products: NaN in int8 weights is not seen", _ALL),
     (
         "instruction",
         "HMMA.1688, HFMA2.MMA, HADD2.F32, HADD2.BF16_V2, HMUL2.BF16_V2",
@@ -52,24 +53,30 @@ UNSEEN = (
         _ALL,
     ),
     ("instruction", "FSEL, FMNMX, FSET", "selections and comparisons", _ALL),
-    ("instruction", "LDG, LDS, STS, ATOM", "loads, shared memory and atomics: a NaN arrives unseen", _ALL),
+    (
+        "instruction",
+        "LDG, LDS, STS, ATOM",
+        "loads, shared memory and atomics: a NaN that arrives by them is not seen",
+        _ALL,
+    ),
     (
         "launch",
         "cuLaunchKernelEx",
-        "how cuBLAS and cuDNN launch on Hopper: no kernel of them is instrumented",
+        "how cuBLAS and cuDNN launch on Hopper: none of their kernels is instrumented",
         _HOPPER,
     ),
     ("launch", "CUDA graphs", "a graph's kernels are not intercepted", _ALL),
-    ("count", "SAMPLING above 0", "launches that are left out hide births", _ALL),
+    ("count", "SAMPLING above 0", "births in launches that are left out are not seen", _ALL),
     ("count", "131,072 instructions", "nixnan's tables end there, unchecked", _ALL),
 )
 _TENSOR_CORES = ("HMMA", "DMMA", "HGMMA", "IMMA", "QGMMA")
 
 
 def coverage(log: Log, *, compute_capability: str | None = None) -> dict[str, Any]:
-    """What this log's counts rest on: {"seen", "unseen", "kernels", "opcodes", "statement", "warnings"}.
+    """What this log's counts are based on.
 
-    compute_capability: `9.0`, where it is known; it decides which gaps are certain for this run.
+    Keys: seen, unseen, kernels, opcodes, statement, warnings. compute_capability, such as `9.0`, decides
+    which gaps apply to this run; None if it is not known.
     """
     hopper = compute_capability is not None and _major(compute_capability) >= 9
     unseen = [
@@ -92,36 +99,37 @@ def _statement(log: Log, opcodes: list[str]) -> str:
     if not log.contexts and not log.kernels:
         return "This log does not say which kernels nixnan looked at: what it counts is a lower bound."
     return (
-        f"nixnan looked into {len(log.kernels)} kernels (by their cut names) and wrote about {len(opcodes)} opcodes. "
-        "Conversions, loads, selections and integer products are never looked at, nor are kernels launched by "
-        "cuLaunchKernelEx or from graphs: counts are lower bounds, and a zero is no proof of health."
+        f"nixnan looked into {plural(len(log.kernels), 'kernel')} (by their cut names) and wrote about "
+        f"{plural(len(opcodes), 'opcode')}. Conversions, loads, selections and integer products are never "
+        "looked at, nor are kernels launched by cuLaunchKernelEx or from graphs: counts are lower bounds, "
+        "and a zero is no proof of health."
     )
 
 
 def _warnings(log: Log, opcodes: list[str], hopper: bool) -> list[str]:
-    said = []
+    found = []
     products = [name for name in log.kernels if category(name) in ("gemm", "quantized gemm", "attention")]
     if log.kernels and not products:
-        said.append(
-            "No matrix product and no fused attention is among the kernels it looked at: linear layers went by unseen."
+        found.append(
+            "No matrix product and no fused attention is among the kernels it looked at: linear layers were "
+            "not seen."
         )
     elif log.error_lines and not any(opcode.startswith(_TENSOR_CORES) for opcode in opcodes):
-        said.append(
-            "No line is of a tensor core instruction: what the matrix products did is not known from this log."
-        )
+        found.append("No line is of a tensor core instruction: this log does not show the matrix products.")
     if hopper:
-        said.append(
+        found.append(
             "On this GPU cuBLAS and cuDNN launch by cuLaunchKernelEx: their kernels are not looked at."
         )
     if log.logged:
-        said.append(
-            f"{len(log.logged)} kernels were launched without being looked at, so the log says itself."
+        found.append(
+            f"{plural(len(log.logged), 'kernel')} launched without being looked at, by the log's own lines."
         )
     if log.immediates:
-        said.append(
-            f"{len(log.immediates)} instructions carry NaN or infinity as a constant: written in the code, no event."
+        instructions = plural(len(log.immediates), "instruction")
+        found.append(
+            f"{instructions} with NaN or infinity as a constant: it is in the code and not an event."
         )
-    return said
+    return found
 
 
 def _major(compute_capability: str) -> int:

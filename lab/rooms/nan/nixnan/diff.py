@@ -1,7 +1,7 @@
-"""Which sites of two logs differ, and whether that is more than a repeated run differs from the first.
+"""Which sites of two logs differ, and whether that is more than a run differs from its own repeat.
 
-Compared are sites (function, SASS, operand), not lines: two runs of one baseline differed by 13 % in lines and by 0.5 %
-in sites. Without a repeated baseline a difference cannot be judged, and none is.
+Sites (function, SASS, operand) are compared, not lines: two runs of one baseline differed by 13 % in lines
+and by 0.5 % in sites. Without a repeated baseline no difference is judged.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from typing import Any
 
+from lab.core.words import plural
 from lab.rooms.nan.nixnan.categories import category, label
 from lab.rooms.nan.nixnan.log import Log, Site
 
@@ -20,12 +21,13 @@ Key = tuple[str, str, int | None]
 
 
 def diff(a: Log, b: Log, noise: Log | None = None) -> dict[str, Any]:
-    """Compare the sites of two logs; `noise` is a second run of what `a` is a run of.
+    """Compare the sites of two logs; `noise` is a second run of the program of `a`.
 
-    Keys: a, b, noise (file, integrity, sites); sites_a, sites_b, common, jaccard, jaccard_as_logged (device functions'
-    repeated entries not merged); appeared, vanished, changed, moved (rows, at most ROWS, and their numbers in
-    appeared_count and so on); noise {distance, flickering}; distance (1 - jaccard), beyond_noise (None: not judged),
-    by_category, twins, verdict, warnings. `moved` are appeared and vanished sites alike but for the registers.
+    Keys: a, b, noise (file, integrity, sites); sites_a, sites_b, common, jaccard, jaccard_as_logged (device
+    functions' repeated entries not merged); appeared, vanished, changed, moved (rows, at most ROWS, and their
+    numbers in appeared_count and so on); noise {distance, flickering}; distance (1 - jaccard), beyond_noise
+    (None: not judged), by_category, twins, verdict, warnings. `moved` are appeared and vanished sites alike
+    except for their registers.
     """
     table_a, table_b = _table(a), _table(b)
     flickering = _table(noise).keys() ^ table_a.keys() if noise else set()
@@ -77,26 +79,24 @@ def _jaccard(a: Any, b: Any) -> float:
 
 def _verdict(result: dict[str, Any]) -> tuple[bool | None, str]:
     distance, noise = result["distance"], result["noise"]
-    said = f"{result['common']} common sites of {result['sites_a']} and {result['sites_b']}"
+    common = f"{plural(result['common'], 'common site')} of {result['sites_a']} and {result['sites_b']}"
     if noise is None:
-        return (
-            None,
-            f"{said}. Not judged: name a repeat of the first run (--noise) to say what a run differs from itself.",
-        )
+        return None, f"{common}. Not judged: name a repeat of the first run (--noise) as the noise floor."
     if distance == 0:
-        return False, f"{said}: the same sites."
+        return False, f"{common}: the same sites."
     floor = noise["distance"]
-    words = f"{said}: {100 * distance:.1f} % of all sites differ; the baseline's own repeat differs by {100 * floor:.1f} %"
-    if distance <= FACTOR * floor:
-        return False, f"{words}. Indistinguishable from the noise."
-    return (
-        True,
-        f"{words}. More than the noise: {result['appeared_count']} appeared, {result['vanished_count']} vanished.",
+    compared = (
+        f"{common}: {100 * distance:.1f} % of all sites differ; the baseline's own repeat differs by "
+        f"{100 * floor:.1f} %"
     )
+    if distance <= FACTOR * floor:
+        return False, f"{compared}. Within noise."
+    change = f"{result['appeared_count']} appeared, {result['vanished_count']} vanished"
+    return True, f"{compared}. More than the noise: {change}."
 
 
 def _moved(appeared: list[Site], vanished: list[Site]) -> int:
-    """Sites that appeared where one vanished that is alike but for its registers: the same code, compiled anew."""
+    """Appeared sites that match a vanished one except for its registers: the same code, compiled anew."""
     new, gone = (Counter(_shape(site) for site in sites) for sites in (appeared, vanished))
     return sum((new & gone).values())
 
@@ -136,7 +136,7 @@ def _change(before: Site, after: Site) -> dict[str, Any]:
 
 
 def _by_category(a: dict[Key, Site], b: dict[Key, Site], flickering: Any) -> list[dict[str, Any]]:
-    """Category -> sites of each, common, appeared, vanished; in_noise: how many of the baseline's own came and went."""
+    """One row per category; `in_noise` counts sites that came and went between the baseline's repeats."""
     rows: dict[str, Counter[str]] = {}
     for key in a.keys() | b.keys():
         row = rows.setdefault(category(key[0]), Counter())
@@ -165,14 +165,15 @@ def _identity(log: Log) -> dict[str, Any]:
 
 
 def _warnings(a: Log, b: Log, noise: Log | None) -> list[str]:
-    said = []
+    found = []
     for name, log in (("A", a), ("B", b), ("the noise run", noise)):
         if log and log.integrity != "complete":
-            said.append(f"{name} is {log.integrity}: what it lacks proves nothing. {log.reasons[0]}")
-        if log and log.site_count > len(log.sites):
-            said.append(
-                f"{name} lists {len(log.sites)} of {log.site_count} sites: the others are not compared."
+            found.append(
+                f"{name} is {log.integrity}: a site missing from it proves nothing. {log.reasons[0]}"
             )
+        if log and log.site_count > len(log.sites):
+            sites = f"{len(log.sites)} of {log.site_count} sites"
+            found.append(f"{name} lists {sites}: the others are not compared.")
     for name, same in {**a.twins, **b.twins}.items():
-        said.append(f"{name} repeats the entries of {same}: compared once.")
-    return said
+        found.append(f"{name} repeats the entries of {same}: compared once.")
+    return found

@@ -25,7 +25,7 @@ class SiteTally:
         self.places: dict[str, None] = {}
 
     def see(self, event: Event, number: int, raw: bytes) -> None:
-        """A new text of a line of this site; the worst is kept to be shown."""
+        """Take a new line of this site; the worst one is kept to be shown."""
         for kind in event.kinds:
             self.first_of.setdefault(kind, number)
         if (rank := _WORST.get(event.kinds[0], len(_WORST) - 1)) < self.rank:
@@ -40,7 +40,7 @@ _WORST = {"NaN": 0, "infinity": 1, "-infinity": 1, "subnormal": 2}  # kinds of a
 
 
 class Gathered:
-    """All that one file said."""
+    """Everything read from one file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

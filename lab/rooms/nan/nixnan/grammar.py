@@ -1,7 +1,8 @@
-"""The lines nixnan writes, one pattern a kind: every format from its first public builds (March 2025) to July 2026.
+"""The lines nixnan writes, one pattern per kind, from its first public builds (March 2025) to July 2026.
 
-Source: nixnan's own print statements and some two hundred thousand published lines. A line is read after `tidy`: no
-escape sequences, no NUL, tabs as blanks. Names hold blanks and brackets, so brackets close greedily.
+Source: nixnan's own print statements and some two hundred thousand published lines. A line is read after
+`tidy`: no escape sequences, no NUL, tabs as blanks. Names hold blanks and brackets, so brackets close
+greedily.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ REPORT_KINDS = {
 _K = r"(?:NaN|-?infinity|subnormal|div0)"
 _PLACE = r"(?: at (?:line (?P<oldline>\d+)|(?P<path>\S.*?):(?P<line>\d+)))?"
 ERROR = re.compile(
-    rf"#nixnan: error \[(?P<kinds>{_K}(?:,{_K})*)\] detected in (?:operand (?P<operand>\d{{1,3}}) of )?"
+    rf"#nixnan: error \[(?P<kinds>{_K}(?:,{_K})*)\] detected in "
+    r"(?:operand (?P<operand>\d{1,3}) of )?"
     rf"instruction (?P<sass>.+?) *; in function (?P<function>.*?){_PLACE} of type (?P<type>{'|'.join(TYPES)})"
 )
 RUNNING = re.compile(r"#nixnan: running kernel \[(.*)\] \.\.\.")
@@ -31,11 +33,12 @@ LOGGED = re.compile(r"#nixnan: kernel \[(.*)\] \.\.\.")
 TIMED = re.compile(r"#nixnan: Kernel \[(.*)\] execution time: (\d+) microseconds")
 FUNCTION_OF = re.compile(r"#nixnan: Function \[(.*)\] of kernel \[(.*)\]")
 BIN = re.compile(
-    r"#nixnan: (f16|bf16|f32|f64) bin has reached threshold: (?:kernel|function)=(.*?) range=\[([^,\]]+),([^\]]+)\] "
-    r"count=(\d+)(?: instruction=(.+?) *; in function=(.*?)(?: at (\S.*?):(\d+))?)?"
+    r"#nixnan: (f16|bf16|f32|f64) bin has reached threshold: (?:kernel|function)=(.*?) "
+    r"range=\[([^,\]]+),([^\]]+)\] count=(\d+)(?: instruction=(.+?) *; in function=(.*?)(?: at (\S.*?):(\d+))?)?"
 )
 IMMEDIATE = re.compile(
-    r"#nixnan: (?:#nixnan: )?warning: (NaN|Infinite|Subnormal|Unknown) immediate found in operand (\d+) of (.+?) *;?"
+    r"#nixnan: (?:#nixnan: )?warning: (NaN|Infinite|Subnormal|Unknown) immediate found in operand (\d+) "
+    r"of (.+?) *;?"
 )
 SECTION = re.compile(r"#nixnan: --- (FP16|BF16|FP32|FP64)( Memory )? Operations ---")
 COUNT = re.compile(
@@ -48,8 +51,8 @@ STOPPED = re.compile(r"#nixnan: (Maximum number of errors \(\d+\) reached\..*|Te
 TEMPLATE = re.compile(r"#nixnan: (Created template bin specification file at .*)")
 CRASHED = re.compile(r"#nixnan: (.*(?:SIGSEGV|segmentation fault).*)", re.IGNORECASE)
 LISTS = re.compile(
-    r"#nixnan: (?P<listed>(?:Only|Not) instrumenting (?:kernels|functions) specified in .*)|#nixnan: [Ii]nstrumenting all "
-    r"(?:kernels|functions)|#nixnan: Could not open \S+!"
+    r"#nixnan: (?P<listed>(?:Only|Not) instrumenting (?:kernels|functions) specified in .*)|"
+    r"#nixnan: [Ii]nstrumenting all (?:kernels|functions)|#nixnan: Could not open \S+!"
 )
 VERBOSE = re.compile(r"#nixnan: (?:Inspecting function |Instrumenting |Found memory instruction )")
 RULE = re.compile(r"#nixnan: -{20,}")
@@ -79,7 +82,10 @@ _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\
 
 
 class Event(NamedTuple):
-    """One error line, read. `operand` is None in the oldest logs; `place` is `path:line` where the build knew it."""
+    """One error line, read.
+
+    `operand` is None in the oldest logs; `place` is `path:line` where the build knew it.
+    """
 
     kinds: tuple[str, ...]
     operand: int | None
@@ -97,7 +103,7 @@ class Other(NamedTuple):
 
 
 class Torn(NamedTuple):
-    """A line of nixnan that another line ran into, or that was cut: nothing in it is believed."""
+    """A line of nixnan that another line ran into, or that was cut: nothing in it is used."""
 
 
 class Foreign(NamedTuple):
@@ -119,7 +125,7 @@ def tidy(raw: bytes) -> bytes:
 
 
 def read_line(raw: bytes) -> Line:
-    """What a line says. Its end, blanks before that, escape sequences and NULs do not count."""
+    """Read one line. Line ends, trailing blanks, escape sequences and NULs are ignored."""
     if PREFIX not in raw:
         return FOREIGN
     raw = tidy(raw)

@@ -1,9 +1,10 @@
-"""Does a log hold all that nixnan had to say? Its lines against the totals of its own report.
+"""Whether a log is complete: its lines against the totals of its own report.
 
-nixnan writes one line per distinct (instruction, mask of kinds, operand) of a process, and counts the same masks in its
-report; so the lines of each (type, memory, kind) equal the report's unique events. One exception: a mask with both
-infinities prints `infinity` alone, but the report counts it in both rows; so the lines of -infinity may be fewer, by at
-most the lines of infinity. This held in all cells of 30 of 44 published reports; the others were torn or edited.
+nixnan writes one line per distinct (instruction, mask of kinds, operand) of a process, and counts the same
+masks in its report; so the lines of each (type, memory, kind) equal the report's unique events. One
+exception: a mask with both infinities prints `infinity` alone, but the report counts it in both rows; so the
+lines of -infinity may be fewer, by at most the lines of infinity. This held in all cells of 30 of 44
+published reports; the others were torn or edited.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from lab.core.words import plural
 from lab.rooms.nan.nixnan.gathered import Gathered
 from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.opcodes import is_store
@@ -24,14 +26,14 @@ class Verdict(NamedTuple):
 
 
 def judge(got: Gathered) -> Verdict:
-    """What can be believed of a log, and why. What is lacking is never filled in."""
+    """How far a log can be trusted, and why. What is missing is never filled in."""
     differences = reconcile(got) if got.report.blocks else []
     integrity, why = _verdict(got, differences)
     return Verdict(integrity, [why, *_remarks(got)], differences)
 
 
 # Lines that nixnan writes only where it attached to a GPU's context.
-_AT_WORK = {"running", "logged", "timed", "function of", "bin", "immediate", "exponents"}
+_ATTACHED = {"running", "logged", "timed", "function of", "bin", "immediate", "exponents"}
 
 
 def cell_lines(got: Gathered) -> dict[Cell, int]:
@@ -67,9 +69,9 @@ def _verdict(got: Gathered, differences: list[tuple[Cell, int, int]]) -> tuple[s
         where = f", the first at line {got.torn[0][0]}" if got.torn else ""
         return (
             "torn",
-            f"{_several(got.torn_lines, 'line')} of nixnan's ran into another or broke{where}: they count for nothing.",
+            f"{plural(got.torn_lines, 'line')} of nixnan ran into another or broke{where}: not counted.",
         )
-    if not (contexts or got.error_lines or got.report.blocks or got.others.keys() & _AT_WORK):
+    if not (contexts or got.error_lines or got.report.blocks or got.others.keys() & _ATTACHED):
         return "empty", _nothing(got)
     if got.cut:
         return "truncated", f"The end is missing: {got.cut}."
@@ -88,52 +90,51 @@ def _difference(differences: list[tuple[Cell, int, int]]) -> str:
     (label, memory, kind), have, unique = differences[0]
     place = f"{label} {'memory ' if memory else ''}{kind}"
     more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-    return f"{_several(have, 'line')} of {place} against {unique} unique events in the report{more}: lines are missing or doubled."
+    events = plural(unique, "unique event")
+    lines = plural(have, "line")
+    return f"{lines} of {place} against {events} in the report{more}: lines are missing or doubled."
 
 
 def _nothing(got: Gathered) -> str:
     if got.count("template"):
-        return "nixnan wrote a template of bins and ended without running the program: give it a specification that exists."
+        return "nixnan wrote a template of bins and ended without running: name an existing specification."
     if got.others:
         return (
-            "nixnan was loaded but never attached: no `Initializing GPU context...`. On current drivers LD_PRELOAD does "
-            "not attach; start the program with CUDA_INJECTION64_PATH=/path/to/nixnan.so. Or the program used no GPU, or "
-            "this is the log of a child process."
+            "nixnan was loaded but never attached: no `Initializing GPU context...`. On current drivers "
+            "LD_PRELOAD does not attach; start the program with CUDA_INJECTION64_PATH=/path/to/nixnan.so. "
+            "Or the program used no GPU, or this is the log of a child process."
         )
     return "No line of nixnan's is in this file."
 
 
 def _remarks(got: Gathered) -> list[str]:
-    said = []
+    found = []
     if got.cut and got.torn_lines > 1:
-        said.append(f"The end is missing too: {got.cut}.")
+        found.append(f"The end is missing too: {got.cut}.")
     if not got.report.blocks and got.error_lines and got.torn_lines > (1 if got.cut else 0):
-        said.append("There is no report to check the lines against.")
-    said += [f"nixnan stopped early: {words[0]}" for words in got.others.get("stopped", {}) if words]
-    said += [f"nixnan crashed: {words[0]}" for words in got.others.get("crashed", {}) if words]
+        found.append("There is no report to check the lines against.")
+    found += [f"nixnan stopped early: {words[0]}" for words in got.others.get("stopped", {}) if words]
+    found += [f"nixnan crashed: {words[0]}" for words in got.others.get("crashed", {}) if words]
     if got.report.strays:
-        said.append(
-            f"{_several(got.report.strays, 'count')} of the report stand under no section: not added up."
-        )
+        found.append(f"{plural(got.report.strays, 'count')} of the report outside any section: not added up.")
     if any(operand is None for _, operand, _, _ in got.cells):
-        said.append(
-            "An old build wrote this: its lines do not name the operand, so births and transits cannot be told apart."
+        found.append(
+            "An old build wrote this log: its lines do not name the operand, so births and transits look "
+            "alike."
         )
     if got.report.blocks and not any(kind == "-infinity" for _, _, kind in got.report.unique):
-        said.append("The report is of an old build: it does not count -infinity apart.")
+        found.append("The report is of an old build: it does not count -infinity apart.")
     if got.further_sites:
-        said.append(
-            f"{got.further_sites} further sites are counted but not listed: the table holds the first {len(got.sites)}."
+        found.append(
+            f"{plural(got.further_sites, 'further site')} counted but not listed: the table holds the first "
+            f"{len(got.sites)}."
         )
     if got.unlisted_function_lines:
-        said.append(
-            f"{got.unlisted_function_lines} lines are of functions beyond the {len(got.functions)} listed."
+        found.append(
+            f"{plural(got.unlisted_function_lines, 'line')} of functions beyond the {len(got.functions)} "
+            "listed."
         )
-    return said
-
-
-def _several(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    return found
 
 
 def by_type(cells: Mapping[Cell, object]) -> dict[str, dict[str, object]]:

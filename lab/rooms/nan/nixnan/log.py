@@ -1,8 +1,8 @@
 """The nouns of a nixnan log: a Log, its Sites and its Cells.
 
-A site is (function, SASS, operand): what two runs of one program share even where their lines differ. Counts are of
-lines: nixnan writes one line per distinct (instruction, mask of kinds, operand), not one per event. The report's unique
-events are the same lines, its repeats the events beyond the first.
+A site is (function, SASS, operand): what two runs of one program share even where their lines differ. Counts
+are of lines: nixnan writes one line per distinct (instruction, mask of kinds, operand), not one per event.
+The report's unique events are the same lines, its repeats the events beyond the first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines that share opcode, operand, printed type and mask of kinds: exact also where not all sites are listed."""
+    """Lines that share opcode, operand, printed type and kinds: exact even if not all sites are listed."""
 
     opcode: str
     operand: int | None

@@ -13,15 +13,15 @@ from lab.rooms.nan.nixnan.categories import categories
 from lab.rooms.nan.nixnan.log import Log, Site
 from lab.rooms.nan.nixnan.twins import twins_of
 
-# From the worst to the best: several files of one run are as good as the worst of them. An empty one among others is
-# a child's that used no GPU.
+# From the worst to the best: several files of one run are as good as the worst of them. An empty one among
+# others is a child's that used no GPU.
 INTEGRITY = ("torn", "inconsistent", "truncated", "complete", "empty")
 
 
 def merged(logs: list[Log]) -> Log:
-    """The logs of one run's processes as one: numbers added, sites united, the integrity of the worst that says anything.
+    """The logs of one run's processes as one: numbers added, sites united, the worst integrity.
 
-    A child process that used no GPU leaves an empty log; beside others it takes nothing from them.
+    A child process that used no GPU leaves an empty log; it does not lower the integrity of the others.
     """
     if len(logs) == 1:
         return logs[0]
@@ -83,7 +83,7 @@ def _each(logs: list[Log], names: tuple[str, ...], join: Callable[[Iterable[Any]
 
 
 def _united(sites: Iterable[Site]) -> list[Site]:
-    """Sites of several logs, one row a key."""
+    """Sites of several logs, one per key."""
     found: dict[tuple[str, str, int | None], Site] = {}
     for site in sites:
         known = found.get(site.key)
@@ -110,7 +110,7 @@ def _summed(tables: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def _added(trees: list[dict[str, Any]]) -> dict[str, Any]:
-    """Trees of numbers, added leaf by leaf; a repeat count that one of them lacks is lacking."""
+    """Trees of numbers, added leaf by leaf; a number that is None in one of them is None."""
     total: dict[str, Any] = {}
     for tree in trees:
         for name, value in tree.items():

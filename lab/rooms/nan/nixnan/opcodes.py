@@ -7,7 +7,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1 << 14)
 def opcode_of(sass: str) -> str:
-    """The opcode of an instruction: its first word after the predicate (`@!P1 FFMA.FTZ R1, ...` is `FFMA.FTZ`)."""
+    """The first word of an instruction after its predicate: `@!P1 FFMA.FTZ R1, ...` is `FFMA.FTZ`."""
     words = sass.split(None, 2)
     if not words:
         return ""
@@ -15,16 +15,16 @@ def opcode_of(sass: str) -> str:
 
 
 def is_store(opcode: str) -> bool:
-    """Does nixnan's memory check write the lines of this opcode? It looks at global stores alone."""
+    """Whether lines of this opcode come from nixnan's memory check, which looks only at global stores."""
     return opcode.startswith("STG")
 
 
 @lru_cache(maxsize=1 << 12)
 def type_of(opcode: str, operand: int | None) -> str | None:
-    """The type of an operand as the opcode has it; None where the opcode does not say (stores, moves, selects).
+    """The type of an operand by its opcode; None if the opcode does not say (stores, moves, selects).
 
-    Tensor core products name the accumulator first and the inputs last: in HMMA.16816.F32.BF16 operands 0 and 3 are
-    f32, 1 and 2 bf16.
+    Tensor core products name the accumulator first and the inputs last: in HMMA.16816.F32.BF16 operands 0 and
+    3 are f32, 1 and 2 bf16.
     """
     name, *flags = opcode.split(".")
     if name == "HMMA":

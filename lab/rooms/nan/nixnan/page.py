@@ -21,8 +21,8 @@ def blocks(tables: SassTables, folder: Path) -> list[Block]:
         Table(tables.instructions, "Instructions by opcode, operand and kinds", INSTRUCTIONS),
     ]
     captions = {
-        "sass_classes": "Sites by what happened there: birth (in the result only), transit (in a source too), "
-        "source-only (it came from an instruction that is not instrumented)",
+        "sass_classes": "Sites by what happened there: birth (in the result only), transit (also in a source), "
+        "source-only (from an instruction that is not instrumented)",
         "sass_causes": "Causes that the instructions suggest, each with a line that shows it",
         "sass_differences": "Sites compared with the baseline's",
     }

@@ -25,8 +25,9 @@ from lab.rooms.nan.nixnan.twins import twins_of
 def parse(paths: str | Path | Iterable[str | Path], *, progress: Progress | None = None) -> Log:
     """Read a log, or the logs of one run's processes as one.
 
-    progress is called with (bytes read, bytes in all) of the file being read. Raises MissingError for no file,
-    BadDataError for a broken one, StorageError where a huge log's index finds no room in the temporary folder.
+    progress is called with (bytes read, bytes in all) of the file being read. Raises MissingError if there is
+    no file, BadDataError for a broken one, StorageError if a huge log's index does not fit the temporary
+    folder.
     """
     several = [paths] if isinstance(paths, str | Path) else list(paths)
     with _no_collections():
@@ -35,7 +36,11 @@ def parse(paths: str | Path | Iterable[str | Path], *, progress: Progress | None
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """The tables hold hundreds of thousands of tuples and no cycle: searching them for garbage took a quarter of the time."""
+    """Turn garbage collection off.
+
+    The tables hold hundreds of thousands of tuples and no cycle: looking for garbage took a quarter of the
+    time.
+    """
     running = gc.isenabled()
     gc.disable()
     try:
@@ -109,7 +114,7 @@ def _log(got: Gathered) -> Log:
 
 
 def counted(cells: dict[tuple[str, bool, str], int]) -> dict[str, Any]:
-    """Lines as type -> kind -> number with every type and kind, so that a zero reads as one; memory apart, NaN alone."""
+    """Lines as type -> kind -> number, with zeros for every type and kind; under `memory` NaN alone."""
     full = {(label, False, kind): 0 for label in ("f16", "bf16", "f32", "f64") for kind in KINDS}
     full |= {(label, True, "NaN"): 0 for label in ("f16", "bf16", "f32", "f64")}
     return by_type({**full, **cells})

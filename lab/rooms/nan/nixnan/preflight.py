@@ -20,7 +20,7 @@ from lab.errors import (
 )
 
 LEAST_CAPABILITY = 8.6
-KNOWN_PLACES = (
+KNOWN_PATHS = (
     "nixnan.so",
     "../nixnan/nixnan.so",
     "~/nixnan/nixnan.so",
@@ -28,7 +28,7 @@ KNOWN_PLACES = (
     "/opt/nixnan/nixnan.so",
     "/usr/local/lib/nixnan.so",
 )
-STEERING = (
+FLAGS = (
     "SAMPLING",
     "LINE_INFO",
     "MAX_ERRORS",
@@ -40,38 +40,43 @@ STEERING = (
 
 
 def find_tool(env: Mapping[str, str]) -> Path:
-    """NIXNAN_SO, what an image put in place, or a known place. Raises MissingError."""
+    """The tool from NIXNAN_SO, from the image, or from a known path. Raises MissingError."""
     for name in ("NIXNAN_SO", "CUDA_INJECTION64_PATH"):
         if env.get(name):
             path = Path(env[name]).expanduser()
             if not path.is_file():
                 raise MissingError(
-                    f"what {name} names is not there", where=path, fix="name the nixnan.so that you built"
+                    f"the file named in {name} does not exist",
+                    where=path,
+                    fix="name the nixnan.so that you built",
                 )
             return path.resolve()
-    for place in KNOWN_PLACES:
-        if Path(place).expanduser().is_file():
-            return Path(place).expanduser().resolve()
+    for path in (Path(known).expanduser() for known in KNOWN_PATHS):
+        if path.is_file():
+            return path.resolve()
     raise MissingError(
-        "no nixnan.so: NIXNAN_SO is not set, and none lies in the known places",
-        where=", ".join(KNOWN_PLACES),
+        "no nixnan.so: NIXNAN_SO is not set, and none in the known paths",
+        where=", ".join(KNOWN_PATHS),
         fix="build it from parfloat/nixnan and name it in NIXNAN_SO",
     )
 
 
 def preflight(tool: Path, env: Mapping[str, str]) -> Path:
-    """Everything that would otherwise show as an empty log: wrong file, missing nvdisasm, old GPU, a rival injection."""
+    """Check everything that would otherwise show only as an empty log.
+
+    A wrong file, missing nvdisasm, an old GPU, another injected tool.
+    """
     check_shared_object(tool)
     if shutil.which("nvdisasm", path=env.get("PATH")) is None:
         raise MissingError(
             "nvdisasm is not on PATH: the tool disassembles kernels with it",
             fix="it comes with the CUDA toolkit: add its bin folder to PATH",
         )
-    rival = env.get("CUDA_INJECTION64_PATH", "")
-    if rival and Path(rival).resolve() != tool:
+    injected = env.get("CUDA_INJECTION64_PATH", "")
+    if injected and Path(injected).resolve() != tool:
         raise UsageError(
             "another tool is already injected into CUDA programs",
-            where=rival,
+            where=injected,
             fix="unset CUDA_INJECTION64_PATH: nsys, a sanitizer and nixnan exclude each other",
         )
     check_loads(tool, env)
@@ -80,7 +85,7 @@ def preflight(tool: Path, env: Mapping[str, str]) -> Path:
 
 
 def check_loads(tool: Path, env: Mapping[str, str]) -> None:
-    """Load it in a process of its own: a missing library or symbol is told by the loader's words."""
+    """Load the tool in a process of its own; the loader's message says which library or symbol is missing."""
     program = "import ctypes, sys; ctypes.CDLL(sys.argv[1], mode=1)"
     done = subprocess.run(
         [sys.executable, "-c", program, str(tool)],
@@ -101,7 +106,7 @@ def check_loads(tool: Path, env: Mapping[str, str]) -> None:
 
 
 def check_gpu(env: Mapping[str, str]) -> None:
-    """Raises GpuError for a GPU older than the tool knows. No nvidia-smi: the run itself will tell."""
+    """Raises GpuError for a GPU that the tool does not support. Without nvidia-smi nothing is checked."""
     smi = shutil.which("nvidia-smi", path=env.get("PATH"))
     if smi is None:
         return
@@ -111,14 +116,15 @@ def check_gpu(env: Mapping[str, str]) -> None:
         capability, _, name = line.partition(",")
         with contextlib.suppress(ValueError):
             if float(capability) < LEAST_CAPABILITY:
+                needed = f"nixnan needs {LEAST_CAPABILITY} or newer"
                 raise GpuError(
-                    f"{name.strip()} has compute capability {capability}: nixnan needs {LEAST_CAPABILITY} or newer",
+                    f"{name.strip()} has compute capability {capability}: {needed}",
                     fix="use an Ampere GPU (RTX 30xx, A10) or newer; `lab run nan` works on every GPU",
                 )
 
 
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
-    """Without the tool and its flags: whatever is set is set on purpose."""
-    kept = {name: value for name, value in env.items() if name not in (*STEERING, "CUDA_INJECTION64_PATH")}
+    """The environment without the tool and its flags."""
+    kept = {name: value for name, value in env.items() if name not in (*FLAGS, "CUDA_INJECTION64_PATH")}
     preload = [one for one in kept.pop("LD_PRELOAD", "").split(":") if one and "nixnan" not in one]
     return {**kept, **({"LD_PRELOAD": ":".join(preload)} if preload else {})}

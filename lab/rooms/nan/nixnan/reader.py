@@ -1,7 +1,8 @@
-"""One nixnan log, streamed: what its lines say, added up, in memory that does not grow with the file.
+"""One nixnan log, streamed: its lines added up, in memory that does not grow with the file.
 
-Lines of real logs repeat, so most are only counted: a line is read by its pattern once, when it is new. Where more
-distinct sites came than the table holds, `bulk` counts without the texts, and what is not listed is said.
+Lines of real logs repeat, so most are only counted: a line is read by its pattern once, when it is new. If
+there are more distinct sites than the table holds, `bulk` counts without the texts, and the log says what is
+not listed.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ Progress = Callable[[int, int], None]
 
 
 def gather(path: Path, progress: Progress | None = None) -> Gathered:
-    """Read the log at `path` (`.gz` or not, told by its first bytes).
+    """Read the log at `path`, compressed or not.
 
-    progress is called with (bytes read, bytes in all). Raises MissingError for no file, BadDataError for one that is
-    broken or no text. An empty file and one without a line of nixnan's are read: they say nothing, which is a result.
+    progress is called with (bytes read, bytes in all). Raises MissingError if there is no file, BadDataError
+    for one that is broken. An empty file and one without a line of nixnan's are read: that they say nothing
+    is a result.
     """
     if not path.is_file():
         raise MissingError("no such log" if not path.exists() else "this is a folder, not a log", where=path)
@@ -93,7 +95,7 @@ class _Reader:
             self._news(list(islice(reversed(self._counts), grown))[::-1], lines, numbers)
 
     def _news(self, new: list[bytes], lines: list[bytes], numbers: list[int] | None) -> None:
-        """Read new lines. `lines` is where they stand, as the block's `numbers` (None: from its first on)."""
+        """Read new lines. `lines` holds them in order, as the block's `numbers` (None: from its first on)."""
         where = dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
         ordered = False
         for raw in new:
@@ -121,7 +123,7 @@ class _Reader:
         return tally
 
     def _fold(self) -> None:
-        """Add what was counted to what was gathered, and begin anew."""
+        """Add what was counted to what was gathered, and start counting again."""
         for raw, lines in self._counts.items():
             line, tally = self._read[raw]
             if isinstance(line, Event):
@@ -180,7 +182,7 @@ class _Reader:
         got.further_sites = self._bulk.distinct.count()
 
     def _ending(self, blocks: Blocks) -> None:
-        """Was the file cut? A compressed stream says so; else a last line that ends nowhere and cannot be read."""
+        """Note whether the file was cut: in its compressed stream, or within its last line."""
         got = self.got
         got.torn_lines += blocks.long_torn
         got.foreign_lines += blocks.long_foreign

@@ -10,10 +10,10 @@ Cell = tuple[str, bool, str]  # type, memory, kind
 
 
 class ReportReader:
-    """Report blocks, added up as their lines come by. Several processes in one log write one each.
+    """Report blocks, added up as their lines come. Several processes in one log write one each.
 
-    After `finish`, `partial` says how many blocks end before their last section does, and `strays` how many counts
-    stood under no section.
+    After `finish`, `partial` is the number of blocks without their last section, and `strays` the number of
+    counts outside any section.
     """
 
     LINES = ("report", "section", "count")
@@ -39,7 +39,10 @@ class ReportReader:
                 self._count(*line.groups)
 
     def finish(self) -> None:
-        """Builds differ in what they report; each ends with its FP64 section, those with -Infinity with its memory."""
+        """Count the block as partial unless its last section is there.
+
+        Builds differ: each ends with its FP64 section, those with -Infinity with the FP64 memory section.
+        """
         if self._block is not None:
             memory = any(in_memory or kind == "-infinity" for _, in_memory, kind in self._block)
             self.partial += (("f64", True, "NaN") if memory else ("f64", False, "div0")) not in self._block

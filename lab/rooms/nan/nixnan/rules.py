@@ -1,8 +1,8 @@
 """Why a NaN or an infinity was born: one rule per cause, over what one instruction took in and gave back.
 
-The log has masks, not values: a rule says what can only have happened (high), what fits best (medium), or what may have
-(low). Arithmetic after IEEE 754: inf - inf and 0 x inf are NaN; finite numbers whose result is too large give an
-infinity; 1/0 is infinite.
+The log has masks, not values: a rule says what can only have happened (high), what fits best (medium), or
+what may have (low). Arithmetic after IEEE 754: inf - inf and 0 x inf are NaN; finite numbers whose result is
+too large give an infinity; 1/0 is infinite.
 """
 
 from __future__ import annotations
@@ -20,12 +20,8 @@ _SUMS = ("FADD", "DADD", "HADD2")
 _PRODUCTS = ("FMUL", "DMUL", "HMUL2")
 _FUSED = ("FFMA", "DFMA", "HFMA2")
 _TENSOR = ("HMMA", "DMMA")
-_ROWS_MAY_BE_MASKED = (
-    "attention",
-    "softmax",
-    "unnamed",
-    "reduce",
-)  # where softmax's code is found under cut names
+# Where softmax's code is found under cut names.
+_MAY_BE_SOFTMAX = ("attention", "softmax", "unnamed", "reduce")
 
 
 class Found(NamedTuple):
@@ -61,7 +57,10 @@ def _constant(one: Instruction) -> Found | None:
 
 
 def _inf_minus_inf(one: Instruction) -> Found | None:
-    """A sum of opposite infinities. nixnan's masks are of the registers, before a minus sign in the text applies."""
+    """A sum of opposite infinities.
+
+    nixnan's masks are of the registers, before a minus sign in the text applies.
+    """
     if not _born(one, "NaN"):
         return None
     infinite = set(INFINITIES)
@@ -91,16 +90,16 @@ def _inf_minus_inf(one: Instruction) -> Found | None:
 
 
 def _masked_why(one: Instruction) -> str:
-    """Softmax subtracts each row's maximum: where all of a row is masked with -inf, that is (-inf) - (-inf)."""
-    if category(one.function) not in _ROWS_MAY_BE_MASKED or not one.in_sources("-infinity"):
+    """Softmax subtracts each row's maximum: if all of a row is masked with -inf, that is (-inf) - (-inf)."""
+    if category(one.function) not in _MAY_BE_SOFTMAX or not one.in_sources("-infinity"):
         return ""
     if "-" not in one.sass.partition(" ")[2]:
         return ""
-    return "(-inf) - (-inf) in a softmax: the maximum of a row whose scores are all masked, or past the sequence's end."
+    return "(-inf) - (-inf) in a softmax: a row whose scores are all masked, or past the sequence's end."
 
 
 def _signs(one: Instruction, operand: int) -> set[int]:
-    """Signs of the infinities that source brought to the operation; empty where none came."""
+    """Signs of the infinities in this source; empty if there were none."""
     kinds = one.kinds(operand)
     signs = {1} if "infinity" in kinds else set()
     # a mask with both infinities prints `infinity` alone
@@ -198,11 +197,7 @@ def _overflow(one: Instruction) -> Found | None:
 def _masking(one: Instruction) -> Found | None:
     """-inf that only passes: how a mask says `not this one`."""
     seen = set().union(*(set(site.kinds) for site in one.sites.values()))
-    if (
-        "-infinity" not in seen
-        or seen & {"NaN", "infinity"}
-        or category(one.function) not in _ROWS_MAY_BE_MASKED
-    ):
+    if "-infinity" not in seen or seen & {"NaN", "infinity"} or category(one.function) not in _MAY_BE_SOFTMAX:
         return None
     return Found(
         "medium", True, "-inf passes through a softmax and becomes exp(-inf) = 0: how attention masks work."
@@ -210,7 +205,7 @@ def _masking(one: Instruction) -> Found | None:
 
 
 def _perhaps_inf_minus_inf(one: Instruction) -> Found | None:
-    """NaN in and out, and infinities beside it: each line is of some warp, so they need not have met."""
+    """NaN in and out, and infinities beside it: each line is of some warp, so they may not have met."""
     if _base(one) not in _SUMS or one.class_of("NaN") != "transit":
         return None
     pairs = {(a, b) for a in _signs(one, 1) for b in _signs(one, 2)}

@@ -1,14 +1,15 @@
 """Run a command under the user's nixnan.so, one process, and say whether the tool really watched it.
 
-    python -m lab.rooms.nan.nixnan.runner --config nan.json --out steps/eager -- python -m lab.rooms.nan.workload ...
+    python -m lab.rooms.nan.nixnan.runner --config nan.json --out steps/eager -- COMMAND ...
 
-Before: the tool is an ELF file for x86-64 that loads, nvdisasm is on PATH, the GPU is new enough. Then the command runs in
-the step's folder (the tool reads its kernel lists from the working directory), with a log of its own: every process that
-loads the tool empties the file that LOGFILE names. After: a log without a GPU context is "loaded but never attached", an
-error and no clean run. Leaves `nixnan.log` and `nixnan.json` in --out.
+Before: the tool is an ELF file for x86-64 that loads, nvdisasm is on PATH, the GPU is new enough. Then the
+command runs in the step's folder (the tool reads its kernel lists from the working directory), with a log of
+its own: every process that loads the tool empties the file that LOGFILE names. After: a log without a GPU
+context is "loaded but never attached", an error and no clean run. Leaves `nixnan.log` and `nixnan.json` in
+--out.
 
-CUDA_INJECTION64_PATH goes first: under current drivers LD_PRELOAD loads the tool but never attaches it.
-No torch here: this process must never touch the GPU itself.
+CUDA_INJECTION64_PATH goes first: under current drivers LD_PRELOAD loads the tool but never attaches it. No
+torch here: this process must never touch the GPU itself.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ from lab.rooms.nan.config import CONFIG, NanConfig, NixnanConfig
 from lab.rooms.nan.nixnan.attempt import LOG, RECORD, Attempt, crashed_by_line_info, start, write_lists
 from lab.rooms.nan.nixnan.preflight import find_tool, preflight
 
-CURE = (
-    "use CUDA_INJECTION64_PATH (--attach inject, the default): current drivers ignore LD_PRELOAD. The program must also "
-    "use the GPU in its own process, and nothing else may hold the injection (nsys, compute-sanitizer, a profiler)"
+FIX = (
+    "use CUDA_INJECTION64_PATH (--attach inject, the default): current drivers ignore LD_PRELOAD. The "
+    "program must also use the GPU in its own process, without another injected tool (nsys, "
+    "compute-sanitizer, a profiler)"
 )
 
 
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = msgspec.json.decode(Path(args.config).read_bytes(), type=NanConfig).nixnan
         return run(config, args.out, words[cut + 1 :], os.environ)
     except msgspec.DecodeError as error:
-        problem: LabError = BadDataError(f"the configuration does not fit: {error}", where=args.config)
+        problem: LabError = BadDataError(f"invalid configuration: {error}", where=args.config)
     except OSError as error:
         problem = MissingError(f"cannot read: {error.strerror}", where=error.filename)
     except LabError as error:
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(config: NixnanConfig, out: Path, command: Sequence[str], env: Mapping[str, str]) -> int:
-    """The command's exit code, 0 only if the tool watched it. Raises what `preflight` raises, and EngineError."""
+    """The command's exit code, 0 only if the tool watched it. Raises EngineError, and as `preflight`."""
     if not command:
         raise UsageError("no command to run", fix="put it after --")
     tool = preflight(find_tool(env), env)
@@ -74,7 +76,7 @@ def run(config: NixnanConfig, out: Path, command: Sequence[str], env: Mapping[st
     for mode in {"auto": ("inject", "preload")}.get(config.attach, (config.attach,)):
         attempts.append(start(config, mode, config.line_info, tool, out, command, env))
         if config.line_info and crashed_by_line_info(attempts[-1], out):
-            print("nixnan: the tool crashed over line information: once more without it", file=sys.stderr)
+            print("nixnan: the tool crashed on line information: running again without it", file=sys.stderr)
             attempts.append(start(config, mode, False, tool, out, command, env))
         if attempts[-1].attached or attempts[-1].exit_code:
             break
@@ -99,20 +101,20 @@ def judge(attempts: Sequence[Attempt], out: Path) -> int:
             f"the tool was loaded but never attached (by {tried}): no GPU context in its log, so nothing "
             "was checked",
             where=out / LOG,
-            fix=CURE,
+            fix=FIX,
         )
     return last.exit_code if last.exit_code >= 0 else 128 - last.exit_code
 
 
 def record(out: Path, tool: Path, config: NixnanConfig, attempts: Sequence[Attempt]) -> None:
-    """What was run under what, beside the log: nixnan echoes its flags to stdout, never to its log."""
+    """Write what was run under what, beside the log: nixnan prints its flags to stdout, never to its log."""
     digest = hashlib.sha256(tool.read_bytes()).hexdigest()
-    told = {
+    content = {
         "tool": {"path": str(tool), "bytes": tool.stat().st_size, "sha256": digest},
         "flags": config,
         "attempts": attempts,
     }
-    write_atomic(out / RECORD, msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
+    write_atomic(out / RECORD, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
 if __name__ == "__main__":

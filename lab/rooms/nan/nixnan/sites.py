@@ -1,8 +1,9 @@
 """Instructions of a log, and what each did with a kind: made it, passed it on, or took it in.
 
-Operand 0 is an instruction's result, looked at after it ran; 1 to 3 are its sources, looked at before. A kind in the
-result alone was born there; in the result and a source it passed through; in a source alone it ended there, or came by
-a way that is not watched. nixnan prints no address: instructions of one text are one here, and then the class is less sure.
+Operand 0 is an instruction's result, looked at after it ran; 1 to 3 are its sources, looked at before. A kind
+in the result alone was born there; in the result and a source it passed through; in a source alone it ended
+there, or came by a way that is not watched. nixnan prints no address: instructions of one text are one here,
+and then the class is less sure.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Instruction:
         return any(found & set(kinds) for found in self.sources.values())
 
     def class_of(self, kind: str) -> str | None:
-        """birth, transit, source_only; unknown where the build did not name operands; None where the kind was not seen."""
+        """birth, transit, source_only or unknown (operands not named); None if the kind was not seen."""
         if not any(kind in site.kinds for site in self.sites.values()):
             return None
         if None in self.sites:
@@ -55,7 +56,10 @@ class Instruction:
 
     @property
     def merged(self) -> bool:
-        """More lines than masks at some operand: several instructions (or kernels of one cut name) share this text."""
+        """Whether several instructions, or kernels of one cut name, share this text.
+
+        If so, some operand has more lines than masks.
+        """
         return any(site.lines > site.masks for site in self.sites.values())
 
     @property
@@ -67,7 +71,7 @@ class Instruction:
 
 
 def instructions(log: Log) -> list[Instruction]:
-    """The listed sites as instructions, in the log's order; device functions that repeat a kernel's entries left out."""
+    """The listed sites as instructions, in the log's order, without device functions that repeat a kernel."""
     found: dict[tuple[str, str], Instruction] = {}
     for site in own_sites(log):
         one = found.setdefault((site.function, site.sass), Instruction(site.function, site.sass, site.opcode))

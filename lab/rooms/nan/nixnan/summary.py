@@ -53,7 +53,10 @@ def summary(log: Log, *, compute_capability: str | None = None) -> dict[str, Any
 
 
 def _first(log: Log, kind: str) -> dict[str, Any] | None:
-    """The earliest site of a kind. The log is roughly in order of time, but a result may precede its sources."""
+    """The earliest site of a kind.
+
+    The log is roughly in order of time, but a result may precede its sources.
+    """
     site = min(
         (site for site in own_sites(log) if kind in site.kinds),
         key=lambda site: site.first_of[kind],

@@ -13,7 +13,10 @@ from lab.rooms.nan.nixnan.sites import Instruction, own_sites
 
 
 def opcode_rows(log: Log, found: list[Instruction]) -> list[dict[str, Any]]:
-    """One row per opcode, most NaN lines first. Lines and kinds are exact; sites and classes are of listed sites."""
+    """One row per opcode, most NaN lines first.
+
+    Lines and kinds are exact; sites and classes are of listed sites.
+    """
     rows: dict[str, Counter[str]] = {}
     for cell in log.cells:
         row = rows.setdefault(cell.opcode, Counter())
@@ -38,7 +41,10 @@ def opcode_rows(log: Log, found: list[Instruction]) -> list[dict[str, Any]]:
 
 
 def function_rows(log: Log, found: list[Instruction]) -> list[dict[str, Any]]:
-    """One row per function, most NaN lines first; a device function's repeated entries stand beside its kernel's."""
+    """One row per function, most NaN lines first.
+
+    A device function's repeated entries are counted beside its kernel's.
+    """
     sites: dict[str, list[Site]] = {}
     for site in own_sites(log):
         sites.setdefault(site.function, []).append(site)

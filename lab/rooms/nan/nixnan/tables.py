@@ -84,7 +84,7 @@ def sass_tables(evidence: Sequence[Evidence]) -> SassTables:
 
 
 def _capability(one: Evidence) -> str | None:
-    """The GPU's compute capability where the workload left it; without it only what holds for every GPU is said."""
+    """The GPU's compute capability, if the workload left it."""
     if one.folder is None or one.published or not (one.folder / "environment.json").exists():
         return None
     found: str | None = read_json(one.folder / "environment.json").get("compute_capability")
@@ -153,9 +153,7 @@ def _differences(logged: Sequence[Evidence]) -> tuple[pd.DataFrame, list[str]]:
     same = [row["experiment"] for row in rows if row["beyond_noise"] == "no"]
     sentences = [f"Within noise of the baseline by their sites: {', '.join(same)}."] if same else []
     if rows and noise is None:
-        sentences.append(
-            "The baseline was not repeated: how many sites differ by chance is unknown, so no difference is judged."
-        )
+        sentences.append("The baseline was not repeated: without the noise floor, no difference is judged.")
     return pd.DataFrame(rows, columns=DIFFERENCES), sentences
 
 

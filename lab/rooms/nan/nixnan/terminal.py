@@ -38,7 +38,7 @@ def described(log: Log) -> str:
         parts += _cause_lines(cause)
     parts += ["", found["coverage"]["statement"], *found["coverage"]["warnings"]]
     parts += [
-        f"{twin['function']} repeats {plural(twin['sites'], 'entry')} of {twin['same_as']}: counted once in tables."
+        f"{twin['function']} repeats {plural(twin['sites'], 'entry')} of {twin['same_as']}: counted once."
         for twin in found["twins"]
     ]
     return "\n".join([*parts, ""])

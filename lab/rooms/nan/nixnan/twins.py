@@ -11,9 +11,9 @@ Entry = tuple[str, int | None]  # SASS, operand
 def twins_of(sites: list[Site]) -> dict[str, str]:
     """Device function -> the kernel whose entries it repeats.
 
-    nixnan writes an instrumented device function's code under its own name and under the kernel's, entry by entry.
-    Only names that are device functions' are merged, and only where every entry is another's too; of several such
-    kernels, the one with the fewest other entries.
+    nixnan writes an instrumented device function's code under its own name and under the kernel's, entry by
+    entry. Only names that are device functions' are merged, and only where every entry is another's too; of
+    several such kernels, the one with the fewest other entries.
     """
     entries: dict[str, set[Entry]] = {}
     for site in sites:

@@ -26,9 +26,9 @@ def stored_nan(log: Log) -> bool:
 def verdict_of(log: Log) -> tuple[str, str]:
     """(verdict, why), from the log alone.
 
-    stored: NaN in memory, which holds for a torn log too. inconclusive: the log is not complete. masked-intermediate:
-    NaN or infinities in registers, none seen to be stored. subnormal-only. nothing-seen: no event in what nixnan looks
-    at, which is no proof of health.
+    stored: NaN in memory, which holds for a torn log too. inconclusive: the log is not complete.
+    masked-intermediate: NaN or infinities in registers, none seen to be stored. subnormal-only. nothing-seen:
+    no event in what nixnan looks at, which is no proof of health.
     """
     seen = totals(log)
     infinite = seen["infinity"] + seen["-infinity"]
@@ -39,8 +39,8 @@ def verdict_of(log: Log) -> tuple[str, str]:
     if seen["NaN"] or infinite:
         return (
             "masked-intermediate",
-            f"{plural(seen['NaN'], 'line')} of NaN and {infinite:,} of infinities in registers; no store of a NaN was "
-            "seen. nixnan does not check whether an infinity was stored.",
+            f"{plural(seen['NaN'], 'line')} of NaN and {infinite:,} of infinities in registers; no store of "
+            "a NaN was seen. nixnan does not check whether an infinity was stored.",
         )
     if seen["subnormal"]:
         return "subnormal-only", "Subnormal numbers, but no NaN and no infinity in what nixnan looks at."

@@ -1,8 +1,8 @@
 """Distinct tensors of some events, and the leaves that point into them.
 
-What passed is counted later, so it must not have been written to meanwhile. Torch counts the writes of each tensor: a
-tensor that was never written has version 0, then and now. Only tensors that had been written before they passed need a
-note of how often, in `written`: (index in the list, leaf) -> version.
+What passed is counted later, so it must not have been written to meanwhile. Torch counts the writes of each
+tensor: a tensor that was never written has version 0, then and now. Only tensors that had been written before
+they passed need a note of how often, in `written`: (index in the list, leaf) -> version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Written = dict[tuple[int, str], int]
 
 
 class Batch:
-    """Distinct tensors, and leaves that point into them. `written` is None where each tensor is counted at once."""
+    """Distinct tensors, and leaves that point into them. `written` is None if all are counted at once."""
 
     def __init__(self, written: Written | None) -> None:
         self.tensors: Sequence[Tensor] = []
@@ -91,7 +91,7 @@ class Batch:
         return self._shapes or [(tensor.shape, tensor.dtype) for tensor in self.tensors]
 
     def let_go(self) -> None:
-        """Keep what is known of the tensors in place of them."""
+        """Drop the tensors, but keep their shapes and types."""
         self.outputs()
         self._shapes, self.tensors = self.shapes(), []
 

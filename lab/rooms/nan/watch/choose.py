@@ -1,4 +1,4 @@
-"""Which way of counting is the best on a device, or the one that was asked for."""
+"""The best way of counting on a device, or the one that was asked for."""
 
 from __future__ import annotations
 

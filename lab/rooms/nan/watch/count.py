@@ -2,13 +2,15 @@
 
 Four ways, the same answer where they know it:
 
-- `plain_counts`: torch's own predicates, tensor by tensor. Slow and obvious; every other way is tested against it.
+- `plain_counts`: torch's own predicates, tensor by tensor. Slow and obvious; every other way is tested
+  against it.
 - `norm_counts`: one infinity norm over the whole list says whether anything is bad; only then exact counts.
-- `bits_counts`: all tensors of a dtype in one array, read as integers. For CPUs, where every operator has its price.
+- `bits_counts`: all tensors of a dtype in one array, read as integers. For CPUs, where every operator has its
+  price.
 - the Triton kernel (workload_kernel): exact counts of all tensors in one launch a dtype.
 
-Every function returns float64 rows (nan, posinf, neginf, subnormal, absmax), one a tensor; absmax is the largest finite
-magnitude, -1 in a column means that it was not counted.
+Every function returns float64 rows (nan, posinf, neginf, subnormal, absmax), one a tensor; absmax is the
+largest finite magnitude, -1 in a column means that it was not counted.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ import torch
 from torch import Tensor
 
 KINDS = ("nan", "posinf", "neginf", "subnormal", "absmax")
-# dtype -> (integer of the same width, bits of infinity, bits of the least normal number). Above the sign bit, an IEEE
-# number's bits order like its magnitude: infinity is the exponent alone, what is greater is NaN.
+# dtype -> (integer of the same width, bits of infinity, bits of the least normal number). Above the sign bit,
+# an IEEE number's bits order like its magnitude: infinity is the exponent alone, what is greater is NaN.
 FORMATS = {
     torch.float16: (torch.int16, 0x7C00, 0x0400),
     torch.bfloat16: (torch.int16, 0x7F80, 0x0080),
@@ -43,7 +45,10 @@ class Counted:
 
 
 def beginning(counter: Counter) -> Callable[[Sequence[Tensor]], Counted]:
-    """The counter as a function that need not wait. Its tensors may be let go: what it launched comes before their reuse."""
+    """The counter as a function that does not have to wait.
+
+    Its tensors may be let go: what it launched comes before their memory is reused.
+    """
     begin: Callable[[Sequence[Tensor]], Counted] | None = getattr(counter, "begin", None)
     return begin or (lambda tensors: Counted(counter(tensors)))
 
@@ -57,7 +62,7 @@ def plain_counts(tensors: Sequence[Tensor]) -> np.ndarray:
 
 
 def bits_counts(tensors: Sequence[Tensor]) -> np.ndarray:
-    """Exact counts by the numbers' bits, many small tensors at a time; what has another format goes the plain way."""
+    """Exact counts by the numbers' bits, many small tensors at a time; other formats go to `plain_counts`."""
     rows = np.empty((len(tensors), len(KINDS)))
     for dtype in FORMATS:
         piece: list[int] = []
@@ -120,7 +125,7 @@ NORMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
-    """|x| at its largest, NaN if any is NaN. One call over the list where torch has it."""
+    """The largest |x| of each tensor, NaN if any number is NaN. One call over the list where torch has it."""
     together = getattr(torch, "_foreach_norm", None)
     if together is None or len({tensor.device for tensor in tensors}) > 1:
         return [torch.linalg.vector_norm(tensor, float("inf")) for tensor in tensors]

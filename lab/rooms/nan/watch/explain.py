@@ -25,7 +25,10 @@ class Explainer:
         self._cache_bad: dict[int, int] = {}  # layer -> step since when
 
     def check_weights(self, count: Counter) -> list[dict[str, Any]]:
-        """Parameters and buffers that hold something bad; their modules are known as producers from now on."""
+        """Parameters and buffers that hold something bad.
+
+        From now on their modules are known as producers.
+        """
         owned = [
             (at, name, tensor)
             for at, module in enumerate(self._modules)

@@ -34,7 +34,7 @@ class Forward:
         return self.stack[-1]
 
     def leave(self, at: int) -> int:
-        """A call returned; calls above it on the stack were left by an exception that somebody caught."""
+        """A call returned; calls above it on the stack ended by an exception that was caught."""
         while self.calls[self.stack[-1]][0] != at:
             self.stack.pop()
         self.calls[self.stack[-1]][2] = True
@@ -46,11 +46,11 @@ class Forward:
         return len(self.calls) - 1
 
     def empty(self) -> bool:
-        """Whether no part of it was taken so far."""
+        """Whether nothing of it was taken so far."""
         return not self._parts
 
     def take(self, batch: Batch, counted: Counted) -> None:
-        """The batch's leaves follow those that are here; `counted` will have a row a tensor of the batch."""
+        """Append the batch's leaves; `counted` will have one row per tensor of the batch."""
         self._parts.append((batch, counted))
 
     def read_out(self) -> Seen:
@@ -76,7 +76,10 @@ class Forward:
 
 @dataclass(frozen=True)
 class Seen:
-    """A whole forward: leaves in the order of time, and for each its row of `counts` (-1: overwritten before it could be)."""
+    """A whole forward: its leaves in the order of time, and the index of each leaf's row in `counts`.
+
+    Index -1: the tensor was overwritten before it could be counted.
+    """
 
     labels: list[Label]
     leaf_call: list[int]

@@ -1,8 +1,8 @@
-"""The Triton kernel of the watch: NaN, infinities, subnormals and the largest magnitude of many tensors in one launch.
+"""The Triton kernel of the watch: counts of many tensors in one launch.
 
-Numbers are read as integers: above the sign bit, an IEEE number's bits order like its magnitude, infinity is the exponent's
-bits alone, what is greater is NaN, what is below the least normal number is zero or subnormal. So one kernel serves half,
-bfloat16 and float, and no mode of the GPU can flush what it counts.
+Numbers are read as integers: above the sign bit, an IEEE number's bits order like its magnitude. Infinity is
+the exponent's bits alone, NaN is greater, and what is below the least normal number is zero or subnormal. So
+one kernel serves half, bfloat16 and float, and no mode of the GPU can flush what it counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _look(words, largest, subnormal, MASK: tl.constexpr, NORMAL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What every number costs: its magnitude against the largest, and whether it is subnormal (0 wraps around)."""
+    """The work for every number: the largest magnitude, and whether it is subnormal (0 wraps around)."""
     magnitude = words & MASK
     largest = tl.maximum(largest, magnitude)
     subnormal += ((magnitude - 1).to(tl.uint32, bitcast=True) < NORMAL - 1).to(tl.int32)
@@ -43,7 +43,7 @@ def _look_at_words(words, largest, subnormal, PACKED: tl.constexpr, MASK: tl.con
 def _count_bad(  # type: ignore[no-untyped-def]
     words, keep, nan, posinf, neginf, finite, SIGN: tl.constexpr, MASK: tl.constexpr, INFINITY: tl.constexpr
 ):
-    """Only for tensors that hold something bad."""
+    """The extra work for tensors that hold something bad."""
     magnitude = words & MASK
     infinite = keep & (magnitude == INFINITY)
     negative = (words & SIGN) != 0
@@ -67,8 +67,8 @@ def _count(  # type: ignore[no-untyped-def]
 ):
     """found[tensor] += (nan, posinf, neginf, subnormal), and absmax by its bits; grid (tensors, parts).
 
-    `sizes` are in words of 32 bits, with two numbers each if PACKED. Everything is read once without a mask where a block
-    is full, so that loads are wide; what is bad is counted by reading again.
+    `sizes` are in words of 32 bits, with two numbers each if PACKED. Everything is read once without a mask
+    where a block is full, so that loads are wide; what is bad is counted by reading again.
     """
     MASK: tl.constexpr = 0x7FFF if PACKED else 0x7FFFFFFF
     tensor = tl.program_id(0)
@@ -122,7 +122,10 @@ def parts_for(words: int) -> int:
 
 
 def run(grid: tuple[int, int], args: tuple[Tensor, ...], dtype: torch.dtype) -> None:
-    """`_count` over `grid` on the current device. What Triton finds out at every launch is found out once: half of its price."""
+    """`_count` over `grid` on the current device.
+
+    What Triton works out at every launch is kept after the first one: that halves the price of a launch.
+    """
     whole, infinity, normal = FORMATS[dtype]
     packed = whole is torch.int16
     constants = (1 << 15 if packed else -(1 << 31), infinity, normal, packed, BLOCK)

@@ -20,9 +20,10 @@ NO_ROWS = np.zeros((0, len(KINDS)))
 
 
 class KernelCounter:
-    """Rows as `plain_counts` gives them; what the kernel cannot read goes there.
+    """Rows as `plain_counts` gives them; tensors that the kernel cannot read are counted there.
 
-    Forwards of one phase differ in nothing but addresses, so what else a call needs is kept for the next one.
+    Forwards of one phase differ only in addresses, so everything else that a call needs is kept for the next
+    one.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class KernelCounter:
         return self.begin(tensors).rows()
 
     def begin(self, tensors: Sequence[Tensor]) -> Counted:
-        """Everything launched, nothing waited for but what the kernel cannot read."""
+        """Launch all counts; wait only for tensors that the kernel cannot read."""
         sizes, devices = [*map(Tensor.numel, tensors)], [*map(Tensor.get_device, tensors)]
         dtypes = [*map(DTYPE, tensors)]
         last = self._last
@@ -46,7 +47,7 @@ class KernelCounter:
 
 
 class Group:
-    """Tensors of one type on one device: which, their words of 32 bits (on that device), and the most of these."""
+    """Tensors of one type on one device: their indices, and their sizes in words of 32 bits."""
 
     def __init__(self, dtype: torch.dtype, members: Sequence[int], words: Tensor, most_words: int) -> None:
         self.dtype, self.members, self.words = dtype, np.asarray(members, np.int64), words
@@ -62,7 +63,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """What equal forwards share; without groups where some tensor went another way."""
+    """What equal forwards share; no groups if some tensor was counted another way."""
 
     sizes: list[int]
     dtypes: list[torch.dtype]
@@ -132,7 +133,7 @@ class Launched(Counted):
 
 
 def _as_before(tensors: Sequence[Tensor], last: Layout) -> Launched | None:
-    """The counts where only addresses are new; None where a tensor needs a copy or another way now."""
+    """The counts if only addresses are new; None if a tensor now needs a copy or another way."""
     if not all(map(Tensor.is_contiguous, tensors)):
         return None
     pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
@@ -148,7 +149,7 @@ def _as_before(tensors: Sequence[Tensor], last: Layout) -> Launched | None:
 def _by_type(
     tensors: Sequence[Tensor], sizes: list[int], dtypes: list[torch.dtype], devices: list[int]
 ) -> tuple[list[Group], list[int], list[Found]]:
-    """(groups, tensors that go the plain way, counts of each group). All launches come before any wait."""
+    """(groups, indices of tensors for `plain_counts`, counts of each group); launched before any wait."""
     places: dict[tuple[torch.dtype, int], list[int]] = {}
     for at, key in enumerate(zip(dtypes, devices, strict=True)):
         places.setdefault(key, []).append(at)
@@ -169,7 +170,7 @@ def _by_type(
 
 @dataclass(frozen=True)
 class Table:
-    """Which tensors the kernel can read, their words, their addresses, and what must live until it has run."""
+    """Which tensors the kernel can read, and what it needs to read them."""
 
     chosen: list[bool]
     words: list[int]
@@ -178,7 +179,10 @@ class Table:
 
 
 def _table(tensors: list[Tensor], sizes: list[int], dtype: torch.dtype) -> Table:
-    """The kernel reads words of 32 bits from addresses that 16 divides. Counting does not care for order, but gaps need a copy."""
+    """The kernel reads words of 32 bits from addresses that 16 divides.
+
+    Counting does not care for order, but gaps need a copy.
+    """
     dense = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
     pointers = [tensor.data_ptr() for tensor in dense]
     per_word = 1 if dtype is torch.float32 else 2

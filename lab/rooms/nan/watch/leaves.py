@@ -1,4 +1,4 @@
-"""The floating-point tensors in whatever a module takes or gives: tensors, tuples, lists, dicts, dataclasses."""
+"""The floating-point tensors in what a module takes or gives: in tuples, lists, dicts and dataclasses too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-# Keyword arguments that are no activations: -inf is legal in a mask, and every layer gets the same cache object.
+# Keyword arguments that are no activations: -inf is legal in a mask, and every layer gets the same cache
+# object.
 SKIPPED = ("mask", "bias", "past_key_value", "layer_past", "cache", "kv_cache")
 MOST_DEPTH = 6
 
@@ -19,9 +20,9 @@ def is_skipped(name: str) -> bool:
 
 
 def leaves(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Tensor | None]]:
-    """(name, tensor) of every floating or complex tensor; (name, None) for an object that cannot be looked into.
+    """(name, tensor) of every floating or complex tensor; (name, None) for an object of an unknown kind.
 
-    Integers, flags and None are no numbers to watch and are passed over; so are masks and caches by their names.
+    Integers, flags and None are passed over; so are masks and caches, which are known by their names.
     """
     if isinstance(value, Tensor):
         if value.is_floating_point() or value.is_complex():
@@ -50,7 +51,10 @@ def _is_cache(value: Any) -> bool:
 
 
 def cached_pair(cache: Any, layer: int) -> tuple[Tensor, Tensor] | None:
-    """This layer's keys and values out of any cache transformers has had: layers[i], key_cache[i] or tuples."""
+    """This layer's keys and values, from any cache that transformers has had.
+
+    Layouts: layers[i], key_cache[i] with value_cache[i], or tuples.
+    """
     if cache is None:
         return None
     if isinstance(cache, (tuple, list)):

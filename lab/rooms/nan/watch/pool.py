@@ -17,7 +17,10 @@ Picker = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Pool:
-    """All values that events hold in one list: single ones, arguments one by one, then what lies in tuples and mappings."""
+    """All values that events hold, in one list.
+
+    First single ones, then arguments one by one, then what lies in tuples and mappings.
+    """
 
     singles: Picker  # from the events
     args: Picker
@@ -28,7 +31,7 @@ class Pool:
 
     @classmethod
     def of(cls, events: list[Any]) -> tuple[Pool, dict[Source, int]]:
-        """And the place of each source in it."""
+        """The pool, and the index of each source in it."""
         calls = [n for n in range(0, len(events), 3) if 0 <= events[n] < PASSED]
         passed = [n for n in range(0, len(events), 3) if events[n] >= PASSED]
         returned = [n for n in range(0, len(events), 3) if events[n] < 0]
@@ -67,7 +70,7 @@ class Pool:
 
 
 def _unpacked(places: dict[Source, int], held: dict[Source, Any], kind: Any) -> list[int]:
-    """Places of values of this kind, each object once; what lies in them is added to `places`."""
+    """Indices of values of this kind, each object once; what lies in them is added to `places`."""
     begins: dict[int, int] = {}
     found, size = [], len({*places.values()})
     for source, value in held.items():

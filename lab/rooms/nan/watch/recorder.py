@@ -1,15 +1,16 @@
-"""Collects the calls of every module while a model runs, and counts their tensors when the outermost call ends.
+"""Collects the calls of every module while a model runs, and counts their tensors at the end.
 
-Each module only appends references to a list: no kernel is launched, nothing waits. References are counted and let go
-piece by piece where they would fill the memory.
+Each module only appends references to a list: no kernel is launched, nothing waits. References are counted
+and let go piece by piece if they would fill the memory.
 
-What was written in place after it passed is not what passed. The first forward of a phase notes the versions of what
-was written before (`batch`). If there was nothing to note, the next ones note nothing: a tensor of version 0 was never
-written. A tensor that has another version all the same is unknown in that forward, and from the next one on versions
-are noted.
+What was written in place after it passed is not what passed. The first forward of a phase notes the versions
+of what was written before (`batch`). If there was nothing to note, the next ones note nothing: a tensor of
+version 0 was never written. A tensor that has another version all the same is unknown in that forward, and
+from the next one on versions are noted.
 
-A module's `forward` is replaced by a wrapper for as long as the watch lasts and put back afterwards. Torch hooks are
-not used: they would cost several microseconds per module, and torch 1.12 cannot give them keyword arguments.
+A module's `forward` is replaced by a wrapper for as long as the watch lasts and put back afterwards. Torch
+hooks are not used: they would cost several microseconds per module, and torch 1.12 cannot give them keyword
+arguments.
 """
 
 from __future__ import annotations
@@ -35,16 +36,18 @@ from lab.rooms.nan.watch.pool import PASSED
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.template import Template
 
-# What wrappers do beside appending: nothing, note versions, or count at once (the mode outside of a forward too).
+# What wrappers do beside appending: nothing, note versions, or count at once (the mode outside of a forward
+# too).
 NOTHING, VERSIONS, EVERYTHING = range(3)
 WEIGH_EVERY = 3 * 64  # entries of the list between two looks at the memory that references hold
 
 
 class Recorder(ABC):
-    """Replaces the forwards of a model's modules; a subclass takes each forward of the whole model when it ends.
+    """Replaces the forwards of a model's modules; a subclass takes each whole forward when it ends.
 
-    Events lie flat in one list, three entries each: (module, args, kwargs) for a call, (~module, output, None) for its
-    return, and for a module without children that takes one value both in one: (module + PASSED, input, output).
+    Events lie flat in one list, three entries each: (module, args, kwargs) for a call, (~module, output,
+    None) for its return, and for a module without children that takes one value both in one: (module +
+    PASSED, input, output).
     """
 
     def __init__(self, model: nn.Module, count: Counter, budget_bytes: int) -> None:
@@ -127,7 +130,8 @@ class Recorder(ABC):
             extend((passed, input, output))
             return output
 
-        # No arguments to pack if a module takes one of this name, as torch's own layers do: half of the price.
+        # No arguments to pack if a module takes one of this name, as torch's own layers do: half of the
+        # price.
         one = leaf and _parameters(forward) == ["input"]
         return functools.wraps(forward)(watched_input if one else watched_leaf if leaf else watched)
 
@@ -177,7 +181,10 @@ class Recorder(ABC):
             _note(output, "output", index + 1, self._written)
 
     def _outermost(self, at: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A whole forward: its events, then its count. An exception of the model passes on after the count."""
+        """A whole forward: its events, then its count.
+
+        An exception of the model passes on after the count.
+        """
         self._forward = Forward(self.next_number(), *_phase(args, kwargs))
         self._inside, self._mode = True, self._mode_for(self._forward.phase, args, kwargs)
         # One token's activations fill no memory.
@@ -217,7 +224,10 @@ class Recorder(ABC):
             self._absorb()
 
     def _absorb(self, last: bool = False) -> None:
-        """Begin the count of all tensors of the events so far. Unless these are the `last`, let go of the tensors."""
+        """Begin the count of all tensors of the events so far.
+
+        Unless these are the `last`, let go of the tensors.
+        """
         forward, at_once = self._forward, self._mode == EVERYTHING
         whole = last and forward.empty() and not at_once
         found = self._absorb_by_template() if whole else None

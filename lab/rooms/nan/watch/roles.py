@@ -2,8 +2,9 @@
 
 Pure: no torch, no tensors, only what was counted. A leaf is bad when it holds a NaN or an infinity.
 
-Births in code between modules (a residual sum, a softmax, a product) show first as a bad input of the next child; so the
-first bad leaf in order of time names the producer: a call's own output, or "in the parent, after A, before B".
+Births in code between modules (a residual sum, a softmax, a product) show first as a bad input of the next
+child; so the first bad leaf in order of time names the producer: a call's own output, or "in the parent,
+after A, before B".
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module; `parent` is the call it was made in (-1: none), `raised` that it never returned."""
+    """One call of a module."""
 
     module: str
     parent: int
@@ -40,7 +41,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Birth:
-    """Where bad numbers begin. `how`: output, between, weights, cache or given; `leaf` is the first bad one."""
+    """Where bad numbers begin.
+
+    `how`: output, between, weights, cache or given; `leaf` is the first bad one.
+    """
 
     module: str
     how: str
@@ -66,7 +70,7 @@ class Birth:
 
 
 def first_birth(calls: Sequence[Call], leaves: Sequence[Leaf]) -> Birth | None:
-    """The earliest bad leaf of a forward, told as the place that made it; None when nothing is bad."""
+    """The place that made the earliest bad leaf of a forward; None if nothing is bad."""
     for leaf in leaves:
         if leaf.bad:
             return _birth_of(calls, leaf)
@@ -74,7 +78,10 @@ def first_birth(calls: Sequence[Call], leaves: Sequence[Leaf]) -> Birth | None:
 
 
 def roles(calls: Sequence[Call], leaves: Sequence[Leaf]) -> list[str]:
-    """The role of each call: clean, producer, weights, contains, propagator, absorber, cache, raised or unknown."""
+    """The role of each call.
+
+    clean, producer, weights, contains, propagator, absorber, cache, raised or unknown
+    """
     bad_in, bad_out = [False] * len(calls), [False] * len(calls)
     unknown = [False] * len(calls)
     for leaf in leaves:
@@ -119,7 +126,10 @@ def _role(call: Call, bad_in: bool, bad_out: bool, inside: Leaf | None, unknown:
 
 
 def _first_inside(calls: Sequence[Call], leaves: Sequence[Leaf]) -> dict[int, Leaf]:
-    """For each call the first bad leaf of the calls it made itself: an input there was made by its own code."""
+    """For each call the first bad leaf of the calls it made itself.
+
+    If that leaf is an input, the call's own code made it bad.
+    """
     found: dict[int, Leaf] = {}
     for leaf in leaves:
         if leaf.bad and calls[leaf.call].parent >= 0:

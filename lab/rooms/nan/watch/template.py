@@ -1,7 +1,8 @@
 """Where the tensors of a forward were, so that an equal one is read at once.
 
-Reading events one by one costs a microsecond or two each, a fifth of a decode step of a 7B model. A `Template` remembers
-where the tensors of an equal forward were, so that the next one is read by a few list comprehensions.
+Reading events one by one costs a microsecond or two each, a fifth of a decode step of a 7B model. A
+`Template` remembers where the tensors of an equal forward were, so that the next one is read by a few list
+comprehensions.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ VERSION, DTYPE = attrgetter("_version"), attrgetter("dtype")
 class Template:
     """Where the tensors of a forward were.
 
-    Two forwards are equal when the same modules were called, their pools have the same types, and the same places of both hold
-    one and the same tensor.
+    Two forwards are equal when the same modules were called, their pools have the same types, and the same
+    places of both hold one and the same tensor.
     """
 
     heads: list[int]  # the modules, as events have them
@@ -50,7 +51,7 @@ class Template:
 
     @classmethod
     def of(cls, events: list[Any], forward: Forward, batch: Batch) -> Template | None:
-        """None for a forward whose tensors lie deeper than a pool reaches, or were overwritten."""
+        """A template of this forward; None if tensors lie deeper than a pool reaches or were overwritten."""
         pool, sources = Pool.of(events)
         values, keys = pool.open(events)
         types = [*map(type, values)]
@@ -95,7 +96,10 @@ class Template:
         )
 
     def read(self, events: list[Any]) -> list[Any] | None:
-        """The pool of a forward that may be this one's equal: `distinct` picks tensors from it, which `confirm` judges."""
+        """The pool of a forward that may equal this one; None if it differs.
+
+        `distinct` picks tensors from it, which `confirm` checks.
+        """
         if events[::3] != self.heads:
             return None
         values, keys = self.pool.open(events)
@@ -108,7 +112,7 @@ class Template:
         return values
 
     def confirm(self, values: list[Any], tensors: Sequence[Tensor], written: Written) -> Batch | None:
-        """The tensors as a batch; None where they are not as they were."""
+        """The tensors as a batch; None if they are not arranged as in the template."""
         if not all(map(is_, self.again(values), self.first(values))):
             return None
         if len({*map(id, tensors)}) < len(tensors):
@@ -128,7 +132,7 @@ class Template:
         return events[self.cache_at[0]][self.cache_at[1]] if self.cache_at else None
 
     def _noted(self, versions: list[int], written: Written) -> bool:
-        """Whether all that was ever written had been written before it passed."""
+        """Whether everything that was ever written had been written before it passed."""
         return all(map(int.__eq__, versions, [written.get(leaf, 0) for leaf in self.first_leaves]))
 
 
@@ -139,7 +143,7 @@ def _may_hold(value: Any) -> bool:
 def _same(
     values: list[Any], places: dict[Source, int], distinct: list[int]
 ) -> tuple[list[int], list[int], list[int]]:
-    """(places of what is there again, the first place of each of these, places of tensors that do not count)"""
+    """(indices of repeated objects, the first index of each, indices of tensors that do not count)"""
     holders = {id(values[at]): at for at in distinct}
     again, first, others = [], [], []
     for at in sorted({at for source, at in places.items() if not skipped(source)} - {*distinct}):

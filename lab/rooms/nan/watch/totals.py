@@ -42,7 +42,10 @@ class RunningTotals:
         return self._counts
 
     def settle(self) -> None:
-        """Add up what waits. Forwards that were read by one template share their index arrays, and go together."""
+        """Add up what waits.
+
+        Forwards that were read by one template share their index arrays, and go together.
+        """
         for _, equal in itertools.groupby(self._waiting, key=lambda one: (id(one[2]), id(one[3]))):
             steps, counts, index, put_out = zip(*equal, strict=True)
             stacked = np.stack(counts)

@@ -1,7 +1,8 @@
 """The watch: every call of every module of a model, with what went in and what came out, counted.
 
-While the model runs, references are collected (`recorder`). When the outermost call ends, all tensors are counted
-together (`count`), and only if something is bad are the calls put into order to name who made it (`explain`, `roles`).
+While the model runs, references are collected (`recorder`). When the outermost call ends, all tensors are
+counted together (`count`), and only if something is bad are the calls put into order to name who made it
+(`explain`, `roles`).
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class NonFiniteError(LabError, FloatingPointError):
 class Watch(Recorder):
     """Watches a model between `__enter__` and `__exit__`.
 
-    counter: "kernel", "bits", "norm" or "plain" (default: the best on the model's device). on_bad: "keep" goes on,
-    "raise" raises NonFiniteError after the forward that went bad, a function is called with its `Step`.
-    budget_bytes: what references may hold before they are counted and let go. keep_rows: keep call by call the first
-    forward of a phase too.
+    counter: "kernel", "bits", "norm" or "plain" (default: the best on the model's device). on_bad: "keep"
+    goes on, "raise" raises NonFiniteError after the forward that went bad, a function is called with its
+    `Step`. budget_bytes: what references may hold before they are counted and let go. keep_rows: keep call by
+    call the first forward of a phase too.
     """
 
     def __init__(

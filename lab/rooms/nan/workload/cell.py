@@ -33,7 +33,7 @@ SHAPES: dict[str, dict[str, int]] = {
 
 @dataclass
 class Cell:
-    """What is to run: one combination of dtype, attention and quantization, and what had to give way here."""
+    """What runs: one combination of dtype, attention and quantization, and what had to give way here."""
 
     dtype: str
     attn: str
@@ -44,7 +44,7 @@ class Cell:
 
 
 def choose_cell(config: NanConfig, experiment: str) -> Cell:
-    """What this experiment runs here. Raises GpuError for a GPU that is not there."""
+    """What this experiment runs here. Raises GpuError if the GPU asked for is missing."""
     device = choose_device(config.device)
     cell = Cell(config.dtype, config.attn, _quant(config, experiment), device)
     if experiment == "bfloat16":
@@ -77,7 +77,7 @@ def _quant(config: NanConfig, experiment: str) -> str:
 
 
 def _quant_lack(config: NanConfig, cell: Cell) -> str:
-    """Why quantized weights cannot run; empty if they can, or were not asked for."""
+    """Why quantized weights cannot run; empty if they can, or if none were asked for."""
     if cell.quant == "none":
         return ""
     if cell.device.type == "cpu":

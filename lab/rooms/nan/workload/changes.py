@@ -1,7 +1,8 @@
 """What an experiment changes in a model, and the proof that it did.
 
-Every change counts what it touched, and measures by how much the first logits moved against the same model without it.
-A change that touched nothing is invalid; one that moved nothing had no effect. Both are shown, neither is compared.
+Every change counts what it touched, and measures how far the first logits moved against the same model
+without it. A change that touched nothing is invalid; one that moved nothing had no effect. Both are shown,
+neither is compared.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PROJECTIONS = ("q_proj", "query", "q")
 
 @dataclass
 class Applied:
-    """What became of a change: modules that could take it, modules that did, values that it altered so far."""
+    """What a change did: modules that could take it, modules that did, values altered so far."""
 
     what: str
     expected: int
@@ -56,7 +57,7 @@ class Change:
         self.undo.clear()
 
     def settle(self) -> None:
-        """Bring home what was counted on the device."""
+        """Read what was counted on the device."""
         if self._clipped:
             self.applied.values_changed = int(torch.stack([one.sum() for one in self._clipped]).sum())
 
@@ -90,7 +91,7 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def scale_attention(model: nn.Module, factor: float) -> Change:
-    """Multiply the softmax scale: the module's own, or the queries where it has none (the rotation is linear)."""
+    """Multiply the softmax scale: the module's own, else its queries (the rotation is linear)."""
     modules = attention_modules(model)
     change = Change(Applied(f"attention scores x {factor:g}", len(modules), 0))
     for module in modules.values():
@@ -166,7 +167,7 @@ def resolved_attention(model: Any) -> str:
 
 
 def _replace_forward(change: Change, module: nn.Module, alter: Callable[[Any], Any]) -> None:
-    """Let `alter` have what `module` returns; an instance attribute, so that every call of it is met."""
+    """Pass what `module` returns through `alter`; an instance attribute, so that every call is met."""
     forward = module.forward
 
     def altered(*args: Any, **kwargs: Any) -> Any:

@@ -46,7 +46,7 @@ def _one_round(
     watched: bool,
     _watch: Any,
 ) -> None:
-    """One prefill and some decode steps, timed by the host's clock around work that is waited for."""
+    """Time one prefill and some decode steps by the host's clock, waiting for the GPU each time."""
     began = _now(ids)
     out = forward(model, ids, mask)
     times.setdefault(("prefill", watched), []).append(1e3 * (_now(ids) - began))
@@ -67,7 +67,7 @@ def _now(near: Tensor) -> float:
 
 @torch.no_grad()
 def kernel_set(model: Any, ids: Tensor, mask: Tensor) -> dict[str, Any] | None:
-    """The kernels of one prefill and one decode step with their launches, by torch's profiler; None on a CPU."""
+    """The kernels of one prefill and one decode step with their launches; None on a CPU."""
     if not ids.is_cuda:
         return None
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Running the model: greedy tokens one by one, what watching costs, which kernels run, how good the tokens are."""
+"""Running the model: greedy tokens, one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab.rooms.nan.watch.watch import Watch
 
 @dataclass
 class Generated:
-    """tokens: one list a prompt; logits: (batch, vocabulary) a step, those that the tokens were chosen from."""
+    """tokens: one list per prompt; logits: (batch, vocabulary) per step, from which tokens were chosen."""
 
     tokens: list[list[int]]
     logits: list[Tensor]
@@ -22,9 +22,10 @@ class Generated:
 
 @torch.no_grad()
 def generate(model: Any, ids: Tensor, mask: Tensor, num_tokens: int, watch: Watch | None) -> Generated:
-    """Exactly `num_tokens` greedy tokens a prompt; an end token does not end it, so that counts compare.
+    """Exactly `num_tokens` greedy tokens per prompt; an end token does not stop it, so that counts compare.
 
-    One prefill, then one decode step a token. Nothing of the logits is masked. All-NaN logits choose token 0 for ever.
+    One prefill, then one decode step per token. Nothing of the logits is masked. All-NaN logits always choose
+    token 0.
     """
     with watch if watch is not None else contextlib.nullcontext():
         tokens: list[Tensor] = []

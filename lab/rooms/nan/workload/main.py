@@ -1,13 +1,16 @@
 """One experiment of the nan room; runs where the GPU is, one process an experiment.
 
-    python -m lab.rooms.nan.workload --config nan.json --experiment eager --out steps/eager [--no-hooks] [--root DIR]
+    python -m lab.rooms.nan.workload --config nan.json --experiment eager --out steps/eager
+                                     [--no-hooks] [--root DIR]
 
-Loads the model, changes one thing and proves it, generates exactly `max_new_tokens` greedily under the watch (or, with
---no-hooks, under nothing: that is how nixnan gets it), and leaves in --out:
+Loads the model, changes one thing and proves it, generates exactly `max_new_tokens` greedily under the watch
+(or, with --no-hooks, under nothing: that is how nixnan gets it), and leaves in --out:
 
 - `result.json`: what was asked and what ran, the proof, the text, births and totals, timings, quality.
-- `modules.csv`: every leaf of every module, summed over calls, by phase. `calls.csv`: the kept forwards call by call.
-- `logits.npy`: (tokens, vocabulary) float32, the baseline's tokens teacher-forced; what quality is measured with.
+- `modules.csv`: every leaf of every module, summed over calls, by phase. `calls.csv`: the kept forwards call
+  by call.
+- `logits.npy`: (tokens, vocabulary) float32, the baseline's tokens teacher-forced; what quality is measured
+  with.
 - `environment.json`: versions and devices.
 
 Exit codes are those of lab.errors. Written for torch 1.12 to 2.13, transformers 4.35 to 5.23.
@@ -66,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(config: NanConfig, experiment: str, out: Path, *, watched: bool = True) -> dict[str, Any]:
-    """The experiment from loading to files; -> what result.json says. Nothing is written before the end but logs."""
+    """The experiment from loading to files; -> what result.json says.
+
+    Nothing is written before the end but logs.
+    """
     began = time.perf_counter()
     torch.manual_seed(config.seed)
     cell = choose_cell(config, experiment)
@@ -86,7 +92,7 @@ def run(config: NanConfig, experiment: str, out: Path, *, watched: bool = True) 
 
 
 def attach_tools() -> None:
-    """Make the GPU's context now, which loads an injected tool, then hide the tool from children of this process.
+    """Make the GPU's context now, which loads an injected tool; then hide the tool from child processes.
 
     Every process that loads nixnan empties the log that its environment names.
     """

@@ -1,4 +1,4 @@
-"""The models of the nan room: random-weight Mistrals that need no download, and any causal LLM of transformers."""
+"""The models of the nan room: random-weight Mistrals, and any causal LLM of transformers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Loaded:
 
 
 def load(config: NanConfig, cell: Cell) -> Loaded:
-    """The model in evaluation mode on its device. Raises MissingError for one that is neither here nor in the cache."""
+    """The model in evaluation mode on its device. Raises MissingError if it cannot be found."""
     with needs("workload"):
         import transformers
     library: Any = transformers  # its types differ from version to version
@@ -40,8 +40,11 @@ def load(config: NanConfig, cell: Cell) -> Loaded:
 
 
 def _random_mistral(library: Any, config: NanConfig, cell: Cell) -> Any:
-    """A Mistral of the asked shape. Every weight is drawn by its own name's seed in float32 and rounded to the dtype,
-    so that experiments in different dtypes have the same model."""
+    """A Mistral of the asked shape.
+
+    Every weight is drawn by its own name's seed in float32 and rounded to the dtype, so that experiments in
+    different dtypes have the same model.
+    """
     shape = {**SHAPES[config.model], **({"num_hidden_layers": config.layers} if config.layers else {})}
     chosen: dict[str, Any] = {} if cell.attn == "auto" else {"attn_implementation": cell.attn}
     made = library.MistralConfig(
@@ -104,7 +107,7 @@ def _from_hub(library: Any, config: NanConfig, cell: Cell) -> Loaded:
 
 
 def _bits(library: Any, cell: Cell) -> Any:
-    """bitsandbytes as the published baseline had it, every choice spelled out: 4-bit fp4 without double quantization."""
+    """bitsandbytes as the published baseline had it, spelled out: 4-bit fp4 without double quantization."""
     if cell.quant == "8bit":
         return library.BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=6.0)
     return library.BitsAndBytesConfig(

@@ -1,7 +1,7 @@
-"""Plant a known cause in one layer of a random-weight model, so that what is found can be held against what was planted.
+"""Plant a known cause in one layer of a random-weight model, to compare what is found with what was planted.
 
-Scales are calibrated by one plain forward: the planted numbers overflow half whatever the width of the model, and what
-comes before them stays well inside.
+Scales are calibrated by one plain forward: the planted numbers overflow half whatever the width of the model,
+and what comes before them stays well inside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ GATE_PEAK, UP_PEAK = 200.0, 20000.0  # of the MLP's two factors, whose product e
 
 @torch.no_grad()
 def provoke(model: Any, kind: str, layer: int | None, ids: Tensor, mask: Tensor) -> dict[str, Any]:
-    """Plant it; -> what, where, and the module that must be found. Raises UsageError for a model without such layers."""
+    """Plant it; returns what, where, and the module that must be found.
+
+    Raises UsageError for a model without such layers.
+    """
     blocks = getattr(getattr(model, "model", None), "layers", None)
     if blocks is None or not hasattr(blocks[0], "self_attn") or not hasattr(blocks[0], "mlp"):
         raise UsageError(
@@ -69,7 +72,7 @@ def _scale_to(model: Any, linears: list[nn.Module], peaks: list[float], ids: Ten
 
 
 def mask_one_row(attention: nn.Module) -> None:
-    """The last query sees no key at all: its row of the mask is -inf, which a plain softmax turns into NaN."""
+    """Mask all keys of the last query with -inf, which a plain softmax turns into NaN."""
     forward = attention.forward
 
     def masked(*args: Any, **kwargs: Any) -> Any:
@@ -88,7 +91,7 @@ def mask_one_row(attention: nn.Module) -> None:
 
 
 def cached_length(kwargs: dict[str, Any], layer: int) -> int:
-    """Positions of this layer already in the cache; earlier layers have put the new ones in by now."""
+    """Positions of this layer already in the cache."""
     for name in ("past_key_values", "past_key_value"):
         cache = kwargs.get(name)
         if cache is not None and hasattr(cache, "get_seq_length"):

@@ -22,9 +22,10 @@ TEACHER = "logits.npy"
 def quality(
     model: Any, ids: Tensor, mask: Tensor, generated: Generated, experiment: str, out: Path
 ) -> dict[str, Any]:
-    """The baseline's tokens teacher-forced: how far this model's distribution is from the baseline's, per position.
+    """How far this model's distribution is from the baseline's, per position, on the baseline's tokens.
 
-    The baseline itself leaves its logits for the others. `reason` says why there is no comparison.
+    The tokens are teacher-forced. The baseline itself leaves its logits for the others. `reason` says why
+    there is no comparison.
     """
     if experiment == "baseline":
         logits = _forced(model, ids, mask, generated.tokens)
@@ -62,7 +63,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _forced(model: Any, ids: Tensor, mask: Tensor, tokens: list[list[int]]) -> np.ndarray:
-    """(tokens, vocabulary) float32: the logits that each token of the first prompt is chosen from, in one forward."""
+    """(tokens, vocabulary) float32: the logits that each token of the first prompt was chosen from."""
     known = torch.tensor(tokens, device=ids.device)
     whole = torch.cat([ids, known[:, :-1]], dim=1)
     seen = torch.cat([mask, torch.ones_like(known[:, :-1])], dim=1)

@@ -1,4 +1,4 @@
-"""Made nixnan logs, and the plain reader that the fast one is held to."""
+"""Made nixnan logs, and the plain reader that the fast one is tested against."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ def error(
     """One error line; operand None is the oldest format."""
     which = "" if operand is None else f"operand {operand} of "
     at = f" at {place}" if place else ""
-    return f"#nixnan: error [{kinds}] detected in {which}instruction {sass} ; in function {function}{at} of type {type}"
+    where = f"{which}instruction {sass} ; in function {function}{at} of type {type}"
+    return f"#nixnan: error [{kinds}] detected in {where}"
 
 
 def report(lines=(), *, repeats=7, extra=None, old=False) -> list[str]:
-    """The report of error lines: their unique events, each repeated `repeats` times; `extra` adds {(type, kind): events}."""
+    """The report of error lines: their unique events, each repeated `repeats` times.
+
+    `extra` adds {(type, kind): events}.
+    """
     cells: Counter[tuple[str, str, bool]] = Counter()
     for line in lines:
         found = re.search(r"error \[(.*?)\].*instruction (?:@\S+ )?(\S+).* of type (\S+)$", line)
@@ -109,13 +113,13 @@ NOISE = (
     "step 12 loss=nan",
     "#nixnan: running kernel [void at::native::] ...",
     "#nixnan: error [NaN] detected in opera",
-    "f32#nixnan: error [NaN] detected in operand 0 of instruction FADD R1, R1, R1 ; in function f of type f32",
+    f"f32{error(sass='FADD R1, R1, R1', function='f')}",
     "#nixnan: #nixnan: warning: Infinite immediate found in operand 3 of @P1 FFMA R3, R2, R1, +INF  ;",
     "#nixnan: f16 bin has reached threshold: kernel=f range=[13,15] count=256",
     "\x1b[32mgreen\x1b[0m",
     "## a comment on #nixnan",
-    " 50%|#####     |\r#nixnan: error [NaN] detected in operand 0 of instruction FADD R9, R1, R1 ; in function f of type f32\r",
-    "\0\0\0#nixnan: error [subnormal] detected in operand 2 of instruction FMUL R1,\tR1, R1 ; in function f of type f32",
+    f" 50%|#####     |\r{error(sass='FADD R9, R1, R1', function='f')}\r",
+    f"\0\0\0{error('subnormal', 'FMUL R1,' + chr(9) + 'R1, R1', operand=2, function='f')}",
 )
 
 
@@ -150,7 +154,8 @@ class Plain:
 
 _KIND = r"(?:NaN|-?infinity|subnormal|div0)"
 _ERROR = re.compile(
-    rf"^#nixnan: error \[({_KIND}(?:,{_KIND})*)\] detected in (?:operand (\d+) of )?instruction (.+?) *; in function (.*?)"
+    rf"^#nixnan: error \[({_KIND}(?:,{_KIND})*)\] detected in (?:operand (\d+) of )?"
+    r"instruction (.+?) *; in function (.*?)"
     r"(?: at (?:line (\d+)|(\S.*?):(\d+)))? of type (f16|bf16|f32|f64|unknown)$"
 )
 _FINE = re.compile(
@@ -185,3 +190,11 @@ def _take(got: Plain, line: str) -> None:
             got.counts[of, opcode.startswith("STG"), kind] += 1
     elif not _FINE.match(line) or (line.count("#nixnan") > 1 and "warning" not in line):
         got.torn_lines += 1
+
+
+def fake(folder: Path, name: str, script: str) -> None:
+    """A command of this name in `folder`/bin."""
+    path = folder / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)

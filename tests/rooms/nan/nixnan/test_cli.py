@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from lab.rooms.nan.cli import nan
 from tests.rooms.nan.nixnan import nixgen
+from tests.rooms.nan.nixnan.examples import AGAIN, TWINS, A, B
 from tests.rooms.nan.nixnan.nixgen import error, log
-from tests.rooms.nan.nixnan.test_sass import AGAIN, TWINS, A, B
 
 
 def lab(*words: object) -> subprocess.CompletedProcess[str]:

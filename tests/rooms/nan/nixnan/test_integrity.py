@@ -1,4 +1,4 @@
-"""Does the verdict on a log tell a whole one from a cut, torn, edited or empty one?"""
+"""The integrity of a log tells a whole one from a cut, torn, edited or empty one."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_last_line_without_its_end_is_a_cut_not_a_tear(tmp_path):
 
 
 def test_a_whole_log_lacks_nothing_wherever_it_is_cut(tmp_path):
-    """No cut of a log, at any line or byte, passes for a whole one until the last section of its report is there."""
+    """No cut of a log, at any line or byte, passes for a whole one before the last section of its report."""
     text = "\n".join(log(*LINES)) + "\n"
     end = text.rindex("#nixnan: NaN:") + len("#nixnan: NaN: ")
     for size in range(0, end, 13):

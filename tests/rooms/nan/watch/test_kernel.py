@@ -29,7 +29,8 @@ for dtype in kernel.FORMATS:
         for bad in (0, 1, 2):
             x = torch.randn(size, generator=generator).to(dtype)
             picked = torch.randint(0, size, (bad * max(1, size // 9),), generator=generator)
-            kinds = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-7 if dtype is torch.float16 else 1e-40])
+            tiny = 1e-7 if dtype is torch.float16 else 1e-40
+            kinds = torch.tensor([float("nan"), float("inf"), -float("inf"), tiny])
             x[picked] = kinds[torch.randint(0, 4, (len(picked),), generator=generator)].to(dtype)
             tensors.append(x)
     table = counting._table(tensors, [x.numel() for x in tensors], dtype)
@@ -38,7 +39,8 @@ for dtype in kernel.FORMATS:
     expected = plain_counts([x for x, use in zip(tensors, table.chosen) if use])
     assert len(expected) > 10 and np.array_equal(found, expected), dtype
 
-# The counter remembers a call's sizes for the next: new values, new sizes and gaps must not be taken for the old ones.
+# The counter remembers a call's sizes for the next: new values, new sizes and gaps must not be taken for the
+# old ones.
 torch.Tensor.get_device = lambda tensor: 0
 real, took = counting._as_before, []
 def spied(tensors, last):
@@ -48,13 +50,16 @@ def spied(tensors, last):
 counting._as_before = spied
 counter = counting.KernelCounter()
 def call(sizes, gap=False):
-    made = [torch.randn(2 * n, generator=generator)[:: 2 if gap else 1][:n].to(torch.float16 if n % 4 else torch.float32) for n in sizes]
+    made = [torch.randn(2 * n, generator=generator)[:: 2 if gap else 1][:n] for n in sizes]
+    made = [x.to(torch.float16 if len(x) % 4 else torch.float32) for x in made]
     made = [x if not gap else torch.stack([x, x], 1)[:, 0] for x in made]
     made[1][0] = float("nan")
     assert np.array_equal(counter(made), plain_counts(made))
     return len(took)
-assert [call((130, 64, 200, 66)), call((130, 64, 200, 66)), call((64, 130, 200, 66)), call((64, 130, 200, 66), gap=True),
-        call((64, 130, 200, 66)), call((63, 130)), call((63, 130))] == [0, 1, 1, 2, 3, 3, 3]
+one, other = (130, 64, 200, 66), (64, 130, 200, 66)
+took_after = [call(one), call(one), call(other), call(other, gap=True), call(other)]
+took_after += [call((63, 130)), call((63, 130))]
+assert took_after == [0, 1, 1, 2, 3, 3, 3]
 assert took == [True, False, True]
 
 # What is launched is waited for later: a launch before that must leave the first one's memory alone.
@@ -67,7 +72,8 @@ counter(made(0))
 lists = [made(1), made(2), made(0)]
 pending = [counter.begin(some) for some in lists]
 assert all(np.array_equal(one.rows(), plain_counts(some)) for one, some in zip(pending, lists))
-assert np.array_equal(counter(lists[1]), plain_counts(lists[1])), "counts of the launch before were not zeroed"
+again = counter(lists[1])
+assert np.array_equal(again, plain_counts(lists[1])), "counts of the launch before were not zeroed"
 print("equal")
 """
 

@@ -1,7 +1,7 @@
 """Error lines counted a block at a time with numpy: for logs whose lines do not repeat.
 
-A line that looks in every byte like nixnan's usual error line is counted here; any other is handed back to be read by
-its pattern. Texts are compared by 64-bit hashes.
+A line that looks in every byte like nixnan's usual error line is counted here; any other is handed back to be
+read by its pattern. Texts are compared by 64-bit hashes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ OTHER_OPCODES = "other opcodes"
 
 
 class BulkCounter:
-    """What is counted of usual lines once the table of sites is full.
+    """Counts usual lines once the table of sites is full.
 
-    The sites of the table keep being told apart; further sites only count as one more, and their lines under their
-    function and opcode.
+    The sites of the table are still counted one by one; further sites only count as one more, and their lines
+    under their function and opcode.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class BulkCounter:
         self._listed, self._by_function, self._cells = Tally(), Tally(), Tally()
 
     def take(self, text: bytes) -> tuple[int, list[int]] | None:
-        """Count the usual ones of whole lines: how many lines there are, and the numbers of those left to be read.
+        """Count the usual ones of whole lines: (number of lines, numbers of the lines left to be read).
 
-        None where all are left.
+        None if all are left.
         """
         if not text.isascii() or any(octet in text for octet in UNPRINTED):
             return None
@@ -136,7 +136,10 @@ def hashes_of_sites(sites: list[tuple[str, str, int | None]]) -> Hashes:
 def _rows_with_new(
     index: Index, names: list[str], limit: int, hashes: Hashes, name: Callable[[int], str]
 ) -> Places:
-    """The row of each hash; new ones enter the index, and `name(which line)` the names, up to the limit; then -1."""
+    """The row of each hash; -1 for those beyond the limit.
+
+    New hashes enter the index, and `name(which line)` the names, up to the limit.
+    """
     rows = index.rows(hashes)
     new = np.flatnonzero(rows < 0)
     if len(new) and len(names) < limit:

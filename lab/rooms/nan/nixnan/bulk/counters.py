@@ -1,4 +1,4 @@
-"""Counts of hashes in bounded memory: an index of known ones, tallies of codes, and the number of distinct ones."""
+"""Counts of hashes in bounded memory: an index of known ones, tallies, and the number of distinct ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HELD_HASHES = 1 << 21  # 16 MiB, before they go to a file
 
 
 class Index:
-    """Which row a hash stands for; rows are numbered in the order of `add`.
+    """The row of each hash; rows are numbered in the order of `add`.
 
-    A hash has a slot by its first bits. The few that find theirs taken are kept in order, to be searched.
+    A hash has a slot by its first bits. The few whose slot is taken are kept in order, to be searched.
     """
 
     _BITS = 18
@@ -60,7 +60,7 @@ class Index:
 
 
 class Tally:
-    """How often each number came: held as they come, counted now and then."""
+    """How often each number came; numbers are held as they come and counted now and then."""
 
     def __init__(self) -> None:
         self._held: list[Places] = []
@@ -88,7 +88,7 @@ class Tally:
 
 
 class Distinct:
-    """How many distinct hashes came, exactly, in bounded memory: beyond some millions they wait, sorted, in a file."""
+    """The exact number of distinct hashes, in bounded memory: beyond some millions they go to a file."""
 
     _PIECES = 64
 
@@ -127,7 +127,7 @@ class Distinct:
         self._held, self._size = [], 0
 
     def _slices(self, file: IO[bytes]) -> Iterator[list[Hashes]]:
-        """All runs cut at the same hashes, a piece of each at a time."""
+        """All runs, cut at the same hashes: one piece of each at a time."""
         offsets = np.cumsum([0, *self._runs])
         whole = np.memmap(file, np.uint64, "r", shape=(int(offsets[-1]),))
         runs = [whole[offsets[n] : offsets[n + 1]] for n in range(len(self._runs))]
@@ -138,7 +138,10 @@ class Distinct:
 
 
 def _sorted_once(hashes: Hashes) -> Hashes:
-    """Each hash once, in order; sorts in place, where np.unique builds a hash table several times the size."""
+    """Each hash once, in order.
+
+    Sorts in place; np.unique would build a hash table several times the size.
+    """
     hashes.sort()
     first = np.ones(len(hashes), bool)
     np.not_equal(hashes[1:], hashes[:-1], out=first[1:])

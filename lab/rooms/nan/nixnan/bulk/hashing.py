@@ -1,7 +1,7 @@
 """64-bit hashes of the texts in a block of lines, computed for all lines at once.
 
-The multipliers are drawn anew in each process: in a log of 70 million distinct sites the chance that any two share a
-hash is about one in ten thousand.
+The multipliers are drawn anew in each process: in a log of 70 million distinct sites the chance that any two
+share a hash is about one in ten thousand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BLANKS, _ONES, _TOPS = (eight_bytes(bytes([octet] * 8)) for octet in (0x20, 0x0
 
 
 class Block:
-    """Whole lines with their PAD, as octets and as the eight octets from each place on."""
+    """Whole lines with their PAD, as octets and as the eight octets that start at each position."""
 
     def __init__(self, text: bytes) -> None:
         self.text = text
@@ -45,8 +45,8 @@ class Span(NamedTuple):
 def span_hashes(block: Block, span: Span) -> Hashes:
     """A 64-bit hash of the bytes of each row's span.
 
-    Eight bytes at a time go into a sum, each mixed by itself and then multiplied by its place's own number: what lies
-    past the end is 0 and adds nothing, so all rows take the same turns until most have ended.
+    Eight bytes at a time are mixed, multiplied by a number of their position, and added up. What lies past
+    the end is 0 and adds nothing, so all rows take the same turns until most have ended.
     """
     at, size = span.start, span.end - span.start
     hashes = size.astype(np.uint64)

@@ -46,7 +46,7 @@ _ENDING_SIZES = np.array([len(TYPES[code]) + len(" of type ") for _, code in _EN
 
 
 class Usual(NamedTuple):
-    """The usual error lines of a block, in its order; all columns have one row a line."""
+    """The usual error lines of a block, in its order; all columns have one row per line."""
 
     kinds: Places  # into KIND_SETS
     operand: Places
@@ -56,13 +56,16 @@ class Usual(NamedTuple):
 
 
 class Scanner:
-    """Finds the usual error lines of blocks. It keeps two buffers from block to block: making them costs more than using them."""
+    """Finds the usual error lines of blocks.
+
+    It reuses two buffers for all blocks: making them costs more than using them.
+    """
 
     def __init__(self) -> None:
         self._mark, self._more = np.empty(_PIECE, bool), np.empty(_PIECE, bool)
 
     def usual(self, block: Block) -> tuple[Usual, Places] | None:
-        """The usual lines, and the numbers (from 0) of the lines that are not.
+        """The usual lines, and the numbers (from 0) of the other lines.
 
         None for a block to be read line by line: some line holds nixnan's prefix twice, or not at its start.
         """
@@ -88,7 +91,7 @@ class Scanner:
         return lines, np.flatnonzero(~good)
 
     def _marks(self, octets: Octets) -> Places:
-        """Where the ends of lines, the closing brackets and the semicolons are; a piece at a time, for the cache's sake."""
+        """Where line ends, closing brackets and semicolons are; piece by piece, to stay in the cache."""
         found = []
         for start in range(0, len(octets), _PIECE):
             piece = octets[start : start + _PIECE]
@@ -114,7 +117,7 @@ class Scanner:
 def _fields(
     block: Block, start: Places, bracket: Places, semicolon: Places, end: Places
 ) -> tuple[Usual, npt.NDArray[np.bool_]]:
-    """The columns of the lines whose every fixed byte is in its place, and which these are."""
+    """The columns of the lines whose every fixed byte is where it belongs, and which lines these are."""
     words, octets = block.words, block.octets
     good = (octets[bracket] == 93) & (semicolon > bracket + 40)
     for offset, word in _AFTER_KINDS:
@@ -146,7 +149,10 @@ def _fields(
 
 
 def _before_place(block: Block, start: Places, end: Places) -> tuple[Places, npt.NDArray[np.bool_]]:
-    """Where the names end that a source line may follow (` at path:17`, ` at line 17`), and for which rows that is sure."""
+    """Where names end that a source line may follow, and for which rows that is certain.
+
+    A source line reads ` at path:17` or ` at line 17`.
+    """
     octets = block.octets
     blanks = np.flatnonzero(octets[: -len(PAD)] == 32)
     at = blanks[(block.words[blanks] & eight_bytes(b"\xff" * 4)) == eight_bytes(b" at ")]

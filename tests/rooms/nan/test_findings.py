@@ -1,0 +1,85 @@
+"""The whole analysis, from folders to the page."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("matplotlib")
+from lab.errors import MissingError
+from lab.rooms.nan.findings import analyse_nan
+from tests.rooms.nan.made import birth, result, run_of
+
+
+def test_the_whole_analysis_leaves_a_page_tables_and_figures(tmp_path):
+    run = run_of(
+        tmp_path / "r",
+        {
+            "baseline": result(
+                "baseline",
+                _modules=[
+                    [
+                        "model.layers.0.mlp",
+                        "MLP",
+                        "out",
+                        "output",
+                        "prefill",
+                        "float16",
+                        1,
+                        64,
+                        0,
+                        0,
+                        0,
+                        2,
+                        3.5,
+                        -1,
+                    ]
+                ],
+            ),
+            "eager": result(
+                "eager",
+                applied="applied",
+                first=birth(),
+                bad_steps=(0,),
+                text="<script>alert(1)</script>",
+                _modules=[
+                    [
+                        "model.layers.2.self_attn",
+                        "Attention",
+                        "out",
+                        "output[0]",
+                        "prefill",
+                        "float16",
+                        1,
+                        64,
+                        64,
+                        0,
+                        0,
+                        0,
+                        0,
+                        0,
+                    ]
+                ],
+            ),
+        },
+    )
+    found = analyse_nan([tmp_path / "r"], tmp_path / "out", [run], lambda _: None)
+    assert all(path.exists() for path in found.files) and found.lacking == [] and found.status == "warn"
+    page = (tmp_path / "out/report.html").read_text()
+    assert "First producer, eager" in page and "layer 2" in page and "<script>alert" not in page
+    assert {path.name for path in (tmp_path / "out/tables").iterdir()} >= {
+        "experiments.csv",
+        "births.csv",
+        "chain.csv",
+        "layers.csv",
+    }
+
+
+def test_asking_for_the_instruction_level_makes_its_absence_lacking(tmp_path):
+    run = run_of(tmp_path / "r", {"baseline": result("baseline")})
+    found = analyse_nan([tmp_path / "r"], tmp_path / "out", [run], lambda _: None, sass=True)
+    assert found.lacking == ["baseline: no log of nixnan"]
+
+
+def test_a_folder_without_experiments_is_an_error(tmp_path):
+    with pytest.raises(MissingError, match="no experiment of the nan room"):
+        analyse_nan([tmp_path], tmp_path / "out", [None], lambda _: None)

@@ -1,0 +1,35 @@
+"""Both levels of one experiment become one row."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+pytest.importorskip("matplotlib")
+from lab.rooms.nan.gather import gather
+from tests.rooms.nan.made import result, run_of
+from tests.rooms.nan.published_files import log, rows, tables
+
+
+def test_a_quantized_experiment_that_cannot_run_here_is_skipped_beside_its_twin(tmp_path):
+    found = rows(
+        tables(
+            tmp_path / "r",
+            {name: result(name, skipped_quant="no bitsandbytes") for name in ("baseline", "8bit", "eager")},
+        )
+    )
+    assert found["baseline"]["rank"] == found["eager"]["rank"] == 1
+    for name in ("baseline (4-bit)", "8bit"):
+        assert found[name]["status"] == "skipped" and pd.isna(found[name]["rank"])
+        assert found[name]["reason"] == "no bitsandbytes; its unquantized twin ran"
+
+
+def test_two_runs_of_one_experiment_become_one_row_with_both_levels(tmp_path):
+    python = run_of(tmp_path / "p", {"baseline": result("baseline")})
+    unwatched = result("baseline")
+    del unwatched["watch"]
+    sass = run_of(tmp_path / "s", {"baseline": unwatched}, sass=True)
+    log(tmp_path / "s/steps/baseline", "x", 4)
+    (tmp_path / "s/steps/baseline/claude_x.nixnan").rename(tmp_path / "s/steps/baseline/nixnan.log")
+    (one,) = gather([tmp_path / "p", tmp_path / "s"], [python, sass], lambda _: None)
+    assert one.watch and one.log is not None and one.log.error_lines == 4

@@ -1,0 +1,43 @@
+"""What the page says first."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("matplotlib")
+from lab.rooms.nan.sentences import sentences
+from tests.rooms.nan.made import birth, call, result
+from tests.rooms.nan.published_files import tables
+
+
+def test_equals_share_a_rank_and_that_is_said(tmp_path):
+    found = tables(tmp_path / "r", {name: result(name) for name in ("baseline", "bfloat16", "eager")})
+    assert list(found.experiments["rank"]) == [1, 1, 1]
+    assert any("share the first rank" in sentence for sentence in sentences(found))
+
+
+def test_equals_at_the_logits_are_not_called_equal_at_zero(tmp_path):
+    bad = {
+        name: result(name, applied="applied", first=birth(), bad_steps=(0,)) for name in ("baseline", "eager")
+    }
+    said = " ".join(sentences(tables(tmp_path / "r", bad)))
+    assert "bad numbers get as far in each" in said and "over zero" not in said
+    clean = {name: result(name, applied="applied") for name in ("baseline", "eager")}
+    assert "no improvement over zero" in " ".join(sentences(tables(tmp_path / "s", clean)))
+
+
+def test_the_story_names_birth_cause_and_what_keeps_it_away(tmp_path):
+    module = "model.layers.2.self_attn"
+    calls = [
+        call(0, f"{module}.q_proj", "out", absmax=2000.0),
+        call(1, f"{module}.k_proj", "out", absmax=1500.0),
+        call(2, f"{module}.v_proj", "out"),
+        call(3, f"{module}.o_proj", "in", nan=7),
+    ]
+    bad = result("eager", applied="applied", first=birth(), bad_steps=(0, 1), _calls=calls)
+    told = " ".join(sentences(tables(tmp_path / "r", {"baseline": result("baseline"), "eager": bad})))
+    assert "NaN or infinity reaches the logits in eager" in told
+    assert (
+        "after v_proj, before o_proj" in told and "overflow of half in the attention scores (likely" in told
+    )
+    assert "sdpa cures it" in told

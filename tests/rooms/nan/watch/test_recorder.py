@@ -1,0 +1,212 @@
+"""What is counted after a forward is what passed in it, and nothing stays on the model."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.torch
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+
+import lab.nan  # noqa: E402
+from lab.rooms.nan.workload.generate import generate  # noqa: E402
+from lab.rooms.nan.workload.provoke import provoke  # noqa: E402
+from tests.rooms.nan.watch.models import Body, prompt, tiny, watched  # noqa: E402
+
+
+class NoTemplates(dict):
+    def __setitem__(self, key, value):
+        pass
+
+
+class Scripted(nn.Module):
+    """Calls the same modules in every forward; the script names what happens after each of them."""
+
+    OPS = ("anew", "same", "written before", "written after", "pair")
+
+    def __init__(self, length, deep=False):
+        super().__init__()
+        self.deep = deep  # deeper than templates look
+        self.children_ = nn.ModuleList([nn.Hardtanh(-1e6, 1e6) if n % 2 else Inner() for n in range(length)])
+        self.script = ()
+
+    def forward(self, x):
+        for child, op in zip(self.children_, self.script, strict=True):
+            y = child((x, x) if op == "pair" and isinstance(child, Inner) else x)
+            if op == "written after":
+                y += float("nan")
+            x = y.clone().add_(1) if op == "written before" else y + 1 if op == "anew" else y
+        return {"last": x, "all": [(x, x * 2)]} if self.deep else {"last": x, "twice": x * 2}
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Identity()
+
+    def forward(self, x):
+        return self.inside(x[0] + x[1] if isinstance(x, tuple) else x + 1)
+
+
+def leaf_counts(model, scripts, **states):
+    """The watch, and for each forward its (label, counts) in order; None for overwritten tensors."""
+    w = lab.nan.watch(model, counter="plain")
+    for name, value in states.items():
+        setattr(w, name, value)
+    told, real = [], w._sum_up
+
+    def spied(step, seen, bad):
+        known = [seen.counts[u].tolist() if u >= 0 else None for u in seen.index]
+        told.append(list(zip(seen.labels, known, strict=True)))
+        return real(step, seen, bad)
+
+    w._sum_up = spied
+    with torch.no_grad(), w:
+        for model.script in scripts:
+            model(torch.tensor([1.0, 2.0]))
+    return w, told
+
+
+def scripts_of(length):
+    one = st.one_of(st.just(("anew",) * length), st.tuples(*[st.sampled_from(Scripted.OPS)] * length))
+    return st.lists(one, min_size=1, max_size=7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4).flatmap(scripts_of), st.booleans())
+def test_what_is_counted_after_a_forward_is_what_passed_in_it_whatever_was_written_in_place(scripts, deep):
+    model = Scripted(len(scripts[0]), deep)
+    _, at_once = leaf_counts(model, scripts, _at_once=True)
+    noting, slow = leaf_counts(model, scripts, _never_written={"forward": False}, _templates=NoTemplates())
+    usual, fast = leaf_counts(model, scripts)
+    for script, truth, *told in zip(scripts, at_once, slow, fast, strict=True):
+        for found in told:
+            assert [label for label, _ in found] == [label for label, _ in truth]
+            assert all(b is None or str(b) == str(a) for (_, a), (_, b) in zip(truth, found, strict=True))
+            if not {"written before", "written after"} & {*script}:
+                assert None not in [counts for _, counts in found]
+    if not any("written after" in script for script in scripts):
+        assert noting.notes == [] and all(None not in [c for _, c in found] for found in slow)
+        if usual.notes == []:
+            assert [step.totals for step in usual.steps] == [step.totals for step in noting.steps]
+
+
+def test_versions_are_noted_again_once_a_tensor_was_written_unexpectedly():
+    usual, told = leaf_counts(
+        Scripted(2), [("anew", "anew")] * 2 + [("written before", "anew")] * 2 + [("written after", "anew")]
+    )
+    unknown = [sum(counts is None for _, counts in forward) for forward in told]
+    # The third forward cannot tell before from after, the fourth noted it, and the fifth knows that it was
+    # after.
+    assert [n > 0 for n in unknown] == [False, False, True, False, True]
+    assert "forward 2 written in place, for the first time" in usual.notes[0]
+    assert "overwritten in place before the end of forward 4" in usual.notes[1]
+    assert usual.steps[4].bad_leaves > 0 and usual._at_once
+
+
+def test_inputs_made_in_inference_mode_are_watched_outside_of_it():
+    with torch.inference_mode():
+        x = torch.ones(1, 4)
+    assert watched(Body(after=lambda x: x / 0), x).first.how == "between"
+
+
+def test_letting_go_of_references_midway_changes_no_finding():
+    model = tiny(layers=6)
+    ids, mask = prompt()
+    provoke(model, "scores", 3, ids, mask)
+    whole, pieces = lab.nan.watch(model), lab.nan.watch(model, budget_bytes=1)
+    generate(model, ids, mask, 2, whole)
+    generate(model, ids, mask, 2, pieces)
+    assert pieces.first == whole.first
+    assert [row.role for row in pieces.steps[0].rows] == [row.role for row in whole.steps[0].rows]
+
+
+def test_tensors_overwritten_in_place_are_counted_at_once():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+    with torch.no_grad():
+        model[0].bias.fill_(-float("inf"))
+    w = watched(model, torch.ones(1, 4))
+    # After the ReLU nothing of the linear layer's infinities is left; only counting at once sees them.
+    assert (w.first.module, w.first.how) == ("0", "weights")
+    assert {row.module: row.role for row in w.steps[0].rows}["1"] == "absorber"
+
+
+def test_an_overwritten_tensor_is_unknown_first_and_counted_from_then_on():
+    class Adds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.inner(x)
+            y += float("inf")
+            return y
+
+    model = Adds()
+    with torch.no_grad(), lab.nan.watch(model) as w:
+        model(torch.ones(1, 4))
+        model(torch.ones(1, 4))
+    assert "overwritten in place" in w.notes[0]
+    assert w.steps[1].births[0].module == "" and w.steps[1].births[0].how == "between"
+
+
+def test_inference_mode_is_watched_too():
+    with torch.inference_mode(), lab.nan.watch(Body(after=lambda x: x / 0)) as w:
+        w.model(torch.ones(1, 4))
+    assert w.first.how == "between"
+
+
+def test_nothing_stays_on_the_model_even_after_an_exception():
+    model = tiny()
+    before = [dict(module.__dict__) for module in model.modules()]
+    with pytest.raises(RuntimeError), lab.nan.watch(model):
+        model(input_ids=torch.ones(1, 3, dtype=torch.long), attention_mask=torch.ones(1, 7, 9))
+    for module, old in zip(model.modules(), before, strict=True):
+        assert module.__dict__.keys() == old.keys()
+        assert not module._forward_hooks and not module._forward_pre_hooks
+    assert gc.isenabled()
+
+
+def test_a_count_that_fails_leaves_neither_references_nor_a_stopped_gc():
+    def fails(tensors):
+        raise MemoryError("no room to count in")
+
+    body = Body()
+    with torch.no_grad(), lab.nan.watch(body) as w:
+        w._begin_count, right = fails, w._begin_count
+        with pytest.raises(MemoryError):
+            body(torch.ones(1, 4))
+        assert gc.isenabled() and not w._events
+        w._begin_count = right
+        body(torch.ones(1, 4))
+    assert len(w.steps) == 1 and w.clean
+
+
+def test_a_forward_that_a_library_wrapped_is_put_back_as_it_was():
+    body = Body()
+    mine = body.first.forward
+    body.first.forward = wrapper = lambda x: mine(x)
+    watched(body, torch.ones(1, 4))
+    assert body.first.forward is wrapper and "forward" not in body.second.__dict__
+
+
+def test_a_watch_that_was_wrapped_over_only_passes_on_when_it_has_ended():
+    body = Body()
+    with lab.nan.watch(body) as w:
+        inner = body.first.forward
+        body.first.forward = lambda x: inner(x)
+    seen = len(w.steps)
+    body(torch.ones(1, 4))
+    assert len(w.steps) == seen
+
+
+def test_gradients_still_flow_through_a_watched_model():
+    body = Body()
+    with lab.nan.watch(body):
+        body(torch.ones(2, 4)).sum().backward()
+    assert body.first.weight.grad is not None
