@@ -1,4 +1,4 @@
-"""Small exports of nsys with a known truth, in the tables and columns of its SQLite schema 3.20.3 (or fewer)."""
+"""Small exports of nsys with known contents, in tables and columns of its SQLite schema 3.20.3."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def global_tid(pid: int, tid: int = 0) -> int:
 
 
 class Export:
-    """Rows by table; `write` makes the file. Absent tables are those without rows, as nsys' lazy export leaves them."""
+    """Rows by table; `write` makes the file. As in nsys' lazy export, tables without rows are absent."""
 
     def __init__(self, *, version: str = "2025.3.2.0", schema: str = "3.20.3") -> None:
         self.rows: dict[str, list[dict[str, object]]] = {}
@@ -56,7 +56,7 @@ class Export:
         graph_node: int | None = None,
         api: str = "cudaLaunchKernel_v7000",
     ) -> int:
-        """A kernel `name` that ran during `run`, launched by thread at = (pid, tid) in a call during `call`."""
+        """A kernel that ran during `run`, launched by thread at = (pid, tid) in a call during `call`."""
         corr = self.call(api, at, call, corr=corr)
         self.kernel(name, at[0], run, corr, device=device, graph_node=graph_node)
         return corr
@@ -177,10 +177,10 @@ class Export:
 
 
 def training_step(export: Export, *, worker: int = 2, op_ranges: bool = False) -> Export:
-    """Warm-up and two steps of one process: forward and optimizer on thread 1, backward's kernels on `worker`.
+    """Warm-up and two steps: forward and optimizer on thread 1, backward's kernels on `worker`.
 
-    Each step: forward 2 GEMMs (100 ns each), backward 1 fill by thread 1 (10 ns) and 4 GEMMs by the worker, optimizer
-    1 kernel (50 ns); 8 kernels, 660 ns.
+    Each step: forward 2 GEMMs (100 ns each), backward 1 fill by thread 1 (10 ns) and 4 GEMMs by the worker,
+    optimizer 1 kernel (50 ns); 8 kernels, 660 ns.
     """
     for index, name in enumerate(("warmup", "step_0", "step_1")):
         t = 10_000 * (index + 1)

@@ -15,6 +15,7 @@ from lab.recordings.names import CLASSES, gemm_library, is_matmul, kernel_class,
 
 XMMA = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x256x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4"
 ATEN = "void at::native::"
+ATEN_ANONYMOUS = "void at::native::(anonymous namespace)::"
 
 SAME_KERNEL = [  # as nsys spells it, as Kineto does, its class, its short name
     (
@@ -27,7 +28,8 @@ SAME_KERNEL = [  # as nsys spells it, as Kineto does, its class, its short name
         "vectorized_elementwise_kernel<MulFunctor>",
     ),
     (
-        "void <unnamed>::softmax_warp_forward<float, float, float, (int)8, (bool)0, (bool)0>(T2 *, const T1 *)",
+        "void <unnamed>::softmax_warp_forward<float, float, float, (int)8, (bool)0, (bool)0>"
+        "(T2 *, const T1 *)",
         "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(float*)",
         "softmax",
         "softmax_warp_forward",
@@ -90,7 +92,7 @@ CLASSES_OF_NAMES = [
     ("ncclKernel_AllReduce_RING_LL_Sum_int8_t(ncclWork)", "comm"),
     ("void vllm::cross_device_reduce_1stage<half>", "reduce"),
     (
-        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<2>, CopyFunctor<float>>",
+        ATEN_ANONYMOUS + "multi_tensor_apply_kernel<TensorListMetadata<2>, CopyFunctor<float>>",
         "copy",
     ),
     (
@@ -102,12 +104,13 @@ CLASSES_OF_NAMES = [
         "reduce",
     ),
     (
-        "void at::native::vectorized_elementwise_kernel<2, at::native::(anonymous namespace)::where_kernel_impl(a)",
+        ATEN + "vectorized_elementwise_kernel<2, at::native::(anonymous namespace)::where_kernel_impl(a)",
         "mask",
     ),
     ("void at::native::triu_tril_kernel<float, int, false, 1>(int)", "mask"),
     (
-        "void (anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange_cuda_out(c10::Scalar)",
+        "void (anonymous namespace)::elementwise_kernel_with_index"
+        "<int, at::native::arange_cuda_out(c10::Scalar)",
         "elementwise",
     ),
     ("void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)", "index"),
@@ -145,7 +148,7 @@ def test_a_kernel_has_the_class_that_its_name_tells(name, kind):
             "gemvx::kernel",
         ),
         (
-            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>(R)",
+            ATEN + "reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>(R)",
             "reduce_kernel<MeanOps>",
         ),
         ("_ZN2ck16tensor_operation6device12_GLOBAL__N_111kernel_convINS_3FooE", "kernel_conv"),

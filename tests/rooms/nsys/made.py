@@ -1,7 +1,7 @@
 """A made Kineto trace of a Transformer's steps on a GPU, whose every figure is known.
 
-Times in µs: a GEMM takes 20, a kernel of another kind 4, an optimizer kernel 10, a copy 2. The backward pass is
-launched by a second thread, as autograd does it. Every phase ends 50 after its last kernel.
+Times in µs: a GEMM takes 20, a kernel of another kind 4, an optimizer kernel 10, a copy 2. The backward
+pass is launched by a second thread, as autograd does it. Every phase ends 50 after its last kernel.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import pytest
 from lab.rooms.nsys import flops
 from lab.rooms.nsys.flops import SIZES
 
-# Parameters (M), forward GEMMs, forward TFLOP at batch 4 and 512 tokens, attention's share (%), training's GB.
+# Parameters (M), forward GEMMs, forward TFLOP at batch 4 and 512 tokens, attention's share (%), training's
+# GB.
 PUBLISHED = {
     "small": (128.6, 109, 0.534, 7.2, 2.1),
     "medium": (423.2, 217, 1.794, 5.7, 6.8),

@@ -1,4 +1,4 @@
-"""The model that is measured: of the size it claims, causal, and with an attention that is truly the annotated one."""
+"""The measured model: its size is as stated, it is causal, and the annotated attention runs."""
 
 from __future__ import annotations
 

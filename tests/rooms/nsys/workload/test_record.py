@@ -1,4 +1,4 @@
-"""The recorder with stand-ins for nsys: what it takes in, what it deletes, and when torch.profiler takes over."""
+"""The recorder with stand-ins for nsys: what it keeps and deletes, and when torch.profiler takes over."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ def export_of(path: Path, *, kernels: int = 3) -> Path:
             INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_SCHEMA_VERSION', '3.20.3'), ('EXPORT_USER', 'me');
             CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT);
             INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:ENVIRONMENT_VARIABLE', 'TOKEN={SECRET}');
-            CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, eventClass INTEGER, globalTid INTEGER,
+            CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER,
+                eventClass INTEGER, globalTid INTEGER,
                 correlationId INTEGER, nameId INTEGER, returnValue INTEGER, callchainId INTEGER);
-            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER,
+            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER,
+                deviceId INTEGER, contextId INTEGER,
                 greenContextId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER,
                 demangledName INTEGER, shortName INTEGER, mangledName INTEGER);
         """)

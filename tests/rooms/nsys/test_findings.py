@@ -1,4 +1,4 @@
-"""The room from a folder to its page: lab's layout and the published one, cells that failed, and a real CPU run."""
+"""The room from a folder to its page: both layouts, cells that failed, and a real CPU run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab.rooms import room, room_of
 from lab.rooms.nsys.answers.answer import CellData
 from lab.rooms.nsys.config import Cell
 from lab.rooms.nsys.findings import analyse_nsys, merged, outcome_of, planned
-from lab.rooms.nsys.layout import Found, cell_of_name, find_cells, published_name
+from lab.rooms.nsys.layout import Found, find_cells
 from tests.conftest import ROOT
 from tests.rooms.nsys.made import truth, write_trace
 
@@ -105,27 +105,6 @@ def test_the_published_tree_has_reports_under_the_names_users_know(made, tmp_pat
     } <= names
     summary = (tree / "ANALYSIS_SUMMARY.txt").read_text()
     assert "(e) How do softmax" in summary and "[ok] one GEMM in every" in summary
-
-
-def test_published_names_and_back():
-    assert published_name(Cell(size="small", context=512, type="forward"), "a") == (
-        "part_a",
-        "small_forward_ctx512",
-    )
-    assert published_name(Cell(size="xl", context=512, type="training"), "d") == (
-        "part_d",
-        "xl_training_step",
-    )
-    for name, size, context, kind in [
-        ("2.7B_forward_ctx1024", "2.7B", 1024, "forward"),
-        ("small_forward_backward_annotated", "small", 512, "forward_backward"),
-        ("large_training_step", "large", 512, "training"),
-        ("medium_attention_analysis", "medium", 512, "forward"),
-        ("xl_ctx128_training", "xl", 128, "training"),
-    ]:
-        cell = cell_of_name(name)
-        assert (cell.size, cell.context, cell.type) == (size, context, kind)
-    assert cell_of_name("report1") is None and cell_of_name("huge_training_step") is None
 
 
 def test_a_tree_that_others_recorded_is_recognised_and_read(tmp_path):
@@ -242,8 +221,8 @@ def test_part_a_of_the_tiny_size_really_runs_on_this_cpu(tmp_path):
 
 
 def test_a_capture_of_nsys_on_an_h200_answers_with_every_check_held(tmp_path):
-    # Made by `lab run nsys --model-size tiny --context-length 64 --profile-type forward --collector nsys --measure-steps 2`
-    # on one H200 (nsys 2025.3.1, torch 2.11), as the recorder left it.
+    # Made by `lab run nsys --model-size tiny --context-length 64 --profile-type forward --collector nsys
+    # --measure-steps 2` on one H200 (nsys 2025.3.1, torch 2.11), as the recorder left it.
     packed = ROOT / "tests" / "rooms" / "nsys" / "recordings" / "tiny_ctx64_forward_h200.sqlite.gz"
     home = tmp_path / "rec" / "captures" / "tiny_ctx64_forward"
     home.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Answers a to e on made traces whose truth is known, and what makes each self-check fail."""
+"""Questions a to e."""
 
 from __future__ import annotations
 
@@ -9,53 +9,18 @@ import json
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from lab.errors import BadDataError, StepFailed, UsageError
-from lab.recordings.load import load_capture
-from lab.recordings.projection import project
-from lab.rooms.nsys.analyze import tables_of
-from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, CellData
+from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN
 from lab.rooms.nsys.answers.attention import part_e
-from lab.rooms.nsys.answers.cli import answers
 from lab.rooms.nsys.answers.kernels import brief, part_b, part_c
 from lab.rooms.nsys.answers.questions import answers_of
 from lab.rooms.nsys.answers.timing import part_a
 from lab.rooms.nsys.answers.training import part_d
-from lab.rooms.nsys.config import Cell
 from lab.rooms.nsys.flops import SIZES
-from lab.rooms.nsys.layout import CellResult, CellSettings, Found
-from lab.rooms.nsys.recording import recording_of
 from tests.rooms.nsys import made
-from tests.rooms.nsys.made import SPEC, truth, write_trace
-
-
-def told(kind, *forward_ms) -> CellResult:
-    asked = CellSettings(model_size="tiny", context_length=64, profile_type=kind)
-    steps = [{"forward_ms": ms, "step_ms": ms, "loss": 1.0} for ms in forward_ms]
-    return CellResult(asked=asked, outcome="ok", steps=steps)
-
-
-def cell(tmp_path, kind="training", *, spec=SPEC, python_ms=None, plain_ms=None, **more) -> CellData:
-    path = write_trace(tmp_path / f"{kind}.json", kind, **more)
-    recording = recording_of(project(load_capture(path)))
-    found = Found(
-        cell=Cell(size="tiny", context=64, type=kind),
-        capture=path,
-        spec=spec,
-        batch=4,
-        result=told(kind, *np.full(more.get("steps", 2), python_ms)) if python_ms else None,
-        twin=told(kind, plain_ms) if plain_ms else None,
-    )
-    return CellData(found, recording, tables_of(recording, spec, 4, 64, "fp32"))
-
-
-def states(answer):
-    return {check.name: check.state for check in answer.checks}
-
-
-def wall_ms(one):
-    return float(one.phase("forward").wall_ms)
+from tests.rooms.nsys.answers.cells import cell, states, told, wall_ms
+from tests.rooms.nsys.answers.test_cli import asked_of
+from tests.rooms.nsys.made import SPEC, truth
 
 
 def test_a_two_clocks_that_agree_are_said_to_within_their_difference(tmp_path):
@@ -174,39 +139,10 @@ def test_each_part_is_asked_of_the_captures_that_can_tell(tmp_path):
 
 
 def test_long_names_are_cut_in_a_sentence_and_keep_both_ends():
-    name = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_execute_kernel__5x_cublas"
+    tile = "tilesize64x64x8_stage3_warpsize1x4x1"
+    name = f"sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_{tile}_ffma_execute_kernel__5x_cublas"
     assert len(brief(name)) == 56 and brief(name).startswith("sm80_xmma") and brief(name).endswith("cublas")
     assert brief("short") == "short"
-
-
-def asked_of(*words):
-    return CliRunner().invoke(answers, [str(word) for word in words])
-
-
-def test_the_command_answers_from_one_file(tmp_path):
-    path = write_trace(tmp_path / "mine.json")
-    done = asked_of(path, "--json", "--model-size", "tiny", "--context-length", 64)
-    rows = {row["part"]: row for row in json.loads(done.stdout)}
-    assert done.exit_code == 0 and list(rows) == list("abcde")
-    assert rows["d"]["values"]["step_matmul_percent"] == pytest.approx(100 * truth()["step_matmul"])
-    assert {check["state"] for check in rows["b"]["checks"]} == {OK}
-    assert not list(tmp_path.glob("*.html")), "a recording is not written to"
-
-
-def test_the_command_writes_a_page_where_it_is_told(tmp_path):
-    path = write_trace(tmp_path / "mine.json")
-    assert asked_of(path, "--out", tmp_path / "page", "-p", "d").exit_code == 0
-    assert (tmp_path / "page" / "report.html").exists() and (
-        tmp_path / "page" / "tables" / "checks.csv"
-    ).exists()
-
-
-def test_the_command_refuses_what_it_cannot_read(tmp_path):
-    (tmp_path / "empty.json").touch()
-    assert isinstance(asked_of(tmp_path / "empty.json").exception, BadDataError)
-    path = write_trace(tmp_path / "mine.json", kernels=False)
-    assert isinstance(asked_of(path, "-p", "e").exception, StepFailed)
-    assert isinstance(asked_of(path, "--model-size", "huge").exception, UsageError)
 
 
 @pytest.mark.data

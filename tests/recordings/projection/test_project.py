@@ -1,4 +1,4 @@
-"""Every operation to the range that launched it: known cases, and random ones against the plain twin."""
+"""Which range owns which operation."""
 
 from __future__ import annotations
 
@@ -8,45 +8,13 @@ import sqlite3
 from contextlib import closing
 
 import numpy as np
-import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from lab.recordings.capture import (
-    API_COLUMNS,
-    OPS_COLUMNS,
-    RANGE_COLUMNS,
-    SYNC_COLUMNS,
-    Capture,
-    filled,
-)
 from lab.recordings.load import load_capture
-from lab.recordings.projection import PHASES, RULES, STEPS, WARMUPS, project
-from lab.recordings.tables import concat
+from lab.recordings.projection import RULES, project
+from tests.recordings.projection.figures import paths, rules, sums
+from tests.recordings.projection.test_plain import capture_of
 from tests.recordings.sqlgen import PREFIX, START_END, Export, training_step
-
-
-def rules(projection):
-    return [RULES[rule] for rule in projection.ops.rule.tolist()]
-
-
-def paths(projection):
-    return ["/".join(projection.path(path)) for path in projection.ops.path.tolist()]
-
-
-def sums(projection):
-    """path -> (kernels, kernel ns) of everything below it."""
-    tree = projection.tree
-    return {
-        "/".join(projection.path(i)): (int(tree.num_kernels[i]), int(tree.kernel_ns[i]))
-        for i in range(len(tree))
-    }
-
-
-@pytest.fixture
-def loaded(tmp_path):
-    return lambda export: load_capture(export.write(tmp_path / "a.sqlite"))
 
 
 def test_backward_owns_what_another_thread_launched_within_it(loaded):
@@ -65,7 +33,7 @@ def test_nsys_own_rule_leaves_backward_with_what_its_own_thread_launched(loaded)
     assert rules(projection).count("outside") == 12
 
 
-def test_operator_ranges_on_the_worker_stand_below_the_phase_that_was_lent(loaded):
+def test_operator_ranges_on_the_worker_stand_below_the_inherited_phase(loaded):
     projection = project(loaded(training_step(Export(), op_ranges=True)))
     assert sums(projection)["step_1/backward/MmBackward0"] == (4, 400)
     assert rules(projection).count("cross") == 12
@@ -90,7 +58,7 @@ def test_steps_inside_a_warm_up_range_are_not_measured(loaded):
     ] == ["step_1"]
 
 
-def test_two_threads_in_a_phase_lend_to_nobody_and_are_counted(loaded):
+def test_with_two_threads_in_a_phase_none_is_inherited_and_operations_are_counted(loaded):
     export = Export()
     for tid in (1, 3):
         export.range("backward", (1, tid), 0, 1000)
@@ -101,7 +69,7 @@ def test_two_threads_in_a_phase_lend_to_nobody_and_are_counted(loaded):
     assert any("several threads were in a phase" in said for said in projection.problems)
 
 
-def test_a_phase_of_another_process_lends_nothing(loaded):
+def test_a_phase_of_another_process_is_not_inherited(loaded):
     export = Export()
     export.range("backward", (1, 1), 0, 1000)
     export.launch("k", (2, 2), (100, 110), (200, 300))
@@ -127,7 +95,7 @@ def test_a_call_of_a_thread_in_a_step_but_in_no_phase_stays_with_its_thread(load
     assert paths(project(loaded(export))) == ["step_0"]
 
 
-def test_a_step_lends_where_no_thread_is_in_a_phase(loaded):
+def test_a_step_is_inherited_where_no_thread_is_in_a_phase(loaded):
     export = Export()
     export.range("step_3", (1, 1), 0, 1000)
     export.launch("k", (1, 2), (100, 110), (200, 300))
@@ -135,7 +103,7 @@ def test_a_step_lends_where_no_thread_is_in_a_phase(loaded):
     assert (paths(projection), rules(projection)) == (["step_3"], ["cross"])
 
 
-def test_other_names_lend_when_they_are_named(loaded):
+def test_other_names_are_inherited_when_given(loaded):
     export = Export()
     export.range("my phase", (1, 1), 0, 1000)
     export.launch("k", (1, 2), (100, 110), (200, 300))
@@ -250,176 +218,6 @@ def test_an_empty_capture_projects_to_nothing(loaded):
     projection = project(loaded(Export()))
     assert (len(projection.ops), len(projection.instances), len(projection.steps)) == (0, 0, 0)
     assert sums(projection) == {"": (0, 0)}
-
-
-# The plain twin: every operation against every range, one after the other.
-
-
-def plain_members(capture, *, across):
-    """For each range its operations, for each operation its path and rule, by comparing everything with everything."""
-    ops, api, ranges = (pd.DataFrame(table.as_dict()) for table in (capture.ops, capture.api, capture.ranges))
-    names = [capture.name(i) for i in ranges.name_id]
-    members = {row: [] for row in range(len(ranges))}
-    found = []
-    for op, (pid, corr) in enumerate(zip(ops.pid, ops["corr"], strict=True)):
-        calls = [c for c in range(len(api)) if api.pid[c] == pid and api["corr"][c] == corr]
-        if not calls:
-            found.append(("unattributed", []))
-            continue
-        start, end, tid = api.start_ns[calls[0]], api.end_ns[calls[0]], api.tid[calls[0]]
-        around = [
-            row
-            for row in range(len(ranges))
-            if ranges.pid[row] == pid and ranges.start_ns[row] <= start and ranges.end_ns[row] >= end
-        ]
-        own = [row for row in around if ranges.tid[row] == tid]
-        inherited, rule = [], "same" if own else "outside"
-        if across and not any(kind(names[row]) for row in own):
-            inherited, rule = plain_phase_elsewhere(ranges, names, around, tid, inherited, rule)
-        for row in own + inherited:
-            members[row].append(op)
-        found.append((rule, [names[row] for row in by_start(ranges, inherited) + by_start(ranges, own)]))
-    return members, found
-
-
-def plain_phase_elsewhere(ranges, names, around, tid, inherited, rule):
-    for wanted in ("phase", "step"):
-        candidates = [row for row in around if ranges.tid[row] != tid and kind(names[row]) == wanted]
-        threads = {ranges.tid[row] for row in candidates}
-        if len(threads) > 1:
-            return inherited, "ambiguous"
-        if threads:
-            innermost = max(candidates, key=lambda row: ranges.start_ns[row])
-            above = [
-                row
-                for row in range(len(ranges))
-                if ranges.tid[row] in threads
-                and ranges.pid[row] == ranges.pid[innermost]
-                and ranges.start_ns[row] <= ranges.start_ns[innermost]
-                and ranges.end_ns[row] >= ranges.end_ns[innermost]
-            ]
-            return above, "cross"
-    return inherited, rule
-
-
-def by_start(ranges, rows):
-    return sorted(rows, key=lambda row: ranges.start_ns[row])
-
-
-def kind(name):
-    if PHASES.fullmatch(name):
-        return "phase"
-    return "step" if STEPS.fullmatch(name) or WARMUPS.fullmatch(name) else ""
-
-
-def capture_of(ranges, calls, ops):
-    """A capture from rows (start, end, pid, tid, name), (start, end, pid, tid, corr) and (start, end, pid, corr)."""
-    strings = [*sorted({row[4] for row in ranges}), "k"]
-    tables = []
-    for schema, rows, names in (
-        (OPS_COLUMNS, ops, ("start_ns", "end_ns", "pid", "corr")),
-        (API_COLUMNS, calls, ("start_ns", "end_ns", "pid", "tid", "corr")),
-        (RANGE_COLUMNS, ranges, ("start_ns", "end_ns", "pid", "tid", "name_id")),
-    ):
-        values = [[strings.index(v) if isinstance(v, str) else v for v in row] for row in rows]
-        columns = np.array(values, dtype=np.int64).reshape(len(rows), len(names)).T
-        fixed = {"kind": np.zeros(len(rows))} | ({"text_id": columns[4]} if schema is RANGE_COLUMNS else {})
-        tables.append(filled(schema, len(rows), dict(zip(names, columns, strict=True)) | fixed))
-    return Capture(
-        source=None,
-        collector="nsys",
-        version=None,
-        schema=None,
-        ops=tables[0],
-        api=tables[1],
-        ranges=tables[2],
-        sync=concat([], SYNC_COLUMNS),
-        strings=strings,
-        devices=(),
-        problems=[],
-    )
-
-
-NAMES = ["forward", "backward", "step_0", "warmup", "block", "aten::mm"]
-THREADS = [(1, 1), (1, 2), (1, 3), (2, 1)]
-ACTIONS = st.lists(
-    st.tuples(
-        st.sampled_from(THREADS),
-        st.sampled_from(["push", "pop", "launch", "launch"]),
-        st.sampled_from(NAMES),
-        st.integers(1, 12),
-    ),
-    max_size=40,
-)
-
-
-def played(actions):
-    """Threads that push, pop and launch in turn; a call may outlast what follows it. Some ids serve two processes."""
-    open_ranges, ranges, calls, ops = {thread: [] for thread in THREADS}, [], [], []
-    for tick, (thread, action, name, length) in enumerate(actions):
-        now = 10 * tick
-        if action == "push":
-            open_ranges[thread].append((now, name))
-        elif action == "pop" and open_ranges[thread]:
-            start, text = open_ranges[thread].pop()
-            ranges.append((start, now, *thread, text))
-        elif action == "launch":
-            calls.append(
-                (now + 1, now + 1 + 4 * length, *thread, len([c for c in calls if c[2] == thread[0]]))
-            )
-            if length != 12:
-                ops.append((now + 5, now + 50, thread[0], calls[-1][4]))
-    end = 10 * len(actions) + 100
-    for thread, stack in open_ranges.items():
-        ranges += [(start, end - place, *thread, text) for place, (start, text) in enumerate(stack)]
-    return capture_of(ranges, calls, ops)
-
-
-@settings(max_examples=80, deadline=None)
-@given(ACTIONS)
-def test_any_threads_project_as_in_the_plain_twin(actions):
-    capture = played(actions)
-    projection = project(capture)
-    members, found = plain_members(capture, across=True)
-    assert rules(projection) == [rule for rule, _ in found]
-    assert [list(projection.path(path)) for path in projection.ops.path.tolist()] == [
-        names for _, names in found
-    ]
-    check_sums(projection, members)
-
-
-ANY = st.lists(
-    st.tuples(st.integers(0, 30), st.integers(0, 15), st.sampled_from(THREADS), st.sampled_from(NAMES)),
-    max_size=12,
-)
-CALLS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6), st.sampled_from(THREADS)), max_size=12)
-
-
-@settings(max_examples=100, deadline=None)
-@given(ANY, CALLS)
-def test_ranges_that_cross_in_any_way_count_as_in_the_plain_twin(rows, calls):
-    ranges = [(start, start + dur, *thread, name) for start, dur, thread, name in rows]
-    # A call of 0 ns at the instant where one range ends and the next begins has no defined owner.
-    ends = {(end, *thread) for _, end, *thread, _ in ranges}
-    calls = [(start, dur, thread) for start, dur, thread in calls if dur or (start, *thread) not in ends]
-    made = [(start, start + dur, *thread, i) for i, (start, dur, thread) in enumerate(calls)]
-    capture = capture_of(ranges, made, [(i, i + 5, row[2], row[4]) for i, row in enumerate(made)])
-    check_sums(project(capture, "nsys"), plain_members(capture, across=False)[0])
-
-
-def check_sums(projection, members):
-    ops, instances = projection.capture.ops, projection.instances
-    for row, mine in members.items():
-        assert instances.num_ops[row] == len(mine)
-        assert instances.op_ns[row] == sum(ops.end_ns[op] - ops.start_ns[op] for op in mine)
-        assert instances.first_ns[row] == min((ops.start_ns[op] for op in mine), default=-1)
-        assert instances.last_ns[row] == max((ops.end_ns[op] for op in mine), default=-1)
-    tree = projection.tree
-    assert tree.num_ops[0] == len(ops)
-    for node in range(len(tree)):
-        children = tree.parent == node
-        assert tree.num_ops[node] == tree.self_ops[node] + tree.num_ops[children].sum()
-        assert tree.kernel_ns[node] == tree.self_kernel_ns[node] + tree.kernel_ns[children].sum()
 
 
 def test_owners_name_the_innermost_of_the_asked_ranges(loaded):

@@ -1,4 +1,4 @@
-"""Pairing against a plain twin and a known truth: random ranks, drops, clocks and missing metadata."""
+"""The same call on every rank, found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
 from lab.recordings.pairing import Pairs, pair_collectives
-from lab.recordings.pairing.kinds import bus_factor, kind_of
 from lab.recordings.tables import Table
 
 TEXTS = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks", "kernel")
@@ -230,23 +229,6 @@ def test_no_ranks_and_ranks_without_collectives_give_empty_tables():
     assert pairs.by_rank("wait_us").shape == (0, 2)
     lone = pair_collectives({0: table([]), 1: table([call(0, 1, 2)])})
     assert lone.collectives.missing_ranks.tolist() == ["0, 2, 3"]
-
-
-@pytest.mark.parametrize(
-    ("collective", "kernel", "kind", "factor"),
-    [
-        ("allreduce", "", "all_reduce", 1.75),
-        ("_allgather_base", "", "all_gather", 0.875),
-        ("_reduce_scatter_base", "", "reduce_scatter", 0.875),
-        ("all_to_all", "", "all_to_all", 0.875),
-        ("broadcast", "", "broadcast", 1.0),
-        ("", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(x)", "reduce_scatter", 0.875),
-        ("", "ncclDevKernel_SendRecv(x)", "p2p", 1.0),
-        ("", "ncclKernel_Reduce_RING_LL_Sum_float", "reduce", 1.0),
-    ],
-)
-def test_bandwidth_factors_are_those_of_nccl_tests(collective, kernel, kind, factor):
-    assert kind_of(collective, kernel) == kind and bus_factor(kind, 8) == factor
 
 
 def test_bandwidth_is_bytes_over_the_shortest_time_in_units_of_1e9():

@@ -1,0 +1,102 @@
+"""Perfetto's format, played back by the official definitions."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.recordings.kineto import read_kineto
+from lab.recordings.merge import merge_pftrace
+from lab.recordings.merge.pftrace.lanes import lanes
+from tests.tracegen import BASE_NS, TraceWriter
+
+
+def played_back(path: Path) -> list[tuple[int, str, str, int, int]]:
+    """(pid, track, name, start, dur) of every slice, as Perfetto's track events define them."""
+    pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    trace = pb.Trace()
+    trace.ParseFromString(gzip.decompress(path.read_bytes()))
+    names: dict[int, dict[int, str]] = {}
+    tracks: dict[int, Any] = {}
+    open_slices: dict[int, list[tuple[str, int]]] = {}
+    found, last = [], {}
+    for packet in trace.packet:
+        sequence = packet.trusted_packet_sequence_id
+        if packet.HasField("interned_data"):
+            names[sequence] = {entry.iid: entry.name for entry in packet.interned_data.event_names}
+        if packet.HasField("track_descriptor"):
+            tracks[packet.track_descriptor.uuid] = packet.track_descriptor
+        if packet.HasField("track_event"):
+            event = packet.track_event
+            assert event.track_uuid in tracks
+            assert packet.timestamp >= last.get(event.track_uuid, 0), "time runs back on a track"
+            last[event.track_uuid] = packet.timestamp
+            stack = open_slices.setdefault(event.track_uuid, [])
+            if event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
+                stack.append((names[sequence][event.name_iid], packet.timestamp))
+            else:
+                name, start = stack.pop()
+                track = tracks[event.track_uuid]
+                owner = track if track.HasField("thread") else tracks[track.parent_uuid]
+                found.append(
+                    (owner.thread.pid, owner.thread.thread_name, name, start, packet.timestamp - start)
+                )
+    assert not any(open_slices.values())
+    return found
+
+
+def test_pftrace_holds_every_slice_once_by_the_official_definitions(two, tmp_path: Path) -> None:
+    done = merge_pftrace(two, tmp_path / "o.pftrace.gz", load=read_kineto)
+    expected: Counter[Any] = Counter()
+    for rank, (_, path) in enumerate(two):
+        trace = read_kineto(path)
+        for table, pid in ((trace.kernels, 0), (trace.ops, 500), (trace.runtime, 500), (trace.ranges, 500)):
+            rows = zip(trace.text(table.name_id), table.ts_ns.tolist(), table.dur_ns.tolist(), strict=True)
+            expected.update((1000 * rank + pid, *row) for row in rows)
+    found = played_back(tmp_path / "o.pftrace.gz")
+    assert Counter((pid, name, start, dur) for pid, _, name, start, dur in found) == expected
+    assert done.written == len(found) and done.ranks == (0, 1)
+
+
+def test_pftrace_flows_lead_from_the_launch_to_its_kernel(two, tmp_path: Path) -> None:
+    pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    merge_pftrace(two, tmp_path / "o", load=read_kineto)
+    trace = pb.Trace()
+    trace.ParseFromString(gzip.decompress((tmp_path / "o").read_bytes()))
+    starts = [flow for packet in trace.packet for flow in packet.track_event.flow_ids]
+    ends = [flow for packet in trace.packet for flow in packet.track_event.terminating_flow_ids]
+    assert len(starts) == 8 and sorted(starts) == sorted(ends) and len(set(starts)) == 8
+
+
+def test_kernels_that_overlap_on_one_stream_get_lanes(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    for start, dur in ((10, 10), (15, 10), (18, 4), (30, 1)):
+        writer.kernel("k", start, dur)
+    merge_pftrace([(0, writer.write(tmp_path / "t.json"))], tmp_path / "o", load=read_kineto)
+    assert sorted(row[3:] for row in played_back(tmp_path / "o")) == [
+        (BASE_NS + start * 1000, dur * 1000) for start, dur in ((10, 10), (15, 10), (18, 4), (30, 1))
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15)), max_size=25))
+def test_slices_of_one_lane_nest_and_no_lane_is_needless(drawn: list[tuple[int, int]]) -> None:
+    drawn.sort(key=lambda one: (one[0], -one[1]))
+    start = np.array([s for s, _ in drawn], dtype=np.int64)
+    end = start + np.array([d for _, d in drawn], dtype=np.int64)
+    lane = lanes(start, end)
+    for i in range(len(drawn)):
+        for j in range(i + 1, len(drawn)):
+            crossing = start[i] < start[j] < end[i] < end[j]
+            assert not (crossing and lane[i] == lane[j])
+    crosses = any(
+        start[i] < start[j] < end[i] < end[j] for i in range(len(drawn)) for j in range(i + 1, len(drawn))
+    )
+    assert crosses == (len(drawn) > 0 and lane.max() > 0)

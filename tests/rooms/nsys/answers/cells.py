@@ -1,0 +1,42 @@
+"""A cell with a made recording."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lab.recordings.load import load_capture
+from lab.recordings.projection import project
+from lab.rooms.nsys.analyze import tables_of
+from lab.rooms.nsys.answers.answer import CellData
+from lab.rooms.nsys.config import Cell
+from lab.rooms.nsys.layout import CellResult, CellSettings, Found
+from lab.rooms.nsys.recording import recording_of
+from tests.rooms.nsys.made import SPEC, write_trace
+
+
+def told(kind, *forward_ms) -> CellResult:
+    asked = CellSettings(model_size="tiny", context_length=64, profile_type=kind)
+    steps = [{"forward_ms": ms, "step_ms": ms, "loss": 1.0} for ms in forward_ms]
+    return CellResult(asked=asked, outcome="ok", steps=steps)
+
+
+def cell(tmp_path, kind="training", *, spec=SPEC, python_ms=None, plain_ms=None, **more) -> CellData:
+    path = write_trace(tmp_path / f"{kind}.json", kind, **more)
+    recording = recording_of(project(load_capture(path)))
+    found = Found(
+        cell=Cell(size="tiny", context=64, type=kind),
+        capture=path,
+        spec=spec,
+        batch=4,
+        result=told(kind, *np.full(more.get("steps", 2), python_ms)) if python_ms else None,
+        twin=told(kind, plain_ms) if plain_ms else None,
+    )
+    return CellData(found, recording, tables_of(recording, spec, 4, 64, "fp32"))
+
+
+def states(answer):
+    return {check.name: check.state for check in answer.checks}
+
+
+def wall_ms(one):
+    return float(one.phase("forward").wall_ms)

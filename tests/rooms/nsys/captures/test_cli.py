@@ -1,0 +1,79 @@
+"""`lab nsys summary`, `stats` and `scrub`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from lab.cli.main import main
+from lab.rooms.nsys.captures.stats.reports import REPORTS
+from lab.rooms.nsys.cli import nsys as nsys_group
+from tests.recordings.sqlgen import Export
+
+
+def call(*arguments):
+    return CliRunner().invoke(nsys_group, [str(one) for one in arguments], catch_exceptions=True)
+
+
+def test_summary_writes_the_text_and_every_report(trained, tmp_path):
+    done = call("summary", trained, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out" / "ANALYSIS_SUMMARY.txt").read_text() in done.output
+    made = {path.name for path in (tmp_path / "out" / "stats_reports").iterdir()}
+    assert made == {f"run_{name}.csv" for name in REPORTS if not name.startswith("cuda_gpu_mem")}
+
+
+def test_summary_as_json_is_all_that_stdout_holds(trained):
+    done = json.loads(call("summary", trained, "--json").stdout)
+    assert done["attribution"] == "full"
+    assert done["phases"][1]["path"] == ["backward"]
+
+
+def test_stats_prints_one_report_as_plain_csv(trained):
+    done = call("stats", trained, "--report", "nvtx_kern_sum")
+    found = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert sum(int(row["Kern Inst"]) for row in found if row["NVTX Range"] == ":backward") == 3
+
+
+def exit_code(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(["nsys", *(str(one) for one in arguments)])
+    return caught.value.code
+
+
+def test_each_way_to_fail_has_its_exit_code(trained, tmp_path, capsys):
+    (tmp_path / "empty.sqlite").write_bytes(b"")
+    (tmp_path / "cut.sqlite").write_bytes(trained.read_bytes()[:5000])
+    (tmp_path / "song.mp3").write_bytes(b"ID3")
+    no_ranges = Export()
+    no_ranges.launch("k", (1, 1), (0, 5), (10, 20))
+    no_ranges.write(tmp_path / "no_ranges.sqlite")
+    no_kernels = Export()
+    no_kernels.range("forward", (1, 1), 0, 10)
+    no_kernels.write(tmp_path / "no_kernels.sqlite")
+    assert exit_code("summary", tmp_path / "none.sqlite") == 4
+    for name in ("empty.sqlite", "cut.sqlite", "song.mp3"):
+        assert exit_code("summary", tmp_path / name) == 5
+    assert exit_code("summary", tmp_path / "no_kernels.sqlite") == 4
+    assert "it has 1 range, 0 API calls" in capsys.readouterr().err
+    assert exit_code("summary", tmp_path / "no_ranges.sqlite") == 4
+    said = capsys.readouterr()
+    assert "the whole capture" in said.out
+    assert "no ranges" in said.err
+    assert exit_code("stats", tmp_path / "no_kernels.sqlite") == 4
+    assert exit_code("stats", trained, "--report", "nonsense") == 2
+    assert exit_code("summary", trained, "--phase", "(") == 2
+    assert exit_code("stats", trained, "--report", "all") == 4
+    assert exit_code("stats", trained) == 0
+
+
+def test_scrub_makes_a_copy_that_summary_reads_alike(trained, tmp_path):
+    assert call("scrub", trained, tmp_path / "clean.sqlite").exit_code == 0
+    before, after = (
+        call("summary", path).stdout.splitlines()[1:] for path in (trained, tmp_path / "clean.sqlite")
+    )
+    assert before == after
