@@ -14,7 +14,7 @@ from tests.recordings.projection.plain import plain_members
 
 
 def capture_of(ranges, calls, ops):
-    """A capture of ranges (start, end, pid, tid, name), calls (.., corr) and operations (start, end, pid, corr)."""
+    """A capture of ranges (start, end, pid, tid, name), calls (..., corr) and ops (start, end, pid, corr)."""
     strings = [*sorted({row[4] for row in ranges}), "k"]
     tables = []
     for schema, rows, names in (
