@@ -1,5 +1,6 @@
-"""The collective report of 8 ranks x 4,000 collectives against TraceLens (bar: at most 1/20 of its CPU time;
-linear).
+"""The collective report of 8 ranks x 4,000 collectives against TraceLens.
+
+Bar: at most 1/20 of its CPU time, and linear growth.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ GROWTH = (1000, 4000, 16000)
 ROUNDS = 3
 OURS = """
     import sys; from pathlib import Path
-    from lab.recordings import views; from lab.recordings.kineto import read_kineto; from lab.recordings.pairing import pair_collectives
+    from lab.recordings import views
+    from lab.recordings.kineto import read_kineto
+    from lab.recordings.pairing import pair_collectives
     ranks = {r: Path(sys.argv[1]) / f"rank{r}" / "trace.json" for r in range(8)}
     pair_collectives({rank: views.collective_instances(read_kineto(path)) for rank, path in ranks.items()})
 """
 PAIRING = """
     import sys, time; from pathlib import Path
-    from lab.recordings import views; from lab.recordings.kineto import read_kineto; from lab.recordings.pairing import pair_collectives
+    from lab.recordings import views
+    from lab.recordings.kineto import read_kineto
+    from lab.recordings.pairing import pair_collectives
     ranks = {r: Path(sys.argv[1]) / f"rank{r}" / "trace.json" for r in range(8)}
     tables = {rank: views.collective_instances(read_kineto(path)) for rank, path in ranks.items()}
     start = time.process_time()
@@ -36,7 +41,8 @@ PAIRING = """
 THEIRS = """
     import sys; from pathlib import Path
     from TraceLens.Reporting.generate_multi_rank_collective_report_pytorch import generate_collective_report
-    generate_collective_report(trace_pattern=sys.argv[1] + "/rank*/trace.json", world_size=8, output_csvs_dir=sys.argv[2])
+    pattern = sys.argv[1] + "/rank*/trace.json"
+    generate_collective_report(trace_pattern=pattern, world_size=8, output_csvs_dir=sys.argv[2])
 """
 
 
@@ -54,16 +60,17 @@ def main() -> None:
         print(f"{RANKS} ranks x {CALLS}, reading included: lab {ours.cpu_s:.2f} s {ours.peak_mb:.0f} MB")
         for theirs in others:
             print(
-                f"    TraceLens {theirs.cpu_s:.2f} s {theirs.peak_mb:.0f} MB: {theirs.cpu_s / ours.cpu_s:.1f}x the time, "
-                f"{theirs.peak_mb / ours.peak_mb:.1f}x the memory"
+                f"    TraceLens {theirs.cpu_s:.2f} s {theirs.peak_mb:.0f} MB: "
+                f"{theirs.cpu_s / ours.cpu_s:.1f}x the time, {theirs.peak_mb / ours.peak_mb:.1f}x the memory"
             )
 
 
 def grown(folder: Path, calls: int) -> None:
-    said = folder / "seconds"
-    whole = cost(PAIRING, str(folder), str(calls), str(said))
+    seconds = folder / "seconds"
+    whole = cost(PAIRING, str(folder), str(calls), str(seconds))
     print(
-        f"{RANKS} ranks x {calls}: {whole.cpu_s:.2f} s {whole.peak_mb:.0f} MB, of which pairing {said.read_text():.5} s"
+        f"{RANKS} ranks x {calls}: {whole.cpu_s:.2f} s {whole.peak_mb:.0f} MB, "
+        f"of which pairing {seconds.read_text():.5} s"
     )
 
 

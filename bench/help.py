@@ -9,5 +9,6 @@ def main() -> None:
     click = median_cost(9, "import click")
     ours = median_cost(9, "import sys; sys.argv = ['lab', '--help']; from lab.cli.main import main; main()")
     print(
-        f"click {click.cpu_s * 1e3:.0f} ms, lab --help {ours.cpu_s * 1e3:.0f} ms CPU: {ours.cpu_s / click.cpu_s:.2f}x"
+        f"click {click.cpu_s * 1e3:.0f} ms, lab --help {ours.cpu_s * 1e3:.0f} ms CPU: "
+        f"{ours.cpu_s / click.cpu_s:.2f}x"
     )

@@ -1,5 +1,7 @@
-"""A no-op step through the Docker engine against `docker run` of the same image with the same flags (bars: a
-median ratio of at most 1.25 one by one; 200 steps two at a time no slower, at most 1.3)."""
+"""A no-op step through the Docker engine against `docker run` of the same image with the same flags.
+
+Bars: a median ratio of at most 1.25 one by one; 200 steps two at a time at most 1.3 times as long.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,10 @@ def _one_by_one(root: Path) -> None:
     ours, theirs = ([pair[i] for pair in pairs[1:]] for i in (0, 1))  # the first one connects
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     print(
-        f"one no-op step: lab {statistics.median(ours) * 1e3:.0f} ms, docker run {statistics.median(theirs) * 1e3:.0f} ms, "
-        f"median ratio of {PAIRS} pairs {ratio:.2f} (bar 1.25); first step with its connection {pairs[0][0] * 1e3:.0f} ms"
+        f"one no-op step: lab {statistics.median(ours) * 1e3:.0f} ms, "
+        f"docker run {statistics.median(theirs) * 1e3:.0f} ms, "
+        f"median ratio of {PAIRS} pairs {ratio:.2f} (bar 1.25); "
+        f"first step with its connection {pairs[0][0] * 1e3:.0f} ms"
     )
 
 
@@ -106,11 +110,11 @@ def _through_the_cli(argv: list[str]) -> None:
 
 def docker_run_argv(run_dir: Path) -> list[str]:
     """`docker run` with every flag that lab gives such a container."""
-    from lab.engines.docker.engine import place
-    from lab.images.spec import container_spec
+    from lab.engines.docker.engine import host_context
+    from lab.images.container import container_spec
     from tests.engines.docker.fixtures import an_image
 
-    spec = container_spec(an_image(), _no_ops(1)[0], [], place(str(run_dir), []))
+    spec = container_spec(an_image(), _no_ops(1)[0], [], host_context(str(run_dir), []))
     flags = [
         "--rm",
         "--init",

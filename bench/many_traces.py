@@ -1,6 +1,4 @@
-"""64 real traces through `lab gemm all` with two workers, and again from the cache (bar: at least 10x
-faster).
-"""
+"""64 real traces through `lab gemm all` with two workers, and again from the cache (bar: 10x faster)."""
 
 from __future__ import annotations
 

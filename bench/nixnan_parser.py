@@ -1,9 +1,8 @@
-"""nixnan logs: lab against a straightforward loop of `re` over the lines (bars: 10x on repeated lines, 3x on
-varied ones).
+"""nixnan logs: lab against a straightforward loop of `re` over the lines.
 
-Logs of 1 GB (or LAB_BENCH_MB) are made from the lines of real logs (LAB_BENCH_NIXNAN, a folder of
-*.nixnan[.gz]) or, without one, from made lines of the same shapes; they are deleted afterwards. Memory: at
-most 300 MB, whatever the size.
+Bars: 10x on repeated lines, 3x on varied ones, and at most 300 MB of memory, whatever the size. Logs of 1 GB
+(or LAB_BENCH_MB) are made from the lines of real logs (LAB_BENCH_NIXNAN, a folder of *.nixnan[.gz]) or,
+without one, from generated lines of the same shapes; they are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ PEER = r"""
     from collections import Counter
     KIND = r"(?:NaN|-?infinity|subnormal|div0)"
     ERROR = re.compile(
-        rf"^#nixnan: error \[({KIND}(?:,{KIND})*)\] detected in (?:operand (\d+) of )?instruction (.+?) *; in function "
+        rf"^#nixnan: error \[({KIND}(?:,{KIND})*)\] detected in (?:operand (\d+) of )?"
+        r"instruction (.+?) *; in function "
         r"(.*?)(?: at (?:line (\d+)|(\S.*?):(\d+)))? of type (f16|bf16|f32|f64|unknown)$")
     sites, counts, functions = Counter(), Counter(), Counter()
     with open(sys.argv[1], errors="replace") as file:
@@ -38,11 +38,14 @@ PEER = r"""
                     counts[kind_of_number, kind] += 1
 """
 MADE = (
-    "#nixnan: error [NaN] detected in operand {n} of instruction HMMA.16816.F32 R{a}, R{b}.reuse, R{c}, R{a} ; in function "
+    "#nixnan: error [NaN] detected in operand {n} of instruction "
+    "HMMA.16816.F32 R{a}, R{b}.reuse, R{c}, R{a} ; in function "
     "void pytorch_flash::flash_fwd_kernel of type f32",
-    "#nixnan: error [NaN,subnormal] detected in operand {n} of instruction FFMA R{a}, R{b}, c[0x0][0x238], -R{c} ; in function "
+    "#nixnan: error [NaN,subnormal] detected in operand {n} of instruction "
+    "FFMA R{a}, R{b}, c[0x0][0x238], -R{c} ; in function "
     "void cutlass::Kernel2 of type f32",
-    "#nixnan: error [-infinity] detected in operand {n} of instruction FMUL.FTZ R{a}, R{b}, R{c} ; in function "
+    "#nixnan: error [-infinity] detected in operand {n} of instruction "
+    "FMUL.FTZ R{a}, R{b}, R{c} ; in function "
     "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_f2f_stages_64x6_tn of type f32",
 )
 _REGISTER, _OPERAND = re.compile(r"\bR\d+"), re.compile(r"operand \d")

@@ -1,10 +1,9 @@
-"""Ranges onto kernels: lab's sweep against the plain SQL join of launch and range, CPU seconds and peak
-memory.
+"""Ranges onto kernels: lab's sweep against the plain SQL join of launch and range, CPU seconds and memory.
 
-The capture is generated: two threads, steps of nested ranges (depth 6, 2.9 ranges a kernel), backward's
-kernels on a worker. The join is the one that a person writes: unindexed as nsys exports it, and with the two
-indexes that help it. It takes time in ranges x calls, so it is timed on smaller captures of the same making,
-and lab on those, too.
+The capture is generated: two threads, steps of nested ranges (depth 6, 2.9 ranges per kernel), backward's
+kernels on a worker. The join is the one that a person would write: unindexed as nsys exports it, and with the
+two indexes that help it. Its time grows with ranges x calls, so it is timed on smaller captures of the same
+kind, and lab on those, too.
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ NAMES = [
 JOIN = """
 SELECT n.rowid, COUNT(*), SUM(k.end - k.start) FROM NVTX_EVENTS n
 JOIN CUPTI_ACTIVITY_KIND_RUNTIME r ON r.globalTid = n.globalTid AND n.start <= r.start AND n.end >= r.end
-JOIN CUPTI_ACTIVITY_KIND_KERNEL k ON k.correlationId = r.correlationId AND k.globalPid = r.globalTid & ~0xFFFFFF
+JOIN CUPTI_ACTIVITY_KIND_KERNEL k
+    ON k.correlationId = r.correlationId AND k.globalPid = r.globalTid & ~0xFFFFFF
 GROUP BY n.rowid
 """
 INDEXES = (
@@ -101,9 +101,7 @@ def _ids(names: np.ndarray) -> np.ndarray:
 
 
 def _ranges(num_kernels: int, calls: np.ndarray, tid: np.ndarray) -> Table:
-    """step > phase > block of 20 > attention of 5 > two operators around each kernel; on the worker two
-    operators.
-    """
+    """step > phase > block of 20 > attention of 5 > two operators per kernel; on the worker two operators."""
     parts: list[tuple[np.ndarray, int, Any, list[str]]] = []
     steps = calls[::PER_STEP]
     labels = [NAMES[0] if i == 0 else f"step_{i - 1}" for i in range(len(steps))]
@@ -186,7 +184,8 @@ def whole(num_kernels: int) -> None:
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     cross = int(projection.coverage.num_kernels[1])
     print(
-        f"{num_kernels:>9,} kernels x {len(capture.ranges):>9,} ranges: {seconds:6.2f} s, peak {peak_mb:,.0f} MB "
+        f"{num_kernels:>9,} kernels x {len(capture.ranges):>9,} ranges: {seconds:6.2f} s, "
+        f"peak {peak_mb:,.0f} MB "
         f"({before_mb:,.0f} MB of it the generated capture), {cross:,} kernels given across threads"
     )
 
@@ -213,15 +212,13 @@ def from_file(num_kernels: int) -> None:
         seconds = time.process_time() - started
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(
-            f"from an export of {path.stat().st_size / 1e6:,.0f} MB: read {read:.2f} s, with the projection {seconds:.2f} s, "
-            f"peak {peak_mb:,.0f} MB"
+            f"from an export of {path.stat().st_size / 1e6:,.0f} MB: read {read:.2f} s, "
+            f"with the projection {seconds:.2f} s, peak {peak_mb:,.0f} MB"
         )
 
 
 def against_join(num_kernels: int, indexed: bool) -> None:
-    """Both on one capture, results compared: the join's rows are lab's ranges with kernels,
-    `attribution="nsys"`.
-    """
+    """Both on one capture, results compared: the join's rows are lab's ranges with `attribution="nsys"`."""
     capture = generated(num_kernels)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -244,7 +241,8 @@ def against_join(num_kernels: int, indexed: bool) -> None:
         raise SystemExit("the join and the sweep disagree")
     kind = "indexed" if indexed else "plain"
     print(
-        f"{num_kernels:>9,} kernels, {kind:<8} join {join_s:8.3f} s, lab {sweep_s:7.4f} s: {join_s / sweep_s:7.0f}x"
+        f"{num_kernels:>9,} kernels, {kind:<8} join {join_s:8.3f} s, lab {sweep_s:7.4f} s: "
+        f"{join_s / sweep_s:7.0f}x"
     )
 
 

@@ -1,5 +1,6 @@
-"""How many recorded launches have an op that can be called again on a CPU: lab and TraceLens' EventReplayer
-(bar: lab covers more).
+"""How many recorded launches have an op that can be called again on a CPU: lab and TraceLens' EventReplayer.
+
+Bar: lab covers more.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ OURS = """
     import json, sys; from pathlib import Path
     import msgspec, tempfile, torch
     from lab.rooms.kernels.replay.source import read_plan
-    from lab.rooms.kernels.workload.replay import run
+    from lab.rooms.kernels.workload.replay.run import run
     nodes = Path(sys.argv[2]) if len(sys.argv) > 2 else None
     plan = read_plan(Path(sys.argv[1]), nodes)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
-        raw = run(folder / "plan.json", folder, mode="hot", repeats=1, pace="host", device=torch.device("cpu"))
-    of = {status: sum(len(c.dur_us) for c in plan.calls if raw.signatures[c.sig].status in status) for status in ("ran", "ran shapes")}
+        cpu = torch.device("cpu")
+        raw = run(folder / "plan.json", folder, mode="hot", repeats=1, pace="host", device=cpu)
+    def launches(status):
+        return sum(len(c.dur_us) for c in plan.calls if raw.signatures[c.sig].status in status)
     whole = sum(len(call.dur_us) for call in plan.calls) + len(plan.orphans)
-    print(json.dumps({"launches": whole, "built": of["ran shapes"], "ran": of["ran"]}))
+    print(json.dumps({"launches": whole, "built": launches("ran shapes"), "ran": launches("ran")}))
 """
 THEIRS = """
     import gzip, json, sys; from collections import Counter
@@ -42,13 +45,17 @@ THEIRS = """
     data = open(sys.argv[1], "rb").read()
     events = json.loads(gzip.decompress(data) if data[:2] == b"\\x1f\\x8b" else data)["traceEvents"]
     ops = {e["args"]["External id"]: e for e in events if e.get("cat") == "cpu_op"}
-    owners = [e["args"].get("External id") for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    on_gpu = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    owners = [e["args"].get("External id") for e in on_gpu]
     if not owners:
         owners = json.loads(sys.argv[3])
     groups, sample = Counter(), {}
+    def key_of(event):
+        given = {k: v for k, v in event["args"].items() if "Input" in k or "Concrete" in k}
+        return json.dumps([event["name"], given])
     for owner in owners:
         event = ops.get(owner)
-        key = json.dumps([event["name"], {k: v for k, v in event["args"].items() if "Input" in k or "Concrete" in k}]) if event else ""
+        key = key_of(event) if event else ""
         groups[key] += 1
         sample[key] = event
     built = ran = 0
@@ -72,9 +79,7 @@ def main() -> None:
 
 
 def recordings(folder: Path) -> Iterator[tuple[str, Path, Path | None]]:
-    """(title, trace, execution trace): shared recordings of an H200 where they are, and a generation made
-    here.
-    """
+    """(title, trace, execution trace): recordings of an H200 if present, and a generation made now."""
     shared = traces.DATA / "kernels_h200"
     if shared.is_dir():
         yield (

@@ -1,5 +1,6 @@
-"""Semi-CRF against flash-semicrf 0.2.0 in one process (bars: GPU forward 60x, forward+backward 150x; CPU
-20x).
+"""Semi-CRF against flash-semicrf 0.2.0 in one process: times, memory, errors, bits.
+
+Bars: on a GPU forward 60x, forward+backward 150x; on a CPU 20x.
 
 LAB_BENCH_FLASH_SEMICRF names a folder made by `pip install --no-deps --target FOLDER flash-semicrf==0.2.0`.
 On a GPU the peer's Triton kernels run, else its PyTorch reference. The contenders take turns, after a warm-up
@@ -9,7 +10,7 @@ call of the peer may take most of a minute:
 
     LAB_BENCH_SHAPES="64,1000,100,24;32,1000,500,24"   B,T,K,C of the shapes
     LAB_BENCH_ROUNDS=3                                 how often the contenders take turns
-    LAB_BENCH_PEER_S=60                                seconds for the peer and a shape; a call under way is ended
+    LAB_BENCH_PEER_S=60                                seconds for the peer per shape; a call finishes
 
 `python -m bench.semicrf_long` runs chromosome-long sequences of lab alone.
 """
@@ -47,8 +48,9 @@ VARIABLE = "LAB_BENCH_FLASH_SEMICRF"
 
 @dataclass
 class Contender:
-    """One way to compute: `forward()` gives log Z (B,), `train()` (log Z, duration gradient), `leaves` get
-    gradients.
+    """One way to compute: `forward()` gives log Z (B,), `train()` log Z and the duration gradient.
+
+    `leaves` are the tensors that get gradients.
     """
 
     name: str
@@ -63,7 +65,7 @@ class Contender:
     def call(self, kind: str, device: str) -> Any:
         """One timed call; -> its result.
 
-        Notes milliseconds and the peak of the device beyond what was there.
+        Records milliseconds and the peak of the device's memory beyond what was in use.
         """
         for leaf in self.leaves:
             leaf.grad = None
@@ -108,7 +110,7 @@ def shapes(usual: list[Shape]) -> list[Shape]:
     except ValueError:
         found = [()]
     if any(len(one) != 4 or min(one) < 1 for one in found):
-        sys.exit(f"LAB_BENCH_SHAPES={text!r}: give B,T,K,C of each shape, shapes apart by ';'")
+        sys.exit(f"LAB_BENCH_SHAPES={text!r}: give B,T,K,C of each shape, separated by ';'")
     return [(b, t, k, c) for b, t, k, c in found]
 
 
@@ -125,10 +127,7 @@ def find_peer() -> Callable[..., Any] | None:
 
 
 def problem_of(shape: Shape, device: str) -> Any:
-    """Normal scores; transition and duration a tenth of that.
-
-    `start` is what the peer gives its first segment.
-    """
+    """Normal scores; transition and duration a tenth of that; `start` as the peer's first segment has."""
     import torch
 
     from lab.rooms.semicrf.model.problem import make_problem
@@ -247,18 +246,16 @@ def lab_forms(device: str) -> list[tuple[str, str]]:
         return [("float32", "triton"), ("float64", "triton")]
     if os.environ.get("TRITON_INTERPRET") == "1":
         return [("float32", "triton")]
-    from lab.rooms.semicrf.model.native.choose import lacking_on_cpu
+    from lab.rooms.semicrf.model.native.choose import reason_without_cpu_form
 
-    reason = lacking_on_cpu()
+    reason = reason_without_cpu_form()
     if reason:
         print(f"skipped lab native: {reason.splitlines()[0]}")
     return [*([] if reason else [("float32", "native")]), ("float32", "torch")]
 
 
 def works(one: Contender, warm_ups: int = 1) -> bool:
-    """Compile the kernels and let the GPU find its clocks; a peer that cannot run here is a line with its
-    reason.
-    """
+    """Compile the kernels and let the GPU reach its clocks; a peer that fails is a line with its reason."""
     try:
         for _ in range(1 if one.limit_s < float("inf") else warm_ups):
             one.train()
@@ -291,31 +288,33 @@ def off(found: tuple[Any, Any], exact_z: Any, exact_d: Any) -> tuple[float, floa
 
 
 def clocks(device: str) -> None:
-    """What the GPU runs at, right after work."""
+    """The GPU's clocks, right after work."""
     if device == "cpu":
         return
     fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,temperature.gpu"
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        values = done.stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        told = f"nvidia-smi does not answer: {type(error).__name__}"
-    print(f"  {fields}: {told}")
+        values = f"nvidia-smi does not answer: {type(error).__name__}"
+    print(f"  {fields}: {values}")
 
 
 def show(found: list[Contender], device: str) -> None:
     """A line for each contender and kind of call; ratios are to lab's first line of the kind."""
     kinds = {"forward": "forward", "train": "forward+backward"}
     print(
-        f"  {'':22}{'':18}{'ms (quartiles)':>34}{'n':>4}{'':>10}{'beyond inputs':>15}{'|d log Z|':>11}{'d duration':>12}"
+        f"  {'':22}{'':18}{'ms (quartiles)':>34}{'n':>4}{'':>10}"
+        f"{'beyond inputs':>15}{'|d log Z|':>11}{'d duration':>12}"
     )
     for one in found:
         for kind, title in kinds.items():
             ratio = statistics.median(one.ms[kind]) / statistics.median(found[0].ms[kind])
             memory = f"{one.bytes[kind] / 1e6:.0f} MB" if device == "cuda" else "-"
             print(
-                f"  {one.name:22}{title:18}{spread(one.ms[kind]):>34}{len(one.ms[kind]):>4}{ratio:>9.1f}x{memory:>15}"
-                f"{one.errors[0]:>11.1e}{one.errors[1]:>12.1e}"
+                f"  {one.name:22}{title:18}{spread(one.ms[kind]):>34}{len(one.ms[kind]):>4}"
+                f"{ratio:>9.1f}x{memory:>15}{one.errors[0]:>11.1e}{one.errors[1]:>12.1e}"
             )
 
 
@@ -343,7 +342,7 @@ def bits(one: Contender, device: str) -> None:
 def bars(lab: Contender, others: list[Contender], device: str) -> None:
     """Each bar: lab's float32 against the peer's float32, or against float64 where it has no other."""
     if not others:
-        print("  bars: not measured, for want of the peer")
+        print("  bars: not measured, because the peer is missing")
         return
     rival = next((one for one in others if one.name.endswith("float32")), others[0])
     only = "" if rival.name.endswith("float32") else " (it has no float32)"

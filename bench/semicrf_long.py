@@ -1,10 +1,9 @@
-"""Chromosome-long sequences of lab alone: seconds, memory (bar: 1 GB beyond the inputs), accuracy, share of
-the limit.
+"""Chromosome-long sequences of lab alone: seconds, memory, accuracy, share of the limit.
 
-The limit is derived from what this device does in the same run: bytes that must move at the rate of a copy,
-multiply-adds at the rate of a float32 matrix product, and frames that follow one another at the time of a
-step, which a problem of the same length with segments of at most 2 frames shows. LAB_BENCH_SHAPES names other
-shapes, as in bench/semicrf.py.
+Bar: 1 GB beyond the inputs. The limit is derived from what this device does in the same run: bytes that must
+move at the rate of a copy, multiply-adds at the rate of a float32 matrix product, and frames that follow one
+another at the time of a step, which a problem of the same length with segments of at most 2 frames shows.
+LAB_BENCH_SHAPES names other shapes, as in bench/semicrf.py.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rates = measured_rates(device)
     print(
-        f"torch {torch.__version__}: a copy moves {rates.bytes / 1e9:.0f} GB/s, a float32 matrix product does "
-        f"{rates.adds / 1e12:.2f}e12 multiply-adds/s"
+        f"torch {torch.__version__}: a copy moves {rates.bytes / 1e9:.0f} GB/s, "
+        f"a float32 matrix product does {rates.adds / 1e12:.2f}e12 multiply-adds/s"
     )
     for shape in shapes(SHAPES):
         report(shape, device, rates)
@@ -66,7 +65,7 @@ def report(shape: Shape, device: str, rates: Rates) -> None:
 
 
 def step_seconds(shape: Shape, device: str) -> float:
-    """Seconds of a frame where hardly anything but the order of frames costs: forward, shortest segments."""
+    """Seconds per frame when only the order of frames costs time: forward, shortest segments."""
     import torch
 
     one = ours(problem_of(shape, device), torch.float32, lab_backend(device))
@@ -96,7 +95,7 @@ def limit(shape: Shape, kind: str, step_s: float, rates: Rates, seconds: float) 
 
 
 def accuracy(problem: Any, device: str) -> str:
-    """float32 against the float64 kernels: log Z, posteriors, duration counts; and the mass that both found."""
+    """float32 against the float64 kernels: log Z, posteriors, duration counts; and both mass errors."""
     import torch
 
     from lab.rooms.semicrf.model.api import posteriors
@@ -115,8 +114,8 @@ def accuracy(problem: Any, device: str) -> str:
         f"{name} {float(x.mass_error_B.max()):.1e}" for name, x in (("float32", narrow), ("float64", wide))
     )
     return (
-        f"float32 against float64: |d log Z| {gap:.1e} of {float(wide.log_z_B[0]):.0f}, posteriors {label:.1e}, duration "
-        f"counts {duration:.1e} relative; worst mass error {masses}"
+        f"float32 against float64: |d log Z| {gap:.1e} of {float(wide.log_z_B[0]):.0f}, "
+        f"posteriors {label:.1e}, duration counts {duration:.1e} relative; worst mass error {masses}"
     )
 
 

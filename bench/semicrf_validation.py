@@ -1,4 +1,4 @@
-"""The validation points' cost: training steps with them on and off, in turns, in one process; the bar is 3 %."""
+"""The cost of the validation points: training steps with and without them, alternating (bar: 3 %)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab.rooms.semicrf.model.training import make_tagger, to_batch, train_step, 
 
 ROUNDS = {"cuda": 60, "cpu": 20}
 STEPS = {"cuda": 5, "cpu": 4}
-"""Steps of a measurement: few, for a host's clock drifts by more in a second than the points cost."""
+"""Steps per measurement: few, because a host's clock drifts by more in a second than the points cost."""
 BAR = 0.03
 
 
@@ -48,8 +48,9 @@ def report(device: torch.device, times: dict[bool, list[float]]) -> None:
     low, high = np.percentile(costs, [25, 75])
     cost = statistics.median(costs)
     print(
-        f"{device.type}: a step takes {off:.2f} ms, with validation points {on:.2f} ms: {100 * cost:+.1f} % (quartiles "
-        f"{100 * low:+.1f} to {100 * high:+.1f} %); bar: {100 * BAR:.0f} %, {'met' if cost <= BAR else 'MISSED'}"
+        f"{device.type}: a step takes {off:.2f} ms, with validation points {on:.2f} ms: {100 * cost:+.1f} % "
+        f"(quartiles {100 * low:+.1f} to {100 * high:+.1f} %); "
+        f"bar: {100 * BAR:.0f} %, {'met' if cost <= BAR else 'MISSED'}"
     )
 
 
@@ -69,9 +70,7 @@ def points_of(tagger: Any, optimizer: Any, batch: Any, device: torch.device) -> 
 
 
 def step_ms(tagger: Any, optimizer: Any, batch: Any, device: torch.device, steps: int) -> float:
-    """Mean time of a step over `steps`, the device drained at both ends; CPU seconds where the CPU does the
-    work.
-    """
+    """Mean time per step over `steps`, the device drained at both ends; CPU seconds on a CPU."""
     validator = validator_of(tagger)
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     drain(device)

@@ -1,5 +1,8 @@
-"""One rank's report against TraceLens and HTA: read + timeline + GEMM + collectives, and with Excel (bars:
-200 MB at most 1/20 of the CPU time and 1/15 of the memory; real 55-60 MB traces 1/8; with Excel 1/8)."""
+"""One rank's report against TraceLens and HTA: read + timeline + GEMM + collectives, and with Excel.
+
+Bars: on 200 MB at most 1/20 of the CPU time and 1/15 of the memory; on real traces of 55-60 MB 1/8; with
+Excel 1/8.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,12 @@ OURS = """
 """
 OURS_EXCEL = """
     import sys; from pathlib import Path
-    from lab.rooms.sweep.gemm.workbooks import gemm_report
+    from lab.rooms.sweep.gemm.data import read_sweep
+    from lab.rooms.sweep.gemm.workbooks.write import write_reports
     import shutil; shutil.rmtree(sys.argv[2], ignore_errors=True)  # with it goes the cache
-    gemm_report(Path(sys.argv[1]), Path(sys.argv[2]), workers=1)
+    out = Path(sys.argv[2])
+    cache = out / ".cache" / "traces"
+    write_reports(read_sweep(Path(sys.argv[1]), cache=cache, workers=1, workbooks=out), out)
 """
 THEIRS = """
     import sys; from TraceLens.Reporting.generate_perf_report_pytorch import generate_perf_report_pytorch
@@ -75,6 +81,6 @@ def compare(title: str, programs: dict[str, partial[Cost]]) -> None:
     print(f"{title}: lab {ours.cpu_s:.2f} s {ours.peak_mb:.0f} MB")
     for name, theirs in costs.items():
         print(
-            f"    {name} {theirs.cpu_s:.2f} s {theirs.peak_mb:.0f} MB: {theirs.cpu_s / ours.cpu_s:.1f}x the time, "
-            f"{theirs.peak_mb / ours.peak_mb:.1f}x the memory"
+            f"    {name} {theirs.cpu_s:.2f} s {theirs.peak_mb:.0f} MB: "
+            f"{theirs.cpu_s / ours.cpu_s:.1f}x the time, {theirs.peak_mb / ours.peak_mb:.1f}x the memory"
         )

@@ -1,4 +1,4 @@
-"""Every knob of the semicrf room. Flags of the guide and of its TIMIT benchmark keep their names."""
+"""Every setting of the semicrf room. Flags of the guide and of its TIMIT benchmark keep their names."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ BACKENDS = ("auto", "naive", "torch", "native", "triton")
 GUIDE_BACKENDS = {"exact": "torch", "streaming": "auto"}
 FAULTS = {
     "overread": "a kernel that reads beyond the mask",
-    "race": "a kernel whose message is stale now and then",
+    "race": "a kernel whose message is occasionally stale",
     "stale": "a kernel whose posteriors are finite and wrong, as a stale message leaves them",
-    "drift": "an objective that is no probability, so that parameters drift",
+    "drift": "an objective that is not a probability, so that parameters drift",
     "nan-utterance": "a NaN in one utterance",
     "inf-rows": "rows of -inf scores: frames that no label may cover",
     "length-0": "an utterance of length 0",
@@ -32,7 +32,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class TrainConfig(_Section, frozen=True):
     """One corpus, one encoder, and the heads and backends to compare on them.
 
-    Defaults: the published benchmark's.
+    The defaults are the published benchmark's.
     """
 
     data: Annotated[str, _help("TIMIT folder, folder of {train,test}.jsonl, or synthetic")] = "synthetic"
@@ -43,7 +43,7 @@ class TrainConfig(_Section, frozen=True):
         list[Literal["auto", "naive", "torch", "native", "triton"]],
         _help("of the linear and semicrf heads", min_length=1),
     ] = msgspec.field(default_factory=lambda: ["auto"])
-    encoder: Annotated[Literal["bilstm", "transformer"], _help("what feeds the head")] = "bilstm"
+    encoder: Annotated[Literal["bilstm", "transformer"], _help("encoder before the head")] = "bilstm"
     max_duration: Annotated[int, _help("longest segment K, frames", ge=1)] = 30
     hidden_dim: Annotated[int, _help("width of the encoder's output", ge=2)] = 256
     num_layers: Annotated[int, _help("layers of the encoder", ge=1)] = 3
@@ -114,16 +114,16 @@ class DiagnoseConfig(_Section, frozen=True):
 
     train: TrainConfig
     plant: Annotated[str | None, _help("a fault to plant, to see it named")] = None
-    case: Annotated[str | None, _help("a reproducer (case.npz) to probe in place of a corpus")] = None
-    repeats: Annotated[int, _help("trainings of every cell of the matrix", ge=1)] = 2
-    orders: Annotated[int, _help("batch orders of every cell", ge=1)] = 2
-    steps: Annotated[int, _help("optimizer steps of every training", ge=1)] = 12
+    case: Annotated[str | None, _help("a reproducer (case.npz) to probe instead of a corpus")] = None
+    repeats: Annotated[int, _help("trainings per cell of the matrix", ge=1)] = 2
+    orders: Annotated[int, _help("batch orders per cell", ge=1)] = 2
+    steps: Annotated[int, _help("optimizer steps per training", ge=1)] = 12
     classic: Annotated[bool, _help("only the guide's four steps")] = False
     step_timeout_s: Annotated[float, _help("limit of one step, s", gt=0)] = 1800.0
 
 
 class CheckConfig(_Section, frozen=True):
-    """What `check` holds against float64 on this device."""
+    """What `check` compares with float64 on this device."""
 
     backends: Annotated[list[str], _help("auto: torch, and triton where there is a GPU", min_length=1)] = (
         msgspec.field(default_factory=lambda: ["auto"])

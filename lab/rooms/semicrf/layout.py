@@ -1,4 +1,4 @@
-"""File names of the room that more than one module knows, and comparisons that lab did not make."""
+"""File names that several modules use, and comparisons that lab did not make."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Metrics of phoneme segmentation, numpy only. A segment is (start, end_exclusive, label); frames are
-0-based.
+"""Metrics of phoneme segmentation, numpy only.
 
-PER: summed Levenshtein distance of the label sequences with equal neighbours merged, over the reference's
-length. Boundaries: starts of segments but the first; matched one to one in order within a tolerance of
-frames. Segments: right when start, end and label all agree. Durations: per phone, and as distributions.
+A segment is (start, end_exclusive, label); frames are 0-based.
+
+- PER: summed Levenshtein distance of label sequences, equal neighbours merged, over the reference's length.
+- Boundaries: starts of all segments but the first, matched one to one in order within a tolerance of frames.
+- Segments: correct when start, end and label all agree.
+- Durations: per phone, and as distributions.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ def score(
     names: Sequence[str],
     max_duration: int,
 ) -> dict[str, Any]:
-    """All metrics of a test set; both arguments hold one list of segments per utterance, `names` the labels'
-    names.
-    """
+    """All metrics of a test set, from one list of segments per utterance; `names` are the labels' names."""
     pairs = list(zip(reference, predicted, strict=True))
     edits = sum(edit_distance(collapsed(ref), collapsed(got)) for ref, got in pairs)
     length = sum(len(collapsed(ref)) for ref in reference)
-    bounds = {tolerance: _prf(*_boundary_counts(pairs, tolerance)) for tolerance in TOLERANCES}
+    bounds = {
+        tolerance: _precision_recall_f1(*_boundary_counts(pairs, tolerance)) for tolerance in TOLERANCES
+    }
     precision, recall, f1 = bounds[0]
-    segment = _prf(*_segment_counts(pairs))
+    segment = _precision_recall_f1(*_segment_counts(pairs))
     return {
         "phone_error_rate": edits / length if length else 0.0,
         "boundary_precision": precision,
@@ -47,10 +49,7 @@ def score(
 
 
 def edit_distance(reference: Sequence[int], predicted: Sequence[int]) -> int:
-    """Levenshtein distance: insertions, deletions and substitutions cost 1.
-
-    One row of the table at a time.
-    """
+    """Levenshtein distance, one row of the table at a time: every edit costs 1."""
     target = np.asarray(predicted)
     row = np.arange(len(target) + 1)
     offsets = np.arange(len(target) + 1)
@@ -81,9 +80,7 @@ def merged(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def matched(reference: Sequence[int], predicted: Sequence[int], tolerance: int) -> int:
-    """How many boundaries of two rising lists pair one to one within `tolerance` frames (two pointers: the
-    most).
-    """
+    """How many boundaries of two rising lists pair one to one within `tolerance` frames: the maximum."""
     left = right = count = 0
     while left < len(reference) and right < len(predicted):
         gap = predicted[right] - reference[left]
@@ -99,9 +96,7 @@ def matched(reference: Sequence[int], predicted: Sequence[int], tolerance: int) 
 def duration_stats(
     reference: Sequence[Sequence[Segment]], predicted: Sequence[Sequence[Segment]], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Mean and deviation of durations per phone; `mae` is null where a phone was never predicted or never
-    there.
-    """
+    """Mean and deviation of durations per phone; `mae` is null where a phone is missing on either side."""
     ref, got = _durations(reference, len(names)), _durations(predicted, len(names))
     per_phone, means = {}, []
     for label, name in enumerate(names):
@@ -159,12 +154,12 @@ def segments_of(labels: Sequence[int] | np.ndarray) -> list[Segment]:
 def _boundary_counts(
     pairs: Sequence[tuple[Sequence[Segment], Sequence[Segment]]], tolerance: int
 ) -> tuple[int, int, int]:
-    right = asked = found = 0
+    right = expected = found = 0
     for ref, got in pairs:
         wanted, given = [s[0] for s in ref[1:]], [s[0] for s in got[1:]]
         right += matched(wanted, given, tolerance)
-        asked, found = asked + len(wanted), found + len(given)
-    return right, asked, found
+        expected, found = expected + len(wanted), found + len(given)
+    return right, expected, found
 
 
 def _segment_counts(pairs: Sequence[tuple[Sequence[Segment], Sequence[Segment]]]) -> tuple[int, int, int]:
@@ -172,10 +167,10 @@ def _segment_counts(pairs: Sequence[tuple[Sequence[Segment], Sequence[Segment]]]
     return right, sum(len(ref) for ref, _ in pairs), sum(len(got) for _, got in pairs)
 
 
-def _prf(right: int, asked: int, found: int) -> tuple[float, float, float]:
+def _precision_recall_f1(right: int, expected: int, found: int) -> tuple[float, float, float]:
     precision = right / found if found else 0.0
-    recall = right / asked if asked else 0.0
-    return precision, recall, 2 * right / (asked + found) if asked + found else 0.0
+    recall = right / expected if expected else 0.0
+    return precision, recall, 2 * right / (expected + found) if expected + found else 0.0
 
 
 def _durations(utterances: Sequence[Sequence[Segment]], classes: int) -> list[np.ndarray]:

@@ -9,10 +9,12 @@ import msgspec
 
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
+from lab.core.words import plural
 from lab.errors import GpuError, UsageError
 from lab.rooms.semicrf.config import CheckConfig, DiagnoseConfig, TrainConfig
 
 IN_CONTAINER = "/corpus"  # where the image's tool `corpus` mounts what LAB_CORPUS names
+# The config of each command in the run folder.
 TRAIN, DIAGNOSE, CHECK = "train.json", "diagnose.json", "check.json"
 
 
@@ -37,9 +39,9 @@ def plan_train(
 
 
 def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
-    """The backend under test and its reference, each with caches of its own, then the probes."""
+    """The matrix on the tested backend and on its reference, each with its own caches, then the probes."""
     tested, reference = contenders(config.train, site)
-    # A case has no corpus to train on: only the probes can ask it.
+    # A case has no corpus to train on: only the probes can use it.
     trained = [] if config.case else list(dict.fromkeys((tested, reference)))
     parts = [(f"cells-{name}", "cells", name) for name in trained]
     if not config.classic:
@@ -62,34 +64,8 @@ def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
 def plan_check(config: CheckConfig, site: Site) -> Plan:
     """One step per backend, so that a crash of one leaves the others' results."""
     names = resolved(config.backends, site, interpret=config.interpret)
-    steps = tuple(
-        Step(
-            name=f"check-{name}",
-            folder=f"steps/check-{name}",
-            num_gpus=1 if site.gpus else 0,
-            argv=(
-                "python",
-                "-m",
-                "lab.rooms.semicrf.workload.check",
-                "--config",
-                CHECK,
-                "--backend",
-                name,
-                "--out",
-                f"steps/check-{name}",
-            ),
-            env={
-                **_threads(site),
-                **({"TRITON_INTERPRET": "1"} if config.interpret and name == "triton" else {}),
-            },
-            timeout_s=config.step_timeout_s,
-            expects=(f"steps/check-{name}/checks.json",),
-            labels={"backend": name},
-        )
-        for name in names
-    )
     return Plan(
-        steps=steps,
+        steps=tuple(_check_step(config, site, name) for name in names),
         inputs={CHECK: _json(config)},
         notes=_notes(None, site),
         config={"command": "check", **msgspec.to_builtins(config)},
@@ -109,7 +85,7 @@ def cases(config: TrainConfig, site: Site) -> list[tuple[str, str]]:
 
 
 def contenders(config: TrainConfig, site: Site) -> tuple[str, str]:
-    """The backend under test and the plainer one beside it: triton and torch on a GPU, else torch and naive."""
+    """The backend under test and a plainer one: triton and torch on a GPU, else torch and naive."""
     (backend,) = config.backends[:1]
     if backend == "auto":
         backend = "torch" if site.vendor == "none" else "triton"
@@ -134,34 +110,11 @@ def have_torchcrf() -> bool:
 def _train_step(config: TrainConfig, site: Site, model: str, backend: str) -> Step:
     name = f"{model}-{backend}"
     folder = f"steps/{name}"
-    launcher: tuple[str, ...] = ("python",)
-    if config.ranks > 1:
-        launcher = (
-            "python",
-            "-m",
-            "torch.distributed.run",
-            f"--nproc_per_node={config.ranks}",
-            "--rdzv_backend=c10d",
-            "--rdzv_endpoint=localhost:0",
-            f"--rdzv_id={name}",
-        )
     return Step(
         name=name,
         folder=folder,
         num_gpus=config.ranks if site.gpus else 0,
-        argv=(
-            *launcher,
-            "-m",
-            "lab.rooms.semicrf.workload.train",
-            "--config",
-            TRAIN,
-            "--model",
-            model,
-            "--backend",
-            backend,
-            "--out",
-            folder,
-        ),
+        argv=(*_launcher(config, name), *_module("train", TRAIN, folder, model=model, backend=backend)),
         env=_threads(site),
         timeout_s=config.step_timeout_s,
         tools=_tools(config),
@@ -172,7 +125,7 @@ def _train_step(config: TrainConfig, site: Site, model: str, backend: str) -> St
 
 def _diagnose_step(config: DiagnoseConfig, site: Site, name: str, part: str, backend: str) -> Step:
     folder = f"steps/{name}"
-    # A cache of its own: a stale compiled kernel of another run or backend cannot be what fails.
+    # Its own cache: a stale kernel compiled by another run or backend cannot be what fails.
     env = {**_threads(site), "TRITON_CACHE_DIR": f"{folder}/.triton"}
     if config.classic:
         env["PYTHONLOGLEVEL"] = "DEBUG"
@@ -180,25 +133,42 @@ def _diagnose_step(config: DiagnoseConfig, site: Site, name: str, part: str, bac
         name=name,
         folder=folder,
         num_gpus=1 if site.gpus else 0,
-        argv=(
-            "python",
-            "-m",
-            "lab.rooms.semicrf.workload.diagnose",
-            "--config",
-            DIAGNOSE,
-            "--part",
-            part,
-            "--backend",
-            backend,
-            "--out",
-            folder,
-        ),
+        argv=("python", *_module("diagnose", DIAGNOSE, folder, part=part, backend=backend)),
         env=env,
         timeout_s=config.step_timeout_s,
         tools=_tools(config.train),
         expects=(f"{folder}/{part}.json",),
         labels={"part": part, "backend": backend},
     )
+
+
+def _check_step(config: CheckConfig, site: Site, backend: str) -> Step:
+    folder = f"steps/check-{backend}"
+    interpreted = config.interpret and backend == "triton"
+    return Step(
+        name=f"check-{backend}",
+        folder=folder,
+        num_gpus=1 if site.gpus else 0,
+        argv=("python", *_module("check", CHECK, folder, backend=backend)),
+        env={**_threads(site), **({"TRITON_INTERPRET": "1"} if interpreted else {})},
+        timeout_s=config.step_timeout_s,
+        expects=(f"{folder}/checks.json",),
+        labels={"backend": backend},
+    )
+
+
+def _launcher(config: TrainConfig, name: str) -> tuple[str, ...]:
+    if config.ranks == 1:
+        return ("python",)
+    rendezvous = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", f"--rdzv_id={name}")
+    launcher = ("python", "-m", "torch.distributed.run")
+    return (*launcher, f"--nproc_per_node={config.ranks}", *rendezvous)
+
+
+def _module(name: str, config: str, folder: str, **options: str) -> tuple[str, ...]:
+    """The words that run one of the room's workloads, after the launcher's."""
+    flags = [word for option, value in options.items() for word in (f"--{option}", value)]
+    return ("-m", f"lab.rooms.semicrf.workload.{name}", "--config", config, *flags, "--out", folder)
 
 
 def _tools(config: TrainConfig) -> tuple[str, ...]:
@@ -212,7 +182,7 @@ def _threads(site: Site) -> dict[str, str]:
 def _check_ranks(config: TrainConfig, site: Site) -> None:
     if site.gpus and config.ranks > len(site.gpus):
         raise GpuError(
-            f"{config.ranks} ranks asked for, {len(site.gpus)} GPUs picked",
+            f"{plural(config.ranks, 'rank')} requested, {plural(len(site.gpus), 'GPU')} picked",
             fix="lower --ranks or widen --gpus",
         )
 
@@ -220,12 +190,12 @@ def _check_ranks(config: TrainConfig, site: Site) -> None:
 def _notes(config: TrainConfig | None, site: Site) -> tuple[str, ...]:
     notes = []
     if config is not None and config.data == "synthetic":
-        notes.append("synthetic corpus: it exercises the path and says nothing about speech")
+        notes.append("synthetic corpus: it exercises the code and says nothing about speech")
     if site.vendor == "none":
-        notes.append("no GPU: these numbers are this machine's CPU")
+        notes.append("no GPU: these numbers are from this machine's CPU")
     if site.vendor == "amd":
         notes.append(
-            "Triton on ROCm has not been tried with these kernels: hold them against torch with check"
+            "these kernels have not been tried with Triton on ROCm: compare them with torch by check"
         )
     return tuple(notes)
 

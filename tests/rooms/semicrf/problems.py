@@ -68,3 +68,14 @@ def counts_as_they_are(state: State) -> Posteriors:
     for s in range(state.problem.shape[1] - 1, -1, -1):
         counts.step(s)
     return counts.posteriors()
+
+
+def starts_of(segments: list[list[tuple[int, int, int]]], frames: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(labels_BT, starts_BT) of lists of (start, end_exclusive, label), zeros past the last segment."""
+    labels_BT = torch.zeros(len(segments), frames, dtype=torch.int64)
+    starts_BT = torch.zeros(len(segments), frames, dtype=torch.bool)
+    for at, found in enumerate(segments):
+        for start, end, label in found:
+            labels_BT[at, start:end] = label
+            starts_BT[at, start] = True
+    return labels_BT, starts_BT

@@ -24,7 +24,8 @@ def test_a_bar_is_met_or_missed_by_the_medians_and_says_when_the_peer_has_no_flo
     semicrf.bars(lab, [contender("flash-semicrf float64", [61.0], [1499.0])], "cuda")
     assert capsys.readouterr().out.splitlines() == [
         "  bar: forward >= 60x flash-semicrf float64 (it has no float32): lab float32 61.0x, met",
-        "  bar: forward+backward >= 150x flash-semicrf float64 (it has no float32): lab float32 149.9x, MISSED",
+        "  bar: forward+backward >= 150x flash-semicrf float64 (it has no float32): "
+        "lab float32 149.9x, MISSED",
     ]
 
 
@@ -80,8 +81,8 @@ def test_the_limit_of_a_long_sequence_is_its_largest_part():
     rates = semicrf_long.Rates(bytes=4e12, adds=3e13)
     words = semicrf_long.limit((1, 400_000, 3000, 24), "train", 5e-7, rates, 1.0)
     assert words == (
-        "limit 0.2000 s (0.115 GB = 2.9e-05 s, 8.7e+10 multiply-adds = 0.0029 s, 400000 steps x 0.500 us = 0.2 s); "
-        "reached 20 %"
+        "limit 0.2000 s (0.115 GB = 2.9e-05 s, 8.7e+10 multiply-adds = 0.0029 s, "
+        "400000 steps x 0.500 us = 0.2 s); reached 20 %"
     )
 
 

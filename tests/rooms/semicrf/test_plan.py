@@ -12,8 +12,8 @@ import pytest
 from lab.core.gpu import Gpu
 from lab.core.plan import Site
 from lab.errors import GpuError, UsageError
-from lab.rooms.semicrf.cli import train_config
 from lab.rooms.semicrf.config import PRESETS, CheckConfig, DiagnoseConfig, TrainConfig
+from lab.rooms.semicrf.options import train_config
 from lab.rooms.semicrf.plan import CHECK, TRAIN, plan_check, plan_diagnose, plan_train
 from tests.test_walls import modules_after
 

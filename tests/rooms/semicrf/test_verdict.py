@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.semicrf import verdict
+from lab.rooms.semicrf import matrix, verdict
 
 AXES = [
     (b, lengths, reg) for b in ("triton", "torch") for lengths in ("variable", "fixed") for reg in (0.0, 0.01)
@@ -46,8 +46,8 @@ def probe(cause, backend="", name="a probe"):
 CLEAN = {**probe("kernel", "triton"), "clean": True}
 
 
-def cause(rows=(), matrix=None):
-    return verdict.diagnose(cells() if matrix is None else matrix, [CLEAN, *rows], "triton", "torch").cause
+def cause(rows=()):
+    return verdict.diagnose(cells(), [CLEAN, *rows], "triton", "torch").cause
 
 
 def test_nothing_dirty_and_nothing_failed_is_no_fault():
@@ -97,19 +97,23 @@ def test_one_lone_failure_among_clean_probes_speaks_for_the_optimiser():
     )
 
 
-def test_repeats_that_end_with_other_weights_are_told_with_their_backend():
-    words = verdict.matrix_words(cells(weights=lambda b, repeat: f"{b}{repeat if b == 'triton' else 0}"))
-    assert any("4 of 8 repeated trainings end with other weights, all on triton" in w for w in words)
+def test_repeats_that_end_with_different_weights_name_their_backend():
+    sentences = matrix.matrix_sentences(
+        cells(weights=lambda b, repeat: f"{b}{repeat if b == 'triton' else 0}")
+    )
+    assert any(
+        "4 of 8 repeated trainings ended with different weights, all on triton" in text for text in sentences
+    )
 
 
-def test_drift_above_the_guides_threshold_is_told():
+def test_drift_above_the_guides_threshold_is_a_sentence():
     drifting = cells()
     drifting[0]["duration_max"] = 25.0
-    assert "25.0" in verdict.drift_words(drifting)[0] and not verdict.drift_words(cells())
+    assert "25.0" in matrix.drift_sentences(drifting)[0] and not matrix.drift_sentences(cells())
 
 
 def test_the_guides_four_steps_are_answered_from_the_matrix():
-    steps = verdict.classic_steps(
+    steps = matrix.classic_steps(
         cells(lambda b, lengths, reg: b == "triton" and lengths == "variable"), "triton", "torch"
     )
     assert [s["answer"] for s in steps] == [

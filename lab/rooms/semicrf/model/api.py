@@ -1,10 +1,14 @@
-"""The functions a person calls: log_partition, marginals, viterbi, sample, entropy; and their gradient.
+"""The functions for users: log_partition, marginals, viterbi, sample, entropy; and their gradient.
 
-`score_BTC` (B, T, C): score of label c at frame t. `duration_KC[k-1, c]`: bias of a segment of k frames.
-`transition_CC[i, j]`: from label i to j between neighbouring segments; (K, C, C) where it depends on the
-duration of the segment it leads to. `start_C`, `end_C`: paid by the first and the last segment. -inf forbids.
-Values are float64 whatever the input's dtype: a log Z of 10^4 has no digits left for its error in float32.
-Gradients have the dtype of their input. An infeasible sequence has log Z = -inf and zero gradient.
+- `score_BTC` (B, T, C): score of label c at frame t.
+- `duration_KC[k-1, c]`: bias of a segment of k frames.
+- `transition_CC[i, j]`: from label i to j between neighbouring segments; (K, C, C) where it depends on the
+  duration of the segment it leads to.
+- `start_C`, `end_C`: added to the first and to the last segment.
+
+-inf forbids. Values are float64 whatever the input's dtype, because at a log Z of 10^4 float32 has no digits
+left for its error. Gradients have the dtype of their input. An infeasible sequence has log Z = -inf and zero
+gradient.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ Alarm = Callable[[Posteriors], None]
 
 
 def resolve_backend(backend: str, score_BTC: Tensor) -> str:
-    """What "auto" means here: Triton on a GPU that has it, else what is compiled for the place, else torch."""
+    """What "auto" means here: Triton on a GPU that has it, else what is compiled for it, else torch."""
     if backend not in BACKENDS:
         raise UsageError(f"no backend {backend!r}", fix=f"one of {', '.join(BACKENDS)}")
     if backend != "auto":
@@ -37,7 +41,7 @@ def resolve_backend(backend: str, score_BTC: Tensor) -> str:
     fits = not score_BTC.is_cuda or score_BTC.shape[-1] <= MAX_LABELS
     if fits and score_BTC.is_cuda and has_triton() and new_enough(score_BTC.device):
         return "triton"
-    return "native" if fits and native.lacking(score_BTC) is None else "torch"
+    return "native" if fits and native.missing_reason(score_BTC) is None else "torch"
 
 
 @functools.cache
@@ -47,7 +51,7 @@ def has_triton() -> bool:
 
 @functools.cache
 def new_enough(device: torch.device) -> bool:
-    """Whether Triton makes code for this GPU: NVIDIA's from Volta on, and all that ROCm's torch runs on."""
+    """Whether Triton supports this GPU: NVIDIA's from Volta on, and all that torch for ROCm supports."""
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (7, 0)
 
 
@@ -62,10 +66,10 @@ def log_partition(
     backend: str = "auto",
     alarm: Alarm | None = None,
 ) -> Tensor:
-    """log Z (B,), float64, differentiable in every float input (once: a second derivative raises).
+    """log Z (B,), float64, differentiable once in every float input: a second derivative raises.
 
-    `alarm` is shown the expected counts in the backward pass, before they become gradients; what it raises
-    ends the pass. The naive form has no counts of its own and shows none.
+    `alarm` is called with the expected counts in the backward pass, before they become gradients; an
+    exception that it raises ends the pass. The naive form has no counts of its own and calls nothing.
     """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C)
     chosen = resolve_backend(backend, problem.score_BTC)
@@ -208,7 +212,7 @@ def sample(
     samples: int = 1,
     seed: int = 0,
 ) -> list[list[list[Segment]]]:
-    """`samples` segmentations of each sequence, drawn exactly; a sequence's draws do not depend on its batch."""
+    """`samples` exact draws for each sequence, which do not depend on the batch it is in."""
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
     return paths.sample(problem, samples, seed)
 
@@ -223,7 +227,7 @@ def kbest(
     end_C: Tensor | None = None,
     count: int = 5,
 ) -> list[list[tuple[float, list[Segment]]]]:
-    """The `count` best segmentations of each sequence with their scores, best first; fewer where fewer exist."""
+    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
     return paths.kbest(problem, count)
 
@@ -247,7 +251,7 @@ def entropy(
 
 
 def expected_score(problem: Problem, found: Posteriors) -> Tensor:
-    """<theta, counts> (B,): a -inf has count zero and adds zero."""
+    """<theta, counts> (B,): a term with count zero adds zero, even if its score is -inf."""
     counts = (
         found.label_BTC,
         found.transition,

@@ -1,7 +1,6 @@
-"""A case: one batch of scores and parameters, apart from any network; what backends make of it; and how it
-shrinks.
+"""A case: one batch of scores and parameters, apart from any network.
 
-A case can be saved as `case.npz` and run again by the few lines of `reproduce.py` beside it.
+It can be saved as `case.npz` and run again by the few lines of `reproduce.py` beside it.
 """
 
 from __future__ import annotations
@@ -76,21 +75,19 @@ class Case:
 
     @classmethod
     def load(cls, path: Path) -> Case:
-        """Raises BadDataError for a file that is no case; nothing in it is executed."""
+        """Raises BadDataError for a file that is not a case; nothing in it is executed."""
         try:
             with zipfile.ZipFile(path) as archive:
                 if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
-                    raise BadDataError("this case unpacks to more than 1 GiB", where=path)
+                    raise BadDataError("a case of more than 1 GiB when unpacked", where=path)
             with np.load(path, allow_pickle=False) as arrays:
                 return cls(**{field.name: torch.from_numpy(arrays[field.name]) for field in fields(cls)})
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-            raise BadDataError(f"not a case of this room: {error}", where=path) from error
+            raise BadDataError(f"not a semi-CRF case: {error}", where=path) from error
 
 
 def poison_free_memory(device: torch.device, amount_bytes: int = 256 << 20) -> None:
-    """Fill memory that the allocator will hand out next with NaN, so that reading what was never written
-    shows.
-    """
+    """Fill free memory with NaN, so that reading what was never written shows."""
     blocks = [
         torch.full((max(1, amount_bytes >> shift) // 4,), float("nan"), device=device)
         for shift in range(1, 16)

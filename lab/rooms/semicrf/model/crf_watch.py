@@ -1,8 +1,8 @@
 """The validation points of one pass through the CRF: partition, posterior mass, gradients.
 
-The mass is the main alarm. Guards that look for NaN see nothing of a stale message or a wrong scale, whose
-results are finite; but then the labels of some frame no longer have probability 1 in sum, and that is looked
-at in every backward pass, as the kernels computed it.
+The mass is the main alarm. Guards against NaN miss a stale message or a wrong scale, because the results stay
+finite. But then the labels of some frame no longer sum to probability 1, which is checked in every backward
+pass on the counts that the kernels computed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from lab.rooms.semicrf.model.validation import Validator, counted, counts, first
 
 GRADIENTS = ("grad_cum_scores", "grad_transition", "grad_duration_bias")
 NAIVE_ARCS = 10_000
-"""Frames times durations that the definition itself is asked for; beyond that the log domain replays."""
+"""Frames times durations up to which the definition itself replays; beyond, the log domain does."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Of the posteriors what a message needs: `frames_B` is the mass error by frames, `covered_B` by
-    durations.
+    """The parts of the posteriors that a message needs.
+
+    `frames_B` is the mass error by frames, `covered_B` the error by durations.
     """
 
     log_z_B: Tensor
@@ -41,8 +42,9 @@ class Kept:
 class CRFWatch:
     """The points of one forward and backward pass.
 
-    What is found on a GPU is told a step later, when the optimizer has moved the parameters: copies are kept,
-    and of the scores no more than their numbers, for a graph that its own hooks hold is never freed.
+    What is found on a GPU is reported one step later, when the optimizer has moved the parameters: so
+    parameters are copied, and scores are kept detached, because a graph that its own hooks hold is never
+    freed.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class CRFWatch:
         self.mass_error_B: Tensor | None = None
 
     def partition(self, logZ_B: Tensor, given: list[Tensor]) -> None:
-        """The forward pass's result now, the backward pass's gradients when they come.
+        """Watch the forward pass's result now, and the backward pass's gradients when they come.
 
         `given` are views that only this pass holds: a hook on a parameter itself would stay for good.
         """
@@ -71,7 +73,7 @@ class CRFWatch:
                 tensor.register_hook(self._gradient_hook(title))  # type: ignore[no-untyped-call]
 
     def posteriors(self, found: Posteriors) -> None:
-        """The mass of what the backward pass makes its gradients of; the alarm of `log_partition`."""
+        """The mass of the counts that become gradients; the `alarm` of `log_partition`."""
         label_BTC = found.label_BTC
         tolerance = tolerance_of(label_BTC.dtype, label_BTC.shape[1])
         lengths_B = label_BTC.shape[1] if self.lengths is None else onto(self.lengths, label_BTC.device)
@@ -106,7 +108,7 @@ class CRFWatch:
         )
 
     def mass_error(self, kept: Kept) -> RuntimeError:
-        """Where and by how much; posteriors that are no numbers are told in the guide's words for gradients."""
+        """Where and by how much; non-finite posteriors are reported in the guide's words for gradients."""
         if not bool(torch.isfinite(kept.label_BTC).all()):
             return self.gradient_error(kept.label_BTC, GRADIENTS[0])
         beyond_B = torch.maximum(kept.label_BTC - 1, -kept.label_BTC).flatten(1).amax(1).double()
@@ -121,8 +123,9 @@ class CRFWatch:
         place = f"b={b} t={int(kept.frame_B[b])}" if not name else f"b={b}"
         others = f", {wrong} of {len(beyond_B)} sequences" if wrong > 1 else ""
         return RuntimeError(
-            f"Posterior mass is not 1 in CRF backward ({self.backend}): worst error {float(lines[name][b]):.1e}"
-            f"{name} [first {place}{others}; {self._replayed_mass(b, kept)}]"
+            f"Posterior mass is not 1 in CRF backward ({self.backend}): "
+            f"worst error {float(lines[name][b]):.1e}{name} "
+            f"[first {place}{others}; {self._replayed_mass(b, kept)}]"
         )
 
     def gradient_error(self, gradient: Tensor, title: str) -> RuntimeError:
@@ -141,7 +144,7 @@ class CRFWatch:
         return make_problem(score, transition, duration, None, start, end) if length > 0 else None
 
     def _replayed_partition(self, b: int) -> str:
-        """What the plain float64 reference says of the log Z of sequence `b`."""
+        """What the plain float64 reference gives for the log Z of sequence `b`."""
         problem = self._sequence(b)
         if problem is None:
             return "its length is 0"
@@ -155,7 +158,9 @@ class CRFWatch:
         return f"fp64 replay is {replay} too: look at the inputs"
 
     def _replayed_mass(self, b: int, kept: Kept) -> str:
-        """What the float64 reference says of sequence `b`: its mass, log Z, and from where posteriors part."""
+        """What the float64 reference gives for sequence `b`: its mass, log Z, and the first frame that
+        differs.
+        """
         problem = self._sequence(b)
         if problem is None:
             return "its length is 0"

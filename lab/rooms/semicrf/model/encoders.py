@@ -1,4 +1,4 @@
-"""What feeds the head: a bidirectional LSTM or a Transformer; padding never reaches a real frame."""
+"""The encoders before the head: a bidirectional LSTM or a Transformer; padding never reaches a real frame."""
 
 from __future__ import annotations
 

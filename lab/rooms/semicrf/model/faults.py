@@ -1,4 +1,4 @@
-"""Faults to plant, so that the diagnosis can be seen to name them.
+"""Faults to plant, to see whether the diagnosis names them.
 
 Each stands for a bug that was found in the wild.
 """
@@ -25,13 +25,13 @@ Partition = Callable[..., Tensor]
 IN_KERNEL = ("overread", "race", "stale")
 
 
-_CALLS = itertools.count()  # of the whole process: a race does not begin anew with each training
+_CALLS = itertools.count()  # of the whole process: a race does not restart with each training
 
 
 def planted(name: str | None, partition: Partition = api.log_partition) -> Partition:
-    """The partition with a kernel fault in it; as it is for a fault that lies elsewhere."""
+    """The partition with a kernel fault in it; unchanged for a fault that lies elsewhere."""
     if name is not None and name not in FAULTS:
-        raise UsageError(f"there is no fault {name!r}", fix=", ".join(FAULTS))
+        raise UsageError(f"no fault {name!r}", fix=", ".join(FAULTS))
     faulty = {"overread": _overread, "race": _race, "stale": _stale}
     return faulty.get(name or "", lambda sound: sound)(partition)
 
@@ -50,7 +50,7 @@ def planted_corpus(name: str | None, corpus: Corpus) -> Corpus:
 
 
 def planted_scores(name: str | None) -> Callable[[Tensor], Tensor] | None:
-    """A fault between projection and CRF: a frame of the first sequence that no label may cover."""
+    """A fault between projection and CRF: a frame of the first sequence whose labels are all forbidden."""
     if name != "inf-rows":
         return None
 
@@ -76,9 +76,7 @@ def _overread(partition: Partition) -> Partition:
 
 
 def _race(partition: Partition) -> Partition:
-    """Every third call one sequence's message is stale at a place that moves; every ninth it was never
-    written.
-    """
+    """Every third call one sequence's message is stale, at a moving frame; every ninth it is NaN."""
 
     def faulty(
         score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None = None, **more: Any
@@ -97,11 +95,10 @@ def _race(partition: Partition) -> Partition:
 
 
 def _stale(partition: Partition) -> Partition:
-    """The first frames of the first sequence count e^0.5 times: every number is finite, only the mass is not
-    1.
+    """The posteriors of the first frames of the first sequence are e^0.5 times too large.
 
-    The expected counts are changed where the alarm is shown them, as a kernel that reads a stale checkpoint
-    does.
+    Every number stays finite; only the mass is not 1. The counts are changed where the alarm gets them, as a
+    kernel that reads a stale checkpoint would.
     """
 
     def faulty(

@@ -1,10 +1,9 @@
-"""The guide's guards and objective, written out plainly, to show what they change. Nothing here is used in
-earnest.
+"""The guide's guards and objective, written out plainly to show what they change; not for use in earnest.
 
 `seed_log_partition` follows the published recipe: one cumulative sum over the whole sequence, NEG_INF = -1e9
 in place of -inf, log(sum + 1e-10), messages clamped to +-1e6 and log-marginals to +-80. `guide_nll` is its
-objective: the partition lets the first segment pay a transition that the gold score does not, and covers
-other durations than the gold score.
+objective: the partition charges the first segment a transition that the gold score does not, and covers other
+durations than the gold score.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def seed_log_partition(
 ) -> Tensor:
     """log Z_B with the guards on, in the dtype of the scores; same arguments as `log_partition`.
 
-    `alarm` is never called: the recipe keeps no ledger of its mass.
+    `alarm` is never called: the recipe has no counts to show it.
     """
     classes = score_BTC.shape[2]
     zero_C = score_BTC.new_zeros(classes)
@@ -82,7 +81,7 @@ class _Guarded(torch.autograd.Function):
 def _alpha(
     score: Tensor, transition: Tensor, duration: Tensor, start: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """alpha[b, t, c] over segments that end at t, gamma[b, t, c] over those that may start there; t in 0..T."""
+    """alpha[b, t, c]: segments that end at t; gamma[b, t, c]: those that may start there; t in 0..T."""
     size, frames, classes = score.shape
     cum = _cumulative(score)
     gamma = score.new_full((size, frames + 1, classes), NEG_INF)
@@ -97,7 +96,7 @@ def _alpha(
 
 
 class _Backward:
-    """Marginals from alpha, gamma and a beta pass; one step of time at once."""
+    """Marginals from alpha, gamma and a beta pass, one frame at a time."""
 
     def __init__(
         self, score: Tensor, transition: Tensor, duration: Tensor, end: Tensor, lengths: Tensor, logZ: Tensor
@@ -147,11 +146,11 @@ def guide_nll(
     partition: Any = api.log_partition,
     backend: str = "torch",
 ) -> Tensor:
-    """NLL_B of the published objective; `version` "orig" (durations 1..K-1 in the partition) or "0.2.0"
-    (1..K).
+    """NLL_B of the published objective.
 
-    The partition's first segment pays the log-sum over sources of its transition; the gold score pays none,
-    takes maximal runs of labels, and reads duration bias min(d, K - 1) whatever the run's length.
+    `version` is "orig" (durations 1..K-1 in the partition) or "0.2.0" (1..K). The partition charges the first
+    segment the log-sum over sources of its transition; the gold score charges none, takes maximal runs of
+    labels, and uses duration bias min(d, K - 1) whatever the run's length.
     """
     longest, support = len(duration_KC), duration_KC[1:] if version == "orig" else duration_KC
     logZ_B = partition(

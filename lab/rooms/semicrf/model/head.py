@@ -1,14 +1,14 @@
 """The semi-CRF as a module: projection, partition and gold path of one model, decoding, and its penalty.
 
-Gold path and partition share one definition of the score: the first segment pays `start_C` and no transition,
-the last pays `end_C`, durations are 1..K with index duration - 1, and a gold segment longer than K is split
-into pieces of K joined by self-transitions (or is an error, or takes its sequence out of the loss). So
-exp(-loss) is a probability.
+Gold path and partition share one definition of the score, so exp(-loss) is a probability. The first segment
+has `start_C` and no transition, the last has `end_C`, durations are 1..K with index duration - 1. A gold
+segment longer than K is split into pieces of K joined by self-transitions (or is an error, or takes its
+sequence out of the loss).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,8 +86,8 @@ class SemiCRF(nn.Module):
         """Negative log-likelihood, mean over sequences (or "sum", or "none": (B,)).
 
         `starts_BT` (bool) marks the first frame of each gold segment; without it segments are maximal runs of
-        labels. Raises ValueError for what does not fit, and with `over_long="error"` for a gold segment
-        longer than K.
+        labels. Raises ValueError for arguments that do not fit, and with `over_long="error"` for a gold
+        segment longer than K.
         """
         if self.validator:
             self.validator.inputs(hidden_BTH, lengths_B, labels_BT, self.transition_CC.shape[0])
@@ -125,16 +125,16 @@ class SemiCRF(nn.Module):
         return [Decoded(float(score), list(found)) for score, found in zip(scores_B, segments, strict=True)]
 
     def parameter_penalty(self, p: float = 2.0) -> Tensor:
-        """sum |transition|^p + sum |duration|^p; forbidden transitions are no parameters and cost nothing."""
+        """sum |transition|^p + sum |duration|^p; forbidden transitions are not parameters and add nothing."""
         transition_CC: Tensor = self.transition_CC
         if self.forbidden_CC is not None:
             transition_CC = transition_CC.masked_fill(self.forbidden_CC, 0.0)
         return transition_CC.abs().pow(p).sum() + self.duration_KC.abs().pow(p).sum()
 
     def scores(self, hidden_BTH: Tensor, lengths_B: Tensor | None) -> Tensor:
-        """(B, T, C).
+        """Scores (B, T, C).
 
-        Frames past a sequence's end are zeroed first: a NaN there must not reach a weight's gradient.
+        Frames past a sequence's end are zeroed first, because a NaN there must not reach a weight's gradient.
         """
         inside_BT = None if lengths_B is None else inside(hidden_BTH.shape[1], lengths_B, hidden_BTH.device)
         kept = (
@@ -183,7 +183,8 @@ class SemiCRF(nn.Module):
         if self.over_long == "error" and bool(over_B.any()):
             raise ValueError(
                 f"{int(over_B.sum())} sequences hold a gold segment longer than max_duration={longest} "
-                f"[first b={int(over_B.nonzero()[0])}]: use over_long='split' or 'mask', or a larger max_duration"
+                f"[first b={int(over_B.nonzero()[0])}]: "
+                "use over_long='split' or 'mask', or a larger max_duration"
             )
         kept_B = ~over_B if self.over_long == "mask" else torch.ones_like(over_B)
         return at_BT % longest == 0, kept_B
@@ -207,10 +208,10 @@ def gold_score(
     start_C: Tensor | None = None,
     end_C: Tensor | None = None,
 ) -> Tensor:
-    """(B,) float64: the score of the segmentation given by labels and segment starts, each at most K frames
-    long.
+    """(B,) float64: the score of the segmentation that labels and segment starts describe; segments are at
+    most K long.
 
-    No loop and no read-back: a piece's duration is the place of its last frame in it.
+    No loop and no read-back: a segment's duration is the index of its last frame within it.
     """
     frames = labels_BT.shape[1]
     lengths_B = (
@@ -255,17 +256,6 @@ def place_in_segment(starts_BT: Tensor) -> Tensor:
     at_T = torch.arange(starts_BT.shape[1], device=starts_BT.device)
     begun_BT = torch.where(starts_BT, at_T, torch.zeros_like(at_T)).cummax(dim=1).values
     return at_T - begun_BT
-
-
-def starts_of(segments: Sequence[Sequence[tuple[int, int, int]]], frames: int) -> tuple[Tensor, Tensor]:
-    """(labels_BT, starts_BT) of lists of (start, end_exclusive, label), zeros past the last segment."""
-    labels_BT = torch.zeros(len(segments), frames, dtype=torch.int64)
-    starts_BT = torch.zeros(len(segments), frames, dtype=torch.bool)
-    for at, found in enumerate(segments):
-        for start, end, label in found:
-            labels_BT[at, start:end] = label
-            starts_BT[at, start] = True
-    return labels_BT, starts_BT
 
 
 def _summed(values_BT: Tensor, where_BT: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
-"""The objective linter: is exp(-loss) a probability? Tiny cases are enumerated, so nothing has to be
-believed.
+"""The objective linter: is exp(-loss) a probability? It enumerates tiny cases and assumes nothing.
 
 An objective is a function from scores, parameters and a gold path to an NLL. The linter lists all outcomes of
 a tiny instance (T <= 7, C <= 3, K <= 4) and asks: do they sum to 1, is every NLL >= 0, do a shift of all
-labels, padding and batching leave it alone, and does any direction of the parameters take it below 0? A loss
-that fails has no minimum to converge to: its parameters drift, whatever the kernels do.
+labels, padding and batching leave it unchanged, and does any direction of the parameters take it below 0? A
+loss that fails has no minimum to converge to: its parameters drift, whatever the kernels do.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ STEPS = (1.0, 10.0, 100.0, 1000.0)
 
 @dataclass(frozen=True)
 class Objective:
-    """`nll(score_BTC, transition, duration, start, end, labels_BT, starts_BT, lengths_B) -> nll_B`, in
-    float64.
+    """An objective in float64: `nll(score_BTC, transition, duration, start, end, labels_BT, starts_BT,
+    lengths_B)`.
 
     `outcomes`: the gold path names a segmentation, or only labels (then segments are its maximal runs).
     """
@@ -51,7 +50,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Finding:
-    """One question to the objective: what was found, what it may be at most, and the answer in words."""
+    """One question about the objective: the value found, its limit, and the answer in words."""
 
     check: str
     ok: bool
@@ -167,7 +166,7 @@ def _sums_to_one(objective: Objective, nll_N: Tensor) -> Finding:
 def _never_negative(nll_N: Tensor) -> Finding:
     least = float(nll_N.min())
     ok = least >= -NLL_TOLERANCE
-    return Finding("NLL >= 0", ok, least, 0.0, f"the least NLL of any outcome is {least:.6g}")
+    return Finding("NLL >= 0", ok, least, 0.0, f"the lowest NLL of any outcome is {least:.6g}")
 
 
 def _shift(objective: Objective, score: Tensor, labels: Tensor, starts: Tensor, nll_N: Tensor) -> Finding:
@@ -211,7 +210,7 @@ def _same(check: str, change: float) -> Finding:
 
 
 def _directions(objective: Objective, score: Tensor) -> Iterator[Finding]:
-    """Walk far along directions that a flaw of normalisation leaves open, with gold paths that would profit."""
+    """Step far along directions that wrong normalisation leaves open, with gold paths that would profit."""
     longest, classes = objective.duration_KC.shape
     tilt = torch.arange(longest, dtype=torch.float64)[:, None].expand(longest, classes)
     labels = torch.stack([torch.zeros(2 * longest, dtype=torch.int64), torch.arange(2 * longest) % classes])
@@ -229,13 +228,13 @@ def _directions(objective: Objective, score: Tensor) -> Iterator[Finding]:
     for name, walk in walks.items():
         least, at = min((_least(*walk(far), labels, starts), far) for far in STEPS)
         ok = least >= -NLL_TOLERANCE
-        text = f"the least NLL along it is {least:.4g}"
+        text = f"the lowest NLL along it is {least:.4g}"
         text += "" if ok else f" at a step of {at:g}: the loss has no lower bound"
         yield Finding(f"direction: {name}", ok, least, 0.0, text)
 
 
 def _least(objective: Objective, score: Tensor, labels: Tensor, starts: Tensor) -> float:
-    """The least NLL, rounding at the magnitude of the numbers forgiven."""
+    """The lowest NLL; below 0 by no more than rounding at the numbers' magnitude counts as 0."""
     nll = objective(score, labels, starts)
     tables = (score, objective.transition_CC, objective.duration_KC)
     size = max(1.0, *(float(torch.nan_to_num(table, neginf=0.0).abs().max()) for table in tables))

@@ -123,7 +123,7 @@ def _window(state: LogState, t: int, reach: int) -> Tensor:
 def _cross(
     state: LogState, transition: Tensor, t: int, split_KBC: Tensor, ends_TBC: Tensor, crossed: Tensor
 ) -> None:
-    """Where the transition depends on the duration, each duration's mass has its own share of labels before."""
+    """With transitions by duration, each duration's mass has its own shares of the labels before."""
     for k in range(1, len(split_KBC) + 1):
         if k == t:
             continue  # the first segment pays no transition

@@ -1,7 +1,8 @@
-"""The judge: the semi-CRF in float64 straight from its definition, and by enumeration where it is tiny.
+"""The reference implementation: the semi-CRF in float64 from its definition, and by enumeration in tiny
+cases.
 
-Nothing here is clever. `log_partition` is one logsumexp over all (duration, previous label) for each position
-and label, differentiated by autograd; `enumerate_segmentations` lists every segmentation one by one.
+Nothing here is optimised. `log_partition` is one logsumexp over all (duration, previous label) for each
+position and label, differentiated by autograd; `enumerate_segmentations` lists every segmentation one by one.
 """
 
 from __future__ import annotations

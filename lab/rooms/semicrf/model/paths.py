@@ -1,6 +1,6 @@
 """Segmentations instead of sums: the best one, the k best, and draws from the model. Float64, log domain.
 
-Only the messages are stored; which label came before is found again on the way back, one row per segment.
+Only the messages are stored; the label before each segment is recomputed on the way back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
 
 
 def best_messages(problem: Problem) -> tuple[Tensor, Tensor]:
-    """alpha (T+1, B, C): best score up to a boundary; the duration of its last segment, ties to the smallest."""
+    """alpha (T+1, B, C): best score up to a boundary; and the shortest duration of its last segment."""
     batch, frames, longest, labels = problem.shape
     score_TBC = frames_masked(problem).transpose(0, 1)
     transition, duration_K1C = problem.transition.double(), problem.duration_KC.double()[:, None]
@@ -129,7 +129,7 @@ def pick(log_weight: np.ndarray, random: np.random.Generator) -> int:
 
 
 def kbest(problem: Problem, count: int) -> list[list[tuple[float, list[Segment]]]]:
-    """The k best by lists: each (t, c) keeps its best (duration, rank) pairs, each (s, c) its best labels."""
+    """The k best: each (t, c) keeps its best (duration, rank) pairs, each (s, c) its best labels."""
     return [_KBest(problem, b, count).paths() for b in range(problem.shape[0])]
 
 

@@ -1,10 +1,10 @@
 """What every backend computes: the model, its conventions, and the checked inputs.
 
-A sequence of length L is tiled by segments (s, t, c): label c, frames s+1..t, duration k = t - s in 1..K. Its
-score is the sum over segments of the frames' scores of c and `duration_KC[k-1, c]`, plus `transition_CC[i,
-j]` between neighbouring segments (`transition_KCC[k-1, i, j]` where the transition depends on the duration k
-of the segment it leads to), plus `start_C` of the first and `end_C` of the last label. The first segment pays
-no transition. Any of these may be -inf, which forbids exactly what it names.
+Segments (s, t, c) tile a sequence of length L: label c, frames s+1..t, duration k = t - s in 1..K. The score
+of a segmentation is the sum over its segments of the frames' scores of c and `duration_KC[k-1, c]`, plus
+`transition_CC[i, j]` between neighbouring segments (`transition_KCC[k-1, i, j]` where the transition depends
+on the duration k of the segment it leads to), plus `start_C` of the first and `end_C` of the last label. The
+first segment has no transition. Any of these may be -inf, which forbids exactly that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from lab.errors import UsageError
 
 MAX_LABELS = 128
-"""The kernels on a GPU keep a label in a lane and a column of the transition in its registers."""
+"""The GPU kernels keep a label per lane and a column of the transition in its registers."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,14 @@ class Problem:
 class Posteriors:
     """log Z and the expected counts, in float64; every count is the derivative of log Z by its score.
 
-    `starts_BTC[b, t, c]`: a segment of c starts with frame t; `ends_BTC`: ends with it; `label_BTC`: covers
-    it. `duration_BKC`: expected segments of duration k+1 and label c. `transition`: (B, C, C), or (B, K, C,
-    C). `mass_error_B`: worst |sum_c P(t, c) - 1| over a sequence's frames as computed, NaN as inf, 0 where
-    nothing is feasible; `mass_frame_B`: the first frame where it is reached. `ledger.mass` works them out
-    from `label_BTC`.
+    - `starts_BTC[b, t, c]`: a segment of c starts with frame t; `ends_BTC`: ends with it;
+      `label_BTC`: covers it.
+    - `duration_BKC`: expected segments of duration k+1 and label c.
+    - `transition`: (B, C, C), or (B, K, C, C).
+    - `mass_error_B`: worst |sum_c P(t, c) - 1| over a sequence's frames as computed; inf for NaN, 0 where
+      nothing is feasible. `mass_frame_B`: the first frame where it is reached.
+
+    `ledger.mass` computes the last two from `label_BTC`.
     """
 
     log_z_B: Tensor
@@ -75,11 +78,11 @@ class Posteriors:
     mass_error_B: Tensor
     mass_frame_B: Tensor
 
-    def put(self, rows: Tensor, anew: Posteriors) -> None:
-        """In place, the counts and masses of `anew` for these sequences; log Z stays as it is."""
+    def replace_rows(self, rows: Tensor, counts: Posteriors) -> None:
+        """Replace counts and masses of these sequences by those of `counts`, in place; log Z stays."""
         for name in COUNTS:
             value = getattr(self, name)
-            value[rows] = getattr(anew, name).to(value.dtype)
+            value[rows] = getattr(counts, name).to(value.dtype)
 
     def start_BC(self) -> Tensor:
         return self.starts_BTC[:, 0]
@@ -100,7 +103,7 @@ def make_problem(
     start_C: Tensor | None = None,
     end_C: Tensor | None = None,
 ) -> Problem:
-    """Check shapes and fill what is left out. Raises UsageError; never waits for a GPU."""
+    """Check shapes and fill in defaults. Raises UsageError; never waits for a GPU."""
     if score_BTC.dim() != 3:
         raise UsageError(f"score must be 3D (batch, T, labels), got {score_BTC.dim()}D")
     batch, frames, labels = score_BTC.shape
@@ -126,7 +129,7 @@ def make_problem(
 
 
 def checked_lengths(lengths_B: Tensor | None, batch: int, frames: int, device: torch.device) -> Tensor:
-    """Lengths as int64 on `device`. Values are checked where looking at them costs no wait (on the CPU)."""
+    """Lengths as int64 on `device`. Values are checked only on the CPU, where reading them costs no wait."""
     if lengths_B is None:
         return torch.full((batch,), frames, dtype=torch.int64, device=device)
     if tuple(lengths_B.shape) != (batch,) or lengths_B.is_floating_point():
@@ -140,10 +143,7 @@ def checked_lengths(lengths_B: Tensor | None, batch: int, frames: int, device: t
 
 
 def onto(value: Tensor, device: torch.device) -> Tensor:
-    """`value` on `device`.
-
-    A copy to a GPU is not waited for: the wait would be for all that the GPU has yet to do.
-    """
+    """`value` on `device`, without waiting for a GPU: the wait would cover all work queued on it."""
     return value.to(device, non_blocking=device.type == "cuda")
 
 

@@ -35,8 +35,8 @@ print("20 runs agree with float64")
 
 
 def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
-    """The smallest case found that still fails: one sequence, then as few frames as halving from both ends
-    leaves.
+    """The smallest case found that still fails: one sequence, its frames halved from both ends as far as
+    possible.
     """
     for b in range(len(case.lengths_B)):
         if fails(case.rows([b])):

@@ -26,7 +26,7 @@ class Solution:
         return [(field.name, getattr(self, field.name)) for field in fields(self)]
 
     def first_nonfinite(self, lengths_B: Tensor) -> str | None:
-        """The first tensor that is not as it must be; log Z may be -inf, and its gradients are then 0."""
+        """The first invalid tensor; log Z may be -inf, and its gradients are then 0."""
         for name, tensor in self.tensors():
             bad = torch.isnan(tensor) | (tensor == float("inf"))
             if name != "logZ_B":
@@ -73,8 +73,8 @@ def mass_lines(case: Case, found: Solution) -> dict[str, float]:
     """How far the posterior mass is from balancing, per line of the ledger; 0 is perfect.
 
     Each gradient of log Z is an expected count, so: labels cover every frame once, durations add up to the
-    length, every sequence starts and ends once, and there is one transition less than segments. `range` is
-    how far a posterior leaves 0 to 1, which coverage does not see. Infeasible sequences have no mass.
+    length, every sequence starts and ends once, and there is one transition fewer than segments. `range` is
+    how far a posterior leaves 0 to 1, which coverage does not show. Infeasible sequences have no mass.
     """
     alive = torch.isfinite(found.logZ_B).cpu()
     lengths = case.lengths_B * alive
@@ -94,7 +94,9 @@ def mass_lines(case: Case, found: Solution) -> dict[str, float]:
 
 
 def difference(case: Case, found: Solution) -> str | None:
-    """What of `found` is not within float32's tolerance of the plain float64 reference; None if all is."""
+    """What in `found` differs from the plain float64 reference by more than float32 may; None if nothing
+    does.
+    """
     exact = solve(case.to("cpu", torch.float64), "naive")
     bad = found.first_nonfinite(case.lengths_B)
     if bad:
@@ -112,7 +114,7 @@ def difference(case: Case, found: Solution) -> str | None:
 
 
 def _gap(one: Tensor, other: Tensor) -> float:
-    """The greatest difference; equal infinities differ by 0."""
+    """The largest difference; equal infinities differ by 0."""
     apart = torch.where(one == other, torch.zeros_like(one), (one - other).abs())
     return float(apart.max())
 

@@ -21,7 +21,7 @@ Batch = dict[str, Tensor]
 
 
 class Tagger(nn.Module):
-    """Encoder and head; called with a batch it gives the loss, so that DDP sees one forward."""
+    """Encoder and head; `forward` gives the loss of a batch, so that DDP sees one forward."""
 
     def __init__(self, encoder: nn.Module, head: nn.Module, crf_reg: float) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class TorchCRF(nn.Module):
 
 
 def make_tagger(config: TrainConfig, corpus: Corpus, model: str, backend: str) -> Tagger:
-    """Weights by `config.seed`: the same for every head and backend, as far as their shapes agree."""
+    """Weights drawn by `config.seed`: the same for every head and backend, as far as their shapes agree."""
     torch.manual_seed(config.seed)
     encoder = make_encoder(config.encoder, corpus.dim, config.hidden_dim, config.num_layers, config.dropout)
     return Tagger(encoder, make_head(config, len(corpus.phones), model, backend), config.crf_reg)
@@ -104,7 +104,7 @@ def make_head(config: TrainConfig, classes: int, model: str, backend: str) -> nn
 
 
 def plant_objective(head: SemiCRF) -> None:
-    """Give the head the published objective: its partition pays a first transition, its gold score does not."""
+    """Give the head the published objective: its partition has a first transition, its gold score none."""
     inner = head.partition
 
     def partition(
@@ -128,9 +128,7 @@ def plant_objective(head: SemiCRF) -> None:
 
 
 def to_batch(utterances: Sequence[Utterance], device: torch.device, *, frames: int | None = None) -> Batch:
-    """Tensors on `device`, lengths on the CPU for packing and checks that must not wait; `frames` pads
-    further.
-    """
+    """Tensors on `device`; lengths stay on the CPU, for packing and for checks that must not wait."""
     arrays = collate(utterances)
     batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if frames is not None and frames > batch["labels"].shape[1]:
@@ -155,8 +153,7 @@ def train_step(
 ) -> tuple[Tensor, Tensor]:
     """One optimizer step -> (loss, gradient norm before clipping), both still on the device.
 
-    A step whose gradient is not finite changes no weight: the norm says so, and the validation points say
-    where.
+    A gradient that is not finite makes the weights NaN; the validation points say where it came from.
     """
     optimizer.zero_grad(set_to_none=True)
     loss = module(batch)

@@ -1,9 +1,10 @@
-"""Validation points: messages that begin with the guide's exact texts and go on with where it happened.
+"""Validation points: messages that begin with the guide's exact texts and continue with the place of the
+fault.
 
-Cheap enough to leave on: a point is one pass for the least and greatest value of a tensor, kept on the
-device; all points of a step travel in one small copy, which is looked at when the next step begins, when it
-has long arrived. Details are worked out only after something was found. On a CPU there is nothing to wait for
-and points speak at once.
+Cheap enough to leave on: a point is one pass for the minimum and maximum of a tensor, kept on the device. All
+points of a step travel in one small copy, which is read when the next step begins, long after it arrived.
+Details are computed only after something was found. On a CPU there is nothing to wait for: points raise at
+once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NAMES = {"torch": "PyTorch", "naive": "PyTorch", "native": "native", "triton": "
 
 @dataclass(frozen=True)
 class Point:
-    """One tensor that was looked at; `low_high` are its least and greatest value, NaN if it holds one."""
+    """One watched tensor; `low_high` are its minimum and maximum, NaN if it holds one."""
 
     name: str
     low_high: tuple[Tensor, Tensor]
@@ -33,9 +34,9 @@ class Point:
 
 
 class Validator:
-    """Collects points and raises for the first one, in the order of computation, that is not as it must be.
+    """Collects points and raises for the first invalid one, in the order of computation.
 
-    `settle()` begins each step and, with `wait`, ends the last; what an earlier step found is raised there.
+    `settle()` begins each step and, with `wait`, ends the last one; it raises what an earlier step found.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class Validator:
     def watch(
         self, name: str, tensor: Tensor, bad: Callable[[float, float], bool], error: Callable[[], Exception]
     ) -> None:
-        """Note the extremes of `tensor`; on a CPU raise `error()` at once if `bad(low, high)`."""
+        """Note the minimum and maximum of `tensor`; on a CPU raise `error()` at once if `bad(low, high)`."""
         tensor = tensor.detach()
         if tensor.numel() == 0:
             return
@@ -57,7 +58,7 @@ class Validator:
             self.points.append(Point(name, (low, high), bad, error))
 
     def settle(self, *, wait: bool = False) -> None:
-        """Look at what has arrived, then send off what was noted since; with `wait` look at that too."""
+        """Read what has arrived, then send what was noted since; with `wait` read that too."""
         self._look()
         if self.points:
             points, together = extremes(self.points)
@@ -83,10 +84,7 @@ class Validator:
                 raise point.error()
 
     def inputs(self, hidden: Tensor, lengths: Tensor | None, labels: Tensor, classes: int) -> None:
-        """Shapes at once; lengths and labels as a point each.
-
-        Labels past a sequence's end are not looked at.
-        """
+        """Shapes at once; lengths and labels as one point each. Labels past a sequence's end are ignored."""
         if hidden.dim() != 3:
             raise ValueError(f"hidden_states must be 3D (batch, T, features), got {hidden.dim()}D")
         frames = hidden.shape[1]
@@ -102,7 +100,7 @@ class Validator:
         )
 
     def scores(self, hidden: Tensor, score: Tensor, *, projected: bool) -> None:
-        """After the projection, where there is one, and where prefix sums begin; gradients on their way back."""
+        """The scores: after the projection, if there is one, and before the prefix sums."""
         if projected:
             self.watch("projection", score, _nan, lambda: _projection(hidden, score))
         self.watch("cumulative scores", score, _nan_or_plus_inf, lambda: _cumulative(score))
@@ -111,8 +109,7 @@ class Validator:
 def extremes(points: list[Point]) -> tuple[dict[int, Point], Tensor]:
     """The points by their number, and in the same order their (low, high) as one (points, 2) float64 tensor.
 
-    Joined by dtype, a launch or two for each: on a GPU a launch for every point would cost more than the
-    looking.
+    Joined by dtype, one or two launches each: on a GPU one launch per point would cost more than the reading.
     """
     by_dtype: dict[torch.dtype, list[int]] = {}
     for at, point in enumerate(points):
@@ -123,7 +120,7 @@ def extremes(points: list[Point]) -> tuple[dict[int, Point], Tensor]:
 
 
 def backend_name(backend: str, tensor: Tensor) -> str:
-    """The guide's word for a backend, for what `auto` means here too; it has none for `native`."""
+    """The guide's word for a backend, `auto` resolved; it has none for `native`."""
     if backend == "auto":
         from lab.rooms.semicrf.model.api import resolve_backend
 
@@ -132,13 +129,9 @@ def backend_name(backend: str, tensor: Tensor) -> str:
 
 
 def drift_messages(epoch: int, transition_max: float, duration_max: float) -> list[tuple[str, str]]:
-    """(level, text) to log at an epoch's end, in the guide's words."""
-    found = [
-        (
-            "DEBUG",
-            f"Epoch {epoch} CRF params: transition_max={transition_max:.4f}, duration_bias_max={duration_max:.4f}",
-        )
-    ]
+    """(level, text) to log at the end of an epoch, in the guide's words."""
+    sizes = f"transition_max={transition_max:.4f}, duration_bias_max={duration_max:.4f}"
+    found = [("DEBUG", f"Epoch {epoch} CRF params: {sizes}")]
     if transition_max > DRIFT or duration_max > DRIFT:
         found.append(
             (
@@ -220,7 +213,8 @@ def _labels(labels: Tensor, classes: int) -> ValueError:
     bad = (labels < 0) | (labels >= classes)
     b, t = bad.nonzero()[0].tolist()
     return ValueError(
-        f"labels must be in [0, {classes}), got range [{int(labels.min())}, {int(labels.max())}] [first b={b} t={t}]"
+        f"labels must be in [0, {classes}), got range [{int(labels.min())}, {int(labels.max())}] "
+        f"[first b={b} t={t}]"
     )
 
 

@@ -13,8 +13,9 @@ from lab.core.run import Run
 from lab.core.words import plural
 from lab.report.page import Block, Card, Files, Page, Points, Prose, Section, Table
 from lab.report.tables import write_csv
-from lab.rooms.semicrf import verdict as rules
+from lab.rooms.semicrf import verdict as verdicts
 from lab.rooms.semicrf.analyze.examination import Examination
+from lab.rooms.semicrf.matrix import classic_steps
 from lab.rooms.semicrf.report.common import FOUND, PILLS, Findings, finish, short_numbers
 from lab.rooms.semicrf.report.matrix import cell_frame, matrix_blocks
 
@@ -39,11 +40,11 @@ def examination(
     """Write the page and its tables."""
     config = run.manifest.config
     pair = (str(config["tested"]), str(config["reference"]))
-    verdict = rules.diagnose(found.cells, found.probes, *pair)
+    verdict = verdicts.diagnose(found.cells, found.probes, *pair)
     tables = {
         "matrix": cell_frame(found.cells),
         "probes": _probe_frame(found.probes),
-        "guide_steps": pd.DataFrame(rules.classic_steps(found.cells, *pair)),
+        "guide_steps": pd.DataFrame(classic_steps(found.cells, *pair)),
         "guards": found.guards,
     }
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items() if len(frame)]
@@ -68,7 +69,7 @@ def examination(
 
 
 def _sections(
-    found: Examination, verdict: rules.Diagnosis, tables: dict[str, pd.DataFrame], out: Path
+    found: Examination, verdict: verdicts.Diagnosis, tables: dict[str, pd.DataFrame], out: Path
 ) -> list[Section]:
     """Evidence, matrix, the guide's steps, probes, guards and reproducer, as far as they are there."""
     sections = [Section("Evidence", [Points(verdict.evidence)])] if verdict.evidence else []
@@ -117,10 +118,10 @@ def _digits(value: Any) -> str:
     return "-inf" if pd.isna(value) or np.isneginf(value) else f"{float(value):.6g}"
 
 
-def _cards(found: Examination, verdict: rules.Diagnosis) -> list[Card]:
+def _cards(found: Examination, verdict: verdicts.Diagnosis) -> list[Card]:
     failed = sum(cell["outcome"] == "failed" for cell in found.cells)
     dirty = sum(not row["clean"] for row in found.probes)
-    cards = [Card("Cause", verdict.cause, "tables/probes.csv", note=rules.CAUSES[verdict.cause])]
+    cards = [Card("Cause", verdict.cause, "tables/probes.csv", note=verdicts.CAUSES[verdict.cause])]
     if found.cells:
         cards.append(Card("Trainings that failed", f"{failed} of {len(found.cells)}", "tables/matrix.csv"))
     if found.probes:

@@ -55,8 +55,8 @@ def cells(config: DiagnoseConfig, backend: str, device: torch.device, out: Path)
 def training(
     config: DiagnoseConfig, corpus: Corpus, backend: str, device: torch.device, reg: float, order: int
 ) -> dict[str, Any]:
-    """Train for `config.steps` steps; -> outcome, the first message of a validation point, magnitudes, a
-    digest of weights.
+    """Train for `config.steps` steps; -> outcome, the first message of a validation point, a digest of
+    weights.
     """
     if not corpus.train:
         return {"outcome": "skipped", "message": "no utterance is as long", "step": 0}
@@ -93,7 +93,7 @@ def one_step(
     clip: float,
     trail: list[dict[str, float]],
 ) -> str | None:
-    """One step; -> what was not as it must be, in the validation points' words."""
+    """One step; -> what went wrong, in the validation points' words, or None."""
     validator = tagger.head.validator
     try:
         loss, norm = train_step(tagger, optimizer, to_batch(chosen, device), clip)
@@ -112,7 +112,7 @@ def one_step(
 def prepared(
     config: DiagnoseConfig, corpus: Corpus, backend: str, device: torch.device, reg: float
 ) -> Tagger:
-    """The model under test, with what was planted in it."""
+    """The model under test, with its planted fault."""
     train = replaced(
         config.train,
         crf_reg=reg,
@@ -130,7 +130,7 @@ def prepared(
 
 
 def under_test(config: DiagnoseConfig, backend: str, device: torch.device) -> bool:
-    """A planted kernel fault sits in one backend, so that the other can be the sound one beside it."""
+    """A planted kernel fault is in one backend, so that the other is a sound one beside it."""
     tested = config.train.backends[0]
     if tested == "auto":
         tested = "triton" if device.type == "cuda" else "torch"
@@ -138,7 +138,7 @@ def under_test(config: DiagnoseConfig, backend: str, device: torch.device) -> bo
 
 
 def endless(train: list[Utterance], config: TrainConfig, order: int) -> Any:
-    """Batches without end; `order` chooses the permutations."""
+    """Endless batches; `order` chooses the permutations."""
     epoch = 0
     while True:
         yield from batches(train, config.batch_size, epoch_order(len(train), config.seed + order, epoch))
@@ -146,7 +146,7 @@ def endless(train: list[Utterance], config: TrainConfig, order: int) -> Any:
 
 
 def digest(tagger: Tagger) -> str:
-    """A name for the exact bits of all weights."""
+    """A digest of the exact bits of all weights."""
     found = hashlib.sha256()
     for value in tagger.state_dict().values():
         found.update(value.detach().cpu().contiguous().numpy().tobytes())

@@ -2,8 +2,8 @@
 
     python -m lab.rooms.semicrf.workload.check --config check.json --backend triton --out DIR
 
-Writes checks.json: a row per check with its value beside its limit. A check that raises is a failed row, and
-the others go on. Limits are those of docs/semicrf.md.
+Writes checks.json: one row per check with its value beside its limit. A check that raises is a failed row,
+and the others go on. Limits are those of docs/semicrf.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lab.rooms.semicrf.workload.checks.accuracy import accuracy, accuracy_long, 
 from lab.rooms.semicrf.workload.checks.decoding import decoding, entropies, sampling
 from lab.rooms.semicrf.workload.checks.hostile import hostile, infeasible
 from lab.rooms.semicrf.workload.checks.invariance import composition, poison, repeats
-from lab.rooms.semicrf.workload.checks.subject import Row, Subject, made
+from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row
 from lab.rooms.semicrf.workload.common import set_up_logging, write_environment
 from lab.workload.rank import choose_device
 from lab.workload.start import read_config, start, write_json
@@ -63,7 +63,7 @@ def all_checks(subject: Subject) -> Iterator[Row]:
                 yield row
         except Exception as error:  # noqa: BLE001  a crash of one check is its result
             words = (str(error).splitlines() or [""])[0]
-            yield made(check.__name__, "", "", None, None, f"{type(error).__name__}: {words}", ok=False)
+            yield as_row(check.__name__, "", "", None, None, f"{type(error).__name__}: {words}", ok=False)
 
 
 def every_check() -> tuple[Callable[[Subject], Iterator[Row]], ...]:

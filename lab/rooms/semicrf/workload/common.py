@@ -19,7 +19,7 @@ log = logging.getLogger("lab.semicrf")
 
 
 def set_up_logging(context: RankContext) -> None:
-    """PYTHONLOGLEVEL is read here, as the guide promises."""
+    """Log to stdout at the level of PYTHONLOGLEVEL, as the guide promises."""
     level = os.environ.get("PYTHONLOGLEVEL", "INFO").upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise UsageError(

@@ -1,11 +1,12 @@
 """One part of a diagnosis: the cells of the matrix for one backend, or the probes. Runs where the GPU is.
 
-python -m lab.rooms.semicrf.workload.diagnose --config diagnose.json --part cells --backend triton --out DIR
+    python -m lab.rooms.semicrf.workload.diagnose --config diagnose.json --part cells --backend triton \\
+        --out DIR
 
 `cells` trains {variable, fixed length} x {regularisation off, on} x repeats x batch orders for a few steps
-each, with NaN in all padding and in free memory, and notes the first tensor that is not finite. `probes` asks
-what each cause would answer. Both write one JSON file; a reproducer goes into reproducer/ when a backend is
-found wrong.
+each, with NaN in all padding and in free memory, and notes the first tensor that is not finite. `probes`
+tests for each cause. Both write one JSON file; a reproducer goes into reproducer/ if a backend is found
+wrong.
 """
 
 from __future__ import annotations

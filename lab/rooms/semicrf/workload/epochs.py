@@ -38,9 +38,8 @@ def train_epoch(
     context: RankContext,
     device: torch.device,
 ) -> dict[str, Any]:
-    """One pass; -> loss (mean per utterance), grad_norm, seconds.
-
-    Ranks take every n-th utterance of one order.
+    """One pass; -> loss (mean per utterance), grad_norm, seconds. Ranks take every n-th utterance of one
+    order.
     """
     module.train()
     order = epoch_order(len(train), config.seed, epoch)
@@ -82,7 +81,7 @@ def train_epoch(
 def evaluated(
     tagger: Tagger, corpus: Corpus, utterances: list[Utterance], config: TrainConfig, device: torch.device
 ) -> dict[str, Any]:
-    """Metrics of a split and the seconds that decoding it took."""
+    """Metrics of a split, and the seconds that decoding took."""
     tagger.eval()
     synchronize(device)
     begin = time.perf_counter()

@@ -33,7 +33,7 @@ FRAMES = 60  # and frames of each: float64 from the definition takes a while
 
 
 def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
-    """All probes, the input's first; where the input is broken the kernels are asked with a sound one."""
+    """All probes, the input's first; if the input is broken the kernels are probed with sound input."""
     rows: list[dict[str, Any]] = []
     head = SemiCRF(4, 6, backend="torch")
     if config.plant == "drift" or config.train.objective == "guide":
@@ -53,9 +53,7 @@ def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path
 
 
 def corpus_case(config: DiagnoseConfig, device: torch.device, rows: list[dict[str, Any]]) -> Case:
-    """The scores that the network gives its first batch, cut to what float64 can follow; probes of the input
-    on the way.
-    """
+    """The network's scores for its first batch, cut to a size that float64 can compute; and their probes."""
     corpus = planted_corpus(config.plant, load_corpus(config.train))
     rows += data_probes(corpus, config.train.max_duration)
     tagger = prepared(config, corpus, "torch", device, 0.0)
@@ -79,15 +77,13 @@ def corpus_case(config: DiagnoseConfig, device: torch.device, rows: list[dict[st
 def given_case(config: DiagnoseConfig, rows: list[dict[str, Any]]) -> Case:
     case = Case.load(Path(str(config.case)))
     if case.score_BTC.dim() != 3 or len(case.lengths_B) != len(case.score_BTC):
-        raise BadDataError("the arrays of this case do not fit together", where=str(config.case))
+        raise BadDataError("the shapes of this case's arrays do not match", where=str(config.case))
     keep = list(range(min(PROBED, len(case.lengths_B))))
     return sound(case.rows(keep).cut(FRAMES), rows)
 
 
 def sound(case: Case, rows: list[dict[str, Any]]) -> Case:
-    """The case itself, or, where its scores are broken, one of its shape: a broken input would blame the
-    kernels.
-    """
+    """The case itself, or one of its shape where its scores are broken: those would blame the kernels."""
     found = list(score_probes(case))
     rows += found
     if all(one["clean"] for one in found):
@@ -101,7 +97,7 @@ def sound(case: Case, rows: list[dict[str, Any]]) -> Case:
 def reproduce(
     config: DiagnoseConfig, tested: Bench, rows: list[dict[str, Any]], out: Path
 ) -> dict[str, Any] | None:
-    """The smallest case on which the tested backend is wrong, as files; None where its probes are clean."""
+    """The smallest case on which the tested backend is wrong, as files; None if its probes are clean."""
     dirty = [
         r for r in rows if not r["clean"] and r["backend"] == tested.backend and r["cause"] != "precision"
     ]

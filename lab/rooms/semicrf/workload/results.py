@@ -73,7 +73,7 @@ def write_result(
 
 @contextlib.contextmanager
 def journal(out: Path, context: RankContext) -> Iterator[Any]:
-    """epochs.jsonl, a flushed line per epoch; nothing on other ranks."""
+    """epochs.jsonl, one flushed line per epoch; nothing on other ranks."""
     if context.rank:
         yield lambda row: None
         return
@@ -93,7 +93,5 @@ def journal(out: Path, context: RankContext) -> Iterator[Any]:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes of GPU memory at most; None on a CPU, where the manifest holds the process's largest resident
-    set.
-    """
+    """Peak GPU memory in bytes; None on a CPU, where the manifest has the process's peak resident set."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

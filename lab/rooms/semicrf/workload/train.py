@@ -2,7 +2,7 @@
 
     python -m lab.rooms.semicrf.workload.train --config train.json --model semicrf --backend auto --out DIR
 
-It writes into DIR `epochs.jsonl` (a line per epoch, flushed), `result.json` (test metrics, times, memory;
+It writes into DIR `epochs.jsonl` (one line per epoch, flushed), `result.json` (test metrics, times, memory;
 whole or not at all) and `environment.json`. The epoch that is scored on the test set is the best on the dev
 split.
 """
@@ -54,9 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(
     config: TrainConfig, model: str, backend: str, out: Path, context: RankContext, device: torch.device
 ) -> None:
-    """Train, choose the best epoch on dev, score it on test.
-
-    Raises StepFailed when the loss stops being finite.
+    """Train, choose the best epoch on dev, score it on test. Raises StepFailed if the loss stops being
+    finite.
     """
     corpus = load_corpus(config)
     tagger = make_tagger(config, corpus, model, backend).to(device)

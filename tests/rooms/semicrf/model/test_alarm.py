@@ -29,7 +29,8 @@ pytestmark = pytest.mark.torch
 B, T, K, C = 2, 60, 8, 5
 CHUNK = slice(32, 48)
 WORDS = re.compile(
-    r"Posterior mass is not 1 in CRF backward \(PyTorch\): worst error (\S+)(?: by its durations)? \[first b=(\d)"
+    r"Posterior mass is not 1 in CRF backward \(PyTorch\): "
+    r"worst error (\S+)(?: by its durations)? \[first b=(\d)"
     r".*; fp64 replay has mass 1, log Z \S+ \(here \S+\) and differs from t=(\d+)\]$"
 )
 

@@ -110,13 +110,13 @@ def test_a_case_survives_being_saved(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not a zip", b"x" * 100])
 def test_a_file_that_is_no_case_is_an_error(tmp_path, content):
     (tmp_path / "case.npz").write_bytes(content)
-    with pytest.raises(BadDataError, match="not a case"):
+    with pytest.raises(BadDataError, match="not a semi-CRF case"):
         Case.load(tmp_path / "case.npz")
 
 
 def test_a_case_with_pickled_objects_is_refused(tmp_path):
     np.savez(tmp_path / "case.npz", score_BTC=np.array([{"run": "me"}], dtype=object))
-    with pytest.raises(BadDataError, match="not a case"):
+    with pytest.raises(BadDataError, match="not a semi-CRF case"):
         Case.load(tmp_path / "case.npz")
 
 

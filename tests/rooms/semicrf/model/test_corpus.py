@@ -144,7 +144,10 @@ def test_all_61_phones_fold_into_39():
 def write_sound(path, samples, form="riff"):
     data = (samples * 32767).astype("<i2").tobytes()
     if form == "sphere":
-        head = f"NIST_1A\n   1024\nsample_count -i {len(samples)}\nsample_rate -i 16000\nchannel_count -i 1\nsample_byte_format -s2 01\nend_head\n"
+        head = (
+            f"NIST_1A\n   1024\nsample_count -i {len(samples)}\nsample_rate -i 16000\n"
+            "channel_count -i 1\nsample_byte_format -s2 01\nend_head\n"
+        )
         path.write_bytes(head.encode().ljust(1024, b" ") + data)
         return
     with wave.open(str(path), "wb") as file:
@@ -156,7 +159,7 @@ def write_sound(path, samples, form="riff"):
 
 @pytest.fixture
 def timit_folder(tmp_path):
-    """Two speakers in TRAIN, one in TEST; one sentence SPHERE, one with lower-case names, and an SA sentence."""
+    """Two speakers in TRAIN, one in TEST; a SPHERE sentence, one with lower-case names, an SA sentence."""
     dice = np.random.default_rng(1)
     for split, speaker in (("TRAIN", "FAAA0"), ("TRAIN", "MBBB0"), ("TEST", "FCCC0")):
         folder = tmp_path / "TIMIT" / split / "DR1" / speaker
@@ -214,7 +217,7 @@ def test_sound_that_is_missing_truncated_or_foreign_is_an_error(timit_folder):
     whole = (folder / "SX1.WAV").read_bytes()
     for content, words in (
         (whole[:5000], "truncated"),
-        (b"NIST_1A\n    x", "cannot be read"),
+        (b"NIST_1A\n    x", "unreadable NIST SPHERE header"),
         (b"MZ" * 50, "neither NIST"),
     ):
         (folder / "SX1.WAV").write_bytes(content)
@@ -230,7 +233,7 @@ def test_a_bad_line_of_a_jsonl_file_is_named(tmp_path):
     for broken, words in (
         ({**good, "segments": [[0, 1, 0]]}, "tile"),
         ({"utterance_id": "a"}, "features"),
-        ("{", "no utterance"),
+        ("{", "not an utterance"),
     ):
         text = broken if isinstance(broken, str) else json.dumps(broken)
         (tmp_path / "train.jsonl").write_text(json.dumps(good) + "\n" + text + "\n")

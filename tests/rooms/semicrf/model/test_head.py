@@ -14,10 +14,11 @@ from hypothesis import strategies as st  # noqa: E402
 from lab.rooms.semicrf import SemiCRF, lint_objective  # noqa: E402
 from lab.rooms.semicrf.model import naive  # noqa: E402
 from lab.rooms.semicrf.model.guards import guide_nll  # noqa: E402
-from lab.rooms.semicrf.model.head import gold_score, run_starts, starts_of  # noqa: E402
+from lab.rooms.semicrf.model.head import gold_score, run_starts  # noqa: E402
 from lab.rooms.semicrf.model.linter import Objective, guide_objective, outcomes, tiny  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from lab.rooms.semicrf.model.training import plant_objective  # noqa: E402
+from tests.rooms.semicrf.problems import starts_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 C, K, T = 3, 4, 6

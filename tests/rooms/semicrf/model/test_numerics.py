@@ -243,10 +243,12 @@ def test_wrong_shapes_are_named(change, words):
 def test_what_the_pass_from_the_right_loses_inside_is_seen_though_the_first_frames_mass_is_whole(name):
     """Two hostile batches out of 10,000 of `check`: masked durations, scores up to 30."""
     case = Case.load(Path(__file__).parent / "cases" / f"{name}.npz")
-    ours, judge = solve_case(case, "torch"), solve_case(case.to(dtype=torch.float64), "naive")
+    ours, reference = solve_case(case, "torch"), solve_case(case.to(dtype=torch.float64), "naive")
     assert float(ours.score_BTC.max()) <= 1 + 1e-6
     for field in ("score_BTC", "duration_KC", "transition_CC"):
-        torch.testing.assert_close(getattr(ours, field).double(), getattr(judge, field), atol=1e-5, rtol=1e-6)
+        torch.testing.assert_close(
+            getattr(ours, field).double(), getattr(reference, field), atol=1e-5, rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,7 @@ def test_what_the_pass_from_the_right_loses_inside_is_seen_though_the_first_fram
 def test_auto_takes_triton_on_no_gpu_that_it_makes_no_code_for(monkeypatch, capability, chosen):
     api.new_enough.cache_clear()
     monkeypatch.setattr(api, "has_triton", lambda: True)
-    monkeypatch.setattr(api.native, "lacking", lambda score: None)
+    monkeypatch.setattr(api.native, "missing_reason", lambda score: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     score = SimpleNamespace(is_cuda=True, shape=(1, 2, 3), device=torch.device("cuda", 0))
     assert api.resolve_backend("auto", score) == chosen

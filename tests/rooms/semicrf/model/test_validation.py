@@ -34,7 +34,8 @@ def test_nan_in_hidden_is_told_after_the_projection_with_its_place():
     hidden[1, 4, 2] = math.nan
     text = message(lambda: model().loss(hidden, None, LABELS))
     assert text.startswith(
-        "ValueError: hidden_states contains NaN values after projection layer [3 NaN, 0 Inf, first b=1 t=4 c=0;"
+        "ValueError: hidden_states contains NaN values after projection layer "
+        "[3 NaN, 0 Inf, first b=1 t=4 c=0;"
     )
     assert "the input has 1 NaN, 0 Inf: first b=1 t=4 c=2" in text
 
@@ -150,7 +151,8 @@ def test_drift_is_told_in_the_guides_words():
     ]
     assert drift_messages(7, 3.0, 25.0)[1] == (
         "WARNING",
-        "Epoch 7: CRF parameters drifting high! trans_max=3.00, dur_max=25.00. Consider increasing --crf-reg.",
+        "Epoch 7: CRF parameters drifting high! trans_max=3.00, dur_max=25.00. "
+        "Consider increasing --crf-reg.",
     )
 
 

@@ -19,9 +19,7 @@ def mfcc(samples: np.ndarray, count: int = 13) -> np.ndarray:
 
 
 def log_mel(samples: np.ndarray, bands: int = 80) -> np.ndarray:
-    """(T, bands) log energies of windows of 25 ms every 10 ms; T = 1 + N // hop, frames centred by
-    reflection.
-    """
+    """(T, bands) log energies of 25 ms windows every 10 ms, centred by reflection; T = 1 + N // hop."""
     if len(samples) < WINDOW:
         return np.zeros((0, bands), dtype=np.float32)
     padded = np.pad(samples, WINDOW // 2, mode="reflect")

@@ -33,9 +33,7 @@ def _utterance(line: bytes, where: str) -> Utterance:
         segments = tuple((int(s), int(e), int(c)) for s, e, c in row["segments"])
         name, speaker = str(row["utterance_id"]), str(row["speaker_id"])
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise BadDataError(
-            f"this line is no utterance: {type(error).__name__}: {error}", where=where
-        ) from error
+        raise BadDataError(f"not an utterance: {type(error).__name__}: {error}", where=where) from error
     tiles = [0, *(end for _, end, _ in segments)]
     if (
         features.ndim != 2

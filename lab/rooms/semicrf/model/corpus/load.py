@@ -16,7 +16,7 @@ from lab.rooms.semicrf.model.corpus.utterances import Corpus, Utterance, cropped
 
 
 def load_corpus(config: TrainConfig) -> Corpus:
-    """The corpus that `config.data` names, cropped if so asked, features normalised by the training set.
+    """The corpus that `config.data` names, cropped if requested, features normalised by the training set.
 
     Raises MissingError and BadDataError naming the file and line.
     """
@@ -39,9 +39,7 @@ def load_corpus(config: TrainConfig) -> Corpus:
 
 
 def from_jsonl(folder: Path) -> Corpus:
-    """`{train,test}.jsonl` as `preprocess` writes them; a tenth of the training speakers become the dev
-    split.
-    """
+    """`{train,test}.jsonl` as `preprocess` writes them; the dev split is a tenth of the training speakers."""
     train, test = ([*_read_jsonl(folder / f"{split}.jsonl")] for split in ("train", "test"))
     mapping = folder / "phone_mapping.json"
     phones = tuple(msgspec.json.decode(mapping.read_bytes())["phones_39"]) if mapping.exists() else PHONES_39

@@ -86,7 +86,7 @@ def read_phones(path: Path) -> list[tuple[int, int, int]]:
                 f"not a line `start end phone` of TIMIT: {line!r}", where=f"{path}:{number}"
             ) from error
         if end <= start or (found and start < found[-1][1]):
-            raise BadDataError("segments run backwards or overlap", where=f"{path}:{number}")
+            raise BadDataError("segments overlap or end before they start", where=f"{path}:{number}")
         found.append((start, end, PHONES_39.index(phone)))
     if not found:
         raise BadDataError("no segment in this file", where=path)

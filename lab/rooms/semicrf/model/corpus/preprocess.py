@@ -17,7 +17,7 @@ from lab.rooms.semicrf.model.corpus.timit import read_split
 def preprocess(
     timit_dir: Path, output_dir: Path, *, feature_type: str, n_mfcc: int, n_mels: int
 ) -> Iterator[str]:
-    """Write the benchmark's files; -> a line a file. Each file is whole or not there."""
+    """Write the benchmark's files; -> one line per file. Each file is written whole or not at all."""
     for split in ("TRAIN", "TEST"):
         path = output_dir / f"{split.lower()}.jsonl"
         durations: dict[int, list[int]] = {}

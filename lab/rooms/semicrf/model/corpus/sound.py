@@ -39,7 +39,7 @@ def _sphere(data: bytes, path: Path) -> np.ndarray:
             if line.count(" ") >= 2
         )
     except ValueError as error:
-        raise BadDataError(f"a NIST SPHERE header that cannot be read: {error}", where=path) from error
+        raise BadDataError(f"unreadable NIST SPHERE header: {error}", where=path) from error
     if fields.get("sample_rate", "16000") != str(RATE_HZ) or fields.get("channel_count", "1") != "1":
         raise BadDataError("not mono at 16 kHz", where=path)
     coding = fields.get("sample_coding", "pcm")

@@ -23,10 +23,10 @@ def is_timit(folder: Path) -> bool:
 def read_split(
     folder: Path, split: str, *, feature_type: str = "mfcc", n_mfcc: int = 13, n_mels: int = 80
 ) -> Iterator[dict[str, Any]]:
-    """Utterances of TRAIN or TEST in order of their paths: utterance_id, speaker_id, features (T, D), labels,
-    segments.
+    """Utterances of TRAIN or TEST in the order of their paths.
 
-    Raises MissingError for a sentence without its sound, BadDataError for a file that is broken, naming it.
+    Each is a dict: utterance_id, speaker_id, features (T, D), labels, segments. Raises MissingError for a
+    sentence without its sound, BadDataError for a broken file, naming it.
     """
     root = _child(folder, split)
     if root is None:

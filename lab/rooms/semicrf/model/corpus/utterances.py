@@ -21,7 +21,7 @@ class Utterance:
 
     @property
     def labels(self) -> np.ndarray:
-        """(T,) int64, one label a frame."""
+        """(T,) int64, one label per frame."""
         return np.repeat([s[2] for s in self.segments], [s[1] - s[0] for s in self.segments]).astype(np.int64)
 
 
@@ -41,7 +41,7 @@ class Corpus:
 
 
 def cropped(corpus: Corpus, length: int) -> Corpus:
-    """Every utterance cut to its first `length` frames, shorter ones left out: no frame is invented."""
+    """Every utterance cut to its first `length` frames, shorter ones left out; nothing is padded."""
 
     def cut(utterances: list[Utterance]) -> list[Utterance]:
         return [

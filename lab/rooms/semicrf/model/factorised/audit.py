@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,10 +13,9 @@ from lab.rooms.semicrf.model.log_domain import finite_or_zero
 from lab.rooms.semicrf.model.problem import Problem
 
 TINY_LOG2 = -1022.0
-"""Below this power of two float64 loses digits; `audit` counts everything there as lost."""
+"""Below this power of two float64 loses digits; `audit` counts everything below it as lost."""
 MARGIN_LOG2 = 80.0
-"""A message must exceed what may be lost by 2^80: the loss is summed over up to K C terms and must stay
-below 1e-16 of it."""
+"""A message must exceed what may be lost by 2^80: up to K C losses add up and must stay below 1e-16 of it."""
 
 
 def audit(problem: Problem, chain: Chain, z_B: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ def audit(problem: Problem, chain: Chain, z_B: Tensor) -> Tensor:
     power_TBC = torch.cat([torch.zeros_like(power_TBC[:1]), power_TBC])
     lost_TB = (power_TBC + (-power_TBC).cummax(0).values).amax(-1) + TINY_LOG2 + MARGIN_LOG2
     duration_log2 = problem.duration_KC.double().max() + finite_or_zero(problem.transition.double().max())
-    lost_TB = lost_TB + duration_log2.clamp(min=0) / 0.6931471805599453
+    lost_TB = lost_TB + duration_log2.clamp(min=0) / math.log(2)
     reached, reached_z_B = support(problem)
     rows = torch.arange(len(z_B), device=z_B.device)
     inside_TB = torch.arange(len(lost_TB), device=z_B.device)[:, None] < problem.lengths_B
@@ -43,7 +44,7 @@ def audit(problem: Problem, chain: Chain, z_B: Tensor) -> Tensor:
 
 
 def support(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Which messages are not forbidden by some -inf: (T+1, ..., B, C) or one True for all, and z's (B,)."""
+    """Which messages no -inf forbids: (T+1, ..., B, C), or one True for all; and z's (B,)."""
     labels = problem.shape[3]
     more = -labels % LINE
     rows = torch.arange(problem.shape[0], device=problem.lengths_B.device)

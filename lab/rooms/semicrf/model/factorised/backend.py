@@ -1,17 +1,21 @@
 """The semi-CRF in plain torch (1.12 or newer, CPU or GPU), float64: O(T (C^2 + K C)) instead of O(T K C^2).
 
 Transitions do not depend on the duration, so they are applied once per boundary:
+
     gamma[s, c] = sum_c' alpha[s, c'] E[c', c]                           (start[c] at s = 0)
     alpha[t, c] = sum_k gamma[t-k, c] D[k, c] prod_{t-k<u<=t} w_u[c]
+
 with E, D, w the exponentials of transition, duration and score (shifted per frame by its maximum over labels,
-which every segmentation pays alike). A window of K pending rows carries the product, so no sum ever spans more
-than one segment. Values are linear; every `EVERY` frames a power of two moves from them into an integer
-exponent. `audit` bounds what underflow can have lost; sequences over the bound are done again by
-`log_domain.py`. The counts follow from a second pass of the same cost from the right.
-With transitions that depend on the duration, gamma is a row for each k: O(T K C^2).
+which is common to every segmentation). A window of K pending rows carries the product, so no sum ever spans
+more than one segment. Values are linear; every `EVERY` frames a power of two moves from them into an integer
+exponent. `audit` bounds what underflow can have lost; sequences over the bound are recomputed by
+`log_domain.py`. The counts follow from a second pass of the same cost from the right. With transitions that
+depend on the duration, gamma has one row per k: O(T K C^2).
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -19,7 +23,7 @@ from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.factorised.audit import audit
 from lab.rooms.semicrf.model.factorised.counts import Counts
 from lab.rooms.semicrf.model.factorised.messages import State, walk
-from lab.rooms.semicrf.model.factorised.recount import mended, unsound
+from lab.rooms.semicrf.model.factorised.recount import recounted, unsound
 from lab.rooms.semicrf.model.factorised.weights import weigh
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
@@ -27,15 +31,13 @@ from lab.rooms.semicrf.model.problem import Posteriors, Problem
 def forward(problem: Problem, keep: bool = True) -> State:
     """log Z and the left messages of every sequence; flagged ones get log Z from the log domain.
 
-    `keep` is for the other backends' sake: here the messages come with log Z.
+    `keep` is for the other backends: here the messages are computed with log Z in any case.
     """
     weights = weigh(problem)
     chain = walk(weights, problem.shape[2])
     rows = torch.arange(problem.shape[0], device=problem.lengths_B.device)
     z_B = (chain.alpha_TBC[problem.lengths_B, rows] * weights.end_C).sum(-1)
-    log_z_B = (
-        z_B.log() + chain.exponent_TB[problem.lengths_B, rows] * 0.6931471805599453 + weights.log_shift_B
-    )
+    log_z_B = z_B.log() + chain.exponent_TB[problem.lengths_B, rows] * math.log(2) + weights.log_shift_B
     flagged_B = audit(problem, chain, z_B)
     if bool(flagged_B.any()):
         again = flagged_B.nonzero()[:, 0]
@@ -51,4 +53,4 @@ def backward(state: State) -> Posteriors:
     for s in range(frames - 1, -1, -1):
         counts.step(s)
     found = counts.posteriors()
-    return mended(found, problem, state.flagged_B | unsound(found, problem.lengths_B))
+    return recounted(found, problem, state.flagged_B | unsound(found, problem.lengths_B))

@@ -63,9 +63,7 @@ class Counts:
         return left * halves[0].view(shape), halves[1].view(shape)
 
     def group(self, last: int) -> None:
-        """Rescale before frame `last`, and scale the left messages of the coming frames down to the next
-        group.
-        """
+        """Rescale before frame `last`, and scale the left messages of the frames down to the next group."""
         chain = self.state.chain
         first = last - last % EVERY
         self.exponent_TB[first : last + 1] = self.exponent_TB[last + 1] + rescale(

@@ -11,12 +11,12 @@ from lab.rooms.semicrf.model.factorised.weights import Weights
 from lab.rooms.semicrf.model.problem import Problem
 
 EVERY = 8
-"""Frames between two rescalings: float64 spans 2^2046, a frame seldom moves a message by more than 2^60."""
+"""Frames between two rescalings: float64 spans 2^2046; a frame rarely moves a message by more than 2^60."""
 
 
 @dataclass
 class Chain:
-    """The messages of the pass from the left: row t of `alpha_TBC` and `gamma` in units of 2^exponent_TB[t]."""
+    """Messages of the pass from the left: row t of `alpha_TBC` and `gamma` in units of 2^exponent_TB[t]."""
 
     alpha_TBC: Tensor
     gamma: Tensor
@@ -39,7 +39,7 @@ class State:
 def walk(weights: Weights, longest: int, saturate: bool = False) -> Chain:
     """The pass from the left.
 
-    `saturate` caps messages at 1: with weights 0 and 1 it says what can be reached.
+    `saturate` caps messages at 1: with weights 0 and 1 they show which labels can be reached.
     """
     frame_TBC = weights.frame_TBC.clone()
     frames, batch, labels = frame_TBC.shape
@@ -59,7 +59,7 @@ def walk(weights: Weights, longest: int, saturate: bool = False) -> Chain:
 
 
 def rescale(message: Tensor, frame_BC: Tensor) -> Tensor:
-    """Move the power of two of each sequence's largest message into the coming frame's weights; returns it."""
+    """Move the power of two of each sequence's largest message into the next frame's weights; returns it."""
     top_B = message.amax(-1) if message.dim() == 2 else message.amax((0, 2))
     _, power_B = torch.frexp(top_B)
     usable = torch.isfinite(top_B) & (top_B > 0)

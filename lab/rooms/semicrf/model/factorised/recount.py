@@ -10,27 +10,28 @@ from lab.rooms.semicrf.model.ledger import mass_by_durations
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
 ROUNDING = 1e-9
-"""What sums of probabilities in float64 may be off by."""
+"""Allowed rounding of sums of probabilities in float64."""
 ROUNDING_LOG_Z = 1e-12
-"""And log Z, relative to its size."""
+"""Allowed rounding of log Z, relative to its size."""
 
 
-def mended(found: Posteriors, problem: Problem, redo_B: Tensor) -> Posteriors:
-    """`found`, in place, with the counts of some sequences from the log domain."""
+def recounted(found: Posteriors, problem: Problem, redo_B: Tensor) -> Posteriors:
+    """`found`, in place, with the counts of some sequences recomputed in the log domain."""
     if bool(redo_B.any()):
         again = redo_B.nonzero()[:, 0]
-        anew = log_domain.posteriors(problem.rows(again))
-        found.put(again, anew)
-        elsewhere_B = beyond(found.log_z_B[again], anew.log_z_B)
-        found.mass_error_B[again] = torch.maximum(anew.mass_error_B, elsewhere_B)
+        counts = log_domain.posteriors(problem.rows(again))
+        found.replace_rows(again, counts)
+        elsewhere_B = beyond(found.log_z_B[again], counts.log_z_B)
+        found.mass_error_B[again] = torch.maximum(counts.mass_error_B, elsewhere_B)
     return found
 
 
 def beyond(log_z_B: Tensor, mended_B: Tensor) -> Tensor:
-    """The mass error of mended counts in terms of the log Z that was given out: |Z' / Z - 1| beyond rounding.
+    """The mass error of recomputed counts in terms of the log Z that was returned: |Z' / Z - 1| beyond
+    rounding.
 
-    Underflow on the way back leaves log Z as it is. Where the two part, the pass from the left was wrong,
-    which shares of the log domain, summing to 1 whatever Z is, could not show.
+    Underflow in the pass from the right leaves log Z unchanged. Where the two differ, the pass from the left
+    was wrong, which shares of the log domain, summing to 1 whatever Z is, could not show.
     """
     apart_B = torch.where(log_z_B == mended_B, torch.zeros_like(log_z_B), (log_z_B - mended_B).abs())
     return torch.expm1(torch.relu(apart_B - ROUNDING_LOG_Z * mended_B.abs() - 1e-11))

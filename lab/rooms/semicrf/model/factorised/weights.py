@@ -76,6 +76,6 @@ def padded(value: Tensor, more: int, rows: bool = False) -> Tensor:
 
 
 def frames_inside(problem: Problem) -> Tensor:
-    """1 for the frames of each sequence, 0 for its padding, (T, B, 1): all messages after the end are zero."""
+    """1 for a sequence's frames, 0 for its padding, (T, B, 1): all messages after the end are zero."""
     frame_T1 = torch.arange(problem.shape[1], device=problem.lengths_B.device)[:, None]
     return (frame_T1 < problem.lengths_B).double()[..., None]

@@ -1,9 +1,9 @@
-"""native/semicrf.cpp made into a shared library by this machine's compiler, once, and loaded.
+"""native/semicrf.cpp compiled into a shared library by this machine's compiler, once, and loaded.
 
-It is kept in $XDG_CACHE_HOME/lab/native (or ~/.cache/lab/native) under a name that is the hash of the source,
-the flags, the compiler's version and this processor: a change of any makes another file. It gets its name
-only when it is whole, so processes that compile at once do not meet. Nothing but the C++ standard library and
-threads is linked.
+It is kept in $XDG_CACHE_HOME/lab/native (or ~/.cache/lab/native) under the hash of the source, the flags, the
+compiler's version and this processor: a change of any gives another file. The file gets its name only when it
+is complete, so processes that compile at the same time do not interfere. It links nothing but the C++
+standard library and threads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TORCH = "backend='torch' needs no compiler"
 
 
 def built(source: Path = SOURCE) -> ctypes.CDLL:
-    """The library, compiled where the cache has none. Raises MissingError with the compiler's own words."""
+    """The library, compiled if the cache has none. Raises MissingError with the compiler's own words."""
     compiler, version = find_compiler()
     place = folder() / f"{source.stem}-{key(source, compiler, version)}.so"
     if not place.exists():
@@ -47,7 +47,7 @@ def built(source: Path = SOURCE) -> ctypes.CDLL:
     try:
         found = ctypes.CDLL(str(place))
     except OSError as error:
-        fix = f"remove the file, or set XDG_CACHE_HOME to a folder that may hold programs; {TORCH}"
+        fix = f"remove the file, or set XDG_CACHE_HOME to a folder from which programs may be run; {TORCH}"
         raise MissingError(f"the compiled library does not load: {error}", where=place, fix=fix) from error
     log.debug("semi-CRF in C++: %s", place)
     return found
@@ -60,7 +60,7 @@ def find_compiler() -> tuple[list[str], str]:
         command = shlex.split(name)
         if command and shutil.which(command[0]):
             return command, version_of(command)
-    what = f"$CXX is {own!r}, which is no program here" if own else "no C++ compiler here"
+    what = f"$CXX is {own!r}, which is not a program here" if own else "no C++ compiler here"
     raise MissingError(
         what,
         where=f"PATH, for {own or ', '.join(COMPILERS)}",
@@ -70,20 +70,20 @@ def find_compiler() -> tuple[list[str], str]:
 
 def version_of(command: list[str]) -> str:
     try:
-        told = subprocess.run(
+        done = subprocess.run(
             [*command, "--version"], capture_output=True, text=True, timeout=COMPILER_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise MissingError(
-            f"the C++ compiler does not tell its version: {error}",
+            f"the C++ compiler did not report its version: {error}",
             where=shlex.join(command),
             fix=f"name another in CXX; {TORCH}",
         ) from error
-    return told.stdout
+    return done.stdout
 
 
 def folder() -> Path:
-    """Where compiled libraries are kept, made if need be. Raises MissingError where that may not be."""
+    """The folder for compiled libraries, created if necessary. Raises MissingError if it cannot be."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if root.startswith("~"):
         raise not_kept("this user has no home", root)
@@ -105,7 +105,7 @@ def key(source: Path, compiler: list[str], version: str) -> str:
 
 
 def processor() -> str:
-    """What -march=native looks at: a cache may be shared by machines of several kinds."""
+    """What -march=native depends on: a cache may be shared by machines of several kinds."""
     names = ("model name", "flags", "Features", "CPU part")
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -143,14 +143,14 @@ def run_compiler(command: list[str], scratch: str) -> None:
             fix=f"name another in CXX; {TORCH}",
         ) from error
     if done.returncode:
-        told = (done.stderr or done.stdout).strip() or "it said nothing"
+        output = (done.stderr or done.stdout).strip() or "no output"
         raise MissingError(
-            f"the C++ compiler failed ({done.returncode}):\n{told[-4000:]}",
+            f"the C++ compiler failed ({done.returncode}):\n{output[-4000:]}",
             where=shlex.join(command),
             fix=f"name another in CXX; {TORCH}",
         )
 
 
 def not_kept(why: str, place: Path | str) -> LabError:
-    fix = f"set XDG_CACHE_HOME to a folder of yours that can be written to; {TORCH}"
+    fix = f"set XDG_CACHE_HOME to a folder that you can write to; {TORCH}"
     return MissingError(f"the compiled library cannot be kept: {why}", where=place, fix=fix)

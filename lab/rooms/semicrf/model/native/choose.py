@@ -1,8 +1,7 @@
-"""The compiled forms that need no Triton: C++ on a CPU (native_cpu.py), CUDA through NVRTC on a GPU
-(native_cuda.py).
+"""The compiled forms that need no Triton: C++ on a CPU (cpu.py), CUDA through NVRTC on a GPU (cuda.py).
 
-Both are chosen by where the scores lie. `lacking` says why there is none; "auto" asks it, once a process and
-device.
+The scores' device chooses between them. `missing_reason` says why neither is available; "auto" asks once per
+process and device.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class State:
 
 
 def forward(problem: Problem, keep: bool = True) -> State:
-    """log Z and what `backward` needs. Raises MissingError where the form cannot be had."""
+    """log Z and what `backward` needs. Raises MissingError if the form is not available."""
     engine = engine_for(problem.score_BTC)
     own = engine.forward(problem, keep)
     return State(engine, own, own.log_z_B)
@@ -46,7 +45,7 @@ def engine_for(score_BTC: Tensor) -> Any:
     """The module for these scores."""
     if not score_BTC.is_cuda:
         return native_cpu
-    reason = lacking_on_gpu()
+    reason = reason_without_gpu_form()
     if reason:
         raise MissingError(f"no compiled form on this GPU: {reason}", fix="backend='torch' or 'auto'")
     from lab.rooms.semicrf.model.native import cuda as native_cuda
@@ -54,30 +53,30 @@ def engine_for(score_BTC: Tensor) -> Any:
     return native_cuda
 
 
-def lacking(score_BTC: Tensor) -> str | None:
+def missing_reason(score_BTC: Tensor) -> str | None:
     """Why there is no compiled form for these scores, or None."""
     kind = score_BTC.device.type
     if kind not in ("cpu", "cuda"):
         return f"no compiled form for {kind}"
-    return lacking_on_gpu() if kind == "cuda" else lacking_on_cpu()
+    return reason_without_gpu_form() if kind == "cuda" else reason_without_cpu_form()
 
 
 @functools.cache
-def lacking_on_cpu() -> str | None:
-    """Compiles the library if need be."""
+def reason_without_cpu_form() -> str | None:
+    """Compiles the library if necessary."""
     try:
         native_cpu.library()
     except MissingError as error:
-        log.debug("no C++ form of the semi-CRF, torch does its work: %s", error)
+        log.debug("no C++ form of the semi-CRF, using torch: %s", error)
         return str(error)
     return None
 
 
 @functools.cache
-def lacking_on_gpu() -> str | None:
+def reason_without_gpu_form() -> str | None:
     from lab.rooms.semicrf.model.native import cuda as native_cuda
 
     reason = native_cuda.available()
     if reason:
-        log.debug("no CUDA form of the semi-CRF, torch does its work: %s", reason)
+        log.debug("no CUDA form of the semi-CRF, using torch: %s", reason)
     return reason

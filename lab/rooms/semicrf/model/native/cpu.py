@@ -1,10 +1,10 @@
-"""The linear-domain semi-CRF in C++ for tensors on the CPU: native/semicrf.cpp, compiled at first use, by
+"""The linear-domain semi-CRF in C++ for tensors on the CPU: semicrf.cpp, compiled at first use, through
 ctypes.
 
-The same numbers as torch_factorised.py, 20 to 60 times as fast: a sequence is one task of up to torch's
-number of threads, and its bits depend on nothing but itself. float64 whatever the scores' dtype. What
-underflow may have lost is bounded per label on both passes; such sequences are done again by log_domain.py.
-Transitions that depend on the duration do not factorise: torch_factorised.py takes them.
+The same numbers as the torch form (factorised/), 20 to 60 times as fast. A sequence is one task of up to
+torch's number of threads, and its bits depend on nothing but itself. Computes in float64 whatever the scores'
+dtype. What underflow may have lost is bounded per label on both passes; such sequences are recomputed by
+log_domain.py. Transitions that depend on the duration do not factorise: the torch form takes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lab.errors import UsageError
 from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.factorised.messages import State as FactorisedState
-from lab.rooms.semicrf.model.factorised.recount import mended
+from lab.rooms.semicrf.model.factorised.recount import recounted
 from lab.rooms.semicrf.model.native.build import built
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
@@ -34,7 +34,7 @@ class State:
     """What the pass from the left leaves: rows t in units of 2^exponent_BT[t], labels padded to whole
     vectors.
 
-    All have T+1 rows: one a boundary; nothing is written beyond a sequence's end. Without `keep` there are
+    All have T+1 rows, one per boundary; nothing is written beyond a sequence's end. Without `keep` there are
     none.
     """
 
@@ -48,7 +48,7 @@ class State:
     flagged_B: Tensor
 
     def arguments(self, flagged_B: Tensor) -> list[Any]:
-        """What both functions of the library begin with."""
+        """The arguments that both functions of the library begin with."""
         rows = (self.alpha_BTC, self.gamma_BTC, self.exponent_BT)
         tensors = (*self.inputs, *rows, self.z_B, self.log_z_B, flagged_B)
         single = self.inputs[0].dtype == torch.float32
@@ -75,7 +75,7 @@ def backward(state: State | FactorisedState) -> Posteriors:
     if isinstance(state, FactorisedState):
         return torch_factorised.backward(state)
     found, redo_B = counted(state)
-    return mended(found, state.problem, redo_B)
+    return recounted(found, state.problem, redo_B)
 
 
 def supports(problem: Problem) -> str | None:
@@ -84,7 +84,7 @@ def supports(problem: Problem) -> str | None:
 
 
 def emptied(problem: Problem, keep: bool) -> State:
-    """The inputs as the library reads them, and room for what it writes."""
+    """The inputs as the library reads them, and memory for what it writes."""
     batch, frames, _, labels = problem.shape
     wide = labels + -labels % PADDED
     score, *rest = (x.detach().contiguous() for x in problem.floats())
@@ -99,7 +99,7 @@ def emptied(problem: Problem, keep: bool) -> State:
 
 
 def counted(state: State) -> tuple[Posteriors, Tensor]:
-    """The counts as the library gives them, and the sequences to do again, (B,) bool."""
+    """The counts as the library gives them, and the sequences to recompute, (B,) bool."""
     if state.alpha_BTC is None:
         raise UsageError("the messages were not kept", fix="forward(problem, keep=True)")
     batch, frames, longest, labels = state.problem.shape
@@ -135,16 +135,16 @@ def address(tensor: Tensor | None) -> ctypes.c_void_p:
 
 
 def call(function: Any, arguments: list[Any]) -> None:
-    """Raises MemoryError where the library could get no memory."""
+    """Raises MemoryError if the library could not allocate its messages."""
     if function(*arguments):
-        raise MemoryError("the C++ form of the semi-CRF got no memory for its messages")
+        raise MemoryError("the C++ form of the semi-CRF could not allocate its messages")
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Compiled and loaded, once a process.
+    """Compiled and loaded, once per process.
 
-    Raises MissingError: no compiler, no folder to keep it, or it fails.
+    Raises MissingError: no compiler, no folder to keep it in, or it does not compile.
     """
     return typed(built())
 

@@ -1,10 +1,11 @@
-"""The linear-domain semi-CRF on NVIDIA GPUs without Triton (Pascal, torch 1.12): native/semicrf.cu, compiled
-at run time.
+"""The linear-domain semi-CRF on NVIDIA GPUs without Triton (Pascal, torch 1.12): semicrf.cu, compiled at run
+time.
 
-The algorithm, the error bounds and the results are those of kernels.py and triton_backend.py; a block of
-threads takes the place of a warp, and long durations need no stages. float64 scores are computed in float64,
-all others in float32 with float64 offsets. One wait per call, for the flags. Flagged sequences go to
-log_domain.py, and transitions that depend on the duration to torch_factorised.py, on the same device.
+The algorithm, the error bounds and the results are those of triton/linear.py and triton/backend.py; a block
+of threads replaces a warp, and long durations need no stages. float64 scores are computed in float64, all
+others in float32 with float64 offsets. One wait per call, for the flags. Flagged sequences go to
+log_domain.py, and transitions that depend on the duration to the torch form (factorised/), on the same
+device.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def backward(state: State | FactorisedState) -> Posteriors:
     counts = (label_BTC, starts_BTC, ends_BTC, count_durations(state), count_transitions(state))
     found = Posteriors(state.log_z_B, *counts, error_B, frame_B)
     if state.again is not None:
-        found.put(state.again, log_domain.posteriors(state.problem.rows(state.again)))
+        found.replace_rows(state.again, log_domain.posteriors(state.problem.rows(state.again)))
     return found
 
 
@@ -138,19 +139,19 @@ def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int) -> Mac
 
 
 def defines(dtype: torch.dtype, wide: int) -> dict[str, object]:
-    """What the source leaves to the compiler's command line."""
+    """The constants that the source takes from the compiler's command line."""
     double = dtype == torch.float64
     real = "double" if double else "float"
     return {"REAL": real, "DOUBLE": int(double), "CP": wide, "N": N, "THREADS": THREADS, "TILE": TILE}
 
 
 def padded_labels(labels: int) -> int:
-    """A thread for each label, in whole warps."""
+    """One thread per label, in whole warps."""
     return next(wide for wide in (32, 64, 128) if labels <= wide)
 
 
 def far_blocks(longest: int) -> int:
-    """How many blocks back a segment of K frames can have begun."""
+    """How many blocks back a segment of K frames can start."""
     return (longest - 2) // N + 1 if longest >= 2 else 0
 
 
@@ -233,7 +234,7 @@ def run_messages(
 
 
 def flagged(problem: Problem, machine: Machine, kept: dict[str, Tensor], directions: int) -> Tensor | None:
-    """Sequences to do again, or None. A message of zero is right only where the model forbids it."""
+    """Sequences to recompute, or None. A message of zero is right only where the model forbids it."""
     flags = kept["flags"].cpu()
     if not bool(flags.any()):
         return None
@@ -248,15 +249,15 @@ def flagged(problem: Problem, machine: Machine, kept: dict[str, Tensor], directi
 
 
 def both(state: State, *names: str) -> tuple[Tensor, ...]:
-    """What all counts begin with: some messages, their exponents, z and the lengths."""
+    """The arguments that all counts begin with: some messages, their exponents, z and the lengths."""
     kept = state.kept
     z = (kept["z_value"], kept["z_power"], state.problem.lengths_B)
     return (*(kept[name] for name in names), kept["exponent"], *z)
 
 
 def count_labels(state: State) -> tuple[Tensor, ...]:
-    """Labels, starts and ends (B, T, C); the worst error of a frame's mass (B,) and the first frame that has
-    it (B,).
+    """Labels, starts and ends (B, T, C); the worst error of a frame's mass (B,) and the first frame with it
+    (B,).
     """
     batch, frames, _, labels = state.problem.shape
     wide, new = padded_labels(labels), state.problem.score_BTC.new_empty

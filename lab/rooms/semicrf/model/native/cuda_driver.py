@@ -2,8 +2,8 @@
 
 No nvcc, no headers, no build of torch: NVRTC comes with torch's CUDA wheels (torch 1.12 has it in torch/lib,
 later ones in nvidia packages beside it), libcuda with the driver. Kernels run in torch's own context and on
-its current stream, so they are ordered with everything torch does. What NVRTC made is kept in the cache
-folder, by the hash of all it depends on.
+its current stream, so they are ordered with all of torch's work. The compiled code is cached by the hash of
+all it depends on.
 """
 
 from __future__ import annotations
@@ -39,18 +39,16 @@ class Machine:
         self.module = ctypes.c_void_p()
         self.functions: dict[str, ctypes.c_void_p] = {}
         with self.current():
-            asked(driver().cuModuleLoadData(ctypes.byref(self.module), image))
+            check_status(driver().cuModuleLoadData(ctypes.byref(self.module), image))
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """torch's context on this thread: autograd's threads may not have it yet, and another device may be
-        current.
-        """
-        asked(driver().cuCtxPushCurrent_v2(self.context))
+        """Make torch's context current: autograd's threads may have none, and another device may have one."""
+        check_status(driver().cuCtxPushCurrent_v2(self.context))
         try:
             yield
         finally:
-            asked(driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())))
+            check_status(driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())))
 
     def launch(self, name: str, grid: tuple[int, ...], threads: int, *args: Tensor | int | None) -> None:
         """Put a kernel on torch's current stream.
@@ -61,7 +59,7 @@ class Machine:
         stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
         shape = (*grid, 1, 1)[:3]
         with self.current():
-            asked(
+            check_status(
                 driver().cuLaunchKernel(
                     self.function(name), *shape, threads, 1, 1, 0, stream, addresses, None
                 ),
@@ -71,7 +69,7 @@ class Machine:
     def function(self, name: str) -> ctypes.c_void_p:
         if name not in self.functions:
             found = ctypes.c_void_p()
-            asked(driver().cuModuleGetFunction(ctypes.byref(found), self.module, name.encode()), name)
+            check_status(driver().cuModuleGetFunction(ctypes.byref(found), self.module, name.encode()), name)
             self.functions[name] = found
         return self.functions[name]
 
@@ -98,22 +96,22 @@ def driver() -> ctypes.CDLL:
         ) from error
 
 
-def asked(status: int, what: str = "") -> None:
-    """Raises GpuError with the driver's words where a call failed."""
+def check_status(status: int, what: str = "") -> None:
+    """Raises GpuError with the driver's words if a call failed."""
     if status:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(status, ctypes.byref(text))
-        said = (text.value or b"unknown error").decode()
-        raise GpuError(f"CUDA error {status}: {said}", where=what or None, fix="backend='torch'")
+        reason = (text.value or b"unknown error").decode()
+        raise GpuError(f"CUDA error {status}: {reason}", where=what or None, fix="backend='torch'")
 
 
 @functools.cache
 def primary_context(index: int) -> ctypes.c_void_p:
     """The context that torch uses on a device; held for the life of the process, as torch holds it."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    asked(driver().cuInit(0))
-    asked(driver().cuDeviceGet(ctypes.byref(device), index))
-    asked(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    check_status(driver().cuInit(0))
+    check_status(driver().cuDeviceGet(ctypes.byref(device), index))
+    check_status(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
     return context
 
 
@@ -136,15 +134,13 @@ def loaded_libraries() -> list[Path]:
 
 
 def is_nvrtc(name: str) -> bool:
-    """libnvrtc.so.12, or libnvrtc-08c4863f.so.10.2 as wheels rename it; not its builtins, nor its other
-    build.
-    """
+    """libnvrtc.so.12, or libnvrtc-08c4863f.so.10.2 as wheels rename it; not its builtins or .alt build."""
     return name.startswith("libnvrtc") and ".so" in name and "builtins" not in name and ".alt." not in name
 
 
 @functools.cache
 def nvrtc(path: Path) -> ctypes.CDLL:
-    """NVRTC, and beside it the built-in functions that it loads by name, wherever they lie.
+    """NVRTC, and the library of built-in functions that it loads by name, wherever they are.
 
     Raises MissingError.
     """
@@ -168,11 +164,11 @@ def version(library: ctypes.CDLL) -> tuple[int, int]:
 
 
 def architecture(library: ctypes.CDLL, capability: tuple[int, int]) -> str:
-    """The target for a device: its own machine code, or PTX where NVRTC makes none (before 11.2) or knows it
-    not.
+    """The target for a device: its own machine code, or PTX where NVRTC makes no machine code for it (before
+    11.2).
 
-    A device newer than NVRTC takes the newest PTX that NVRTC makes. Raises MissingError for one that it has
-    dropped.
+    A device newer than NVRTC gets the newest PTX that NVRTC makes. Raises MissingError for a device that it
+    has dropped.
     """
     own = 10 * capability[0] + capability[1]
     if version(library) < (11, 2):
@@ -186,9 +182,8 @@ def architecture(library: ctypes.CDLL, capability: tuple[int, int]) -> str:
         return f"sm_{own}"
     older = [arch for arch in known if arch < own]
     if not older:
-        what = (
-            f"NVRTC {'.'.join(map(str, version(library)))} knows no sm_{own}, only sm_{min(known)} and later"
-        )
+        release = ".".join(map(str, version(library)))
+        what = f"NVRTC {release} does not support sm_{own}, only sm_{min(known)} and later"
         raise MissingError(
             what, fix=f"a torch for this GPU (image pascal), or an older NVRTC in LAB_NVRTC; {TORCH}"
         )
@@ -196,7 +191,7 @@ def architecture(library: ctypes.CDLL, capability: tuple[int, int]) -> str:
 
 
 def compiled(path: Path, source: str, target: str, defines: dict[str, object]) -> bytes:
-    """Machine code for sm_*, PTX for compute_*, from the cache where it has it.
+    """Machine code for sm_*, PTX for compute_*, from the cache if it is there.
 
     Raises MissingError with NVRTC's words.
     """
@@ -231,10 +226,11 @@ def compile_now(library: ctypes.CDLL, path: Path, source: str, options: list[str
             words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
             status = library.nvrtcCompileProgram(program, len(options), words)
         if status:
-            said = library.nvrtcGetErrorString(status).decode()
-            text = read_out(library, "ProgramLog", program) if program else b""
+            reason = library.nvrtcGetErrorString(status).decode()
+            log_bytes = read_out(library, "ProgramLog", program) if program else b""
+            text = log_bytes.decode(errors="replace").strip("\0")[-4000:]
             raise MissingError(
-                f"NVRTC does not compile the kernels: {said}\n{text.decode(errors='replace').strip(chr(0))[-4000:]}",
+                f"NVRTC does not compile the kernels: {reason}\n{text}",
                 where=f"{path} {' '.join(options)}",
                 fix=f"name another NVRTC in LAB_NVRTC; {TORCH}",
             )

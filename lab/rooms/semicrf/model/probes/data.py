@@ -14,7 +14,7 @@ from lab.rooms.semicrf.model.probes.row import Row, row
 
 
 def data_probes(corpus: Corpus, longest: int) -> Iterator[Row]:
-    """Look at every utterance before any model does."""
+    """Every utterance, before any model sees it."""
     wild, empty, labels, over = [], [], [], 0
     for split in ("train", "dev", "test"):
         for utterance in getattr(corpus, split):
@@ -22,7 +22,8 @@ def data_probes(corpus: Corpus, longest: int) -> Iterator[Row]:
             if bad.any():
                 t, d = np.argwhere(bad)[0].tolist()
                 wild.append(
-                    f"{split} utterance {utterance.name}: frame {t}, feature {d} is {utterance.features[t, d]}"
+                    f"{split} utterance {utterance.name}: "
+                    f"frame {t}, feature {d} is {utterance.features[t, d]}"
                 )
             if not len(utterance.features):
                 empty.append(f"{split} utterance {utterance.name}")
@@ -62,7 +63,7 @@ def data_probes(corpus: Corpus, longest: int) -> Iterator[Row]:
 
 
 def score_probes(case: Case) -> Iterator[Row]:
-    """Scores of the model as it stands: -inf is a mask and legal, but not for every label of a frame."""
+    """The scores: -inf is a mask and legal, but not for every label of a frame."""
     inside = torch.arange(case.score_BTC.shape[1]) < case.lengths_B[:, None]
     score = case.score_BTC.cpu()
     wild = (torch.isnan(score) | (score == math.inf)).any(2) & inside

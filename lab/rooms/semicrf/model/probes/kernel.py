@@ -19,7 +19,7 @@ PADDING = 5
 
 @dataclass(frozen=True)
 class Bench:
-    """A case, the backend under test (with its partition) and the device it is tried on."""
+    """A case, the backend under test with its partition, and the device it runs on."""
 
     case: Case
     backend: str
@@ -63,7 +63,7 @@ def _repeats(bench: Bench) -> Row:
 
 
 def _padding(bench: Bench) -> Row:
-    """What lies past a sequence's end, NaN too, and what lay in memory before, must not change one bit."""
+    """Padding, NaN included, and the former content of memory must not change a single bit."""
     plain = solve(bench.on_device(), bench.backend, bench.partition)
     poison_free_memory(bench.device)
     dirty = solve(bench.on_device().padded(PADDING, math.nan), bench.backend, bench.partition)
@@ -84,7 +84,7 @@ def _padding(bench: Bench) -> Row:
 
 
 def _composition(bench: Bench) -> Row:
-    """Each sequence alone, and the batch turned round, against the whole batch."""
+    """Each sequence alone, and the batch in reverse order, against the whole batch."""
     case = bench.on_device()
     whole = solve(case, bench.backend, bench.partition).logZ_B
     order = list(range(len(whole)))[::-1]

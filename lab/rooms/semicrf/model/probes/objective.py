@@ -15,7 +15,7 @@ DRIFT_STEPS = 100
 
 
 def objective_probes(head: SemiCRF) -> Iterator[Row]:
-    """Is the loss a probability? And does a small training with it come to rest?"""
+    """Is the loss a probability, and does a small training with it converge?"""
     for finding in lint_objective(head):
         yield row(
             f"linter: {finding.check}", "objective", finding.ok, finding.value, finding.limit, finding.text
@@ -24,8 +24,9 @@ def objective_probes(head: SemiCRF) -> Iterator[Row]:
 
 
 def drift_probe(head: SemiCRF) -> Row:
-    """Train parameters alone on a tiny problem: with a probability the gradient falls as they grow, and NLL
-    >= 0.
+    """Train the parameters alone on a tiny problem.
+
+    If the objective is a probability, the gradient falls as they grow, and NLL >= 0.
     """
     dice = torch.Generator().manual_seed(3)
     classes, longest, frames = 4, 6, 20
@@ -47,11 +48,11 @@ def drift_probe(head: SemiCRF) -> Row:
             math.sqrt(sum(float(p.grad.pow(2).sum()) for p in small.parameters() if p.grad is not None))
         )
         optimizer.step()
-    greatest = max(small.magnitudes())
+    largest = max(small.magnitudes())
     clean = min(losses) >= -1e-6
     text = (
         f"{DRIFT_STEPS} steps on a tiny problem: loss {losses[0]:.2f} to {losses[-1]:.2f}, gradient norm "
-        f"{norms[0]:.2f} to {norms[-1]:.2f}, greatest parameter {greatest:.1f}"
+        f"{norms[0]:.2f} to {norms[-1]:.2f}, largest parameter {largest:.1f}"
     )
     return row(
         "parameters come to rest",
@@ -61,6 +62,8 @@ def drift_probe(head: SemiCRF) -> Row:
         0.0,
         text
         + (
-            "" if clean else ": below 0, so the loss is no likelihood and pulls the parameters on without end"
+            ""
+            if clean
+            else ": below 0, so the loss is not a likelihood and the parameters grow without bound"
         ),
     )

@@ -43,8 +43,8 @@ def precision_rows(bench: Bench) -> Iterator[Row]:
 
 
 def guard_rows(case: Case) -> Iterator[dict[str, Any]]:
-    """What the guide's guards change, on the case at hand and where they bite: a quantity, exact, and with
-    guards.
+    """What the guide's guards change, on this case and on two where they matter: exact values beside guarded
+    ones.
     """
     frames = GUARD_FRAMES
     dice = torch.Generator().manual_seed(7)

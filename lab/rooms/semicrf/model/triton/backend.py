@@ -1,4 +1,4 @@
-"""Launches of the Triton kernels: forward and backward of one batch, and the way back to the log domain.
+"""Launches of the Triton kernels: forward and backward of one batch, and the fallback to the log domain.
 
 Works on CUDA and, through Triton's AMD backend, on ROCm (not run there); with TRITON_INTERPRET=1 on the CPU.
 float64 scores are computed in float64, all others in float32 with float64 offsets. One wait per call, for the
@@ -29,15 +29,15 @@ N = 16
 BEST_N = 8
 """Frames in a block of Viterbi's pass, which keeps durations beside float64 scores."""
 STAGE = 16
-"""Blocks in a stage. Where a segment can reach farther back, stages follow each other, and what earlier ones
-bring into a stage is computed before it, by as many programs as there are blocks and block distances."""
+"""Blocks per stage. Where a segment can reach farther back, stages follow each other. What earlier stages
+contribute to a stage is computed before it, one program per block and block distance.
+"""
 ROUNDING = 2.0**-10
 """A frame's mass that is off by less is what rounding of the messages makes of it, and is divided out."""
 COUNT_FRAMES = 64
 """Frames in a chunk of the label and transition counts."""
 COUNT_BLOCKS = 16
-"""Blocks in a chunk of the duration counts, more for long durations: the partial sums take (K / chunk) rows.
-"""
+"""Blocks per chunk of the duration counts, more for long durations: partial sums take K / chunk rows."""
 LIMITS = {torch.float32: (2.0**-126, 2.0**36), torch.float64: (2.0**-1022, 2.0**80)}
 """Smallest number that keeps its digits, and by how much a message must exceed what may be lost."""
 
@@ -70,7 +70,7 @@ def padded_labels(labels: int) -> int:
 
 
 def far_blocks(longest: int, block: int | None = None) -> int:
-    """How many blocks back a segment of K frames can have begun."""
+    """How many blocks back a segment of K frames can start."""
     return (longest - 2) // (block or N) + 1 if longest >= 2 else 0
 
 
@@ -254,7 +254,7 @@ def forward(problem: Problem, keep: bool = True) -> State | LogState:
 
 
 def flagged(problem: Problem, kept: dict[str, Tensor], directions: int) -> Tensor | None:
-    """Sequences to do again, or None. A message of zero is right only where the model forbids it."""
+    """Sequences to recompute, or None. A message of zero is right only where the model forbids it."""
     flags = kept["flags"].cpu()
     if not flags.numpy().any():
         return None
@@ -274,12 +274,12 @@ def backward(state: State | LogState) -> Posteriors:
     counts = (label_BTC, starts_BTC, ends_BTC, count_durations(state), count_transitions(state))
     found = Posteriors(state.log_z_B, *counts, error_B, frame_B)
     if state.again is not None and state.logs is not None:
-        found.put(state.again, log_kernels.counts(state.logs))
+        found.replace_rows(state.again, log_kernels.counts(state.logs))
     return found
 
 
 def count_labels(state: State) -> tuple[Tensor, ...]:
-    """label, starts, ends (B, T, C), and of each sequence the ledger's worst error and its first frame (B,)."""
+    """label, starts, ends (B, T, C), and per sequence the ledger's worst error and its first frame (B,)."""
     problem, kept = state.problem, state.kept
     batch, frames, _, labels = problem.shape
     wide, device = padded_labels(labels), problem.score_BTC.device
@@ -434,7 +434,7 @@ def count_transitions(state: State) -> Tensor:
 
 
 def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
-    """Best score (B,) and path of each sequence, as `paths.viterbi`; the way back is gone on the device too."""
+    """Best score (B,) and path of each sequence, as `paths.viterbi`; the backtrace runs on the device too."""
     reason = supports(problem) or ("transitions that depend on the duration" if problem.by_duration else None)
     if reason:
         raise UsageError(f"the Triton kernels do not take {reason}", fix="backend='torch' or 'auto'")

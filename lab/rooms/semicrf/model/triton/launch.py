@@ -1,8 +1,8 @@
-"""`kernel[grid](...)` at a third of its price: what Triton finds out at every launch is found out once.
+"""`kernel[grid](...)` at a third of its cost: what Triton works out at every launch is worked out once.
 
-The kernels here specialize on nothing but types and constants, so a launch with the same ones is the same
+The kernels here specialize on nothing but types and constants, so a launch with the same ones runs the same
 machine code. A launch of 30 arguments takes Triton 29 us and the compiled kernel itself 13 us (one H200's
-host, Triton 3.6), where a pass over 1,000 frames takes the GPU 400.
+host, Triton 3.6), while a pass over 1,000 frames takes the GPU 400 us.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _compiled: dict[tuple[Any, ...], tuple[Any, Any, tuple[Any, ...]]] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int, **constants: Any) -> None:
-    """Run `kernel` over `grid`. Whole numbers among `args` must fit 32 bits, and not be constants.
+    """Run `kernel` over `grid`. Integers among `args` must fit in 32 bits and must not be constants.
 
-    An unused pointer may be 0. In Triton's interpreter nothing is compiled and every launch goes its way.
+    An unused pointer may be 0. Triton's interpreter compiles nothing, so there every launch goes through it.
     """
     device = torch.cuda.current_device() if torch.cuda.is_available() else -1
     types = [arg.dtype if isinstance(arg, Tensor) else None for arg in args]

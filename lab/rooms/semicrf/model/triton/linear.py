@@ -1,26 +1,26 @@
 """Triton kernels of the linear-domain semi-CRF: messages from both ends, then every expected count.
 
-One warp holds one direction of one sequence (label = lane), so within a pass no barrier is waited for and no
+One warp holds one direction of one sequence (label = lane), so a pass has no barrier to wait for and no
 result depends on a number of warps. Time goes in blocks of N frames:
 
-- far: what segments begun before the block bring into each of its N frames, a Toeplitz product of earlier
+- far: what segments begun before the block contribute to each of its N frames, a Toeplitz product of earlier
   blocks with the duration table. Rows of earlier blocks are stored with their frames up to their block's end
   multiplied in (`gathered`), and each block's whole product is kept (`product`): no sum or product ever spans
   more than one segment.
 - near: the N sequential steps in registers; a step costs C^2 and at most N more terms.
 
-Weights and messages are linear. Each second frame the power of two of the largest message moves into an
+Weights and messages are linear. Every second frame the power of two of the largest message moves into an
 integer exponent: exact, and off the critical path because it looks one frame back. What underflow may have
-lost is bounded per label (`lost`); a message below that bound times a margin flags the sequence, and the
-caller does it again in the log domain. The pass from the right is the same code on reversed frames, beside
+lost is bounded per label (`lost`). A message below that bound times a margin flags the sequence, and the
+caller recomputes it in the log domain. The pass from the right is the same code on reversed frames, beside
 the first pass.
 
 Rows: lane = 2 b + direction. Direction 1 counts frames from the padded end, so that blocks of both directions
-meet at the same boundaries; before its `origin` all messages are zero.
-Counts never use atomics: partial sums of fixed shape are added in a fixed order.
+meet at the same boundaries; before its `origin` all messages are zero. Counts never use atomics: partial sums
+of fixed shape are added in a fixed order.
 """
 
-# Triton's language is no typed Python, knows no star in a tuple, and compares types from the left:
+# Triton's language is not typed Python, has no star in a tuple, and compares types from the left:
 # mypy: ignore-errors
 # ruff: noqa: RUF005, SIM102, SIM300
 from __future__ import annotations
@@ -165,7 +165,7 @@ def store_tile(pointer, first_row, tile, CP: tl.constexpr):
 def load_scores(
     score, block, direction, padded, length, labels, N: tl.constexpr, CP: tl.constexpr, DTYPE: tl.constexpr
 ):
-    """Scores (N, CP) of a block of frames in the direction's order; -inf outside the sequence and the labels."""
+    """Scores (N, CP) of a block of frames in the direction's order; -inf outside sequence and labels."""
     f = block * N + tl.arange(0, N)
     u = tl.where(direction == 0, f, padded - 1 - f)
     limit = tl.where((u >= 0) & (u < length), labels, 0)
@@ -267,7 +267,7 @@ def outside_sums(
     STAGE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """All parts together, up to the boundary before the stage: outside (lanes, STAGE, N, CP); grid (lanes,
+    """Sum of all parts up to the boundary before the stage: outside (lanes, STAGE, N, CP); grid (lanes,
     STAGE).
     """
     lane = tl.program_id(0).to(tl.int64)
@@ -789,7 +789,7 @@ def near_durations(
     CP: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Counts of durations that start and end in one block, over P blocks, into delta 0 of the partial sums."""
+    """Counts of durations within one block, over P blocks, into delta 0 of the partial sums."""
     b = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     cols = tl.arange(0, CP)
@@ -844,7 +844,7 @@ def sum_durations(
     N: tl.constexpr,
     CP: tl.constexpr,
 ):
-    """Duration counts (B, K, C) float64 from the partial sums of both block distances that hold duration k."""
+    """Duration counts (B, K, C) float64 from the partial sums of both block distances with duration k."""
     b = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) + 1
     cols = tl.arange(0, CP)
@@ -927,8 +927,11 @@ def whole_row_of(tile, index: tl.constexpr):
 
 @triton.jit
 def far_best(gathered, product, table, q, nearest, farthest, N: tl.constexpr, CP: tl.constexpr):
-    """`far_part` with max for sum: the best score into each frame of block q, its duration (0: none), and the
-    sum of the blocks' scores."""
+    """`far_part` with max for sum.
+
+    Returns the best score into each frame of block q, its duration (0: none), and the sum of the blocks'
+    scores.
+    """
     cols = tl.arange(0, CP)
     best = tl.full([N, CP], float("-inf"), tl.float64)
     taken = tl.zeros([N, CP], tl.int32)
@@ -1074,8 +1077,11 @@ def best_messages(
     STAGE: tl.constexpr,
 ):
     """Viterbi's pass from the left in float64 logs: the best score of a segment of c that ends with each
-    frame, and its duration; of equal ones the shortest. Which label came before is found on the way back.
-    Stages as in `messages`."""
+    frame.
+
+    It also keeps that segment's duration, the shortest of equal ones. The label before is found in the
+    backtrace. Stages as in `messages`.
+    """
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
     length = length_of(lengths, b, frames)
@@ -1172,9 +1178,11 @@ def best_paths(
     N: tl.constexpr,
     CP: tl.constexpr,
 ):
-    """The way back through `best_messages`: segments (B, frames, 3) as (start, end, label), the last one
-    first, their count (B,) and the best score (B,). Of equal labels the smallest. No segments where the score
-    is not finite."""
+    """The backtrace through `best_messages`.
+
+    Writes segments (B, frames, 3) as (start, end, label), the last one first, their count (B,) and the best
+    score (B,). Of equal labels the smallest; no segments where the score is not finite.
+    """
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
     length = length_of(lengths, b, frames)

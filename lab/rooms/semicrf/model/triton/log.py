@@ -1,25 +1,28 @@
-"""The log domain in Triton: what `log_domain.py` computes, for a GPU; `log_by_duration.py` has (K, C, C).
+"""The log domain in Triton: what `log_domain.py` computes, for a GPU; `log_by_duration.py` is for (K, C, C).
 
-float64 throughout, real -inf, no epsilon, no clamp. Two kernels go through time, one program for a sequence;
+float64 throughout, real -inf, no epsilon, no clamp. Two kernels go through time, one program per sequence;
 whatever does not depend on the frame before or after is computed for all frames side by side:
 
 - `messages`, from the left: log Z, alpha, gamma and the frames' scores with all shifts applied;
 - `maxima`, side by side: for each (t, c) the largest term of alpha[t, c] and the sum of all in its units;
-- `masses`, from the right: the mass that ends at (t, c) goes to the durations by shares that sum to 1, and the
-  mass that starts at (s, c) to the labels before it likewise: no NaN and no count above 1, however large the scores;
+- `masses`, from the right: the mass that ends at (t, c) is split over the durations by shares that sum to 1,
+  the mass that starts at (s, c) over the labels before it likewise. So there is no NaN and no count above 1,
+  however large the scores;
 - `durations`, side by side: the counts of durations.
 
-A share is exp(term - largest), so a term must come out to the same bits wherever it is computed: `maxima`,
-`masses` and `durations` all add a segment's frames from its last to its first. `messages` adds them from its
-first, in the order of time. No sum spans more than one segment.
+A share is exp(term - largest), so a term must have the same bits wherever it is computed: `maxima`, `masses`
+and `durations` all add a segment's frames from its last to its first. `messages` adds them from its first, in
+the order of time. No sum spans more than one segment.
 
-A pass keeps a row for each of the last K boundaries: ring[r], ROWS in a tile. Row r serves boundary n where n
-% ring_rows = r, and its segment grows by a frame each step. Rows go through global memory: a barrier stands
-between any load and the next store and between any store and the next load. No atomics; partial sums of fixed
-shape are added in a fixed order; nothing that shapes a sum depends on T or B.
+A pass keeps a row for each of the last K boundaries: ring[r], ROWS in a tile. Row r serves the boundaries n
+with n % ring_rows = r, and its segment grows by a frame each step. Rows go through global memory: a barrier
+stands between any load and the next store and between any store and the next load.
+
+No atomics; partial sums of fixed shape are added in a fixed order; nothing that shapes a sum depends on T or
+B.
 """
 
-# Triton's language is no typed Python.
+# Triton's language is not typed Python.
 # mypy: ignore-errors
 from __future__ import annotations
 
@@ -148,9 +151,7 @@ def maxima(
     ROWS: tl.constexpr,
     CP: tl.constexpr,
 ):
-    """For boundaries t > 0: the largest term of alpha[t, c], and 1 / (the sum of all in its units); 0, 0 if
-    none.
-    """
+    """For boundaries t > 0: the largest term of alpha[t, c], and 1 / (the sum in its units); 0, 0 if none."""
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
     tile = tl.program_id(1)

@@ -1,24 +1,24 @@
-"""The log domain in Triton where the transition depends on the duration (K, C, C): O(T K C^2) that fill the
+"""The log domain in Triton for transitions that depend on the duration (K, C, C): O(T K C^2), filling the
 GPU.
 
-What comes in at (s, k, c) is logsumexp over c' of alpha[s, c'] + transition[k-1, c', c]. It is worked out as
-a sum of products, exp(alpha - its maximum) times exp(transition - its maximum): for many s at once a matrix
-product. Where such a sum is so small that underflow may count, its terms are taken one by one in logs.
+What comes in at (s, k, c) is logsumexp over c' of alpha[s, c'] + transition[k-1, c', c]. It is computed as a
+sum of products, exp(alpha - its maximum) times exp(transition - its maximum): for many s at once a matrix
+product. Where such a sum is so small that underflow may matter, its terms are added one by one in logs.
 
-Time goes in blocks of ROWS frames. Only what begins and ends within a block has to follow the order of time;
-what comes from earlier blocks is summed before it, by a program for every PART durations of a sequence:
+Time goes in blocks of ROWS frames. Only what begins and ends within a block is sequential; contributions from
+earlier blocks are summed before it, one program per PART durations of a sequence:
 
 - from the left, `arriving` and then `block_messages`, which also shifts the next block's frames;
 - `maxima`, all frames side by side: the largest term of alpha[t, c] and the sum of all in its units;
 - from the right, `departing` and then `block_masses`;
 - `durations`, all frames side by side: the counts of durations and transitions.
 
-A share is exp(term - largest), so a segment's frames are added up in one order by all: those in the block
+A share is exp(term - largest), so every kernel adds a segment's frames in the same order: those in the block
 where it ends from the last to the first, then each block's, whole or from the first frame of the segment on
 (`suffix`).
 """
 
-# Triton's language is no typed Python.
+# Triton's language is not typed Python.
 # mypy: ignore-errors
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ from lab.rooms.semicrf.model.triton.log_terms import (
 PART = 16
 """Durations for one program of what comes from other blocks."""
 UNROLL = tl.constexpr(8)
-"""Labels whose loads are in flight together; a power of two up to 16, which the padded labels are a multiple
-of.
-"""
+"""Labels whose loads are in flight together: a power of two up to 16 that divides the padded labels."""
 TINY = tl.constexpr(2.0**-900)
 """Terms lost to underflow add up to less than 2^-1000 in units where the sum is that."""
 
@@ -128,9 +126,7 @@ def merged(top, total, other_top, other_total):
 
 @triton.jit
 def grown(content, edge, s, t, frame, suffix, ROWS: tl.constexpr, CP: tl.constexpr):
-    """The frames of segments from s to t (ROWS,), and those from the left edge of the block of s, once it is
-    reached.
-    """
+    """Frames of segments from s to t (ROWS,), and those from the left edge of s's block once reached."""
     at = s[:, None] * CP + tl.arange(0, CP)[None, :]
     own = (s >= t // ROWS * ROWS)[:, None]
     content = tl.where(own, content + tl.load(frame + at), edge + tl.load(suffix + at))
@@ -154,9 +150,7 @@ def incoming(
     CP: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """What comes in at boundaries s (ROWS,) for segments of k frames: the value, the sum it is of, where that
-    was lost.
-    """
+    """What comes in at boundaries s (ROWS,) for k frames: the value, its sum, and where that underflowed."""
     cols = tl.arange(0, CP)
     onward = (k - 1) * CP * CP
     sums = multiplied(lifted + s * CP, weight + onward, labels, ROWS, CP, WIDTH)
@@ -195,9 +189,7 @@ def arriving(
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Sums of the terms of alpha[t, c] for the block's t whose segments begin at `begin` or before, of PART
-    durations.
-    """
+    """Sums of terms of alpha[t, c] over the block's t: PART durations, segments begun by `begin`."""
     b = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     cols = tl.arange(0, CP)
@@ -249,9 +241,7 @@ def join_parts(far_most, far_total, parts, ROWS: tl.constexpr, CP: tl.constexpr)
 
 @triton.jit
 def next_frames(score, frame, suffix, first, length, arrived, labels, ROWS: tl.constexpr, CP: tl.constexpr):
-    """Frames from `first` on, less their maxima, the first one less that of `arrived` too; -> what was taken
-    away.
-    """
+    """Frames from `first` on less their maxima, the first less `arrived`'s too; -> what was subtracted."""
     cols = tl.arange(0, CP)
     t = first + tl.arange(0, ROWS)
     inside = (t < length)[:, None]
@@ -383,9 +373,7 @@ def maxima(
     CP: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """For boundaries t > 0: the largest term of alpha[t, c], and 1 / (the sum of all in its units); 0, 0 if
-    none.
-    """
+    """For boundaries t > 0: the largest term of alpha[t, c], and 1 / (the sum in its units); 0, 0 if none."""
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
     tile = tl.program_id(1)
@@ -601,9 +589,7 @@ def block_masses(
     ROWS: tl.constexpr,
     CP: tl.constexpr,
 ):
-    """A block's boundaries from its last to its first: label, starts, ends (B, T, C); `beyond` for the next
-    block.
-    """
+    """A block's boundaries from last to first: label, starts, ends (B, T, C); `beyond` for the next block."""
     b = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, CP)
     rows = tl.arange(0, ROWS)

@@ -1,11 +1,10 @@
-"""What the log domain's kernels share: running sums of terms in logs, shares, lengths; and how they are
-launched.
+"""What the log domain's kernels share: running sums of terms in logs, shares, lengths; and their launch.
 
-A sum of terms is held as (the largest term, the sum of all in its units): no NaN where all are -inf, nothing
-lost.
+A sum of terms is kept as (the largest term, the sum of all in its units): no NaN where all are -inf, and
+nothing is lost.
 """
 
-# Triton's language is no typed Python.
+# Triton's language is not typed Python.
 # mypy: ignore-errors
 from __future__ import annotations
 
@@ -85,9 +84,7 @@ def add_chunks(partial, total, size, chunks, BLOCK: tl.constexpr):
 
 @dataclass
 class LogState:
-    """What the pass from the left leaves on the device: the model's tables, and the messages if they were
-    kept.
-    """
+    """What the pass from the left leaves on the device: the model's tables, and the messages if kept."""
 
     problem: Problem
     model: dict[str, Tensor]
@@ -100,9 +97,7 @@ class LogState:
 
 @dataclass(frozen=True)
 class Shape:
-    """Padded labels, rows of a tile and warps, by C alone, so that bits are, too: about 4 numbers of a tile a
-    lane.
-    """
+    """Padded labels, rows per tile and warps: by C alone, so that bits are too. About 4 numbers per lane."""
 
     wide: int
     rows: int

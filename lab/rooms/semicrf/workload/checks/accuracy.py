@@ -10,7 +10,7 @@ from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.cases import Case
 from lab.rooms.semicrf.model.ledger import mass_by_durations
 from lab.rooms.semicrf.model.solutions import Solution, mass_lines, solve
-from lab.rooms.semicrf.workload.checks.subject import LONG, Row, Subject, drawn, made
+from lab.rooms.semicrf.workload.checks.subject import LONG, Row, Subject, as_row, drawn
 
 
 def accuracy(subject: Subject) -> Iterator[Row]:
@@ -25,7 +25,7 @@ def accuracy(subject: Subject) -> Iterator[Row]:
 
 
 def accuracy_long(subject: Subject) -> Iterator[Row]:
-    """Longer than the definition can follow: against the factorised torch form in float64."""
+    """Too long for the definition: against the factorised torch form in float64."""
     for at, shape in enumerate(() if subject.interpreted or subject.backend in ("torch", "naive") else LONG):
         case = drawn(subject.seed + 50 + at, shape)
         for dtype in (torch.float64, torch.float32):
@@ -40,7 +40,7 @@ def compared(found: Solution, exact: Solution, shape: tuple[int, ...], dtype: to
     gap = (found.logZ_B.double().cpu() - exact.logZ_B.double()).abs()
     allowed = exact.logZ_B.abs() * (1e-12 if wide else 1e-8) + (1e-11 if wide else 2e-5)
     at = int((gap / allowed).argmax())
-    yield made("log Z", shape, dtype, float(gap[at]), float(allowed[at]), f"|d log Z| {float(gap[at]):.2g}")
+    yield as_row("log Z", shape, dtype, float(gap[at]), float(allowed[at]), f"|d log Z| {float(gap[at]):.2g}")
     for name, limit in (
         ("score_BTC", 1e-10 if wide else 2e-5),
         ("transition_CC", 1e-10 if wide else 1e-5),
@@ -50,23 +50,23 @@ def compared(found: Solution, exact: Solution, shape: tuple[int, ...], dtype: to
         scale = 1.0 if name == "score_BTC" else max(1.0, float(right.abs().max()))
         worst = float((mine - right).abs().max()) / scale
         title = "posteriors" if name == "score_BTC" else f"gradient of {name.split('_')[0]}"
-        yield made(title, shape, dtype, worst, limit, f"worst {worst:.2g}")
+        yield as_row(title, shape, dtype, worst, limit, f"worst {worst:.2g}")
 
 
 def ledgers(subject: Subject) -> Iterator[Row]:
-    """Posterior mass balances; parameter gradients are float32 sums over the batch, so the limit is
+    """Posterior mass balances. Parameter gradients are float32 sums over the batch, so the limit is
     float32's.
     """
     for at, shape in enumerate(subject.shapes()):
         case = drawn(subject.seed + 100 + at, shape).to(dtype=torch.float32)
         lines = mass_lines(case, subject.solve(case))
         name, worst = max(lines.items(), key=lambda item: item[1])
-        yield made("ledger", shape, torch.float32, worst, 2e-5, f"the worst line is {name}: {worst:.2g}")
+        yield as_row("ledger", shape, torch.float32, worst, 2e-5, f"the worst line is {name}: {worst:.2g}")
         yield watched_mass(subject, case, shape)
 
 
 def watched_mass(subject: Subject, case: Case, shape: tuple[int, ...]) -> Row:
-    """What the alarm looks at in training: the mass of the worst frame as the backend itself found it."""
+    """The quantity that the alarm watches in training: the worst frame's mass, as the backend computed it."""
     on = case.to(subject.device)
     found = api.posteriors(
         on.score_BTC,
@@ -79,4 +79,6 @@ def watched_mass(subject: Subject, case: Case, shape: tuple[int, ...]) -> Row:
     )
     covered_B = mass_by_durations(found.duration_BKC, case.lengths_B.to(subject.device), found.log_z_B)
     worst = float(torch.maximum(found.mass_error_B, covered_B).max())
-    return made("posterior mass", shape, torch.float32, worst, 2e-5, f"worst sequence is off by {worst:.2g}")
+    return as_row(
+        "posterior mass", shape, torch.float32, worst, 2e-5, f"worst sequence is off by {worst:.2g}"
+    )

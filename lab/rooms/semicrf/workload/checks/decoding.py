@@ -10,11 +10,11 @@ import torch
 from lab.rooms.semicrf.model import api, naive
 from lab.rooms.semicrf.model.problem import make_problem
 from lab.rooms.semicrf.model.solutions import solve
-from lab.rooms.semicrf.workload.checks.subject import Row, Subject, drawn, made
+from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row, drawn
 
 
 def decoding(subject: Subject) -> Iterator[Row]:
-    """The best score is the definition's, and the segments returned have it."""
+    """The best score equals the definition's, and the returned segments have that score."""
     for at, shape in enumerate(subject.shapes()):
         case = drawn(subject.seed + 200 + at, shape)
         on = case.to(subject.device)
@@ -33,11 +33,11 @@ def decoding(subject: Subject) -> Iterator[Row]:
         right, _ = naive.viterbi(problem)
         own = torch.stack([naive.path_score(problem, b, path) for b, path in enumerate(paths)])
         worst = float(torch.maximum((scores.double().cpu() - right).abs(), (own - right).abs()).max())
-        yield made("viterbi", shape, torch.float64, worst, 1e-9, f"scores and paths within {worst:.2g}")
+        yield as_row("viterbi", shape, torch.float64, worst, 1e-9, f"scores and paths within {worst:.2g}")
 
 
 def entropies(subject: Subject) -> Iterator[Row]:
-    """H against the enumeration of every segmentation."""
+    """Entropy against the enumeration of every segmentation."""
     shape = (2, 5, 3, 2)
     case = replace(drawn(subject.seed + 500, shape), lengths_B=torch.tensor([5, 4]))
     on = case.to(subject.device)
@@ -58,11 +58,13 @@ def entropies(subject: Subject) -> Iterator[Row]:
         logs = torch.log_softmax(naive.enumerate_segmentations(problem, b)[1], 0)
         right.append(-(logs.exp() * logs).sum())
     worst = float((found.double().cpu() - torch.stack(right)).abs().max())
-    yield made("entropy", shape, torch.float64, worst, 1e-10, f"within {worst:.2g} of the enumeration")
+    yield as_row("entropy", shape, torch.float64, worst, 1e-10, f"within {worst:.2g} of the enumeration")
 
 
 def sampling(subject: Subject) -> Iterator[Row]:
-    """Frequencies of 2,000 samples against posteriors: within 5 standard deviations at every frame and label."""
+    """Frequencies of 2,000 samples are within 5 standard deviations of the posteriors at every frame and
+    label.
+    """
     case = drawn(subject.seed + 600, (1, 8, 4, 3))
     count = 200 if subject.interpreted else 2000
     paths = api.sample(
@@ -81,7 +83,7 @@ def sampling(subject: Subject) -> Iterator[Row]:
     right = solve(case, "naive").score_BTC[0]
     sigma = (right * (1 - right) / count).sqrt().clamp(min=1e-3)
     worst = float(((seen - right).abs() / sigma).max())
-    yield made(
+    yield as_row(
         "samples",
         (1, 8, 4, 3),
         torch.float64,

@@ -9,15 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lab.core.words import plural
 from lab.rooms.semicrf.model.cases import Case, random_case
 from lab.rooms.semicrf.model.solutions import solve
-from lab.rooms.semicrf.workload.checks.subject import FORBIDDEN, Row, Subject, drawn, made
+from lab.rooms.semicrf.workload.checks.subject import FORBIDDEN, Row, Subject, as_row, drawn
 
 
 def infeasible(subject: Subject) -> Iterator[Row]:
-    """What forbids every segmentation gives log Z = -inf and gradients 0; its neighbours in the batch are
-    untouched.
-    """
+    """An infeasible sequence has log Z = -inf and gradients 0; the others of its batch keep their bits."""
     case = drawn(subject.seed + 400, (3, 9, 4, 3))
     case = replace(case, lengths_B=torch.tensor([9, 7, 5]))
     score = case.score_BTC.clone()
@@ -36,9 +35,11 @@ def infeasible(subject: Subject) -> Iterator[Row]:
             wild = found.first_nonfinite(given.lengths_B)
             mass = float(found.score_BTC.cpu()[dead].abs().max()) if bool(dead.any()) else 0.0
             text = (
-                f"not finite: {wild}" if wild else f"{wrong} sequences misjudged, greatest gradient {mass:g}"
+                f"not finite: {wild}"
+                if wild
+                else f"{plural(wrong, 'sequence')} misjudged, largest gradient {mass:g}"
             )
-            yield made(
+            yield as_row(
                 f"infeasible: {name}",
                 (3, 9, 4, 3),
                 dtype,
@@ -50,7 +51,7 @@ def infeasible(subject: Subject) -> Iterator[Row]:
 
 
 def hostile(subject: Subject) -> Iterator[Row]:
-    """Random batches of the worst kind: not one NaN, no probability beyond 1."""
+    """Random hostile batches: no NaN, and no probability above 1."""
     dice = torch.Generator().manual_seed(subject.seed)
     wild, beyond, first = 0, 0.0, ""
     for batch in range(subject.batches):
@@ -61,7 +62,7 @@ def hostile(subject: Subject) -> Iterator[Row]:
             wild += 1
             first = first or f"; first in batch {batch} ({kinds}): {bad}"
         beyond = max(beyond, float(torch.nan_to_num(found.score_BTC).max()) - 1)
-    yield made(
+    yield as_row(
         "hostile batches",
         "",
         torch.float32,
@@ -69,12 +70,12 @@ def hostile(subject: Subject) -> Iterator[Row]:
         0,
         f"{wild} of {subject.batches} with a NaN or +inf{first}",
     )
-    yield made("probabilities at most 1", "", torch.float32, beyond, 1e-4, f"greatest excess {beyond:.2g}")
+    yield as_row("probabilities at most 1", "", torch.float32, beyond, 1e-4, f"largest excess {beyond:.2g}")
 
 
 def hostile_case(dice: torch.Generator, frames: int = 24) -> tuple[Case, str]:
-    """±1e30, -inf masks, length 1, K > T, C = 1, grammar rows with no way out; -> (case, what is hostile in
-    it).
+    """(case, what is hostile in it): ±1e30, -inf masks, length 1, K > T, C = 1, grammar rows without a way
+    out.
     """
 
     def roll(high: int) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from lab.rooms.semicrf.model.cases import poison_free_memory
 from lab.rooms.semicrf.model.solutions import bits_equal, same_bits
-from lab.rooms.semicrf.workload.checks.subject import Row, Subject, drawn, made
+from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row, drawn
 
 
 def repeats(subject: Subject) -> Iterator[Row]:
@@ -17,7 +17,7 @@ def repeats(subject: Subject) -> Iterator[Row]:
     case = drawn(subject.seed + 300, shape).to(dtype=torch.float32)
     first = subject.solve(case)
     apart = sum(not same_bits(first, subject.solve(case)) for _ in range(subject.repeats - 1))
-    yield made(
+    yield as_row(
         "same bits again",
         shape,
         torch.float32,
@@ -41,7 +41,7 @@ def composition(subject: Subject) -> Iterator[Row]:
             bits_equal(alone.logZ_B[0], whole.logZ_B[b])
             and bits_equal(alone.score_BTC[0], whole.score_BTC[b, :frames])
         )
-    yield made(
+    yield as_row(
         "any batch composition",
         shape,
         torch.float32,
@@ -63,4 +63,4 @@ def poison(subject: Subject) -> Iterator[Row]:
         good = bits_equal(dirty.logZ_B, plain.logZ_B) and bits_equal(kept, plain.score_BTC)
         wild = dirty.first_nonfinite(case.lengths_B)
         text = f"not finite: {wild}" if wild else "no bit changes" if good else "bits change"
-        yield made("poisoned memory", shape, torch.float32, 0 if good and not wild else 1, 0, text)
+        yield as_row("poisoned memory", shape, torch.float32, 0 if good and not wild else 1, 0, text)

@@ -28,7 +28,7 @@ FORBIDDEN = -math.inf
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked, where, and how hard."""
+    """The backend under test, its device, and how many cases it gets."""
 
     backend: str
     device: torch.device
@@ -52,7 +52,7 @@ def drawn(seed: int, shape: tuple[int, ...]) -> Case:
     return random_case(torch.Generator().manual_seed(seed), batch, frames, longest, classes)
 
 
-def made(
+def as_row(
     check: str,
     shape: Any,
     dtype: Any,
@@ -62,7 +62,7 @@ def made(
     *,
     ok: bool | None = None,
 ) -> Row:
-    """A row; without `ok` it passes when the value is there and within its limit."""
+    """A row; without `ok` it passes if the value is there and within its limit."""
     good = ok if ok is not None else value is not None and limit is not None and value <= limit
     number = None if value is None or not math.isfinite(value) else float(value)
     return {

@@ -1,4 +1,4 @@
-"""semicrf.cu compiled as C++ with cuda_on_cpu.h, and a machine that launches it: the kernels without a GPU."""
+"""semicrf.cu compiled as C++ with cuda_on_cpu.h, and a machine that launches it without a GPU."""
 
 from __future__ import annotations
 

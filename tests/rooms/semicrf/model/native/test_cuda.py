@@ -1,13 +1,8 @@
-"""The CUDA C kernels: their logic as C++ on the CPU, their compilation by NVRTC, and on a GPU where there is
-one.
-"""
+"""The CUDA C kernels: their logic as C++ on the CPU, and on a GPU if there is one."""
 
 from __future__ import annotations
 
-import logging
 import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,19 +11,17 @@ torch = pytest.importorskip("torch")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from lab.errors import GpuError, MissingError, UsageError  # noqa: E402
+from lab.errors import UsageError  # noqa: E402
 from lab.rooms.semicrf.model import ledger, naive  # noqa: E402
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
 from lab.rooms.semicrf.model.factorised.messages import State as FactorisedState  # noqa: E402
-from lab.rooms.semicrf.model.native import cuda as native_cuda
-from lab.rooms.semicrf.model.native import cuda_driver  # noqa: E402
+from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
 from tests.rooms.semicrf.problems import COUNTS, random_problem, worst  # noqa: E402
 
 pytestmark = pytest.mark.torch
 compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here to emulate the kernels with")
-
 CASES = {
     "several blocks": {"shape": (2, 9, 5, 2)},
     "durations longer than the sequence": {"shape": (2, 3, 7, 2)},
@@ -61,7 +54,8 @@ MUTANTS = {
     "the end score dropped": ("(double)m.final_value * leave[c]", "(double)m.final_value"),
     "the labels' barrier dropped": ("        LABELS_SYNC();\n", ""),
     "the blocks' barrier dropped": (
-        "        __syncthreads(); // the next block's far part loads what was stored, and the shared rows are free again\n",
+        "        __syncthreads(); // the next block's far part loads what was stored, "
+        "and the shared rows are free again\n",
         "",
     ),
     "one buffer for what labels send": ("(i & 1) * CP + c] = alpha", "c] = alpha"),
@@ -266,7 +260,7 @@ def test_without_the_counts_one_pass_runs_and_log_z_has_the_same_bits(run):
 
 
 @pytest.fixture(scope="module")
-def judged():
+def reference_counts():
     """A problem in which short and long segments count, and what the naive form makes of it."""
     problem = random_problem(2, 37, 31, 3, seed=6, scale=0.3)
     problem.duration_KC.add_(torch.arange(31)[:, None] ** 2 / 18)
@@ -275,10 +269,10 @@ def judged():
 
 @compiler
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_of_the_kernels_is_killed(small, judged, monkeypatch, tmp_path, name):
+def test_a_mutant_of_the_kernels_is_killed(small, reference_counts, monkeypatch, tmp_path, name):
     machine = Emulated(build(tmp_path, torch.float64, mutant=MUTANTS[name]))
     monkeypatch.setattr(native_cuda, "machine_for", lambda problem: machine)
-    problem, expected = judged
+    problem, expected = reference_counts
     errors = []
     for machine.order in (0, 1):
         state = native_cuda.forward(problem)
@@ -310,168 +304,17 @@ def test_transitions_that_depend_on_the_duration_are_torchs(small):
     check(problem, native_cuda.backward(state), 1e-10)
 
 
-def test_what_the_kernels_do_not_take_is_told():
+def test_what_the_kernels_do_not_take_is_an_error():
     with pytest.raises(UsageError, match="tensors on the CPU"):
         native_cuda.forward(random_problem(1, 3, 2, 2))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_without_a_gpu_the_reason_is_told():
+def test_without_a_gpu_there_is_a_reason():
     assert native_cuda.available() in (
         "torch sees no CUDA device",
         "this is torch for ROCm, and the kernels are CUDA C",
     )
-
-
-class Nvrtc:
-    """A library of some version that knows some architectures, and counts what it compiles."""
-
-    def __init__(self, version, known=()):
-        self.own, self.known, self.compilations = version, known, 0
-
-    def nvrtcVersion(self, major, minor):
-        major._obj.value, minor._obj.value = self.own
-
-    def nvrtcGetNumSupportedArchs(self, number):
-        number._obj.value = len(self.known)
-
-    def nvrtcGetSupportedArchs(self, values):
-        values[:] = self.known
-
-
-@pytest.mark.parametrize(
-    "version, known, capability, target",
-    [
-        ((12, 9), (50, 61, 90), (6, 1), "sm_61"),
-        ((10, 2), (), (6, 1), "compute_61"),
-        ((10, 2), (), (9, 0), "compute_75"),
-        ((11, 3), (52, 61, 86), (9, 0), "compute_86"),
-    ],
-)
-def test_a_device_gets_its_own_machine_code_or_the_newest_ptx(version, known, capability, target):
-    assert cuda_driver.architecture(Nvrtc(version, known), capability) == target
-
-
-def test_a_device_that_nvrtc_has_dropped_is_told():
-    with pytest.raises(MissingError, match=r"NVRTC 13\.0 knows no sm_61, only sm_75 and later"):
-        cuda_driver.architecture(Nvrtc((13, 0), (75, 90)), (6, 1))
-
-
-def test_nvrtc_is_known_by_its_name():
-    names = (
-        "libnvrtc.so.12",
-        "libnvrtc-08c4863f.so.10.2",
-        "libnvrtc-builtins.so",
-        "libnvrtc.alt.so.12",
-        "libx.so",
-    )
-    assert [cuda_driver.is_nvrtc(name) for name in names] == [True, True, False, False, False]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "torch/lib/libnvrtc-08c4863f.so.10.2",
-        "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
-        "nvidia/cu13/lib/libnvrtc.so.13",
-    ],
-)
-def test_nvrtc_is_found_where_torchs_wheels_put_it(monkeypatch, tmp_path, name):
-    own = tmp_path / name
-    own.parent.mkdir(parents=True)
-    for place in (own, own.parent / "libnvrtc-builtins.so", own.parent / "libnvrtc.alt.so.13"):
-        place.touch()
-    monkeypatch.delenv("LAB_NVRTC", raising=False)
-    monkeypatch.setattr(cuda_driver, "loaded_libraries", list)
-    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
-    assert cuda_driver.find_nvrtc() == own
-    monkeypatch.setenv("LAB_NVRTC", "/another")
-    assert cuda_driver.find_nvrtc() == Path("/another")
-
-
-def test_an_error_of_the_driver_has_its_words_and_the_kernels_name(monkeypatch):
-    def cuGetErrorString(status, text):
-        text._obj.value = b"an illegal memory access was encountered"
-
-    monkeypatch.setattr(cuda_driver, "driver", lambda: SimpleNamespace(cuGetErrorString=cuGetErrorString))
-    cuda_driver.asked(0)
-    with pytest.raises(GpuError, match="CUDA error 700: an illegal memory access") as told:
-        cuda_driver.asked(700, "messages")
-    assert told.value.where == "messages"
-
-
-def test_what_is_no_library_is_told(tmp_path):
-    (tmp_path / "libnvrtc.so.12").write_bytes(b"nothing")
-    with pytest.raises(MissingError, match="NVRTC does not load"):
-        cuda_driver.nvrtc(tmp_path / "libnvrtc.so.12")
-
-
-@pytest.fixture
-def counted(monkeypatch, tmp_path):
-    """`compiled` with a compiler that counts, and a cache of its own."""
-    library = Nvrtc((12, 9))
-
-    def compile_now(library, path, source, options):
-        library.compilations += 1
-        return source.encode()
-
-    monkeypatch.setattr(cuda_driver, "nvrtc", lambda path: library)
-    monkeypatch.setattr(cuda_driver, "compile_now", compile_now)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return library
-
-
-def test_what_was_compiled_is_kept_by_source_target_and_sizes(counted):
-    asked = [
-        ("a", "sm_61", {"N": 4}),
-        ("a", "sm_61", {"N": 4}),
-        ("b", "sm_61", {"N": 4}),
-        ("a", "sm_70", {"N": 4}),
-        ("a", "sm_61", {"N": 8}),
-    ]
-    images = [cuda_driver.compiled(Path("nvrtc"), *one) for one in asked]
-    assert images == [b"a", b"a", b"b", b"a", b"a"] and counted.compilations == 4
-
-
-def test_a_cache_that_cannot_be_written_is_told_and_does_without(counted, tmp_path, caplog):
-    (tmp_path / "lab").write_text("a file in the way")
-    with caplog.at_level(logging.INFO, logger="lab.semicrf"):
-        assert cuda_driver.compiled(Path("nvrtc"), "a", "sm_61", {}) == b"a"
-    assert "compiled kernels are not kept" in caplog.text
-
-
-def found_nvrtc():
-    path = cuda_driver.find_nvrtc()
-    if path is None:
-        pytest.skip("no libnvrtc here (LAB_NVRTC names one)")
-    return path
-
-
-@pytest.mark.parametrize("labels, dtype", [(24, torch.float32), (128, torch.float64)], ids=str)
-@pytest.mark.parametrize("capability", [(6, 1), (9, 0)], ids=["Pascal", "Hopper"])
-def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, capability, labels, dtype):
-    path = found_nvrtc()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    target = f"compute_{10 * capability[0] + capability[1]}"
-    try:
-        known = cuda_driver.architecture(cuda_driver.nvrtc(path), capability)
-    except MissingError as error:
-        pytest.skip(error.what)
-    if known.rpartition("_")[2] != target.rpartition("_")[2]:
-        pytest.skip(f"this NVRTC is older than {target}")
-    defines = native_cuda.defines(dtype, native_cuda.padded_labels(labels))
-    ptx = cuda_driver.compiled(path, native_cuda.SOURCE.read_text(), target, defines).decode()
-    assert (
-        f".target sm_{target[8:]}" in ptx and ".entry messages(" in ptx and ".entry sum_transitions(" in ptx
-    )
-    assert "atom." not in ptx and "red." not in ptx.replace("shared.", "")
-
-
-def test_nvrtcs_own_words_are_shown(monkeypatch, tmp_path):
-    path = found_nvrtc()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(MissingError, match="undefined_thing"):
-        cuda_driver.compiled(path, "int x = undefined_thing;", "compute_75", {})
 
 
 def on_the_gpu(problem):

@@ -1,8 +1,7 @@
-"""Run in a process of its own with TRITON_INTERPRET=1: the kernels, or mutants of them, against the naive
-form.
+"""Run in its own process with TRITON_INTERPRET=1: the kernels, or mutants of them, against the naive form.
 
-Reads a list of jobs from stdin as JSON and prints one result a job: the errors of log Z and counts, or its
-text.
+Reads a list of jobs from stdin as JSON and prints one result per job: the errors of log Z and counts, or the
+exception's text.
 """
 
 from __future__ import annotations

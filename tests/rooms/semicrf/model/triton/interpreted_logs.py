@@ -1,7 +1,6 @@
-"""Run in a process of its own with TRITON_INTERPRET=1: the log domain's kernels, or mutants, against the
-plain forms.
+"""Run in its own process with TRITON_INTERPRET=1: the log domain's kernels, or mutants, against plain forms.
 
-Reads a list of jobs from stdin as JSON, each with the claim it is for, and prints one result a job.
+Reads a list of jobs from stdin as JSON, each with the claim it is for, and prints one result per job.
 """
 
 from __future__ import annotations
@@ -97,9 +96,7 @@ def equal(job: dict, module) -> dict:
 
 
 def same_bits(job: dict, module) -> dict:
-    """Each sequence alone and cut to its length, and all again with partial sums in pieces, against the
-    batch.
-    """
+    """Each sequence alone and cut to its length, and partial sums in pieces, against the whole batch."""
     problem = random_problem(*job["shape"], **job.get("options", {}))
     frames = problem.shape[1]
     inside = torch.arange(frames + 3) < problem.lengths_B[:, None]

@@ -1,4 +1,4 @@
-"""What the backend really launches, noted instead of run: kernels, types, constants and warps, without a GPU."""
+"""The backend's real launches, recorded instead of run: kernels, types, constants, warps. No GPU needed."""
 
 from __future__ import annotations
 

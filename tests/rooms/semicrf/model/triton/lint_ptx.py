@@ -59,14 +59,15 @@ class Hazard:
         if self.kind == "atomic":
             return f"atomic on {self.argument} at line {self.first.line}: the order of a sum is not fixed"
         return (
-            f"{self.kind} on {self.argument}: {self.first.kind} at line {self.first.line} ({self.first.block}) "
+            f"{self.kind} on {self.argument}: "
+            f"{self.first.kind} at line {self.first.line} ({self.first.block}) "
             f"reaches {self.second.kind} at line {self.second.line} ({self.second.block}) without a barrier"
         )
 
 
 @dataclass
 class Block:
-    """A straight piece of code: its accesses and barriers in order (None is a barrier), and what may follow."""
+    """A straight piece of code: its accesses and barriers (None) in order, and what may follow."""
 
     label: str
     events: list[Access | None] = field(default_factory=list)

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from lab.rooms.semicrf.model.triton import backend as triton_backend
+from lab.rooms.semicrf.model.triton import backend as triton_backend  # noqa: E402
 from lab.rooms.semicrf.model.triton import linear as kernels  # noqa: E402
 from tests.rooms.semicrf.model.triton.launches import Recorder, entries  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402

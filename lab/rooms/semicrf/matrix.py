@@ -1,0 +1,95 @@
+"""The matrix of a diagnosis in sentences: how many trainings failed where, drift, the guide's four steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lab.core.words import plural
+
+Row = dict[str, Any]
+AXES = {
+    "backend": "",
+    "lengths": "lengths ",
+    "reg": "regularisation ",
+}  # key of a cell -> its name in a sentence
+DRIFT = 20.0  # the guide's threshold for a parameter's magnitude
+
+
+def matrix_sentences(cells: Iterable[Row]) -> list[str]:
+    """How many trainings of each half of the matrix failed, where any did."""
+    cells = list(cells)
+    if not cells:
+        return []
+    failed = sum(cell["outcome"] == "failed" for cell in cells)
+    if not failed:
+        return [f"None of {plural(len(cells), 'training')} of the matrix failed.", *repeat_sentences(cells)]
+    parts = []
+    for key, name in AXES.items():
+        for value in sorted({cell[key] for cell in cells}, key=str):
+            half = [cell for cell in cells if cell[key] == value]
+            parts.append(f"{name}{value} {sum(c['outcome'] == 'failed' for c in half)}/{len(half)}")
+    trainings = plural(len(cells), "training")
+    return [f"{failed} of {trainings} of the matrix failed ({', '.join(parts)}).", *repeat_sentences(cells)]
+
+
+def repeat_sentences(cells: Iterable[Row]) -> list[str]:
+    """Trainings with the same seed, batches and backend that ended with different weights."""
+    ends: dict[tuple[Any, ...], set[Any]] = {}
+    for cell in cells:
+        if cell["outcome"] == "passed":
+            key = (cell["backend"], cell["lengths"], cell["reg"], cell["order"])
+            ends.setdefault(key, set()).add(cell.get("weights"))
+    moved = [key for key, weights in ends.items() if len(weights) > 1]
+    if not moved:
+        return []
+    names = " and ".join(sorted({str(key[0]) for key in moved}))
+    return [
+        f"{len(moved)} of {plural(len(ends), 'repeated training')} ended with different weights, all on "
+        f"{names}: the same input gives different bits."
+    ]
+
+
+def drift_sentences(cells: Iterable[Row]) -> list[str]:
+    """A warning where a parameter passed the guide's threshold."""
+    cells = [cell for cell in cells if cell.get("transition_max") is not None]
+    pairs = [(cell["transition_max"], cell["duration_max"]) for cell in cells]
+    worst = max((max(pair) for pair in pairs if None not in pair), default=0.0)
+    if worst <= DRIFT:
+        return []
+    return [f"The largest parameter reached {worst:.1f}, above the guide's {DRIFT:g}."]
+
+
+def classic_steps(cells: Sequence[Row], tested: str, reference: str) -> list[Row]:
+    """The guide's four steps, answered from the cells."""
+    plain = [c for c in cells if c["backend"] == reference and c["reg"] > 0 and c["lengths"] == "variable"]
+    own = [c for c in cells if c["backend"] == tested and c["reg"] == 0]
+    fixed = [c for c in own if c["lengths"] == "fixed"]
+    first = [c for c in own if c["lengths"] == "variable"]
+    sizes = drift_sentences(cells)
+    return [
+        {
+            "step": "1 clear the Triton cache",
+            "answer": f"every run has a cache of its own; {_passed(first)}",
+            "reading": "still failing: not a stale kernel",
+        },
+        {
+            "step": f"2 {reference} with --crf-reg 0.01",
+            "answer": _passed(plain),
+            "reading": "all pass: the Triton kernels are suspect; a failure: shared code",
+        },
+        {
+            "step": "3 --fixed-length",
+            "answer": _passed(fixed),
+            "reading": "all pass where step 1 fails: boundary handling",
+        },
+        {
+            "step": "4 parameter magnitudes",
+            "answer": sizes[0] if sizes else "no parameter above 20",
+            "reading": "above 20: parameter drift",
+        },
+    ]
+
+
+def _passed(cells: Sequence[Row]) -> str:
+    return f"{sum(c['outcome'] == 'passed' for c in cells)} of {len(cells)} pass" if cells else "not run"

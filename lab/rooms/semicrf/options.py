@@ -1,0 +1,138 @@
+"""The options that the room's commands share, and how they become a config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lab.rooms.semicrf.config import BACKENDS, GUIDE_BACKENDS, PRESETS
+from lab.terminal.click_types import options_of
+
+if TYPE_CHECKING:
+    _NamesParam = click.ParamType[list[str]]
+else:
+    _NamesParam = click.ParamType  # generic only in newer click
+
+Function = Callable[..., Any]
+COUNT = click.IntRange(min=1)
+
+
+class Names(_NamesParam):
+    """`torch,triton`: a list of known names, each at most once; `aliases` are accepted for some of them."""
+
+    def __init__(self, known: tuple[str, ...], aliases: dict[str, str] | None = None) -> None:
+        self.known, self.aliases = known, aliases or {}
+        self.name = ",".join((*known, *self.aliases))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        if isinstance(value, list):
+            return value
+        names = [self.aliases.get(word.strip(), word.strip()) for word in value.split(",")]
+        for name in names:
+            if name not in self.known:
+                self.fail(f"{name!r} is none of {', '.join((*self.known, *self.aliases))}", param, ctx)
+        if len(set(names)) != len(names):
+            self.fail("a name is given twice", param, ctx)
+        return names
+
+
+HELP = {
+    "preset": "Sizes. [default: timit with GPUs, tiny without]",
+    "data": "TIMIT folder (TRAIN, TEST), folder of {train,test}.jsonl, or synthetic.",
+    "fixed": "Crop utterances to N frames and leave out shorter ones: nothing is padded.",
+    "over_long": "Gold segments longer than --max-duration. [default: split]",
+    "guards": "seed: the guide's NEG_INF, epsilon and clamps, to see what they change.",
+    "objective": "guide: the published gold score, which is not of the partition's model.",
+}
+BACKEND = click.option(
+    *("--backend", "backends"),
+    type=Names(BACKENDS, GUIDE_BACKENDS),
+    default="auto",
+    show_default=True,
+    help="Backends of the CRF, comma separated.",
+)
+TRAINING = (
+    click.option("--preset", type=click.Choice(list(PRESETS)), help=HELP["preset"]),
+    click.option("--data", "--data-dir", default="synthetic", show_default=True, help=HELP["data"]),
+    BACKEND,
+    click.option("--no-triton", is_flag=True, help="The torch backend, in decoding too."),
+    click.option("--encoder", type=click.Choice(["bilstm", "transformer"])),
+    click.option("--max-duration", type=COUNT, help="Longest segment K, frames."),
+    click.option("--hidden-dim", type=click.IntRange(min=2)),
+    click.option("--num-layers", type=COUNT),
+    click.option("--epochs", type=COUNT),
+    click.option("--batch-size", type=COUNT),
+    click.option("--lr", type=click.FloatRange(min=0, min_open=True)),
+    click.option(
+        "--crf-reg", type=click.FloatRange(min=0), help="Weight of parameter_penalty() in the loss."
+    ),
+    click.option("--fixed-length", type=COUNT, help=HELP["fixed"]),
+    click.option("--over-long", type=click.Choice(["split", "error", "mask"]), help=HELP["over_long"]),
+    click.option("--guards", type=click.Choice(["none", "seed"]), help=HELP["guards"]),
+    click.option("--objective", type=click.Choice(["consistent", "guide"]), help=HELP["objective"]),
+    click.option("--seed", type=click.IntRange(min=0)),
+    click.option("--utterances", type=click.IntRange(min=4), help="Training utterances, synthetic corpus."),
+    click.option("--phones", type=click.IntRange(min=2, max=39), help="Classes of the synthetic corpus."),
+)
+LOOP = (
+    click.option("--log-every", type=COUNT, help="Epochs between two messages."),
+    click.option("--ranks", type=COUNT, help="Data-parallel processes."),
+    click.option("--validate/--no-validate", default=None, help="Validation points. [default: on]"),
+)
+
+
+def with_options(*groups: tuple[Any, ...]) -> Callable[[Function], Function]:
+    """A decorator that adds the options of all groups, in their order."""
+
+    def decorate(function: Function) -> Function:
+        for option in reversed([option for group in groups for option in group]):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def train_config(values: dict[str, Any], *, gpus: bool) -> Any:
+    """The preset, then what was set by a flag; `gpus` chooses the preset where none is named."""
+    import msgspec
+
+    from lab.errors import UsageError
+    from lab.rooms.semicrf.config import TrainConfig
+
+    values = dict(values)
+    preset = PRESETS[values.pop("preset") or ("timit" if gpus else "tiny")]
+    if values.pop("no_triton"):
+        if "triton" in values["backends"]:
+            raise UsageError(
+                "--no-triton and the triton backend contradict each other", fix="drop one of them"
+            )
+        values["backends"] = ["torch" if name == "auto" else name for name in values["backends"]]
+    given = {name: value for name, value in values.items() if value is not None}
+    return msgspec.convert({**preset, **given}, TrainConfig)
+
+
+def with_corpus_path(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
+    """The corpus by its absolute path; in a container by the path where the image mounts it."""
+    if values["data"] == "synthetic":
+        return values
+    path = absolute(Path(values["data"]))
+    if options_of(ctx).image is None:
+        return {**values, "data": path}
+    import os
+
+    from lab.rooms.semicrf.plan import IN_CONTAINER
+
+    os.environ["LAB_CORPUS"] = path
+    return {**values, "data": IN_CONTAINER}
+
+
+def absolute(path: Path) -> str:
+    """Steps run in the run folder, so a path must not be relative to the caller's. Raises MissingError."""
+    from lab.errors import MissingError
+
+    if not path.exists():
+        raise MissingError("no such file or folder", where=path, fix="--data synthetic needs none")
+    return str(path.resolve())

@@ -1,0 +1,87 @@
+"""A diagnosis names each planted fault, and finds nothing in a sound model."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed here")
+
+from lab.rooms.semicrf import verdict  # noqa: E402
+from lab.rooms.semicrf.config import FAULTS, PRESETS, DiagnoseConfig, TrainConfig  # noqa: E402
+from lab.rooms.semicrf.model.probes import objective, precision  # noqa: E402
+from lab.rooms.semicrf.workload import cells as workload_cells  # noqa: E402
+from lab.rooms.semicrf.workload import probing  # noqa: E402
+
+pytestmark = pytest.mark.torch
+CPU = torch.device("cpu")
+LEAST = msgspec.structs.replace(
+    msgspec.convert(PRESETS["smoke"], TrainConfig),
+    phones=3,
+    utterances=8,
+    mean_segments=4,
+    max_duration=4,
+    epochs=1,
+)
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """A diagnosis that looks at less of the same."""
+    monkeypatch.setattr(probing, "FRAMES", 12)
+    monkeypatch.setattr(precision, "GUARD_FRAMES", 100)
+    monkeypatch.setattr(objective, "DRIFT_STEPS", 3)
+    monkeypatch.setattr(precision, "GROWTH", (20, 40))
+
+
+def diagnosed(plant, out, **changes):
+    config = DiagnoseConfig(
+        train=msgspec.structs.replace(LEAST, models=["semicrf"], **changes),
+        plant=plant,
+        repeats=1,
+        orders=1,
+        steps=2,
+    )
+    told = probing.probes(config, "torch", CPU, out)
+    cells = workload_cells.cells(config, "torch", CPU, out)["cells"]
+    json.dumps([told, cells], allow_nan=False)
+    return verdict.diagnose(cells, told["probes"], "torch", "naive"), told
+
+
+RIGHT = {
+    "overread": ("boundary", "reads beyond the mask"),
+    "race": ("race", "different bits for the same input"),
+    "stale": ("kernel", "torch is wrong in the same way every time"),
+    "drift": ("objective", "a probability sums to 1"),
+    "nan-utterance": ("input", "utterance train_00001: frame"),
+    "inf-rows": ("input", "all labels are -inf at sequence 0, frame 3"),
+    "length-0": ("boundary", "length 0: train utterance train_00001"),
+}
+
+
+@pytest.mark.parametrize("plant", FAULTS)
+def test_each_planted_fault_is_named_rightly(plant, tmp_path, brief):
+    found, told = diagnosed(plant, tmp_path)
+    cause, words = RIGHT[plant]
+    assert found.cause == cause and words in found.sentences[0], found.sentences
+    if plant in ("overread", "race", "stale"):
+        assert told["reproducer"]["sequences"] == 1 and (tmp_path / "reproducer" / "case.npz").exists()
+
+
+def test_a_fault_that_leaves_everything_finite_fails_the_trainings_by_its_mass(tmp_path, brief):
+    config = DiagnoseConfig(
+        train=msgspec.structs.replace(LEAST, models=["semicrf"]), plant="stale", repeats=1, orders=1, steps=2
+    )
+    cells = workload_cells.cells(config, "torch", CPU, tmp_path)["cells"]
+    told = (
+        "RuntimeError: Posterior mass is not 1 in CRF backward (PyTorch): worst error 6.5e-01 [first b=0 t="
+    )
+    assert all(cell["message"].startswith(told) for cell in cells), [cell["message"] for cell in cells]
+
+
+def test_a_sound_model_has_no_fault(tmp_path, brief):
+    found, told = diagnosed(None, tmp_path)
+    assert found.cause == "none", found.evidence
+    assert told["reproducer"] is None and len(told["guards"]) == 3
