@@ -1,4 +1,4 @@
-"""Options that several commands of the room share."""
+"""Arguments and options that several commands of the room share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,40 @@ import click
 
 from lab.terminal.click_types import with_options
 
+# Commands that rebuild a recording.
 SOURCE = with_options(
     click.argument("source", type=click.Path(path_type=Path)),
     click.option(
         "--execution-trace",
         type=click.Path(path_type=Path),
-        help="Recorded together with the trace; found by itself in a RUN.",
+        help="Recorded together with the trace; found automatically in a RUN.",
     ),
 )
 RANK = click.option(
-    "--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Of a RUN over several GPUs."
+    "--rank",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Which rank of a RUN over several GPUs.",
+)
+
+# Commands that read traces.
+TRACES = click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+OUT = click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Where files go. [default: the run; for a bare trace, experiments/NAME_analysis]",
+)
+TABLE_OUTPUT = with_options(
+    OUT,
+    click.option("--json", "as_json", is_flag=True, help="The table as JSON on stdout."),
+    click.option(
+        "-n",
+        "--top",
+        type=click.IntRange(min=0),
+        default=20,
+        show_default=True,
+        help="Rows to print; all are written.",
+    ),
 )

@@ -1,9 +1,9 @@
-"""Recorded calls onto the ops of a trace: the same generation, seen once by the profiler and once by the dispatcher.
+"""Aligns recorded calls with the ops of a trace: one generation seen by the profiler, one by the dispatcher.
 
-The dispatcher sees fewer calls: composites come to it taken apart, and what a kernel calls inside itself it never
-sees. So an op inside another one of a recorded name cannot have been recorded itself (but for an overload that calls
-another of its name); what remains is nearly the recorded sequence, and the longest common subsequence joins the two. Each
-forward, and each gap between two, is aligned on its own: one difference does not spoil the rest.
+The dispatcher sees fewer calls: composites reach it decomposed, and calls inside a kernel's implementation never reach
+it. So an op inside another op of a recorded name was not recorded itself (except an overload that calls another of the
+same name). What remains is nearly the recorded sequence, and the longest common subsequence joins the two. Each forward
+and each gap between forwards is aligned on its own, so one difference does not affect the rest.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from lab.recordings.tables import Table
 from lab.rooms.kernels.schema import RecordedOp
 from lab.stats.intervals import enclosing, spans
 
-# The dispatcher takes these for views, the profiler names what the composite called.
+# The profiler's name of what the dispatcher records as a view.
 ALIASES = {"aten::_reshape_alias": "aten::view"}
-# An op on a DTensor is not recorded; its local ops, which come inside this range, are.
+# An op on a DTensor is not recorded; its local ops, which run inside this range, are.
 SUBCLASS = "PythonSubclass"
 
 
 def in_order(ops: Table) -> tuple[np.ndarray, np.ndarray]:
-    """(rows (n,) thread by thread by start, outer ops first; parent row (n,) of each op by row, -1 none).
+    """(rows (n,) thread by thread by start, outer ops first; row of the op around each op (n,), -1 none).
 
-    Equal starts: the longer first, then the lower External id, which rises with the start (torch 1.12 has whole us).
+    Equal starts: the longer op first, then the lower External id, which grows with time (torch 1.12 has whole us).
     """
     parent = np.full(len(ops), -1, dtype=np.int64)
     order = np.lexsort((ops.external_id, -ops.dur_ns, ops.ts_ns, ops.tid, ops.pid))
@@ -39,12 +39,12 @@ def in_order(ops: Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def segments_of_ops(ts_ns: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """2 f + 1 inside forward f, 2 f in the gap before it, for times (n,); marks (m, 2) by start, disjoint."""
+    """For times (n,): 2 f + 1 inside forward f, 2 f in the gap before it. marks (m, 2) are by start and disjoint."""
     if not len(marks):
         return np.zeros(len(ts_ns), dtype=np.int64)
-    place = np.searchsorted(marks[:, 0], ts_ns, side="right") - 1
-    inside = (place >= 0) & (ts_ns < marks[place, 1])
-    found: np.ndarray = 2 * (place + 1) - inside
+    forward = np.searchsorted(marks[:, 0], ts_ns, side="right") - 1
+    inside = (forward >= 0) & (ts_ns < marks[forward, 1])
+    found: np.ndarray = 2 * (forward + 1) - inside
     return found
 
 
@@ -58,9 +58,9 @@ def segments_of_records(recorded: Sequence[RecordedOp]) -> list[int]:
 
 
 def align(ops: Table, names: np.ndarray, marks: np.ndarray, recorded: Sequence[RecordedOp]) -> np.ndarray:
-    """Index into `recorded` (n,) for each row of `ops` (n,), -1 for ops that no recorded call stands for.
+    """Index into `recorded` (n,) for each row of `ops` (n,), -1 for ops without a recorded call.
 
-    names: the ops' texts (n,). Only the thread that runs the forwards (or has most ops) is aligned.
+    names: the ops' names (n,). Only the thread that runs the forwards (or has most ops) is aligned.
     """
     found = np.full(len(ops), -1, dtype=np.int64)
     if not len(ops) or not recorded:
@@ -84,11 +84,11 @@ def align(ops: Table, names: np.ndarray, marks: np.ndarray, recorded: Sequence[R
 def visible(
     order: np.ndarray, parent: np.ndarray, words: np.ndarray, dur_ns: np.ndarray, called: set[str]
 ) -> np.ndarray:
-    """Which of the rows `order` (n,), outer ops first, the recorder can have seen (n,)."""
+    """Which of the rows `order` (n,), outer ops first, can have been recorded (n,)."""
     wrapper = np.zeros(len(parent), dtype=bool)
     wrapper[parent[(words == SUBCLASS) & (parent >= 0)]] = True
     seen = np.array([word in called for word in words], dtype=bool) & ~wrapper
-    # One overload of a name may be a composite of another (where): what calls its own name hides nothing.
+    # One overload may be a composite of another of its name (where): such an op hides nothing.
     inside = np.flatnonzero(parent >= 0)
     nested = inside[words[inside] == words[parent[inside]]]
     opaque = seen.copy()
@@ -96,14 +96,14 @@ def visible(
     hidden = np.zeros(len(parent), dtype=bool)
     for row in order.tolist():
         above = parent[row]
-        # An op as long as the one around it may be its neighbour in the same whole microsecond (torch 1.12).
+        # An op as long as the one around it may be its neighbour in the same microsecond (torch 1.12).
         hidden[row] = above >= 0 and (hidden[above] or (opaque[above] and dur_ns[above] > dur_ns[row]))
     found: np.ndarray = (seen & ~hidden)[order]
     return found
 
 
 def common(mine: Sequence[str], theirs: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Places (k,) in each of two sequences of one longest common subsequence. Cost is the product of the lengths."""
+    """Indices (k,) into both sequences of one longest common subsequence. Cost: the product of the lengths."""
     numbers: dict[str, int] = {}
     a = np.array([numbers.setdefault(word, len(numbers)) for word in mine], dtype=np.int64)
     b = np.array([numbers.setdefault(word, len(numbers)) for word in theirs], dtype=np.int64)
@@ -115,7 +115,7 @@ def common(mine: Sequence[str], theirs: Sequence[str]) -> tuple[np.ndarray, np.n
 
 
 def _back(best: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Walk the table of lengths back from its end: the last possible match of each word is taken."""
+    """Walk back through the table of lengths; of several matches the last one is taken."""
     row, column, pairs = len(a), len(b), []
     while row and column:
         if a[row - 1] == b[column - 1] and best[row, column] == best[row - 1, column - 1] + 1:
@@ -125,8 +125,8 @@ def _back(best: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, n
             row -= 1
         else:
             column -= 1
-    places = np.array(pairs[::-1], dtype=np.int64).reshape(-1, 2)
-    return places[:, 0], places[:, 1]
+    matches = np.array(pairs[::-1], dtype=np.int64).reshape(-1, 2)
+    return matches[:, 0], matches[:, 1]
 
 
 def _main_thread(ops: Table, marks: np.ndarray) -> int:

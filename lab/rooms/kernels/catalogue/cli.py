@@ -8,127 +8,86 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.errors import needs
+from lab.rooms.kernels.catalogue.sources import home_of, trails_of
+from lab.rooms.kernels.options import OUT, TABLE_OUTPUT, TRACES
+
 if TYPE_CHECKING:
     from lab.rooms.kernels.catalogue.build import Catalogue
-from lab.rooms.kernels.catalogue.sources import home_of, trails_of
 
-PLACE = (
-    click.option(
-        "-o",
-        "--out",
-        type=click.Path(path_type=Path),
-        help="Where files go. [default: the run; for a bare trace, experiments/NAME_analysis]",
-    ),
-    click.option("--json", "as_json", is_flag=True, help="The table as JSON on stdout."),
-    click.option(
-        "-n",
-        "--top",
-        type=click.IntRange(min=0),
-        default=20,
-        show_default=True,
-        help="Rows to print; all are written.",
-    ),
-)
-
-
-def _placed(function: Any) -> Any:
-    for option in reversed(PLACE):
-        function = option(function)
-    return function
+_UNIQUE = "kernel class op arg_summary phase count count_per_forward dur_sum_us dur_median_us time_share"
+_LAUNCHES = "ts_us dur_us kernel category op phase grid block rank device stream"
 
 
 @click.command("unique")
-@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+@TRACES
 @click.option(
     "--bucketed", is_flag=True, help="Without arguments and geometry in the key: a growing cache is one row."
 )
-@_placed
+@TABLE_OUTPUT
 def unique(traces: tuple[Path, ...], bucketed: bool, out: Path | None, as_json: bool, top: int) -> None:
-    """Distinct launches of TRACES (a RUN, or one Kineto trace a rank), with counts and times.
+    """Distinct launches of TRACES (a RUN, or one Kineto trace per rank), with counts and times.
 
     Writes tables/unique_kernels.csv, signatures.json, unique_bucketed.csv, and unique_kernels.jsonl in the original
-    scripts' format. Counts add up to every launch of the traces, times to their kernel time.
+    scripts' format. Counts sum to all launches of the traces, times to their kernel time.
     """
-    from lab.rooms.kernels.catalogue import files
-    from lab.rooms.kernels.catalogue import unique as distinct
-
     found, home = _read(traces, out)
+    from lab.rooms.kernels.catalogue import files
+    from lab.rooms.kernels.catalogue.unique import bucketed as without_arguments
+
     written = [*files.write_unique(found, home), *files.write_launches(found, home)]
-    table = distinct.bucketed(found.unique) if bucketed else found.unique
-    columns = [
-        "kernel",
-        "class",
-        "op",
-        "arg_summary",
-        "phase",
-        "count",
-        "count_per_forward",
-        "dur_sum_us",
-        "dur_median_us",
-        "time_share",
-    ]
-    _show(table, [name for name in columns if name in table.columns], found, written, as_json, top)
+    table = without_arguments(found.unique) if bucketed else found.unique
+    table = table[[name for name in _UNIQUE.split() if name in table.columns]] if not as_json else table
+    _show(table, found, written, as_json, top)
 
 
 @click.command("launches")
-@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
-@_placed
+@TRACES
+@TABLE_OUTPUT
 def launches(traces: tuple[Path, ...], out: Path | None, as_json: bool, top: int) -> None:
-    """Every launch of TRACES with grid, block, stream, op and phase: tables/launches.jsonl, ops.jsonl, and CSV files."""
+    """Every launch of TRACES with grid, block, stream, op and phase.
+
+    Writes tables/launches.jsonl and ops.jsonl, and CSV files of parameters and counts.
+    """
+    found, home = _read(traces, out)
+    from lab.recordings.names import short_name
     from lab.rooms.kernels.catalogue import files
 
-    found, home = _read(traces, out)
     written = files.write_launches(found, home)
     table = files.launch_params(found)
     table["op"] = _ops_of(found)
-    table["kernel"] = _short(table["name"])
-    table["grid"] = [_sizes(row) for row in table[["grid_x", "grid_y", "grid_z"]].to_numpy()]
-    table["block"] = [_sizes(row) for row in table[["block_x", "block_y", "block_z"]].to_numpy()]
-    _show(
-        table,
-        ["ts_us", "dur_us", "kernel", "category", "op", "phase", "grid", "block", "rank", "device", "stream"],
-        found,
-        written,
-        as_json,
-        top,
-    )
+    table["kernel"] = [short_name(name) for name in table["name"]]
+    for name in ("grid", "block"):
+        table[name] = [_sizes(row) for row in table[[f"{name}_{axis}" for axis in "xyz"]].to_numpy()]
+    _show(table if as_json else table[_LAUNCHES.split()], found, written, as_json, top)
 
 
 @click.command("gantt")
-@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+@TRACES
 @click.option(
     "--step",
     metavar="NAME",
     help="Zoom to a forward or step: prefill, decode_3, or a profiler step's number.",
 )
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Where files go. [default: the run; for a bare trace, experiments/NAME_analysis]",
-)
+@OUT
 def gantt(traces: tuple[Path, ...], step: str | None, out: Path | None) -> None:
     """Who ran when: figures/gantt.png, gantt.html (zoom, hover) and tables/gantt.csv."""
-    from lab.errors import needs
+    from lab.core.words import plural
 
     with needs("analysis"):
         from lab.rooms.kernels.catalogue.gantt.bars import bars_of
         from lab.rooms.kernels.catalogue.gantt.page import write_gantt_page
         from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
         from lab.rooms.kernels.catalogue.rank import read_rank
-    found = trails_of(traces)
-    ranks = [read_rank(trail) for trail in found]
-    bars = bars_of(ranks)
+    bars = bars_of([read_rank(trail) for trail in trails_of(traces)])
     home = out or home_of(traces)
     written = [*write_gantt(bars, home, step=step), write_gantt_page(bars, home, traces)]
-    click.echo(f"{len(bars.row)} launches on {len(bars.rows)} rows")
+    click.echo(f"{plural(len(bars.row), 'launch')} on {plural(len(bars.rows), 'row')}")
     for path in written:
         click.echo(str(path))
 
 
 def _read(traces: Sequence[Path], out: Path | None) -> tuple[Catalogue, Path]:
-    from lab.errors import needs
-
     with needs("analysis"):
         from lab.rooms.kernels.catalogue.build import read_catalogue
     return read_catalogue(trails_of(traces)), out or home_of(traces)
@@ -139,28 +98,23 @@ def _ops_of(found: Catalogue) -> list[str]:
     return [names.get((one.rank, one.op_id), "") for one in found.launches]
 
 
-def _short(names: Any) -> list[str]:
-    from lab.recordings.names import short_name
-
-    return [short_name(name) for name in names]
-
-
 def _sizes(row: Any) -> str:
-    return "" if row[0] is None or row[0] != row[0] else "×".join(str(int(one)) for one in row)
+    unknown = row[0] is None or row[0] != row[0]
+    return "" if unknown else "×".join(str(int(one)) for one in row)
 
 
-def _show(
-    table: Any, columns: list[str], found: Catalogue, written: list[Path], as_json: bool, top: int
-) -> None:
+def _show(table: Any, found: Catalogue, written: list[Path], as_json: bool, top: int) -> None:
     if as_json:
         click.echo(table.to_json(orient="records"))
         return
+    from lab.core.words import plural
     from lab.report.tables import terminal_table
     from lab.rooms.kernels.report.terminal import shortened
 
-    click.echo(terminal_table(shortened(table[columns].head(top), 30), width=170))
+    click.echo(terminal_table(shortened(table.head(top), 30), width=170))
     total_us = sum(one.dur_us for one in found.launches)
-    click.echo(f"\n{len(table)} rows of {len(found.launches)} launches, {total_us / 1000:.3f} ms in all")
+    rows, launches = plural(len(table), "row"), plural(len(found.launches), "launch")
+    click.echo(f"\n{rows} of {launches}, {total_us / 1000:.3f} ms in all")
     for problem in found.problems:
         click.echo(f"! {problem}")
     for path in written:

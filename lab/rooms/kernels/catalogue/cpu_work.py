@@ -1,4 +1,4 @@
-"""cpu work"""
+"""On a CPU: which ops stand in for launches."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from lab.rooms.kernels.catalogue.classes import moves_no_data, works_itself
 
 
 def working_ops(names: np.ndarray, parent: np.ndarray, ts_ns: np.ndarray) -> np.ndarray:
-    """Rows (n,) of the CPU ops that own work, by start: those that do their own, else those without such inside them."""
+    """Rows (n,) of the ops that own work, by start: ops known to work themselves, and ops without a worker inside."""
     works = ~np.array([moves_no_data(name) for name in names], dtype=bool)
     own = np.array([works_itself(name) for name in names], dtype=bool)
-    inside_own, has_worker = _looked_around(works, own, parent)
+    inside_own, has_worker = _surroundings(works, own, parent)
     rows = np.flatnonzero(works & ~inside_own & (own | ~has_worker))
     found: np.ndarray = rows[np.argsort(ts_ns[rows], kind="stable")]
     return found
 
 
-def _looked_around(works: np.ndarray, own: np.ndarray, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lies inside an op that works itself (n,), has a working op inside (n,)); by climbing from every op at once."""
+def _surroundings(works: np.ndarray, own: np.ndarray, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lies inside an op that works itself (n,), has a working op inside (n,)).
+
+    Climbs from every op to the op around it, all ops at once, until no op is left below another.
+    """
     inside_own, has_worker = np.zeros(len(works), dtype=bool), np.zeros(len(works), dtype=bool)
     above = parent.copy()
     climbing = np.flatnonzero(above >= 0)

@@ -1,19 +1,18 @@
-"""doubts"""
+"""What is in doubt: ranks with unequal counts, launches without an op."""
 
 from __future__ import annotations
 
+from lab.core.words import plural
 from lab.rooms.kernels.catalogue.rank import RankData
 from lab.rooms.kernels.catalogue.unique import ranks_text
-from lab.rooms.kernels.schema import (
-    Launch,
-    Signatures,
-)
+from lab.rooms.kernels.schema import Launch, Signatures
 
 MARKED = ("prefill", "decode")
+GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 
 
-def uneven(found: Signatures) -> list[str]:
-    """Ranks that launched different numbers of the same thing, in a sentence; they should not under tensor parallel."""
+def uneven_ranks(found: Signatures) -> list[str]:
+    """One sentence if ranks launched the same thing different numbers of times, which tensor parallel ranks never do."""
     if len(found.ranks) < 2:
         return []
     odd = [
@@ -26,18 +25,18 @@ def uneven(found: Signatures) -> list[str]:
         return []
     worst = ", ".join(f"{one.kernel} ({ranks_text(one.count_by_rank)})" for one in odd[:3])
     return [
-        f"{len(odd)} of {len(found.signatures)} distinct launches are not equally many on all ranks: {worst}"
+        f"{len(odd)} of {plural(len(found.signatures), 'distinct launch')} with different counts on different "
+        f"ranks: {worst}"
     ]
 
 
-def owners_missing(launches: list[Launch], ranks: list[RankData]) -> list[str]:
-    """How many launches have no op, in launches and in time: graphs hide theirs, and so does what began before."""
+def launches_without_op(launches: list[Launch], ranks: list[RankData]) -> list[str]:
+    """One sentence with their number and share of time, if there are any: CUDA graphs hide ops, for example."""
     orphans = [one.dur_us for one in launches if one.op_id < 0]
     if not orphans:
         return []
     share = 100 * sum(orphans) / (sum(one.dur_us for one in launches) or 1.0)
-    graphs = any(
-        "cudaGraphLaunch" in rank.trace.strings or "hipGraphLaunch" in rank.trace.strings for rank in ranks
-    )
+    graphs = any(name in rank.trace.strings for rank in ranks for name in GRAPH_LAUNCHES)
     why = "CUDA graphs hide them" if graphs else "their ops began outside the recording, or were not recorded"
-    return [f"{len(orphans)} of {len(launches)} launches ({share:.1f} % of the time) have no op: {why}"]
+    whole = plural(len(launches), "launch")
+    return [f"{len(orphans)} of {whole} ({share:.1f} % of the time) have no op: {why}"]

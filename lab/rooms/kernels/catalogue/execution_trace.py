@@ -18,7 +18,7 @@ class _Attribute(msgspec.Struct, frozen=True, gc=False):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One op: inputs and outputs hold values, shapes, types and (since schema 1.1.1) strides, one entry an argument."""
+    """One op. inputs and outputs hold values, shapes, types and (since schema 1.1.1) strides, one entry per argument."""
 
     id: int
     name: str
@@ -41,7 +41,7 @@ class _Document(msgspec.Struct):
 
 
 def read_execution_trace(path: Path) -> dict[int, Node]:
-    """Nodes by rf_id (those above 0). Raises MissingError, or BadDataError for what is cut, foreign or too old."""
+    """Nodes by rf_id, above 0. Raises MissingError, or BadDataError for a file that is truncated, foreign or too old."""
     data = read_json_bytes(path, "execution trace")
     try:
         found = msgspec.json.decode(data, type=_Document)
@@ -49,7 +49,7 @@ def read_execution_trace(path: Path) -> dict[int, Node]:
         raise BadDataError(
             f"not an execution trace: {error}",
             where=path,
-            fix="record it again; an observer that is not stopped leaves a cut file",
+            fix="record it again; an observer that is not stopped leaves a truncated file",
         ) from error
     nodes = {}
     for node in found.nodes:
@@ -70,14 +70,14 @@ def read_json_bytes(path: Path, what: str) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise MissingError(f"there is no such {what}", where=path) from error
+        raise MissingError(f"no such file: {what}", where=path) from error
     except OSError as error:
         raise MissingError(f"cannot read the {what}: {error.strerror}", where=path) from error
     if data[:2] == b"\x1f\x8b":
         try:
             data = gzip.decompress(data)
         except (EOFError, OSError, zlib.error) as error:
-            raise BadDataError(f"the {what} is cut or damaged: {error}", where=path) from error
+            raise BadDataError(f"the {what} is truncated or damaged: {error}", where=path) from error
     if not data.strip():
         raise BadDataError(f"the {what} is empty", where=path)
     return data

@@ -1,4 +1,4 @@
-"""The catalogue as files: the room's own, and those that users of the original scripts know."""
+"""The catalogue as files: the room's own formats, and those of the original scripts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pandas as pd
 from lab.core.files import replacing, write_atomic
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.build import Catalogue
+from lab.rooms.kernels.catalogue.launches import GEOMETRY
 from lab.rooms.kernels.catalogue.unique import bucketed
 from lab.rooms.kernels.schema import LAUNCHES, OPS, SIGNATURES, TABLES, UNIQUE, Launch, Signature
 from lab.rooms.kernels.trails import write_lines
@@ -20,7 +21,7 @@ PARAMS = "kernel_launch_params.csv"
 COUNTS = "kernel_counts.csv"
 SEED_UNIQUE = "unique_kernels.jsonl"
 BUCKETS = "unique_bucketed.csv"
-# A warp of NVIDIA and a wavefront of AMD's compute GPUs.
+# Threads per warp on NVIDIA, per wavefront on AMD's compute GPUs.
 WARP = {"nvidia": 32, "amd": 64, "none": 32}
 
 
@@ -73,7 +74,7 @@ def _seed_unique(one: Signature) -> dict[str, Any]:
 
 
 def launch_params(found: Catalogue) -> pd.DataFrame:
-    """A row a launch, columns as in the original; blocks and warps per multiprocessor are computed from the geometry."""
+    """One row per launch, columns as in the original; blocks and warps per SM are computed from the geometry."""
     metas = {rank.rank: rank.trace.meta for rank in found.ranks}
     table: pd.DataFrame = pd.DataFrame([_params(one, metas[one.rank]) for one in found.launches])
     return table
@@ -90,13 +91,7 @@ def _params(one: Launch, meta: Any) -> dict[str, Any]:
         "rank": one.rank,
         "device": one.device,
         "stream": one.stream,
-        **dict(
-            zip(
-                ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
-                map(_known, (*one.grid, *one.block)),
-                strict=True,
-            )
-        ),
+        **dict(zip(GEOMETRY[:6], map(_known, (*one.grid, *one.block)), strict=True)),
         "shared_memory": _known(one.smem_bytes),
         "registers_per_thread": _known(one.regs),
         "blocks_per_sm": per_sm,
@@ -119,7 +114,7 @@ def _known(value: int) -> int | None:
 
 
 def kernel_counts(launches: list[Launch]) -> pd.DataFrame:
-    """device, category, kernel_name, count, dur_sum_us: launches only, no calls of the runtime."""
+    """device, category, kernel_name, count, dur_sum_us: launches only, no runtime calls."""
     frame = pd.DataFrame(
         {
             "device": [one.device for one in launches],

@@ -1,4 +1,4 @@
-"""launches"""
+"""Every launch of one rank, with its owner, geometry, phase and signature."""
 
 from __future__ import annotations
 
@@ -7,62 +7,57 @@ from typing import Any
 
 import numpy as np
 
-from lab.rooms.kernels.catalogue.classes import class_of, class_of_op
+from lab.rooms.kernels.catalogue.classes import class_of_launch
 from lab.rooms.kernels.catalogue.identity import args_key, sig_id_of
 from lab.rooms.kernels.catalogue.ops import OpBook
 from lab.rooms.kernels.catalogue.rank import KINDS, RankData
-from lab.rooms.kernels.schema import (
-    Launch,
-)
+from lab.rooms.kernels.schema import Launch
 
 GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes", "regs", "bytes")
+TIMES = ("ts_ns", "dur_ns", "device", "stream", "correlation")
 
 
-def launches_of(rank: RankData, book: OpBook, zero_ns: int) -> list[tuple[Launch, tuple[Any, ...]]]:
-    """Every launch of a rank by time, with the key that makes it equal to others."""
+def launches_of(rank: RankData, book: OpBook, zero_ns: int) -> list[Launch]:
+    """Every launch of a rank by time; launches with the same `sig_id` are the same."""
     columns = _columns(rank)
     order = np.argsort(columns["ts_ns"], kind="stable")
     phases = rank.marks.phases
     found = []
-    for at in order.tolist():
-        record = book.own(int(rank.owner[at])) if rank.owner[at] >= 0 else None
-        mark, name, kind = int(rank.mark[at]), columns["name"][at], columns["kind"][at]
-        sizes = tuple(int(columns[one][at]) for one in GEOMETRY)
+    for index in order.tolist():
+        record = book.own(int(rank.owner[index])) if rank.owner[index] >= 0 else None
+        mark, name, kind = int(rank.mark[index]), columns["name"][index], columns["kind"][index]
+        sizes = tuple(int(columns[one][index]) for one in GEOMETRY)
         op = record.name if record else ""
         launch = Launch(
             rank=rank.rank,
-            device=int(columns["device"][at]),
-            stream=int(columns["stream"][at]),
-            ts_us=(int(columns["ts_ns"][at]) - zero_ns) / 1000,
-            dur_us=int(columns["dur_ns"][at]) / 1000,
+            device=int(columns["device"][index]),
+            stream=int(columns["stream"][index]),
+            ts_us=(int(columns["ts_ns"][index]) - zero_ns) / 1000,
+            dur_us=int(columns["dur_ns"][index]) / 1000,
             name=name,
             kind=kind,
-            class_=_class(name, op, kind, columns["coll"][at]),
+            class_=_class(name, op, kind, columns["coll"][index]),
             grid=(sizes[0], sizes[1], sizes[2]),
             block=(sizes[3], sizes[4], sizes[5]),
             smem_bytes=sizes[6],
             regs=sizes[7],
             bytes=sizes[8],
-            op_id=int(rank.owner[at]),
-            coll=columns["coll"][at],
+            op_id=int(rank.owner[index]),
+            coll=columns["coll"][index],
             phase=phases[mark] if mark >= 0 else "",
             forward=mark,
-            correlation=int(columns["correlation"][at]),
-            row=int(rank.rows[at]),
+            correlation=int(columns["correlation"][index]),
+            row=int(rank.rows[index]),
         )
         key = (name, kind, sizes, op, record.overload if record else None, args_key(record), launch.phase)
         launch.sig_id = sig_id_of(key)
-        found.append((launch, key))
+        found.append(launch)
     return found
 
 
 @lru_cache(maxsize=1 << 16)
 def _class(name: str, op: str, kind: str, coll: str) -> str:
-    if coll:
-        return "comm"
-    if kind == "cpu_op":
-        return class_of_op(op)
-    return kind if kind != "kernel" else class_of(name, op)
+    return "comm" if coll else class_of_launch(name, op, kind)
 
 
 def _columns(rank: RankData) -> dict[str, Any]:
@@ -85,12 +80,8 @@ def _columns(rank: RankData) -> dict[str, Any]:
     kernels, trace = rank.trace.kernels, rank.trace
     coll = np.full(len(kernels), "", dtype=object)
     coll[trace.collectives.kernel] = trace.text(trace.collectives.collective_id)
-    named = {
-        name: getattr(kernels, name)
-        for name in ("ts_ns", "dur_ns", "device", "stream", "correlation", *GEOMETRY)
-    }
     return {
-        **named,
+        **{name: getattr(kernels, name) for name in (*TIMES, *GEOMETRY)},
         "name": trace.text(kernels.name_id),
         "kind": [KINDS[kind] for kind in kernels.kind.tolist()],
         "coll": coll,

@@ -1,14 +1,11 @@
-"""ops"""
+"""The ops of a rank that own launches, described once each."""
 
 from __future__ import annotations
 
 from lab.recordings.tables import Trace
 from lab.rooms.kernels.catalogue.rank import RankData, mark_of
 from lab.rooms.kernels.catalogue.trace_args import args_of
-from lab.rooms.kernels.schema import (
-    Arg,
-    OpRecord,
-)
+from lab.rooms.kernels.schema import Arg, OpRecord
 
 
 class OpBook:
@@ -69,8 +66,5 @@ class OpBook:
 
 def _trace_args(trace: Trace, row: int) -> tuple[Arg, ...]:
     ops = trace.ops
-    texts = [
-        trace.strings[i] if i >= 0 else ""
-        for i in (ops.dims_id[row], ops.types_id[row], ops.strides_id[row], ops.concrete_id[row])
-    ]
-    return args_of(*texts)
+    columns = (ops.dims_id, ops.types_id, ops.strides_id, ops.concrete_id)
+    return args_of(*(trace.strings[column[row]] if column[row] >= 0 else "" for column in columns))

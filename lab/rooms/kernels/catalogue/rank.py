@@ -1,4 +1,4 @@
-"""rank"""
+"""One rank's trace: owners, forwards and recorded calls of its launches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.core.words import plural
 from lab.errors import LabError
 from lab.recordings.cache import load_trace
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Trace
@@ -14,10 +15,7 @@ from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
 from lab.rooms.kernels.catalogue.classes import moves_no_data
 from lab.rooms.kernels.catalogue.cpu_work import working_ops
-from lab.rooms.kernels.schema import (
-    Generation,
-    RecordedOp,
-)
+from lab.rooms.kernels.schema import Generation, RecordedOp
 from lab.rooms.kernels.trails import Trail, read_json, read_lines
 
 KINDS = {KERNEL: "kernel", MEMCPY: "memcpy", MEMSET: "memset"}
@@ -40,6 +38,7 @@ class RankData:
     """One rank: its trace, what the recorder saw, and for each launch (n,) its owner, mark and time."""
 
     rank: int
+    path: Path
     trace: Trace
     marks: Marks
     generation: Generation | None
@@ -59,22 +58,16 @@ class RankData:
 
 
 def read_rank(trail: Trail, *, cache: Path | None = None) -> RankData:
-    """One rank's trace with its recorder's file, where there is one."""
+    """One rank's trace, with what its recorder and its generation files say."""
     trace = load_trace(trail.trace, cache=cache)
     problems = [f"{trail.trace.name}: {text}" for text in trace.problems]
-    recorded, generation = [], None
+    recorded: list[RecordedOp] = []
+    generation = None
     try:
         recorded = list(read_lines(trail.recorded_ops, RecordedOp)) if trail.recorded_ops else []
         generation = read_json(trail.generation, Generation) if trail.generation else None
-    except LabError as error:  # the trace still tells most
+    except LabError as error:  # the trace alone still has most of the information
         problems.append(f"{error.what} ({error.where})")
-    return rank_data(trail.rank, trace, recorded, generation, problems)
-
-
-def rank_data(
-    rank: int, trace: Trace, recorded: list[RecordedOp], generation: Generation | None, problems: list[str]
-) -> RankData:
-    """Owners, forwards and recorded calls of a trace that has been read."""
     marks = find_marks(trace)
     names = trace.text(trace.ops.name_id)
     _, parent = in_order(trace.ops)
@@ -82,38 +75,37 @@ def rank_data(
     rows = np.arange(len(trace.kernels)) if on_gpu else working_ops(names, parent, trace.ops.ts_ns)
     owner = link_ops(trace) if on_gpu else rows
     call = align(trace.ops, names, marks.spans_ns, recorded)
-    problems = [*problems, *unaligned(rank, recorded, call)]
     when = launch_times(trace, owner) if on_gpu else trace.ops.ts_ns[rows]
     return RankData(
-        rank,
-        trace,
-        marks,
-        generation,
-        recorded,
-        on_gpu,
-        rows,
-        owner,
-        mark_of(when, marks),
-        parent,
-        call,
-        problems,
+        rank=trail.rank,
+        path=trail.trace,
+        trace=trace,
+        marks=marks,
+        generation=generation,
+        recorded=recorded,
+        on_gpu=on_gpu,
+        rows=rows,
+        owner=owner,
+        mark=mark_of(when, marks),
+        parent=parent,
+        call=call,
+        problems=[*problems, *_unaligned(trail.rank, recorded, call)],
     )
 
 
-def unaligned(rank: int, recorded: list[RecordedOp], call: np.ndarray) -> list[str]:
-    """Recorded calls that do work and that the trace does not show, in a sentence."""
+def _unaligned(rank: int, recorded: list[RecordedOp], call: np.ndarray) -> list[str]:
+    """One sentence if recorded calls that do work are not in the trace."""
     aligned = set(call[call >= 0].tolist())
-    lost = [op for at, op in enumerate(recorded) if at not in aligned and not moves_no_data(op.name)]
+    lost = [op for index, op in enumerate(recorded) if index not in aligned and not moves_no_data(op.name)]
     if not lost:
         return []
     names = ", ".join(sorted({op.name for op in lost})[:4])
-    return [
-        f"{len(lost)} of {len(recorded)} recorded calls were not found in the trace of rank {rank}: {names}"
-    ]
+    whole = plural(len(recorded), "recorded call")
+    return [f"{len(lost)} of {whole} not found in the trace of rank {rank}: {names}"]
 
 
 def find_marks(trace: Trace) -> Marks:
-    """Ranges `prefill`, `decode_i`; else the profiler's steps; else none."""
+    """Ranges `prefill` and `decode_i`; if there are none, the profiler's steps."""
     host = ~trace.ranges.on_gpu
     names = trace.text(trace.ranges.name_id)
     for wanted in (_is_forward, _is_step):
@@ -121,10 +113,8 @@ def find_marks(trace: Trace) -> Marks:
         if len(rows):
             rows = rows[np.argsort(trace.ranges.ts_ns[rows], kind="stable")]
             start = trace.ranges.ts_ns[rows]
-            return Marks(
-                [str(name) for name in names[rows]],
-                np.stack([start, start + trace.ranges.dur_ns[rows]], axis=1),
-            )
+            spans_ns = np.stack([start, start + trace.ranges.dur_ns[rows]], axis=1)
+            return Marks([str(name) for name in names[rows]], spans_ns)
     return Marks([], np.empty((0, 2), dtype=np.int64))
 
 
@@ -138,12 +128,13 @@ def _is_step(name: str) -> bool:
 
 
 def mark_of(when_ns: np.ndarray, marks: Marks) -> np.ndarray:
+    """Index of the mark around each time (n,), -1 outside all."""
     segment = segments_of_ops(when_ns, marks.spans_ns)
     return np.where(segment % 2 == 1, segment // 2, -1)
 
 
 def launch_times(trace: Trace, owner: np.ndarray) -> np.ndarray:
-    """When the CPU launched each row of `kernels` (n,): its owner's start, else its call's, else its own."""
+    """When the CPU launched each row of `kernels` (n,): start of its owner, of its runtime call, or its own."""
     when: np.ndarray = trace.kernels.ts_ns.copy()
     call = launch_calls(trace)
     when[call >= 0] = trace.runtime.ts_ns[call[call >= 0]]

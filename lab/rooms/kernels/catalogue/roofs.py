@@ -1,4 +1,4 @@
-"""What a GPU can do at most, by its data sheet, and what a matrix product asks for, by its shapes."""
+"""Ceilings of GPUs by their data sheets, and the work of matrix products by their shapes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lab.rooms.kernels.schema import Arg, Signature
 from lab.rooms.kernels.tensors import ITEM_BYTES
 
 # Part of the device's name -> dense float16 and float32 TFLOP/s, TB/s of memory. Source: the vendors' data sheets
-# (SXM figures where a name does not tell; no sparsity).
+# (SXM figures if the name does not say; no sparsity).
 _SHEETS: tuple[tuple[str, tuple[float, float, float]], ...] = (
     ("H200", (989.5, 66.9, 4.8)),
     ("H100 PCIe", (756.0, 51.2, 2.0)),
@@ -32,7 +32,7 @@ _SHEETS: tuple[tuple[str, tuple[float, float, float]], ...] = (
     ("MI250X", (383.0, 47.9, 3.2)),
     ("MI210", (181.0, 22.6, 1.6)),
 )
-# Ops of two factors: place of the first among the arguments.
+# Ops with two factors: index of the first among the arguments.
 _FACTORS = {
     "aten::mm": 0,
     "aten::bmm": 0,
@@ -56,7 +56,7 @@ class Roof(msgspec.Struct, frozen=True):
 
 
 def roof_of(gpu: str) -> Roof | None:
-    """The ceilings of a GPU by its name; None for one that is not in the table."""
+    """The ceilings of a GPU by its name; None if it is not in the table."""
     for part, (half, single, memory) in _SHEETS:
         if part.lower() in gpu.lower():
             return Roof(gpu, half * 1e12, single * 1e12, memory * 1e12)
@@ -64,7 +64,7 @@ def roof_of(gpu: str) -> Roof | None:
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What one matrix product computes and moves at least: each factor read once, the result written once."""
+    """FLOPs and least bytes of one matrix product: each factor read once, the result written once."""
 
     flops: int
     bytes: int
@@ -72,7 +72,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 def product_of(one: Signature) -> Work | None:
-    """The work of a signature whose op is a matrix product; None for others and where shapes are not known."""
+    """The work of a matrix product; None for other ops, and if shapes are not known."""
     first = _FACTORS.get(one.op)
     if first is None or one.class_ not in ("gemm", "gemv") or len(one.args) < first + 2:
         return None

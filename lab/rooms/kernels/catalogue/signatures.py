@@ -1,35 +1,25 @@
-"""signatures"""
+"""Distinct launches with their counts, durations and modules."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any
 
 import numpy as np
 
 from lab.recordings.names import short_name
 from lab.rooms.kernels.catalogue.ops import OpBook
 from lab.rooms.kernels.catalogue.rank import RankData
-from lab.rooms.kernels.schema import (
-    Durations,
-    Launch,
-    OpRecord,
-    Signature,
-    Signatures,
-)
+from lab.rooms.kernels.schema import Durations, Launch, OpRecord, Signature, Signatures
 
 
-def signatures_of(ranks: list[RankData], launches: list[Launch], keys: list[tuple[Any, ...]]) -> Signatures:
+def signatures_of(ranks: list[RankData], launches: list[Launch]) -> Signatures:
+    """Every distinct launch of all ranks, most time first."""
     forwards = count_forwards(ranks)
     groups: dict[str, list[int]] = defaultdict(list)
     for line, launch in enumerate(launches):
         groups[launch.sig_id].append(line)
-    records = {(rank.rank): rank for rank in ranks}
-    books = {number: OpBook(rank, 0) for number, rank in records.items()}
-    made = [
-        _signature(sig_id, lines, launches, keys[lines[0]], books, forwards)
-        for sig_id, lines in groups.items()
-    ]
+    books = {rank.rank: OpBook(rank, 0) for rank in ranks}
+    made = [_signature(lines, launches, books, forwards) for lines in groups.values()]
     made.sort(key=lambda one: (-one.dur_us.sum, one.sig_id))
     meta = ranks[0].trace.meta
     return Signatures(
@@ -43,7 +33,7 @@ def signatures_of(ranks: list[RankData], launches: list[Launch], keys: list[tupl
 
 
 def count_forwards(ranks: list[RankData]) -> dict[str, int]:
-    """Forwards per phase as the traces hold them: of one rank, the most if ranks differ."""
+    """Forwards per phase and rank as the traces hold them; the maximum if ranks differ."""
     found: Counter[str] = Counter()
     for rank in ranks:
         for phase, count in Counter(rank.marks.phases).items():
@@ -52,20 +42,16 @@ def count_forwards(ranks: list[RankData]) -> dict[str, int]:
 
 
 def _signature(
-    sig_id: str,
-    lines: list[int],
-    launches: list[Launch],
-    key: tuple[Any, ...],
-    books: dict[int, OpBook],
-    forwards: dict[str, int],
+    lines: list[int], launches: list[Launch], books: dict[int, OpBook], forwards: dict[str, int]
 ) -> Signature:
+    """The signature of the launches at `lines`, which are all the same."""
     first = launches[lines[0]]
     record = books[first.rank].own(first.op_id) if first.op_id >= 0 else None
     by_rank = Counter(launches[line].rank for line in lines)
     modules = Counter(books[launches[line].rank].module_of(launches[line].op_id) for line in lines)
     runs = forwards.get(first.phase, 0) or sum(forwards.values()) or 1
     return Signature(
-        sig_id=sig_id,
+        sig_id=first.sig_id,
         kernel=short_name(first.name),
         name=first.name,
         class_=first.class_,

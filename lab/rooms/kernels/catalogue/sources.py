@@ -1,4 +1,4 @@
-"""sources"""
+"""From the arguments of a command to the traces it reads and the folder it writes to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def home_of(traces: Sequence[Path]) -> Path:
-    """Files go into a run of lab; what lab did not make is not written to."""
+    """Where files go: into a run of lab, or into experiments/ for traces that lab did not make."""
     from lab.core.run import Run
     from lab.core.run import home_of as home_of_folder
 
@@ -23,31 +23,33 @@ def home_of(traces: Sequence[Path]) -> Path:
 
 
 def trails_of(traces: Sequence[Path]) -> list[Trail]:
-    """One trail a rank: a run's or folder's own; bare files by the rank in their name, else by their place.
+    """One trail per rank: those of a run or folder; bare files get the rank in their name, or their position.
 
-    Raises MissingError for what is not there, UsageError for a file that is named twice: its launches would count twice.
+    Raises MissingError for a missing file, UsageError for a file that is named twice: its launches would count twice.
     """
     from lab.errors import MissingError, UsageError
     from lab.rooms.kernels.trails import Trail, trails
 
     for path in traces:
         if not path.exists():
-            raise MissingError("there is no such run or trace", where=path)
+            raise MissingError("no such run or trace", where=path)
     if len(traces) == 1 and traces[0].is_dir():
         found = trails(traces[0])
         if not found:
             raise MissingError(
                 "this folder holds no trace_rank*.json",
                 where=traces[0],
-                fix="name the trace files themselves, one a rank",
+                fix="name the trace files themselves, one per rank",
             )
         return found
     if any(path.is_dir() for path in traces):
-        raise UsageError("one run, or trace files: not both", fix="name the runs one by one")
+        raise UsageError(
+            "several folders, or folders beside trace files", fix="name one run, or only trace files"
+        )
     if len({path.resolve() for path in traces}) < len(traces):
         raise UsageError("a trace is named twice", fix="name each rank's trace once")
     named = [re.search(r"rank[_-]?(\d+)", path.name) for path in traces]
-    ranks = [int(match[1]) if match else place for place, match in enumerate(named)]
+    ranks = [int(match[1]) if match else index for index, match in enumerate(named)]
     if len(set(ranks)) < len(ranks):
         ranks = list(range(len(traces)))
     beside = {trail.trace.resolve(): trail for path in traces for trail in trails(path.parent)}

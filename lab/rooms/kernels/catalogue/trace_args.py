@@ -1,6 +1,6 @@
-"""Arguments of an op as a Kineto trace tells them: sizes, strides, types and literals, without names.
+"""Arguments of an op as a Kineto trace records them: sizes, strides, types and literals, without names.
 
-A trace loses devices, generators, strings and long lists: those are `other`. torch 1.12 loses every scalar too.
+A trace has no devices, generators, strings or long lists: those become `other`. torch 1.12 has no scalars either.
 """
 
 from __future__ import annotations
@@ -25,21 +25,16 @@ def args_of(dims: str, types: str, strides: str, concrete: str) -> tuple[Arg, ..
     every_stride, every_literal = _list(strides), _list(concrete)
     return tuple(
         _arg(
-            str(kind), _at(every_dims, place), _at(every_stride, place), str(_at(every_literal, place) or "")
+            str(kind), _at(every_dims, index), _at(every_stride, index), str(_at(every_literal, index) or "")
         )
-        for place, kind in enumerate(every_type)
+        for index, kind in enumerate(every_type)
     )
 
 
 def _arg(kind: str, dims: Any, stride: Any, literal: str) -> Arg:
     dtype = dtype_name(kind)
     if dtype is not None:
-        return Arg(
-            kind="tensor",
-            dtype=dtype,
-            shape=_ints(dims),
-            stride=_ints(stride) if stride is not None else None,
-        )
+        return Arg(kind="tensor", dtype=dtype, shape=_ints(dims), stride=_ints(stride))
     if kind in ("TensorList", "Tensor[]") or (dims and isinstance(dims[0], list)):
         return Arg(kind="tensors", items=_tensors(dims, stride))
     if literal == "":
@@ -48,16 +43,14 @@ def _arg(kind: str, dims: Any, stride: Any, literal: str) -> Arg:
 
 
 def literal_arg(literal: str) -> Arg:
-    """A number, truth value or list from its text; anything else is a text."""
+    """A number, bool or list from its text; anything else stays a text."""
     if literal in ("True", "False"):
         return Arg(kind="bool", value=literal == "True")
     if _INT.match(literal):
         return Arg(kind="int", value=int(literal))
     if _FLOAT.match(literal):
-        return Arg(
-            kind="float",
-            value=float(literal) if literal.strip("+-") not in ("inf", "nan") else literal.lstrip("+"),
-        )
+        special = literal.strip("+-") in ("inf", "nan")
+        return Arg(kind="float", value=literal.lstrip("+") if special else float(literal))
     if literal.startswith("["):
         return _list_arg(literal)
     return Arg(kind="str", value=literal)
@@ -75,16 +68,14 @@ def _list_arg(literal: str) -> Arg:
 
 
 def _tensors(dims: Any, strides: Any) -> list[Arg | None]:
-    """The tensors of a list: their sizes, no dtypes. Old traces tell nothing of a list."""
+    """The tensors of a list: their sizes, no dtypes. Old traces record nothing of a list."""
     if not isinstance(dims, list):
         return []
     found: list[Arg | None] = []
-    for place, sizes in enumerate(dims):
+    for index, sizes in enumerate(dims):
         if isinstance(sizes, list):
-            stride = _at(strides if isinstance(strides, list) else [], place)
-            found.append(
-                Arg(kind="tensor", shape=_ints(sizes), stride=_ints(stride) if stride is not None else None)
-            )
+            stride = _at(strides if isinstance(strides, list) else [], index)
+            found.append(Arg(kind="tensor", shape=_ints(sizes), stride=_ints(stride)))
     return found
 
 
@@ -101,8 +92,8 @@ def _list(text: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _at(values: list[Any], place: int) -> Any:
-    return values[place] if place < len(values) else None
+def _at(values: list[Any], index: int) -> Any:
+    return values[index] if index < len(values) else None
 
 
 _SHORT = {
@@ -120,7 +111,7 @@ _SHORT = {
 
 
 def summary(args: tuple[Arg, ...] | list[Arg], most: int = 160) -> str:
-    """Arguments in a line: `f16[1,16,1024] f16[3072,1024]:1,1024 0.5`; strides only where not contiguous."""
+    """Arguments in one line: `f16[1,16,1024] f16[3072,1024]:1,1024 0.5`; strides only if not contiguous."""
     text = " ".join(word for word in map(_word, args) if word)
     return text if len(text) <= most else text[: most - 2] + " …"
 

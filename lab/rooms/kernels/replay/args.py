@@ -1,4 +1,7 @@
-"""args"""
+"""What a replay needs of a recording: the ops that own launches, their arguments, and the source of each.
+
+These structs are all that the host, which reads recordings, and the workload, which calls ops, share.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,30 @@ from lab.rooms.kernels.tensors import FLOATS
 PLAN_VERSION = 1
 
 
-# Provenance of an argument, best first. A call wears the worst label of its arguments.
+# Provenance of an argument, best first. A call has the worst label of its arguments.
 SOURCES = ("recorded", "ranged", "bounded", "default", "synthetic")
 
 
 class TensorArg(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A tensor to allocate: shape and stride in elements; align_bytes is its address modulo 16.
+    """A tensor to allocate. shape and stride are in elements; align_bytes is its address modulo 16.
 
-    low and high bound its integers, both inclusive. number: it was a Python number that the dispatcher wrapped.
+    low and high bound its integers, both inclusive. number: a Python number that the dispatcher had wrapped.
     """
 
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...] = ()
-    device: str = ""  # "cuda", "cpu", or "" where the recording does not say
+    device: str = ""  # "cuda", "cpu", or "" if the recording does not say
     align_bytes: int = 0
     low: int | None = None
     high: int | None = None
     number: bool = False
-    index: bool = False  # its values address another argument: outside of low and high they would leave it
+    index: bool = False  # its values are indices into another argument, valid from low to high
     pinned: bool = False
 
 
 class Arg(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One argument of a call. Exactly one of value, tensor and tensors says what it is; all empty is None."""
+    """One argument of a call: one of value, tensor and tensors is set; if none is, the argument is None."""
 
     name: str
     type: str = ""  # as the schema writes it, without alias annotations
@@ -46,7 +49,7 @@ class Arg(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RawArgs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Arguments as a chrome trace tells them, one entry each: no names, no overload."""
+    """Arguments as a chrome trace records them, one entry each: no names, no overload."""
 
     types: tuple[str, ...]
     dims: tuple[Any, ...]
@@ -55,7 +58,7 @@ class RawArgs(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the GPU was asked to do: kind is kernel, memcpy or memset; sizes in threads and bytes."""
+    """A launch: kind is kernel, memcpy or memset; grid and block in threads, memory in bytes."""
 
     name: str
     kind: str = "kernel"
@@ -66,7 +69,7 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Signature(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A distinct call: op, exact overload, arguments and the launches it made. args None: not resolved yet."""
+    """A distinct call: op, exact overload, arguments, and the launches it made. args None: not resolved yet."""
 
     sig_id: str
     op: str
@@ -74,7 +77,7 @@ class Signature(msgspec.Struct, kw_only=True, omit_defaults=True):
     args: tuple[Arg, ...] | None = None
     raw: RawArgs | None = None
     launches: tuple[Launch, ...] = ()
-    outs: tuple[tuple[int, ...], ...] | None = None  # shapes of the results, where they were recorded
+    outs: tuple[tuple[int, ...], ...] | None = None  # shapes of the results, if recorded
     origin: str = "trace"  # where the arguments were read: recorder, execution_trace or trace
     reason: str = ""  # why it cannot be rebuilt
 
@@ -91,8 +94,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
     ins and outs: [storage id, offset in elements] of each tensor, lists flattened; storage -1 is unknown.
     """
 
-    sig: int  # place in the plan's signatures
-    forward: int  # place in the plan's forwards
+    sig: int  # index in the plan's signatures
+    forward: int  # index in the plan's forwards
     dur_us: tuple[float, ...]  # of each launch
     ts_us: tuple[float, ...] = ()
     ins: tuple[tuple[int, int], ...] = ()
@@ -101,7 +104,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
 
 
 class Forward(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A marked span of the recording: one prefill or one decode step. Times are of the GPU's work inside it."""
+    """A marked span of the recording: one prefill or one decode step. busy_us: union of the GPU's work."""
 
     name: str
     phase: str
@@ -110,7 +113,7 @@ class Forward(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Orphan(msgspec.Struct, frozen=True):
-    """A launch that no op owns (or a collective): counted as uncovered, with its reason."""
+    """A launch that no op owns, or a collective: counted as uncovered, with its reason."""
 
     launch: Launch
     dur_us: float
@@ -132,7 +135,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplayPlan(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A recording, ready to be replayed anywhere: no file but this one is read by the workload."""
+    """A recording, ready to be replayed anywhere: the only file that the workload reads."""
 
     version: int = PLAN_VERSION
     origin: Origin
@@ -141,7 +144,7 @@ class ReplayPlan(msgspec.Struct, kw_only=True, omit_defaults=True):
     calls: tuple[Call, ...]
     orphans: tuple[Orphan, ...] = ()
     state: dict[str, Any] = {}  # flags to restore: grad mode, TF32, deterministic, ...
-    config: dict[str, Any] = {}  # the profiled run's configuration, where it is known
+    config: dict[str, Any] = {}  # the profiled run's configuration, if known
     notes: tuple[str, ...] = ()
 
 
@@ -153,7 +156,7 @@ DIVIDES = ("div", "remainder", "fmod", "floor_divide")
 
 
 def fill_of(op: str, spec: TensorArg) -> str:
-    """With what a rebuilt tensor is filled, in Python and in C++: floats, positive, bools, bounded, zeros or ones."""
+    """How a rebuilt tensor is filled, in Python and in C++: floats, positive, bools, bounded, zeros or ones."""
     plain = op.partition("::")[2].rstrip("_")
     if spec.dtype in FLOATS:
         return "positive" if plain.startswith(POSITIVE) and "complex" not in spec.dtype else "floats"

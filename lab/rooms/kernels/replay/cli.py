@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,8 +12,6 @@ from lab.terminal.click_types import options_of
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment, Plan, Site
-from lab.rooms.kernels.replay.plan import replay_run
-from lab.rooms.kernels.replay.read import read_source
 
 
 @click.command("replay")
@@ -21,7 +19,7 @@ from lab.rooms.kernels.replay.read import read_source
 @click.option(
     "--recorded-ops",
     type=click.Path(path_type=Path),
-    help="The dispatch recorder's file; found by itself in a RUN.",
+    help="The dispatch recorder's file; found automatically in a RUN.",
 )
 @click.option(
     "--mode",
@@ -42,7 +40,8 @@ from lab.rooms.kernels.replay.read import read_source
     type=click.Choice(["host", "queue"]),
     default="host",
     show_default=True,
-    help="In order: launched as the host can, or queued behind a wait so that kernels follow each other at once.",
+    help="For in-order. host: launched as fast as the host can; queue: queued behind a wait, so that kernels run "
+    "back to back.",
 )
 @RANK
 @click.pass_context
@@ -52,21 +51,21 @@ def replay(
     source: Path,
     execution_trace: Path | None,
     recorded_ops: Path | None,
-    mode: str,
-    repeats: int,
-    pace: str,
     rank: int,
+    **knobs: Any,
 ) -> Experiment:
     """Replay every op of SOURCE (a RUN or a Kineto trace), and prove that its kernels are the same.
 
     Prints coverage by launches and by time, the share of kernel time that replays as the same kernel, the error of
-    each kernel's time, and how far replayed times add up to the recorded ones.
+    each kernel's time, and how far the sum of replayed times is off the recorded one.
     """
     from lab.core.plan import Experiment
+    from lab.rooms.kernels.replay.plan import ReplayOptions, replay_run
+    from lab.rooms.kernels.replay.read import read_source
 
     plan = read_source(source, execution_trace, recorded_ops, rank)
 
     def make_plan(site: Site, root: Path) -> Plan:
-        return replay_run(plan, site, mode=mode, repeats=repeats, pace=pace)
+        return replay_run(plan, ReplayOptions(**knobs), site)
 
     return Experiment("kernels", make_plan, options_of(ctx))

@@ -1,4 +1,4 @@
-"""forwards"""
+"""The forwards of a recording: their names, and how long the GPU was busy in each."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
-from lab.rooms.kernels.replay.args import (
-    Call,
-    Forward,
-)
+from lab.rooms.kernels.replay.args import Call, Forward
 from lab.rooms.kernels.replay.trace import FORWARD, Event, Op
 
 
 class ForwardSpans:
-    """The marked forwards, by the host's time; without marks one span holds all."""
+    """The marked forwards by the host's time, and one more for everything outside; without marks it holds all."""
 
     def __init__(self, marks: list[Event], ops: list[Op]) -> None:
         self.marks = sorted(marks, key=lambda mark: mark.ts)
         self._starts = [mark.ts for mark in self.marks]
-        self.outside = len(self.marks)  # the place of what lies between marks, or of everything
+        self.outside = len(self.marks)
         self._span = (ops[0].event.ts, max(op.event.ts + op.event.dur for op in ops))
 
     def at(self, ts: float) -> int:
-        place = bisect_right(self._starts, ts) - 1
-        if place >= 0 and ts <= self.marks[place].ts + self.marks[place].dur:
-            return place
+        """Index of the forward that runs at a time."""
+        index = bisect_right(self._starts, ts) - 1
+        if index >= 0 and ts <= self.marks[index].ts + self.marks[index].dur:
+            return index
         return self.outside
 
     def finished(self, calls: Sequence[Call], on_gpu: bool) -> tuple[Forward, ...]:
@@ -40,9 +38,9 @@ class ForwardSpans:
                 name=name,
                 phase=phase,
                 wall_us=round(wall, 3),
-                busy_us=round(_covered(spans[place]), 3) if on_gpu else 0.0,
+                busy_us=round(_covered(spans[index]), 3) if on_gpu else 0.0,
             )
-            for place, (name, phase, wall) in enumerate([*named, rest])
+            for index, (name, phase, wall) in enumerate([*named, rest])
         )
 
 

@@ -1,69 +1,52 @@
-"""plan"""
+"""The plan of a replay: one step that reads nothing but the replay plan in the run folder."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
 
-if TYPE_CHECKING:
-    from lab.core.plan import Plan, Site
-    from lab.core.step import Step
-    from lab.rooms.kernels.replay.args import ReplayPlan
+import msgspec
 
+from lab.core.plan import Plan, Site
+from lab.core.step import Step
+from lab.rooms.kernels.replay.args import ReplayPlan
+from lab.rooms.kernels.replay.files import PLAN_FILE, RAW_FILE
 
 STEP = "replay"
 
 
-def replay_run(plan: ReplayPlan, site: Site, *, mode: str, repeats: int, pace: str) -> Plan:
-    """One step; the workload reads nothing but the plan that lies in the run folder."""
-    import msgspec
+@dataclass(frozen=True)
+class ReplayOptions:
+    """How to replay, as the flags of `lab run kernels replay` say."""
 
-    from lab.core.plan import Plan
-    from lab.rooms.kernels.replay.files import PLAN_FILE
+    mode: str
+    repeats: int
+    pace: str
 
-    config = {
-        "what": "replay",
-        "mode": mode,
-        "repeats": repeats,
-        "pace": pace,
-        "source": plan.origin.run or plan.origin.trace,
-    }
+
+def replay_run(plan: ReplayPlan, options: ReplayOptions, site: Site) -> Plan:
+    source = plan.origin.run or plan.origin.trace
     return Plan(
-        steps=(replay_step(site, mode=mode, repeats=repeats, pace=pace),),
-        config=config,
+        steps=(_step(options, site),),
+        config={"what": "replay", **asdict(options), "source": source},
         inputs={PLAN_FILE: msgspec.json.encode(plan).decode()},
         notes=(*plan.notes, *_notes(plan, site)),
     )
 
 
-def replay_step(site: Site, *, mode: str, repeats: int, pace: str) -> Step:
-    from lab.core.step import Step
-    from lab.rooms.kernels.replay.files import PLAN_FILE, RAW_FILE
-
+def _step(options: ReplayOptions, site: Site) -> Step:
+    module = "lab.rooms.kernels.workload.replay"
+    flags = f"--plan {PLAN_FILE} --out {STEP} --mode {options.mode} --repeats {options.repeats} --pace {options.pace}"
     return Step(
         name=STEP,
         folder=STEP,
         num_gpus=1 if site.gpus else 0,
         expects=(RAW_FILE,),
-        labels={"mode": mode},
-        argv=(
-            "python",
-            "-m",
-            "lab.rooms.kernels.workload.replay",
-            "--plan",
-            PLAN_FILE,
-            "--out",
-            STEP,
-            "--mode",
-            mode,
-            "--repeats",
-            str(repeats),
-            "--pace",
-            pace,
-        ),
+        labels={"mode": options.mode},
+        argv=("python", "-m", module, *flags.split()),
     )
 
 
 def _notes(plan: ReplayPlan, site: Site) -> list[str]:
     if site.gpus or not plan.origin.has_kernels:
         return []
-    return ["no GPU here: the replay rebuilds arguments and calls the ops on the CPU; it proves no kernel"]
+    return ["no GPU here: arguments are rebuilt and the ops called on the CPU, which proves no kernel"]

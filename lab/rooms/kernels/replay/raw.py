@@ -1,4 +1,4 @@
-"""What a replay saw"""
+"""What the replay workload brings back, before anything is compared."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from lab.rooms.kernels.replay.args import PLAN_VERSION, Arg, Launch
 
 
 class SignatureRun(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A signature called by itself. status: ran, shapes (only on the meta device), failed or unresolved.
+    """A signature called by itself. status: ran, shapes (on the meta device only), failed or unresolved.
 
-    launches: what its first measured call launched. dur_us: per repetition, of each launch (on a CPU of the op).
+    launches: of its first measured call. dur_us: per repetition, of each launch (on a CPU: of the op).
     """
 
     sig_id: str
@@ -25,15 +25,15 @@ class SignatureRun(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class CallRun(msgspec.Struct, frozen=True, array_like=True):
-    """A call made in order: its place in the plan, which set of launches it made, durations per pass and launch."""
+    """A call made in order: place is its index in the plan. Durations are per pass and launch."""
 
     place: int
-    launch_set: int  # -1: the passes differed
+    launch_set: int  # index in RawReplay.launch_sets; -1: the passes differed
     dur_us: tuple[tuple[float, ...], ...]
 
 
 class RawReplay(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Everything one replay saw, before anything is judged."""
+    """Everything one replay saw."""
 
     version: int = PLAN_VERSION
     mode: str

@@ -1,27 +1,38 @@
-"""read"""
+"""From SOURCE, a trace or a run, to the plan of its replay."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from lab.rooms.kernels.replay.args import ReplayPlan
+from lab.core.run import Run
+from lab.errors import MissingError, UsageError
+from lab.rooms.kernels.replay.args import ReplayPlan
+from lab.rooms.kernels.replay.source import read_plan
+from lab.rooms.kernels.schema import Generation
+from lab.rooms.kernels.trails import Trail, read_json, trails
 
 
 def read_source(
     source: Path, execution_trace: Path | None = None, recorded_ops: Path | None = None, rank: int = 0
 ) -> ReplayPlan:
-    """A ReplayPlan of a trace file, or of one rank of a run. Raises MissingError and BadDataError."""
-    from lab.errors import MissingError, UsageError
-    from lab.rooms.kernels.replay.source import read_plan
-    from lab.rooms.kernels.schema import Generation
-    from lab.rooms.kernels.trails import read_json, trails
-
+    """The plan of a trace file, or of one rank of a run. Raises MissingError, UsageError and BadDataError."""
     if not source.exists():
-        raise MissingError("there is no such run or trace", where=source)
+        raise MissingError("no such run or trace", where=source)
     if source.is_file():
         return read_plan(source, execution_trace, recorded_ops)
+    trail = _trail(source, rank)
+    made = read_json(trail.generation, Generation) if trail.generation else None
+    return read_plan(
+        trail.trace,
+        execution_trace or trail.execution_trace,
+        recorded_ops or trail.recorded_ops,
+        run=str(source),
+        state=made.flags if made else {},
+        config=_config_of(source, made),
+    )
+
+
+def _trail(source: Path, rank: int) -> Trail:
     found = {trail.rank: trail for trail in trails(source)}
     if not found:
         raise MissingError(
@@ -30,29 +41,15 @@ def read_source(
             fix="make one with: lab run kernels profile MODEL, or name a trace file",
         )
     if rank not in found:
-        raise UsageError(
-            f"this run has no rank {rank}",
-            where=source,
-            fix=f"its ranks: {', '.join(map(str, sorted(found)))}",
-        )
-    trail = found[rank]
-    said = read_json(trail.generation, Generation) if trail.generation else None
-    return read_plan(
-        trail.trace,
-        execution_trace or trail.execution_trace,
-        recorded_ops or trail.recorded_ops,
-        run=str(source),
-        state=said.flags if said else {},
-        config=_config_of(source, said),
-    )
+        ranks = ", ".join(map(str, sorted(found)))
+        raise UsageError(f"this run has no rank {rank}", where=source, fix=f"its ranks: {ranks}")
+    return found[rank]
 
 
-def _config_of(source: Path, said: object) -> dict[str, object]:
-    """What the profiled run was asked for, so that energy can run the same model again."""
-    from lab.core.run import Run
-
+def _config_of(source: Path, made: Generation | None) -> dict[str, object]:
+    """The configuration of the profiled run, so that an energy run can generate with the same model again."""
     config: dict[str, object] = dict(Run.open(source).manifest.config) if Run.is_run(source) else {}
     for name in ("model", "weights", "dtype", "prompt_tokens", "new_tokens", "attn"):
-        if said is not None:
-            config.setdefault(name, getattr(said, name))
+        if made is not None:
+            config.setdefault(name, getattr(made, name))
     return config

@@ -1,27 +1,21 @@
 """The dispatch recorder's calls as arguments of a replay: exact overload, every argument, ranges of integers.
 
-The recorder saw another pass of the same generation; `align` joins its calls to the trace's ops. Where there is no
-execution trace (torch 1.12) it is the only full source; beside one it adds the ranges of integer tensors.
+The recorder saw another pass of the same generation. Without an execution trace (torch 1.12) it is the only complete
+source; beside an execution trace it adds the ranges of integer tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 
-from lab.recordings.tables import Table
-from lab.rooms.kernels.catalogue.align import align
 from lab.rooms.kernels.replay.args import Arg, TensorArg
 from lab.rooms.kernels.replay.bounds import with_bounds
 from lab.rooms.kernels.replay.schemas import Unresolved
 from lab.rooms.kernels.schema import Arg as RecordedArg
 from lab.rooms.kernels.schema import RecordedOp
 from lab.rooms.kernels.tensors import FLOATS, ITEM_BYTES
-from lab.rooms.kernels.trails import read_lines
 
 # Numbers of dtypes, layouts and memory formats in c10 (ScalarType.h, Layout.h, MemoryFormat.h).
 DTYPE_NUMBERS = {
@@ -64,38 +58,14 @@ TYPES = {
 }
 
 
-def read_recorded(path: Path) -> list[RecordedOp]:
-    return list(read_lines(path, RecordedOp))
-
-
-def joined(ops: Sequence[Any], marks: Sequence[Any], recorded: list[RecordedOp]) -> list[int]:
-    """Index into `recorded` of each op of the trace, -1 where none stands for it."""
-    threads: dict[tuple[Any, Any], int] = {}
-    rows = [threads.setdefault((op.event.pid, op.event.tid), len(threads)) for op in ops]
-    table = Table(
-        {
-            "ts_ns": np.array([round(op.event.ts * 1e3) for op in ops], dtype=np.int64),
-            "dur_ns": np.array([round(op.event.dur * 1e3) for op in ops], dtype=np.int64),
-            "pid": np.zeros(len(ops), dtype=np.int64),
-            "tid": np.array(rows, dtype=np.int64),
-            "external_id": np.array([op.args.external_id for op in ops], dtype=np.int64),
-        }
-    )
-    names = np.array([op.event.name for op in ops], dtype=object)
-    spans = np.array(
-        [(round(m.ts * 1e3), round((m.ts + m.dur) * 1e3)) for m in marks], dtype=np.int64
-    ).reshape(-1, 2)
-    return [int(place) for place in align(table, names, spans, recorded)]
-
-
 def arguments(op: RecordedOp) -> tuple[Arg, ...]:
-    """The call's arguments. Raises Unresolved for one that a replay cannot make again."""
+    """The call's arguments. Raises Unresolved for an argument that a replay cannot rebuild."""
     on_gpu = any(str(one.device).startswith("cuda") for arg in op.args for one in _tensors(arg))
     return with_bounds(op.name, tuple(_arg(op, arg, on_gpu and "copy" not in op.name) for arg in op.args))
 
 
-def places(args: Sequence[RecordedArg]) -> tuple[tuple[int, int], ...]:
-    """[storage, offset] of each tensor, lists flattened."""
+def tensor_slots(args: Sequence[RecordedArg]) -> tuple[tuple[int, int], ...]:
+    """[storage, offset] of each tensor, lists flattened; storage -1 if unknown."""
     return tuple(
         (-1 if one.storage is None else one.storage, one.offset) for arg in args for one in _tensors(arg)
     )
@@ -125,13 +95,8 @@ def _ranged(arg: Arg, seen: RecordedArg) -> Arg:
 
 
 def _with_range(tensor: TensorArg, seen: RecordedArg) -> TensorArg:
-    if (
-        seen.range is None
-        or tensor.dtype in FLOATS
-        or tensor.dtype == "bool"
-        or list(tensor.shape) != seen.shape
-        or tensor.number
-    ):
+    whole_numbers = tensor.dtype not in FLOATS and tensor.dtype != "bool" and not tensor.number
+    if seen.range is None or not whole_numbers or list(tensor.shape) != seen.shape:
         return tensor
     return msgspec.structs.replace(tensor, low=seen.range[0], high=seen.range[1])
 
@@ -161,16 +126,16 @@ def _arg(op: RecordedOp, arg: RecordedArg, numbers: bool) -> Arg:
         return Arg(name=arg.name, src=src)
     if arg.kind in NAMED:
         if arg.value not in NAMED[arg.kind]:
-            raise Unresolved(f"{arg.kind} {arg.value!r} is not rebuilt")
+            raise Unresolved(f"{arg.kind} {arg.value!r} cannot be rebuilt")
         return Arg(name=arg.name, type="int", value=NAMED[arg.kind][arg.value], src=src)
     if arg.kind in ("other", "complex"):
-        raise Unresolved(f"the recorder could not tell the argument {arg.name!r}")
+        raise Unresolved(f"the recorder could not describe the argument {arg.name!r}")
     return Arg(name=arg.name, type=TYPES[arg.kind], value=arg.value, src=src)
 
 
 def _tensor(arg: RecordedArg, numbers: bool) -> TensorArg:
     if arg.dtype not in ITEM_BYTES or arg.stride is None:
-        raise Unresolved(f"tensors of type {arg.dtype!r} or without strides are not rebuilt")
+        raise Unresolved(f"tensors of type {arg.dtype!r} or without strides cannot be rebuilt")
     shape, device = tuple(arg.shape or ()), str(arg.device).split(":")[0]
     number = numbers and shape == () and device == "cpu" and arg.dtype in ("float64", "int64", "bool")
     keeps = arg.range is not None and arg.dtype not in FLOATS and arg.dtype != "bool"

@@ -1,39 +1,38 @@
-"""recorded calls"""
+"""The dispatch recorder's calls, joined to the ops of a trace."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from lab.rooms.kernels.catalogue.execution_trace import Node
 from lab.rooms.kernels.replay.trace import Event, Op
 from lab.rooms.kernels.schema import RecordedOp
+from lab.rooms.kernels.trails import read_lines
 
 
 class RecordedCalls:
-    """The recorder's calls beside the trace's ops; empty without its file."""
+    """The recorded call of each op; empty without a recorder's file."""
 
     def __init__(self, ops: list[Op], marks: list[Event], path: Path | None) -> None:
         self.calls: list[RecordedOp] = []
         self._of = [-1] * len(ops)
         if path is not None:
-            # Imported here: aligning needs numpy, and a trace alone does not.
-            from lab.rooms.kernels.replay import recorded as replay_recorded
+            # Imported here: aligning needs numpy, a trace alone does not.
+            from lab.rooms.kernels.replay.alignment import join
 
-            self.calls = replay_recorded.read_recorded(path)
-            self._of = replay_recorded.joined(ops, sorted(marks, key=lambda mark: mark.ts), self.calls)
+            self.calls = list(read_lines(path, RecordedOp))
+            self._of = join(ops, sorted(marks, key=lambda mark: mark.ts), self.calls)
 
-    def call(self, place: int) -> RecordedOp | None:
-        """The recorded call that an op of the trace stands for."""
-        return self.calls[self._of[place]] if self._of[place] >= 0 else None
+    def call(self, op: int) -> RecordedOp | None:
+        """The recorded call of the op at an index of the trace's ops."""
+        return self.calls[self._of[op]] if self._of[op] >= 0 else None
 
-    def lifted(self, owners: dict[int, int], ops: list[Op], nodes: dict[int, Node]) -> dict[int, int]:
-        """Without an execution trace, launches go to the recorded op around their owner: only its arguments are known."""
-        if nodes or not self.calls:
-            return owners
-        return {launch: self._up(owner, ops) for launch, owner in owners.items()}
+    def recorded_owners(self, owners: dict[int, int], ops: list[Op]) -> dict[int, int]:
+        """Each launch with the nearest recorded op around its owner, because only its arguments are known."""
+        return {launch: self._recorded_above(owner, ops) for launch, owner in owners.items()}
 
-    def _up(self, owner: int, ops: list[Op]) -> int:
-        place = owner
-        while place >= 0 and self._of[place] < 0:
-            place = ops[place].parent
-        return place if place >= 0 else owner
+    def _recorded_above(self, owner: int, ops: list[Op]) -> int:
+        """The nearest recorded op around `owner`, or `owner` itself if there is none."""
+        op = owner
+        while op >= 0 and self._of[op] < 0:
+            op = ops[op].parent
+        return op if op >= 0 else owner

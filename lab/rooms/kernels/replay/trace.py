@@ -1,4 +1,4 @@
-"""trace"""
+"""A Kineto trace as a replay reads it: ops, GPU work, runtime calls and marks of forwards."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import msgspec
 
 from lab.errors import BadDataError
 from lab.rooms.kernels.catalogue.execution_trace import read_json_bytes
-from lab.rooms.kernels.replay.args import (
-    Launch,
-)
+from lab.rooms.kernels.replay.args import Launch
 
 KINDS = {
     "kernel": "kernel",
@@ -22,18 +20,14 @@ KINDS = {
     "gpu_memset": "memset",
     "memset": "memset",
 }
-
-
 OPS = ("cpu_op", "operator")
-
-
 RUNTIME = ("cuda_runtime", "runtime", "cuda_driver", "hip_runtime")
-
-
 FORWARD = re.compile(r"(prefill|decode)(?:_(\d+))?\Z")
 
 
 class TraceArgs(msgspec.Struct, gc=False):
+    """The `args` of an event."""
+
     external_id: int = msgspec.field(name="External id", default=-1)
     rf_id: int = msgspec.field(name="Record function id", default=-1)
     correlation: int = -1
@@ -66,15 +60,15 @@ class Document(msgspec.Struct):
 
 
 class Op(msgspec.Struct):
-    """An op of the trace, its parent as a place in the list of ops."""
+    """An op of the trace; parent is its index in the list of ops, -1 none."""
 
     event: Event
     args: TraceArgs
     parent: int = -1
-    children: int = 0
 
 
 def decode_trace(trace: Path) -> Document:
+    """A Kineto trace, gzip or plain. Raises MissingError and BadDataError."""
     data = read_json_bytes(trace, "trace")
     try:
         return msgspec.json.decode(data, type=Document)
@@ -82,7 +76,7 @@ def decode_trace(trace: Path) -> Document:
         raise BadDataError(
             f"not a readable Kineto trace: {error}",
             where=trace,
-            fix="name a trace that torch.profiler wrote; record it again if it was cut",
+            fix="name a trace that torch.profiler wrote; record it again if it is truncated",
         ) from error
 
 
@@ -109,8 +103,6 @@ def sort_events(
 
 
 _ARGS = msgspec.json.Decoder(TraceArgs)
-
-
 _LOOSE = msgspec.json.Decoder(TraceArgs, strict=False)
 
 
@@ -124,11 +116,11 @@ def event_args(event: Event) -> TraceArgs:
 
 
 def _loose(event: Event) -> TraceArgs:
-    """Arguments of which some are numbers written as text, as ROCm does."""
+    """Arguments with numbers written as text, as ROCm does."""
     try:
         return _LOOSE.decode(event.args)
     except msgspec.DecodeError as error:
-        raise BadDataError(f"the arguments of {event.name!r} do not fit: {error}") from error
+        raise BadDataError(f"unexpected arguments of event {event.name!r}: {error}") from error
 
 
 def launch_of(event: Event, args: TraceArgs) -> Launch:
@@ -143,4 +135,7 @@ def launch_of(event: Event, args: TraceArgs) -> Launch:
 
 
 def as_number(value: int | str) -> int:
-    return value if isinstance(value, int) else int(value) if value.lstrip("-").isdecimal() else -1
+    """-1 for a text that is not a number."""
+    if isinstance(value, int):
+        return value
+    return int(value) if value.lstrip("-").isdecimal() else -1

@@ -14,7 +14,7 @@ def test_ranks_that_launched_unequal_numbers_are_named(tmp_path):
     short.events = [e for e in short.events if not (e["name"] == "nvjet_gemm" and e["ts"] > 3200)]
     short.write(tmp_path / "trace_rank1.json")
     found = read_catalogue(trails(tmp_path))
-    assert any("not equally many on all ranks" in text and "0:4 1:2" in text for text in found.problems)
+    assert any("different counts on different ranks" in text and "0:4 1:2" in text for text in found.problems)
 
 
 def test_a_launch_without_an_op_is_counted_and_said(tmp_path):

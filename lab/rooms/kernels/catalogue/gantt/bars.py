@@ -1,4 +1,7 @@
-"""bars"""
+"""Launches as bars: one row each for compute, communication and copies of every stream.
+
+A picture draws by pixels, each as strong as it is busy, so idle time stays visible among 65,000 launches; the page draws
+every launch on a canvas, so a zoom shows each."""
 
 from __future__ import annotations
 
@@ -8,16 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from lab.rooms.kernels.catalogue.classes import class_of, class_of_op
+from lab.rooms.kernels.catalogue.classes import class_of_launch
 from lab.rooms.kernels.catalogue.rank import KINDS, RankData
 from lab.stats.intervals import intersect
 
 COMPUTE, COMM, COPY = 0, 1, 2
-
-
 GROUPS = ("compute", "communication", "copies")
-
-
 # Families of classes, each with a colour role of the page's palette.
 FAMILIES = (
     ("matrix products", "computation", ("gemm", "gemv", "splitk_reduce", "conv", "quant")),
@@ -27,17 +26,13 @@ FAMILIES = (
     ("communication", "communication", ("comm",)),
     ("copies and fills", "memcpy", ("memcpy", "memset")),
 )
-
-
-FAMILY_OF = {kind: at for at, (_, _, kinds) in enumerate(FAMILIES) for kind in kinds}
-
-
+FAMILY_OF = {kind: index for index, (_, _, kinds) in enumerate(FAMILIES) for kind in kinds}
 GROUP_OF_FAMILY = np.array([COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMM, COPY], dtype=np.int8)
 
 
 @dataclass(frozen=True)
 class Span:
-    """A forward (or step) as the device saw it: from the first start to the last end of what it launched, us."""
+    """A forward or step on the device: from the first start to the last end of what it launched, us."""
 
     name: str
     start_us: float
@@ -46,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars (n,) by row, then start; row indexes `rows`, name `names`, family FAMILIES. overlap_us is per lane."""
+    """Bars (n,) by row, then start. row is an index into `rows`, name into `names`, family into FAMILIES."""
 
     rows: list[str]
     lane: list[tuple[int, int]]  # (rank, device) of each row: what can overlap
@@ -75,8 +70,8 @@ def bars_of(ranks: Sequence[RankData]) -> Bars:
     keys = ["rank", "device", "stream", "group"]
     several = frame["rank"].nunique() > 1
     lanes = sorted(set(map(tuple, frame[keys].drop_duplicates().to_numpy().tolist())))
-    place = {lane: at for at, lane in enumerate(lanes)}
-    frame["row"] = [place[lane] for lane in map(tuple, frame[keys].to_numpy().tolist())]
+    row_of = {lane: row for row, lane in enumerate(lanes)}
+    frame["row"] = [row_of[lane] for lane in map(tuple, frame[keys].to_numpy().tolist())]
     frame = frame.sort_values(["row", "start_us"], kind="stable")
     codes, names = pd.factorize(frame["name"])
     return Bars(
@@ -106,10 +101,10 @@ def _frame(rank: RankData) -> pd.DataFrame:
     comm = set(rank.trace.collectives.kernel.tolist()) if rank.on_gpu else set()
     family = {}
     found = np.empty(len(table), dtype=np.int8)
-    for at, key in enumerate(zip(names.tolist(), ops.tolist(), kinds, strict=True)):
+    for index, key in enumerate(zip(names.tolist(), ops.tolist(), kinds, strict=True)):
         if key not in family:
-            family[key] = FAMILY_OF[_class(*key)]
-        found[at] = FAMILY_OF["comm"] if at in comm else family[key]
+            family[key] = FAMILY_OF[class_of_launch(*key)]
+        found[index] = FAMILY_OF["comm"] if index in comm else family[key]
     bars: pd.DataFrame = pd.DataFrame(
         {
             "rank": rank.rank,
@@ -124,24 +119,10 @@ def _frame(rank: RankData) -> pd.DataFrame:
     return bars
 
 
-def _class(name: str, op: str, kind: str) -> str:
-    return class_of_op(op) if kind == "cpu_op" else kind if kind != "kernel" else class_of(name, op)
-
-
 def _row_label(lane: tuple[int, ...], several: bool) -> str:
     rank, device, stream, group = lane
-    where = f"stream {stream}" if device >= 0 else f"thread {stream}"
-    return " ".join(
-        filter(
-            None,
-            [
-                f"rank {rank}" if several else "",
-                f"GPU {device}" if device >= 0 else "CPU",
-                where,
-                GROUPS[group],
-            ],
-        )
-    )
+    where = f"GPU {device} stream {stream}" if device >= 0 else f"CPU thread {stream}"
+    return f"{f'rank {rank} ' if several else ''}{where} {GROUPS[group]}"
 
 
 def _marks(ranks: Sequence[RankData], zero_ns: int) -> list[Span]:
@@ -151,16 +132,11 @@ def _marks(ranks: Sequence[RankData], zero_ns: int) -> list[Span]:
         table = rank.trace.kernels if rank.on_gpu else rank.trace.ops
         end = start + table.dur_ns[rank.rows]
         found = []
-        for at, name in enumerate(rank.marks.names):
-            mine = rank.mark == at
+        for index, name in enumerate(rank.marks.names):
+            mine = rank.mark == index
             if mine.any():
-                found.append(
-                    Span(
-                        name,
-                        (int(start[mine].min()) - zero_ns) / 1000,
-                        (int(end[mine].max()) - zero_ns) / 1000,
-                    )
-                )
+                first_ns, last_ns = int(start[mine].min()), int(end[mine].max())
+                found.append(Span(name, (first_ns - zero_ns) / 1000, (last_ns - zero_ns) / 1000))
         if found:
             return found
     return []
@@ -173,9 +149,8 @@ def _overlaps(frame: pd.DataFrame) -> dict[tuple[int, int], np.ndarray]:
         every = np.stack([rows["start_us"], rows["start_us"] + rows["dur_us"]], axis=1)
         every = np.rint(every * 1000).astype(np.int64)
         compute = (rows["group"] == COMPUTE).to_numpy()
-        found[int(rows["rank"].iloc[0]), int(rows["device"].iloc[0])] = (
-            intersect(every[compute], every[~compute]) / 1000
-        )
+        lane = int(rows["rank"].iloc[0]), int(rows["device"].iloc[0])
+        found[lane] = intersect(every[compute], every[~compute]) / 1000
     return found
 
 
@@ -183,8 +158,5 @@ def head(bars: Bars, most: int) -> Bars:
     """The first `most` bars by time, rows as they are."""
     kept = np.zeros(len(bars.row), dtype=bool)
     kept[np.argsort(bars.start_us, kind="stable")[:most]] = True
-    columns = {
-        name: getattr(bars, name)[kept]
-        for name in ("row", "start_us", "dur_us", "family", "name", "device", "stream")
-    }
-    return replace(bars, **columns)
+    columns = ("row", "start_us", "dur_us", "family", "name", "device", "stream")
+    return replace(bars, **{name: getattr(bars, name)[kept] for name in columns})

@@ -1,4 +1,4 @@
-"""picture"""
+"""The picture: bars by pixels, forwards as bands, overlap shaded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.errors import MissingError
+from lab.report.figures import timeline
 from lab.rooms.kernels.catalogue.gantt.bars import FAMILIES, Bars
 from lab.stats.intervals import union
 
@@ -14,9 +16,7 @@ PIXELS = 1500  # across a picture; bars closer than one of them are drawn as one
 
 
 def draw(bars: Bars, *, step: str | None = None) -> Any:
-    """The picture: a row a stream and group, families by colour, forwards as bands, overlap shaded. A matplotlib Figure."""
-    from lab.report.figures import timeline
-
+    """A matplotlib Figure: one row per stream and group, families by colour."""
     low_us, high_us = window(bars, step)
     shown = merged(bars, low_us, high_us)
     bands = [
@@ -25,18 +25,15 @@ def draw(bars: Bars, *, step: str | None = None) -> Any:
         if mark.end_us > low_us and mark.start_us < high_us
     ]
     shades = [
-        (at, piece[0] / 1000, piece[1] / 1000)
-        for at, lane in enumerate(bars.lane)
+        (row, piece[0] / 1000, piece[1] / 1000)
+        for row, lane in enumerate(bars.lane)
         for piece in joined(bars.overlap[lane], low_us, high_us)
     ]
-    parts = {
-        (name, role): shown[shown["family"] == at][["row", "start_us", "dur_us", "busy"]].to_numpy(
-            dtype=float
-        )
-        / [1, 1000, 1000, 1]
-        for at, (name, role, _) in enumerate(FAMILIES)
-        if (shown["family"] == at).any()
-    }
+    parts = {}
+    for index, (name, role, _) in enumerate(FAMILIES):
+        mine = shown[shown["family"] == index][["row", "start_us", "dur_us", "busy"]]
+        if len(mine):
+            parts[name, role] = mine.to_numpy(dtype=float) / [1, 1000, 1000, 1]
     return timeline(
         bars.rows,
         parts,
@@ -49,8 +46,6 @@ def draw(bars: Bars, *, step: str | None = None) -> Any:
 
 def window(bars: Bars, step: str | None) -> tuple[float, float]:
     """The time shown, us: everything, or the forward named `step` with a little before and after."""
-    from lab.errors import MissingError
-
     if step is None:
         return 0.0, bars.end_us
     for mark in bars.marks:
@@ -60,15 +55,15 @@ def window(bars: Bars, step: str | None) -> tuple[float, float]:
     known = ", ".join(mark.name for mark in bars.marks[:8])
     raise MissingError(
         f"no forward or step {step!r} in the trace",
-        fix=f"one of: {known}" if known else "the trace has no marks: leave --step out",
+        fix=f"one of: {known}" if known else "this trace has no marks: leave out --step",
     )
 
 
 def merged(bars: Bars, low_us: float, high_us: float, pixels: int = PIXELS) -> pd.DataFrame:
     """Bars inside the window, in a picture's resolution: columns row, family, start_us, dur_us, busy.
 
-    A pixel that several families share belongs to the one with most time in it; busy is the share of it that anything
-    runs, in quarters rounded up. Neighbours that are alike are joined.
+    A pixel that several families share belongs to the one with most time in it; busy is the share of the pixel in
+    which anything runs, in quarters, rounded up. Equal neighbours are joined.
     """
     pixel = max((high_us - low_us) / pixels, 1e-3)
     edges = low_us + pixel * np.arange(pixels + 1)
@@ -77,35 +72,28 @@ def merged(bars: Bars, low_us: float, high_us: float, pixels: int = PIXELS) -> p
     parts = []
     for row in range(len(bars.rows)):
         mine = inside & (bars.row == row)
-        covered = np.stack(
-            [
-                _covered(bars.start_us[mine & (bars.family == at)], end_us[mine & (bars.family == at)], edges)
-                for at in range(len(FAMILIES))
-            ]
-        )
+        of_family = [mine & (bars.family == index) for index in range(len(FAMILIES))]
+        covered = np.stack([_covered(bars.start_us[some], end_us[some], edges) for some in of_family])
         winner = np.where(covered.max(axis=0) > 0, covered.argmax(axis=0), -1)
         quarters = np.ceil(np.minimum(covered.sum(axis=0) / (pixel * 1000), 1.0) * 4 - 1e-6).astype(np.int64)
         alike = winner * 8 + quarters
         first = np.flatnonzero(np.diff(alike, prepend=alike[:1] - 1) != 0)
         last = np.append(first[1:], len(winner))
         some = winner[first] >= 0
-        parts.append(
-            pd.DataFrame(
-                {
-                    "row": row,
-                    "family": winner[first][some],
-                    "start_us": edges[first][some],
-                    "dur_us": (edges[last] - edges[first])[some],
-                    "busy": quarters[first][some] / 4,
-                }
-            )
-        )
+        columns = {
+            "row": row,
+            "family": winner[first][some],
+            "start_us": edges[first][some],
+            "dur_us": (edges[last] - edges[first])[some],
+            "busy": quarters[first][some] / 4,
+        }
+        parts.append(pd.DataFrame(columns))
     shown: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return shown
 
 
 def _covered(start_us: np.ndarray, end_us: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Time (p,) that bars (n,) cover between each two `edges` (p + 1,), each instant once."""
+    """Ticks (p,) that bars (n,) cover between neighbouring `edges` (p + 1,), each instant counted once."""
     ticks = np.rint(np.stack([start_us, np.maximum(end_us, start_us + 1e-3)], axis=1) * 1000).astype(np.int64)
     once = union(ticks)
     if not len(once):
@@ -121,5 +109,5 @@ def joined(pieces_us: np.ndarray, low_us: float, high_us: float) -> np.ndarray:
     pixel = max((high_us - low_us) / PIXELS, 1e-3)
     pieces = pieces_us[(pieces_us[:, 1] > low_us) & (pieces_us[:, 0] < high_us)]
     ticks = np.stack([np.floor(pieces[:, 0] / pixel), np.ceil(pieces[:, 1] / pixel)], axis=1).astype(np.int64)
-    joined: np.ndarray = union(ticks) * pixel
-    return joined
+    found: np.ndarray = union(ticks) * pixel
+    return found
