@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def watch(model: Any, **options: Any) -> Watch:
-    """A watch over `model`, a torch.nn.Module; options as of `lab.rooms.nan.watch.watch.Watch`.
+    """A watch over `model`, a torch.nn.Module; for the options see `lab.rooms.nan.watch.watch.Watch`.
 
-    on_bad="raise" stops at the end of the first forward that made a NaN or an infinity; a function is called
-    instead.
+    on_bad="raise" stops at the end of the first forward that made a NaN or an infinity; a function given as
+    on_bad is called instead.
     """
     from lab.errors import needs
 

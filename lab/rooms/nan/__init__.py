@@ -4,14 +4,14 @@ Question: which module, and below it which instruction, turns finite numbers int
 reach the model's output?
 
 Method: each experiment changes one thing against `baseline`, proves that the change took effect, and runs in
-a process of its own. `nan` watches what every module takes and gives, counting on the GPU once a forward;
+a process of its own. `nan` watches what every module takes and gives, counting on the GPU once per forward;
 `nixnan` runs the same experiment, watch off, under the user's nixnan.so, which checks instructions. Both are
 joined into a chain: seen in instructions, stored, in a module, in the logits, in the text.
 
 Source: the experiments of the SC25 floating-point tutorial (ganeshutah/SC25-Floating-Point-Tutorial), whose
 names and files are kept; nixnan (parfloat/nixnan).
 
-What it cannot tell: what happens between two modules beyond the place; what nixnan does not instrument
+What it cannot tell: what happens between two modules, beyond the place; what nixnan does not instrument
 (Hopper's tensor cores, conversions, 8-bit arithmetic); whether a benign NaN stays benign on another prompt.
 """
 
@@ -36,7 +36,7 @@ def recognises(folder: Path) -> bool:
 
 
 def watcher(run: Run) -> Silent:
-    """The room keeps no log of its own."""
+    """The room writes no log of its own."""
     return Silent()
 
 

@@ -1,4 +1,4 @@
-"""Every knob of the nan room, and its experiments: each changes one thing against the baseline."""
+"""The settings of the nan room, and its experiments: each changes one thing against the baseline."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 EXPERIMENTS = {
     "baseline": "4-bit weights (bitsandbytes) and half precision; unquantized where bitsandbytes is absent",
     "bfloat16": "bfloat16 in place of float16, for weights and computation",
-    "attention_scale": "attention scores multiplied by --scale: a diagnostic, no cure",
+    "attention_scale": "attention scores multiplied by --scale: a diagnostic, not a cure",
     "attention_clip": "attention outputs clamped to +-clip",
     "8bit": "8-bit weights (LLM.int8) in place of 4-bit",
     "layernorm_eps": "epsilon of every norm set to --eps",
     "eager": "eager attention in place of fused",
 }
-AGAIN = "baseline-again"  # the same process once more: how much two equal runs differ
+AGAIN = "baseline-again"  # the baseline run once more: how much two equal runs differ
 RECIPES = {
     "priority": ("baseline", "bfloat16", "attention_scale", "eager"),
     "all": tuple(EXPERIMENTS),
@@ -27,7 +27,7 @@ PROVOCATIONS = {
     "overflow": "the gated product of one layer's MLP overflows half",
     "scores": "one layer's attention scores overflow half",
     "nan-weight": "one weight of one layer is NaN",
-    "masked-softmax": "one row of one layer's attention mask is -inf throughout",
+    "masked-softmax": "one row of one layer's attention mask is all -inf",
 }
 
 
@@ -36,35 +36,37 @@ def _help(text: str, **limits: Any) -> msgspec.Meta:
 
 
 class NixnanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What nixnan reads from its environment and its working directory; defaults leave nothing out."""
+    """What nixnan reads from its environment and its working directory; by default nothing is left out."""
 
     sampling: Annotated[int, _help("instrument 1 in N launches of a kernel; 0: all", ge=0)] = 0
-    line_info: Annotated[bool, _help("source lines; crashes on wheels without them")] = False
-    max_errors: Annotated[int, _help("stop after so many lines; 0: never", ge=0)] = 0
-    histogram: Annotated[bool, _help("ranges of exponents; tears lines: a pass of its own")] = False
+    line_info: Annotated[bool, _help("report source lines; crashes on wheels without them")] = False
+    max_errors: Annotated[int, _help("stop after this many lines; 0: never", ge=0)] = 0
+    histogram: Annotated[bool, _help("log ranges of exponents; tears lines: needs a run of its own")] = False
     bin_spec: Annotated[str | None, _help("JSON of exponent bins, as text")] = None
     only_kernels: Annotated[tuple[str, ...], _help("exact short names; all others are left alone")] = ()
     not_kernels: Annotated[tuple[str, ...], _help("exact short names that are left alone")] = ()
     fun_detail: Annotated[bool, _help("full names on repeats")] = False
     attach: Annotated[
         Literal["auto", "inject", "preload"],
-        _help("how the tool gets in; auto: CUDA_INJECTION64_PATH, then LD_PRELOAD if it never attached"),
+        _help("how the tool is attached; auto: CUDA_INJECTION64_PATH, then LD_PRELOAD if it never attached"),
     ] = "auto"
-    log_limit_bytes: Annotated[int, _help("the step is ended when its log is larger", ge=1 << 20)] = 20 << 30
-    grace_s: Annotated[float, _help("from SIGINT to SIGKILL: the tool writes its report meanwhile", gt=0)] = (
-        60.0
+    log_limit_bytes: Annotated[int, _help("the step is ended when its log outgrows this", ge=1 << 20)] = (
+        20 << 30
     )
+    grace_s: Annotated[float, _help("seconds from SIGINT to SIGKILL, for the tool's report", gt=0)] = 60.0
 
 
 class NanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run of the room. `model` is a hub id, a folder, `tiny` or `7b-shape` (random weights, offline)."""
 
     experiments: tuple[str, ...]
-    sass: Annotated[bool, _help("under nixnan.so, watch off")] = False
+    sass: Annotated[bool, _help("run under nixnan.so, without the watch")] = False
     model: str = "tiny"
     layers: Annotated[int, _help("layers of tiny or 7b-shape", ge=1)] | None = None
-    prompt: Annotated[tuple[str, ...], _help("several make a left-padded batch", min_length=1)] = ("dizzy",)
-    max_new_tokens: Annotated[int, _help("exactly so many are generated", ge=1)] = 50
+    prompt: Annotated[tuple[str, ...], _help("several prompts make a left-padded batch", min_length=1)] = (
+        "dizzy",
+    )
+    max_new_tokens: Annotated[int, _help("tokens to generate, exactly", ge=1)] = 50
     seed: int = 0
     dtype: Annotated[
         Literal["float16", "bfloat16", "float32"], _help("of the baseline's weights and computation")
@@ -91,6 +93,6 @@ class NanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def label(config: NanConfig, experiment: str) -> str:
-    """The experiment with the knob that it turns, such as `attention_scale@0.5`."""
-    knob = {"attention_scale": config.scale, "attention_clip": config.clip, "layernorm_eps": config.eps}
-    return f"{experiment}@{knob[experiment]:g}" if experiment in knob else experiment
+    """The experiment with the setting it uses, such as `attention_scale@0.5`."""
+    settings = {"attention_scale": config.scale, "attention_clip": config.clip, "layernorm_eps": config.eps}
+    return f"{experiment}@{settings[experiment]:g}" if experiment in settings else experiment

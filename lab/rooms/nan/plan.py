@@ -16,7 +16,7 @@ def experiments(names: tuple[str, ...]) -> tuple[str, ...]:
     unknown = sorted(set(wanted) - {*EXPERIMENTS, AGAIN})
     if unknown:
         raise UsageError(
-            f"there is no experiment {unknown[0]!r}", fix=f"one of: {', '.join([*EXPERIMENTS, *RECIPES])}"
+            f"no experiment {unknown[0]!r}", fix=f"use one of: {', '.join([*EXPERIMENTS, *RECIPES])}"
         )
     return tuple(sorted(dict.fromkeys(wanted), key=lambda name: name != "baseline"))
 
@@ -25,11 +25,11 @@ def plan(config: NanConfig, site: Site) -> Plan:
     """One process per experiment, so that a changed model never meets the next one."""
     if config.sass and site.vendor != "nvidia":
         raise UsageError(
-            "nixnan reads NVIDIA instructions: there is no such level on this hardware",
-            fix="use --image cuda, or `nan` for the Python level",
+            "nixnan needs an NVIDIA GPU",
+            fix="use --image cuda, or `lab run nan` for the Python level",
         )
     if config.sass and config.device == "cpu":
-        raise UsageError("nixnan watches a GPU's instructions", fix="drop --device cpu")
+        raise UsageError("nixnan needs a GPU, but --device is cpu", fix="drop --device cpu")
     wanted = _with_repeat(config)
     return Plan(
         steps=tuple(_step(config, site, name) for name in wanted),
@@ -49,18 +49,9 @@ def _with_repeat(config: NanConfig) -> tuple[str, ...]:
 
 def _step(config: NanConfig, site: Site, name: str) -> Step:
     folder = f"steps/{name}"
-    workload = (
-        "python",
-        "-m",
-        "lab.rooms.nan.workload",
-        "--config",
-        CONFIG,
-        "--experiment",
-        name,
-        "--out",
-        folder,
-    )
-    runner = ("python", "-m", "lab.rooms.nan.nixnan.runner", "--config", CONFIG, "--out", folder, "--")
+    python, config_file, out = ("python", "-m"), ("--config", CONFIG), ("--out", folder)
+    workload = (*python, "lab.rooms.nan.workload", *config_file, "--experiment", name, *out)
+    runner = (*python, "lab.rooms.nan.nixnan.runner", *config_file, *out, "--")
     on_gpu = bool(site.gpus) and config.device != "cpu"
     return Step(
         name=name,
@@ -78,7 +69,7 @@ def _step(config: NanConfig, site: Site, name: str) -> Step:
 def _notes(config: NanConfig, wanted: tuple[str, ...]) -> tuple[str, ...]:
     notes = []
     if "baseline" not in wanted:
-        notes.append("no baseline among the experiments: nothing to compare them with")
+        notes.append("no baseline among the experiments: there is nothing to compare with")
     if config.sass and config.nixnan.sampling:
         notes.append(f"SAMPLING={config.nixnan.sampling} leaves launches out: births in them are not seen")
     return tuple(notes)

@@ -10,39 +10,9 @@ from lab.core.manifest import Lab, Manifest, StepRecord
 from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step
 
-TOTALS = [
-    "module",
-    "kind",
-    "side",
-    "leaf",
-    "phase",
-    "dtype",
-    "calls",
-    "numel",
-    "nan",
-    "posinf",
-    "neginf",
-    "subnormal",
-    "absmax",
-    "first_bad_step",
-]
-CALLS = [
-    "step",
-    "phase",
-    "seq",
-    "module",
-    "class",
-    "side",
-    "leaf",
-    "shape",
-    "dtype",
-    "nan",
-    "posinf",
-    "neginf",
-    "subnormal",
-    "absmax",
-    "role",
-]
+KINDS = ["nan", "posinf", "neginf", "subnormal", "absmax"]
+TOTALS = ["module", "kind", "side", "leaf", "phase", "dtype", "calls", "numel", *KINDS, "first_bad_step"]
+CALLS = ["step", "phase", "seq", "module", "class", "side", "leaf", "shape", "dtype", *KINDS, "role"]
 
 
 def run_of(
@@ -82,13 +52,13 @@ def run_of(
         steps=records,
     )
     run = Run.create(root, manifest)
-    for name, told in results.items():
+    for name, content in results.items():
         folder = root / "steps" / name
         folder.mkdir(parents=True, exist_ok=True)
-        if told is not None:
-            (folder / "result.json").write_text(json.dumps(told))
-            _csv(folder / "modules.csv", TOTALS, told.get("_modules", []))
-            _csv(folder / "calls.csv", CALLS, told.get("_calls", []))
+        if content is not None:
+            (folder / "result.json").write_text(json.dumps(content))
+            _csv(folder / "modules.csv", TOTALS, content.get("_modules", []))
+            _csv(folder / "calls.csv", CALLS, content.get("_calls", []))
     return run
 
 

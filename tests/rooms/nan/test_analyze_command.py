@@ -10,7 +10,7 @@ from click.testing import CliRunner
 pytest.importorskip("matplotlib")
 from lab.cli.main import cli
 from lab.errors import MissingError
-from tests.rooms.nan.published_files import published
+from tests.rooms.nan.folders import published
 
 
 def test_the_command_leaves_a_recording_alone_and_says_where_its_page_is(tmp_path, monkeypatch):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("matplotlib")
+from tests.rooms.nan.folders import tables
 from tests.rooms.nan.made import birth, call, result
-from tests.rooms.nan.published_files import tables
 
 
 def test_scores_that_fit_point_to_a_masked_row_with_less_confidence(tmp_path):

@@ -74,7 +74,7 @@ def test_the_whole_analysis_leaves_a_page_tables_and_figures(tmp_path):
     }
 
 
-def test_asking_for_the_instruction_level_makes_its_absence_lacking(tmp_path):
+def test_asking_for_the_instruction_level_makes_its_absence_an_error(tmp_path):
     run = run_of(tmp_path / "r", {"baseline": result("baseline")})
     found = analyse_nan([tmp_path / "r"], tmp_path / "out", [run], lambda _: None, sass=True)
     assert found.lacking == ["baseline: no log of nixnan"]

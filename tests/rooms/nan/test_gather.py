@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 from lab.rooms.nan.gather import gather
+from tests.rooms.nan.folders import log, rows, tables
 from tests.rooms.nan.made import result, run_of
-from tests.rooms.nan.published_files import log, rows, tables
 
 
 def test_a_quantized_experiment_that_cannot_run_here_is_skipped_beside_its_twin(tmp_path):

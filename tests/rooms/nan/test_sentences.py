@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 from lab.rooms.nan.sentences import sentences
+from tests.rooms.nan.folders import tables
 from tests.rooms.nan.made import birth, call, result
-from tests.rooms.nan.published_files import tables
 
 
 def test_equals_share_a_rank_and_that_is_said(tmp_path):
@@ -20,8 +20,8 @@ def test_equals_at_the_logits_are_not_called_equal_at_zero(tmp_path):
     bad = {
         name: result(name, applied="applied", first=birth(), bad_steps=(0,)) for name in ("baseline", "eager")
     }
-    said = " ".join(sentences(tables(tmp_path / "r", bad)))
-    assert "bad numbers get as far in each" in said and "over zero" not in said
+    text = " ".join(sentences(tables(tmp_path / "r", bad)))
+    assert "bad numbers get as far in each" in text and "over zero" not in text
     clean = {name: result(name, applied="applied") for name in ("baseline", "eager")}
     assert "no improvement over zero" in " ".join(sentences(tables(tmp_path / "s", clean)))
 
@@ -35,9 +35,9 @@ def test_the_story_names_birth_cause_and_what_keeps_it_away(tmp_path):
         call(3, f"{module}.o_proj", "in", nan=7),
     ]
     bad = result("eager", applied="applied", first=birth(), bad_steps=(0, 1), _calls=calls)
-    told = " ".join(sentences(tables(tmp_path / "r", {"baseline": result("baseline"), "eager": bad})))
-    assert "NaN or infinity reaches the logits in eager" in told
+    text = " ".join(sentences(tables(tmp_path / "r", {"baseline": result("baseline"), "eager": bad})))
+    assert "NaN or infinity reaches the logits in eager" in text
     assert (
-        "after v_proj, before o_proj" in told and "overflow of half in the attention scores (likely" in told
+        "after v_proj, before o_proj" in text and "overflow of half in the attention scores (likely" in text
     )
-    assert "sdpa cures it" in told
+    assert "sdpa cures it" in text

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 pytest.importorskip("matplotlib")
+from tests.rooms.nan.folders import rows, tables
 from tests.rooms.nan.made import birth, result
-from tests.rooms.nan.published_files import rows, tables
 
 
 def test_what_crashed_was_skipped_or_changed_nothing_has_no_rank(tmp_path):

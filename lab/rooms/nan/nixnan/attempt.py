@@ -8,21 +8,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from lab.core.files import write_atomic
-from lab.errors import (
-    EngineError,
-)
+from lab.errors import EngineError
 from lab.rooms.nan.config import NixnanConfig
 from lab.rooms.nan.nixnan.preflight import scrubbed
 
 LOG, RECORD = "nixnan.log", "nixnan.json"
-SAID_CONTEXT = b"Initializing GPU context"
+CONTEXT_LINE = b"Initializing GPU context"
 LINE_INFO_CRASH = b"LINE_INFO"
 POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is run under the tool, and where."""
+
+    config: NixnanConfig
+    tool: Path
+    out: Path
+    command: Sequence[str]
+    env: Mapping[str, str]
 
 
 class Attempt(msgspec.Struct, kw_only=True):
@@ -50,43 +60,30 @@ def write_lists(config: NixnanConfig, out: Path) -> None:
         write_atomic(out / "bin_spec.json", config.bin_spec)
 
 
-def start(
-    config: NixnanConfig,
-    mode: str,
-    line_info: bool,
-    tool: Path,
-    out: Path,
-    command: Sequence[str],
-    env: Mapping[str, str],
-) -> Attempt:
+def start(job: Job, mode: str, line_info: bool) -> Attempt:
     """Run the command once under the tool. On an interrupt it has a grace period to write its report."""
-    log = (out / LOG).absolute()
+    log, command = (job.out / LOG).absolute(), job.command
     keep_old(log)
     began = time.monotonic()
     attempt = Attempt(mode=mode, line_info=line_info)
-    words = [
-        sys.executable if command[0] == "python" else command[0],
-        *command[1:],
-        "--root",
-        str(Path.cwd()),
-    ]
-    print(f"nixnan: {tool} by {mode}, log {log}", flush=True)
+    program = sys.executable if command[0] == "python" else command[0]
+    words = [program, *command[1:], "--root", str(Path.cwd())]
+    print(f"nixnan: {job.tool} by {mode}, log {log}", flush=True)
     with interrupted() as stop:
         try:
-            child = subprocess.Popen(words, cwd=out, env=child_env(config, mode, line_info, tool, log, env))
+            child = subprocess.Popen(words, cwd=job.out, env=child_env(job, mode, line_info, log))
         except OSError as error:
             raise EngineError(f"cannot start the command: {error.strerror}", where=words[0]) from error
-        attempt.ended = follow(child, log, config, stop)
+        attempt.ended = follow(child, log, job.config, stop)
     attempt.exit_code, attempt.seconds = child.returncode, round(time.monotonic() - began, 3)
     attempt.log_bytes = log.stat().st_size if log.exists() else 0
-    attempt.attached = says(log, SAID_CONTEXT)
+    attempt.attached = log_holds(log, CONTEXT_LINE)
     return attempt
 
 
-def child_env(
-    config: NixnanConfig, mode: str, line_info: bool, tool: Path, log: Path, env: Mapping[str, str]
-) -> dict[str, str]:
+def child_env(job: Job, mode: str, line_info: bool, log: Path) -> dict[str, str]:
     """The environment with one way of attaching the tool, never both, and all of its flags."""
+    config = job.config
     flags = {
         "SAMPLING": config.sampling,
         "LINE_INFO": int(line_info),
@@ -94,12 +91,12 @@ def child_env(
         "HISTOGRAM": int(config.histogram),
         "ENABLE_FUN_DETAIL": int(config.fun_detail),
     }
-    entry = {"CUDA_INJECTION64_PATH": str(tool)} if mode == "inject" else {"LD_PRELOAD": str(tool)}
+    attach = "CUDA_INJECTION64_PATH" if mode == "inject" else "LD_PRELOAD"
     spec = {"BIN_SPEC_FILE": str(log.with_name("bin_spec.json"))} if config.bin_spec else {}
     return {
-        **scrubbed(env),
+        **scrubbed(job.env),
         **{name: str(value) for name, value in flags.items()},
-        **entry,
+        attach: str(job.tool),
         **spec,
         "LOGFILE": str(log),
     }
@@ -138,10 +135,10 @@ def interrupted() -> Iterator[list[int]]:
 
 def crashed_by_line_info(attempt: Attempt, out: Path) -> bool:
     """Whether the tool's last note names LINE_INFO, as it does before a segmentation fault."""
-    return attempt.exit_code not in (0, 130) and says(out / LOG, LINE_INFO_CRASH)
+    return attempt.exit_code not in (0, 130) and log_holds(out / LOG, LINE_INFO_CRASH)
 
 
-def says(log: Path, words: bytes) -> bool:
+def log_holds(log: Path, words: bytes) -> bool:
     """Whether a line of the tool holds `words`. Logs are large, but these lines come early or never."""
     try:
         with log.open("rb") as file:

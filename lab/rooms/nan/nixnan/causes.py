@@ -14,7 +14,7 @@ from lab.rooms.nan.nixnan.rules import RULES, Found, Rule
 from lab.rooms.nan.nixnan.sites import Instruction
 
 LEVELS = ("low", "medium", "high")
-EVIDENCE = 6
+MOST_EVIDENCE = 6
 
 
 def causes(instructions: Iterable[Instruction]) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def causes(instructions: Iterable[Instruction]) -> list[dict[str, Any]]:
             if found := rule.test(one):
                 _add(rows, rule, _less_sure(found, one), one)
                 break
-    order = {rule.name: place for place, rule in enumerate(RULES)}
+    order = {rule.name: index for index, rule in enumerate(RULES)}
     return sorted(
         rows.values(), key=lambda row: (row["benign"], order[row["cause"]], -LEVELS.index(row["confidence"]))
     )
@@ -58,14 +58,10 @@ def _add(
     row["functions"][one.function] = row["functions"].get(one.function, 0) + 1
     word = category(one.function)
     row["categories"][word] = row["categories"].get(word, 0) + 1
-    if len(row["evidence"]) < EVIDENCE:
-        row["evidence"] += [
-            evidence(site)
-            for site in sorted(
-                one.sites.values(), key=lambda site: ("NaN" not in site.kinds, site.operand or 0)
-            )
-        ]
-        del row["evidence"][EVIDENCE:]
+    if len(row["evidence"]) < MOST_EVIDENCE:
+        nan_first = sorted(one.sites.values(), key=lambda site: ("NaN" not in site.kinds, site.operand or 0))
+        row["evidence"] += [evidence(site) for site in nan_first]
+        del row["evidence"][MOST_EVIDENCE:]
 
 
 def evidence(site: Site) -> dict[str, Any]:

@@ -34,7 +34,8 @@ TIMED = re.compile(r"#nixnan: Kernel \[(.*)\] execution time: (\d+) microseconds
 FUNCTION_OF = re.compile(r"#nixnan: Function \[(.*)\] of kernel \[(.*)\]")
 BIN = re.compile(
     r"#nixnan: (f16|bf16|f32|f64) bin has reached threshold: (?:kernel|function)=(.*?) "
-    r"range=\[([^,\]]+),([^\]]+)\] count=(\d+)(?: instruction=(.+?) *; in function=(.*?)(?: at (\S.*?):(\d+))?)?"
+    r"range=\[([^,\]]+),([^\]]+)\] count=(\d+)"
+    r"(?: instruction=(.+?) *; in function=(.*?)(?: at (\S.*?):(\d+))?)?"
 )
 IMMEDIATE = re.compile(
     r"#nixnan: (?:#nixnan: )?warning: (NaN|Infinite|Subnormal|Unknown) immediate found in operand (\d+) "

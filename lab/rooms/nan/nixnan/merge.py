@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from lab.core.words import plural
 from lab.rooms.nan.nixnan.categories import categories
 from lab.rooms.nan.nixnan.log import Log, Site
 from lab.rooms.nan.nixnan.twins import twins_of
@@ -26,13 +27,13 @@ def merged(logs: list[Log]) -> Log:
     if len(logs) == 1:
         return logs[0]
     sites = _united(site for log in logs for site in log.sites)
-    saying = [log for log in logs if log.integrity != "empty"]
-    worst = min((log.integrity for log in saying), key=INTEGRITY.index, default="empty")
+    not_empty = [log for log in logs if log.integrity != "empty"]
+    worst = min((log.integrity for log in not_empty), key=INTEGRITY.index, default="empty")
     further = sum(log.site_count - len(log.sites) for log in logs)
     reasons = [f"{Path(log.file).name}: {reason}" for log in logs for reason in log.reasons]
     if further:
         reasons.append(
-            f"Of the sites, up to {further} may be the same in several logs: they are counted, not listed."
+            f"Up to {plural(further, 'site')} may be the same in several logs: counted, not listed."
         )
     functions = _summed(log.functions for log in logs)
     same = twins_of(sites)
@@ -64,17 +65,15 @@ def merged(logs: list[Log]) -> Log:
     )
 
 
-_ADDED = (
-    "size_bytes",
+_LINES = (
     "lines",
     "error_lines",
     "torn_lines",
     "foreign_lines",
-    "report_blocks",
-    "contexts",
     "unlisted_function_lines",
     "type_mismatch_lines",
 )
+_ADDED = ("size_bytes", *_LINES, "report_blocks", "contexts")
 _JOINED = ("differences", "cells", "immediates", "bins", "stops", "torn")
 
 
@@ -87,19 +86,19 @@ def _united(sites: Iterable[Site]) -> list[Site]:
     found: dict[tuple[str, str, int | None], Site] = {}
     for site in sites:
         known = found.get(site.key)
-        found[site.key] = (
-            site
-            if known is None
-            else msgspec.structs.replace(
-                known,
-                lines=known.lines + site.lines,
-                masks=known.masks + site.masks,
-                kinds=_summed([known.kinds, site.kinds]),
-                labels=_summed([known.labels, site.labels]),
-                places=tuple(dict.fromkeys([*known.places, *site.places])),
-            )
-        )
+        found[site.key] = _joined(known, site) if known else site
     return list(found.values())
+
+
+def _joined(known: Site, site: Site) -> Site:
+    return msgspec.structs.replace(
+        known,
+        lines=known.lines + site.lines,
+        masks=known.masks + site.masks,
+        kinds=_summed([known.kinds, site.kinds]),
+        labels=_summed([known.labels, site.labels]),
+        places=tuple(dict.fromkeys([*known.places, *site.places])),
+    )
 
 
 def _summed(tables: Iterable[dict[str, int]]) -> dict[str, int]:

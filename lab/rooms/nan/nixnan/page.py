@@ -20,9 +20,12 @@ def blocks(tables: SassTables, folder: Path) -> list[Block]:
         _bars(tables, folder),
         Table(tables.instructions, "Instructions by opcode, operand and kinds", INSTRUCTIONS),
     ]
+    classes = (
+        "Sites by what happened there: birth (in the result only), transit (in a source too), source-only (in a "
+        "source only, made by an instruction that is not instrumented or not passed on)"
+    )
     captions = {
-        "sass_classes": "Sites by what happened there: birth (in the result only), transit (also in a source), "
-        "source-only (from an instruction that is not instrumented)",
+        "sass_classes": classes,
         "sass_causes": "Causes that the instructions suggest, each with a line that shows it",
         "sass_differences": "Sites compared with the baseline's",
     }

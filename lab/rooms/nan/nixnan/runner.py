@@ -33,7 +33,7 @@ from lab.errors import (
     UsageError,
 )
 from lab.rooms.nan.config import CONFIG, NanConfig, NixnanConfig
-from lab.rooms.nan.nixnan.attempt import LOG, RECORD, Attempt, crashed_by_line_info, start, write_lists
+from lab.rooms.nan.nixnan.attempt import LOG, RECORD, Attempt, Job, crashed_by_line_info, start, write_lists
 from lab.rooms.nan.nixnan.preflight import find_tool, preflight
 
 FIX = (
@@ -72,12 +72,13 @@ def run(config: NixnanConfig, out: Path, command: Sequence[str], env: Mapping[st
     tool = preflight(find_tool(env), env)
     make_folder(out)
     write_lists(config, out)
+    job = Job(config, tool, out, command, env)
     attempts = []
     for mode in {"auto": ("inject", "preload")}.get(config.attach, (config.attach,)):
-        attempts.append(start(config, mode, config.line_info, tool, out, command, env))
+        attempts.append(start(job, mode, config.line_info))
         if config.line_info and crashed_by_line_info(attempts[-1], out):
             print("nixnan: the tool crashed on line information: running again without it", file=sys.stderr)
-            attempts.append(start(config, mode, False, tool, out, command, env))
+            attempts.append(start(job, mode, False))
         if attempts[-1].attached or attempts[-1].exit_code:
             break
     record(out, tool, config, attempts)
@@ -91,18 +92,13 @@ def judge(attempts: Sequence[Attempt], out: Path) -> int:
         raise StepFailed(
             "the log outgrew its limit and the program was stopped",
             where=out / LOG,
-            fix="fewer tokens, --sampling, --only-kernel, or --max-errors",
+            fix="use fewer tokens, --sampling, --only-kernel or --max-errors",
         )
     if last.exit_code == 0 and not last.attached:
-        tried = " and ".join(
-            "CUDA_INJECTION64_PATH" if one.mode == "inject" else "LD_PRELOAD" for one in attempts
-        )
-        raise EngineError(
-            f"the tool was loaded but never attached (by {tried}): no GPU context in its log, so nothing "
-            "was checked",
-            where=out / LOG,
-            fix=FIX,
-        )
+        ways = {"inject": "CUDA_INJECTION64_PATH", "preload": "LD_PRELOAD"}
+        tried = " and ".join(ways[one.mode] for one in attempts)
+        what = f"the tool was loaded but never attached (by {tried})"
+        raise EngineError(f"{what}: no GPU context in its log, nothing was checked", where=out / LOG, fix=FIX)
     return last.exit_code if last.exit_code >= 0 else 128 - last.exit_code
 
 

@@ -9,25 +9,25 @@ from lab.rooms.nan.watch.count import Counter, bits_counts, norm_counts, plain_c
 
 
 def choose_counter(device: torch.device) -> tuple[str, Counter, str]:
-    """(name, function, why) of the best way on `device`."""
+    """(name, function, reason) of the best way on `device`."""
     if device.type != "cuda":
         return "bits", bits_counts, "the model is not on a GPU"
     try:
         from lab.rooms.nan.watch.kernel_counter import KernelCounter
     except ImportError as error:
-        return "norm", norm_counts, f"no Triton here ({error})"
-    return "kernel", KernelCounter(), "Triton is here"
+        return "norm", norm_counts, f"Triton is not available ({error})"
+    return "kernel", KernelCounter(), "Triton is available"
 
 
 def counter_named(name: str) -> Counter:
-    """The counter of this name. Raises UsageError for another, MissingError without Triton."""
-    here: dict[str, Counter] = {"plain": plain_counts, "norm": norm_counts, "bits": bits_counts}
-    if name in here:
-        return here[name]
+    """The counter of this name. Raises UsageError for an unknown name, MissingError without Triton."""
+    known: dict[str, Counter] = {"plain": plain_counts, "norm": norm_counts, "bits": bits_counts}
+    if name in known:
+        return known[name]
     if name != "kernel":
-        raise UsageError(f"there is no counter {name!r}", fix="kernel, bits, norm or plain")
+        raise UsageError(f"no counter {name!r}", fix="use kernel, bits, norm or plain")
     try:
         from lab.rooms.nan.watch.kernel_counter import KernelCounter
     except ImportError as error:
-        raise MissingError(f"the kernel needs Triton: {error}", fix="counter=norm") from error
+        raise MissingError(f"the kernel needs Triton: {error}", fix="use counter=norm") from error
     return KernelCounter()

@@ -1,15 +1,14 @@
-"""Counting NaN, infinities and subnormals of many tensors with one wait for the GPU.
+"""Counts of NaN, infinities and subnormals of many tensors, with one wait for the GPU.
 
-Four ways, the same answer where they know it:
+Four ways that agree wherever they count:
 
 - `plain_counts`: torch's own predicates, tensor by tensor. Slow and obvious; every other way is tested
   against it.
 - `norm_counts`: one infinity norm over the whole list says whether anything is bad; only then exact counts.
-- `bits_counts`: all tensors of a dtype in one array, read as integers. For CPUs, where every operator has its
-  price.
-- the Triton kernel (workload_kernel): exact counts of all tensors in one launch a dtype.
+- `bits_counts`: all tensors of a dtype in one array, read as integers. For CPUs, where each operator costs.
+- the Triton kernel (`kernel_counter`): exact counts of all tensors in one launch per dtype.
 
-Every function returns float64 rows (nan, posinf, neginf, subnormal, absmax), one a tensor; absmax is the
+Every function returns float64 rows (nan, posinf, neginf, subnormal, absmax), one per tensor; absmax is the
 largest finite magnitude, -1 in a column means that it was not counted.
 """
 

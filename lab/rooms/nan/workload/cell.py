@@ -51,12 +51,12 @@ def choose_cell(config: NanConfig, experiment: str) -> Cell:
         cell.dtype = "bfloat16"
     if experiment == "eager":
         cell.attn = "eager"
-    lack = _quant_lack(config, cell)
-    if lack:
-        cell.skipped, cell.quant = f"{cell.quant} weights cannot run here: {lack}", "none"
-    if device.type == "cpu" and cell.dtype == "float16" and not _half_works_here():
+    why_not = _why_not_quantized(config, cell)
+    if why_not:
+        cell.skipped, cell.quant = f"{cell.quant} weights cannot run here: {why_not}", "none"
+    if device.type == "cpu" and cell.dtype == "float16" and not _half_works():
         cell.dtype = "float32"
-        cell.notes.append(f"torch {torch.__version__} has no half product on a CPU: float32 takes its place")
+        cell.notes.append(f"torch {torch.__version__} cannot multiply half on a CPU: float32 is used instead")
     return cell
 
 
@@ -64,7 +64,9 @@ def choose_device(name: str) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise GpuError(f"torch {torch.__version__} sees no GPU", fix="--device cpu, or an image that has one")
+        raise GpuError(
+            f"torch {torch.__version__} sees no GPU", fix="use --device cpu, or an image for this GPU"
+        )
     return torch.device("cuda", 0)
 
 
@@ -76,7 +78,7 @@ def _quant(config: NanConfig, experiment: str) -> str:
     return "4bit"
 
 
-def _quant_lack(config: NanConfig, cell: Cell) -> str:
+def _why_not_quantized(config: NanConfig, cell: Cell) -> str:
     """Why quantized weights cannot run; empty if they can, or if none were asked for."""
     if cell.quant == "none":
         return ""
@@ -86,10 +88,10 @@ def _quant_lack(config: NanConfig, cell: Cell) -> str:
         return "bitsandbytes is not built for ROCm here"
     if importlib.util.find_spec("bitsandbytes") is None:
         return "bitsandbytes is not installed"
-    return "random weights are made, not loaded, and are not quantized" if config.model in SHAPES else ""
+    return "random weights are not quantized" if config.model in SHAPES else ""
 
 
-def _half_works_here() -> bool:
+def _half_works() -> bool:
     one = torch.ones(2, 2, dtype=torch.float16)
     try:
         _ = one @ one

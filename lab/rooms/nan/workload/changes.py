@@ -39,7 +39,7 @@ class Applied:
             return "invalid"
         return "no-effect" if self.logits_moved == 0.0 or self.values_changed == 0 else "applied"
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "status": self.status}
 
 
@@ -107,7 +107,7 @@ def scale_attention(model: nn.Module, factor: float) -> Change:
             continue
         change.applied.count += 1
     if change.applied.count < len(modules):
-        change.applied.reason = "an attention module has neither a scale of its own nor a query projection"
+        change.applied.reason = "an attention module has neither its own scale nor a query projection"
     return change
 
 
@@ -129,13 +129,13 @@ def clip_attention(model: nn.Module, limit: float) -> Change:
 
 
 def set_epsilon(model: nn.Module, epsilon: float) -> Change:
-    """Set the epsilon of every norm, LayerNorm or RMSNorm, under whichever name it has."""
+    """Set the epsilon of every norm (LayerNorm or RMSNorm), whatever the attribute is called."""
     norms = [module for module in model.modules() if type(module).__name__.endswith("Norm")]
     change = Change(Applied(f"epsilon of every norm = {epsilon:g}", len(norms), 0))
     for module in norms:
         name = next((one for one in ("variance_epsilon", "eps") if hasattr(module, one)), None)
         if name is None:
-            change.applied.reason = f"{type(module).__name__} has no epsilon that could be set"
+            change.applied.reason = f"{type(module).__name__} has no known epsilon attribute"
             continue
         before = getattr(module, name)
         setattr(module, name, epsilon)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections import Counter as Tally
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,47 +16,48 @@ from lab.rooms.nan.watch.watch import Watch
 from lab.rooms.nan.workload.generate import forward
 
 DECODE_STEPS = 8  # timed per repeat: one alone is too short
+WARM_UP_STEPS = 2  # the watch makes its templates in the first decode steps
 
 
 @torch.no_grad()
 def overhead(model: Any, ids: Tensor, mask: Tensor, repeats: int, counter: str) -> dict[str, Any]:
     """Prefill and decode with and without the watch, in turns; medians in ms, after a warm-up of each."""
-    watch = Watch(model, counter=counter, keep_rows=False, check_weights=False)
-    times: dict[tuple[str, bool], list[float]] = {}
+    plain, watched = Times(), Times()
     for repeat in range(repeats + 1):
-        for watched in (False, True):
-            with (
-                Watch(model, counter=counter, keep_rows=False, check_weights=False)
-                if watched
-                else contextlib.nullcontext() as now
-            ):
-                _one_round(model, ids, mask, times if repeat else {}, watched, now)
-    found: dict[str, Any] = {"repeats": repeats, "counter": watch.counter, "prompt_tokens": int(ids.shape[1])}
+        _one_round(model, ids, mask, plain if repeat else Times())
+        with Watch(model, counter=counter, keep_rows=False, check_weights=False):
+            _one_round(model, ids, mask, watched if repeat else Times())
+    found: dict[str, Any] = {"repeats": repeats, "counter": counter, "prompt_tokens": int(ids.shape[1])}
     for phase in ("prefill", "decode"):
-        plain, seen = (statistics.median(times[phase, watched]) for watched in (False, True))
-        found[phase] = {"plain_ms": plain, "watched_ms": seen, "overhead_percent": 100 * (seen / plain - 1)}
+        before, after = (statistics.median(getattr(times, phase)) for times in (plain, watched))
+        found[phase] = {
+            "plain_ms": before,
+            "watched_ms": after,
+            "overhead_percent": 100 * (after / before - 1),
+        }
     return found
 
 
-def _one_round(
-    model: Any,
-    ids: Tensor,
-    mask: Tensor,
-    times: dict[tuple[str, bool], list[float]],
-    watched: bool,
-    _watch: Any,
-) -> None:
+@dataclass
+class Times:
+    """Milliseconds of each timed forward."""
+
+    prefill: list[float] = field(default_factory=list)
+    decode: list[float] = field(default_factory=list)
+
+
+def _one_round(model: Any, ids: Tensor, mask: Tensor, times: Times) -> None:
     """Time one prefill and some decode steps by the host's clock, waiting for the GPU each time."""
     began = _now(ids)
     out = forward(model, ids, mask)
-    times.setdefault(("prefill", watched), []).append(1e3 * (_now(ids) - began))
+    times.prefill.append(1e3 * (_now(ids) - began))
     token = torch.ones_like(ids[:, :1])
-    for at in range(DECODE_STEPS + 2):
+    for step in range(WARM_UP_STEPS + DECODE_STEPS):
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
         began = _now(ids)
         out = forward(model, token, mask, out.past_key_values)
-        if at >= 2:  # the first decode steps learn where things lie
-            times.setdefault(("decode", watched), []).append(1e3 * (_now(ids) - began))
+        if step >= WARM_UP_STEPS:
+            times.decode.append(1e3 * (_now(ids) - began))
 
 
 def _now(near: Tensor) -> float:
@@ -77,9 +78,9 @@ def kernel_set(model: Any, ids: Tensor, mask: Tensor) -> dict[str, Any] | None:
         "prefill": lambda: forward(model, ids, mask),
         "decode": lambda: forward(model, torch.ones_like(ids[:, :1]), grown, state),
     }
-    for phase, work in runs.items():
+    for phase, execute in runs.items():
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            work()
+            execute()
             torch.cuda.synchronize()
         names = Tally(event.name for event in profile.events() if "CUDA" in str(event.device_type))
         found[phase] = {name: count for name, count in names.most_common() if not name.startswith("Mem")}

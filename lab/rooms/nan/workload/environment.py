@@ -27,9 +27,7 @@ def effective(config: NanConfig, cell: Cell, model: Any) -> dict[str, Any]:
         "attention": resolved_attention(model),
         "quant": cell.quant,
         "device": str(cell.device),
-        "device_name": torch.cuda.get_device_name(cell.device)
-        if cell.device.type == "cuda"
-        else platform.processor() or "CPU",
+        "device_name": _gpu_name(cell.device) or platform.processor() or "CPU",
         "norms": sorted(norms),
         "layers": getattr(model.config, "num_hidden_layers", None),
         "hidden_size": getattr(model.config, "hidden_size", None),
@@ -37,6 +35,7 @@ def effective(config: NanConfig, cell: Cell, model: Any) -> dict[str, Any]:
 
 
 def environment(cell: Cell) -> dict[str, Any]:
+    """Versions and devices; a package that is not installed is None."""
     versions: dict[str, Any] = {
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
@@ -47,13 +46,16 @@ def environment(cell: Cell) -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
-    on_gpu = cell.device.type == "cuda"
+    gpu = _gpu_name(cell.device)
+    capability = torch.cuda.get_device_capability(cell.device) if gpu else None
     return {
         "versions": versions,
         "device": str(cell.device),
         "host": platform.node(),
-        "device_names": [torch.cuda.get_device_name(cell.device)] if on_gpu else [],
-        "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(cell.device)))
-        if on_gpu
-        else None,
+        "device_names": [gpu] if gpu else [],
+        "compute_capability": ".".join(map(str, capability)) if capability else None,
     }
+
+
+def _gpu_name(device: torch.device) -> str | None:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None

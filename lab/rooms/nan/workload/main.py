@@ -1,16 +1,15 @@
-"""One experiment of the nan room; runs where the GPU is, one process an experiment.
+"""One experiment of the nan room, in a process of its own, where the GPU is.
 
     python -m lab.rooms.nan.workload --config nan.json --experiment eager --out steps/eager
                                      [--no-hooks] [--root DIR]
 
 Loads the model, changes one thing and proves it, generates exactly `max_new_tokens` greedily under the watch
-(or, with --no-hooks, under nothing: that is how nixnan gets it), and leaves in --out:
+(with --no-hooks without it, which is how it runs under nixnan), and leaves in --out:
 
 - `result.json`: what was asked and what ran, the proof, the text, births and totals, timings, quality.
-- `modules.csv`: every leaf of every module, summed over calls, by phase. `calls.csv`: the kept forwards call
-  by call.
-- `logits.npy`: (tokens, vocabulary) float32, the baseline's tokens teacher-forced; what quality is measured
-  with.
+- `modules.csv`: every leaf of every module, summed over calls, by phase.
+- `calls.csv`: the kept forwards, call by call.
+- `logits.npy`: (tokens, vocabulary) float32, the baseline's tokens teacher-forced, to measure quality.
 - `environment.json`: versions and devices.
 
 Exit codes are those of lab.errors. Written for torch 1.12 to 2.13, transformers 4.35 to 5.23.
@@ -30,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.config import AGAIN, EXPERIMENTS, RESULT, NanConfig, label
 from lab.rooms.nan.watch.count import KINDS, plain_counts
@@ -57,9 +57,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", required=True, help="nan.json of the run")
     parser.add_argument("--experiment", required=True, choices=[*EXPERIMENTS, AGAIN])
     parser.add_argument(
-        "--no-hooks", action="store_true", help="generate only: the watch would stall under a tool"
+        "--no-hooks", action="store_true", help="generate only: under a tool the watch would stall"
     )
-    parser.add_argument("--root", type=Path, default=Path(), help="what the other paths are relative to")
+    parser.add_argument(
+        "--root", type=Path, default=Path(), help="folder that the other paths are relative to"
+    )
     args, _ = start(parser, argv)
     logging.basicConfig(
         level="INFO", format="[%(asctime)s] %(message)s", datefmt="%H:%M:%S", stream=sys.stdout
@@ -69,10 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(config: NanConfig, experiment: str, out: Path, *, watched: bool = True) -> dict[str, Any]:
-    """The experiment from loading to files; -> what result.json says.
-
-    Nothing is written before the end but logs.
-    """
+    """Load, run and measure the experiment, and write its files; returns what result.json holds."""
     began = time.perf_counter()
     torch.manual_seed(config.seed)
     cell = choose_cell(config, experiment)
@@ -84,10 +83,10 @@ def run(config: NanConfig, experiment: str, out: Path, *, watched: bool = True) 
     loaded = load(config, cell)
     write_json(out / "environment.json", environment(cell))
     log.info("loaded in %.1f s", time.perf_counter() - began)
-    result = experimented(config, experiment, cell, loaded, out, watched)
+    result = execute(config, experiment, cell, loaded, out, watched)
     result["seconds"] = round(time.perf_counter() - began, 3)
     write_json(out / RESULT, result)
-    say_findings(result)
+    log_findings(result)
     return result
 
 
@@ -101,13 +100,13 @@ def attach_tools() -> None:
         os.environ.pop(name, None)
 
 
-def experimented(
+def execute(
     config: NanConfig, experiment: str, cell: Cell, loaded: Loaded, out: Path, watched: bool
 ) -> dict[str, Any]:
-    """Plant, change, prove, generate, measure; -> the result without its time."""
+    """Plant, change, prove, generate, measure; returns the result without its time."""
     model, device = loaded.model, cell.device
     if config.provoke and cell.quant != "none":
-        raise UsageError("--provoke scales weights, which quantized ones do not allow", fix="--quant none")
+        raise UsageError("--provoke cannot scale quantized weights", fix="add --quant none")
     ids, mask = (one.to(device) for one in loaded.tokenizer(config.prompt))
     planted = provoke(model, config.provoke, config.provoke_layer, ids, mask) if config.provoke else None
     plain = first_logits(model, ids, mask) if watched else None
@@ -130,13 +129,13 @@ def experimented(
         "effective": effective(config, cell, model),
         "notes": cell.notes,
         "planted": planted,
-        "applied": proof.told() if proof else None,
+        "applied": proof.as_dict() if proof else None,
         "prompt": list(config.prompt),
         "prompt_tokens": int(mask.sum()),
         "tokens": generated.tokens,
         "text": [loaded.tokenizer.decode(row) for row in generated.tokens],
         "new_tokens": config.max_new_tokens,
-        "logits": logits_told(generated),
+        "logits": logits_summary(generated),
     }
     if watch is not None:
         result["watch"] = write_watch(watch, out)
@@ -146,7 +145,7 @@ def experimented(
     return result
 
 
-def logits_told(generated: Generated) -> dict[str, Any]:
+def logits_summary(generated: Generated) -> dict[str, Any]:
     """NaN and infinities among the logits that tokens were chosen from, (steps, batch, vocabulary)."""
     rows = plain_counts(list(generated.logits))
     bad = [int(at) for at in np.flatnonzero(rows[:, :3].sum(axis=1) > 0)]
@@ -162,15 +161,12 @@ def _moved(before: torch.Tensor, after: torch.Tensor) -> float | None:
     return float((before.float() - after.float()).abs()[both].max())
 
 
-def say_findings(result: dict[str, Any]) -> None:
+def log_findings(result: dict[str, Any]) -> None:
     watch = result.get("watch")
     if watch:
         first = watch["first"]
-        log.info(
-            "first bad number: %s",
-            f"{first['place']} ({first['phase']}, step {first['step']})" if first else "none",
-        )
-    bad = result["logits"]["bad_steps"]
-    log.info(
-        "logits: %s; text: %r", f"not finite in {len(bad)} steps" if bad else "all finite", result["text"]
-    )
+        place = f"{first['place']} ({first['phase']}, step {first['step']})" if first else "none"
+        log.info("first bad number: %s", place)
+    bad = len(result["logits"]["bad_steps"])
+    logits = f"not finite in {plural(bad, 'step')}" if bad else "all finite"
+    log.info("logits: %s; text: %r", logits, result["text"])

@@ -35,7 +35,7 @@ def load(config: NanConfig, cell: Cell) -> Loaded:
     if config.model in SHAPES:
         return Loaded(_random_mistral(library, config, cell), ByteTokenizer(), True)
     if config.layers is not None:
-        raise UsageError("--layers is for tiny and 7b-shape", fix="drop it")
+        raise UsageError("--layers only works with tiny and 7b-shape", fix="drop --layers")
     return _from_hub(library, config, cell)
 
 
@@ -99,7 +99,7 @@ def _from_hub(library: Any, config: NanConfig, cell: Cell) -> Loaded:
         raise MissingError(
             f"the model cannot be loaded: {str(error).splitlines()[0]}",
             where=config.model,
-            fix="name a folder, download it into the hub's cache first, or use --model tiny",
+            fix="name a folder, download the model into the hub's cache, or use --model tiny",
         ) from error
     if cell.quant == "none":
         model = model.to(cell.device)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.config import PROVOCATIONS
 
@@ -27,12 +28,14 @@ def provoke(model: Any, kind: str, layer: int | None, ids: Tensor, mask: Tensor)
     blocks = getattr(getattr(model, "model", None), "layers", None)
     if blocks is None or not hasattr(blocks[0], "self_attn") or not hasattr(blocks[0], "mlp"):
         raise UsageError(
-            f"--provoke {kind} knows models whose layers have self_attn and mlp",
+            f"--provoke {kind} needs a model whose layers have self_attn and mlp",
             fix="use --model tiny or 7b-shape",
         )
     at = len(blocks) // 2 if layer is None else layer
     if at >= len(blocks):
-        raise UsageError(f"there is no layer {at}: the model has {len(blocks)}", fix="lower --provoke-layer")
+        raise UsageError(
+            f"no layer {at}: the model has {plural(len(blocks), 'layer')}", fix="lower --provoke-layer"
+        )
     block, name = blocks[at], f"model.layers.{at}"
     if kind == "scores":
         _scale_to(

@@ -32,14 +32,14 @@ def quality(
         with replacing(out / TEACHER) as file:
             np.save(file, logits)
         return {"reason": "this is the baseline", "same_tokens": len(generated.tokens[0])}
-    told = out.parent / "baseline" / RESULT
-    saved = told.with_name(TEACHER)
-    if not told.exists() or not saved.exists():
+    result = out.parent / "baseline" / RESULT
+    saved = result.with_name(TEACHER)
+    if not result.exists() or not saved.exists():
         return {"reason": "no result of the baseline beside this one"}
-    tokens = _tokens_of(told)
+    tokens = _tokens_of(result)
     reference, here = np.load(saved), _forced(model, ids, mask, tokens)
     if reference.shape != here.shape:
-        return {"reason": f"the baseline's logits have another shape: {reference.shape}, {here.shape} here"}
+        return {"reason": f"the baseline's logits have another shape: {reference.shape}, here {here.shape}"}
     same = sum(a == b for a, b in zip(tokens[0], generated.tokens[0], strict=False))
     return {**compare(reference, here), "same_tokens": same, "of_tokens": len(tokens[0]), "reason": ""}
 

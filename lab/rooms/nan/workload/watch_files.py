@@ -5,58 +5,28 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lab.core.files import write_atomic
 from lab.rooms.nan.watch.count import KINDS
+from lab.rooms.nan.watch.roles import Birth
+from lab.rooms.nan.watch.steps import Row, Step, Total
 from lab.rooms.nan.watch.watch import Watch
+
+MOST_BIRTHS = 200
+_MODULE = ("module", "kind", "side", "leaf", "phase", "dtype", "calls", "numel")
+_CALL = ("step", "phase", "seq", "module", "class", "side", "leaf", "shape", "dtype")
 
 
 def write_watch(watch: Watch, out: Path) -> dict[str, Any]:
-    """The watch's tables into `out`; -> what result.json says of it."""
-    fields = ("module", "kind", "side", "leaf", "phase", "dtype", "calls", "numel", *KINDS, "first_bad_step")
-    totals = watch.totals()
-    write_csv(
-        out / "modules.csv",
-        fields,
-        [
-            (
-                t.module,
-                t.kind,
-                t.side,
-                t.leaf,
-                t.phase,
-                t.dtype,
-                t.calls,
-                t.numel,
-                *map(_number, t.counts),
-                t.first_bad_step,
-            )
-            for t in totals
-        ],
-    )
-    rows = [
-        (
-            step.number,
-            step.phase,
-            row.seq,
-            row.module,
-            row.kind,
-            row.side,
-            row.leaf,
-            row.shape,
-            row.dtype,
-            *map(_number, row.counts),
-            row.role,
-        )
-        for step in watch.steps
-        for row in step.rows
-    ]
-    names = ("step", "phase", "seq", "module", "class", "side", "leaf", "shape", "dtype", *KINDS, "role")
-    write_csv(out / "calls.csv", names, rows)
-    first, first_step = watch.first, watch.first_step
+    """Write the watch's tables into `out`; returns its part of result.json."""
+    totals, first_step = watch.totals(), watch.first_step
+    _write_csv(out / "modules.csv", (*_MODULE, *KINDS, "first_bad_step"), map(_module_row, totals))
+    calls = (_call_row(step, row) for step in watch.steps for row in step.rows)
+    _write_csv(out / "calls.csv", (*_CALL, *KINDS, "role"), calls)
+    born = [_born(step, birth) for step in watch.steps[:MOST_BIRTHS] for birth in step.births]
     return {
         "counter": watch.counter,
         "counter_reason": watch.counter_reason,
@@ -64,19 +34,8 @@ def write_watch(watch: Watch, out: Path) -> dict[str, Any]:
         "modules": len({total.module for total in totals}),
         "forwards": len(watch.steps),
         "weights": watch.weights,
-        "first": None
-        if first is None or first_step is None
-        else {
-            **dataclasses.asdict(first),
-            "place": first.place,
-            "step": first_step.number,
-            "phase": first_step.phase,
-        },
-        "births": [
-            {"step": step.number, "phase": step.phase, **dataclasses.asdict(birth), "place": birth.place}
-            for step in watch.steps[:200]
-            for birth in step.births
-        ][:200],
+        "first": _born(first_step, first_step.births[0]) if first_step else None,
+        "births": born[:MOST_BIRTHS],
         "steps": [
             {
                 "step": step.number,
@@ -91,7 +50,22 @@ def write_watch(watch: Watch, out: Path) -> dict[str, Any]:
     }
 
 
-def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def _module_row(total: Total) -> list[Any]:
+    values = [getattr(total, name) for name in _MODULE]
+    return [*values, *map(_number, total.counts), total.first_bad_step]
+
+
+def _call_row(step: Step, row: Row) -> list[Any]:
+    where = (row.seq, row.module, row.kind, row.side, row.leaf, row.shape, row.dtype)
+    return [step.number, step.phase, *where, *map(_number, row.counts), row.role]
+
+
+def _born(step: Step, birth: Birth) -> dict[str, Any]:
+    where = {"step": step.number, "phase": step.phase}
+    return {**where, **dataclasses.asdict(birth), "place": birth.place}
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)

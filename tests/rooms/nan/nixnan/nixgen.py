@@ -50,9 +50,9 @@ def report(lines=(), *, repeats=7, extra=None, old=False) -> list[str]:
     out = ["", "#nixnan: ------------ nixnan Report -----------"]
     for name in ("FP16", "FP32", "FP64") if old else ("FP16", "BF16", "FP32", "FP64"):
         out += ["", f"#nixnan: --- {name} Operations ---"]
-        for kind, said in ROWS.items():
+        for kind, title in ROWS.items():
             if not (old and kind == "-infinity"):
-                out.append(_row(said, cells[name.lower().replace("fp", "f"), kind, False], repeats))
+                out.append(_row(title, cells[name.lower().replace("fp", "f"), kind, False], repeats))
     for name in () if old else ("FP16", "BF16", "FP32", "FP64"):
         out += [
             f"#nixnan: --- {name} Memory  Operations ---",

@@ -77,7 +77,7 @@ def test_the_table_of_sites_is_written_as_csv(tmp_path):
     assert done.exit_code == 0 and len(table) == 200 and table.NaN.sum() == 200
 
 
-def test_exit_codes_tell_what_is_lacking(tmp_path):
+def test_exit_codes_tell_what_is_missing(tmp_path):
     whole, cut = (
         nixgen.write(tmp_path / "a", log(error())),
         nixgen.write(tmp_path / "b", log(error(), end=False)),

@@ -6,5 +6,5 @@ from lab.rooms.nan.nixnan.summary import summary
 
 
 def test_gaps_of_hopper_are_no_gaps_of_ampere(made):
-    said = summary(made(), compute_capability="8.6")["coverage"]
-    assert not any("Hopper" in row["where"] for row in said["unseen"]) and said["unseen"]
+    result = summary(made(), compute_capability="8.6")["coverage"]
+    assert not any("Hopper" in row["where"] for row in result["unseen"]) and result["unseen"]

@@ -42,10 +42,10 @@ def test_every_recording_reads_as(shared_data, name):
     assert sum(found.categories.values()) == found.error_lines == sum(found.functions.values())
     if found.integrity == "complete":
         for label, row in found.report.items():
-            for kind, said in row.items() if label != "memory" else ():
+            for kind, result in row.items() if label != "memory" else ():
                 lines = found.counts[label][kind]
                 both = found.counts[label]["infinity"] if kind == "-infinity" else 0
-                assert lines <= said["unique"] <= lines + both
+                assert lines <= result["unique"] <= lines + both
 
 
 # type -> NaN lines, NaN repeats; half: f16 or bf16
@@ -60,27 +60,27 @@ REFERENCE = {
 @pytest.mark.parametrize("name", REFERENCE)
 def test_the_published_numbers_are_found_again(shared_data, name):
     half, half_nan, half_repeats, single_nan, single_repeats, classes = REFERENCE[name]
-    said = summary(parse(shared_data / "nixnan" / f"claude_{name}.nixnan.gz"))
-    assert said["counts"][half]["NaN"] == said["report"][half]["NaN"]["unique"] == half_nan
-    assert said["counts"]["f32"]["NaN"] == said["report"]["f32"]["NaN"]["unique"] == single_nan
-    assert (said["report"][half]["NaN"]["repeats"], said["report"]["f32"]["NaN"]["repeats"]) == (
+    result = summary(parse(shared_data / "nixnan" / f"claude_{name}.nixnan.gz"))
+    assert result["counts"][half]["NaN"] == result["report"][half]["NaN"]["unique"] == half_nan
+    assert result["counts"]["f32"]["NaN"] == result["report"]["f32"]["NaN"]["unique"] == single_nan
+    assert (result["report"][half]["NaN"]["repeats"], result["report"]["f32"]["NaN"]["repeats"]) == (
         half_repeats,
         single_repeats,
     )
-    assert tuple(said["classes"]["NaN"][name] for name in ("birth", "transit", "source_only")) == classes
-    assert said["memory_nan_lines"] == 0 and said["verdict"] == "masked-intermediate"
+    assert tuple(result["classes"]["NaN"][name] for name in ("birth", "transit", "source_only")) == classes
+    assert result["memory_nan_lines"] == 0 and result["verdict"] == "masked-intermediate"
 
 
 def test_the_baselines_nan_lies_in_attention_and_gemm_not_in_the_quantized_product(shared_data):
-    said = summary(parse(shared_data / "nixnan" / "claude_baseline.nixnan.gz"))
-    rows = {row["short"]: (row["lines"], row["nan_lines"], row["nan_sites"]) for row in said["kernels"]}
+    result = summary(parse(shared_data / "nixnan" / "claude_baseline.nixnan.gz"))
+    rows = {row["short"]: (row["lines"], row["nan_lines"], row["nan_sites"]) for row in result["kernels"]}
     assert rows["pytorch_flash::flash_fwd_kernel"] == (7_738, 5_415, 2_543)
     assert rows["cutlass::Kernel2"] == (2_246, 1_620, 272) and rows["kgemm_4bit_inference_naive"] == (
         80,
         0,
         0,
     )
-    assert said["twins"] == [
+    assert result["twins"] == [
         {"function": "__cuda_sm70_shflsync_down_p", "same_as": "void kgemm_4bit_inference_naive", "sites": 69}
     ]
 

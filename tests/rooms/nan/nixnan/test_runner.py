@@ -50,7 +50,7 @@ def start(tmp_path, env, more="", **config):
     return runner.run(NixnanConfig(**config), tmp_path / "out", program(tmp_path, more), env)
 
 
-def told(tmp_path) -> dict:
+def record(tmp_path) -> dict:
     return json.loads((tmp_path / "out" / "nixnan.json").read_text())
 
 
@@ -70,7 +70,7 @@ def test_the_tool_is_injected_with_all_its_flags_and_the_step_has_a_folder_of_it
         "LOGFILE": str(tmp_path / "out" / "nixnan.log"),
     }
     assert (tmp_path / "out" / "kernel_whitelist.txt").read_text() == "void kernel\nother\n"
-    attempts = told(tmp_path)["attempts"]
+    attempts = record(tmp_path)["attempts"]
     assert [(one["mode"], one["attached"]) for one in attempts] == [("inject", True)]
 
 
@@ -82,7 +82,7 @@ def test_a_tool_that_never_attached_is_an_error_with_its_cure_and_no_clean_run(t
     assert "CUDA_INJECTION64_PATH and LD_PRELOAD" in caught.value.what and "--attach inject" in str(
         caught.value.fix
     )
-    assert [one["mode"] for one in told(tmp_path)["attempts"]] == ["inject", "preload"]
+    assert [one["mode"] for one in record(tmp_path)["attempts"]] == ["inject", "preload"]
     assert (tmp_path / "out" / "nixnan.attempt1.log").exists() is False, (
         "an injected tool that no driver loads leaves no log"
     )
@@ -94,7 +94,7 @@ def test_preloading_is_the_way_in_only_where_injection_did_not_attach(tmp_path, 
         "import ctypes, os\np = os.environ.get('LD_PRELOAD')\nif p: ctypes.CDLL(p).attach()"
     )
     assert runner.run(NixnanConfig(), tmp_path / "out", ["python", str(tmp_path / "old.py")], env) == 0
-    assert [(one["mode"], one["attached"]) for one in told(tmp_path)["attempts"]] == [
+    assert [(one["mode"], one["attached"]) for one in record(tmp_path)["attempts"]] == [
         ("inject", False),
         ("preload", True),
     ]
@@ -102,7 +102,7 @@ def test_preloading_is_the_way_in_only_where_injection_did_not_attach(tmp_path, 
 
 def test_a_program_that_fails_keeps_its_exit_code_and_is_not_tried_again(tmp_path, env):
     assert start(tmp_path, env, "sys.exit(7)") == 7
-    assert len(told(tmp_path)["attempts"]) == 1
+    assert len(record(tmp_path)["attempts"]) == 1
 
 
 def test_a_crash_over_line_information_is_tried_once_more_without(tmp_path, env):
@@ -112,7 +112,7 @@ def test_a_crash_over_line_information_is_tried_once_more_without(tmp_path, env)
         "    os._exit(1)"
     )
     assert start(tmp_path, env, crash, line_info=True) == 0
-    assert [(one["line_info"], one["exit_code"]) for one in told(tmp_path)["attempts"]] == [
+    assert [(one["line_info"], one["exit_code"]) for one in record(tmp_path)["attempts"]] == [
         (True, 1),
         (False, 0),
     ]

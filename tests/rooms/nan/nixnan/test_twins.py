@@ -9,11 +9,11 @@ from tests.rooms.nan.nixnan.nixgen import error
 
 def test_a_device_function_that_repeats_a_kernel_is_counted_once_and_said(made):
     found = made(*TWINS, *REPEATED)
-    said = summary(found)
-    assert said["twins"] == [
+    result = summary(found)
+    assert result["twins"] == [
         {"function": "__cuda_sm70_shflsync_down_p", "same_as": "void kgemm_4bit_inference_naive", "sites": 5}
     ]
-    (row,) = said["kernels"]
+    (row,) = result["kernels"]
     assert (row["sites"], row["lines"], row["repeated_lines"]) == (5, 5, 5)
     assert (
         found.categories == {"quantized gemm": 10}

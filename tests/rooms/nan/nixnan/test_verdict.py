@@ -24,12 +24,12 @@ from tests.rooms.nan.nixnan.nixgen import error
     ],
 )
 def test_the_verdict_of_the_log_alone(made, lines, end, verdict):
-    said = summary(made(*lines, end=end))
-    assert said["verdict"] == verdict and json.loads(json.dumps(said)) == said
+    result = summary(made(*lines, end=end))
+    assert result["verdict"] == verdict and json.loads(json.dumps(result)) == result
 
 
 def test_zero_events_are_no_health(made):
-    said = summary(made(), compute_capability="9.0")
-    assert "no proof of health" in said["verdict_why"] and "lower bounds" in said["coverage"]["statement"]
-    assert any("cuLaunchKernelEx" in warning for warning in said["coverage"]["warnings"])
-    assert any(row["what"].startswith("HGMMA") and row["applies"] for row in said["coverage"]["unseen"])
+    result = summary(made(), compute_capability="9.0")
+    assert "no proof of health" in result["verdict_why"] and "lower bounds" in result["coverage"]["statement"]
+    assert any("cuLaunchKernelEx" in warning for warning in result["coverage"]["warnings"])
+    assert any(row["what"].startswith("HGMMA") and row["applies"] for row in result["coverage"]["unseen"])

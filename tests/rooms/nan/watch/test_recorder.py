@@ -58,18 +58,18 @@ def leaf_counts(model, scripts, **states):
     w = lab.nan.watch(model, counter="plain")
     for name, value in states.items():
         setattr(w, name, value)
-    told, real = [], w._sum_up
+    counted, real = [], w._sum_up
 
     def spied(step, seen, bad):
         known = [seen.counts[u].tolist() if u >= 0 else None for u in seen.index]
-        told.append(list(zip(seen.labels, known, strict=True)))
+        counted.append(list(zip(seen.labels, known, strict=True)))
         return real(step, seen, bad)
 
     w._sum_up = spied
     with torch.no_grad(), w:
         for model.script in scripts:
             model(torch.tensor([1.0, 2.0]))
-    return w, told
+    return w, counted
 
 
 def scripts_of(length):
@@ -84,8 +84,8 @@ def test_what_is_counted_after_a_forward_is_what_passed_in_it_whatever_was_writt
     _, at_once = leaf_counts(model, scripts, _at_once=True)
     noting, slow = leaf_counts(model, scripts, _never_written={"forward": False}, _templates=NoTemplates())
     usual, fast = leaf_counts(model, scripts)
-    for script, truth, *told in zip(scripts, at_once, slow, fast, strict=True):
-        for found in told:
+    for script, truth, *counted in zip(scripts, at_once, slow, fast, strict=True):
+        for found in counted:
             assert [label for label, _ in found] == [label for label, _ in truth]
             assert all(b is None or str(b) == str(a) for (_, a), (_, b) in zip(truth, found, strict=True))
             if not {"written before", "written after"} & {*script}:
@@ -97,10 +97,10 @@ def test_what_is_counted_after_a_forward_is_what_passed_in_it_whatever_was_writt
 
 
 def test_versions_are_noted_again_once_a_tensor_was_written_unexpectedly():
-    usual, told = leaf_counts(
+    usual, counted = leaf_counts(
         Scripted(2), [("anew", "anew")] * 2 + [("written before", "anew")] * 2 + [("written after", "anew")]
     )
-    unknown = [sum(counts is None for _, counts in forward) for forward in told]
+    unknown = [sum(counts is None for _, counts in forward) for forward in counted]
     # The third forward cannot tell before from after, the fourth noted it, and the fifth knows that it was
     # after.
     assert [n > 0 for n in unknown] == [False, False, True, False, True]

@@ -22,7 +22,7 @@ def story(*parts: tuple[int, str, int, bool | None]) -> tuple[list[Call], list[L
 
 
 def test_a_bad_input_that_no_module_put_out_was_made_by_the_parent():
-    told = story(
+    forward = story(
         (0, "m", IN, False),
         (1, "m.a", IN, False),
         (1, "m.a", OUT, False),
@@ -30,35 +30,35 @@ def test_a_bad_input_that_no_module_put_out_was_made_by_the_parent():
         (2, "m.b", OUT, True),
         (0, "m", OUT, True),
     )
-    first = first_birth(*told)
+    first = first_birth(*forward)
     assert first.place == "in m, after a, before b"
-    assert roles(*told) == ["producer", "clean", "propagator"]
+    assert roles(*forward) == ["producer", "clean", "propagator"]
 
 
 def test_the_last_code_of_a_parent_shows_in_its_own_output_only():
-    told = story((0, "m", IN, False), (1, "m.a", IN, False), (1, "m.a", OUT, False), (0, "m", OUT, True))
-    assert first_birth(*told).place == "in m, after a"
+    forward = story((0, "m", IN, False), (1, "m.a", IN, False), (1, "m.a", OUT, False), (0, "m", OUT, True))
+    assert first_birth(*forward).place == "in m, after a"
 
 
 def test_bad_inputs_of_the_whole_model_are_given():
-    told = story((0, "m", IN, True), (1, "m.a", IN, True), (1, "m.a", OUT, False))
-    assert first_birth(*told).how == "given" and roles(*told)[1] == "absorber"
+    forward = story((0, "m", IN, True), (1, "m.a", IN, True), (1, "m.a", OUT, False))
+    assert first_birth(*forward).how == "given" and roles(*forward)[1] == "absorber"
 
 
 def test_two_births_are_two_and_the_first_in_time_comes_first():
-    told = story(
+    forward = story(
         (0, "m", IN, False),
         (1, "m.a", IN, False),
         (1, "m.a", OUT, True),
         (2, "m.b", IN, False),
         (2, "m.b", OUT, True),
     )
-    assert [birth.module for birth in births(*told)] == ["m.a", "m.b"]
+    assert [birth.module for birth in births(*forward)] == ["m.a", "m.b"]
 
 
 def test_what_was_overwritten_is_unknown_and_not_clean():
-    told = story((0, "m", IN, False), (1, "m.a", IN, None), (1, "m.a", OUT, False))
-    assert roles(*told)[1] == "unknown"
+    forward = story((0, "m", IN, False), (1, "m.a", IN, None), (1, "m.a", OUT, False))
+    assert roles(*forward)[1] == "unknown"
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=12))

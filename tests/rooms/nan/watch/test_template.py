@@ -24,11 +24,11 @@ def test_a_forward_read_by_its_template_gives_what_reading_event_by_event_gives(
     generate(model, ids, mask, 5, fast)
     assert fast._templates["decode"] is not None
     assert [step.totals for step in fast.steps] == [step.totals for step in slow.steps]
-    told = [
+    sums = [
         [(t.module, t.side, t.leaf, t.phase, t.calls, t.counts.tolist()) for t in w.totals()]
         for w in (slow, fast)
     ]
-    assert told[0] == told[1]
+    assert sums[0] == sums[1]
 
 
 def test_a_tensor_that_was_one_and_is_two_now_is_not_read_by_the_old_template():

@@ -35,9 +35,9 @@ def test_a_clip_that_nothing_reaches_has_no_effect_and_says_so(tmp_path):
 
 
 def test_a_provoked_run_leaves_births_calls_and_bad_logits(tmp_path):
-    told = run(tmp_path, "eager", provoke="scores", provoke_layer=1)
-    assert told["watch"]["first"]["module"] == told["planted"]["expected"] == "model.layers.1.self_attn"
-    assert told["logits"]["bad_steps"] == [0, 1, 2]
+    result = run(tmp_path, "eager", provoke="scores", provoke_layer=1)
+    assert result["watch"]["first"]["module"] == result["planted"]["expected"] == "model.layers.1.self_attn"
+    assert result["logits"]["bad_steps"] == [0, 1, 2]
     with (tmp_path / "steps/eager/calls.csv").open() as file:
         assert {row["role"] for row in csv.DictReader(file)} >= {"producer", "propagator", "clean"}
     assert (
@@ -47,8 +47,8 @@ def test_a_provoked_run_leaves_births_calls_and_bad_logits(tmp_path):
 
 
 def test_without_hooks_only_the_text_and_the_logits_are_told(tmp_path):
-    told = workload.run(config(), "baseline", tmp_path, watched=False)
-    assert told["level"] == "sass" and "watch" not in told and told["logits"]["steps"] == 3
+    result = workload.run(config(), "baseline", tmp_path, watched=False)
+    assert result["level"] == "sass" and "watch" not in result and result["logits"]["steps"] == 3
 
 
 def test_a_tool_is_hidden_from_children_once_it_is_in(monkeypatch):

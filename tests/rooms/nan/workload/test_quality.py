@@ -14,8 +14,8 @@ from tests.rooms.nan.workload.runs import run  # noqa: E402
 
 def test_quality_is_measured_on_the_baselines_own_tokens(tmp_path):
     run(tmp_path, "baseline")
-    told = run(tmp_path, "bfloat16")["quality"]
-    assert told["positions"] == 3 and 0 <= told["kl_mean"] < 0.01 and told["reason"] == ""
+    result = run(tmp_path, "bfloat16")["quality"]
+    assert result["positions"] == 3 and 0 <= result["kl_mean"] < 0.01 and result["reason"] == ""
     assert (
         run(tmp_path / "elsewhere", "bfloat16")["quality"]["reason"]
         == "no result of the baseline beside this one"

@@ -137,8 +137,8 @@ def _fields(
     kinds = _kind_codes(block, start, bracket)
     good &= kinds >= 0
     if b" at " in block.text:
-        tail, told = _before_place(block, np.minimum(semicolon + 14, tail), tail)
-        good &= told
+        tail, certain = _before_place(block, np.minimum(semicolon + 14, tail), tail)
+        good &= certain
     columns = (kinds, operand, _ENDING_CODES[which], bracket + 39, semicolon, tail)
     if not good.all():
         columns = tuple(column[good] for column in columns)

@@ -32,21 +32,24 @@ def rows(found) -> dict[str, pd.Series]:
 def log(folder: Path, name: str, lines: int, kinds: str = "NaN", report: bool = True) -> None:
     """A small log of nixnan whose lines equal its report."""
     words = {"NaN": lines if "NaN" in kinds else 0, "Infinity": lines if "infinity" in kinds else 0}
-    told = ["#nixnan: Initializing GPU context...\n", *(LINE.format(kinds=kinds, n=n) for n in range(lines))]
+    content = [
+        "#nixnan: Initializing GPU context...\n",
+        *(LINE.format(kinds=kinds, n=n) for n in range(lines)),
+    ]
     if report:
-        told += ["#nixnan: ------------ nixnan Report -----------\n", "#nixnan: --- FP32 Operations ---\n"]
-        told += [
+        content += ["#nixnan: ------------ nixnan Report -----------\n", "#nixnan: --- FP32 Operations ---\n"]
+        content += [
             f"#nixnan: {kind}: {words.get(kind, 0)} (7 repeats)\n"
             for kind in ("NaN", "Infinity", "-Infinity", "Subnormal")
         ]
-        told += ["#nixnan: Division by 0: 0 (0 repeats)\n", "#nixnan: Finalizing GPU context...\n"]
-    (folder / f"claude_{name}.nixnan").write_text("".join(told))
+        content += ["#nixnan: Division by 0: 0 (0 repeats)\n", "#nixnan: Finalizing GPU context...\n"]
+    (folder / f"claude_{name}.nixnan").write_text("".join(content))
 
 
 def published(
     folder: Path, name: str, nans: int = 0, text: str = "the same answer", gz: bool = False
 ) -> None:
-    told = {
+    content = {
         "timestamp": "t",
         "experiment": name,
         "config": {},
@@ -63,5 +66,5 @@ def published(
             },
         },
     }
-    data = json.dumps(told).encode()
+    data = json.dumps(content).encode()
     (folder / f"claude_{name}.json{'.gz' if gz else ''}").write_bytes(gzip.compress(data) if gz else data)
