@@ -5,10 +5,10 @@
 | 1    | StepFailed       | steps ran and did not all succeed                              |
 | 2    | UsageError       | a flag or argument is wrong (also click's own)                 |
 | 3    | ConfigError      | a TOML, YAML or manifest does not fit its schema               |
-| 4    | MissingError     | a file, folder, rank or package that is needed is not there    |
-| 5    | BadDataError     | an input is there but broken: truncated, foreign, inconsistent |
-| 6    | EngineError      | the engine (Docker, Slurm, local processes) cannot do its work |
-| 7    | GpuError         | the GPUs asked for are not here                                |
+| 4    | MissingError     | a file, folder, rank or package is missing                     |
+| 5    | BadDataError     | an input is truncated, inconsistent or of another format       |
+| 6    | EngineError      | the engine (Docker, Slurm, local processes) failed             |
+| 7    | GpuError         | the requested GPUs are not present                             |
 | 9    | StorageError     | disk full, folder not writable                                 |
 | 10   | BusyError        | another lab process holds this run or this GPU                 |
 | 70   | LabError         | anything else that lab understands                             |
@@ -75,7 +75,7 @@ class EngineError(LabError):
 
 
 class EngineLost(EngineError):
-    """The engine went away while a step ran; the step itself may live on."""
+    """The connection to the engine was lost while a step ran; the step itself may still run."""
 
 
 class GpuError(LabError):
@@ -99,7 +99,7 @@ class Interrupted(LabError):
 
 
 def storage_error(error: OSError, path: str | Path) -> LabError:
-    """Translate an OSError met while writing `path` into lab's words."""
+    """The error of lab for an OSError from writing `path`."""
     where = error.filename or path
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
@@ -113,14 +113,14 @@ def storage_error(error: OSError, path: str | Path) -> LabError:
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return StorageError(
-            "a file is in the way of a folder", where=where, fix="move it, or choose another folder"
+            "a file exists where a folder is needed", where=where, fix="move it, or choose another folder"
         )
     return StorageError(f"cannot write: {error.strerror or error}", where=where)
 
 
 @contextlib.contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Every write of lab goes through here, so that a full disk reads the same everywhere."""
+    """Around every write of lab, so that a full disk gives the same error everywhere."""
     try:
         yield
     except OSError as error:

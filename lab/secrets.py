@@ -1,4 +1,4 @@
-"""Nothing secret leaves the process: redaction by name and by value, in manifests, logs, dry runs and errors."""
+"""Secrets are redacted by name and by value in manifests, logs, dry runs and errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
-# Names that match the pattern above but hold no secret; found in real environments of GPU nodes.
+# Names that match the pattern above but are not secret, as found on GPU nodes.
 NOT_SECRET = re.compile(
     r"TOKENIZERS_PARALLELISM|KEYBOARD|SSH_AUTH_SOCK|XAUTHORITY|MAX_(NEW_)?TOKENS", re.IGNORECASE
 )

@@ -1,4 +1,4 @@
-"""Writing that a kill cannot tear: temporary name, flush to the disk, rename."""
+"""Atomic writes: to a temporary name, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.errors import BusyError, writing
 
 
 def write_atomic(path: Path, data: bytes | str, *, lasting: bool = True) -> None:
-    """Put `data` at `path` so that a reader sees the old file or the new one, never a part.
+    """Write `data` to `path` so that a reader sees the old file or the new one, never a part.
 
     Without `lasting`, a power cut may bring the old file back; a kill never does.
     """
@@ -25,7 +25,7 @@ def write_atomic(path: Path, data: bytes | str, *, lasting: bool = True) -> None
 
 @contextlib.contextmanager
 def replacing(path: Path, *, lasting: bool = True) -> Iterator[BinaryIO]:
-    """A file that becomes `path` when the block ends well, and vanishes when it does not."""
+    """A file that becomes `path` when the block succeeds, and is removed when it fails."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -60,7 +60,7 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def exclusive(path: Path, *, busy: str, fix: str) -> Iterator[None]:
-    """Hold an flock on `path`; the kernel lets go of it when this process dies, however it dies."""
+    """Hold an flock on `path`, which the kernel releases when this process dies, however it dies."""
     with writing(path):
         handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
     try:
@@ -76,7 +76,7 @@ def exclusive(path: Path, *, busy: str, fix: str) -> Iterator[None]:
 
 
 def holder_pid(path: Path) -> int | None:
-    """The process that holds `exclusive(path)` now; None if nobody does."""
+    """The process that holds `exclusive(path)` now, or None."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -84,8 +84,8 @@ def holder_pid(path: Path) -> int | None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        said = os.pread(handle, 32, 0)
-        return int(said) if said.isdigit() else None
+        content = os.pread(handle, 32, 0)
+        return int(content) if content.isdigit() else None
     finally:
         os.close(handle)
     return None
@@ -100,6 +100,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _umask() -> int:
-    """Read, not set and restored: another thread would create its files under the value in between."""
+    """Read from /proc, because setting it for a moment would affect files that other threads create."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))

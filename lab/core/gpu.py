@@ -6,7 +6,7 @@ import msgspec
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One GPU as the host sees it. Values the driver does not tell are None."""
+    """One GPU as the host sees it. A value that the driver does not report is None."""
 
     vendor: str  # "nvidia" | "amd"
     index: int

@@ -30,8 +30,10 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A planned step, and once it has run, its outcome and files. `outcome` null with `attempts` > 0: it was
-    running when the driver died."""
+    """A planned step, and once it has run, its outcome and files.
+
+    `outcome` is null with `attempts` > 0 if the step was running when the driver died.
+    """
 
     step: Step
     fingerprint: str
@@ -41,12 +43,12 @@ class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ImageCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `lab images check` found inside the image: `ok` when it held all that it claims."""
+    """What `lab images check` found in the image: `ok` when it contains all that it promises."""
 
     ok: bool
     checked_utc: str
     python: str
-    archs: tuple[str, ...] = ()  # that its torch has code for
+    archs: tuple[str, ...] = ()  # GPU architectures that its torch has code for
     cuda: str | None = None
     hip: str | None = None
     versions: dict[str, str] = {}
@@ -69,7 +71,7 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The whole of what is known about a run. Times are UTC, ISO 8601."""
+    """Everything known about a run. Times are UTC, ISO 8601."""
 
     schema_version: int = SCHEMA_VERSION
     id: str
@@ -94,7 +96,7 @@ def save(manifest: Manifest, path: Path, *, lasting: bool = True) -> None:
 
 
 def load(path: Path) -> Manifest:
-    """Read and validate a manifest. Raises MissingError, or BadDataError naming the field that does not fit."""
+    """Read and validate a manifest. Raises MissingError, or BadDataError that names the invalid field."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -120,11 +122,11 @@ def _check_version(data: bytes, path: Path) -> None:
     try:
         version = msgspec.json.decode(data, type=_Version).schema_version
     except msgspec.DecodeError as error:
-        raise BadDataError(f"this manifest cannot be read: {error}", where=path) from error
+        raise BadDataError(f"cannot read the manifest: {error}", where=path) from error
     if version != SCHEMA_VERSION:
         newer = "a newer" if version > SCHEMA_VERSION else "an older"
         raise BadDataError(
             f"the manifest has schema version {version}, this lab reads {SCHEMA_VERSION}",
             where=path,
-            fix=f"it was written by {newer} lab: use that one",
+            fix=f"it was written by {newer} version of lab: use that version",
         )

@@ -11,7 +11,7 @@ Container = Literal["none", "docker", "pyxis", "apptainer"]
 
 
 class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to ask Slurm for, in sbatch's words; None leaves it to the site."""
+    """What to ask Slurm for, by sbatch's own names; None leaves it to the site."""
 
     partition: str | None = None
     account: str | None = None
@@ -42,6 +42,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     wait: bool = True  # for GPUs that another process holds
     slurm: SlurmOptions | None = None  # with --engine slurm
-    vendor: str | None = None  # of the GPUs of the Slurm nodes, where no image says it
-    detach: bool = False  # leave the waiting and the analysis to a job
+    vendor: str | None = None  # of the Slurm nodes' GPUs, where no image says it
+    detach: bool = False  # submit a job that waits for the steps and analyses them
     recording: Path | None = None  # with --engine recorded: the run that is played back

@@ -1,4 +1,4 @@
-"""What a room decides before anything runs, and what an analysis comes back with."""
+"""What a room decides before anything runs, and what its analysis returns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     vendor: str  # "nvidia" | "amd" | "none"
     gpus: tuple[Gpu, ...] = ()
-    resolved: bool = True  # False: a dry run for GPUs that are not in this machine
+    resolved: bool = True  # False: the GPUs are placeholders, because they are not in this machine
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a room wants run. Nothing has run yet."""
+    """What a room wants to run. Nothing has run yet."""
 
     steps: tuple[Step, ...]
     inputs: dict[str, str] = {}  # file name in the run folder -> text
@@ -32,7 +32,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(Protocol):
-    """What an analysis comes back with."""
+    """What an analysis returns."""
 
     @property
     def verdict(self) -> list[str]: ...
@@ -47,7 +47,7 @@ class Findings(Protocol):
 
 
 class Silent:
-    """The watcher of a room that keeps no journal of its own: each step leaves its result when it ends."""
+    """The watcher of a room without a journal of its own: each step leaves its result when it ends."""
 
     def begin(self, *_: Any) -> None: ...
     def line(self, *_: Any) -> None: ...
@@ -55,7 +55,7 @@ class Silent:
 
 
 class Experiment(msgspec.Struct, frozen=True):
-    """What a room's command under `lab run` returns: the driver plans and runs it."""
+    """What a room's command under `lab run` returns, for the driver to plan and run."""
 
     room: str
     make_plan: Callable[[Site, Path], Plan]  # of the site and the run folder

@@ -1,4 +1,4 @@
-"""What can be said about this machine and this lab without importing anything heavy."""
+"""What identifies this machine and this lab, without importing anything heavy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lab_identity() -> Lab:
     if not (source / ".git").exists():
         return Lab(version=lab.__version__, commit=os.environ.get("LAB_COMMIT"))
     commit = git(source, "rev-parse", "--verify", "HEAD")
-    if commit is None:  # no git program here, or a copy of the tree without its history
+    if commit is None:  # no git program, or a tree without its history
         return Lab(version=lab.__version__, commit=os.environ.get("LAB_COMMIT"))
     status = git(source, "status", "--porcelain", "--untracked-files=no")
     return Lab(version=lab.__version__, commit=commit, dirty=bool(status) if status is not None else None)
@@ -67,12 +67,13 @@ def relevant_env(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def git(folder: Path, *arguments: str) -> str | None:
+    """git's answer about this tree; None without git, or if it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None  # no git here: the version alone identifies lab
+        return None  # no git here: only the version identifies lab
     return done.stdout.strip() if done.returncode == 0 else None
 
 

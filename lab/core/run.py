@@ -1,4 +1,4 @@
-"""A Run is a folder that anyone can copy, re-analyse on a laptop and trust. Only this module knows its file names."""
+"""A Run is a folder that anyone can copy, analyse again on a laptop and trust."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Run:
             check_steps([record.step for record in manifest.steps])
         except ConfigError as error:
             raise BadDataError(
-                f"the manifest's steps are not sound: {error.what}", where=root / MANIFEST
+                f"invalid steps in the manifest: {error.what}", where=root / MANIFEST
             ) from error
         return cls(root, manifest)
 
@@ -93,11 +93,11 @@ class Run:
             yield
 
     def driver_pid(self) -> int | None:
-        """The lab process that works on this run now, if one does."""
+        """The lab process that works on this run now, if any."""
         return holder_pid(self.root / LOCK)
 
     def interrupt_driver(self, wait_s: float = 60.0) -> int | None:
-        """Ask the driver to stop as Ctrl-C does and wait until it has; -> its pid, None if there was none.
+        """Stop the driver as Ctrl-C does and wait until it has ended; -> its pid, None if there was none.
 
         Raises BusyError when it has not ended in time.
         """
@@ -109,7 +109,9 @@ class Run:
         while self.driver_pid() == pid:
             if time.monotonic() > end:
                 raise BusyError(
-                    f"the driver {pid} has not ended in {wait_s:g} s", where=self.root, fix=f"kill {pid}"
+                    f"the driver (pid {pid}) has not ended after {wait_s:g} s",
+                    where=self.root,
+                    fix=f"kill {pid}",
                 )
             time.sleep(0.1)
         self.manifest = manifests.load(self.root / MANIFEST)
@@ -122,7 +124,7 @@ class Run:
     def save(self, *, lasting: bool = True) -> None:
         manifests.save(self.manifest, self.root / MANIFEST, lasting=lasting)
 
-    # Where things lie.
+    # Paths
 
     @property
     def tables(self) -> Path:
@@ -142,17 +144,17 @@ class Run:
     def log(self, step: Step) -> Path:
         return self.folder(step) / LOG
 
-    # What happens to steps.
+    # Steps
 
     def record(self, step: Step) -> StepRecord:
         return next(record for record in self.manifest.steps if record.step.name == step.name)
 
     def pending(self) -> list[Step]:
-        """The steps still to do: never run, not ok, or whose files are gone or changed in size."""
-        return [record.step for record in self.manifest.steps if not self._stands(record)]
+        """The steps still to run: never run, not ok, or whose files are gone or changed in size."""
+        return [record.step for record in self.manifest.steps if not self._is_done(record)]
 
     def begin(self, step: Step) -> None:
-        """Note on disk that the step runs now; what an earlier attempt printed is kept beside it."""
+        """Record on disk that the step runs now; the output of an earlier attempt is kept."""
         with self._mutex:
             record = self.record(step)
             make_folder(self.folder(step))
@@ -160,7 +162,7 @@ class Run:
             record.attempts += 1
             record.outcome = None
             record.files = {}
-            self.save(lasting=False)  # after a power cut the step counts as not begun, which is right too
+            self.save(lasting=False)  # after a power cut the step counts as not begun, which is correct too
 
     def finish(self, step: Step, outcome: Outcome) -> None:
         files = self._files(step)
@@ -176,7 +178,7 @@ class Run:
             pattern for pattern in step.expects if not any(_has_content(p) for p in self.root.glob(pattern))
         ]
 
-    def _stands(self, record: StepRecord) -> bool:
+    def _is_done(self, record: StepRecord) -> bool:
         if record.outcome is None or record.outcome.status not in (Status.ok, Status.skipped):
             return False
         sizes = {name: _size(self.root / name) for name in record.files}
@@ -204,7 +206,7 @@ def _check_name(root: Path) -> None:
         str(root.absolute()).encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"the run folder's name is not UTF-8: {str(root)!r}", fix="choose another --output-dir"
+            f"the name of the run folder is not UTF-8: {str(root)!r}", fix="choose another --output-dir"
         ) from error
 
 
@@ -267,7 +269,7 @@ def _size(path: Path) -> int | None:
 
 
 def home_of(folder: Path) -> Path:
-    """Where an analysis goes by itself: into a run of lab; a recording that lab did not make is not written to."""
+    """Where an analysis goes by default: into a run, but never into a recording that lab did not make."""
     if Run.is_run(folder):
         return folder
     return Path("experiments") / f"{folder.resolve().name}_analysis"

@@ -1,4 +1,4 @@
-"""A Step is one process to run; an Outcome is what became of it. Rooms and engines know no more of each other."""
+"""A Step is one process to run, an Outcome how it ended: all that rooms and engines share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 
 
 class Status(str, enum.Enum):
-    """What became of a step. Only `ok` counts as a result; every other one is a row with its reason."""
+    """How a step ended. Only `ok` is a result; any other status is a row with its reason."""
 
     ok = "ok"
     failed = "failed"
@@ -27,30 +27,25 @@ class Status(str, enum.Enum):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One process. Its working directory is the run folder (`/out` in a container), so every path is relative.
+    """One process. It runs in the run folder (`/out` in a container), so every path is relative.
 
     Raises ConfigError when the name or a path could escape the run folder.
     """
 
     name: str
     argv: tuple[str, ...]  # argv[0] == "python" means the engine's own interpreter
-    folder: str = "."  # where the step writes; run_output.log lies here
+    folder: str = "."  # where the step writes; run_output.log is here
     env: dict[str, str] = {}
     num_gpus: Annotated[int, msgspec.Meta(ge=0)] = 0  # on each node
-    nodes: Annotated[int, msgspec.Meta(ge=1)] = (
-        1  # more than one: the slurm engine fills {node_rank}, {master_addr}, {master_port}
-    )
+    # With more than one, the slurm engine fills in {node_rank}, {master_addr} and {master_port}.
+    nodes: Annotated[int, msgspec.Meta(ge=1)] = 1
     tools: tuple[str, ...] = ()  # wrapped around the process by the image: "nsys", "nixnan"
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None  # wall clock
     stall_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None  # without one line of output
-    settle_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # rest before the start, so that clocks recover
-    expects: tuple[
-        str, ...
-    ] = ()  # globs; a step that leaves one of them empty has failed, whatever it exits with
+    settle_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # pause before the start, so that clocks recover
+    expects: tuple[str, ...] = ()  # globs; a step fails if one of them matches no file
     logs: tuple[str, ...] = ()  # globs of further logs whose last lines explain a failure
-    labels: dict[
-        str, str | int
-    ] = {}  # what the room wants to know of the step again (threads, channels, ...)
+    labels: dict[str, str | int] = {}  # for the room's analysis: threads, channels, ...
 
     def __post_init__(self) -> None:
         if not NAME.match(self.name):
@@ -61,14 +56,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             check_relative(path, what=f"step {self.name!r}")
 
     def fingerprint(self, *context: str) -> str:
-        """Identity of what this step measures: its command, environment and tools, with `context` (image id, config)."""
-        where = (self.num_gpus,) if self.nodes == 1 else (self.num_gpus, self.nodes)
-        measured = (self.argv, sorted(self.env.items()), *where, self.tools, context)
+        """Identifies what is measured: command, environment, tools and `context` (image id, config)."""
+        hardware = (self.num_gpus,) if self.nodes == 1 else (self.num_gpus, self.nodes)
+        measured = (self.argv, sorted(self.env.items()), *hardware, self.tools, context)
         return hashlib.sha256(msgspec.json.encode(measured)).hexdigest()[:16]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of a step: status, in words, and the evidence."""
+    """How a step ended: its status, the reason in words, and the evidence."""
 
     status: Status
     reason: str = ""
@@ -84,7 +79,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def check_relative(path: str, *, what: str) -> None:
-    """Refuse a path that could leave the folder it is meant to lie in."""
+    """Refuse a path that could leave its folder."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or "\0" in path:
         raise ConfigError(f"{what}: path {path!r} leaves the run folder")

@@ -1,4 +1,4 @@
-"""When a step is ended from outside. One Ctrl-C (or SIGTERM, SIGHUP) ends steps gracefully, a second one at once."""
+"""Ending steps from outside: one Ctrl-C (or SIGTERM, SIGHUP) ends them gracefully, a second one at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Stop(threading.Event):
 
 @contextlib.contextmanager
 def on_signals(say: Callable[[str], None]) -> Iterator[Stop]:
-    """Turn signals into a Stop for as long as the block runs, then restore what was there."""
+    """Turn signals into a Stop while the block runs, then restore the earlier handlers."""
     stop = Stop()
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -40,7 +40,7 @@ def on_signals(say: Callable[[str], None]) -> Iterator[Stop]:
 
 
 def reason_to_stop(step: Step, stop: Stop, *, ran_s: float, silent_s: float, disk_full: bool) -> str | None:
-    """Why lab must end this step now, in the words that the verdict knows; None while it may run on."""
+    """Why lab must end this step now, as `Ending.stopped_by` has it; None while it may go on."""
     if stop.is_set():
         return "user"
     if step.timeout_s and ran_s > step.timeout_s:

@@ -1,7 +1,7 @@
-"""GPU leases across processes: one flock a GPU, which the kernel frees when its holder dies, however it dies.
+"""GPU leases across processes: one flock per GPU, which the kernel frees however its holder dies.
 
-A container outlives its driver; the GPUs of running containers (their label) count as held too. LAB_LEASES names another
-folder for the lock files; it must be shared by all users of the machine.
+A container may outlive its driver, so the GPUs of running containers (by their label) count as held too.
+LAB_LEASES names another folder for the lock files, which all users of the machine must share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RETRY_S = 0.5
 
 
 def lease_folder() -> Path:
-    """Where the lock files lie: $LAB_LEASES, else a folder that every user of this machine may write."""
+    """The folder of the lock files: $LAB_LEASES, else one that every user of this machine may write."""
     folder = Path(os.environ.get("LAB_LEASES", "/var/lock/lab-gpus"))
     with writing(folder):
         if not folder.is_dir():
@@ -44,11 +44,11 @@ def hold(
 ) -> Iterator[bool]:
     """Hold these GPUs while the block runs; yields False if `stop` was set before they were free.
 
-    `holder` is told to those who wait. `in_containers` gives the UUIDs that running containers of other steps use.
-    Raises BusyError when a GPU is held and `wait` is False.
+    `holder` is shown to processes that wait. `in_containers` returns the UUIDs that running containers of
+    other steps use. Raises BusyError when a GPU is held and `wait` is False.
     """
     with contextlib.ExitStack() as stack:
-        # One order for everybody: two processes that want the same GPUs never hold one each and wait for the other.
+        # One order for all: two processes that want the same GPUs never hold one each and wait for the other.
         for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):
             if not _acquire(stack, gpu, holder, wait, stop, say, in_containers):
                 yield False
@@ -65,14 +65,14 @@ def _acquire(
     say: Callable[[str], None],
     in_containers: Callable[[], Collection[str]],
 ) -> bool:
-    told = False
+    announced = False
     handle = _open(_lock_file(gpu))
     stack.callback(os.close, handle)
     while not stop.is_set():
         busy = None if _locked(handle) else f"held by {_holder(handle)}"
         if busy is None and gpu.uuid in in_containers():
             fcntl.flock(handle, fcntl.LOCK_UN)
-            busy = "used by a container that outlived its driver: see `lab runs stop`"
+            busy = "used by a container that outlived its driver: end it with `lab runs stop`"
         if busy is None:
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps({"holder": holder, "pid": os.getpid()}).encode(), 0)
@@ -81,27 +81,27 @@ def _acquire(
             raise BusyError(
                 f"GPU {gpu.index} ({gpu.uuid}) is {busy}", fix="wait for it, or pick others with --gpus"
             )
-        if not told:
+        if not announced:
             say(f"waiting for GPU {gpu.index}: {busy}")
-            told = True
+            announced = True
         stop.wait(RETRY_S)
     return False
 
 
 def _lock_file(gpu: Gpu) -> Path:
-    # Hashed: a UUID comes from a driver or from a label, and is no file name before it is made one.
+    # Hashed, because a UUID comes from a driver or a label and may not be a valid file name.
     key = hashlib.sha256((gpu.render_node or gpu.uuid).encode()).hexdigest()[:24]
     return lease_folder() / f"gpu-{key}.lock"
 
 
 def _open(path: Path) -> int:
-    """Open the lock file; a symlink planted in the shared folder is refused."""
+    """Open the lock file; a symbolic link in the shared folder is refused."""
     with writing(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     info = os.fstat(handle)
     if not stat.S_ISREG(info.st_mode):
         os.close(handle)
-        raise StorageError("the lease of a GPU is not a regular file", where=path, fix="remove it")
+        raise StorageError("the lock file of a GPU is not a regular file", where=path, fix="remove it")
     if info.st_uid == os.geteuid():
         os.fchmod(handle, 0o666)  # despite the umask: other users' drivers lock this file too
     return handle
@@ -117,7 +117,7 @@ def _locked(handle: int) -> bool:
 
 def _holder(handle: int) -> str:
     try:
-        said = json.loads(os.pread(handle, 4096, 0) or b"{}")
-        return f"{said['holder']} (pid {said['pid']})"
+        content = json.loads(os.pread(handle, 4096, 0) or b"{}")
+        return f"{content['holder']} (pid {content['pid']})"
     except (ValueError, KeyError, TypeError):
         return "another process"

@@ -1,7 +1,8 @@
-"""Meters of a GPU's energy: NVML's counter and power sensor, AMD's through amdsmi, behind one seam.
+"""Meters of a GPU's energy behind one protocol: NVML's counter and power sensor, AMD's through amdsmi.
 
-A meter answers what its sensors say now; a sensor that is not there answers None, never 0. NVML by ctypes on
-libnvidia-ml.so.1 (nvml.h: NVML_FI_DEV_POWER_AVERAGE 185, NVML_FI_DEV_POWER_INSTANT 186), so that no package is needed.
+A meter returns the present values of its sensors; a missing sensor gives None, never 0. NVML is called by
+ctypes on libnvidia-ml.so.1 (nvml.h: NVML_FI_DEV_POWER_AVERAGE 185, NVML_FI_DEV_POWER_INSTANT 186), so that no
+package is needed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import importlib
 from typing import Any, Protocol
 
+from lab.core.words import plural
 from lab.errors import GpuError
 
 NVML_SUCCESS, NVML_NOT_SUPPORTED = 0, 3
@@ -19,7 +21,7 @@ LIBRARY = "libnvidia-ml.so.1"
 
 
 class Meter(Protocol):
-    """What a measurement needs of a GPU's sensors. Energy in J, power in W; None where there is no such sensor."""
+    """What a measurement needs of a GPU's sensors: energy in J, power in W, None without such a sensor."""
 
     name: str
 
@@ -30,7 +32,7 @@ class Meter(Protocol):
 
 
 class NvmlMeter:
-    """One NVIDIA GPU, by its UUID ("GPU-..."). Raises GpuError where NVML is not there or does not know it."""
+    """One NVIDIA GPU, by its UUID ("GPU-..."). Raises GpuError if NVML is missing or has no such GPU."""
 
     name = "nvml"
 
@@ -47,13 +49,13 @@ class NvmlMeter:
         return None if found is None else found / 1e3
 
     def power_w(self) -> float | None:
-        """Instantaneous power where the driver tells it, else what it calls power usage."""
+        """Instantaneous power if the driver reports it, else what it calls power usage."""
         instant = self._field_mw(POWER_INSTANT)
         found = instant if instant is not None else self._number("nvmlDeviceGetPowerUsage", ctypes.c_uint)
         return found / 1e3 if found else None
 
     def facts(self) -> dict[str, Any]:
-        """What else decides a measurement: limits, clocks, temperature, throttling. None: not told."""
+        """What else affects a measurement: limits, clocks, temperature, throttling. None: not reported."""
         limit = self._number("nvmlDeviceGetEnforcedPowerLimit", ctypes.c_uint)
         average = self._field_mw(POWER_AVERAGE)
         return {
@@ -69,7 +71,7 @@ class NvmlMeter:
         }
 
     def refusal(self) -> str | None:
-        """Why energy measured here would not be of one program alone; None: it would."""
+        """Why energy measured on this GPU would not be that of one program alone, or None."""
         now, pending = ctypes.c_uint(), ctypes.c_uint()
         function = getattr(self._nvml, "nvmlDeviceGetMigMode", None)
         if (
@@ -79,16 +81,16 @@ class NvmlMeter:
         ):
             return "MIG is on: the sensors count the whole board, not this instance"
         others = self._others()
-        return f"{others} other processes use this GPU" if others else None
+        return f"{plural(others, 'other process')} on this GPU" if others else None
 
     def _others(self) -> int | None:
-        """Processes with a context on this GPU besides this one; None where the driver does not tell."""
+        """Processes with a context on this GPU besides this one; None if the driver does not report them."""
         count = ctypes.c_uint(64)
         buffer = (_Process * 64)()
         for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
             function = getattr(self._nvml, name, None)
             if function and function(self._gpu, ctypes.byref(count), ctypes.byref(buffer)) == NVML_SUCCESS:
-                pids = {buffer[place].pid for place in range(count.value)}
+                pids = {buffer[index].pid for index in range(count.value)}
                 return max(0, len(pids) - 1)  # a container sees other numbers for its own processes
         return None
 
@@ -119,9 +121,9 @@ class NvmlMeter:
         code = getattr(self._nvml, name)(*args)
         if code != NVML_SUCCESS:
             raise GpuError(
-                f"NVML answers {code} to {name}",
+                f"{name} failed with NVML error {code}",
                 where=args[0] if args else None,
-                fix="is this GPU in this machine, and its driver loaded? See `lab doctor`",
+                fix="see `lab doctor`: the GPU must be in this machine and its driver loaded",
             )
 
 
@@ -172,35 +174,35 @@ class AmdMeter:
         smi.amdsmi_init()
         found = smi.amdsmi_get_processor_handles()
         if index >= len(found):
-            raise GpuError(f"amdsmi shows {len(found)} GPUs, number {index} is asked for")
+            raise GpuError(f"amdsmi lists {plural(len(found), 'GPU')}, and number {index} was requested")
         self._gpu = found[index]
 
     def energy_j(self) -> float | None:
-        """None in a virtual machine, where the counter stands still at 0 or is refused."""
+        """None in a virtual machine, where the counter stays at 0 or is refused."""
         try:
-            said = self._smi.amdsmi_get_energy_count(self._gpu)
+            energy = self._smi.amdsmi_get_energy_count(self._gpu)
         except self._smi.AmdSmiException:
             return None
-        count = said.get("energy_accumulator", said.get("power", 0))
-        return float(count) * float(said["counter_resolution"]) / 1e6 if count else None
+        count = energy.get("energy_accumulator", energy.get("power", 0))
+        return float(count) * float(energy["counter_resolution"]) / 1e6 if count else None
 
     def power_w(self) -> float | None:
         try:
-            said = self._smi.amdsmi_get_power_info(self._gpu)
+            power = self._smi.amdsmi_get_power_info(self._gpu)
         except self._smi.AmdSmiException:
             return None
         for name in ("current_socket_power", "average_socket_power"):
-            value = said.get(name)
+            value = power.get(name)
             if isinstance(value, (int, float)) and value > 0:
                 return float(value)
         return None
 
     def facts(self) -> dict[str, Any]:
         try:
-            said = self._smi.amdsmi_get_power_info(self._gpu)
+            power = self._smi.amdsmi_get_power_info(self._gpu)
         except self._smi.AmdSmiException as error:
             return {"power_limit_w": None, "reason": str(error)}
-        limit = said.get("power_limit")
+        limit = power.get("power_limit")
         return {"power_limit_w": limit / 1e6 if isinstance(limit, (int, float)) and limit > 1e5 else limit}
 
     def refusal(self) -> str | None:
@@ -217,9 +219,9 @@ def _amdsmi() -> Any:
 
 
 def meter_of(vendor: str, uuid: str, index: int = 0) -> Meter:
-    """The meter of a vendor's GPU. Raises GpuError where none can be."""
+    """The meter of this GPU. Raises GpuError if there is none for it."""
     if vendor == "nvidia":
         return NvmlMeter(uuid)
     if vendor == "amd":
         return AmdMeter(index)
-    raise GpuError("there is no energy meter without a GPU", fix="run on an NVIDIA or AMD GPU")
+    raise GpuError("cannot measure energy without a GPU", fix="run on an NVIDIA or AMD GPU")

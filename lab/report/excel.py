@@ -1,7 +1,7 @@
 """DataFrames as an Excel workbook: quick to write, safe to open, the same bytes for the same tables.
 
-A report over ranks has a million cells. openpyxl takes 12 us for one, XlsxWriter 8, this 1.3: the few parts of
-Office Open XML that a table needs (ECMA-376 part 1, section 18.3) are written as text, row by row.
+A report over ranks has a million cells. openpyxl takes 12 us per cell, XlsxWriter 8, this 1.3: the few parts
+of Office Open XML that a table needs (ECMA-376 part 1, section 18.3) are written as text, row by row.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ WIDEST, SAMPLED_ROWS = 60, 100
 LINE_POINTS = 15  # the height of one line of text
 ROWS_AT_ONCE = 4096
 CUT = " … (cut: Excel holds no more in a cell)"
-# A fixed date: a workbook that is written twice from the same tables is the same file.
+# A fixed date, so that the same tables give the same file.
 WRITTEN = (1980, 1, 1, 0, 0, 0)
 DECIMALS = 6
-_HEADER, _QUOTED, _FIRST_NUMBER = 1, 2, 3  # styles, by their place in _STYLES
+_HEADER, _QUOTED, _FIRST_NUMBER = 1, 2, 3  # styles, by their index in _styles
 _BAD_IN_NAME = re.compile(r"[\[\]:*?/\\]")
 # What XML cannot hold, and text that reads like its escape, is written as _xHHHH_ (ECMA-376, 22.9.2.19).
-_UNSPEAKABLE = re.compile("[\x00-\x08\x0b-\x1f\ufffe\uffff]|_(?=x[0-9A-Fa-f]{4}_)")
+_NOT_XML = re.compile("[\x00-\x08\x0b-\x1f\ufffe\uffff]|_(?=x[0-9A-Fa-f]{4}_)")
 
 _XML = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n'
 _MAIN = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
@@ -45,8 +45,8 @@ def write_workbook(sheets: Mapping[str, pd.DataFrame], path: Path) -> Path:
     """Write each DataFrame as a sheet of `path`, atomically: header frozen and filterable, numbers formatted.
 
     Text is always text: a name that starts with =, +, - or @ is never a formula. A missing value is an empty
-    cell, a boolean a boolean. Rows past Excel's limit go on in a further sheet, cells past it are cut and say
-    so. Raises ValueError without sheets, StorageError where the file cannot be written.
+    cell, a boolean a boolean. Rows past Excel's limit continue in a further sheet; cells past it are cut and
+    say so. Raises ValueError without sheets, StorageError where the file cannot be written.
     """
     if not sheets:
         raise ValueError("a workbook needs at least one sheet")
@@ -54,7 +54,7 @@ def write_workbook(sheets: Mapping[str, pd.DataFrame], path: Path) -> Path:
     parts = [(_sheet_name(name, taken), part) for name, frame in sheets.items() for part in _parts(frame)]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package:
-        for name, text in _frame_of(parts).items():
+        for name, text in _package_parts(parts).items():
             _add(package, name, [text])
         for number, (_, part) in enumerate(parts, start=1):
             _add(package, f"xl/worksheets/sheet{number}.xml", _sheet(part))
@@ -111,32 +111,34 @@ def _cells(values: pd.Series, letter: str, style: int, first: int) -> list[str]:
             else ""
             for row, value in numbered
         ]
-    told = _Once()
+    rest_of = _RestOfCell()
     return [
-        f'<c r="{letter}{row}"{told[value]}' if type(value) is str else _other_cell(f"{letter}{row}", value)
+        f'<c r="{letter}{row}"{rest_of[value]}'
+        if type(value) is str
+        else _other_cell(f"{letter}{row}", value)
         for row, value in numbered
     ]
 
 
-class _Once(dict[str, str]):
-    """The rest of a text's cell after its place, made once for each text: names repeat down a column."""
+class _RestOfCell(dict[str, str]):
+    """Text -> the XML of its cell after the reference, made once per text, because names repeat."""
 
     def __missing__(self, text: str) -> str:
         self[text] = rest = _text_rest(text, _QUOTED if text[:1] in tuple("=+-@\t\r") else 0)
         return rest
 
 
-def _other_cell(place: str, value: object) -> str:
+def _other_cell(reference: str, value: object) -> str:
     """A value of a column that is not all numbers; "" if it is missing."""
     if value is None or value is pd.NA or value != value:
         return ""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, bool):
-        return f'<c r="{place}" t="b"><v>{int(value)}</v></c>'
+        return f'<c r="{reference}" t="b"><v>{int(value)}</v></c>'
     # A double holds integers up to 2^53: longer ones (ids, absolute nanoseconds) stay exact as text.
     if isinstance(value, (int, float)) and abs(value) < 2**53:
-        return f'<c r="{place}"><v>{value!r}</v></c>'
-    return f'<c r="{place}"{_Once()[str(value)]}'
+        return f'<c r="{reference}"><v>{value!r}</v></c>'
+    return f'<c r="{reference}"{_RestOfCell()[str(value)]}'
 
 
 def _text_rest(text: str, style: int) -> str:
@@ -149,8 +151,8 @@ def _text_rest(text: str, style: int) -> str:
 
 
 def _plain(text: str) -> str:
-    if _UNSPEAKABLE.search(text):
-        text = _UNSPEAKABLE.sub(lambda found: f"_x{ord(found[0]):04X}_", text)
+    if _NOT_XML.search(text):
+        text = _NOT_XML.sub(lambda found: f"_x{ord(found[0]):04X}_", text)
     return escape(text, quote=False)
 
 
@@ -185,7 +187,7 @@ def _parts(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 def _sheet_name(wanted: str, taken: set[str]) -> str:
     """Excel allows 31 characters, some not at all, and compares without case."""
-    clean = _UNSPEAKABLE.sub("_", _BAD_IN_NAME.sub("_", wanted)).strip("'")[:31] or "sheet"
+    clean = _NOT_XML.sub("_", _BAD_IN_NAME.sub("_", wanted)).strip("'")[:31] or "sheet"
     name, number = clean, 1
     while name.lower() in taken:
         number += 1
@@ -203,8 +205,8 @@ def _add(package: zipfile.ZipFile, name: str, texts: Iterable[str]) -> None:
             file.write(text.encode("utf-8", "replace"))
 
 
-def _frame_of(parts: list[tuple[str, pd.DataFrame]]) -> dict[str, str]:
-    """The parts of a workbook around its sheets."""
+def _package_parts(parts: list[tuple[str, pd.DataFrame]]) -> dict[str, str]:
+    """The parts of a workbook besides its sheets."""
     numbers = range(1, len(parts) + 1)
     kinds = "".join(
         f'<Override PartName="/xl/worksheets/sheet{n}.xml" ContentType="{_TYPE}.worksheet+xml"/>'
@@ -239,9 +241,10 @@ def _filters(parts: list[tuple[str, pd.DataFrame]]) -> str:
     for at, (name, frame) in enumerate(parts):
         if frame.shape[1]:
             end = f"${_letters(frame.shape[1] - 1)}${len(frame) + 1}"
-            place = escape(f"'{name.replace(chr(39), chr(39) * 2)}'!$A$1:{end}", quote=False)
+            area = escape(f"'{name.replace(chr(39), chr(39) * 2)}'!$A$1:{end}", quote=False)
             names.append(
-                f'<definedName name="_xlnm._FilterDatabase" localSheetId="{at}" hidden="1">{place}</definedName>'
+                f'<definedName name="_xlnm._FilterDatabase" localSheetId="{at}" hidden="1">{area}'
+                "</definedName>"
             )
     return f"<definedNames>{''.join(names)}</definedNames>" if names else ""
 

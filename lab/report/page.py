@@ -1,4 +1,4 @@
-"""The house's page: one self-contained HTML file with the verdict on top and its evidence below.
+"""The page of a result: one self-contained HTML file with the verdict on top and its evidence below.
 
 The page loads nothing: style and script are inside, and its content policy lets no other script run.
 """
@@ -126,9 +126,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """An interactive plot: zoom, hover, series to show and hide; `source` is its CSV, relative to the page.
+    """An interactive plot: zoom, hover, series that can be hidden; `source` is its CSV, relative to the page.
 
-    `views` name what the y axis shows, one to be chosen; `names` makes x a category by its place in them.
+    `views` name what the y axis can show; `names` makes x a category: an index into them.
     """
 
     name: str
@@ -153,9 +153,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Bars on rows over time, drawn on a canvas: zoom, drag, hover; `source` is its CSV, relative to the page.
+    """Bars on rows over time, on a canvas to zoom, drag and hover; `source` is its CSV, relative to the page.
 
-    `bars` are typed arrays in base64 with their names, as `lab.rooms.kernels.catalogue.gantt.packed` makes them.
+    `bars` are named typed arrays in base64, made by `lab.rooms.kernels.catalogue.gantt.canvas.packed`.
     """
 
     name: str
@@ -192,8 +192,8 @@ class Section:
 class Page:
     """What a page says. Every text may be hostile: the template escapes it.
 
-    `provenance` is group -> {name: value}; `kind` tells measured, replayed and synthetic numbers apart; `badge` says
-    in other words than the status' own what kind of verdict this is.
+    `provenance` is group -> {name: value}; `kind` distinguishes measured, replayed and synthetic numbers;
+    `badge` replaces the default words for the status.
     """
 
     title: str

@@ -1,7 +1,7 @@
 """The colours of lab, shared by page and figures, each with a light and a dark value.
 
 The data colours follow Okabe and Ito's colour-blind-safe set (https://jfly.uni-koeln.de/color/), darkened or
-lightened until they hold on both papers.
+lightened for contrast on both backgrounds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Ink(NamedTuple):
     dark: str
 
 
-# Every light value is unique: figures are drawn in light and retold in CSS variables by that value.
+# Every light value is unique, because figures are drawn in it and CSS variables then replace it.
 PALETTE: dict[str, Ink] = {
     "paper": Ink("#ffffff", "#12171d"),
     "panel": Ink("#f5f7f9", "#1a2129"),
@@ -39,7 +39,7 @@ def light(role: str) -> str:
 
 
 def css_variables() -> str:
-    """`:root` rules that give every role its value, light by default, dark where the reader prefers it."""
+    """`:root` rules that give every role its value: light by default, dark if the reader prefers it."""
     lights = "".join(f"--{role}:{ink.light};" for role, ink in PALETTE.items())
     darks = "".join(f"--{role}:{ink.dark};" for role, ink in PALETTE.items())
     return (

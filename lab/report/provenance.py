@@ -1,4 +1,4 @@
-"""What a page says of where its numbers come from."""
+"""Where the numbers of a page come from."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lab.core.provenance import lab_identity
 
 
 def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, str]]:
-    """What the page says of where its numbers come from."""
+    """Group -> {name: value}, as the page shows them."""
     if manifest is None:
         identity = lab_identity()
         return {
-            "Recording": {"folder": str(folder), "manifest": "none: lab did not make this recording"},
+            "Recording": {"folder": str(folder), "manifest": "none: this recording was not made by lab"},
             "Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"},
         }
     made = manifest.lab

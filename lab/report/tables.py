@@ -85,9 +85,9 @@ def terminal_table(frame: pd.DataFrame, *, width: int = 110) -> str:
         table.add_column(header, justify="right" if is_numeric(values) else "left", overflow="fold")
     for row in zip(*(cell_texts(values) for values in columns), strict=True):
         table.add_row(*(Text(cell) for cell in row))
-    sink = io.StringIO()
-    Console(file=sink, width=width, color_system=None, force_terminal=False).print(table)
-    return "\n".join(line.rstrip() for line in sink.getvalue().strip("\n").splitlines())
+    buffer = io.StringIO()
+    Console(file=buffer, width=width, color_system=None, force_terminal=False).print(table)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().strip("\n").splitlines())
 
 
 def _decimals(values: pd.Series) -> int:

@@ -1,4 +1,4 @@
-"""What ran, on what, steered by which variables: environment.json."""
+"""environment.json: what ran, on which GPUs, and the variables that affect it."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ NVIDIA_FIELDS = (
 
 
 def describe_environment(context: RankContext, device: torch.device) -> dict[str, Any]:
-    """What runs, on what, steered by which variables; `smi_after` is filled at the end of the run."""
+    """What runs, on which GPUs, and the variables that affect it; `smi_after` is filled in at the end."""
     on_gpu = device.type == "cuda"
-    steering = {key: value for key, value in sorted(os.environ.items()) if key.startswith(ENV_PREFIXES)}
+    variables = {key: value for key, value in sorted(os.environ.items()) if key.startswith(ENV_PREFIXES)}
     return {
-        # RCCL answers under NCCL's name.
+        # On AMD this is the version of RCCL.
         "versions": versions(nccl=".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None),  # type: ignore[no-untyped-call]
         "backend": "nccl" if on_gpu else "gloo",
         "device": device.type,
-        "device_names": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        if on_gpu
-        else [],
+        "device_names": [
+            torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if on_gpu else 0)
+        ],
         "host": platform.node(),
         "world_size": context.world_size,
-        "env": redact_env(steering),
+        "env": redact_env(variables),
         "smi_before": gpu_state(),
         "smi_after": None,
     }
 
 
 def versions(**more: str | None) -> dict[str, str | None]:
-    """Of torch, Python and the GPU's runtime, and whatever else the workload names."""
+    """Of torch, Python and the GPU's runtime, and whatever else the workload adds."""
     return {
         "torch": str(torch.__version__),
         "python": platform.python_version(),
@@ -54,7 +54,7 @@ def versions(**more: str | None) -> dict[str, str | None]:
 
 
 def gpu_state() -> dict[str, Any]:
-    """Driver, clocks (MHz), temperature (C) and power (W) of the host's GPUs now, in the vendor tool's words.
+    """Driver, clocks (MHz), temperature (C) and power (W) of the host's GPUs now, by the vendor's tool.
 
     {"tool": name or None, "gpus": rows or the tool's own JSON, "reason": why there are none, or None}.
     """
@@ -76,7 +76,7 @@ def gpu_state() -> dict[str, Any]:
             return {"tool": tool, "gpus": parse(answer.stdout), "reason": None}
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             return {"tool": tool, "gpus": None, "reason": f"{tool} failed: {error}"}
-    return {"tool": None, "gpus": None, "reason": f"none of {', '.join(tools)} is here"}
+    return {"tool": None, "gpus": None, "reason": f"none of {', '.join(tools)} is installed"}
 
 
 def parse_nvidia_smi(text: str) -> list[dict[str, str]]:

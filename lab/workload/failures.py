@@ -1,4 +1,4 @@
-"""A rank's output, its last words, and how it leaves: on failure, on a signal, at the end."""
+"""A rank's output, its failure report, and how it exits: on failure, on a signal, at the end."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ log = logging.getLogger("lab.workload")
 
 
 def redirect_output(path: Path, context: RankContext) -> None:
-    """Make descriptors 1 and 2 the rank's log from here on; messages and failures also reach the person."""
+    """Make descriptors 1 and 2 the rank's log from here on; the user also sees messages and failures."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         log_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
-    person = {}
+    user = {}
     for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
         stream.flush()
-        person[fd] = os.fdopen(os.dup(fd), "w", encoding="utf-8", errors="replace")
+        user[fd] = os.fdopen(os.dup(fd), "w", encoding="utf-8", errors="replace")
         os.dup2(log_fd, fd)
     os.close(log_fd)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if context.rank == 0:
-        handlers.append(logging.StreamHandler(person[1]))
+        handlers.append(logging.StreamHandler(user[1]))
     for handler in handlers:
         handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
         log.addHandler(handler)
     log.propagate = False
     log.setLevel("INFO")
-    report_failures(context, own_log=sys.stderr, person=person[2])
+    report_failures(context, own_log=sys.stderr, user=user[2])
 
 
-def report_failures(context: RankContext, *, own_log: TextIO, person: TextIO) -> None:
+def report_failures(context: RankContext, *, own_log: TextIO, user: TextIO) -> None:
     """Let `die` handle every uncaught exception.
 
-    The streams are bound now: torch.distributed wraps the hook and swaps sys.stderr for a buffer while it runs.
+    The streams are bound now, because torch.distributed wraps the hook and replaces sys.stderr while it runs.
     """
-    sys.excepthook = functools.partial(die, own_log=own_log, person=person, rank=context.rank)
+    sys.excepthook = functools.partial(die, own_log=own_log, user=user, rank=context.rank)
 
 
 def die(
@@ -57,24 +57,24 @@ def die(
     trace: TracebackType | None,
     *,
     own_log: TextIO,
-    person: TextIO,
+    user: TextIO,
     rank: int,
 ) -> None:
-    """The last word of a failed rank: traceback to its log and to the person, then the reason in one line.
+    """Report a failed rank and exit: the traceback to its log and to the user, the reason in one line.
 
-    An error that lab raises on purpose reaches the person without its traceback. Leaves at once: the usual
-    teardown can wait forever for peers that still sit in a collective.
+    An error that lab raises on purpose is shown to the user without a traceback. Exits at once, because the
+    usual teardown can wait for ever for peers that are still in a collective.
     """
     what = error.what if isinstance(error, LabError) else str(error).strip()
     reason = f"rank {rank} failed: {kind.__name__}: {what.splitlines()[0] if what else 'no message'}\n"
     text = "".join(traceback.format_exception(kind, error, trace))
     own_log.write(text + reason)
-    person.write((f"{error}\n" if isinstance(error, LabError) else text) + reason)
-    leave(error.exit_code if isinstance(error, LabError) else 1, own_log, person)
+    user.write((f"{error}\n" if isinstance(error, LabError) else text) + reason)
+    leave(error.exit_code if isinstance(error, LabError) else 1, own_log, user)
 
 
 def exit_on_signals(out: Path) -> None:
-    """Leave with 128 + signal number on SIGINT and SIGTERM, even while the main thread waits in a collective.
+    """Exit with 128 + signal number on SIGINT and SIGTERM, even while the main thread is in a collective.
 
     A Python handler would run only after that wait. The C-level handler writes the signal's number into the
     wakeup descriptor at once, and a thread acts on it. Half-written traces of this rank are removed.
@@ -98,7 +98,7 @@ def exit_on_signals(out: Path) -> None:
 
 
 def leave(exit_code: int, *streams: TextIO) -> None:
-    """End the process now, with what was printed and what `streams` still hold."""
+    """End the process now, after flushing what was printed and `streams`."""
     for stream in (sys.stdout, sys.stderr, *streams):
         stream.flush()
     os._exit(exit_code)

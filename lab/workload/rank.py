@@ -1,4 +1,4 @@
-"""Where this process stands among its peers, its device, and the group it joins."""
+"""The rank of this process, its device, and its process group."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from lab.core.words import plural
 from lab.errors import ConfigError, GpuError
 
 
 class RankContext(msgspec.Struct, frozen=True):
-    """Where this process stands among its peers."""
+    """The rank of this process among its peers."""
 
     rank: int
     local_rank: int
@@ -22,7 +23,7 @@ class RankContext(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_env(cls) -> RankContext:
-        """Read torchrun's RANK, LOCAL_RANK and WORLD_SIZE; alone without them."""
+        """From torchrun's RANK, LOCAL_RANK and WORLD_SIZE; a single process without them."""
         try:
             return cls(
                 rank=int(os.environ.get("RANK", "0")),
@@ -36,7 +37,7 @@ class RankContext(msgspec.Struct, frozen=True):
 def choose_device(context: RankContext, backend: str = "auto") -> torch.device:
     """This rank's GPU, or the CPU: backend is nccl, gloo or auto (a GPU where there is one).
 
-    Raises GpuError when GPUs are asked for that are not here.
+    Raises GpuError when a GPU is requested that is not present.
     """
     gpus = torch.cuda.device_count()
     if backend == "gloo" or (backend == "auto" and gpus == 0):
@@ -48,8 +49,8 @@ def choose_device(context: RankContext, backend: str = "auto") -> torch.device:
         )
     if context.local_rank >= gpus:
         raise GpuError(
-            f"rank {context.rank} has no GPU: {gpus} are visible, its local rank is {context.local_rank}",
-            fix=f"start at most {gpus} processes on this host",
+            f"local rank {context.local_rank} has no GPU: torch sees {plural(gpus, 'GPU')} on this host",
+            fix=f"start at most {plural(gpus, 'process')} on this host",
         )
     torch.cuda.set_device(context.local_rank)
     return torch.device("cuda", context.local_rank)
@@ -57,7 +58,7 @@ def choose_device(context: RankContext, backend: str = "auto") -> torch.device:
 
 @contextlib.contextmanager
 def process_group(context: RankContext, device: torch.device) -> Iterator[None]:
-    """Join the other ranks, and leave together; after an error there is no leaving, peers may be stuck."""
+    """Join the other ranks and leave together; after an error do not wait for peers, which may be stuck."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group(backend)

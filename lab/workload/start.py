@@ -1,4 +1,4 @@
-"""The first lines of every workload: arguments, rank, failures reported, output where it belongs."""
+"""How every workload starts: its arguments, its rank, its output and the report of failures."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ T = TypeVar("T")
 def start(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None, *, own_log: bool = False
 ) -> tuple[argparse.Namespace, RankContext]:
-    """Parse `argv` (sys.argv without it) and let every uncaught error end in words and its exit code.
+    """Parse `argv` (default: sys.argv) and turn every uncaught error into a message and its exit code.
 
-    The parser gets --out, the folder that the workload writes. own_log: this rank's output goes to OUT/rankN.log.
+    Adds --out, the folder that the workload writes. own_log: this rank's output goes to OUT/rankN.log.
     """
-    parser.add_argument("--out", required=True, type=Path, help="folder for what this process leaves")
+    parser.add_argument("--out", required=True, type=Path, help="folder that this process writes to")
     args = parser.parse_args(argv)
     context = RankContext.from_env()
-    report_failures(context, own_log=io.StringIO(), person=sys.stderr)
+    report_failures(context, own_log=io.StringIO(), user=sys.stderr)
     if own_log:
         redirect_output(args.out / f"rank{context.rank}.log", context)
         exit_on_signals(args.out)
@@ -37,15 +37,15 @@ def start(
 
 
 def read_config(path: Path, kind: type[T]) -> T:
-    """A step's configuration file as `kind`. Raises MissingError and BadDataError."""
+    """A step's configuration file as `kind`. Raises MissingError or BadDataError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError as error:
-        raise MissingError("no configuration here", where=path) from error
+        raise MissingError("the configuration file does not exist", where=path) from error
     except (OSError, msgspec.DecodeError) as error:
         raise BadDataError(f"not a configuration of this workload: {error}", where=path) from error
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`value` as indented JSON, whole or not at all. Raises StorageError."""
+    """Write `value` as indented JSON, atomically. Raises StorageError."""
     write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")

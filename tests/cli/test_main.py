@@ -111,10 +111,10 @@ def test_a_dry_run_here_shows_the_very_command(tmp_path):
         (["run", "--image", "rocm71", "sweep"], 2, "there is no image 'rocm71'"),
         (["run"], 2, "name an experiment"),
         (["run", "--gpus", "0", "sweep"], 2, "zero GPUs"),
-        (["run", "--gpus", "x", "sweep"], 2, "cannot read 'x'"),
-        (["run", "--gpus", "4-7", "sweep"], 7, "answers to 4"),
+        (["run", "--gpus", "x", "sweep"], 2, "'x' is not a GPU"),
+        (["run", "--gpus", "4-7", "sweep"], 7, "matches 4"),
         (["run", "--image", "cpu", "--gpus", "2", "sweep"], 2, "CPU-only"),
-        (["run", "--image", "cuda", "sweep"], 7, "shows none"),
+        (["run", "--image", "cuda", "sweep"], 7, "none was found"),
         (["run", "sweep", "-c", "28,x"], 2, "'x' in '28,x' is not an integer"),
         (["run", "sweep", "-c", "28,28"], 2, "twice"),
         (["run", "sweep", "-t", "0"], 2, "above zero"),
@@ -150,7 +150,7 @@ def test_bad_input_is_a_clear_error_with_its_exit_code(words, code, complaint, t
 def test_an_unwritable_output_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     done = lab("run", "-o", "file/run", "sweep", "-c", "28", cwd=tmp_path)
-    assert done.returncode == 9 and "in the way of a folder" in done.stderr
+    assert done.returncode == 9 and "a file exists where a folder is needed" in done.stderr
 
 
 def test_a_planted_secret_is_in_no_dry_run(tmp_path):

@@ -131,7 +131,7 @@ def test_a_full_disk_keeps_the_old_manifest_and_says_what_to_do(tmp_path):
 
 def test_a_file_in_the_way_of_the_run_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="in the way"):
+    with pytest.raises(StorageError, match="a file exists where a folder is needed"):
         a_run(tmp_path / "file" / "r")
 
 

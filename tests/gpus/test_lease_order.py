@@ -1,4 +1,4 @@
-"""Two processes that want the same GPUs in opposite orders both get them: the order of locks is everybody's."""
+"""Two processes that want the same GPUs in opposite orders both get them: all lock in one order."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lab.core.gpu import Gpu
 from lab.core.stop import Stop
 from lab.gpus import leases
 
-# Takes its first lock, says so, and goes on when told: each of two such processes holds one lock before either may
-# take its second. With one order for all, the second process cannot even take its first.
+# Takes its first lock, prints it, and waits for a line: each of two such processes would hold one lock before
+# either takes its second. With one order for all, the second process cannot even take its first.
 HOLDER = """
     import sys
     from lab.core.gpu import Gpu

@@ -29,7 +29,7 @@ def held(gpus, *, wait=False, stop=None, said=None, **more):
 
 HOLDER = """
     import sys, time
-    from lab.gpus.discover import Gpu
+    from lab.core.gpu import Gpu
     from lab.gpus.leases import hold
     from lab.core.stop import Stop
     gpus = [Gpu(vendor="nvidia", index=int(i), uuid=f"GPU-{i}") for i in sys.argv[1].split(",")]

@@ -79,7 +79,8 @@ def test_a_narrow_page_does_not_scroll_sideways(browse, page: Path) -> None:
 
 def test_a_click_on_a_header_sorts_by_value(browse, page: Path) -> None:
     html = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())  # let the test's own click run
-    click = "[...document.querySelectorAll('th button')].findLast(b => b.textContent.startsWith('total time')).click()"
+    header = "b => b.textContent.startsWith('total time')"
+    click = f"[...document.querySelectorAll('th button')].findLast({header}).click()"
     page.write_text(html.replace("</body>", f"<script>{click}</script></body>"))
     dom, errors = browse(page, "--dump-dom")
     assert "CONSOLE" not in errors

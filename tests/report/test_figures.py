@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from lab.report.figures import Cell, Figure, cell_grid, roofline, save, stacked_bars, stacked_panels
+from lab.report.figures import Cell, cell_grid, roofline, save, stacked_bars, stacked_panels
 from lab.report.palette import PALETTE, css_variables, light
 
 PARTS = {"computation": np.array([1.0, 2.0]), "idle": np.array([0.5, np.nan])}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from lab.core.options import Options
 from lab.core.plan import Site
 from lab.errors import GpuError, UsageError
-from lab.gpus.discover import discover, parse_spec, placeholders, select
+from lab.gpus.discover import discover
+from lab.gpus.selection import parse_spec, placeholders, select
 from lab.images.spec import Image
 
 DEFAULT_NUM_GPUS = 8  # what a dry run assumes where there is no GPU

@@ -18,7 +18,8 @@ from lab.engines.local.process import GuardedProcess, OutputReader, guarded
 from lab.engines.log_writer import LogWriter, last_log_lines
 from lab.engines.verdict import Ending, judge
 from lab.errors import EngineError, UsageError, storage_error
-from lab.gpus.discover import discover, select, visible_env
+from lab.gpus.discover import discover
+from lab.gpus.selection import select, visible_env
 from lab.secrets import redact_env, secret_values
 
 GRACE_S = 10.0

@@ -36,7 +36,7 @@ from lab.engines.slurm.submission import (
 )
 from lab.engines.slurm.task import execute_step
 from lab.errors import UsageError
-from lab.gpus.discover import parse_spec, placeholders
+from lab.gpus.selection import parse_spec, placeholders
 from lab.images import spec as images
 from lab.images.spec import Image
 

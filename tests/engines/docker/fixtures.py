@@ -229,8 +229,7 @@ def own_caches(tmp_path, monkeypatch) -> None:
 DRIVER = """
     import sys
     from pathlib import Path
-    from lab.core.gpu import Gpu
-from lab.core.run import Run
+    from lab.core.run import Run
     from lab.engines.docker.engine import DockerEngine
     from lab.core.stop import Stop
     from tests.engines.docker.fixtures import an_image

@@ -38,7 +38,7 @@ def test_an_image_that_is_not_there_names_the_command_that_builds_it(tmp_path):
 
 
 def test_an_image_whose_name_goes_between_two_steps_loses_nothing(tmp_path):
-    """A driver runs by the id it saw first; the next one gets an error, and finishes once the name is back."""
+    """A driver runs by the id it saw first; the next gets an error, and finishes once the name is back."""
     ref = "lab-test/vanishing:engine"
     subprocess.run(["docker", "tag", REF, ref], check=True)
     image = msgspec.structs.replace(an_image(), ref=ref)

@@ -1,0 +1,106 @@
+"""Values as points: distributions, lines, intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lab.report.figures.style import (
+    MARKERS,
+    SERIES,
+    figure_with_axes,
+    narrow_figure,
+    styled,
+)
+from lab.report.palette import light
+
+
+@styled
+def distributions(
+    titles: Sequence[str],
+    groups: Sequence[Mapping[str, np.ndarray]],
+    *,
+    axis: str,
+    violins: bool = False,
+) -> Figure:
+    """A panel per title with a box (or violin) and every value of each group; empty groups say `no data`.
+
+    Each panel's `groups` maps a label to its values (n,). Points are spread sideways in order, not at random.
+    """
+    figure = narrow_figure(3.9, across=len(titles))
+    panels = figure.subplots(1, len(titles), squeeze=False, sharey=True)[0]
+    for ax, title, found in zip(panels, titles, groups, strict=True):
+        ax.set_title(title)
+        ax.grid(axis="y")
+        for at, values in enumerate(found.values()):
+            _draw_distribution(ax, at, np.asarray(values, dtype=float), violins)
+        labels = [
+            f"{label}\n{f'n {len(values)}' if len(values) else 'no data'}" for label, values in found.items()
+        ]
+        ax.set_xticks(range(len(found)), labels, rotation=90 if len(found) > 12 else 0)
+        ax.set_xlim(-0.6, len(found) - 0.4)
+    panels[0].set_ylabel(axis)
+    return figure
+
+
+@styled
+def lines(
+    positions: Sequence[str], series: Mapping[str, np.ndarray], *, across: str, axis: str, title: str = ""
+) -> Figure:
+    """A line per series over shared positions; `series` maps its name to values [position], NaN a gap."""
+    figure = narrow_figure(3.9)
+    ax = figure.subplots()
+    for at, (name, values) in enumerate(series.items()):
+        role = SERIES[at % len(SERIES)]
+        ax.plot(
+            range(len(positions)), values, marker=MARKERS[at % len(MARKERS)], color=light(role), label=name
+        )
+    ax.set_xticks(range(len(positions)), positions)
+    ax.set(xlabel=across, ylabel=axis, xlim=(-0.4, len(positions) - 0.6))
+    ax.set_title(title)
+    ax.grid(axis="y")
+    figure.legend(loc="outside upper right", ncols=6)
+    return figure
+
+
+@styled
+def ranges(
+    labels: Sequence[str],
+    spans: Sequence[tuple[float, float, float]],
+    *,
+    axis: str,
+    reference: float,
+    roles: Sequence[str],
+) -> Figure:
+    """A dot with its interval per label, first on top; `spans` are (low, middle, high), NaN if unknown."""
+    figure, axes = figure_with_axes(0.75 + 0.24 * len(labels))
+    ax = axes[0]
+    ax.axvline(reference, color=light("muted"), linewidth=1)
+    for at, ((low, middle, high), role) in enumerate(zip(spans, roles, strict=True)):
+        ax.plot([low, high], [at, at], color=light(role), linewidth=1.6)
+        ax.plot([middle], [at], marker="o", markersize=4.5, color=light(role))
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(len(labels) - 0.5, -0.5)
+    ax.set_xlabel(axis)
+    ax.grid(axis="x")
+    return figure
+
+
+def _draw_distribution(ax: Axes, at: int, values: np.ndarray, violins: bool) -> None:
+    values = values[np.isfinite(values)]
+    if violins and len(np.unique(values)) > 1:
+        drawn = ax.violinplot([values], positions=[at], widths=0.8, showextrema=False)
+        for body in drawn["bodies"]:  # type: ignore[attr-defined]
+            body.set(facecolor=light("computation"), alpha=0.35)
+    elif len(values):
+        ax.boxplot(
+            [values], positions=[at], widths=0.55, showfliers=False, medianprops={"color": light("ink")}
+        )
+    # The golden ratio spreads neighbours far apart, so that no trend is drawn that is not there.
+    sideways = 0.3 * (np.arange(len(values)) * 0.618034 % 1 - 0.5)
+    ax.plot(at + sideways, values, ".", markersize=4, color=light("computation"), alpha=0.7)
+    if violins and len(values):
+        ax.plot([at - 0.15, at + 0.15], [np.median(values)] * 2, color=light("ink"), linewidth=1.4)
