@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,77 +17,56 @@ if TYPE_CHECKING:
 __all__ = ["gemm", "run_sweep"]
 
 
+option = partial(click.option, show_default=True)
+AT_LEAST_ONE = click.IntRange(min=1)
+
+
 @click.command("sweep")
-@click.option(
-    "-c",
-    "--channels",
-    type=IntList(),
-    default="28,42,56,70",
-    show_default=True,
-    help="NCCL/RCCL channel counts.",
-)
-@click.option(
-    "-t",
-    "--threads",
-    type=IntList(),
-    default="256,512",
-    show_default=True,
-    help="Threads per block of the collectives.",
-)
-@click.option(
+@option("-c", "--channels", type=IntList(), default="28,42,56,70", help="NCCL/RCCL channel counts.")
+@option("-t", "--threads", type=IntList(), default="256,512", help="Threads per block of the collectives.")
+@option(
     "-p",
     "--ranks",
     "--nproc",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_ONE,
     help="Ranks on each node. [default: one per GPU; 2 without GPU]",
 )
-@click.option(
-    "--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Hosts (with --engine slurm)."
+@option("--nodes", type=AT_LEAST_ONE, default=1, help="Hosts (with --engine slurm).")
+@option(
+    "-f",
+    "--config",
+    help="Training config: a YAML file or a preset. [default: llm with GPUs, tiny without]",
 )
-@click.option(
-    "-f", "--config", help="Training config: a YAML file or a preset. [default: llm with GPUs, tiny without]"
-)
-@click.option(
+@option(
     "--override",
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
     help="Change one key of the training config; repeatable.",
 )
-@click.option(
-    "--repeats",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Runs of every setting: error bars need 3 or more.",
-)
-@click.option(
+@option("--repeats", type=AT_LEAST_ONE, default=1, help="Runs of every setting: error bars need 3 or more.")
+@option(
     "--order",
     type=click.Choice(["random", "given"]),
     default="random",
-    show_default=True,
     help="Order of the settings within a repeat.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=2025, show_default=True, help="Seed of the random order."
-)
-@click.option(
+@option("--seed", type=click.IntRange(min=0), default=2025, help="Seed of the random order.")
+@option(
     "--channels-as",
     type=click.Choice(["pin", "max"]),
     default="pin",
-    show_default=True,
     help="Set MIN and MAX channels, or only MAX.",
 )
-@click.option(
+@option(
     "--pause",
     "pause_s",
     type=click.FloatRange(min=0),
     default=5.0,
-    show_default=True,
     help="Seconds of rest before each run on GPUs.",
 )
 @click.option(
-    "-s", "--skip-existing", is_flag=True, help="Skip settings whose traces are complete in --output-dir."
+    "-s", "--skip-existing", is_flag=True, help="Skip settings with complete traces in --output-dir."
 )
 @click.pass_context
 def run_sweep(
@@ -98,7 +78,7 @@ def run_sweep(
     overrides: tuple[str, ...],
     **knobs: object,
 ) -> Experiment:
-    """Sweep collective channels x threads over a training run, and report what they do to its GEMMs."""
+    """Sweep channels x threads of collectives over a training run, and report what they do to its GEMMs."""
     import msgspec
 
     from lab.core.plan import Experiment, Plan, Site
@@ -111,9 +91,7 @@ def run_sweep(
     )
 
     if config.nodes > 1 and options_of(ctx).engine != "slurm":
-        raise UsageError(
-            "a sweep over several nodes needs a scheduler", fix="lab run --engine slurm sweep --nodes ..."
-        )
+        raise UsageError("--nodes above 1 needs a scheduler", fix="lab run --engine slurm sweep --nodes ...")
 
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site, root, skip_existing=skip_existing)

@@ -1,7 +1,7 @@
-"""Where a sweep keeps its files: path logic only, nothing is opened.
+"""Where a sweep keeps its files: only paths, no file is opened.
 
 `{T}thread/nccl_{C}channels/[repeat{k}/]torch_profiler/rank{r}/{stem}_step{N}.json[.gz]`, the layout of the
-original sweep (ROCm/aorta), plus one folder of ranks alone. Names decide, never dates: a copy reads alike.
+original sweep (ROCm/aorta), and single folders of ranks. Names decide, not dates: a copy gives the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STAMP = re.compile(r"\.(\d+)\.pt\.trace\.json(?:\.gz)?$")
 
 @dataclass(frozen=True)
 class TraceFile:
-    """The trace to read for one rank. rank is what the path says, None if it does not; so is step."""
+    """The trace to read for one rank. rank and step are those in the path, None if they are not in it."""
 
     rank: int | None
     path: Path
@@ -34,7 +34,7 @@ class TraceFile:
 
 @dataclass(frozen=True)
 class ConfigDir:
-    """One configuration and repeat. threads and channels are None where no folder name tells them."""
+    """One configuration and repeat. threads and channels are None if no folder name gives them."""
 
     path: Path
     threads: int | None
@@ -49,12 +49,12 @@ def find_configs(folder: Path | str) -> list[ConfigDir]:
     """All configurations below `folder`, ordered by number: threads, channels, repeat.
 
     folder may be a sweep, one {T}thread, one nccl_{C}channels, one torch_profiler or any folder of ranks.
-    A configuration without traces is listed too. Raises MissingError if there is no folder, or nothing in it.
+    A configuration without traces is listed too. Raises MissingError without a folder or traces.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise MissingError("no such folder", where=folder, fix="give the folder of a sweep")
-    found = [_config(path) for place in _config_dirs(folder) for path in _repeat_dirs(place)]
+    found = [_config(path) for config in _config_dirs(folder) for path in _repeat_dirs(config)]
     if not found:
         raise MissingError(
             "neither configurations nor traces here",
@@ -91,7 +91,7 @@ def newest_trace(paths: Iterable[Path]) -> tuple[Path, int | None] | None:
 
 def _config_dirs(folder: Path) -> list[Path]:
     threads = _subfolders(folder, _THREADS)
-    channels = [path for place in threads for path in _subfolders(place, _CHANNELS)]
+    channels = [path for thread in threads for path in _subfolders(thread, _CHANNELS)]
     channels = channels or _subfolders(folder, _CHANNELS)
     if channels:
         return channels
@@ -112,7 +112,7 @@ def _config(path: Path) -> ConfigDir:
     traces = _traces(path)
     notes = [] if traces else ["no traces here"]
     if threads is None or channels is None:
-        notes.append("the folder's name does not tell threads and channels: 0 stands for unknown")
+        notes.append("the folder's name gives no threads and channels: 0 stands for unknown")
     return ConfigDir(
         path=path,
         threads=threads,
@@ -125,14 +125,14 @@ def _config(path: Path) -> ConfigDir:
 
 
 def _traces(config: Path) -> list[TraceFile]:
-    place = config / "torch_profiler"
-    place = place if place.is_dir() else config
+    recorded = config / "torch_profiler"
+    home = recorded if recorded.is_dir() else config
     by_rank: dict[int | None, list[Path]] = {}
-    for folder in _subfolders(place, _RANK):
+    for folder in _subfolders(home, _RANK):
         rank = int(_RANK.fullmatch(folder.name).group(1))  # type: ignore[union-attr]
         by_rank.setdefault(rank, []).extend(_files(folder))
     if not by_rank:
-        for path in _files(place):
+        for path in _files(home):
             named = _RANK_IN_NAME.search(path.name)
             key = int(named.group(1)) if named else None
             if key is not None or path.name.endswith((".pt.trace.json", ".pt.trace.json.gz")):
@@ -141,7 +141,7 @@ def _traces(config: Path) -> list[TraceFile]:
 
 
 def _pick(rank: int | None, paths: list[Path]) -> list[TraceFile]:
-    if rank is None:  # nothing tells these files apart: each may be a rank, and the trace itself will say
+    if rank is None:  # any of these files may be a rank; its trace says which
         return [TraceFile(None, path, None) for path in paths]
     newest = newest_trace(paths)
     return [TraceFile(rank, *newest)] if newest else []

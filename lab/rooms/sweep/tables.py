@@ -21,6 +21,13 @@ TIMELINE_MS = column_names(
     "computation_time_ms exposed_comm_time_ms exposed_memcpy_time_ms busy_time_ms idle_time_ms "
     "total_time_ms total_comm_time_ms total_memcpy_time_ms"
 )
+# Colour role -> timeline column; together they are the total time of a rank, without overlap.
+PARTS = {
+    "computation": "computation_time_ms",
+    "communication": "exposed_comm_time_ms",
+    "memcpy": "exposed_memcpy_time_ms",
+    "idle": "idle_time_ms",
+}
 TIMELINE = [
     *column_names("threads channel rank"),
     *TIMELINE_MS,

@@ -10,7 +10,6 @@ import pytest
 from lab.errors import MissingError
 from lab.rooms.sweep import analyze as module
 from lab.rooms.sweep.analyze import analyze
-from lab.rooms.sweep.effective import channels_verdict, log_channels, threads_verdict, verdict_over_sizes
 from lab.rooms.sweep.tables import CONFIGS, EFFECTIVE, GEMM, TIMELINE, TIMELINE_MS
 from tests.tracegen import TraceWriter, cpu_step, training_step
 
@@ -196,61 +195,6 @@ def test_an_unreadable_log_is_a_problem_and_not_the_end(tmp_path):
     tables = analyze(tmp_path, workers=1)
     assert "NCCL log cannot be read" in tables.problems.what[0]
     assert tables.configs.status.tolist() == ["ok", "ok"]
-
-
-@pytest.mark.parametrize(
-    ("requested", "effective", "log", "verdict"),
-    [
-        (28, 28, 28, "honoured"),
-        (28, 27, 28, "clamped"),
-        (70, 64, 64, "clamped"),
-        (70, -1, 64, "clamped"),
-        (28, 28, -1, "honoured"),
-        (28, 56, -1, "ignored"),
-        (28, -1, 28, "unknown"),
-        (0, 28, 28, "unknown"),
-    ],
-)
-def test_channels_are_judged_by_grid_and_log(requested, effective, log, verdict):
-    assert channels_verdict(requested, effective, log) == verdict
-
-
-@pytest.mark.parametrize(
-    ("requested", "effective", "verdict"),
-    [
-        (256, 256, "honoured"),
-        (256, 288, "honoured"),
-        (512, 544, "honoured"),
-        (256, 640, "ignored"),
-        (512, 256, "ignored"),
-        (256, -1, "unknown"),
-        (0, 256, "unknown"),
-    ],
-)
-def test_threads_are_judged_by_the_block_and_nccls_extra_warp(requested, effective, verdict):
-    assert threads_verdict(requested, effective) == verdict
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "sentence"),
-    [
-        ([], "unknown"),
-        ([(8, "unknown")], "unknown"),
-        ([(8, "honoured"), (9, "unknown")], "honoured"),
-        ([(8 << 20, "ignored"), (96 << 20, "honoured")], "honoured for >= 96 MiB, ignored below"),
-        ([(512, "clamped"), (2048, "honoured")], "honoured for >= 2 KiB, clamped below"),
-        ([(8, "honoured"), (9, "ignored")], "mixed: honoured, ignored; honoured for 1 of 2 sizes"),
-    ],
-)
-def test_verdicts_over_sizes_become_one_sentence(verdicts, sentence):
-    assert verdict_over_sizes(verdicts) == sentence
-
-
-def test_the_log_counts_the_channels_of_most_communicators(tmp_path):
-    lines = ["x NCCL INFO 28 coll channels, 28 collnet channels"] * 3 + ["NCCL INFO 4 coll channels"]
-    (tmp_path / "nccl.a.log").write_bytes(b"\xff\x00 noise\n" + "\n".join(lines).encode())
-    assert log_channels(tmp_path.glob("*.log")) == 28
-    assert log_channels([]) == -1
 
 
 REQUESTED_AND_EFFECTIVE = {

@@ -6,8 +6,7 @@ import pandas as pd
 
 from lab.report.page import Table
 from lab.rooms.sweep.blocks.shared import PILLS
-from lab.rooms.sweep.blocks.timeline import PARTS
-from lab.rooms.sweep.tables import SETTING
+from lab.rooms.sweep.tables import PARTS, SETTING
 
 CONFIG_COLUMNS = [
     *[*SETTING, "repeat", "status", "reason", "total_time_ms", *PARTS.values(), "slowest_rank"],

@@ -11,15 +11,8 @@ from lab.report.figures import save, stacked_bars, stacked_panels
 from lab.report.page import Block, Figure, Table
 from lab.rooms.sweep.blocks.shared import settings_of
 from lab.rooms.sweep.names import short_name
-from lab.rooms.sweep.tables import SETTING, SweepTables, grouped
+from lab.rooms.sweep.tables import PARTS, SETTING, SweepTables, grouped
 
-# Colour role -> timeline column; together they are the total time of a rank, without overlap.
-PARTS = {
-    "computation": "computation_time_ms",
-    "communication": "exposed_comm_time_ms",
-    "memcpy": "exposed_memcpy_time_ms",
-    "idle": "idle_time_ms",
-}
 BARS_CAPTION = (
     "The parts of the total time, mean over ranks; communication and copies only where no computation hides "
     "them. The diamond is the median total time over ranks, the line the range over ranks."

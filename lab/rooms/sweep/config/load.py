@@ -47,7 +47,7 @@ def dump_train_config(config: TrainConfig) -> str:
 
 
 def preset_names() -> list[str]:
-    """The presets that `load_train_config` knows by name."""
+    """The names of the presets."""
     return sorted(path.stem for path in PRESET_DIR.glob("*.yaml"))
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.core.words import plural
 from lab.rooms.sweep.gemm.columns import FREE, FULL, PARTIAL
 from lab.rooms.sweep.gemm.slowdown import slowdown
 from lab.stats.effects import median_ratio_ci, permutation_p
 from lab.stats.robust import median
 
-FEW = 5
+FEW = 5  # instances
 BY_BLOCK, BY_RANK, NO_TEST = "within rank and step", "whole ranks", "none possible"
 
 
@@ -41,7 +42,7 @@ def effect(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def split_effects(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """The effect by the collective beside, its size, its channels, and whether it waited or moved data."""
+    """The effect by collective, message size, channels, and whether the collective waited or moved data."""
     dur_us = rows["dur_ns"].to_numpy() / 1000
     is_free = (rows["overlap"] == FREE).to_numpy()
     free_us = dur_us[is_free]
@@ -68,7 +69,7 @@ def split_effects(rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _p_value(rows: pd.DataFrame, dur_us: np.ndarray, blocked: float) -> tuple[float, str]:
-    """Within ranks and steps if both kinds meet there; else over whole ranks, the units that differ."""
+    """Within ranks and steps if both kinds ran there, otherwise over whole ranks."""
     if not np.isnan(blocked):
         return blocked, BY_BLOCK
     by_rank = (
@@ -105,13 +106,10 @@ def _note(rows: pd.DataFrame, found: dict[str, Any], test: str) -> str:
         return "never ran without a collective beside it: no control"
     if not found["overlapped_n"]:
         return "no collective ever ran beside it"
-    notes = [
-        f"only {found[f'{kind}_n']} {kind} instances"
-        for kind in ("free", "overlapped")
-        if found[f"{kind}_n"] < FEW
-    ]
+    counts = {kind: found[f"{kind}_n"] for kind in ("free", "overlapped")}
+    notes = [f"only {plural(count, f'{kind} instance')}" for kind, count in counts.items() if count < FEW]
     if test == BY_RANK:
         free = sorted(set(rows.loc[rows["overlap"] == FREE, "rank"].tolist()))
-        ranks = ", ".join(map(str, free))
-        notes.append(f"free on rank {ranks} only, so the rank and the overlap cannot be told apart")
+        ranks = f"rank{'' if len(free) == 1 else 's'} {', '.join(map(str, free))}"
+        notes.append(f"free only on {ranks}, so the rank and the overlap cannot be told apart")
     return "; ".join(notes)

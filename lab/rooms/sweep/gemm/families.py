@@ -1,4 +1,4 @@
-"""What a kernel or an op is, from its name: GEMM families and the categories of the reports."""
+"""Families of GEMM kernels and categories of ops, from their names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["category", "family"]
 
 _CATEGORIES = [
     ("SDPA_bwd", re.compile(r"^aten::_scaled_dot_product.*_backward$")),
-    # TraceLens knows attention by these ops only; what they launch through other ops is `other`.
+    # TraceLens recognises attention by these ops only; what they launch through other ops is `other`.
     ("SDPA_fwd", re.compile(r"^aten::_scaled_dot_product")),
     ("CONV_bwd", re.compile(r"convolution.*backward")),
     ("CONV_fwd", re.compile(r"^aten::(\w*_)?conv")),

@@ -1,4 +1,4 @@
-"""The pipeline's CSV files -> PNG files: the five that users of the original sweep know, and four of ours.
+"""The pipeline's CSV files -> PNG files: the five of the original sweep, and four of our own.
 
 Settings come from the data and are ordered by number. One that was run but has no GEMM in the list is shown
 as `no data`, not as 0.
@@ -15,19 +15,14 @@ from matplotlib.figure import Figure
 
 from lab.errors import BadDataError
 from lab.report.figures import Cell, cell_grid, distributions, lines, ranges, save_png, stacked_bars
+from lab.rooms.sweep.effective import NCCL_EXTRA_THREADS
 from lab.rooms.sweep.gemm.report import Report
 from lab.rooms.sweep.names import short_name, size_text
-from lab.rooms.sweep.tables import SETTING
+from lab.rooms.sweep.tables import PARTS, SETTING
 
 VARIANCE = "top{k}_gemm_kernels_time_variance.csv"
 AXIS = "max − min of a GEMM's time, µs"
 KNOBS = {"threads": "threads", "channel": "channels", "rank": "ranks"}
-PARTS = {
-    "computation": "computation_time_ms",
-    "communication": "exposed_comm_time_ms",
-    "memcpy": "exposed_memcpy_time_ms",
-    "idle": "idle_time_ms",
-}
 MOST_ROWS = 40
 
 
@@ -151,9 +146,10 @@ def _effective(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
             return None
         texts, good = [], True
         for knob in ("channels", "threads"):
-            asked, got = rows[f"requested_{knob}"].max(), sorted(set(rows[f"effective_{knob}"]))
-            texts.append(f"{asked}→{'/'.join(map(str, got))}")
-            good &= all(one in (asked, asked + 32 * (knob == "threads")) for one in got)
+            requested, effective = rows[f"requested_{knob}"].max(), sorted(set(rows[f"effective_{knob}"]))
+            texts.append(f"{requested}→{'/'.join(map(str, effective))}")
+            extra = NCCL_EXTRA_THREADS if knob == "threads" else 0
+            good &= all(one in (requested, requested + extra) for one in effective)
         return Cell("  ".join(texts), "ok" if good else "warn", 0.5)
 
     names = [f"{name.strip('_')}\n{size_text(*size)}" if size else name for name, *size in messages]

@@ -61,7 +61,7 @@ class Session:
 
 
 def finish(done: Any, where: Path, *, files: list[Path], as_json: bool) -> None:
-    """Show what was found and written. Raises StepFailed if something that was asked for is missing."""
+    """Show what was found and written. Raises StepFailed if something that was requested is missing."""
     if as_json:
         parts = {"findings": done.findings, "lacking": done.missing, "problems": done.problems}
         click.echo(msgspec.json.encode({**parts, "files": [str(path) for path in files]}).decode())

@@ -41,5 +41,18 @@ def write_sweep(root: Path, *, threads: tuple[int, ...] = (256, 512), ranks: int
     return root
 
 
+def two_shapes(folder: Path, *, steps: tuple[int, ...] = (1, 2)) -> Path:
+    """Two shapes with one kernel name: 4x4x4 takes 10, 11, 12 ..., 8x8x8 takes 30 but once 90."""
+    writer = TraceWriter()
+    for number in steps:
+        at = 10_000 * number
+        writer.step(number, at, 9000)
+        for i in range(4):
+            writer.gemm(4, 4, 4, at + 1000 * i + 100, 10 + i)
+            writer.gemm(8, 8, 8, at + 1000 * i + 400, 90 if (number, i) == (2, 2) else 30)
+    writer.write(folder / "256thread/nccl_28channels/torch_profiler/rank0/trace_step9.json")
+    return folder
+
+
 def read(root: Path) -> SweepData:
     return read_sweep(root, cache=None, workers=1)

@@ -1,105 +1,14 @@
-"""The same GEMM with and without a collective beside it: published medians, and effects put in by hand."""
+"""The tables of effects and causes over whole sweeps, and published medians."""
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pandas as pd
 import pytest
 
 from lab.rooms.sweep.gemm import cause as rules
 from lab.rooms.sweep.gemm.cause import EFFECT, effect_tables, write_causes
-from lab.rooms.sweep.gemm.columns import FREE, FULL
 from lab.rooms.sweep.gemm.data import read_sweep
-from lab.rooms.sweep.gemm.effect import BY_BLOCK, BY_RANK, effect
-from lab.rooms.sweep.gemm.shares import shares
 from tests.rooms.sweep.gemm.recorded import read, write_sweep
-
-
-def instances(dur_us, beside, *, rank=0, step=None, other_share=0.0, cold=False) -> pd.DataFrame:
-    n = len(dur_us)
-    dur_ns = (np.asarray(dur_us) * 1000).astype(np.int64)
-    beside = np.asarray(beside, dtype=bool)
-    return pd.DataFrame(
-        {
-            "threads": 256,
-            "channel": 28,
-            "repeat": 1,
-            "rank": rank,
-            "step": np.arange(n) % 2 if step is None else step,
-            "dur_ns": dur_ns,
-            "ts_ns": 0,
-            "end_ns": dur_ns,
-            "comm_ns": dur_ns * beside,
-            "overlap": np.where(beside, FULL, FREE),
-            "family": "nvjet",
-            "cold": cold,
-            "other_ns": (dur_ns * other_share).astype(np.int64),
-            "collective": np.where(beside, "allreduce", ""),
-            "msg_bytes": np.where(beside, 4096, -1),
-            "channels": np.where(beside, 28, -1),
-            "phase": np.where(beside, "waiting", ""),
-        }
-    )
-
-
-def test_an_effect_within_ranks_and_steps_is_found_with_its_size():
-    random = np.random.default_rng(1)
-    beside = random.random(80) < 0.5
-    found = effect(instances(100 * (1 + 0.5 * beside) + random.normal(0, 2, 80), beside))
-    assert found["slowdown"] == pytest.approx(1.5, abs=0.03)
-    assert 1.4 < found["ci_low"] < 1.5 < found["ci_high"] < 1.6
-    assert found["p_value"] < 0.001 and found["test"] == BY_BLOCK and found["note"] == ""
-    assert found["excess_time_us"] == pytest.approx(50 * beside.sum(), rel=0.05)
-
-
-def test_no_effect_is_no_finding():
-    random = np.random.default_rng(2)
-    found = effect(instances(random.normal(100, 2, 80), random.random(80) < 0.5))
-    assert found["ci_low"] < 1 < found["ci_high"] and found["p_value"] > 0.05
-
-
-def test_one_free_rank_among_eight_is_one_unit_and_no_proof():
-    rows = pd.concat(
-        [
-            instances(np.full(12, 165.0 if rank == 1 else 308.0 + rank), np.full(12, rank != 1), rank=rank)
-            for rank in range(8)
-        ]
-    )
-    found = effect(rows)
-    assert (found["free_n"], found["overlapped_n"], found["same_rank_n"]) == (12, 84, 0)
-    assert (found["p_value"], found["test"]) == (0.125, BY_RANK)
-    assert "rank 1 only" in found["note"]
-
-
-@pytest.mark.parametrize(
-    ("beside", "note"),
-    [
-        ([True] * 8, "no control"),
-        ([False] * 8, "no collective ever"),
-        ([True] * 6 + [False] * 2, "only 2 free instances"),
-    ],
-)
-def test_too_little_to_compare_is_said(beside, note):
-    found = effect(instances(np.linspace(10, 11, 8), beside))
-    assert note in found["note"]
-    assert math.isnan(found["slowdown"]) == (len(set(beside)) == 1)
-
-
-def test_shares_go_to_the_cause_that_was_put_in():
-    random = np.random.default_rng(3)
-    n = 4000
-    beside, cold = random.random(n) < 0.5, random.random(n) < 0.5
-    other, rank = random.random(n) < 0.5, random.integers(0, 4, n)
-    dur_us = 100 + 8 * beside + 4 * cold + 4 * other + 2 * (rank == 0) + random.normal(0, 2, n)
-    found = shares(instances(dur_us, beside, rank=rank, other_share=other * 0.5, cold=cold))
-    parts = {"overlap": 16, "cold_start": 4, "other_kernels": 4, "rank": 0.75, "unexplained": 4}
-    whole = sum(parts.values())
-    for name, part in parts.items():
-        assert found[f"{name}_share"] == pytest.approx(part / whole, abs=0.02), name
-    assert math.isnan(found["clocks_share"])
-    assert found["verdict"].split(", ")[0].endswith("a collective beside it")
 
 
 def test_the_files_hold_every_gemm_of_every_configuration(tmp_path):

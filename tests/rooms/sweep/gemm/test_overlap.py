@@ -1,15 +1,11 @@
-"""What ran beside the extreme instances, and whether it was waiting or moving data."""
+"""What ran beside the extreme instances."""
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.gemm.beside import beside
-from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.gemm.overlap import COLUMNS, MORE, write_overlap
-from lab.rooms.sweep.gemm.pairs import of_rank, pairs_of
 from tests.rooms.sweep.gemm.recorded import read, write_sweep
 from tests.tracegen import TraceWriter
 
@@ -26,14 +22,6 @@ def test_the_longest_instance_was_overlapped_and_the_shortest_was_not(tmp_path):
     assert alone[["overlapping_collective_count", "max_overlap_percentage"]].tolist() == [0, 0]
 
 
-def test_a_collective_waits_until_its_last_rank_has_come(tmp_path):
-    found = beside(read(write_sweep(tmp_path, threads=(256,))))
-    # rank 0 enters at 200 and waits for rank 1 until 350: its GEMMs at 220 and 300 run beside the waiting
-    assert found["phase"].tolist() == ["", "waiting", "waiting"] * 2 + [""] * 6
-    assert found["waiting_ns"].tolist() == [0, 20_000, 20_000] * 2 + [0] * 6
-    assert found["collective"].tolist() == ["", "allreduce", "allreduce"] * 2 + [""] * 6
-
-
 def test_several_collectives_count_once_where_they_overlap_each_other(tmp_path):
     writer = TraceWriter()
     writer.gemm(4, 4, 4, 50, 5)
@@ -44,24 +32,3 @@ def test_several_collectives_count_once_where_they_overlap_each_other(tmp_path):
     row = pd.read_csv(write_overlap(read(tmp_path), tmp_path / "out").files[0]).iloc[0]
     assert row["overlapping_collective_names"] == "allreduce;allreduce"
     assert (row["max_overlap_percentage"], row["total_overlap_duration_ms"]) == (50, pytest.approx(0.07))
-
-
-@pytest.mark.data
-def test_the_longest_collective_beside_every_h200_gemm_is_that_of_a_plain_loop(shared_data):
-    config = shared_data / "sweep_h200/512thread/nccl_28channels"
-    data = read_sweep(config, cache=None, workers=2)
-    found = beside(data)
-    setting = (512, 28, 1)
-    for rank in (0, 5):
-        mine = of_rank(pairs_of(data)[setting], rank)
-        rows = data.gemm[data.gemm["rank"] == rank]
-        for index, row in rows.iterrows():
-            shared = [
-                min(row["end_ns"], ts + dur) - max(row["ts_ns"], ts)
-                for ts, dur in zip(mine.ts_ns.tolist(), mine.dur_ns.tolist(), strict=True)
-            ]
-            best = int(np.argmax(shared))
-            expected = int(mine.collective_id[best]) if shared[best] > 0 else -1
-            assert found.loc[index, "collective_id"] == expected
-    covered = found["waiting_ns"] + found["transfer_ns"]
-    assert covered.tolist() == data.gemm["comm_ns"].tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -11,22 +10,8 @@ from lab.rooms.sweep.gemm import variance as rules
 from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.gemm.groups import FIRST, OURS, groups
 from lab.rooms.sweep.gemm.variance import STAMPS, write_timestamps, write_variance
-from lab.stats import robust
-from tests.rooms.sweep.gemm.recorded import read, write_sweep
+from tests.rooms.sweep.gemm.recorded import read, two_shapes, write_sweep
 from tests.tracegen import BASE_NS, TraceWriter
-
-
-def two_shapes(folder, *, steps: tuple[int, ...] = (1, 2)):
-    """Two shapes with one kernel name: 4x4x4 takes 10, 11, 12 ..., 8x8x8 takes 30 but once 90."""
-    writer = TraceWriter()
-    for number in steps:
-        at = 10_000 * number
-        writer.step(number, at, 9000)
-        for i in range(4):
-            writer.gemm(4, 4, 4, at + 1000 * i + 100, 10 + i)
-            writer.gemm(8, 8, 8, at + 1000 * i + 400, 90 if (number, i) == (2, 2) else 30)
-    writer.write(folder / "256thread/nccl_28channels/torch_profiler/rank0/trace_step9.json")
-    return folder
 
 
 def test_the_known_columns_come_first_then_the_sheets_sorted_then_ours(tmp_path):
@@ -40,14 +25,6 @@ def test_the_known_columns_come_first_then_the_sheets_sorted_then_ours(tmp_path)
     assert {"col_param: M", "col_Kernel Time (µs)_max", "col_name_count"} <= set(of_sheet)
 
 
-def test_shapes_are_told_apart_though_their_kernels_have_one_name(tmp_path):
-    table = groups(read(two_shapes(tmp_path))).set_index("M")
-    assert table["time_diff_us"].to_dict() == {4: 3.0, 8: 60.0}
-    assert table["n"].tolist() == [8, 8]
-    assert (table["col_param: M"] == table.index).all() and (table["col_name_count"] == 8).all()
-    assert table["col_Kernel Time (µs)_max"].tolist() == table["kernel_time_max_us"].tolist()
-
-
 def test_the_extreme_instance_is_known_exactly(tmp_path):
     root = two_shapes(tmp_path)
     row = groups(read(root)).set_index("M").loc[8]
@@ -57,24 +34,6 @@ def test_the_extreme_instance_is_known_exactly(tmp_path):
     first = stamped.iloc[0]
     assert (first["max_duration_timestamp_ms"], first["max_duration_found_us"]) == (22.4, 90)
     assert first["time_between_min_max_ms"] == pytest.approx(22.4 - first["min_duration_timestamp_ms"])
-
-
-def test_figures_are_those_of_the_plain_statistics(tmp_path):
-    table = groups(read(two_shapes(tmp_path))).set_index("M")
-    for size, values in {4: [10, 11, 12, 13] * 2, 8: [30.0] * 7 + [90.0]}.items():
-        row, us = table.loc[size], np.array(values, dtype=float)
-        plain = (np.median(us), robust.mad(us), robust.cv(us), *np.percentile(us, [5, 95]))
-        found = row[["median_us", "mad_us", "cv", "p5_us", "p95_us"]].tolist()
-        assert found == pytest.approx(plain)
-        assert row["excess_time_us"] == pytest.approx(np.maximum(us - np.median(us), 0).sum())
-    assert table.loc[8, "step_medians_us"] == "1: 30.000; 2: 30.000"
-    assert table["cold_n"].tolist() == [4, 4]
-
-
-def test_cold_steps_can_be_left_out(tmp_path):
-    data = read(two_shapes(tmp_path))
-    assert groups(data, keep_odd_steps=False)["n"].tolist() == [4, 4]
-    assert groups(data)["n"].tolist() == [8, 8]
 
 
 def test_the_list_holds_k_rows_a_trace_from_the_largest_difference_down(tmp_path):

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from lab.rooms.sweep.gemm.data import read_sweep
-from lab.rooms.sweep.gemm.workbooks.stragglers import straggler_verdict
 from lab.rooms.sweep.gemm.workbooks.write import write_reports
 from tests.rooms.sweep.gemm.recorded import write_rank, write_sweep
 from tests.tracegen import TraceWriter, cpu_step
@@ -201,38 +200,6 @@ def test_a_sweep_read_already_is_not_read_again(tmp_path):
     for path in root.rglob("*.json.gz"):
         path.unlink()
     assert len(write_reports(data, tmp_path / "out").files) == 2 + 1 + 4
-
-
-def ranks(**late: float) -> list[dict[str, float]]:
-    usual = {
-        "num_collectives": 48,
-        "times_arrived_last": 0,
-        "computation_time_ms": 47.0,
-        "idle_time_ms": 2.5,
-        "end_deviation_us": 0.0,
-    }
-    return [
-        {**usual, "rank": 0, "times_arrived_last": 48, **late},
-        *({**usual, "rank": r} for r in range(1, 8)),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("late", "verdict"),
-    [
-        ({"computation_time_ms": 34.8, "idle_time_ms": 102.1}, "starts later"),
-        ({"computation_time_ms": 60.0, "idle_time_ms": 2.0}, "computes longer"),
-        ({"times_arrived_last": 3, "end_deviation_us": 400.0}, "its link is slower"),
-        ({"computation_time_ms": 46.0, "idle_time_ms": 2.0}, "arrives last without a cause"),
-        ({"times_arrived_last": 3}, ""),
-        ({"times_arrived_last": 6, "end_deviation_us": 40.0}, ""),
-    ],
-)
-def test_a_straggler_is_named_with_the_evidence(late, verdict):
-    rows = ranks(**late)
-    assert straggler_verdict(rows[0], rows, 300.0).startswith(verdict)
-    assert bool(verdict) == bool(straggler_verdict(rows[0], rows, 300.0))
-    assert straggler_verdict(rows[0], rows[:1], 300.0) == ""
 
 
 @pytest.mark.data

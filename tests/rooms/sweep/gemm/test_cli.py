@@ -13,11 +13,7 @@ from click.testing import CliRunner
 
 from lab.cli.main import cli
 from lab.errors import MissingError, StepFailed
-from lab.rooms.sweep.findings import analyse_sweep
-from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
-from lab.rooms.sweep.gemm.places import places, within
 from tests.rooms.sweep.gemm.recorded import write_sweep
-from tests.tracegen import TraceWriter, cpu_step
 
 KNOWN = (
     "256thread/individual_reports/perf_28ch_rank0.xlsx",
@@ -179,37 +175,3 @@ def test_plots_without_an_analysis_say_which_table_lacks(sweep: Path, tmp_path: 
         StepFailed, match=r"straggler_heatmap: not drawn, because there is no stragglers\.csv"
     ):
         gemm("plots", sweep, "-o", tmp_path / "nothing", "-q")
-
-
-def test_nothing_to_merge_fails_and_says_why(tmp_path: Path) -> None:
-    (tmp_path / "rank0").mkdir()
-    (tmp_path / "rank0" / "t.pt.trace.json").write_text("{")
-    report = merge_ranks(within(tmp_path, tmp_path / "out"), MergeOptions(workers=1))
-    assert report.files == [] and "no readable trace" in report.missing[0]
-
-
-def test_there_must_be_a_sweep(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match="no such sweep"):
-        places(tmp_path / "nowhere")
-
-
-def test_a_sweeps_page_holds_the_pipelines_findings_and_links_that_lead_somewhere(
-    sweep: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    findings = analyse_sweep(sweep, out, None, lambda _: None)
-    page = (out / "report.html").read_text()
-    assert "Why GEMM times vary" in page and "varies most" in page
-    assert all((out / name).exists() for name in ("tracelens_analysis/timeline.csv", "merged_traces"))
-    assert 'href="tracelens_analysis/gemm_overlap_effect.csv"' in page
-    assert out / "merged_traces" / "512thread_28ch_merged.json.gz" in findings.files
-
-
-def test_a_sweep_on_a_cpu_gets_its_page_without_the_pipeline(tmp_path: Path) -> None:
-    writer = TraceWriter(vendor="none", world_size=1)
-    cpu_step(writer, 1, 100)
-    writer.write(
-        tmp_path / "s" / "256thread" / "nccl_28channels" / "torch_profiler" / "rank0" / "trace_step1.json"
-    )
-    analyse_sweep(tmp_path / "s", tmp_path / "out", None, lambda _: None)
-    assert not (tmp_path / "out" / "tracelens_analysis").exists()

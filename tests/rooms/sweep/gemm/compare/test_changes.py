@@ -1,0 +1,76 @@
+"""What a comparison claims, and what it must not claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes, holm
+from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments
+from tests.report.test_browser import browse  # noqa: F401  a fixture
+from tests.rooms.sweep.made import sweep as made
+
+
+def one(label: str, totals_ms: dict[tuple[int, int], list[float]], **facts: str) -> Sweep:
+    return Sweep(label, Path(label), made(totals_ms), facts)
+
+
+def judgement(before: list[float], after: list[float]) -> str:
+    frame = config_changes(one("a", {(256, 28): before}), one("b", {(256, 28): after}))
+    return str(frame["judgement"][0])
+
+
+def test_one_run_each_is_never_called_faster_or_slower() -> None:
+    assert judgement([100.0], [50.0]) == "one run each"
+
+
+def test_three_repeats_cannot_reach_significance_and_the_page_says_so() -> None:
+    assert judgement([100.0, 101.0, 102.0], [50.0, 51.0, 52.0]) == "too few repeats"
+
+
+def test_clear_repeats_are_slower_or_faster() -> None:
+    before, after = [100.0, 101.0, 102.0, 103.0], [150.0, 151.0, 152.0, 153.0]
+    assert judgement(before, after) == "slower"
+    assert judgement(after, before) == "faster"
+
+
+def test_repeats_that_overlap_show_no_difference() -> None:
+    assert judgement([100.0, 104.0, 108.0, 112.0], [102.0, 106.0, 110.0, 101.0]) == "no difference shown"
+
+
+def test_change_is_the_median_over_the_base_minus_one() -> None:
+    frame = config_changes(one("a", {(256, 28): [100.0]}), one("b", {(256, 28): [110.0]}))
+    assert frame["change_percent"][0] == pytest.approx(10)
+
+
+def test_a_configuration_of_one_sweep_only_is_a_row_without_a_claim() -> None:
+    frame = config_changes(one("a", {(256, 28): [100.0], (512, 28): [90.0]}), one("b", {(256, 28): [100.0]}))
+    row = frame[frame["threads"] == 512].iloc[0]
+    assert row["judgement"] == "not in both" and np.isnan(row["change_percent"])
+
+
+def test_gemms_are_matched_by_shape_and_sorted_by_the_time_that_changed() -> None:
+    frame = gemm_changes(one("a", {(256, 28): [100.0]}), one("b", {(256, 28): [130.0]}))
+    assert len(frame) == 2 and frame["change_percent"].tolist() == pytest.approx([30, 30])
+    assert frame["changed_us"].abs().is_monotonic_decreasing
+
+
+def test_what_differs_in_the_environment_comes_first() -> None:
+    frame = environments([one("a", {}, torch="2.11", driver="1"), one("b", {}, torch="2.11")])
+    assert frame["what"].tolist() == ["driver", "torch"]
+    assert frame["b"].tolist() == ["not recorded", "2.11"]
+
+
+@given(st.lists(st.one_of(st.floats(0, 1), st.just(float("nan"))), max_size=8))
+def test_holm_is_the_plain_definition(p_values: list[float]) -> None:
+    found = holm(np.array(p_values, dtype=float))
+    known = sorted((p, i) for i, p in enumerate(p_values) if not np.isnan(p))
+    reached, expected = 0.0, [float("nan")] * len(p_values)
+    for place, (p, i) in enumerate(known):
+        reached = max(reached, (len(known) - place) * p)
+        expected[i] = min(1.0, reached)
+    assert np.allclose(found, expected, equal_nan=True)

@@ -1,0 +1,35 @@
+"""GEMM instances as tables, made here so that each test says what is in them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from lab.rooms.sweep.gemm.columns import FREE, FULL
+
+
+def instances(dur_us, beside, *, rank=0, step=None, other_share=0.0, cold=False) -> pd.DataFrame:
+    n = len(dur_us)
+    dur_ns = (np.asarray(dur_us) * 1000).astype(np.int64)
+    beside = np.asarray(beside, dtype=bool)
+    return pd.DataFrame(
+        {
+            "threads": 256,
+            "channel": 28,
+            "repeat": 1,
+            "rank": rank,
+            "step": np.arange(n) % 2 if step is None else step,
+            "dur_ns": dur_ns,
+            "ts_ns": 0,
+            "end_ns": dur_ns,
+            "comm_ns": dur_ns * beside,
+            "overlap": np.where(beside, FULL, FREE),
+            "family": "nvjet",
+            "cold": cold,
+            "other_ns": (dur_ns * other_share).astype(np.int64),
+            "collective": np.where(beside, "allreduce", ""),
+            "msg_bytes": np.where(beside, 4096, -1),
+            "channels": np.where(beside, 28, -1),
+            "phase": np.where(beside, "waiting", ""),
+        }
+    )

@@ -1,0 +1,15 @@
+"""Merging the ranks of a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
+from lab.rooms.sweep.gemm.places import within
+
+
+def test_nothing_to_merge_fails_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "rank0").mkdir()
+    (tmp_path / "rank0" / "t.pt.trace.json").write_text("{")
+    report = merge_ranks(within(tmp_path, tmp_path / "out"), MergeOptions(workers=1))
+    assert report.files == [] and "no readable trace" in report.missing[0]

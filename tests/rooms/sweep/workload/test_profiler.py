@@ -1,0 +1,27 @@
+"""The traces that the profiler writes."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed here")
+
+from lab.rooms.sweep.config.load import load_train_config  # noqa: E402
+from lab.rooms.sweep.workload.profiler import write_trace  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def test_tensorboard_gets_its_own_copy_of_the_trace(tmp_path: Path) -> None:
+    class Recorded:
+        step_num = 7
+
+        def export_chrome_trace(self, path: str) -> None:
+            Path(path).write_bytes(gzip.compress(b'{"traceEvents": []}'))
+
+    config = load_train_config("tiny", ["profiling.tensorboard=true", "profiling.chrome_trace=false"])
+    write_trace(Recorded(), config=config, out=tmp_path, rank=3)
+    assert [path.name for path in tmp_path.rglob("*.gz")] == ["rank3.7.pt.trace.json.gz"]
