@@ -34,6 +34,10 @@ class Case:
     start_C: Tensor
     end_C: Tensor
 
+    def inputs(self) -> dict[str, Tensor]:
+        """The arguments of the functions in api.py."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Case:
         """Floats to `dtype`, all but the lengths to `device`."""
         moved = {

@@ -17,13 +17,7 @@ from lab.rooms.semicrf.model.cases import poison_free_memory
 from lab.rooms.semicrf.model.corpus.load import load_corpus
 from lab.rooms.semicrf.model.corpus.utterances import Corpus, Utterance, batches, cropped
 from lab.rooms.semicrf.model.faults import IN_KERNEL, planted, planted_corpus, planted_scores
-from lab.rooms.semicrf.model.training import (
-    Tagger,
-    epoch_order,
-    make_tagger,
-    to_batch,
-    train_step,
-)
+from lab.rooms.semicrf.model.training import Tagger, epoch_order, make_tagger, to_batch, train_step
 from lab.rooms.semicrf.model.validation import drift_messages
 from lab.rooms.semicrf.workload.common import log
 

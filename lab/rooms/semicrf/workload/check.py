@@ -52,14 +52,8 @@ def all_checks(subject: Subject) -> Iterator[Row]:
     for check in every_check():
         try:
             for row in check(subject):
-                log.info(
-                    "%-4s %-28s %-18s %-8s %s",
-                    row["verdict"],
-                    row["check"],
-                    row["shape"],
-                    row["dtype"],
-                    row["text"],
-                )
+                names = ("verdict", "check", "shape", "dtype", "text")
+                log.info("%-4s %-28s %-18s %-8s %s", *(row[name] for name in names))
                 yield row
         except Exception as error:  # noqa: BLE001  a crash of one check is its result
             words = (str(error).splitlines() or [""])[0]
@@ -68,17 +62,10 @@ def all_checks(subject: Subject) -> Iterator[Row]:
 
 def every_check() -> tuple[Callable[[Subject], Iterator[Row]], ...]:
     return (
-        accuracy,
-        accuracy_long,
-        ledgers,
-        decoding,
-        repeats,
-        composition,
-        poison,
-        infeasible,
-        hostile,
-        entropies,
-        sampling,
+        *(accuracy, accuracy_long, ledgers, decoding),
+        *(repeats, composition, poison),
+        *(infeasible, hostile),
+        *(entropies, sampling),
     )
 
 

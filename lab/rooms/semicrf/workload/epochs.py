@@ -10,113 +10,90 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from lab.errors import StepFailed
 from lab.rooms.semicrf import metrics
-from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.model.corpus.utterances import Corpus, Utterance, batches
-from lab.rooms.semicrf.model.training import (
-    Tagger,
-    epoch_order,
-    to_batch,
-    train_step,
-    validator_of,
-)
+from lab.rooms.semicrf.model.corpus.utterances import Utterance, batches
+from lab.rooms.semicrf.model.training import epoch_order, to_batch, train_step, validator_of
 from lab.rooms.semicrf.model.validation import drift_messages
 from lab.rooms.semicrf.workload.common import log
-from lab.workload.rank import RankContext
+from lab.rooms.semicrf.workload.task import TrainingTask
 
 
 def train_epoch(
-    module: nn.Module,
-    tagger: Tagger,
-    optimizer: torch.optim.Optimizer,
-    train: list[Utterance],
-    config: TrainConfig,
-    epoch: int,
-    context: RankContext,
-    device: torch.device,
+    task: TrainingTask, module: nn.Module, optimizer: torch.optim.Optimizer, epoch: int
 ) -> dict[str, Any]:
-    """One pass; -> loss (mean per utterance), grad_norm, seconds. Ranks take every n-th utterance of one
-    order.
-    """
+    """One pass -> loss (mean per utterance), largest gradient norm, seconds, learning rate."""
+    config, context, train = task.config, task.context, task.corpus.train
     module.train()
+    # Ranks take every n-th utterance of one order, and as many steps each, or they would wait forever.
     order = epoch_order(len(train), config.seed, epoch)
-    even = (
-        len(order) - len(order) % context.world_size
-    )  # every rank takes as many steps, or they would wait forever
+    even = len(order) - len(order) % context.world_size
     mine = order[context.rank : even : context.world_size]
+    validator = validator_of(task.tagger)
     losses, norms = [], []
-    synchronize(device)
+    synchronize(task.device)
     begin = time.perf_counter()
     for chosen in batches(train, config.batch_size, mine):
-        validator = validator_of(tagger)
         if validator:
             validator.settle()
-        loss, norm = train_step(module, optimizer, to_batch(chosen, device), config.clip)
+        loss, norm = train_step(module, optimizer, to_batch(chosen, task.device), config.clip)
         losses.append(loss)
         norms.append(norm)
-    synchronize(device)
+    synchronize(task.device)
     seconds = time.perf_counter() - begin
-    if (validator := validator_of(tagger)) is not None:
+    if validator:
         validator.settle(wait=True)
         validator.settle(wait=True)
-    loss = torch.stack(losses).mean()
-    if context.world_size > 1:
-        dist.all_reduce(loss)
-        loss = loss / context.world_size
-    found = float(loss)
-    if not math.isfinite(found):
-        raise StepFailed(f"the loss of epoch {epoch} is {found}", fix="lab run semicrf diagnose says why")
     return {
         "epoch": epoch,
-        "loss": found,
+        "loss": mean_loss(torch.stack(losses), context.world_size, epoch),
         "grad_norm": float(torch.stack(norms).max()),
         "train_s": seconds,
         "lr": optimizer.param_groups[0]["lr"],
     }
 
 
-def evaluated(
-    tagger: Tagger, corpus: Corpus, utterances: list[Utterance], config: TrainConfig, device: torch.device
-) -> dict[str, Any]:
+def mean_loss(losses: Tensor, ranks: int, epoch: int) -> float:
+    """The mean over batches and ranks. Raises StepFailed if it is not finite."""
+    loss = losses.mean()
+    if ranks > 1:
+        dist.all_reduce(loss)
+        loss = loss / ranks
+    found = float(loss)
+    if not math.isfinite(found):
+        raise StepFailed(f"the loss of epoch {epoch} is {found}", fix="lab run semicrf diagnose says why")
+    return found
+
+
+def evaluated(task: TrainingTask, utterances: list[Utterance]) -> dict[str, Any]:
     """Metrics of a split, and the seconds that decoding took."""
-    tagger.eval()
-    synchronize(device)
+    task.tagger.eval()
+    synchronize(task.device)
     begin = time.perf_counter()
     predicted = []
-    for chosen in batches(utterances, config.batch_size, np.arange(len(utterances))):
-        predicted += tagger.segments(to_batch(chosen, device))
-    synchronize(device)
+    for chosen in batches(utterances, task.config.batch_size, np.arange(len(utterances))):
+        predicted += task.tagger.segments(to_batch(chosen, task.device))
+    synchronize(task.device)
     seconds = time.perf_counter() - begin
-    reference = [list(u.segments) for u in utterances]
-    # The linear head and split runs give neighbours of one label; a phone is what lies between changes of
-    # label.
-    found = metrics.score(
-        [metrics.merged(r) for r in reference],
-        [metrics.merged(p) for p in predicted],
-        corpus.phones,
-        config.max_duration,
-    )
+    # The linear head and split segments give neighbours of one label; a phone ends where the label changes.
+    reference = [metrics.merged(list(u.segments)) for u in utterances]
+    predicted = [metrics.merged(segments) for segments in predicted]
+    found = metrics.score(reference, predicted, task.corpus.phones, task.config.max_duration)
     return {**found, "decode_s": seconds}
 
 
-def report_epoch(row: dict[str, Any], tagger: Tagger, config: TrainConfig, epoch: int) -> None:
-    row["transition_max"], row["duration_max"] = tagger.head.magnitudes()  # type: ignore[operator]
+def report_epoch(task: TrainingTask, row: dict[str, Any]) -> None:
+    """Log the epoch, and add the parameters' magnitudes to its row."""
+    epoch, config = row["epoch"], task.config
+    row["transition_max"], row["duration_max"] = task.tagger.head.magnitudes()  # type: ignore[operator]
     for level, text in drift_messages(epoch, row["transition_max"], row["duration_max"]):
         log.log(getattr(logging, level), text)
     if epoch % config.log_every == 0 or epoch in (1, config.epochs):
-        log.info(
-            "epoch %d/%d  loss %.3f  dev PER %.3f  boundary F1 %.3f  grad norm %.2f  %.2f s",
-            epoch,
-            config.epochs,
-            row["loss"],
-            row["phone_error_rate"],
-            row["boundary_f1"],
-            row["grad_norm"],
-            row["train_s"],
-        )
+        text = "epoch %d/%d  loss %.3f  dev PER %.3f  boundary F1 %.3f  grad norm %.2f  %.2f s"
+        names = ("loss", "phone_error_rate", "boundary_f1", "grad_norm", "train_s")
+        log.info(text, epoch, config.epochs, *(row[name] for name in names))
 
 
 def synchronize(device: torch.device) -> None:

@@ -21,10 +21,7 @@ from lab.rooms.semicrf.model.probes.objective import objective_probes
 from lab.rooms.semicrf.model.probes.precision import guard_rows, precision_rows
 from lab.rooms.semicrf.model.reproducer import save_reproducer, shrunk
 from lab.rooms.semicrf.model.solutions import difference, solve
-from lab.rooms.semicrf.model.training import (
-    plant_objective,
-    to_batch,
-)
+from lab.rooms.semicrf.model.training import plant_objective, to_batch
 from lab.rooms.semicrf.workload.cells import prepared
 from lab.rooms.semicrf.workload.common import log
 

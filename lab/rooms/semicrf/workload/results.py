@@ -13,43 +13,26 @@ import numpy as np
 import torch
 
 from lab.errors import writing
-from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.model.corpus.utterances import Corpus
-from lab.rooms.semicrf.model.training import (
-    Tagger,
-)
 from lab.rooms.semicrf.workload.common import log
 from lab.rooms.semicrf.workload.epochs import evaluated
+from lab.rooms.semicrf.workload.task import TrainingTask
 from lab.workload.rank import RankContext
 from lab.workload.start import write_json
 
 
-def write_result(
-    tagger: Tagger,
-    corpus: Corpus,
-    config: TrainConfig,
-    model: str,
-    backend: str,
-    rows: list[dict[str, Any]],
-    best: dict[str, Any],
-    context: RankContext,
-    device: torch.device,
-    out: Path,
-) -> None:
+def write_result(task: TrainingTask, rows: list[dict[str, Any]], best: dict[str, Any], out: Path) -> None:
     """result.json: the best dev epoch's weights on the test set."""
     if "weights" in best:
-        tagger.load_state_dict(best.pop("weights"))
-    test = evaluated(tagger, corpus, corpus.test, config, device)
-    times = [row["train_s"] for row in rows[1:] or rows]  # the first epoch pays for compilation
-    over = sum(1 for u in corpus.train for start, end, _ in u.segments if end - start > config.max_duration)
+        task.tagger.load_state_dict(best.pop("weights"))
+    corpus, device = task.corpus, task.device
+    test = evaluated(task, corpus.test)
+    times = [row["train_s"] for row in rows[1:] or rows]  # the first epoch includes compilation
     result = {
-        "model": model,
-        "backend": backend,
-        "ranks": context.world_size,
+        "model": task.model,
+        "backend": task.backend,
+        "ranks": task.context.world_size,
         "device": device.type,
-        "device_name": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor() or platform.machine(),
+        "device_name": device_name(device),
         "corpus": corpus.origin,
         "utterances": {s: len(getattr(corpus, s)) for s in ("train", "dev", "test")},
         "best_epoch": best.get("epoch"),
@@ -58,17 +41,18 @@ def write_result(
         "total_training_time": sum(row["train_s"] for row in rows),
         "inference_time": test["decode_s"],
         "peak_memory_bytes": peak_memory(device),
-        "over_long_segments": over,
-        "parameters": sum(p.numel() for p in tagger.parameters()),
+        "over_long_segments": task.over_long_segments,
+        "parameters": sum(p.numel() for p in task.tagger.parameters()),
     }
     write_json(out / "result.json", result)
-    log.info(
-        "%s on %s: test PER %.3f, %.2f s an epoch",
-        model,
-        backend,
-        test["phone_error_rate"],
-        result["training_time_per_epoch"],
-    )
+    text, per = "%s on %s: test PER %.3f, %.2f s per epoch", test["phone_error_rate"]
+    log.info(text, task.model, task.backend, per, result["training_time_per_epoch"])
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine()
 
 
 @contextlib.contextmanager

@@ -20,16 +20,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from lab.core.words import plural
 from lab.rooms.semicrf.config import TrainConfig
 from lab.rooms.semicrf.model.corpus.load import load_corpus
-from lab.rooms.semicrf.model.corpus.utterances import Corpus
-from lab.rooms.semicrf.model.training import (
-    make_optimizer,
-    make_tagger,
-)
+from lab.rooms.semicrf.model.training import make_optimizer, make_tagger
 from lab.rooms.semicrf.workload.common import log, set_up_logging, write_environment
 from lab.rooms.semicrf.workload.epochs import evaluated, report_epoch, train_epoch
 from lab.rooms.semicrf.workload.results import journal, write_result
+from lab.rooms.semicrf.workload.task import TrainingTask
 from lab.workload.failures import leave
 from lab.workload.rank import RankContext, choose_device, process_group
 from lab.workload.start import read_config, start
@@ -54,58 +52,47 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(
     config: TrainConfig, model: str, backend: str, out: Path, context: RankContext, device: torch.device
 ) -> None:
-    """Train, choose the best epoch on dev, score it on test. Raises StepFailed if the loss stops being
-    finite.
-    """
+    """Train, choose the best epoch on dev, score it on test. Raises StepFailed for a loss not finite."""
     corpus = load_corpus(config)
     tagger = make_tagger(config, corpus, model, backend).to(device)
+    task = TrainingTask(config, model, backend, corpus, tagger, context, device)
     optimizer, schedule = make_optimizer(tagger, config)
-    say_corpus(corpus, config, model, context)
-    module: nn.Module = tagger
-    if context.world_size > 1:
-        module = nn.parallel.DistributedDataParallel(
-            tagger, device_ids=[device.index] if device.index is not None else None
-        )
+    module = distributed(tagger, device) if context.world_size > 1 else tagger
+    if context.rank == 0:
+        log_corpus(task)
     best: dict[str, Any] = {"phone_error_rate": math.inf}
     reset_peak(device)
     rows = []
     with journal(out, context) as note:
         for epoch in range(1, config.epochs + 1):
-            row = train_epoch(module, tagger, optimizer, corpus.train, config, epoch, context, device)
+            row = train_epoch(task, module, optimizer, epoch)
             schedule.step()
             if context.rank == 0:
-                row.update(evaluated(tagger, corpus, corpus.dev, config, device))
+                row.update(evaluated(task, corpus.dev))
                 if row["phone_error_rate"] < best["phone_error_rate"]:
                     best = {**row, "weights": copy.deepcopy(tagger.state_dict())}
-                report_epoch(row, tagger, config, epoch)
+                report_epoch(task, row)
                 rows.append(row)
                 note(row)
     if context.rank == 0:
-        write_result(tagger, corpus, config, model, backend, rows, best, context, device, out)
+        write_result(task, rows, best, out)
 
 
-def say_corpus(corpus: Corpus, config: TrainConfig, model: str, context: RankContext) -> None:
-    if context.rank == 0:
-        frames = [len(u.features) for u in corpus.train]
-        over = sum(1 for u in corpus.train for s, e, _ in u.segments if e - s > config.max_duration)
-        log.info(
-            "%s corpus: %d/%d/%d utterances, %d phones, %d to %d frames; head %s",
-            corpus.origin,
-            len(corpus.train),
-            len(corpus.dev),
-            len(corpus.test),
-            len(corpus.phones),
-            min(frames),
-            max(frames),
-            model,
-        )
-        if over and model == "semicrf":
-            log.info(
-                "%d gold segments are longer than --max-duration %d: %s",
-                over,
-                config.max_duration,
-                config.over_long,
-            )
+def distributed(tagger: nn.Module, device: torch.device) -> nn.Module:
+    ids = [device.index] if device.index is not None else None
+    return nn.parallel.DistributedDataParallel(tagger, device_ids=ids)
+
+
+def log_corpus(task: TrainingTask) -> None:
+    corpus, config = task.corpus, task.config
+    frames = [len(u.features) for u in corpus.train]
+    sizes = (len(corpus.train), len(corpus.dev), len(corpus.test), len(corpus.phones))
+    text = "%s corpus: %d/%d/%d utterances, %d phones, %d to %d frames; head %s"
+    log.info(text, corpus.origin, *sizes, min(frames), max(frames), task.model)
+    over = task.over_long_segments
+    if over and task.model == "semicrf":
+        text = "%s longer than --max-duration %d: %s"
+        log.info(text, plural(over, "gold segment"), config.max_duration, config.over_long)
 
 
 def reset_peak(device: torch.device) -> None:

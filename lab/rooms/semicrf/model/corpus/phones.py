@@ -11,47 +11,10 @@ from pathlib import Path
 from lab.errors import BadDataError
 from lab.rooms.semicrf.model.corpus.features import HOP
 
-PHONES_39 = (
-    "aa",
-    "ae",
-    "ah",
-    "aw",
-    "ay",
-    "b",
-    "ch",
-    "d",
-    "dh",
-    "dx",
-    "eh",
-    "er",
-    "ey",
-    "f",
-    "g",
-    "hh",
-    "ih",
-    "iy",
-    "jh",
-    "k",
-    "l",
-    "m",
-    "n",
-    "ng",
-    "ow",
-    "oy",
-    "p",
-    "r",
-    "s",
-    "sh",
-    "sil",
-    "t",
-    "th",
-    "uh",
-    "uw",
-    "v",
-    "w",
-    "y",
-    "z",
+_NAMES = (
+    "aa ae ah aw ay b ch d dh dx eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh sil t th uh uw v w y z"
 )
+PHONES_39 = tuple(_NAMES.split())
 _FOLDS = {
     "aa": "ao",
     "ah": "ax ax-h",

@@ -1,7 +1,7 @@
 // The linear-domain semi-CRF on a CPU, float64: messages from both ends and every expected count.
 //
 // A plain C interface of pointers and sizes: no header of torch or Python, so one source serves every version of both.
-// The recursion is that of torch_factorised.py. Per frame t, with w the exponentials of its scores less their maximum:
+// The recursion is that of model/factorised. Per frame t, with w the exponentials of its scores less their maximum:
 //     alpha[t+1] = (pending[0] + gamma[t] D[1]) w      what ends here
 //     pending[j] = (pending[j+1] + gamma[t] D[j+2]) w  what began and will end j+1 frames on
 //     gamma[t+1] = alpha[t+1] E

@@ -68,15 +68,7 @@ def ledgers(subject: Subject) -> Iterator[Row]:
 def watched_mass(subject: Subject, case: Case, shape: tuple[int, ...]) -> Row:
     """The quantity that the alarm watches in training: the worst frame's mass, as the backend computed it."""
     on = case.to(subject.device)
-    found = api.posteriors(
-        on.score_BTC,
-        on.transition_CC,
-        on.duration_KC,
-        case.lengths_B,
-        start_C=on.start_C,
-        end_C=on.end_C,
-        backend=subject.backend,
-    )
+    found = api.posteriors(**on.inputs(), backend=subject.backend)
     covered_B = mass_by_durations(found.duration_BKC, case.lengths_B.to(subject.device), found.log_z_B)
     worst = float(torch.maximum(found.mass_error_B, covered_B).max())
     return as_row(

@@ -18,18 +18,8 @@ def decoding(subject: Subject) -> Iterator[Row]:
     for at, shape in enumerate(subject.shapes()):
         case = drawn(subject.seed + 200 + at, shape)
         on = case.to(subject.device)
-        scores, paths = api.viterbi(
-            on.score_BTC,
-            on.transition_CC,
-            on.duration_KC,
-            case.lengths_B,
-            start_C=on.start_C,
-            end_C=on.end_C,
-            backend=subject.backend,
-        )
-        problem = make_problem(
-            case.score_BTC, case.transition_CC, case.duration_KC, case.lengths_B, case.start_C, case.end_C
-        )
+        scores, paths = api.viterbi(**on.inputs(), backend=subject.backend)
+        problem = make_problem(*case.inputs().values())
         right, _ = naive.viterbi(problem)
         own = torch.stack([naive.path_score(problem, b, path) for b, path in enumerate(paths)])
         worst = float(torch.maximum((scores.double().cpu() - right).abs(), (own - right).abs()).max())
@@ -41,18 +31,8 @@ def entropies(subject: Subject) -> Iterator[Row]:
     shape = (2, 5, 3, 2)
     case = replace(drawn(subject.seed + 500, shape), lengths_B=torch.tensor([5, 4]))
     on = case.to(subject.device)
-    found = api.entropy(
-        on.score_BTC,
-        on.transition_CC,
-        on.duration_KC,
-        case.lengths_B,
-        start_C=on.start_C,
-        end_C=on.end_C,
-        backend=subject.backend,
-    )
-    problem = make_problem(
-        case.score_BTC, case.transition_CC, case.duration_KC, case.lengths_B, case.start_C, case.end_C
-    )
+    found = api.entropy(**on.inputs(), backend=subject.backend)
+    problem = make_problem(*case.inputs().values())
     right = []
     for b in range(2):
         logs = torch.log_softmax(naive.enumerate_segmentations(problem, b)[1], 0)
@@ -62,9 +42,7 @@ def entropies(subject: Subject) -> Iterator[Row]:
 
 
 def sampling(subject: Subject) -> Iterator[Row]:
-    """Frequencies of 2,000 samples are within 5 standard deviations of the posteriors at every frame and
-    label.
-    """
+    """Frequencies of 2,000 samples: within 5 standard deviations of the posteriors everywhere."""
     case = drawn(subject.seed + 600, (1, 8, 4, 3))
     count = 200 if subject.interpreted else 2000
     paths = api.sample(
