@@ -1,4 +1,4 @@
-// The linear-domain semi-CRF in CUDA C for GPUs without Triton: what kernels.py computes, by blocks of threads.
+// The linear-domain semi-CRF in CUDA C for GPUs without Triton: what triton/linear.py computes, by blocks of threads.
 //
 // One block of THREADS threads holds one direction of one sequence. Time goes in blocks of N frames: what segments
 // begun before the block bring into each of its frames is a Toeplitz product with the duration table, which all
