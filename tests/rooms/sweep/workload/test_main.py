@@ -135,7 +135,8 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     done = train(tmp_path / "file" / "out", launcher=WORKLOAD)
     assert done.returncode == 9
-    assert done.stderr.splitlines()[-1].startswith("rank 0 failed: StorageError: a file exists where a folder is needed")
+    reason = "rank 0 failed: StorageError: a file exists where a folder is needed"
+    assert done.stderr.splitlines()[-1].startswith(reason)
 
 
 def test_a_training_that_diverges_says_so_and_writes_null(tmp_path: Path) -> None:
