@@ -114,7 +114,7 @@ def instructions(tables: NanTables) -> list[str]:
         return [f"{one.label}: {lines} of nixnan, none of them NaN."]
     sites = nan_sites(one.log)
     top = sorted(nans.items(), key=lambda item: -item[1])[:3]
-    parts = listed([f"{shown(name)} {count} ({plural(sites.get(name, 0), 'site')})" for name, count in top])
+    parts = listed([f"{shown(name)} {count:,} ({plural(sites.get(name, 0), 'site')})" for name, count in top])
     with_nan = plural(kind_lines(one, "NaN"), "line")
     return [f"{one.label}: {lines} at {plural(one.log.site_count, 'site')}, {with_nan} with NaN: {parts}."]
 

@@ -168,6 +168,14 @@ def birth(module: str = "model.layers.2.self_attn", how: str = "between") -> dic
     }
 
 
+def module(
+    name: str, *, nan: int = 0, subnormal: int = 0, absmax: float = 0.0, first_bad_step: int = -1
+) -> list[Any]:
+    """A row of modules.csv: 64 numbers that a module put out in its prefill."""
+    where = [name, "Module", "out", "output", "prefill", "float16", 1, 64]
+    return [*where, nan, 0, 0, subnormal, absmax, first_bad_step]
+
+
 def call(
     seq: int,
     module: str,
@@ -178,23 +186,10 @@ def call(
     absmax: float = 1.0,
     dtype: str = "float16",
 ) -> list[Any]:
-    return [
-        0,
-        "prefill",
-        seq,
-        module,
-        "Linear",
-        side,
-        "args[0]" if side == "in" else "output",
-        "1x6x64",
-        dtype,
-        nan,
-        posinf,
-        0,
-        0,
-        absmax,
-        "",
-    ]
+    """A row of calls.csv, in the first step."""
+    leaf = "args[0]" if side == "in" else "output"
+    where = [0, "prefill", seq, module, "Linear", side, leaf, "1x6x64", dtype]
+    return [*where, nan, posinf, 0, 0, absmax, ""]
 
 
 def _csv(path: Path, header: list[str], rows: list[list[Any]]) -> None:

@@ -7,61 +7,16 @@ import pytest
 pytest.importorskip("matplotlib")
 from lab.errors import MissingError
 from lab.rooms.nan.findings import analyse_nan
-from tests.rooms.nan.made import birth, result, run_of
+from tests.rooms.nan.made import birth, module, result, run_of
 
 
 def test_the_whole_analysis_leaves_a_page_tables_and_figures(tmp_path):
-    run = run_of(
-        tmp_path / "r",
-        {
-            "baseline": result(
-                "baseline",
-                _modules=[
-                    [
-                        "model.layers.0.mlp",
-                        "MLP",
-                        "out",
-                        "output",
-                        "prefill",
-                        "float16",
-                        1,
-                        64,
-                        0,
-                        0,
-                        0,
-                        2,
-                        3.5,
-                        -1,
-                    ]
-                ],
-            ),
-            "eager": result(
-                "eager",
-                applied="applied",
-                first=birth(),
-                bad_steps=(0,),
-                text="<script>alert(1)</script>",
-                _modules=[
-                    [
-                        "model.layers.2.self_attn",
-                        "Attention",
-                        "out",
-                        "output[0]",
-                        "prefill",
-                        "float16",
-                        1,
-                        64,
-                        64,
-                        0,
-                        0,
-                        0,
-                        0,
-                        0,
-                    ]
-                ],
-            ),
-        },
-    )
+    bad = result("eager", applied="applied", first=birth(), bad_steps=(0,), text="<script>alert(1)</script>")
+    results = {
+        "baseline": result("baseline", _modules=[module("model.layers.0.mlp", subnormal=2, absmax=3.5)]),
+        "eager": {**bad, "_modules": [module("model.layers.2.self_attn", nan=64, first_bad_step=0)]},
+    }
+    run = run_of(tmp_path / "r", results)
     found = analyse_nan([tmp_path / "r"], tmp_path / "out", [run], lambda _: None)
     assert all(path.exists() for path in found.files) and found.lacking == [] and found.status == "warn"
     page = (tmp_path / "out/report.html").read_text()

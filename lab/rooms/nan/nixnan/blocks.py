@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 BLOCK_BYTES = 128 << 10  # small enough that a block and its lines stay in the processor's cache
-LINE_BYTES = 1 << 20  # past it a line is no line of nixnan's; it is dropped piece by piece
+LINE_BYTES = 1 << 20  # a longer line is not nixnan's; it is dropped piece by piece
 
 
 class Blocks:

@@ -155,7 +155,7 @@ def _refuse_foreign(read: Sequence[Log]) -> None:
     for log in read:
         if 0 < log.lines == log.foreign_lines:
             raise BadDataError(
-                "no line of nixnan's is in this file",
+                "no line of nixnan's in this file",
                 where=log.file,
                 fix="name a log of nixnan (its LOGFILE, or its stderr)",
             )

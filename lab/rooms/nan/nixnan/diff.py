@@ -79,7 +79,7 @@ def _jaccard(a: Any, b: Any) -> float:
 
 def _verdict(result: dict[str, Any]) -> tuple[bool | None, str]:
     distance, noise = result["distance"], result["noise"]
-    common = f"{plural(result['common'], 'common site')} of {result['sites_a']} and {result['sites_b']}"
+    common = f"{plural(result['common'], 'common site')} of {result['sites_a']:,} and {result['sites_b']:,}"
     if noise is None:
         return None, f"{common}. Not judged: name a repeat of the first run (--noise) as the noise floor."
     if distance == 0:
@@ -96,7 +96,7 @@ def _verdict(result: dict[str, Any]) -> tuple[bool | None, str]:
 
 
 def _moved(appeared: list[Site], vanished: list[Site]) -> int:
-    """Appeared sites that match a vanished one except for its registers: the same code, compiled anew."""
+    """Appeared sites that match a vanished one except for its registers: the same code, compiled again."""
     new, gone = (Counter(_shape(site) for site in sites) for sites in (appeared, vanished))
     return sum((new & gone).values())
 

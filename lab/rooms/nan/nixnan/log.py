@@ -73,7 +73,7 @@ class Log(msgspec.Struct, kw_only=True):
     kernels: list[str]  # instrumented, in order
     logged: list[str]  # launched but not instrumented (LOG_KERNELS)
     times_us: dict[str, int]  # kernel -> longest execution time printed
-    immediates: list[dict[str, Any]]  # NaN or infinity written in the code: no event
+    immediates: list[dict[str, Any]]  # NaN or infinity written in the code, not an event
     bins: list[dict[str, Any]]
     exponents: dict[str, list[str]]
     stops: list[str]

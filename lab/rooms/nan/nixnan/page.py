@@ -21,8 +21,8 @@ def blocks(tables: SassTables, folder: Path) -> list[Block]:
         Table(tables.instructions, "Instructions by opcode, operand and kinds", INSTRUCTIONS),
     ]
     classes = (
-        "Sites by what happened there: birth (in the result only), transit (in a source too), source-only (in a "
-        "source only, made by an instruction that is not instrumented or not passed on)"
+        "Sites by what happened there: birth (in the result only), transit (in a source too), source-only "
+        "(in a source only: it ends there, or its producer is not instrumented)"
     )
     captions = {
         "sass_classes": classes,

@@ -105,7 +105,7 @@ class _Reader:
             self._memo_bytes += len(raw)
             if isinstance(line, Other) and line.what in ReportReader.LINES:
                 ordered = True
-                del self._counts[raw]  # what it means hangs on the lines before it: it stays new for ever
+                del self._counts[raw]  # its meaning depends on the lines before it, so it is never remembered
                 continue
             self._read[raw] = line, self._site(line, number, raw) if isinstance(line, Event) else None
             if line is TORN and len(self.got.torn) < _SAMPLES:

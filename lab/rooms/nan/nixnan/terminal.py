@@ -54,7 +54,7 @@ def compared(result: dict[str, Any]) -> str:
         result["verdict"],
     ]
     if moved := result["moved_count"]:
-        parts.append(f"{plural(moved, 'appeared site')} only changed registers: the code was compiled anew.")
+        parts.append(f"{plural(moved, 'appeared site')} only changed registers: the code was compiled again.")
     if changed := result["changed_count"]:
         parts.append(f"{plural(changed, 'common site')} with different kinds.")
     if result["by_category"]:

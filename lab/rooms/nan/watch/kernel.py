@@ -140,7 +140,7 @@ def run(grid: tuple[int, int], args: tuple[Tensor, ...], dtype: torch.dtype) -> 
 
 
 def decode(found: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """int32 rows -> float64 rows; the last column's bits become the number they spell."""
+    """int32 rows -> float64 rows; the last column's bits become the number they encode."""
     rows = found.astype(np.float64)
     bits = found[:, 4].copy()
     if dtype is torch.float16:

@@ -96,7 +96,7 @@ class Recorder(ABC):
         self._ended, self._mode = True, EVERYTHING
         for module, own, wrapper in self._replaced:
             if module.__dict__.get("forward") is not wrapper:
-                continue  # somebody else wrapped it meanwhile: our wrapper only passes calls on from now
+                continue  # wrapped again meanwhile: this wrapper only passes calls on from now
             if own is None:
                 del module.__dict__["forward"]
             else:

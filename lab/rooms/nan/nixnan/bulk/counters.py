@@ -120,7 +120,7 @@ class Distinct:
         run = self._merged()
         with writing(tempfile.gettempdir()):
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="lab-sites-")  # noqa: SIM115  it lives as long as this does
+                self._file = tempfile.TemporaryFile(prefix="lab-sites-")  # noqa: SIM115
             self._file.write(run.tobytes())
             self._file.flush()
         self._runs.append(len(run))

@@ -1,6 +1,6 @@
 """64-bit hashes of the texts in a block of lines, computed for all lines at once.
 
-The multipliers are drawn anew in each process: in a log of 70 million distinct sites the chance that any two
+Each process draws its own multipliers: in a log of 70 million distinct sites the chance that any two
 share a hash is about one in ten thousand.
 """
 
