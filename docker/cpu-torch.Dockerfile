@@ -1,5 +1,5 @@
-# Workloads without a GPU: torch for the CPU. `lab images build cpu-torch` builds it: it puts the wheel of lab into
-# build/images/dist and the torch that this host's pip finds into build/images/wheelhouse first.
+# Workloads without a GPU: torch for the CPU. `lab images build cpu-torch` builds it: it first puts the wheel of lab into
+# build/images/dist and the torch that this host's pip finds into build/images/wheelhouse.
 ARG BASE_IMAGE=python:3.12-slim-bookworm
 
 FROM ${BASE_IMAGE} AS pip
@@ -9,7 +9,7 @@ FROM ${BASE_IMAGE}
 ENTRYPOINT []
 ENV PATH=/opt/lab/bin:$PATH
 
-# The certificate is optional: for networks whose proxy signs with its own authority.
+# The certificate is optional, for networks whose proxy has its own certificate authority.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_DEFAULT_TIMEOUT=60
@@ -22,12 +22,12 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock \
     && find /opt/lab/lib -depth -type d -name tests -exec rm -rf {} +
 
-# torch is pinned by version, not by hash: its CPU build is another file than the CUDA one of the same version.
+# torch is pinned by version, not by hash: the CPU build and the CUDA build of one version are different files.
 RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,source=build/images/wheelhouse/cpu-torch,target=/mnt/wheelhouse \
     /opt/pip/bin/pip --python /opt/lab/bin/python install --no-deps --no-index --no-cache-dir /mnt/wheelhouse/*.whl \
     && /opt/pip/bin/pip --python /opt/lab/bin/python check \
-    # Its tests and its headers, of no use without a compiler: a quarter of it.
+    # Remove its tests and its headers, which only a compiler needs: a quarter of it.
     && find /opt/lab/lib -depth -type d \( -path '*/torch/test' -o -path '*/torch/include' -o -path '*/torch/share/cmake' \) -exec rm -rf {} + \
     && find /opt/lab/lib -type f -path '*/torch/bin/*' ! -name torch_shm_manager -delete \
     && python -c 'import torch; assert torch.version.cuda is None, "this torch is a CUDA build"'

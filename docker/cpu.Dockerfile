@@ -9,7 +9,7 @@ FROM ${BASE_IMAGE}
 ENTRYPOINT []
 ENV PATH=/opt/lab/bin:$PATH
 
-# The certificate is optional: for networks whose proxy signs with its own authority.
+# The certificate is optional, for networks whose proxy has its own certificate authority.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_DEFAULT_TIMEOUT=60
@@ -20,15 +20,15 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3 -m venv --without-pip /opt/lab \
     && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock \
-    # The libraries' own tests, headers and sources: a sixth of what was installed. Of Arrow: its server and S3 client, which
-    # lab never calls, and the copies that wheels hold where a system has links. Of matplotlib: the fonts of PDF.
+    # Remove the libraries' tests, headers and sources, a sixth of what was installed; of Arrow the server and the S3 client,
+    # which lab never calls, and copies of its libraries; of matplotlib the PDF fonts.
     && find /opt/lab/lib -depth -type d \( -name tests -o -path '*/pyarrow/include' -o -path '*/pyarrow/src' -o -name sample_data \
          -o -path '*/mpl-data/fonts/afm' -o -path '*/mpl-data/fonts/pdfcorefonts' \) -exec rm -rf {} + \
     && find /opt/lab/lib -type f \( -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.a' -o -path '*/pyarrow/*_flight*' \
          -o -path '*/pyarrow/libarrow_s3*' -o -path '*/pyarrow/_s3fs*' -o -path '*/pyarrow/libarrow_python*.so' \
          -o -path '*/pyarrow/libarrow_python*.so.*.*' \) -delete
 
-# What was removed must not be missed.
+# What remains must still work.
 RUN python -c 'import pandas, openpyxl, pyarrow.compute, pyarrow.parquet, matplotlib.pyplot as p; p.plot([0, 1]); p.savefig("/tmp/x.svg"); p.savefig("/tmp/x.png")' \
     && rm -rf /tmp/* /root/.config /root/.cache/matplotlib
 

@@ -1,13 +1,13 @@
 # NVIDIA GPUs from Ampere on: torch, triton and transformers from the lock, nvcc and nvdisasm from the base, a C compiler
 # for what torch and triton compile at run time, and optionally Nsight Systems.
-# nixnan: bring your own built nixnan.so and name it in NIXNAN_SO: it is mounted at run time as /opt/lab/nixnan.so.
+# nixnan: build your own nixnan.so and name it in NIXNAN_SO; it is mounted at run time as /opt/lab/nixnan.so.
 # `lab images build cuda` builds it: it puts the wheel of lab into build/images/dist first.
 ARG BASE_IMAGE=nvidia/cuda:12.8.1-devel-ubuntu24.04
 
 FROM ${BASE_IMAGE} AS system
 # A package of NVIDIA's devtools repository, such as nsight-systems-cli; empty leaves Nsight Systems out.
 ARG NSYS_PACKAGE=
-# Versions come with the base's distribution, which the base's tag names.
+# The versions are those of the base's distribution.
 # hadolint ignore=DL3008
 RUN if command -v apt-get >/dev/null; then \
       apt-get update \
@@ -24,7 +24,7 @@ ENV PATH=/opt/lab/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     CUDA_DEVICE_ORDER=PCI_BUS_ID
 
-# The certificate is optional: for networks whose proxy signs with its own authority.
+# The certificate is optional, for networks whose proxy has its own certificate authority.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_DEFAULT_TIMEOUT=60

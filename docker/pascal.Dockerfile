@@ -11,7 +11,7 @@ ENV PATH=/opt/lab/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     CUDA_DEVICE_ORDER=PCI_BUS_ID
 
-# The certificate is optional: for networks whose proxy signs with its own authority.
+# The certificate is optional, for networks whose proxy has its own certificate authority.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_DEFAULT_TIMEOUT=60
@@ -22,15 +22,15 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3 -m venv --without-pip /opt/lab \
     && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock \
-    # Tests and headers, of no use without a compiler.
+    # Remove tests and headers, which only a compiler needs.
     && find /opt/lab/lib -depth -type d \( -name tests -o -path '*/torch/test' -o -path '*/torch/include' -o -path '*/torch/share/cmake' \) \
          -exec rm -rf {} + \
     && find /opt/lab/lib -type f -path '*/torch/bin/*' ! -name torch_shm_manager -delete
 
-# numpy 2 or a newer transformers would go on without torch after one line of warning: fail here instead.
+# With numpy 2 or a newer transformers, torch would be ignored after one warning: fail here instead.
 RUN python -c 'import torch, transformers; assert "sm_60" in torch._C._cuda_getArchFlags() and transformers.is_torch_available()'
 
-# For images built upon this one: pip refuses what would replace torch, as bitsandbytes and newer accelerates do.
+# For images built on this one: pip refuses what would replace torch, such as bitsandbytes or a newer accelerate.
 RUN --mount=type=bind,source=images/pascal/requirements.lock,target=/mnt/requirements.lock \
     mkdir -p /usr/share/lab \
     && sed -n 's/^\([A-Za-z0-9._-]*==[^ ;\\]*\).*/\1/p' /mnt/requirements.lock > /usr/share/lab/constraints.txt \

@@ -1,14 +1,14 @@
-# AMD Instinct on ROCm 7.0. torch, triton and RCCL are the base's own; what is installed here can name none of them.
+# AMD Instinct on ROCm 7.0. torch, triton and RCCL are the base's own; nothing installed here may replace them.
 # `lab images build rocm70` builds it: it puts the wheel of lab into build/images/dist first.
 ARG BASE_IMAGE=rocm/pytorch:rocm7.0_ubuntu24.04_py3.12_pytorch_release_2.8.0
 
 FROM ${BASE_IMAGE}
 ENTRYPOINT []
-# The base's interpreter may be marked as the distribution's own.
+# The base may mark its Python as managed by the distribution.
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 \
     PIP_ROOT_USER_ACTION=ignore
 
-# The certificate is optional: for networks whose proxy signs with its own authority.
+# The certificate is optional, for networks whose proxy has its own certificate authority.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_DEFAULT_TIMEOUT=60

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Known vulnerabilities of what the images install, from their locks. Needs pip-audit on PATH and a network.
-# A finding that cannot be mended stands in images/NAME/audit.ignore: one id a line, with the reason behind a #.
+# A finding that cannot be fixed is listed in images/NAME/audit.ignore: one id per line, its reason after a #.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 worst=0

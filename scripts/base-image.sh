@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Make a local base image from Debian packages alone, for machines that cannot pull one.
+# Make a local base image from Debian packages, for machines that cannot pull one.
 #   scripts/base-image.sh            -> local/debian-python:bookworm      Debian and its Python 3.11
-#   scripts/base-image.sh python310  -> local/debian-python310:bookworm   and a CPython 3.10 from pyenv or $LAB_PYTHON310
-#   scripts/base-image.sh python312  -> local/debian-python312:bookworm   likewise, for the cuda image's lock
-# An image that is there already is left alone.
+#   scripts/base-image.sh python310  -> local/debian-python310:bookworm   with CPython 3.10 from pyenv or $LAB_PYTHON310
+#   scripts/base-image.sh python312  -> local/debian-python312:bookworm   the same with 3.12, for the cuda image's lock
+# An existing image is kept.
 set -euo pipefail
 kind=${1:-python}
 case $kind in
@@ -16,7 +16,7 @@ command -v mmdebstrap >/dev/null || { echo "mmdebstrap is not installed: apt-get
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# Manuals and package lists are of no use in a container and would be a third of the image.
+# Manuals and package lists would be a third of the image.
 slim=(--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*'
       --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright'
       --customize-hook='rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*')

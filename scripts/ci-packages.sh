@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Debian packages that the whole test suite uses. Without root the tests that need them skip with a reason.
+# Debian packages that the whole test suite uses. Without root, tests that need them are skipped with a reason.
 set -euo pipefail
 [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "not root on Debian: using what is installed"; exit 0; }
 need=()

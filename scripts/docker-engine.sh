@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Bring up a Docker engine for the tests where none runs: Debian's docker.io, no systemd needed. Needs root.
-# A running engine is left alone: two engines beside each other destroy each other's bridge.
+# Start a Docker engine for the tests if none runs: Debian's docker.io, without systemd. Needs root.
+# A running engine is kept, because two engines destroy each other's network bridge.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 docker info >/dev/null 2>&1 && { echo "a Docker engine is already running"; exit 0; }
@@ -11,9 +11,9 @@ if ! command -v dockerd >/dev/null || ! command -v docker-compose >/dev/null || 
   apt-get install -y -qq --no-install-recommends docker.io docker-compose iptables mmdebstrap ca-certificates >/dev/null
 fi
 pgrep -x -r D,R,S,T dockerd >/dev/null && { echo "dockerd runs but does not answer: see its log" >&2; exit 1; }
-rm -f /var/run/docker.pid  # of an engine that was killed; none is alive
+rm -f /var/run/docker.pid  # left by an engine that was killed
 log=${LAB_DOCKERD_LOG:-/var/log/lab-dockerd.log}
-# The stand-in hook in dockerd's PATH lets the NVIDIA path be tested without a GPU.
+# With the stand-in hook in dockerd's PATH, the NVIDIA path can be tested without a GPU.
 PATH="$PWD/tests/fakebin:$PATH" setsid dockerd >"$log" 2>&1 </dev/null &
 for _ in $(seq 120); do
   docker info >/dev/null 2>&1 && { echo "Docker engine $(docker info -f '{{.ServerVersion}}') is up (log: $log)"; exit 0; }

@@ -1,4 +1,4 @@
 #!/bin/sh
-# Analyse RUN anew: nsys' own reports of its captures go to results/nsight_profiles/stats_reports in it
-# (for a recording that lab did not make: in experiments/NAME_analysis).
+# Analyse RUN again: nsys' own reports of its captures go to results/nsight_profiles/stats_reports in it
+# (in experiments/NAME_analysis for a recording that lab did not make).
 exec "${LAB:-lab}" analyze "$@"

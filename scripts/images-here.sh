@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Build images on their own bases where those are here or can be pulled, else on bases made of Debian packages.
+# Build images on their own bases if those are here or can be pulled, else on bases made of Debian packages.
 #   scripts/images-here.sh              cpu (lab/cpu and lab/cpu-torch), pascal and cuda
 #   scripts/images-here.sh cpu pascal   only those
-# LAB_BUILD_LIMIT_S (1500) is the limit of one image, LAB_PULL_LIMIT_S (30) of finding out whether a base can be had.
-# rocm70 has no stand-in: its torch comes with its base. An image that fails does not keep the next from being built.
+# LAB_BUILD_LIMIT_S (1500) limits one image, LAB_PULL_LIMIT_S (30) the attempt to pull a base.
+# rocm70 has no stand-in, because its torch comes with its base. After a failure the next image is still built.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 lab=${LAB:-.venv/bin/lab}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Write images/*/*.lock anew: what lab itself needs (pyproject.toml) and what the image adds (*.in), with hashes.
-# Needs uv on PATH. The CPU locks hold for every Python from lab's floor on; the others for their image's own.
+# Write images/*/*.lock again: what lab itself needs (pyproject.toml) and what the image adds (*.in), with hashes.
+# Needs uv on PATH. The CPU locks are for every Python that lab supports, the others for their image's own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export UV_CUSTOM_COMPILE_COMMAND="make locks" UV_PYTHON_DOWNLOADS=never

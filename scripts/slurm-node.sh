@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real Slurm on this machine for the tests: one controller, NODES nodes of this host (default 2), each with GPUS
-# pretended GPUs (character devices), no systemd, no accounting. Needs root on Debian. A running one is left alone.
+# pretended GPUs (character devices), no systemd, no accounting. Needs root on Debian. A running Slurm is kept.
 #   scripts/slurm-node.sh [start|stop|state]
 set -euo pipefail
 NODES=${NODES:-2} GPUS=${GPUS:-2}
@@ -22,7 +22,7 @@ key() {
 configuration() {
   local mem=$(( ($(awk '/MemTotal/{print $2}' /proc/meminfo) / 1024 - 1024) / NODES ))
   install -d /var/spool/slurmctld /var/log/slurm /run/slurm "$dir" /etc/slurm
-  # A controller must not remember another shape of this cluster.
+  # The controller must not restore another configuration of this cluster.
   rm -rf /var/spool/slurmctld/*
   : >/etc/slurm/gres.conf
   echo "AutoDetect=off" >>/etc/slurm/gres.conf

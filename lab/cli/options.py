@@ -50,7 +50,8 @@ SLURM: list[Decorator] = [
         "--container",
         type=click.Choice(["none", "docker", "pyxis", "apptainer"]),
         default="none",
-        help="[Slurm] How a node runs the --image. [default: none]",
+        help="[Slurm] How a node runs --image. pyxis and apptainer were built from the tools' manuals "
+        "and have never been run. [default: none]",
     ),
     click.option(
         "--vendor",
