@@ -1,1 +1,1 @@
-"""Plain numbers: interval arithmetic (`intervals`) and statistics that outliers cannot fool (`robust`)."""
+"""Interval arithmetic (`intervals`), robust statistics (`robust`) and effects of conditions (`effects`)."""

@@ -1,6 +1,6 @@
-"""Does a condition change a duration, by how much, and what share of the spread does it explain?
+"""Whether a condition changes a duration, by how much, and what share of the variance it explains.
 
-All randomness is seeded, so that a figure is the same on every run.
+All randomness is seeded, so that a number is the same on every run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 RESAMPLES = 2000
-# Above this many values the permutation distribution is normal for all purposes, and its moments are known.
+# Above this many values the permutation distribution is practically normal, with known moments.
 MOST_PERMUTED = 2000
 
 
@@ -27,7 +27,7 @@ def median_ratio_ci(
     """Percentile bootstrap interval of median(changed) / median(base), for (n,) and (m,) positive values.
 
     (NaN, NaN) below two values on either side. The cost does not grow with n beyond one sort: the median of
-    a resample is an order statistic, whose place in the sorted sample follows a beta distribution.
+    a resample is an order statistic, whose position in the sorted sample follows a beta distribution.
     Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13; David and Nagaraja,
     Order Statistics (2003), section 2.3.
     """
@@ -51,7 +51,7 @@ def permutation_p(
     """Two-sided p-value that the `treated` (n,) values differ, labels shuffled within each block (n,) only.
 
     The statistic is the sum of the treated values' distances from the mean of their block. NaN where no
-    block holds both kinds: then the condition cannot be told from the block. A single block with few
+    block has both kinds, because then condition and block cannot be separated. A single block with few
     arrangements is enumerated, so that its p-value is exact; many values use the normal limit.
     Source: Good, Permutation, Parametric and Bootstrap Tests of Hypotheses (2005), chapters 3 and 6.
     """
@@ -79,7 +79,7 @@ def explained_shares(values: np.ndarray, factors: Mapping[str, np.ndarray]) -> d
 
     factors: integer labels (n,), one level each. Shares are increments of the adjusted R squared of nested
     least-squares fits, not below 0, so a factor without effect gets about 0 however many levels it has; they
-    add up to 1. All NaN below 3 values or without any spread. What two factors share goes to the first.
+    add up to 1. All NaN below 3 values or without variance. What two factors share goes to the first.
     Source: Montgomery, Design and Analysis of Experiments (2017), chapter 10 (sequential sums of squares).
     """
     spread = float(((values - values.mean()) ** 2).sum()) if len(values) > 2 else 0.0
@@ -100,14 +100,14 @@ def _resampled_medians(sample: np.ndarray, resamples: int, random: np.random.Gen
     lower = (n + 1) // 2
     at = random.beta(lower, n - lower + 1, resamples)
     if n % 2:
-        result: np.ndarray = ordered[_place(at, n)]
+        result: np.ndarray = ordered[_index(at, n)]
         return result
     above = at + (1 - at) * random.beta(1, n - lower, resamples)
-    middle: np.ndarray = (ordered[_place(at, n)] + ordered[_place(above, n)]) / 2
+    middle: np.ndarray = (ordered[_index(at, n)] + ordered[_index(above, n)]) / 2
     return middle
 
 
-def _place(at: np.ndarray, n: int) -> np.ndarray:
+def _index(at: np.ndarray, n: int) -> np.ndarray:
     return np.minimum((at * n).astype(np.int64), n - 1)
 
 
@@ -117,7 +117,7 @@ def _rows_of(blocks: np.ndarray) -> list[np.ndarray]:
 
 
 def _reaches(sums: np.ndarray, observed: float) -> np.ndarray:
-    # The arrangement that was seen must count, whatever order it was added up in.
+    # The observed arrangement must count, in whatever order its values were summed.
     result: np.ndarray = np.abs(sums) >= observed * (1 - 1e-9)
     return result
 

@@ -55,7 +55,7 @@ def overlap(queries: np.ndarray, cover: np.ndarray) -> np.ndarray:
 
 
 def load(queries: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Length (n,) of `spans` (m, 2) inside each query (n, 2), each span counted for itself."""
+    """Length (n,) of `spans` (m, 2) inside each query (n, 2), overlapping spans counted separately."""
     starts, ends = np.sort(spans[:, 0]), np.sort(spans[:, 1])
     loaded: np.ndarray = _elapsed(starts, queries) - _elapsed(ends, queries)
     return loaded
@@ -71,8 +71,8 @@ def meetings(queries: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.nda
     first = np.searchsorted(reach, queries[:, 0], side="right")
     count = np.maximum(np.searchsorted(spans[order, 0], queries[:, 1], side="left") - first, 0)
     query = np.repeat(np.arange(len(queries)), count)
-    place = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count) + first[query]
-    span = order[place]
+    index = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count) + first[query]
+    span = order[index]
     shared = np.minimum(queries[query, 1], spans[span, 1]) > np.maximum(queries[query, 0], spans[span, 0])
     return query[shared], span[shared]
 
@@ -101,7 +101,9 @@ def enclosing(spans: np.ndarray) -> np.ndarray:
 
     For properly nested spans this is the parent. Candidates jump together, so the cost is n log n.
     """
-    ends = np.append(spans[:, 1], np.iinfo(np.int64).max)  # -1 asks the last one: a parent that never ends
+    ends = np.append(
+        spans[:, 1], np.iinfo(np.int64).max
+    )  # index -1 is the last one: a parent that never ends
     parent = np.arange(len(spans) + 1) - 1
     parent[-1] = -1
     todo = np.arange(len(spans))

@@ -1,4 +1,4 @@
-"""Statistics that a few outliers cannot fool, and honest intervals around them."""
+"""Statistics that are robust to a few outliers, and bootstrap intervals for them."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def grouped(
     start = np.cumsum(count) - count
 
     def at_percent(of: np.ndarray, percent: float) -> np.ndarray:
-        place = start + (count - 1) * (percent / 100)
-        low = np.minimum(np.floor(place).astype(np.int64), len(of) - 1)
+        position = start + (count - 1) * (percent / 100)
+        low = np.minimum(np.floor(position).astype(np.int64), len(of) - 1)
         high = np.minimum(low + 1, start + count - 1)
-        found: np.ndarray = np.where(count > 0, of[low] + (of[high] - of[low]) * (place - low), np.nan)
+        found: np.ndarray = np.where(count > 0, of[low] + (of[high] - of[low]) * (position - low), np.nan)
         return found
 
     if len(ordered) == 0:
