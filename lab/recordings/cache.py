@@ -32,7 +32,9 @@ _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def load_trace(path: Path | str, *, cache: Path | None = None, salvage: bool = False) -> Trace:
-    """The trace at `path`, from the folder `cache` if it holds it, else read and put there; None: no cache.
+    """The trace at `path`, from the folder `cache` if it is there, otherwise read and stored there.
+
+    cache=None reads without a cache.
 
     A cache that cannot be used or written never fails the call: it becomes a sentence in `problems`.
     Raises what `read_kineto` raises; a trace that cannot be read is not cached.
@@ -61,7 +63,7 @@ def entry_name(path: Path, *, salvage: bool = False) -> str:
 
 @dataclass(frozen=True)
 class _Key:
-    """What tells one state of a file from another; `sha256` is computed only where dates differ."""
+    """The state of a file; its SHA-256 is computed only where dates differ."""
 
     size: int
     mtime_ns: int

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
-PUSH_POP, START_END, OP = 0, 1, 2  # kinds of ranges; OP: an operator that the framework recorded by itself
+PUSH_POP, START_END, OP = 0, 1, 2  # kinds of ranges; OP: an operator recorded by the framework
 
 # -1: not recorded. *_id and domain index `strings`; times are integer ns on one clock.
 OPS_COLUMNS = {
@@ -70,7 +70,7 @@ RANGE_COLUMNS = {
     "end_ns": np.int64,
     "pid": np.int64,
     "tid": np.int64,
-    "end_tid": np.int64,  # -1: the recording names no other thread for the end
+    "end_tid": np.int64,  # -1: not recorded
     "name_id": np.int32,  # without `, seq = N`, `, op_id = N`, `, sizes = [...]`
     "text_id": np.int32,  # as recorded
     "domain": np.int32,  # -1: the default domain
@@ -169,7 +169,7 @@ class Capture:
 
     @property
     def kernels(self) -> np.ndarray:
-        """Mask (n,) of `ops`: kernels alone."""
+        """Mask (n,) of `ops`: kernels only."""
         mask: np.ndarray = self.ops.kind == KERNEL
         return mask
 

@@ -1,4 +1,4 @@
-"""What a kernel is, from its name: its class, the library behind a GEMM, and a name short enough to read.
+"""What a kernel is, by its name: its class, the library behind a GEMM, and a name short enough to read.
 
 One table for every room and both collectors. Names come demangled (nsys writes `<unnamed>::`, `(int)4` and
 `[lambda() (instance 1)]` where Kineto writes `(anonymous namespace)::`, `4` and `{lambda()#1}`), mangled
@@ -47,8 +47,8 @@ _LIBRARIES = [
 ]
 _NOT_GEMM = re.compile(r"flash|fmha|attn|attention|splitKreduce|execute_split_k", re.IGNORECASE)
 
-# First match counts; a class may come twice. The order holds the reasons:
-# comm before reduce (ncclDevKernel_ReduceScatter), copies before all (names of copies say where to),
+# First match counts; a class may come twice. Reasons for the order:
+# comm before reduce (ncclDevKernel_ReduceScatter), copies before all (names of copies contain other words),
 # attention before split-K (flash_fwd_splitkv) and GEMM (fmha_cutlassF), split-K before GEMM
 # (execute_split_k_kernel only adds up, while nvjet's splitK multiplies), conv before GEMM (implicit GEMM),
 # inductor's fused kernels before the ops that their names list, optimizer before norm (LpNormFunctor).

@@ -1,7 +1,7 @@
 """Cut a Kineto file into runs of whole events, with bounded memory and without decoding them.
 
 A piece is the text of consecutive elements of `traceEvents`, the commas between them included. The rest of
-the file (what stands before and after that array) is `EventPieces.frame`, itself a small JSON document.
+the file (before and after that array) is `EventPieces.frame`, itself a small JSON document.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of whole events; `at` is the byte of the (inflated) file where it starts."""
+    """Text of whole events; `at` is its first byte in the (inflated) file."""
 
     text: bytes
     at: int
@@ -44,7 +44,7 @@ class Piece:
 class Elements:
     """Where the objects of an array lie in a text.
 
-    closed: the byte of the array's `]`; stray: the first byte that is no object, comma or space; or -1.
+    closed: the byte of the array's `]`; stray: the first byte outside objects, commas and spaces; or -1.
     """
 
     spans: list[tuple[int, int]]
@@ -175,7 +175,7 @@ class EventPieces:
             with self.path.open("rb") as file:
                 self.packed = file.read(2) == b"\x1f\x8b"
                 file.seek(0)
-                # zlib drops the output of the call that meets damage: salvage makes those calls small.
+                # zlib drops the output of the call that meets damage, so calls are small under salvage.
                 step = size if not self.packed else 1024 if self.salvage else size // 8
                 chunks = iter(lambda: file.read(step), b"")
                 yield from self._unpack(chunks, size) if self.packed else chunks
@@ -207,8 +207,8 @@ def last_boundary(text: bytes, *, careful: bool = True) -> int:
     """Byte after the last `}` that a comma and a `{` follow; 0 if there is none.
 
     `text` must begin outside a string. Such a place separates two events, unless an event holds a list of
-    objects or the array has ended before it: decoding tells, and `elements` then finds the exact places.
-    careful also rules out places inside a string, at the price of looking at all of the text.
+    objects or the array has ended before it; then decoding fails, and `elements` finds the exact places.
+    careful also rules out places inside a string, which takes a look at all of the text.
     """
     brace = text.rfind(b"{")
     while brace > 0:
@@ -223,7 +223,7 @@ def last_boundary(text: bytes, *, careful: bool = True) -> int:
 
 
 def elements(text: bytes) -> Elements:
-    """The exact, plain way: walk strings and brackets of an array's inside. Source: RFC 8259."""
+    """The exact method: walk all strings and brackets inside an array. Source: RFC 8259."""
     spans: list[tuple[int, int]] = []
     depth, start, end, stray = 0, 0, 0, -1
     for token in _TOKEN.finditer(text):
@@ -247,7 +247,7 @@ def elements(text: bytes) -> Elements:
 
 
 def _events_start(text: bytes) -> int:
-    """Byte after the `[` of the top-level traceEvents; 0: not yet seen; -1: this is no JSON object."""
+    """Byte after the `[` of the top-level traceEvents; 0: not yet seen; -1: not a JSON object."""
     start = text[:4096].removeprefix(_BOM).lstrip(_SPACE)
     if start and not start.startswith(b"{"):
         return -1

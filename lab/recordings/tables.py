@@ -200,7 +200,7 @@ class Trace:
     """One process's recording; the columns of each table are listed at the top of this module.
 
     kernels holds kernels, copies and fills (`kind`), collectives one row per kernel with NCCL metadata
-    (`kernel` is its row), comm_ops the same for the ops that asked for a collective (`op` is its row);
+    (`kernel` is its row), comm_ops the same for the ops that launched a collective (`op` is its row);
     threads and processes hold the names that the recording gives them, each once.
     problems are sentences about what was odd; truncated says that the end is missing.
     """

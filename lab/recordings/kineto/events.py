@@ -10,7 +10,7 @@ _NAN = float("nan")
 
 
 class Args(msgspec.Struct, gc=False, frozen=True):
-    """The arguments we use, in the order Kineto writes them (the decoder is fastest that way)."""
+    """The arguments in use, in the order Kineto writes them (the decoder is fastest that way)."""
 
     external_id: int = msgspec.field(name="External id", default=-1)
     sequence: int = msgspec.field(name="Sequence number", default=-1)  # links a backward op to its forward op

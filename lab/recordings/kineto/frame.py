@@ -84,7 +84,7 @@ def integer_of(value: Any) -> int | None:
 
 
 def _count_of(value: Any) -> int | None:
-    """A plausible number of ranks; a hostile one must not cause a list of a billion ranks."""
+    """The value if it is a plausible number of ranks: a hostile file must not cause a list of a billion."""
     number = integer_of(value)
     return number if number is not None and 0 <= number < 1 << 20 else None
 

@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 
 import numpy as np
 
-# Below this many microseconds two texts with three decimals never share a float64: 2^43 us is 101 days, and
+# Below this many microseconds no two numbers with three decimals share a float64: 2^43 us is 101 days, and
 # Kineto moves its base every quarter of a year. Above it the digits are read as integers instead.
 FLOAT_EXACT_US = float(2**43)
 
@@ -26,7 +26,7 @@ def float_us_to_ns(times_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def digits_us_to_ns(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """JSON numbers of microseconds (n,) as exact int64 ns (n,), and which could be read (n,).
 
-    All of them at once if each has three decimals, or none; else one by one.
+    All at once if each has three decimals, or none; otherwise one by one.
     """
     fixed = _fixed_point(texts)
     if fixed is not None:

@@ -11,7 +11,8 @@ from lab.recordings.nsys.operations import with_valid_ends
 from lab.recordings.nsys.strings import StringIds
 from lab.recordings.tables import Table
 
-_MARK, _PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 34, 59, 60, 70, 71, 75
+# Values of NVTX_EVENTS.eventType.
+_PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 59, 60, 70, 71, 75
 _KIND_OF = {_PUSH_POP: PUSH_POP, _OLD_PUSH_POP: PUSH_POP, _START_END: START_END, _OLD_START_END: START_END}
 
 

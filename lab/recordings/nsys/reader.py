@@ -27,8 +27,8 @@ REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 def load(path: Path | str) -> Capture:
     """Read an export.
 
-    Raises MissingError without the file; BadDataError if it is empty, no SQLite file, cut, damaged, not an
-    export of nsys, or of a schema whose columns lab does not know.
+    Raises MissingError without the file; BadDataError if it is empty, not SQLite, truncated, damaged, not an
+    nsys export, or of a schema with unknown columns.
     """
     path = Path(path)
     with opened_export(path) as connection:
@@ -87,8 +87,8 @@ def load_report(path: Path | str) -> Capture:
 def load_zipped(path: Path | str) -> Capture:
     """Read a gzipped export; it is unpacked into a temporary file, because SQLite needs random access.
 
-    Raises BadDataError where the gzip is cut or damaged, what `load` raises for what is in it, StorageError
-    where it cannot be unpacked.
+    Raises BadDataError where the gzip is truncated or damaged, what `load` raises for its content,
+    StorageError where it cannot be unpacked.
     """
     with unzipped(Path(path)) as export:
         capture = load(export)

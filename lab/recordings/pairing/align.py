@@ -19,7 +19,7 @@ MAX_CELLS = 1 << 25
 def align_ranks(
     rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray], start: np.ndarray, *, in_time: bool
 ) -> np.ndarray:
-    """Calls (m,) by aligning one rank after the other, the longest first, with what is known so far."""
+    """Calls (m,) by aligning one rank after the other, the longest first, with the calls known so far."""
     lanes = [_lane_of(rows, members[index], start) for index in lists]
     order = sorted(range(len(lists)), key=lambda i: -len(lists[i]))
     known, number = lanes[order[0]], np.arange(len(lists[order[0]]))
@@ -41,7 +41,7 @@ def align_ranks(
 
 @dataclass
 class _Lane:
-    """Calls in their order: what each is and when all its ranks were in it (last start, first end)."""
+    """Calls in their order: signature, and the time in which all ranks were in it (last start, first end)."""
 
     step: np.ndarray
     signature: np.ndarray

@@ -17,7 +17,7 @@ def clock_offsets(rows: CallRows, matches: Sequence[Match]) -> tuple[dict[int, i
     """Clock deviation of each rank in ns, and the part of it that is corrected (ranks,).
 
     A rank's deviation is the median, over blocking collectives, of its end minus the median end of all. It is
-    corrected only if it is large and steady: ends that differ for another reason scatter.
+    corrected only if it is large and steady: ends that differ for other reasons scatter.
     """
     correct = np.zeros(len(rows.ranks), dtype=np.int64)
     deviation = _end_deviations(rows, matches)
@@ -36,7 +36,7 @@ def clock_offsets(rows: CallRows, matches: Sequence[Match]) -> tuple[dict[int, i
 
 
 def _end_deviations(rows: CallRows, matches: Sequence[Match]) -> np.ndarray:
-    """Each row's end minus the median end of its call (n,), NaN where it is not matched or may end alone."""
+    """Each row's end minus the median end of its call (n,), NaN for unmatched and non-blocking calls."""
     deviation = np.full(len(rows.rank), np.nan)
     base = rows.start.min() if len(rows.start) else 0
     end = (rows.start - base + rows.dur).astype(float)

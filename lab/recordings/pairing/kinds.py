@@ -1,8 +1,8 @@
-"""What a collective is, by its name, and how its bandwidth is counted."""
+"""The kind of a collective, by its name, and its bandwidth factor."""
 
 from __future__ import annotations
 
-# Part of a collective's name without underscores -> what it is; the first that fits counts.
+# Part of a collective's name without underscores -> its kind; the first match counts.
 KINDS = (
     ("reducescatter", "reduce_scatter"),
     ("allreduce", "all_reduce"),
@@ -21,12 +21,12 @@ KINDS = (
 # No rank leaves such a call before the last has entered it, so their times overlap and their ends agree.
 BLOCKING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
-# Of these every rank reports the same sizes.
+# Every rank of such a call reports the same sizes.
 SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 def kind_of(collective: str, kernel: str = "") -> str:
-    """all_reduce, all_gather, ... from what the profiler calls it, else from the kernel's name; or ""."""
+    """all_reduce, all_gather, ... from the profiler's name, otherwise the kernel's; "" if unknown."""
     for text in (collective, kernel.split("(")[0]):
         plain = text.lower().replace("_", "")
         for part, kind in KINDS:

@@ -32,7 +32,7 @@ def _match_seq(rows: CallRows, group: int) -> Match | None:
 
 
 def _match_in_time(rows: CallRows, group: int, start: np.ndarray) -> Match:
-    """Calls by order where that is possible in time, else by alignment."""
+    """Calls by order where that is possible in time, otherwise by alignment."""
     match = _match_order(rows, group, start, in_time=False)
     aligned = match.confidence != "lcs" and _all_met(rows, rows.of_group(group), match.call, start)
     return match if aligned else _match_order(rows, group, start, in_time=True)
@@ -53,7 +53,7 @@ def _match_order(rows: CallRows, group: int, start: np.ndarray, *, in_time: bool
 
 
 def _shares_met(rows: CallRows, matches: Sequence[Match]) -> np.ndarray:
-    """For each rank that could pair blocking calls with another: the share of them that did."""
+    """The share of paired blocking calls, for each rank that could pair any."""
     wanted = np.zeros(len(rows.ranks), dtype=np.int64)
     met = np.zeros(len(rows.ranks), dtype=np.int64)
     for group, match in enumerate(matches):

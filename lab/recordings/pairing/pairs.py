@@ -52,8 +52,8 @@ def pair_collectives(ranks: Mapping[int, Table]) -> Pairs:
     """Match the rows of `views.collective_instances`, one table per rank.
 
     A rank without rows or without a table is missing in every collective of its groups. Cost: a sort of all
-    rows where calls have sequence numbers or every rank has all of them; else the square of the calls between
-    two steps that a rank lost.
+    rows where calls have sequence numbers or every rank has all of them; otherwise the square
+    of the calls between two steps.
     """
     rows = CallRows(ranks)
     matches = match_calls(rows)

@@ -41,7 +41,7 @@ def _around(
     """Every pair of one of `ops` and one of the ranges `rows` that lies around its call."""
     start, end = capture.api.start_ns[call[ops]], capture.api.end_ns[call[ops]]
     first, last = capture.ranges.start_ns[rows], capture.ranges.end_ns[rows]
-    # Half-open spans that are never empty, so that an instant meets what is around it.
+    # Half-open spans that are never empty, so that an instant meets the ranges around it.
     op, row = meetings(np.stack([start, end + 1], axis=1), np.stack([first, last + 1], axis=1))
     inside = (first[row] <= start[op]) & (last[row] >= end[op])
     return ops[op[inside]], rows[row[inside]]

@@ -49,7 +49,7 @@ class RangeForest:
         return rows, np.concatenate(out)
 
     def _levels(self) -> np.ndarray:
-        """How many ranges lie around each one, climbing twice as far in each round."""
+        """How many ranges lie around each one; each round climbs twice as far as the one before."""
         above = self.parent.copy()
         level: np.ndarray = (above >= 0).astype(np.int32)
         rows = np.flatnonzero(above >= 0)

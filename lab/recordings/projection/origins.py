@@ -15,7 +15,7 @@ def forward_origins(
 ) -> np.ndarray:
     """For each backward operation (n,) the path of the range around its forward operator, or -1.
 
-    Sequence numbers tie the two. They count per forward thread; several operators carry one number, and the
+    Sequence numbers link the two. They count per forward thread; several operators carry one number, and the
     last of them made the backward node.
     """
     ranges = capture.ranges

@@ -18,19 +18,27 @@ from lab.recordings.tables import Table
 class Projection:
     """Every operation of `capture.ops` with its call, range and path; every range with its operations.
 
-    ops (rows as `capture.ops`): api, the row of `capture.api`, or -1; range, the innermost row of
-        `capture.ranges` around the call on its own thread, or -1; inherited, the row of the innermost phase
-        of another thread, or -1; path, a row of `tree`; rule, one of RULES; origin, a row of `tree`, or -1:
-        the path of the forward operator that this backward operation belongs to by its sequence number.
-        tree, one row per distinct path of names (row 0 is the root, with all operations; its parent is -1):
-        parent, name_id, depth; self_ops, self_kernels, self_op_ns, self_kernel_ns: what has exactly this
-        path; num_ops, num_kernels, op_ns, kernel_ns: that and all below it. Each operation counts once.
-        instances (rows as `capture.ranges`): parent, the row of the range around it on its thread, or -1;
-        level; path; num_ops, num_kernels, op_ns, kernel_ns of what was launched in it, inherited operations
-        included; first_ns and last_ns, the projected span: earliest start and latest end of its operations,
-        -1 without any.
-    loose: pairs of an op and a range (rows) for ranges without a path, whose level is -1: start/end ranges,
-        which overlap freely, and ranges that cross others.
+    ops, a row per row of `capture.ops`:
+      - api: the row of its call in `capture.api`, or -1
+      - range: the row of the innermost range in `capture.ranges` around the call on its own thread, or -1
+      - inherited: the row of the innermost phase of another thread, or -1
+      - path: a row of `tree`
+      - rule: one of RULES
+      - origin: for a backward operation the path (a row of `tree`) of its forward operator, or -1
+
+    tree, a row per distinct path of names; row 0 is the root, with all operations:
+      - parent (-1 for the root), name_id, depth
+      - self_ops, self_kernels, self_op_ns, self_kernel_ns: of operations with exactly this path
+      - num_ops, num_kernels, op_ns, kernel_ns: of these and of all below; each operation counts once
+
+    instances, a row per row of `capture.ranges`:
+      - parent: the row of the range around it on its thread, or -1
+      - level and path
+      - num_ops, num_kernels, op_ns, kernel_ns: of what was launched in it, inherited operations included
+      - first_ns, last_ns: earliest start and latest end of its operations, or -1 (the projected span)
+
+    loose: pairs of rows of ops and ranges, for ranges without a path (level -1): start/end ranges, which
+    overlap freely, and ranges that cross others.
     """
 
     capture: Capture

@@ -16,8 +16,8 @@ def phases_of_other_threads(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The row of the phase that each operation (n,) inherits, or -1; and which operations are ambiguous (n,).
 
-    Only calls without a phase or a step around them on their own thread inherit; a step where there is no
-    phase.
+    Only calls without a phase or a step around them on their own thread inherit: a phase, or
+    without one a step.
     """
     texts = capture.strings
     is_phase = np.array([*(bool(phases.fullmatch(text)) for text in texts), False])[capture.ranges.name_id]
@@ -60,6 +60,6 @@ def _parents_among(nest: RangeForest, rows: np.ndarray, num_ranges: int) -> np.n
 
 
 def _has_above(nest: RangeForest, start: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Is one of the wanted ranges among each start row (n,) and its ancestors?"""
+    """Whether a wanted range is among each start row (n,) and its ancestors."""
     found: np.ndarray = nearest_ancestor(nest.parent, start, wanted) >= 0
     return found

@@ -19,8 +19,6 @@ from lab.rooms.nsys.flops import ModelSpec
 from lab.rooms.nsys.measured import PHASES, STEP, Recording, class_of
 from lab.stats.intervals import total, union
 
-MATMUL = "matmul"
-
 PHASE_COLUMNS = [
     *["phase", "steps", "wall_ms", "wall_sd_ms", "span_ms", "busy_ms", "kernel_ms", "kernel_sd_ms"],
     *["kernels", "copies_and_fills", "same_in_all_steps", "gap_ms", "idle_percent"],

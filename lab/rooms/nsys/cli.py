@@ -1,4 +1,4 @@
-"""`lab run nsys` records; `lab nsys` reads captures, whoever made them."""
+"""`lab run nsys` records; `lab nsys` reads captures, lab's own and others."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def resolved(config: NsysConfig, *, on_gpu: bool) -> NsysConfig:
 
 
 def cells(config: NsysConfig) -> list[Cell]:
-    """Every capture of a resolved config, once, however many parts share it; small ones first."""
+    """Every capture of a resolved config, each once, in the order of sizes, contexts and types."""
     return [
         Cell(size=size, context=context, type=kind, parts=parts_of(kind, config.parts))
         for size in config.model_sizes

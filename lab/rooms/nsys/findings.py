@@ -158,7 +158,7 @@ def all_answers(data: Sequence[CellData]) -> list[Answer]:
 
 
 def cell_parts(cell: Cell) -> tuple[str, ...]:
-    """The parts this cell serves: those its folder names, else all that its profile type can."""
+    """The parts that this cell serves: those of its folder, otherwise all of its profile type."""
     return cell.parts or parts_of(cell.type, tuple(PART_TYPES))
 
 

@@ -11,7 +11,7 @@ VOCAB = 10_000
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only Transformer: RMSNorm, rotary positions, SwiGLU, no biases, a head of its own."""
+    """A decoder-only Transformer: RMSNorm, rotary positions, SwiGLU, no biases, a separate output head."""
 
     name: str
     d_model: int
@@ -91,7 +91,7 @@ def phase_flop(spec: ModelSpec, batch: int, tokens: int, phase: str) -> int:
 
 
 def softmax_bytes(spec: ModelSpec, batch: int, tokens: int, width: int = 4, *, fused: bool) -> int:
-    """Least bytes one layer's softmax moves: scores in and weights out; unfused, there are five passes.
+    """Minimum bytes one layer's softmax moves: scores in and weights out; unfused, there are five passes.
 
     The passes read 5 and write 3 arrays of scores; the two row results are negligible.
     """
@@ -100,12 +100,12 @@ def softmax_bytes(spec: ModelSpec, batch: int, tokens: int, width: int = 4, *, f
 
 
 def scores_bytes(spec: ModelSpec, batch: int, tokens: int, width: int = 4) -> int:
-    """Least bytes of one layer's QK^T: both factors in, the scores out."""
+    """Minimum bytes of one layer's QK^T: both factors in, the scores out."""
     return width * batch * spec.heads * (2 * tokens * spec.d_head + tokens**2)
 
 
 def linear_bytes(spec: ModelSpec, batch: int, tokens: int, width: int = 4) -> int:
-    """Least bytes of all linear layers and the head: weights and inputs in, results out."""
+    """Minimum bytes of all linear layers and the head: weights and inputs in, results out."""
     d, ff = spec.d_model, spec.d_ff
     weights = spec.layers * (4 * d * d + 3 * d * ff) + spec.vocab * d
     rows = spec.layers * (4 * 2 * d + 3 * (d + ff)) + d + spec.vocab
@@ -119,15 +119,15 @@ def least_memory_bytes(spec: ModelSpec, profile_type: str) -> int:
 
 
 class Peaks(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU's ceilings: FLOP/s of the units that do this dtype's products, bytes/s of its memory."""
+    """A GPU's ceilings: FLOP/s of the units that multiply in a dtype, bytes/s of its memory."""
 
     flop_per_s: float
     bytes_per_s: float | None
     units: str
 
 
-# Compute capability -> (float32 lanes a multiprocessor, dense bf16/fp16 tensor-core FLOPs a clock and
-# multiprocessor). Source: the throughput table of the CUDA C++ programming guide, and the vendor's
+# Compute capability -> (float32 lanes, dense bf16/fp16 tensor-core FLOPs per clock), per multiprocessor.
+# Source: the throughput table of the CUDA C++ programming guide, and the vendor's
 # architecture papers.
 _RATES = {
     "6.0": (64, 0),

@@ -12,7 +12,6 @@ from lab.recordings.names import is_matmul, kernel_class
 
 PHASES = ("forward", "backward", "optimizer_step")
 STEP = "step"
-ATTENTION = "scaled_dot_product_attention"
 
 SCORES, MASK, SOFTMAX, FINAL = (
     "computing_attention_scores",

@@ -20,7 +20,7 @@ _EVENT = msgspec.json.Decoder(Event)
 
 
 class _Skipped(msgspec.Struct):
-    """An event of which nothing is read."""
+    """An event without any field of interest."""
 
 
 _SKIP = msgspec.json.Decoder(list[_Skipped])
@@ -75,7 +75,7 @@ def read_frame(path: Path, *, salvage: bool) -> dict[str, Any]:
 
 
 def header_of(event: Event) -> tuple[bytes, bytes, bytes, bytes]:
-    """Phase, category, pid and tid as they are written, quotes and all."""
+    """Phase, category, pid and tid as raw JSON, with quotes."""
     return (
         bytes(event.get("ph", NOTHING)),
         bytes(event.get("cat", NOTHING)),

@@ -1,4 +1,4 @@
-"""All ranks in one JSON file: what holds for all of them, then the events of each."""
+"""All ranks in one JSON file: the events of each rank, then the properties of all."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def merge_json(
 def _document_frame(
     found: Sequence[Recording], base_ns: int, shifts: Mapping[int, int], numbers: Counters
 ) -> dict[str, Any]:
-    """The document around the events: what holds for all ranks, and what was done to each."""
+    """The document around the events: properties of all ranks, and the offset of each."""
     first = found[0].frame
     kept: dict[str, Any] = {key: first[key] for key in ("schemaVersion", "deviceProperties") if key in first}
     return {

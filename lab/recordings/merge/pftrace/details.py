@@ -21,7 +21,7 @@ from lab.recordings.merge.pftrace.packets import (
 )
 from lab.recordings.tables import Table, Trace
 
-# The first three stand at the numbers that `kernels.kind` uses.
+# The first three in the order of the values of `kernels.kind`.
 CATEGORIES = (
     "kernel",
     "gpu_memcpy",

@@ -55,9 +55,9 @@ def rows_by_process(groups: Sequence[SliceGroup]) -> Iterator[tuple[int, list[Ro
 
 
 def lanes(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-    """The lane (n,) of each slice, given by start and longest first, so that in a lane slices only nest.
+    """The lane (n,) of each slice, given by start and longest first, so that slices of one lane only nest.
 
-    A slice goes to the first lane where the slice that is open then either has ended or holds it.
+    A slice goes to the first lane where the last open slice has ended or contains it.
     """
     result = np.zeros(len(start_ns), dtype=np.int64)
     open_ends: list[list[int]] = []

@@ -60,7 +60,7 @@ def phases_of(projection: Projection, frame: np.ndarray, steps: np.ndarray) -> t
 def _paths_below_step(projection: Projection, steps: np.ndarray) -> list[tuple[str, ...] | None]:
     """For each path of the tree the program's ranges in it below the step; None outside of steps.
 
-    Operators that the framework records, and ranges named as libraries name theirs, are left out.
+    Operators that the framework records, and ranges with names in the style of libraries, are left out.
     """
     capture, tree = projection.capture, projection.tree
     ranges = capture.ranges

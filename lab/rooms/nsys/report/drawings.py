@@ -83,7 +83,7 @@ def phase_drawing(results: Results) -> Drawing:
 
 
 def _fullest(data: Sequence[CellData]) -> list[CellData]:
-    """Of each size and context the cell with most phases."""
+    """For each size and context the cell with most phases."""
     best: dict[tuple[str, int], CellData] = {}
     for cell in data:
         key = (cell.found.cell.size, cell.found.cell.context)

@@ -1,19 +1,18 @@
-"""One cell of the matrix: a model, some steps, and what they took. Runs where the GPU is.
+"""One cell of the matrix: a model, some steps, and their times. Runs where the GPU is.
 
-    python -m lab.rooms.nsys.workload --model-size small --context-length 512 --profile-type training --out
-    DIR
+    python -m lab.rooms.nsys.workload --model-size small --profile-type training --out DIR
 
-It writes into DIR, whole or not at all: `cell.json` (what ran, seconds of every phase by Python's clock,
-peak memory, outcome), `environment.json` (versions), and with `--collector kineto` the trace
-`capture.json.gz`. With `--collector nsys` it switches nsys on and off through cudaProfilerApi. Nothing is
-recorded but the measured steps and one step before them, under the range `warmup`, which takes the
-collector's own start-up.
+It writes into DIR, each file complete or not at all: `cell.json` (settings, times of every phase by Python's
+clock, peak memory, outcome), `environment.json` (versions), and with `--collector kineto` the trace
+`capture.json.gz`. With `--collector nsys` it switches nsys on and off through cudaProfilerApi. Only the
+measured steps are recorded, and one step before them under the range `warmup`, which absorbs the collector's
+start-up.
 
-Ranges: warmup | step_N > forward (with attention's own), backward, optimizer_step. Every phase ends with a
+Ranges: warmup | step_N > forward (with those of attention), backward, optimizer_step. Every phase ends with a
 synchronisation inside its range, so a range's wall time is the phase's.
 
-Out of memory is an outcome, not an error: `cell.json` says `oom` and the exit code is 0. Written for torch
-1.12 to 2.13.
+Out of memory is an outcome, not an error: `cell.json` says `oom` and the exit code is 0.
+Written for torch 1.12 to 2.13.
 """
 
 from __future__ import annotations
@@ -202,7 +201,7 @@ class Cell:
 
 @contextlib.contextmanager
 def recording(options: argparse.Namespace) -> Iterator[None]:
-    """The collector, on for the block: nsys through cudaProfilerApi, torch.profiler, or none."""
+    """Record the block: by nsys through cudaProfilerApi, by torch.profiler, or not at all."""
     if options.collector == "none":
         yield
     elif options.collector == "nsys":
@@ -233,14 +232,14 @@ def set_tf32(on: bool) -> None:
 
 
 def grad_scaler(*, enabled: bool) -> Any:
-    """The loss scaler that fp16 needs; passes everything through when not enabled."""
+    """The loss scaler that fp16 needs; does nothing when not enabled."""
     if hasattr(torch.amp, "GradScaler"):
         return torch.amp.GradScaler("cuda", enabled=enabled)
     return torch.cuda.amp.GradScaler(enabled=enabled)  # before torch 2.3
 
 
 def described(options: argparse.Namespace) -> dict[str, Any]:
-    """What was asked for, and on what it runs."""
+    """The settings, and the device and versions."""
     asked = {name: value for name, value in vars(options).items() if name != "out"}
     spec = spec_of(options.model_size, fused_qkv=options.fused_qkv)
     return {

@@ -1,8 +1,8 @@
-"""Record one cell: under nsys where it works, else by torch.profiler; `collector.json` says which, and why.
+"""Record one cell: by nsys where it works, otherwise by torch.profiler; `collector.json` has the reason.
 
     python -m lab.rooms.nsys.workload.record --collector auto --out DIR -- --model-size small ...
 
-Under nsys the workload gets an allow-listed environment, because a capture holds the whole of it; the
+Under nsys the workload gets an allow-listed environment, because a capture holds all of it; the
 export is scrubbed before it takes its name, and nsys' own file is deleted (--keep-original keeps it). An
 exit code proves
 nothing: the export must hold kernels. LAB_NSYS names an nsys that is not on PATH.
@@ -75,9 +75,9 @@ ALLOWED = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Record and exit as the workload did, or with a code of lab.errors."""
+    """Record, and exit with the code of the workload or of a lab error."""
     options, arguments = parse(sys.argv[1:] if argv is None else list(argv))
-    # As an exception, so that what nsys has left is deleted on the way out.
+    # As an exception, so that files left by nsys are deleted on exit.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         code = record(options, [*arguments, "--out", str(options.out)])
@@ -187,7 +187,7 @@ def take_in(draft: Path, options: argparse.Namespace) -> str | None:
 
 
 def count_kernels(export: Path) -> int:
-    """Rows of the kernel table; 0 where there is no such table, or no database."""
+    """Rows of the kernel table; 0 without such a table or database."""
     with contextlib.closing(sqlite3.connect(f"file:{export}?mode=ro", uri=True)) as database:
         try:
             (count,) = database.execute("SELECT COUNT(*) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
