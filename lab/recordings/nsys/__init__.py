@@ -1,9 +1,9 @@
 """Reader of Nsight Systems' SQLite exports (`nsys export --type sqlite`), of every schema seen so far.
 
-Tables without rows are absent from an export and columns come and go between versions, so the reader
-asks for both first. The file is opened read-only; strings that no event uses (the environment of the process, among
-others) are not read. Times are ns on one clock for host and device. Ids pack the process: pid = globalTid
->> 24 & 0xFFFFFF, and the lowest 24 bits are the thread.
+Tables without rows are absent from an export and columns come and go between versions, so the reader asks for
+both before it uses them. The file is opened read-only; strings that no event uses (the environment of the
+process, among others) are not read. Times are ns on one clock for host and device. Ids pack the process:
+pid = globalTid >> 24 & 0xFFFFFF, and the lowest 24 bits are the thread.
 """
 
 from lab.recordings.nsys.export import MAGIC, check
