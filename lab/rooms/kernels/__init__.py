@@ -1,18 +1,19 @@
-"""Kernels: every launch of a model, replayed, proven to be the same kernel, and priced in joules.
+"""Kernels: every launch of a model, replayed, proven to be the same kernel, and measured in joules.
 
-Question: which kernels does a model launch, from which op with which arguments, where do its time and its energy go, and
-do the parts add up to the whole?
+Question: which kernels does a model launch, from which op with which arguments, where do its time and its
+energy go, and do the parts add up to the whole?
 
-Method: generation runs once under the profiler with every forward marked, once more unprofiled under a recorder of the
-dispatcher. The catalogue joins both: launch -> owning op -> exact overload -> arguments, each with its source. Replay
-runs those ops in isolation, and a replayed launch counts only if kernel, grid and block are those of the original.
+Method: generation runs once under the profiler with every forward marked, and once more unprofiled under a
+recorder of the dispatcher. The catalogue joins both: launch -> owning op -> exact overload -> arguments, each
+with its source. Replay runs those ops in isolation; a replayed launch counts only if kernel, grid and block
+equal the original's.
 
-Source: the public seed (anuragdutt/piep_kernel_execution_graph), whose commands and files are kept and whose published
-numbers the audits test; execution traces as in MLCommons Chakra; kernels and launches as Kineto records them.
+Source: the public seed (anuragdutt/piep_kernel_execution_graph), whose commands and files are kept and whose
+published numbers the audits test; execution traces as in MLCommons Chakra; launches as Kineto records them.
 
-What it cannot tell: kernels hidden in a CUDA graph have no op; a trace without the recorder lacks some arguments (each
-says its source); with random weights times are those of the architecture, not of the trained model's texts; on a CPU
-ops stand in for kernels.
+What it cannot tell: kernels in a CUDA graph have no op; a trace without the recorder lacks some arguments
+(each has its source); with random weights the times are those of the architecture, not of the trained model's
+texts; on a CPU ops stand in for kernels.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ def recognises(folder: Path) -> bool:
 
 
 def watcher(run: Run) -> Silent:
-    """The room keeps no log of its own."""
+    """The room has no log of its own."""
     return Silent()
 
 
 def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
-    """Traces and recorded ops -> catalogue, Gantt chart, tables and report.html in `out`; of a replay or an energy run its page."""
+    """Tables, figures and report.html in `out`: of a profile, a replay or an energy run."""
     from lab.errors import needs
 
     with needs("analysis"):

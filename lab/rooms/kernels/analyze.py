@@ -1,46 +1,36 @@
-"""The catalogue summed up: where the time goes by class, op, module and phase, and how far the products are from the
-GPU's ceilings."""
+"""Sums over the catalogue: time by class, op, module and phase; matrix products against ceilings."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lab.rooms.kernels.catalogue.build import Catalogue
-from lab.rooms.kernels.catalogue.roofs import Roof, product_of
+from lab.rooms.kernels.catalogue.roofs import Roof, Work, product_of
 from lab.rooms.kernels.schema import Signature
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def frame_of(found: Catalogue) -> pd.DataFrame:
-    """A row a launch with what sums are taken over: class, op, module (layers folded), phase, forward, rank, dur_us."""
+    """One row per launch with the columns to sum over; layers of the module path are folded."""
     ops = {(one.rank, one.op_id): one for one in found.ops}
     rows = []
     for launch in found.launches:
         op = ops.get((launch.rank, launch.op_id))
-        rows.append(
-            (
-                launch.class_,
-                op.name if op else "",
-                folded(op.module_path) if op else "",
-                launch.phase,
-                launch.forward,
-                launch.rank,
-                launch.dur_us,
-                launch.kind,
-            )
-        )
-    columns = ["class", "op", "module", "phase", "forward", "rank", "dur_us", "kind"]
+        names = (op.name, folded(op.module_path)) if op else ("", "")
+        rows.append((launch.class_, *names, launch.phase, launch.dur_us))
+    columns = ["class", "op", "module", "phase", "dur_us"]
     frame: pd.DataFrame = pd.DataFrame(rows, columns=columns)
     return frame
 
 
 def folded(path: str) -> str:
-    """`transformer.h.3.mlp` -> `transformer.h.*.mlp`: layers of a model are one."""
+    """`transformer.h.3.mlp` -> `transformer.h.*.mlp`: all layers of a model count as one."""
     return _NUMBER.sub("*", path)
 
 
@@ -55,7 +45,7 @@ def shares(frame: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def phases(frame: pd.DataFrame, forwards: dict[str, int], ranks: int) -> pd.DataFrame:
-    """Per phase: forwards, launches and kernel time of one forward of one rank; what lies between forwards by itself."""
+    """Per phase, launches and kernel time of one forward of one rank; launches between forwards apart."""
     rows = []
     for phase, some in frame.groupby("phase", sort=False):
         count = forwards.get(str(phase), 0)
@@ -75,52 +65,37 @@ def phases(frame: pd.DataFrame, forwards: dict[str, int], ranks: int) -> pd.Data
 
 
 def products(signatures: Sequence[Signature], roof: Roof | None) -> pd.DataFrame:
-    """A row a matrix product: FLOPs, least bytes, intensity, rate, and the share of its ceiling where one is known."""
-    rows = []
-    for one in signatures:
-        work = product_of(one)
-        if work is None or one.dur_us.median <= 0:
-            continue
-        rate = work.flops / one.dur_us.median * 1e6
-        ceiling = min(roof.flops(work.dtype), work.flops / work.bytes * roof.bytes_per_s) if roof else np.nan
-        rows.append(
-            {
-                "sig_id": one.sig_id,
-                "kernel": one.kernel,
-                "op": one.op,
-                "phase": one.phase,
-                "dtype": work.dtype,
-                "flop": work.flops,
-                "least_bytes": work.bytes,
-                "intensity": work.flops / work.bytes,
-                "rate_tflops": rate / 1e12,
-                "memory_gbps": work.bytes / one.dur_us.median / 1e3,
-                "of_ceiling_percent": 100 * rate / ceiling,
-                "count": one.count,
-                "dur_median_us": one.dur_us.median,
-            }
-        )
-    columns = [
-        "sig_id",
-        "kernel",
-        "op",
-        "phase",
-        "dtype",
-        "flop",
-        "least_bytes",
-        "intensity",
-        "rate_tflops",
-        "memory_gbps",
-        "of_ceiling_percent",
-        "count",
-        "dur_median_us",
-    ]
-    found: pd.DataFrame = pd.DataFrame(rows, columns=columns)
+    """One row per matrix product: FLOPs, least bytes, intensity, rate, share of its ceiling if known."""
+    pairs = [(one, product_of(one)) for one in signatures if one.dur_us.median > 0]
+    rows = [_product(one, work, roof) for one, work in pairs if work is not None]
+    found: pd.DataFrame = pd.DataFrame(rows, columns=_PRODUCT_COLUMNS.split())
     return found
 
 
+_PRODUCT_COLUMNS = (
+    "sig_id kernel op phase dtype flop least_bytes intensity rate_tflops memory_gbps of_ceiling_percent "
+    "count dur_median_us"
+)
+
+
+def _product(one: Signature, work: Work, roof: Roof | None) -> dict[str, Any]:
+    rate = work.flops / one.dur_us.median * 1e6
+    ceiling = min(roof.flops(work.dtype), work.flops / work.bytes * roof.bytes_per_s) if roof else np.nan
+    return {
+        **{name: getattr(one, name) for name in ("sig_id", "kernel", "op", "phase", "count")},
+        "dtype": work.dtype,
+        "flop": work.flops,
+        "least_bytes": work.bytes,
+        "intensity": work.flops / work.bytes,
+        "rate_tflops": rate / 1e12,
+        "memory_gbps": work.bytes / one.dur_us.median / 1e3,
+        "of_ceiling_percent": 100 * rate / ceiling,
+        "dur_median_us": one.dur_us.median,
+    }
+
+
 def sources(found: Catalogue) -> pd.DataFrame:
-    """Where the arguments of the owning ops came from, in launches and in time."""
+    """Sources of the owning ops' arguments, in launches and in time."""
     by_sig = {one.sig_id: one.arg_src or "no op" for one in found.signatures.signatures}
     rows = pd.DataFrame(
         {

@@ -1,6 +1,6 @@
-"""`lab run kernels` runs where the GPU is; `lab kernels` reads what it left, without GPU or torch.
+"""`lab run kernels` runs on the GPU; `lab kernels` reads what it recorded, without GPU or torch.
 
-A run of `lab run kernels profile` or bare Kineto traces, of any torch and vendor, will do for the readers.
+The readers take a run of `lab run kernels profile`, or bare Kineto traces of any torch and vendor.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ RUN = {
     ),
     "replay": (
         "lab.rooms.kernels.replay.cli:replay",
-        "Run every launch's op by itself, and prove it the same kernel.",
+        "Run the op of every launch again, and prove that the kernel is the same.",
     ),
-    "energy": ("lab.rooms.kernels.energy.cli:energy", "Joules of a launch, of a kernel, of a token."),
+    "energy": ("lab.rooms.kernels.energy.cli:energy", "Joules per launch, per kernel, per token."),
 }
 
 
 @click.group("kernels", cls=LazyGroup, lazy=RUN)
 def run_kernels() -> None:
-    """Every launch of a model: profiled, replayed, priced in joules."""
+    """Every launch of a model: profiled, replayed, measured in joules."""
 
 
 READERS = {
@@ -41,13 +41,13 @@ READERS = {
         "A chart of compute, communication and copies by stream.",
     ),
     "cpp": ("lab.rooms.kernels.cpp.cli:cpp", "A C++ program that replays the catalogue."),
-    "audit": ("lab.rooms.kernels.audit.cli:audit", "Refuse numbers that cannot be, and say why."),
+    "audit": ("lab.rooms.kernels.audit.cli:audit", "Refuse impossible numbers, with the reason."),
 }
 
 
 @click.group("kernels", cls=LazyGroup, lazy=READERS)
 def kernels() -> None:
-    """Read what was profiled: distinct kernels, launches, chart; generate C++; audit numbers.
+    """Read profiles: distinct kernels, launches, chart; generate C++; audit numbers.
 
     Profiles, replays and energy runs are made by `lab run kernels ...`.
     """

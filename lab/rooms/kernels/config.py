@@ -1,7 +1,7 @@
-"""Every knob of the kernels room, and the models it knows by name.
+"""The configuration of a profile, and the models that lab knows by name.
 
-The built-in architectures are those of the published configurations (bigscience/bloom-560m, lmsys/vicuna-7b-v1.5), so
-that a machine without network or weights runs the same kernels; the tiny ones are for a CPU.
+The built-in architectures are the published configurations (bigscience/bloom-560m, lmsys/vicuna-7b-v1.5), so
+that a machine without network or weights runs the same kernels. The tiny ones are for a CPU.
 """
 
 from __future__ import annotations
@@ -74,19 +74,18 @@ def known(model: str) -> Architecture | None:
 
 
 class KernelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One profile: a model generates text, greedily, every forward marked."""
+    """One profile: a model generates text greedily, with every forward marked."""
 
     model: str = "tiny-bloom"  # short name, hub id, or folder with a checkpoint
     tp: Annotated[int, msgspec.Meta(ge=1)] = 1  # tensor parallel ranks
     prompt: str = ""  # "": the model's own
     max_new_tokens: Annotated[int, msgspec.Meta(ge=1)] = 64
-    fixed_tokens: bool = False  # go on past an end-of-text token: exactly max_new_tokens
+    fixed_tokens: bool = False  # continue past an end-of-text token: exactly max_new_tokens
     record_shapes: bool = True
     shape_log: bool = True
     weights: Literal["auto", "checkpoint", "random"] = "auto"
-    dtype: Literal["auto", "float16", "bfloat16", "float32"] = (
-        "auto"  # auto: float16 on a GPU, float32 on a CPU
-    )
+    # auto: float16 on a GPU, float32 on a CPU
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
     attn: Literal["auto", "eager", "sdpa"] = "auto"
     eight_bit: bool = False
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -94,7 +93,7 @@ class KernelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def num_params(config: dict[str, Any]) -> int:
-    """Parameters of a built-in architecture, as its layers are written in the papers (BLOOM: tied embedding)."""
+    """Parameters of a built-in architecture, by its layers in the papers (BLOOM: tied embedding)."""
     vocab, hidden = config["vocab_size"], config["hidden_size"]
     if config["model_type"] == "bloom":
         layer = 12 * hidden * hidden + 13 * hidden  # qkv, dense, MLP of 4 h with biases, two norms
@@ -106,14 +105,14 @@ def num_params(config: dict[str, Any]) -> int:
 
 
 def sharded_params(config: dict[str, Any], ranks: int) -> int:
-    """Parameters that one of `ranks` tensor parallel ranks holds: layers are split, embeddings are not."""
+    """Parameters on one of `ranks` tensor parallel ranks: layers are split, embeddings are not."""
     whole, vocab, hidden = num_params(config), config["vocab_size"], config["hidden_size"]
     replicated = vocab * hidden * (1 if config["model_type"] == "bloom" else 2)
     return int(replicated + (whole - replicated) // ranks)
 
 
 def heads_of(config: dict[str, Any]) -> dict[str, int]:
-    """What the number of tensor parallel ranks has to divide: heads, key-value heads, width of the MLP."""
+    """What the number of tensor parallel ranks must divide: heads, key-value heads, width of the MLP."""
     if config["model_type"] == "bloom":
         return {"attention heads": config["n_head"], "MLP width": 4 * config["hidden_size"]}
     return {

@@ -1,4 +1,7 @@
-"""cures"""
+"""Errors of torch, CUDA and NCCL explained: what each means, and what to do.
+
+Plain text and the environment's variables in, sentences out; also why there may be no GPU.
+"""
 
 from __future__ import annotations
 
@@ -6,93 +9,107 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from lab.errors import GpuError, LabError
 
 SRUN = "srun --gres=gpu:{gpus} --pty bash"
-
-
 SBATCH = "#SBATCH --gres=gpu:{gpus}"
 
 
 def explained(error: Exception, env: Mapping[str, str], gpus: int = 1) -> LabError | None:
-    """The same error in lab's words with its cure; None where lab knows none."""
+    """The same error with its meaning and its fix; None for an unknown error."""
     found = explain(str(error), env, gpus)
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return GpuError(f"{found[0]}: {first}", fix=found[1]) if found else None
+    return GpuError(f"{found[0]}: {first_line(error)}", fix=found[1]) if found else None
 
 
 def explain(message: str, env: Mapping[str, str], gpus: int = 1) -> tuple[str, str] | None:
-    """(what it means, what helps) for an error that torch, CUDA or NCCL raised; None for one that is not known."""
-    for pattern, meaning, cure in _CURES:
-        if re.search(pattern, message):
-            return meaning, cure.format(no_gpu=no_gpu_cure(env, gpus))
+    """(meaning, fix) of an error message of torch, CUDA or NCCL; None for an unknown one."""
+    for cure in _CURES:
+        if re.search(cure.pattern, message):
+            return cure.meaning, cure.fix.format(no_gpu=no_gpu_cure(env, gpus))
     return None
 
 
-# (what the text says, what it means, what helps). The first that matches counts.
-_CURES: tuple[tuple[str, str, str], ...] = (
-    (
-        r"CUDA capability sm_\d+ is not compatible|compute capability \(CC\)|no longer supports this GPU because it is too old|no kernel image is available",
-        "torch holds no code for this GPU",
+class Cure(NamedTuple):
+    pattern: str  # of the message
+    meaning: str
+    fix: str
+
+
+# The first pattern that matches counts.
+_CURES = (
+    Cure(
+        r"CUDA capability sm_\d+ is not compatible|compute capability \(CC\)"
+        r"|no longer supports this GPU because it is too old|no kernel image is available",
+        "torch has no code for this GPU",
         "--image pascal for GTX 10xx and P100, --image cuda for Ampere and newer",
     ),
-    (
+    Cure(
         r"ProcessGroupNCCL is only supported with GPUs",
-        "a worker sees no GPU",
+        "a rank sees no GPU",
         "start on a GPU node; {no_gpu}",
     ),
-    (
+    Cure(
         r"MPS|\b80[5-9]\b.*(MPS|client|server)|mps (client|server)",
-        "CUDA found a multi-process service (MPS) and cannot talk to it",
+        "CUDA cannot connect to the multi-process service (MPS)",
         "run as the user who owns the MPS daemon, or hide it: unset CUDA_MPS_PIPE_DIRECTORY, or stop it with "
-        "`echo quit | nvidia-cuda-mps-control`; containers need its pipe folder mounted and --ipc=host; energy cannot be told apart under MPS",
+        "`echo quit | nvidia-cuda-mps-control`; containers need its pipe folder mounted and --ipc=host; "
+        "under MPS energy includes other programs",
     ),
-    (
+    Cure(
         r"Found no NVIDIA driver|driver version is insufficient",
-        "no driver, or one too old for this torch",
-        "{no_gpu}; else update the driver, or use an image with an older CUDA",
+        "no driver, or a driver too old for this torch",
+        "{no_gpu}; otherwise update the driver, or use an image with an older CUDA",
     ),
-    (
-        r"unsupported (display driver|toolchain)|system has unsupported display driver|PTX was compiled with an unsupported toolchain",
-        "driver and CUDA of the image do not fit",
+    Cure(
+        r"unsupported (display driver|toolchain)|system has unsupported display driver"
+        r"|PTX was compiled with an unsupported toolchain",
+        "the driver and the image's CUDA are incompatible",
         "reboot after a driver update, or use an image with an older CUDA",
     ),
-    (
+    Cure(
         r"no CUDA-capable device|No CUDA GPUs are available|invalid device ordinal",
-        "the GPU is hidden or not there",
+        "the GPU is hidden or missing",
         "{no_gpu}",
     ),
-    (
+    Cure(
         r"Torch not compiled with CUDA enabled|doesn't have NCCL built in",
         "this torch is a CPU build",
-        "a GPU image (--image cuda or pascal), or --gpus none",
+        "use a GPU image (--image cuda or pascal), or --gpus none",
     ),
-    (
+    Cure(
         r"Disabling PyTorch because PyTorch >= ",
         "transformers is too new for this torch",
         "pip install transformers==4.46.3 'numpy<2'",
     ),
-    (
+    Cure(
         r"CUDA out of memory|HIP out of memory",
         "the model does not fit this GPU",
         "--tp 2, bloom-560m, fewer --max-new-tokens, or --8bit with torch 2.3 or newer",
     ),
-    (
+    Cure(
         r"NCCL (error|failure)|ncclUnhandled|ncclSystemError|ncclInternalError",
         "NCCL could not connect the ranks",
-        "NCCL_DEBUG=INFO says why; check that every rank sees a GPU of its own, and shared memory (--shm-size, --ipc=host)",
+        "set NCCL_DEBUG=INFO to see why; check that every rank sees a GPU of its own, and shared memory "
+        "(--shm-size, --ipc=host)",
     ),
 )
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; its type if it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
 def no_gpu_cure(env: Mapping[str, str], gpus: int) -> str:
-    """Why there may be no GPU, by what the environment says: a mask, a login node, or neither."""
+    """What to do if there is no GPU, by what the environment says: a mask, a Slurm job, a login node."""
     mask = env.get("CUDA_VISIBLE_DEVICES")
-    if mask is not None and not mask.strip("- 1"):
+    if mask is not None and (not mask.strip() or mask.strip().startswith("-1")):
         return f"CUDA_VISIBLE_DEVICES={mask!r} hides every GPU: unset it"
     if env.get("SLURM_JOB_ID"):
-        return f"this Slurm job has no GPU: ask for them with `{SBATCH.format(gpus=gpus)}`"
+        return f"this Slurm job has no GPU: request {gpus} with `{SBATCH.format(gpus=gpus)}`"
     if env.get("HAS_SRUN"):
         return (
             f"this looks like a login node: `{SRUN.format(gpus=gpus)}`, or a batch script with "
@@ -102,8 +119,7 @@ def no_gpu_cure(env: Mapping[str, str], gpus: int) -> str:
 
 
 def host_env() -> dict[str, str]:
-    """The variables that tell why there may be no GPU, and whether Slurm's srun is here."""
-    found = {
-        name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID") if name in os.environ
-    }
+    """The variables that explain a missing GPU, and HAS_SRUN if Slurm's srun is installed."""
+    names = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID")
+    found = {name: os.environ[name] for name in names if name in os.environ}
     return found | ({"HAS_SRUN": "1"} if shutil.which("srun") else {})

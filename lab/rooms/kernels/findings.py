@@ -84,7 +84,10 @@ def _failure(sentence: str) -> Findings:
 
 
 def read_all(found: Sequence[Trail], progress: Progress = lambda _: None) -> tuple[Catalogue, list[str]]:
-    """The catalogue of the ranks that can be read, and why others cannot. Raises the last error if none can."""
+    """The catalogue of the ranks that can be read, and why others cannot.
+
+    Raises the last error if none can.
+    """
     ranks, lost, last = [], [], None
     for trail in found:
         progress(f"  reading {trail.trace.name}")

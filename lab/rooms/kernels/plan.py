@@ -19,9 +19,10 @@ CONFIG = "kernels.json"
 def plan(
     config: KernelsConfig, site: Site, *, image: str | None = None, env: Mapping[str, str] | None = None
 ) -> Plan:
-    """One step: the model generates, each rank leaves its files in `profile/`. Raises what `refuse_plan` raises.
+    """One step: the model generates, each rank writes its files into `profile/`. Raises what `refuse_plan`
+    raises.
 
-    env: what the host says of GPUs and Slurm (`preflight.host_env`), for the note where there is no GPU.
+    env: the host's variables about GPUs and Slurm (`cures.host_env`), for the note if there is no GPU.
     """
     gpus = [(gpu.name, gpu.mem_bytes if site.resolved else None) for gpu in site.gpus]
     refuse_plan(config, vendor=site.vendor, gpus=gpus, image=image)
@@ -35,42 +36,25 @@ def plan(
 
 
 def _profile(config: KernelsConfig, site: Site) -> Step:
-    ranks = range(config.tp)
     launcher = torchrun(config.tp) if config.tp > 1 else ("python",)
     device = "cuda" if site.gpus else "cpu"
+    arguments = f"-m lab.rooms.kernels.workload --config {CONFIG} --out {PROFILE} --device {device}"
+    files = ("trace_rank{}.json*", "recorded_ops_rank{}.jsonl", "generation_rank{}.json")
     return Step(
         name=PROFILE,
         folder=PROFILE,
         num_gpus=config.tp if site.gpus else 0,
-        argv=(
-            *launcher,
-            "-m",
-            "lab.rooms.kernels.workload",
-            "--config",
-            CONFIG,
-            "--out",
-            PROFILE,
-            "--device",
-            device,
-        ),
+        argv=(*launcher, *arguments.split()),
         env={"TOKENIZERS_PARALLELISM": "false"} | ({} if site.gpus else {"OMP_NUM_THREADS": "1"}),
         timeout_s=config.step_timeout_s,
-        expects=tuple(
-            f"{PROFILE}/{name}"
-            for rank in ranks
-            for name in (
-                f"trace_rank{rank}.json*",
-                f"recorded_ops_rank{rank}.jsonl",
-                f"generation_rank{rank}.json",
-            )
-        ),
+        expects=tuple(f"{PROFILE}/{name.format(rank)}" for rank in range(config.tp) for name in files),
         logs=(f"{PROFILE}/rank*.log",),
         labels={"model": config.model, "tp": config.tp},
     )
 
 
 def torchrun(ranks: int) -> tuple[str, ...]:
-    """The engine's own interpreter starts the ranks; port 0 lets runs side by side not meet."""
+    """The engine's own interpreter starts the ranks; port 0 keeps concurrent runs apart."""
     return (
         "python",
         "-m",
@@ -85,11 +69,12 @@ def torchrun(ranks: int) -> tuple[str, ...]:
 def _notes(config: KernelsConfig, site: Site, env: Mapping[str, str]) -> tuple[str, ...]:
     notes = []
     if site.vendor == "none":
-        notes.append("no GPU: the trace holds CPU ops and no kernels; ops stand in for launches")
+        notes.append("no GPU: the trace holds CPU ops but no kernels; ops stand in for launches")
         if env:
-            notes.append(f"for kernels: {no_gpu_cure(env, config.tp)}")
-    if config.weights == "random" or (known(config.model) and not known(config.model).hub_id):  # type: ignore[union-attr]
-        notes.append("random weights: kernels and times are those of the architecture, the text is noise")
+            notes.append(f"to record kernels: {no_gpu_cure(env, config.tp)}")
+    model = known(config.model)
+    if config.weights == "random" or (model and not model.hub_id):
+        notes.append("random weights: kernels and times are those of the architecture, but the text is noise")
     if not site.resolved:
         notes.append("these GPUs are not in this machine; their names are placeholders")
     return tuple(notes)

@@ -1,4 +1,8 @@
-"""Errors for what cannot work"""
+"""Refuses what cannot work before anything is loaded or downloaded; every error says what to do. Pure.
+
+`refuse_plan` checks on the host what is known of GPUs and image; `refuse_here` checks on the GPU machine what
+its torch reports.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,23 @@ from collections.abc import Sequence
 
 import msgspec
 
+from lab.core.words import plural
 from lab.errors import GpuError, MissingError, UsageError
 from lab.rooms.kernels.config import KernelsConfig, heads_of, known, num_params, sharded_params
 from lab.rooms.kernels.cures import no_gpu_cure
 
 GIB = 2**30
-
-
-ROOM_FOR_THE_REST = 1.15  # weights times this: context, cache of keys and values, activations of one prompt
-
-
+OVERHEAD = 1.15  # of the weights: context, cache of keys and values, activations of one prompt
 # transformers releases that work with a torch below 2.1 (measured with 1.12.1 on BLOOM and Llama).
 OLD_TORCH_NEEDS = ("4.30.2", "4.49.0")
+ARCH = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d{1,2})(?P<minor>\d)[a-z]?")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the workload's Python says of itself and of its GPUs. Versions are texts like 2.13.0; None = not installed."""
+    """Versions and GPUs of the workload's Python. Versions are texts like 2.13.0; None: not installed."""
 
     torch: str
-    cuda: str | None = None  # the CUDA version torch was built for; None: a CPU (or ROCm) build
+    cuda: str | None = None  # the version torch was built for; None: a CPU or ROCm build
     hip: str | None = None
     archs: tuple[str, ...] = ()  # torch.cuda.get_arch_list()
     transformers: str | None = None
@@ -42,34 +44,43 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 def refuse_plan(
     config: KernelsConfig, *, vendor: str, gpus: Sequence[tuple[str, int | None]], image: str | None
 ) -> None:
-    """Raise for what the host can see will not work; gpus are (name, memory in bytes or None), [] a CPU run."""
+    """Raise for a plan that cannot work; gpus are (name, memory in bytes or None), empty for a CPU run."""
     check_divisible(config)
-    if image == "pascal" and config.tp > 1:
-        raise UsageError(
-            "tensor parallel needs DTensor, and the image pascal has torch 1.12 without it",
-            fix="--image cuda with newer GPUs, or drop --tp: bloom-560m fits one 11 GB card",
-        )
-    if image == "pascal" and config.eight_bit:
-        raise UsageError(
-            "8-bit needs bitsandbytes, which needs torch 2.3: installing it into the image pascal would replace torch 1.12 by one without code for Pascal",
-            fix="drop --8bit, or use a smaller model: bloom-560m fits one 11 GB card",
-        )
+    if image == "pascal":
+        _check_pascal(config, on_cpu=vendor == "none")
     if config.eight_bit and config.tp > 1:
         raise UsageError("8-bit weights cannot be sharded", fix="--tp 2 without --8bit, or --8bit on one GPU")
     if gpus and config.tp > len(gpus):
+        needed = plural(config.tp, "GPU")
         raise GpuError(
-            f"--tp {config.tp} needs {config.tp} GPUs, {len(gpus)} picked", fix="lower --tp or widen --gpus"
+            f"--tp {config.tp} needs {needed}, but {len(gpus)} selected", fix="lower --tp or widen --gpus"
         )
     if vendor == "none" and config.eight_bit:
         raise UsageError("8-bit weights need a GPU", fix="drop --8bit")
-    if vendor == "none" and config.dtype == "float16" and image == "pascal":
-        raise UsageError("torch 1.12 has no float16 arithmetic on a CPU", fix="--dtype float32")
     for name, mem_bytes in gpus[: config.tp]:
         check_memory(config, name, mem_bytes, on_gpu=True)
 
 
+def _check_pascal(config: KernelsConfig, *, on_cpu: bool) -> None:
+    if config.tp > 1:
+        raise UsageError(
+            "tensor parallel needs DTensor, which torch 1.12 in the image pascal does not have",
+            fix="--image cuda with newer GPUs, or drop --tp: bloom-560m fits one 11 GB card",
+        )
+    if config.eight_bit:
+        raise UsageError(
+            "8-bit needs bitsandbytes and so torch 2.3, which has no code for the GPUs of the image pascal",
+            fix="drop --8bit, or use a smaller model: bloom-560m fits one 11 GB card",
+        )
+    if on_cpu and config.dtype == "float16":
+        raise UsageError("torch 1.12 has no float16 arithmetic on a CPU", fix="--dtype float32")
+
+
 def check_divisible(config: KernelsConfig) -> None:
-    """The ranks must share heads and MLP evenly. Raises UsageError for a built-in model that they do not fit."""
+    """The ranks must share heads and MLP evenly.
+
+    Raises UsageError for a built-in model that they do not divide.
+    """
     model = known(config.model)
     uneven = {what: n for what, n in heads_of(model.config).items() if n % config.tp} if model else {}
     for what, count in uneven.items():
@@ -80,21 +91,21 @@ def check_divisible(config: KernelsConfig) -> None:
 
 
 def check_memory(config: KernelsConfig, name: str, mem_bytes: int | None, *, on_gpu: bool) -> None:
-    """Raise GpuError when the weights alone will not fit a GPU of `mem_bytes`. Only built-in models are known."""
+    """Raise GpuError if the weights of a built-in model do not fit a GPU of `mem_bytes`."""
     model = known(config.model)
     if model is None or mem_bytes is None:
         return
-    weights = sharded_params(model.config, config.tp) * bytes_per_param(config, on_gpu)
-    if weights * ROOM_FOR_THE_REST <= mem_bytes:
+    per_param = bytes_per_param(config, on_gpu)
+    needed = {ranks: sharded_params(model.config, ranks) * per_param for ranks in {config.tp, 2, 4, 8}}
+    fitting = sorted(ranks for ranks, size in needed.items() if size * OVERHEAD <= mem_bytes)
+    if config.tp in fitting:
         return
-    whole = num_params(model.config) * bytes_per_param(config, on_gpu)
-    ranks = next(
-        (n for n in (2, 4, 8) if n > config.tp and _fits(config, model.config, n, mem_bytes, on_gpu)), None
-    )
-    tp = f"--tp {ranks} over {ranks} of them, " if ranks else ""
+    enough = next((ranks for ranks in fitting if ranks > config.tp), None)
+    tp = f"--tp {enough} over {enough} of them, " if enough else ""
+    whole = num_params(model.config) * per_param
     raise GpuError(
-        f"{config.model} needs {weights / GIB:.1f} GiB of weights on each GPU ({whole / GIB:.1f} GiB in all), "
-        f"{name or 'the GPU'} has {mem_bytes / GIB:.1f} GiB",
+        f"{config.model} needs {needed[config.tp] / GIB:.1f} GiB of weights on each GPU "
+        f"({whole / GIB:.1f} GiB in total), {name or 'the GPU'} has {mem_bytes / GIB:.1f} GiB",
         fix=f"{tp}bloom-560m (1.1 GB in float16), or --8bit with torch 2.3 or newer",
     )
 
@@ -106,16 +117,12 @@ def bytes_per_param(config: KernelsConfig, on_gpu: bool) -> float:
     return 4.0 if dtype == "float32" else 2.0
 
 
-def _fits(config: KernelsConfig, model: dict[str, object], ranks: int, mem_bytes: int, on_gpu: bool) -> bool:
-    return sharded_params(model, ranks) * bytes_per_param(config, on_gpu) * ROOM_FOR_THE_REST <= mem_bytes
-
-
 def refuse_here(config: KernelsConfig, facts: Facts, *, wants_gpu: bool) -> None:
-    """Raise for what this torch, this transformers and these GPUs cannot do. Nothing has been loaded yet."""
+    """Raise for what this torch, transformers and these GPUs cannot do, before anything is loaded."""
     _check_transformers(facts)
     if config.tp > 1 and not facts.has_dtensor:
         raise UsageError(
-            f"tensor parallel needs DTensor (torch 2.3 or newer), here is torch {facts.torch}",
+            f"tensor parallel needs DTensor (torch 2.3 or newer); this is torch {facts.torch}",
             fix="--image cuda, or drop --tp",
         )
     if config.eight_bit:
@@ -134,33 +141,34 @@ def _check_transformers(facts: Facts) -> None:
     if version(facts.torch) < (2, 1) and not low <= version(facts.transformers) <= high:
         raise MissingError(
             f"transformers {facts.transformers} does not work with torch {facts.torch}",
-            fix="pip install transformers==4.46.3 'numpy<2' (newer ones go on without torch after a warning)",
+            fix="pip install transformers==4.46.3 'numpy<2' (newer ones warn and continue without torch)",
         )
 
 
 def _check_eight_bit(facts: Facts) -> None:
     if version(facts.torch) < (2, 3):
         raise UsageError(
-            f"8-bit needs torch 2.3, here is {facts.torch}",
-            fix="drop --8bit: installing bitsandbytes here would replace torch by one without code for old GPUs",
+            f"8-bit needs torch 2.3; this is torch {facts.torch}",
+            fix="drop --8bit: bitsandbytes would replace this torch by one without code for old GPUs",
         )
     if facts.bitsandbytes is None:
         raise MissingError(
             "8-bit needs bitsandbytes, which is not installed here",
-            fix=f"pip install bitsandbytes 'torch=={facts.torch.split('+')[0]}' (pinned, so that torch stays)",
+            fix=f"pip install bitsandbytes 'torch=={facts.torch.split('+')[0]}' (the pin keeps this torch)",
         )
 
 
 def _check_gpus(config: KernelsConfig, facts: Facts) -> None:
     if facts.cuda is None and facts.hip is None:
         raise GpuError(
-            f"torch {facts.torch} is built without CUDA and ROCm",
-            fix="a GPU image (--image cuda), or --gpus none",
+            f"torch {facts.torch} is built without CUDA or ROCm",
+            fix="use a GPU image (--image cuda), or --gpus none",
         )
     if facts.num_gpus == 0:
         raise GpuError("torch sees no GPU", fix=no_gpu_cure(facts.env, config.tp))
     if facts.world_size > facts.num_gpus:
-        raise GpuError(f"{facts.world_size} ranks, {facts.num_gpus} GPUs", fix="lower --tp or widen --gpus")
+        gpus = plural(facts.num_gpus, "GPU")
+        raise GpuError(f"{facts.world_size} ranks but {gpus}", fix="lower --tp or widen --gpus")
     for name, capability, mem_bytes in zip(facts.names, facts.capabilities, facts.mem_bytes, strict=False):
         if facts.hip is None:
             check_arch(name, capability, facts)
@@ -168,29 +176,27 @@ def _check_gpus(config: KernelsConfig, facts: Facts) -> None:
 
 
 def check_arch(name: str, capability: tuple[int, int], facts: Facts) -> None:
-    """Raise GpuError when torch holds no code for a GPU: binary code runs on the same major version from its minor
-    on, intermediate code (compute_XY) upwards."""
-    major, minor = capability
-    numbers = [
-        (kind, int(digits[:-1]), int(digits[-1]))
-        for arch in facts.archs
-        if (parts := re.fullmatch(r"(sm|compute)_(\d{2,3})[a-z]?", arch))
-        for kind, digits in [parts.groups()]
-    ]
-    runs = any(
-        (kind == "sm" and a == major and b <= minor) or (kind == "compute" and (a, b) <= capability)
-        for kind, a, b in numbers
-    )
-    if runs or not numbers:
+    """Raise GpuError if torch has no code for a GPU.
+
+    Binary code (sm_XY) runs on the same major version from its minor version on, intermediate code
+    (compute_XY) on every newer GPU.
+    """
+    found = [ARCH.fullmatch(arch) for arch in facts.archs]
+    known = [(one["kind"], (int(one["major"]), int(one["minor"]))) for one in found if one]
+    if not known or any(_runs(kind, built_for, capability) for kind, built_for in known):
         return
-    image = "pascal" if major <= 6 else "cuda"
+    major, minor = capability
+    fix = "--image pascal (torch 1.12 with code for sm_60)" if major <= 6 else "--image cuda"
     raise GpuError(
-        f"{name} is sm_{major}{minor}; torch {facts.torch} holds code for {' '.join(facts.archs)} only",
-        fix=f"--image {image}" + (" (torch 1.12 with code for sm_60)" if image == "pascal" else ""),
+        f"{name} is sm_{major}{minor}; torch {facts.torch} has code for {' '.join(facts.archs)} only", fix=fix
     )
+
+
+def _runs(kind: str, built_for: tuple[int, int], capability: tuple[int, int]) -> bool:
+    return built_for <= capability and (kind == "compute" or built_for[0] == capability[0])
 
 
 def version(text: str) -> tuple[int, ...]:
-    """`2.13.0+cpu` -> (2, 13, 0); what is no number ends it."""
+    """`2.13.0+cpu` -> (2, 13, 0): the leading numbers."""
     found = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in found[0].split(".")) if found else ()

@@ -1,4 +1,26 @@
-"""The files of the kernels room, as structs."""
+"""The files of the kernels room, as structs: all that the parts of the room share.
+
+In the profile step's folder (`profile/` of a run), written on the GPU machine, one of each per rank:
+
+| file | content |
+|---|---|
+| `trace_rank{R}.json.gz` | Kineto trace; ranges `prefill`, `decode_1`, `decode_2` ... mark the forwards |
+| `execution_trace_rank{R}.json.gz` | torch's execution trace of the same pass, if this torch has one |
+| `recorded_ops_rank{R}.jsonl` | one RecordedOp per line: the same generation again, seen by the dispatcher |
+| `linear_shapes_rank{R}.jsonl` | one LinearShape per line: every distinct call of a Linear, with its path |
+| `generation_rank{R}.json` | a Generation: what was generated, and what ran |
+
+In `tables/` of the analysis:
+
+| file | content |
+|---|---|
+| `launches.jsonl` | one Launch per line: every kernel, copy and fill of every rank, by rank and time |
+| `ops.jsonl` | one OpRecord per line: every op that owns a launch, and the ops around it |
+| `signatures.json` | a Signatures: every distinct launch with its full arguments |
+| `unique_kernels.csv` | the same, one row each, columns UNIQUE_COLUMNS |
+
+Dtypes are torch's names without `torch.` (`float16`); shapes and strides count elements; times are in us.
+"""
 
 from __future__ import annotations
 
@@ -7,60 +29,27 @@ from typing import Any
 import msgspec
 
 PROFILE = "profile"  # folder and name of the step
-
-
 TABLES = "tables"
-
-
 LAUNCHES, OPS, SIGNATURES, UNIQUE = "launches.jsonl", "ops.jsonl", "signatures.json", "unique_kernels.csv"
-
-
-UNIQUE_COLUMNS = (
-    "sig_id",
-    "kernel",
-    "class",
-    "op",
-    "overload",
-    "arg_summary",
-    "phase",
-    "grid_x",
-    "grid_y",
-    "grid_z",
-    "block_x",
-    "block_y",
-    "block_z",
-    "smem_bytes",
-    "regs",
-    "count",
-    "count_per_forward",
-    "ranks",
-    "dur_sum_us",
-    "dur_min_us",
-    "dur_p10_us",
-    "dur_median_us",
-    "dur_p90_us",
-    "dur_p95_us",
-    "dur_max_us",
-    "time_share",
-    "arg_src",
-    "kind",
-    "bytes",
-    "streams",
-    "module",
-    "modules",
-    "name",
-)
+_COLUMNS = """
+    sig_id kernel class op overload arg_summary phase
+    grid_x grid_y grid_z block_x block_y block_z smem_bytes regs
+    count count_per_forward ranks
+    dur_sum_us dur_min_us dur_p10_us dur_median_us dur_p90_us dur_p95_us dur_max_us time_share
+    arg_src kind bytes streams module modules name
+"""
+UNIQUE_COLUMNS = tuple(_COLUMNS.split())
 
 
 class Arg(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One argument of an op, or one of its results.
 
-    kind: tensor; tensors (a list; `items`, None for a hole); bool, int, float, complex, str, dtype, device, layout,
-    memory_format; bools, ints, floats; generator; none (it was None); other (no recording tells it). src, best first:
-    recorder, trace, or default (the schema's own). value: the number, text or list; infinities and NaN are the texts
-    `inf`, `-inf`, `nan`, a complex number is [real, imaginary]. name is "" where the recording does not tell it.
-    storage numbers the memory a tensor lies in: equal numbers at one time are one buffer. range: least and greatest
-    element of an integer tensor (None: empty or not looked at).
+    kind: tensor; tensors (a list; `items`, None for a hole); bool, int, float, complex, str, dtype, device,
+    layout, memory_format; bools, ints, floats; generator; none (it was None); other (not recorded). src, best
+    first: recorder, trace, or default (the schema's own). value: the number, text or list; infinities and NaN
+    are the texts `inf`, `-inf`, `nan`, a complex number is [real, imaginary]. name: "" if it was not
+    recorded. storage: number of the memory a tensor lies in; equal numbers at one time are one buffer. range:
+    minimum and maximum of an integer tensor (None: empty, or not recorded).
     """
 
     kind: str
@@ -78,7 +67,7 @@ class Arg(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RecordedOp(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One call that the dispatcher saw, in order; name is like `aten::mul`, overload like `Tensor` ("" = default)."""
+    """One call that the dispatcher saw; name is like `aten::mul`, overload like `Tensor`, "" by default."""
 
     index: int
     name: str
@@ -91,12 +80,15 @@ class RecordedOp(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Launch(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One kernel, copy or fill. On a trace without GPU rows: one CPU op that owns its own time (kind `cpu_op`).
+    """One kernel, copy or fill. In a trace without GPU rows: one CPU op with its own time (kind `cpu_op`).
 
-    kind: kernel, memcpy, memset or cpu_op. class_ is lab.recordings.names' class (`class` in the file). coll: the
-    collective's name as its metadata tell it. phase: prefill, decode, step (a profiler step) or "" (outside all, or
-    no marks); forward counts the marks from 0, -1 outside. op_id: the owning op's, -1 unknown. -1 where the recording
-    says nothing.
+    kind: kernel, memcpy, memset or cpu_op.
+    class_: lab.recordings.names' class (`class` in the file).
+    coll: the collective's name in its metadata.
+    phase: prefill, decode, step (a profiler step) or "" (outside all, or no marks).
+    forward: number of the mark from 0, -1 outside all.
+    op_id: that of the owning op.
+    -1: not recorded.
     """
 
     rank: int
@@ -122,10 +114,12 @@ class Launch(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class OpRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An op of one rank's trace: its row there (op_id), arguments of the best source, the op around it (parent).
+    """An op of one rank's trace: its row there (op_id), arguments of the best source, the op around it
+    (parent).
 
-    overload and argument names are known only from the recorder. recorded: index of the RecordedOp it was aligned
-    with, -1 none; an op inside a recorded one has none. external_id and rf_id as the trace writes them (-1 absent).
+    overload and argument names come from the recorder only.
+    recorded: index of the RecordedOp it was aligned with, -1 none; an op inside a recorded one has none.
+    external_id, rf_id: as in the trace, -1 if absent.
     """
 
     rank: int
@@ -159,7 +153,7 @@ class Durations(msgspec.Struct, kw_only=True):
 
 
 class Signature(msgspec.Struct, kw_only=True):
-    """One distinct launch: same kernel, geometry, op, arguments and phase. launches are lines of launches.jsonl."""
+    """One distinct launch; `launches` are its lines in launches.jsonl."""
 
     sig_id: str
     kernel: str  # short name
@@ -177,9 +171,7 @@ class Signature(msgspec.Struct, kw_only=True):
     arg_src: str  # the worst source among the arguments
     phase: str
     count: int
-    count_per_forward: (
-        float  # per forward of its phase and rank; equals count / ranks where forwards are unknown
-    )
+    count_per_forward: float  # per forward of its phase and rank; count / ranks if forwards are unknown
     count_by_rank: dict[int, int]
     modules: dict[str, int]  # module path -> launches
     dur_us: Durations
@@ -187,10 +179,10 @@ class Signature(msgspec.Struct, kw_only=True):
 
 
 class Signatures(msgspec.Struct, kw_only=True):
-    """`forwards` per phase, as counted in the traces (not as asked for); 0: the trace has no marks."""
+    """All distinct launches. forwards: per phase, as counted in the traces; empty if they have no marks."""
 
     ranks: list[int]
-    device: str  # "gpu", or "cpu" where ops stand in for kernels
+    device: str  # "gpu", or "cpu" if ops stand in for kernels
     gpu: str  # its name, "" unknown
     num_sms: int  # 0 unknown
     forwards: dict[str, int]
@@ -198,7 +190,7 @@ class Signatures(msgspec.Struct, kw_only=True):
 
 
 class LinearShape(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One distinct call of a Linear module. `in_`: x; out: y. Placement is DTensor's (`Shard(0)`), "" for a plain tensor."""
+    """One distinct call of a Linear module. Placement is DTensor's (`Shard(0)`), "" for a plain tensor."""
 
     rank: int
     phase: str
@@ -221,7 +213,7 @@ class Forward(msgspec.Struct, kw_only=True):
 
 
 class Generation(msgspec.Struct, kw_only=True):
-    """What one rank generated, and with what. Counts are of what ran, never of what was asked."""
+    """What one rank generated, and with what. Counts are of what ran, not of what was requested."""
 
     rank: int
     world_size: int
@@ -236,9 +228,8 @@ class Generation(msgspec.Struct, kw_only=True):
     max_new_tokens: int
     forwards: list[Forward]
     tokens: list[int]
-    tokens_by: str = ""  # how the prompt became ids
+    tokens_by: str = ""  # how the prompt was encoded
     unprofiled_s: float  # wall time of the recorder-free, profiler-free pass
     attn: str = ""
-    flags: dict[
-        str, Any
-    ] = {}  # grad mode, TF32, deterministic, autocast, SDPA backends ...: what replay must restore
+    # Grad mode, TF32, deterministic, autocast, SDPA backends ...: what a replay must restore.
+    flags: dict[str, Any] = {}

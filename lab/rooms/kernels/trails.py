@@ -14,7 +14,7 @@ from lab.rooms.kernels.schema import PROFILE, SIGNATURES, Signatures
 
 
 class Trail(msgspec.Struct, kw_only=True):
-    """The files of one rank's profile; None where there is none."""
+    """The files of one rank's profile; None for a missing one."""
 
     rank: int
     trace: Path
@@ -25,7 +25,7 @@ class Trail(msgspec.Struct, kw_only=True):
 
 
 def trails(folder: Path) -> list[Trail]:
-    """The profile of each rank in a run folder or in its `profile/`, by rank; empty where there is none."""
+    """The profile of each rank in a run folder or in its `profile/`, by rank; empty if there is none."""
     home = folder / PROFILE if (folder / PROFILE).is_dir() else folder
     found = []
     for trace in home.glob("trace_rank*.json*"):
@@ -36,16 +36,16 @@ def trails(folder: Path) -> list[Trail]:
 
 
 def _trail(home: Path, rank: int, trace: Path) -> Trail:
-    def there(name: str) -> Path | None:
+    def find(name: str) -> Path | None:
         return next((path for path in sorted(home.glob(name)) if path.stat().st_size), None)
 
     return Trail(
         rank=rank,
         trace=trace,
-        execution_trace=there(f"execution_trace_rank{rank}.json*"),
-        recorded_ops=there(f"recorded_ops_rank{rank}.jsonl"),
-        linear_shapes=there(f"linear_shapes_rank{rank}.jsonl"),
-        generation=there(f"generation_rank{rank}.json"),
+        execution_trace=find(f"execution_trace_rank{rank}.json*"),
+        recorded_ops=find(f"recorded_ops_rank{rank}.jsonl"),
+        linear_shapes=find(f"linear_shapes_rank{rank}.jsonl"),
+        generation=find(f"generation_rank{rank}.json"),
     )
 
 
@@ -53,22 +53,26 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 
 
 def read_lines(path: Path, kind: type[_S]) -> Iterator[_S]:
-    """The structs of a JSONL file. Raises MissingError without it, BadDataError with the line that does not fit."""
+    """The structs of a JSONL file. Raises MissingError, or BadDataError with the line that does not fit."""
     decoder = msgspec.json.Decoder(kind)
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    try:
-                        yield decoder.decode(line)
-                    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                        raise BadDataError(
-                            f"not a {kind.__name__}: {error}", where=f"{path}:{number}"
-                        ) from error
+                    yield _decoded(decoder, line, kind, f"{path}:{number}")
     except FileNotFoundError as error:
-        raise MissingError(
-            f"{path.name} is missing", where=path, fix="lab kernels unique RUN writes it"
-        ) from error
+        raise _missing(path) from error
+
+
+def _decoded(decoder: msgspec.json.Decoder[_S], line: bytes, kind: type[_S], where: str) -> _S:
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadDataError(f"not a {kind.__name__}: {error}", where=where) from error
+
+
+def _missing(path: Path) -> MissingError:
+    return MissingError(f"{path.name} is missing", where=path, fix="`lab kernels unique RUN` writes it")
 
 
 def write_lines(path: Path, rows: Iterable[msgspec.Struct]) -> Path:
@@ -81,13 +85,11 @@ def write_lines(path: Path, rows: Iterable[msgspec.Struct]) -> Path:
 
 
 def read_json(path: Path, kind: type[_S]) -> _S:
-    """One struct of a JSON file. Raises MissingError without it, BadDataError if it does not fit."""
+    """One struct of a JSON file. Raises MissingError and BadDataError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError as error:
-        raise MissingError(
-            f"{path.name} is missing", where=path, fix="lab kernels unique RUN writes it"
-        ) from error
+        raise _missing(path) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadDataError(f"not a {kind.__name__}: {error}", where=path) from error
 

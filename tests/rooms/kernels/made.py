@@ -18,7 +18,7 @@ MM = {
 def generation(
     forwards: int = 3, *, rank: int = 0, world_size: int = 1, late_us: float = 0, comm: bool = False
 ) -> TraceWriter:
-    """Per forward: two mm kernels of 10 us, an add of 2 us, a cat whose size grows, and (comm) an all-reduce of 8 us."""
+    """Per forward: two mm of 10 us, an add of 2 us, a growing cat, and (comm) an all-reduce of 8 us."""
     writer = TraceWriter(rank=rank, world_size=world_size)
     for forward in range(forwards):
         start = 1000 + forward * (FORWARD_US + GAP_US) + late_us

@@ -9,11 +9,11 @@ from lab.rooms.kernels.cures import explain, explained
 
 
 @pytest.mark.parametrize(
-    ("said", "cure"),
+    ("message", "cure"),
     [
         (
-            "The current PyTorch install supports CUDA capabilities sm_70. CUDA capability sm_61 is not compatible with the "
-            "current PyTorch installation",
+            "The current PyTorch install supports CUDA capabilities sm_70. "
+            "CUDA capability sm_61 is not compatible with the current PyTorch installation",
             "--image pascal",
         ),
         ("CUDA error: no kernel image is available for execution on the device", "--image pascal"),
@@ -29,9 +29,9 @@ from lab.rooms.kernels.cures import explain, explained
         ("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled system error", "NCCL_DEBUG"),
     ],
 )
-def test_errors_of_cuda_and_nccl_come_with_their_cure(said, cure):
-    found = explained(RuntimeError(said), {"HAS_SRUN": "1"})
-    assert isinstance(found, LabError) and cure in found.fix and said.splitlines()[0] in found.what
+def test_errors_of_cuda_and_nccl_come_with_their_cure(message, cure):
+    found = explained(RuntimeError(message), {"HAS_SRUN": "1"})
+    assert isinstance(found, LabError) and cure in found.fix and message.splitlines()[0] in found.what
 
 
 def test_an_error_that_is_not_known_is_left_alone():

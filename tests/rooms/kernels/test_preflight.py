@@ -110,6 +110,7 @@ def test_no_gpu_is_explained_by_what_the_environment_says():
     assert "hides every GPU" in no_gpu_cure({"CUDA_VISIBLE_DEVICES": ""}, 1)
     assert "hides every GPU" in no_gpu_cure({"CUDA_VISIBLE_DEVICES": "-1", "HAS_SRUN": "1"}, 1)
     assert "hides" not in no_gpu_cure({"CUDA_VISIBLE_DEVICES": "0,1"}, 1)
+    assert "hides" not in no_gpu_cure({"CUDA_VISIBLE_DEVICES": "1"}, 1)
     assert "without CUDA" in refused_here(GpuError, Facts(torch="2.13.0+cpu", transformers="5.0.0")).what
 
 

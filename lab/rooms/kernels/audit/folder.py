@@ -1,7 +1,7 @@
 """Audits: impossible numbers are refused, with the reason and every factor of the product.
 
-They read a run of this room (replay, energy) or a published measurement. Two faults can cancel, so a sum that looks
-right proves nothing as long as one of its factors is refused.
+They read a run of this room (replay, energy) or a published measurement. Two faults can cancel, so a sum that
+looks right proves nothing as long as one of its factors is refused.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def of_isolated(isolated: dict[str, Any], model: dict[str, Any] | None) -> list[
         checks.append(closure_of_time(rows, forwards, float(model["full_model_inference_us"])))
     what = f"{plural(len(dict(counts)), 'kernel')}, counted over one forward"
     if forwards > 1:
-        what = f"the counts cover {forwards} forwards, the model's run is of one: they are per run, not per forward"
+        what = f"the counts cover {forwards} forwards, but the model's run is one forward"
     return [*checks, make_check("launches divide into forwards", forwards > 1, what, forwards=forwards)]
 
 
@@ -46,8 +46,8 @@ def iterations_match(rows: Sequence[dict[str, Any]]) -> Check:
     factor, most = wrong.most_common(1)[0]
     bad = sum(wrong.values())
     what = (
-        f"{bad} of {plural(len(rows), 'row')} with runs that do not match their window; in {most} of them the runs "
-        f"are {factor} times too many, so energy divided by them is {factor} times too small"
+        f"{bad} of {plural(len(rows), 'row')} with runs that do not match their window; in {most} of them "
+        f"the runs are {factor} times too many, so energy divided by them is {factor} times too small"
     )
     return make_check(name, True, what, rows=bad, factor=factor)
 
@@ -65,10 +65,8 @@ def _tier_floor(tier: Any, rows: Sequence[dict[str, Any]]) -> Check:
     what = f"tier {tier}: {plural(len(times), 'time')}, at most {count} alike"
     if floor:
         alike = [time for time in times if abs(time / middle - 1) <= SAME_TIME]
-        what = (
-            f"tier {tier}: {count} of {len(times)} kernels take {alike[0]:.2f} to {alike[-1]:.2f} us whatever they "
-            "do: this is the host's dispatch interval"
-        )
+        same = f"{count} of {len(times)} kernels take {alike[0]:.2f} to {alike[-1]:.2f} us whatever they do"
+        what = f"tier {tier}: {same}: this is the host's dispatch interval"
     return make_check("times are of kernels", floor, what, alike=count, of=len(times), us=round(middle, 2))
 
 
@@ -117,8 +115,8 @@ def _percent_off(value: float, reference: float) -> float:
 def forwards_in_counts(counts: Iterable[tuple[str, int]]) -> int:
     """How many forwards the counts cover, told by the norms, which run equally often in each forward.
 
-    The smallest count among the norms of the largest family is that of one forward (prefill has a geometry of its
-    own); the family's sum divided by it is the number of forwards.
+    The smallest count among the norms of the largest family is that of one forward (prefill has a geometry of
+    its own); the family's sum divided by it is the number of forwards.
     """
     families: dict[str, list[int]] = {}
     for name, count in counts:

@@ -71,7 +71,7 @@ def of_energy_report(name: str, report: dict[str, Any], board_limit_w: float | N
 def of_model_energy(
     model: dict[str, Any], reports: Sequence[tuple[str, dict[str, Any]]], board_limit_w: float | None
 ) -> list[Check]:
-    """The model's joules: power within the board's limit, and the same per run in every file that has them."""
+    """The model's joules: power within the board's limit, and the same energy per run in every file."""
     if "energy_joules" not in model:
         return []
     joules, seconds = float(model["energy_joules"]), _seconds(model)

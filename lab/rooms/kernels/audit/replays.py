@@ -53,7 +53,10 @@ def _accounted(result: Result, plan: ReplayPlan) -> Check:
 
 
 def _below_peak(result: Result, plan: ReplayPlan) -> list[Check]:
-    """No GEMM is faster than the board: 2 M N K over its time against the data sheet. Nothing for unknown GPUs."""
+    """No GEMM is faster than the board: 2 M N K over its time against the data sheet.
+
+    Nothing for unknown GPUs.
+    """
     peak = next((tflops for name, tflops in PEAK_TFLOPS.items() if name in result.device_name), None)
     by_id = {signature.sig_id: signature for signature in plan.signatures}
     fastest, what = 0.0, ""

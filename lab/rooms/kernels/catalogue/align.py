@@ -1,9 +1,10 @@
 """Aligns recorded calls with the ops of a trace: one generation seen by the profiler, one by the dispatcher.
 
-The dispatcher sees fewer calls: composites reach it decomposed, and calls inside a kernel's implementation never reach
-it. So an op inside another op of a recorded name was not recorded itself (except an overload that calls another of the
-same name). What remains is nearly the recorded sequence, and the longest common subsequence joins the two. Each forward
-and each gap between forwards is aligned on its own, so one difference does not affect the rest.
+The dispatcher sees fewer calls: composites reach it decomposed, and calls inside a kernel's implementation
+never reach it. So an op inside another op of a recorded name was not recorded itself (except an overload that
+calls another of the same name). What remains is nearly the recorded sequence, and the longest common
+subsequence joins the two. Each forward and each gap between forwards is aligned on its own, so one difference
+does not affect the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ SUBCLASS = "PythonSubclass"
 def in_order(ops: Table) -> tuple[np.ndarray, np.ndarray]:
     """(rows (n,) thread by thread by start, outer ops first; row of the op around each op (n,), -1 none).
 
-    Equal starts: the longer op first, then the lower External id, which grows with time (torch 1.12 has whole us).
+    Equal starts: the longer op first, then the lower External id, which grows with time (torch 1.12 has whole
+    us).
     """
     parent = np.full(len(ops), -1, dtype=np.int64)
     order = np.lexsort((ops.external_id, -ops.dur_ns, ops.ts_ns, ops.tid, ops.pid))
@@ -39,7 +41,7 @@ def in_order(ops: Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def segments_of_ops(ts_ns: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """For times (n,): 2 f + 1 inside forward f, 2 f in the gap before it. marks (m, 2) are by start and disjoint."""
+    """For times (n,): 2 f + 1 inside forward f, 2 f in the gap before it; marks (m, 2) by start, disjoint."""
     if not len(marks):
         return np.zeros(len(ts_ns), dtype=np.int64)
     forward = np.searchsorted(marks[:, 0], ts_ns, side="right") - 1
@@ -103,7 +105,10 @@ def visible(
 
 
 def common(mine: Sequence[str], theirs: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Indices (k,) into both sequences of one longest common subsequence. Cost: the product of the lengths."""
+    """Indices (k,) into both sequences of one longest common subsequence.
+
+    Cost: the product of the lengths.
+    """
     numbers: dict[str, int] = {}
     a = np.array([numbers.setdefault(word, len(numbers)) for word in mine], dtype=np.int64)
     b = np.array([numbers.setdefault(word, len(numbers)) for word in theirs], dtype=np.int64)

@@ -1,9 +1,10 @@
-"""Traces of one or many ranks -> the catalogue: every launch with the op that owns it, every distinct launch counted.
+"""Traces of one or many ranks -> the catalogue: every launch with the op that owns it, every distinct launch
+counted.
 
-Two launches are the same when kernel, grid, block, shared memory, registers, bytes of a copy, op, overload, arguments
-and phase are the same. Device, stream and rank are not in the key, so tensor parallel ranks fold. Counts are of what
-the trace holds and are divided by the forwards that ran, never by the number requested. In a trace without GPU rows,
-CPU ops stand in for launches.
+Two launches are the same when kernel, grid, block, shared memory, registers, bytes of a copy, op, overload,
+arguments and phase are the same. Device, stream and rank are not in the key, so tensor parallel ranks fold.
+Counts are of what the trace holds and are divided by the forwards that ran, never by the number requested. In
+a trace without GPU rows, CPU ops stand in for launches.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def read_catalogue(trails: Sequence[Trail]) -> Catalogue:
 
 
 def put_together(ranks: list[RankData]) -> Catalogue:
-    """One catalogue of all ranks, on a common zero of time. Raises BadDataError for traces without launches."""
+    """One catalogue of all ranks, on a common zero of time.
+
+    Raises BadDataError for traces without launches.
+    """
     starts = [rank.start_ns() for rank in ranks if len(rank.rows)]
     if not starts:
         raise BadDataError(

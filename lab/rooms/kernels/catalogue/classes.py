@@ -1,10 +1,10 @@
-"""The class of a launch: by its kernel's name, and if that only says how it loops, by the op that launched it."""
+"""The class of a launch: by its kernel's name, or by its op if the name only says how the kernel loops."""
 
 from __future__ import annotations
 
 from lab.recordings.names import kernel_class
 
-# Names of ops (without namespace, without a trailing underscore) -> class. For CPU ops this is the only source.
+# Class -> names of ops, without namespace and trailing underscore. For CPU ops this is the only source.
 _OPS = {
     "gemm": (
         "mm addmm bmm baddbmm _int_mm _scaled_mm linear matmul addbmm _addmm_activation mkldnn_linear "
@@ -51,7 +51,7 @@ def class_of_op(op: str) -> str:
 
 
 def class_of_launch(name: str, op: str, kind: str) -> str:
-    """The class of a launch by its kind: the op's for a CPU op, the kernel's, or the kind itself (memcpy, memset)."""
+    """The class of a CPU op or of a kernel; a copy or fill is a class of its own."""
     if kind == "cpu_op":
         return class_of_op(op)
     return class_of(name, op) if kind == "kernel" else kind

@@ -28,8 +28,8 @@ _LAUNCHES = "ts_us dur_us kernel category op phase grid block rank device stream
 def unique(traces: tuple[Path, ...], bucketed: bool, out: Path | None, as_json: bool, top: int) -> None:
     """Distinct launches of TRACES (a RUN, or one Kineto trace per rank), with counts and times.
 
-    Writes tables/unique_kernels.csv, signatures.json, unique_bucketed.csv, and unique_kernels.jsonl in the original
-    scripts' format. Counts sum to all launches of the traces, times to their kernel time.
+    Writes tables/unique_kernels.csv, signatures.json, unique_bucketed.csv, and unique_kernels.jsonl in the
+    original scripts' format. Counts sum to all launches of the traces, times to their kernel time.
     """
     found, home = _read(traces, out)
     from lab.rooms.kernels.catalogue import files

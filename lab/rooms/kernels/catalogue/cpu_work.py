@@ -8,7 +8,7 @@ from lab.rooms.kernels.catalogue.classes import moves_no_data, works_itself
 
 
 def working_ops(names: np.ndarray, parent: np.ndarray, ts_ns: np.ndarray) -> np.ndarray:
-    """Rows (n,) of the ops that own work, by start: ops known to work themselves, and ops without a worker inside."""
+    """Rows (n,) of the ops that own work, by start: known workers, and ops without a worker inside."""
     works = ~np.array([moves_no_data(name) for name in names], dtype=bool)
     own = np.array([works_itself(name) for name in names], dtype=bool)
     inside_own, has_worker = _surroundings(works, own, parent)

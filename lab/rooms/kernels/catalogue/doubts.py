@@ -12,7 +12,7 @@ GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 
 
 def uneven_ranks(found: Signatures) -> list[str]:
-    """One sentence if ranks launched the same thing different numbers of times, which tensor parallel ranks never do."""
+    """One sentence if ranks launched the same thing unequally often; tensor parallel ranks never do."""
     if len(found.ranks) < 2:
         return []
     odd = [
@@ -25,13 +25,13 @@ def uneven_ranks(found: Signatures) -> list[str]:
         return []
     worst = ", ".join(f"{one.kernel} ({ranks_text(one.count_by_rank)})" for one in odd[:3])
     return [
-        f"{len(odd)} of {plural(len(found.signatures), 'distinct launch')} with different counts on different "
-        f"ranks: {worst}"
+        f"{len(odd)} of {plural(len(found.signatures), 'distinct launch')} with different counts "
+        f"on different ranks: {worst}"
     ]
 
 
 def launches_without_op(launches: list[Launch], ranks: list[RankData]) -> list[str]:
-    """One sentence with their number and share of time, if there are any: CUDA graphs hide ops, for example."""
+    """One sentence with their number and share of time, if there are any."""
     orphans = [one.dur_us for one in launches if one.op_id < 0]
     if not orphans:
         return []

@@ -1,4 +1,4 @@
-"""PyTorch execution traces (chakra JSON): nodes by the record-function id that joins them to a Kineto trace."""
+"""PyTorch execution traces (chakra JSON): nodes by the record-function id that a Kineto trace shares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Attribute(msgspec.Struct, frozen=True, gc=False):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One op. inputs and outputs hold values, shapes, types and (since schema 1.1.1) strides, one entry per argument."""
+    """One op; inputs and outputs hold values, shapes, types and (since schema 1.1.1) strides per argument."""
 
     id: int
     name: str
@@ -41,7 +41,10 @@ class _Document(msgspec.Struct):
 
 
 def read_execution_trace(path: Path) -> dict[int, Node]:
-    """Nodes by rf_id, above 0. Raises MissingError, or BadDataError for a file that is truncated, foreign or too old."""
+    """Nodes by rf_id, above 0.
+
+    Raises MissingError, or BadDataError for a file that is truncated, foreign or too old.
+    """
     data = read_json_bytes(path, "execution trace")
     try:
         found = msgspec.json.decode(data, type=_Document)

@@ -74,7 +74,7 @@ def _seed_unique(one: Signature) -> dict[str, Any]:
 
 
 def launch_params(found: Catalogue) -> pd.DataFrame:
-    """One row per launch, columns as in the original; blocks and warps per SM are computed from the geometry."""
+    """One row per launch, columns as in the original; blocks and warps per SM from the geometry."""
     metas = {rank.rank: rank.trace.meta for rank in found.ranks}
     table: pd.DataFrame = pd.DataFrame([_params(one, metas[one.rank]) for one in found.launches])
     return table

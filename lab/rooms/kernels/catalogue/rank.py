@@ -23,7 +23,7 @@ KINDS = {KERNEL: "kernel", MEMCPY: "memcpy", MEMSET: "memset"}
 
 @dataclass(frozen=True)
 class Marks:
-    """The forwards (or profiler steps) of one rank's trace, by start; spans_ns (m, 2) on the launching thread."""
+    """Forwards or profiler steps of one rank's trace, by start; spans_ns (m, 2) on the launching thread."""
 
     names: list[str]
     spans_ns: np.ndarray
@@ -134,7 +134,7 @@ def mark_of(when_ns: np.ndarray, marks: Marks) -> np.ndarray:
 
 
 def launch_times(trace: Trace, owner: np.ndarray) -> np.ndarray:
-    """When the CPU launched each row of `kernels` (n,): start of its owner, of its runtime call, or its own."""
+    """When the CPU launched each kernel (n,): start of its owner, of its runtime call, or its own."""
     when: np.ndarray = trace.kernels.ts_ns.copy()
     call = launch_calls(trace)
     when[call >= 0] = trace.runtime.ts_ns[call[call >= 0]]

@@ -10,8 +10,8 @@ import msgspec
 from lab.rooms.kernels.schema import Arg, Signature
 from lab.rooms.kernels.tensors import ITEM_BYTES
 
-# Part of the device's name -> dense float16 and float32 TFLOP/s, TB/s of memory. Source: the vendors' data sheets
-# (SXM figures if the name does not say; no sparsity).
+# Part of the device's name -> dense float16 and float32 TFLOP/s, TB/s of memory. Source: the vendors' data
+# sheets (SXM figures if the name does not say; no sparsity).
 _SHEETS: tuple[tuple[str, tuple[float, float, float]], ...] = (
     ("H200", (989.5, 66.9, 4.8)),
     ("H100 PCIe", (756.0, 51.2, 2.0)),

@@ -25,7 +25,8 @@ def home_of(traces: Sequence[Path]) -> Path:
 def trails_of(traces: Sequence[Path]) -> list[Trail]:
     """One trail per rank: those of a run or folder; bare files get the rank in their name, or their position.
 
-    Raises MissingError for a missing file, UsageError for a file that is named twice: its launches would count twice.
+    Raises MissingError for a missing file, UsageError for a file that is named twice: its launches would
+    count twice.
     """
     from lab.errors import MissingError, UsageError
     from lab.rooms.kernels.trails import Trail, trails

@@ -1,6 +1,7 @@
 """Arguments of an op as a Kineto trace records them: sizes, strides, types and literals, without names.
 
-A trace has no devices, generators, strings or long lists: those become `other`. torch 1.12 has no scalars either.
+A trace has no devices, generators, strings or long lists: those become `other`. torch 1.12 has no scalars
+either.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ def ranks_text(counts: dict[int, int]) -> str:
 
 
 def bucketed(unique: pd.DataFrame) -> pd.DataFrame:
-    """The table without arguments, geometry and bytes in the key: a cache that grows with every token is one row.
+    """The table without arguments, geometry and bytes in the key: a cache that grows with every token is one
+    row.
 
     Sum, minimum and maximum of the durations are exact; percentiles cannot be derived and are left out.
     """

@@ -14,16 +14,16 @@ from lab.rooms.kernels.options import RANK, SOURCE
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Folder of the program. [default: cpp/ in a RUN, experiments/NAME_cpp else]",
+    help="Folder of the program. [default: cpp/ in a RUN, otherwise experiments/NAME_cpp]",
 )
 @RANK
 def cpp(source: Path, execution_trace: Path | None, out: Path | None, rank: int) -> None:
     """Write a C++ (libtorch) program that replays SOURCE: a profile's or a replay's RUN, or a trace.
 
-    Build it with the CMake file or build.sh beside it; `./replay --cuda --repeats 50 --energy 5` prints the rows of
-    replay.json: times, joules, and a checksum of every result.
+    Build it with the CMake file or build.sh beside it. `./replay --cuda --repeats 50 --energy 5` prints the
+    rows of replay.json: times, joules, and a checksum of every result.
     """
-    from lab.core.run import Run
+    from lab.core.words import plural
     from lab.errors import StepFailed
     from lab.rooms.kernels.cpp.generate import generate
     from lab.rooms.kernels.replay.args import ReplayPlan
@@ -37,22 +37,24 @@ def cpp(source: Path, execution_trace: Path | None, out: Path | None, rank: int)
         raw = read_file(source / RAW_FILE, RawReplay) if (source / RAW_FILE).is_file() else None
     else:
         plan = read_source(source, execution_trace, None, rank)
-    home = (
-        source / "cpp"
-        if source.is_dir() and Run.is_run(source)
-        else Path("experiments") / f"{source.resolve().name.split('.')[0]}_cpp"
-    )
-    done = generate(plan, out or home, raw)
+    home = out or _home_of(source)
+    done = generate(plan, home, raw)
     for path in done.files:
         click.echo(str(path))
-    click.echo(
-        f"{done.calls} of {len(plan.signatures)} distinct calls; build: {out or home}/build.sh PYTHON",
-        err=True,
-    )
+    calls = plural(len(plan.signatures), "distinct call")
+    click.echo(f"{done.calls} of {calls}; build: {home}/build.sh PYTHON", err=True)
     if done.left_out:
+        lines = "".join(f"\n  {line}" for line in done.left_out[:20])
         raise StepFailed(
-            f"{len(done.left_out)} calls are left out:\n"
-            + "\n".join(f"  {line}" for line in done.left_out[:20]),
-            where=out or home,
+            f"{plural(len(done.left_out), 'call')} left out:{lines}",
+            where=home,
             fix="record with an execution trace, or replay first and name the replay's folder",
         )
+
+
+def _home_of(source: Path) -> Path:
+    from lab.core.run import Run
+
+    if source.is_dir() and Run.is_run(source):
+        return source / "cpp"
+    return Path("experiments") / f"{source.resolve().name.split('.')[0]}_cpp"

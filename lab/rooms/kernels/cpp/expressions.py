@@ -1,4 +1,4 @@
-"""expressions"""
+"""Arguments of a call as C++ expressions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from lab.rooms.kernels.replay.args import Arg, TensorArg, fill_of
 from lab.rooms.kernels.tensors import ITEM_BYTES, extent
 
 FILLS = {"floats": 0, "positive": 1, "bools": 2, "bounded": 3, "zeros": 4, "ones": 5}
-
-
 SCALAR_TYPES = {
     "float32": "Float",
     "float64": "Double",
@@ -40,9 +38,9 @@ def value(op: str, arg: Arg, seed: int) -> str:
     if arg.tensor is not None:
         return f"c10::IValue({_tensor(op, arg.tensor, seed)})"
     if arg.tensors is not None:
-        made = [
-            _tensor(op, one, seed + 31 * i) if one else "c10::nullopt" for i, one in enumerate(arg.tensors)
-        ]
+        seeds = [seed + 31 * i for i in range(len(arg.tensors))]
+        pairs = zip(arg.tensors, seeds, strict=True)
+        made = [_tensor(op, one, its_seed) if one else "c10::nullopt" for one, its_seed in pairs]
         name = "lab::optional_tensors" if arg.type == "Tensor?[]" else "lab::tensors"
         return f"{name}({{{', '.join(made)}}})"
     return _plain(arg)

@@ -76,24 +76,25 @@ def windows_of(raw: RawEnergy) -> list[Window]:
 def choose(plan: ReplayPlan, config: EnergyConfig) -> tuple[list[int], dict[int, int]]:
     """The calls to measure, by recorded time until `coverage` is reached; and the stand-ins of the others.
 
-    A call that is not measured takes the power of a measured one: one with the same op and kernels if there is one,
-    otherwise the one with the nearest time per call. Its energy is that power times its own recorded time.
+    A call that is not measured takes the power of a measured one: one with the same op and kernels if there
+    is one, otherwise the one with the nearest time per call. Its energy is that power times its own recorded
+    time.
     """
     time_us = recorded_us(plan)
-    order = sorted(time_us, key=lambda place: -time_us[place])
+    order = sorted(time_us, key=lambda sig: -time_us[sig])
     whole, reached = sum(time_us.values()), 0.0
     chosen: list[int] = []
-    for place in order:
+    for sig in order:
         if len(chosen) >= config.most_calls or (chosen and reached >= config.coverage * whole):
             break
-        chosen.append(place)
-        reached += time_us[place]
-    kin = {_family(plan, place): place for place in reversed(chosen)}
+        chosen.append(sig)
+        reached += time_us[sig]
+    kin = {_family(plan, sig): sig for sig in reversed(chosen)}
     per_call = per_call_us(plan)
     stands_for = {
-        place: kin.get(_family(plan, place), _nearest(place, chosen, per_call))
-        for place in order
-        if place not in chosen
+        sig: kin.get(_family(plan, sig), _nearest(sig, chosen, per_call))
+        for sig in order
+        if sig not in chosen
     }
     return chosen, stands_for
 
@@ -111,13 +112,13 @@ def per_call_us(plan: ReplayPlan) -> dict[int, float]:
     counts: dict[int, int] = defaultdict(int)
     for call in plan.calls:
         counts[call.sig] += 1
-    return {place: us / counts[place] for place, us in recorded_us(plan).items()}
+    return {sig: us / counts[sig] for sig, us in recorded_us(plan).items()}
 
 
-def _family(plan: ReplayPlan, place: int) -> tuple[Any, ...]:
-    signature = plan.signatures[place]
+def _family(plan: ReplayPlan, sig: int) -> tuple[Any, ...]:
+    signature = plan.signatures[sig]
     return signature.op, signature.overload, tuple(launch.name for launch in signature.launches)
 
 
-def _nearest(place: int, chosen: list[int], per_call: dict[int, float]) -> int:
-    return min(chosen, key=lambda other: abs(per_call[other] - per_call[place]))
+def _nearest(sig: int, chosen: list[int], per_call: dict[int, float]) -> int:
+    return min(chosen, key=lambda other: abs(per_call[other] - per_call[sig]))

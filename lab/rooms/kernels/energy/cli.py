@@ -8,79 +8,61 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.rooms.kernels.options import RANK, SOURCE
-from lab.terminal.click_types import options_of
+from lab.terminal.click_types import Decorator, options_of
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment, Plan, Site
-from lab.rooms.kernels.energy.plan import energy_run
+
+
+def _number(*names: str, kind: Any, default: float, help: str) -> Decorator:
+    return click.option(*names, type=kind, default=default, show_default=True, help=help)
 
 
 @click.command("energy")
 @SOURCE
-@click.option(
-    "--window",
-    "window_s",
-    type=click.FloatRange(min=0.1),
-    default=5.0,
-    show_default=True,
-    help="Seconds a window.",
-)
-@click.option(
-    "--windows",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="Windows of every call, interleaved.",
-)
-@click.option(
+@_number("--window", "window_s", kind=click.FloatRange(min=0.1), default=5.0, help="Seconds per window.")
+@_number("--windows", kind=click.IntRange(min=1), default=3, help="Windows of every call, interleaved.")
+@_number(
     "--preroll",
     "preroll_s",
-    type=click.FloatRange(min=0),
+    kind=click.FloatRange(min=0),
     default=1.0,
-    show_default=True,
     help="Seconds of load before a window: the ramp.",
 )
-@click.option(
+@_number(
     "--idle",
     "idle_s",
-    type=click.FloatRange(min=0.5),
+    kind=click.FloatRange(min=0.5),
     default=5.0,
-    show_default=True,
     help="Seconds of idle, cold and with a context.",
 )
-@click.option(
+@_number(
     "--coverage",
-    type=click.FloatRange(min=0, max=1, min_open=True),
+    kind=click.FloatRange(min=0, max=1, min_open=True),
     default=0.95,
-    show_default=True,
-    help="Share of recorded GPU time whose calls are measured; measured calls stand for the rest.",
+    help="Share of recorded GPU time whose calls are measured; measured calls stand in for the rest.",
 )
-@click.option(
-    "--most-calls",
-    type=click.IntRange(min=1),
-    default=40,
-    show_default=True,
-    help="At most so many distinct calls.",
+@_number(
+    "--most-calls", kind=click.IntRange(min=1), default=40, help="Measure at most this many distinct calls."
 )
-@click.option(
-    "--budget",
-    "budget_s",
-    type=click.FloatRange(min=1),
-    default=3600.0,
-    show_default=True,
-    help="Seconds for all windows.",
+@_number(
+    "--budget", "budget_s", kind=click.FloatRange(min=1), default=3600.0, help="Seconds for all windows."
 )
-@click.option("--no-model", is_flag=True, help="Without the model's own run: then there is no closure.")
+@click.option("--no-model", is_flag=True, help="Skip the model's own run; without it there is no closure.")
 @RANK
 @click.pass_context
 def energy(
     ctx: click.Context, /, source: Path, execution_trace: Path | None, no_model: bool, rank: int, **knobs: Any
 ) -> Experiment:
-    """Measure joules per launch, per unique kernel and per token of SOURCE (a RUN or a Kineto trace), and their closure."""
+    """Measure joules per launch, per distinct call and per token of SOURCE (a RUN or a Kineto trace).
+
+    Also measures the model's own runs, and compares the sum of the parts with them.
+    """
     import msgspec
 
     from lab.core.plan import Experiment
     from lab.rooms.kernels.energy.choice import EnergyConfig
+    from lab.rooms.kernels.energy.plan import energy_run
     from lab.rooms.kernels.replay.read import read_source
 
     plan = read_source(source, execution_trace, None, rank)

@@ -1,8 +1,9 @@
 """From windows to joules per launch, per token, and to the whole: does the sum of the parts meet the meter?
 
-Gross is what the meter counted per launch; net subtracts the idle power with a context for the time that passed.
-Closure: sum(count * net) + idle power * wall time of the model's run, against the meter over that same run. Every
-factor is printed, because two faults can cancel."""
+Gross is what the meter counted per launch; net subtracts the idle power with a context for the time that
+passed. Closure: sum(count * net) + idle power * wall time of the model's run, against the meter over that
+same run. Every factor is printed, because two faults can cancel.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def _uncovered_us(plan: ReplayPlan, rows: list[EnergyRow]) -> float:
 
 
 def idle_power(raw: RawEnergy) -> float | None:
-    """Idle power with a context: measured between the model's windows if possible, otherwise before all windows.
+    """Idle power with a context: measured between the model's windows if possible, otherwise before all
+    windows.
 
     A warm card leaks more than a cold one, so the idle power to subtract is that of the warm card.
     """

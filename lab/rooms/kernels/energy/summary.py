@@ -20,8 +20,9 @@ def verdict_sentences(result: EnergyResult) -> list[str]:
     lines += [] if result.closure is None else _closure_sentences(result.closure)
     own = sum(row.measured and row.net_j is not None for row in result.rows)
     lines.append(
-        f"{plural(own, 'distinct call')} measured by {result.method}; idle {_watts(result.idle_cold_w)} cold, "
-        f"{_watts(result.idle_before_w)} with a context, {_watts(result.idle_context_w)} beside the runs"
+        f"{plural(own, 'distinct call')} measured by {result.method}; "
+        f"idle {_watts(result.idle_cold_w)} cold, {_watts(result.idle_before_w)} with a context, "
+        f"{_watts(result.idle_context_w)} between the runs"
     )
     return [*lines, *_refused(result)]
 
@@ -39,11 +40,11 @@ def _model_sentences(model: ModelEnergy) -> list[str]:
 
 def _closure_sentences(closure: EnergyClosure) -> list[str]:
     return [
-        f"closure: kernels {closure.sum_net_j:.3f} J + idle {closure.idle_w:.1f} W * {closure.wall_s:.4f} s = "
-        f"{closure.predicted_j:.3f} J, measured {closure.measured_j:.3f} J: {closure.total_pct:+.1f} %",
-        f"net closure: {closure.sum_net_j:.3f} J of kernels against {closure.measured_net_j:.3f} J net of idle: "
-        f"{closure.net_pct:+.1f} % ({100 * closure.measured_share:.0f} % of the sum measured, the rest from "
-        f"stand-ins; 1 W of idle power changes it by {closure.idle_watt_pct:.1f} %)",
+        f"closure: kernels {closure.sum_net_j:.3f} J + idle {closure.idle_w:.1f} W * {closure.wall_s:.4f} s "
+        f"= {closure.predicted_j:.3f} J, measured {closure.measured_j:.3f} J: {closure.total_pct:+.1f} %",
+        f"net closure: {closure.sum_net_j:.3f} J of kernels, {closure.measured_net_j:.3f} J measured net of "
+        f"idle: {closure.net_pct:+.1f} % ({100 * closure.measured_share:.0f} % of the sum measured, the rest "
+        f"from stand-ins; 1 W of idle power changes it by {closure.idle_watt_pct:.1f} %)",
     ]
 
 
@@ -92,7 +93,8 @@ def _row_line(row: EnergyRow) -> str:
     half_mj = 1e3 * (row.net_ci[1] - row.net_ci[0]) / 2 if row.net_ci else math.nan
     cells = (
         f"{_millis(row.net_j):9.4f} {half_mj:8.4f} {_millis(row.gross_j):9.4f} {row.watts or math.nan:6.0f} "
-        f"{row.busy or math.nan:5.2f} {row.ratio or math.nan:5.2f} {row.count:6d} {row.run_net_j or math.nan:8.4f}"
+        f"{row.busy or math.nan:5.2f} {row.ratio or math.nan:5.2f} {row.count:6d} "
+        f"{row.run_net_j or math.nan:8.4f}"
     )
     return f"  {cells}  {row.op} {row.kernel[:44]}{'' if row.measured else ' (stand-in)'}"
 

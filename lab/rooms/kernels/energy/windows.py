@@ -1,7 +1,8 @@
 """From samples of a meter to energy over a window. Plain numbers; the same for a real GPU and a test's fake.
 
-The counter moves in steps (about every 100 ms on an H200), so a window runs from one step to another: what happens
-between two steps is known exactly, up to the polling period. Without a counter, sampled power is integrated.
+The counter moves in steps (about every 100 ms on an H200), so a window runs from one step to another: what
+happens between two steps is known exactly, up to the polling period. Without a counter, sampled power is
+integrated.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ class Progress(msgspec.Struct):
 
     def at(self, t_s: float) -> float:
         """Launches done at a time between two marks, interpolated; the ends hold beyond them."""
-        place = bisect.bisect_left(self.t_s, t_s)
-        if place == 0:
+        index = bisect.bisect_left(self.t_s, t_s)
+        if index == 0:
             return self.done[0]
-        if place == len(self.t_s):
+        if index == len(self.t_s):
             return self.done[-1]
-        left, right = self.t_s[place - 1], self.t_s[place]
+        left, right = self.t_s[index - 1], self.t_s[index]
         share = (t_s - left) / (right - left) if right > left else 1.0
-        return self.done[place - 1] + share * (self.done[place] - self.done[place - 1])
+        return self.done[index - 1] + share * (self.done[index] - self.done[index - 1])
 
 
 class Window(msgspec.Struct, kw_only=True):
@@ -126,7 +127,7 @@ def update_period_s(samples: Samples) -> float | None:
 
 
 def window(samples: Samples, start_s: float, end_s: float, progress: Progress | None = None) -> Window:
-    """The energy inside [start_s, end_s]: between the counter's first and last step, otherwise integrated power."""
+    """The energy inside [start_s, end_s], between the counter's first and last step, or by integral."""
     found = _counter_window(samples, start_s, end_s)
     edges = (found.t0_s, found.t1_s) if found else (start_s, end_s)
     integral, updates = integrate(samples, *edges)

@@ -19,19 +19,20 @@ if TYPE_CHECKING:
     "--model",
     "named",
     metavar="MODEL",
-    help="Same as the argument: bloom-560m, vicuna-7b, tiny-bloom, tiny-llama, a hub id, or a folder. [default: bloom-560m with GPUs, tiny-bloom without]",
+    help="Same as the argument: bloom-560m, vicuna-7b, tiny-bloom, tiny-llama, a hub id, or a folder. "
+    "[default: bloom-560m with GPUs, tiny-bloom without]",
 )
 @click.option(
     "--tp",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Tensor parallel ranks, a GPU each.",
+    help="Tensor parallel ranks, one GPU each.",
 )
 @click.option("--prompt", default="", help="[default: the one published with the model]")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option(
-    "--fixed-tokens", is_flag=True, help="Go on past an end-of-text token. [always so with random weights]"
+    "--fixed-tokens", is_flag=True, help="Continue past an end-of-text token. [always with random weights]"
 )
 @click.option(
     "--record-shapes/--no-record-shapes",
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "checkpoint", "random"]),
     default="auto",
     show_default=True,
-    help="auto: the checkpoint if it is cached or the hub answers, else random.",
+    help="auto: the checkpoint if it is cached or the hub answers, otherwise random.",
 )
 @click.option(
     "--dtype",
@@ -72,7 +73,8 @@ if TYPE_CHECKING:
 )
 @click.pass_context
 def profile(ctx: click.Context, /, model: str | None, named: str | None, **knobs: Any) -> Experiment:
-    """Generate text, every forward marked: Kineto trace, execution trace, recorder, shapes; one file a rank.
+    """Generate text with every forward marked: Kineto trace, execution trace, recorder, shapes; one file per
+    rank.
 
     \b
     lab run --image cuda kernels profile bloom-560m
@@ -86,7 +88,7 @@ def profile(ctx: click.Context, /, model: str | None, named: str | None, **knobs
     from lab.rooms.kernels.plan import plan
 
     if model and named and model != named:
-        raise UsageError(f"two models: {model} and {named}", fix="name one")
+        raise UsageError(f"two models named: {model} and {named}", fix="name only one")
     options = options_of(ctx)
 
     def make_plan(site: Site, root: Path) -> Plan:

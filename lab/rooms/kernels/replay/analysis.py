@@ -17,7 +17,7 @@ from lab.rooms.kernels.verdict import Findings, no_findings
 
 
 def analyse_replay(folder: Path, out: Path) -> Findings:
-    """Compare the replay in `folder` with its recording; write replay.json and tables/replay.csv into `out`."""
+    """Compare the replay in `folder` with its recording; write replay.json and replay.csv into `out`."""
     if not (folder / RAW_FILE).is_file():
         return no_findings("nothing was replayed", folder / RAW_FILE)
     plan = read_file(folder / PLAN_FILE, ReplayPlan)

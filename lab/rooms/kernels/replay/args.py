@@ -69,7 +69,7 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Signature(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A distinct call: op, exact overload, arguments, and the launches it made. args None: not resolved yet."""
+    """A distinct call: op, exact overload, arguments (None: not resolved yet), and its launches."""
 
     sig_id: str
     op: str
@@ -156,7 +156,7 @@ DIVIDES = ("div", "remainder", "fmod", "floor_divide")
 
 
 def fill_of(op: str, spec: TensorArg) -> str:
-    """How a rebuilt tensor is filled, in Python and in C++: floats, positive, bools, bounded, zeros or ones."""
+    """How a tensor is filled, in Python and in C++: floats, positive, bools, bounded, zeros or ones."""
     plain = op.partition("::")[2].rstrip("_")
     if spec.dtype in FLOATS:
         return "positive" if plain.startswith(POSITIVE) and "complex" not in spec.dtype else "floats"

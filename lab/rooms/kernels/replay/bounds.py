@@ -1,4 +1,4 @@
-"""bounds"""
+"""Bounds of integer tensors: indices must stay within what they index."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 import msgspec
 
-from lab.rooms.kernels.replay.args import Arg, TensorArg
+from lab.rooms.kernels.replay.args import SOURCES, Arg, TensorArg
 from lab.rooms.kernels.tensors import FLOATS
 
 
 def with_bounds(op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
-    """Integer tensors get the largest value that another argument allows; others are synthetic zeros."""
+    """Integer tensors get the bounds that other arguments set; without a bound they become zeros."""
     by_name = {arg.name: arg for arg in args}
     return tuple(_bounded(op, arg, by_name) for arg in args)
 
@@ -31,22 +31,21 @@ def _bounded(op: str, arg: Arg, by_name: dict[str, Arg]) -> Arg:
 
 
 def _bounded_tensor(
-    op: str, name: str, place: int, tensor: TensorArg, src: str, by_name: dict[str, Arg]
+    op: str, name: str, position: int, tensor: TensorArg, src: str, by_name: dict[str, Arg]
 ) -> tuple[TensorArg, str]:
     if tensor.dtype in FLOATS or tensor.dtype == "bool" or tensor.number:
         return tensor, src
-    high = index_limit(op.removeprefix("aten::").rstrip("_"), name, place, by_name)
-    if tensor.low is not None:  # a recorder saw its values
+    high = index_limit(op.removeprefix("aten::").rstrip("_"), name, position, by_name)
+    if tensor.low is not None:  # the recorder saw its values
         return msgspec.structs.replace(tensor, index=high is not None), src
     if high is None:
         return tensor, src if math.prod(tensor.shape) == 0 else max(src, "synthetic", key=_rank)
-    return msgspec.structs.replace(tensor, low=0, high=max(high - 1, 0), index=True), max(
-        src, "bounded", key=_rank
-    )
+    bounded = msgspec.structs.replace(tensor, low=0, high=max(high - 1, 0), index=True)
+    return bounded, max(src, "bounded", key=_rank)
 
 
-def index_limit(op: str, name: str, place: int, by_name: dict[str, Arg]) -> int | None:
-    """Smallest value that integers of argument `name` must stay below; None: no rule is known."""
+def index_limit(op: str, name: str, position: int, by_name: dict[str, Arg]) -> int | None:
+    """The value that integers of argument `name` must stay below; None if no rule is known."""
     first = _first_shape(by_name, "self", "weight", "input")
     if op in ("embedding", "_embedding_bag", "embedding_bag", "embedding_renorm") and name == "indices":
         return first[0] if first else None
@@ -58,7 +57,7 @@ def index_limit(op: str, name: str, place: int, by_name: dict[str, Arg]) -> int 
         shape = _first_shape(by_name, "self")
         return shape[1 if len(shape) > 1 else 0] if shape else None
     if name == "indices" and (op.startswith(("index", "_index_put", "_unsafe_index"))):
-        return first[place] if first and place < len(first) else None
+        return first[position] if first and position < len(first) else None
     if name == "index" and op.startswith(("index_", "gather", "scatter", "take_along")):
         dim = _int_of(by_name, "dim")
         return _size_along(first, dim) if first and dim is not None else None
@@ -85,4 +84,4 @@ def _int_of(by_name: dict[str, Arg], name: str) -> int | None:
 
 
 def _rank(src: str) -> int:
-    return ("recorded", "ranged", "bounded", "default", "synthetic").index(src)
+    return SOURCES.index(src)

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     type=click.Choice(["host", "queue"]),
     default="host",
     show_default=True,
-    help="For in-order. host: launched as fast as the host can; queue: queued behind a wait, so that kernels run "
-    "back to back.",
+    help="For in-order. host: launched as fast as the host can; queue: queued behind a wait, so that kernels "
+    "run back to back.",
 )
 @RANK
 @click.pass_context
@@ -56,8 +56,8 @@ def replay(
 ) -> Experiment:
     """Replay every op of SOURCE (a RUN or a Kineto trace), and prove that its kernels are the same.
 
-    Prints coverage by launches and by time, the share of kernel time that replays as the same kernel, the error of
-    each kernel's time, and how far the sum of replayed times is off the recorded one.
+    Prints coverage by launches and by time, the share of kernel time that replays as the same kernel, the
+    error of each kernel's time, and how far the sum of replayed times is off the recorded one.
     """
     from lab.core.plan import Experiment
     from lab.rooms.kernels.replay.plan import ReplayOptions, replay_run

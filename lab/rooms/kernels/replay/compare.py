@@ -1,7 +1,8 @@
 """Whether a replayed call launched the same kernels as the recorded one.
 
-A launch counts as replayed only if its kernel's name, grid, block and shared memory equal the original's. Ops that
-launch several kernels are compared as a group, in order."""
+A launch counts as replayed only if its kernel's name, grid, block and shared memory equal the original's. Ops
+that launch several kernels are compared as a group, in order.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ class CallProof:
 
 
 def call_proofs(plan: ReplayPlan, raw: RawReplay) -> list[list[CallProof]]:
-    """For each signature, its calls. A call not made in order is represented by the signature called by itself."""
+    """For each signature, its calls.
+
+    A call not made in order is represented by the signature called by itself.
+    """
     made: list[list[CallProof]] = [[] for _ in plan.signatures]
     in_order = {call.place: call for call in raw.calls}
     for index, call in enumerate(plan.calls):

@@ -19,7 +19,7 @@ HELPERS = re.compile(
 
 
 def working(ops: list[Op]) -> list[int]:
-    """Indices of the ops that do the work: those without a working op inside, apart from their own helpers."""
+    """Indices of the ops that do the work: those without a worker inside, apart from their own helpers."""
     heavy = [_can_work(op) and not HELPERS.match(op.event.name) for op in ops]
     holds = [False] * len(ops)
     for index in range(len(ops) - 1, -1, -1):  # children come after their parents

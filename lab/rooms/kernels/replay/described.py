@@ -12,7 +12,7 @@ from lab.rooms.kernels.schema import RecordedOp
 
 
 class Described(msgspec.Struct, kw_only=True):
-    """What a better source says of one op; all empty if there is none. reason: why it could not be resolved."""
+    """What a better source says of one op, or the reason why it cannot; all empty without such a source."""
 
     op: str = ""
     overload: str | None = None

@@ -11,7 +11,7 @@ from lab.rooms.kernels.replay.trace import FORWARD, Event, Op
 
 
 class ForwardSpans:
-    """The marked forwards by the host's time, and one more for everything outside; without marks it holds all."""
+    """The marked forwards by the host's time, and one more for everything outside of them."""
 
     def __init__(self, marks: list[Event], ops: list[Op]) -> None:
         self.marks = sorted(marks, key=lambda mark: mark.ts)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from lab.core.words import plural
 from lab.rooms.kernels.replay.args import Arg, TensorArg
 from lab.rooms.kernels.replay.bounds import with_bounds
-from lab.rooms.kernels.replay.schemas import Param, Schema, Unresolved, parse_schema, split_args
+from lab.rooms.kernels.replay.schemas import TENSOR_LISTS, Param, Schema, Unresolved, parse_schema, split_args
 from lab.rooms.kernels.tensors import DTYPES, contiguous_stride
 
-HOLE = "nullptr"  # how an execution trace writes the type of a tensor that is not there
-
-
-TENSOR_LISTS = ("Tensor[]", "Tensor?[]")
+HOLE = "nullptr"  # in the type of a missing tensor
 
 
 def from_node(schema_text: str, inputs: dict[str, Any]) -> tuple[Schema, tuple[Arg, ...]]:
@@ -21,16 +19,12 @@ def from_node(schema_text: str, inputs: dict[str, Any]) -> tuple[Schema, tuple[A
     values, kinds = inputs.get("values", []), inputs.get("types", [])
     shapes, strides = inputs.get("shapes", []), inputs.get("strides", [])
     if not (len(schema.params) == len(values) == len(kinds) == len(shapes)):
-        raise Unresolved(f"the node holds {len(values)} arguments, its schema {len(schema.params)}")
+        raise Unresolved(f"the node holds {plural(len(values), 'argument')}, its schema {len(schema.params)}")
     strides = strides if len(strides) == len(values) else [[]] * len(values)
-    # A copy has a real tensor on either side, whatever its size.
+    # Both sides of a copy are real tensors, whatever their size.
     on_gpu = any("cuda" in str(value) for value in values) and "copy" not in schema.name
-    args = tuple(
-        _arg_of_node(param, value, kind, shape, stride, on_gpu)
-        for param, value, kind, shape, stride in zip(
-            schema.params, values, kinds, shapes, strides, strict=True
-        )
-    )
+    rows = zip(schema.params, values, kinds, shapes, strides, strict=True)
+    args = tuple(_arg_of_node(*row, on_gpu) for row in rows)
     return schema, with_bounds(schema.name, args)
 
 
@@ -53,9 +47,7 @@ def _arg_of_node(param: Param, value: Any, kind: str, shape: Any, stride: Any, o
         return Arg(**common, tensors=tensors)
     if kind == "GenericList[]" and param.type in TENSOR_LISTS:
         return Arg(**common, tensors=())
-    if kind in ("None", "NoneType") or value == "<None>":
-        return Arg(**common)
-    if kind == "Generator":
+    if kind in ("None", "NoneType", "Generator") or value == "<None>":
         return Arg(**common)
     return Arg(**common, value=value)
 
@@ -63,14 +55,14 @@ def _arg_of_node(param: Param, value: Any, kind: str, shape: Any, stride: Any, o
 def _node_tensor(value: Any, kind: str, shape: Any, stride: Any, on_gpu: bool) -> TensorArg:
     """[tensor id, storage id, offset, numel, itemsize, device] with its dtype, sizes and steps."""
     if kind not in DTYPES:
-        raise Unresolved(f"tensors of type {kind!r} are not rebuilt")
+        raise Unresolved(f"tensors of type {kind!r} cannot be rebuilt")
     if not isinstance(value, list) or len(value) != 6:
         raise Unresolved(
             "a tensor of the execution trace is not [id, storage, offset, numel, itemsize, device]"
         )
     sizes, dtype, device = tuple(shape), DTYPES[kind], str(value[5]).split(":")[0]
     steps = tuple(stride) if len(stride) == len(sizes) else contiguous_stride(sizes)
-    # 0-dim, on the CPU beside tensors of the GPU: a Python number that the dispatcher wrapped.
+    # 0-dim on the CPU, beside tensors on the GPU: a Python number that the dispatcher wrapped.
     number = sizes == () and device == "cpu" and on_gpu and dtype in ("float64", "int64", "bool")
     return TensorArg(
         dtype=dtype,

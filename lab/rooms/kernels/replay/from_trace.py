@@ -1,4 +1,7 @@
-"""from trace"""
+"""Exact overload and arguments from a chrome trace, which has types, sizes and literals but no names.
+
+Every schema of the op with the right number of arguments is scored, and the best one wins.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,26 @@ from typing import Any
 
 import msgspec
 
+from lab.core.words import plural
 from lab.rooms.kernels.replay.args import Arg, Launch, RawArgs, TensorArg
 from lab.rooms.kernels.replay.bounds import with_bounds
-from lab.rooms.kernels.replay.from_node import TENSOR_LISTS
-from lab.rooms.kernels.replay.schemas import Param, Schema, Unresolved, literal_of
+from lab.rooms.kernels.replay.schemas import TENSOR_LISTS, Param, Schema, Unresolved, literal_of
 from lab.rooms.kernels.tensors import DTYPES, contiguous_stride
 
 NO = -(10**6)  # a score that rules a schema out
+COPY = re.compile(r"Memcpy (\w)to(\w) ?(?:\((\w+) -> (\w+)\))?")
+# What a kernel's template arguments say of its element type; the first match counts.
+ELEMENT_TYPES = (
+    ("BFloat16", "bfloat16"),
+    ("Half", "float16"),
+    (r"OpaqueType<2u?>", "float16"),
+    (r"OpaqueType<4u?>", "float32"),
+    (r"OpaqueType<8u?>", "int64"),
+    (r"OpaqueType<1u?>", "bool"),
+    (r"\bdouble\b", "float64"),
+    (r"\blong\b", "int64"),
+    (r"\bbool\b", "bool"),
+)
 
 
 def from_trace(
@@ -25,10 +41,10 @@ def from_trace(
         raise Unresolved("this torch has no schema of that name")
     fitting = [schema for schema in schemas if len(schema.params) == len(raw.types)]
     if not fitting:
-        raise Unresolved(f"no overload takes {len(raw.types)} arguments")
+        raise Unresolved(f"no overload takes {plural(len(raw.types), 'argument')}")
     scored = [
-        (sum(_score(param, raw, i) for i, param in enumerate(schema.params)), -place, schema)
-        for place, schema in enumerate(fitting)
+        (sum(_score(param, raw, i) for i, param in enumerate(schema.params)), -order, schema)
+        for order, schema in enumerate(fitting)
     ]
     best, _, schema = max(scored, key=lambda row: row[:2])
     if best < NO / 2:
@@ -54,7 +70,7 @@ def _score(param: Param, raw: RawArgs, i: int) -> int:
     if kind == "":
         if optional or base in ("Device", "Generator", "str", "Tensor?[]", "Dimname", "Stream"):
             return 2
-        # Before torch 2.1 the profiler leaves scalars empty; only a default can stand for one.
+        # Before torch 2.1 the profiler leaves scalars empty; only a default can replace one.
         return 0 if base.endswith("]") or param.default is not None else NO
     return NO
 
@@ -86,7 +102,7 @@ def _arg_of_trace(param: Param, raw: RawArgs, i: int, launches: Sequence[Launch]
         sizes = raw.dims[i]
         steps = stride if len(stride) == len(sizes) else [[]] * len(sizes)
         if not sizes or not all(isinstance(size, list) for size in sizes):
-            raise Unresolved("the trace lost the sizes of a list of tensors")
+            raise Unresolved("the trace does not hold the sizes of a list of tensors")
         tensors = tuple(
             _traced_tensor(dtype, size, step, number=False) for size, step in zip(sizes, steps, strict=True)
         )
@@ -97,47 +113,42 @@ def _arg_of_trace(param: Param, raw: RawArgs, i: int, launches: Sequence[Launch]
 
 
 def _missing(param: Param, common: dict[str, Any], kind: str) -> Arg:
-    """An argument that the trace left out: None, the schema's default, or, for a lost number, 1."""
+    """An argument that the trace left out: None, the schema's default, or 1 for a lost number."""
     if param.type.endswith("?") and kind == "":
         return Arg(**common, value=None)
     if param.default is not None:
         return Arg(**common, value=literal_of(param.default), src="default")
     if kind == "Scalar":
         return Arg(**common, value=False if param.type == "bool" else 1, src="synthetic")
-    raise Unresolved(f"the trace lost the argument {param.name!r} of type {param.type}")
+    raise Unresolved(f"the trace does not hold the argument {param.name!r} of type {param.type}")
 
 
 def _traced_tensor(kind: str, size: list[int], stride: list[int], *, number: bool | None = None) -> TensorArg:
     shape = tuple(size)
     steps = tuple(stride) if len(stride) == len(shape) else contiguous_stride(shape)
-    # A Python number is recorded as a 0-dim double or long; the caller's tensors are rarely so.
+    # A Python number is recorded as a 0-dim double or long; real tensors rarely are.
     is_number = shape == () and kind in ("double", "long int") if number is None else number
     return TensorArg(dtype=DTYPES.get(kind, kind), shape=shape, stride=steps, number=is_number)
 
 
 def _with_real_tensors(args: tuple[Arg, ...]) -> tuple[Arg, ...]:
-    """A 0-dim tensor with no other tensor beside it was no Python number: nothing would have chosen the GPU."""
+    """A 0-dim tensor without another tensor is a real one: nothing else could have selected the GPU."""
     if any((arg.tensor and not arg.tensor.number) or arg.tensors for arg in args):
         return args
-    real = [
-        msgspec.structs.replace(arg, tensor=msgspec.structs.replace(arg.tensor, number=False), src="recorded")
-        if arg.tensor
-        else arg
-        for arg in args
-    ]
-    return tuple(real)
+    return tuple(_real(arg) for arg in args)
+
+
+def _real(arg: Arg) -> Arg:
+    if not arg.tensor:
+        return arg
+    tensor = msgspec.structs.replace(arg.tensor, number=False)
+    return msgspec.structs.replace(arg, tensor=tensor, src="recorded")
 
 
 def _with_copy_devices(op: str, args: tuple[Arg, ...], launches: Sequence[Launch]) -> tuple[Arg, ...]:
-    """A chrome trace has no devices, but the name of a copy tells its two ends."""
-    ends = next(
-        (
-            re.search(r"Memcpy (\w)to(\w) ?(?:\((\w+) -> (\w+)\))?", launch.name)
-            for launch in launches
-            if launch.kind == "memcpy"
-        ),
-        None,
-    )
+    """A chrome trace has no devices, but the name of a copy says where it reads and writes."""
+    copies = (COPY.search(launch.name) for launch in launches if launch.kind == "memcpy")
+    ends = next(copies, None)
     if op not in ("aten::copy_", "aten::_to_copy") or not ends:
         return args
     here = {"self": ends[2], "src": ends[1]} if op == "aten::copy_" else {"self": ends[1]}
@@ -156,19 +167,6 @@ def _with_copy_devices(op: str, args: tuple[Arg, ...], launches: Sequence[Launch
 
 
 def dtype_of_launches(launches: Sequence[Launch]) -> str:
-    """The element type that a kernel's template arguments name; float32 where they name none."""
+    """The element type that the kernels' template arguments name; float32 if they name none."""
     text = " ".join(launch.name for launch in launches)
-    for pattern, dtype in (
-        ("BFloat16", "bfloat16"),
-        ("Half", "float16"),
-        (r"OpaqueType<2u?>", "float16"),
-        (r"OpaqueType<4u?>", "float32"),
-        (r"OpaqueType<8u?>", "int64"),
-        (r"OpaqueType<1u?>", "bool"),
-        (r"\bdouble\b", "float64"),
-        (r"\blong\b", "int64"),
-        (r"\bbool\b", "bool"),
-    ):
-        if re.search(pattern, text):
-            return dtype
-    return "float32"
+    return next((dtype for pattern, dtype in ELEMENT_TYPES if re.search(pattern, text)), "float32")

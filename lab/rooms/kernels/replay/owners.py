@@ -1,7 +1,8 @@
 """Which op owns each launch.
 
-A launch belongs to the innermost op around it: by External id; on torch 1.12 by correlation, then the op around the
-runtime call."""
+A launch belongs to the innermost op around it: by External id; on torch 1.12 by correlation, then the op
+around the runtime call.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def _callable(ops: list[Op], op: int) -> int:
 
 
 def gather(ops: list[Op], owners: dict[int, int]) -> dict[int, int]:
-    """Launches go to the outermost op that launches, because calling it launches what its inner ops launch."""
+    """Each launch goes to the outermost op that launches: calling it calls its inner ops too."""
     launching, outermost = set(owners.values()), {}
     for owner in launching:
         best, above = owner, ops[owner].parent

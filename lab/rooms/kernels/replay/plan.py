@@ -35,14 +35,15 @@ def replay_run(plan: ReplayPlan, options: ReplayOptions, site: Site) -> Plan:
 
 def _step(options: ReplayOptions, site: Site) -> Step:
     module = "lab.rooms.kernels.workload.replay"
-    flags = f"--plan {PLAN_FILE} --out {STEP} --mode {options.mode} --repeats {options.repeats} --pace {options.pace}"
+    files = ("--plan", PLAN_FILE, "--out", STEP)
+    knobs = ("--mode", options.mode, "--repeats", str(options.repeats), "--pace", options.pace)
     return Step(
         name=STEP,
         folder=STEP,
         num_gpus=1 if site.gpus else 0,
         expects=(RAW_FILE,),
         labels={"mode": options.mode},
-        argv=("python", "-m", module, *flags.split()),
+        argv=("python", "-m", module, *files, *knobs),
     )
 
 

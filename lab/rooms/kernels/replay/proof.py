@@ -1,7 +1,9 @@
-"""What a replay proves: the same kernel or not, how far off its time is, and whether the parts add up to the whole.
+"""What a replay proves: the same kernel or not, how far off its time is, and whether the parts add up to the
+whole.
 
-Error = (replay - trace) / trace on medians. Closure compares the sum of replayed times with the sum of recorded
-ones, per forward."""
+Error = (replay - trace) / trace on medians. Closure compares the sum of replayed times with the sum of
+recorded ones, per forward.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def evaluate(plan: ReplayPlan, raw: RawReplay) -> Result:
     """All comparisons of one replay with its recording. Pure."""
     if len(raw.signatures) != len(plan.signatures):
         raise BadDataError(
-            f"the replay has {plural(len(raw.signatures), 'signature')}, its plan has {len(plan.signatures)}: "
+            f"the replay has {plural(len(raw.signatures), 'signature')} but its plan {len(plan.signatures)}: "
             "they are of different runs",
             fix="analyse a run folder as the replay left it",
         )
@@ -164,8 +166,8 @@ def _notes(plan: ReplayPlan, raw: RawReplay) -> list[str]:
         )
     if plan.origin.has_kernels and raw.device == "cpu":
         notes.append(
-            "no GPU here: arguments were rebuilt and the ops called on the CPU; which kernels they launch is not "
-            "proven"
+            "no GPU here: arguments were rebuilt and the ops called on the CPU; which kernels they launch is "
+            "not proven"
         )
     if raw.device == "cuda" and raw.num_sms != plan.origin.num_sms and plan.origin.num_sms:
         notes.append(

@@ -1,7 +1,7 @@
 """The dispatch recorder's calls as arguments of a replay: exact overload, every argument, ranges of integers.
 
-The recorder saw another pass of the same generation. Without an execution trace (torch 1.12) it is the only complete
-source; beside an execution trace it adds the ranges of integer tensors.
+The recorder saw another pass of the same generation. Without an execution trace (torch 1.12) it is the only
+complete source; beside an execution trace it adds the ranges of integer tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""schemas"""
+"""Schemas of ops as torch prints them, taken apart. Pure text.
+
+Nothing is ever substituted: what cannot be resolved is an Unresolved with its reason.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,7 @@ from typing import Any
 import msgspec
 
 ALIAS = re.compile(r"\([a-z|!>\-* ]*\)")
-
-
+TENSOR_LISTS = ("Tensor[]", "Tensor?[]")
 CALL = re.compile(r"^(?P<name>[\w:]+)(?:\.(?P<overload>\w+))?\(")
 
 
@@ -61,21 +63,21 @@ def _plain_type(kind: str) -> str:
 
 def _until_closed(text: str, start: int) -> str:
     depth = 1
-    for place in range(start, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
+    for index in range(start, len(text)):
+        depth += (text[index] == "(") - (text[index] == ")")
         if depth == 0:
-            return text[start:place]
-    raise Unresolved(f"a schema without an end: {text[:80]!r}")
+            return text[start:index]
+    raise Unresolved(f"unclosed bracket in the schema {text[:80]!r}")
 
 
 def split_args(text: str) -> list[str]:
-    """Parts between commas outside of brackets."""
+    """The parts between commas that are outside brackets."""
     parts, depth, begin = [], 0, 0
-    for place, letter in enumerate(text):
+    for index, letter in enumerate(text):
         depth += (letter in "([") - (letter in ")]")
         if letter == "," and depth == 0:
-            parts.append(text[begin:place].strip())
-            begin = place + 1
+            parts.append(text[begin:index].strip())
+            begin = index + 1
     parts.append(text[begin:].strip())
     return [part for part in parts if part]
 

@@ -1,7 +1,7 @@
 """From recordings to a ReplayPlan: which op owns each launch, and with what arguments it was called.
 
-A launch belongs to the innermost op around it. Arguments come from the execution trace if the op has a node there,
-otherwise from the recorder, otherwise from the trace itself.
+A launch belongs to the innermost op around it. Arguments come from the execution trace if the op has a node
+there, otherwise from the recorder, otherwise from the trace itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def read_plan(
     state: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
 ) -> ReplayPlan:
-    """Everything a replay of `trace` needs. Raises MissingError and BadDataError for files that cannot be read."""
+    """Everything a replay of `trace` needs.
+
+    Raises MissingError and BadDataError for files that cannot be read.
+    """
     document = decode_trace(trace)
     ops, gpu, runtime, marks = sort_events(document.events)
     if not ops:

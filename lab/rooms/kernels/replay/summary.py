@@ -50,16 +50,16 @@ def _gpu_sentences(result: Result) -> list[str]:
                 f"{error['median_abs_pct_often']:.2f} %"
             )
     if not math.isnan(total_closure(result)):
-        lines.append(
-            f"closure: the sum of replayed kernel times is off by {total_closure(result):+.2f} % from the recorded"
-        )
+        share = 100 + total_closure(result)
+        lines.append(f"closure: replayed kernel times sum to {share:.2f} % of the recorded ones")
     return lines
 
 
 def _coverage_sentence(kind: str, cover: Coverage) -> str:
+    launches, time = cover.percent("rebuilt", "launches"), cover.percent("rebuilt", "time_us")
     return (
-        f"{cover.rebuilt_launches} of {plural(cover.launches, NOUNS.get(kind, kind))} rebuilt from their op "
-        f"({cover.percent('rebuilt', 'launches'):.1f} %, {cover.percent('rebuilt', 'time_us'):.1f} % of the time)"
+        f"{cover.rebuilt_launches} of {plural(cover.launches, NOUNS.get(kind, kind))} with a rebuilt op "
+        f"({launches:.1f} %, {time:.1f} % of the time)"
     )
 
 
@@ -73,7 +73,8 @@ def missing_sentences(result: Result) -> list[str]:
     """What was asked for and is missing: launches that were not replayed at all."""
     missing = [one for one in result.uncovered if one["reason"] not in (GEOMETRY, OTHER, VARIED)]
     return [
-        f"{one['op']}: {plural(one['launches'], 'launch')} ({one['time_us']:.1f} us) not replayed: {one['reason']}"
+        f"{one['op']}: {plural(one['launches'], 'launch')} ({one['time_us']:.1f} us) not replayed: "
+        f"{one['reason']}"
         for one in missing
     ]
 

@@ -22,7 +22,8 @@ def csv_text(rows: list[Row]) -> str:
 
 _NAMES = (
     "sig_id position op overload kernel class kind mode count trace_sum_us trace_median_us time_share n_ran "
-    "replay_median_us replay_ci_low_us replay_ci_high_us err_pct same_kernel arg_src origin launched flags name"
+    "replay_median_us replay_ci_low_us replay_ci_high_us err_pct same_kernel arg_src origin launched flags "
+    "name"
 )
 COLUMNS = _NAMES.split()
 

@@ -12,7 +12,10 @@ from lab.rooms.kernels.energy.result import EnergyResult
 
 
 def energy_section(result: EnergyResult | None, out: Path, home: str = "") -> list[Section]:
-    """The section and its audit, or nothing without an energy run. `home` is the run's folder as the page links it."""
+    """The section and its audit, or nothing without an energy run.
+
+    `home` is the run's folder as the page links it.
+    """
     if result is None:
         return []
     csv = f"{home}tables/energy.csv"

@@ -42,19 +42,20 @@ FOOTNOTES = (
     "phase are the same.",
     "Counts are of what ran. Counts per forward are divided by the forwards in the trace and by the ranks, "
     "never by the number of tokens requested.",
-    "The op that owns a launch is the innermost op around it. Its arguments come from the recorder if the same "
-    "call was recorded, otherwise from the trace, which has no argument names (source `trace`).",
+    "The op that owns a launch is the innermost op around it. Its arguments come from the recorder if the "
+    "same call was recorded, otherwise from the trace, which has no argument names (source `trace`).",
     "Time is kernel time. Kernels on several streams may overlap, so its sum can exceed the busy time, which "
     "is a union.",
-    "A product's ceiling is the lower of two data-sheet figures: the arithmetic rate, and the memory rate times "
-    "the product's intensity (each factor read once, the result written once). Caches can beat it for small "
-    "factors.",
+    "A product's ceiling is the lower of two data-sheet figures: the arithmetic rate, and the memory rate "
+    "times the product's intensity (each factor read once, the result written once). Caches can beat it for "
+    "small factors.",
 )
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What may lie beside the traces: the shape log, and results of replay and energy runs of the same recording.
+    """What may lie beside the traces: the shape log, and results of replay and energy runs of the same
+    recording.
 
     The homes are the folders of those runs as the page links them, "" or ending in a slash.
     """

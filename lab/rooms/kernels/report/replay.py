@@ -58,7 +58,7 @@ def _closure(result: Result) -> pd.DataFrame:
 
 
 def _charts(result: Result, csv: str) -> list[Block]:
-    """Recorded against replayed medians, and the error of each over its time; same kernels apart from others."""
+    """Recorded against replayed medians, and the error of each over its time."""
     medians: dict[str, list[tuple[Any, ...]]] = {name: [] for name in ROLES}
     errors: dict[str, list[tuple[Any, ...]]] = {name: [] for name in ROLES}
     for row in result.rows:

@@ -19,8 +19,8 @@ from lab.rooms.kernels.schema import LinearShape
 
 MOST_BARS = 60_000  # on the page; with more it would weigh megabytes
 _NAMES = (
-    "kernel class op overload arg_summary phase count count_per_forward ranks dur_sum_us dur_median_us dur_p95_us "
-    "time_share module arg_src"
+    "kernel class op overload arg_summary phase count count_per_forward ranks dur_sum_us dur_median_us "
+    "dur_p95_us time_share module arg_src"
 )
 KERNEL_COLUMNS = _NAMES.split()
 

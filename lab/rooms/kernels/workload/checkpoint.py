@@ -1,4 +1,4 @@
-"""checkpoint"""
+"""Where a model's weights are: in a folder, in the hub's cache, or on the hub."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ REACH_S = 3.0
 
 
 def checkpoint_source(config: KernelsConfig) -> tuple[str | None, str]:
-    """(hub id or folder to load, why not). Without network only what is cached counts."""
+    """(hub id or folder to load, why there is none). Without network only cached checkpoints count."""
     if config.weights == "random":
-        return None, "asked for with --weights random"
+        return None, "--weights random"
     folder = Path(config.model)
     if folder.is_dir():
         return _folder_source(folder, config)
@@ -49,26 +49,26 @@ def _none(config: KernelsConfig, reason: str) -> tuple[None, str]:
         raise MissingError(
             f"--weights checkpoint: {reason}",
             where=config.model,
-            fix="--weights random, or HF_HOME of a machine that has it",
+            fix="--weights random, or set HF_HOME to a cache that has it",
         )
     return None, reason
 
 
 def is_cached(hub_id: str) -> bool:
-    """Whether the hub's cache here holds this model's config."""
+    """Whether the local cache of the hub has this model's configuration."""
     from huggingface_hub import try_to_load_from_cache
 
     return isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
 
 
 def hub_answers() -> bool:
-    """Whether the hub can be reached, without waiting through a library's retries."""
+    """Whether the hub can be reached, without the retries of its library."""
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
         return False
-    place = urlsplit(os.environ.get("HF_ENDPOINT", HUB))
-    port = place.port or (80 if place.scheme == "http" else 443)
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT", HUB))
+    port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
     try:
-        socket.create_connection((place.hostname or "", port), timeout=REACH_S).close()
+        socket.create_connection((endpoint.hostname or "", port), timeout=REACH_S).close()
     except OSError:
         return False
     return True

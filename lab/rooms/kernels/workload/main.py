@@ -1,11 +1,11 @@
-"""The profiled generation; runs where the GPU is, one process a rank.
+"""The profiled generation, on the GPU machine, one process per rank.
 
     python -m lab.rooms.kernels.workload --config kernels.json --out profile --device cuda
-    python -m torch.distributed.run --nproc_per_node 2 -m lab.rooms.kernels.workload ...      (tensor parallel)
+    python -m torch.distributed.run --nproc_per_node 2 -m lab.rooms.kernels.workload ...  (tensor parallel)
 
-It writes into DIR the files that `schema` lists, `rank{r}.log`, and `environment.json` (rank 0). What cannot work is
-refused before a model is loaded or downloaded; an error of CUDA or NCCL is told with its cure. Exit codes are those of
-lab.errors, 1 for any other exception. Written for torch 1.12 to 2.13.
+Writes the files that `schema` lists, `rank{r}.log`, and `environment.json` (rank 0) into the folder. What
+cannot work is refused before a model is loaded or downloaded; errors of CUDA and NCCL are reported with their
+fix. Exit codes are those of lab.errors, 1 for any other exception. For torch 1.12 to 2.13.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import torch
 
+from lab.core.words import plural
 from lab.errors import ConfigError
 from lab.rooms.kernels.config import KernelsConfig
 from lab.rooms.kernels.cures import explained, host_env
@@ -53,20 +54,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(config: KernelsConfig, out: Path, context: RankContext, device_kind: str) -> None:
-    """Preflight, load, generate four times. Raises LabError for what cannot work here."""
+    """Preflight, load, generate four times. Raises LabError for a configuration that cannot work here."""
     found = facts(context.world_size)
-    log.info(
-        "rank %d: python %s, torch %s, %s",
-        context.rank,
-        sys.executable,
-        found.torch,
-        found.names[context.local_rank] if context.local_rank < len(found.names) else "no GPU",
-    )
+    gpu = found.names[context.local_rank] if context.local_rank < len(found.names) else "no GPU"
+    log.info("rank %d: python %s, torch %s, %s", context.rank, sys.executable, found.torch, gpu)
     refuse_here(config, found, wants_gpu=device_kind == "cuda")
     if context.world_size != config.tp:
         raise ConfigError(
-            f"--tp {config.tp} runs as {config.tp} processes, here are {context.world_size}",
-            fix="start it by `lab run kernels profile`, or by torch.distributed.run",
+            f"--tp {config.tp} needs {plural(config.tp, 'process')}, but {context.world_size} started",
+            fix="start it with `lab run kernels profile`, or with torch.distributed.run",
         )
     device = device_of(device_kind, context)
     environment = describe(config, found, device, context) if context.rank == 0 else {}
@@ -75,9 +71,9 @@ def run(config: KernelsConfig, out: Path, context: RankContext, device_kind: str
     with group(config, device):
         generated = generate(config, out, context, device)
     if environment:
-        said = f"{generated.weights}: {generated.weights_note}"
+        weights = f"{generated.weights}: {generated.weights_note}"
         more = {
-            "versions": {**environment["versions"], "weights": said},  # versions join the manifest
+            "versions": {**environment["versions"], "weights": weights},  # versions join the manifest
             "weights": generated.weights,
             "weights_note": generated.weights_note,
             "gpu_after": gpu_state(),
@@ -86,7 +82,10 @@ def run(config: KernelsConfig, out: Path, context: RankContext, device_kind: str
 
 
 def generate(config: KernelsConfig, out: Path, context: RankContext, device: torch.device) -> Any:
-    """Load, shard, and the four passes. Imported here: transformers takes seconds, and preflight comes first."""
+    """Load, shard, and run the four passes.
+
+    Imports here: transformers takes seconds, and preflight comes first.
+    """
     from lab.rooms.kernels.workload.model import load
     from lab.rooms.kernels.workload.profile.passes import Run
 
@@ -109,7 +108,7 @@ def device_of(kind: str, context: RankContext) -> torch.device:
 
 @contextlib.contextmanager
 def group(config: KernelsConfig, device: torch.device) -> Iterator[None]:
-    """The ranks' process group, where there is more than one rank. After an error nobody waits for the others."""
+    """The ranks' process group if there are several ranks. After an error no rank waits for the others."""
     if config.tp == 1:
         yield
         return
@@ -122,7 +121,7 @@ def group(config: KernelsConfig, device: torch.device) -> Iterator[None]:
 
 
 def facts(world_size: int) -> Facts:
-    """What this Python says of itself; the GPUs are asked only where CUDA can be initialised."""
+    """Versions and GPUs of this Python; GPUs are queried only if torch sees any."""
     count = torch.cuda.device_count()
     properties = [torch.cuda.get_device_properties(index) for index in range(count)]
     return Facts(
@@ -152,10 +151,9 @@ def installed(package: str) -> str | None:
 def describe(
     config: KernelsConfig, found: Facts, device: torch.device, context: RankContext
 ) -> dict[str, Any]:
-    """What runs, on what, steered by which variables."""
-    steering = {
-        key: value for key, value in sorted(os.environ.items()) if key.startswith((*ENV_PREFIXES, "CUBLAS"))
-    }
+    """Versions, devices, host, configuration and the variables that affect the run."""
+    prefixes = (*ENV_PREFIXES, "CUBLAS")
+    variables = {key: value for key, value in sorted(os.environ.items()) if key.startswith(prefixes)}
     return {
         "versions": {
             "torch": found.torch,
@@ -169,6 +167,6 @@ def describe(
         "host": platform.node(),
         "world_size": context.world_size,
         "config": msgspec.to_builtins(config),
-        "env": redact_env(steering),
+        "env": redact_env(variables),
         "gpu_before": gpu_state(),
     }

@@ -1,4 +1,7 @@
-"""model"""
+"""The model: from the hub, from a folder, or of the same architecture with random weights.
+
+Works with torch 1.12 (transformers 4.46.3) and with the newest of both.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from lab.rooms.kernels.workload.checkpoint import checkpoint_source
 
 
 class Loaded(NamedTuple):
-    """A model in evaluation mode, on the CPU if it is still to be sharded; `note` says where config and weights are from."""
+    """A model in evaluation mode; `note` is the source of its configuration and weights."""
 
     model: Any
     weights: str  # "checkpoint" | "random"
@@ -25,9 +28,9 @@ class Loaded(NamedTuple):
 
 
 def load(config: KernelsConfig, device: torch.device, *, on_cpu: bool) -> Loaded:
-    """The model `config` asks for, on `device`, or on the CPU when `on_cpu` (its shards move later).
+    """The model of `config`, on `device`, or on the CPU if `on_cpu` (its shards move later).
 
-    Raises MissingError when a checkpoint is asked for and neither cached nor to be had.
+    Raises MissingError if a checkpoint is required but cannot be found.
     """
     dtype = choose_dtype(config, device)
     source, reason = checkpoint_source(config)
@@ -52,7 +55,7 @@ def choose_dtype(config: KernelsConfig, device: torch.device) -> torch.dtype:
 
 
 def architecture(config: KernelsConfig) -> tuple[dict[str, Any], str]:
-    """Settings of the architecture, from this package or a folder's config.json, and where they are from."""
+    """(settings of the architecture, their source): from this package or a folder's config.json."""
     import json
 
     model = known(config.model)
@@ -66,7 +69,7 @@ def architecture(config: KernelsConfig) -> tuple[dict[str, Any], str]:
             raise ConfigError(f"config.json cannot be read: {error}", where=path) from error
         return settings, str(path)
     raise MissingError(
-        f"{config.model}: neither a folder, nor cached, nor an architecture that lab knows",
+        f"{config.model}: not a folder, not cached, and not an architecture that lab knows",
         fix=f"one of {', '.join(MODELS)}, or a folder with config.json",
     )
 
@@ -74,7 +77,7 @@ def architecture(config: KernelsConfig) -> tuple[dict[str, Any], str]:
 def from_settings(
     settings: dict[str, Any], config: KernelsConfig, dtype: torch.dtype, target: torch.device
 ) -> Any:
-    """A model with random weights. Newer torch makes it where it will live, torch 1.12 on the CPU in float32."""
+    """A model with random weights, created on `target`; by torch 1.12 on the CPU in float32, then moved."""
     import transformers
 
     auto: Any = transformers.AutoModelForCausalLM
@@ -89,7 +92,7 @@ def from_settings(
 
 
 def from_checkpoint(source: str, config: KernelsConfig, dtype: torch.dtype, target: torch.device) -> Any:
-    """The published weights; in 8 bits they go straight to the GPU."""
+    """The published weights; 8-bit weights are loaded directly onto the GPU."""
     import transformers
 
     auto: Any = transformers.AutoModelForCausalLM
@@ -104,7 +107,7 @@ def from_checkpoint(source: str, config: KernelsConfig, dtype: torch.dtype, targ
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Make new floating point tensors `dtype` for a while."""
+    """New floating point tensors are `dtype` inside the block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -114,7 +117,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def count_params(model: nn.Module) -> int:
-    """Elements of the parameters that lie on this rank; a shared one counts once."""
+    """Elements of the parameters on this rank; a shared parameter counts once."""
     return sum(local(parameter).numel() for parameter in model.parameters())
 
 

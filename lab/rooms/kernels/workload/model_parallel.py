@@ -1,4 +1,9 @@
-"""mp"""
+"""Tensor parallel by DTensor: the layers of Llama and BLOOM split over ranks, everything else whole on each
+rank.
+
+Column-parallel layers keep rows of their weight, row-parallel ones columns; a layer has one all-reduce after
+attention and one after the MLP. Tested over two gloo ranks against the unsharded model's logits and tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +30,12 @@ PLANS = {
 
 
 def shard(model: Any, ranks: int, device: torch.device) -> Any:
-    """Split the CPU model over `ranks` (this process is one) and move the rest to `device`; the model itself, changed.
+    """Split the CPU model over `ranks`, of which this process is one, and move it to `device`; changed in
+    place.
 
-    A layer moves when it is split, so a GPU never holds more than its share. Every rank has loaded the same weights,
-    so nothing is sent. Raises UsageError for a model without a plan or with heads that `ranks` does not divide.
+    A layer moves when it is split, so a GPU never holds more than its share. Every rank has loaded the same
+    weights, so nothing is sent. Raises UsageError for a model without a plan, or with heads that `ranks` does
+    not divide.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -36,9 +43,7 @@ def shard(model: Any, ranks: int, device: torch.device) -> Any:
 
     family = model.config.model_type
     if family not in PLANS:
-        raise UsageError(
-            f"there is no tensor parallel plan for {family!r}", fix=f"one of: {', '.join(PLANS)}"
-        )
+        raise UsageError(f"no tensor parallel plan for {family!r}", fix=f"one of: {', '.join(PLANS)}")
     _check_heads(model.config, ranks)
     path, columns, rows = PLANS[family]
     mesh = init_device_mesh(device.type, (ranks,))
@@ -51,7 +56,7 @@ def shard(model: Any, ranks: int, device: torch.device) -> Any:
 
 
 def _without_scatter(parallelize: Any, layer: nn.Module, mesh: Any, styles: dict[str, Any]) -> None:
-    """Every rank holds the same weights: where this torch allows it, each takes its own part and sends nothing."""
+    """Split without communication if this torch allows it, because every rank holds the same weights."""
     import inspect
 
     more = {"src_data_rank": None} if "src_data_rank" in inspect.signature(parallelize).parameters else {}
@@ -69,15 +74,14 @@ def _check_heads(config: Any, ranks: int) -> None:
 
 
 def _fit_attention(family: str, layer: nn.Module, ranks: int, rank: int) -> None:
-    """Attention views its input by a count of heads that it remembers: make it that of this rank."""
+    """Attention reshapes by a stored number of heads: set it to that of this rank."""
     if family == "bloom":
         attention: Any = layer.get_submodule("self_attention")
         _divide(attention, ("num_heads", "hidden_size", "split_size"), ranks)
-        attention.register_forward_pre_hook(
-            _alibi_of_rank(attention.num_heads, ranks, rank), with_kwargs=True
-        )
+        hook = _alibi_of_rank(attention.num_heads, ranks, rank)
+        attention.register_forward_pre_hook(hook, with_kwargs=True)
         return
-    # transformers up to 4.46 views by these; newer ones derive the count from the shape.
+    # transformers up to 4.46 reshapes by these; newer versions derive the number from the shape.
     _divide(layer.get_submodule("self_attn"), ("num_heads", "num_key_value_heads", "hidden_size"), ranks)
 
 
@@ -88,7 +92,7 @@ def _divide(module: nn.Module, names: tuple[str, ...], ranks: int) -> None:
 
 
 def _alibi_of_rank(heads: int, ranks: int, rank: int) -> Any:
-    """A hook that leaves BLOOM's alibi (batch * all heads, 1, keys) with this rank's `heads`.
+    """A hook that cuts BLOOM's alibi (batch * all heads, 1, keys) down to this rank's `heads`.
 
     BLOOM's fused weight has rows [head, (q, k, v), dim], so a cut of its rows keeps whole heads.
     """

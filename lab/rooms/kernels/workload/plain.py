@@ -1,4 +1,4 @@
-"""plain"""
+"""Arguments of ops as plain data that JSON can hold."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.utils._python_dispatch
 
-# First match counts: a bool is an int too.
+# The first match counts: a bool is an int too.
 NUMBERS: tuple[tuple[str, Any], ...] = (
     ("bool", bool),
     ("int", int),
@@ -17,21 +16,17 @@ NUMBERS: tuple[tuple[str, Any], ...] = (
     ("complex", complex),
     ("str", str),
 )
-
-
 NAMED: tuple[tuple[str, Any], ...] = (
     ("dtype", torch.dtype),
     ("device", torch.device),
     ("layout", torch.layout),
     ("memory_format", torch.memory_format),
 )
-
-
 LISTS: tuple[tuple[str, Any], ...] = (("bools", bool), ("ints", int), ("floats", (int, float)))
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """kind and value of an argument that is no tensor; what JSON cannot hold becomes text."""
+    """kind and value of an argument that is not a tensor; what JSON cannot hold becomes text."""
     if value is None:
         return {"kind": "none"}
     for kind, of in NUMBERS:

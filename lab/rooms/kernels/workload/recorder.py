@@ -1,4 +1,10 @@
-"""recorder"""
+"""The dispatch recorder: every call that reaches the dispatcher, with its exact overload and all its
+arguments.
+
+It sees ops after autograd and composites have been taken apart: the ops that own kernels. Tensors that share
+memory have the same storage number; integer tensors have their minimum and maximum, because they may be
+indices. Works from torch 1.12 (`push_torch_dispatch_mode`) to the newest.
+"""
 
 from __future__ import annotations
 
@@ -15,55 +21,51 @@ from lab.rooms.kernels.schema import Arg, RecordedOp
 from lab.rooms.kernels.workload.plain import plain, short
 
 _dispatch: Any = torch.utils._python_dispatch
-
-
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
 
 
 class Recorder:
-    """What one rank's dispatcher saw; `phase` and `forward` are set from outside, module paths by `watch`.
+    """Writes the calls of one rank's dispatcher; `phase` and `forward` are set from outside, modules by
+    `watch`.
 
-    sink takes one encoded line at a time.
+    write takes one encoded line at a time.
     """
 
-    def __init__(self, sink: Callable[[bytes], Any]) -> None:
+    def __init__(self, write: Callable[[bytes], Any]) -> None:
         self.count = 0
         self.phase, self.forward = "", -1
         self.modules: list[str] = []
-        self._sink = sink
+        self._write = write
         self._encode = msgspec.json.Encoder().encode
         self._storages: dict[int, int] = {}
 
-    def add(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any, before: list[Arg]
-    ) -> None:
-        """Write one call; `before` are its arguments as they were before it ran (it may have changed them)."""
+    def add(self, func: Any, args: list[Arg], result: Any) -> None:
+        """Write one call; `args` describe its arguments before it ran, because it may have changed them."""
         schema = func._schema if hasattr(func, "_schema") else None
         name, _, overload = str(func).replace(".", "::", 1).partition(".")
         op = RecordedOp(
             index=self.count,
             name=schema.name if schema else name,
             overload=schema.overload_name if schema else overload.replace("default", ""),
-            args=before,
+            args=args,
             outs=[self.describe("", one) for one in _flat(result)],
             phase=self.phase,
             forward=self.forward,
             module_path=self.modules[-1] if self.modules else "",
         )
-        self._sink(self._encode(op) + b"\n")
+        self._write(self._encode(op) + b"\n")
         self.count += 1
 
     def arguments(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Arg]:
         """The arguments in the order of the schema, defaults that were left out included."""
         schema = getattr(func, "_schema", None)
         if schema is None:
-            return [self.describe("", value) for value in args] + [
-                self.describe(k, v) for k, v in kwargs.items()
-            ]
+            named = [("", value) for value in args] + list(kwargs.items())
+            return [self.describe(name, value) for name, value in named]
         found = []
-        for place, parameter in enumerate(schema.arguments):
-            if place < len(args):
-                found.append(self.describe(parameter.name, args[place]))
+        for index, parameter in enumerate(schema.arguments):
+            if index < len(args):
+                found.append(self.describe(parameter.name, args[index]))
             elif parameter.name in kwargs:
                 found.append(self.describe(parameter.name, kwargs[parameter.name]))
             elif parameter.has_default_value():
@@ -101,38 +103,38 @@ class Recorder:
 
 
 class _Mode(_dispatch.TorchDispatchMode):  # type: ignore[misc]
-    """Hands every call to the recorder that is being fed."""
+    """Passes every call to the recorder."""
 
     recorder: Recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(map(_takes_apart, types)):
-            return NotImplemented  # a DTensor takes its op apart first: the local ops come here in turn
+        if any(map(_handles_ops, types)):
+            return NotImplemented  # a DTensor decomposes its op first; the local ops arrive here next
         if not all(map(_is_real, _flat([*args, *kwargs.values()]))):
             return func(*args, **kwargs)
         before = _Mode.recorder.arguments(func, args, kwargs)
         result = func(*args, **kwargs)
         if all(map(_is_real, _flat(result))):
-            _Mode.recorder.add(func, args, kwargs, result, before)
+            _Mode.recorder.add(func, before, result)
         return result
 
 
-def _takes_apart(kind: type) -> bool:
-    """Whether tensors of this class handle ops themselves (DTensor, a collective's result that is waited for)."""
+def _handles_ops(kind: type) -> bool:
+    """Whether tensors of this class handle ops themselves (DTensor, a collective's pending result)."""
     if not issubclass(kind, Tensor):
         return False  # torch 1.12 names the mode's own class too
     return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def _is_real(value: Any) -> bool:
-    """False for tensors without memory, by which DTensor finds out shapes: they launch nothing."""
-    return not isinstance(value, Tensor) or not (_takes_apart(type(value)) or value.device.type == "meta")
+    """False for tensors without memory, which DTensor uses to infer shapes: they launch nothing."""
+    return not isinstance(value, Tensor) or not (_handles_ops(type(value)) or value.device.type == "meta")
 
 
 @contextlib.contextmanager
 def recording(recorder: Recorder, model: nn.Module) -> Iterator[Recorder]:
-    """Feed `recorder` with every call inside the block, each with the path of the module that runs."""
+    """Record every call inside the block, each with the path of the module that runs."""
     hooks = watch(recorder, model)
     _Mode.recorder = recorder
     try:
@@ -144,7 +146,7 @@ def recording(recorder: Recorder, model: nn.Module) -> Iterator[Recorder]:
 
 
 def _pushed() -> Any:
-    """torch 1.12 must make the mode itself; its own constructor raises TypeError there."""
+    """torch 1.12 must construct the mode itself; the mode's constructor raises TypeError there."""
     push = getattr(_dispatch, "push_torch_dispatch_mode", None)
     return push(_Mode) if push else _Mode()
 
@@ -165,7 +167,7 @@ def watch(recorder: Recorder, model: nn.Module) -> list[Any]:
 
 
 def bounds(value: Tensor) -> tuple[int, int] | None:
-    """Least and greatest element of an integer tensor; None for others, for empty ones and for those without memory."""
+    """Minimum and maximum of an integer tensor; None for other, empty and meta tensors."""
     if value.dtype not in INTEGERS or not value.numel() or value.device.type == "meta":
         return None
     flat = value.detach().to("cpu", torch.int64)

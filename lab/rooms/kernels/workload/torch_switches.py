@@ -1,4 +1,4 @@
-"""The switches of torch that decide which kernel an op launches: read, and put back as they were recorded."""
+"""The switches of torch that select an op's kernel: read, set as recorded, and restored."""
 
 from __future__ import annotations
 
@@ -9,41 +9,40 @@ from typing import Any
 
 import torch
 
-# name -> attribute of torch, or a pair of functions that read and write it. An older torch lacks some.
+# name -> attribute of torch. An older torch lacks some.
 ATTRIBUTES = {
-    "matmul_allow_tf32": "backends.cuda.matmul.allow_tf32",
-    "matmul_allow_fp16_reduced_precision_reduction": "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
-    "matmul_allow_bf16_reduced_precision_reduction": "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
     "cudnn_allow_tf32": "backends.cudnn.allow_tf32",
     "cudnn_benchmark": "backends.cudnn.benchmark",
+} | {
+    f"matmul_{name}": f"backends.cuda.matmul.{name}"
+    for name in (
+        "allow_tf32",
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+    )
 }
-FUNCTIONS = {
-    "deterministic": ("are_deterministic_algorithms_enabled", "use_deterministic_algorithms"),
-    "flash_sdp_enabled": ("backends.cuda.flash_sdp_enabled", "backends.cuda.enable_flash_sdp"),
-    "mem_efficient_sdp_enabled": (
-        "backends.cuda.mem_efficient_sdp_enabled",
-        "backends.cuda.enable_mem_efficient_sdp",
-    ),
-    "math_sdp_enabled": ("backends.cuda.math_sdp_enabled", "backends.cuda.enable_math_sdp"),
-    "cudnn_sdp_enabled": ("backends.cuda.cudnn_sdp_enabled", "backends.cuda.enable_cudnn_sdp"),
+# name -> functions of torch that read and write it.
+FUNCTIONS = {"deterministic": ("are_deterministic_algorithms_enabled", "use_deterministic_algorithms")} | {
+    f"{kind}_sdp_enabled": (f"backends.cuda.{kind}_sdp_enabled", f"backends.cuda.enable_{kind}_sdp")
+    for kind in ("flash", "mem_efficient", "math", "cudnn")
 }
 
 
 def read_switches() -> dict[str, Any]:
-    """Every switch that this torch has, and its value now."""
+    """Every switch of this torch and its current value."""
     found = {}
     for name, path in ATTRIBUTES.items():
-        with contextlib.suppress(AttributeError, AssertionError):  # torch 1.12 asserts
+        with contextlib.suppress(AttributeError, AssertionError):  # torch 1.12 raises AssertionError
             found[name] = _walk(path)
     for name, (read, _) in FUNCTIONS.items():
-        with contextlib.suppress(AttributeError, AssertionError):  # torch 1.12 asserts
+        with contextlib.suppress(AttributeError, AssertionError):
             found[name] = _walk(read)()
     return found
 
 
 @contextlib.contextmanager
 def restored(state: dict[str, Any]) -> Iterator[list[str]]:
-    """Set every switch that `state` names; yields the names this torch lacks. All is as before afterwards."""
+    """Set every switch in `state` inside the block; yields the names that this torch does not have."""
     before = read_switches()
     unknown = [name for name in state if name in {**ATTRIBUTES, **FUNCTIONS} and name not in before]
     wanted = {name: value for name, value in state.items() if type(before.get(name)) is type(value)}

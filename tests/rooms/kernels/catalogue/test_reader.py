@@ -1,4 +1,4 @@
-"""What the kernels room needs of a trace beyond the other rooms: geometry wherever a vendor or a torch writes it."""
+"""What only the kernels room needs of a trace: geometry wherever a vendor or a torch writes it."""
 
 from __future__ import annotations
 

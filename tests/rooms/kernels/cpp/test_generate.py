@@ -1,4 +1,4 @@
-"""The generated C++ program is built here with the installed torch, and its results are Python's, byte by byte."""
+"""The generated C++ program, built with the installed torch: its results are Python's, byte by byte."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ CALLS = (
 
 
 def a_plan(*signatures):
-    calls = tuple(Call(place, 0, (1.0,)) for place in range(len(signatures)))
+    calls = tuple(Call(sig, 0, (1.0,)) for sig in range(len(signatures)))
     return ReplayPlan(
         origin=Origin(trace="t.json"), forwards=(Forward("all", "all"),), signatures=signatures, calls=calls
     )

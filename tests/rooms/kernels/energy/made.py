@@ -15,7 +15,7 @@ NAN = math.nan
 
 
 def sampled(watts, *, seconds=10.0, update=0.1, poll=0.004, counter=True, power=True):
-    """What a card that draws watts(t) would say: a counter and a power sensor that both move every `update` seconds."""
+    """Samples of a card that draws watts(t): counter and power sensor both move every `update` seconds."""
     samples, energy, t, shown_e, shown_p, next_update = Samples(), 0.0, 0.0, 0.0, watts(0.0), update
     while t < seconds:
         energy += watts(t) * poll

@@ -59,8 +59,8 @@ class FakeNvml:
         return 0
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, gpu, count, buffer):
-        for place in range(1 + self.others):
-            buffer._obj[place].pid = 100 + place
+        for index in range(1 + self.others):
+            buffer._obj[index].pid = 100 + index
         count._obj.value = 1 + self.others
         return 0
 

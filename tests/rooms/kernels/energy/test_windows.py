@@ -70,8 +70,8 @@ def test_no_sensor_is_missing_and_not_zero_watts():
 
 def test_zero_readings_of_the_power_sensor_are_dropped():
     samples = sampled(lambda t: 150.0, counter=False)
-    for place in range(300, 1500, 100):
-        samples.power_w[place] = 0.0
+    for index in range(300, 1500, 100):
+        samples.power_w[index] = 0.0
     assert integrate(samples, 1.0, 9.0)[0] == pytest.approx(150 * 8, rel=0.01)
 
 

@@ -1,4 +1,4 @@
-"""Small recordings for the replay's tests: traces and execution traces written by hand, as Kineto and torch write them."""
+"""Small traces and execution traces for the replay's tests, as Kineto and torch write them."""
 
 from __future__ import annotations
 

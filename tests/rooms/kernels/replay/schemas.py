@@ -10,7 +10,10 @@ SUM = (
 )
 
 
-EMBEDDING = "aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"
+EMBEDDING = (
+    "aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, "
+    "bool sparse=False) -> Tensor"
+)
 
 
 INDEX = "aten::index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"

@@ -61,5 +61,5 @@ def test_a_list_with_holes_keeps_its_holes():
 
 
 def test_a_node_that_lost_arguments_is_unresolved():
-    with pytest.raises(Unresolved, match="holds 1 arguments"):
+    with pytest.raises(Unresolved, match="holds 1 argument,"):
         from_node(MUL, {"values": [1], "types": ["Int"], "shapes": [[]], "strides": [[]]})

@@ -1,4 +1,7 @@
-"""Run by torchrun: the sharded model's logits and tokens against the unsharded one's. Prints one line a model, rank 0."""
+"""Run by torchrun: the sharded model's logits and tokens against the unsharded one's.
+
+Prints one line a model, rank 0.
+"""
 
 from __future__ import annotations
 

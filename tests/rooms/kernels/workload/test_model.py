@@ -23,7 +23,7 @@ def test_a_folder_with_a_checkpoint_runs_with_its_weights(tmp_path):
     pairs = zip(made.state_dict().values(), found.model.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     ids, how = encode(found, config, 512)
-    assert len(ids) == 7 and "tokenizer cannot be had" in how
+    assert len(ids) == 7 and "tokenizer cannot be loaded" in how
     (tmp_path / "model.safetensors").unlink()
     assert load(config, device, on_cpu=True).weights == "random", "the architecture is still there"
 

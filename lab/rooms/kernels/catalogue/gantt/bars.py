@@ -1,7 +1,8 @@
 """Launches as bars: one row each for compute, communication and copies of every stream.
 
-A picture draws by pixels, each as strong as it is busy, so idle time stays visible among 65,000 launches; the page draws
-every launch on a canvas, so a zoom shows each."""
+A picture draws by pixels, each as strong as it is busy, so idle time stays visible among 65,000 launches; the
+page draws every launch on a canvas, so a zoom shows each.
+"""
 
 from __future__ import annotations
 

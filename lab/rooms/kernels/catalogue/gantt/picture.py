@@ -62,8 +62,8 @@ def window(bars: Bars, step: str | None) -> tuple[float, float]:
 def merged(bars: Bars, low_us: float, high_us: float, pixels: int = PIXELS) -> pd.DataFrame:
     """Bars inside the window, in a picture's resolution: columns row, family, start_us, dur_us, busy.
 
-    A pixel that several families share belongs to the one with most time in it; busy is the share of the pixel in
-    which anything runs, in quarters, rounded up. Equal neighbours are joined.
+    A pixel that several families share belongs to the one with most time in it; busy is the share of the
+    pixel in which anything runs, in quarters, rounded up. Equal neighbours are joined.
     """
     pixel = max((high_us - low_us) / pixels, 1e-3)
     edges = low_us + pixel * np.arange(pixels + 1)

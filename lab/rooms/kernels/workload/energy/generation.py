@@ -1,4 +1,4 @@
-"""generation"""
+"""The profiled model's own generation, to be measured as a whole."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 import msgspec
 import torch
 
+from lab.rooms.kernels.config import KernelsConfig
 from lab.rooms.kernels.replay.args import ReplayPlan
+from lab.rooms.kernels.workload.model import load
+from lab.rooms.kernels.workload.profile.passes import Run
 
 
 def generation(plan: ReplayPlan, device: torch.device, out: Path) -> Callable[[], Any]:
-    """One whole generation of the profiled model, with as many new tokens as were recorded."""
-    from lab.rooms.kernels.config import KernelsConfig
-    from lab.rooms.kernels.workload.model import load
-    from lab.rooms.kernels.workload.profile.passes import Run
-
+    """A function that runs one whole generation, with as many new tokens as were recorded."""
     known = set(KernelsConfig.__struct_fields__)
     wanted = {name: value for name, value in plan.config.items() if name in known}
     tokens = int(plan.config.get("new_tokens", plan.config.get("max_new_tokens", 16)))

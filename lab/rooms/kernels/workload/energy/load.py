@@ -1,4 +1,4 @@
-"""load"""
+"""One call, repeated to keep the GPU busy."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
+from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.workload.replay.build import Bound, bind, first_call, footprint_bytes
-from lab.rooms.kernels.workload.replay.machine import progress as say
-from lab.rooms.kernels.workload.replay.order import ROTATED_BYTES, Ready, l2_bytes
+from lab.rooms.kernels.workload.replay.machine import l2_bytes, progress
+from lab.rooms.kernels.workload.replay.order import MOST_SETS, ROTATED_BYTES, Ready
 
 GRAPH_CALLS = 200
-
-
-MOST_BYTES = 8 << 30
+MOST_BYTES = 8 << 30  # of all buffers of one call
 
 
 class Load:
     """A call made ready to keep the GPU busy: `launch()` queues `calls` of it.
 
-    Buffers rotate when a call touches more than ROTATED_BYTES, so that weights come from memory as in a model.
+    Buffers rotate when a call touches more than ROTATED_BYTES, so that weights come from memory as in a
+    model.
     """
 
     def __init__(self, launch: Callable[[], Any], calls: int, buffers: int, captured: bool) -> None:
@@ -30,33 +30,34 @@ class Load:
     def of(cls, ready: Ready, device: torch.device) -> Load:
         op, overload, args, _ = ready
         first, _ = first_call(bind(op, overload, args, device))
-        size = max(1, footprint_bytes(first))
-        count = (
-            1
-            if size < ROTATED_BYTES
-            else max(1, min(64, 1 + 2 * l2_bytes(device) // size, MOST_BYTES // size))
-        )
+        count = _num_buffers(max(1, footprint_bytes(first)), device)
         sets = [first, *(first_call(bind(op, overload, args, device))[0] for _ in range(count - 1))]
         calls = max(count, GRAPH_CALLS // count * count)
         graph = captured(sets, calls)
         if graph is not None:
             return cls(graph.replay, calls, count, True)
-        return cls(lambda: [sets[place % count]() for place in range(calls)], calls, count, False)
+        return cls(lambda: [sets[index % count]() for index in range(calls)], calls, count, False)
+
+
+def _num_buffers(size_bytes: int, device: torch.device) -> int:
+    """Enough buffers to overflow the L2 cache twice; small calls keep a single one."""
+    if size_bytes < ROTATED_BYTES:
+        return 1
+    return max(1, min(MOST_SETS, 1 + 2 * l2_bytes(device) // size_bytes, MOST_BYTES // size_bytes))
 
 
 def captured(sets: list[Bound], calls: int) -> Any:
-    """A CUDA graph of `calls` calls over the sets in turn; None where the op cannot be captured."""
-    if not hasattr(torch.cuda, "CUDAGraph") or any(
-        t.device.type == "cpu" for one in sets for t in one.tensors()
-    ):
+    """A CUDA graph of `calls` calls over the sets in turn; None if the op cannot be captured."""
+    on_cpu = any(tensor.device.type == "cpu" for one in sets for tensor in one.tensors())
+    if on_cpu or not hasattr(torch.cuda, "CUDAGraph"):
         return None
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
-            for place in range(calls):
-                sets[place % len(sets)]()
+            for index in range(calls):
+                sets[index % len(sets)]()
     except RuntimeError as error:
         torch.cuda.synchronize()
-        say(f"not captured, queued instead: {str(error).splitlines()[0][:120]}")
+        progress(f"not captured, queued instead: {first_line(error)[:120]}")
         return None
     return graph

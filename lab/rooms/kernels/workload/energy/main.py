@@ -1,4 +1,13 @@
-"""main"""
+"""Energy of single launches and of the whole model, on the GPU.
+
+    python -m lab.rooms.kernels.workload.energy --plan replay_plan.json --config energy.json --out DIR
+
+Idle is measured before the first CUDA call and again with a context. Then the model itself runs, or the
+recording in order if the model cannot be built. Each distinct call repeats from a CUDA graph (a deep queue if
+it cannot be captured) while a thread polls the meter; windows run from one step of the counter to another and
+are interleaved over calls, so that a drift of the card affects all of them. `energy_raw.json` is written
+after every round.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +24,10 @@ from lab.errors import GpuError
 from lab.gpus.discover import discover
 from lab.gpus.meters import meter_of
 from lab.rooms.kernels.energy.choice import EnergyConfig, RawEnergy
+from lab.rooms.kernels.energy.windows import Window, watts
 from lab.rooms.kernels.replay.args import ReplayPlan
-from lab.rooms.kernels.workload.energy.measurement import Measurement, at_rest, save, watts_text
-from lab.rooms.kernels.workload.replay.machine import progress as say
-from lab.rooms.kernels.workload.replay.machine import read_replay_plan, versions
+from lab.rooms.kernels.workload.energy.measurement import Measurement, at_rest, save
+from lab.rooms.kernels.workload.replay.machine import progress, read_replay_plan, versions
 from lab.rooms.kernels.workload.torch_switches import restored
 from lab.workload.start import read_config, start
 
@@ -34,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(plan: ReplayPlan, config: EnergyConfig, out: Path) -> RawEnergy:
-    """Everything in turn. Raises GpuError without a GPU, without a meter, or where others share it."""
+    """Measure everything. Raises GpuError without a GPU, without a meter, or if others use the GPU."""
     if torch.cuda.device_count() == 0:
         raise GpuError(
             f"torch {torch.__version__} sees no GPU: there is no energy to measure",
-            fix="run where the GPU is",
+            fix="run on a machine with a GPU",
         )
     vendor = "amd" if torch.version.hip else "nvidia"
     meter = meter_of(vendor, uuid_of_first(vendor))
@@ -50,18 +59,22 @@ def measure(plan: ReplayPlan, config: EnergyConfig, out: Path) -> RawEnergy:
     torch.zeros(1, device="cuda").add_(1)
     torch.cuda.synchronize()
     if reason := meter.refusal():
-        raise GpuError(
-            f"energy would not be of this program alone: {reason}", fix="take a whole GPU for yourself"
-        )
+        raise GpuError(f"the meter would include other programs: {reason}", fix="use a whole, idle GPU")
     time.sleep(1.0)
     raw.idle_context = at_rest(meter, config.idle_s)
     raw.device_name = torch.cuda.get_device_properties(0).name
-    say(f"idle {watts_text(raw.idle_cold)} W cold, {watts_text(raw.idle_context)} W with a context")
-    with torch.no_grad(), restored(plan.state):
+    progress(f"idle {_watts(raw.idle_cold)} cold, {_watts(raw.idle_context)} with a context")
+    with torch.no_grad(), restored(plan.state) as unknown:
+        raw.notes += [f"this torch has no switch {name}" for name in unknown]
         Measurement(plan, config, meter, raw, out).all()
     raw.facts_after = meter.facts()
     save(raw, out)
     return raw
+
+
+def _watts(one: Window) -> str:
+    power = watts(one)
+    return "unknown" if power is None else f"{power:.1f} W"
 
 
 def uuid_of_first(vendor: str) -> str:
@@ -70,5 +83,5 @@ def uuid_of_first(vendor: str) -> str:
         return ""
     gpus = [gpu for gpu in discover() if gpu.vendor == "nvidia"]
     if not gpus:
-        raise GpuError("the driver lists no GPU, though torch sees one", fix="see `lab doctor`")
+        raise GpuError("the driver lists no GPU, but torch sees one", fix="see `lab doctor`")
     return gpus[0].uuid

@@ -1,4 +1,4 @@
-"""measurement"""
+"""The windows of one energy run: calls in turn, and the whole model."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import msgspec
 import torch
 
 from lab.core.files import write_atomic
+from lab.core.words import plural
 from lab.gpus.meters import Meter
+from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.energy.choice import EnergyConfig, RawEnergy, RunEnergy, SignatureEnergy, choose
-from lab.rooms.kernels.energy.windows import Progress, Sampler, Samples, update_period_s, window
+from lab.rooms.kernels.energy.windows import Progress, Sampler, Samples, Window, update_period_s, window
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.schemas import Unresolved
 from lab.rooms.kernels.workload.energy.generation import generation
 from lab.rooms.kernels.workload.energy.load import Load
 from lab.rooms.kernels.workload.replay.build import bind, first_call
-from lab.rooms.kernels.workload.replay.machine import progress as say
+from lab.rooms.kernels.workload.replay.machine import progress
 from lab.rooms.kernels.workload.replay.order import InOrder, Ready
 from lab.rooms.kernels.workload.replay.overloads import resolved
 
 RAW = "energy_raw.json"
-
-
-BATCH_S = 0.02  # between two looks at how far the GPU is
+BATCH_S = 0.02  # between two checks of the GPU's progress
 
 
 def save(raw: RawEnergy, out: Path) -> None:
     write_atomic(out / RAW, msgspec.json.encode(raw))
 
 
-def at_rest(meter: Meter, seconds: float) -> Any:
+def at_rest(meter: Meter, seconds: float) -> Window:
     """A window in which nothing runs."""
     with Sampler(meter) as samples:
         start = time.monotonic()
@@ -45,7 +45,7 @@ def at_rest(meter: Meter, seconds: float) -> Any:
 
 
 class Measurement:
-    """The windows of one run; `raw` is written after every round, so a kill loses one round."""
+    """Fills `raw` with windows; it is written after every round, so a kill loses at most one round."""
 
     def __init__(
         self, plan: ReplayPlan, config: EnergyConfig, meter: Meter, raw: RawEnergy, out: Path
@@ -57,9 +57,8 @@ class Measurement:
 
     def all(self) -> None:
         chosen, self.raw.stands_for = choose(self.plan, self.config)
-        self.raw.signatures = [
-            SignatureEnergy(sig_id=self.plan.signatures[place].sig_id, place=place) for place in chosen
-        ]
+        signatures = self.plan.signatures
+        self.raw.signatures = [SignatureEnergy(sig_id=signatures[sig].sig_id, place=sig) for sig in chosen]
         self._resolve_all()
         if self.config.model_run:
             self._model()
@@ -67,32 +66,26 @@ class Measurement:
         for turn in range(self.config.windows):
             for entry in self.raw.signatures:
                 if time.monotonic() - self.began > self.config.budget_s:
-                    self.raw.notes.append(
-                        f"the budget of {self.config.budget_s:g} s ended in round {turn + 1}"
-                    )
+                    note = f"the budget of {self.config.budget_s:g} s was used up in round {turn + 1}"
+                    self.raw.notes.append(note)
                     return
                 self._round(entry)
             save(self.raw, self.out)
-            say(f"round {turn + 1} of {self.config.windows}: {len(self.raw.signatures)} calls")
+            progress(f"round {turn + 1} of {self.config.windows}: {plural(len(self.raw.signatures), 'call')}")
 
     def _resolve_all(self) -> None:
-        for place, signature in enumerate(self.plan.signatures):
+        """Call each signature once; a chosen one that cannot be called keeps the reason."""
+        chosen = {entry.place: entry for entry in self.raw.signatures}
+        for sig, signature in enumerate(self.plan.signatures):
             try:
                 overload, args = resolved(signature)
                 bound, _ = first_call(bind(signature.op, overload, args, self.device))
             except (Unresolved, RuntimeError, TypeError, ValueError) as why:
-                self._failed(place, str(why).strip().splitlines()[0])
+                if sig in chosen:
+                    chosen[sig].reason = first_line(why)
                 continue
-            numbers = any(
-                isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu"
-                for value in bound.args
-            )
-            self.ready[place] = (signature.op, overload, args, numbers)
-
-    def _failed(self, place: int, reason: str) -> None:
-        for entry in self.raw.signatures:
-            if entry.place == place:
-                entry.reason = reason
+            numbers = any(map(_is_number, bound.args))
+            self.ready[sig] = Ready(signature.op, overload, args, numbers)
 
     def _round(self, entry: SignatureEnergy) -> None:
         """One window of one call."""
@@ -101,7 +94,7 @@ class Measurement:
         try:
             load = Load.of(self.ready[entry.place], self.device)
         except (RuntimeError, TypeError, ValueError) as error:
-            entry.reason = str(error).strip().splitlines()[0]
+            entry.reason = first_line(error)
             return
         entry.buffers, entry.captured = load.buffers, load.captured
         samples, marks, start, end = self._busy(load.launch, load.calls)
@@ -147,7 +140,7 @@ class Measurement:
         return max(1, int(BATCH_S / max((time.monotonic() - begin) / 3, 1e-6)))
 
     def _model(self) -> None:
-        """The model's own runs, jittered so that they do not fall in step with the meter."""
+        """The model's own runs, with jitter against synchronising with the meter; idle between them."""
         what, once, forwards = self._model_or_replay()
         for _ in range(self.config.windows):
             marks = Progress()
@@ -164,31 +157,24 @@ class Measurement:
                     marks.t_s.append(time.monotonic())
                     marks.done.append(float(done))
                     time.sleep(dice.random() * 0.01)
-            self.raw.model.append(
-                RunEnergy(
-                    what=what,
-                    forwards_per_run=forwards,
-                    window=window(samples, begin, min(finish, marks.t_s[-1]), marks),
-                )
-            )
+            measured = window(samples, begin, min(finish, marks.t_s[-1]), marks)
+            self.raw.model.append(RunEnergy(what=what, forwards_per_run=forwards, window=measured))
             self.raw.update_period_s = self.raw.update_period_s or update_period_s(samples)
             torch.cuda.synchronize()
             self.raw.idle_between.append(at_rest(self.meter, min(self.config.idle_s, self.config.window_s)))
-        say(f"whole model ({what}): {len(self.raw.model)} windows")
+        progress(f"whole model ({what}): {plural(len(self.raw.model), 'window')}")
 
     def _model_or_replay(self) -> tuple[str, Callable[[], Any], int]:
         """(what runs, one run of it, forwards in it)."""
         marked = sum(forward.phase in ("prefill", "decode") for forward in self.plan.forwards)
         if self.plan.config.get("model") and marked:
-            return (
-                f"generation by {self.plan.config['model']}",
-                generation(self.plan, self.device, self.out),
-                marked,
-            )
+            once = generation(self.plan, self.device, self.out)
+            return f"generation by {self.plan.config['model']}", once, marked
         order = InOrder(self.plan, self.ready, self.device)
-        self.raw.notes.append("the recording names no model: the recorded calls in order stand for it")
+        self.raw.notes.append("the recording names no model: the recorded calls run in order instead")
         return "the recording, in order", order.once, max(1, marked)
 
 
-def watts_text(done: Any) -> str:
-    return "?" if done.energy_j is None else f"{done.energy_j / done.seconds:.1f}"
+def _is_number(value: Any) -> bool:
+    """Whether an argument is a Python number that had to go in as a 0-dim tensor."""
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu"

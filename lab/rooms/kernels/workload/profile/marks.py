@@ -1,4 +1,4 @@
-"""marks"""
+"""Forwards of the top module, each marked by its name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.rooms.kernels.workload.recorder import Recorder
 
 
 class Marks:
-    """Calls of the top module, each wrapped in a context that is told its name."""
+    """Runs each forward of the top module inside a context manager made from the forward's name."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.names = model, list[str]()
@@ -41,14 +41,14 @@ class Marks:
 
     def forwards(self, prompt_tokens: int) -> list[Forward]:
         return [
-            Forward(name=name, phase=name.split("_")[0], forward=at, tokens_in=1 if at else prompt_tokens)
-            for at, name in enumerate(self.names)
+            Forward(name=name, phase=name.split("_")[0], forward=i, tokens_in=1 if i else prompt_tokens)
+            for i, name in enumerate(self.names)
         ]
 
 
 @contextlib.contextmanager
 def phase_of(recorder: Recorder, name: str) -> Iterator[None]:
-    """Tell the recorder which forward runs; between two of them there is none."""
+    """Set the recorder's phase and forward inside the block; outside all blocks there is none."""
     recorder.phase = name.split("_")[0]
     recorder.forward = int(name.split("_")[1]) if "_" in name else 0
     try:

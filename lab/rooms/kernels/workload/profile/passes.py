@@ -1,4 +1,9 @@
-"""passes"""
+"""One generation, four times: to warm up, by the clock, under the profiler, under the recorder.
+
+Generation is greedy, so all passes do the same. Every forward is a range `prefill`, `decode_1`, `decode_2`
+... in the trace. The profiled pass has no other hooks; the recorded pass also has those for modules and
+shapes.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,7 @@ from lab.rooms.kernels.workload.profile.shapes import ShapeLog
 from lab.rooms.kernels.workload.profile.tracing import tracing
 from lab.rooms.kernels.workload.prompt import encode
 from lab.rooms.kernels.workload.recorder import Recorder, recording
+from lab.rooms.kernels.workload.torch_switches import read_switches
 
 log = logging.getLogger("lab.workload")
 
@@ -37,27 +43,21 @@ class Run:
         ids, self.tokens_by = encode(loaded, config, vocab_size)
         self.prompt = torch.tensor([ids], dtype=torch.long, device=device)
         self.marks = Marks(loaded.model)
-        # Random weights end their text by chance: the count of tokens must not depend on it.
+        # Random weights end their text by chance, which must not change the number of tokens.
         self.fixed = config.fixed_tokens or loaded.weights == "random"
 
     def all(self) -> Generation:
-        """Every pass in turn -> what was generated. The files are whole or not there at all."""
+        """All four passes -> what was generated. Files are written whole or not at all."""
         self.generate()
         log.info("warmed up; %d tokens of prompt, by %s", self.prompt.shape[1], self.tokens_by)
         unprofiled_s = self.timed()
         tokens, forwards = self.profiled()
         self.recorded()
         generation = self.describe(tokens, forwards, unprofiled_s)
-        write_atomic(
-            self.out / f"generation_rank{self.rank}.json",
-            msgspec.json.format(msgspec.json.encode(generation)),
-        )
-        log.info(
-            "%d new tokens in %d forwards; %.3f s unprofiled",
-            generation.new_tokens,
-            len(forwards),
-            unprofiled_s,
-        )
+        text = msgspec.json.format(msgspec.json.encode(generation))
+        write_atomic(self.out / f"generation_rank{self.rank}.json", text)
+        counts = generation.new_tokens, len(forwards)
+        log.info("%d new tokens in %d forwards; %.3f s unprofiled", *counts, unprofiled_s)
         return generation
 
     def generate(self) -> list[int]:
@@ -85,7 +85,7 @@ class Run:
         return time.perf_counter() - start
 
     def profiled(self) -> tuple[list[int], list[Forward]]:
-        """The pass under the profiler -> its tokens and forwards; writes the trace and the execution trace."""
+        """The pass under the profiler -> tokens and forwards; writes the trace and the execution trace."""
         self.out.mkdir(parents=True, exist_ok=True)
         with (
             tracing(self.out, self.rank, self.device, self.config.record_shapes) as keep,
@@ -137,29 +137,13 @@ class Run:
 
 
 def torch_flags() -> dict[str, Any]:
-    """What decides which kernel an op launches, beside its arguments: a replay has to restore it."""
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    matmul = cuda.matmul
-    names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-    sdp = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
+    """What selects an op's kernel besides its arguments: a replay must restore it."""
+    switches = {name: _plain(value) for name, value in read_switches().items()}
     return {
-        "grad": False,  # generation runs under no_grad
+        "grad": False,
         "autocast": torch.is_autocast_enabled(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "cudnn_benchmark": cudnn.benchmark,
-        "cudnn_allow_tf32": cudnn.allow_tf32,
-        **{f"matmul_{name}": _plain(getattr(matmul, name)) for name in names if _has(matmul, name)},
-        **{name: getattr(cuda, name)() for name in sdp if hasattr(cuda, name)},
-    }
-
-
-def _has(module: Any, name: str) -> bool:
-    """Whether this torch knows a flag; 1.12 answers with an AssertionError."""
-    try:
-        getattr(module, name)
-    except (AttributeError, AssertionError):
-        return False
-    return True
+        **switches,
+    }  # generation runs under no_grad
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""shapes"""
+"""The shape log: distinct calls of every Linear."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab.rooms.kernels.workload.recorder import Recorder
 
 
 class ShapeLog:
-    """Distinct calls of every Linear, by its path; `lines` is filled while the hooks are on."""
+    """Distinct calls of every Linear by its path, in `lines`, until `remove` is called."""
 
     def __init__(self, model: nn.Module, rank: int, recorder: Recorder) -> None:
         self.lines: dict[bytes, LinearShape] = {}
@@ -49,7 +49,7 @@ class ShapeLog:
 
 
 def shape_of(tensor: Any) -> Arg:
-    """Shape, strides and dtype of this rank's part; `value` tells how a DTensor is placed."""
+    """Shape, strides and dtype of this rank's part; `value` is the placement of a DTensor."""
     mine = local(tensor)
     return Arg(
         kind="tensor",

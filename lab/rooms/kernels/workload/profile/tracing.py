@@ -1,4 +1,4 @@
-"""tracing"""
+"""The profiler's trace and torch's execution trace of one pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("lab.workload")
 
 @contextlib.contextmanager
 def tracing(out: Path, rank: int, device: torch.device, record_shapes: bool) -> Iterator[Any]:
-    """Profile the block; the yielded function, called after it, puts the traces in their places."""
+    """Profile the block; call the yielded function after it to write the traces."""
     draft = out / f".draft_trace_rank{rank}.json.gz"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     observer, nodes = execution_trace_observer(out / f".draft_execution_trace_rank{rank}.json")
@@ -32,7 +32,7 @@ def tracing(out: Path, rank: int, device: torch.device, record_shapes: bool) -> 
     def keep() -> None:
         with writing(draft):
             profiler.export_chrome_trace(str(draft))
-            if not draft.stat().st_size:  # torch tells nobody that it could not write
+            if not draft.stat().st_size:  # torch does not report that it could not write
                 raise OSError(errno.ENOSPC, "the trace could not be written", str(draft))
             draft.replace(out / f"trace_rank{rank}.json.gz")
         if observer:
@@ -43,9 +43,9 @@ def tracing(out: Path, rank: int, device: torch.device, record_shapes: bool) -> 
 
 
 def execution_trace_observer(path: Path) -> tuple[Any, Path]:
-    """torch's own observer, where the profiler takes one (2.3 on), else None; and the file it writes."""
+    """torch's own observer, or None before torch 2.3; and the file it writes."""
     if "execution_trace_observer" not in inspect.signature(profile.__init__).parameters:
-        log.info("torch %s has no execution trace: the recorder tells the arguments", torch.__version__)
+        log.info("torch %s has no execution trace: arguments come from the recorder", torch.__version__)
         return None, path
     from torch.profiler import ExecutionTraceObserver
 

@@ -1,4 +1,4 @@
-"""build"""
+"""Calls made again: tensors allocated and filled, values converted, the op's overload bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.rooms.kernels.workload.replay.overloads import overload_of
 
 
 class Bound:
-    """A call ready to be made, as often as wanted, with the same tensors."""
+    """A call that can be repeated with the same tensors."""
 
     def __init__(self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
@@ -28,7 +28,7 @@ class Bound:
 
 
 def bind(op: str, overload: str, args: Sequence[Arg], device: torch.device) -> Bound:
-    """Tensors allocated and filled, values converted; nothing has run yet."""
+    """The call of an exact overload with rebuilt arguments; nothing has run yet. Raises Unresolved."""
     made = [_made(op, arg, device, seed) for seed, arg in enumerate(args)]
     positional = [value for arg, value in zip(args, made, strict=True) if not arg.kwarg_only]
     named = {arg.name: value for arg, value in zip(args, made, strict=True) if arg.kwarg_only}
@@ -36,22 +36,20 @@ def bind(op: str, overload: str, args: Sequence[Arg], device: torch.device) -> B
 
 
 def first_call(bound: Bound) -> tuple[Bound, Any]:
-    """Call once. Ops that take no Python number for a tensor get a 0-dim CPU tensor in its place."""
+    """Call once. Ops that do not take a Python number for a tensor get a 0-dim CPU tensor instead."""
     try:
         return bound, bound()
     except (RuntimeError, TypeError) as error:
         if "type 'Tensor' for argument" not in str(error) and "must be Tensor" not in str(error):
             raise
-    retried = Bound(
-        bound.function, with_tensors(bound.args), {k: with_tensors([v])[0] for k, v in bound.kwargs.items()}
-    )
+    named = dict(zip(bound.kwargs, with_tensors(list(bound.kwargs.values())), strict=True))
+    retried = Bound(bound.function, with_tensors(bound.args), named)
     return retried, retried()
 
 
 def with_tensors(args: list[Any]) -> list[Any]:
-    return [
-        torch.tensor(value.number) if isinstance(value, (Number, WholeNumber)) else value for value in args
-    ]
+    """The values with 0-dim tensors instead of placeholder numbers."""
+    return [torch.tensor(one.number) if isinstance(one, (Number, WholeNumber)) else one for one in args]
 
 
 def _made(op: str, arg: Arg, device: torch.device, seed: int) -> Any:
@@ -63,7 +61,7 @@ def _made(op: str, arg: Arg, device: torch.device, seed: int) -> Any:
 
 
 def value_of(arg: Arg, device: torch.device) -> Any:
-    """The Python value that `arg` stands for on `device`."""
+    """The Python value of `arg` on `device`."""
     base, value = arg.type.rstrip("?"), arg.value
     if value is None:
         return None
@@ -83,7 +81,7 @@ def value_of(arg: Arg, device: torch.device) -> Any:
 
 
 def flat_outputs(value: Any) -> list[Tensor]:
-    """The tensors in what an op took or returned, lists flattened."""
+    """The tensors among an op's arguments or results, lists flattened."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (list, tuple)):

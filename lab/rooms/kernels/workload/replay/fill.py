@@ -1,4 +1,8 @@
-"""fill"""
+"""Tensors made again: strides, overlap, alignment and data.
+
+Data are a fixed hash of the element's index, so that Python, C++ and two runs see the same numbers. The bits
+are spread like random ones, because zeros cost less energy than data.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from torch import Tensor
 from lab.rooms.kernels.replay.args import TensorArg, fill_of
 from lab.rooms.kernels.tensors import ITEM_BYTES, extent
 
-PATTERN_ELEMENTS = 1 << 20  # the hash repeats after so many elements
+PATTERN_ELEMENTS = 1 << 20  # the period of the hash
 
 
 def make(op: str, spec: TensorArg, device: torch.device, seed: int) -> Any:
@@ -45,7 +49,7 @@ def filled(op: str, spec: TensorArg, length: int, device: torch.device, seed: in
 
 
 def _tiled(table: Tensor, length: int, seed: int) -> Tensor:
-    """The table from a place that `seed` picks, repeated up to `length`."""
+    """The table from an offset that `seed` selects, repeated up to `length`."""
     size = table.numel()
     start = (seed * 7919) % size
     table = torch.cat([table[start:], table[:start]])
@@ -74,12 +78,12 @@ def pattern(device: torch.device) -> Tensor:
 
 
 def placeholder(dtype: str) -> Any:
-    """A stand-in for a number whose value no trace keeps: 1, which lets no result drift."""
+    """A stand-in for a number whose value no trace holds: 1, with which no result drifts."""
     return WholeNumber(1) if dtype in ("int64", "bool") else Number(1.0)
 
 
 class Number(float):
-    """A Python number that stood where the schema has a tensor."""
+    """A placeholder float for a parameter that is a tensor in the schema."""
 
     @property
     def number(self) -> float | int | bool:
@@ -87,6 +91,8 @@ class Number(float):
 
 
 class WholeNumber(int):
+    """A placeholder int for a parameter that is a tensor in the schema."""
+
     @property
     def number(self) -> int:
         return int(self)

@@ -1,4 +1,4 @@
-"""machine"""
+"""The machine that a replay runs on, and the plan it reads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from lab.rooms.kernels.replay.args import PLAN_VERSION, ReplayPlan
 
 
 def read_replay_plan(path: Path) -> ReplayPlan:
+    """Raises MissingError and BadDataError."""
     try:
         plan = msgspec.json.decode(read_json_bytes(path, "replay plan"), type=ReplayPlan)
     except msgspec.DecodeError as error:
         raise BadDataError(f"not a replay plan: {error}", where=path) from error
     if plan.version != PLAN_VERSION:
         raise BadDataError(
-            f"the replay plan has version {plan.version}, this lab reads {PLAN_VERSION}", where=path
+            f"the replay plan has version {plan.version}, this lab reads {PLAN_VERSION}",
+            where=path,
+            fix="make the replay again with this version of lab",
         )
     return plan
 
@@ -41,6 +44,18 @@ def versions() -> dict[str, str]:
         "hip": torch.version.hip,
     }
     return {name: str(value) for name, value in found.items() if value}
+
+
+def l2_bytes(device: torch.device) -> int:
+    """Size of the L2 cache: 64 MiB if this torch does not know it, 32 MiB on a CPU."""
+    if device.type != "cuda":
+        return 32 << 20
+    return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20))
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def progress(text: str) -> None:

@@ -1,4 +1,12 @@
-"""main"""
+"""Replay the ops of a recording on this machine.
+
+    python -m lab.rooms.kernels.workload.replay --plan replay_plan.json --out DIR --mode hot|cold|in-order
+
+Every signature is called by itself first, as proof: what it launches is later compared with the original. hot
+repeats it over the same buffers, cold after the L2 cache was overwritten, in-order runs the whole recording
+again. Durations are the profiler's kernel durations, as the original's are; no host clock is used on a GPU.
+Writes `replay_raw.json` and `environment.json` into DIR, each whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +33,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pace", choices=("host", "queue"), default="host")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     args, _ = start(parser, argv)
-    run(
-        args.plan,
-        args.out,
-        mode=args.mode,
-        repeats=args.repeats,
-        pace=args.pace,
-        device=pick(args.device),
-    )
+    device = pick(args.device)
+    run(args.plan, args.out, mode=args.mode, repeats=args.repeats, pace=args.pace, device=device)
 
 
 def pick(name: str) -> torch.device:
-    """The device asked for; auto takes the GPU where there is one. Raises GpuError."""
+    """The requested device; auto is the GPU if there is one. Raises GpuError."""
     if name == "cuda" and not torch.cuda.is_available():
         raise GpuError(
             f"torch {torch.__version__} sees no GPU", fix="run in an image with GPU access, or --device cpu"

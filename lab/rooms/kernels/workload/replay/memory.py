@@ -1,4 +1,4 @@
-"""memory"""
+"""The storages of a recording, as buffers on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from lab.rooms.kernels.workload.replay.fill import make
 
 
 class Memory:
-    """Storage id -> the storage that holds it now. A slot that no op filled is filled once and kept for later passes."""
+    """Storage id -> the buffer in its place now.
+
+    A buffer that no op wrote is filled once and kept for later passes.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -21,7 +24,7 @@ class Memory:
         self._kept: dict[tuple[int, int], Tensor] = {}
 
     def tensor(self, key: tuple[int, int], spec: TensorArg, storage: int, offset: int) -> Tensor:
-        """The recorded tensor over its storage; `key` names the use, the same in every pass."""
+        """The recorded tensor over its buffer; `key` identifies this use of it, the same in every pass."""
         dtype: torch.dtype = getattr(torch, spec.dtype)
         needed = (offset + extent(spec.shape, spec.stride)) * ITEM_BYTES[spec.dtype]
         wanted = "cpu" if spec.device == "cpu" else self.device.type
@@ -45,14 +48,14 @@ class Memory:
 
 
 def storage_of(tensor: Tensor) -> Any:
-    """The bytes under a tensor; torch before 2.0 keeps them inside a storage that has a type."""
+    """The bytes of a tensor; before torch 2.0 they are inside a typed storage."""
     if hasattr(tensor, "untyped_storage"):
         return tensor.untyped_storage()
     return tensor.storage()._storage  # type: ignore[no-untyped-call]
 
 
 def over(storage: Any, dtype: torch.dtype, offset: int, spec: TensorArg) -> Tensor:
-    """A tensor of `spec` over the bytes of `storage`, beginning at element `offset`."""
+    """A tensor of `spec` over the bytes of `storage`, from element `offset`."""
     empty = torch.empty(0, dtype=dtype, device=storage.device)
     if not hasattr(empty, "untyped_storage"):
         storage = torch._TypedStorage(wrap_storage=storage, dtype=dtype)  # type: ignore[attr-defined]

@@ -1,26 +1,42 @@
-"""order"""
+"""The whole recording once more, in its order, over the memory it shared.
+
+Every recorded storage is a buffer here. A replayed op's results replace the storages it wrote, so a later op
+finds in the caches what the model's op found there. Without storages (no execution trace) a call uses buffers
+of its signature: large ones rotate, so that they are out of the L2 cache as a model's weights are, small ones
+stay.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from lab.rooms.kernels.replay.args import Arg, Call, ReplayPlan, TensorArg
 from lab.rooms.kernels.workload.replay.build import Bound, bind, flat_outputs, footprint_bytes, with_tensors
 from lab.rooms.kernels.workload.replay.fill import make
+from lab.rooms.kernels.workload.replay.machine import l2_bytes, synchronize
 from lab.rooms.kernels.workload.replay.memory import Memory, storage_of
 
-Ready = tuple[str, str, tuple[Arg, ...], bool]  # op, overload, arguments, whether numbers go in as tensors
-
-
 ROTATED_BYTES = 1 << 20  # smaller calls keep their buffers
-
-
 MOST_SETS = 64
+
+
+class Ready(NamedTuple):
+    """A resolved call."""
+
+    op: str
+    overload: str
+    args: tuple[Arg, ...]
+    numbers: bool  # whether Python numbers go in as 0-dim tensors
+
+    def bind(self, device: torch.device) -> Bound:
+        """The call with buffers of its own."""
+        bound = bind(self.op, self.overload, self.args, device)
+        return Bound(bound.function, with_tensors(bound.args), bound.kwargs) if self.numbers else bound
 
 
 class InOrder:
@@ -31,62 +47,59 @@ class InOrder:
         self.memory = Memory(device)
         self.steps: list[tuple[int, Callable[[], tuple[Any, ...]], Call]] = []
         self._own = _OwnBuffers(ready, device)
-        for place, call in enumerate(plan.calls):
+        for index, call in enumerate(plan.calls):
             if call.sig in ready:
-                self.steps.append((place, self._prepare(place, call, ready[call.sig]), call))
+                self.steps.append((index, self._prepare(index, call, ready[call.sig]), call))
 
     def run(self, around: Callable[[int], Any]) -> None:
-        """One pass. `around(place of the call)` is a context manager that holds nothing but the op."""
-        for place, arguments, call in self.steps:
+        """One pass. `around(index of the call)` is a context manager around the op alone."""
+        for index, arguments, call in self.steps:
             function, args, kwargs = arguments()
-            with around(place):
+            with around(index):
                 result = function(*args, **kwargs)
             for tensor, (storage, _) in zip(flat_outputs(result), call.outs, strict=False):
                 self.memory.now[storage] = storage_of(tensor)
 
     def once(self) -> None:
-        """One pass, watched by nobody, to its end on the GPU."""
+        """One pass without an observer, until the GPU has finished."""
         self.run(lambda _: contextlib.nullcontext())
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
 
-    def _prepare(self, place: int, call: Call, ready: Ready) -> Callable[[], tuple[Any, ...]]:
-        op, overload, args, numbers = ready
+    def _prepare(self, index: int, call: Call, ready: Ready) -> Callable[[], tuple[Any, ...]]:
+        """A function that returns (op, args, kwargs), with the tensors that are in memory at that time."""
         if not call.ins:
             return self._own.of(call.sig)
-        bound = bind(op, overload, [_light(arg) for arg in args], self.device)
-        if numbers:
-            bound = Bound(bound.function, with_tensors(bound.args), bound.kwargs)
-        slots = self._slots(place, call, args)
-        names = [arg.name for arg in args if arg.kwarg_only]
+        bound = ready._replace(args=tuple(map(_without_tensors, ready.args))).bind(self.device)
+        slots = self._slots(index, call, ready.args)
+        names = [arg.name for arg in ready.args if arg.kwarg_only]
 
         def arguments() -> tuple[Any, ...]:
             values, named = list(bound.args), dict(bound.kwargs)
-            for at, fetch in slots:
-                if at < len(values):
-                    values[at] = fetch()
+            for position, fetch in slots:
+                if position < len(values):
+                    values[position] = fetch()
                 else:
-                    named[names[at - len(values)]] = fetch()
+                    named[names[position - len(values)]] = fetch()
             return bound.function, values, named
 
         return arguments
 
-    def _slots(self, place: int, call: Call, args: Sequence[Arg]) -> list[tuple[int, Callable[[], Any]]]:
-        """(place among the values, how to fetch them) of the arguments that are tensors in memory."""
+    def _slots(self, index: int, call: Call, args: Sequence[Arg]) -> list[tuple[int, Callable[[], Any]]]:
+        """(position among the values, how to fetch it) of each argument that is in memory."""
         where = iter(call.ins)
         counter = itertools.count()
         slots: dict[str, Callable[[], Any]] = {}
         for arg in args:
             specs = [arg.tensor] if arg.tensor else list(arg.tensors or ())
             fetches = [
-                self._fetch((place, next(counter)), spec, *next(where)) if spec else None for spec in specs
+                self._fetch((index, next(counter)), spec, *next(where)) if spec else None for spec in specs
             ]
             if arg.tensor and fetches[0] is not None:
                 slots[arg.name] = fetches[0]
             elif arg.tensors:
                 slots[arg.name] = _all_of(fetches)
         ordered = [arg for arg in args if not arg.kwarg_only] + [arg for arg in args if arg.kwarg_only]
-        return [(at, slots[arg.name]) for at, arg in enumerate(ordered) if arg.name in slots]
+        return [(position, slots[arg.name]) for position, arg in enumerate(ordered) if arg.name in slots]
 
     def _fetch(
         self, key: tuple[int, int], spec: TensorArg, storage: int, offset: int
@@ -94,7 +107,7 @@ class InOrder:
         if spec.number:
             return None
         if spec.index or storage < 0:
-            # Indices stay within bounds whatever the replayed ops before them computed.
+            # Indices must stay within bounds, whatever earlier replayed ops computed.
             fixed = make("", spec, self.device, seed=key[0])
             return lambda: fixed
         return lambda: self.memory.tensor(key, spec, storage, offset)
@@ -109,11 +122,11 @@ class _OwnBuffers:
 
     def of(self, sig: int) -> Callable[[], tuple[Any, ...]]:
         if sig not in self._sets:
-            op, overload, args, numbers = self._ready[sig]
-            first = _bound(op, overload, args, numbers, self._device)
+            ready = self._ready[sig]
+            first = ready.bind(self._device)
             size = footprint_bytes(first)
             count = 1 if size < ROTATED_BYTES else min(MOST_SETS, 1 + 2 * l2_bytes(self._device) // size)
-            rest = [_bound(op, overload, args, numbers, self._device) for _ in range(count - 1)]
+            rest = [ready.bind(self._device) for _ in range(count - 1)]
             self._sets[sig] = itertools.cycle([first, *rest])
         rotation = self._sets[sig]
 
@@ -124,23 +137,9 @@ class _OwnBuffers:
         return arguments
 
 
-def _bound(op: str, overload: str, args: tuple[Arg, ...], numbers: bool, device: torch.device) -> Bound:
-    bound = bind(op, overload, args, device)
-    return Bound(bound.function, with_tensors(bound.args), bound.kwargs) if numbers else bound
-
-
-def l2_bytes(device: torch.device) -> int:
-    """Size of the GPU's L2 cache; 64 MiB where this torch does not tell it."""
-    if device.type != "cuda":
-        return 32 << 20
-    return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20))
-
-
-def _light(arg: Arg) -> Arg:
+def _without_tensors(arg: Arg) -> Arg:
     """The argument without its tensors, which are fetched at each call; numbers stay."""
-    if arg.tensor and not arg.tensor.number:
-        return Arg(name=arg.name, type=arg.type, kwarg_only=arg.kwarg_only)
-    if arg.tensors:
+    if arg.tensors or (arg.tensor and not arg.tensor.number):
         return Arg(name=arg.name, type=arg.type, kwarg_only=arg.kwarg_only)
     return arg
 

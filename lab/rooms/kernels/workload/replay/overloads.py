@@ -1,4 +1,4 @@
-"""overloads"""
+"""Exact overloads of this torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.rooms.kernels.replay.schemas import Schema, Unresolved, parse_schema
 
 
 def resolved(signature: Signature) -> tuple[str, tuple[Arg, ...]]:
-    """Overload and arguments; of a chrome trace's call they are found among this torch's schemas.
+    """Overload and arguments; for a call of a chrome trace found among this torch's schemas.
 
     Raises Unresolved.
     """
@@ -30,18 +30,19 @@ def resolved(signature: Signature) -> tuple[str, tuple[Arg, ...]]:
 
 
 def typed(op: str, overload: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
-    """A recorder's arguments with the types of the schema, which says what may only be given by name."""
+    """A recorder's arguments with the types of the schema, and which of them are keyword-only."""
     schema = next((one for one in schemas_of(op) if one.overload == overload), None)
     if schema is None:
         raise Unresolved(f"torch {torch.__version__} has no {op}.{overload or 'default'}")
     by_name = {param.name: param for param in schema.params}
     if not {arg.name for arg in args} <= set(by_name):
         raise Unresolved(
-            f"this torch's {op}.{overload or 'default'} has other arguments than the recorded one"
+            f"{op}.{overload or 'default'} of this torch has other arguments than the recorded one"
         )
+    params = [by_name[arg.name] for arg in args]
     return tuple(
-        msgspec.structs.replace(arg, type=by_name[arg.name].type, kwarg_only=by_name[arg.name].kwarg_only)
-        for arg in args
+        msgspec.structs.replace(arg, type=param.type, kwarg_only=param.kwarg_only)
+        for arg, param in zip(args, params, strict=True)
     )
 
 
@@ -58,7 +59,7 @@ def schemas_of(op: str) -> tuple[Schema, ...]:
 
 
 def overload_of(op: str, overload: str) -> Callable[..., Any]:
-    """The callable of exactly this overload. Raises Unresolved when this torch has none."""
+    """The callable of exactly this overload. Raises Unresolved if this torch has none."""
     space, _, name = op.partition("::")
     try:
         packet = getattr(getattr(torch.ops, space), name)

@@ -1,4 +1,4 @@
-"""run"""
+"""One replay: each signature by itself, then the recording in order."""
 
 from __future__ import annotations
 
@@ -10,21 +10,35 @@ import msgspec
 import torch
 
 from lab.core.files import write_atomic
+from lab.core.words import plural
+from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.replay.args import Launch, ReplayPlan
 from lab.rooms.kernels.replay.raw import CallRun, RawReplay, SignatureRun
 from lab.rooms.kernels.replay.schemas import Unresolved
 from lab.rooms.kernels.workload.replay.build import Bound, bind, first_call, flat_outputs
-from lab.rooms.kernels.workload.replay.machine import describe, progress, read_replay_plan, versions
-from lab.rooms.kernels.workload.replay.observe import Observer, Seen, synchronize
-from lab.rooms.kernels.workload.replay.order import InOrder, Ready, l2_bytes
+from lab.rooms.kernels.workload.replay.machine import (
+    describe,
+    l2_bytes,
+    progress,
+    read_replay_plan,
+    synchronize,
+    versions,
+)
+from lab.rooms.kernels.workload.replay.observe import Observer, Seen
+from lab.rooms.kernels.workload.replay.order import InOrder, Ready
 from lab.rooms.kernels.workload.replay.overloads import resolved
 from lab.rooms.kernels.workload.torch_switches import restored
 
 RAW = "replay_raw.json"
+# What torch raises for a call that it cannot make.
+CALL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
 
 def run(plan_path: Path, out: Path, *, mode: str, repeats: int, pace: str, device: torch.device) -> RawReplay:
-    """Replay all of a plan. Raises BadDataError for a plan that cannot be read, StorageError when `out` is full."""
+    """Replay a whole plan.
+
+    Raises BadDataError for a plan that cannot be read, StorageError if `out` is full.
+    """
     plan = read_replay_plan(plan_path)
     write_atomic(
         out / "environment.json", msgspec.json.encode({"versions": versions(), "device": describe(device)})
@@ -51,21 +65,22 @@ class Replay:
         self.ready: dict[int, Ready] = {}
 
     def alone(self, mode: str) -> tuple[SignatureRun, ...]:
-        """Each signature by itself: can it be called, what does it launch, how long does it take hot or cold."""
+        """Each signature by itself: whether it runs, what it launches, how long it takes hot or cold."""
         observer, runs = Observer(self.device), []
         flush = self._flush if mode == "cold" else lambda: None
         with observer.watching():
-            for place in range(len(self.plan.signatures)):
-                runs.append(self._one(place, observer, flush, 1 if mode == "in-order" else self.repeats))
-        for place, one in enumerate(runs):
-            if seen := observer.seen.get(f"alone{place}"):
+            for sig in range(len(self.plan.signatures)):
+                runs.append(self._one(sig, observer, flush, 1 if mode == "in-order" else self.repeats))
+        for sig, one in enumerate(runs):
+            if seen := observer.seen.get(f"alone{sig}"):
                 one.launches = seen[0].launches
-                one.dur_us = tuple(s.dur_us if s.launches else (s.op_us,) for s in seen)
-        progress(f"{sum(one.status == 'ran' for one in runs)} of {len(runs)} distinct calls ran")
+                one.dur_us = _times(seen)
+        ran = sum(one.status == "ran" for one in runs)
+        progress(f"{ran} of {plural(len(runs), 'distinct call')} ran")
         return tuple(runs)
 
-    def _one(self, place: int, observer: Observer, flush: Callable[[], None], times: int) -> SignatureRun:
-        signature = self.plan.signatures[place]
+    def _one(self, sig: int, observer: Observer, flush: Callable[[], None], times: int) -> SignatureRun:
+        signature = self.plan.signatures[sig]
         done = SignatureRun(sig_id=signature.sig_id, status="unresolved", reason=signature.reason)
         try:
             done.overload, done.args = resolved(signature)
@@ -73,31 +88,28 @@ class Replay:
         except Unresolved as why:
             done.reason = str(why)
             return done
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        except CALL_ERRORS as error:
             return self._shapes_only(done, signature.op, error)
         done.status, done.numbers_as_tensors = "ran", _took_tensors(bound.args, done)
         done.shapes_equal = None if signature.outs is None else shapes_of(result) == list(signature.outs)
-        self.ready[place] = (signature.op, done.overload, done.args, done.numbers_as_tensors)
+        self.ready[sig] = Ready(signature.op, done.overload, done.args, done.numbers_as_tensors)
         fresh = refresher(signature.op, bound)
         for _ in range(times):
             fresh()
             flush()
             synchronize(self.device)
-            with observer.label(f"alone{place}"):
+            with observer.label(f"alone{sig}"):
                 bound()
         return done
 
     def _shapes_only(self, done: SignatureRun, op: str, error: Exception) -> SignatureRun:
-        """An op without a CPU kernel can still be checked by shapes; on a GPU there is no such excuse."""
-        done.status, done.reason = (
-            "failed",
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}",
-        )
+        """A failed call; on a CPU, which may lack the op's kernel, shapes are checked on the meta device."""
+        done.status, done.reason = "failed", f"{type(error).__name__}: {first_line(error)[:200]}"
         if self.device.type == "cuda":
             return done
         try:
             first_call(bind(op, done.overload, done.args, torch.device("meta")))
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+        except CALL_ERRORS:
             return done
         done.status = "shapes"
         return done
@@ -113,29 +125,33 @@ class Replay:
         observer = Observer(self.device)
         for turn in range(self.repeats):
             with observer.watching():
-                if self.pace == "queue":
-                    torch.cuda._sleep(int(2e8))  # type: ignore[no-untyped-call]  # the host gets ahead of the GPU meanwhile
-                order.run(lambda place: observer.label(str(place)))
-            progress(f"pass {turn + 1} of {self.repeats}: {len(order.steps)} calls")
-        return collect(observer, [place for place, _, _ in order.steps])
+                if self.pace == "queue":  # the host gets ahead of the GPU
+                    torch.cuda._sleep(int(2e8))  # type: ignore[no-untyped-call]
+                order.run(lambda call: observer.label(str(call)))
+            progress(f"pass {turn + 1} of {self.repeats}: {plural(len(order.steps), 'call')}")
+        return collect(observer, [call for call, _, _ in order.steps])
 
 
 def collect(
-    observer: Observer, places: Sequence[int]
+    observer: Observer, calls: Sequence[int]
 ) -> tuple[tuple[CallRun, ...], tuple[tuple[Launch, ...], ...]]:
-    """Per call what it launched and for how long, in every pass."""
+    """For each call, by its index in the plan, what it launched and how long it took, in every pass."""
     sets: dict[tuple[Launch, ...], int] = {}
     runs = []
-    for place in places:
-        seen: list[Seen] = observer.seen.get(str(place), [])
+    for call in calls:
+        seen: list[Seen] = observer.seen.get(str(call), [])
         kinds = {sets.setdefault(one.launches, len(sets)) for one in seen}
-        times = tuple(one.dur_us if one.launches else (one.op_us,) for one in seen)
-        runs.append(CallRun(place, kinds.pop() if len(kinds) == 1 else -1, times))
+        runs.append(CallRun(call, kinds.pop() if len(kinds) == 1 else -1, _times(seen)))
     return tuple(runs), tuple(sets)
 
 
+def _times(seen: Sequence[Seen]) -> tuple[tuple[float, ...], ...]:
+    """Per pass, us of each launch; without launches, of the op."""
+    return tuple(one.dur_us if one.launches else (one.op_us,) for one in seen)
+
+
 def refresher(op: str, bound: Bound) -> Callable[[], object]:
-    """Puts the first argument of an in-place op back, so that repeating it does not drift to inf."""
+    """A function that restores the first argument of an in-place op, so that repeats do not drift."""
     target = bound.args[0] if bound.args else None
     if not op.endswith("_") or not isinstance(target, torch.Tensor) or 0 in target.stride():
         return lambda: None

@@ -27,7 +27,8 @@ def test_the_timeline_draws_zooms_and_tells_in_a_browser(tmp_path):
       setTimeout(() => {
         const box = canvas.getBoundingClientRect(); let told = "";
         for (let x = 0; x < box.width && !told; x += 1) {
-          canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + x, clientY: box.top + 42, bubbles: true }));
+          const at = { clientX: box.left + x, clientY: box.top + 42, bubbles: true };
+          canvas.dispatchEvent(new PointerEvent("pointermove", at));
           told = canvas.dataset.tip || "";
         }
         document.title = `${first} ${painted()} ${select.options.length} ${told}`;

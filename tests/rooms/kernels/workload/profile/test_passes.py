@@ -1,4 +1,4 @@
-"""A generation really profiled: marks, files, recorder and shapes agree with each other and with the model."""
+"""A real profile: marks, files, recorder and shapes agree with each other and with the model."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def test_the_trace_marks_a_prefill_and_a_decode_step_for_every_further_token(ran
 
 
 def test_what_was_generated_is_told_by_what_ran(folder):
-    said = read_json(trails(folder)[0].generation, Generation)
-    assert len(said.tokens) == said.new_tokens == NEW_TOKENS == len(said.forwards)
-    assert said.forwards[0].tokens_in == said.prompt_tokens and said.forwards[1].tokens_in == 1
-    assert said.num_params == 132_992 and said.weights == "random" and said.unprofiled_s > 0
+    made = read_json(trails(folder)[0].generation, Generation)
+    assert len(made.tokens) == made.new_tokens == NEW_TOKENS == len(made.forwards)
+    assert made.forwards[0].tokens_in == made.prompt_tokens and made.forwards[1].tokens_in == 1
+    assert made.num_params == 132_992 and made.weights == "random" and made.unprofiled_s > 0
 
 
 def test_every_recorded_call_that_works_is_found_in_the_trace(rank):

@@ -97,7 +97,7 @@ def test_the_recorder_alone_is_enough_where_torch_has_no_execution_trace(tmp_pat
 
 def test_the_recorder_adds_ranges_to_an_execution_trace(recording, tmp_path):
     plan = read_plan(recording / "trace.json", recording / "et.json")
-    place = next(p for p, s in enumerate(plan.signatures) if s.op == "aten::index_select")
+    sig = next(p for p, s in enumerate(plan.signatures) if s.op == "aten::index_select")
     from lab.rooms.kernels.replay.recorded import with_ranges
     from lab.rooms.kernels.schema import Arg as RecordedArg
     from lab.rooms.kernels.schema import RecordedOp
@@ -107,9 +107,9 @@ def test_the_recorder_adds_ranges_to_an_execution_trace(recording, tmp_path):
         name="aten::index_select",
         args=[RecordedArg(kind="tensor", name="index", dtype="int64", shape=[6], range=(0, 5))],
     )
-    args = with_ranges(plan.signatures[place].args, seen)
+    args = with_ranges(plan.signatures[sig].args, seen)
     assert (args[2].src, args[2].tensor.low, args[2].tensor.high) == ("ranged", 0, 5)
-    assert plan.signatures[place].args[2].tensor.high == 49
+    assert plan.signatures[sig].args[2].tensor.high == 49
 
 
 def test_an_op_in_place_gets_its_data_back_before_each_repetition():
@@ -133,11 +133,13 @@ from lab.rooms.kernels.workload.recorder import Recorder, recording
 from lab.rooms.kernels.workload.replay import run
 
 folder = Path(sys.argv[1])
-net = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 32), torch.nn.GELU())
+layers = torch.nn.Embedding(50, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 32), torch.nn.GELU()
+net = torch.nn.Sequential(*layers)
 ids = torch.arange(6).view(1, 6)
 forward = lambda: net(ids)[:, torch.tensor([0, 3])].softmax(-1) * 2.0
 forward()
-with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session, record_function("prefill"):
+profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+with torch.no_grad(), profiler as session, record_function("prefill"):
     forward()
 session.export_chrome_trace(str(folder / "trace.json"))
 with (folder / "ops.jsonl").open("wb") as file, torch.no_grad():
