@@ -18,6 +18,7 @@ from lab.terminal.click_types import with_options
 from lab.terminal.console import Console
 from lab.terminal.findings import raise_for_findings, show_findings
 from lab.terminal.lazy import LazyGroup
+from lab.terminal.options import as_json, out, quiet
 
 
 def _run(ctx: click.Context, /, resume_run: Path | None, attach_run: Path | None, **flags: Any) -> None:
@@ -93,14 +94,9 @@ def _knobs_beside(command: click.Command) -> list[click.Parameter]:
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Where tables, figures and page go. [default: the run; for a recording, experiments/NAME_analysis]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Findings as JSON on stdout.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@out("Where tables, figures and page go. [default: the run; for a recording, experiments/NAME_analysis]")
+@as_json("Findings")
+@quiet()
 def analyze(folder: Path, out: Path | None, as_json: bool, quiet: bool) -> None:
     """Analyse a run, or a recording that lab did not make. The recording itself is never changed."""
     if not folder.exists():

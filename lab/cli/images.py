@@ -17,6 +17,7 @@ from lab.images.docker_cli import built, id_of
 from lab.images.spec import Image
 from lab.images.targets import targets_of
 from lab.terminal.console import Console
+from lab.terminal.options import as_json, option, quiet
 
 if TYPE_CHECKING:
     from lab.images.check import Row
@@ -55,12 +56,12 @@ def images_show(name: str, as_json: bool) -> None:
 @images.command("build")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--base", metavar="REF", help="Build on this image instead of the one image.toml names.")
-@click.option("--network", default="host", show_default=True, help="Network of the build's own commands.")
+@option("--network", default="host", help="Network of the build's own commands.")
 @click.option(
     "-n", "--dry-run", "--plan", "dry_run", is_flag=True, help="Print the commands, and build nothing."
 )
-@click.option("--json", "as_json", is_flag=True, help="What was built (or the plan) as JSON on stdout.")
-@click.option("-q", "--quiet", is_flag=True, help="Hide the builder's own output.")
+@as_json("What was built (or the plan)")
+@quiet("Hide the builder's own output.")
 def build(
     names: tuple[str, ...], base: str | None, network: str, dry_run: bool, as_json: bool, quiet: bool
 ) -> None:
@@ -101,7 +102,7 @@ def _show_plan(rows: list[dict[str, object]], as_json: bool) -> None:
 @images.command("prepare")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--base", metavar="REF", help="Ask this image for its Python, instead of image.toml.")
-@click.option("-q", "--quiet", is_flag=True, help="Hide pip's own output.")
+@quiet("Hide pip's own output.")
 def prepare(names: tuple[str, ...], base: str | None, quiet: bool) -> None:
     """Make what a build reads (the wheel of lab, a torch for the CPU) and print docker-bake.json's variables.
 
@@ -130,7 +131,7 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--stand-in", is_flag=True, help="With stand-ins for GPUs, which the engine must know how to give."
 )
-@click.option("--timeout", "timeout_s", default=300.0, show_default=True, help="Limit of one command, s.")
+@option("--timeout", "timeout_s", default=300.0, help="Limit of one command, s.")
 @click.option("--json", "as_json", is_flag=True, help="One object per command on stdout.")
 def smoke(names: tuple[str, ...], stand_in: bool, timeout_s: float, as_json: bool) -> None:
     """Run lab's commands, a small sweep and a NaN baseline on the CPU, or an analysis, inside built images.

@@ -11,6 +11,7 @@ from lab.core.options import Options, SlurmOptions
 from lab.engines import ENGINES
 from lab.errors import UsageError
 from lab.terminal.click_types import Decorator
+from lab.terminal.options import as_json, choice, option, quiet
 
 UNSET = (None, (), "none", False)
 PLACE: list[Decorator] = [
@@ -46,12 +47,10 @@ SLURM: list[Decorator] = [
     click.option(
         "--sbatch", "extra", multiple=True, metavar="KEY=VALUE", help="[Slurm] Any other option of sbatch."
     ),
-    click.option(
+    choice(
         "--container",
-        type=click.Choice(["none", "docker", "pyxis", "apptainer"]),
-        default="none",
-        help="[Slurm] How a node runs --image. pyxis and apptainer were built from the tools' manuals "
-        "and have never been run. [default: none]",
+        "none docker pyxis apptainer",
+        "[Slurm] How a node runs --image. pyxis and apptainer were built from their manuals and never run.",
     ),
     click.option(
         "--vendor",
@@ -65,14 +64,10 @@ SLURM: list[Decorator] = [
     ),
 ]
 KNOBS: list[Decorator] = [
-    click.option(
-        "--gpus", default="all", show_default=True, help="all, none, a count, 0,2 or 0-3, or UUIDs."
-    ),
-    click.option(
-        "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Steps at a time."
-    ),
+    option("--gpus", default="all", help="all, none, a count, 0,2 or 0-3, or UUIDs."),
+    option("-j", "--jobs", type=click.IntRange(min=1), default=1, help="Steps at a time."),
     click.option("-n", "--dry-run", is_flag=True, help="Print exactly what would run, and run nothing."),
-    click.option("--json", "as_json", is_flag=True, help="Results (or the plan) as JSON on stdout."),
+    as_json("Results (or the plan)"),
     click.option(
         "-o",
         "--output-dir",
@@ -88,18 +83,16 @@ KNOBS: list[Decorator] = [
         type=click.FloatRange(min=0, min_open=True),
         help="Stop a step that has printed nothing for this long, s.",
     ),
-    click.option(
+    choice(
         "--analysis",
-        type=click.Choice(["auto", "host", "none"]),
-        default="auto",
-        show_default=True,
-        help="Where to analyse after the steps; auto: in the cpu image if they ran in containers, else here.",
+        "auto host none",
+        "Where to analyse after the steps; auto: in the cpu image if they ran in containers, else here.",
     ),
     click.option("--no-analysis", "analysis", flag_value="none", help="Same as --analysis none."),
     click.option(
         "--wait/--no-wait", default=True, help="Wait for GPUs that another process holds. [default: yes]"
     ),
-    click.option("-q", "--quiet", is_flag=True, help="Hide the steps' own output."),
+    quiet("Hide the steps' own output."),
 ]
 EARLIER: list[Decorator] = [
     click.option(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lab.terminal.options import as_json, out, quiet
+
 if TYPE_CHECKING:
     from lab.core.run import Run
 
@@ -14,14 +16,9 @@ if TYPE_CHECKING:
 @click.command("analyze")
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--sass", is_flag=True, help="Require nixnan's logs: an experiment without one is an error.")
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Folder for tables, figures and page. [default: the run; else experiments/NAME_analysis]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON on stdout.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@out("Folder for tables, figures and page. [default: the run; else experiments/NAME_analysis]")
+@as_json("The findings")
+@quiet()
 def analyze(folders: tuple[Path, ...], sass: bool, out: Path | None, as_json: bool, quiet: bool) -> None:
     """Write report.html of a run or of the published layout: ranking, births, layers, instructions, evidence.
 

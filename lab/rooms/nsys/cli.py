@@ -9,6 +9,7 @@ import click
 
 from lab.terminal.click_types import options_of
 from lab.terminal.lazy import LazyGroup
+from lab.terminal.options import choice, dtype, option, seed
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment
@@ -40,57 +41,27 @@ if TYPE_CHECKING:
     metavar="TYPE,...",
     help="forward, forward_backward, training. [default: what the parts need]",
 )
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=4, show_default=True, help="Sequences per pass."
-)
-@click.option(
-    "--warmup-steps", type=click.IntRange(min=0), default=5, show_default=True, help="Steps before recording."
-)
-@click.option(
-    "--measure-steps", type=click.IntRange(min=1), default=10, show_default=True, help="Recorded steps."
-)
-@click.option(
+@option("--batch-size", type=click.IntRange(min=1), default=4, help="Sequences per pass.")
+@option("--warmup-steps", type=click.IntRange(min=0), default=5, help="Steps before recording.")
+@option("--measure-steps", type=click.IntRange(min=1), default=10, help="Recorded steps.")
+@option(
     "--use-annotated-attention/--plain-attention",
     "annotated_attention",
     default=True,
-    show_default=True,
     help="Ranges inside attention (part e needs them).",
 )
-@click.option(
-    "--softmax",
-    type=click.Choice(["plain", "fused"]),
-    default="plain",
-    show_default=True,
-    help="The course's softmax of five kernels, or torch's of one.",
-)
+@choice("--softmax", "plain fused", "The course's softmax of five kernels, or torch's of one.")
 @click.option("--fused-qkv", is_flag=True, help="One GEMM for query, key and value.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["fp32", "tf32", "bf16", "fp16"]),
-    default="fp32",
-    show_default=True,
-    help="Of the products; bf16 and fp16 by autocast.",
-)
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and tokens."
-)
-@click.option(
-    "--collector",
-    type=click.Choice(["auto", "nsys", "kineto"]),
-    default="auto",
-    show_default=True,
-    help="auto: nsys where it works, else torch.profiler.",
-)
-@click.option(
-    "--twin/--no-twin", default=True, show_default=True, help="Time the same steps without a profiler too."
-)
+@dtype("fp32 tf32 bf16 fp16", "Of the products; bf16 and fp16 by autocast.")
+@seed(0, "Of weights and tokens.")
+@choice("--collector", "auto nsys kineto", "auto: nsys where it works, else torch.profiler.")
+@option("--twin/--no-twin", default=True, help="Time the same steps without a profiler too.")
 @click.option("--keep-original", is_flag=True, help="Keep the .nsys-rep: it holds the process's environment.")
-@click.option(
+@option(
     "--pause",
     "pause_s",
     type=click.FloatRange(min=0),
     default=1.0,
-    show_default=True,
     help="Pause in seconds before each process on GPUs.",
 )
 @click.option("-s", "--skip-existing", is_flag=True, help="Skip cells whose results are in --output-dir.")

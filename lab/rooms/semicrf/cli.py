@@ -9,16 +9,15 @@ import click
 
 from lab.rooms.semicrf.config import BACKENDS, FAULTS, MODELS
 from lab.rooms.semicrf.options import (
-    COUNT,
     LOOP,
     TRAINING,
     Names,
     absolute,
     train_config,
     with_corpus_path,
-    with_options,
 )
-from lab.terminal.click_types import options_of
+from lab.terminal.click_types import options_of, with_options
+from lab.terminal.options import ONE_OR_MORE, choice, option, seed
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment
@@ -40,14 +39,13 @@ def run_semicrf() -> None:
 
 
 @run_semicrf.command("train")
-@click.option(
+@option(
     *("--model", "models"),
     type=Names(MODELS),
     default="linear,semicrf",
-    show_default=True,
     help="Heads, comma separated.",
 )
-@with_options(TRAINING, LOOP)
+@with_options(*TRAINING, *LOOP)
 @click.pass_context
 def train(ctx: click.Context, /, **values: Any) -> Experiment:
     """Train phoneme segmentation with each head and backend: convergence, PER, time, memory."""
@@ -60,7 +58,7 @@ def train(ctx: click.Context, /, **values: Any) -> Experiment:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the comparison's JSON here as well.",
 )
-@with_options(TRAINING, LOOP)
+@with_options(*TRAINING, *LOOP)
 @click.pass_context
 def compare(ctx: click.Context, /, output_json: Path | None, **values: Any) -> Experiment:
     """pytorch-crf (where installed), linear CRF and semi-CRF on the same corpus, as one JSON and page."""
@@ -73,18 +71,16 @@ def compare(ctx: click.Context, /, output_json: Path | None, **values: Any) -> E
 
 @run_semicrf.command("diagnose")
 @click.option("--classic", is_flag=True, help="Only the guide's four steps.")
-@click.option(
-    "--repeats", type=COUNT, default=2, show_default=True, help="Trainings per cell (--classic: 5)."
-)
-@click.option("--orders", type=COUNT, default=2, show_default=True, help="Batch orders per cell.")
-@click.option("--steps", type=COUNT, default=12, show_default=True, help="Optimizer steps per training.")
+@option("--repeats", type=ONE_OR_MORE, default=2, help="Trainings per cell (--classic: 5).")
+@option("--orders", type=ONE_OR_MORE, default=2, help="Batch orders per cell.")
+@option("--steps", type=ONE_OR_MORE, default=12, help="Optimizer steps per training.")
 @click.option("--plant", type=click.Choice(list(FAULTS)), help="Plant a fault, to see it named.")
 @click.option(
     "--case",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Probe this reproducer (case.npz).",
 )
-@with_options(TRAINING)
+@with_options(*TRAINING)
 @click.pass_context
 def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experiment:
     """Run the guide's diagnostic workflow as one matrix and say in words what is wrong."""
@@ -110,10 +106,10 @@ def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experim
 
 
 @run_semicrf.command("check")
-@click.option("--backend", "backends", type=Names(BACKENDS), default="auto", show_default=True)
+@option("--backend", "backends", type=Names(BACKENDS), default="auto")
 @click.option("--interpret", is_flag=True, help="Run Triton's kernels in its interpreter: no GPU, slow.")
-@click.option("--batches", type=COUNT, default=200, show_default=True, help="Random hostile batches.")
-@click.option("--seed", type=click.IntRange(min=0), default=2025, show_default=True)
+@option("--batches", type=ONE_OR_MORE, default=200, help="Random hostile batches.")
+@seed(2025)
 @click.pass_context
 def check(ctx: click.Context, /, **values: Any) -> Experiment:
     """Compare this device's kernels with float64: values, gradients, odd shapes, hostile input."""
@@ -128,9 +124,9 @@ def check(ctx: click.Context, /, **values: Any) -> Experiment:
 @run_semicrf.command("preprocess")
 @click.option("--timit-dir", type=SOURCE, required=True)
 @click.option("--output-dir", type=FOLDER, required=True)
-@click.option("--feature-type", type=click.Choice(["mfcc", "mel"]), default="mfcc", show_default=True)
-@click.option("--n-mfcc", type=COUNT, default=13, show_default=True)
-@click.option("--n-mels", type=click.IntRange(min=2), default=80, show_default=True)
+@choice("--feature-type", "mfcc mel", None)
+@option("--n-mfcc", type=ONE_OR_MORE, default=13)
+@option("--n-mels", type=click.IntRange(min=2), default=80)
 def preprocess(timit_dir: Path, output_dir: Path, **values: Any) -> None:
     """TIMIT folder -> train.jsonl, test.jsonl, segment statistics and the phone mapping."""
     from lab.errors import needs

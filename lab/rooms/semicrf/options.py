@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +9,12 @@ import click
 
 from lab.rooms.semicrf.config import BACKENDS, GUIDE_BACKENDS, PRESETS
 from lab.terminal.click_types import options_of
+from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, option, seed
 
 if TYPE_CHECKING:
     _NamesParam = click.ParamType[list[str]]
 else:
     _NamesParam = click.ParamType  # generic only in newer click
-
-Function = Callable[..., Any]
-COUNT = click.IntRange(min=1)
 
 
 class Names(_NamesParam):
@@ -47,52 +44,40 @@ HELP = {
     "guards": "seed: the guide's NEG_INF, epsilon and clamps, to see what they change.",
     "objective": "guide: the published gold score, which is not of the partition's model.",
 }
-BACKEND = click.option(
+BACKEND = option(
     *("--backend", "backends"),
     type=Names(BACKENDS, GUIDE_BACKENDS),
     default="auto",
-    show_default=True,
     help="Backends of the CRF, comma separated.",
 )
 TRAINING = (
     click.option("--preset", type=click.Choice(list(PRESETS)), help=HELP["preset"]),
-    click.option("--data", "--data-dir", default="synthetic", show_default=True, help=HELP["data"]),
+    option("--data", "--data-dir", default="synthetic", help=HELP["data"]),
     BACKEND,
     click.option("--no-triton", is_flag=True, help="The torch backend, in decoding too."),
     click.option("--encoder", type=click.Choice(["bilstm", "transformer"])),
-    click.option("--max-duration", type=COUNT, help="Longest segment K, frames."),
+    click.option("--max-duration", type=ONE_OR_MORE, help="Longest segment K, frames."),
     click.option("--hidden-dim", type=click.IntRange(min=2)),
-    click.option("--num-layers", type=COUNT),
-    click.option("--epochs", type=COUNT),
-    click.option("--batch-size", type=COUNT),
-    click.option("--lr", type=click.FloatRange(min=0, min_open=True)),
+    click.option("--num-layers", type=ONE_OR_MORE),
+    click.option("--epochs", type=ONE_OR_MORE),
+    click.option("--batch-size", type=ONE_OR_MORE),
+    click.option("--lr", type=ABOVE_ZERO),
     click.option(
         "--crf-reg", type=click.FloatRange(min=0), help="Weight of parameter_penalty() in the loss."
     ),
-    click.option("--fixed-length", type=COUNT, help=HELP["fixed"]),
+    click.option("--fixed-length", type=ONE_OR_MORE, help=HELP["fixed"]),
     click.option("--over-long", type=click.Choice(["split", "error", "mask"]), help=HELP["over_long"]),
     click.option("--guards", type=click.Choice(["none", "seed"]), help=HELP["guards"]),
     click.option("--objective", type=click.Choice(["consistent", "guide"]), help=HELP["objective"]),
-    click.option("--seed", type=click.IntRange(min=0)),
+    seed(None, "Seed of the random numbers."),
     click.option("--utterances", type=click.IntRange(min=4), help="Training utterances, synthetic corpus."),
     click.option("--phones", type=click.IntRange(min=2, max=39), help="Classes of the synthetic corpus."),
 )
 LOOP = (
-    click.option("--log-every", type=COUNT, help="Epochs between two messages."),
-    click.option("--ranks", type=COUNT, help="Data-parallel processes."),
+    click.option("--log-every", type=ONE_OR_MORE, help="Epochs between two messages."),
+    click.option("--ranks", type=ONE_OR_MORE, help="Data-parallel processes."),
     click.option("--validate/--no-validate", default=None, help="Validation points. [default: on]"),
 )
-
-
-def with_options(*groups: tuple[Any, ...]) -> Callable[[Function], Function]:
-    """A decorator that adds the options of all groups, in their order."""
-
-    def decorate(function: Function) -> Function:
-        for option in reversed([option for group in groups for option in group]):
-            function = option(function)
-        return function
-
-    return decorate
 
 
 def train_config(values: dict[str, Any], *, gpus: bool) -> Any:

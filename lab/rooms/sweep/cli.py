@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,15 +9,12 @@ import click
 
 from lab.rooms.sweep.gemm.cli import gemm
 from lab.terminal.click_types import IntList, options_of
+from lab.terminal.options import ONE_OR_MORE, choice, option, seed
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment
 
 __all__ = ["gemm", "run_sweep"]
-
-
-option = partial(click.option, show_default=True)
-AT_LEAST_ONE = click.IntRange(min=1)
 
 
 @click.command("sweep")
@@ -28,10 +24,10 @@ AT_LEAST_ONE = click.IntRange(min=1)
     "-p",
     "--ranks",
     "--nproc",
-    type=AT_LEAST_ONE,
+    type=ONE_OR_MORE,
     help="Ranks on each node. [default: one per GPU; 2 without GPU]",
 )
-@option("--nodes", type=AT_LEAST_ONE, default=1, help="Hosts (with --engine slurm).")
+@option("--nodes", type=ONE_OR_MORE, default=1, help="Hosts (with --engine slurm).")
 @option(
     "-f",
     "--config",
@@ -44,20 +40,10 @@ AT_LEAST_ONE = click.IntRange(min=1)
     metavar="KEY=VALUE",
     help="Change one key of the training config; repeatable.",
 )
-@option("--repeats", type=AT_LEAST_ONE, default=1, help="Runs of every setting: error bars need 3 or more.")
-@option(
-    "--order",
-    type=click.Choice(["random", "given"]),
-    default="random",
-    help="Order of the settings within a repeat.",
-)
-@option("--seed", type=click.IntRange(min=0), default=2025, help="Seed of the random order.")
-@option(
-    "--channels-as",
-    type=click.Choice(["pin", "max"]),
-    default="pin",
-    help="Set MIN and MAX channels, or only MAX.",
-)
+@option("--repeats", type=ONE_OR_MORE, default=1, help="Runs of every setting: error bars need 3 or more.")
+@choice("--order", "random given", "Order of the settings within a repeat.")
+@seed(2025, "Seed of the random order.")
+@choice("--channels-as", "pin max", "Set MIN and MAX channels, or only MAX.")
 @option(
     "--pause",
     "pause_s",

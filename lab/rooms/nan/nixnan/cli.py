@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lab.terminal.options import as_json, quiet
+
 if TYPE_CHECKING:
     from lab.errors import LabError
     from lab.rooms.nan.nixnan.log import Log
 
 LOG_NAMES = re.compile(r".*\.(nixnan|nnlog)(\.gz)?|nixnan.*\.(log|txt)(\.gz)?")
 LEAST_WITH_PROGRESS = 64 << 20
-QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+QUIET = quiet()
 
 
 @click.command()
@@ -77,7 +79,7 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, strict:
     metavar="A2",
     help="A second run of the program of A: how much a run differs from itself.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON on stdout.")
+@as_json("The comparison")
 @QUIET
 def diff(a: Path, b: Path, noise: Path | None, as_json: bool, quiet: bool) -> None:
     """Compare the sites of two logs, or of two folders with the logs of one run each.

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lab.terminal.options import as_json, option
+
 if TYPE_CHECKING:
     from lab.core.run import Run
     from lab.rooms.nsys.answers.answer import Answer
@@ -15,18 +17,12 @@ if TYPE_CHECKING:
 
 @click.command("answers")
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option(
-    "-p", "--part", "parts", default="all", show_default=True, metavar="a,b,...", help="Questions to answer."
-)
+@option("-p", "--part", "parts", default="all", metavar="a,b,...", help="Questions to answer.")
 @click.option("--out", type=click.Path(path_type=Path), help="Also write tables, figures and the page here.")
-@click.option("--json", "as_json", is_flag=True, help="Answers, numbers and checks as JSON on stdout.")
+@as_json("Answers, numbers and checks")
 @click.option("--model-size", help="Of one capture: for the checks of launches and FLOPs. [default: unknown]")
-@click.option(
-    "--context-length", type=click.IntRange(min=2), default=512, show_default=True, help="Of one capture."
-)
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=4, show_default=True, help="Of one capture."
-)
+@option("--context-length", type=click.IntRange(min=2), default=512, help="Of one capture.")
+@option("--batch-size", type=click.IntRange(min=1), default=4, help="Of one capture.")
 @click.option("--fused-qkv", is_flag=True, help="Of one capture: one GEMM for query, key and value.")
 def answers(
     target: Path,

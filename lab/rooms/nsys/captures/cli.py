@@ -8,17 +8,18 @@ from typing import Any
 
 import click
 
+from lab.terminal.options import as_json, option, out
+
 FILE = click.argument("file", type=click.Path(path_type=Path))
 ATTRIBUTION = ["full", "nsys"]
 
 
 @click.command()
 @FILE
-@click.option(
+@option(
     "--attribution",
     type=click.Choice(ATTRIBUTION),
     default="full",
-    show_default=True,
     help="full: backward owns what autograd's thread launched; nsys: the rule of nsys' own reports.",
 )
 @click.option(
@@ -28,13 +29,8 @@ ATTRIBUTION = ["full", "nsys"]
     help="Names of ranges that also own launches of other threads. "
     "[default: forward, backward, optimizer_step and the like]",
 )
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Folder for ANALYSIS_SUMMARY.txt and stats_reports/*.csv.",
-)
-@click.option("--json", "as_json", is_flag=True, help="The figures as JSON on stdout.")
+@out("Folder for ANALYSIS_SUMMARY.txt and stats_reports/*.csv.")
+@as_json("The figures")
 def summary(file: Path, attribution: str, phases: str | None, out: Path | None, as_json: bool) -> None:
     """Phases, kernel classes, GPU busy and idle time of FILE (.sqlite[.gz], .nsys-rep, .json[.gz])."""
     from lab.errors import MissingError
@@ -67,23 +63,21 @@ def summary(file: Path, attribution: str, phases: str | None, out: Path | None, 
 
 @click.command()
 @FILE
-@click.option(
+@option(
     "-r",
     "--report",
     "reports",
     default="cuda_gpu_kern_sum",
-    show_default=True,
     metavar="NAME,...",
     help="Names as in `nsys stats`, or all.",
 )
-@click.option(
+@option(
     "--attribution",
     type=click.Choice(ATTRIBUTION),
     default="nsys",
-    show_default=True,
     help="nsys: the numbers that nsys prints; full: backward owns its kernels.",
 )
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for one CSV per report.")
+@out("Folder for one CSV per report.")
 def stats(file: Path, reports: str, attribution: str, out: Path | None) -> None:
     """The reports of `nsys stats` for FILE, as CSV, computed without nsys."""
     from lab.core.files import write_atomic

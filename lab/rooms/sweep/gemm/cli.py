@@ -13,6 +13,7 @@ from lab.rooms.sweep.gemm.compare.cli import compare
 from lab.rooms.sweep.gemm.options import COMMON, JSON, PLACE, QUIET, SALVAGE, TOP_K
 from lab.rooms.sweep.gemm.session import Session, finish
 from lab.terminal.click_types import with_options
+from lab.terminal.options import option
 
 
 @click.group()
@@ -114,12 +115,11 @@ def plots(sweep: Path, top_k: int, **shared: Any) -> None:
 @gemm.command()
 @with_options(
     *PLACE,
-    click.option(
+    option(
         "--format",
         "form",
         type=click.Choice(["json", "pftrace"]),
         default="json",
-        show_default=True,
         help="Chrome's JSON, which every viewer reads, or Perfetto's own, which is smaller and opens faster.",
     ),
     click.option("--cpu-ops/--no-cpu-ops", default=True, help="Keep CPU operators. [default: yes]"),

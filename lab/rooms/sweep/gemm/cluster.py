@@ -12,6 +12,7 @@ from lab.errors import needs
 from lab.rooms.sweep.gemm.options import COMMON, PLACE, SALVAGE, TOP_K
 from lab.rooms.sweep.gemm.session import Session
 from lab.terminal.click_types import with_options
+from lab.terminal.options import option
 
 if TYPE_CHECKING:
     from lab.rooms.sweep.gemm.places import Places
@@ -41,21 +42,16 @@ def part(sweep: Path, number: int, salvage: bool, **shared: Any) -> None:
     TOP_K,
     SALVAGE,
     click.option("--partition", help="Slurm partition. [default: the site's]"),
-    click.option(
-        "--cpus-per-task", type=click.IntRange(min=1), default=8, show_default=True, help="CPUs of each task."
-    ),
-    click.option(
+    option("--cpus-per-task", type=click.IntRange(min=1), default=8, help="CPUs of each task."),
+    option(
         "--time",
         "time_min",
         type=click.IntRange(min=1),
         default=120,
-        show_default=True,
         help="Time limit of a task, min.",
     ),
     click.option("--mem", help="Memory of each task, such as 32G."),
-    click.option(
-        "-j", "--jobs", type=click.IntRange(min=1), default=100, show_default=True, help="Tasks at a time."
-    ),
+    option("-j", "--jobs", type=click.IntRange(min=1), default=100, help="Tasks at a time."),
     click.option(
         "--sbatch",
         "extra",

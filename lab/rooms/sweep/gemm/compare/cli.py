@@ -11,18 +11,12 @@ from lab.rooms.sweep.gemm.options import COMMON
 from lab.rooms.sweep.gemm.session import finish, num_workers, show_progress
 from lab.terminal.click_types import with_options
 from lab.terminal.console import Console
+from lab.terminal.options import out
 
 
 @click.command()
 @click.argument("sweeps", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="A B [C...]")
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("experiments/comparison"),
-    show_default=True,
-    help="Folder of sweep_comparison.html and its tables.",
-)
+@out("Folder of sweep_comparison.html and its tables.", default=Path("experiments/comparison"))
 @click.option(
     "-l", "--label", "labels", multiple=True, help="Name of each sweep on the page. [default: its folder]"
 )

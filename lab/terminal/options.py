@@ -1,0 +1,55 @@
+"""Options that commands of several rooms share: one spelling, one type, one order of words in --help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.terminal.click_types import Decorator
+
+PATH = click.Path(path_type=Path)
+ONE_OR_MORE = click.IntRange(min=1)
+ZERO_OR_MORE = click.IntRange(min=0)
+ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
+
+
+def option(*names: str, **given: Any) -> Decorator:
+    """click's option, which shows its default where it has one."""
+    return click.option(*names, **{"show_default": given.get("default") is not None, **given})
+
+
+def choice(name: str, words: str, text: str | None = None) -> Decorator:
+    """One of some words, the first of which is the default."""
+    known = words.split()
+    return option(name, type=click.Choice(known), default=known[0], help=text)
+
+
+def model(default: str, text: str) -> Decorator:
+    return option("--model", default=default, help=text)
+
+
+def device(text: str = "Where the model runs. auto: the GPU if there is one.") -> Decorator:
+    return choice("--device", "auto cuda cpu", text)
+
+
+def dtype(words: str, text: str) -> Decorator:
+    return choice("--dtype", words, text)
+
+
+def seed(default: int | None = 0, text: str = "Seed of the random weights.") -> Decorator:
+    return option("--seed", type=ZERO_OR_MORE, default=default, help=text)
+
+
+def out(text: str, **more: Any) -> Decorator:
+    """Where a command that reads recordings writes."""
+    return option("-o", "--out", type=PATH, help=text, **more)
+
+
+def as_json(text: str) -> Decorator:
+    return click.option("--json", "as_json", is_flag=True, help=f"{text} as JSON on stdout.")
+
+
+def quiet(text: str = "Show no progress.") -> Decorator:
+    return click.option("-q", "--quiet", is_flag=True, help=text)
