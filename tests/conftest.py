@@ -15,6 +15,7 @@ import pytest
 from tests.built import cpu_images, debian_base  # noqa: F401  fixtures of several files
 
 ROOT = Path(__file__).parent.parent
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SHARED = Path(os.environ.get("LAB_SHARED_DATA", ROOT.parent / "shared" / "data"))
 
 
@@ -38,7 +39,7 @@ NEEDS = {
     "torch": (lambda: importlib.util.find_spec("torch") is not None, "torch is not installed here"),
     "docker": (_docker_answers, "no Docker engine answers here (scripts/docker-engine.sh starts one)"),
     "slurm": (_slurm_answers, "no Slurm answers here (scripts/slurm-node.sh starts one)"),
-    "browser": (lambda: shutil.which("chromium") is not None, "no chromium here"),
+    "browser": (lambda: any(map(shutil.which, BROWSERS)), "no Chromium here"),
     "gpu": (lambda: Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists(), "no GPU here"),
     "root": (lambda: os.geteuid() == 0, "needs root"),
     "data": (SHARED.is_dir, f"the shared recordings are not at {SHARED}"),
@@ -72,3 +73,32 @@ def no_gpu_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests decide themselves what a scheduler would have set."""
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "LAB_IMAGES"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def browse(tmp_path: Path):
+    """Runs headless Chromium on a page and returns what it printed (stdout, stderr)."""
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip("no Chromium on this machine (apt-get install chromium)")
+
+    def run(page: Path, *flags: str) -> tuple[str, str]:
+        argv = [
+            program,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--enable-logging=stderr",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            *flags,
+            page.as_uri(),
+        ]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout, done.stderr
+
+    return run

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from lab.cli.registry import smoke_runs
 from lab.errors import StepFailed
 from lab.images import build as imagebuild
 from lab.images import spec
@@ -140,7 +141,7 @@ def smoke(names: tuple[str, ...], stand_in: bool, timeout_s: float, as_json: boo
     """
     from lab.images import smoke as imagesmoke
 
-    _show_rows(imagesmoke.smoke(names, stand_in=stand_in, timeout_s=timeout_s), as_json)
+    _show_rows(imagesmoke.smoke(names, smoke_runs(), stand_in=stand_in, timeout_s=timeout_s), as_json)
 
 
 def _show_rows(found: Iterable[Row], as_json: bool) -> None:

@@ -13,12 +13,13 @@ Lazy = dict[str, tuple[str, str]]  # command -> (module:attribute, help line)
 
 
 class Room(NamedTuple):
-    """run and read map a command's name to its help line."""
+    """run and read map a command's name to its help line; smoke is its smallest experiment, on a CPU."""
 
     name: str
     question: str
     run: dict[str, str]
     read: dict[str, str] = {}
+    smoke: str = ""
 
 
 ROOMS = (
@@ -27,6 +28,7 @@ ROOMS = (
         "How do NCCL/RCCL channels × threads starve GEMMs, and which rank waits for whom?",
         run={"sweep": "Sweep channels x threads of NCCL/RCCL."},
         read={"gemm": "Why GEMM times vary: Excel reports, overlap, cause, merged traces."},
+        smoke="sweep -c 28 -t 256 --ranks 2",
     ),
     Room(
         "nan",
@@ -36,23 +38,27 @@ ROOMS = (
             "nixnan": "Watch every instruction with nixnan.",
         },
         read={"nan": "Where NaN and Inf are born: analyse runs, read nixnan logs, compare."},
+        smoke="nan baseline --model tiny --device cpu --layers 2 --max-new-tokens 2 --timing 0",
     ),
     Room(
         "nsys",
         "What does each phase of a Transformer cost the GPU?",
         run={"nsys": "Profile Transformers, and answer where their GPU time goes."},
         read={"nsys": "Read captures of nsys or torch.profiler: phases, reports, answers."},
+        smoke="nsys --model-size tiny --profile-type forward --measure-steps 2",
     ),
     Room(
         "kernels",
         "Which kernels does a model launch, and what does each cost in time and joules?",
         run={"kernels": "Profile, replay and price every kernel a model launches."},
         read={"kernels": "Every launch of a model: catalogue, chart, C++, audits."},
+        smoke="kernels profile tiny-bloom --max-new-tokens 2",
     ),
     Room(
         "semicrf",
         "Why does a streaming semi-Markov CRF give NaN or wrong gradients, and how does an exact one do?",
         run={"semicrf": "Train, diagnose and check a streaming semi-Markov CRF."},
+        smoke="semicrf check --batches 2",
     ),
 )
 
@@ -70,6 +76,11 @@ def standalone_commands() -> Lazy:
     """Experiments at top level: those whose name no reading command takes."""
     reading = {name for room in ROOMS for name in room.read}
     return {name: entry for name, entry in run_commands().items() if name not in reading}
+
+
+def smoke_runs() -> dict[str, tuple[str, ...]]:
+    """Each room's smallest experiment, as `lab run` takes it."""
+    return {room.name: tuple(room.smoke.split()) for room in ROOMS if room.smoke}
 
 
 def commands() -> Lazy:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,14 +25,17 @@ from lab.images.docker_cli import built, docker_programs, id_of
 from lab.images.spec import Image
 from lab.images.targets import Target, targets
 
+Rooms = Mapping[str, tuple[str, ...]]
 TIMEOUT_S = 300.0
 ORDINARY_UID = 1234  # what root runs containers as
 STAND_INS = ("GPU-00000000-0000-0000-0000-000000000000", "GPU-00000000-0000-0000-0000-000000000001")
 
 ANALYSIS = """
 import matplotlib, pandas, pyarrow, openpyxl, isal.igzip, jinja2
-import lab.rooms.sweep.findings, lab.rooms.nan.findings, lab.rooms.nsys.findings, lab.rooms.kernels.findings
-import lab.rooms.semicrf.findings
+import importlib
+from lab import rooms
+for name in rooms.names():
+    importlib.import_module(f"lab.rooms.{name}.findings")
 from lab.report import figures
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -42,16 +45,17 @@ figure.savefig("/out/figure.png")
 pandas.DataFrame({"dur_us": [1.0, 2.0]}).to_excel("/out/table.xlsx")
 print("figure and workbook written")
 """
-SWEEP = "lab sweep -c 28 -t 256 --ranks 2 --no-analysis --output-dir /out/sweep"
-NAN = "lab run --no-analysis -o /out/nan nan baseline --model tiny --device cpu"
-NAN += " --layers 2 --max-new-tokens 2 --timing 0"
 BASICS = {"version": ("lab", "--version"), "doctor": ("lab", "doctor")}
 FOR_ANALYSIS = {**BASICS, "analysis": ("python3", "-c", ANALYSIS)}
-FOR_WORKLOADS = {**BASICS, "sweep": tuple(SWEEP.split()), "nan": tuple(NAN.split())}
 
 
-def smoke(names: Sequence[str], *, stand_in: bool = False, timeout_s: float = TIMEOUT_S) -> Iterator[Row]:
-    """One row per command, as they end. An image that is not built fails, because it was asked for."""
+def smoke(
+    names: Sequence[str], rooms: Rooms, *, stand_in: bool = False, timeout_s: float = TIMEOUT_S
+) -> Iterator[Row]:
+    """One row per command, as they end. An image that is not built fails, because it was asked for.
+
+    rooms: name -> the arguments of `lab run` for its smallest experiment.
+    """
     ids = built()
     docker = next(iter(docker_programs()), None)
     if docker is None or not ids:
@@ -62,21 +66,31 @@ def smoke(names: Sequence[str], *, stand_in: bool = False, timeout_s: float = TI
             yield Row(image=target.name, what="built", state="failed", detail=detail)
             continue
         with tempfile.TemporaryDirectory(prefix="lab-smoke-") as folder:
-            yield from _smoke_one(docker, target, Path(folder), stand_in, timeout_s)
+            yield from _smoke_one(docker, target, Path(folder), rooms, stand_in, timeout_s)
 
 
-def _smoke_one(docker: str, target: Target, folder: Path, stand_in: bool, timeout_s: float) -> Iterator[Row]:
+def _smoke_one(
+    docker: str, target: Target, folder: Path, rooms: Rooms, stand_in: bool, timeout_s: float
+) -> Iterator[Row]:
     image = images.load(target.image)
     for_analysis = bool(image.workload_ref) and target.ref == image.ref
     gpus = gpu_stand_ins(image, folder) if stand_in else []
     host = _host(folder)
-    for what, argv in (FOR_ANALYSIS if for_analysis else FOR_WORKLOADS).items():
+    commands = FOR_ANALYSIS if for_analysis else {**BASICS, **experiments(rooms)}
+    for what, argv in commands.items():
         spec = container_spec(image, Step(name=what, argv=argv, num_gpus=len(gpus)), gpus, host)
         spec = msgspec.structs.replace(spec, image=target.ref)
         began = time.monotonic()
         problem, last = _run([docker, *docker_run_arguments(spec)], timeout_s)
         detail = problem or f"{time.monotonic() - began:.1f} s: {last}"
         yield Row(image=target.name, what=what, state="failed" if problem else "ok", detail=detail)
+
+
+def experiments(rooms: Rooms) -> dict[str, tuple[str, ...]]:
+    """The command line of each room's smallest experiment."""
+    return {
+        name: ("lab", "run", "--no-analysis", "-o", f"/out/{name}", *words) for name, words in rooms.items()
+    }
 
 
 def docker_run_arguments(spec: ContainerSpec) -> list[str]:

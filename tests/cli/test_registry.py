@@ -7,7 +7,7 @@ import importlib
 import click
 
 from lab import rooms
-from lab.cli.registry import ROOMS, commands, run_commands, standalone_commands
+from lab.cli.registry import ROOMS, commands, run_commands, smoke_runs, standalone_commands
 from tests.conftest import ROOT
 
 
@@ -26,6 +26,12 @@ def test_a_name_that_reads_recordings_is_not_run_at_top_level():
     assert "nan" in run_commands() and "nan" not in standalone_commands()
     assert commands()["nan"][0] == "lab.rooms.nan.cli:nan"
     assert set(standalone_commands()) == {"sweep", "nixnan", "semicrf"}
+
+
+def test_every_room_has_a_smallest_experiment_that_is_one_of_its_own():
+    assert set(smoke_runs()) == {room.name for room in ROOMS}
+    for room in ROOMS:
+        assert smoke_runs()[room.name][0] in room.run
 
 
 def test_the_readme_has_a_row_and_a_question_for_every_room():

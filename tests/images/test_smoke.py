@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.cli.registry import smoke_runs
 from lab.core.step import Step
 from lab.images import smoke as imagesmoke
 from lab.images import spec as images
@@ -70,22 +71,21 @@ def test_a_command_that_fails_or_hangs_is_a_row_with_its_reason(tmp_path):
 def test_an_image_that_is_not_built_fails_the_smoke_that_asked_for_it(monkeypatch):
     monkeypatch.setattr(imagesmoke, "built", lambda: {"other:latest": "x"})
     monkeypatch.setattr(imagesmoke, "docker_programs", lambda: ["docker"])
-    (row,) = imagesmoke.smoke(["rocm70"])
+    (row,) = imagesmoke.smoke(["rocm70"], smoke_runs())
     assert row.state == "failed" and "lab images build rocm70" in row.detail
 
 
 @pytest.mark.docker
 @pytest.mark.timeout(1200)
 def test_built_images_do_their_work_as_nobody_on_a_read_only_root(cpu_images):
-    rows = list(imagesmoke.smoke(["cpu"]))
+    rows = list(imagesmoke.smoke(["cpu"], smoke_runs()))
     assert [(row.image, row.what) for row in rows] == [
         ("cpu", "version"),
         ("cpu", "doctor"),
         ("cpu", "analysis"),
         ("cpu-torch", "version"),
         ("cpu-torch", "doctor"),
-        ("cpu-torch", "sweep"),
-        ("cpu-torch", "nan"),
+        *(("cpu-torch", room) for room in smoke_runs()),
     ]
     assert not [row for row in rows if row.state != "ok"], rows
     assert (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.cli.registry import ROOMS
+from lab.cli.registry import ROOMS, smoke_runs
 from tests.conftest import ROOT
 
 TINY = {
@@ -91,13 +91,6 @@ def report(folder, out, run):
 }
 ENTRY = '    Room("tiny", "What is the number?", run={"tiny": "Print a number."}),\n'
 
-DRY_RUNS = {
-    "sweep": ["sweep", "-c", "28", "-t", "256", "--ranks", "2"],
-    "nan": ["nan", "baseline", "--device", "cpu"],
-    "nsys": ["nsys", "--model-size", "tiny", "--profile-type", "forward"],
-    "kernels": ["kernels", "profile", "tiny-bloom"],
-    "semicrf": ["semicrf", "check"],
-}
 # Each command in a process of its own would cost as many starts of Python.
 COMMANDS = """
 import json, sys
@@ -156,16 +149,12 @@ def test_a_room_is_removed_by_its_folder_and_its_entry_and_the_others_still_plan
     lines = registry.read_text().splitlines(keepends=True)
     first, last = entry_of("".join(lines), room)
     registry.write_text("".join([*lines[: first - 1], *lines[last:]]))
-    others = [["run", "--dry-run", *words] for name, words in DRY_RUNS.items() if name != room]
+    others = [["run", "--dry-run", *words] for name, words in smoke_runs().items() if name != room]
     done = run_lab(tree, ["--help"], ["run", "--help"], ["doctor"], *others, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("room ") >= len(others) and f"room {room}," not in done.stdout
     for name, text in next(one.run for one in ROOMS if one.name == room).items():
         assert f"  {name}  " not in done.stdout and text not in done.stdout
-
-
-def test_every_room_has_a_dry_run_here():
-    assert set(DRY_RUNS) == {room.name for room in ROOMS}
 
 
 @pytest.mark.parametrize("room", [room.name for room in ROOMS])

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from lab.errors import BadDataError, ConfigError, GpuError
@@ -13,6 +14,11 @@ from tests.conftest import ROOT
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
+
+
+class Config(msgspec.Struct):
+    needed: int
+
 
 PROGRAM = """
 import argparse, sys
@@ -72,10 +78,9 @@ def test_a_rank_that_is_no_number_is_a_configuration_error(tmp_path):
 
 
 def test_a_configuration_that_does_not_fit_names_its_file(tmp_path):
-    from lab.rooms.nan.config import NanConfig
     from lab.workload.start import read_config
 
     (tmp_path / "nan.json").write_text("{}")
     with pytest.raises(BadDataError, match="not a configuration") as caught:
-        read_config(tmp_path / "nan.json", NanConfig)
+        read_config(tmp_path / "nan.json", Config)
     assert str(tmp_path / "nan.json") in str(caught.value)

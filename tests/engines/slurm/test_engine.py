@@ -31,7 +31,6 @@ from lab.engines.slurm.task import engine_of
 from lab.errors import EngineError, GpuError, UsageError
 from lab.images import spec as images
 from tests.core.test_manifest import a_manifest
-from tests.rooms.sweep.gemm.recorded import write_sweep
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -340,26 +339,3 @@ def test_what_slurm_refuses_is_told_before_anything_is_lost(tmp_path):
 
 def _scontrol(*words: str) -> None:
     subprocess.run(["scontrol", *words], check=True, timeout=30)
-
-
-@pytest.mark.slurm
-def test_an_analysis_is_spread_over_tasks_and_put_together(tmp_path):
-    sweep = write_sweep(tmp_path / "recorded", ranks=2)
-    out = tmp_path / "out"
-    words = ["gemm", "spread", str(sweep), "--out", str(out), "--cpus-per-task", "1", "-j", "2"]
-    done = subprocess.run([sys.executable, "-m", "lab", *words], capture_output=True, text=True, check=True)
-    assert "2 tasks as" in done.stdout
-    until(lambda: (out / "plots").is_dir() and not _jobs_left(out), 120)
-    assert sorted(path.name for path in (out / "merged_traces").iterdir()) == [
-        "256thread_28ch_merged.json.gz",
-        "512thread_28ch_merged.json.gz",
-    ]
-    assert (
-        len((out / "timeline.csv").read_text().splitlines()) == 1 + 2 * 2
-    )  # two configurations of two ranks
-    assert not (sweep / "tracelens_analysis").exists()
-
-
-def _jobs_left(out) -> bool:
-    names = {path.name.split("_")[0] for path in (out / ".slurm" / "submitit").glob("[0-9]*")}
-    return any(state in queue.LIVE for state in queue.states(names).values())

@@ -19,7 +19,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.rooms.sweep.workload.main import report_step  # noqa: E402
-from lab.workload.environment import NVIDIA_FIELDS, gpu_state, parse_nvidia_smi  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[4]
@@ -199,21 +198,3 @@ def test_a_loss_that_is_not_finite_is_logged(caplog: pytest.LogCaptureFixture) -
     report_step(line, log_interval=100, total_steps=100)
     assert line["nonfinite"] == {"loss": "nan", "grad_norm": "inf"}
     assert "step 3: not finite" in caplog.text
-
-
-def test_nvidia_smi_rows_become_named_values() -> None:
-    row = "0, NVIDIA H200, GPU-1, 570.86, 1980, 3201, 1980, 31, 77.10, 700.00"
-    (gpu,) = parse_nvidia_smi(row + "\n")
-    assert list(gpu) == NVIDIA_FIELDS.split(",")
-    assert (gpu["name"], gpu["clocks.sm"], gpu["power.limit"]) == ("NVIDIA H200", "1980", "700.00")
-
-
-def test_a_failing_vendor_tool_is_a_reason_not_a_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\nexit 9\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    state = gpu_state()
-    assert (state["tool"], state["gpus"]) == ("nvidia-smi", None) and "exit status 9" in state["reason"]

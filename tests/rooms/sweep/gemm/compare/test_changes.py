@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes, holm
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments
-from tests.report.test_browser import browse  # noqa: F401  a fixture
 from tests.rooms.sweep.made import sweep as made
 
 

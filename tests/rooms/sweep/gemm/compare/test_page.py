@@ -11,7 +11,6 @@ import pytest
 
 from lab.errors import UsageError
 from lab.rooms.sweep.gemm.compare.page import PAGE, write_comparison
-from tests.report.test_browser import browse  # noqa: F401  a fixture
 from tests.rooms.sweep.gemm.recorded import write_sweep
 
 
@@ -67,14 +66,14 @@ def test_two_sweeps_and_fitting_labels_are_needed(tmp_path: Path) -> None:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [420, 1280])
-def test_charts_draw_without_a_console_error(browse, pages: Path, width: int) -> None:  # noqa: F811
+def test_charts_draw_without_a_console_error(browse, pages: Path, width: int) -> None:
     dom, errors = browse(pages / PAGE, "--dump-dom", f"--window-size={width},2000")
     assert "CONSOLE" not in errors
     assert dom.count('class="point"') > 15
 
 
 @pytest.mark.browser
-def test_a_drag_zooms_and_the_legend_hides(browse, pages: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_drag_zooms_and_the_legend_hides(browse, pages: Path, tmp_path: Path) -> None:
     html = re.sub(r"<meta http-equiv[^>]*>", "", (pages / PAGE).read_text())  # let the test's own script run
     probe = """
     const svg = document.querySelector('.chart svg'), box = svg.getBoundingClientRect();

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,36 +11,6 @@ from lab.rooms.sweep.report import report
 from tests.rooms.sweep.made import sweep
 
 pytestmark = pytest.mark.browser
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-@pytest.fixture
-def browse(tmp_path: Path):
-    """Runs headless Chromium on a page and returns what it printed (stdout, stderr)."""
-    program = next(filter(None, map(shutil.which, NAMES)), None)
-    if program is None:
-        pytest.skip("no Chromium on this machine (apt-get install chromium)")
-
-    def run(page: Path, *flags: str) -> tuple[str, str]:
-        argv = [
-            program,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--enable-logging=stderr",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            *flags,
-            page.as_uri(),
-        ]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
-        return done.stdout, done.stderr
-
-    return run
 
 
 @pytest.fixture
