@@ -76,7 +76,7 @@ def test_gantt_of_all_ranks_makes_picture_page_and_table(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["unique", "launches", "gantt"])
-def test_what_is_no_trace_ends_in_words(tmp_path, monkeypatch, command):
+def test_files_that_are_not_traces_are_errors_in_words(tmp_path, monkeypatch, command):
     def error_of(path):
         return run("kernels", command, path, cwd=tmp_path, monkeypatch=monkeypatch).exception
 
@@ -89,7 +89,7 @@ def test_what_is_no_trace_ends_in_words(tmp_path, monkeypatch, command):
     assert isinstance(error_of(tmp_path / "text.json"), BadDataError)
 
 
-def test_files_are_ranks_by_their_name_else_by_their_place(tmp_path):
+def test_files_are_ranks_by_their_name_or_their_position(tmp_path):
     names = ["a_rank3.json", "a_rank1.json"]
     paths = [generation(rank=0).write(tmp_path / name) for name in names]
     assert [trail.rank for trail in trails_of(paths)] == [3, 1]

@@ -43,7 +43,7 @@ def test_shares_add_up_to_the_whole(found):
         assert table["launches"].sum() == 30
 
 
-def test_a_rank_that_cannot_be_read_is_lacking_and_the_other_is_analysed(tmp_path):
+def test_a_rank_that_cannot_be_read_is_missing_and_the_other_is_analysed(tmp_path):
     profile_folder(tmp_path, world_size=2)
     broken = tmp_path / "profile" / "trace_rank1.json.gz"
     broken.write_bytes(broken.read_bytes()[:400])

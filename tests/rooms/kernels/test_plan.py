@@ -1,4 +1,4 @@
-"""One step profiles; it starts with the engine's own interpreter and says what it must leave."""
+"""One step profiles; it starts with the engine's own interpreter and names the files it must leave."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_more_ranks_than_gpus_and_ranks_that_do_not_divide_the_heads_are_errors(
     )
 
 
-def test_a_right_machine_is_not_refused():
+def test_a_suitable_machine_is_not_refused():
     refuse_here(KernelsConfig(model="vicuna-7b"), H200, wants_gpu=True)
 
 
@@ -81,7 +81,7 @@ def test_torch_1_12_takes_only_transformers_that_still_know_it(release, works):
         assert "4.46.3" in refused_here(MissingError, facts, wants_gpu=False).fix
 
 
-def test_a_gpu_that_torch_has_no_code_for_is_sent_to_its_image():
+def test_a_gpu_without_code_in_torch_is_referred_to_its_image():
     def facts(capability, archs, torch="2.13.0"):
         return Facts(
             torch=torch,

@@ -1,7 +1,8 @@
-// What every generated replay needs: tensors with the data of lab's Python replay, calls through torch's dispatcher,
-// timing, energy, and a report in the columns of replay.json. Works with libtorch 1.12 (C++14) to the newest (C++17).
+// What every generated replay needs: tensors with the data of lab's Python replay, calls through torch's
+// dispatcher, timing, energy, and a report in the columns of replay.json. Works with libtorch 1.12 (C++14) to the
+// newest (C++20).
 //
-// CUDA's runtime and NVML are found at run time by dlsym, so that the program is built without a CUDA toolkit.
+// CUDA's runtime and NVML are loaded at run time by dlsym, so the program is built without a CUDA toolkit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +37,7 @@ constexpr int64_t PATTERN_ELEMENTS = 1 << 20;
 struct Options {
   bool cuda = false;
   int repeats = 20;
-  double window_s = 0.0;  // above 0: measure energy over so many seconds a call
+  double window_s = 0.0;  // above 0: measure energy over this many seconds per call
   std::string only;       // a sig_id
 };
 
@@ -44,7 +45,7 @@ inline at::Device device_of(const Options& options, bool on_cpu) {
   return on_cpu || !options.cuda ? at::Device(at::kCPU) : at::Device(at::kCUDA, 0);
 }
 
-// The hash of an element's place, as in lab.rooms.kernels.workload.replay_build.pattern: float32 in [-1, 1).
+// The hash of an element's index, as in lab.rooms.kernels.workload.replay.fill.pattern: float32 in [-1, 1).
 inline const at::Tensor& pattern() {
   static const at::Tensor table = [] {
     auto made = at::empty({PATTERN_ELEMENTS}, at::kFloat);
@@ -88,13 +89,15 @@ inline at::Tensor make(const TensorSpec& spec, const Options& options) {
   at::Tensor flat;
   if (spec.fill <= 1) {
     auto table = spec.fill == 1 ? pattern().abs() : pattern();
-    flat = tiled(at::isComplexType(spec.dtype) ? at::complex(pattern(), pattern()).to(spec.dtype) : table.to(spec.dtype),
+    const auto source = at::isComplexType(spec.dtype) ? at::complex(pattern(), pattern()) : table;
+    flat = tiled(source.to(spec.dtype),
                  spec.length, spec.seed);
   } else if (spec.fill == 2) {
     flat = tiled(pattern().lt(0), spec.length, spec.seed);
   } else if (spec.fill == 3) {
     const double span = static_cast<double>(spec.high - spec.low + 1);
-    auto table = pattern().to(at::kDouble).add(1).mul(0.5).mul(span).floor().clamp_max(span - 1).add(static_cast<double>(spec.low));
+    auto table = pattern().to(at::kDouble).add(1).mul(0.5).mul(span).floor().clamp_max(span - 1);
+    table = table.add(static_cast<double>(spec.low));
     flat = tiled(table.to(spec.dtype), spec.length, spec.seed);
   } else {
     flat = at::full({spec.length}, spec.fill == 5 ? 1 : 0, at::TensorOptions().dtype(spec.dtype));
@@ -126,7 +129,7 @@ c10::IValue list_of(const std::vector<T>& values) {
   return c10::IValue(list);
 }
 
-// FNV-1a over the bytes of every tensor among the results, in order: equal bytes, equal number.
+// FNV-1a over the bytes of every tensor among the results, in order: equal bytes give equal numbers.
 inline uint64_t checksum(const Stack& results) {
   uint64_t hash = 14695981039346656037ULL;
   const std::function<void(const c10::IValue&)> add = [&](const c10::IValue& value) {
@@ -142,7 +145,7 @@ inline uint64_t checksum(const Stack& results) {
   return hash;
 }
 
-// CUDA's runtime, where there is one ------------------------------------------------------------------------------
+// CUDA's runtime, if there is one -----------------------------------------------------------------------
 
 struct Cuda {
   int (*create)(void**) = nullptr;
@@ -179,7 +182,7 @@ inline double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// NVML's total-energy counter in joules; NaN where there is none.
+// NVML's total-energy counter in joules; NaN without one.
 class Meter {
  public:
   Meter() {
@@ -237,7 +240,7 @@ inline double time_us(const c10::OperatorHandle& op, const Stack& arguments, con
     op.callBoxed(&stack);
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
   }
-  // Events around ten calls: around one they would time the launch.
+  // Events around ten calls: around a single call they would time the launch.
   static void *begin = nullptr, *end = nullptr;
   if (!begin) Cuda::get().create(&begin), Cuda::get().create(&end);
   Cuda::get().record(begin, nullptr);

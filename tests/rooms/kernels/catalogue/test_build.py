@@ -22,7 +22,7 @@ RECORDINGS = (
 )
 
 
-def test_launches_know_their_forward_and_owner(made):
+def test_launches_have_their_forward_and_owner(made):
     first = made.launches[0]
     assert (first.phase, first.forward, first.ts_us) == ("prefill", 0, 0.0)
     owners = {op.op_id: op for op in made.ops}
@@ -84,7 +84,7 @@ def test_on_real_recordings_counts_are_all_launches_and_times_all_kernel_time(sh
 
 
 @pytest.mark.data
-def test_bloom_on_an_h200_launches_two_layer_norms_a_layer_and_two_more(shared_data):
+def test_bloom_on_an_h200_launches_two_layer_norms_per_layer_and_two_more(shared_data):
     found = catalogue_of(shared_data / "kernels_h200" / "bloom560m_generate.json.gz")
     norms = found.unique[found.unique["op"] == "aten::native_layer_norm"]
     assert norms["count"].sum() == 4 * (2 * 24 + 2), "four forwards of 24 layers"
@@ -93,7 +93,7 @@ def test_bloom_on_an_h200_launches_two_layer_norms_a_layer_and_two_more(shared_d
 
 
 @pytest.mark.data
-def test_geometry_of_rocm_kernels_is_known_where_their_launch_was_recorded(shared_data):
+def test_geometry_of_rocm_kernels_is_known_if_their_launch_was_recorded(shared_data):
     found = catalogue_of(shared_data / "rocm" / "mi300_resnet_ddp_rank0of8.json.gz")
     kernels = [launch for launch in found.launches if launch.kind == "kernel"]
     known = [launch for launch in kernels if launch.grid[0] > 0]

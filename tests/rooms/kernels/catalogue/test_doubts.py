@@ -17,7 +17,7 @@ def test_ranks_that_launched_unequal_numbers_are_named(tmp_path):
     assert any("different counts on different ranks" in text and "0:4 1:2" in text for text in found.problems)
 
 
-def test_a_launch_without_an_op_is_counted_and_said(tmp_path):
+def test_a_launch_without_an_op_is_counted_and_reported(tmp_path):
     writer = generation(forwards=1)
     writer.kernel("orphan", 5000, 20)
     found = catalogue_of(writer.write(tmp_path / "t.json"))

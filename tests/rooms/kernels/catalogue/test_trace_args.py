@@ -1,4 +1,4 @@
-"""What a trace tells of an op's arguments, in one line each."""
+"""What a trace records of an op's arguments, in one line each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_an_addmm_of_half_is_read_with_strides_and_scalars():
     assert summary(args) == "f16[1024] f16[1,1024] f16[1024,1024]:1,1024 1 0.5"
 
 
-def test_lists_of_tensors_tell_sizes_and_no_dtypes():
+def test_lists_of_tensors_have_sizes_but_no_dtypes():
     (cat, dim) = read([[[2, 3], [1, 3]], []], ["TensorList", "Scalar"], [[[3, 1], [3, 1]], []], ["", "0"])
     assert (
         cat.kind == "tensors"
@@ -59,7 +59,7 @@ def test_a_literal_is_never_run():
     assert literal_arg("[__import__('os').getcwd()]").kind == "other"
 
 
-def test_torch_1_12_tells_types_and_sizes_only():
+def test_torch_1_12_records_types_and_sizes_only():
     tensor, scalar, nothing = read([[4, 8], [], []], ["float", "Scalar", ""])
     assert (tensor.shape, tensor.stride, scalar.kind, nothing.kind) == ([4, 8], None, "other", "none")
 
@@ -69,7 +69,7 @@ def test_broken_text_gives_no_arguments_and_no_error(broken):
     assert args_of(broken, broken, broken, broken) == ()
 
 
-def test_sizes_that_are_no_numbers_are_not_known():
+def test_sizes_that_are_not_numbers_are_unknown():
     (arg,) = read([["a"]], ["float"])
     assert arg.shape is None and summary((arg,)) == "f32[?]"
 

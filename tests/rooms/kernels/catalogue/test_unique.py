@@ -5,7 +5,7 @@ from __future__ import annotations
 from lab.rooms.kernels.catalogue.unique import bucketed
 
 
-def test_a_cache_that_grows_is_a_signature_a_step_and_one_bucket(made):
+def test_a_growing_cache_is_one_signature_per_step_and_one_bucket(made):
     cats = made.unique[(made.unique["op"] == "aten::cat") & (made.unique["phase"] == "decode")]
     assert cats["bytes"].tolist() == [16, 24] or cats["bytes"].tolist() == [24, 16]
     rows = bucketed(made.unique)

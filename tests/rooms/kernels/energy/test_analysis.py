@@ -8,7 +8,7 @@ from lab.rooms.kernels.energy.analysis import analyse_energy
 from tests.rooms.kernels.energy.made import a_plan, a_raw
 
 
-def test_the_analysis_writes_json_and_csv_and_tells_of_a_step_that_left_nothing(tmp_path):
+def test_the_analysis_writes_json_and_csv_and_reports_a_step_that_left_nothing(tmp_path):
     (tmp_path / "energy").mkdir()
     (tmp_path / "replay_plan.json").write_bytes(msgspec.json.encode(a_plan()))
     assert analyse_energy(tmp_path, tmp_path).status == "fail"

@@ -6,7 +6,7 @@ from lab.rooms.kernels.energy.choice import EnergyConfig, choose
 from tests.rooms.kernels.energy.made import a_plan
 
 
-def test_calls_are_chosen_by_time_and_kin_stand_for_kin():
+def test_calls_are_chosen_by_time_and_similar_calls_stand_in():
     chosen, stands_for = choose(a_plan(), EnergyConfig(coverage=0.7))
     assert chosen == [0] and stands_for == {2: 0, 1: 0}
     everything, nobody = choose(a_plan(), EnergyConfig(coverage=1.0))

@@ -9,7 +9,7 @@ from lab.rooms.kernels.energy.summary import missing_sentences, terminal
 from tests.rooms.kernels.energy.made import a_plan, a_raw, a_window
 
 
-def test_net_energy_takes_off_idle_power_for_the_time_that_passed():
+def test_net_energy_subtracts_idle_power_for_the_time_that_passed():
     row = next(row for row in evaluate(a_plan(), a_raw()).rows if row.sig_id == "big")
     assert row.gross_j == pytest.approx(0.0501)
     assert row.net_j == pytest.approx(0.0501 - 100.0 * 1e-4)

@@ -65,7 +65,7 @@ class FakeNvml:
         return 0
 
 
-def test_nvml_tells_joules_and_watts():
+def test_nvml_reports_joules_and_watts():
     meter = NvmlMeter("GPU-1", FakeNvml())
     assert (meter.energy_j(), meter.power_w()) == (123.456, 250.0)
     assert meter.facts()["power_limit_w"] == 700.0

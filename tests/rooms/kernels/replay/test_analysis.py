@@ -12,7 +12,7 @@ from lab.rooms.kernels.replay.analysis import analyse_replay
 from tests.rooms.kernels.replay.made import a_plan, a_raw
 
 
-def test_the_analysis_writes_its_rows_and_a_failed_step_is_told(tmp_path):
+def test_the_analysis_writes_its_rows_and_reports_a_failed_step(tmp_path):
     (tmp_path / "replay").mkdir()
     (tmp_path / "replay_plan.json").write_bytes(msgspec.json.encode(a_plan()))
     assert analyse_replay(tmp_path, tmp_path).status == "fail"

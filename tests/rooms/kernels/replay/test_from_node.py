@@ -20,7 +20,7 @@ def test_an_execution_trace_gives_the_overload_strides_and_alignment():
     assert {arg.src for arg in args} == {"recorded"}
 
 
-def test_a_number_the_dispatcher_wrapped_goes_in_as_a_number_and_is_called_synthetic():
+def test_a_wrapped_number_goes_in_as_a_number_and_is_labelled_synthetic():
     big, half = tensor(1, 8)
     small, double = tensor(2, 1, "double", 8, device="cpu")
     args = from_node(

@@ -57,7 +57,7 @@ def test_indices_are_bounded_by_the_table_they_index():
     assert (args[1].tensor.low, args[1].tensor.high, args[1].src) == (0, 49, "bounded")
 
 
-def test_integers_without_a_bound_are_called_synthetic():
+def test_integers_without_a_bound_are_labelled_synthetic():
     args = from_trace(raw(["long int", "long int"], [[4], [4]], ["", ""]), [parse_schema(MUL)], ())[1]
     assert {arg.src for arg in args} == {"synthetic"}
 

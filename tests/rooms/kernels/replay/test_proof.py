@@ -67,7 +67,7 @@ def test_passes_that_launched_different_kernels_are_no_proof():
     assert any("varied" in flag for row in result.rows for flag in row.flags)
 
 
-def test_an_unresolved_call_is_a_row_with_its_reason_and_is_lacking():
+def test_an_unresolved_call_is_a_row_with_its_reason_and_is_missing():
     raw = a_raw(status="unresolved")
     raw.signatures[0].reason = "the trace lost the argument 'indices'"
     raw.calls = raw.calls[2:]

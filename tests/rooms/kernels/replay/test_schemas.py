@@ -25,7 +25,7 @@ def test_alias_marks_and_symbolic_integers_do_not_change_a_type():
     assert parse_schema("aten::f(Tensor(a!)[] x, SymInt[2] y) -> ()").params[0].type == "Tensor[]"
 
 
-def test_what_is_no_schema_is_refused():
+def test_text_that_is_not_a_schema_is_refused():
     with pytest.raises(Unresolved, match="not a schema"):
         parse_schema("hello world")
 

@@ -43,7 +43,7 @@ def test_the_same_call_with_another_kernel_is_another_signature(tmp_path):
     assert len(plan_of(tmp_path, events).signatures) == 2
 
 
-def test_an_op_that_launches_takes_in_what_its_inner_ops_launch(tmp_path):
+def test_an_op_that_launches_owns_what_its_inner_ops_launch(tmp_path):
     outer = op("aten::baddbmm", 10.0, 20.0, 1, [[2]], ["float"], [[1]], [""])
     inner = op("aten::copy_", 12.0, 3.0, 2, [[2]], ["float"], [[1]], [""])
     plan = plan_of(tmp_path, [outer, inner, kernel("copy_k", 13.0, 1.0, 2), kernel("gemm_k", 15.0, 2.0, 1)])

@@ -1,6 +1,6 @@
 """Run by torchrun: the sharded model's logits and tokens against the unsharded one's.
 
-Prints one line a model, rank 0.
+Prints one line per model, on rank 0.
 """
 
 from __future__ import annotations

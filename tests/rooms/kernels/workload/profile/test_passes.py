@@ -83,7 +83,7 @@ def test_the_trace_marks_a_prefill_and_a_decode_step_for_every_further_token(ran
     assert (rank.marks.spans_ns[1:, 0] >= rank.marks.spans_ns[:-1, 1]).all()
 
 
-def test_what_was_generated_is_told_by_what_ran(folder):
+def test_the_generation_file_counts_what_ran(folder):
     made = read_json(trails(folder)[0].generation, Generation)
     assert len(made.tokens) == made.new_tokens == NEW_TOKENS == len(made.forwards)
     assert made.forwards[0].tokens_in == made.prompt_tokens and made.forwards[1].tokens_in == 1
@@ -127,7 +127,7 @@ def test_a_view_shares_the_storage_of_what_it_looks_at(folder):
     assert view.args[0].storage == view.outs[0].storage is not None
 
 
-def test_modules_are_told_by_their_path(folder):
+def test_modules_are_given_by_their_path(folder):
     paths = Counter(op.module_path for op in recorded_of(folder) if op.name == "aten::addmm")
     assert set(paths) == {
         f"transformer.h.{layer}.{name}"

@@ -33,7 +33,7 @@ def test_every_op_of_a_real_recording_runs_again_with_the_recorded_result_shapes
     assert all(len(call.dur_us) == 2 for call in raw.calls)
 
 
-def test_without_the_execution_trace_what_is_lost_is_said_and_the_rest_runs(recording, tmp_path):
+def test_without_the_execution_trace_losses_are_reported_and_the_rest_runs(recording, tmp_path):
     plan, raw = replayed(recording, tmp_path, execution_trace=False)
     bad = {
         signature.op
@@ -60,7 +60,7 @@ def test_a_call_that_cannot_run_is_a_row_with_its_reason(recording, tmp_path):
     assert "nowhere::op" in raw.signatures[0].reason
 
 
-def test_the_recorder_alone_is_enough_where_torch_has_no_execution_trace(tmp_path):
+def test_the_recorder_alone_is_enough_without_an_execution_trace(tmp_path):
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from lab.rooms.kernels.workload.recorder import Recorder, recording
