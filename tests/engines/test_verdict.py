@@ -48,3 +48,110 @@ def test_an_end_is_told_in_status_and_words(code, tail, more, status, words):
     got, reason = verdict(code, tail, **more)
     assert got is status
     assert words in reason
+
+
+def test_the_outcome_carries_what_the_engine_measured():
+    ending = Ending(
+        exit_code=3,
+        seconds=1.23456,
+        started_utc="2026-01-01T00:00:00+00:00",
+        tail=["one", "two"],
+        peak_mem_bytes=4096,
+    )
+    outcome = judge(ending)
+    assert outcome.exit_code == 3 and outcome.seconds == 1.235
+    assert outcome.started_utc == "2026-01-01T00:00:00+00:00"
+    assert outcome.tail == ("one", "two") and outcome.peak_mem_bytes == 4096
+
+
+@pytest.mark.parametrize(
+    "code, words",
+    [
+        (-1, "ended by SIGHUP"),
+        (1, "exit code 1"),
+        (127, "exit code 127"),
+        (128, "exit code 128"),
+        (129, "ended by SIGHUP"),
+        (130, "ended by SIGINT"),
+        (255, "exit code 255"),
+        (-100, "exit code -100"),
+    ],
+)
+def test_only_exit_codes_that_stand_for_a_signal_are_named_after_it(code, words):
+    assert verdict(code) == (Status.failed, words)
+
+
+@pytest.mark.parametrize("code", [-9, 137])
+def test_a_killed_process_counts_as_out_of_memory_only_with_a_sign_of_it(code):
+    assert verdict(code, oom_kills=1)[0] is Status.oom
+    assert verdict(code, limit_hit=True)[0] is Status.oom
+    assert verdict(code)[0] is Status.failed
+    assert verdict(code, limit_hit=False)[0] is Status.failed
+
+
+def test_a_kill_elsewhere_on_the_host_explains_no_other_failure():
+    assert verdict(1, "ValueError: bad", oom_kills=1) == (Status.failed, "exit code 1: ValueError: bad")
+    assert verdict(-15, oom_kills=1) == (Status.failed, "ended by SIGTERM")
+
+
+def test_an_unexplained_kill_names_the_suspects_that_are_left():
+    unlimited, limited = verdict(-9)[1], verdict(-9, limit_hit=False)[1]
+    assert "often the out-of-memory killer" in unlimited and "memory limit" not in unlimited
+    assert "not by its memory limit" in limited and "killed from outside" in limited
+
+
+def test_a_containers_memory_limit_is_named_before_what_the_process_printed():
+    status, reason = verdict(1, "CUDA out of memory", limit_hit=True)
+    assert status is Status.oom and "memory limit" in reason and "GPU" not in reason
+
+
+def test_the_gpus_memory_is_named_before_the_hosts():
+    status, reason = verdict(1, "CUDA out of memory\nMemoryError", oom_kills=1)
+    assert status is Status.oom and reason.startswith("the GPU")
+
+
+def test_exit_code_zero_is_ok_even_if_a_child_hit_the_memory_limit_unless_files_are_missing():
+    status, reason = verdict(0, limit_hit=True, oom_kills=1)
+    assert status is Status.ok and "child process hit the container's memory limit" in reason
+    status, reason = verdict(0, limit_hit=True, missing=["a.json", "b.csv"])
+    assert status is Status.failed and "no a.json, b.csv; a child process" in reason
+    assert verdict(0, missing=["a.json"]) == (Status.failed, "exited with 0 but left no a.json")
+    assert verdict(0, limit_hit=False) == (Status.ok, "")
+
+
+@pytest.mark.parametrize(
+    "tail, line",
+    [
+        ("noise", ""),
+        ("KeyError: 'first'\nValueError: last\nnoise", ": ValueError: last"),
+        ("  RuntimeError: indented  ", ": RuntimeError: indented"),
+        ("[rank0]: RuntimeError: of rank 0", ": [rank0]: RuntimeError: of rank 0"),
+        (
+            "elastic.ChildFailedError: first\nelastic.ChildFailedError: second",
+            ": elastic.ChildFailedError: second",
+        ),
+        ("ValueError: " + "x" * 288, ": ValueError: " + "x" * 288),
+        ("ValueError: " + "x" * 289, ": ValueError: " + "x" * 288),
+    ],
+)
+def test_the_last_exception_is_quoted_in_at_most_300_characters(tail, line):
+    assert verdict(3, tail) == (Status.failed, f"exit code 3{line}")
+
+
+@pytest.mark.parametrize("words", ["HIP out of memory", "hipErrorOutOfMemory", "CUDA_ERROR_OUT_OF_MEMORY"])
+def test_each_vendors_words_for_a_full_gpu_are_known(words):
+    assert verdict(1, words)[0] is Status.oom
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["MemoryError", "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory", "oom-kill"],
+)
+def test_each_way_to_say_that_the_host_is_full_is_known(words):
+    status, reason = verdict(1, f"something\n{words}")
+    assert status is Status.oom and reason.startswith("the host ran out of memory")
+
+
+def test_a_step_that_lab_stopped_is_not_blamed_on_memory_or_files():
+    status, reason = verdict(-9, "MemoryError", stopped_by="user", limit_hit=True)
+    assert status is Status.interrupted and "memory" not in reason
