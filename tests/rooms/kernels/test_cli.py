@@ -15,15 +15,17 @@ from lab.rooms.kernels.catalogue.sources import trails_of
 from tests.rooms.kernels.made import generation, profile_folder
 
 
-def run(*words, cwd, monkeypatch):
+def run(command, *paths, cwd, monkeypatch):
+    """`command` as one text, then arguments that may hold spaces."""
     monkeypatch.chdir(cwd)
-    return CliRunner().invoke(cli, [str(word) for word in words], standalone_mode=False)
+    words = [*command.split(), *map(str, paths)]
+    return CliRunner().invoke(cli, words, standalone_mode=False)
 
 
 def test_unique_writes_a_foreign_trace_s_tables_apart_from_it(tmp_path, monkeypatch):
     trace = generation().write(tmp_path / "data" / "bloom.json.gz")
     (tmp_path / "work").mkdir()
-    done = run("kernels", "unique", trace, cwd=tmp_path / "work", monkeypatch=monkeypatch)
+    done = run("kernels unique", trace, cwd=tmp_path / "work", monkeypatch=monkeypatch)
     assert done.exception is None and "nvjet_gemm" in done.output and "of 12 launches" in done.output
     tables = tmp_path / "work" / "experiments" / "bloom_analysis" / "tables"
     assert pd.read_csv(tables / "unique_kernels.csv")["count"].sum() == 12
@@ -35,8 +37,7 @@ def test_unique_writes_a_foreign_trace_s_tables_apart_from_it(tmp_path, monkeypa
 def test_unique_as_json_is_one_document_on_stdout(tmp_path, monkeypatch):
     trace = generation().write(tmp_path / "t.json")
     done = run(
-        "kernels",
-        "unique",
+        "kernels unique",
         trace,
         "--json",
         "--bucketed",
@@ -51,7 +52,7 @@ def test_unique_as_json_is_one_document_on_stdout(tmp_path, monkeypatch):
 
 def test_launches_lists_every_one_with_its_op(tmp_path, monkeypatch):
     trace = generation(forwards=1).write(tmp_path / "t.json")
-    done = run("kernels", "launches", trace, "--out", tmp_path / "o", cwd=tmp_path, monkeypatch=monkeypatch)
+    done = run("kernels launches", trace, "--out", tmp_path / "o", cwd=tmp_path, monkeypatch=monkeypatch)
     assert done.exception is None and "aten::cat" in done.output and "4 rows of 4 launches" in done.output
     params = pd.read_csv(tmp_path / "o" / "tables" / "kernel_launch_params.csv")
     assert len(params) == 4 and params["registers_per_thread"].iloc[0] == 90 and params["grid_x"].iloc[0] == 8
@@ -60,8 +61,7 @@ def test_launches_lists_every_one_with_its_op(tmp_path, monkeypatch):
 def test_gantt_of_all_ranks_makes_picture_page_and_table(tmp_path, monkeypatch):
     folder = profile_folder(tmp_path / "run", world_size=2, comm=True)
     done = run(
-        "kernels",
-        "gantt",
+        "kernels gantt",
         folder,
         "--step",
         "decode_1",
@@ -78,7 +78,7 @@ def test_gantt_of_all_ranks_makes_picture_page_and_table(tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", ["unique", "launches", "gantt"])
 def test_files_that_are_not_traces_are_errors_in_words(tmp_path, monkeypatch, command):
     def error_of(path):
-        return run("kernels", command, path, cwd=tmp_path, monkeypatch=monkeypatch).exception
+        return run(f"kernels {command}", path, cwd=tmp_path, monkeypatch=monkeypatch).exception
 
     (tmp_path / "empty.json").write_bytes(b"")
     (tmp_path / "text.json").write_text("hello")
@@ -118,31 +118,14 @@ def test_the_room_recognises_a_profile_and_nothing_else(tmp_path):
 
 def test_a_dry_run_shows_the_plan_and_two_models_are_refused(tmp_path, monkeypatch):
     done = run(
-        "run",
-        "--dry-run",
-        "--json",
-        "--image",
-        "cuda",
-        "--gpus",
-        "2",
-        "kernels",
-        "profile",
-        "vicuna-7b",
-        "--tp",
-        "2",
+        "run --dry-run --json --image cuda --gpus 2 kernels profile vicuna-7b --tp 2",
         cwd=tmp_path,
         monkeypatch=monkeypatch,
     )
     plan = json.loads(done.output)
     assert plan["config"]["tp"] == 2 and plan["steps"][0]["num_gpus"] == 2
     done = run(
-        "run",
-        "--dry-run",
-        "kernels",
-        "profile",
-        "bloom-560m",
-        "--model",
-        "vicuna-7b",
+        "run --dry-run kernels profile bloom-560m --model vicuna-7b",
         cwd=tmp_path,
         monkeypatch=monkeypatch,
     )

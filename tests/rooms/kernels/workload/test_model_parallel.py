@@ -13,22 +13,16 @@ from lab.errors import UsageError
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.torch
+TORCHRUN = """
+    -m torch.distributed.run --nproc_per_node=2
+    --rdzv_backend=c10d --rdzv_endpoint=localhost:0 -m
+"""
+CHECK = "tests.rooms.kernels.workload.parallel_check"
 
 
 @pytest.fixture(scope="module")
 def compared():
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node=2",
-        "--rdzv_backend=c10d",
-        "--rdzv_endpoint=localhost:0",
-        "-m",
-        "tests.rooms.kernels.workload.parallel_check",
-        "tiny-bloom",
-        "tiny-llama",
-    ]
+    command = [sys.executable, *TORCHRUN.split(), CHECK, "tiny-bloom", "tiny-llama"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.torch
 
 
 NEW_TOKENS, LAYERS = 3, 2
+WORKLOAD = "-m lab.rooms.kernels.workload --config kernels.json --out profile --device cpu"
 
 
 LINEARS = 4 * LAYERS + 1  # qkv, dense, two of the MLP; the head
@@ -34,17 +35,7 @@ def profile(folder: Path, python: str = sys.executable, **config) -> subprocess.
     (folder / "kernels.json").write_text(
         json.dumps({"model": "tiny-bloom", "max_new_tokens": NEW_TOKENS, **config})
     )
-    command = [
-        python,
-        "-m",
-        "lab.rooms.kernels.workload",
-        "--config",
-        "kernels.json",
-        "--out",
-        "profile",
-        "--device",
-        "cpu",
-    ]
+    command = [python, *WORKLOAD.split()]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
 
@@ -205,33 +196,12 @@ def test_profile_and_recorder_work_in_the_pascal_image(open_folder):
         json.dumps({"model": "tiny-bloom", "max_new_tokens": NEW_TOKENS})
     )
     command = [
-        "docker",
-        "run",
-        "--rm",
-        "--network=none",
-        f"--user={os.getuid()}:{os.getgid()}",
-        "-e",
-        "PYTHONPATH=/src",
-        "-e",
-        "HOME=/tmp",
-        "-e",
-        "OMP_NUM_THREADS=1",
-        "-v",
-        f"{ROOT / 'lab'}:/src/lab:ro",
-        "-v",
-        f"{open_folder}:/out",
-        "-w",
-        "/out",
+        *("docker", "run", "--rm", "--network=none", f"--user={os.getuid()}:{os.getgid()}"),
+        *("-e", "PYTHONPATH=/src", "-e", "HOME=/tmp", "-e", "OMP_NUM_THREADS=1"),
+        *("-v", f"{ROOT / 'lab'}:/src/lab:ro", "-v", f"{open_folder}:/out", "-w", "/out"),
         "lab/pascal",
         "python",
-        "-m",
-        "lab.rooms.kernels.workload",
-        "--config",
-        "kernels.json",
-        "--out",
-        "profile",
-        "--device",
-        "cpu",
+        *WORKLOAD.split(),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -10,6 +10,8 @@ pytestmark = pytest.mark.torch
 from lab.rooms.kernels.workload.replay.fill import make, pattern  # noqa: E402
 from tests.rooms.kernels.workload.replay.made import CPU, spec  # noqa: E402
 
+DTYPES = "float16 bfloat16 float32 float64 int64 int32 uint8 bool complex64 float8_e4m3fn"
+
 
 def test_a_tensor_has_its_strides_overlap_and_alignment():
     made = make("", spec(shape=(2, 3), stride=(0, 2), align_bytes=8), CPU, 0)
@@ -17,21 +19,7 @@ def test_a_tensor_has_its_strides_overlap_and_alignment():
     assert made.untyped_storage().nbytes() == 4 * (2 + 5)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "int64",
-        "int32",
-        "uint8",
-        "bool",
-        "complex64",
-        "float8_e4m3fn",
-    ],
-)
+@pytest.mark.parametrize("dtype", DTYPES.split())
 def test_every_dtype_can_be_filled(dtype):
     assert make("", spec(dtype, shape=(5,), stride=(1,)), CPU, 3).dtype is getattr(torch, dtype)
 
