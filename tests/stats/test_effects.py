@@ -24,6 +24,50 @@ def test_the_interval_of_a_ratio_of_medians_is_that_of_plain_resampling(n, m):
     assert median_ratio_ci(base, changed, resamples=40_000) == pytest.approx(plain, rel=0.01)
 
 
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_medians_of_resamples_are_as_frequent_as_among_all_n_to_the_n_of_them(n):
+    values = np.array([1.0, 3.0, 7.0, 20.0, 50.0])[:n]
+    every = [np.median(drawn) for drawn in itertools.product(values, repeat=n)]
+    for level in (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95):
+        inner, plain, outer = (
+            np.quantile(every, [(1 - wide) / 2, (1 + wide) / 2], method="inverted_cdf").tolist()
+            for wide in (level - 0.02, level, level + 0.02)
+        )
+        if inner == outer:  # elsewhere a draw more or less decides between two values
+            found = median_ratio_ci(np.ones(2), values, level=level, resamples=40_000)
+            assert found == pytest.approx(plain)
+
+
+def test_an_interval_of_level_0_is_a_point_and_one_of_level_1_reaches_to_the_extremes():
+    values = np.array([1.0, 2.0, 4.0, 7.0, 11.0, 16.0])
+    low, high = median_ratio_ci(values, values, level=0)
+    assert low == high
+    assert median_ratio_ci(np.ones(3), np.array([1.0, 2.0, 3.0]), level=1) == (1, 3)
+
+
+def test_a_draw_at_the_very_end_is_the_largest_value(monkeypatch):
+    class AtTheEnd:
+        def beta(self, a, b, size):
+            return np.full(size, 1.0)
+
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: AtTheEnd())
+    assert median_ratio_ci(np.ones(3), np.array([1.0, 2.0, 5.0])) == (5, 5)
+
+
+def test_the_sum_of_two_middle_values_may_exceed_their_type():
+    assert median_ratio_ci(np.full(2, 100, np.int8), np.full(2, 120, np.int8)) == pytest.approx((1.2, 1.2))
+
+
+def test_the_seed_is_2025_unless_given():
+    random = np.random.default_rng(8)
+    base, changed = random.normal(165, 9, 40), random.normal(170, 9, 41)
+    assert median_ratio_ci(base, changed) == median_ratio_ci(base, changed, seed=2025)
+    assert median_ratio_ci(base, changed) != median_ratio_ci(base, changed, seed=1)
+    values, treated, blocks = random.normal(0, 1, 60), np.arange(60) % 3 == 0, np.arange(60) // 30
+    assert permutation_p(values, treated, blocks) == permutation_p(values, treated, blocks, seed=2025)
+    assert permutation_p(values, treated, blocks) != permutation_p(values, treated, blocks, seed=1)
+
+
 def test_one_value_has_no_interval():
     assert all(math.isnan(bound) for bound in median_ratio_ci(np.array([1.0]), np.array([1.0, 2.0])))
 
@@ -65,6 +109,45 @@ def test_many_values_give_the_same_answer_as_shuffling_them(monkeypatch):
     assert permutation_p(values, treated, blocks) == pytest.approx(shuffled, abs=0.01)
 
 
+FOUR = np.array([0.0, 0.0, 2.0, 2.0])
+NORMAL = math.erfc(2 / math.sqrt(2 * (2 * 2 / 4) * (4 / 3)))  # 2 treated of 4; the four vary by 4/3
+
+
+@pytest.mark.parametrize(("most", "p"), [(4, 2 / 6), (3, NORMAL)])
+def test_the_normal_limit_serves_more_values_than_are_permuted(monkeypatch, most, p):
+    monkeypatch.setattr("lab.stats.effects.MOST_PERMUTED", most)
+    assert permutation_p(FOUR, FOUR > 1, np.zeros(4, dtype=int)) == pytest.approx(p)
+    assert permutation_p(FOUR / 100, FOUR > 1, np.zeros(4, dtype=int)) == pytest.approx(p)
+
+
+def test_many_equal_values_show_no_effect():
+    assert permutation_p(np.full(2001, 5.0), np.arange(2001) < 700, np.zeros(2001, dtype=int)) == 1
+
+
+def test_as_many_arrangements_as_resamples_are_enumerated():
+    def p(resamples):
+        return permutation_p(FOUR, FOUR > 1, np.zeros(4, dtype=int), resamples=resamples)
+
+    assert p(6) == pytest.approx(2 / 6)  # 2 of the 6 arrangements are as far apart
+    assert p(5) * 6 == pytest.approx(round(p(5) * 6))  # drawn: a count of 5, and the observed one
+
+
+def test_an_effect_that_no_shuffle_reaches_has_the_least_p():
+    blocks = np.repeat([0, 1], 20)
+    treated = np.arange(40) % 2 == 0
+    assert permutation_p(1000.0 * treated + np.arange(40), treated, blocks) == 1 / 2001
+
+
+def test_blocks_that_alternate_give_the_same_p_to_the_last_digit_as_blocks_in_turn():
+    random = np.random.default_rng(9)
+    values, treated = random.normal(0, 1, 600), random.random(600) < 0.5
+    blocks = np.arange(600) % 3
+    in_turn = np.concatenate([np.flatnonzero(blocks == block) for block in range(3)])
+    assert permutation_p(values, treated, blocks) == permutation_p(
+        values[in_turn], treated[in_turn], blocks[in_turn]
+    )
+
+
 def test_p_values_are_uniform_without_an_effect():
     random = np.random.default_rng(11)
     blocks = np.repeat(np.arange(4), 8)
@@ -88,6 +171,20 @@ def test_shares_of_known_causes_add_up_to_one():
     )
 
 
+def test_three_values_suffice_for_shares():
+    # The squares around 14/3 sum to 134/3; those within {1, 3} and {10} to 2, with 1 degree of freedom.
+    share = 1 - (2 / 1) / (134 / 3 / 2)
+    for scale in (1, 1e-3):
+        shares = explained_shares(scale * np.array([1.0, 3.0, 10.0]), {"cold": np.array([0, 0, 1])})
+        assert shares == pytest.approx({"cold": share, "unexplained": 1 - share})
+
+
+def test_two_values_have_no_shares():
+    shares = explained_shares(np.array([1.0, 3.0]), {"cold": np.array([0, 0])})
+    assert shares == pytest.approx({"cold": math.nan, "unexplained": math.nan}, nan_ok=True)
+
+
+@pytest.mark.filterwarnings("error")
 def test_a_label_of_its_own_for_every_value_explains_nothing():
     values = np.random.default_rng(4).normal(0, 1, 12)
     assert explained_shares(values, {"id": np.arange(12)}) == {"id": 0.0, "unexplained": 1.0}

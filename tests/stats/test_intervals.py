@@ -57,6 +57,16 @@ def test_times_of_this_century_in_nanoseconds_stay_exact():
     assert intervals.total(intervals.spans(start, np.array([1]))) == 1
 
 
+def test_lengths_are_whole_nanoseconds_even_where_nothing_is_there():
+    query = np.array([[3, 9]], dtype=np.int64)
+    for lengths in (
+        intervals.overlap(query, intervals.NO_SPANS),
+        intervals.load(query, intervals.NO_SPANS),
+        intervals.totals(query, np.array([0]), 2),
+    ):
+        assert lengths.dtype == np.int64
+
+
 FORWARD = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=14).map(
     lambda rows: np.array([(a, a + d) for a, d in rows], dtype=np.int64).reshape(-1, 2)
 )
@@ -76,6 +86,12 @@ def test_meetings_are_the_pairs_that_share_time(queries, spans):
     assert (
         sorted(zip(*(found.tolist() for found in intervals.meetings(queries, spans)), strict=True)) == plain
     )
+
+
+def test_spans_that_start_together_meet_a_query_in_their_order():
+    start = np.random.default_rng(1).integers(0, 3, 300)
+    _, met = intervals.meetings(np.array([[0, 10]]), np.stack([start, start + 5], axis=1))
+    assert met.tolist() == sorted(range(300), key=lambda row: (start[row], row))
 
 
 @given(FORWARD, st.data())

@@ -27,10 +27,21 @@ def test_one_outlier_moves_the_cv_and_not_the_mad():
     assert robust.cv([*calm, 1000.0]) > 2
 
 
-def test_no_values_give_nan_and_not_an_error():
+@pytest.mark.filterwarnings("error")
+def test_no_values_give_nan_and_neither_an_error_nor_a_warning():
     assert all(math.isnan(f([])) for f in (robust.median, robust.mad, robust.cv))
     assert math.isnan(robust.percentile([], 95))
     assert math.isnan(robust.bootstrap_ci([np.array([])], np.median)[0])
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_value_or_a_mean_of_0_has_no_cv():
+    assert math.isnan(robust.cv([5.0])) and math.isnan(robust.cv([-1.0, 1.0]))
+
+
+def test_deviations_of_small_types_are_exact():
+    # 2**25 - 1 does not fit the 24 bits of a float32.
+    assert robust.mad(np.array([1, 2**25, 2**26], dtype=np.float32)) == 2**25 - 1
 
 
 def test_a_percentile_interpolates():
@@ -48,6 +59,26 @@ def test_the_bootstrap_repeats_exactly_with_its_seed_and_covers_the_ratio():
     assert (low, high) == robust.bootstrap_ci([free, busy], ratio)
     assert low < 1.5 < high and high - low < 0.2
     assert robust.bootstrap_ci([free, busy], ratio, seed=7) != (low, high)
+
+
+def test_the_bootstrap_draws_2000_times_with_seed_2025_unless_told_otherwise():
+    sample = np.random.default_rng(1).normal(100, 5, 40)
+    default = robust.bootstrap_ci([sample], lambda x: x.mean(axis=-1))
+    assert default == robust.bootstrap_ci([sample], lambda x: x.mean(axis=-1), resamples=2000, seed=2025)
+
+
+def test_the_bootstrap_of_one_value_is_that_value_and_its_level_sets_the_tails():
+    assert robust.bootstrap_ci([np.array([5])], lambda x: x.mean(axis=-1)) == (5, 5)
+    low, high = robust.bootstrap_ci([np.arange(1000.0)], lambda x: x[:, 0], level=0.5)
+    assert (low, high) == pytest.approx((250, 750), abs=40)
+    low, high = robust.bootstrap_ci([np.arange(1000.0)], lambda x: x[:, 0], level=0)
+    assert low == high
+
+
+def test_the_bootstrap_computes_in_floats_whatever_the_sample_is():
+    sample = np.array([100, 120], dtype=np.int8)
+    low, high = robust.bootstrap_ci([sample], lambda x: (x[:, 0] + x[:, 1]) / 2)
+    assert (low, high) == (100, 120)
 
 
 def test_about_95_of_100_intervals_hold_the_truth():
@@ -78,3 +109,25 @@ def test_grouped_statistics_are_those_of_each_group_alone(rows):
         }
         for name, value in plain.items():
             assert row[name] == pytest.approx(value, abs=1e-6, nan_ok=True), name
+
+
+@pytest.mark.filterwarnings("error")
+def test_empty_groups_and_single_values_are_nan_without_a_warning():
+    found = robust.grouped(np.array([4.0, 2.0, 6.0]), np.array([0, 2, 2]), 4)
+    expected = {
+        "count": [1, 0, 2, 0],
+        "mean": [4, math.nan, 4, math.nan],
+        "std": [math.nan, math.nan, math.sqrt(8), math.nan],
+    }
+    for name, column in expected.items():
+        assert found[name].tolist() == pytest.approx(column, nan_ok=True), name
+
+
+def test_a_small_value_after_a_group_of_huge_ones_stays_exact():
+    found = robust.grouped(np.array([1e20, 1.0]), np.array([0, 1]), 2)
+    assert found["max"].tolist() == found["median"].tolist() == [1e20, 1.0]
+
+
+def test_groups_of_a_small_type_do_not_overflow():
+    found = robust.grouped(np.array([-100, 100], dtype=np.int8), np.array([0, 0]), 1)
+    assert (found["median"][0], found["mad"][0], found["max"][0]) == (0, 100, 100)
