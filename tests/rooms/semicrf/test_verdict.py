@@ -122,3 +122,103 @@ def test_the_guides_four_steps_are_answered_from_the_matrix():
         "2 of 2 pass",
         "no parameter above 20",
     ]
+
+
+def read(cells, tested="triton", reference="torch", probes=()):
+    return verdict.diagnose(cells, list(probes), tested, reference)
+
+
+@pytest.mark.parametrize(
+    ("right", "status"),
+    [
+        ("none", "ok"),
+        ("precision", "warn"),
+        ("optimiser", "warn"),
+        *((name, "fail") for name in ("input", "boundary", "objective", "race", "kernel", "shared")),
+    ],
+)
+def test_only_precision_and_the_optimiser_are_mere_warnings(right, status):
+    assert verdict.Diagnosis(right, []).status == status and right in verdict.CAUSES
+
+
+def test_a_finding_of_the_probes_gives_cause_matrix_and_advice_in_this_order():
+    found = read(cells(lambda b, *_: b == "triton"), probes=[CLEAN, probe("objective")])
+    assert found.cause == "objective" and len(found.sentences) == 3
+    head, of_matrix, advice = found.sentences
+    assert "parameter drift" in head and head.endswith(": what was seen.")
+    assert of_matrix.startswith("8 of 16 trainings") and advice.startswith("What to do: use one definition")
+
+
+@pytest.mark.parametrize(
+    ("rows", "evidence"),
+    [
+        (["race", "boundary", "kernel", "precision"], ["race", "boundary", "kernel"]),
+        (["boundary", "kernel", "precision"], ["boundary", "kernel"]),
+        (["kernel", "precision"], ["kernel"]),
+        (["input", "kernel"], ["input"]),
+        (["objective", "race"], ["objective"]),
+        (["precision"], ["precision"]),
+    ],
+)
+def test_the_evidence_is_every_probe_that_the_cause_can_dirty(rows, evidence):
+    found = read(cells(), probes=[CLEAN, *(probe(name, "triton", name) for name in rows)])
+    assert found.evidence == [f"{name} (triton): what was seen." for name in evidence]
+
+
+def test_shared_code_is_proved_by_the_probes_of_both_backends():
+    rows = [probe("kernel", "triton"), probe("kernel", "torch"), probe("precision", "torch", "another")]
+    found = read(cells(), probes=rows)
+    assert found.cause == "shared"
+    assert found.evidence == ["a probe (triton): what was seen.", "a probe (torch): what was seen."]
+
+
+def test_a_probe_without_a_backend_names_none():
+    assert read(cells(), probes=[probe("input")]).evidence == ["a probe: what was seen."]
+
+
+@pytest.mark.parametrize(
+    ("fails", "tested", "reference", "right"),
+    [
+        (lambda b, lengths, reg: b == "triton" and lengths == "variable", "triton", "torch", "boundary"),
+        (lambda b, lengths, reg: b == "triton" and reg == 0.0, "triton", "torch", "kernel"),
+        (lambda b, lengths, reg: b == "torch", "triton", "torch", "optimiser"),
+        (lambda b, lengths, reg: b == "torch" and reg == 0.0, "triton", "torch", "objective"),
+        (lambda b, lengths, reg: b == "triton", "triton", "triton", "optimiser"),
+        (lambda b, lengths, reg: lengths == "fixed", "triton", "torch", "shared"),
+        (lambda b, lengths, reg: reg == 0.01, "triton", "torch", "shared"),
+    ],
+)
+def test_the_halves_of_the_matrix_that_fail_decide(fails, tested, reference, right):
+    found = read(cells(fails), tested, reference)
+    assert found.cause == right
+    assert verdict.CAUSES[right] in found.sentences[0] and " of 16 trainings" in found.sentences[1]
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_one_backend_alone_shares_nothing_and_is_not_held_against_another(backend):
+    only = [cell for cell in cells(lambda *_: True) if cell["backend"] == backend]
+    assert read(only).cause == "optimiser"
+
+
+def test_the_cause_read_from_the_matrix_names_the_backends_and_the_first_failure():
+    rows = cells(lambda b, *_: b == "triton")
+    rows[0]["message"] = "the first"
+    found = read(rows)
+    assert "triton fails and torch passes" in found.sentences[0] and found.evidence == ["the first."]
+    assert "triton and torch both fail" in read(cells(lambda *_: True)).sentences[0]
+
+
+def test_what_passed_is_told_of_trainings_and_probes_that_were_run():
+    head, *rest = read(cells(), probes=[CLEAN]).sentences
+    assert "every training of the matrix passed and every probe is clean" in head and rest == []
+    head, rest = read(cells()).sentences
+    assert head.endswith("every training of the matrix passed.") and "probes did not run" in rest
+    (head,) = read([], probes=[CLEAN]).sentences
+    assert head.endswith(": every probe is clean.")
+
+
+def test_drift_is_told_even_where_nothing_failed():
+    rows = cells()
+    rows[3]["transition_max"] = 33.0
+    found = read(rows, probes=[CLEAN])
+    assert found.cause == "none" and "33.0" in found.sentences[1]

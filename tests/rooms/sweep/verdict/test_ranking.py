@@ -32,6 +32,12 @@ def test_contenders_are_the_complete_configurations_fastest_median_first():
     assert found[0].name == "512 threads, 28 channels"
 
 
+def test_equally_fast_configurations_stand_in_the_order_of_their_settings():
+    rows = [(threads, channel, "ok", 10.0) for threads in (512, 256) for channel in (42, 28)]
+    found = contenders(pd.DataFrame(rows, columns=["threads", "channel", "status", "total_time_ms"]))
+    assert [(one.threads, one.channel) for one in found] == [(256, 28), (256, 42), (512, 28), (512, 42)]
+
+
 @pytest.mark.parametrize(
     ("totals_ms", "overlap"),
     [
