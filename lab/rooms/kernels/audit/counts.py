@@ -43,7 +43,7 @@ def valid_csv(path: Path) -> Check:
     torn = sum(_is_torn(row, len(header)) for row in body)
     what = f"{plural(len(body), 'row')} read as written"
     if torn:
-        rows_torn = f"{torn} of {plural(len(body), 'row')} torn"
+        rows_torn = f"{torn:,} of {plural(len(body), 'row')} torn"
         what = f"{rows_torn}: quotes are escaped by a backslash, which CSV does not allow"
     return make_check(f"{path.name} is CSV", torn > 0, what, rows=len(body), torn=torn)
 

@@ -35,7 +35,7 @@ def _possible_power(measured: list[EnergyRow]) -> Check:
 def _enough_updates(raw: RawEnergy) -> Check:
     windows = windows_of(raw)
     few = sum(one.updates < FEWEST_UPDATES for one in windows)
-    what = f"{few} of {plural(len(windows), 'window')} with fewer than {FEWEST_UPDATES} sensor updates"
+    what = f"{few:,} of {plural(len(windows), 'window')} with fewer than {FEWEST_UPDATES} sensor updates"
     return make_check("sensor updates", few > 0, what, windows=len(windows), few=few)
 
 

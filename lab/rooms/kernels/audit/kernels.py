@@ -46,7 +46,7 @@ def iterations_match(rows: Sequence[dict[str, Any]]) -> Check:
     factor, most = wrong.most_common(1)[0]
     bad = sum(wrong.values())
     what = (
-        f"{bad} of {plural(len(rows), 'row')} with runs that do not match their window; in {most} of them "
+        f"{bad:,} of {plural(len(rows), 'row')} with runs that do not match their window; in {most} of them "
         f"the runs are {factor} times too many, so energy divided by them is {factor} times too small"
     )
     return make_check(name, True, what, rows=bad, factor=factor)

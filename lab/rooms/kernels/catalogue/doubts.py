@@ -25,7 +25,7 @@ def uneven_ranks(found: Signatures) -> list[str]:
         return []
     worst = ", ".join(f"{one.kernel} ({ranks_text(one.count_by_rank)})" for one in odd[:3])
     return [
-        f"{len(odd)} of {plural(len(found.signatures), 'distinct launch')} with different counts "
+        f"{len(odd):,} of {plural(len(found.signatures), 'distinct launch')} with different counts "
         f"on different ranks: {worst}"
     ]
 

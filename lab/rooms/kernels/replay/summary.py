@@ -35,7 +35,7 @@ def _gpu_sentences(result: Result) -> list[str]:
     lines, error = [], result.error
     if kernel := result.coverage.get("kernel"):
         lines.append(
-            f"{kernel.percent('same', 'time_us'):.2f} % of kernel time ({kernel.same_launches} of "
+            f"{kernel.percent('same', 'time_us'):.2f} % of kernel time ({kernel.same_launches:,} of "
             f"{plural(kernel.launches, 'launch')}) replays as the same kernel"
         )
     if error.get("median_abs_pct") is not None:
@@ -58,7 +58,7 @@ def _gpu_sentences(result: Result) -> list[str]:
 def _coverage_sentence(kind: str, cover: Coverage) -> str:
     launches, time = cover.percent("rebuilt", "launches"), cover.percent("rebuilt", "time_us")
     return (
-        f"{cover.rebuilt_launches} of {plural(cover.launches, NOUNS.get(kind, kind))} with a rebuilt op "
+        f"{cover.rebuilt_launches:,} of {plural(cover.launches, NOUNS.get(kind, kind))} with a rebuilt op "
         f"({launches:.1f} %, {time:.1f} % of the time)"
     )
 

@@ -76,7 +76,7 @@ class Replay:
                 one.launches = seen[0].launches
                 one.dur_us = _times(seen)
         ran = sum(one.status == "ran" for one in runs)
-        progress(f"{ran} of {plural(len(runs), 'distinct call')} ran")
+        progress(f"{ran:,} of {plural(len(runs), 'distinct call')} ran")
         return tuple(runs)
 
     def _one(self, sig: int, observer: Observer, flush: Callable[[], None], times: int) -> SignatureRun:
