@@ -1,0 +1,57 @@
+"""Captures made by hand, row by row."""
+
+from __future__ import annotations
+
+from lab.recordings.capture import (
+    API_COLUMNS,
+    OPS_COLUMNS,
+    PUSH_POP,
+    RANGE_COLUMNS,
+    SYNC_COLUMNS,
+    Capture,
+    filled,
+)
+from lab.recordings.tables import KERNEL, concat
+
+
+def named(name, start, end, *, tid=1, pid=1, **columns):
+    """A row of `ranges`; name None: a range without one."""
+    return {
+        "name": name,
+        "start_ns": start,
+        "end_ns": end,
+        "pid": pid,
+        "tid": tid,
+        "kind": PUSH_POP,
+    } | columns
+
+
+def call(corr, start, end, *, tid=1, pid=1):
+    return {"start_ns": start, "end_ns": end, "pid": pid, "tid": tid, "corr": corr}
+
+
+def kernel(corr, start=1000, end=1010, *, pid=1, **columns):
+    return {"start_ns": start, "end_ns": end, "pid": pid, "corr": corr, "kind": KERNEL} | columns
+
+
+def made(ranges=(), calls=(), ops=()):
+    strings = sorted({row["name"] for row in ranges} - {None})
+    index = {None: -1} | {name: i for i, name in enumerate(strings)}
+    ranges = [{"name_id": index[row["name"]], "text_id": index[row["name"]]} | row for row in ranges]
+    return Capture(
+        source=None,
+        collector="nsys",
+        version=None,
+        schema=None,
+        ops=_table(OPS_COLUMNS, ops),
+        api=_table(API_COLUMNS, calls),
+        ranges=_table(RANGE_COLUMNS, ranges),
+        sync=concat([], SYNC_COLUMNS),
+        strings=strings,
+        devices=(),
+        problems=[],
+    )
+
+
+def _table(schema, rows):
+    return filled(schema, len(rows), {name: [row.get(name, -1) for row in rows] for name in schema})
