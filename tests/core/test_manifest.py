@@ -219,3 +219,49 @@ def test_files_keep_the_users_umask(tmp_path):
     finally:
         os.umask(old)
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_manifest_is_a_file_that_people_can_read(tmp_path):
+    manifests.save(a_manifest(), tmp_path / "m.json")
+    lines = (tmp_path / "m.json").read_text().split("\n")
+    assert lines[:2] == ["{", ' "schema_version": 1,'] and lines[-2:] == ["}", ""]
+
+
+@pytest.mark.parametrize("lasting, flushed", [({}, 1), ({"lasting": True}, 1), ({"lasting": False}, 0)])
+def test_a_manifest_lasts_unless_told_otherwise(tmp_path, synced, lasting, flushed):
+    manifests.save(a_manifest(), tmp_path / "m.json", **lasting)
+    assert [what for what, _ in synced] == ["sync", "rename", "sync"][: 2 + flushed]
+
+
+@pytest.mark.parametrize("place", ["none/manifest.json", "file/manifest.json"])
+def test_no_manifest_is_an_error_that_names_the_place(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MissingError, match="not the folder of a run") as caught:
+        manifests.load(tmp_path / place)
+    assert caught.value.where == str(tmp_path / place) and "lab runs list" in caught.value.fix
+
+
+def test_a_manifest_that_cannot_be_read_says_why(tmp_path):
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(MissingError, match="s a directory") as caught:
+        manifests.load(tmp_path / "manifest.json")
+    assert caught.value.where == str(tmp_path / "manifest.json")
+
+
+@pytest.mark.parametrize(
+    "change, complaint, fix",
+    [
+        ({"schema_version": 2}, "version 2.* 1", "newer"),
+        ({"schema_version": 0}, "version 0.* 1", "older"),
+        ({"schema_version": "1"}, "schema_version", None),
+        ({"room": 5}, "room", None),
+    ],
+)
+def test_a_manifest_of_another_form_is_bad_data_at_its_path(tmp_path, change, complaint, fix):
+    path = tmp_path / "manifest.json"
+    manifests.save(a_manifest(), path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(BadDataError, match=complaint) as caught:
+        manifests.load(path)
+    assert caught.value.where == str(path)
+    assert fix in caught.value.fix if fix else caught.value.fix is None

@@ -1,0 +1,156 @@
+"""What identifies this machine and this lab: values that another machine can be compared with."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import lab
+from lab.core import provenance
+from lab.core.provenance import git, host, lab_identity, relevant_env
+from lab.secrets import HIDDEN
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A folder from which lab seems to be imported."""
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "__init__.py").write_text("")
+    monkeypatch.setattr(lab, "__file__", str(tmp_path / "lab" / "__init__.py"))
+    monkeypatch.setenv("LAB_COMMIT", "from-the-image")
+    return tmp_path
+
+
+@pytest.fixture
+def repository(tree):
+    for words in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm first"):
+        subprocess.run(["git", "-C", str(tree), *words.split()], check=True, capture_output=True)
+    return tree
+
+
+def test_an_installed_lab_is_known_by_its_version_and_the_images_commit(tree, monkeypatch):
+    found = lab_identity()
+    assert (found.version, found.commit, found.dirty) == (lab.__version__, "from-the-image", None)
+    monkeypatch.delenv("LAB_COMMIT")
+    assert lab_identity().commit is None
+
+
+def test_a_checkout_is_known_by_its_commit_and_whether_it_was_changed(repository):
+    commit = git(repository, "rev-parse", "HEAD")
+    assert commit and len(commit) == 40
+    found = lab_identity()
+    assert (found.version, found.commit, found.dirty) == (lab.__version__, commit, False)
+    (repository / "notes").write_text("untracked files change no code")
+    assert lab_identity().dirty is False
+    (repository / "lab" / "__init__.py").write_text("changed")
+    assert lab_identity().dirty is True
+
+
+def test_a_checkout_without_history_falls_back_to_the_images_commit(tree, monkeypatch):
+    (tree / ".git").mkdir()
+    found = lab_identity()
+    assert (found.version, found.commit, found.dirty) == (lab.__version__, "from-the-image", None)
+    monkeypatch.delenv("LAB_COMMIT")
+    assert lab_identity().commit is None
+
+
+def test_a_status_that_git_cannot_tell_is_unknown_and_not_clean(repository, monkeypatch):
+    monkeypatch.setattr(provenance, "git", lambda folder, word, *_: "abc" if word == "rev-parse" else None)
+    found = lab_identity()
+    assert (found.commit, found.dirty) == ("abc", None)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)])
+def test_without_an_answer_of_git_within_seconds_there_is_none(tmp_path, monkeypatch, error):
+    def run(argv, **options):
+        assert argv == ["git", "-C", str(tmp_path), "status"] and 0 < options["timeout"] <= 10
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert git(tmp_path, "status") is None
+
+
+def test_a_failing_git_has_no_answer(tmp_path):
+    assert git(tmp_path, "no-such-command") is None
+
+
+def test_the_host_is_described_by_what_the_kernel_says(monkeypatch):
+    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5} if pid == 0 else {})
+    assert host() == {
+        "name": os.uname().nodename,
+        "os": provenance._os_name(),
+        "kernel": os.uname().release,
+        "machine": os.uname().machine,
+        "cpu": provenance._cpu_name(),
+        "cpu_count": 3,  # those this process may use
+        "mem_bytes": int(memory.split()[1]) * 1024,
+        "python": platform.python_version(),
+    }
+
+
+@pytest.mark.parametrize(
+    "release, name", [({"PRETTY_NAME": "Debian 12"}, "Debian 12"), ({}, "Plan9"), (OSError(), "Plan9")]
+)
+def test_the_system_is_named_as_its_release_file_does(monkeypatch, release, name):
+    def os_release():
+        if isinstance(release, OSError):
+            raise release
+        return release
+
+    monkeypatch.setattr(platform, "freedesktop_os_release", os_release)
+    monkeypatch.setattr(platform, "system", lambda: "Plan9")
+    assert provenance._os_name() == name
+
+
+@pytest.mark.parametrize(
+    "cpuinfo, name",
+    [
+        ("processor\t: 0\nmodel name\t: Xeon: 2 GHz\nmodel name\t: Other\n", "Xeon: 2 GHz"),
+        ("processor\t: 0\n", "riscv64"),
+        (None, "riscv64"),
+    ],
+)
+def test_the_cpu_is_named_by_its_model_or_its_machine(monkeypatch, cpuinfo, name):
+    def opened(path):
+        assert path == "/proc/cpuinfo"
+        if cpuinfo is None:
+            raise FileNotFoundError(path)
+        return io.StringIO(cpuinfo)
+
+    monkeypatch.setattr(provenance, "open", opened, raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert provenance._cpu_name() == name
+
+
+def test_only_what_shapes_a_gpu_run_is_kept_in_order_and_without_secrets():
+    env = {
+        "TRITON_CACHE_DIR": "/t",
+        "HOME": "/root",
+        "NCCL_DEBUG": "x 123456 y",
+        "CUDA_MODULE_LOADING": "LAZY",
+        "LAB_TOKEN": "secret",
+        "MY_CUDA_FLAG": "1",
+        "API_KEY": "123456",
+    }
+    kept = relevant_env(env)
+    assert list(kept.items()) == [
+        ("CUDA_MODULE_LOADING", "LAZY"),
+        ("LAB_TOKEN", HIDDEN),
+        ("NCCL_DEBUG", f"x {HIDDEN} y"),
+        ("TRITON_CACHE_DIR", "/t"),
+    ]
+
+
+def test_this_process_environment_is_meant_unless_another_is_given(monkeypatch):
+    monkeypatch.setenv("NCCL_MARK", "here")
+    monkeypatch.setenv("OTHER_KEY", "a-long-secret")
+    monkeypatch.setenv("NCCL_FILE", "a-long-secret.txt")
+    kept = relevant_env()
+    assert (kept["NCCL_MARK"], kept["NCCL_FILE"]) == ("here", f"{HIDDEN}.txt")
+    assert relevant_env({}) == {}

@@ -1,0 +1,37 @@
+"""A number and its noun agree."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.core.words import plural
+
+
+@pytest.mark.parametrize(
+    "count, noun, text",
+    [
+        (0, "step", "0 steps"),
+        (1, "step", "1 step"),
+        (2, "step", "2 steps"),
+        (1024, "launch", "1,024 launches"),
+        (1_000_000, "step", "1,000,000 steps"),
+        (2, "entry", "2 entries"),
+        (1, "entry", "1 entry"),
+        (2, "day", "2 days"),
+        (2, "journey", "2 journeys"),
+        (2, "toy", "2 toys"),
+        (2, "guy", "2 guys"),
+        (2, "process", "2 processes"),
+        (2, "box", "2 boxes"),
+        (2, "quartz", "2 quartzes"),
+        (2, "hash", "2 hashes"),
+        (2, "graph", "2 graphs"),
+    ],
+)
+def test_the_noun_goes_with_the_number(count, noun, text):
+    assert plural(count, noun) == text
+
+
+def test_an_irregular_plural_is_named_by_the_caller():
+    assert plural(2, "axis", "axes") == "2 axes"
+    assert plural(1, "axis", "axes") == "1 axis"
