@@ -170,6 +170,13 @@ def test_backward_multiplies_twice_as_much_as_forward_and_the_optimizer_nothing(
 
 def test_the_sizes_have_their_published_shapes_and_names():
     shapes = {name: (one.d_model, one.d_ff, one.layers, one.heads) for name, one in SIZES.items()}
-    assert shapes["large"] == (1280, 5120, 36, 20) and shapes["tiny"] == (64, 256, 2, 4)
+    assert shapes == {
+        "small": (768, 3072, 12, 12),
+        "medium": (1024, 4096, 24, 16),
+        "large": (1280, 5120, 36, 20),
+        "xl": (1600, 6400, 48, 25),
+        "2.7B": (2560, 10240, 32, 32),
+        "tiny": (64, 256, 2, 4),
+    }
     assert all(name == one.name and one.vocab == 10_000 and not one.fused_qkv for name, one in SIZES.items())
     assert {"tiny", *flops.PUBLISHED} == set(SIZES)

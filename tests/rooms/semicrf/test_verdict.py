@@ -197,7 +197,8 @@ def test_the_halves_of_the_matrix_that_fail_decide(fails, tested, reference, rig
 @pytest.mark.parametrize("backend", ["triton", "torch"])
 def test_one_backend_alone_shares_nothing_and_is_not_held_against_another(backend):
     only = [cell for cell in cells(lambda *_: True) if cell["backend"] == backend]
-    assert read(only).cause == "optimiser"
+    found = read(only)
+    assert found.cause == "optimiser" and "learning rate or clipping" in found.sentences[0]
 
 
 def test_the_cause_read_from_the_matrix_names_the_backends_and_the_first_failure():

@@ -19,6 +19,8 @@ from lab.rooms.sweep.gemm.workbooks.stragglers import (
     stragglers,
 )
 
+pytestmark = pytest.mark.filterwarnings("error")  # an empty mean would warn on every page
+
 
 def ranks(**late: float) -> list[dict[str, float]]:
     usual = {
@@ -216,6 +218,18 @@ def test_a_rank_that_only_met_incomplete_collectives_causes_and_counts_nothing()
     row = summary(*calls, ranks=(0, 1, 2, 3))[3]
     assert row["num_collectives"] == 0 and row["total_nccl_dur_us"] == 10
     assert row["caused_wait_time_us"] == 0 and row["times_arrived_last"] == 0
+
+
+def test_calls_that_could_not_be_matched_and_matches_without_calls_say_nothing_of_an_end():
+    pairs = matched(FIRST, {3: (1300, 10)}, {0: (1500, 10), 1: (1500, 10)})
+    calls = pairs.instances.as_dict()
+    lost = Table(
+        {**calls, "collective_id": np.where(calls["collective_id"] == 1, -1, calls["collective_id"])}
+    )
+    tables = {n: SimpleNamespace(num_devices=8) for n in range(4)}
+    found = straggler_summary(Pairs(pairs.ranks, pairs.collectives, lost, {}, {}, ()), tables, Nodes(tables))
+    assert found["end_deviation_us"].tolist() == [0, 0, 20, 0]
+    assert found["num_collectives"].tolist() == [1, 1, 1, 0] and found["total_nccl_dur_us"].iloc[3] == 10
 
 
 def rank(timeline):
