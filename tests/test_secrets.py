@@ -50,3 +50,9 @@ def test_values_of_other_variables_are_redacted_too():
     assert redact_env({"URL": "https://x:123456@host"}, frozenset({"123456"})) == {
         "URL": f"https://x:{HIDDEN}@host"
     }
+
+
+def test_the_secrets_of_this_process_are_meant_unless_another_environment_is_given(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "only-in-this-process")
+    assert "only-in-this-process" in secret_values()
+    assert secret_values({}) == frozenset()

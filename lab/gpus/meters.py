@@ -122,7 +122,7 @@ class NvmlMeter:
         if code != NVML_SUCCESS:
             raise GpuError(
                 f"{name} failed with NVML error {code}",
-                where=args[0] if args else None,
+                where=self.uuid if args else None,
                 fix="see `lab doctor`: the GPU must be in this machine and its driver loaded",
             )
 

@@ -124,3 +124,41 @@ def test_nvml_serves_where_nvidia_smi_is_missing(monkeypatch, tmp_path):
     assert [(gpu.uuid, gpu.name, gpu.driver, gpu.mem_bytes) for gpu in discover()] == [
         (f"GPU-{i}", "NVIDIA A100", "550.1", 40 * 2**30) for i in range(2)
     ]
+
+
+@pytest.mark.parametrize(
+    "mask, indices",
+    [
+        ("0,7,1", [0]),
+        ("1,,0", [1]),
+        ("x", []),
+        (" 1 , 0 ", [1, 0]),
+        ("GPU-bbbb2222,0", [1, 0]),
+        ("-1", []),
+    ],
+)
+def test_an_entry_that_names_no_gpu_ends_the_mask(fake_smi, mask, indices):
+    fake_smi(TWO_H200)
+    assert [gpu.index for gpu in discover({"CUDA_VISIBLE_DEVICES": mask})] == indices
+
+
+def test_the_environment_that_is_given_counts_and_not_this_process_s(fake_smi, monkeypatch):
+    fake_smi(TWO_H200)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert [gpu.index for gpu in discover({})] == [0, 1]
+
+
+def test_hips_mask_counts_where_rocrs_is_not_set(fake_kfd):
+    fake_kfd(128, 129, 130)
+    roots = {name: os.environ[name] for name in ("LAB_SYS_ROOT", "LAB_DEV_ROOT")}
+    assert [gpu.index for gpu in discover({**roots, "HIP_VISIBLE_DEVICES": "2"})] == [2]
+    both = {**roots, "HIP_VISIBLE_DEVICES": "2", "ROCR_VISIBLE_DEVICES": "1,0"}
+    assert [gpu.index for gpu in discover(both)] == [1, 0]
+
+
+def test_an_amd_gpu_beside_nvidias_is_left_out_unless_the_mask_hides_those(fake_smi, fake_kfd):
+    fake_smi(TWO_H200)
+    fake_kfd(128)
+    assert [gpu.vendor for gpu in discover()] == ["nvidia", "nvidia"]
+    roots = {name: os.environ[name] for name in ("LAB_SYS_ROOT", "LAB_DEV_ROOT")}
+    assert [gpu.vendor for gpu in discover({**roots, "CUDA_VISIBLE_DEVICES": ""})] == ["amd"]

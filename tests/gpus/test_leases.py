@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -11,7 +14,8 @@ import pytest
 from lab.core.gpu import Gpu
 from lab.core.stop import Stop
 from lab.errors import BusyError, StorageError
-from lab.gpus.leases import hold
+from lab.gpus import leases
+from lab.gpus.leases import hold, lease_folder
 
 GPUS = [Gpu(vendor="nvidia", index=i, uuid=f"GPU-{i}") for i in range(4)]
 
@@ -129,3 +133,140 @@ def test_a_link_planted_for_a_lease_is_refused(tmp_path):
 def test_no_gpus_need_no_lease():
     with held([]) as mine:
         assert mine
+
+
+def lock_of(gpu: Gpu):
+    with held([gpu]):
+        pass
+    (lock,) = lease_folder().iterdir()
+    return lock
+
+
+def mode_of(path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_a_new_folder_of_locks_is_open_to_all_users(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAB_LEASES", str(tmp_path / "a" / "b"))
+    assert lease_folder() == tmp_path / "a" / "b"
+    assert mode_of(tmp_path / "a" / "b") == 0o1777
+
+
+def test_a_folder_of_locks_that_is_there_keeps_its_rights(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAB_LEASES", str(tmp_path))
+    tmp_path.chmod(0o750)
+    assert lease_folder() == tmp_path and mode_of(tmp_path) == 0o750
+
+
+def test_unless_told_otherwise_all_users_share_one_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("LAB_LEASES")
+    monkeypatch.setattr(leases, "Path", lambda text: tmp_path / text.removeprefix("/"))
+    assert lease_folder() == tmp_path / "var/lock/lab-gpus"
+
+
+def test_a_folder_of_locks_that_cannot_be_made_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LAB_LEASES", str(tmp_path / "file" / "leases"))
+    with pytest.raises(StorageError) as caught:
+        lease_folder()
+    assert caught.value.where == str(tmp_path / "file" / "leases")
+
+
+@pytest.mark.parametrize(
+    "fields, name",
+    [
+        ({"uuid": "GPU-0"}, "gpu-742563b159cc4efa36f4d829.lock"),
+        ({"uuid": "GPU-0", "render_node": "/dev/dri/renderD128"}, "gpu-ede9d257af8eeecec8d156d4.lock"),
+    ],
+)
+def test_the_lock_of_a_gpu_has_the_same_name_in_every_version_of_lab(fields, name):
+    assert lock_of(Gpu(vendor="amd", index=0, **fields)).name == name
+
+
+def test_a_lock_is_open_to_all_users_despite_the_umask():
+    old = os.umask(0o077)
+    try:
+        assert mode_of(lock_of(GPUS[0])) == 0o666
+    finally:
+        os.umask(old)
+
+
+def test_a_lock_of_another_user_keeps_its_rights(monkeypatch):
+    lock = lock_of(GPUS[0])
+    lock.chmod(0o660)
+    monkeypatch.setattr(os, "geteuid", lambda: lock.stat().st_uid + 1)
+    assert mode_of(lock_of(GPUS[0])) == 0o660
+
+
+def test_the_right_to_lock_is_left_to_the_umask_where_rights_cannot_be_set(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: -1)
+    old = os.umask(0o002)
+    try:
+        assert mode_of(lock_of(GPUS[0])) == 0o664
+    finally:
+        os.umask(old)
+
+
+def test_a_lock_that_is_no_file_is_refused_and_named():
+    lock = lock_of(GPUS[0])
+    lock.unlink()
+    os.mkfifo(lock)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(StorageError, match="not a regular file") as caught, held(GPUS[:1]):
+        pass
+    assert caught.value.where == str(lock) and caught.value.fix
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_the_lock_says_who_holds_it_and_nothing_of_earlier_holders():
+    lock = lock_of(GPUS[0])
+    lock.write_text("x" * 500)
+    with held(GPUS[:1]):
+        assert json.loads(lock.read_text()) == {"holder": "me", "pid": os.getpid()}
+
+
+@pytest.mark.parametrize("content", ["", "no json", "{}", '{"holder": "me"}', "[]", "3", "\xff"])
+def test_a_holder_that_left_no_name_is_another_process(content):
+    lock = lock_of(GPUS[0])
+    lock.write_bytes(content.encode("latin-1"))
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(BusyError, match="held by another process") as caught, held(GPUS[:1]):
+            pass
+    assert "--gpus" in caught.value.fix
+
+
+def test_a_stop_that_came_before_leaves_the_gpu_alone():
+    stop = Stop()
+    stop.set()
+    with held(GPUS[:1], stop=stop) as mine:
+        assert mine is False
+    (lock,) = lease_folder().iterdir()
+    assert lock.read_text() == ""
+
+
+def test_all_are_given_back_when_one_cannot_be_had():
+    with held(GPUS[1:2]), pytest.raises(BusyError), held(GPUS[:2]):
+        pass
+    with held(GPUS[:2]) as mine:
+        assert mine is True
+
+
+def test_a_gpu_in_a_container_is_waited_for_without_holding_its_lock(monkeypatch):
+    """Its own driver may want to come back; the wait is told once, in two looks."""
+    monkeypatch.setattr(leases, "RETRY_S", 0.0)
+    looks, said = [{"GPU-0"}, {"GPU-0"}, {"GPU-1"}], []
+
+    def say(text):
+        said.append(text)
+        with held(GPUS[:1]) as mine:
+            assert mine
+
+    stop, waits = Stop(), []
+    monkeypatch.setattr(stop, "wait", waits.append)
+    with hold(
+        GPUS[:1], holder="me", wait=True, stop=stop, say=say, in_containers=lambda: looks.pop(0)
+    ) as mine:
+        assert mine is True
+    assert len(said) == 1 and "GPU 0" in said[0] and "lab runs stop" in said[0]
+    assert looks == [] and waits == [0.0, 0.0]
