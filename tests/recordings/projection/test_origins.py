@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import pytest
 
+from lab.recordings.capture import OP
 from lab.recordings.projection import project
 from tests.recordings.projection.made import call, kernel, made, named
 
 
-def origins(*forward, back=200, inner=None):
-    """The origin of one kernel launched below a backward operator with number 7 on thread 2."""
-    ranges = [named("Backward0", back, back + 50, tid=2, seq=7), *forward]
-    calls = [call(1, back + 10, back + 20, tid=2)]
-    calls += [call(2 + i, row["start_ns"], row["start_ns"], tid=row["tid"]) for i, row in enumerate(forward)]
-    ops = [kernel(1), *(kernel(2 + i) for i in range(len(forward)))]
-    projection = project(made(ranges, calls, ops))
-    origin = int(projection.ops.origin[0])
-    return "/".join(projection.path(origin)) if origin >= 0 else None
+def origins(*forward, back=200, seq=7):
+    """The origin of a kernel launched below a backward operator on thread 2; None for none."""
+    ranges = [*forward, named("Backward0", back, back + 50, tid=2, seq=seq)]
+    calls = [call(i, row["start_ns"], row["start_ns"], tid=row["tid"]) for i, row in enumerate(ranges)]
+    projection = project(made(ranges, calls, [kernel(i) for i in range(len(ranges))]))
+    origin = int(projection.ops.origin[-1])
+    return None if origin == -1 else "/".join(projection.path(origin))
+
+
+@pytest.mark.parametrize("seq", [0, 1, 2**40])
+def test_any_number_from_0_links_backward_to_forward(seq):
+    forward = [named("block", 0, 90), named("aten::mm", 10, 20, seq=seq)]
+    assert origins(*forward, seq=seq) == origins(*forward[::-1], seq=seq) == "block"
+    assert origins(*forward, seq=seq + 1) is None
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        named("aten::linear", 5, 80),
+        named("block", 5, 80, kind=OP),
+        named("block", 5, 80, text_id=0),
+        named(None, 5, 80),
+    ],
+)
+def test_an_origin_is_a_range_that_the_program_named(around):
+    mm = named("aten::mm", 10, 20, seq=7)
+    assert origins(around, mm) is None
+    assert origins(named("outer", 0, 90), around, mm) == "outer"
 
 
 @pytest.mark.parametrize(("start", "origin"), [(199, "block"), (200, "block"), (201, None)])
