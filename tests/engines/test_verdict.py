@@ -138,7 +138,10 @@ def test_the_last_exception_is_quoted_in_at_most_300_characters(tail, line):
     assert verdict(3, tail) == (Status.failed, f"exit code 3{line}")
 
 
-@pytest.mark.parametrize("words", ["HIP out of memory", "hipErrorOutOfMemory", "CUDA_ERROR_OUT_OF_MEMORY"])
+@pytest.mark.parametrize(
+    "words",
+    ["HIP out of memory", "torch.OutOfMemoryError: full", "hipErrorOutOfMemory", "CUDA_ERROR_OUT_OF_MEMORY"],
+)
 def test_each_vendors_words_for_a_full_gpu_are_known(words):
     assert verdict(1, words)[0] is Status.oom
 
@@ -150,6 +153,17 @@ def test_each_vendors_words_for_a_full_gpu_are_known(words):
 def test_each_way_to_say_that_the_host_is_full_is_known(words):
     status, reason = verdict(1, f"something\n{words}")
     assert status is Status.oom and reason.startswith("the host ran out of memory")
+
+
+@pytest.mark.parametrize("words", ["exitcode  : -9 (pid: 7)", "Signal 9 (SIGKILL) received by PID 7"])
+def test_each_way_to_say_that_a_worker_was_killed_is_known(words):
+    assert "killed by SIGKILL" in verdict(1, words)[1] and verdict(1, words, oom_kills=1)[0] is Status.oom
+    assert "SIGKILL" not in verdict(1, "exitcode  : -97 (pid: 7)")[1]
+
+
+@pytest.mark.parametrize("name", ["OSError", "a.b.SomeException", "KeyboardInterrupt", "BuildFailure"])
+def test_an_exception_is_known_by_the_end_of_its_name(name):
+    assert verdict(1, f"{name}: why\n{name}s are noise")[1] == f"exit code 1: {name}: why"
 
 
 def test_a_step_that_lab_stopped_is_not_blamed_on_memory_or_files():

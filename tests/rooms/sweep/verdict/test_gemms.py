@@ -119,6 +119,8 @@ def ratios(*percent, settings=(FEW, MANY), bias=False):
     [
         ((105,), "none of 1 GEMM shape changes by over 5 %"),
         ((95,), "none of 1 GEMM shape changes by over 5 %"),
+        ((105.001,), "1 of 1 GEMM shape takes over 5 % longer (at most 5 %)"),
+        ((94.999,), "1 of 1 takes over 5 % less (at most 5 %)"),
         ((106,), "1 of 1 GEMM shape takes over 5 % longer (at most 6 %)"),
         ((94,), "1 of 1 takes over 5 % less (at most 6 %)"),
         ((106, 120, 100), "2 of 3 GEMM shapes take over 5 % longer (at most 20 %)"),
