@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def test_an_installed_lab_is_known_by_its_version_and_the_images_commit(tree, mo
 
 def test_a_checkout_is_known_by_its_commit_and_whether_it_was_changed(repository):
     commit = git(repository, "rev-parse", "HEAD")
-    assert commit and len(commit) == 40
+    assert commit and re.fullmatch("[0-9a-f]{40}", commit)
     found = lab_identity()
     assert (found.version, found.commit, found.dirty) == (lab.__version__, commit, False)
     (repository / "notes").write_text("untracked files change no code")

@@ -158,6 +158,13 @@ def test_a_folder_of_locks_that_is_there_keeps_its_rights(tmp_path, monkeypatch)
     assert lease_folder() == tmp_path and mode_of(tmp_path) == 0o750
 
 
+def test_a_folder_that_another_process_makes_in_the_meantime_is_used(tmp_path, monkeypatch):
+    is_dir, answers = type(tmp_path).is_dir, [False]  # not there yet when asked, there when made
+    monkeypatch.setattr(type(tmp_path), "is_dir", lambda path: answers.pop() if answers else is_dir(path))
+    monkeypatch.setenv("LAB_LEASES", str(tmp_path))
+    assert lease_folder() == tmp_path
+
+
 def test_unless_told_otherwise_all_users_share_one_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("LAB_LEASES")
     monkeypatch.setattr(leases, "Path", lambda text: tmp_path / text.removeprefix("/"))
