@@ -53,6 +53,37 @@ def mass_by_durations(duration_BKC: Tensor, lengths_B: Tensor | int, log_z_B: Te
     return error_B.masked_fill(torch.isneginf(log_z_B), 0.0)
 
 
+def imbalance(problem: Problem, found: Posteriors) -> Tensor:
+    """The worst error of what each sequence's counts must add up to, (B,), on any device; NaN where one is.
+
+    What a pass loses is missing from the mass of a frame, from the mass that starts at the first, from the
+    frames that segments cover, or from the balance of a label: as many of its segments have a duration as
+    start and as end, and no frame belongs to it with more than certainty or less than none.
+    """
+    starts_BTC, ends_BTC, label_BTC = found.starts_BTC, found.ends_BTC, found.label_BTC
+    steps_K = torch.arange(1, found.duration_BKC.shape[1] + 1, device=label_BTC.device, dtype=torch.float64)
+    lasting_BC = found.duration_BKC.sum(1, dtype=torch.float64)
+    begun_BC, ended_BC = (count.sum(1, dtype=torch.float64) for count in (starts_BTC, ends_BTC))
+    covered_B = (found.duration_BKC.sum(2, dtype=torch.float64) @ steps_K) / problem.lengths_B - 1
+    crossed_BCC = found.transition.sum(1) if found.transition.dim() == 4 else found.transition
+    into_BC = crossed_BCC.sum(1, dtype=torch.float64) + starts_BTC[:, 0]
+    from_BC = crossed_BCC.sum(2, dtype=torch.float64) + found.end_BC(problem.lengths_B)
+    size_BC = begun_BC.clamp(min=1)
+    low_B, high_B = label_BTC.flatten(1).aminmax(dim=1)
+    errors = (
+        found.mass_error_B,
+        covered_B,
+        found.start_BC().sum(1, dtype=torch.float64) - 1,
+        ((lasting_BC - begun_BC) / size_BC).abs().amax(1),
+        ((begun_BC - ended_BC) / size_BC).abs().amax(1),
+        ((into_BC - begun_BC) / size_BC).abs().amax(1),
+        ((from_BC - ended_BC) / size_BC).abs().amax(1),
+        torch.relu(high_B.double() - 1),
+        torch.relu(-low_B.double()),
+    )
+    return torch.stack([error.abs() for error in errors]).amax(0)
+
+
 @dataclass(frozen=True)
 class Line:
     """One identity: its worst error and where. `where` is (sequence, position or label)."""

@@ -1,10 +1,10 @@
 """The factorised recursion in the log domain, float64: slower, and right where the linear one underflows.
 
-Real -inf, no epsilon, no clamp. Messages are shifted by their maximum each frame; the shift moves into the
-coming frame's scores and into an offset. The counts are not products of two passes but follow the derivative
-of the recursion itself, from the right: the mass that ends at (t, c) is split over the durations, and the
-mass that starts at (s, c) over the labels before it, by shares that sum to 1. So they stay in [0, 1] and
-never are NaN, however large the scores are.
+Real -inf, no epsilon, no clamp. Messages and pending segments that can still reach the end are shifted by
+their maximum each frame; the shift moves into the coming frame's scores and into an offset. The counts are
+not products of two passes but follow the derivative of the recursion itself, from the right: the mass that
+ends at (t, c) is split over the durations, and the mass that starts at (s, c) over the labels before it, by
+shares that sum to 1. So they stay in [0, 1] and never are NaN, however large the scores are.
 """
 
 from __future__ import annotations
@@ -26,6 +26,22 @@ class LogState:
     alpha: list[Tensor]
     gamma: list[Tensor]
     frame_TBC: Tensor
+
+
+class Sum:
+    """A compensated sum (Neumaier): 1e30 + 3 - 1e30 is 3."""
+
+    def __init__(self, zero_B: Tensor) -> None:
+        self._sum, self._rest = zero_B, torch.zeros_like(zero_B)
+
+    def add(self, value_B: Tensor) -> None:
+        total_B = self._sum + value_B
+        larger = self._sum.abs() >= value_B.abs()
+        lost_B = torch.where(larger, (self._sum - total_B) + value_B, (value_B - total_B) + self._sum)
+        self._sum, self._rest = total_B, self._rest + lost_B
+
+    def total(self) -> Tensor:
+        return self._sum + self._rest
 
 
 def logsumexp(value: Tensor, dim: int) -> Tensor:
@@ -58,18 +74,48 @@ def forward(problem: Problem) -> LogState:
     first = start_C.expand(longest, batch, labels) if problem.by_duration else start_C.expand(batch, labels)
     pending = frame_TBC.new_full((frames + longest, batch, labels), -float("inf"))
     alpha, gamma = [torch.full_like(frame_TBC[0], -float("inf"))], [first]
-    offset_B, log_z_B = frame_TBC.new_zeros(batch), frame_TBC.new_full((batch,), -float("inf"))
+    offset, log_z_B = Sum(frame_TBC.new_zeros(batch)), frame_TBC.new_full((batch,), -float("inf"))
+    leads_on = useful_ends(problem)
     for t in range(frames):
-        shift_B = finite_or_zero(gamma[t].amax(-1) if gamma[t].dim() == 2 else gamma[t].amax((0, 2)))
-        frame_TBC[t] -= shift_B[:, None]
-        offset_B = offset_B + (shift_B + top_TB[t])
         window = pending[t : t + longest]
-        window.copy_(torch.logaddexp(window, gamma[t] + duration_K1C) + frame_TBC[t])
+        reach = min(longest, frames - t)
+        entering = torch.logaddexp(window, gamma[t] + duration_K1C)
+        # What cannot reach the end must not set the scale: beside 1e30, all that can would be lost.
+        entering[:reach].masked_fill_(~leads_on[t + 1 : t + 1 + reach], -float("inf"))
+        entering[reach:] = -float("inf")
+        shift_B = finite_or_zero(entering.amax((0, 2)))
+        frame_TBC[t] -= shift_B[:, None]
+        offset.add(shift_B)
+        offset.add(top_TB[t])
+        window.copy_(entering + frame_TBC[t])
         alpha.append(window[0].clone())
         gamma.append(onward(alpha[-1], transition))
-        ended = logsumexp(alpha[-1] + problem.end_C.double(), -1) + offset_B
+        ended = logsumexp(alpha[-1] + problem.end_C.double(), -1) + offset.total()
         log_z_B = torch.where(problem.lengths_B == t + 1, ended, log_z_B)
     return LogState(log_z_B, alpha, gamma, frame_TBC)
+
+
+def useful_ends(problem: Problem) -> Tensor:
+    """Where a segment of a label may end so that the sequence can be finished, (T+1, B, C) bool.
+
+    NaN counts as possible: it has to reach log Z.
+    """
+    _, frames, longest, labels = problem.shape
+    fits_TBC = ~torch.isneginf(frames_masked(problem)).transpose(0, 1)
+    lasts_K1C = ~torch.isneginf(problem.duration_KC)[:, None]
+    follows = ~torch.isneginf(problem.transition).expand(longest, labels, labels)
+    closes_C = ~torch.isneginf(problem.end_C)
+    useful = fits_TBC.new_zeros(frames + longest + 1, *fits_TBC.shape[1:])
+    run_BC = torch.zeros_like(fits_TBC[0], dtype=torch.int64)  # frames from here that the label fits
+    steps_K11 = torch.arange(1, longest + 1, device=run_BC.device)[:, None, None]
+    for t in range(frames, -1, -1):
+        if t < frames:
+            run_BC = torch.where(fits_TBC[t], run_BC + 1, torch.zeros_like(run_BC))
+            starts_KBC = useful[t + 1 : t + 1 + longest] & lasts_K1C & (steps_K11 <= run_BC)
+            useful[t] = torch.einsum("kbd,kcd->bc", starts_KBC.double(), follows.double()) > 0
+        useful[t] |= (problem.lengths_B == t)[:, None] & closes_C
+        useful[t] &= (problem.lengths_B >= t)[:, None]
+    return useful[: frames + 1]
 
 
 def onward(alpha_BC: Tensor, transition: Tensor) -> Tensor:

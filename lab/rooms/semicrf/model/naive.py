@@ -7,6 +7,7 @@ position and label, differentiated by autograd; `enumerate_segmentations` lists 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -42,6 +43,10 @@ def _log_partition_one(problem: Problem, b: int, marks: Tensor | None = None) ->
     """
     _, _, longest, labels = problem.shape
     score_TC = frames_masked(problem)[b]
+    # Common to all segmentations, so taking it out is exact; 1e30 would swallow every difference beside it.
+    top_T = score_TC.detach().amax(-1)
+    top_T = torch.where(torch.isfinite(top_T), top_T, torch.zeros_like(top_T))
+    score_TC = score_TC - top_T[:, None]
     starts_TC, ends_TC = torch.zeros_like(score_TC).expand(2, -1, -1) if marks is None else marks
     transition_KCC = problem.transition.double().expand(longest, labels, labels)
     duration_KC = problem.duration_KC.double()
@@ -55,7 +60,7 @@ def _log_partition_one(problem: Problem, b: int, marks: Tensor | None = None) ->
             else:
                 arcs.append(segment_C + safe_logsumexp(alpha[t - k - 1][:, None] + transition_KCC[k - 1], 0))
         alpha.append(safe_logsumexp(torch.stack(arcs), 0))
-    return safe_logsumexp(alpha[-1] + problem.end_C.double(), 0)
+    return safe_logsumexp(alpha[-1] + problem.end_C.double(), 0) + math.fsum(top_T[: len(alpha)].tolist())
 
 
 @torch.enable_grad()

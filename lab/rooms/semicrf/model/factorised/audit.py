@@ -57,6 +57,6 @@ def support(problem: Problem) -> tuple[Tensor, Tensor]:
     )
     transition = torch.nn.functional.pad(transition, (0, 0, 0, more))
     frame_TBC = score_BTC.transpose(0, 1) * frames_inside(problem)
-    weights = Weights(frame_TBC, transition, duration_KC[:, None], start_C, end_C, end_C[:1])
+    weights = Weights(frame_TBC, transition, duration_KC[:, None], start_C, end_C, end_C[:1], end_C[:1])
     chain = walk(weights, problem.shape[2], saturate=True)
     return chain.gamma > 0, (chain.alpha_TBC[problem.lengths_B, rows] * end_C).sum(-1) > 0

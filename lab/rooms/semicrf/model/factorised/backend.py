@@ -27,6 +27,9 @@ from lab.rooms.semicrf.model.factorised.recount import recounted, unsound
 from lab.rooms.semicrf.model.factorised.weights import weigh
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
+ADDED_EXACTLY = 1e9
+"""Shifts beyond it would swallow digits of log Z in their sum; the log domain adds them compensated."""
+
 
 def forward(problem: Problem, keep: bool = True) -> State:
     """log Z and the left messages of every sequence; flagged ones get log Z from the log domain.
@@ -38,7 +41,7 @@ def forward(problem: Problem, keep: bool = True) -> State:
     rows = torch.arange(problem.shape[0], device=problem.lengths_B.device)
     z_B = (chain.alpha_TBC[problem.lengths_B, rows] * weights.end_C).sum(-1)
     log_z_B = z_B.log() + chain.exponent_TB[problem.lengths_B, rows] * math.log(2) + weights.log_shift_B
-    flagged_B = audit(problem, chain, z_B)
+    flagged_B = audit(problem, chain, z_B) | (weights.most_shift_B > ADDED_EXACTLY)
     if bool(flagged_B.any()):
         again = flagged_B.nonzero()[:, 0]
         log_z_B[again] = log_domain.forward(problem.rows(again)).log_z_B
@@ -53,4 +56,4 @@ def backward(state: State) -> Posteriors:
     for s in range(frames - 1, -1, -1):
         counts.step(s)
     found = counts.posteriors()
-    return recounted(found, problem, state.flagged_B | unsound(found, problem.lengths_B))
+    return recounted(found, problem, state.flagged_B | unsound(problem, found))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model import log_domain
-from lab.rooms.semicrf.model.ledger import mass_by_durations
+from lab.rooms.semicrf.model.ledger import imbalance
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
 ROUNDING = 1e-9
@@ -37,23 +37,6 @@ def beyond(log_z_B: Tensor, mended_B: Tensor) -> Tensor:
     return torch.expm1(torch.relu(apart_B - ROUNDING_LOG_Z * mended_B.abs() - 1e-11))
 
 
-def unsound(found: Posteriors, lengths_B: Tensor) -> Tensor:
-    """Sequences whose pass from the right overflowed or lost mass, (B,) bool.
-
-    What that pass loses is missing from the mass of a frame, from the mass that starts at the first, from the
-    frames that segments cover, or from the balance of a label: as many of its segments have a duration as
-    start and as end, and no frame belongs to it with more than certainty.
-    """
-    feasible_B = torch.isfinite(found.log_z_B)
-    counts = (found.label_BTC, found.ends_BTC, found.duration_BKC, found.transition)
-    finite_B = torch.stack([torch.isfinite(count).flatten(1).all(1) for count in counts]).all(0)
-    lasting_BC, begun_BC, ended_BC = (
-        count.sum(1) for count in (found.duration_BKC, found.starts_BTC, found.ends_BTC)
-    )
-    uneven_BC = torch.maximum((lasting_BC - begun_BC).abs(), (begun_BC - ended_BC).abs())
-    beyond_B = torch.maximum(found.label_BTC - 1, -found.label_BTC).flatten(1).amax(1)
-    uneven_BC = uneven_BC / begun_BC.clamp(min=1)
-    started_B = (found.start_BC().sum(-1) - 1).abs()
-    covered_B = mass_by_durations(found.duration_BKC, lengths_B, found.log_z_B)
-    worst_B = torch.stack([found.mass_error_B, covered_B, started_B, uneven_BC.amax(1), beyond_B]).amax(0)
-    return (feasible_B & (worst_B > ROUNDING)) | ~finite_B
+def unsound(problem: Problem, found: Posteriors) -> Tensor:
+    """Sequences whose pass from the right overflowed or lost mass, (B,) bool."""
+    return torch.isfinite(found.log_z_B) & ~(imbalance(problem, found) <= ROUNDING)

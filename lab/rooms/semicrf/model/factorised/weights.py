@@ -27,6 +27,7 @@ class Weights:
     start_C: Tensor
     end_C: Tensor
     log_shift_B: Tensor
+    most_shift_B: Tensor
 
     @property
     def by_duration(self) -> bool:
@@ -67,6 +68,7 @@ def weigh(problem: Problem) -> Weights:
         (padded(problem.start_C.double(), more) - shift).exp(),
         (end_C - end_shift).exp(),
         top_TB.cumsum(0).gather(0, row)[0] + end_shift,
+        top_TB.abs().amax(0),
     )
 
 

@@ -130,6 +130,18 @@ def counted(state: State) -> tuple[Posteriors, Tensor]:
     return found, flagged_B.bool()
 
 
+def imbalance(problem: Problem, found: Posteriors) -> Tensor:
+    """The worst error of what each sequence's counts must add up to, (B,), in one pass over them."""
+    batch, frames, longest, labels = problem.shape
+    worst_B = torch.empty(batch, dtype=torch.float64)
+    counts = (found.label_BTC, found.starts_BTC, found.ends_BTC, found.duration_BKC, found.transition)
+    tensors = (problem.lengths_B, *counts, found.mass_error_B)
+    kept = [tensor.contiguous() for tensor in tensors]
+    sizes = (batch, frames, longest, labels, torch.get_num_threads())
+    call(library().lab_semicrf_audit, [*sizes, *map(address, (*kept, worst_B))])
+    return worst_B
+
+
 def address(tensor: Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
@@ -154,4 +166,6 @@ def typed(found: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(found, name)
         function.argtypes = [ctypes.c_int64] * 6 + [ctypes.c_void_p] * pointers
         function.restype = ctypes.c_int
+    found.lab_semicrf_audit.argtypes = [ctypes.c_int64] * 5 + [ctypes.c_void_p] * 8
+    found.lab_semicrf_audit.restype = ctypes.c_int
     return found

@@ -476,7 +476,7 @@ class Right {
     Window window;
     V *counts, *scaled, *lost, *beta, *eta, *gamma, *alpha, *covered, *started;
     V *crossed, *left, *right;
-    int64_t waiting = 0, power = 0;
+    int64_t waiting = 0, power = 0, z_power;
     double inverse, worst = 0.0;
     int64_t worst_frame = 0;
 
@@ -492,7 +492,9 @@ public:
         crossed = counts + m.longest * nv;
         left = crossed + m.wide * nv;
         right = left + CROSSED * nv;
-        inverse = 1.0 / x.z[b];
+        // z keeps a power of two of its own, which would underflow in a product with those of the messages.
+        z_power = exponent_of(x.z[b]);
+        inverse = 1.0 / (x.z[b] * power_of_two(-z_power));
     }
     static int64_t size(const Model& m) { return (m.longest + m.wide + 2 * CROSSED) * m.nv; }
 
@@ -530,7 +532,7 @@ private:
         for (int64_t v = 0; v < nv; ++v) {
             beta[v] = m.last[v];
             covered[v] = started[v] = V{};
-            alpha[v] = smaller(kept.alpha[length * nv + v] * inverse, all(MOST));
+            alpha[v] = smaller(kept.alpha[length * nv + v] * power_of_two(-z_power) * inverse, all(MOST));
         }
     }
 
@@ -560,7 +562,7 @@ private:
         const double back = power_of_two(-step);
         power += step;
         // The power is halved, for half of it never overflows where the count does not.
-        const int64_t all_of_it = kept.exponent[t] + power - kept.exponent[length], half = all_of_it >> 1;
+        const int64_t all_of_it = kept.exponent[t] + power - kept.exponent[length] - z_power, half = all_of_it >> 1;
         const double one = power_of_two(half), other = power_of_two(all_of_it - half) * inverse;
         window.backwards();
         weigh_frame(m, s, t, false, scaled);
@@ -682,20 +684,9 @@ void backward_one(const Model& m, const Model& reach, const Tensors& x, const Co
     x.flagged[b] = Right(m, x, out, b, own).run(reach, own);
 }
 
-// `one(b, scratch)` for every sequence, on up to `threads` threads.
-template <class One>
-void each(const Model& m, int64_t batch, int64_t frames, int64_t threads, const One& one) {
-    threads = std::max<int64_t>(1, std::min(threads, batch));
-    const int64_t window = Window::size(std::min(m.longest, frames), m.nv), counts = Right::size(m);
-    const int64_t rows = Scratch::ROWS_USED * m.nv, size = window + counts + rows;
-    Vectors memory = vectors(size * threads);
-    std::atomic<int64_t> next{0};
-    auto work = [&](int64_t thread) {
-        Flushing flushing;
-        V* base = memory.get() + thread * size;
-        Scratch own{base, base + window, base + window + counts};
-        for (int64_t b = next++; b < batch; b = next++) one(b, own);
-    };
+// `work(thread)` on up to `threads` threads.
+template <class Work>
+void on_threads(int64_t threads, const Work& work) {
     std::vector<std::thread> others;
     others.reserve(size_t(threads - 1));
     try {
@@ -705,6 +696,76 @@ void each(const Model& m, int64_t batch, int64_t frames, int64_t threads, const 
     }
     work(0);
     for (std::thread& other : others) other.join();
+}
+
+// `one(b)` for every sequence, on up to `threads` threads.
+template <class One>
+void in_turns(int64_t batch, int64_t threads, const One& one) {
+    std::atomic<int64_t> next{0};
+    on_threads(std::max<int64_t>(1, std::min(threads, batch)), [&](int64_t) {
+        for (int64_t b = next++; b < batch; b = next++) one(b);
+    });
+}
+
+// `one(b, scratch)` for every sequence, on up to `threads` threads.
+template <class One>
+void each(const Model& m, int64_t batch, int64_t frames, int64_t threads, const One& one) {
+    threads = std::max<int64_t>(1, std::min(threads, batch));
+    const int64_t window = Window::size(std::min(m.longest, frames), m.nv), counts = Right::size(m);
+    const int64_t rows = Scratch::ROWS_USED * m.nv, size = window + counts + rows;
+    Vectors memory = vectors(size * threads);
+    std::atomic<int64_t> next{0};
+    on_threads(threads, [&](int64_t thread) {
+        Flushing flushing;
+        V* base = memory.get() + thread * size;
+        Scratch own{base, base + window, base + window + counts};
+        for (int64_t b = next++; b < batch; b = next++) one(b, own);
+    });
+}
+
+// The worst error of what the counts of one sequence must add up to; NaN counts as infinitely wrong.
+double imbalance(int64_t frames, int64_t longest, int64_t labels, int64_t length, const double* label, const double* starts,
+                 const double* ends, const double* duration, const double* transition, double mass_error) {
+    double worst = mass_error, covered = 0.0, first = 0.0;
+    auto note = [&worst](double error) { worst = std::fabs(error) <= worst ? worst : error == error ? std::fabs(error) : INF; };
+    std::vector<double> sums(size_t(5 * labels), 0.0);
+    double *__restrict begun = sums.data(), *__restrict ended = begun + labels, *__restrict lasting = ended + labels;
+    double *__restrict low = lasting + labels, *__restrict high = low + labels;
+    for (int64_t t = 0; t < length; ++t) {
+        const double *__restrict p = label + t * labels, *__restrict s = starts + t * labels, *__restrict e = ends + t * labels;
+        for (int64_t c = 0; c < labels; ++c) {
+            begun[c] += s[c];
+            ended[c] += e[c];
+            low[c] = p[c] < low[c] ? p[c] : low[c];
+            high[c] = p[c] <= high[c] ? high[c] : p[c];  // keeps a NaN
+        }
+    }
+    for (int64_t k = 0; k < longest; ++k) {
+        double row = 0.0;
+        for (int64_t c = 0; c < labels; ++c) {
+            lasting[c] += duration[k * labels + c];
+            row += duration[k * labels + c];
+        }
+        covered += row * double(k + 1);
+    }
+    note(covered / double(length) - 1.0);
+    for (int64_t c = 0; c < labels; ++c) {
+        const double size = std::fmax(begun[c], 1.0), last = ends[(length - 1) * labels + c];
+        double into = starts[c], from = last;
+        first += starts[c];
+        for (int64_t a = 0; a < labels; ++a) {
+            into += transition[a * labels + c];
+            from += transition[c * labels + a];
+        }
+        note((lasting[c] - begun[c]) / size);
+        note((begun[c] - ended[c]) / size);
+        note((into - begun[c]) / size);
+        note((from - ended[c]) / size);
+        note(std::fmax(high[c] - 1.0, 0.0));
+        note(high[c] == high[c] ? low[c] : high[c]);
+    }
+    note(first - 1.0);
+    return worst;
 }
 
 template <class Body>
@@ -737,6 +798,19 @@ int lab_semicrf_forward(int64_t batch, int64_t frames, int64_t longest, int64_t 
         Tensors x{batch, frames, score, single != 0, lengths, alpha, gamma, exponent, z, log_z, flagged};
         if (alpha) in_large_pages(alpha, 2 * batch * (frames + 1) * m.wide * int64_t(sizeof(double)));
         each(m, batch, frames, threads, [&](int64_t b, const Scratch& own) { forward_one(m, reach, x, b, own); });
+    });
+}
+
+// The counts of a batch -> the worst error of each sequence, (B,).
+int lab_semicrf_audit(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads, const int64_t* lengths,
+                      const double* label, const double* starts, const double* ends, const double* durations,
+                      const double* transitions, const double* mass_error, double* worst) {
+    return guarded([&] {
+        const int64_t rows = frames * labels;
+        in_turns(batch, threads, [&](int64_t b) {
+            worst[b] = imbalance(frames, longest, labels, lengths[b], label + b * rows, starts + b * rows, ends + b * rows,
+                                 durations + b * longest * labels, transitions + b * labels * labels, mass_error[b]);
+        });
     });
 }
 

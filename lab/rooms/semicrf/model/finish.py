@@ -1,0 +1,65 @@
+"""The last step of every backend: the counts are audited, and what does not add up is computed again.
+
+A fast form can lose mass without a NaN: a product that underflows, a message that is stale. What is lost is
+missing from an identity that all counts obey, so each result is held to those identities, whichever form made
+it. Sequences that break one are redone in the log domain, float64, which is slower and does not underflow.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from lab.core.words import plural
+from lab.rooms.semicrf.model import log_domain
+from lab.rooms.semicrf.model.ledger import imbalance, tolerance_of
+from lab.rooms.semicrf.model.native import choose as native
+from lab.rooms.semicrf.model.native import cpu as native_cpu
+from lab.rooms.semicrf.model.problem import Posteriors, Problem
+
+LOG_Z_TOLERANCE = {torch.float64: (1e-12, 1e-11), torch.float32: (1e-8, 2e-5)}
+"""Allowed rounding of log Z by the dtype that computed: relative to its size, and absolute."""
+
+
+def finish(problem: Problem, found: Posteriors) -> Posteriors:
+    """`found`, in place, with the counts of unsound sequences computed again, and a warning that says so.
+
+    Their mass error stays what the fast form computed, so that a watch can stop a training over it: a form
+    that is sound marks its underflow itself, and never comes here.
+    """
+    worst_B = audited(problem, found)
+    allowed = tolerance_of(found.label_BTC.dtype, found.label_BTC.shape[1])
+    redo_B = torch.isfinite(found.log_z_B) & ~(worst_B <= allowed)  # NaN is unsound too
+    if not bool(redo_B.any()):
+        return found
+    again = redo_B.nonzero()[:, 0]
+    counts = log_domain.posteriors(problem.rows(again))
+    wrong_B = beyond(found.log_z_B[again], counts.log_z_B, found.label_BTC.dtype)
+    found.replace_rows(again, counts)
+    found.mass_error_B[again] = torch.maximum(worst_B[again], wrong_B)
+    at = int(found.mass_error_B[again].argmax())
+    warnings.warn(
+        f"expected counts of {plural(len(again), 'sequence')} did not add up and were computed again "
+        f"in the log domain; worst: sequence {int(again[at])}, off by {float(worst_B[again[at]]):.3g}"
+        + (f", and its log Z is off by a factor {1 + float(wrong_B[at]):.6g}" if wrong_B[at] > 0 else ""),
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return found
+
+
+def audited(problem: Problem, found: Posteriors) -> Tensor:
+    """The worst error of what each sequence's counts must add up to, (B,); by one compiled pass on a CPU."""
+    compiled = found.label_BTC.dtype == torch.float64 and not found.label_BTC.is_cuda
+    if compiled and not problem.by_duration and native.missing_reason(problem.score_BTC) is None:
+        return native_cpu.imbalance(problem, found)
+    return imbalance(problem, found)
+
+
+def beyond(log_z_B: Tensor, right_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mass error |Z' / Z - 1| of a log Z that is wrong by more than rounding, else 0, (B,)."""
+    relative, absolute = LOG_Z_TOLERANCE.get(dtype, LOG_Z_TOLERANCE[torch.float32])
+    apart_B = torch.where(log_z_B == right_B, torch.zeros_like(log_z_B), (log_z_B - right_B).abs())
+    return torch.expm1(torch.relu(apart_B - relative * right_B.abs() - absolute))
