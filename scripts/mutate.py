@@ -1,8 +1,9 @@
 """Mutation tests of what verdicts rest on: `make mutate`, or with ONLY="lab.stats.*" a part of it.
 
-mutmut changes the code one place at a time and runs the tests that reach it. A mutant that no test notices is a
-survivor: it is killed by a new test, or explained in tests/mutants.toml. Texts for people are not held letter by
-letter: a mutant that only changes the words of a sentence, or what a `raise` says, is counted apart as `words`.
+mutmut changes the code one place at a time and runs the tests that reach it. A mutant that no test notices
+is a survivor: it is killed by a new test, or explained in tests/mutants.toml. Texts for people are not held
+letter by letter: a mutant that only changes the words of a sentence, or what a `raise` says, is `words`.
+mutmut leaves decorated functions, constants and tables alone: their tests stand by themselves.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def only_words(one: Survivor) -> bool:
 
 
 def known_of(one: Survivor, rows: list[dict[str, str]]) -> bool:
-    """Whether a row explains this mutant: its function by a pattern, its mutated lines by a regular expression."""
+    """Whether a row explains this mutant: its function by a pattern, its lines by a regular expression."""
     return any(
         fnmatch.fnmatchcase(one.function, row["function"]) and re.search(row["after"], one.after)
         for row in rows

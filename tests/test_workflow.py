@@ -1,4 +1,4 @@
-"""The forge's workflow does what the tree says: every image, every Python, pinned actions, least permissions."""
+"""The forge's workflow does what the tree says: images, Pythons, pinned actions, least permissions."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_commands_of_lab_that_jobs_call_are_there(command):
 
 
 def test_the_index_of_cpu_builds_never_reaches_the_build_of_an_image():
-    """Its torch has the version of the CUDA one: a lock's hashes would refuse it, and a build without hashes take it."""
+    """Its torch has the CUDA one's version: a lock's hashes refuse it, a build without hashes takes it."""
     assert "env" not in FLOW and not any("env" in JOBS[job] for job in ("images", "publish"))
     builds = [step for _, step in STEPS if "bake-action" in step.get("uses", "")]
     assert len(builds) == 2 and not any("env" in step for step in builds)

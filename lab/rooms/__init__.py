@@ -1,4 +1,4 @@
-"""The rooms: one question each. A new room is a folder beside this file and an entry in `lab.cli.registry`."""
+"""The rooms: one question each. A new one is a folder beside this file and an entry in `lab.cli.registry`."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def room_of(folder: Path) -> Room:
     raise MissingError(
         "no room recognises what lies in this folder",
         where=folder,
-        fix="a sweep looks like {T}thread/nccl_{C}channels/torch_profiler/rank{r}/*.json[.gz]; what other rooms take is in "
-        "docs/nan.md, docs/nsys.md and docs/kernels.md; one file: `lab nan parse`, `lab nsys summary`, `lab kernels unique`",
+        fix="a sweep looks like {T}thread/nccl_{C}channels/torch_profiler/rank{r}/*.json[.gz]; for the other rooms "
+        "see docs/nan.md, docs/nsys.md and docs/kernels.md; one file: `lab nan parse`, `lab nsys summary`, "
+        "`lab kernels unique`",
     )
