@@ -56,7 +56,7 @@ def room_of(folder: Path) -> Room:
     raise MissingError(
         "no room recognises what lies in this folder",
         where=folder,
-        fix="a sweep looks like {T}thread/nccl_{C}channels/torch_profiler/rank{r}/*.json[.gz]; for the other rooms "
-        "see docs/nan.md, docs/nsys.md and docs/kernels.md; one file: `lab nan parse`, `lab nsys summary`, "
+        fix="a sweep looks like {T}thread/nccl_{C}channels/torch_profiler/rank{r}/*.json[.gz]; for other "
+        "rooms see docs/nan.md, docs/nsys.md and docs/kernels.md; one file: `lab nan parse`, `lab nsys summary`, "
         "`lab kernels unique`",
     )
