@@ -57,6 +57,6 @@ def room_of(folder: Path) -> Room:
         "no room recognises what lies in this folder",
         where=folder,
         fix="a sweep looks like {T}thread/nccl_{C}channels/torch_profiler/rank{r}/*.json[.gz]; for other "
-        "rooms see docs/nan.md, docs/nsys.md and docs/kernels.md; one file: `lab nan parse`, `lab nsys summary`, "
-        "`lab kernels unique`",
+        "rooms see docs/nan.md, docs/nsys.md and docs/kernels.md; "
+        "one file: `lab nan parse`, `lab nsys summary`, `lab kernels unique`",
     )
