@@ -1,7 +1,7 @@
 """The factorised recursion in the log domain, float64: slower, and right where the linear one underflows.
 
 Real -inf, no epsilon, no clamp. Messages and pending segments that can still reach the end are shifted by
-their maximum each frame; the shift moves into the coming frame's scores and into an offset. The counts are
+their maximum each frame; the shift moves into the frame's scores and into an offset. The counts are
 not products of two passes but follow the derivative of the recursion itself, from the right: the mass that
 ends at (t, c) is split over the durations, and the mass that starts at (s, c) over the labels before it, by
 shares that sum to 1. So they stay in [0, 1] and never are NaN, however large the scores are.
@@ -67,26 +67,26 @@ def forward(problem: Problem) -> LogState:
     """log Z (B,) and the messages. A NaN among the scores of a sequence makes its log Z NaN."""
     batch, frames, longest, labels = problem.shape
     score_TBC = frames_masked(problem).transpose(0, 1)
-    top_TB = finite_or_zero(score_TBC.amax(-1))
-    frame_TBC = score_TBC - top_TB[..., None]
+    frame_TBC = score_TBC.clone()
     transition, duration_K1C = problem.transition.double(), problem.duration_KC.double()[:, None]
     start_C = problem.start_C.double()
     first = start_C.expand(longest, batch, labels) if problem.by_duration else start_C.expand(batch, labels)
     pending = frame_TBC.new_full((frames + longest, batch, labels), -float("inf"))
     alpha, gamma = [torch.full_like(frame_TBC[0], -float("inf"))], [first]
     offset, log_z_B = Sum(frame_TBC.new_zeros(batch)), frame_TBC.new_full((batch,), -float("inf"))
-    leads_on = useful_ends(problem)
+    ends_TBC, runs_TBC = useful_ends(problem)
+    steps_K11 = torch.arange(1, longest + 1, device=runs_TBC.device)[:, None, None]
     for t in range(frames):
         window = pending[t : t + longest]
         reach = min(longest, frames - t)
         entering = torch.logaddexp(window, gamma[t] + duration_K1C)
         # What cannot reach the end must not set the scale: beside 1e30, all that can would be lost.
-        entering[:reach].masked_fill_(~leads_on[t + 1 : t + 1 + reach], -float("inf"))
+        useful_KBC = ends_TBC[t + 1 : t + 1 + reach] & (steps_K11[:reach] <= runs_TBC[t])
+        entering[:reach].masked_fill_(~useful_KBC, -float("inf"))
         entering[reach:] = -float("inf")
-        shift_B = finite_or_zero(entering.amax((0, 2)))
+        shift_B = finite_or_zero((entering + frame_TBC[t]).amax((0, 2)))
         frame_TBC[t] -= shift_B[:, None]
         offset.add(shift_B)
-        offset.add(top_TB[t])
         window.copy_(entering + frame_TBC[t])
         alpha.append(window[0].clone())
         gamma.append(onward(alpha[-1], transition))
@@ -95,8 +95,9 @@ def forward(problem: Problem) -> LogState:
     return LogState(log_z_B, alpha, gamma, frame_TBC)
 
 
-def useful_ends(problem: Problem) -> Tensor:
-    """Where a segment of a label may end so that the sequence can be finished, (T+1, B, C) bool.
+def useful_ends(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Where a segment of a label may end so that the sequence can be finished, (T+1, B, C) bool; and how many
+    frames from each on the label fits, (T, B, C).
 
     NaN counts as possible: it has to reach log Z.
     """
@@ -106,16 +107,17 @@ def useful_ends(problem: Problem) -> Tensor:
     follows = ~torch.isneginf(problem.transition).expand(longest, labels, labels)
     closes_C = ~torch.isneginf(problem.end_C)
     useful = fits_TBC.new_zeros(frames + longest + 1, *fits_TBC.shape[1:])
-    run_BC = torch.zeros_like(fits_TBC[0], dtype=torch.int64)  # frames from here that the label fits
+    runs_TBC = torch.zeros_like(fits_TBC, dtype=torch.int64)
+    run_BC = torch.zeros_like(runs_TBC[0])
     steps_K11 = torch.arange(1, longest + 1, device=run_BC.device)[:, None, None]
     for t in range(frames, -1, -1):
         if t < frames:
-            run_BC = torch.where(fits_TBC[t], run_BC + 1, torch.zeros_like(run_BC))
+            runs_TBC[t] = run_BC = torch.where(fits_TBC[t], run_BC + 1, torch.zeros_like(run_BC))
             starts_KBC = useful[t + 1 : t + 1 + longest] & lasts_K1C & (steps_K11 <= run_BC)
             useful[t] = torch.einsum("kbd,kcd->bc", starts_KBC.double(), follows.double()) > 0
         useful[t] |= (problem.lengths_B == t)[:, None] & closes_C
         useful[t] &= (problem.lengths_B >= t)[:, None]
-    return useful[: frames + 1]
+    return useful[: frames + 1], runs_TBC
 
 
 def onward(alpha_BC: Tensor, transition: Tensor) -> Tensor:

@@ -44,8 +44,7 @@ def _log_partition_one(problem: Problem, b: int, marks: Tensor | None = None) ->
     _, _, longest, labels = problem.shape
     score_TC = frames_masked(problem)[b]
     # Common to all segmentations, so taking it out is exact; 1e30 would swallow every difference beside it.
-    top_T = score_TC.detach().amax(-1)
-    top_T = torch.where(torch.isfinite(top_T), top_T, torch.zeros_like(top_T))
+    top_T = tops(problem, b)
     score_TC = score_TC - top_T[:, None]
     starts_TC, ends_TC = torch.zeros_like(score_TC).expand(2, -1, -1) if marks is None else marks
     transition_KCC = problem.transition.double().expand(longest, labels, labels)
@@ -61,6 +60,31 @@ def _log_partition_one(problem: Problem, b: int, marks: Tensor | None = None) ->
                 arcs.append(segment_C + safe_logsumexp(alpha[t - k - 1][:, None] + transition_KCC[k - 1], 0))
         alpha.append(safe_logsumexp(torch.stack(arcs), 0))
     return safe_logsumexp(alpha[-1] + problem.end_C.double(), 0) + math.fsum(top_T[: len(alpha)].tolist())
+
+
+LARGE = 1e6
+"""Scores beyond it would leave too few digits of float64 to what stands beside them."""
+
+
+@torch.enable_grad()
+def tops(problem: Problem, b: int) -> Tensor:
+    """The largest score of each frame (T,) among labels that a segmentation gives it; 0 if none is large."""
+    score_TC = frames_masked(problem)[b].detach()
+    large = torch.nan_to_num(score_TC, nan=0, posinf=0, neginf=0).abs() > LARGE
+    if not bool(large.any()):
+        return torch.zeros_like(score_TC[:, 0])
+    score_BTC, transition, duration_KC, start_C, end_C = (
+        torch.where(torch.isneginf(value), value.double(), torch.zeros_like(value, dtype=torch.float64))
+        for value in problem.detached().floats()
+    )
+    score_BTC.requires_grad_()
+    counted = Problem(score_BTC, transition, duration_KC, problem.lengths_B, start_C, end_C)
+    log_count = _log_partition_one(counted, b)
+    if not bool(torch.isfinite(log_count)):
+        return torch.zeros_like(score_TC[:, 0])
+    (share_BTC,) = torch.autograd.grad(log_count, score_BTC)
+    top_T = score_TC.masked_fill(share_BTC[b] == 0, -float("inf")).amax(-1)
+    return torch.where(torch.isfinite(top_T), top_T, torch.zeros_like(top_T))
 
 
 @torch.enable_grad()

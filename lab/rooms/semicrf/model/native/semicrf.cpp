@@ -728,16 +728,17 @@ double imbalance(int64_t frames, int64_t longest, int64_t labels, int64_t length
                  const double* ends, const double* duration, const double* transition, double mass_error) {
     double worst = mass_error, covered = 0.0, first = 0.0;
     auto note = [&worst](double error) { worst = std::fabs(error) <= worst ? worst : error == error ? std::fabs(error) : INF; };
-    std::vector<double> sums(size_t(5 * labels), 0.0);
+    std::vector<double> sums(size_t(6 * labels), 0.0);
     double *__restrict begun = sums.data(), *__restrict ended = begun + labels, *__restrict lasting = ended + labels;
-    double *__restrict low = lasting + labels, *__restrict high = low + labels;
-    for (int64_t t = 0; t < length; ++t) {
+    double *__restrict low = lasting + labels, *__restrict high = low + labels, *__restrict odd = high + labels;
+    for (int64_t t = 0; t < frames; ++t) {  // the padding holds nothing
         const double *__restrict p = label + t * labels, *__restrict s = starts + t * labels, *__restrict e = ends + t * labels;
         for (int64_t c = 0; c < labels; ++c) {
             begun[c] += s[c];
             ended[c] += e[c];
             low[c] = p[c] < low[c] ? p[c] : low[c];
-            high[c] = p[c] <= high[c] ? high[c] : p[c];  // keeps a NaN
+            high[c] = p[c] > high[c] ? p[c] : high[c];
+            odd[c] += p[c] - p[c];  // NaN for NaN and infinities
         }
     }
     for (int64_t k = 0; k < longest; ++k) {
@@ -762,7 +763,7 @@ double imbalance(int64_t frames, int64_t longest, int64_t labels, int64_t length
         note((into - begun[c]) / size);
         note((from - ended[c]) / size);
         note(std::fmax(high[c] - 1.0, 0.0));
-        note(high[c] == high[c] ? low[c] : high[c]);
+        note(low[c] + odd[c]);
     }
     note(first - 1.0);
     return worst;

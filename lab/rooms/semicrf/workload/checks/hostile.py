@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from lab.core.words import plural
+from lab.rooms.semicrf.model import naive
 from lab.rooms.semicrf.model.cases import Case, random_case
+from lab.rooms.semicrf.model.problem import make_problem
 from lab.rooms.semicrf.model.solutions import solve
 from lab.rooms.semicrf.workload.checks.subject import FORBIDDEN, Row, Subject, as_row, drawn
 
@@ -88,18 +90,14 @@ def largest_error(mine: Tensor, right: Tensor) -> float:
     return float(torch.nan_to_num(error, nan=math.inf).max())
 
 
-MOST_RELATIVE = 1e6
-"""Beyond it, float64 has too few digits left beside a path's score for the definition to be a reference."""
-
-
 def comparable(case: Case) -> list[int]:
     """The sequences whose best paths lie near the frames' maxima, so that float64 can tell paths apart."""
-    score = case.score_BTC.double()
-    top = score.amax(-1, keepdim=True)
-    lowered = score - torch.where(torch.isfinite(top), top, torch.zeros_like(top))
-    plain = replace(case.to("cpu", torch.float64), score_BTC=lowered.cpu())
-    log_z_B = solve(plain, "naive").logZ_B
-    usable = (log_z_B.abs() <= MOST_RELATIVE) | torch.isneginf(log_z_B)
+    plain = case.to("cpu", torch.float64)
+    problem = make_problem(*plain.inputs().values())
+    top_BT = torch.stack([naive.tops(problem, b) for b in range(len(case.lengths_B))])
+    lowered = replace(plain, score_BTC=plain.score_BTC - top_BT[..., None])
+    log_z_B = solve(lowered, "naive").logZ_B
+    usable = (log_z_B.abs() <= naive.LARGE) | torch.isneginf(log_z_B)
     return [int(b) for b in usable.nonzero()[:, 0]]
 
 
