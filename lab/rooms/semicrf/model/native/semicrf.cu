@@ -51,10 +51,13 @@ INSIDE int smaller(int a, int b) { return a < b ? a : b; }
 INSIDE double infinity() { return __longlong_as_double(0x7ff0000000000000LL); }
 
 // floor(log2(value)) for a normal positive value; 0 for zero, denormals, inf and NaN.
-INSIDE int exponent_of(REAL value) {
-#if DOUBLE
+INSIDE int exponent_of_64(double value) {
     const int raw = (int)((__double_as_longlong(value) >> 52) & 2047);
     return raw == 0 || raw == 2047 ? 0 : raw - 1023;
+}
+INSIDE int exponent_of(REAL value) {
+#if DOUBLE
+    return exponent_of_64(value);
 #else
     const int raw = (__float_as_int(value) >> 23) & 255;
     return raw == 0 || raw == 255 ? 0 : raw - 127;
@@ -437,9 +440,10 @@ struct Both {
 INSIDE Both both_of(const REAL* source, const REAL* arrived, const int* exponent, const double* z_value,
                     const int* z_power, const i64* lengths, int b, int frames, int blocks) {
     const double z = z_value[2 * b];
+    const int own = exponent_of_64(z); // joins the other powers of two: in a product with them it would underflow
     const i64 left = (i64)2 * b * blocks * N;
     const Both found = {source, arrived, exponent, left, left + (i64)blocks * N, sequence_of(lengths, b, frames),
-                        z > 0 && is_finite(z) ? 1 / z : 0, z_power[2 * b]};
+                        z > 0 && is_finite(z) ? 1 / (z * power_of_two_64(-own)) : 0, z_power[2 * b] + own};
     return found;
 }
 

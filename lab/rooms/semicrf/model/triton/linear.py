@@ -533,7 +533,10 @@ def inverse_of(z_value, z_power, b):
     """1 / z and the exponent of z of sequence b, from the pass from the left; 0 where nothing is feasible."""
     z = tl.load(z_value + 2 * b).to(tl.float64)
     usable = (z > 0) & (z < float("inf"))
-    return tl.where(usable, 1.0 / tl.where(usable, z, 1.0), 0.0), tl.load(z_power + 2 * b)
+    # Its own power of two joins the others: in a product with theirs it would underflow.
+    own = exponent_of(z)
+    scaled = tl.where(usable, z * power_of_two(-own, tl.float64), 1.0)
+    return tl.where(usable, 1.0 / scaled, 0.0), tl.load(z_power + 2 * b) + own
 
 
 @triton.jit
