@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from re import fullmatch
+
+import pytest
 
 from tests.conftest import ROOT
 
@@ -33,6 +37,26 @@ def test_help_and_plans_import_nothing_heavy():
     assert not modules_after(run.format(["run", "--help"])) & HEAVY
     plan = ["run", "--image", "rocm70", "--dry-run", "--json", "sweep", "-c", "28"]
     assert not modules_after(run.format(plan)) & HEAVY
+
+
+def test_every_module_that_a_command_loads_by_name_is_within_a_wall():
+    """import-linter follows imports, not names in LazyGroup: each such module is a source of its own."""
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    walls = next(one for one in contracts if one["id"] == "workload-world")["source_modules"]
+    text = "".join(path.read_text() for path in (ROOT / "lab").rglob("*.py"))
+    loaded = set(re.findall(r'"(lab\.rooms\.[\w.]+):\w+"', text))
+    assert loaded
+    outside = {
+        name for name in loaded if not any(fullmatch(wall.replace("*", r"\w+"), name) for wall in walls)
+    }
+    assert outside == set()
+
+
+def test_every_folder_with_code_is_a_package():
+    """import-linter does not see a folder without __init__.py; Python imports it all the same."""
+    folders = {path.parent for path in (ROOT / "lab").rglob("*.py")}
+    assert {folder for folder in folders if not (folder / "__init__.py").exists()} == set()
 
 
 def test_there_is_no_python_in_docker_where_it_would_shadow_the_sdk():

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 import lab
 from lab.cli.registry import commands, standalone_commands
 from lab.terminal.lazy import LazyGroup
+
+if TYPE_CHECKING:
+    from lab.errors import LabError
+
+
+EXTRAS = {
+    "analysis": "numpy pandas openpyxl jinja2 matplotlib isal pyarrow",
+    "host": "docker",
+    "slurm": "submitit",
+    "workload": "torch transformers triton",
+}
 
 
 def _standalone(name: str, command: click.Command) -> click.Command:
@@ -53,12 +65,29 @@ def main(argv: list[str] | None = None) -> None:
         from lab.driver.show import show_error
 
         code = show_error(error)
+    except ModuleNotFoundError as error:
+        from lab.driver.show import show_error
+
+        code = show_error(_missing_package(error))
     except BrokenPipeError:
         from lab.driver.show import die_quietly_on_closed_pipe
 
         die_quietly_on_closed_pipe()
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _missing_package(error: ModuleNotFoundError) -> LabError:
+    """Names the command that installs a package of an extra. Raises `error` again for any other module."""
+    from lab.errors import MissingError
+
+    name = (error.name or "").split(".")[0]
+    extra = next((extra for extra, packages in EXTRAS.items() if name in packages.split()), None)
+    if extra is None:
+        raise error
+    return MissingError(
+        f"the Python package {name!r} is not installed here", fix=f"pip install 'lab[{extra}]'"
+    )
 
 
 def _place_of(error: click.NoSuchOption) -> str:

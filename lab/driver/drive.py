@@ -150,6 +150,7 @@ def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options)
     if not (options.skip_existing and Run.is_run(root)):
         return Run.create(root, manifest, inputs=plan.inputs)
     run = Run.open(root)
+    same_source(run, manifest)
     with run.locked():
         run.extend(manifest.steps, inputs=plan.inputs)
     return run
@@ -183,6 +184,22 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
             for step in plan.steps
         ],
     )
+
+
+def same_source(run: Run, manifest: Manifest) -> None:
+    """Refuse to add steps to a run whose numbers come from elsewhere: its manifest says it once for all."""
+
+    def source(one: Manifest) -> tuple[str, str]:
+        image = (one.image.id or one.image.ref) if one.image else "no image"
+        return one.kind.value, image
+
+    if source(run.manifest) != source(manifest):
+        raise UsageError(
+            f"this run is {', '.join(source(run.manifest))}; what would be added is "
+            f"{', '.join(source(manifest))}",
+            where=run.root,
+            fix="choose another --output-dir",
+        )
 
 
 def same_image(run: Run, engine: Engine) -> None:

@@ -90,7 +90,8 @@ class StepRunner:
 
     def _one(self, step: Step, gpus: Sequence[Gpu]) -> None:
         with self.lease(gpus) as mine:
-            if not mine or self.stop.wait(step.settle_s):
+            settle_s = step.settle_s if self.engine.holds_gpus else 0  # a replay heats no GPU
+            if not mine or self.stop.wait(settle_s):
                 return
             self.run.begin(step)
             for watcher in self.watchers:

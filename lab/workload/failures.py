@@ -70,7 +70,8 @@ def die(
     text = "".join(traceback.format_exception(kind, error, trace))
     own_log.write(text + reason)
     user.write((f"{error}\n" if isinstance(error, LabError) else text) + reason)
-    leave(error.exit_code if isinstance(error, LabError) else 1, own_log, user)
+    code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    leave(error.exit_code if isinstance(error, LabError) else code, own_log, user)
 
 
 def exit_on_signals(out: Path) -> None:

@@ -28,7 +28,8 @@ def start(
     """
     parser.add_argument("--out", required=True, type=Path, help="folder that this process writes to")
     args = parser.parse_args(argv)
-    context = RankContext.from_env()
+    report_failures(RankContext(rank=0, local_rank=0, world_size=1), own_log=io.StringIO(), user=sys.stderr)
+    context = RankContext.from_env()  # may fail, and its failure is reported like any other
     report_failures(context, own_log=io.StringIO(), user=sys.stderr)
     if own_log:
         redirect_output(args.out / f"rank{context.rank}.log", context)

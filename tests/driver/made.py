@@ -20,10 +20,12 @@ def a_step(name: str, **more) -> Step:
     return Step(name=name, argv=("python", "-m", "work", name), folder=f"steps/{name}", **more)
 
 
-def recording(folder: Path, outcomes: dict[str, Outcome]) -> Run:
-    """A finished run with one file and three lines of output per step."""
+def recording(folder: Path, outcomes: dict[str, Outcome], **inputs: str) -> Run:
+    """A finished run with one file and three lines of output per step, and what its steps read."""
     manifest = a_manifest(*(a_step(name) for name in outcomes))
     manifest.room = "semicrf"
+    for record in manifest.steps:
+        record.fingerprint = record.step.fingerprint("", *inputs.values())
     run = Run.create(folder, manifest)
     for name, outcome in outcomes.items():
         step = a_step(name)
@@ -34,12 +36,12 @@ def recording(folder: Path, outcomes: dict[str, Outcome]) -> Run:
     return run
 
 
-def experiment(source: Run, out: Path, *names: str, after=None, **flags) -> Experiment:
+def experiment(source: Run, out: Path, *names: str, after=None, inputs=None, **flags) -> Experiment:
     """The steps `names`, all of them played back from `source`; not analysed unless asked."""
     steps = tuple(a_step(name) for name in names)
 
     def make_plan(site: Site, root: Path) -> Plan:
-        return Plan(steps=steps, notes=("a note",))
+        return Plan(steps=steps, notes=("a note",), inputs=inputs or {})
 
     options = Options(
         engine="recorded", recording=source.root, output_dir=out, **{"analysis": "none", **flags}

@@ -28,6 +28,8 @@ args, context = start(argparse.ArgumentParser(), sys.argv[2:], own_log="own" in 
 print("rank", context.rank, "of", context.world_size, flush=True)
 if "gpu" in sys.argv[1]:
     raise GpuError("no GPU in this test", fix="none needed")
+if "interrupted" in sys.argv[1]:
+    raise KeyboardInterrupt
 if "bug" in sys.argv[1]:
     raise ZeroDivisionError("a bug")
 """
@@ -74,7 +76,13 @@ def test_with_a_log_of_its_own_output_goes_there_and_the_failure_to_both(tmp_pat
 
 def test_a_rank_that_is_no_number_is_a_configuration_error(tmp_path):
     done = workload("fine", tmp_path, RANK="first")
-    assert done.returncode != 0 and ConfigError.__name__ in done.stderr
+    assert done.returncode == ConfigError.exit_code and ConfigError.__name__ in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_workload_that_is_interrupted_ends_with_130(tmp_path):
+    done = workload("interrupted", tmp_path)
+    assert done.returncode == 130 and "KeyboardInterrupt" in done.stderr
 
 
 def test_a_configuration_that_does_not_fit_names_its_file(tmp_path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -40,6 +40,10 @@ class RecordedEngine(Engine):
             raise UsageError("the recorded engine needs a run to play back", fix="--recording RUN")
         if options.image is not None:
             raise UsageError("the recorded engine runs nothing, also no image", fix="drop --image")
+        if options.gpus != "all":
+            raise UsageError(
+                "the recorded engine uses no GPU: a run has those of its recording", fix="drop --gpus"
+            )
         return cls._of(options.recording)
 
     @classmethod
@@ -47,12 +51,24 @@ class RecordedEngine(Engine):
         source = (run.manifest.container or {}).get("recording")
         if source is None:
             raise BadDataError("the manifest names no recording", where=run.root)
-        return cls._of(options.recording or Path(source))
+        site, engine = cls._of(options.recording or Path(source))
+        if engine.origin() != {**(run.manifest.container or {}), "recording": engine.origin()["recording"]}:
+            raise UsageError(
+                "this is not the recording that the run was played back from",
+                where=engine.recording.root,
+                fix=f"start a new run; the other recording was {source}",
+            )
+        run.manifest.container = engine.origin()  # it may have been moved
+        return site, engine
 
     @classmethod
-    def _of(cls, folder: Path) -> tuple[Site, Engine]:
+    def _of(cls, folder: Path) -> tuple[Site, RecordedEngine]:
         if not Run.is_run(folder):
-            raise MissingError("not the folder of a run", where=folder, fix="see `lab runs list`")
+            raise MissingError(
+                "not the folder of a run",
+                where=folder,
+                fix="see `lab runs list`; if the recording was moved: --engine recorded --recording RUN",
+            )
         recording = Run.open(folder)
         gpus = recording.manifest.gpus
         vendor = gpus[0].vendor if gpus else "none"
@@ -61,7 +77,7 @@ class RecordedEngine(Engine):
     def run(
         self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
     ) -> Outcome:
-        record = self._record(step)
+        record = self._record(run, step)
         if stop.is_set():
             return Outcome(status=Status.interrupted, reason="stopped by the user")
         _copy(self.recording, record, run, step)
@@ -71,6 +87,8 @@ class RecordedEngine(Engine):
             for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
                 on_line(line)
         assert record.outcome is not None  # _record saw to it
+        if record.outcome.ok and (missing := run.missing(step)):
+            raise EngineError(f"the recording left no {', '.join(missing)}", where=self.recording.root)
         return record.outcome
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
@@ -79,11 +97,19 @@ class RecordedEngine(Engine):
     def provenance(
         self, run_dir: str, gpus: Sequence[Gpu]
     ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
-        recorded = self.recording.manifest
-        origin = {"recording": str(self.recording.root.resolve()), "lab": msgspec.to_builtins(recorded.lab)}
-        return recorded.image, origin
+        return self.recording.manifest.image, self.origin()
 
-    def _record(self, step: Step) -> StepRecord:
+    def origin(self) -> dict[str, Any]:
+        """Which run is played back: where it lies, and what tells it from others."""
+        recorded = self.recording.manifest
+        return {
+            "recording": str(self.recording.root.resolve()),
+            "created_utc": recorded.created_utc,
+            "host": recorded.host,
+            "lab": msgspec.to_builtins(recorded.lab),
+        }
+
+    def _record(self, run: Run, step: Step) -> StepRecord:
         """The recorded step of this name, if it measured the same. Raises EngineError otherwise."""
         where = self.recording.root
         records = {record.step.name: record for record in self.recording.manifest.steps}
@@ -93,9 +119,10 @@ class RecordedEngine(Engine):
             raise EngineError(
                 f"the recording has no finished step {step.name!r}", where=where, fix=f"it has: {known}"
             )
-        if record.step.fingerprint() != step.fingerprint():
+        planned = run.record(step).fingerprint  # with the image and the input files that the step reads
+        if record.step.fingerprint() != step.fingerprint() or record.fingerprint != planned:
             raise EngineError(
-                f"the recorded step {step.name!r} ran another command or environment",
+                f"the recorded step {step.name!r} ran another command, environment, image or configuration",
                 where=where,
                 fix="ask for the configuration that was recorded: `lab runs show` prints its command",
             )
@@ -105,13 +132,18 @@ class RecordedEngine(Engine):
 def _copy(recording: Run, record: StepRecord, run: Run, step: Step) -> None:
     """Copy the step's files. Raises EngineError for one that is not what was hashed when it was recorded."""
     for name, known in record.files.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.is_relative_to(step.folder):
+            raise EngineError(
+                f"{name} of step {step.name!r} is not in the step's folder", where=recording.root
+            )
         source, target = recording.root / name, run.root / name
-        if Path(name).name.startswith(LOG.partition(".")[0]):
-            continue  # logs go through on_line, and an earlier attempt's are not this run's
         if not source.is_file() or sha256_of(source) != known.sha256:
             raise EngineError(
                 f"{name} of step {step.name!r} is missing or not what was recorded", where=recording.root
             )
+        if source.parent == recording.folder(step) and source.name.startswith(LOG.partition(".")[0]):
+            continue  # logs go through on_line, and an earlier attempt's are not this run's
         make_folder(target.parent)
         with writing(target):
             shutil.copyfile(source, target)

@@ -47,7 +47,7 @@ def analyse_nan(
         out=out,
         title=title,
         provenance=provenance(folders, manifests),
-        kind=kinds[0] if kinds else "measured",
+        kind=next((kind for kind in kinds if kind != "measured"), "measured"),
         lacking=missing_parts(evidence, tables.problems, sass),
     )
 

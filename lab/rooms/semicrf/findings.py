@@ -28,5 +28,5 @@ def analyse_semicrf(folder: Path, out: Path, run: Run | None, progress: Callable
     if command == "diagnose":
         return examination(read_examination(run), out, title, where, run)
     if command == "check":
-        return checks(*read_checks(run), out, title, where)
+        return checks(*read_checks(run), out, title, where, run)
     return trainings(read_trainings(run), out, title, where, run=run)

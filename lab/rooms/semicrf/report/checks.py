@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.core.run import Run
 from lab.core.words import plural
 from lab.report.page import Card, Page, Section, Table
 from lab.report.tables import write_csv
@@ -17,7 +18,7 @@ SHOWN = 8  # failed checks in the verdict; the table has all
 
 
 def checks(
-    frame: pd.DataFrame, missing: list[str], out: Path, title: str, where: dict[str, dict[str, str]]
+    frame: pd.DataFrame, missing: list[str], out: Path, title: str, where: dict[str, dict[str, str]], run: Run
 ) -> Findings:
     """Write the page and its table."""
     files = [write_csv(frame, out / "tables" / "checks.csv")]
@@ -35,6 +36,7 @@ def checks(
         footnotes=FOOTNOTES,
         badge=FOUND if len(failed) else "",
         room="semicrf",
+        kind=run.manifest.kind.value,
     )
     summary = frame.groupby(["backend", "verdict"]).size().reset_index(name="checks")
     return finish(page, out, files, summary, missing)

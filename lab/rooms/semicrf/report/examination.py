@@ -61,6 +61,7 @@ def examination(
         provenance=where,
         footnotes=FOOTNOTES,
         room="semicrf",
+        kind=run.manifest.kind.value,
         badge=FOUND if verdict.status == "fail" else "",
     )
     probes = tables["probes"]

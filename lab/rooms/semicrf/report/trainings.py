@@ -9,6 +9,7 @@ import msgspec
 import pandas as pd
 
 from lab.core.files import write_atomic
+from lab.core.manifest import Kind
 from lab.core.run import Run
 from lab.report.page import Card, Files, Page, Section, Status
 from lab.report.tables import write_csv
@@ -43,6 +44,7 @@ def trainings(
         entry = Files("The comparison as JSON", [(COMPARISON, "form of the TIMIT benchmark")])
         sections.append(Section("Files", [entry]))
     synthetic = run is not None and run.manifest.config.get("data") == "synthetic"
+    kind = run.manifest.kind if run is not None else Kind.replayed
     done = found.results["status"] == "ok"
     status: Status = "fail" if not done.any() else "warn" if found.missing else "ok"
     page = Page(
@@ -55,7 +57,7 @@ def trainings(
         provenance=where,
         footnotes=FOOTNOTES,
         room="semicrf",
-        kind="synthetic" if synthetic else "measured" if run else "replayed",
+        kind="synthetic" if synthetic and kind is Kind.measured else kind.value,
     )
     return finish(page, out, files, found.results[SHOWN], found.missing)
 
