@@ -23,6 +23,10 @@ LOG_Z_TOLERANCE = {torch.float64: (1e-12, 1e-11), torch.float32: (1e-8, 2e-5)}
 """Allowed rounding of log Z by the dtype that computed: relative to its size, and absolute."""
 
 
+class MendedCounts(RuntimeWarning):
+    """What a fast form computed did not add up. The result is right; the form or the GPU is not."""
+
+
 def finish(problem: Problem, found: Posteriors) -> Posteriors:
     """`found`, in place, with the counts of unsound sequences computed again, and a warning that says so.
 
@@ -44,7 +48,7 @@ def finish(problem: Problem, found: Posteriors) -> Posteriors:
         f"expected counts of {plural(len(again), 'sequence')} did not add up and were computed again "
         f"in the log domain; worst: sequence {int(again[at])}, off by {float(worst_B[again[at]]):.3g}"
         + (f", and its log Z is off by a factor {1 + float(wrong_B[at]):.6g}" if wrong_B[at] > 0 else ""),
-        RuntimeWarning,
+        MendedCounts,
         stacklevel=2,
     )
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -9,11 +11,16 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.cases import Case, Partition
+from lab.rooms.semicrf.model.finish import MendedCounts
 
 
 @dataclass(frozen=True)
 class Solution:
-    """log Z and the gradients of its sum; posteriors are the gradient by the scores."""
+    """log Z and the gradients of its sum; posteriors are the gradient by the scores.
+
+    `mended` is the warning with which the backend's counts were computed again: these gradients are right, and
+    the backend is not.
+    """
 
     logZ_B: Tensor
     score_BTC: Tensor
@@ -21,9 +28,10 @@ class Solution:
     duration_KC: Tensor
     start_C: Tensor
     end_C: Tensor
+    mended: str | None = None
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "mended"]
 
     def first_nonfinite(self, lengths_B: Tensor) -> str | None:
         """The first invalid tensor; log Z may be -inf, and its gradients are then 0."""
@@ -41,22 +49,32 @@ def solve(case: Case, backend: str, partition: Partition = api.log_partition) ->
     """log Z and all gradients by one forward and backward pass."""
     names = ("score_BTC", "transition_CC", "duration_KC", "start_C", "end_C")
     leaves = {name: getattr(case, name).detach().clone().requires_grad_() for name in names}
-    logZ_B = partition(
-        leaves["score_BTC"],
-        leaves["transition_CC"],
-        leaves["duration_KC"],
-        case.lengths_B,
-        start_C=leaves["start_C"],
-        end_C=leaves["end_C"],
-        backend=backend,
-    )
-    # An infeasible sequence has log Z = -inf: its incoming gradient must not turn 0 into NaN, so it is left
-    # in.
-    logZ_B.sum().backward()  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        logZ_B = partition(
+            leaves["score_BTC"],
+            leaves["transition_CC"],
+            leaves["duration_KC"],
+            case.lengths_B,
+            start_C=leaves["start_C"],
+            end_C=leaves["end_C"],
+            backend=backend,
+        )
+        # An infeasible sequence has log Z = -inf: its incoming gradient must not turn 0 into NaN, so it stays.
+        logZ_B.sum().backward()  # type: ignore[no-untyped-call]
     grads = {
         name: leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for name, leaf in leaves.items()
     }
-    return Solution(logZ_B.detach(), **grads)
+    return Solution(logZ_B.detach(), **grads, mended=_mended(raised))
+
+
+def _mended(raised: Sequence[warnings.WarningMessage]) -> str | None:
+    """The first warning of mended counts; every other warning is passed on."""
+    told = [str(one.message) for one in raised if issubclass(one.category, MendedCounts)]
+    for one in raised:
+        if not issubclass(one.category, MendedCounts):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return told[0] if told else None
 
 
 def same_bits(one: Solution, other: Solution) -> bool:
@@ -97,6 +115,8 @@ def difference(case: Case, found: Solution) -> str | None:
     """What in `found` differs from the plain float64 reference by more than float32 may; None if nothing
     does.
     """
+    if found.mended:
+        return found.mended
     exact = solve(case.to("cpu", torch.float64), "naive")
     bad = found.first_nonfinite(case.lengths_B)
     if bad:

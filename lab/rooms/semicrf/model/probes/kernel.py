@@ -103,16 +103,17 @@ def _composition(bench: Bench) -> Row:
 
 def _mass(bench: Bench) -> Row:
     case = bench.on_device()
-    lines = mass_lines(bench.case, solve(case, bench.backend, bench.partition))
+    found = solve(case, bench.backend, bench.partition)
+    lines = mass_lines(bench.case, found)
     name, worst = max(lines.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
-    clean = worst <= LEDGER_LIMIT
+    clean = worst <= LEDGER_LIMIT and not found.mended
     return row(
         "posterior mass balances",
         "kernel",
         clean,
         worst,
         LEDGER_LIMIT,
-        f"the worst line of the ledger is {name}: off by {worst:.3g}",
+        found.mended or f"the worst line of the ledger is {name}: off by {worst:.3g}",
     )
 
 
