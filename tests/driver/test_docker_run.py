@@ -39,9 +39,9 @@ def manifest(run: Path) -> dict:
     return json.loads((run / "manifest.json").read_text())
 
 
-def containers_of(run: Path) -> list[str]:
+def containers_of(run: Path, which: str = "-aq") -> list[str]:
     listed = subprocess.run(
-        ["docker", "ps", "-aq", "--filter", f"label=lab.run_dir={run.resolve()}"],
+        ["docker", "ps", which, "--filter", f"label=lab.run_dir={run.resolve()}"],
         capture_output=True,
         text=True,
         check=True,
@@ -166,7 +166,7 @@ def test_ctrl_c_stops_the_container_and_the_run_resumes(cpu_images, tmp_path):
 
 def test_after_kill_9_of_the_driver_attach_brings_log_and_result(cpu_images, tmp_path):
     driver = start("run", "--image", "cpu", "-o", "run", *SWEEP, "-c", "28", cwd=tmp_path)
-    wait_for(lambda: containers_of(tmp_path / "run"))
+    wait_for(lambda: containers_of(tmp_path / "run", "-q"))  # running, not only created
     driver.kill()
     driver.wait()
     assert containers_of(tmp_path / "run"), "the container lives on"
@@ -189,7 +189,7 @@ def test_runs_stop_ends_driver_and_container_from_outside(cpu_images, tmp_path):
 
 def test_runs_stop_ends_what_a_killed_driver_left(cpu_images, tmp_path):
     driver = start("run", "--image", "cpu", "-o", "run", *SWEEP, "-c", "28", cwd=tmp_path)
-    wait_for(lambda: containers_of(tmp_path / "run"))
+    wait_for(lambda: containers_of(tmp_path / "run", "-q"))  # running, not only created
     driver.kill()
     driver.wait()
     lab("runs", "stop", "run", cwd=tmp_path)
