@@ -1,4 +1,4 @@
-"""`lab --help` against importing click alone (bar: under 3x)."""
+"""`lab --help` against importing click alone (bar: under 1.5x)."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from lab.terminal.click_types import with_options
+from lab.terminal.options import as_json, option, out
 
 # Commands that rebuild a recording.
 SOURCE = with_options(
@@ -17,31 +18,24 @@ SOURCE = with_options(
         help="Recorded together with the trace; found automatically in a RUN.",
     ),
 )
-RANK = click.option(
+RANK = option(
     "--rank",
     type=click.IntRange(min=0),
     default=0,
-    show_default=True,
     help="Which rank of a RUN over several GPUs.",
 )
 
 # Commands that read traces.
 TRACES = click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
-OUT = click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Where files go. [default: the run; for a bare trace, experiments/NAME_analysis]",
-)
+OUT = out("Where files go. [default: the run; for a bare trace, experiments/NAME_analysis]")
 TABLE_OUTPUT = with_options(
     OUT,
-    click.option("--json", "as_json", is_flag=True, help="The table as JSON on stdout."),
-    click.option(
+    as_json("The table"),
+    option(
         "-n",
         "--top",
         type=click.IntRange(min=0),
         default=20,
-        show_default=True,
         help="Rows to print; all are written.",
     ),
 )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from lab.terminal.options import as_json
+
 
 @click.command("audit")
 @click.argument("folder", type=click.Path(path_type=Path))
@@ -15,7 +17,7 @@ import click
     type=click.FloatRange(min=1),
     help="The board's power limit in watts, if the files do not contain it (GTX 1080 Ti: 250).",
 )
-@click.option("--json", "as_json", is_flag=True, help="The audits as JSON on stdout.")
+@as_json("The audits")
 def audit(folder: Path, board_limit_w: float | None, as_json: bool) -> None:
     """Refuse impossible numbers in FOLDER: a replay or energy run, or a published measurement.
 

@@ -8,46 +8,41 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.rooms.kernels.options import RANK, SOURCE
-from lab.terminal.click_types import Decorator, options_of
+from lab.terminal.click_types import options_of
+from lab.terminal.options import option
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment, Plan, Site
 
 
-def _number(*names: str, kind: Any, default: float, help: str) -> Decorator:
-    return click.option(*names, type=kind, default=default, show_default=True, help=help)
-
-
 @click.command("energy")
 @SOURCE
-@_number("--window", "window_s", kind=click.FloatRange(min=0.1), default=5.0, help="Seconds per window.")
-@_number("--windows", kind=click.IntRange(min=1), default=3, help="Windows of every call, interleaved.")
-@_number(
+@option("--window", "window_s", type=click.FloatRange(min=0.1), default=5.0, help="Seconds per window.")
+@option("--windows", type=click.IntRange(min=1), default=3, help="Windows of every call, interleaved.")
+@option(
     "--preroll",
     "preroll_s",
-    kind=click.FloatRange(min=0),
+    type=click.FloatRange(min=0),
     default=1.0,
     help="Seconds of load before a window: the ramp.",
 )
-@_number(
+@option(
     "--idle",
     "idle_s",
-    kind=click.FloatRange(min=0.5),
+    type=click.FloatRange(min=0.5),
     default=5.0,
     help="Seconds of idle, cold and with a context.",
 )
-@_number(
+@option(
     "--coverage",
-    kind=click.FloatRange(min=0, max=1, min_open=True),
+    type=click.FloatRange(min=0, max=1, min_open=True),
     default=0.95,
     help="Share of recorded GPU time whose calls are measured; measured calls stand in for the rest.",
 )
-@_number(
-    "--most-calls", kind=click.IntRange(min=1), default=40, help="Measure at most this many distinct calls."
+@option(
+    "--most-calls", type=click.IntRange(min=1), default=40, help="Measure at most this many distinct calls."
 )
-@_number(
-    "--budget", "budget_s", kind=click.FloatRange(min=1), default=3600.0, help="Seconds for all windows."
-)
+@option("--budget", "budget_s", type=click.FloatRange(min=1), default=3600.0, help="Seconds for all windows.")
 @click.option("--no-model", is_flag=True, help="Skip the model's own run; without it there is no closure.")
 @RANK
 @click.pass_context

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.terminal.click_types import options_of
+from lab.terminal.options import choice, dtype, option, seed
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment
@@ -22,55 +23,36 @@ if TYPE_CHECKING:
     help="Same as the argument: bloom-560m, vicuna-7b, tiny-bloom, tiny-llama, a hub id, or a folder. "
     "[default: bloom-560m with GPUs, tiny-bloom without]",
 )
-@click.option(
+@option(
     "--tp",
     type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     help="Tensor parallel ranks, one GPU each.",
 )
 @click.option("--prompt", default="", help="[default: the one published with the model]")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True)
+@option("--max-new-tokens", type=click.IntRange(min=1), default=64)
 @click.option(
     "--fixed-tokens", is_flag=True, help="Continue past an end-of-text token. [always with random weights]"
 )
-@click.option(
+@option(
     "--record-shapes/--no-record-shapes",
     default=True,
-    show_default=True,
     help="Shapes of every op in the trace.",
 )
-@click.option(
+@option(
     "--shape-log/--no-shape-log",
     default=True,
-    show_default=True,
     help="Every distinct call of a Linear, with its module path.",
 )
-@click.option(
+@choice(
     "--weights",
-    type=click.Choice(["auto", "checkpoint", "random"]),
-    default="auto",
-    show_default=True,
-    help="auto: the checkpoint if it is cached or the hub answers, otherwise random.",
+    "auto checkpoint random",
+    "auto: the checkpoint if it is cached or the hub answers, otherwise random.",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float16", "bfloat16", "float32"]),
-    default="auto",
-    show_default=True,
-    help="auto: float16 on a GPU, float32 on a CPU.",
-)
-@click.option(
-    "--attn",
-    type=click.Choice(["auto", "eager", "sdpa"]),
-    default="auto",
-    show_default=True,
-    help="Attention implementation.",
-)
+@dtype("auto float16 bfloat16 float32", "auto: float16 on a GPU, float32 on a CPU.")
+@choice("--attn", "auto eager sdpa", "Attention implementation.")
 @click.option("--8bit", "eight_bit", is_flag=True, help="8-bit weights (bitsandbytes, torch 2.3 or newer).")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random weights."
-)
+@seed(0, "Seed of random weights.")
 @click.pass_context
 def profile(ctx: click.Context, /, model: str | None, named: str | None, **knobs: Any) -> Experiment:
     """Generate text with every forward marked: Kineto trace, execution trace, recorder, shapes; one file per

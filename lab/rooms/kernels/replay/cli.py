@@ -9,6 +9,7 @@ import click
 
 from lab.rooms.kernels.options import RANK, SOURCE
 from lab.terminal.click_types import options_of
+from lab.terminal.options import choice, option
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment, Plan, Site
@@ -28,19 +29,16 @@ if TYPE_CHECKING:
     show_default=True,
     help="hot: same buffers again; cold: L2 overwritten before; in-order: the whole recording again.",
 )
-@click.option(
+@option(
     "--repeats",
     type=click.IntRange(min=1, max=1000),
     default=10,
-    show_default=True,
     help="Measurements of every call.",
 )
-@click.option(
+@choice(
     "--pace",
-    type=click.Choice(["host", "queue"]),
-    default="host",
-    show_default=True,
-    help="For in-order. host: launched as fast as the host can; queue: queued behind a wait, so that kernels "
+    "host queue",
+    "For in-order. host: launched as fast as the host can; queue: queued behind a wait, so that kernels "
     "run back to back.",
 )
 @RANK

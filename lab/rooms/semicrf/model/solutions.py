@@ -18,8 +18,8 @@ from lab.rooms.semicrf.model.finish import MendedCounts
 class Solution:
     """log Z and the gradients of its sum; posteriors are the gradient by the scores.
 
-    `mended` is the warning with which the backend's counts were computed again: these gradients are right, and
-    the backend is not.
+    `mended` is the warning with which the backend's counts were computed again: these gradients are right,
+    and the backend is not.
     """
 
     logZ_B: Tensor
@@ -60,7 +60,7 @@ def solve(case: Case, backend: str, partition: Partition = api.log_partition) ->
             end_C=leaves["end_C"],
             backend=backend,
         )
-        # An infeasible sequence has log Z = -inf: its incoming gradient must not turn 0 into NaN, so it stays.
+        # An infeasible sequence has log Z = -inf: its incoming gradient must not turn 0 into NaN: it stays.
         logZ_B.sum().backward()  # type: ignore[no-untyped-call]
     grads = {
         name: leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for name, leaf in leaves.items()
