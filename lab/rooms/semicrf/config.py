@@ -125,7 +125,7 @@ class DiagnoseConfig(_Section, frozen=True):
 class CheckConfig(_Section, frozen=True):
     """What `check` compares with float64 on this device."""
 
-    backends: Annotated[list[str], _help("auto: torch, and triton where there is a GPU", min_length=1)] = (
+    backends: Annotated[list[str], _help("auto: this device's default, and torch", min_length=1)] = (
         msgspec.field(default_factory=lambda: ["auto"])
     )
     interpret: Annotated[bool, _help("run Triton's kernels in its interpreter, without a GPU")] = False

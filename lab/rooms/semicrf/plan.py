@@ -93,14 +93,18 @@ def contenders(config: TrainConfig, site: Site) -> tuple[str, str]:
 
 
 def resolved(backends: list[str], site: Site, *, interpret: bool) -> list[str]:
-    """`auto` spelled out for this site."""
+    """What `auto` asks for: the default backend as users get it, torch, and Triton interpreted if asked.
+
+    Which one is the default (Triton, CUDA C, C++, torch) only the device can say, so it is asked for by the
+    name `auto`.
+    """
     if backends != ["auto"]:
         if "triton" in backends and site.vendor == "none" and not interpret:
             raise GpuError(
                 "the triton backend needs a GPU", fix="add --interpret to run it in its interpreter"
             )
         return backends
-    return ["torch", *(["triton"] if site.vendor != "none" or interpret else [])]
+    return ["auto", "torch", *(["triton"] if interpret else [])]
 
 
 def have_torchcrf() -> bool:

@@ -49,9 +49,14 @@ def test_triton_without_a_gpu_is_an_error_and_with_interpret_it_is_not():
         plan_train(TrainConfig(backends=["triton"]), CPU)
     with pytest.raises(GpuError, match="--interpret"):
         plan_check(CheckConfig(backends=["triton"]), CPU)
-    (torch_step, triton_step) = plan_check(CheckConfig(interpret=True), CPU).steps
+    (_, torch_step, triton_step) = plan_check(CheckConfig(interpret=True), CPU).steps
     assert triton_step.env["TRITON_INTERPRET"] == "1" and "TRITON_INTERPRET" not in torch_step.env
     assert CHECK in triton_step.argv
+
+
+@pytest.mark.parametrize("site", [CPU, NVIDIA])
+def test_a_check_covers_the_backend_that_runs_by_default(site):
+    assert [step.labels["backend"] for step in plan_check(CheckConfig(), site).steps] == ["auto", "torch"]
 
 
 @pytest.mark.parametrize("site, pair", [(CPU, ["torch", "naive"]), (NVIDIA, ["triton", "torch"])])

@@ -54,8 +54,10 @@ def read_checks(run: Run) -> tuple[pd.DataFrame, list[str]]:
             missing.append(f"{record.step.name}: {reason}")
             rows.append(_failed_step(backend, reason))
             continue
-        checks = read_json(run.folder(record.step) / "checks.json")["checks"]
-        rows += [{"backend": backend, **row} for row in checks]
+        said = read_json(run.folder(record.step) / "checks.json")
+        ran = said.get("backend", backend)  # files of before this was noted name what was asked for
+        label = backend if ran == backend else f"{backend} ({ran})"
+        rows += [{"backend": label, **row} for row in said["checks"]]
     return pd.DataFrame(rows), missing
 
 

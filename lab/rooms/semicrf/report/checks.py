@@ -28,7 +28,7 @@ def checks(
     page = Page(
         title=title,
         question=QUESTION,
-        verdict=_sentences(frame, failed, backends),
+        verdict=[*_sentences(frame, failed, backends), *_not_covered(frame)],
         status="fail" if len(failed) else "ok",
         cards=[Card("Checks", passed, "tables/checks.csv", note=backends)],
         sections=[Section("Checks", [_table(frame)])],
@@ -51,6 +51,13 @@ def _sentences(frame: pd.DataFrame, failed: pd.DataFrame, backends: str) -> list
         for row in failed.head(SHOWN).itertuples()
     ]
     return [head, *shown]
+
+
+def _not_covered(frame: pd.DataFrame) -> list[str]:
+    """The compiled and tensor forms that no check ran; the definition is what the others are held against."""
+    ran = " ".join(frame["backend"].unique())
+    left = [name for name in ("torch", "native", "triton") if name not in ran]
+    return [f"Not covered by this run: {', '.join(left)}."] if left else []
 
 
 def _table(frame: pd.DataFrame) -> Table:

@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 
 from lab.rooms.semicrf.config import CheckConfig
-from lab.rooms.semicrf.workload.checks.accuracy import accuracy, accuracy_long, ledgers
+from lab.rooms.semicrf.model.api import resolve_backend
+from lab.rooms.semicrf.workload.checks.accuracy import accuracy, accuracy_long, audit, ledgers
 from lab.rooms.semicrf.workload.checks.decoding import decoding, entropies, sampling
-from lab.rooms.semicrf.workload.checks.hostile import hostile, infeasible
+from lab.rooms.semicrf.workload.checks.hostile import hostile, infeasible, one_free_duration
 from lab.rooms.semicrf.workload.checks.invariance import composition, poison, repeats
 from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row
 from lab.rooms.semicrf.workload.common import set_up_logging, write_environment
@@ -43,8 +44,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     subject = Subject(
         args.backend, torch.device("cpu") if interpreted else device, interpreted, batches, config.seed
     )
+    ran = resolve_backend(args.backend, torch.zeros(1, 1, 1, device=subject.device))
     rows = list(all_checks(subject))
-    write_json(args.out / "checks.json", {"device": str(device), "interpreted": interpreted, "checks": rows})
+    said = {"device": str(device), "backend": ran, "interpreted": interpreted}
+    write_json(args.out / "checks.json", {**said, "checks": rows})
 
 
 def all_checks(subject: Subject) -> Iterator[Row]:
@@ -62,9 +65,9 @@ def all_checks(subject: Subject) -> Iterator[Row]:
 
 def every_check() -> tuple[Callable[[Subject], Iterator[Row]], ...]:
     return (
-        *(accuracy, accuracy_long, ledgers, decoding),
+        *(accuracy, accuracy_long, ledgers, audit, decoding),
         *(repeats, composition, poison),
-        *(infeasible, hostile),
+        *(infeasible, one_free_duration, hostile),
         *(entropies, sampling),
     )
 

@@ -8,16 +8,19 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
+from lab.rooms.semicrf.model import api  # noqa: E402
+from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
 from lab.rooms.semicrf.workload import check as workload_check  # noqa: E402
-from lab.rooms.semicrf.workload.checks import decoding  # noqa: E402
+from lab.rooms.semicrf.workload.checks import accuracy, decoding, hostile  # noqa: E402
 from lab.rooms.semicrf.workload.checks import subject as subjects  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
 
 
-def test_a_check_of_this_device_finds_nothing(tmp_path):
-    subject = subjects.Subject("torch", CPU, interpreted=False, batches=25, seed=1)
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_a_check_of_this_device_finds_nothing(backend):
+    subject = subjects.Subject(backend, CPU, interpreted=False, batches=25, seed=1)
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(subjects, "SMALL", subjects.SMALL[:3])
@@ -37,3 +40,26 @@ def test_a_check_that_crashes_is_a_failed_row_and_the_others_go_on(monkeypatch):
     rows = list(workload_check.all_checks(subjects.Subject("torch", CPU, False, 2, 1)))
     assert [(row["check"], row["verdict"]) for row in rows] == [("broken", "fail"), ("samples", "pass")]
     assert "fell over" in rows[0]["text"]
+
+
+def failed_checks(backend="auto"):
+    subject = subjects.Subject(backend, CPU, interpreted=False, batches=12, seed=1)
+    rows = [row for one in (accuracy.audit, hostile.hostile) for row in one(subject)]
+    return {row["check"] for row in rows if row["verdict"] == "fail"}
+
+
+def test_a_check_fails_when_one_durations_count_is_dropped(monkeypatch):
+    whole = native.backward
+
+    def dropping(state):
+        found = whole(state)
+        found.duration_BKC[:, 0] = 0.0
+        return found
+
+    monkeypatch.setattr(native, "backward", dropping)
+    assert "hostile batches" in failed_checks("native")
+
+
+def test_a_check_fails_when_the_audit_is_gone(monkeypatch):
+    monkeypatch.setattr(api, "finish", lambda problem, found: found)
+    assert {"audit of the counts", "mended posteriors"} <= failed_checks("torch")

@@ -8,6 +8,7 @@ import torch
 
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.cases import Case
+from lab.rooms.semicrf.model.faults import planted
 from lab.rooms.semicrf.model.ledger import mass_by_durations
 from lab.rooms.semicrf.model.solutions import Solution, mass_lines, solve
 from lab.rooms.semicrf.workload.checks.subject import LONG, Row, Subject, as_row, drawn
@@ -63,6 +64,20 @@ def ledgers(subject: Subject) -> Iterator[Row]:
         name, worst = max(lines.items(), key=lambda item: item[1])
         yield as_row("ledger", shape, torch.float32, worst, 2e-5, f"the worst line is {name}: {worst:.2g}")
         yield watched_mass(subject, case, shape)
+
+
+def audit(subject: Subject) -> Iterator[Row]:
+    """A planted fault in the counts is noticed, and the gradients that come out are right all the same."""
+    if subject.backend == "naive":
+        return  # the definition has no counts of its own to audit
+    shape = (3, 9, 4, 3)
+    case = drawn(subject.seed + 600, shape).to(dtype=torch.float64)
+    found = solve(case.to(subject.device), subject.backend, planted("stale"))
+    exact = solve(case, "naive")
+    text = "a planted stale message was noticed" if found.mended else "a planted stale message went unnoticed"
+    yield as_row("audit of the counts", shape, torch.float64, None, None, text, ok=found.mended is not None)
+    for row in compared(found, exact, shape, torch.float64):
+        yield {**row, "check": f"mended {row['check']}"}
 
 
 def watched_mass(subject: Subject, case: Case, shape: tuple[int, ...]) -> Row:
