@@ -197,8 +197,10 @@ def viterbi(
     if chosen == "naive":
         return naive.viterbi(problem)
     if chosen == "triton" and not problem.by_duration:
-        found: tuple[Tensor, list[list[Segment]]] = engine_of("triton").viterbi(problem)
-        return found
+        engine_of("triton")  # raises where Triton is missing
+        from lab.rooms.semicrf.model.triton import best_path
+
+        return best_path.viterbi(problem)
     return paths.viterbi(problem)
 
 

@@ -17,11 +17,12 @@ import torch
 from lab.rooms.semicrf import SemiCRF
 from lab.rooms.semicrf.model import api, ledger, naive, paths
 from lab.rooms.semicrf.model.triton import backend as triton_backend
+from lab.rooms.semicrf.model.triton import best_path
 from lab.rooms.semicrf.model.triton import linear as kernels
 from tests.rooms.semicrf.problems import random_problem, worst
 
 triton_backend.N = 2
-triton_backend.BEST_N = 2
+best_path.BEST_N = 2
 triton_backend.COUNT_FRAMES = 4
 triton_backend.COUNT_BLOCKS = 2
 
@@ -39,7 +40,7 @@ def mutated(old: str, new: str):
 
 
 def solve(job: dict) -> dict:
-    triton_backend.kernels = mutated(*job["mutant"]) if "mutant" in job else kernels
+    triton_backend.kernels = best_path.kernels = mutated(*job["mutant"]) if "mutant" in job else kernels
     triton_backend.STAGE = job.get("stage", 16)
     dtype = getattr(torch, job.get("dtype", "float64"))
     problem = random_problem(*job["shape"], dtype=dtype, **job.get("options", {}))
@@ -79,7 +80,7 @@ def mass_of(state, factor: float) -> dict:
 
 def best(problem) -> dict:
     """Viterbi against torch's, in the same terms as the counts."""
-    score, path = triton_backend.viterbi(problem)
+    score, path = best_path.viterbi(problem)
     expected, expected_path = paths.viterbi(problem)
     gap = float(torch.nan_to_num(score - expected).abs().max())
     return {

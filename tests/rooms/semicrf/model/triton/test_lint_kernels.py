@@ -12,12 +12,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from lab.rooms.semicrf.model.triton import backend as triton_backend  # noqa: E402
+from lab.rooms.semicrf.model.triton import best_path  # noqa: E402
 from lab.rooms.semicrf.model.triton import linear as kernels  # noqa: E402
 from tests.rooms.semicrf.model.triton.launches import Recorder, entries  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
-SMALL = {"N": 4, "STAGE": 2, "BEST_N": 2, "COUNT_FRAMES": 16, "supports": lambda problem: None}
+SMALL = {"N": 4, "STAGE": 2, "COUNT_FRAMES": 16, "supports": lambda problem: None}
 """Short blocks: the same code with fewer rows to compile."""
 LABELS = (24, 40)
 """One warp, and two."""
@@ -30,16 +31,18 @@ def launches():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SMALL.items():
             patch.setattr(triton_backend, name, value)
+        patch.setattr(best_path, "BEST_N", 2)
         for labels in LABELS:
             recorder = Recorder(kernels)
             patch.setattr(triton_backend, "kernels", recorder)
+            patch.setattr(best_path, "kernels", recorder)
             for longest in (3, 30):
                 problem = random_problem(2, 40, longest, labels, dtype=torch.float32)
                 triton_backend.backward(triton_backend.forward(problem))
                 triton_backend.forward(problem, keep=False)
                 reach = triton_backend.weigh(problem, saturate=True)
                 triton_backend.run_messages(problem, reach, 2, keep=False, saturate=True)
-                triton_backend.viterbi(problem)
+                best_path.viterbi(problem)
             found[labels] = sorted(recorder.seen, key=str)
     return found
 
