@@ -49,7 +49,7 @@ def mass_by_durations(duration_BKC: Tensor, lengths_B: Tensor | int, log_z_B: Te
     The mean mass of a frame, as the segments that cover it count it.
     """
     k = torch.arange(1, duration_BKC.shape[1] + 1, dtype=torch.float64, device=duration_BKC.device)
-    error_B = ((duration_BKC.double().sum(-1) @ k) / lengths_B - 1).abs()
+    error_B = ((duration_BKC.sum(-1, dtype=torch.float64) @ k) / lengths_B - 1).abs()
     return error_B.masked_fill(torch.isneginf(log_z_B), 0.0)
 
 
@@ -61,10 +61,8 @@ def imbalance(problem: Problem, found: Posteriors) -> Tensor:
     start and as end, and no frame belongs to it with more than certainty or less than none.
     """
     starts_BTC, ends_BTC, label_BTC = found.starts_BTC, found.ends_BTC, found.label_BTC
-    steps_K = torch.arange(1, found.duration_BKC.shape[1] + 1, device=label_BTC.device, dtype=torch.float64)
     lasting_BC = found.duration_BKC.sum(1, dtype=torch.float64)
     begun_BC, ended_BC = (count.sum(1, dtype=torch.float64) for count in (starts_BTC, ends_BTC))
-    covered_B = (found.duration_BKC.sum(2, dtype=torch.float64) @ steps_K) / problem.lengths_B - 1
     crossed_BCC = found.transition.sum(1) if found.transition.dim() == 4 else found.transition
     into_BC = crossed_BCC.sum(1, dtype=torch.float64) + starts_BTC[:, 0]
     from_BC = crossed_BCC.sum(2, dtype=torch.float64) + found.end_BC(problem.lengths_B)
@@ -72,7 +70,7 @@ def imbalance(problem: Problem, found: Posteriors) -> Tensor:
     low_B, high_B = label_BTC.flatten(1).aminmax(dim=1)
     errors = (
         found.mass_error_B,
-        covered_B,
+        mass_by_durations(found.duration_BKC, problem.lengths_B, found.log_z_B),
         found.start_BC().sum(1, dtype=torch.float64) - 1,
         ((lasting_BC - begun_BC) / size_BC).abs().amax(1),
         ((begun_BC - ended_BC) / size_BC).abs().amax(1),
