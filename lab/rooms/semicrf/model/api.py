@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import naive, paths
-from lab.rooms.semicrf.model.autograd import Alarm, LogPartition
+from lab.rooms.semicrf.model import autograd, naive, paths
+from lab.rooms.semicrf.model.autograd import Alarm, expected_score
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
-from lab.rooms.semicrf.model.finish import finish
+from lab.rooms.semicrf.model.log_domain import finite_or_zero
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
@@ -67,7 +68,7 @@ def log_partition(
     alarm: Alarm | None = None,
     **terms: Tensor | None,
 ) -> Tensor:
-    """log Z (B,), float64, differentiable once in every float input: a second derivative raises.
+    """log Z (B,), float64, differentiable twice in every float input: a third derivative raises.
 
     `alarm` is called with the expected counts in the backward pass, before they become gradients; an
     exception that it raises ends the pass. The naive form has no counts of its own and calls nothing.
@@ -76,10 +77,7 @@ def log_partition(
     chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.log_partition(problem)
-    log_z_B: Tensor = LogPartition.apply(  # type: ignore[no-untyped-call]
-        engine_for(chosen, problem), alarm, problem.detached(), *problem.floats()
-    )
-    return log_z_B
+    return autograd.log_partition(engine_for(chosen, problem), alarm, problem)
 
 
 def engine_for(backend: str, problem: Problem) -> Any:
@@ -109,13 +107,15 @@ def posteriors(
     backend: str = "auto",
     **terms: Tensor | None,
 ) -> Posteriors:
-    """log Z and all expected counts (no gradient); see `Posteriors`."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
-    chosen = resolve_backend(backend, problem.score_BTC)
+    """log Z and all expected counts, differentiable once in every float input; see `Posteriors`."""
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    return _posteriors(problem, resolve_backend(backend, problem.score_BTC))
+
+
+def _posteriors(problem: Problem, chosen: str) -> Posteriors:
     if chosen == "naive":
         return naive.posteriors(problem)
-    engine = engine_for(chosen, problem)
-    return finish(problem, engine.backward(engine.forward(problem)))
+    return autograd.posteriors(engine_for(chosen, problem), problem)
 
 
 def marginals(
@@ -195,16 +195,25 @@ def entropy(
     backend: str = "auto",
     **terms: Tensor | None,
 ) -> Tensor:
-    """H (B,) in nats of the distribution over segmentations: log Z minus the expected score, exact."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
-    found = posteriors(score_BTC, transition_CC, duration_KC, lengths_B, backend=backend, **terms)
+    """H (B,) in nats of the distribution over segmentations: log Z minus the expected score.
+
+    Differentiable once in every float input. A number added to all labels of a frame is common to all
+    segmentations, so each frame's largest score that counts is taken out first: beside 1e30 no digit of H
+    would be left. An infeasible sequence has -inf.
+    """
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    chosen = resolve_backend(backend, problem.score_BTC)
+    problem = _centred(problem, torch.ones_like(problem.score_BTC, dtype=torch.bool))
+    found = _posteriors(problem, chosen)
+    counted_BTC = found.label_BTC > 0
+    if bool((problem.score_BTC.abs() * counted_BTC > naive.LARGE).any()):  # the largest leads nowhere
+        problem = _centred(problem, counted_BTC)
+        found = _posteriors(problem, chosen)
     return found.log_z_B - expected_score(problem, found)
 
 
-def expected_score(problem: Problem, found: Posteriors) -> Tensor:
-    """<theta, counts> (B,): a term with count zero adds zero, even if its score is -inf."""
-    total_B = torch.zeros_like(found.log_z_B)
-    for value, count in zip(problem.floats(), found.counts(problem), strict=True):
-        term = torch.where(count == 0, torch.zeros_like(count), count * value.double())
-        total_B = total_B + term.flatten(1).sum(1)
-    return total_B
+def _centred(problem: Problem, counted_BTC: Tensor) -> Problem:
+    """Float64 scores less the largest of those that count in each frame."""
+    score_BTC = problem.score_BTC.double()
+    top_BT = score_BTC.detach().masked_fill(~counted_BTC, -torch.inf).amax(-1)
+    return replace(problem, score_BTC=score_BTC - finite_or_zero(top_BT)[..., None])
