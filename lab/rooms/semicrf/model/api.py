@@ -17,21 +17,22 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import autograd, naive, paths
+from lab.rooms.semicrf.model import autograd, compiled, naive, paths
 from lab.rooms.semicrf.model.autograd import Alarm, expected_score
+from lab.rooms.semicrf.model.compiled import compiling
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.log_domain import finite_or_zero
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
+LISTS = "segments are lists, not tensors: decode outside of what is compiled with fullgraph=True"
 BACKENDS = ("naive", "torch", "native", "triton", "auto")
 
 
@@ -73,7 +74,21 @@ def log_partition(
     `alarm` is called with the expected counts in the backward pass, before they become gradients; an
     exception that it raises ends the pass. The naive form has no counts of its own and calls nothing.
     """
+    if compiling() and alarm is None:
+        given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
+        return compiled.log_partition({"score_BTC": score_BTC, **given}, backend)
+    if compiling():
+        return _with_alarm(alarm, backend, score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    return _log_partition(problem, backend, alarm)
+
+
+@compiled.never("log_partition calls its alarm, which may raise (SemiCRF: validate=False has none)")
+def _with_alarm(alarm: Alarm | None, backend: str, *inputs: Any, **terms: Any) -> Tensor:
+    return log_partition(*inputs, backend=backend, alarm=alarm, **terms)
+
+
+def _log_partition(problem: Problem, backend: str, alarm: Alarm | None = None) -> Tensor:
     chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.log_partition(problem)
@@ -108,14 +123,18 @@ def posteriors(
     **terms: Tensor | None,
 ) -> Posteriors:
     """log Z and all expected counts, differentiable once in every float input; see `Posteriors`."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    return _posteriors(problem, resolve_backend(backend, problem.score_BTC))
+    if compiling():
+        given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
+        return compiled.posteriors({"score_BTC": score_BTC, **given}, backend)
+    return _posteriors(make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms), backend)
 
 
-def _posteriors(problem: Problem, chosen: str) -> Posteriors:
-    if chosen == "naive":
-        return naive.posteriors(problem)
-    return autograd.posteriors(engine_for(chosen, problem), problem)
+def _posteriors(problem: Problem, backend: str) -> Posteriors:
+    chosen = resolve_backend(backend, problem.score_BTC)
+    return autograd.posteriors(naive if chosen == "naive" else engine_for(chosen, problem), problem)
+
+
+compiled.register(_log_partition, _posteriors)
 
 
 def marginals(
@@ -131,6 +150,7 @@ def marginals(
     return posteriors(score_BTC, transition_CC, duration_KC, lengths_B, backend=backend, **terms).label_BTC
 
 
+@compiled.never(LISTS)
 def viterbi(
     score_BTC: Tensor,
     transition_CC: Tensor,
@@ -145,7 +165,7 @@ def viterbi(
     An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest
     label.
     """
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
+    problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.viterbi(problem)
@@ -157,6 +177,7 @@ def viterbi(
     return paths.viterbi(problem)
 
 
+@compiled.never(LISTS)
 def sample(
     score_BTC: Tensor,
     transition_CC: Tensor,
@@ -168,10 +189,11 @@ def sample(
     **terms: Tensor | None,
 ) -> list[list[list[Segment]]]:
     """`samples` exact draws for each sequence, which do not depend on the batch it is in."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
+    problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     return paths.sample(problem, samples, seed)
 
 
+@compiled.never(LISTS)
 def kbest(
     score_BTC: Tensor,
     transition_CC: Tensor,
@@ -182,7 +204,7 @@ def kbest(
     **terms: Tensor | None,
 ) -> list[list[tuple[float, list[Segment]]]]:
     """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
+    problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     return paths.kbest(problem, count)
 
 
@@ -201,19 +223,32 @@ def entropy(
     segmentations, so each frame's largest score that counts is taken out first: beside 1e30 no digit of H
     would be left. An infeasible sequence has -inf.
     """
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    chosen = resolve_backend(backend, problem.score_BTC)
-    problem = _centred(problem, torch.ones_like(problem.score_BTC, dtype=torch.bool))
-    found = _posteriors(problem, chosen)
-    counted_BTC = found.label_BTC > 0
-    if bool((problem.score_BTC.abs() * counted_BTC > naive.LARGE).any()):  # the largest leads nowhere
-        problem = _centred(problem, counted_BTC)
-        found = _posteriors(problem, chosen)
+    given = {**terms, "transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B}
+
+    def solved(score_BTC: Tensor) -> Posteriors:
+        return posteriors(score_BTC, transition_CC, duration_KC, lengths_B, backend=backend, **terms)
+
+    score_BTC = _centred(score_BTC.double(), torch.ones_like(score_BTC, dtype=torch.bool))
+    found = solved(score_BTC)
+    counted_BTC = found.label_BTC.detach() > 0
+    undecided = compiling() or autograd.transforming()  # a branch on a value is not for them: do both
+    if undecided or bool((score_BTC.abs() * counted_BTC > naive.LARGE).any()):  # the largest leads nowhere
+        score_BTC = _centred(score_BTC, counted_BTC)
+        found = solved(score_BTC)
+    problem = compiled.unchecked(compiled.in_order({"score_BTC": score_BTC, **given}))
     return found.log_z_B - expected_score(problem, found)
 
 
-def _centred(problem: Problem, counted_BTC: Tensor) -> Problem:
-    """Float64 scores less the largest of those that count in each frame."""
-    score_BTC = problem.score_BTC.double()
+def _centred(score_BTC: Tensor, counted_BTC: Tensor) -> Tensor:
+    """Scores less the largest of those that count in each frame."""
     top_BT = score_BTC.detach().masked_fill(~counted_BTC, -torch.inf).amax(-1)
-    return replace(problem, score_BTC=score_BTC - finite_or_zero(top_BT)[..., None])
+    return score_BTC - finite_or_zero(top_BT)[..., None]
+
+
+def _decodable(*inputs: Any, **terms: Any) -> Problem:
+    if autograd.transforming():
+        raise UsageError(
+            "segments are lists, which torch.func cannot transform",
+            fix="decode outside of the transformed function",
+        )
+    return make_problem(*inputs, **terms).detached()
