@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import autograd, compiled, naive, paths
+from lab.rooms.semicrf.model import autograd, compiled, log_domain, naive, paths
 from lab.rooms.semicrf.model.autograd import Alarm, expected_score
 from lab.rooms.semicrf.model.compiled import compiling
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
@@ -33,7 +33,7 @@ from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
-ROUNDING, FAR = 1e-12, 1e4
+ROUNDING, LARGE = 1e-12, 1e4
 """Probabilities that may be rounding, and scores that no such probability may be multiplied by."""
 LISTS = "segments are lists, not tensors: decode outside of what is compiled with fullgraph=True"
 BACKENDS = ("naive", "torch", "native", "triton", "auto")
@@ -223,33 +223,42 @@ def entropy(
     """H (B,) in nats of the distribution over segmentations: log Z minus the expected score.
 
     Differentiable once in every float input. A number added to all labels of a frame is common to all
-    segmentations, so each frame's largest score that counts is taken out first: beside 1e30 no digit of H
-    would be left. An infeasible sequence has -inf.
+    segmentations, so where scores are large each frame's largest that counts is taken out for the gradient,
+    and H is computed in the log domain: beside 1e30 no digit would be left. An infeasible sequence has -inf.
     """
     given = {**terms, "transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B}
 
     def solved(score_BTC: Tensor) -> Posteriors:
         return posteriors(score_BTC, transition_CC, duration_KC, lengths_B, backend=backend, **terms)
 
-    score_BTC = _centred(score_BTC.double(), torch.ones_like(score_BTC, dtype=torch.bool))
     found = solved(score_BTC)
-    counted_BTC = found.label_BTC.detach() > ROUNDING
-    undecided = compiling() or autograd.transforming()  # a branch on a value is not for them: do both
-    if undecided or bool((score_BTC.abs() * counted_BTC > naive.LARGE).any()):  # the largest leads nowhere
-        score_BTC = _centred(score_BTC, counted_BTC)
-        found = solved(score_BTC)
+    undecided = compiling() or autograd.transforming()  # a branch on a value is not for them
     problem = compiled.unchecked(compiled.in_order({"score_BTC": score_BTC, **given}))
+    lossy = None if undecided else _lossy(problem, found).nonzero()[:, 0]
+    if lossy is None or len(lossy):
+        counted_BTC = found.label_BTC.detach() > ROUNDING
+        top_BT = score_BTC.detach().double().masked_fill(~counted_BTC, -torch.inf).amax(-1)
+        centred_BTC = score_BTC.double() - finite_or_zero(top_BT)[..., None]
+        found, problem = solved(centred_BTC), replace(problem, score_BTC=centred_BTC)
     # Labels are starts less ends: what rounding leaves of a label that cannot be would weigh 1e30.
-    left_over_BTC = (found.label_BTC < ROUNDING) & (score_BTC.abs() > FAR)
-    zero_BTC = torch.zeros_like(found.label_BTC)
-    found = replace(found, label_BTC=torch.where(left_over_BTC, zero_BTC, found.label_BTC))
-    return found.log_z_B - expected_score(problem, found)
+    left_over_BTC = (found.label_BTC < ROUNDING) & (problem.score_BTC.abs() > LARGE)
+    label_BTC = torch.where(left_over_BTC, torch.zeros_like(found.label_BTC), found.label_BTC)
+    entropy_B = found.log_z_B - expected_score(problem, replace(found, label_BTC=label_BTC))
+    if lossy is None or not len(lossy):
+        return entropy_B
+    exact_B = torch.zeros_like(entropy_B[lossy]).detach()
+    log_domain.posteriors(replace(problem, score_BTC=score_BTC).detached().rows(lossy), exact_B)
+    return entropy_B.index_add(0, lossy, exact_B - entropy_B.detach()[lossy])
 
 
-def _centred(score_BTC: Tensor, counted_BTC: Tensor) -> Tensor:
-    """Scores less the largest of those that count in each frame."""
-    top_BT = score_BTC.detach().masked_fill(~counted_BTC, -torch.inf).amax(-1)
-    return score_BTC - finite_or_zero(top_BT)[..., None]
+def _lossy(problem: Problem, found: Posteriors) -> Tensor:
+    """Sequences (B,) bool, whose terms are so large that log Z less the expected score loses 1e-11 of it."""
+    size_B = torch.zeros_like(found.log_z_B).detach()
+    for value, count in zip(problem.floats(), found.counts(problem), strict=True):
+        term = value.detach().double().abs() * count.detach()
+        size_B = size_B + torch.where(count > ROUNDING, term, torch.zeros_like(term)).flatten(1).sum(1)
+    entropy_B = (found.log_z_B - expected_score(problem, found)).detach().clamp(min=1)
+    return torch.isfinite(found.log_z_B) & ~(size_B <= 1e5 * entropy_B)
 
 
 def _decodable(*inputs: Any, **terms: Any) -> Problem:

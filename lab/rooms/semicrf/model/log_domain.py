@@ -29,6 +29,13 @@ class LogState:
     alpha: list[Tensor]
     gamma: list[Tensor]
     frame_TBC: Tensor
+    surprise_B: Tensor | None = None
+
+    def chosen(self, share_BX: Tensor, weight_BX: Tensor) -> None:
+        """Count the entropy of a choice that comes as often as `weight` says."""
+        if self.surprise_B is not None:
+            nats = -torch.xlogy(share_BX, share_BX) * weight_BX
+            self.surprise_B += torch.nan_to_num(nats.flatten(1).sum(1))
 
 
 class Sum:
@@ -146,9 +153,14 @@ def onward(terms: Terms, alpha_BC: Tensor, t: int) -> Tensor:
     return terms.opened(logsumexp(alpha_BC[:, :, None] + crossing, 1), t)
 
 
-def posteriors(problem: Problem) -> Posteriors:
-    """All expected counts. An infeasible or NaN sequence has counts of zero."""
+def posteriors(problem: Problem, surprise_B: Tensor | None = None) -> Posteriors:
+    """All expected counts. An infeasible or NaN sequence has counts of zero.
+
+    The entropy in nats is added to `surprise_B`: that of each choice on the way back, times its frequency.
+    Nothing is subtracted, so it keeps its digits however large the scores are.
+    """
     state = forward(problem)
+    state.surprise_B = surprise_B
     terms = state.terms
     batch, frames, longest, labels = problem.shape
     usable_B = torch.isfinite(state.log_z_B)
@@ -160,12 +172,17 @@ def posteriors(problem: Problem) -> Posteriors:
         final_BC = shares(state.alpha[t] + terms.end_C, -1)
         begun = (problem.lengths_B == t) & usable_B
         ends_TBC[t - 1] += torch.where(begun[:, None], final_BC, torch.zeros_like(final_BC))
+        state.chosen(final_BC, begun[:, None])
         if not problem.by_duration and t < frames:
-            into = shares(state.alpha[t][:, :, None] + terms.crossing(t), 1) * starts_TBC[t][:, None]
+            into = shares(state.alpha[t][:, :, None] + terms.crossing(t), 1)
+            state.chosen(into, starts_TBC[t][:, None])
+            into = into * starts_TBC[t][:, None]
             ends_TBC[t - 1] += into.sum(-1)
             (crossed[:, t] if problem.per_frame else crossed).add_(into)
         reach = min(longest, t)
-        split_KBC = shares(_window(state, t, reach) + terms.arriving(t, reach), 0) * ends_TBC[t - 1]
+        split_KBC = shares(_window(state, t, reach) + terms.arriving(t, reach), 0)
+        state.chosen(split_KBC.transpose(0, 1), ends_TBC[t - 1][:, None])
+        split_KBC = split_KBC * ends_TBC[t - 1]
         duration[:reach] += split_KBC
         starts_TBC[t - reach : t] += split_KBC.flip(0)
         if segment is not None:
@@ -207,6 +224,8 @@ def _cross(state: LogState, t: int, split_KBC: Tensor, ends_TBC: Tensor, crossed
     for k in range(1, len(split_KBC) + 1):
         if k == t:
             continue  # the first segment pays no transition
-        into = shares(state.alpha[t - k][:, :, None] + transition[:, k - 1], 1) * split_KBC[k - 1][:, None]
+        into = shares(state.alpha[t - k][:, :, None] + transition[:, k - 1], 1)
+        state.chosen(into, split_KBC[k - 1][:, None])
+        into = into * split_KBC[k - 1][:, None]
         ends_TBC[t - k - 1] += into.sum(-1)
         crossed[:, k - 1] += into
