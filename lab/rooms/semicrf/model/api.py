@@ -231,14 +231,15 @@ def entropy(
     def solved(score_BTC: Tensor) -> Posteriors:
         return posteriors(score_BTC, transition_CC, duration_KC, lengths_B, backend=backend, **terms)
 
+    score_BTC = score_BTC.double()  # the sums below need its digits, also of the counts
     found = solved(score_BTC)
     undecided = compiling() or autograd.transforming()  # a branch on a value is not for them
     problem = compiled.unchecked(compiled.in_order({"score_BTC": score_BTC, **given}))
     lossy = None if undecided else _lossy(problem, found).nonzero()[:, 0]
     if lossy is None or len(lossy):
         counted_BTC = found.label_BTC.detach() > ROUNDING
-        top_BT = score_BTC.detach().double().masked_fill(~counted_BTC, -torch.inf).amax(-1)
-        centred_BTC = score_BTC.double() - finite_or_zero(top_BT)[..., None]
+        top_BT = score_BTC.detach().masked_fill(~counted_BTC, -torch.inf).amax(-1)
+        centred_BTC = score_BTC - finite_or_zero(top_BT)[..., None]
         found, problem = solved(centred_BTC), replace(problem, score_BTC=centred_BTC)
     # Labels are starts less ends: what rounding leaves of a label that cannot be would weigh 1e30.
     left_over_BTC = (found.label_BTC < ROUNDING) & (problem.score_BTC.abs() > LARGE)

@@ -225,17 +225,31 @@ def make_problem(
 
 
 def checked_lengths(lengths_B: Tensor | None, batch: int, frames: int, device: torch.device) -> Tensor:
-    """Lengths as int64 on `device`. Values are checked only on the CPU, where reading them costs no wait."""
+    """Lengths as int64 on `device`.
+
+    Values are checked only on the CPU, where reading them costs no wait, and not while vmap hides them.
+    """
     if lengths_B is None:
         return torch.full((batch,), frames, dtype=torch.int64, device=device)
     if tuple(lengths_B.shape) != (batch,) or lengths_B.is_floating_point():
         raise UsageError(f"lengths must be {batch} integers, got {lengths_B.dtype} {tuple(lengths_B.shape)}")
-    if lengths_B.device.type == "cpu":
+    if lengths_B.device.type == "cpu" and not hidden(lengths_B):
         if int(lengths_B.min()) < 1:
             raise UsageError(f"lengths must be positive, got min={int(lengths_B.min())}")
         if int(lengths_B.max()) > frames:
             raise UsageError(f"lengths cannot exceed T={frames}, got max={int(lengths_B.max())}")
     return onto(lengths_B, device).to(torch.int64)
+
+
+def hidden(value: Tensor) -> bool:
+    """Whether vmap holds the values: they are checked where it gives them back (`autograd.folded`)."""
+    functorch = getattr(torch._C, "_functorch", None)
+    wrapped = getattr(functorch, "is_functorch_wrapped_tensor", lambda value: False)
+    while wrapped(value):
+        if functorch.is_batchedtensor(value):
+            return True
+        value = functorch.get_unwrapped(value)
+    return False
 
 
 def onto(value: Tensor, device: torch.device) -> Tensor:
