@@ -138,8 +138,8 @@ class ExpectedCounts(torch.autograd.Function):
         moved = [torch.zeros_like(x) if move is None else move for x, move in zip(floats, moves, strict=True)]
         direction = problem.with_floats(moved)
         log_z_B = expected_score(direction, found)
-        moved = tangents(ctx.call, problem, possible(found, spread(direction, found)))
-        pairs = zip(moved, found.parts()[1:-2], strict=True)
+        change = tangents(ctx.call, problem, possible(found, spread(direction, found)))
+        pairs = zip(change, found.parts()[1:-2], strict=True)
         return (log_z_B, *(move.to(count.dtype) for move, count in pairs), None, None)
 
     @staticmethod

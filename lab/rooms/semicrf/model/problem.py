@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -243,7 +244,7 @@ def checked_lengths(lengths_B: Tensor | None, batch: int, frames: int, device: t
 
 def hidden(value: Tensor) -> bool:
     """Whether vmap holds the values: they are checked where it gives them back (`autograd.folded`)."""
-    functorch = getattr(torch._C, "_functorch", None)
+    functorch: Any = getattr(torch._C, "_functorch", None)
     wrapped = getattr(functorch, "is_functorch_wrapped_tensor", lambda value: False)
     while wrapped(value):
         if functorch.is_batchedtensor(value):
