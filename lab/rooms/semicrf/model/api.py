@@ -6,9 +6,18 @@
   duration of the segment it leads to.
 - `start_C`, `end_C`: added to the first and to the last segment.
 
--inf forbids. Values are float64 whatever the input's dtype, because at a log Z of 10^4 float32 has no digits
-left for its error. Gradients have the dtype of their input. An infeasible sequence has log Z = -inf and zero
-gradient.
+Values are float64 whatever the input's dtype, because at a log Z of 10^4 float32 has no digits left for its
+error. Gradients have the dtype of their input.
+
+What is not finite, the same on every backend:
+
+- -inf forbids. A sequence that nothing fits has log Z = -inf, no segments, and counts and gradients of zero.
+- NaN or +inf in a frame of a sequence makes that sequence's log Z, counts, best score and gradients NaN, and
+  it has no segments; in a shared parameter (transition, duration, start, end) it does so to every sequence.
+  The gradient is NaN so that no optimizer mistakes it for one, and zero where the loss leaves the sequence
+  out. On a GPU, where looking would wait, a parameter reaches the sequences that can use it.
+- Nothing in the padding reaches anything.
+- Lengths out of 1..T are an error on the CPU; on a GPU they make their sequence's log Z NaN.
 """
 
 from __future__ import annotations
@@ -125,8 +134,12 @@ def engine_of(backend: str) -> Any:
 def gradients(
     problem: Problem, found: Posteriors, grad_B: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Counts weighted by the incoming gradient, in the dtype of each input and the order of `floats()`."""
-    grad_B = torch.where(found.log_z_B.abs() < torch.inf, grad_B.double(), 0.0)
+    """Counts weighted by the incoming gradient, in the dtype of each input and the order of `floats()`.
+
+    A log Z that is NaN has the weight NaN, unless the loss leaves its sequence out.
+    """
+    grad_B = grad_B.double() + (found.log_z_B - found.log_z_B).masked_fill(grad_B == 0, 0.0)
+    grad_B = grad_B.masked_fill(torch.isneginf(found.log_z_B), 0.0)
 
     def summed(count: Tensor) -> Tensor:
         return (grad_B @ count.double().flatten(1)).view(count.shape[1:])
@@ -158,7 +171,7 @@ def posteriors(
     if chosen == "naive":
         return naive.posteriors(problem)
     engine = engine_of(chosen)
-    return finish(problem, engine.backward(engine.forward(problem)))
+    return finish(problem, engine.backward(engine.forward(problem))).nan_where_unknown()
 
 
 def marginals(

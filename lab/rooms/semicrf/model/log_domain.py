@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model.ledger import mass
-from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked, unknown
 
 
 @dataclass
@@ -64,7 +64,7 @@ def finite_or_zero(value: Tensor) -> Tensor:
 
 
 def forward(problem: Problem) -> LogState:
-    """log Z (B,) and the messages. A NaN among the scores of a sequence makes its log Z NaN."""
+    """log Z (B,) and the messages; NaN as `unknown` says."""
     batch, frames, longest, labels = problem.shape
     score_TBC = frames_masked(problem).transpose(0, 1)
     frame_TBC = score_TBC.clone()
@@ -92,6 +92,7 @@ def forward(problem: Problem) -> LogState:
         gamma.append(onward(alpha[-1], transition))
         ended = logsumexp(alpha[-1] + problem.end_C.double(), -1) + offset.total()
         log_z_B = torch.where(problem.lengths_B == t + 1, ended, log_z_B)
+    log_z_B = log_z_B.masked_fill(unknown(problem), float("nan"))
     return LogState(log_z_B, alpha, gamma, frame_TBC)
 
 

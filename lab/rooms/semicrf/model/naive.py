@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model.ledger import mass
-from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked, unknown
 
 Segment = tuple[int, int, int]
 """(start, end exclusive, label), in frames."""
@@ -33,7 +33,21 @@ def safe_logsumexp(value: Tensor, dim: int) -> Tensor:
 
 def log_partition(problem: Problem) -> Tensor:
     """log Z (B,), float64, differentiable: alpha[t, c] from all alpha[t-k, c'] as the definition says."""
-    return torch.stack([_log_partition_one(problem, b) for b in range(problem.shape[0])])
+    unknown_B = unknown(problem)
+    return torch.stack(
+        [
+            _nan(problem, b) if unknown_B[b] else _log_partition_one(problem, b)
+            for b in range(problem.shape[0])
+        ]
+    )
+
+
+def _nan(problem: Problem, b: int) -> Tensor:
+    """NaN, whose gradient by every input is NaN, and 0 where the incoming one is."""
+    total = torch.stack([problem.score_BTC[b].sum(), *(value.sum() for value in problem.floats()[1:])]).sum()
+    if total.requires_grad:
+        total.register_hook(lambda grad: grad * math.nan if grad else grad)  # type: ignore[no-untyped-call]
+    return total.double() + math.nan
 
 
 def _log_partition_one(problem: Problem, b: int, marks: Tensor | None = None) -> Tensor:
@@ -90,14 +104,14 @@ def tops(problem: Problem, b: int) -> Tensor:
 @torch.enable_grad()
 def posteriors(problem: Problem) -> Posteriors:
     """All expected counts by autograd, sequence by sequence."""
-    plain = problem.detached()
+    plain, unknown_B = problem.detached(), unknown(problem)
     done = []
     for b in range(problem.shape[0]):
         values = [value.double().requires_grad_() for value in plain.floats()[:3]]
         one = replace(plain, score_BTC=values[0], transition=values[1], duration_KC=values[2])
         marks = torch.zeros(2, *problem.score_BTC.shape[1:], dtype=torch.float64).requires_grad_()
-        log_z = _log_partition_one(one, b, marks)
-        grads = [torch.zeros_like(value) for value in (*values, marks)]
+        log_z = _nan(one, b) if unknown_B[b] else _log_partition_one(one, b, marks)
+        grads = [torch.full_like(value, math.nan if unknown_B[b] else 0.0) for value in (*values, marks)]
         if bool(torch.isfinite(log_z)):
             found = torch.autograd.grad(log_z, (*values, marks), allow_unused=True)
             grads = [g if f is None else f for g, f in zip(grads, found, strict=True)]
@@ -147,7 +161,9 @@ def enumerate_segmentations(problem: Problem, b: int) -> tuple[list[list[Segment
 
 def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
     """The best score (B,) and segmentation of each sequence; ties: smallest duration, then smallest label."""
-    done = [_viterbi_one(problem, b) for b in range(problem.shape[0])]
+    nothing: tuple[float, list[Segment]] = (math.nan, [])
+    unknown_B = unknown(problem)
+    done = [nothing if unknown_B[b] else _viterbi_one(problem, b) for b in range(problem.shape[0])]
     return torch.tensor([score for score, _ in done], dtype=torch.float64), [path for _, path in done]
 
 

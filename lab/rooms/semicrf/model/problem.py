@@ -87,6 +87,14 @@ class Posteriors:
             value = getattr(self, name)
             value[rows] = getattr(counts, name).to(value.dtype)
 
+    def nan_where_unknown(self) -> Posteriors:
+        """Itself, with NaN for the counts of sequences whose log Z is NaN: zeros would look right."""
+        unknown_B = torch.isnan(self.log_z_B)
+        for name in COUNTS[:5]:
+            value = getattr(self, name)
+            value.masked_fill_(unknown_B.view(-1, *(1,) * (value.dim() - 1)), float("nan"))
+        return self
+
     def start_BC(self) -> Tensor:
         return self.starts_BTC[:, 0]
 
@@ -106,7 +114,14 @@ def make_problem(
     start_C: Tensor | None = None,
     end_C: Tensor | None = None,
 ) -> Problem:
-    """Check shapes and fill in defaults. Raises UsageError; never waits for a GPU."""
+    """Check kinds and shapes, and fill in defaults. Raises UsageError; never waits for a GPU.
+
+    A shared parameter with a NaN or +inf makes every start NaN, and so every sequence's log Z.
+    """
+    given = {"score": score_BTC, "transition": transition, "duration": duration_KC}
+    for name, value in (*given.items(), ("start", start_C), ("end", end_C)):
+        if not isinstance(value, Tensor) and (value is not None or name in given):
+            raise UsageError(f"{name} must be a tensor, got {type(value).__name__}")
     if score_BTC.dim() != 3:
         raise UsageError(f"score must be 3D (batch, T, labels), got {score_BTC.dim()}D")
     batch, frames, labels = score_BTC.shape
@@ -127,22 +142,61 @@ def make_problem(
     for name, value in (("start", start_C), ("end", end_C)):
         if tuple(value.shape) != (labels,):
             raise UsageError(f"{name} must be ({labels},), got {tuple(value.shape)}")
-    lengths_B = checked_lengths(lengths_B, batch, frames, score_BTC.device)
-    return Problem(score_BTC, transition, duration_KC, lengths_B, start_C, end_C)
+    inside_B, wild_B = checked_lengths(lengths_B, batch, frames, score_BTC.device)
+    if wild_B is not None:
+        score_BTC = score_BTC.masked_fill(wild_B[:, None, None], float("nan"))
+    start_C = nan_if_spoiled(start_C, (transition, duration_KC, end_C))
+    return Problem(score_BTC, transition, duration_KC, inside_B, start_C, end_C)
 
 
-def checked_lengths(lengths_B: Tensor | None, batch: int, frames: int, device: torch.device) -> Tensor:
-    """Lengths as int64 on `device`. Values are checked only on the CPU, where reading them costs no wait."""
+def nan_if_spoiled(start_C: Tensor, others: tuple[Tensor, ...]) -> Tensor:
+    """`start_C`, or NaN where a parameter holds a NaN or +inf, which a short sequence might not use.
+
+    On the CPU, and without a branch on a value, which `vmap` and `compile` could not take. On a GPU it would
+    be launches in every call: there the parameter itself reaches log Z wherever it is used.
+    """
+    if start_C.is_cuda:
+        return start_C
+    with torch.no_grad():
+        highest = torch.cat([value.reshape(-1) for value in (start_C, *others)]).max()
+        zero = highest.clamp(min=0) * 0  # or NaN
+    return start_C + zero
+
+
+def checked_lengths(
+    lengths_B: Tensor | None, batch: int, frames: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Lengths as int64 on `device`, and which of them were out of range.
+
+    On the CPU a value out of range is an error. On a GPU, where reading one would wait for all queued work,
+    it is held to 1..T, and its sequence gets log Z = NaN.
+    """
     if lengths_B is None:
-        return torch.full((batch,), frames, dtype=torch.int64, device=device)
-    if tuple(lengths_B.shape) != (batch,) or lengths_B.is_floating_point():
-        raise UsageError(f"lengths must be {batch} integers, got {lengths_B.dtype} {tuple(lengths_B.shape)}")
+        return torch.full((batch,), frames, dtype=torch.int64, device=device), None
+    check_kind_of_lengths(lengths_B, batch)
     if lengths_B.device.type == "cpu":
         if int(lengths_B.min()) < 1:
             raise UsageError(f"lengths must be positive, got min={int(lengths_B.min())}")
         if int(lengths_B.max()) > frames:
             raise UsageError(f"lengths cannot exceed T={frames}, got max={int(lengths_B.max())}")
-    return onto(lengths_B, device).to(torch.int64)
+        return onto(lengths_B, device).to(torch.int64), None
+    return held_in_range(onto(lengths_B, device).to(torch.int64), frames)
+
+
+def held_in_range(lengths_B: Tensor, frames: int) -> tuple[Tensor, Tensor]:
+    """Lengths that no kernel can read out of bounds with, and which of them were out of 1..T."""
+    held_B = lengths_B.clamp(1, frames)
+    return held_B, held_B != lengths_B
+
+
+def check_kind_of_lengths(lengths_B: object, batch: int) -> None:
+    """Raises UsageError for what is not a tensor of `batch` integers; values are not read."""
+    if not isinstance(lengths_B, Tensor):
+        kind = type(lengths_B).__name__
+        raise UsageError(f"lengths must be a tensor, got {kind}", fix="torch.tensor(lengths)")
+    whole = not (lengths_B.is_floating_point() or lengths_B.is_complex() or lengths_B.dtype == torch.bool)
+    if tuple(lengths_B.shape) != (batch,) or not whole:
+        raise UsageError(f"lengths must be {batch} integers, got {lengths_B.dtype} {tuple(lengths_B.shape)}")
 
 
 def onto(value: Tensor, device: torch.device) -> Tensor:
@@ -156,3 +210,14 @@ def frames_masked(problem: Problem) -> Tensor:
     inside_BT = torch.arange(frames, device=problem.lengths_B.device) < problem.lengths_B[:, None]
     score = problem.score_BTC.double()
     return torch.where(inside_BT[:, :, None], score, torch.zeros_like(score))
+
+
+def unknown(problem: Problem) -> Tensor:
+    """Sequences whose log Z is NaN, (B,) bool: NaN or +inf in a frame of theirs or in a shared parameter.
+
+    A recursion alone would lose it beside -inf, where nothing reaches it or nothing follows.
+    """
+    highest_B = frames_masked(problem).detach().amax((1, 2))
+    for value in problem.floats()[1:]:
+        highest_B = torch.maximum(highest_B, value.detach().double().amax())
+    return ~(highest_B < float("inf"))

@@ -228,6 +228,26 @@ def test_sound_that_is_missing_truncated_or_foreign_is_an_error(timit_folder):
         list(timit.read_split(timit_folder, "TEST"))
 
 
+@pytest.mark.parametrize("kept_bytes", [44, 1000, 1001, 32042])
+def test_a_riff_file_shorter_than_its_header_promises_is_refused(timit_folder, kept_bytes):
+    path = timit_folder / "TEST" / "DR1" / "FCCC0" / "si2.wav"
+    whole = path.read_bytes()
+    assert len(whole) == 32044
+    path.write_bytes(whole[:kept_bytes])
+    with pytest.raises(BadDataError, match=r"truncated: \d+ of 16000 samples") as caught:
+        list(timit.read_split(timit_folder, "TEST"))
+    assert "si2.wav" in str(caught.value)
+    path.write_bytes(whole + b"odd bytes after the sound")
+    assert len(list(timit.read_split(timit_folder, "TEST"))) == 2
+
+
+def test_a_sphere_header_whose_count_is_no_number_is_refused(timit_folder):
+    path = timit_folder / "TEST" / "DR1" / "FCCC0" / "SX1.WAV"
+    path.write_bytes(path.read_bytes().replace(b"sample_count -i 16000", b"sample_count -i abcde"))
+    with pytest.raises(BadDataError, match="unreadable NIST SPHERE header"):
+        list(timit.read_split(timit_folder, "TEST"))
+
+
 def test_a_bad_line_of_a_jsonl_file_is_named(tmp_path):
     good = {"utterance_id": "a", "speaker_id": "s", "features": [[0.0], [1.0]], "segments": [[0, 2, 0]]}
     for broken, words in (
