@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 MODELS = ("pytorch-crf", "linear", "semicrf")
-BACKENDS = ("auto", "naive", "torch", "native", "triton")
+BACKENDS = ("auto", "naive", "torch", "native")
+# The backend that a diagnosis holds each one against; what `auto` means only the device can say.
+PLAINER = {"native": "torch", "torch": "naive", "naive": "naive"}
 # Names of the guide -> ours. Its `exact` held all edges in memory; every backend here is exact.
 GUIDE_BACKENDS = {"exact": "torch", "streaming": "auto"}
 FAULTS = {
@@ -40,7 +42,7 @@ class TrainConfig(_Section, frozen=True):
         msgspec.field(default_factory=lambda: ["linear", "semicrf"])
     )
     backends: Annotated[
-        list[Literal["auto", "naive", "torch", "native", "triton"]],
+        list[Literal["auto", "naive", "torch", "native"]],
         _help("of the linear and semicrf heads", min_length=1),
     ] = msgspec.field(default_factory=lambda: ["auto"])
     encoder: Annotated[Literal["bilstm", "transformer"], _help("encoder before the head")] = "bilstm"
@@ -128,7 +130,6 @@ class CheckConfig(_Section, frozen=True):
     backends: Annotated[list[str], _help("auto: this device's default, and torch", min_length=1)] = (
         msgspec.field(default_factory=lambda: ["auto"])
     )
-    interpret: Annotated[bool, _help("run Triton's kernels in its interpreter, without a GPU")] = False
     batches: Annotated[int, _help("random hostile batches", ge=1)] = 200
     seed: Annotated[int, _help("seed of the shapes and inputs", ge=0)] = 2025
     step_timeout_s: Annotated[float, _help("limit, s", gt=0)] = 1800.0

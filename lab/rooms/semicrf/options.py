@@ -18,7 +18,7 @@ else:
 
 
 class Names(_NamesParam):
-    """`torch,triton`: a list of known names, each at most once; `aliases` are accepted for some of them."""
+    """`torch,native`: a list of known names, each at most once; `aliases` are accepted for some of them."""
 
     def __init__(self, known: tuple[str, ...], aliases: dict[str, str] | None = None) -> None:
         self.known, self.aliases = known, aliases or {}
@@ -54,7 +54,7 @@ TRAINING = (
     click.option("--preset", type=click.Choice(list(PRESETS)), help=HELP["preset"]),
     option("--data", "--data-dir", default="synthetic", help=HELP["data"]),
     BACKEND,
-    click.option("--no-triton", is_flag=True, help="The torch backend, in decoding too."),
+    click.option("--no-triton", is_flag=True, help="The guide's flag: the torch backend for auto."),
     click.option("--encoder", type=click.Choice(["bilstm", "transformer"])),
     click.option("--max-duration", type=ONE_OR_MORE, help="Longest segment K, frames."),
     click.option("--hidden-dim", type=click.IntRange(min=2)),
@@ -84,16 +84,11 @@ def train_config(values: dict[str, Any], *, gpus: bool) -> Any:
     """The preset, then what was set by a flag; `gpus` chooses the preset where none is named."""
     import msgspec
 
-    from lab.errors import UsageError
     from lab.rooms.semicrf.config import TrainConfig
 
     values = dict(values)
     preset = PRESETS[values.pop("preset") or ("timit" if gpus else "tiny")]
     if values.pop("no_triton"):
-        if "triton" in values["backends"]:
-            raise UsageError(
-                "--no-triton and the triton backend contradict each other", fix="drop one of them"
-            )
         values["backends"] = ["torch" if name == "auto" else name for name in values["backends"]]
     given = {name: value for name, value in values.items() if value is not None}
     return msgspec.convert({**preset, **given}, TrainConfig)
