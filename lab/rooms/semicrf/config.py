@@ -45,7 +45,10 @@ class TrainConfig(_Section, frozen=True):
         list[Literal["auto", "naive", "torch", "native"]],
         _help("of the linear and semicrf heads", min_length=1),
     ] = msgspec.field(default_factory=lambda: ["auto"])
-    encoder: Annotated[Literal["bilstm", "transformer"], _help("encoder before the head")] = "bilstm"
+    encoder: Annotated[
+        Literal["bilstm", "transformer", "none"],
+        _help("encoder before the head; none: a linear layer on each frame"),
+    ] = "bilstm"
     max_duration: Annotated[int, _help("longest segment K, frames", ge=1)] = 30
     hidden_dim: Annotated[int, _help("width of the encoder's output", ge=2)] = 256
     num_layers: Annotated[int, _help("layers of the encoder", ge=1)] = 3
@@ -75,6 +78,10 @@ class TrainConfig(_Section, frozen=True):
     utterances: Annotated[
         int, _help("training utterances of the synthetic corpus; dev and test: a quarter each", ge=4)
     ] = 512
+    durations: Annotated[
+        Literal["broad", "narrow"],
+        _help("of the synthetic corpus; narrow: labels in threes that sound alike and differ in duration"),
+    ] = "broad"
     mean_segments: Annotated[int, _help("segments of a synthetic utterance on average", ge=2)] = 30
     step_timeout_s: Annotated[float, _help("limit of one training run, s", gt=0)] = 6 * 3600.0
 

@@ -42,6 +42,7 @@ HELP = {
     "fixed": "Crop utterances to N frames and leave out shorter ones: nothing is padded.",
     "over_long": "Gold segments longer than --max-duration. [default: split]",
     "guards": "seed: the guide's NEG_INF, epsilon and clamps, to see what they change.",
+    "durations": "Of the synthetic corpus. narrow: some labels differ in nothing else. [default: broad]",
     "objective": "guide: the published gold score, which is not of the partition's model.",
 }
 BACKEND = option(
@@ -55,7 +56,7 @@ TRAINING = (
     option("--data", "--data-dir", default="synthetic", help=HELP["data"]),
     BACKEND,
     click.option("--no-triton", is_flag=True, help="The guide's flag: the torch backend for auto."),
-    click.option("--encoder", type=click.Choice(["bilstm", "transformer"])),
+    click.option("--encoder", type=click.Choice(["bilstm", "transformer", "none"])),
     click.option("--max-duration", type=ONE_OR_MORE, help="Longest segment K, frames."),
     click.option("--hidden-dim", type=click.IntRange(min=2)),
     click.option("--num-layers", type=ONE_OR_MORE),
@@ -71,6 +72,7 @@ TRAINING = (
     click.option("--objective", type=click.Choice(["consistent", "guide"]), help=HELP["objective"]),
     seed(None, "Seed of the random numbers."),
     click.option("--utterances", type=click.IntRange(min=4), help="Training utterances, synthetic corpus."),
+    click.option("--durations", type=click.Choice(["broad", "narrow"]), help=HELP["durations"]),
     click.option("--phones", type=click.IntRange(min=2, max=39), help="Classes of the synthetic corpus."),
 )
 LOOP = (

@@ -12,10 +12,10 @@ error. Gradients have the dtype of their input.
 What is not finite, the same on every backend:
 
 - -inf forbids. A sequence that nothing fits has log Z = -inf, no segments, and counts and gradients of zero.
-- NaN or +inf in a frame of a sequence makes that sequence's log Z, counts, best score and gradients NaN, and
-  it has no segments; in a shared parameter (transition, duration, start, end) it does so to every sequence.
-  The gradient is NaN so that no optimizer mistakes it for one, and zero where the loss leaves the sequence
-  out. On a GPU, where looking would wait, a parameter reaches the sequences that can use it.
+- NaN or +inf in a frame of a sequence makes that sequence's log Z, counts and gradients NaN; in a shared
+  parameter (transition, duration, start, end) it does so to every sequence. It is never decoded. The gradient
+  is NaN so that no optimizer mistakes it for one, and zero where the loss leaves the sequence out. On a GPU,
+  where looking would wait, a parameter reaches the sequences that can use it.
 - Nothing in the padding reaches anything.
 - Lengths out of 1..T are an error on the CPU; on a GPU they make their sequence's log Z NaN.
 """

@@ -116,7 +116,7 @@ def make_problem(
 ) -> Problem:
     """Check kinds and shapes, and fill in defaults. Raises UsageError; never waits for a GPU.
 
-    A shared parameter with a NaN or +inf makes every start NaN, and so every sequence's log Z.
+    A shared parameter with a NaN or +inf makes every end NaN, and so every sequence's log Z.
     """
     given = {"score": score_BTC, "transition": transition, "duration": duration_KC}
     for name, value in (*given.items(), ("start", start_C), ("end", end_C)):
@@ -145,22 +145,22 @@ def make_problem(
     inside_B, wild_B = checked_lengths(lengths_B, batch, frames, score_BTC.device)
     if wild_B is not None:
         score_BTC = score_BTC.masked_fill(wild_B[:, None, None], float("nan"))
-    start_C = nan_if_spoiled(start_C, (transition, duration_KC, end_C))
+    end_C = nan_if_spoiled(end_C, (transition, duration_KC, start_C))
     return Problem(score_BTC, transition, duration_KC, inside_B, start_C, end_C)
 
 
-def nan_if_spoiled(start_C: Tensor, others: tuple[Tensor, ...]) -> Tensor:
-    """`start_C`, or NaN where a parameter holds a NaN or +inf, which a short sequence might not use.
+def nan_if_spoiled(end_C: Tensor, others: tuple[Tensor, ...]) -> Tensor:
+    """`end_C`, or NaN where another parameter holds a NaN or +inf, which a short sequence might not use.
 
     On the CPU, and without a branch on a value, which `vmap` and `compile` could not take. On a GPU it would
     be launches in every call: there the parameter itself reaches log Z wherever it is used.
     """
-    if start_C.is_cuda:
-        return start_C
+    if end_C.is_cuda:
+        return end_C
     with torch.no_grad():
-        highest = torch.cat([value.reshape(-1) for value in (start_C, *others)]).max()
+        highest = torch.cat([value.reshape(-1) for value in others]).max()
         zero = highest.clamp(min=0) * 0  # or NaN
-    return start_C + zero
+    return end_C + zero
 
 
 def checked_lengths(

