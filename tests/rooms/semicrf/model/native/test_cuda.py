@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 
@@ -450,3 +451,20 @@ def test_on_a_gpu_twenty_repeats_have_the_same_bits():
     problem = on_the_gpu(random_problem(5, 90, 40, 24, dtype=torch.float32))
     first = native_cuda.backward(native_cuda.forward(problem))
     assert all(same_bits(first, native_cuda.backward(native_cuda.forward(problem))) for _ in range(20))
+
+
+@compiler
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["score_BTC", "transition", "duration_KC", "start_C", "end_C"])
+def test_nan_and_inf_never_give_a_finite_log_z_and_leave_other_sequences_alone(run, name, bad):
+    for seed in range(6):
+        problem = random_problem(3, 12, 5, 3, masked=(0.0, 0.5)[seed % 2], seed=seed)
+        value = getattr(problem, name).clone()
+        value.view(-1)[seed * 7 % value.numel()] = bad
+        # As on a GPU, where no value is read beforehand: every sequence is long enough to use it.
+        problem = replace(problem, **{name: value}, lengths_B=torch.full((3,), 12))
+        state, _ = run(problem)
+        right_B = naive.log_partition(problem)
+        assert not bool(torch.isfinite(state.log_z_B[torch.isnan(right_B)]).any())
+        known_B = ~torch.isnan(right_B)
+        assert torch.allclose(state.log_z_B[known_B], right_B[known_B], atol=1e-9)
