@@ -77,15 +77,15 @@ class LogPartition(torch.autograd.Function):
     def backward(ctx: Any, grad_B: Tensor) -> Any:
         # Raises where one was changed in place since: the counts read some of them again.
         lengths_B, *floats = ctx.saved_tensors
-        call = ctx.call
-        if call.state is None:
+        call, problem = ctx.call, ctx.call.problem
+        if problem is None:
+            problem = call.problem_of(lengths_B, floats)
             found = expected_counts(call.again(), lengths_B, floats)
         else:
             with torch.no_grad():
-                found = call.counts(call.problem, call.state)
+                found = call.counts(problem, call.state)
             if torch.is_grad_enabled():
                 found = expected_counts(call.again(found), lengths_B, floats)
-        problem = Problem(lengths_B=lengths_B, **dict(zip(call.names, floats, strict=True)))
         return (None, None, *gradients(problem, found, grad_B, ctx.needs_input_grad[2:]))
 
     @staticmethod

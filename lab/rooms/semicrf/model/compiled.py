@@ -96,7 +96,10 @@ def register(log_z: Callable[[Problem, str], Tensor], counts: Callable[[Problem,
         lambda grad_B, inputs: owned(grad_B),
         lambda grad_B, inputs: torch.empty(grad_B.shape, dtype=grad_B.dtype, device=grad_B.device),
     )
-    depends.register_autograd(lambda ctx, grad_B: (grad_B, None))
+    depends.register_autograd(
+        lambda ctx, grad_B: (grad_B, [None] * ctx.inputs),
+        setup_context=lambda ctx, inputs, output: setattr(ctx, "inputs", len(inputs[1])),
+    )
     operator = define("semicrf_counts", f"({SCHEMA}) -> Tensor[]", counts_of, lambda *inputs: shapes(inputs))
     operator.register_autograd(backward, setup_context=setup_context)
 

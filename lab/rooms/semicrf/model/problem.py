@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -64,15 +65,17 @@ class Problem:
     @property
     def plain(self) -> bool:
         """Whether the model has a (C, C) transition and no terms of single segments: what is compiled."""
-        return self.transition.dim() == 2 and len(self.names()) == 5
+        return self.transition.dim() == 2 and self.names() == FLOATS[:5]
 
     def names(self) -> tuple[str, ...]:
         """The differentiable inputs that are given, in the order of their gradients."""
+        if self.segment_BTKC is None and self.seg_start_BTC is None and self.seg_end_BTC is None:
+            return FLOATS[:5]  # in every training step: it has to be quick
         return tuple(name for name in FLOATS if getattr(self, name) is not None)
 
     def floats(self) -> tuple[Tensor, ...]:
         """The values of `names()`: five, and those terms of single segments that are given."""
-        return tuple(getattr(self, name) for name in self.names())
+        return attrgetter(*self.names())(self)  # type: ignore[no-any-return]
 
     def with_floats(self, values: Sequence[Tensor]) -> Problem:
         """The same model with other values, in the order of `names()`."""
