@@ -75,7 +75,7 @@ class Problem:
 
     def floats(self) -> tuple[Tensor, ...]:
         """The values of `names()`: five, and those terms of single segments that are given."""
-        return attrgetter(*self.names())(self)  # type: ignore[no-any-return]
+        return attrgetter(*self.names())(self)
 
     def with_floats(self, values: Sequence[Tensor]) -> Problem:
         """The same model with other values, in the order of `names()`."""

@@ -106,7 +106,8 @@ def backward(state: State | FactorisedState) -> Posteriors:
     outputs = emptied_counts(state)
     plan = plan_counts(state.shape)
     state.machine.run(plan, **state.bound, **outputs, counts=workspace_of(plan, state))
-    found = Posteriors(state.log_z_B, *outputs.values())
+    *counted, imbalance_B = outputs.values()
+    found = Posteriors(state.log_z_B, *counted, imbalance_B=imbalance_B)
     if state.again is not None:
         rows = state.problem.rows(state.again)
         counts = log_domain.posteriors(rows)
