@@ -8,7 +8,7 @@ same device.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,7 @@ def backward(state: State | FactorisedState) -> Posteriors:
     plan = plan_counts(state.shape)
     state.machine.run(plan, **state.bound, **outputs, counts=workspace_of(plan, state))
     *counted, imbalance_B = outputs.values()
-    found = Posteriors(state.log_z_B, *counted, imbalance_B=imbalance_B)
+    found = replace(Posteriors(state.log_z_B, *counted), imbalance_B=imbalance_B)
     if state.again is not None:
         rows = state.problem.rows(state.again)
         counts = log_domain.posteriors(rows)
