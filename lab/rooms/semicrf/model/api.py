@@ -13,15 +13,13 @@ gradient.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lab.errors import MissingError, UsageError
+from lab.errors import UsageError
 from lab.rooms.semicrf.model import naive, paths
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.finish import finish
@@ -29,31 +27,18 @@ from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
-BACKENDS = ("naive", "torch", "native", "triton", "auto")
+BACKENDS = ("naive", "torch", "native", "auto")
 Alarm = Callable[[Posteriors], None]
 
 
 def resolve_backend(backend: str, score_BTC: Tensor) -> str:
-    """What "auto" means here: Triton on a GPU that has it, else what is compiled for it, else torch."""
+    """What "auto" means here: what is compiled for this device, else torch."""
     if backend not in BACKENDS:
         raise UsageError(f"no backend {backend!r}", fix=f"one of {', '.join(BACKENDS)}")
     if backend != "auto":
         return backend
     fits = not score_BTC.is_cuda or score_BTC.shape[-1] <= MAX_LABELS
-    if fits and score_BTC.is_cuda and has_triton() and new_enough(score_BTC.device):
-        return "triton"
     return "native" if fits and native.missing_reason(score_BTC) is None else "torch"
-
-
-@functools.cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def new_enough(device: torch.device) -> bool:
-    """Whether Triton supports this GPU: NVIDIA's from Volta on, and all that torch for ROCm supports."""
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (7, 0)
 
 
 def log_partition(
@@ -111,15 +96,7 @@ class LogPartition(torch.autograd.Function):
 
 def engine_of(backend: str) -> Any:
     """The module with `forward(problem, keep)` and `backward(state)` of a backend."""
-    if backend == "torch":
-        return torch_factorised
-    if backend == "native":
-        return native
-    if not has_triton():
-        raise MissingError("triton is not installed", fix="backend='torch', or pip install triton")
-    from lab.rooms.semicrf.model.triton import backend as triton_backend
-
-    return triton_backend
+    return {"torch": torch_factorised, "native": native}[backend]
 
 
 def gradients(
@@ -196,11 +173,6 @@ def viterbi(
     chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.viterbi(problem)
-    if chosen == "triton" and not problem.by_duration:
-        engine_of("triton")  # raises where Triton is missing
-        from lab.rooms.semicrf.model.triton import best_path
-
-        return best_path.viterbi(problem)
     return paths.viterbi(problem)
 
 

@@ -1,4 +1,4 @@
-"""The compiled forms that need no Triton: C++ on a CPU (cpu.py), CUDA through NVRTC on a GPU (cuda.py).
+"""The compiled forms: C++ on a CPU (cpu.py), CUDA C through NVRTC on a GPU (cuda.py).
 
 The scores' device chooses between them. `missing_reason` says why neither is available; "auto" asks once per
 process and device.
