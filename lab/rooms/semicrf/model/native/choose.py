@@ -41,6 +41,14 @@ def backward(state: State) -> Posteriors:
     return found
 
 
+def differentiate(state: State, grad_B: Tensor) -> tuple[Posteriors, list[Tensor] | None]:
+    """The counts, and the gradients for `grad_B` if the form makes them beside."""
+    if hasattr(state.engine, "differentiate"):
+        found: tuple[Posteriors, list[Tensor] | None] = state.engine.differentiate(state.own, grad_B)
+        return found
+    return backward(state), None
+
+
 def engine_for(score_BTC: Tensor) -> Any:
     """The module for these scores."""
     if not score_BTC.is_cuda:

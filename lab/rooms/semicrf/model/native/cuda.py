@@ -84,7 +84,7 @@ def forward(problem: Problem, keep: bool = True) -> State | FactorisedState:
     reason = supports(problem)
     if reason:
         raise UsageError(f"the CUDA kernels do not take {reason}", fix="backend='torch' or 'auto'")
-    if problem.by_duration:
+    if not problem.plain:
         return torch_factorised.forward(problem)
     inputs = as_read(problem)
     sizes = sizes_for(inputs, 2 if keep else 1)
@@ -131,13 +131,16 @@ def run_counts(state: State, more: dict[str, Tensor]) -> Posteriors:
     outputs = emptied_counts(state)
     plan = plan_counts(state.shape, gradients=bool(more))
     state.machine.run(plan, **state.bound, **outputs, **more, counts=workspace_of(plan, state))
-    found = Posteriors(state.log_z_B, *outputs.values())
+    label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, error_B, frame_B, imbalance_B = (
+        outputs.values()
+    )
+    counts = (label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, error_B, frame_B)
+    found = Posteriors(state.log_z_B, *counts, imbalance_B=imbalance_B)
     if state.again is not None:
         rows = state.problem.rows(state.again)
-        counts = log_domain.posteriors(rows)
-        found.replace_rows(state.again, counts)
-        worst_B = torch.where(torch.isfinite(counts.log_z_B), imbalance(rows, counts), 0.0)
-        outputs["imbalance"][state.again] = worst_B
+        redone = log_domain.posteriors(rows)
+        found.replace_rows(state.again, redone)
+        imbalance_B[state.again] = torch.where(torch.isfinite(redone.log_z_B), imbalance(rows, redone), 0.0)
     return found
 
 
