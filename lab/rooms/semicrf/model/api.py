@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import naive, paths
+from lab.rooms.semicrf.model import decoding, naive
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.finish import finish
 from lab.rooms.semicrf.model.naive import Segment
@@ -190,18 +190,20 @@ def viterbi(
     """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
 
     An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest
-    label.
+    label. Raises BadDataError for NaN and +inf.
     """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
-    chosen = resolve_backend(backend, problem.score_BTC)
-    if chosen == "naive":
+    if backend == "naive":
         return naive.viterbi(problem)
-    if chosen == "triton" and not problem.by_duration:
-        engine_of("triton")  # raises where Triton is missing
-        from lab.rooms.semicrf.model.triton import best_path
+    return decoding.viterbi(problem, decoder(backend, problem))
 
-        return best_path.viterbi(problem)
-    return paths.viterbi(problem)
+
+def decoder(backend: str, problem: Problem) -> str:
+    """The form that decodes: what is compiled for this device, or torch."""
+    chosen = resolve_backend(backend, problem.score_BTC)
+    if chosen == "triton":
+        return "native" if native.missing_reason(problem.score_BTC) is None else "torch"
+    return "torch" if chosen == "naive" else chosen
 
 
 def sample(
@@ -214,10 +216,16 @@ def sample(
     end_C: Tensor | None = None,
     samples: int = 1,
     seed: int = 0,
+    backend: str = "auto",
 ) -> list[list[list[Segment]]]:
-    """`samples` exact draws for each sequence, which do not depend on the batch it is in."""
+    """`samples` exact draws for each sequence: lists of (start, end exclusive, label).
+
+    They depend on the seed, the backend, the model and the sequence's own scores, never on the batch or the
+    padding: two equal sequences of a batch get the same draws. An infeasible sequence gets empty ones.
+    Raises BadDataError for NaN and +inf. "naive" draws as torch does.
+    """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
-    return paths.sample(problem, samples, seed)
+    return decoding.sample(problem, samples, seed, decoder(backend, problem))
 
 
 def kbest(
@@ -229,10 +237,15 @@ def kbest(
     start_C: Tensor | None = None,
     end_C: Tensor | None = None,
     count: int = 5,
+    backend: str = "auto",
 ) -> list[list[tuple[float, list[Segment]]]]:
-    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
+    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist.
+
+    Ties: read from the sequence's end, the smaller label, then the smaller duration where they differ first.
+    Raises BadDataError for NaN and +inf. "naive" is torch here.
+    """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
-    return paths.kbest(problem, count)
+    return decoding.best(problem, count, decoder(backend, problem))
 
 
 def entropy(

@@ -1,0 +1,157 @@
+"""Segmentations instead of sums: the best one, the `count` best, and exact draws, by the form of a backend.
+
+The compiled forms take transitions of (C, C); the others are paths.py's. What is the same for every form is
+here: NaN is refused, and scores that would swallow the digits of others are taken out of their frames.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.errors import BadDataError, UsageError
+from lab.rooms.semicrf.model import log_domain, paths
+from lab.rooms.semicrf.model.naive import LARGE, Segment
+from lab.rooms.semicrf.model.native import choose as native
+from lab.rooms.semicrf.model.problem import Problem, frames_masked
+
+Scored = list[tuple[float, list[Segment]]]
+
+
+def viterbi(problem: Problem, backend: str) -> tuple[Tensor, list[list[Segment]]]:
+    """The best score (B,) and its segments; -inf and [] where nothing is feasible."""
+    found = best(problem, 1, backend)
+    scores = [one[0][0] if one else -math.inf for one in found]
+    score_B = torch.tensor(scores, dtype=torch.float64, device=problem.score_BTC.device)
+    return score_B, [one[0][1] if one else [] for one in found]
+
+
+def best(problem: Problem, count: int, backend: str) -> list[Scored]:
+    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
+    if count < 1:
+        raise UsageError(f"count must be at least 1, got {count}")
+    top_BT = frame_tops(problem)
+    reject_nan(problem, top_BT)
+    found = best_by_form(problem, count, backend)
+    large_B = (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1).tolist()
+    again = [b for b, one in enumerate(found) if one and (large_B[b] or has_large(problem, b, one[0]))]
+    if again:
+        rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
+        redone = best_by_form(without_tops(rows), count, backend)
+        for at, (b, one) in enumerate(zip(again, redone, strict=True)):
+            found[b] = [(exact_score(rows, at, path), path) for _, path in one]
+    return found
+
+
+def sample(problem: Problem, samples: int, seed: int, backend: str) -> list[list[list[Segment]]]:
+    """`samples` draws of each sequence; [] for each where nothing is feasible."""
+    if samples < 0:
+        raise UsageError(f"samples must not be negative, got {samples}")
+    reject_nan(problem, frame_tops(problem))
+    if not is_compiled(problem, backend) or samples == 0:
+        return paths.sample(problem, samples, seed)
+    decoded, lost_B = compiled_form(problem).draws(problem, samples, seed)
+    found: list[list[list[Segment]]] = decoded.paths()
+    again = lost_B.nonzero()[:, 0].tolist()
+    if again:
+        rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
+        for b, drawn in zip(again, paths.sample(rows, samples, seed), strict=True):
+            found[b] = drawn
+    return found
+
+
+def best_by_form(problem: Problem, count: int, backend: str) -> list[Scored]:
+    if is_compiled(problem, backend):
+        score_BN, decoded = compiled_form(problem).best(problem, count)
+        both = zip(score_BN.tolist(), decoded.paths(), strict=True)
+        return [[one for one in zip(*pair, strict=True) if one[0] > -math.inf] for pair in both]
+    if count > 1:
+        return paths.kbest(problem, count)
+    score_B, found = paths.viterbi(problem)
+    return [[(s, path)] if path else [] for s, path in zip(score_B.tolist(), found, strict=True)]
+
+
+def is_compiled(problem: Problem, backend: str) -> bool:
+    return backend == "native" and not problem.by_duration
+
+
+def compiled_form(problem: Problem) -> Any:
+    """The module with `best` and `draws` for the device of the scores. Raises MissingError."""
+    native.engine_for(problem.score_BTC)
+    if problem.score_BTC.is_cuda:
+        from lab.rooms.semicrf.model.native import decode_cuda
+
+        return decode_cuda
+    from lab.rooms.semicrf.model.native import decode
+
+    return decode
+
+
+def frame_tops(problem: Problem) -> Tensor:
+    """The largest score of each frame (B, T), NaN if one is NaN; 0 in the padding."""
+    top_BT = problem.score_BTC.detach().amax(-1).double()
+    inside_BT = torch.arange(top_BT.shape[1], device=top_BT.device) < problem.lengths_B[:, None]
+    return torch.where(inside_BT, top_BT, torch.zeros_like(top_BT))
+
+
+def reject_nan(problem: Problem, top_BT: Tensor) -> None:
+    """Raise BadDataError for NaN and +inf: no comparison with them means anything, so any path could come out."""
+    bad_BT = torch.isnan(top_BT) | (top_BT == torch.inf)
+    names = ("transition", "duration", "start", "end")
+    bad = [(name, ~(x.detach() < torch.inf)) for name, x in zip(names, problem.floats()[1:], strict=True)]
+    if not bool(torch.stack([bad_BT.any(), *(one.any() for _, one in bad)]).any()):
+        return
+    fix = "only finite numbers and -inf can be decoded; look for where it came from before decoding"
+    for name, one in bad:
+        if bool(one.any()):
+            raise BadDataError("NaN or +inf in the model's parameters", where=f"{name}{first(one)}", fix=fix)
+    b, t = first(bad_BT)
+    raise BadDataError(f"NaN or +inf in the scores of sequence {b}", where=f"frame {t}", fix=fix)
+
+
+def first(bad: Tensor) -> list[int]:
+    return [int(i) for i in bad.nonzero()[0].tolist()]
+
+
+def has_large(problem: Problem, b: int, found: tuple[float, list[Segment]]) -> bool:
+    """Whether a path pays a score so large that sums with it lose digits."""
+    score, path = found
+    if abs(score) <= LARGE:
+        return False
+    score_TC = problem.score_BTC[b]
+    return any(bool((score_TC[s:e, c].abs() > LARGE).any()) for s, e, c in path)
+
+
+def without_tops(problem: Problem) -> Problem:
+    """The same problem less each frame's largest score among labels that some segmentation gives it.
+
+    All segmentations pay it alike, so their order stays; 1e30 would swallow every difference beside it.
+    """
+    floats = (torch.where(torch.isneginf(x), x.double(), 0.0 * x.double()) for x in problem.floats())
+    allowed = replace(
+        problem, **dict(zip(("score_BTC", "transition", "duration_KC", "start_C", "end_C"), floats, strict=True))
+    )
+    share_BTC = log_domain.posteriors(allowed).label_BTC
+    score_BTC = frames_masked(problem)
+    top_BT = score_BTC.masked_fill(share_BTC == 0, -torch.inf).amax(-1)
+    top_BT = torch.where(torch.isfinite(top_BT), top_BT, torch.zeros_like(top_BT))
+    return replace(problem, score_BTC=score_BTC - top_BT[..., None])
+
+
+def exact_score(problem: Problem, b: int, path: list[Segment]) -> float:
+    """The score of one segmentation, summed without rounding."""
+    score_TC, transition, duration_KC, start_C, end_C = (x.double() for x in problem.floats())
+    terms = [float(start_C[path[0][2]]), float(end_C[path[-1][2]])]
+    before = None
+    for begin, end, label in path:
+        terms += score_TC[b, begin:end, label].tolist()
+        terms.append(float(duration_KC[end - begin - 1, label]))
+        if before is not None:
+            row = transition[end - begin - 1] if problem.by_duration else transition
+            terms.append(float(row[before, label]))
+        before = label
+    return math.fsum(terms)
