@@ -14,6 +14,7 @@ namespace {
 
 constexpr double LARGE = 1e6;   // a sum that holds more would lose digits of what comes after
 constexpr int64_t REBASED = 64; // a power of two
+constexpr double ROUNDED = 1e-15;
 constexpr double EXACT = 1e-9;  // a draw's weights must add up to the message, or underflow has lost some
 
 struct Model {
@@ -45,12 +46,7 @@ struct Inputs {
 };
 
 inline V highest(V a, V b) { return a > b ? a : b; }
-
-inline bool any(M mask) {
-    long found = 0;
-    for (int i = 0; i < LANES; ++i) found |= mask[i];
-    return found != 0;
-}
+inline V lowest(V a, V b) { return a < b ? a : b; }
 
 // The model for the pass: labels padded to whole vectors, with -inf; durations from the longest to the shortest.
 struct Tables {
@@ -73,27 +69,46 @@ struct Tables {
     }
 };
 
-// A thread's memory: alpha (T+1, nv) and gamma (T, nv), and a window of K histories for each vector of labels.
+// A thread's memory: alpha (T+1, nv) and gamma (T, nv), a window of K histories for each vector of labels, and where more
+// than one path is wanted what the second best duration at each (t, c) is worth, (T+1, nv).
 struct Rows {
     int64_t reach, room;
-    V *alpha, *gamma, *history, *passed, *line;
+    V *alpha, *gamma, *history, *passed, *line, *second;
 
     static int64_t room_for(int64_t reach) { return 2 * reach + 64; }
-    static int64_t size(const Model& m, int64_t frames) {
-        return (2 * frames + 3 + room_for(std::min(m.longest, frames))) * m.nv;
+    static int64_t size(const Model& m, int64_t frames, bool more) {
+        return ((more ? 3 : 2) * (frames + 1) + 2 + room_for(std::min(m.longest, frames))) * m.nv;
     }
     Rows(const Model& m, int64_t frames, V* base)
         : reach(std::min(m.longest, frames)), room(room_for(reach)), alpha(base), gamma(alpha + (frames + 1) * m.nv),
-          history(gamma + frames * m.nv), passed(history + room * m.nv), line(passed + m.nv) {}
+          history(gamma + frames * m.nv), passed(history + room * m.nv), line(passed + m.nv),
+          second(line + m.nv) {}
 };
 
-inline V best_of(const V* history, const V* durations, int64_t count) {
-    V best[4] = {all(-INF), all(-INF), all(-INF), all(-INF)};
+// The best, and where it is asked for the second best.
+template <bool SECOND>
+struct Tops {
+    V best = all(-INF), second = all(-INF);
+
+    void add(V x) {
+        if (SECOND) second = highest(second, lowest(best, x));
+        best = highest(x, best);
+    }
+    void add(const Tops& other) {
+        if (SECOND) second = highest(highest(second, other.second), lowest(best, other.best));
+        best = highest(other.best, best);
+    }
+};
+
+template <bool SECOND>
+inline Tops<SECOND> tops_of(const V* history, const V* durations, int64_t count) {
+    Tops<SECOND> tops[4];
     int64_t i = 0;
     for (; i + 4 <= count; i += 4)
-        for (int j = 0; j < 4; ++j) best[j] = highest(history[i + j] + durations[i + j], best[j]);
-    for (; i < count; ++i) best[0] = highest(history[i] + durations[i], best[0]);
-    return highest(highest(best[0], best[1]), highest(best[2], best[3]));
+        for (int j = 0; j < 4; ++j) tops[j].add(history[i + j] + durations[i + j]);
+    for (; i < count; ++i) tops[0].add(history[i] + durations[i]);
+    for (int j = 1; j < 4; ++j) tops[0].add(tops[j]);
+    return tops[0];
 }
 
 template <int W>
@@ -124,6 +139,7 @@ void read_line(const Model& m, const Sequence& q, int64_t t, V* line) {
     for (int64_t c = m.labels; c < m.wide; ++c) flat[c] = 0.0;
 }
 
+template <bool SECOND>
 void best_messages(const Model& m, const Tables& tables, const Sequence& q, const Rows& rows) {
     int64_t base = 0;  // the boundary whose history comes first in the window
     for (int64_t v = 0; v < m.nv; ++v) {
@@ -151,8 +167,10 @@ void best_messages(const Model& m, const Tables& tables, const Sequence& q, cons
                 passed = V{};
             }
             rows.passed[v] = passed;
-            rows.alpha[(t + 1) * m.nv + v] =
-                passed + best_of(history, tables.durations.get() + v * m.longest + m.longest - reach, reach);
+            const V* durations = tables.durations.get() + v * m.longest + m.longest - reach;
+            const Tops<SECOND> found = tops_of<SECOND>(history, durations, reach);
+            rows.alpha[(t + 1) * m.nv + v] = passed + found.best;
+            if (SECOND) rows.second[(t + 1) * m.nv + v] = passed + found.second;
         }
         if (t + 1 < q.length) cross(m, tables, rows.alpha + (t + 1) * m.nv, rows.gamma + (t + 1) * m.nv);
     }
@@ -163,7 +181,7 @@ void best_messages(const Model& m, const Tables& tables, const Sequence& q, cons
 struct Choices {
     const Model& m;
     const Sequence& q;
-    const double *alpha, *gamma;  // rows of `wide`
+    const double *alpha, *gamma, *second;  // rows of `wide`
     double* worth;                // room for max(K, C)
 
     double label_step(int64_t label, int64_t next) const {
@@ -172,6 +190,24 @@ struct Choices {
     int64_t labels(int64_t t, int64_t next) const {
         for (int64_t a = 0; a < m.labels; ++a) worth[a] = alpha[t * m.wide + a] + label_step(a, next);
         return m.labels;
+    }
+    // The best alone: the first that is worth what the message holds, up to its rounding.
+    int64_t best_label(int64_t t, int64_t next) const {
+        if (next < 0) return best(labels(t, next));
+        const double known = gamma[t * m.wide + next], enough = known - ROUNDED * std::fabs(known);
+        for (int64_t a = 0; a < m.labels; ++a)
+            if (alpha[t * m.wide + a] + label_step(a, next) >= enough) return a;
+        return best(labels(t, next));
+    }
+    int64_t best_duration(int64_t t, int64_t label) const {
+        const double known = alpha[t * m.wide + label], enough = known - ROUNDED * std::fabs(known);
+        double content = 0.0;
+        for (int64_t k = 1; k <= std::min(m.longest, t); ++k) {
+            content += q.at(t - k, label);
+            const double lasting = content + m.duration[(k - 1) * m.labels + label];
+            if (gamma[(t - k) * m.wide + label] + lasting >= enough) return k - 1;
+        }
+        return best(durations(t, label));
     }
     int64_t durations(int64_t t, int64_t label) const {
         double content = 0.0;
@@ -188,29 +224,39 @@ struct Choices {
         for (int64_t u = t - 1; u >= t - k; --u) content += q.at(u, label);
         return content + m.duration[(k - 1) * m.labels + label];
     }
-    int64_t best(int64_t count) const {
-        int64_t found = 0;
-        for (int64_t i = 1; i < count; ++i)
-            if (worth[i] > worth[found]) found = i;
+    int64_t best(int64_t count, int64_t except = -1) const {
+        int64_t found = -1;
+        for (int64_t i = 0; i < count; ++i)
+            if (i != except && worth[i] > (found < 0 ? -INF : worth[found])) found = i;
         return found;
     }
     // The next one in descending order, the smaller index first; -1 where there is none.
-    int64_t after(int64_t count, int64_t chosen) const {
+    int64_t after(int64_t count, int64_t chosen, int64_t except) const {
         int64_t found = -1;
         for (int64_t i = 0; i < count; ++i) {
             const bool behind = worth[i] < worth[chosen] || (worth[i] == worth[chosen] && i > chosen);
-            if (behind && (found < 0 || worth[i] > worth[found])) found = i;
+            if (behind && i != except && worth[i] > (found < 0 ? -INF : worth[found])) found = i;
         }
         return found;
     }
 };
 
-// A path from its end: labels and durations (less 1) in turn. Each node from `first` on has its next best choice, and what
-// the best segmentation with it is worth; -inf where there is none, or it was taken.
+constexpr int32_t NONE = -1, UNKNOWN = -2;
+
+// A path from its end: labels and durations (less 1) in turn, and the boundary of each node. Each node from `first` on has
+// what the best segmentation is worth that takes another choice there, -inf where there is none or it was taken; and that
+// choice. At `first` the path itself took another choice than the best, which is `root`.
 struct Path {
-    std::vector<int32_t> chosen, other;
+    std::vector<int32_t> chosen, boundary, other;
     std::vector<double> worth;
     double score = -INF;
+    int64_t first = 0, root = NONE;
+
+    int32_t other_at(const Choices& choices, size_t node) {
+        if (other[node] == UNKNOWN)
+            other[node] = int32_t(choices.best(choices.durations(boundary[node], chosen[node - 1]), chosen[node]));
+        return other[node];
+    }
 };
 
 struct Deviation {
@@ -219,62 +265,96 @@ struct Deviation {
 };
 
 // Of two with the same worth: the smaller choice where they differ first.
-bool comes_first(const std::vector<Path>& paths, const Deviation& a, const Deviation& b) {
-    const Path &p = paths[size_t(a.path)], &q = paths[size_t(b.path)];
+bool comes_first(const Choices& choices, std::vector<Path>& paths, const Deviation& a, const Deviation& b) {
+    Path &p = paths[size_t(a.path)], &q = paths[size_t(b.path)];
     for (int64_t node = 0; node <= std::min(a.node, b.node); ++node) {
-        const int32_t x = node == a.node ? p.other[size_t(node)] : p.chosen[size_t(node)];
-        const int32_t y = node == b.node ? q.other[size_t(node)] : q.chosen[size_t(node)];
+        const size_t at = size_t(node);
+        const int32_t x = node == a.node ? p.other_at(choices, at) : p.chosen[at];
+        const int32_t y = node == b.node ? q.other_at(choices, at) : q.chosen[at];
         if (x != y) return x < y;
     }
     return a.node > b.node;
 }
 
-Deviation best_deviation(const std::vector<Path>& paths) {
+Deviation best_deviation(const Choices& choices, std::vector<Path>& paths) {
     Deviation found;
     for (size_t p = 0; p < paths.size(); ++p)
         for (size_t node = 0; node < paths[p].worth.size(); ++node) {
             const Deviation one{int64_t(p), int64_t(node), paths[p].worth[node]};
-            if (one.worth > found.worth || (one.worth == found.worth && one.worth > -INF && comes_first(paths, one, found)))
+            if (one.worth > found.worth ||
+                (one.worth == found.worth && one.worth > -INF && comes_first(choices, paths, one, found)))
                 found = one;
         }
     return found;
 }
 
-// The best path that follows `parent` up to `from.node` and there takes its other choice; with `more` its own deviations.
-Path follow(const Choices& choices, const Path* parent, const Deviation& from, bool more) {
+// A path from the end backwards: as it is followed, with `more` its own deviations are noted.
+struct Follower {
+    const Choices& choices;
+    const bool more;
     Path path;
-    double after = 0.0;
-    int64_t t = choices.q.length, next = -1, label = 0;
-    for (int64_t node = 0; t > 0; ++node) {
-        const bool labels = node % 2 == 0;
-        int64_t chosen;
-        double worth = -INF;
-        int64_t other = -1;
-        if (parent && node < from.node) chosen = parent->chosen[size_t(node)];
-        else {
-            const int64_t count = labels ? choices.labels(t, next) : choices.durations(t, label);
-            chosen = parent && node == from.node ? parent->other[size_t(node)] : choices.best(count);
-            if (!parent && node == 0) path.score = choices.worth[chosen];
-            if (more) other = choices.after(count, chosen);
-            if (other >= 0) worth = after + choices.worth[other];
-        }
+    double after = 0.0;  // what lies behind the node is worth
+    int64_t t, next = NONE;
+
+    Follower(const Choices& choices, bool more) : choices(choices), more(more), t(choices.q.length) {}
+
+    bool labels() const { return path.chosen.size() % 2 == 0; }
+
+    void take(int64_t chosen, int64_t other, double worth) {
         path.chosen.push_back(int32_t(chosen));
         if (more) {
+            path.boundary.push_back(int32_t(t));
             path.other.push_back(int32_t(other));
             path.worth.push_back(worth);
         }
-        if (labels) {
-            label = chosen;
-            after += choices.label_step(label, next);
-            if (!parent && node == 0 && path.score == -INF) return path;
+        const bool duration = path.chosen.size() % 2 == 0;
+        if (!duration) {
+            after += choices.label_step(chosen, next);
+            next = chosen;
         } else {
-            after += choices.duration_step(t, label, chosen + 1);
+            after += choices.duration_step(t, next, chosen + 1);
             t -= chosen + 1;
-            next = label;
         }
     }
-    if (parent) path.score = from.worth;
-    return path;
+    void copy(int64_t chosen) { take(chosen, NONE, -INF); }
+    // The other choice of the parent, and what comes behind it in the order of worth.
+    void deviate(int64_t chosen, int64_t root) {
+        path.first = int64_t(path.chosen.size());
+        path.root = root;
+        const int64_t count = labels() ? choices.labels(t, next) : choices.durations(t, next);
+        const int64_t other = more ? choices.after(count, chosen, root) : NONE;
+        take(chosen, other, other < 0 ? -INF : after + choices.worth[other]);
+    }
+    void best() {
+        if (labels()) {
+            const int64_t chosen = choices.best_label(t, next);
+            const int64_t other = more ? choices.best(choices.labels(t, next), chosen) : NONE;
+            return take(chosen, other, other < 0 ? -INF : after + choices.worth[other]);
+        }
+        const int64_t chosen = choices.best_duration(t, next);
+        take(chosen, UNKNOWN, more ? after + choices.second[t * choices.m.wide + next] : -INF);
+    }
+};
+
+Path best_path(const Choices& choices, bool more) {
+    Follower walk(choices, more);
+    const int64_t last = choices.best(choices.labels(walk.t, NONE));
+    if (last < 0) return walk.path;
+    const double score = choices.worth[last];
+    while (walk.t > 0) walk.best();
+    walk.path.score = score;
+    return walk.path;
+}
+
+Path deviated(const Choices& choices, Path& parent, const Deviation& from, bool more) {
+    Follower walk(choices, more);
+    for (int64_t node = 0; node < from.node; ++node) walk.copy(parent.chosen[size_t(node)]);
+    const int64_t root = from.node == parent.first && parent.root >= 0 ? parent.root : parent.chosen[size_t(from.node)];
+    walk.deviate(parent.other_at(choices, size_t(from.node)), root);
+    while (walk.t > 0) walk.best();
+    walk.path.score = from.worth;
+    parent.worth[size_t(from.node)] = -INF;
+    return walk.path;
 }
 
 // Ends and labels of the segments, from the first one on; -> how many.
@@ -298,23 +378,20 @@ struct Found {
 
 void best_one(const Model& m, const Tables& tables, const Sequence& q, const Rows& rows, double* worth, int64_t count,
               int64_t frames, const Found& to) {
-    best_messages(m, tables, q, rows);
-    const double *alpha = reinterpret_cast<double*>(rows.alpha), *gamma = reinterpret_cast<double*>(rows.gamma);
-    const Choices choices{m, q, alpha, gamma, worth};
+    if (count > 1) best_messages<true>(m, tables, q, rows);
+    else best_messages<false>(m, tables, q, rows);
+    const auto flat = [](const V* row) { return reinterpret_cast<const double*>(row); };
+    const Choices choices{m, q, flat(rows.alpha), flat(rows.gamma), flat(rows.second), worth};
     std::vector<Path> paths;
-    for (int64_t n = 0; n < count; ++n) {
-        to.score[n] = -INF;
-        to.sizes[n] = 0;
-    }
+    std::fill_n(to.score, count, -INF);
+    std::fill_n(to.sizes, count, 0);
     for (int64_t n = 0; n < count; ++n) {
         const bool more = n + 1 < count;
-        if (n == 0) paths.push_back(follow(choices, nullptr, {}, more));
+        if (n == 0) paths.push_back(best_path(choices, more));
         else {
-            const Deviation from = best_deviation(paths);
+            const Deviation from = best_deviation(choices, paths);
             if (from.path < 0) return;
-            Path next = follow(choices, &paths[size_t(from.path)], from, more);
-            paths[size_t(from.path)].worth[size_t(from.node)] = -INF;
-            paths.push_back(std::move(next));
+            paths.push_back(deviated(choices, paths[size_t(from.path)], from, more));
         }
         if (!(paths.back().score > -INF)) return;
         to.score[n] = paths.back().score;
@@ -354,7 +431,8 @@ struct Random {
 
 inline double finite_or_zero(double x) { return std::fabs(x) < INF ? x : 0.0; }
 
-// The model's weights as the linear forward pass has them: the largest transition moves from E into D.
+// The model's weights as the linear forward pass has them: the largest transition moves from E into D. `onward` is E's
+// transpose.
 struct Weights {
     std::vector<double> onward, duration, last;
 
@@ -362,7 +440,9 @@ struct Weights {
         : onward(size_t(m.labels * m.labels)), duration(size_t(m.longest * m.labels)), last(size_t(m.labels)) {
         const double across = finite_or_zero(*std::max_element(m.transition, m.transition + m.labels * m.labels));
         const double ending = finite_or_zero(*std::max_element(m.end, m.end + m.labels));
-        for (size_t i = 0; i < onward.size(); ++i) onward[i] = std::exp(m.transition[i] - across);
+        for (int64_t a = 0; a < m.labels; ++a)
+            for (int64_t c = 0; c < m.labels; ++c)
+                onward[size_t(c * m.labels + a)] = std::exp(m.transition[a * m.labels + c] - across);
         for (size_t i = 0; i < duration.size(); ++i) duration[i] = std::exp(m.duration[i] + across);
         for (size_t i = 0; i < last.size(); ++i) last[i] = std::exp(m.end[i] - ending);
     }
@@ -374,67 +454,66 @@ struct Messages {
     const int32_t* exponent;
 };
 
+// The first draw adds up all weights of each choice that it makes, and they must be the message; later ones stop at the
+// weight that their random number falls on.
 struct Drawing {
     const Model& m;
     const Weights& model;
     const Sequence& q;
     const Messages& from;
-    double *frame, *weight;  // (T, C), and room for max(K, C)
+    V* frame;  // (T, nv)
     bool exact = true;
 
     // Each frame's weights in the next boundary's units.
     void weigh_frames() const {
         for (int64_t t = 0; t < q.length; ++t) {
-            double top = -INF;
-            for (int64_t c = 0; c < m.labels; ++c) top = std::max(top, q.at(t, c));
-            top = finite_or_zero(top);
+            V* row = frame + t * m.nv;
+            read_line(m, q, t, row);
+            const double* flat = reinterpret_cast<const double*>(row);
+            const double top = finite_or_zero(*std::max_element(flat, flat + m.labels));
             const double unit = std::ldexp(1.0, from.exponent[t] - from.exponent[t + 1]);
-            for (int64_t c = 0; c < m.labels; ++c) frame[t * m.labels + c] = std::exp(q.at(t, c) - top) * unit;
+            for (int64_t v = 0; v < m.nv; ++v) row[v] = exponential(row[v] - top) * unit;
         }
     }
-    // An index by its weight; all of them must add up to `whole`.
-    int64_t pick(int64_t count, double total, double whole, Random& random) {
-        if (!(std::fabs(total - whole) <= EXACT * whole) || !(total < INF) || !(total > 0.0)) {
-            exact = false;
-            return 0;
-        }
-        const double target = random.next() * total;
+    // An index by its weight, which `weight` gives one after the other (negative: no more); all must add up to `whole`.
+    template <class Weight>
+    int64_t pick(double whole, bool all_of_them, Random& random, const Weight& weight) {
+        const double target = random.next() * whole;
         double sum = 0.0;
-        int64_t last = 0;
-        for (int64_t i = 0; i < count; ++i) {
-            sum += weight[i];
-            if (sum > target) return i;
-            if (weight[i] > 0.0) last = i;
+        int64_t found = -1, last = -1;
+        for (int64_t i = 0; found < 0 || all_of_them; ++i) {
+            const double own = weight(i);
+            if (own < 0.0) break;
+            sum += own;
+            if (own > 0.0) last = i;
+            if (found < 0 && sum > target) found = i;
         }
-        return last;
+        const bool complete = found < 0 || all_of_them;
+        if (complete && !(std::fabs(sum - whole) <= EXACT * whole && whole > 0.0 && whole < INF)) exact = false;
+        return found < 0 ? last : found;
     }
-    int64_t label(int64_t t, int64_t next, Random& random) {
-        double total = 0.0;
-        for (int64_t a = 0; a < m.labels; ++a) {
-            const double step = next < 0 ? model.last[size_t(a)] : model.onward[size_t(a * m.labels + next)];
-            total += weight[a] = from.alpha[t * m.wide + a] * step;
-        }
-        return pick(m.labels, total, next < 0 ? total : from.gamma[t * m.wide + next], random);
+    int64_t label(int64_t t, int64_t next, bool all_of_them, Random& random) {
+        const double *alpha = from.alpha + t * m.wide, *step = next < 0 ? model.last.data() : &model.onward[size_t(next * m.labels)];
+        double whole = next < 0 ? 0.0 : from.gamma[t * m.wide + next];
+        for (int64_t a = 0; next < 0 && a < m.labels; ++a) whole += alpha[a] * step[a];
+        return pick(whole, all_of_them, random, [&](int64_t a) { return a < m.labels ? alpha[a] * step[a] : -1.0; });
     }
-    int64_t duration(int64_t t, int64_t label, Random& random) {
+    int64_t duration(int64_t t, int64_t label, bool all_of_them, Random& random) {
         const int64_t reach = std::min(m.longest, t);
-        double content = 1.0, total = 0.0;
-        int64_t count = 0;
-        for (int64_t k = 1; k <= reach; ++k) {
-            content *= frame[(t - k) * m.labels + label];
-            if (content == 0.0) break;
-            count = k;
-            const double lasting = content * model.duration[size_t((k - 1) * m.labels + label)];
-            total += weight[k - 1] = from.gamma[(t - k) * m.wide + label] * lasting;
-        }
-        return 1 + pick(count, total, from.alpha[t * m.wide + label], random);
+        const double* weights = reinterpret_cast<const double*>(frame) + label;
+        double content = 1.0;
+        return 1 + pick(from.alpha[t * m.wide + label], all_of_them, random, [&](int64_t i) {
+            if (i >= reach || content == 0.0) return -1.0;
+            content *= weights[(t - 1 - i) * m.wide];
+            return from.gamma[(t - 1 - i) * m.wide + label] * (content * model.duration[size_t(i * m.labels + label)]);
+        });
     }
-    void once(Random random, std::vector<int32_t>& chosen) {
+    void once(Random random, bool all_of_them, std::vector<int32_t>& chosen) {
         chosen.clear();
         int64_t t = q.length, next = -1;
         while (t > 0) {
-            next = label(t, next, random);
-            const int64_t k = exact ? duration(t, next, random) : 0;
+            next = label(t, next, all_of_them, random);
+            const int64_t k = exact ? duration(t, next, all_of_them, random) : 0;
             if (!exact) return;
             chosen.push_back(int32_t(next));
             chosen.push_back(int32_t(k - 1));
@@ -481,7 +560,7 @@ int lab_semicrf_best(int64_t batch, int64_t frames, int64_t longest, int64_t lab
         const Tables tables(m);
         const Inputs inputs{frames, score, lengths, single != 0};
         threads = std::max<int64_t>(1, std::min(threads, batch));
-        const int64_t size = Rows::size(m, frames), room = std::max(longest, labels);
+        const int64_t size = Rows::size(m, frames, count > 1), room = std::max(longest, labels);
         const Vectors memory = vectors(size * threads);
         std::vector<double> worth(size_t(room * threads));
         return !each(batch, threads, [&](int64_t b, int64_t thread) {
@@ -506,21 +585,20 @@ int lab_semicrf_draw(int64_t batch, int64_t frames, int64_t longest, int64_t lab
         const Weights weights(m);
         const Inputs inputs{frames, score, lengths, single != 0};
         threads = std::max<int64_t>(1, std::min(threads, batch));
-        const int64_t room = std::max(longest, labels), size = frames * labels + room;
-        std::vector<double> memory(size_t(size * threads));
+        const int64_t size = frames * m.nv;
+        const Vectors memory = vectors(size * threads);
         return !each(batch, threads, [&](int64_t b, int64_t thread) {
             std::fill_n(sizes + b * count, count, 0);
             if (flagged[b] || !(z[b] > 0.0)) return;
             const Sequence q = inputs.of(b, labels);
             const int64_t row = b * (frames + 1);
             const Messages from{alpha + row * m.wide, gamma + row * m.wide, exponent + row};
-            double* frame = memory.data() + thread * size;
-            Drawing drawing{m, weights, q, from, frame, frame + frames * labels};
+            Drawing drawing{m, weights, q, from, memory.get() + thread * size};
             drawing.weigh_frames();
             const uint64_t content = Random::content(q);
             std::vector<int32_t> chosen;
             for (int64_t n = 0; n < count && drawing.exact; ++n) {
-                drawing.once(Random(uint64_t(seed), content, uint64_t(n)), chosen);
+                drawing.once(Random(uint64_t(seed), content, uint64_t(n)), n == 0, chosen);
                 if (!drawing.exact) break;
                 sizes[b * count + n] = write_segments(chosen, q.length, segments + (b * count + n) * frames * 2);
             }

@@ -24,17 +24,19 @@ from lab.rooms.semicrf.model.problem import Problem
 @dataclass(frozen=True)
 class Decoded:
     """`N` segmentations of each sequence, on the CPU: the first `size_BN` rows (end, label) of each are its
-    segments.
+    segments, from the last one on where `backwards`.
     """
 
     segments_BNT2: Tensor
     size_BN: Tensor
+    backwards: bool = False
 
     def paths(self) -> list[list[list[Segment]]]:
         """Lists of (start, end exclusive, label) for each sequence."""
         batch, count = self.size_BN.shape
         rows, sizes = self.segments_BNT2.flatten(0, 1).numpy(), self.size_BN.flatten().numpy()
-        used = np.concatenate([row[:size] for row, size in zip(rows, sizes, strict=True)])
+        step = -1 if self.backwards else 1
+        used = np.concatenate([row[:size][::step] for row, size in zip(rows, sizes, strict=True)])
         stops = sizes.cumsum()
         starts = np.zeros(len(used) + 1, dtype=used.dtype)
         starts[1:] = used[:, 0]

@@ -43,31 +43,6 @@ inline double total(V a) {
     return sum;
 }
 
-inline bool any(M mask) {
-    long found = 0;
-    for (int i = 0; i < LANES; ++i) found |= mask[i];
-    return found != 0;
-}
-
-// exp within one unit in the last place: x = n ln 2 + r, Taylor's polynomial of r, and n into the exponent.
-// What is below the normal numbers is zero: with them flushed, that is what it would become.
-inline V exponential(V x) {
-    constexpr double SHIFT = 0x1.8p52;  // adding it leaves the nearest integer in the low bits
-    V kept = larger(smaller(x, all(710.0)), all(-745.0));
-    V shifted = kept * 1.4426950408889634 + SHIFT;
-    V n = shifted - SHIFT;
-    V r = kept - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10;
-    V sum = all(1.0 / 6227020800.0);
-    constexpr double terms[] = {479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0,
-                                720.0,       120.0,      24.0,      6.0,      2.0,     1.0, 1.0};
-    for (double term : terms) sum = sum * r + 1.0 / term;
-    M power = ((M)shifted + 1023) << 52;
-    V found = sum * (V)power;
-    found = pick(x < -708.0, V{}, found);
-    found = pick(x > 709.0, all(INF), found);
-    return pick(x == x, found, x);
-}
-
 // floor(log2 x), so that x 2^-that is in [1, 2); 0 for zero, inf and NaN. Held where 2^-that is a normal number.
 inline int exponent_of(double x) {
     int64_t bits;

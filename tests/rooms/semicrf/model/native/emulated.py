@@ -6,6 +6,7 @@ import ctypes
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,16 +19,20 @@ SMALL = {"N": 4, "THREADS": 16, "TILE": 4}
 
 
 def build(
-    folder: Path, dtype: torch.dtype, wide: int = 4, mutant: tuple[str, str] | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    wide: int = 4,
+    mutant: tuple[str, str] | None = None,
+    form: Any = native_cuda,
 ) -> ctypes.CDLL:
-    """The source's library for the sizes that `native_cuda` has now; `mutant` is a piece of its text and
+    """The library of a form's source for the sizes that the form has now; `mutant` is a piece of its text and
     another.
     """
-    text = native_cuda.SOURCE.read_text()
+    text = form.SOURCE.read_text()
     if mutant:
         assert text.count(mutant[0]) == 1, f"{mutant[0]!r} is there {text.count(mutant[0])} times"
         text = text.replace(*mutant)
-    names = re.findall(r"__launch_bounds__\(\w+\) (\w+)\(", text)
+    names = re.findall(r"__launch_bounds__\(\w+\)\s+(\w+)\(", text)
     table = ", ".join(
         f"{{{name!r}, Caller<decltype(&{name}), &{name}>::call}}".replace("'", '"') for name in names
     )
@@ -35,7 +40,7 @@ def build(
     source.write_text(
         f'#include "{HEADER}"\n{text}\nconst Named kernels[] = {{{table}, {{nullptr, nullptr}}}};\n'
     )
-    sizes = [f"-D{name}={value}" for name, value in native_cuda.defines(dtype, wide).items()]
+    sizes = [f"-D{name}={value}" for name, value in form.defines(dtype, wide).items()]
     command = [
         "g++",
         "-std=c++17",
