@@ -34,11 +34,10 @@ def best(problem: Problem, count: int, backend: str) -> list[Scored]:
     """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
     if count < 1:
         raise UsageError(f"count must be at least 1, got {count}")
-    top_BT = frame_tops(problem)
-    reject_nan(problem, top_BT)
+    top_BT = reject_nan(problem)
     found = best_by_form(problem, count, backend)
-    large_B = (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1).tolist()
-    again = [b for b, one in enumerate(found) if one and (large_B[b] or has_large(problem, b, one[0]))]
+    large = (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1).tolist()
+    again = [b for b, one in enumerate(found) if one and (large[b] or has_large(problem, b, one[0]))]
     if again:
         rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
         redone = best_by_form(without_tops(rows), count, backend)
@@ -51,7 +50,7 @@ def sample(problem: Problem, samples: int, seed: int, backend: str) -> list[list
     """`samples` draws of each sequence; [] for each where nothing is feasible."""
     if samples < 0:
         raise UsageError(f"samples must not be negative, got {samples}")
-    reject_nan(problem, frame_tops(problem))
+    reject_nan(problem)
     if not is_compiled(problem, backend) or samples == 0:
         return paths.sample(problem, samples, seed)
     decoded, lost_B = compiled_form(problem).draws(problem, samples, seed)
@@ -91,25 +90,26 @@ def compiled_form(problem: Problem) -> Any:
     return decode
 
 
-def frame_tops(problem: Problem) -> Tensor:
-    """The largest score of each frame (B, T), NaN if one is NaN; 0 in the padding."""
-    top_BT = problem.score_BTC.detach().amax(-1).double()
+def reject_nan(problem: Problem) -> Tensor:
+    """The largest score of each frame (B, T), 0 in the padding.
+
+    Raises BadDataError for NaN and +inf: no comparison with them means anything, so any path could come out.
+    """
+    score_BTC = problem.score_BTC.detach()
+    narrow = score_BTC.dtype not in (torch.float32, torch.float64)
+    top_BT = (score_BTC.float() if narrow else score_BTC).amax(-1).double()
     inside_BT = torch.arange(top_BT.shape[1], device=top_BT.device) < problem.lengths_B[:, None]
-    return torch.where(inside_BT, top_BT, torch.zeros_like(top_BT))
-
-
-def reject_nan(problem: Problem, top_BT: Tensor) -> None:
-    """Raise BadDataError for NaN and +inf: no comparison with them means anything, so any path could come out."""
-    bad_BT = torch.isnan(top_BT) | (top_BT == torch.inf)
-    names = ("transition", "duration", "start", "end")
-    bad = [(name, ~(x.detach() < torch.inf)) for name, x in zip(names, problem.floats()[1:], strict=True)]
-    if not bool(torch.stack([bad_BT.any(), *(one.any() for _, one in bad)]).any()):
-        return
+    top_BT = torch.where(inside_BT, top_BT, torch.zeros_like(top_BT))
+    parameters = [value.detach() for value in problem.floats()[1:]]
+    tops = torch.stack([top_BT.amax(), *(value.double().amax() for value in parameters)])
+    if bool((tops < torch.inf).all()):
+        return top_BT
     fix = "only finite numbers and -inf can be decoded; look for where it came from before decoding"
-    for name, one in bad:
-        if bool(one.any()):
-            raise BadDataError("NaN or +inf in the model's parameters", where=f"{name}{first(one)}", fix=fix)
-    b, t = first(bad_BT)
+    for name, value in zip(("transition", "duration", "start", "end"), parameters, strict=True):
+        bad = ~(value < torch.inf)
+        if bool(bad.any()):
+            raise BadDataError("NaN or +inf in the model's parameters", where=f"{name}{first(bad)}", fix=fix)
+    b, t = first(~(top_BT < torch.inf))
     raise BadDataError(f"NaN or +inf in the scores of sequence {b}", where=f"frame {t}", fix=fix)
 
 
@@ -133,7 +133,8 @@ def without_tops(problem: Problem) -> Problem:
     """
     floats = (torch.where(torch.isneginf(x), x.double(), 0.0 * x.double()) for x in problem.floats())
     allowed = replace(
-        problem, **dict(zip(("score_BTC", "transition", "duration_KC", "start_C", "end_C"), floats, strict=True))
+        problem,
+        **dict(zip(("score_BTC", "transition", "duration_KC", "start_C", "end_C"), floats, strict=True)),
     )
     share_BTC = log_domain.posteriors(allowed).label_BTC
     score_BTC = frames_masked(problem)

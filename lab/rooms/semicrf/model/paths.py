@@ -86,7 +86,7 @@ def sample(problem: Problem, samples: int, seed: int) -> list[list[list[Segment]
 
 
 def generator(seed: int, one: Problem, number: int) -> np.random.Generator:
-    """Random numbers that depend on the seed, a sequence's own scores and the draw's number, never on its batch."""
+    """Random numbers by the seed, the sequence's own scores and the draw's number, whatever its batch."""
     own = one.score_BTC[0, : int(one.lengths_B)].double() + 0.0  # -0.0 becomes 0.0
     content = hashlib.blake2b(own.cpu().numpy().tobytes(), digest_size=8).digest()
     counter = [0, 0, int.from_bytes(content, "little"), number]

@@ -1,7 +1,8 @@
-"""viterbi, kbest and sample as users call them: what no form may get wrong, on the default form and on torch."""
+"""viterbi, kbest and sample as users call them, by the default form and by torch."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -37,7 +38,7 @@ def exact_score(problem, b, path):
     terms = [problem.start_C[path[0][2]], problem.end_C[path[-1][2]]]
     terms += [x for s, e, c in path for x in problem.score_BTC[b, s:e, c]]
     terms += [problem.duration_KC[e - s - 1, c] for s, e, c in path]
-    terms += [problem.transition[one[2], two[2]] for one, two in zip(path[:-1], path[1:], strict=True)]
+    terms += [problem.transition[one[2], two[2]] for one, two in itertools.pairwise(path)]
     return sum(Fraction(float(x)) for x in terms) if all(math.isfinite(x) for x in terms) else -math.inf
 
 
@@ -119,8 +120,7 @@ def test_what_underflows_is_drawn_from_the_log_domain():
     problem.lengths_B[:] = 12
     problem.transition[:] = torch.tensor([[0.0, -900.0], [-900.0, 0.0]])
     problem.score_BTC[0, :6, 1] = problem.score_BTC[0, 6:, 0] = -1200.0
-    drawn, lost_B = decode.draws(problem, 3, 0)
-    assert lost_B.tolist()[0]
+    assert decode.draws(problem, 3, 0)[1].tolist()[0]
     for path in call(api.sample, problem, samples=3)[0]:
         assert [label for start, end, label in path for _ in range(start, end)] == [0] * 6 + [1] * 6
 
@@ -184,7 +184,9 @@ def test_the_default_form_is_the_compiled_one(monkeypatch):
     called = []
     for name in ("best", "draws"):
         usual = getattr(decode, name)
-        monkeypatch.setattr(decode, name, lambda *args, usual=usual, name=name: called.append(name) or usual(*args))
+        monkeypatch.setattr(
+            decode, name, lambda *args, usual=usual, name=name: called.append(name) or usual(*args)
+        )
     for function in (api.viterbi, api.kbest, api.sample):
         call(function, problem)
     assert called == ["best", "best", "draws"]

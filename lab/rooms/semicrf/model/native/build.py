@@ -1,9 +1,9 @@
 """A C++ source of this folder compiled into a shared library by this machine's compiler, once, and loaded.
 
 It is kept in $XDG_CACHE_HOME/lab/native (or ~/.cache/lab/native) under the hash of the source and the headers
-beside it, the flags, the compiler's version and this processor: a change of any gives another file. The file gets its name only when it
-is complete, so processes that compile at the same time do not interfere. It links nothing but the C++
-standard library and threads.
+beside it, the flags, the compiler's version and this processor: a change of any gives another file. The file
+gets its name only when it is complete, so processes that compile at the same time do not interfere. It links
+nothing but the C++ standard library and threads.
 """
 
 from __future__ import annotations

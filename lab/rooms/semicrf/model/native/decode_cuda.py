@@ -1,7 +1,7 @@
 """Best segmentations and draws on NVIDIA GPUs: decode.cu, compiled at run time.
 
-A call waits for the device once or twice, for what it returns. Best segmentations take no other form's messages;
-draws walk back through those of semicrf.cu (cuda.py), in float64.
+A call waits for the device only for what it returns. Draws walk back through the messages of semicrf.cu
+(cuda.py), in float64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WARP = 32
 
 
 def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
-    """The `count` best segmentations of each sequence, best first, and their scores (B, N), -inf past the last."""
+    """The `count` best segmentations of each sequence, best first; -> scores (B, N), -inf past the last."""
     model = as_read(problem)
     machine = machine_for(model)
     batch, frames, longest, labels = model.shape
@@ -54,7 +54,7 @@ def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
 
 
 def run_pass(model: Problem, machine: Machine, keep: bool) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Best durations and the labels before them, with `keep` alpha and gamma; the best scores and last labels."""
+    """Best durations, labels before them, with `keep` alpha and gamma; the best scores and last labels."""
     batch, frames, longest, labels = model.shape
     wide, new = padded_labels(labels), model.score_BTC.new_empty
     slices = THREADS // wide

@@ -1,9 +1,13 @@
-"""Viterbi, the k best and draws in C++ and in CUDA C (emulated on the CPU) against enumeration and the definition."""
+"""Viterbi, the k best and draws in C++ and in CUDA C (emulated on the CPU) against enumeration."""
 
 from __future__ import annotations
 
+import faulthandler
 import math
+import multiprocessing
 import shutil
+import signal
+import sys
 from dataclasses import replace
 
 import pytest
@@ -25,11 +29,51 @@ pytestmark = pytest.mark.torch
 NO_FORM = native.reason_without_cpu_form()
 FORMS = [
     pytest.param("c++", marks=pytest.mark.skipif(NO_FORM is not None, reason="no compiled form here")),
-    pytest.param("cuda", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")),
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
+    ),
 ]
 SIZES = {"THREADS": 16, "WINDOW_BYTES": 256, "TILE_BYTES": 128}
 """Small: four slices of four labels, windows of 8 rows, tiles of 4."""
 LOOSE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+MUTANTS = {
+    "the barrier before the slices' best are read": (
+        "        ended_after[threadIdx.x] = after;\n        __syncthreads();\n",
+        "        ended_after[threadIdx.x] = after;\n",
+    ),
+    "the barrier before what arrived is read": (
+        "            }\n        }\n        __syncthreads();\n        double crossing = none;",
+        "            }\n        }\n        double crossing = none;",
+    ),
+    "the barrier before what crossed is read": (
+        "        crossed_from[threadIdx.x] = before;\n        __syncthreads();\n",
+        "        crossed_from[threadIdx.x] = before;\n",
+    ),
+    "the barrier between a tile's loads and the walk": (
+        "            from[i] = q.from[(i64)low * q.labels + i];\n        }\n        __syncthreads();\n",
+        "            from[i] = q.from[(i64)low * q.labels + i];\n        }\n",
+    ),
+    "ties to any slice": ("(value == best && k < after)", "(value == best && k > after)"),
+    "the longest duration lost": (
+        "const int oldest = higher(0, f + 1 - longest);",
+        "const int oldest = higher(0, f + 2 - longest);",
+    ),
+    "histories not rebased": ("history[(s % rows) * CP] += passed;", "history[(s % rows) * CP] += 0;"),
+    "a slice of labels lost": (
+        "for (int other = 0; other < SLICES; ++other)",
+        "for (int other = 1; other < SLICES; ++other)",
+    ),
+    "the end score dropped": ("top = arrived[a] + end[a];", "top = arrived[a];"),
+    "a deviation taken twice": ("parent.worth[begin] = -infinity();", ";"),
+    "later choices at a node lost": ("node == begin ? root : NONE", "NONE"),
+    "what lies behind forgotten": ("path.behind[node] + best;", "best;"),
+    "content not multiplied": ("content *= factors[turn + i];", "content = factors[turn + i];"),
+    "exponents of draws dropped": ("* power_of_two(-step);", ";"),
+    "a first label by its message alone": ("next < 0 ? last[a] : onward", "next < 0 ? 1 : onward"),
+}
+"""Faults in decode.cu that the tests must see."""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +144,10 @@ def from_the_end(path):
 def ranked(problem, b, count):
     """The first of all segmentations; ties by label, then duration, from the end."""
     every, scores = naive.enumerate_segmentations(problem, b)
-    order = sorted((-score, from_the_end(path), i) for i, (score, path) in enumerate(zip(scores.tolist(), every, strict=True)))
+    order = sorted(
+        (-score, from_the_end(path), i)
+        for i, (score, path) in enumerate(zip(scores.tolist(), every, strict=True))
+    )
     return [(-score, every[i]) for score, _, i in order[:count] if -score > -math.inf]
 
 
@@ -142,7 +189,9 @@ def test_viterbi_of_fractions_and_float32_has_the_definitions_score(form, shape,
     st.sampled_from([1, 2, 7, 40]),
     st.integers(0, 10**6),
 )
-def test_the_k_best_are_the_first_of_all_ties_in_order(form, frames, longest, labels, masked, scale, count, seed):
+def test_the_k_best_are_the_first_of_all_ties_in_order(
+    form, frames, longest, labels, masked, scale, count, seed
+):
     problem = whole_numbers(random_problem(2, frames, longest, labels, masked=masked, scale=scale, seed=seed))
     found = best(form, problem, count)
     assert found == [ranked(problem, b, count) for b in range(2)]
@@ -151,7 +200,11 @@ def test_the_k_best_are_the_first_of_all_ties_in_order(form, frames, longest, la
 def test_more_paths_than_exist_are_all_that_exist(form):
     problem = random_problem(1, 4, 2, 2, seed=3)
     found = best(form, problem, 100)[0]
-    assert len(found) == len(naive.enumerate_segmentations(problem, 0)[0]) == len({tuple(path) for _, path in found})
+    assert (
+        len(found)
+        == len(naive.enumerate_segmentations(problem, 0)[0])
+        == len({tuple(path) for _, path in found})
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 40, 33, 4), (1, 90, 3, 2), (3, 12, 1, 3)], ids=str)
@@ -261,3 +314,57 @@ def test_the_kernels_do_not_depend_on_the_order_of_threads(monkeypatch, librarie
         emulate(monkeypatch, libraries, one)
         results.append((best(decode_cuda, problem, 6), decode_cuda.draws(problem, 3, 0)[0].paths()))
     assert results[0] == results[1]
+
+
+def whole_of(problem, unlike):
+    """All that the emulated kernels make of two problems, or the failed assertion."""
+    try:
+        drawn, lost_B = decode_cuda.draws(unlike, 12, 3)
+        other = decode_cuda.draws(unlike, 1, 4)[0].paths()
+        return (
+            best(decode_cuda, problem, 12),
+            best(decode_cuda, problem),
+            drawn.paths(),
+            other,
+            lost_B.tolist(),
+        )
+    except AssertionError as error:
+        return error
+
+
+@pytest.fixture(scope="module")
+def unmutated(libraries):
+    """Problems on which every line counts, and what the kernels make of them as they are."""
+    problem = whole_numbers(random_problem(2, 75, 21, 4, masked=0.2, scale=3.0, seed=5, tilt=0.2))
+    problem.end_C.add_(torch.arange(4) * 9)
+    problem.score_BTC[0, 30, 1] = -math.inf
+    problem.duration_KC[-1] += 150
+    unlike = random_problem(2, 70, 45, 3, seed=6, scale=0.5)
+    unlike.duration_KC.add_((torch.arange(45)[:, None] / 9) ** 2)
+    unlike.score_BTC.mul_(8)
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch)
+        emulate(patch, libraries)
+        return problem, unlike, whole_of(problem, unlike)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_of_the_kernels_is_killed(unmutated, libraries, monkeypatch, tmp_path, name):
+    problem, unlike, expected = unmutated
+    make_small(monkeypatch)
+    machine = Emulated(build(tmp_path, torch.float64, mutant=MUTANTS[name], form=decode_cuda))
+    emulate(monkeypatch, libraries)
+    monkeypatch.setattr(decode_cuda, "machine_for", lambda problem: machine)
+
+    def as_unmutated():
+        faulthandler.disable()
+        for machine.order in (0, 1):
+            if whole_of(problem, unlike) != expected:
+                sys.exit(1)
+
+    # A fault may lead a walk outside of its arrays.
+    child = multiprocessing.get_context("fork").Process(target=as_unmutated)
+    child.start()
+    child.join(60)
+    assert child.exitcode in (1, -signal.SIGSEGV)
