@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model import autograd, naive, paths
+from lab.rooms.semicrf.model import autograd, decoding, naive
 from lab.rooms.semicrf.model.autograd import Alarm, expected_score
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.log_domain import finite_or_zero
@@ -120,13 +120,12 @@ def viterbi(
     """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
 
     An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest
-    label.
+    label. Raises BadDataError for NaN and +inf.
     """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
-    chosen = resolve_backend(backend, problem.score_BTC)
-    if chosen == "naive":
+    if backend == "naive":
         return naive.viterbi(problem)
-    return paths.viterbi(problem)
+    return decoding.viterbi(problem, resolve_backend(backend, problem.score_BTC))
 
 
 def sample(
@@ -137,11 +136,17 @@ def sample(
     *,
     samples: int = 1,
     seed: int = 0,
+    backend: str = "auto",
     **terms: Tensor | None,
 ) -> list[list[list[Segment]]]:
-    """`samples` exact draws for each sequence, which do not depend on the batch it is in."""
+    """`samples` exact draws for each sequence: lists of (start, end exclusive, label).
+
+    They depend on the seed, the backend, the model and the sequence's own scores, never on the batch or the
+    padding: two equal sequences of a batch get the same draws. An infeasible sequence gets empty ones.
+    Raises BadDataError for NaN and +inf. "naive" draws as torch does.
+    """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
-    return paths.sample(problem, samples, seed)
+    return decoding.sample(problem, samples, seed, resolve_backend(backend, problem.score_BTC))
 
 
 def kbest(
@@ -151,11 +156,16 @@ def kbest(
     lengths_B: Tensor | None = None,
     *,
     count: int = 5,
+    backend: str = "auto",
     **terms: Tensor | None,
 ) -> list[list[tuple[float, list[Segment]]]]:
-    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
+    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist.
+
+    Ties: read from the sequence's end, the smaller label, then the smaller duration where they differ first.
+    Raises BadDataError for NaN and +inf. "naive" is torch here.
+    """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
-    return paths.kbest(problem, count)
+    return decoding.best(problem, count, resolve_backend(backend, problem.score_BTC))
 
 
 def entropy(
