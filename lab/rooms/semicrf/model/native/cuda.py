@@ -190,8 +190,14 @@ def defines(dtype: torch.dtype, wide: int, sizes: Sizes) -> dict[str, object]:
 def as_read(problem: Problem) -> Problem:
     """The inputs as the kernels read them: contiguous, and all in the scores' number type."""
     dtype = torch.float64 if problem.score_BTC.dtype == torch.float64 else torch.float32
-    floats = (value.detach().to(dtype).contiguous() for value in problem.floats())
-    score_BTC, transition_CC, duration_KC, start_C, end_C = floats
+
+    def plain(value: Tensor) -> Tensor:
+        ready = value.dtype == dtype and value.is_contiguous() and not value.requires_grad
+        return (
+            value if ready else value.detach().to(dtype).contiguous()
+        )  # a call that does nothing has a price
+
+    score_BTC, transition_CC, duration_KC, start_C, end_C = map(plain, problem.floats())
     return Problem(score_BTC, transition_CC, duration_KC, problem.lengths_B.contiguous(), start_C, end_C)
 
 

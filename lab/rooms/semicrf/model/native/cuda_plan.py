@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -101,12 +101,17 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel; an argument is a number, the name of a buffer or of a tensor to be bound, or nothing."""
+    """A kernel; an argument is a number, the name of a buffer or of a tensor to be bound, or nothing.
+
+    A run of kernels that go `aside` may overlap what follows them, up to the first one that `joins`.
+    """
 
     kernel: str
     grid: tuple[int, ...]
     threads: int
     args: tuple[str | int | None, ...]
+    aside: bool = False
+    joins: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,11 +314,11 @@ def plan_counts(shape: Shape, gradients: bool = False) -> Plan:
         "crossed": (real, (batch, crossings, wide, wide)),
     }
     launches = [
+        *(replace(one, aside=True) for one in duration_launches(shape, near_chunks, chunks, each)),
         *label_launches(shape),
-        *duration_launches(shape, near_chunks, chunks, each),
         *transition_launches(shape, crossings),
-        *(gradient_launches(shape) if gradients else []),
         audit_launch(shape),
+        *(gradient_launches(shape) if gradients else []),
     ]
     return made("counts", wanted, launches, plan_messages(shape, 2))
 
@@ -380,7 +385,7 @@ def audit_launch(shape: Shape) -> Launch:
     counts = ("starts_out", "ends_out", "duration_out", "transition_out", "z_value", "lengths")
     numbers = (shape.frames, shape.labels, shape.longest, shape.tiles)
     args = (*tiles, *counts, "mass_error", "mass_frame", "imbalance", *numbers)
-    return Launch("audit", (shape.batch,), shape.sizes.threads, args)
+    return Launch("audit", (shape.batch,), shape.sizes.threads, args, joins=True)
 
 
 SCORES_EACH = 8

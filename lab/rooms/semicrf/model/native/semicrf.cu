@@ -925,14 +925,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_gradients(
     const i64 other = i - durations - transitions; // starts and ends, from 0
     if (other >= 0) to = other < labels ? by_start + other : by_end + (other - labels);
     double sum = 0;
+#pragma unroll 8
     for (int b = 0; b < batch; ++b) {
-        if (!is_finite(log_z[b])) continue;
         const i64 row = (i64)b * frames;
         const i64 last = row + sequence_of(lengths, b, frames).length - 1;
         const double count = other < 0       ? counts[b * step]
                            : other < labels  ? (double)starts[row * labels + other]
                                              : (double)ends[last * labels + other - labels];
-        sum += count * by_log_z[b];
+        sum += is_finite(log_z[b]) ? count * by_log_z[b] : 0;
     }
     *to = (REAL)sum;
 }
