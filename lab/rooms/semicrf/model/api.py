@@ -24,15 +24,13 @@ What is not finite, the same on every backend:
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import autograd, compiled, naive, paths
+from lab.errors import UsageError
+from lab.rooms.semicrf.model import autograd, compiled, decoding, naive
 from lab.rooms.semicrf.model.autograd import Alarm, expected_score
 from lab.rooms.semicrf.model.compiled import compiling
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
@@ -42,30 +40,17 @@ from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
 LISTS = "segments are lists, not tensors: decode outside of what is compiled with fullgraph=True"
-BACKENDS = ("naive", "torch", "native", "triton", "auto")
+BACKENDS = ("naive", "torch", "native", "auto")
 
 
 def resolve_backend(backend: str, score_BTC: Tensor) -> str:
-    """What "auto" means here: Triton on a GPU that has it, else what is compiled for it, else torch."""
+    """What "auto" means here: what is compiled for this device, else torch."""
     if backend not in BACKENDS:
         raise UsageError(f"no backend {backend!r}", fix=f"one of {', '.join(BACKENDS)}")
     if backend != "auto":
         return backend
     fits = not score_BTC.is_cuda or score_BTC.shape[-1] <= MAX_LABELS
-    if fits and score_BTC.is_cuda and has_triton() and new_enough(score_BTC.device):
-        return "triton"
     return "native" if fits and native.missing_reason(score_BTC) is None else "torch"
-
-
-@functools.cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def new_enough(device: torch.device) -> bool:
-    """Whether Triton supports this GPU: NVIDIA's from Volta on, and all that torch for ROCm supports."""
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (7, 0)
 
 
 def log_partition(
@@ -110,16 +95,8 @@ def engine_for(backend: str, problem: Problem) -> Any:
 
 
 def engine_of(backend: str) -> Any:
-    """The module of a backend."""
-    if backend == "torch":
-        return torch_factorised
-    if backend == "native":
-        return native
-    if not has_triton():
-        raise MissingError("triton is not installed", fix="backend='torch', or pip install triton")
-    from lab.rooms.semicrf.model.triton import backend as triton_backend
-
-    return triton_backend
+    """The module with `forward(problem, keep)` and `backward(state)` of a backend."""
+    return {"torch": torch_factorised, "native": native}[backend]
 
 
 def posteriors(
@@ -173,18 +150,12 @@ def viterbi(
     """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
 
     An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest
-    label.
+    label. Raises BadDataError for NaN and +inf.
     """
     problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    chosen = resolve_backend(backend, problem.score_BTC)
-    if chosen == "naive":
+    if backend == "naive":
         return naive.viterbi(problem)
-    if chosen == "triton" and problem.plain:
-        engine_of("triton")  # raises where Triton is missing
-        from lab.rooms.semicrf.model.triton import best_path
-
-        return best_path.viterbi(problem)
-    return paths.viterbi(problem)
+    return decoding.viterbi(problem, resolve_backend(backend, problem.score_BTC))
 
 
 @compiled.never(LISTS)
@@ -196,11 +167,17 @@ def sample(
     *,
     samples: int = 1,
     seed: int = 0,
+    backend: str = "auto",
     **terms: Tensor | None,
 ) -> list[list[list[Segment]]]:
-    """`samples` exact draws for each sequence, which do not depend on the batch it is in."""
+    """`samples` exact draws for each sequence: lists of (start, end exclusive, label).
+
+    They depend on the seed, the backend, the model and the sequence's own scores, never on the batch or the
+    padding: two equal sequences of a batch get the same draws. An infeasible sequence gets empty ones.
+    Raises BadDataError for NaN and +inf. "naive" draws as torch does.
+    """
     problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    return paths.sample(problem, samples, seed)
+    return decoding.sample(problem, samples, seed, resolve_backend(backend, problem.score_BTC))
 
 
 @compiled.never(LISTS)
@@ -211,11 +188,16 @@ def kbest(
     lengths_B: Tensor | None = None,
     *,
     count: int = 5,
+    backend: str = "auto",
     **terms: Tensor | None,
 ) -> list[list[tuple[float, list[Segment]]]]:
-    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
+    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist.
+
+    Ties: read from the sequence's end, the smaller label, then the smaller duration where they differ first.
+    Raises BadDataError for NaN and +inf. "naive" is torch here.
+    """
     problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    return paths.kbest(problem, count)
+    return decoding.best(problem, count, resolve_backend(backend, problem.score_BTC))
 
 
 def entropy(

@@ -39,10 +39,22 @@ class Call:
         return Problem(lengths_B=lengths_B, **given)
 
     def counts(self, problem: Problem, state: Any) -> Posteriors:
-        found: Posteriors = self.engine.backward(state)
+        return self.differentiated(problem, state, None)[0]
+
+    def differentiated(
+        self, problem: Problem, state: Any, grad_B: Tensor | None
+    ) -> tuple[Posteriors, list[Tensor] | None]:
+        """The counts; and the gradients for `grad_B` where the form made them beside sound counts."""
+        own: list[Tensor] | None = None
+        found: Posteriors
+        if grad_B is not None and hasattr(self.engine, "differentiate"):
+            found, own = self.engine.differentiate(state, grad_B)
+        else:
+            found = self.engine.backward(state)
         if self.alarm is not None:
             self.alarm(found)  # before what is wrong is mended: a fault is to be seen
-        return finish(problem, found)
+        mended = finish(problem, found)  # waits for a GPU, so the gradients are queued before
+        return found, None if mended else own
 
     def solved(self, problem: Problem) -> Posteriors:
         if self.engine is naive:
@@ -82,9 +94,12 @@ class LogPartition(torch.autograd.Function):
             problem = call.problem_of(lengths_B, floats)
             found = expected_counts(call.again(), lengths_B, floats)
         else:
+            further = torch.is_grad_enabled()
             with torch.no_grad():
-                found = call.counts(problem, call.state)
-            if torch.is_grad_enabled():
+                found, own = call.differentiated(problem, call.state, None if further else grad_B)
+            if own is not None:
+                return (None, None, *chosen(own, floats, ctx.needs_input_grad[2:]))
+            if further:
                 found = expected_counts(call.again(found), lengths_B, floats)
         return (None, None, *gradients(problem, found, grad_B, ctx.needs_input_grad[2:]))
 
@@ -282,6 +297,12 @@ def spread(direction: Problem, found: Posteriors) -> list[Tensor]:
     own = [] if direction.segment_BTKC is None else [direction.segment_BTKC]
     given = [direction.score_BTC, opens, closes, direction.duration_KC, direction.transition, *own]
     return [x.expand(count.shape).double() for x, count in zip(given, parts(found)[1:-2], strict=True)]
+
+
+def chosen(values: Sequence[Tensor], floats: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients in their inputs' dtypes, where they are wanted."""
+    triples = zip(values, floats, wanted, strict=True)
+    return [value.to(given.dtype) if want else None for value, given, want in triples]
 
 
 def gradients(

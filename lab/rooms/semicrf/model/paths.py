@@ -5,6 +5,7 @@ Only the messages are stored; the label before each segment is recomputed on the
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -87,12 +88,18 @@ def sample(problem: Problem, samples: int, seed: int) -> list[list[list[Segment]
     drawn = []
     for b in range(problem.shape[0]):
         row = torch.tensor([b], device=problem.lengths_B.device)
-        draw = _Draw(problem.rows(row))
-        random = [
-            np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, b, n])) for n in range(samples)
-        ]
-        drawn.append([draw.once(one) for one in random])
+        one = problem.rows(row)
+        draw = _Draw(one)
+        drawn.append([draw.once(generator(seed, one, n)) for n in range(samples)])
     return drawn
+
+
+def generator(seed: int, one: Problem, number: int) -> np.random.Generator:
+    """Random numbers by the seed, the sequence's own scores and the draw's number, whatever its batch."""
+    own = one.score_BTC[0, : int(one.lengths_B)].double() + 0.0  # -0.0 becomes 0.0
+    content = hashlib.blake2b(own.cpu().numpy().tobytes(), digest_size=8).digest()
+    counter = [0, 0, int.from_bytes(content, "little"), number]
+    return np.random.Generator(np.random.Philox(key=seed % 2**64, counter=counter))
 
 
 class _Draw:

@@ -215,8 +215,9 @@ def make_problem(
         )
     if not score_BTC.is_floating_point():
         raise UsageError(f"score must be floating point, got {score_BTC.dtype}")
-    start_C = score_BTC.new_zeros(labels) if start_C is None else start_C
-    end_C = score_BTC.new_zeros(labels) if end_C is None else end_C
+    if start_C is None or end_C is None:
+        zeros = score_BTC.new_zeros(2, labels)  # one kernel on a GPU
+        start_C, end_C = zeros[0] if start_C is None else start_C, zeros[1] if end_C is None else end_C
     per_frame = (batch, frames, labels)
     for name, value, shape in (
         ("start", start_C, (labels,)),
