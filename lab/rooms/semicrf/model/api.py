@@ -154,6 +154,7 @@ def viterbi(
     """
     problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     if backend == "naive":
+        decoding.reject_nan(problem)
         return naive.viterbi(problem)
     return decoding.viterbi(problem, resolve_backend(backend, problem.score_BTC))
 

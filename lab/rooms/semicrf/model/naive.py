@@ -185,9 +185,7 @@ def enumerate_segmentations(problem: Problem, b: int) -> tuple[list[list[Segment
 
 def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
     """The best score (B,) and segmentation of each sequence; ties: smallest duration, then smallest label."""
-    nothing: tuple[float, list[Segment]] = (math.nan, [])
-    unknown_B = unknown(Terms(problem))
-    done = [nothing if unknown_B[b] else _viterbi_one(problem, b) for b in range(problem.shape[0])]
+    done = [_viterbi_one(problem, b) for b in range(problem.shape[0])]
     return torch.tensor([score for score, _ in done], dtype=torch.float64), [path for _, path in done]
 
 
