@@ -24,6 +24,7 @@ What is not finite, the same on every backend:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
+ROUNDING, FAR = 1e-12, 1e4
+"""Probabilities that may be rounding, and scores that no such probability may be multiplied by."""
 LISTS = "segments are lists, not tensors: decode outside of what is compiled with fullgraph=True"
 BACKENDS = ("naive", "torch", "native", "auto")
 
@@ -223,12 +226,16 @@ def entropy(
 
     score_BTC = _centred(score_BTC.double(), torch.ones_like(score_BTC, dtype=torch.bool))
     found = solved(score_BTC)
-    counted_BTC = found.label_BTC.detach() > 0
+    counted_BTC = found.label_BTC.detach() > ROUNDING
     undecided = compiling() or autograd.transforming()  # a branch on a value is not for them: do both
     if undecided or bool((score_BTC.abs() * counted_BTC > naive.LARGE).any()):  # the largest leads nowhere
         score_BTC = _centred(score_BTC, counted_BTC)
         found = solved(score_BTC)
     problem = compiled.unchecked(compiled.in_order({"score_BTC": score_BTC, **given}))
+    # Labels are starts less ends: what rounding leaves of a label that cannot be would weigh 1e30.
+    left_over_BTC = (found.label_BTC < ROUNDING) & (score_BTC.abs() > FAR)
+    zero_BTC = torch.zeros_like(found.label_BTC)
+    found = replace(found, label_BTC=torch.where(left_over_BTC, zero_BTC, found.label_BTC))
     return found.log_z_B - expected_score(problem, found)
 
 

@@ -126,7 +126,7 @@ class ExpectedCounts(torch.autograd.Function):
         found = call.found
         if found is None:
             found = call.solved(call.problem_of(lengths_B, floats))
-        return tuple(value.detach() for value in parts(found))
+        return tuple(value.detach() for value in found.parts())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -229,25 +229,14 @@ def posteriors(engine: Any, problem: Problem) -> Posteriors:
 
 
 def expected_counts(call: Call, lengths_B: Tensor, floats: Sequence[Tensor]) -> Posteriors:
-    return of_parts(applied(ExpectedCounts, call, lengths_B, *floats))
-
-
-def parts(found: Posteriors) -> list[Tensor]:
-    """log Z, the counts in the order of `second.Counts`, and the mass."""
-    counts = [found.label_BTC, found.starts_BTC, found.ends_BTC, found.duration_BKC, found.transition]
-    counts += [] if found.segment_BTKC is None else [found.segment_BTKC]
-    return [found.log_z_B, *counts, found.mass_error_B, found.mass_frame_B]
-
-
-def of_parts(values: Sequence[Tensor]) -> Posteriors:
-    return Posteriors(*values[:6], *values[-2:], *values[6:-2])
+    return Posteriors.of_parts(applied(ExpectedCounts, call, lengths_B, *floats))
 
 
 def saved(ctx: Any) -> tuple[Problem, Posteriors]:
     names = ctx.call.names
     lengths_B, *tensors = ctx.saved_tensors
     given = dict(zip(names, tensors[: len(names)], strict=True))
-    return Problem(lengths_B=lengths_B, **given), of_parts(tensors[len(names) :])
+    return Problem(lengths_B=lengths_B, **given), Posteriors.of_parts(tensors[len(names) :])
 
 
 def tangents(call: Call, problem: Problem, direction: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -262,7 +251,7 @@ def possible(found: Posteriors, direction: Sequence[Tensor | None]) -> list[Tens
     """A direction of the counts, less what cannot happen: its count cannot move (-inf), nor any by it."""
     return [
         torch.zeros_like(count) if move is None else torch.where(count == 0, torch.zeros_like(move), move)
-        for count, move in zip(parts(found)[1:-2], direction, strict=True)
+        for count, move in zip(found.parts()[1:-2], direction, strict=True)
     ]
 
 
@@ -280,7 +269,7 @@ def carried_back(
         total = gradients(problem, found, grad_B, wanted)
     if any(grad is not None for grad in grads):
         zero_B, one_B = torch.zeros_like(found.log_z_B), torch.ones_like(found.log_z_B)
-        counts = of_parts([zero_B, *moved(possible(found, grads)), *parts(found)[-2:]])
+        counts = Posteriors.of_parts([zero_B, *moved(possible(found, grads)), *found.parts()[-2:]])
         more = gradients(problem, counts, one_B, wanted)
         pairs = zip(total, more, strict=True)
         total = [b if a is None or b is None else a + b for a, b in pairs]
@@ -296,7 +285,7 @@ def spread(direction: Problem, found: Posteriors) -> list[Tensor]:
     closes = closes if direction.seg_end_BTC is None else closes + direction.seg_end_BTC
     own = [] if direction.segment_BTKC is None else [direction.segment_BTKC]
     given = [direction.score_BTC, opens, closes, direction.duration_KC, direction.transition, *own]
-    return [x.expand(count.shape).double() for x, count in zip(given, parts(found)[1:-2], strict=True)]
+    return [x.expand(count.shape).double() for x, count in zip(given, found.parts()[1:-2], strict=True)]
 
 
 def chosen(values: Sequence[Tensor], floats: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
@@ -326,10 +315,10 @@ def gradients(
 
 
 def expected_score(problem: Problem, found: Posteriors) -> Tensor:
-    """<theta, counts> (B,): a term with count zero adds zero, even if its score is -inf."""
+    """<theta, counts> (B,): a score of -inf, or with a count of zero, adds zero."""
     total_B = torch.zeros_like(found.log_z_B)
     for value, count in zip(problem.floats(), found.counts(problem), strict=True):
-        never = count == 0
+        never = (count == 0) | torch.isneginf(value)
         score = torch.where(never, torch.zeros_like(count, dtype=torch.float64), value.double())
         total_B = total_B + (score * count).flatten(1).sum(1)
     return total_B

@@ -118,7 +118,6 @@ class Posteriors:
       their own.
     - `mass_error_B`: worst |sum_c P(t, c) - 1| over a sequence's frames as computed; inf for NaN, 0 where
       nothing is feasible. `mass_frame_B`: the first frame where it is reached.
-
     - `imbalance_B`: what `ledger.imbalance` would compute, from forms that compute it beside the counts.
 
     `ledger.mass` computes the masses from `label_BTC`.
@@ -134,6 +133,16 @@ class Posteriors:
     mass_frame_B: Tensor
     segment_BTKC: Tensor | None = None
     imbalance_B: Tensor | None = None
+
+    @classmethod
+    def of_parts(cls, values: Sequence[Tensor]) -> Posteriors:
+        """The inverse of `parts`."""
+        names = [name for name in PARTS if name != "segment_BTKC" or len(values) == len(PARTS)]
+        return cls(**dict(zip(names, values, strict=True)))
+
+    def parts(self) -> list[Tensor]:
+        """log Z, the counts, last those of single segments if there are any, and the mass with its frame."""
+        return [value for value in attrgetter(*PARTS)(self) if value is not None]
 
     def counts(self, problem: Problem) -> tuple[Tensor, ...]:
         """The count that belongs to each of `problem.floats()`."""
@@ -177,6 +186,10 @@ class Posteriors:
         return self.ends_BTC.gather(1, last_B11.expand(-1, 1, self.ends_BTC.shape[2]))[:, 0]
 
 
+PARTS = (
+    *("log_z_B", "label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition", "segment_BTKC"),
+    *("mass_error_B", "mass_frame_B"),
+)
 COUNTS = tuple(f.name for f in fields(Posteriors) if f.name not in ("log_z_B", "imbalance_B"))
 
 
