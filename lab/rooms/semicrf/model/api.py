@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import naive, paths
+from lab.rooms.semicrf.model import information, naive, paths
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.finish import finish
 from lab.rooms.semicrf.model.naive import Segment
@@ -245,25 +245,14 @@ def entropy(
     end_C: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """H (B,) in nats of the distribution over segmentations: log Z minus the expected score, exact."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
+    """H (B,) in nats of the distribution over segmentations, float64, exact with -inf and with large scores.
+
+    0 where nothing is feasible.
+    """
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C)
+    problem = problem.with_floats([value.double() for value in problem.floats()])
+    score_BTC, transition_CC, duration_KC, start_C, end_C = problem.floats()
     found = posteriors(
         score_BTC, transition_CC, duration_KC, lengths_B, start_C=start_C, end_C=end_C, backend=backend
     )
-    return found.log_z_B - expected_score(problem, found)
-
-
-def expected_score(problem: Problem, found: Posteriors) -> Tensor:
-    """<theta, counts> (B,): a term with count zero adds zero, even if its score is -inf."""
-    counts = (
-        found.label_BTC,
-        found.transition,
-        found.duration_BKC,
-        found.start_BC(),
-        found.end_BC(problem.lengths_B),
-    )
-    total_B = torch.zeros_like(found.log_z_B)
-    for value, count in zip(problem.floats(), counts, strict=True):
-        term = torch.where(count == 0, torch.zeros_like(count), count * value.double())
-        total_B = total_B + term.flatten(1).sum(1)
-    return total_B
+    return information.entropy(problem, found)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.crf_watch import CRFWatch
+from lab.rooms.semicrf.model.distribution import SegmentDistribution
 from lab.rooms.semicrf.model.problem import onto
 from lab.rooms.semicrf.model.validation import Validator, backend_name
 
@@ -123,6 +124,18 @@ class SemiCRF(nn.Module):
             backend=self.backend,
         )
         return [Decoded(float(score), list(found)) for score, found in zip(scores_B, segments, strict=True)]
+
+    def distribution(self, hidden_BTH: Tensor, lengths_B: Tensor | None = None) -> SegmentDistribution:
+        """The distribution over the segmentations of every sequence, differentiable as the loss is."""
+        return SegmentDistribution(
+            self.scores(hidden_BTH, lengths_B),
+            self.transitions(),
+            self.duration_KC,
+            lengths_B,
+            start_C=self.start_C,
+            end_C=self.end_C,
+            backend=self.backend,
+        )
 
     def parameter_penalty(self, p: float = 2.0) -> Tensor:
         """sum |transition|^p + sum |duration|^p; forbidden transitions are not parameters and add nothing."""

@@ -9,6 +9,7 @@ first segment has no transition. Any of these may be -inf, which forbids exactly
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -46,6 +47,14 @@ class Problem:
         """The five differentiable inputs, in the order of their gradients."""
         return self.score_BTC, self.transition, self.duration_KC, self.start_C, self.end_C
 
+    def names(self) -> tuple[str, ...]:
+        """The differentiable inputs that are given, in the order of their gradients."""
+        return tuple(name for name in FLOATS if getattr(self, name) is not None)
+
+    def with_floats(self, values: Sequence[Tensor]) -> Problem:
+        """The same model with other values, in the order of `names()`."""
+        return replace(self, **dict(zip(self.names(), values, strict=True)))
+
     def rows(self, index: Tensor) -> Problem:
         """The same model over some sequences of the batch."""
         return replace(self, score_BTC=self.score_BTC[index], lengths_B=self.lengths_B[index])
@@ -53,6 +62,9 @@ class Problem:
     def detached(self) -> Problem:
         names = ("score_BTC", "transition", "duration_KC", "start_C", "end_C")
         return replace(self, **{name: getattr(self, name).detach() for name in names})
+
+
+FLOATS = tuple(field.name for field in fields(Problem) if field.name != "lengths_B")
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,17 @@ class Posteriors:
     transition: Tensor
     mass_error_B: Tensor
     mass_frame_B: Tensor
+
+    def counts(self, problem: Problem) -> tuple[Tensor, ...]:
+        """The count that belongs to each of `problem.floats()`."""
+        own = {
+            "score_BTC": self.label_BTC,
+            "start_C": self.start_BC(),
+            "end_C": self.end_BC(problem.lengths_B),
+            "duration_KC": self.duration_BKC,
+            "transition": self.transition,
+        }
+        return tuple(own[name] for name in problem.names())
 
     def replace_rows(self, rows: Tensor, counts: Posteriors) -> None:
         """Replace counts and masses of these sequences by those of `counts`, in place; log Z stays."""

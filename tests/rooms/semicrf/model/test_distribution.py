@@ -1,0 +1,389 @@
+"""The distribution over segmentations against a list of all of them, in exact arithmetic where scores are
+large."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from lab.errors import UsageError  # noqa: E402
+from lab.rooms.semicrf.model import information, naive  # noqa: E402
+from lab.rooms.semicrf.model.distribution import SegmentDistribution  # noqa: E402
+from lab.rooms.semicrf.model.head import SemiCRF  # noqa: E402
+from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
+from tests.rooms.semicrf.problems import random_problem  # noqa: E402
+
+pytestmark = pytest.mark.torch
+INF = math.inf
+
+
+def of(problem, **kw):
+    given = {name: getattr(problem, name) for name in problem.names()}
+    return SegmentDistribution(**given, lengths_B=problem.lengths_B, **kw)
+
+
+def listing(problem, b):
+    """All segmentations of a sequence and their exact scores, Fractions; -inf as None."""
+    longest, labels = problem.shape[2:]
+    score = problem.score_BTC[b].double().tolist()
+    transition = problem.transition.double().expand(longest, labels, labels).tolist()
+    duration, start, end = (
+        x.double().tolist() for x in (problem.duration_KC, problem.start_C, problem.end_C)
+    )
+    scores, paths = [], list(naive.segmentations(int(problem.lengths_B[b]), longest, labels))
+    for path in paths:
+        terms = [start[path[0][2]], end[path[-1][2]]]
+        for at, (s, e, c) in enumerate(path):
+            terms += [*(score[u][c] for u in range(s, e)), duration[e - s - 1][c]]
+            terms += [transition[e - s - 1][path[at - 1][2]][c]] if at else []
+        scores.append(None if -INF in terms else sum(map(Fraction, terms)))
+    return paths, scores
+
+
+def log_probs(scores):
+    """[] where nothing is feasible."""
+    live = [score for score in scores if score is not None]
+    if not live:
+        return []
+    logs = [-INF if score is None else float(score - max(live)) for score in scores]
+    log_z = math.log(math.fsum(map(math.exp, logs)))
+    return [value - log_z for value in logs]
+
+
+def expectation(logs, values):
+    """sum p * value, where p is not rounded to 0."""
+    return math.fsum(math.exp(p) * value for p, value in zip(logs, values, strict=True) if math.exp(p) > 0)
+
+
+def drawn(generator, values, *shape):
+    chosen = torch.tensor(values, dtype=torch.float64)[torch.randint(len(values), shape, generator=generator)]
+    return torch.randn(shape, generator=generator, dtype=torch.float64) + chosen
+
+
+HOSTILE = {
+    "masked frames": ([0.0, 0.0, 0.0, -1e30, -INF], [0.0]),
+    "masks and soft penalties": ([0.0, 0.0, -1e30, -INF, -700.0], [0.0, 0.0, -450.0, -660.0, -40.0]),
+    "soft rewards": ([0.0, 0.0, 40.0, -700.0, 700.0], [0.0, 0.0, 450.0, -660.0, -INF, 700.0]),
+    "frames of 1e30": ([0.0, 0.0, 0.0, -1e30, 1e30, -INF], [0.0, 0.0, -40.0, -700.0]),
+}
+
+
+def hostile_problem(kind, seed, like=None):
+    generator = torch.Generator().manual_seed(seed)
+    batch, frames, longest, labels = (
+        int(torch.randint(1, n + 1, (), generator=generator)) for n in (3, 5, 7, 3)
+    )
+    lengths = torch.randint(1, frames + 1, (batch,), generator=generator)
+    if like is not None:
+        (batch, frames, _, labels), lengths = like.shape, like.lengths_B
+    frame_values, other = HOSTILE[kind]
+    return make_problem(
+        drawn(generator, frame_values, batch, frames, labels),
+        drawn(generator, other, labels, labels),
+        drawn(generator, other, longest, labels),
+        lengths,
+        drawn(generator, other, labels),
+        drawn(generator, other, labels),
+    )
+
+
+def close(found, expected, tolerance=1e-9):
+    if math.isinf(expected):
+        return found == expected
+    return abs(found - expected) <= tolerance * max(1, abs(expected))
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_the_entropy_of_hostile_problems_is_that_of_the_list(kind):
+    for seed in range(80):
+        problem = hostile_problem(kind, seed)
+        found = of(problem).entropy()
+        by_choices = information.by_choices(problem, problem, information.entropy_term)
+        for b in range(problem.shape[0]):
+            logs = log_probs(listing(problem, b)[1])
+            expected = expectation(logs, [-p for p in logs]) if logs else 0.0
+            assert close(found[b].item(), expected), (seed, b)
+            assert not logs or close(by_choices[b].item(), expected), (seed, b)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_divergences_of_hostile_problems_are_those_of_the_list(kind):
+    for seed in range(40):
+        p = hostile_problem(kind, seed)
+        q = hostile_problem(kind, seed + 1000, like=p)
+        kl, cross = of(p).kl(of(q)), of(p).cross_entropy(of(q))
+        for b in range(p.shape[0]):
+            own = dict(zip(map(tuple, listing(p, b)[0]), log_probs(listing(p, b)[1]), strict=False))
+            other = dict(zip(map(tuple, listing(q, b)[0]), log_probs(listing(q, b)[1]), strict=False))
+            under_q = [other.get(path, -INF) for path in own]
+            expected = expectation(own.values(), [-x for x in under_q])
+            assert close(cross[b].item(), expected), (seed, b)
+            apart = [a - x for a, x in zip(own.values(), under_q, strict=True)]
+            assert close(kl[b].item(), expectation(own.values(), apart)), (seed, b)
+            assert kl[b].item() >= 0
+
+
+def test_all_segmentations_have_the_probabilities_of_the_list_and_they_sum_to_1():
+    for by_duration in (False, True):
+        problem = random_problem(1, 4, 3, 2, masked=0.2, by_duration=by_duration, seed=3)
+        p = of(problem)
+        paths, scores = listing(problem, 0)
+        found = [p.log_prob([path]).item() for path in paths]
+        assert found == pytest.approx(log_probs(scores), abs=1e-12)
+        assert math.fsum(map(math.exp, found)) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_log_prob_and_topk_of_hostile_problems_are_those_of_the_list(kind):
+    for seed in range(25):
+        problem = hostile_problem(kind, seed)
+        p = of(problem)
+        ranked = p.topk(4)
+        for b in range(problem.shape[0]):
+            paths, scores = listing(problem, b)
+            logs = log_probs(scores)
+            kept = sorted((x for x in logs if x > -INF), reverse=True)[:4]
+            assert len(ranked[b]) == len(kept), (seed, b)
+            assert all(close(x, y) for (x, _), y in zip(ranked[b], kept, strict=True)), (seed, b)
+            for path, log in [*zip(paths, logs, strict=False)][:20]:
+                whole = [[(t, t + 1, 0) for t in range(int(n))] for n in problem.lengths_B]
+                whole[b] = path
+                try:
+                    found = p.log_prob(whole)[b].item()
+                except UsageError:
+                    raise AssertionError((seed, b, path)) from None
+                assert close(found, log), (seed, b, path)
+
+
+def test_labels_mean_their_maximal_runs_or_what_starts_say():
+    problem = random_problem(2, 5, 3, 2, seed=1)
+    problem = replace(problem, lengths_B=torch.tensor([5, 3]))
+    labels = torch.tensor([[0, 0, 1, 1, 0], [1, 0, 0, 7, -3]])
+    starts = torch.tensor([[1, 0, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
+    p = of(problem)
+    runs = [[(0, 2, 0), (2, 4, 1), (4, 5, 0)], [(0, 1, 1), (1, 3, 0)]]
+    split = [[(0, 2, 0), (2, 3, 1), (3, 4, 1), (4, 5, 0)], [(0, 1, 1), (1, 2, 0), (2, 3, 0)]]
+    assert torch.equal(p.log_prob(labels), p.log_prob(runs))
+    assert torch.equal(p.log_prob(labels, starts), p.log_prob(split))
+    for b in range(2):
+        score = naive.path_score(problem, b, split[b]) - naive.log_partition(problem)[b]
+        assert p.log_prob(split)[b].item() == pytest.approx(score.item(), abs=1e-12)
+
+
+def test_a_segment_longer_than_k_has_probability_0():
+    p = of(random_problem(1, 5, 2, 2))
+    assert p.log_prob([[(0, 3, 0), (3, 5, 1)]]).item() == -INF
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([[(0, 2, 0)]], "one segmentation per sequence"),
+        ([[(0, 2, 0)], [(0, 4, 0)]], "sequence 0: its segments cover 2 of 4"),
+        ([[(0, 2, 0), (3, 4, 0)], [(0, 4, 0)]], "does not continue a tiling at frame 2"),
+        ([[(0, 4, 2)], [(0, 4, 0)]], "a label in 0..1"),
+        ([[], [(0, 4, 0)]], "sequence 0: its segments cover 0"),
+        (torch.zeros(2, 3, dtype=torch.int64), "labels must be"),
+        (torch.zeros(2, 4), "labels must be"),
+        (torch.full((2, 4), 2), "a label in 0..1"),
+    ],
+)
+def test_what_is_no_segmentation_is_named(value, words):
+    p = SegmentDistribution(torch.zeros(2, 4, 2), torch.zeros(2, 2), torch.zeros(4, 2))
+    with pytest.raises(UsageError, match=words):
+        p.log_prob(value)
+
+
+def test_expectations_are_those_of_the_list_and_do_not_read_what_has_no_mass():
+    problem = random_problem(2, 5, 3, 2, masked=0.3, seed=4)
+    lengths = problem.lengths_B
+    other = random_problem(2, 5, 3, 2, seed=9)
+    f = make_problem(*other.floats()[:3], lengths, *other.floats()[3:])
+    f = replace(f, transition=torch.where(torch.isneginf(problem.transition), math.nan, f.transition))
+    found = of(problem).expected(of(f))
+    segments = of(problem).expected({"duration_KC": torch.ones(3, 2)})
+    frames = of(problem).expected({"score_BTC": torch.ones(2, 5, 2)})
+    assert torch.allclose(frames, lengths.double(), atol=1e-12)
+    for b in range(2):
+        paths, scores = listing(problem, b)
+        logs = log_probs(scores)
+        live = [at for at, log in enumerate(logs) if log > -INF]
+        values = [naive.path_score(f, b, paths[at]).item() for at in live]
+        kept = [logs[at] for at in live]
+        assert found[b].item() == pytest.approx(expectation(kept, values), abs=1e-11)
+        sizes = [len(paths[at]) for at in live]
+        assert segments[b].item() == pytest.approx(expectation(kept, sizes), abs=1e-11)
+    with pytest.raises(UsageError, match="no scores are called duration"):
+        of(problem).expected({"duration": torch.ones(3, 2)})
+
+
+def test_two_equal_models_have_a_divergence_of_exactly_0_and_near_ones_a_tiny_positive_one():
+    problem = random_problem(2, 40, 6, 4, seed=5)
+    assert of(problem).kl(of(problem)).tolist() == [0.0, 0.0]
+    nearly = replace(problem, duration_KC=problem.duration_KC + 1e-9 * torch.randn(6, 4).double())
+    found = of(problem).kl(of(nearly))
+    assert bool((found > 0).all()) and bool((found < 1e-14).all())
+
+
+def test_a_frame_shift_common_to_all_labels_changes_no_information():
+    problem = random_problem(2, 30, 5, 3, seed=6)
+    other = replace(random_problem(2, 30, 5, 3, seed=7), lengths_B=problem.lengths_B)
+    shift = 1e6 * torch.randn(2, 30, 1, generator=torch.Generator().manual_seed(0)).double()
+    moved = replace(problem, score_BTC=problem.score_BTC + shift)
+    assert torch.allclose(of(moved).entropy(), of(problem).entropy(), atol=1e-7)
+    assert torch.allclose(of(moved).kl(of(other)), of(problem).kl(of(other)), atol=1e-7)
+    assert torch.allclose(of(other).cross_entropy(of(moved)), of(other).cross_entropy(of(problem)), atol=1e-7)
+
+
+def test_models_with_other_durations_are_compared_over_all_segmentations():
+    p, q = random_problem(1, 4, 2, 2, seed=1), random_problem(1, 4, 3, 2, by_duration=True, seed=2)
+    own, other = (
+        dict(zip(map(tuple, paths), log_probs(x), strict=True)) for paths, x in map(listing, (p, q), (0, 0))
+    )
+    expected = math.fsum(math.exp(log) * (log - other[path]) for path, log in own.items())
+    assert of(p).kl(of(q)).item() == pytest.approx(expected, abs=1e-12)
+    assert of(q).kl(of(p)).item() == INF
+    assert of(p).cross_entropy(of(q)).item() == pytest.approx(expected + of(p).entropy().item(), abs=1e-12)
+    with pytest.raises(UsageError, match="over different segmentations"):
+        of(p).kl(of(random_problem(1, 5, 2, 2)))
+
+
+def enumerated(problem, b, other=None):
+    """Entropy, or with `other` KL and cross-entropy, as autograd sees the list of all segmentations."""
+    scores = naive.enumerate_segmentations(problem, b)[1]
+    live = scores > -INF
+    log_p = torch.log_softmax(scores[live], 0)
+    if other is None:
+        return -(log_p.exp() * log_p).sum()
+    log_q = torch.log_softmax(naive.enumerate_segmentations(other, b)[1], 0)[live]
+    return torch.stack([(log_p.exp() * (log_p - log_q)).sum(), -(log_p.exp() * log_q).sum()])
+
+
+@pytest.mark.parametrize("by_duration", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+def test_gradients_are_those_of_the_list(by_duration, scale):
+    weight = torch.tensor([0.7, -1.3]).double()
+    for seed in range(3):
+        p, q = (
+            random_problem(2, 5, 3, 2, scale=scale, masked=mask, by_duration=by_duration, seed=seed + at)
+            for at, mask in ((0, 0.2), (50, 0.0))
+        )
+        p, q = (
+            replace(x, lengths_B=torch.tensor([5, 3])).with_floats([v.requires_grad_() for v in x.floats()])
+            for x in (p, q)
+        )
+        leaves = [*p.floats(), *q.floats()]
+        ways = {
+            "entropy": (of(p).entropy(), [enumerated(p, b) for b in range(2)]),
+            "kl": (of(p).kl(of(q)), [enumerated(p, b, q)[0] for b in range(2)]),
+            "cross-entropy": (of(p).cross_entropy(of(q)), [enumerated(p, b, q)[1] for b in range(2)]),
+        }
+        for name, (found, right) in ways.items():
+            expected = torch.stack(right)
+            assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9), name
+            pair = [
+                torch.autograd.grad((value * weight).sum(), leaves, allow_unused=True)
+                for value in (found, expected)
+            ]
+            for ours, listed, leaf in zip(*pair, leaves, strict=True):
+                ours = torch.zeros_like(leaf) if ours is None else ours
+                listed = torch.zeros_like(leaf) if listed is None else torch.nan_to_num(listed)
+                assert torch.allclose(ours, listed, atol=1e-9 * scale), (name, seed)
+
+
+def test_the_gradient_of_log_prob_is_that_of_the_list():
+    p = random_problem(2, 5, 3, 2, masked=0.2, seed=2)
+    p = replace(p, lengths_B=torch.tensor([5, 3])).with_floats([v.requires_grad_() for v in p.floats()])
+    paths = of(p).argmax()
+    found = of(p).log_prob(paths)
+    expected = torch.stack([naive.path_score(p, b, paths[b]) for b in range(2)]) - naive.log_partition(p)
+    assert torch.allclose(found, expected, atol=1e-12)
+    for ours, right in zip(
+        *(torch.autograd.grad(x.sum(), p.floats()) for x in (found, expected)), strict=True
+    ):
+        assert torch.allclose(ours, right, atol=1e-12)
+
+
+def test_a_value_kept_without_gradients_does_not_cut_a_later_gradient_off():
+    problem = random_problem(1, 4, 2, 2)
+    score = problem.score_BTC.clone().requires_grad_()
+    p = SegmentDistribution(score, problem.transition, problem.duration_KC)
+    with torch.no_grad():
+        before = p.partition, p.entropy(), p.log_prob(p.argmax())
+    p.entropy().sum().backward()
+    assert float(score.grad.abs().sum()) > 0
+    with torch.no_grad():
+        score.mul_(2)
+    assert not torch.equal(p.partition, before[0])
+    assert p.log_prob(p.argmax()).item() == pytest.approx(p.topk(1)[0][0][0], abs=1e-12)
+
+
+def test_a_model_that_nothing_fits_spoils_no_batch():
+    problem = random_problem(2, 4, 2, 2, seed=1)
+    score = problem.score_BTC.clone()
+    score[0, 2] = -INF
+    score.requires_grad_()
+    lengths = torch.tensor([4, 4])
+    p = SegmentDistribution(score, problem.transition, problem.duration_KC, lengths)
+    q = SegmentDistribution(
+        score.detach().nan_to_num(neginf=0.0), problem.transition, problem.duration_KC, lengths
+    )
+    total = p.entropy().sum() + p.kl(q).sum() + p.cross_entropy(q).sum() + p.expected(q).sum()
+    assert torch.isfinite(total)
+    assert [x[0].item() for x in (p.entropy(), p.kl(q), p.cross_entropy(q), p.expected(q))] == [0.0] * 4
+    assert q.kl(p).tolist()[0] == INF and q.cross_entropy(p).tolist()[0] == INF
+    total.backward()
+    assert not bool(score.grad.isnan().any()) and not bool(score.grad[0].any())
+    assert p.argmax()[0] == [] and p.topk(2)[0] == [] and p.sample(2)[0] == [[], []]
+    assert p.log_prob(p.argmax()).tolist()[0] == -INF
+    assert p.log_prob([[(0, 2, 0), (2, 4, 0)]] * 2).tolist()[0] == -INF
+
+
+def test_draws_of_a_distribution_are_those_of_its_model_and_repeat_with_their_seed():
+    p = of(random_problem(1, 4, 3, 2, seed=8))
+    drawn = p.sample(400, seed=3)[0]
+    assert drawn == p.sample(400, seed=3)[0] != p.sample(400, seed=4)[0]
+    surprise = -math.fsum(p.log_prob([path]).item() for path in drawn) / 400
+    assert abs(surprise - p.entropy().item()) < 0.25  # 5 standard deviations of the mean
+
+
+def test_float32_inputs_have_float64_information():
+    problem = random_problem(2, 30, 5, 3, seed=3, dtype=torch.float32)
+    wide = problem.with_floats([value.double() for value in problem.floats()])
+    other = replace(random_problem(2, 30, 5, 3, seed=4, dtype=torch.float32), lengths_B=problem.lengths_B)
+    for found, expected in (
+        (of(problem).entropy(), of(wide).entropy()),
+        (of(problem).kl(of(other)), of(wide).kl(of(other))),
+        (of(problem).log_prob(of(wide).argmax()), of(wide).log_prob(of(wide).argmax())),
+    ):
+        assert found.dtype == torch.float64 and torch.equal(found, expected)
+
+
+def test_non_contiguous_inputs_and_nan_in_the_padding_change_nothing():
+    problem = replace(random_problem(2, 8, 3, 2, seed=3), lengths_B=torch.tensor([8, 5]))
+    score = problem.score_BTC.clone()
+    score[1, 5:] = math.nan
+    odd = replace(problem, score_BTC=score.transpose(0, 1).contiguous().transpose(0, 1))
+    for name in ("entropy", "argmax", "sample"):
+        found, expected = (getattr(of(x), name)() for x in (odd, problem))
+        assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected
+    assert torch.equal(of(odd).kl(of(odd)), torch.zeros(2).double())
+    assert torch.equal(of(odd).log_prob(of(odd).argmax()), of(problem).log_prob(of(problem).argmax()))
+
+
+def test_the_head_gives_the_distribution_of_its_loss():
+    torch.manual_seed(0)
+    head = SemiCRF(3, 4, hidden_dim=6, allowed_CC=torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1]]).bool())
+    hidden, lengths = torch.randn(2, 7, 6), torch.tensor([7, 4])
+    p = head.distribution(hidden, lengths)
+    labels = torch.tensor([[0, 0, 1, 1, 2, 2, 2], [1, 2, 2, 2, 0, 0, 0]])
+    nll = head.loss(hidden, lengths, labels, reduction="none")
+    assert torch.allclose(-p.log_prob(labels), nll, atol=1e-5)
+    (p.entropy().sum() - p.log_prob(labels).sum()).backward()
+    assert all(bool(torch.isfinite(x.grad).all()) for x in head.parameters())
+    assert float(head.projection.weight.grad.abs().sum()) > 0
