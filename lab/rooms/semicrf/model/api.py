@@ -3,8 +3,10 @@
 - `score_BTC` (B, T, C): score of label c at frame t.
 - `duration_KC[k-1, c]`: bias of a segment of k frames.
 - `transition_CC[i, j]`: from label i to j between neighbouring segments; (K, C, C) where it depends on the
-  duration of the segment it leads to.
-- `start_C`, `end_C`: added to the first and to the last segment.
+  duration of the segment it leads to, (B, T, C, C) where on its first frame (row 0 is not read).
+- Keywords, each a tensor or None, `terms` below: `start_C`, `end_C`, added to the first and to the last
+  segment; `seg_start_BTC`, `seg_end_BTC`, added to a segment that starts, or ends, with frame t;
+  `segment_BTKC[b, t, k-1, c]`, added to the segment of k frames that starts with frame t.
 
 -inf forbids. Values are float64 whatever the input's dtype, because at a log Z of 10^4 float32 has no digits
 left for its error. Gradients have the dtype of their input. An infeasible sequence has log Z = -inf and zero
@@ -15,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from lab.errors import MissingError, UsageError
 from lab.rooms.semicrf.model import information, naive, paths
+from lab.rooms.semicrf.model.autograd import Alarm, LogPartition
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.finish import finish
 from lab.rooms.semicrf.model.naive import Segment
@@ -30,7 +32,6 @@ from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
 BACKENDS = ("naive", "torch", "native", "triton", "auto")
-Alarm = Callable[[Posteriors], None]
 
 
 def resolve_backend(backend: str, score_BTC: Tensor) -> str:
@@ -62,55 +63,32 @@ def log_partition(
     duration_KC: Tensor,
     lengths_B: Tensor | None = None,
     *,
-    start_C: Tensor | None = None,
-    end_C: Tensor | None = None,
     backend: str = "auto",
     alarm: Alarm | None = None,
+    **terms: Tensor | None,
 ) -> Tensor:
     """log Z (B,), float64, differentiable once in every float input: a second derivative raises.
 
     `alarm` is called with the expected counts in the backward pass, before they become gradients; an
     exception that it raises ends the pass. The naive form has no counts of its own and calls nothing.
     """
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C)
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.log_partition(problem)
     log_z_B: Tensor = LogPartition.apply(  # type: ignore[no-untyped-call]
-        chosen, alarm, problem.lengths_B, *problem.floats()
+        engine_for(chosen, problem), alarm, problem.detached(), *problem.floats()
     )
     return log_z_B
 
 
-class LogPartition(torch.autograd.Function):
-    """log Z with its hand-written gradient: the expected counts."""
-
-    @staticmethod
-    def forward(ctx: Any, backend: str, alarm: Alarm | None, lengths_B: Tensor, *floats: Tensor) -> Tensor:
-        score_BTC, transition, duration_KC, start_C, end_C = (value.detach() for value in floats)
-        problem = Problem(score_BTC, transition, duration_KC, lengths_B, start_C, end_C)
-        engine = engine_of(backend)
-        state = engine.forward(problem, keep=any(ctx.needs_input_grad[3:]))
-        ctx.engine, ctx.state, ctx.problem, ctx.alarm = engine, state, problem, alarm
-        ctx.save_for_backward(*floats)
-        log_z_B: Tensor = state.log_z_B.detach()  # the output itself in ctx would keep all messages till a gc
-        return log_z_B
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_B: Tensor) -> Any:
-        _ = (
-            ctx.saved_tensors
-        )  # raises where one was changed in place since: the counts read some of them again
-        found = ctx.engine.backward(ctx.state)
-        if ctx.alarm is not None:
-            ctx.alarm(found)  # before what is wrong is mended: a fault is to be seen
-        found = finish(ctx.problem, found)
-        return (None, None, None, *gradients(ctx.problem, found, grad_B, ctx.needs_input_grad[3:]))
+def engine_for(backend: str, problem: Problem) -> Any:
+    """The module with `forward(problem, keep)` and `backward(state)`: only torch has the whole model."""
+    return engine_of(backend if problem.plain else "torch")
 
 
 def engine_of(backend: str) -> Any:
-    """The module with `forward(problem, keep)` and `backward(state)` of a backend."""
+    """The module of a backend."""
     if backend == "torch":
         return torch_factorised
     if backend == "native":
@@ -122,42 +100,21 @@ def engine_of(backend: str) -> Any:
     return triton_backend
 
 
-def gradients(
-    problem: Problem, found: Posteriors, grad_B: Tensor, wanted: Sequence[bool]
-) -> list[Tensor | None]:
-    """Counts weighted by the incoming gradient, in the dtype of each input and the order of `floats()`."""
-    grad_B = torch.where(found.log_z_B.abs() < torch.inf, grad_B.double(), 0.0)
-
-    def summed(count: Tensor) -> Tensor:
-        return (grad_B @ count.double().flatten(1)).view(count.shape[1:])
-
-    ways: tuple[Callable[[], Tensor], ...] = (
-        lambda: found.label_BTC * grad_B.to(found.label_BTC.dtype)[:, None, None],
-        lambda: summed(found.transition),
-        lambda: summed(found.duration_BKC),
-        lambda: summed(found.start_BC()),
-        lambda: summed(found.end_BC(problem.lengths_B)),
-    )
-    inputs = zip(ways, problem.floats(), wanted, strict=True)
-    return [way().to(given.dtype) if want else None for way, given, want in inputs]
-
-
 def posteriors(
     score_BTC: Tensor,
     transition_CC: Tensor,
     duration_KC: Tensor,
     lengths_B: Tensor | None = None,
     *,
-    start_C: Tensor | None = None,
-    end_C: Tensor | None = None,
     backend: str = "auto",
+    **terms: Tensor | None,
 ) -> Posteriors:
     """log Z and all expected counts (no gradient); see `Posteriors`."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
     chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.posteriors(problem)
-    engine = engine_of(chosen)
+    engine = engine_for(chosen, problem)
     return finish(problem, engine.backward(engine.forward(problem)))
 
 
@@ -167,14 +124,11 @@ def marginals(
     duration_KC: Tensor,
     lengths_B: Tensor | None = None,
     *,
-    start_C: Tensor | None = None,
-    end_C: Tensor | None = None,
     backend: str = "auto",
+    **terms: Tensor | None,
 ) -> Tensor:
     """posterior_BTC: the probability that frame t lies in a segment of label c; zero in the padding."""
-    return posteriors(
-        score_BTC, transition_CC, duration_KC, lengths_B, start_C=start_C, end_C=end_C, backend=backend
-    ).label_BTC
+    return posteriors(score_BTC, transition_CC, duration_KC, lengths_B, backend=backend, **terms).label_BTC
 
 
 def viterbi(
@@ -183,20 +137,19 @@ def viterbi(
     duration_KC: Tensor,
     lengths_B: Tensor | None = None,
     *,
-    start_C: Tensor | None = None,
-    end_C: Tensor | None = None,
     backend: str = "auto",
+    **terms: Tensor | None,
 ) -> tuple[Tensor, list[list[Segment]]]:
     """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
 
     An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest
     label.
     """
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
     chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.viterbi(problem)
-    if chosen == "triton" and not problem.by_duration:
+    if chosen == "triton" and problem.plain:
         engine_of("triton")  # raises where Triton is missing
         from lab.rooms.semicrf.model.triton import best_path
 
@@ -210,13 +163,12 @@ def sample(
     duration_KC: Tensor,
     lengths_B: Tensor | None = None,
     *,
-    start_C: Tensor | None = None,
-    end_C: Tensor | None = None,
     samples: int = 1,
     seed: int = 0,
+    **terms: Tensor | None,
 ) -> list[list[list[Segment]]]:
     """`samples` exact draws for each sequence, which do not depend on the batch it is in."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
     return paths.sample(problem, samples, seed)
 
 
@@ -226,12 +178,11 @@ def kbest(
     duration_KC: Tensor,
     lengths_B: Tensor | None = None,
     *,
-    start_C: Tensor | None = None,
-    end_C: Tensor | None = None,
     count: int = 5,
+    **terms: Tensor | None,
 ) -> list[list[tuple[float, list[Segment]]]]:
     """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C).detached()
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
     return paths.kbest(problem, count)
 
 
@@ -241,18 +192,16 @@ def entropy(
     duration_KC: Tensor,
     lengths_B: Tensor | None = None,
     *,
-    start_C: Tensor | None = None,
-    end_C: Tensor | None = None,
     backend: str = "auto",
+    **terms: Tensor | None,
 ) -> Tensor:
     """H (B,) in nats of the distribution over segmentations, float64, exact with -inf and with large scores.
 
     0 where nothing is feasible.
     """
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C)
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     problem = problem.with_floats([value.double() for value in problem.floats()])
-    score_BTC, transition_CC, duration_KC, start_C, end_C = problem.floats()
-    found = posteriors(
-        score_BTC, transition_CC, duration_KC, lengths_B, start_C=start_C, end_C=end_C, backend=backend
-    )
+    score_BTC, transition_CC, duration_KC, *_ = problem.floats()
+    terms = {name: getattr(problem, name) for name in problem.names()[3:]}
+    found = posteriors(score_BTC, transition_CC, duration_KC, problem.lengths_B, backend=backend, **terms)
     return information.entropy(problem, found)

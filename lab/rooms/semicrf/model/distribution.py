@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api, information
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, make_problem
+from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, inside, make_problem
+from lab.rooms.semicrf.model.segments import Segmentation, listed, path_scores
 
-Segmentation = Sequence[Segment]
 Boundaries = Tensor
 """(B, T): +1 where a segment starts with this frame, -1 where none does, 0 where that is not known."""
 
@@ -98,8 +99,8 @@ class SegmentDistribution:
     def log_prob(self, value: Tensor | Sequence[Segmentation], starts_BT: Tensor | None = None) -> Tensor:
         """log p (B,), float64, differentiable, of one segmentation per sequence.
 
-        `value` holds segments (start, end exclusive, label), as `argmax` returns them, or labels (B, T), which
-        mean their maximal runs, or what begins where `starts_BT` is True. The probability of labels under all
+        `value` holds segments (start, end exclusive, label), as `argmax` gives them, or labels (B, T), which
+        mean maximal runs, or what begins where `starts_BT` is True. The probability of labels under all
         their segmentations is `log_prob_partial`. A segment of more than K frames has log p = -inf.
         Raises UsageError for what does not tile a sequence, or labels out of range.
         """
@@ -152,8 +153,8 @@ class SegmentDistribution:
         not name is 0. Or it is another model: E_p of its score. Where p has no mass f may be anything.
         """
         other = f if isinstance(f, SegmentDistribution) else self._of(scores_as(self.problem, f))
-        p, q = self._beside(other)
-        return information.expected(q.problem.floats(), p.problem, p.posteriors)
+        p, q = self._beside(other, counted=True)
+        return information.expected(q.problem, p.posteriors)
 
     def argmax(self) -> list[list[Segment]]:
         """The most probable segmentation of each sequence; ties as in `api.viterbi`."""
@@ -187,9 +188,13 @@ class SegmentDistribution:
         )
         return level.problem, level.partition
 
-    def _beside(self, other: SegmentDistribution) -> tuple[SegmentDistribution, SegmentDistribution]:
+    def _beside(
+        self, other: SegmentDistribution, counted: bool = False
+    ) -> tuple[SegmentDistribution, SegmentDistribution]:
+        """Both in float64, with the same kinds of scores; `counted` leaves out those all models count."""
         p, q = self._precise(), other._precise()
-        return p._of(alike(p.problem, q.problem)), q._of(alike(q.problem, p.problem))
+        asked = replace(q.problem, seg_start_BTC=None, seg_end_BTC=None) if counted else q.problem
+        return p._of(alike(p.problem, asked)), q._of(alike(q.problem, p.problem))
 
 
 def arguments(problem: Problem) -> dict[str, Any]:
@@ -214,19 +219,22 @@ def scores_as(problem: Problem, named: Mapping[str, Tensor]) -> Problem:
     """The scores of `named`, 0 for those of `problem` that it does not name. Raises UsageError."""
     unknown = sorted(set(named) - set(FLOATS))
     if unknown:
-        raise UsageError(f"no scores are called {', '.join(unknown)}", fix=f"use {', '.join(FLOATS)}")
-    batch, frames, longest, labels = problem.shape
-    zero = problem.score_BTC.new_zeros(()).double()
-    shapes = {
-        "score_BTC": (batch, frames, labels),
-        "transition": (labels, labels),
-        "duration_KC": (longest, labels),
+        raise UsageError(f"no scores are called {', '.join(unknown)}", fix=f"one of {', '.join(FLOATS)}")
+    _, _, longest, labels = problem.shape
+    plain: dict[str, Any] = {
+        "score_BTC": zeros(problem, *problem.score_BTC.shape),
+        "transition": zeros(problem, labels, labels),
+        "duration_KC": zeros(problem, longest, labels),
     }
-    values = {name: zero.expand(shape) for name, shape in shapes.items()}
-    made = make_problem(**{**values, **named, "lengths_B": problem.lengths_B})
+    made = make_problem(**{**plain, **named}, lengths_B=problem.lengths_B)
     if made.shape != problem.shape:
         raise UsageError(f"f has (B, T, K, C) = {made.shape}, the distribution {problem.shape}")
     return made
+
+
+def zeros(problem: Problem, *shape: int) -> Tensor:
+    """Float64, on the problem's device, without memory of their own."""
+    return problem.score_BTC.new_zeros((), dtype=torch.float64).expand(shape)
 
 
 def alike(p: Problem, q: Problem) -> Problem:
@@ -237,15 +245,24 @@ def alike(p: Problem, q: Problem) -> Problem:
             f"{tuple(q.score_BTC.shape)}",
             fix="the same batch with the same lengths in both",
         )
-    changes: dict[str, Tensor] = {}
+    batch, frames, _, labels = p.shape
     longest = max(p.shape[2], q.shape[2])
+    changes: dict[str, Tensor] = {}
     if longest > p.shape[2]:
         more = (0, 0, 0, longest - p.shape[2])
-        changes["duration_KC"] = torch.nn.functional.pad(p.duration_KC, more, value=-torch.inf)
+        changes["duration_KC"] = pad(p.duration_KC, more, value=-torch.inf)
         if p.by_duration:
-            changes["transition"] = torch.nn.functional.pad(p.transition, (0, 0, *more))
-    if q.by_duration and not p.by_duration:
-        changes["transition"] = p.transition.expand(longest, -1, -1)
+            changes["transition"] = pad(p.transition, (0, 0, *more))
+        if p.segment_BTKC is not None:
+            changes["segment_BTKC"] = pad(p.segment_BTKC, more)
+    if q.transition.dim() > p.transition.dim() == 2:
+        sizes = (batch, frames) if q.per_frame else (longest,)
+        changes["transition"] = p.transition.expand(*sizes, -1, -1)
+    elif 2 < p.transition.dim() != q.transition.dim() > 2:
+        raise UsageError("one model's transitions depend on the duration, the other's on the frame")
+    for name in set(q.names()) - set(p.names()):
+        shape = (batch, frames, longest, labels) if name == "segment_BTKC" else (batch, frames, labels)
+        changes[name] = zeros(p, *shape)
     return replace(p, **changes) if changes else p
 
 
@@ -258,77 +275,27 @@ def constrain(problem: Problem, allowed_BTC: Tensor | None, boundaries_BT: Bound
                 f"got {allowed_BTC.dtype} {tuple(allowed_BTC.shape)}"
             )
         problem = replace(problem, score_BTC=problem.score_BTC.masked_fill(~allowed_BTC, -torch.inf))
-    if boundaries_BT is not None:
-        raise UsageError("boundaries")
-    return problem
+    if boundaries_BT is None:
+        return problem
+    batch, frames, longest, labels = problem.shape
+    values = boundaries_BT.to(problem.score_BTC.device)
+    if tuple(values.shape) != (batch, frames) or not bool(((values == 0) | (values.abs() == 1)).all()):
+        raise UsageError(f"boundaries must be -1, 0 or +1, {(batch, frames)}, got {tuple(values.shape)}")
+    values = torch.where(inside(problem), values, torch.zeros_like(values))
+    values[:, 0] = 0
+    opens, segment = problem.seg_start_BTC, problem.segment_BTKC
+    if bool((values < 0).any()):
+        opens = zeros(problem, batch, frames, labels) if opens is None else opens
+        opens = opens.masked_fill((values < 0)[..., None], -torch.inf)
+    if bool((values > 0).any()):
+        segment = zeros(problem, batch, frames, longest, 1) if segment is None else segment
+        segment = segment.masked_fill(later_start(values > 0, longest)[..., None], -torch.inf)
+        segment = segment.expand(-1, -1, -1, labels)
+    return replace(problem, seg_start_BTC=opens, segment_BTKC=segment)
 
 
-def listed(
-    value: Tensor | Sequence[Segmentation],
-    starts_BT: Tensor | None,
-    problem: Problem,
-    infeasible: list[bool],
-) -> list[list[Segment]]:
-    """The segments of each sequence, checked: they tile it, or are none of an infeasible one. UsageError."""
-    batch, frames, _, labels = problem.shape
-    lengths = problem.lengths_B.tolist()
-    if isinstance(value, Tensor):
-        for name, given in (("labels", value), ("starts", starts_BT)):
-            if given is not None and (tuple(given.shape) != (batch, frames) or given.is_floating_point()):
-                raise UsageError(f"{name} must be {(batch, frames)}, got {given.dtype} {tuple(given.shape)}")
-        value = segments_of(value, starts_BT, lengths)
-    elif starts_BT is not None:
-        raise UsageError("starts belong to labels: segments have their own")
-    if len(value) != batch:
-        raise UsageError(f"one segmentation per sequence: got {len(value)} for {batch}")
-    for b, (path, length) in enumerate(zip(value, lengths, strict=True)):
-        at = 0
-        for start, end, label in path:
-            if start != at or end <= start or not 0 <= label < labels:
-                raise UsageError(
-                    f"sequence {b}: segment ({start}, {end}, {label}) does not continue a tiling at frame "
-                    f"{at} with a label in 0..{labels - 1}"
-                )
-            at = end
-        if at != length and not (infeasible[b] and not path):
-            raise UsageError(f"sequence {b}: its segments cover {at} of {length} frames")
-    return [[(int(start), int(end), int(label)) for start, end, label in path] for path in value]
-
-
-def segments_of(labels_BT: Tensor, starts_BT: Tensor | None, lengths: list[int]) -> list[list[Segment]]:
-    """The maximal runs of one label, or what begins where `starts_BT` is True (and with the first frame)."""
-    begins_BT = torch.ones_like(labels_BT, dtype=torch.bool)
-    begins_BT[:, 1:] = labels_BT[:, 1:] != labels_BT[:, :-1] if starts_BT is None else starts_BT[:, 1:] != 0
-    found = []
-    for labels_T, begins_T, length in zip(labels_BT.tolist(), begins_BT.tolist(), lengths, strict=True):
-        starts = [t for t in range(length) if begins_T[t]]
-        ends = [*starts[1:], length]
-        found.append([(s, e, labels_T[s]) for s, e in zip(starts, ends, strict=True)])
-    return found
-
-
-def path_scores(problem: Problem, paths: list[list[Segment]]) -> Tensor:
-    """The score of one segmentation of each sequence, (B,) float64, differentiable; -inf beyond K frames."""
-    longest, device = problem.shape[2], problem.score_BTC.device
-    rows = [(b, n, *segment) for b, path in enumerate(paths) for n, segment in enumerate(path)]
-    table = torch.tensor(rows, dtype=torch.int64, device=device).reshape(-1, 5)
-    b, nth, start, end, label = table.unbind(1)
-    last = torch.cat([nth[1:], nth.new_zeros(1)])[: len(nth)] == 0
-    duration = end - start
-    k = duration.clamp(max=longest) - 1
-    total_B = torch.zeros_like(problem.lengths_B, dtype=torch.float64)
-    frames_b = b.repeat_interleave(duration)
-    frames_t = torch.cat([torch.arange(0), *(torch.arange(path[-1][1]) for path in paths if path)])
-    content = problem.score_BTC[frames_b, frames_t.to(device), label.repeat_interleave(duration)]
-    joined = (nth > 0).nonzero()[:, 0]
-    pair = (label[joined - 1], label[joined])
-    crossing = problem.transition[(k[joined], *pair)] if problem.by_duration else problem.transition[pair]
-    for at, value in (
-        (frames_b, content),
-        (b, problem.duration_KC[k, label].masked_fill(duration > longest, -torch.inf)),
-        (b[joined], crossing),
-        (b[nth == 0], problem.start_C[label[nth == 0]]),
-        (b[last], problem.end_C[label[last]]),
-    ):
-        total_B = total_B.index_add(0, at, value.double())
-    return total_B
+def later_start(starts_BT: Tensor, longest: int) -> Tensor:
+    """(B, T, K) bool: whether one of the k - 1 frames after frame t is marked."""
+    before_BT = starts_BT.long().cumsum(1)
+    known_BT = torch.cat([before_BT, before_BT[:, -1:].expand(-1, longest - 1)], 1)
+    return known_BT.unfold(1, longest, 1) > before_BT[..., None]

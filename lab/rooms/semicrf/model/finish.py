@@ -57,7 +57,7 @@ def finish(problem: Problem, found: Posteriors) -> Posteriors:
 def audited(problem: Problem, found: Posteriors) -> Tensor:
     """The worst error of what each sequence's counts must add up to, (B,); by one compiled pass on a CPU."""
     compiled = found.label_BTC.dtype == torch.float64 and not found.label_BTC.is_cuda
-    if compiled and not problem.by_duration and native.missing_reason(problem.score_BTC) is None:
+    if compiled and problem.plain and native.missing_reason(problem.score_BTC) is None:
         return native_cpu.imbalance(problem, found)
     return imbalance(problem, found)
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
+from lab.rooms.semicrf.model.terms import Terms
 
 Term = Callable[[Tensor, Tensor], Tensor]
 """What each outcome of a choice adds, from its log probabilities under p and q."""
@@ -83,10 +84,10 @@ def less_expected(
     return log_z_B - total_B, error_B
 
 
-def expected(scores: Sequence[Tensor], problem: Problem, found: Posteriors) -> Tensor:
+def expected(scores: Problem, found: Posteriors) -> Tensor:
     """<scores, counts> (B,), float64: what has count zero adds zero, even where its score is not finite."""
     total_B = torch.zeros_like(found.log_z_B)
-    for score, count in zip(scores, found.counts(problem), strict=True):
+    for score, count in zip(scores.floats(), found.counts(scores), strict=True):
         count = count.double()
         value = torch.where(count == 0, torch.zeros_like(count), score.double())
         total_B = total_B + (value * count).flatten(1).sum(1)
@@ -169,8 +170,7 @@ def by_choices(p: Problem, q: Problem, term: Term) -> Tensor:
     for t in range(1, frames + 1):
         for choices in both:
             choices.step()
-        before = torch.stack([row if row.dim() == 2 else row[k] for k, row in enumerate(befores)])
-        to_go_BC = gathered(term, of_p.durations, of_q.durations, before, 0)
+        to_go_BC = gathered(term, of_p.durations, of_q.durations, by_rows(befores), 0)
         here = p.lengths_B == t
         if bool(here.any()):
             last_B = gathered(term, of_p.last(), of_q.last(), to_go_BC, 1)
@@ -197,29 +197,36 @@ class Choices:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.frame_TBC = problem, shifted(problem)
-        _, _, self.longest, labels = problem.shape
-        self.transition = problem.transition.double()
-        self.duration_K1C = problem.duration_KC.double()[:, None]
-        first = problem.start_C.double().expand(len(problem.lengths_B), labels)
-        self.gammas = [first.expand(self.longest, *first.shape) if problem.by_duration else first]
-        self.content = first.new_zeros(0, *first.shape)
+        self.terms, self.frame_TBC = Terms(problem), shifted(problem)
+        self.longest, self.by_duration = problem.shape[2], problem.by_duration
+        self.gammas = [self.terms.first()]
+        self.content = self.frame_TBC[:0]
         self.t = 0
 
     def step(self) -> None:
         begun = torch.cat([torch.zeros_like(self.frame_TBC[:1]), self.content[: self.longest - 1]])
         self.content = begun + self.frame_TBC[self.t]
         self.t += 1
-        gamma = torch.stack([row if row.dim() == 2 else row[k] for k, row in enumerate(self.gammas)])
-        ending = gamma + self.content + self.duration_K1C[: len(gamma)]
-        self.alpha_BC, self.durations = split(ending, 0)
-        transition = self.transition[:, None] if self.problem.by_duration else self.transition
-        gamma, self.labels = split(self.alpha_BC[:, :, None] + transition, -2)
-        self.gammas = [gamma, *self.gammas[: self.longest - 1]]
+        gamma = by_rows(self.gammas)
+        ending = gamma + self.content + self.terms.arriving(self.t, len(gamma))
+        alpha_BC, self.durations = split(ending, 0)
+        self.alpha_BC = self.terms.closed(alpha_BC, self.t - 1)
+        crossing = self.terms.crossing(self.t)
+        if self.by_duration:
+            gamma, labels = split(self.alpha_BC[:, None, :, None] + crossing, 2)
+            gamma, self.labels = gamma.transpose(0, 1), labels.transpose(0, 1)
+        else:
+            gamma, self.labels = split(self.alpha_BC[:, :, None] + crossing, 1)
+        self.gammas = [self.terms.opened(gamma, self.t), *self.gammas[: self.longest - 1]]
 
     def last(self) -> Tensor:
         """(B, C): of the last label, if the sequence ends here."""
-        return split(self.alpha_BC + self.problem.end_C.double(), 1)[1]
+        return split(self.alpha_BC + self.terms.end_C, 1)[1]
+
+
+def by_rows(latest: list[Tensor]) -> Tensor:
+    """Row k-1 of what each of the latest boundaries holds for segments of k frames, (k, B, C)."""
+    return torch.stack([value if value.dim() == 2 else value[k] for k, value in enumerate(latest)])
 
 
 def split(value: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,7 @@ def imbalance(problem: Problem, found: Posteriors) -> Tensor:
     from_BC = crossed_BCC.sum(2, dtype=torch.float64) + found.end_BC(problem.lengths_B)
     size_BC = begun_BC.clamp(min=1)
     low_B, high_B = label_BTC.flatten(1).aminmax(dim=1)
-    errors = (
+    errors = [
         found.mass_error_B,
         mass_by_durations(found.duration_BKC, problem.lengths_B, found.log_z_B),
         found.start_BC().sum(1, dtype=torch.float64) - 1,
@@ -78,8 +78,27 @@ def imbalance(problem: Problem, found: Posteriors) -> Tensor:
         ((from_BC - ended_BC) / size_BC).abs().amax(1),
         torch.relu(high_B.double() - 1),
         torch.relu(-low_B.double()),
-    )
+    ]
+    if problem.per_frame:
+        into_BTC, from_BTC = crossings(found, problem.lengths_B)
+        errors += [into_BTC.abs().amax((1, 2)), from_BTC.abs().amax((1, 2))]
+    if found.segment_BTKC is not None:
+        per_duration, per_start = found.segment_BTKC.sum(1), found.segment_BTKC.sum(2)
+        errors += [
+            ((per_duration - found.duration_BKC) / size_BC[:, None]).abs().amax((1, 2)),
+            (per_start - starts_BTC).abs().amax((1, 2)),
+        ]
     return torch.stack([error.abs() for error in errors]).amax(0)
+
+
+def crossings(found: Posteriors, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+    """What transitions by frame, (B, T, C, C), lack of the starts and of the ends at each inner boundary."""
+    frames = found.transition.shape[1]
+    inner_BT = torch.arange(1, frames, device=lengths_B.device) < lengths_B[:, None]
+    into_BTC = (found.transition.sum(2) - found.starts_BTC)[:, 1:]
+    from_BTC = found.transition[:, 1:].sum(3) - found.ends_BTC[:, :-1] * inner_BT[..., None]
+    none_BTC = torch.zeros_like(found.starts_BTC[:, :1])  # with a single frame there is no boundary
+    return torch.cat([into_BTC, none_BTC], 1), torch.cat([from_BTC, none_BTC], 1)
 
 
 @dataclass(frozen=True)
@@ -125,6 +144,14 @@ def ledger(problem: Problem, found: Posteriors) -> list[Line]:
         "transitions to": (crossed_BCC.sum(1) - starts[:, 1:].sum(1)) / size_B1,
         "range": torch.relu(torch.maximum(label - 1, -label)).flatten(1),
     }
+    if problem.per_frame:
+        into_BTC, from_BTC = crossings(found, lengths_B)
+        pieces["transitions to a frame"] = into_BTC.flatten(1).double()
+        pieces["transitions from a frame"] = from_BTC.flatten(1).double()
+    if found.segment_BTKC is not None:
+        segment = found.segment_BTKC.double()
+        pieces["segments of a duration"] = ((segment.sum(1) - duration) / size_B1[..., None]).flatten(1)
+        pieces["segments from a frame"] = (segment.sum(2) - starts).flatten(1)
     return [_worst(name, value, usable_B) for name, value in pieces.items()]
 
 

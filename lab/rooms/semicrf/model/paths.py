@@ -5,13 +5,16 @@ Only the messages are stored; the label before each segment is recomputed on the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.problem import Problem, frames_masked
+from lab.rooms.semicrf.model.problem import Problem
+from lab.rooms.semicrf.model.terms import Terms, canonical
 
 
 def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
@@ -27,26 +30,34 @@ def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
 def best_messages(problem: Problem) -> tuple[Tensor, Tensor]:
     """alpha (T+1, B, C): best score up to a boundary; and the shortest duration of its last segment."""
     batch, frames, longest, labels = problem.shape
-    score_TBC = frames_masked(problem).transpose(0, 1)
-    transition, duration_K1C = problem.transition.double(), problem.duration_KC.double()[:, None]
-    pending = score_TBC.new_full((frames + longest, batch, labels), -float("inf"))
-    taken = torch.zeros(frames + longest, batch, labels, dtype=torch.int32, device=score_TBC.device)
-    durations_K11 = torch.arange(1, longest + 1, dtype=torch.int32, device=score_TBC.device)[:, None, None]
-    alpha = [torch.full_like(score_TBC[0], -float("inf"))]
-    gamma = problem.start_C.double().expand(batch, labels)
+    terms = Terms(problem)
+    pending = terms.frame_TBC.new_full((frames + longest, batch, labels), -float("inf"))
+    taken = torch.zeros(frames + longest, batch, labels, dtype=torch.int32, device=pending.device)
+    durations_K11 = torch.arange(1, longest + 1, dtype=torch.int32, device=pending.device)[:, None, None]
+    alpha = [torch.full_like(terms.frame_TBC[0], -float("inf"))]
+    gamma = terms.first()
     for t in range(frames):
         window, best = pending[t : t + longest], taken[t : t + longest]
-        coming = gamma + duration_K1C
+        coming = gamma + terms.lasting(t)
         better = coming >= window  # a later start is a shorter segment: it wins ties
         best.copy_(torch.where(better, durations_K11, best))
-        window.copy_(torch.where(better, coming, window) + score_TBC[t])
-        alpha.append(window[0].clone())
-        if transition.dim() == 2:
-            gamma = (alpha[-1][:, :, None] + transition).amax(1)
+        window.copy_(torch.where(better, coming, window) + terms.frame_TBC[t])
+        alpha.append(terms.closed(window[0], t).clone())
+        crossing = terms.crossing(t + 1)
+        if problem.by_duration:
+            gamma = terms.opened((alpha[-1][:, None, :, None] + crossing).amax(2).transpose(0, 1), t + 1)
         else:
-            gamma = (alpha[-1][:, :, None] + transition[:, None]).amax(2)
+            gamma = terms.opened((alpha[-1][:, :, None] + crossing).amax(1), t + 1)
     first = torch.zeros_like(taken[:1])
     return torch.stack(alpha), torch.cat([first, taken[:frames]])
+
+
+def into(problem: Problem, b: int) -> Callable[[int, int], np.ndarray]:
+    """Transitions of sequence `b` on the CPU: (C, C) into a segment of k frames from frame s on."""
+    row = slice(b, b + 1) if problem.per_frame else slice(None)
+    table_TKCC = canonical(problem.transition)[row][0].detach().double().cpu().numpy()
+    frame, duration = int(problem.per_frame), int(problem.by_duration)
+    return lambda s, k: np.asarray(table_TKCC[s * frame, (k - 1) * duration])
 
 
 class _Walk:
@@ -54,7 +65,7 @@ class _Walk:
 
     def __init__(self, problem: Problem, alpha_TBC: Tensor, duration_TBC: Tensor) -> None:
         self.alpha, self.duration = alpha_TBC.cpu().numpy(), duration_TBC.cpu().numpy()
-        self.transition = problem.transition.double().cpu().numpy()
+        self.into = [into(problem, b) for b in range(problem.shape[0])]
         self.lengths = problem.lengths_B.tolist()
 
     def back(self, b: int, label: int, score: float) -> list[Segment]:
@@ -68,8 +79,7 @@ class _Walk:
             t -= k
             if t == 0:
                 return path[::-1]
-            transition = self.transition if self.transition.ndim == 2 else self.transition[k - 1]
-            label = int(np.argmax(self.alpha[t, b] + transition[:, label]))
+            label = int(np.argmax(self.alpha[t, b] + self.into[b](t, k)[:, label]))
 
 
 def sample(problem: Problem, samples: int, seed: int) -> list[list[list[Segment]]]:
@@ -94,8 +104,8 @@ class _Draw:
         self.alpha = torch.stack(state.alpha)[:, 0].cpu().numpy()
         self.gamma = torch.stack(state.gamma).select(-2, 0).cpu().numpy()
         self.frame = state.frame_TBC[:, 0].cpu().numpy()
-        self.transition = problem.transition.double().cpu().numpy()
-        self.duration, self.end = (x.double().cpu().numpy() for x in (problem.duration_KC, problem.end_C))
+        self.terms, self.into = state.terms, into(problem, 0)
+        self.longest, self.end = problem.shape[2], problem.end_C.double().cpu().numpy()
         self.length = int(problem.lengths_B[0])
 
     def once(self, random: np.random.Generator) -> list[Segment]:
@@ -104,15 +114,15 @@ class _Draw:
         path: list[Segment] = []
         t, label = self.length, pick(self.alpha[self.length] + self.end, random)
         while True:
-            reach = min(len(self.duration), t)
+            reach = min(self.longest, t)
             content = self.frame[t - reach : t, label][::-1].cumsum()
-            k = 1 + pick(self._entered(t, reach, label) + content + self.duration[:reach, label], random)
+            lasted = self.terms.arriving(t, reach)[:, 0, label].cpu().numpy()
+            k = 1 + pick(self._entered(t, reach, label) + content + lasted, random)
             path.append((t - k, t, label))
             t -= k
             if t == 0:
                 return path[::-1]
-            transition = self.transition if self.transition.ndim == 2 else self.transition[k - 1]
-            label = pick(self.alpha[t] + transition[:, label], random)
+            label = pick(self.alpha[t] + self.into(t, k)[:, label], random)
 
     def _entered(self, t: int, reach: int, label: int) -> np.ndarray:
         """gamma[t-k, label] for k = 1..reach."""
@@ -138,12 +148,18 @@ class _KBest:
 
     def __init__(self, problem: Problem, b: int, count: int) -> None:
         self.count, self.length = count, int(problem.lengths_B[b])
-        self.score = frames_masked(problem)[b].cpu().numpy()
-        longest, labels = problem.duration_KC.shape
-        self.transition = problem.transition.double().expand(longest, labels, labels).cpu().numpy()
-        self.duration, self.start, self.end = (
-            x.double().cpu().numpy() for x in (problem.duration_KC, problem.start_C, problem.end_C)
-        )
+        problem = problem.rows(torch.tensor([b], device=problem.lengths_B.device))
+        terms = Terms(problem)
+        zero_BC, labels = torch.zeros_like(terms.frame_TBC[0]), problem.shape[3]
+        self.score, self.into = terms.frame_TBC[:, 0].cpu().numpy(), into(problem, 0)
+        self.start, self.end = (x.double().cpu().numpy() for x in (problem.start_C, problem.end_C))
+        # What a segment of each duration that ends at t adds beside its frames.
+        self.own = [np.zeros((0, labels))]
+        opened = torch.stack([terms.opened(zero_BC, t) for t in range(self.length)])
+        for t in range(1, self.length + 1):
+            reach = min(problem.shape[2], t)
+            ended = terms.closed(terms.arriving(t, reach) + opened[t - reach : t].flip(0), t - 1)
+            self.own.append(ended[:, 0].cpu().numpy())
         self.alpha = np.full((self.length + 1, labels, count), -np.inf)
         self.back: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         for t in range(1, self.length + 1):
@@ -154,13 +170,13 @@ class _KBest:
         """The best (duration, label before, its rank) of segments of `label` that end at t."""
         found: list[tuple[float, tuple[int, int, int]]] = []
         content = 0.0
-        for k in range(1, min(len(self.duration), t) + 1):
+        for k in range(1, len(self.own[t]) + 1):
             content += self.score[t - k, label]
-            base = content + self.duration[k - 1, label]
+            base = content + self.own[t][k - 1, label]
             if k == t:
                 found.append((base + self.start[label], (k, -1, 0)))
                 continue
-            value = self.alpha[t - k] + self.transition[k - 1][:, label, None] + base
+            value = self.alpha[t - k] + self.into(t - k, k)[:, label, None] + base
             order = np.argsort(-value, axis=None, kind="stable")[: self.count]
             found += [(value.flat[i], (k, *divmod(int(i), self.count))) for i in order]
         found = sorted(found, key=lambda pair: -pair[0])[: self.count]

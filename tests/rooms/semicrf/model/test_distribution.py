@@ -16,7 +16,7 @@ from lab.rooms.semicrf.model import information, naive  # noqa: E402
 from lab.rooms.semicrf.model.distribution import SegmentDistribution  # noqa: E402
 from lab.rooms.semicrf.model.head import SemiCRF  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
-from tests.rooms.semicrf.problems import random_problem  # noqa: E402
+from tests.rooms.semicrf.problems import extended_problem, random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
 INF = math.inf
@@ -30,17 +30,26 @@ def of(problem, **kw):
 def listing(problem, b):
     """All segmentations of a sequence and their exact scores, Fractions; -inf as None."""
     longest, labels = problem.shape[2:]
-    score = problem.score_BTC[b].double().tolist()
-    transition = problem.transition.double().expand(longest, labels, labels).tolist()
+    paths = list(naive.segmentations(int(problem.lengths_B[b]), longest, labels))
+    frame = problem.score_BTC[b].double().tolist()
+    opens, closes, own = (
+        None if value is None else value[b].double().tolist()
+        for value in (problem.seg_start_BTC, problem.seg_end_BTC, problem.segment_BTKC)
+    )
     duration, start, end = (
         x.double().tolist() for x in (problem.duration_KC, problem.start_C, problem.end_C)
     )
-    scores, paths = [], list(naive.segmentations(int(problem.lengths_B[b]), longest, labels))
+    scores = []
     for path in paths:
         terms = [start[path[0][2]], end[path[-1][2]]]
         for at, (s, e, c) in enumerate(path):
-            terms += [*(score[u][c] for u in range(s, e)), duration[e - s - 1][c]]
-            terms += [transition[e - s - 1][path[at - 1][2]][c]] if at else []
+            terms += [*(frame[u][c] for u in range(s, e)), duration[e - s - 1][c]]
+            terms += [opens[s][c]] if opens else []
+            terms += [closes[e - 1][c]] if closes else []
+            terms += [own[s][e - s - 1][c]] if own else []
+            if at:
+                crossing = naive.transition_score(problem, b, s, e)
+                terms.append(crossing[path[at - 1][2], c].item())
         scores.append(None if -INF in terms else sum(map(Fraction, terms)))
     return paths, scores
 
@@ -387,3 +396,163 @@ def test_the_head_gives_the_distribution_of_its_loss():
     (p.entropy().sum() - p.log_prob(labels).sum()).backward()
     assert all(bool(torch.isfinite(x.grad).all()) for x in head.parameters())
     assert float(head.projection.weight.grad.abs().sum()) > 0
+
+
+EXTENDED = [
+    ("shared", ("start", "end")),
+    ("shared", ("segment",)),
+    ("frame", ("start",)),
+    ("duration", ("start", "end", "segment")),
+    ("frame", ("start", "end", "segment")),
+]
+
+
+@pytest.mark.parametrize(("kind", "terms"), EXTENDED)
+@pytest.mark.parametrize("soft", [0.0, 500.0])
+def test_models_with_scores_of_single_segments_have_the_information_of_the_list(kind, terms, soft):
+    for seed in range(4):
+        p, q = (
+            extended_problem(2, 4, 3, 2, kind=kind, terms=terms, masked=mask, soft=soft, seed=seed + at)
+            for at, mask in ((0, 0.1), (30, 0.0))
+        )
+        q = replace(q, lengths_B=p.lengths_B)
+        plain = replace(random_problem(2, 4, 3, 2, seed=seed + 60), lengths_B=p.lengths_B)
+        paths = of(p).argmax()
+        entropy, kl, log_prob = of(p).entropy(), of(p).kl(of(q)), of(p).log_prob(paths)
+        ways = {
+            information.entropy_term: information.by_choices(p, p, information.entropy_term),
+            information.divergence_term: information.by_choices(p, q, information.divergence_term),
+        }
+        f, to_plain, from_plain = of(p).expected(of(q)), of(p).kl(of(plain)), of(plain).kl(of(p))
+        for b in range(2):
+            segmentations = listing(p, b)[0]
+            own, under_q, under_plain = (log_probs(listing(x, b)[1]) for x in (p, q, plain))
+            if not own:
+                assert [entropy[b].item(), kl[b].item(), log_prob[b].item(), f[b].item()] == [0, 0, -INF, 0]
+                continue
+            expected = expectation(own, [-log for log in own])
+            assert close(entropy[b].item(), expected)
+            assert close(ways[information.entropy_term][b].item(), expected)
+            expected = expectation(own, [a - x for a, x in zip(own, under_q, strict=True)])
+            assert close(kl[b].item(), expected) and close(
+                ways[information.divergence_term][b].item(), expected
+            )
+            assert close(log_prob[b].item(), own[segmentations.index(paths[b])]), seed
+            assert close(f[b].item(), expectation(own, map(float, listing(q, b)[1])))
+            expected = expectation(own, [a - x for a, x in zip(own, under_plain, strict=True)])
+            assert close(to_plain[b].item(), expected)
+            expected = expectation(under_plain, [x - a for a, x in zip(own, under_plain, strict=True)])
+            assert close(from_plain[b].item(), expected)
+
+
+def test_models_that_cannot_be_subtracted_are_refused():
+    by_duration, by_frame = (extended_problem(1, 4, 3, 2, kind=kind) for kind in ("duration", "frame"))
+    with pytest.raises(UsageError, match="depend on the duration, the other's on the frame"):
+        of(by_duration).kl(of(by_frame))
+    with pytest.raises(UsageError, match="depend on the duration, the other's on the frame"):
+        of(by_frame).kl(of(by_duration))
+
+
+def agrees(path, allowed_TC, boundaries_T):
+    starts = {s for s, _, _ in path}
+    length = path[-1][1]
+    labels_fit = all(allowed_TC[t, c] for s, e, c in path for t in range(s, e))
+    return labels_fit and all(
+        (t in starts) == (boundaries_T[t] > 0) for t in range(1, length) if boundaries_T[t] != 0
+    )
+
+
+@pytest.mark.parametrize("hostile", [None, *HOSTILE])
+@pytest.mark.parametrize("given", ["labels", "boundaries", "both"])
+def test_a_partial_annotation_conditions_on_the_segmentations_that_agree_with_it(hostile, given):
+    g = torch.Generator().manual_seed(1)
+    for seed in range(8):
+        if hostile:
+            problem = hostile_problem(hostile, seed)
+        else:
+            kind, terms = EXTENDED[seed % 5]
+            problem = extended_problem(2, 5, 3, 2, kind=kind, terms=terms, masked=0.1, seed=seed)
+        batch, frames, _, labels = problem.shape
+        allowed = torch.rand(batch, frames, labels, generator=g) < 0.8
+        boundaries = torch.randint(-1, 2, (batch, frames), generator=g)
+        boundaries *= (torch.rand(batch, frames, generator=g) < 0.6).long()
+        allowed_BTC = allowed if given != "boundaries" else None
+        boundaries_BT = boundaries if given != "labels" else None
+        p = of(problem)
+        conditional = p.constrained(allowed_BTC, boundaries_BT)
+        partial, entropy = p.log_prob_partial(allowed_BTC, boundaries_BT), conditional.entropy()
+        best, draws = conditional.argmax(), conditional.sample(3)
+        assert torch.equal(conditional.partition > -INF, partial > -INF)
+        for b in range(batch):
+            paths, scores = listing(problem, b)
+            free = log_probs(scores)
+            kept = [
+                agrees(
+                    path,
+                    allowed[b] if allowed_BTC is not None else torch.ones_like(allowed[b]),
+                    boundaries[b] if boundaries_BT is not None else torch.zeros_like(boundaries[b]),
+                )
+                for path in paths
+            ]
+            agreeing = log_probs([score if keep else None for score, keep in zip(scores, kept, strict=True)])
+            live = [score for score, keep in zip(scores, kept, strict=True) if keep and score is not None]
+            if not live:
+                assert (partial[b].item(), best[b], draws[b]) == (-INF, [], [[], [], []])
+                continue
+            top = max(
+                live
+            )  # the sum of what agrees, relative to its largest: it may be e^-1000 of the free one
+            log_kept = float(top - max(score for score in scores if score is not None)) + math.log(
+                math.fsum(math.exp(float(score - top)) for score in live)
+            )
+            expected = log_kept + max(free)
+            assert close(partial[b].item(), expected), (seed, b)
+            assert close(entropy[b].item(), expectation(agreeing, [-log for log in agreeing])), (seed, b)
+            assert all(kept[paths.index(path)] for path in [best[b], *draws[b]])
+
+
+def test_an_annotation_that_says_nothing_has_probability_1_and_a_whole_one_that_of_its_segmentation():
+    problem = replace(random_problem(2, 5, 3, 2, seed=2), lengths_B=torch.tensor([5, 3]))
+    p = of(problem)
+    nothing = p.log_prob_partial(torch.ones(2, 5, 2).bool(), torch.zeros(2, 5, dtype=torch.int64))
+    assert torch.equal(nothing, torch.zeros(2).double())
+    path = [[(0, 2, 1), (2, 5, 0)], [(0, 1, 0), (1, 3, 0)]]
+    allowed, boundaries = torch.zeros(2, 5, 2).bool(), torch.full((2, 5), -1)
+    for b in range(2):
+        for s, e, c in path[b]:
+            allowed[b, s:e, c], boundaries[b, s] = True, 1
+    assert torch.allclose(p.log_prob_partial(allowed, boundaries), p.log_prob(path), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "boundaries", "words"),
+    [
+        (torch.ones(1, 4, 2), None, "allowed must be bool"),
+        (torch.ones(1, 4).bool(), None, "allowed must be bool"),
+        (None, torch.full((1, 4), 2), "boundaries must be -1, 0 or"),
+        (None, torch.zeros(4, dtype=torch.int64), "boundaries must be -1, 0 or"),
+    ],
+)
+def test_an_annotation_of_another_shape_is_named(allowed, boundaries, words):
+    p = SegmentDistribution(torch.zeros(1, 4, 2), torch.zeros(2, 2), torch.zeros(4, 2))
+    with pytest.raises(UsageError, match=words):
+        p.constrained(allowed, boundaries)
+
+
+def test_partial_supervision_trains():
+    problem = random_problem(2, 6, 3, 2, seed=2)
+    leaves = [value.clone().requires_grad_() for value in problem.floats()]
+    allowed = torch.rand(2, 6, 2, generator=torch.Generator().manual_seed(3)) < 0.7
+    boundaries = torch.tensor([[0, 1, 0, -1, 0, 0]] * 2)
+    model = problem.with_floats(leaves)
+    of(model).log_prob_partial(allowed, boundaries).exp().sum().backward()
+    for leaf, name in zip(leaves, problem.names(), strict=True):
+        at = tuple(int(x) - 1 for x in leaf.shape)
+        totals = []
+        for step in (1e-6, -1e-6):
+            with torch.no_grad():
+                leaf[at] += step
+                moved = of(problem.with_floats([x.clone() for x in leaves]))
+                totals.append(moved.log_prob_partial(allowed, boundaries).exp().sum().item())
+                leaf[at] -= step
+        assert leaf.grad[at].item() == pytest.approx((totals[0] - totals[1]) / 2e-6, abs=1e-8), name
