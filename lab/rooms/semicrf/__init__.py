@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Names for users of the package, and the module (which imports torch) that defines each.
 _MODULES = {
+    "OnlineDecoder": "online",
     "SegmentDistribution": "distribution",
     "SemiCRF": "head",
     "log_partition": "api",
@@ -40,6 +41,7 @@ _MODULES = {
     "lint_objective": "linter",
 }
 __all__ = [
+    "OnlineDecoder",
     "SegmentDistribution",
     "SemiCRF",
     "entropy",

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.crf_watch import CRFWatch
 from lab.rooms.semicrf.model.distribution import SegmentDistribution
+from lab.rooms.semicrf.model.online import OnlineDecoder
 from lab.rooms.semicrf.model.problem import onto
 from lab.rooms.semicrf.model.validation import Validator, backend_name
 
@@ -136,6 +137,10 @@ class SemiCRF(nn.Module):
             end_C=self.end_C,
             backend=self.backend,
         )
+
+    def online(self, *, lag: int | None = None) -> OnlineDecoder:
+        """A decoder of one stream by this model; it takes scores, not hidden features."""
+        return OnlineDecoder(self.transitions(), self.duration_KC, self.start_C, self.end_C, lag=lag)
 
     def parameter_penalty(self, p: float = 2.0) -> Tensor:
         """sum |transition|^p + sum |duration|^p; forbidden transitions are not parameters and add nothing."""
