@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import information, naive, paths
-from lab.rooms.semicrf.model.autograd import Alarm, LogPartition
+from lab.rooms.semicrf.model import autograd, information, naive, paths
+from lab.rooms.semicrf.model.autograd import Alarm
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
-from lab.rooms.semicrf.model.finish import finish
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
@@ -67,7 +66,7 @@ def log_partition(
     alarm: Alarm | None = None,
     **terms: Tensor | None,
 ) -> Tensor:
-    """log Z (B,), float64, differentiable once in every float input: a second derivative raises.
+    """log Z (B,), float64, differentiable twice in every float input: a third derivative raises.
 
     `alarm` is called with the expected counts in the backward pass, before they become gradients; an
     exception that it raises ends the pass. The naive form has no counts of its own and calls nothing.
@@ -76,10 +75,7 @@ def log_partition(
     chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.log_partition(problem)
-    log_z_B: Tensor = LogPartition.apply(  # type: ignore[no-untyped-call]
-        engine_for(chosen, problem), alarm, problem.detached(), *problem.floats()
-    )
-    return log_z_B
+    return autograd.log_partition(engine_for(chosen, problem), alarm, problem)
 
 
 def engine_for(backend: str, problem: Problem) -> Any:
@@ -109,13 +105,15 @@ def posteriors(
     backend: str = "auto",
     **terms: Tensor | None,
 ) -> Posteriors:
-    """log Z and all expected counts (no gradient); see `Posteriors`."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
-    chosen = resolve_backend(backend, problem.score_BTC)
+    """log Z and all expected counts, differentiable once in every float input; see `Posteriors`."""
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    return _posteriors(problem, resolve_backend(backend, problem.score_BTC))
+
+
+def _posteriors(problem: Problem, chosen: str) -> Posteriors:
     if chosen == "naive":
         return naive.posteriors(problem)
-    engine = engine_for(chosen, problem)
-    return finish(problem, engine.backward(engine.forward(problem)))
+    return autograd.posteriors(engine_for(chosen, problem), problem)
 
 
 def marginals(
@@ -195,13 +193,11 @@ def entropy(
     backend: str = "auto",
     **terms: Tensor | None,
 ) -> Tensor:
-    """H (B,) in nats of the distribution over segmentations, float64, exact with -inf and with large scores.
+    """H (B,) in nats of the distribution over segmentations, float64, differentiable once; see `information`.
 
-    0 where nothing is feasible.
+    Exact with -inf and with large scores. 0 where nothing is feasible.
     """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    chosen = resolve_backend(backend, problem.score_BTC)
     problem = problem.with_floats([value.double() for value in problem.floats()])
-    score_BTC, transition_CC, duration_KC, *_ = problem.floats()
-    terms = {name: getattr(problem, name) for name in problem.names()[3:]}
-    found = posteriors(score_BTC, transition_CC, duration_KC, problem.lengths_B, backend=backend, **terms)
-    return information.entropy(problem, found)
+    return information.entropy(problem, _posteriors(problem, chosen))

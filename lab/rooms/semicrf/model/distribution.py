@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api, information
+from lab.rooms.semicrf.model.autograd import expected_score
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, inside, make_problem
 from lab.rooms.semicrf.model.segments import Segmentation, listed, path_scores
@@ -154,7 +155,7 @@ class SegmentDistribution:
         """
         other = f if isinstance(f, SegmentDistribution) else self._of(scores_as(self.problem, f))
         p, q = self._beside(other, counted=True)
-        return information.expected(q.problem, p.posteriors)
+        return expected_score(q.problem, p.posteriors)
 
     def argmax(self) -> list[list[Segment]]:
         """The most probable segmentation of each sequence; ties as in `api.viterbi`."""

@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+STEP = 2.0**-60
+"""The largest imaginary part that a score is given."""
+
 
 def wide(value: Tensor) -> Tensor:
     """In the type that is computed in."""

@@ -84,16 +84,6 @@ def less_expected(
     return log_z_B - total_B, error_B
 
 
-def expected(scores: Problem, found: Posteriors) -> Tensor:
-    """<scores, counts> (B,), float64: what has count zero adds zero, even where its score is not finite."""
-    total_B = torch.zeros_like(found.log_z_B)
-    for score, count in zip(scores.floats(), found.counts(scores), strict=True):
-        count = count.double()
-        value = torch.where(count == 0, torch.zeros_like(count), score.double())
-        total_B = total_B + (value * count).flatten(1).sum(1)
-    return torch.where(torch.isneginf(found.log_z_B), torch.zeros_like(total_B), total_B)
-
-
 LARGE = 1e7
 """A frame's best score, or a log Z, beyond which differences lose the digits that `ALLOWED` needs."""
 
