@@ -61,16 +61,18 @@ def kl(problem: Problem, found: Posteriors, other: Problem, other_log_z_B: Tenso
 def less_expected(
     log_z_B: Tensor, scores: Sequence[Tensor], problem: Problem, found: Posteriors
 ) -> tuple[Tensor, Tensor]:
-    """`log_z_B` - <scores, counts> and an estimate of its rounding, both (B,); NaN where one is not finite.
+    """`log_z_B` - <scores, counts> and an estimate of its rounding, both (B,).
 
     A count is off by a share of itself, as its sequence's mass is, and by some of float64's last digits of 1,
     which beside a score of -1e30 is much.
     """
     total_B, size_B, square_B = (torch.zeros_like(found.log_z_B) for _ in range(3))
-    summed_B = log_z_B.detach().abs()
+    summed_B, endless_B = log_z_B.detach().abs(), torch.zeros_like(problem.lengths_B, dtype=torch.bool)
     for at, (score, count) in enumerate(zip(scores, found.counts(problem), strict=True)):
         count = count.double()
         used = count != 0
+        endless_B = endless_B | (used & ~torch.isfinite(score.detach())).flatten(1).any(1)
+        used = used & torch.isfinite(score.detach())  # 0 times inf would be a NaN in a gradient
         score = torch.where(used, score.double(), torch.zeros_like(count))
         if at == 0:  # what all labels of a frame share adds itself, whatever the counts
             shared_BT = (score * count).sum(-1).detach()
@@ -81,7 +83,7 @@ def less_expected(
         size_B = size_B + term.detach().abs().flatten(1).sum(1)
         square_B = square_B + score.detach().square().flatten(1).sum(1)
     error_B = (found.mass_error_B + 4 * EPSILON) * (size_B + square_B.sqrt()) + EPSILON * summed_B
-    return log_z_B - total_B, error_B
+    return log_z_B - total_B, error_B.masked_fill(endless_B, torch.inf)
 
 
 LARGE = 1e7
@@ -155,27 +157,36 @@ def by_choices(p: Problem, q: Problem, term: Term) -> Tensor:
     of_q = of_p if q is p else Choices(q)
     both = (of_p,) if q is p else (of_p, of_q)
     batch, frames, longest, labels = p.shape
-    befores = [of_p.frame_TBC.new_zeros(batch, labels)]
+    zero_BC = of_p.frame_TBC.new_zeros(batch, labels)
+    befores: list[Later] = [(zero_BC, zero_BC > 0)]
     result_B = of_p.frame_TBC.new_zeros(batch)
     for t in range(1, frames + 1):
         for choices in both:
             choices.step()
-        to_go_BC = gathered(term, of_p.durations, of_q.durations, by_rows(befores), 0)
-        here = p.lengths_B == t
-        if bool(here.any()):
-            last_B = gathered(term, of_p.last(), of_q.last(), to_go_BC, 1)
-            result_B = torch.where(here, last_B, result_B)
+        values, lost = (by_rows(list(rows)) for rows in zip(*befores, strict=True))
+        value_BC, lost_BC = gathered(term, of_p.durations, of_q.durations, (values, lost), 0)
+        here_B = p.lengths_B == t
+        if bool(here_B.any()):
+            last_B, lost_B = gathered(term, of_p.last(), of_q.last(), (value_BC, lost_BC), 1)
+            result_B = torch.where(here_B, last_B.masked_fill(lost_B, torch.inf), result_B)
         # One label before for all durations, or one for each: (B, C', C) or (K, B, C', C).
-        before = gathered(term, of_p.labels, of_q.labels, to_go_BC[:, :, None], -2)
-        befores = [before, *befores[: longest - 1]]
+        later = (value_BC[:, :, None], lost_BC[:, :, None])
+        befores = [gathered(term, of_p.labels, of_q.labels, later, -2), *befores[: longest - 1]]
     return result_B
 
 
-def gathered(term: Term, log_p: Tensor, log_q: Tensor, later: Tensor, dim: int) -> Tensor:
-    """One choice: its own term, and `later` by p's shares; where a share is zero `later` may be infinite."""
+Later = tuple[Tensor, Tensor]
+"""What the choices to come add, and whether p gives mass to one of them that q forbids (infinity would make
+NaN of the gradients beside it)."""
+
+
+def gathered(term: Term, log_p: Tensor, log_q: Tensor, later: Later, dim: int) -> Later:
+    """One choice: its own term, and what comes later by p's shares."""
     share = log_p.exp()
-    later = torch.where(share > 0, later, torch.zeros_like(share))
-    return (term(log_p, log_q) + share * later).sum(dim)
+    some = share > 0
+    forbidden = some & torch.isneginf(log_q)
+    value = term(log_p, log_q.masked_fill(forbidden, 0.0)) + share * later[0]
+    return value.sum(dim), (forbidden | (some & later[1])).any(dim)
 
 
 class Choices:
