@@ -23,13 +23,15 @@ import torch
 from torch import Tensor
 
 from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import autograd, information, naive, paths
+from lab.rooms.semicrf.model import autograd, compiled, information, naive, paths
 from lab.rooms.semicrf.model.autograd import Alarm
+from lab.rooms.semicrf.model.compiled import compiling
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
+LISTS = "segments are lists, not tensors: decode outside of what is compiled with fullgraph=True"
 BACKENDS = ("naive", "torch", "native", "triton", "auto")
 
 
@@ -71,7 +73,21 @@ def log_partition(
     `alarm` is called with the expected counts in the backward pass, before they become gradients; an
     exception that it raises ends the pass. The naive form has no counts of its own and calls nothing.
     """
+    if compiling() and alarm is None:
+        given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
+        return compiled.log_partition({"score_BTC": score_BTC, **given}, backend)
+    if compiling():
+        return _with_alarm(alarm, backend, score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    return _log_partition(problem, backend, alarm)
+
+
+@compiled.never("log_partition calls its alarm, which may raise (SemiCRF: validate=False has none)")
+def _with_alarm(alarm: Alarm | None, backend: str, *inputs: Any, **terms: Any) -> Tensor:
+    return log_partition(*inputs, backend=backend, alarm=alarm, **terms)
+
+
+def _log_partition(problem: Problem, backend: str, alarm: Alarm | None = None) -> Tensor:
     chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.log_partition(problem)
@@ -106,14 +122,18 @@ def posteriors(
     **terms: Tensor | None,
 ) -> Posteriors:
     """log Z and all expected counts, differentiable once in every float input; see `Posteriors`."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    return _posteriors(problem, resolve_backend(backend, problem.score_BTC))
+    if compiling():
+        given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
+        return compiled.posteriors({"score_BTC": score_BTC, **given}, backend)
+    return _posteriors(make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms), backend)
 
 
-def _posteriors(problem: Problem, chosen: str) -> Posteriors:
-    if chosen == "naive":
-        return naive.posteriors(problem)
-    return autograd.posteriors(engine_for(chosen, problem), problem)
+def _posteriors(problem: Problem, backend: str) -> Posteriors:
+    chosen = resolve_backend(backend, problem.score_BTC)
+    return autograd.posteriors(naive if chosen == "naive" else engine_for(chosen, problem), problem)
+
+
+compiled.register(_log_partition, _posteriors)
 
 
 def marginals(
@@ -129,6 +149,7 @@ def marginals(
     return posteriors(score_BTC, transition_CC, duration_KC, lengths_B, backend=backend, **terms).label_BTC
 
 
+@compiled.never(LISTS)
 def viterbi(
     score_BTC: Tensor,
     transition_CC: Tensor,
@@ -143,7 +164,7 @@ def viterbi(
     An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest
     label.
     """
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
+    problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     chosen = resolve_backend(backend, problem.score_BTC)
     if chosen == "naive":
         return naive.viterbi(problem)
@@ -155,6 +176,7 @@ def viterbi(
     return paths.viterbi(problem)
 
 
+@compiled.never(LISTS)
 def sample(
     score_BTC: Tensor,
     transition_CC: Tensor,
@@ -166,10 +188,11 @@ def sample(
     **terms: Tensor | None,
 ) -> list[list[list[Segment]]]:
     """`samples` exact draws for each sequence, which do not depend on the batch it is in."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
+    problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     return paths.sample(problem, samples, seed)
 
 
+@compiled.never(LISTS)
 def kbest(
     score_BTC: Tensor,
     transition_CC: Tensor,
@@ -180,7 +203,7 @@ def kbest(
     **terms: Tensor | None,
 ) -> list[list[tuple[float, list[Segment]]]]:
     """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms).detached()
+    problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     return paths.kbest(problem, count)
 
 
@@ -198,6 +221,14 @@ def entropy(
     Exact with -inf and with large scores. 0 where nothing is feasible.
     """
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    chosen = resolve_backend(backend, problem.score_BTC)
     problem = problem.with_floats([value.double() for value in problem.floats()])
-    return information.entropy(problem, _posteriors(problem, chosen))
+    return information.entropy(problem, _posteriors(problem, backend))
+
+
+def _decodable(*inputs: Any, **terms: Any) -> Problem:
+    if autograd.transforming():
+        raise UsageError(
+            "segments are lists, which torch.func cannot transform",
+            fix="decode outside of the transformed function",
+        )
+    return make_problem(*inputs, **terms).detached()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model import second
+from lab.rooms.semicrf.model import naive, second
 from lab.rooms.semicrf.model.finish import finish
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
@@ -43,6 +43,11 @@ class Call:
         if self.alarm is not None:
             self.alarm(found)  # before what is wrong is mended: a fault is to be seen
         return finish(problem, found)
+
+    def solved(self, problem: Problem) -> Posteriors:
+        if self.engine is naive:
+            return naive.posteriors(problem)
+        return self.counts(problem, self.engine.forward(problem, keep=True))
 
     def again(self, found: Posteriors | None = None) -> Call:
         call = Call(self.engine, self.alarm, self.names)
@@ -105,8 +110,7 @@ class ExpectedCounts(torch.autograd.Function):
     def forward(call: Call, lengths_B: Tensor, *floats: Tensor) -> tuple[Tensor, ...]:
         found = call.found
         if found is None:
-            problem = call.problem_of(lengths_B, floats)
-            found = call.counts(problem, call.engine.forward(problem, keep=True))
+            found = call.solved(call.problem_of(lengths_B, floats))
         return tuple(value.detach() for value in parts(found))
 
     @staticmethod
@@ -120,16 +124,12 @@ class ExpectedCounts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_B: Tensor | None, *grads: Tensor | None) -> Any:
         problem, found = saved(ctx)
+
+        def moved(direction: Sequence[Tensor]) -> Sequence[Tensor]:
+            return tangents(ctx.call, problem, direction)
+
         wanted = ctx.needs_input_grad[2:]
-        total: list[Tensor | None] = [None] * len(wanted)
-        if grad_B is not None:
-            total = gradients(problem, found, grad_B, wanted)
-        if any(grad is not None for grad in grads[:-2]):
-            moved = moved_counts(ctx.call, problem, found, grads[:-2])
-            ones_B = torch.ones_like(found.log_z_B)
-            more = gradients(problem, moved, ones_B, wanted)
-            total = [b if a is None or b is None else a + b for a, b in zip(total, more, strict=True)]
-        return (None, None, *total)
+        return (None, None, *carried_back(problem, found, grad_B, grads[:-2], wanted, moved))
 
     @staticmethod
     def jvp(ctx: Any, _call: None, _lengths: None, *moves: Tensor | None) -> Any:
@@ -138,8 +138,8 @@ class ExpectedCounts(torch.autograd.Function):
         moved = [torch.zeros_like(x) if move is None else move for x, move in zip(floats, moves, strict=True)]
         direction = problem.with_floats(moved)
         log_z_B = expected_score(direction, found)
-        tangent = parts(moved_counts(ctx.call, problem, found, spread(direction, found)))
-        return (log_z_B, *tangent[1:-2], None, None)
+        moved_counts = tangents(ctx.call, problem, possible(found, spread(direction, found)))
+        return (log_z_B, *moved_counts, None, None)
 
     @staticmethod
     def vmap(info: Any, dims: Any, call: Call, *tensors: Tensor) -> Any:
@@ -235,17 +235,41 @@ def saved(ctx: Any) -> tuple[Problem, Posteriors]:
     return Problem(lengths_B=lengths_B, **given), of_parts(tensors[len(names) :])
 
 
-def moved_counts(
-    call: Call, problem: Problem, found: Posteriors, direction: Sequence[Tensor | None]
-) -> Posteriors:
-    """The derivative of the counts. What cannot happen does not move: a direction there (-inf) is dropped."""
-    log_z_B, *counts, error_B, frame_B = parts(found)
-    given = [
+def tangents(call: Call, problem: Problem, direction: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """`second.tangents`, whose own derivative raises."""
+    found: tuple[Tensor, ...] = applied(
+        Tangents, call.again(), problem.lengths_B, *problem.floats(), *direction
+    )
+    return found
+
+
+def possible(found: Posteriors, direction: Sequence[Tensor | None]) -> list[Tensor]:
+    """A direction of the counts, less what cannot happen: its count cannot move (-inf), nor any by it."""
+    return [
         torch.zeros_like(count) if move is None else torch.where(count == 0, torch.zeros_like(move), move)
-        for count, move in zip(counts, direction, strict=True)
+        for count, move in zip(parts(found)[1:-2], direction, strict=True)
     ]
-    moved = applied(Tangents, call.again(), problem.lengths_B, *problem.floats(), *given)
-    return of_parts([torch.zeros_like(log_z_B), *moved, error_B, frame_B])
+
+
+def carried_back(
+    problem: Problem,
+    found: Posteriors,
+    grad_B: Tensor | None,
+    grads: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+    moved: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+) -> list[Tensor | None]:
+    """The gradient of log Z and counts, of which those of the counts are a product with the Hessian."""
+    total: list[Tensor | None] = [None] * len(wanted)
+    if grad_B is not None:
+        total = gradients(problem, found, grad_B, wanted)
+    if any(grad is not None for grad in grads):
+        zero_B, one_B = torch.zeros_like(found.log_z_B), torch.ones_like(found.log_z_B)
+        counts = of_parts([zero_B, *moved(possible(found, grads)), *parts(found)[-2:]])
+        more = gradients(problem, counts, one_B, wanted)
+        pairs = zip(total, more, strict=True)
+        total = [b if a is None or b is None else a + b for a, b in pairs]
+    return total
 
 
 def spread(direction: Problem, found: Posteriors) -> list[Tensor]:
