@@ -23,6 +23,15 @@ def real(value: Tensor) -> Tensor:
     return value.real if value.is_complex() else value
 
 
+def plus(a: Tensor, b: Tensor) -> Tensor:
+    """a + b. Torch's own sum of complex numbers has NaN for a tangent where b is -inf."""
+    if not (a.is_complex() or b.is_complex()):
+        return a + b
+    value = real(a) + real(b)
+    tangent = (a.imag if a.is_complex() else 0) + (b.imag if b.is_complex() else 0)
+    return torch.complex(value, tangent.expand_as(value))
+
+
 def exp(value: Tensor) -> Tensor:
     """0, not NaN, where the value is -inf."""
     if not value.is_complex():
