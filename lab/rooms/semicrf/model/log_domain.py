@@ -209,6 +209,8 @@ def _cross(state: LogState, t: int, split_KBC: Tensor, ends_TBC: Tensor, crossed
     for k in range(1, len(split_KBC) + 1):
         if k == t:
             continue  # the first segment pays no transition
-        into = shares(plus(state.alpha[t - k][:, :, None], transition[:, k - 1]), 1) * split_KBC[k - 1][:, None]
+        into = (
+            shares(plus(state.alpha[t - k][:, :, None], transition[:, k - 1]), 1) * split_KBC[k - 1][:, None]
+        )
         ends_TBC[t - k - 1] += into.sum(-1)
         crossed[:, k - 1] += into
