@@ -77,15 +77,15 @@ class LogPartition(torch.autograd.Function):
     def backward(ctx: Any, grad_B: Tensor) -> Any:
         # Raises where one was changed in place since: the counts read some of them again.
         lengths_B, *floats = ctx.saved_tensors
-        call = ctx.call
-        if call.state is None:
+        call, problem = ctx.call, ctx.call.problem
+        if problem is None:
+            problem = call.problem_of(lengths_B, floats)
             found = expected_counts(call.again(), lengths_B, floats)
         else:
             with torch.no_grad():
-                found = call.counts(call.problem, call.state)
+                found = call.counts(problem, call.state)
             if torch.is_grad_enabled():
                 found = expected_counts(call.again(found), lengths_B, floats)
-        problem = Problem(lengths_B=lengths_B, **dict(zip(call.names, floats, strict=True)))
         return (None, None, *gradients(problem, found, grad_B, ctx.needs_input_grad[2:]))
 
     @staticmethod
@@ -111,7 +111,7 @@ class ExpectedCounts(torch.autograd.Function):
         found = call.found
         if found is None:
             found = call.solved(call.problem_of(lengths_B, floats))
-        return tuple(value.detach() for value in parts(found))
+        return tuple(value.detach() for value in found.parts())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -214,25 +214,14 @@ def posteriors(engine: Any, problem: Problem) -> Posteriors:
 
 
 def expected_counts(call: Call, lengths_B: Tensor, floats: Sequence[Tensor]) -> Posteriors:
-    return of_parts(applied(ExpectedCounts, call, lengths_B, *floats))
-
-
-def parts(found: Posteriors) -> list[Tensor]:
-    """log Z, the counts in the order of `second.Counts`, and the mass."""
-    counts = [found.label_BTC, found.starts_BTC, found.ends_BTC, found.duration_BKC, found.transition]
-    counts += [] if found.segment_BTKC is None else [found.segment_BTKC]
-    return [found.log_z_B, *counts, found.mass_error_B, found.mass_frame_B]
-
-
-def of_parts(values: Sequence[Tensor]) -> Posteriors:
-    return Posteriors(*values[:6], *values[-2:], *values[6:-2])
+    return Posteriors.of_parts(applied(ExpectedCounts, call, lengths_B, *floats))
 
 
 def saved(ctx: Any) -> tuple[Problem, Posteriors]:
     names = ctx.call.names
     lengths_B, *tensors = ctx.saved_tensors
     given = dict(zip(names, tensors[: len(names)], strict=True))
-    return Problem(lengths_B=lengths_B, **given), of_parts(tensors[len(names) :])
+    return Problem(lengths_B=lengths_B, **given), Posteriors.of_parts(tensors[len(names) :])
 
 
 def tangents(call: Call, problem: Problem, direction: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -247,7 +236,7 @@ def possible(found: Posteriors, direction: Sequence[Tensor | None]) -> list[Tens
     """A direction of the counts, less what cannot happen: its count cannot move (-inf), nor any by it."""
     return [
         torch.zeros_like(count) if move is None else torch.where(count == 0, torch.zeros_like(move), move)
-        for count, move in zip(parts(found)[1:-2], direction, strict=True)
+        for count, move in zip(found.parts()[1:-2], direction, strict=True)
     ]
 
 
@@ -265,7 +254,7 @@ def carried_back(
         total = gradients(problem, found, grad_B, wanted)
     if any(grad is not None for grad in grads):
         zero_B, one_B = torch.zeros_like(found.log_z_B), torch.ones_like(found.log_z_B)
-        counts = of_parts([zero_B, *moved(possible(found, grads)), *parts(found)[-2:]])
+        counts = Posteriors.of_parts([zero_B, *moved(possible(found, grads)), *found.parts()[-2:]])
         more = gradients(problem, counts, one_B, wanted)
         pairs = zip(total, more, strict=True)
         total = [b if a is None or b is None else a + b for a, b in pairs]
@@ -281,7 +270,7 @@ def spread(direction: Problem, found: Posteriors) -> list[Tensor]:
     closes = closes if direction.seg_end_BTC is None else closes + direction.seg_end_BTC
     own = [] if direction.segment_BTKC is None else [direction.segment_BTKC]
     given = [direction.score_BTC, opens, closes, direction.duration_KC, direction.transition, *own]
-    return [x.expand(count.shape).double() for x, count in zip(given, parts(found)[1:-2], strict=True)]
+    return [x.expand(count.shape).double() for x, count in zip(given, found.parts()[1:-2], strict=True)]
 
 
 def gradients(

@@ -49,7 +49,7 @@ def log_partition(given: Given, backend: str) -> Tensor:
 
 def posteriors(given: Given, backend: str) -> Posteriors:
     """As in api.py."""
-    return autograd.of_parts(torch.ops.lab.semicrf_counts(*in_order(given), backend))
+    return Posteriors.of_parts(torch.ops.lab.semicrf_counts(*in_order(given), backend))
 
 
 def in_order(given: Given) -> list[Tensor | None]:
@@ -69,7 +69,7 @@ def register(log_z: Callable[[Problem, str], Tensor], counts: Callable[[Problem,
 
     def counts_of(*inputs: Any) -> list[Tensor]:
         found = counts(checked(inputs), inputs[-1])
-        *values, frame_B = autograd.parts(found)
+        *values, frame_B = found.parts()
         return [*(owned(value.double()) for value in values), owned(frame_B)]
 
     def tangents_of(direction: list[Tensor], *inputs: Any) -> list[Tensor]:
@@ -96,7 +96,10 @@ def register(log_z: Callable[[Problem, str], Tensor], counts: Callable[[Problem,
         lambda grad_B, inputs: owned(grad_B),
         lambda grad_B, inputs: torch.empty(grad_B.shape, dtype=grad_B.dtype, device=grad_B.device),
     )
-    depends.register_autograd(lambda ctx, grad_B: (grad_B, None))
+    depends.register_autograd(
+        lambda ctx, grad_B: (grad_B, [None] * ctx.inputs),
+        setup_context=lambda ctx, inputs, output: setattr(ctx, "inputs", len(inputs[1])),
+    )
     operator = define("semicrf_counts", f"({SCHEMA}) -> Tensor[]", counts_of, lambda *inputs: shapes(inputs))
     operator.register_autograd(backward, setup_context=setup_context)
 
@@ -152,7 +155,7 @@ def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
 def backward(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
     tensors = list(ctx.saved_tensors)
     inputs = [tensors.pop(0) if given else None for given in ctx.given]
-    problem, found = unchecked(inputs), autograd.of_parts(tensors)
+    problem, found = unchecked(inputs), Posteriors.of_parts(tensors)
 
     def moved(direction: Sequence[Tensor]) -> list[Tensor]:
         moved_counts: list[Tensor] = torch.ops.lab.semicrf_tangents(list(direction), *inputs, ctx.backend)

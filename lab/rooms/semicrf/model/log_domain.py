@@ -178,10 +178,8 @@ def posteriors(problem: Problem) -> Posteriors:
     counts = [_of_usable(x, usable_B) for x in counts]  # shares of NaN are NaN
     counts[0] = masked(problem, counts[0])
     checked = mass(real(counts[0]), problem.lengths_B, real(state.log_z_B))
-    counts[5:5] = checked
-    if segment is not None:
-        counts.append(_of_usable(segment, usable_B))
-    return Posteriors(state.log_z_B, *counts)
+    own = [] if segment is None else [_of_usable(segment, usable_B)]
+    return Posteriors.of_parts([state.log_z_B, *counts, *own, *checked])
 
 
 def crossed_shape(problem: Problem) -> tuple[int, ...]:

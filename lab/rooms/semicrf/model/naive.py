@@ -108,8 +108,8 @@ def posteriors(problem: Problem) -> Posteriors:
         _counts_of_one(plain.rows(torch.tensor([b], device=plain.lengths_B.device))) for b in range(batch)
     ]
     log_z_B, *counts = (torch.cat(column) for column in zip(*done, strict=True))
-    counts[5:5] = mass(counts[0], problem.lengths_B, log_z_B)  # before the segments' own, if there are any
-    return Posteriors(log_z_B, *counts)
+    checked = mass(counts[0], problem.lengths_B, log_z_B)
+    return Posteriors.of_parts([log_z_B, *counts, *checked])
 
 
 def _counts_of_one(problem: Problem) -> list[Tensor]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -64,15 +65,17 @@ class Problem:
     @property
     def plain(self) -> bool:
         """Whether the model has a (C, C) transition and no terms of single segments: what is compiled."""
-        return self.transition.dim() == 2 and len(self.names()) == 5
+        return self.transition.dim() == 2 and self.names() == FLOATS[:5]
 
     def names(self) -> tuple[str, ...]:
         """The differentiable inputs that are given, in the order of their gradients."""
+        if self.segment_BTKC is None and self.seg_start_BTC is None and self.seg_end_BTC is None:
+            return FLOATS[:5]  # in every training step: it has to be quick
         return tuple(name for name in FLOATS if getattr(self, name) is not None)
 
     def floats(self) -> tuple[Tensor, ...]:
         """The values of `names()`: five, and those terms of single segments that are given."""
-        return tuple(getattr(self, name) for name in self.names())
+        return attrgetter(*self.names())(self)
 
     def with_floats(self, values: Sequence[Tensor]) -> Problem:
         """The same model with other values, in the order of `names()`."""
@@ -115,8 +118,9 @@ class Posteriors:
       their own.
     - `mass_error_B`: worst |sum_c P(t, c) - 1| over a sequence's frames as computed; inf for NaN, 0 where
       nothing is feasible. `mass_frame_B`: the first frame where it is reached.
+    - `imbalance_B`: what `ledger.imbalance` would compute, from forms that compute it beside the counts.
 
-    `ledger.mass` computes the last two from `label_BTC`.
+    `ledger.mass` computes the masses from `label_BTC`.
     """
 
     log_z_B: Tensor
@@ -127,7 +131,18 @@ class Posteriors:
     transition: Tensor
     mass_error_B: Tensor
     mass_frame_B: Tensor
+    imbalance_B: Tensor | None = None
     segment_BTKC: Tensor | None = None
+
+    @classmethod
+    def of_parts(cls, values: Sequence[Tensor]) -> Posteriors:
+        """The inverse of `parts`."""
+        names = [name for name in PARTS if name != "segment_BTKC" or len(values) == len(PARTS)]
+        return cls(**dict(zip(names, values, strict=True)))
+
+    def parts(self) -> list[Tensor]:
+        """log Z, the counts, last those of single segments if there are any, and the mass with its frame."""
+        return [value for value in attrgetter(*PARTS)(self) if value is not None]
 
     def counts(self, problem: Problem) -> tuple[Tensor, ...]:
         """The count that belongs to each of `problem.floats()`."""
@@ -158,7 +173,11 @@ class Posteriors:
         return self.ends_BTC.gather(1, last_B11.expand(-1, 1, self.ends_BTC.shape[2]))[:, 0]
 
 
-COUNTS = tuple(field.name for field in fields(Posteriors) if field.name != "log_z_B")
+PARTS = (
+    *("log_z_B", "label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition", "segment_BTKC"),
+    *("mass_error_B", "mass_frame_B"),
+)
+COUNTS = tuple(f.name for f in fields(Posteriors) if f.name not in ("log_z_B", "imbalance_B"))
 
 
 def make_problem(

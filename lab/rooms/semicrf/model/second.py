@@ -31,9 +31,7 @@ def tangents(problem: Problem, direction: Counts) -> list[Tensor]:
     step_B = STEP / torch.where(top_B > 0, top_B, torch.ones_like(top_B))
     moved = moving(problem, [scaled(value.double(), step_B) for value in direction])
     found = torch_factorised.backward(torch_factorised.forward(moved, keep=True))
-    counts = [found.label_BTC, found.starts_BTC, found.ends_BTC, found.duration_BKC, found.transition]
-    counts += [] if found.segment_BTKC is None else [found.segment_BTKC]
-    pairs = zip(counts, direction, strict=True)
+    pairs = zip(found.parts()[1:-2], direction, strict=True)
     return [scaled(count.imag, 1 / step_B).reshape(given.shape) for count, given in pairs]
 
 

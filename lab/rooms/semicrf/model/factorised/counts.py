@@ -150,7 +150,7 @@ class Counts:
         log_z_B = self.state.log_z_B
         checked = mass(real(label_BTC), self.state.problem.lengths_B, real(log_z_B))
         return Posteriors(
-            log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, *checked, segment
+            log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, *checked, None, segment
         )
 
     def opened(self, eta_TBC: Tensor) -> Tensor:
