@@ -218,11 +218,18 @@ def entropy(
 ) -> Tensor:
     """H (B,) in nats of the distribution over segmentations, float64, differentiable once; see `information`.
 
-    Exact with -inf and with large scores. 0 where nothing is feasible.
+    Exact with -inf and with large scores; 0 where nothing is feasible. In torch.func and in compiled code,
+    which cannot branch on values, it is NaN where only the chain rule would be exact.
     """
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    problem = problem.with_floats([value.double() for value in problem.floats()])
-    return information.entropy(problem, _posteriors(problem, backend))
+    given = {"score_BTC": score_BTC, "transition_CC": transition_CC, "duration_KC": duration_KC, **terms}
+    wide = {
+        name: value.double() if value is not None and value.is_floating_point() else value
+        for name, value in given.items()
+    }
+    found = posteriors(lengths_B=lengths_B, backend=backend, **wide)  # type: ignore[arg-type]
+    wide["transition"] = wide.pop("transition_CC")
+    problem = compiled.unchecked(compiled.in_order({**wide, "lengths_B": lengths_B}))
+    return information.entropy(problem, found)
 
 
 def _decodable(*inputs: Any, **terms: Any) -> Problem:

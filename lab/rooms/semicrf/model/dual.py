@@ -28,8 +28,8 @@ def plus(a: Tensor, b: Tensor) -> Tensor:
     if not (a.is_complex() or b.is_complex()):
         return a + b
     value = real(a) + real(b)
-    tangent = (a.imag if a.is_complex() else 0) + (b.imag if b.is_complex() else 0)
-    return torch.complex(value, tangent.expand_as(value))
+    tangents = [x.imag.expand_as(value) for x in (a, b) if x.is_complex()]
+    return torch.complex(value, tangents[0] if len(tangents) == 1 else tangents[0] + tangents[1])
 
 
 def exp(value: Tensor) -> Tensor:

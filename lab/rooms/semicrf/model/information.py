@@ -21,7 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lab.rooms.semicrf.model import log_domain
+from lab.rooms.semicrf.model import autograd, compiled, log_domain
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
 from lab.rooms.semicrf.model.terms import Terms
 
@@ -116,6 +116,8 @@ def mended(fast_B: Tensor, sound_B: Tensor, p: Problem, q: Problem, found: Poste
     sound_B = sound_B & torch.isfinite(fast_B.detach()) & has_gradient(p, found) & ~nothing_B
     kept_B = torch.where(sound_B, fast_B, torch.zeros_like(fast_B))
     again_B = ~sound_B & ~nothing_B
+    if compiled.compiling() or autograd.transforming():  # no branch on values there
+        return kept_B.masked_fill(again_B, torch.nan)
     if not bool(again_B.any()):
         return kept_B
     rows = again_B.nonzero()[:, 0]

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.errors import UsageError  # noqa: E402
-from lab.rooms.semicrf.model import information, naive  # noqa: E402
+from lab.rooms.semicrf.model import api, information, naive  # noqa: E402
 from lab.rooms.semicrf.model.distribution import SegmentDistribution  # noqa: E402
 from lab.rooms.semicrf.model.head import SemiCRF  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
@@ -303,6 +303,66 @@ def test_gradients_are_those_of_the_list(by_duration, scale):
                 ours = torch.zeros_like(leaf) if ours is None else ours
                 listed = torch.zeros_like(leaf) if listed is None else torch.nan_to_num(listed)
                 assert torch.allclose(ours, listed, atol=1e-9 * scale), (name, seed)
+
+
+def gradient_of_the_list(p, rows, q=None):
+    """The gradient of the sum of entropies, or of KL(p||q), by p's scores: a covariance, term by term."""
+    total = [torch.zeros_like(value).detach() for value in p.floats()]
+    for b in rows:
+        paths, scores = listing(p, b)
+        own = dict(zip(map(tuple, paths), log_probs(scores), strict=True))
+        values = {path: -log for path, log in own.items()}
+        if q is not None:
+            others, under_q = listing(q, b)
+            under_q = dict(zip(map(tuple, others), log_probs(under_q), strict=True))
+            values = {path: log - under_q.get(path, -INF) for path, log in own.items()}
+        live = [path for path, log in own.items() if math.exp(log) > 0]
+        mean = math.fsum(math.exp(own[path]) * values[path] for path in live)
+        for path in live:
+            weight = math.exp(own[path]) * (values[path] - mean)
+            score, transition, duration, start, end = total
+            for at, (s, e, c) in enumerate(path):
+                score[b, s:e, c] += weight
+                duration[e - s - 1, c] += weight
+                if at:
+                    transition[path[at - 1][2], c] += weight
+            start[path[0][2]] += weight
+            end[path[-1][2]] += weight
+    return total
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_gradients_of_hostile_problems_are_those_of_the_list(kind):
+    for seed in range(30):
+        p = hostile_problem(kind, seed)
+        q = hostile_problem(kind, seed + 1000, like=p)
+        p = p.with_floats([value.requires_grad_() for value in p.floats()])
+        feasible = [b for b in range(p.shape[0]) if log_probs(listing(p, b)[1])]
+        kl = of(p).kl(of(q))
+        finite = [b for b in feasible if math.isfinite(kl[b].item())]
+        for total, rows, other in ((of(p).entropy(), feasible, None), (kl, finite, q)):
+            found = torch.autograd.grad(total[rows].sum(), p.floats())
+            size = max([1.0, *total[rows].tolist()])
+            for ours, right in zip(found, gradient_of_the_list(p, rows, other), strict=True):
+                assert float((ours - right).abs().max()) <= 1e-9 * size, (seed, other is not None)
+
+
+@pytest.mark.skipif(not hasattr(torch, "func"), reason="this torch has no torch.func")
+def test_torch_func_follows_the_entropy_and_gives_nan_where_only_the_chain_rule_is_exact():
+    problem = random_problem(2, 6, 3, 2, seed=4)
+    rest = problem.floats()[1:3]
+    scores = torch.stack([problem.score_BTC, 2 * problem.score_BTC])
+    scores[1, 0, :, 0] = -1e30
+    scores[1, 0, 2] = -1e30
+    found = torch.func.vmap(lambda score: api.entropy(score, *rest))(scores)
+    expected = torch.stack([api.entropy(score, *rest) for score in scores])
+    assert bool(found[1, 0].isnan()) and bool(torch.isfinite(expected).all())
+    expected[1, 0] = math.nan
+    assert torch.allclose(found, expected, atol=1e-10, equal_nan=True)
+    gradient = torch.func.grad(lambda score: api.entropy(score, *rest).sum())(problem.score_BTC)
+    score = problem.score_BTC.clone().requires_grad_()
+    api.entropy(score, *rest).sum().backward()
+    assert torch.allclose(gradient, score.grad, atol=1e-12)
 
 
 def test_the_gradient_of_log_prob_is_that_of_the_list():
