@@ -54,7 +54,7 @@ class SegmentDistribution:
 
     def _set(self, problem: Problem, backend: str) -> SegmentDistribution:
         self.problem, self.backend = problem, backend
-        self._kept: dict[object, Any] = {}
+        self._kept: dict[tuple[str, bool], tuple[Any, list[int]]] = {}
         return self
 
     def _of(self, problem: Problem) -> SegmentDistribution:
@@ -62,11 +62,20 @@ class SegmentDistribution:
         return self if problem is self.problem else object.__new__(type(self))._set(problem, self.backend)
 
     def _once(self, name: str, compute: Callable[[], Any]) -> Any:
-        versions = tuple(value._version for value in self.problem.floats())
-        key = (name, torch.is_grad_enabled(), versions)
-        if key not in self._kept:
-            self._kept[key] = compute()
-        return self._kept[key]
+        """A value that is kept as long as neither the scores nor it were changed in place."""
+        if any(value.is_inference() for value in self.problem.floats()):  # such changes leave no trace
+            return compute()
+        key = (name, torch.is_grad_enabled())
+        value, versions = self._kept.get(key, (None, None))
+        if versions is None or versions != self._versions(value):
+            value = compute()
+            self._kept[key] = value, self._versions(value)
+        return value
+
+    def _versions(self, value: Any) -> list[int]:
+        own = vars(value).values() if isinstance(value, Posteriors) else [value]
+        tensors = [*self.problem.floats(), *(tensor for tensor in own if isinstance(tensor, Tensor))]
+        return [tensor._version for tensor in tensors]
 
     def __repr__(self) -> str:
         batch, frames, longest, labels = self.problem.shape
@@ -155,7 +164,8 @@ class SegmentDistribution:
         """
         other = f if isinstance(f, SegmentDistribution) else self._of(scores_as(self.problem, f))
         p, q = self._beside(other, counted=True)
-        return expected_score(q.problem, p.posteriors)
+        found = p.posteriors
+        return expected_score(q.problem, found).masked_fill(torch.isnan(found.log_z_B), torch.nan)
 
     def argmax(self) -> list[list[Segment]]:
         """The most probable segmentation of each sequence; ties as in `api.viterbi`."""
@@ -163,6 +173,8 @@ class SegmentDistribution:
 
     def topk(self, k: int) -> list[list[tuple[float, list[Segment]]]]:
         """The k most probable segmentations of each sequence, (log p, segments), best first."""
+        if k < 1:
+            raise UsageError(f"k must be 1 or more, got {k}")
         level, log_z_B = self._level()
         found = api.kbest(**arguments(level), count=k)
         return [
@@ -172,6 +184,8 @@ class SegmentDistribution:
 
     def sample(self, n: int = 1, seed: int = 0) -> list[list[list[Segment]]]:
         """`n` exact, independent draws for each sequence; the same for the same seed."""
+        if n < 0:
+            raise UsageError(f"n must be 0 or more, got {n}")
         return api.sample(**arguments(self.problem), samples=n, seed=seed)
 
     def _precise(self) -> SegmentDistribution:
