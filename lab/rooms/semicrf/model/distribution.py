@@ -294,8 +294,11 @@ def constrain(problem: Problem, allowed_BTC: Tensor | None, boundaries_BT: Bound
         return problem
     batch, frames, longest, labels = problem.shape
     values = boundaries_BT.to(problem.score_BTC.device)
-    if tuple(values.shape) != (batch, frames) or not bool(((values == 0) | (values.abs() == 1)).all()):
-        raise UsageError(f"boundaries must be -1, 0 or +1, {(batch, frames)}, got {tuple(values.shape)}")
+    known = values.dtype != torch.bool and bool(((values == 0) | (values.abs() == 1)).all())
+    if tuple(values.shape) != (batch, frames) or not known:
+        raise UsageError(
+            f"boundaries must be -1, 0 or +1, {(batch, frames)}, got {values.dtype} {tuple(values.shape)}"
+        )
     values = torch.where(inside(problem), values, torch.zeros_like(values))
     values[:, 0] = 0
     opens, segment = problem.seg_start_BTC, problem.segment_BTKC

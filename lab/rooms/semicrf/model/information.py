@@ -113,7 +113,7 @@ def shifted(problem: Problem) -> Tensor:
 def mended(fast_B: Tensor, sound_B: Tensor, p: Problem, q: Problem, found: Posteriors, term: Term) -> Tensor:
     """`fast_B` where it is sound, 0 where p has nothing feasible, elsewhere by the chain rule."""
     nothing_B = torch.isneginf(found.log_z_B.detach())
-    sound_B = sound_B & torch.isfinite(fast_B.detach()) & has_gradient(p, found) & ~nothing_B
+    sound_B = sound_B & torch.isfinite(fast_B.detach()) & ~nothing_B
     kept_B = torch.where(sound_B, fast_B, torch.zeros_like(fast_B))
     again_B = ~sound_B & ~nothing_B
     if compiled.compiling() or autograd.transforming():  # no branch on values there
@@ -124,12 +124,6 @@ def mended(fast_B: Tensor, sound_B: Tensor, p: Problem, q: Problem, found: Poste
     same = q is p
     p = p.rows(rows)
     return kept_B.index_copy(0, rows, by_choices(p, p if same else q.rows(rows), term))
-
-
-def has_gradient(problem: Problem, found: Posteriors) -> bool:
-    """Whether the counts carry the gradient that is asked for."""
-    asked = torch.is_grad_enabled() and any(value.requires_grad for value in problem.floats())
-    return found.label_BTC.requires_grad or not asked
 
 
 def entropy_term(log_p: Tensor, _: Tensor) -> Tensor:

@@ -640,6 +640,7 @@ def test_an_annotation_that_says_nothing_has_probability_1_and_a_whole_one_that_
         (torch.ones(1, 4, 2), None, "allowed must be bool"),
         (torch.ones(1, 4).bool(), None, "allowed must be bool"),
         (None, torch.full((1, 4), 2), "boundaries must be -1, 0 or"),
+        (None, torch.ones(1, 4).bool(), "boundaries must be -1, 0 or"),
         (None, torch.zeros(4, dtype=torch.int64), "boundaries must be -1, 0 or"),
     ],
 )
