@@ -24,24 +24,19 @@ What is not finite, the same on every backend:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model import autograd, compiled, decoding, naive
-from lab.rooms.semicrf.model.autograd import Alarm, expected_score
+from lab.rooms.semicrf.model import autograd, compiled, decoding, information, naive
+from lab.rooms.semicrf.model.autograd import Alarm
 from lab.rooms.semicrf.model.compiled import compiling
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
-from lab.rooms.semicrf.model.log_domain import finite_or_zero
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
-ROUNDING, FAR = 1e-12, 1e4
-"""Probabilities that may be rounding, and scores that no such probability may be multiplied by."""
 LISTS = "segments are lists, not tensors: decode outside of what is compiled with fullgraph=True"
 BACKENDS = ("naive", "torch", "native", "auto")
 
@@ -213,36 +208,20 @@ def entropy(
     backend: str = "auto",
     **terms: Tensor | None,
 ) -> Tensor:
-    """H (B,) in nats of the distribution over segmentations: log Z minus the expected score.
+    """H (B,) in nats of the distribution over segmentations, float64, differentiable once; see `information`.
 
-    Differentiable once in every float input. A number added to all labels of a frame is common to all
-    segmentations, so each frame's largest score that counts is taken out first: beside 1e30 no digit of H
-    would be left. An infeasible sequence has -inf.
+    Exact with -inf and with large scores; 0 where nothing is feasible. In torch.func and in compiled code,
+    which cannot branch on values, it is NaN where only the chain rule would be exact.
     """
-    given = {**terms, "transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B}
-
-    def solved(score_BTC: Tensor) -> Posteriors:
-        return posteriors(score_BTC, transition_CC, duration_KC, lengths_B, backend=backend, **terms)
-
-    score_BTC = _centred(score_BTC.double(), torch.ones_like(score_BTC, dtype=torch.bool))
-    found = solved(score_BTC)
-    counted_BTC = found.label_BTC.detach() > ROUNDING
-    undecided = compiling() or autograd.transforming()  # a branch on a value is not for them: do both
-    if undecided or bool((score_BTC.abs() * counted_BTC > naive.LARGE).any()):  # the largest leads nowhere
-        score_BTC = _centred(score_BTC, counted_BTC)
-        found = solved(score_BTC)
-    problem = compiled.unchecked(compiled.in_order({"score_BTC": score_BTC, **given}))
-    # Labels are starts less ends: what rounding leaves of a label that cannot be would weigh 1e30.
-    left_over_BTC = (found.label_BTC < ROUNDING) & (score_BTC.abs() > FAR)
-    zero_BTC = torch.zeros_like(found.label_BTC)
-    found = replace(found, label_BTC=torch.where(left_over_BTC, zero_BTC, found.label_BTC))
-    return found.log_z_B - expected_score(problem, found)
-
-
-def _centred(score_BTC: Tensor, counted_BTC: Tensor) -> Tensor:
-    """Scores less the largest of those that count in each frame."""
-    top_BT = score_BTC.detach().masked_fill(~counted_BTC, -torch.inf).amax(-1)
-    return score_BTC - finite_or_zero(top_BT)[..., None]
+    given = {"score_BTC": score_BTC, "transition_CC": transition_CC, "duration_KC": duration_KC, **terms}
+    wide = {
+        name: value.double() if value is not None and value.is_floating_point() else value
+        for name, value in given.items()
+    }
+    found = posteriors(lengths_B=lengths_B, backend=backend, **wide)  # type: ignore[arg-type]
+    wide["transition"] = wide.pop("transition_CC")
+    problem = compiled.unchecked(compiled.in_order({**wide, "lengths_B": lengths_B}))
+    return information.entropy(problem, found)
 
 
 def _decodable(*inputs: Any, **terms: Any) -> Problem:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.crf_watch import CRFWatch
+from lab.rooms.semicrf.model.distribution import SegmentDistribution
+from lab.rooms.semicrf.model.online import OnlineDecoder
 from lab.rooms.semicrf.model.problem import check_kind_of_lengths, onto
 from lab.rooms.semicrf.model.validation import Validator, backend_name
 
@@ -130,6 +132,22 @@ class SemiCRF(nn.Module):
             backend=self.backend,
         )
         return [Decoded(float(score), list(found)) for score, found in zip(scores_B, segments, strict=True)]
+
+    def distribution(self, hidden_BTH: Tensor, lengths_B: Tensor | None = None) -> SegmentDistribution:
+        """The distribution over the segmentations of every sequence, differentiable as the loss is."""
+        return SegmentDistribution(
+            self.scores(hidden_BTH, lengths_B),
+            self.transitions(),
+            self.duration_KC,
+            lengths_B,
+            start_C=self.start_C,
+            end_C=self.end_C,
+            backend=self.backend,
+        )
+
+    def online(self, *, lag: int | None = None) -> OnlineDecoder:
+        """A decoder of one stream by this model; it takes scores, not hidden features."""
+        return OnlineDecoder(self.transitions(), self.duration_KC, self.start_C, self.end_C, lag=lag)
 
     def parameter_penalty(self, p: float = 2.0) -> Tensor:
         """sum |transition|^p + sum |duration|^p; forbidden transitions are not parameters and add nothing."""

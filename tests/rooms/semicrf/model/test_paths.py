@@ -1,4 +1,4 @@
-"""Best segmentations, the k best, draws and the entropy, against enumeration."""
+"""Best segmentations, the k best and draws, against enumeration."""
 
 from __future__ import annotations
 
@@ -81,16 +81,3 @@ def test_an_impossible_sequence_has_no_path_and_no_draw():
     assert api.kbest(*args) == [[]]
     assert float(api.log_partition(*args)) == -math.inf
     assert float(api.marginals(*args).abs().max()) == 0
-
-
-@pytest.mark.parametrize("masked", [0.0, 0.4])
-def test_the_entropy_is_that_of_all_segmentations(masked):
-    problem = random_problem(2, 5, 3, 2, masked=masked, seed=4)
-    found = api.entropy(
-        *problem.floats()[:3], problem.lengths_B, start_C=problem.start_C, end_C=problem.end_C
-    )
-    for b in range(2):
-        scores = naive.enumerate_segmentations(problem, b)[1]
-        log_p = torch.log_softmax(scores, 0)
-        expected = -(log_p.exp() * torch.where(log_p == -math.inf, 0.0, log_p)).sum()
-        assert found[b].item() == pytest.approx(expected.item(), abs=1e-12)
