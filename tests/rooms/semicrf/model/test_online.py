@@ -61,7 +61,7 @@ def test_without_a_forced_segment_the_result_is_viterbis_ties_included(by_durati
         )
         if ties:
             problem = whole_numbers(problem, -1, 1, seed)
-        score, path = naive.viterbi(problem) if ties else api.viterbi(**inputs_of(problem))
+        score, path = naive.viterbi(problem) if ties else paths.viterbi(problem)
         if not path[0]:
             with pytest.raises(BadDataError, match="no segmentation fits"):
                 decoded(problem)
