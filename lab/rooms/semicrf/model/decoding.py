@@ -42,7 +42,8 @@ def best(problem: Problem, count: int, backend: str) -> list[Scored]:
         rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
         redone = best_by_form(without_tops(rows), count, backend)
         for at, (b, one) in enumerate(zip(again, redone, strict=True)):
-            found[b] = [(exact_score(rows, at, path), path) for _, path in one]
+            scored = [(exact_score(rows, at, path), path) for _, path in one]
+            found[b] = sorted(scored, key=lambda pair: -pair[0])  # below the tops, sums have fewer digits
     return found
 
 
