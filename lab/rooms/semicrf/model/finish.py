@@ -35,10 +35,10 @@ def finish(problem: Problem, found: Posteriors) -> Posteriors:
     """
     worst_B = audited(problem, found)
     allowed = tolerance_of(found.label_BTC.dtype, found.label_BTC.shape[1])
-    redo_B = torch.isfinite(found.log_z_B) & ~(worst_B <= allowed)  # NaN is unsound too
-    if not bool(redo_B.any()):
+    unsound_B = ~(worst_B.cpu() <= allowed)  # the one wait for a GPU; NaN is unsound too
+    if not bool(unsound_B.any()):
         return found
-    again = redo_B.nonzero()[:, 0]
+    again = unsound_B.nonzero()[:, 0].to(worst_B.device)
     counts = log_domain.posteriors(problem.rows(again))
     wrong_B = beyond(found.log_z_B[again], counts.log_z_B, found.label_BTC.dtype)
     found.replace_rows(again, counts)
@@ -55,11 +55,19 @@ def finish(problem: Problem, found: Posteriors) -> Posteriors:
 
 
 def audited(problem: Problem, found: Posteriors) -> Tensor:
-    """The worst error of what each sequence's counts must add up to, (B,); by one compiled pass on a CPU."""
+    """The worst error of what each sequence's counts must add up to, (B,); 0 where nothing is feasible.
+
+    The form computed it itself, or one compiled pass does on a CPU, or torch.
+    """
+    if found.imbalance_B is not None:
+        return found.imbalance_B
+    feasible_B = torch.isfinite(found.log_z_B)
     compiled = found.label_BTC.dtype == torch.float64 and not found.label_BTC.is_cuda
     if compiled and not problem.by_duration and native.missing_reason(problem.score_BTC) is None:
-        return native_cpu.imbalance(problem, found)
-    return imbalance(problem, found)
+        worst_B = native_cpu.imbalance(problem, found)
+    else:
+        worst_B = imbalance(problem, found)
+    return torch.where(feasible_B, worst_B, torch.zeros_like(worst_B))
 
 
 def beyond(log_z_B: Tensor, right_B: Tensor, dtype: torch.dtype) -> Tensor:

@@ -66,7 +66,9 @@ class Posteriors:
     - `mass_error_B`: worst |sum_c P(t, c) - 1| over a sequence's frames as computed; inf for NaN, 0 where
       nothing is feasible. `mass_frame_B`: the first frame where it is reached.
 
-    `ledger.mass` computes the last two from `label_BTC`.
+    - `imbalance_B`: what `ledger.imbalance` would compute, from forms that compute it beside the counts.
+
+    `ledger.mass` computes the masses from `label_BTC`.
     """
 
     log_z_B: Tensor
@@ -77,6 +79,7 @@ class Posteriors:
     transition: Tensor
     mass_error_B: Tensor
     mass_frame_B: Tensor
+    imbalance_B: Tensor | None = None
 
     def replace_rows(self, rows: Tensor, counts: Posteriors) -> None:
         """Replace counts and masses of these sequences by those of `counts`, in place; log Z stays."""
@@ -92,7 +95,7 @@ class Posteriors:
         return self.ends_BTC.gather(1, last_B11.expand(-1, 1, self.ends_BTC.shape[2]))[:, 0]
 
 
-COUNTS = tuple(field.name for field in fields(Posteriors) if field.name != "log_z_B")
+COUNTS = tuple(f.name for f in fields(Posteriors) if f.name not in ("log_z_B", "imbalance_B"))
 
 
 def make_problem(

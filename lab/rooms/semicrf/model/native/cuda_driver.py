@@ -15,16 +15,21 @@ import functools
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lab.core.files import write_atomic
 from lab.errors import GpuError, LabError, MissingError
 from lab.rooms.semicrf.model.native import build as native_build
+from lab.rooms.semicrf.model.native.cuda_plan import Plan
 
 log = logging.getLogger("lab.semicrf")
 TORCH = "backend='torch' needs no compiler"
@@ -37,7 +42,8 @@ class Machine:
         self.device = device
         self.context = primary_context(device.index)
         self.module = ctypes.c_void_p()
-        self.functions: dict[str, ctypes.c_void_p] = {}
+        self.ready: weakref.WeakKeyDictionary[Plan, Ready] = weakref.WeakKeyDictionary()
+        self.lock = threading.Lock()
         with self.current():
             check_status(driver().cuModuleLoadData(ctypes.byref(self.module), image))
 
@@ -50,39 +56,52 @@ class Machine:
         finally:
             check_status(driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())))
 
-    def launch(self, name: str, grid: tuple[int, ...], threads: int, *args: Tensor | int | None) -> None:
-        """Put a kernel on torch's current stream.
-
-        Tensors go as addresses, None as the null address, ints as int.
-        """
-        _slots, addresses = as_arguments(args)
+    def run(self, plan: Plan, **tensors: Tensor) -> None:
+        """Put a plan's kernels on torch's current stream, with these tensors bound to its names."""
+        slots = plan.slots(tensors[name].data_ptr() for name in plan.names)
         stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
-        shape = (*grid, 1, 1)[:3]
-        with self.current():
-            check_status(
-                driver().cuLaunchKernel(
-                    self.function(name), *shape, threads, 1, 1, 0, stream, addresses, None
-                ),
-                name,
-            )
+        launch = driver().cuLaunchKernel
+        # The driver copies arguments at the launch, so the plan's slots serve one call after the other.
+        with self.lock, self.current():
+            ready = self.ready.get(plan) or self.prepared(plan)
+            ready.slots[:] = slots
+            for shape, addresses, name in ready.launches:
+                status = launch(*shape, stream, addresses, None)
+                if status:
+                    check_status(status, name)
+
+    def prepared(self, plan: Plan) -> Ready:
+        """A plan's launches with everything but the stream and the slots' values."""
+        slots = np.zeros(len(plan.offsets), np.uint64)
+        launches = []
+        for launch, addresses in zip(plan.launches, argument_addresses(plan, slots), strict=True):
+            grid = (*launch.grid, 1, 1)[:3]
+            shape = (self.function(launch.kernel), *grid, launch.threads, 1, 1, 0)
+            launches.append((shape, addresses, launch.kernel))
+        self.ready[plan] = Ready(slots, launches)
+        return self.ready[plan]
 
     def function(self, name: str) -> ctypes.c_void_p:
-        if name not in self.functions:
-            found = ctypes.c_void_p()
-            check_status(driver().cuModuleGetFunction(ctypes.byref(found), self.module, name.encode()), name)
-            self.functions[name] = found
-        return self.functions[name]
+        found = ctypes.c_void_p()
+        check_status(driver().cuModuleGetFunction(ctypes.byref(found), self.module, name.encode()), name)
+        return found
 
 
-def as_arguments(args: Sequence[Tensor | int | None]) -> tuple[Any, Any]:
-    """The values, and the address of each.
+@dataclass
+class Ready:
+    """A plan on a device: the arguments' 8-byte slots, and launches that point to them."""
 
-    A slot has 8 bytes: an int is read from its first 4, little-endian.
-    """
-    values = [arg.data_ptr() if isinstance(arg, Tensor) else arg or 0 for arg in args]
-    slots = (ctypes.c_uint64 * len(values))(*values)
-    base = ctypes.addressof(slots)
-    return slots, (ctypes.c_void_p * len(values))(*range(base, base + 8 * len(values), 8))
+    slots: np.ndarray
+    launches: list[tuple[tuple[Any, ...], Any, str]]
+
+
+def argument_addresses(plan: Plan, slots: np.ndarray) -> Iterator[Any]:
+    """For each launch of a plan the addresses of its slots. An int is read from a slot's first 4 bytes."""
+    at = slots.ctypes.data
+    for launch in plan.launches:
+        count = len(launch.args)
+        yield (ctypes.c_void_p * count)(*range(at, at + 8 * count, 8))
+        at += 8 * count
 
 
 @functools.cache

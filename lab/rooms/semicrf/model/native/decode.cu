@@ -426,8 +426,9 @@ extern "C" __global__ void __launch_bounds__(32) draws(
     const REAL* __restrict__ score, const REAL* __restrict__ tops, const double* __restrict__ onward,
     const double* __restrict__ table, const double* __restrict__ last, const i64* __restrict__ lengths,
     const double* __restrict__ source, const double* __restrict__ arrived, const int* __restrict__ exponent,
-    const double* __restrict__ z_value, int* __restrict__ segments, int* __restrict__ sizes, int* __restrict__ flagged,
-    int frames, int labels, int longest, int samples, int stride, int table_first, int seed_low, int seed_high) {
+    const double* __restrict__ z_value, const u64* __restrict__ seed, int* __restrict__ segments,
+    int* __restrict__ sizes, int* __restrict__ flagged, int frames, int labels, int longest, int samples, int stride,
+    int table_first) {
     __shared__ double factors[2 * 32], weights[2 * 32];
     const int n = blockIdx.x, b = blockIdx.y, lane = threadIdx.x;
     const int length = length_of(lengths, b, frames);
@@ -441,8 +442,7 @@ extern "C" __global__ void __launch_bounds__(32) draws(
         }
         return;
     }
-    const u64 seed = (u64)(unsigned)seed_low | (u64)(unsigned)seed_high << 32;
-    u64 state = mixed(mixed(mixed(seed + GOLDEN) ^ content_of(own, length, labels)) + (u64)n * GOLDEN);
+    u64 state = mixed(mixed(mixed(*seed + GOLDEN) ^ content_of(own, length, labels)) + (u64)n * GOLDEN);
     const bool all = n == 0;
     bool exact = true;
     int t = length, next = NONE, size = 0, turn = 0;

@@ -1,4 +1,4 @@
-// The linear-domain semi-CRF in CUDA C for GPUs without Triton: what triton/linear.py computes, by blocks of threads.
+// The linear-domain semi-CRF on a GPU, in CUDA C.
 //
 // One block of THREADS threads holds one direction of one sequence. Time goes in blocks of N frames: what segments
 // begun before the block bring into each of its frames is a Toeplitz product with the duration table, which all
@@ -16,8 +16,12 @@
 // block's remaining frames multiplied in, `product` each block's whole product, `source` and `arrived` the messages
 // before and after each frame (gamma and alpha; beta and eta from the right) in units of 2^exponent.
 //
-// Given by the compiler's command line: REAL (float or double), DOUBLE (whether REAL is double), CP (labels, padded to 32, 64
-// or 128), N (a multiple of 4), THREADS (a multiple of CP, at least twice as many), TILE (frames in a tile of counts).
+// Long durations go in stages of STAGE blocks: what blocks before a stage bring into it is summed by all
+// multiprocessors between the launches, instead of by the one block of threads that walks through time.
+//
+// Given by the compiler's command line: REAL (float or double), DOUBLE (whether REAL is double), CP (labels, padded
+// to 32, 64 or 128), N (a multiple of 4), THREADS (a multiple of CP, at least twice as many), TILE (frames in a tile
+// of counts), STAGE (blocks in a stage).
 
 typedef long long i64;
 #define SLICES (THREADS / CP)
@@ -26,14 +30,13 @@ typedef long long i64;
 #define TINY 2.2250738585072014e-308 /* 2^-1022: below it digits are lost */
 #define MARGIN 1.2089258196146292e24 /* 2^80 */
 #define LARGEST 1.7976931348623157e308
-#define HELD 1.0e300
 #else
 #define TINY 1.17549435e-38f /* 2^-126 */
 #define MARGIN 68719476736.0f /* 2^36 */
 #define LARGEST 3.40282347e38f
-#define HELD 1.0e38
 #endif
 #define LN2 0.6931471805599453
+#define WILD 1e9 /* a larger score leaves its neighbours too few digits: the log domain sorts them apart */
 #define ROUNDING 9.765625e-4 /* 2^-10: a frame's mass off by less is rounding, and is divided out */
 #define INSIDE static __device__ __forceinline__
 #ifndef LABELS_SYNC // a barrier of the first CP threads alone: a warp of it costs next to nothing
@@ -48,6 +51,10 @@ INSIDE REAL larger(REAL a, REAL b) { return a > b ? a : b; } // fmax is no instr
 INSIDE REAL larger(REAL a, REAL b) { return fmaxf(a, b); }
 #endif
 INSIDE int smaller(int a, int b) { return a < b ? a : b; }
+// The larger of an error and a possible one; NaN is infinitely wrong.
+INSIDE double worse(double error, double other) {
+    return other == other ? (other > error ? other : error) : __longlong_as_double(0x7ff0000000000000LL);
+}
 INSIDE double infinity() { return __longlong_as_double(0x7ff0000000000000LL); }
 
 // floor(log2(value)) for a normal positive value; 0 for zero, denormals, inf and NaN.
@@ -78,9 +85,6 @@ INSIDE REAL power_of_two(int exponent) {
 #endif
 }
 
-// To the working type, held below overflow: what it then meets is zero, or lost and flagged.
-INSIDE REAL narrowed(double value) { return (REAL)(value > HELD ? HELD : value); }
-
 struct Sequence {
     int length, used, padded;
 };
@@ -93,13 +97,21 @@ INSIDE Sequence sequence_of(const i64* lengths, int b, int frames) {
     return found;
 }
 
-// The largest over a block's threads, 0 where that is not finite.
+// The largest over a block's threads, in two short rounds instead of one long one.
+#define ROUND 16
 INSIDE double top_of_block(double own, double* shared) {
+    __syncthreads(); // the shared row may still be read
     shared[threadIdx.x] = own;
     __syncthreads();
-    for (int i = 0; i < THREADS; ++i) own = fmax(own, shared[i]);
-    return is_finite(own) ? own : 0;
+    if (threadIdx.x < ROUND)
+        for (int i = threadIdx.x + ROUND; i < THREADS; i += ROUND) own = fmax(own, shared[i]);
+    __syncthreads();
+    if (threadIdx.x < ROUND) shared[threadIdx.x] = own;
+    __syncthreads();
+    for (int i = 0; i < ROUND && i < THREADS; ++i) own = fmax(own, shared[i]);
+    return own;
 }
+INSIDE double or_zero(double value) { return is_finite(value) ? value : 0; }
 
 // exp(score - top), or whether the score is allowed.
 INSIDE REAL weight_of(REAL score, double top, int saturate) {
@@ -129,21 +141,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) prepare(
     const REAL* transition, const REAL* duration, const REAL* start, const REAL* end,
     REAL* onward, REAL* table, REAL* first, REAL* last, REAL* slack, double* shift,
     int labels, int longest, int rows, int rows_each, int saturate) {
-    __shared__ double tops[THREADS], end_tops[THREADS];
-    __shared__ REAL most[THREADS];
+    __shared__ double shared[THREADS];
     double top = -infinity(), end_top = -infinity();
     for (int i = threadIdx.x; i < labels * labels; i += THREADS) top = fmax(top, (double)transition[i]);
     for (int c = threadIdx.x; c < labels; c += THREADS) end_top = fmax(end_top, (double)end[c]);
-    top = top_of_block(top, tops);
-    end_top = top_of_block(end_top, end_tops);
-    REAL largest = table_rows(duration, table, top, blockIdx.x * rows_each, labels, longest, rows, rows_each, saturate);
-    most[threadIdx.x] = largest;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int i = 1; i < THREADS; ++i) largest = larger(largest, most[i]);
-        slack[blockIdx.x] = largest * MARGIN;
-    }
+    top = or_zero(top_of_block(top, shared));
+    const double largest = top_of_block(
+        table_rows(duration, table, top, blockIdx.x * rows_each, labels, longest, rows, rows_each, saturate), shared);
+    if (threadIdx.x == 0) slack[blockIdx.x] = (REAL)largest * MARGIN;
     if (blockIdx.x) return;
+    end_top = or_zero(top_of_block(end_top, shared));
     if (threadIdx.x == 0) *shift = end_top;
     for (int i = threadIdx.x; i < CP * CP; i += THREADS) {
         const int from = i / CP, to = i % CP;
@@ -199,15 +206,12 @@ INSIDE void frame_weights(const Place& at, const REAL (&coming)[N / SLICES], int
     }
 }
 
-// What this slice's share of the blocks before q brings into each frame of q, up to the end of block q - 1.
-INSIDE void far_part(const REAL* gathered, const REAL* product, const REAL* __restrict__ table, int c, int slice,
-                     int q, int far_blocks, REAL (&sums)[N]) {
-    const int each = (far_blocks + SLICES - 1) / SLICES; // by K alone
-    const int nearest = 1 + slice * each, farthest = smaller(smaller(slice * each + each, far_blocks), q);
+// What blocks `nearest` to `farthest` before q bring into each frame of q, up to the end of the block before `nearest`
+// ends; `between` becomes the product of those blocks.
+INSIDE void far_part(const REAL* gathered, const REAL* product, const REAL* __restrict__ table, int c, int q, int nearest,
+                     int farthest, REAL& between, REAL (&sums)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) sums[i] = 0;
-    REAL between = 1;
-    for (int delta = 1; delta < nearest && delta < q; ++delta) between *= product[(i64)(q - delta) * CP + c];
     for (int delta = nearest; delta <= farthest; ++delta) {
         const i64 p = q - delta;
         REAL rows[N];
@@ -226,14 +230,65 @@ INSIDE void far_part(const REAL* gathered, const REAL* product, const REAL* __re
     }
 }
 
+// The share of `reach` blocks before q, the nearest of which is q - 1, that falls to a slice.
+INSIDE void slice_part(const REAL* gathered, const REAL* product, const REAL* __restrict__ table, int c, int slice, int q,
+                       int reach, int there, REAL (&sums)[N]) {
+    const int each = (reach + SLICES - 1) / SLICES; // by K alone
+    const int nearest = 1 + slice * each, farthest = smaller(smaller(slice * each + each, reach), there);
+    REAL between = 1;
+    for (int delta = 1; delta < nearest && delta < there; ++delta) between *= product[(i64)(q - delta) * CP + c];
+    far_part(gathered, product, table, c, q, nearest, farthest, between, sums);
+}
+
+// What blocks before a stage, which begins with block `begin`, bring into its block begin + i, up to their own end: part
+// p is the p-th STAGE blocks before. partial (lanes, parts, STAGE, N, CP), betweens (lanes, parts, CP); grid (B,
+// directions, STAGE * parts), a thread for each label.
+extern "C" __global__ void __launch_bounds__(CP) outside_parts(
+    const REAL* __restrict__ table, const i64* __restrict__ lengths, const REAL* __restrict__ gathered,
+    const REAL* __restrict__ product, REAL* __restrict__ partial, REAL* __restrict__ betweens,
+    int frames, int blocks, int far_blocks, int begin, int parts) {
+    const int b = blockIdx.x, i = blockIdx.z % STAGE, part = blockIdx.z / STAGE, c = threadIdx.x, q = begin + i;
+    const i64 lane = (i64)b * gridDim.y + blockIdx.y;
+    if (q >= sequence_of(lengths, b, frames).used) return;
+    const int nearest = i + 1 + part * STAGE;
+    REAL between = 1, sums[N];
+    far_part(gathered + lane * blocks * N * CP, product + lane * blocks * CP, table, c, q, nearest,
+             smaller(smaller(nearest + STAGE - 1, far_blocks), q), between, sums);
+    REAL* to = partial + (((lane * parts + part) * STAGE + i) * N) * CP + c;
+#pragma unroll
+    for (int m = 0; m < N; ++m) to[m * CP] = sums[m];
+    if (i == 0) betweens[(lane * parts + part) * CP + c] = between; // the one whose part is whole where others need it
+}
+
+// All parts together, up to the boundary before the stage: outside (lanes, STAGE, N, CP); grid (B, directions, STAGE), a
+// thread for each label.
+extern "C" __global__ void __launch_bounds__(CP) outside_sums(
+    const i64* __restrict__ lengths, const REAL* __restrict__ partial, const REAL* __restrict__ betweens,
+    REAL* __restrict__ outside, int frames, int begin, int parts) {
+    const int i = blockIdx.z, c = threadIdx.x;
+    const i64 lane = (i64)blockIdx.x * gridDim.y + blockIdx.y;
+    if (begin + i >= sequence_of(lengths, blockIdx.x, frames).used) return;
+    REAL sums[N];
+#pragma unroll
+    for (int m = 0; m < N; ++m) sums[m] = 0;
+    for (int part = parts - 1; part >= 0; --part) {
+        const REAL between = betweens[(lane * parts + part) * CP + c];
+        const REAL* from = partial + (((lane * parts + part) * STAGE + i) * N) * CP + c;
+#pragma unroll
+        for (int m = 0; m < N; ++m) sums[m] = sums[m] * between + from[m * CP];
+    }
+#pragma unroll
+    for (int m = 0; m < N; ++m) outside[((lane * STAGE + i) * N + m) * CP + c] = sums[m];
+}
+
 // What the first boundary of a direction brings, and by how much a message must exceed what may be lost.
 struct Entry {
     REAL own, top, margin;
 };
 
-// A label's part of the messages, in registers.
+// A label's part of the messages, in registers; `carry` is the product of the stage's blocks so far.
 struct Message {
-    REAL gamma, lost, most_lost, previous, final_value, final_lost;
+    REAL gamma, lost, most_lost, previous, final_value, final_lost, carry;
     int power, final_power, bad, nonzero;
 };
 
@@ -326,14 +381,17 @@ INSIDE void near_steps(Message& m, const Place& at, int q, const Entry& entry, R
         gathered[i * CP] = before[i * CP + c] * suffix;
     }
     kept.product[(i64)q * CP + c] = suffix;
+    m.carry *= suffix;
 }
 
-// The sum of the tops of a block's frames.
-INSIDE double tops_of_block(const Place& at, int q) {
+// The sum of the tops of a block's frames; `wild` where one of them is.
+INSIDE double tops_of_block(const Place& at, int q, int& wild) {
     double sum = 0;
     for (int f = q * N; f < q * N + N; ++f) {
         const int u = at.direction ? at.padded - 1 - f : f;
-        if (u >= 0 && u < at.length) sum += at.tops[u];
+        if (u < 0 || u >= at.length) continue;
+        sum += at.tops[u];
+        wild |= fabs((double)at.tops[u]) > WILD;
     }
     return sum;
 }
@@ -345,9 +403,9 @@ struct Results {
 };
 
 INSIDE void conclude(const Message& m, const Place& at, const Entry& entry, i64 lane, const double* ends, const int* bad,
-                     const int* nonzero, double offset, const Results& to) {
+                     const int* nonzero, double offset, int wild, const Results& to) {
     double z = 0;
-    int found = 0, flag = !is_finite(entry.margin); // a weight beyond the type, which may meet a zero
+    int found = 0, flag = wild | !is_finite(entry.margin); // a weight beyond the type, which may meet a zero
     for (int i = 0; i < CP; ++i) {
         z += ends[i];
         found += nonzero[i];
@@ -358,34 +416,64 @@ INSIDE void conclude(const Message& m, const Place& at, const Entry& entry, i64 
     if (found < (at.length - 1) * at.labels + 1) flag |= 2;
     to.z_value[lane] = z;
     to.z_power[lane] = m.final_power;
-    to.log_z[lane] = log(z) + m.final_power * LN2 + offset;
+    if (at.direction == 0) to.log_z[blockIdx.x] = log(z) + m.final_power * LN2 + offset;
     to.flags[lane] = flag;
     to.count[lane] = found;
 }
 
+// What a launch leaves to the next one where time goes in stages, per lane: 6 and 4 values of each
+// label, the tops and whether one was wild.
+struct Stages {
+    REAL *outside, *reals;
+    int* ints;
+    double* tops;
+};
+
+INSIDE void put_down(const Message& m, const Stages& stages, i64 lane, int c) {
+    REAL* reals = stages.reals + lane * 6 * CP + c;
+    int* ints = stages.ints + lane * 4 * CP + c;
+    const REAL values[6] = {m.gamma, m.lost, m.most_lost, m.previous, m.final_value, m.final_lost};
+    const int others[4] = {m.power, m.final_power, m.bad, m.nonzero};
+    for (int i = 0; i < 6; ++i) reals[i * CP] = values[i];
+    for (int i = 0; i < 4; ++i) ints[i * CP] = others[i];
+}
+
+INSIDE Message taken_up(const Stages& stages, i64 lane, int c) {
+    const REAL* reals = stages.reals + lane * 6 * CP + c;
+    const int* ints = stages.ints + lane * 4 * CP + c;
+    const Message m = {reals[0], reals[CP], reals[2 * CP], reals[3 * CP], reals[4 * CP], reals[5 * CP], 1,
+                       ints[0], ints[CP], ints[2 * CP], ints[3 * CP]};
+    return m;
+}
+
 // One direction of one sequence: log Z, flags, and with `keep` the messages of every boundary; grid (B, directions).
 // flags: 1 something may have been lost, 2 some message is exactly zero. With `saturate`, weights are 0 and 1 and
-// messages are capped at 1: `count` then is the number of messages that can be reached at all.
+// messages are capped at 1: `count` then is the number of messages that can be reached at all. With `staged` a launch
+// takes the STAGE blocks from `begin` on, else all.
 extern "C" __global__ void __launch_bounds__(THREADS) messages(
     const REAL* __restrict__ score, const REAL* __restrict__ tops, const REAL* __restrict__ onward,
     const REAL* __restrict__ table, const REAL* __restrict__ first, const REAL* __restrict__ last,
     const REAL* __restrict__ slack, const double* __restrict__ shift, const i64* __restrict__ lengths,
     REAL* gathered, REAL* product, REAL* source, REAL* arrived, int* exponent,
     double* z_value, int* z_power, double* log_z, int* flags, int* count,
-    int frames, int labels, int far_blocks, int blocks, int slacks, int keep, int saturate) {
+    REAL* outside, REAL* stage_reals, int* stage_ints, double* stage_tops,
+    int frames, int labels, int far_blocks, int blocks, int slacks, int keep, int saturate, int staged, int begin) {
     __shared__ __align__(16) REAL sent[2 * CP];
     __shared__ __align__(16) REAL losses[CP];
     __shared__ REAL part[(SLICES - 1) * N * CP], weight[N * CP];
     __shared__ double offset, ends[CP];
-    __shared__ int bad[CP], nonzero[CP];
+    __shared__ int bad[CP], nonzero[CP], wilds;
     const int b = blockIdx.x, direction = blockIdx.y, c = threadIdx.x % CP, slice = threadIdx.x / CP;
     const Sequence own = sequence_of(lengths, b, frames);
+    const int until = staged ? smaller(begin + STAGE, own.used) : own.used;
+    if (begin && begin >= own.used) return;
     const i64 lane = (i64)b * gridDim.y + direction, skip = keep ? lane * blocks * N : 0;
     const int origin = direction ? own.padded - own.length : 0, stop = origin + own.length;
     const Place at = {c, slice, labels, direction, own.length, own.padded, origin, stop,
                       score + (i64)b * frames * labels, tops + (i64)b * frames};
     const Kept kept = {gathered + lane * blocks * N * CP, product + lane * blocks * CP, source + skip * CP,
                        arrived + skip * CP, exponent + skip};
+    const Stages stages = {outside + lane * STAGE * N * CP, stage_reals, stage_ints, stage_tops + 2 * lane};
     const REAL *enter = direction ? last : first, *leave = direction ? first : last;
     Entry entry = {enter[c], 0, 0};
     for (int i = 0; i < CP; ++i) entry.top = larger(entry.top, enter[i]);
@@ -395,28 +483,47 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
     for (int i = 0; i < CP; ++i) across[i] = onward[direction * CP * CP + i * CP + c];
 #pragma unroll
     for (int i = 0; i < N; ++i) near[i] = table[(N + i) * CP + c];
-    Message m = {origin == 0 ? entry.own : 0, TINY, TINY, origin == 0 ? entry.top : 0, 0, TINY, 0, 0, 0, 0};
-    double passed = 0; // by the last thread
-    read_scores(at, 0, coming);
-    for (int q = 0; q < own.used; ++q) {
+    Message m = {origin == 0 ? entry.own : 0, TINY, TINY, origin == 0 ? entry.top : 0, 0, TINY, 1, 0, 0, 0, 0};
+    double passed = 0; // by the last thread, and so is `wild`
+    int wild = 0;
+    if (begin) {
+        m = taken_up(stages, lane, c);
+        passed = stages.tops[0];
+        wild = stages.tops[1] != 0;
+    }
+    read_scores(at, begin, coming);
+    for (int q = begin; q < until; ++q) {
         REAL sums[N];
         frame_weights(at, coming, saturate, weight);
         read_scores(at, q + 1, coming);
-        far_part(kept.gathered, kept.product, table, c, slice, q, far_blocks, sums);
+        slice_part(kept.gathered, kept.product, table, c, slice, q, staged ? STAGE - 1 : far_blocks, q - begin, sums);
 #pragma unroll
         for (int i = 0; i < N; ++i)
             if (slice) part[((slice - 1) * N + i) * CP + c] = sums[i];
-        if (threadIdx.x == THREADS - 1) passed += tops_of_block(at, q);
+        if (threadIdx.x == THREADS - 1) passed += tops_of_block(at, q, wild);
         __syncthreads();
         if (slice == 0) {
 #pragma unroll
-            for (int i = 0; i < N; ++i)
+            for (int i = 0; i < N; ++i) {
                 for (int other = 0; other < SLICES - 1; ++other) sums[i] += part[(other * N + i) * CP + c];
+                if (begin) sums[i] += stages.outside[((q - begin) * N + i) * CP + c] * m.carry;
+            }
             near_steps(m, at, q, entry, sums, near, across, weight, part, sent, losses, kept, keep, saturate);
         }
         __syncthreads(); // the next block's far part loads what was stored, and the shared rows are free again
     }
-    if (threadIdx.x == THREADS - 1) offset = passed;
+    if (until < own.used) {
+        if (slice == 0) put_down(m, stages, lane, c);
+        if (threadIdx.x == THREADS - 1) {
+            stages.tops[0] = passed;
+            stages.tops[1] = wild;
+        }
+        return;
+    }
+    if (threadIdx.x == THREADS - 1) {
+        offset = passed;
+        wilds = wild;
+    }
     if (slice == 0) {
         ends[c] = (double)m.final_value * leave[c];
         bad[c] = m.bad;
@@ -424,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
     }
     __syncthreads();
     const Results to = {z_value, log_z, z_power, flags, count};
-    if (threadIdx.x == 0) conclude(m, at, entry, lane, ends, bad, nonzero, offset + *shift, to);
+    if (threadIdx.x == 0) conclude(m, at, entry, lane, ends, bad, nonzero, offset + *shift, wilds, to);
 }
 
 // What both passes left of one sequence, and 1 / z with its exponent, from the left; 0 where nothing is feasible.
@@ -447,10 +554,16 @@ INSIDE Both both_of(const REAL* source, const REAL* arrived, const int* exponent
     return found;
 }
 
-// left * right * 2^total / z; the power is split, for half of it never overflows.
+// A power of two that belongs to a product of messages from both sides is split between them: where the product is no
+// more than 1, neither then overflows, and neither loses what the other would bring back.
+INSIDE int half(int total) { return total >> 5 << 4; } // it changes seldom from one frame to the next
+INSIDE REAL half_of(int total) { return power_of_two(half(total)); }
+INSIDE REAL other_half_of(int total) { return power_of_two(total - half(total)); }
+INSIDE REAL held(REAL value) { return value > LARGEST ? LARGEST : value; } // zero times it is zero, and not NaN
+
+// left * right * 2^total / z.
 INSIDE double count_of(REAL left, REAL right, int total, double inverse) {
-    const int half = total >> 1;
-    return (double)left * power_of_two_64(half) * ((double)right * power_of_two_64(total - half)) * inverse;
+    return (double)left * power_of_two_64(half(total)) * ((double)right * power_of_two_64(total - half(total))) * inverse;
 }
 
 // The mass of segments of c that start with frame f (f < length), and that end with it.
@@ -493,27 +606,31 @@ extern "C" __global__ void __launch_bounds__(CP) label_sums(
 }
 
 // Labels (B, T, C): the running sum of starts less the ends before, carried in float64; starts and ends beside them.
-// Each frame's mass must be 1: its worst error of a tile (NaN as inf) and the first frame that has it go to mass_error
-// and mass_frame, (B, tiles). A mass that is off by rounding alone is what Z is, seen from there: the frame's counts are
+// Each frame's mass must be 1: its worst error of a tile (NaN as inf) and the first frame that has it go to tile_error
+// and tile_frame, (B, tiles); the worst of what a posterior is beyond 0 to 1 to tile_range. `begun` and `ended` are the
+// tile's starts and ends, (B, tiles, CP). A mass that is off by rounding alone is what Z is, seen from there: the frame's counts are
 // divided by it. One that is off by more stays, for everybody to see. Grid (tiles, B), a thread for each label.
 extern "C" __global__ void __launch_bounds__(CP) label_counts(
     const REAL* __restrict__ source, const REAL* __restrict__ arrived, const int* __restrict__ exponent,
     const double* __restrict__ z_value, const int* __restrict__ z_power, const i64* __restrict__ lengths,
     const double* __restrict__ before, REAL* __restrict__ label_out, REAL* __restrict__ starts_out,
-    REAL* __restrict__ ends_out, double* __restrict__ mass_error, i64* __restrict__ mass_frame,
+    REAL* __restrict__ ends_out, double* __restrict__ tile_error, i64* __restrict__ tile_frame,
+    double* __restrict__ tile_range, double* __restrict__ begun, double* __restrict__ ended,
     int frames, int labels, int blocks) {
-    __shared__ double covered[TILE * (CP + 1)], errors[TILE], scale[TILE];
+    __shared__ double covered[TILE * (CP + 1)], errors[TILE], scale[TILE], ranges[CP];
     const int tile = blockIdx.x, b = blockIdx.y, c = threadIdx.x, first = tile * TILE;
     const int shown = smaller(TILE, frames - first);
     const Both of = both_of(source, arrived, exponent, z_value, z_power, lengths, b, frames, blocks);
     const i64 out = ((i64)b * frames + first) * labels + c, place = (i64)b * gridDim.x + tile;
-    double running = before[place * CP + c];
+    double running = before[place * CP + c], begun_here = 0, ended_here = 0;
 #pragma unroll 4
     for (int i = 0; i < shown; ++i) {
         double starts = 0, ends = 0;
         if (first + i < of.own.length) boundary_counts(of, first + i, c, starts, ends);
         covered[i * (CP + 1) + c] = first + i < of.own.length ? running + starts : 0;
         running += starts - ends;
+        begun_here += (REAL)starts;
+        ended_here += (REAL)ends;
         if (c < labels) {
             starts_out[out + (i64)i * labels] = (REAL)starts;
             ends_out[out + (i64)i * labels] = (REAL)ends;
@@ -529,15 +646,25 @@ extern "C" __global__ void __launch_bounds__(CP) label_counts(
         scale[i] = error > 0 && error < ROUNDING ? mass : 1;
     }
     __syncthreads();
+    double range = 0;
     if (c < labels)
-        for (int i = 0; i < shown; ++i)
-            label_out[out + (i64)i * labels] = (REAL)(covered[i * (CP + 1) + c] / scale[i]);
+        for (int i = 0; i < shown; ++i) {
+            const REAL share = (REAL)(covered[i * (CP + 1) + c] / scale[i]);
+            label_out[out + (i64)i * labels] = share;
+            range = worse(range, share > 1 ? share - 1 : -share);
+        }
+    ranges[c] = range;
+    begun[place * CP + c] = begun_here;
+    ended[place * CP + c] = ended_here;
+    __syncthreads();
     if (c) return;
     int worst = 0;
     for (int i = 1; i < shown; ++i)
         if (errors[i] > errors[worst]) worst = i;
-    mass_error[place] = errors[worst];
-    mass_frame[place] = first + worst;
+    for (int i = 1; i < CP; ++i) range = worse(range, ranges[i]);
+    tile_error[place] = errors[worst];
+    tile_frame[place] = first + worst;
+    tile_range[place] = range;
 }
 
 // Counts of durations whose ends lie `delta` blocks apart, over `each` blocks; `partial` is (B, chunks, far, 2N, CP),
@@ -557,12 +684,13 @@ extern "C" __global__ void __launch_bounds__(CP) far_durations(
         REAL between = 1, rows[N];
         for (int r = p + 1; r < q; ++r) between *= product[(of.left / N + r) * CP + c];
         const int total = exponent[of.left + q * N - 1] + exponent[of.right + (used - q) * N - 1] - of.power;
-        between = narrowed((double)between * (power_of_two_64(total) * of.inverse));
+        const REAL one = half_of(total), other = other_half_of(total) * of.inverse;
+        between = held(between * one);
 #pragma unroll
         for (int m = 0; m < N; ++m) rows[m] = gathered[(of.left + p * N + m) * CP + c] * between;
 #pragma unroll
         for (int j = 0; j < N; ++j) { // the segment's last frame within block q
-            const REAL head = gathered[(of.right + (used - 1 - q) * N + N - 1 - j) * CP + c];
+            const REAL head = gathered[(of.right + (used - 1 - q) * N + N - 1 - j) * CP + c] * other;
 #pragma unroll
             for (int m = 0; m < N; ++m) counts[N - 1 + j - m] += rows[m] * head;
         }
@@ -586,19 +714,24 @@ extern "C" __global__ void __launch_bounds__(CP) near_durations(
     for (int k = 0; k < N; ++k) counts[k] = 0;
     for (int q = chunk * each; q < smaller((chunk + 1) * each, of.own.used); ++q) {
         REAL open[N];
+        int had = 0; // the half of the power that `open` has
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const int f = q * N + i, g = of.own.padded - 1 - f;
             const int before = f > 0 ? exponent[of.left + f - 1] : 0, after = exponent[of.left + f];
-            const int back = g > 0 ? exponent[of.right + g - 1] : 0;
+            const int back = g > 0 ? exponent[of.right + g - 1] : 0, total = after + back - of.power;
             REAL w = 0, beta = 0;
             if (f < of.own.length && c < labels) {
                 const i64 row = (i64)b * frames + f;
                 w = (REAL)exp(score[row * labels + c] - tops[row]) * power_of_two(before - after);
-                const double scale = power_of_two_64(after + back - of.power) * of.inverse;
-                beta = narrowed(source[(of.right + g) * CP + c] * scale);
+                beta = (REAL)(source[(of.right + g) * CP + c] * other_half_of(total) * of.inverse);
             }
-            open[i] = source[(of.left + f) * CP + c];
+            if (half(total) != had) { // for all labels alike
+#pragma unroll
+                for (int m = 0; m < i; ++m) open[m] *= power_of_two(half(total) - had);
+            }
+            had = half(total);
+            open[i] = source[(of.left + f) * CP + c] * power_of_two(had);
 #pragma unroll
             for (int m = 0; m <= i; ++m) {
                 open[m] *= w;
@@ -652,8 +785,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) transitions(
             alphas[e] = etas[e] = 0;
             if (there) {
                 const int total = exponent[of.left + s - 1] + exponent[of.right + g] - of.power;
-                alphas[e] = arrived[(of.left + s - 1) * CP + label];
-                etas[e] = narrowed(arrived[(of.right + g) * CP + label] * (power_of_two_64(total) * of.inverse));
+                alphas[e] = arrived[(of.left + s - 1) * CP + label] * half_of(total);
+                etas[e] = (REAL)(arrived[(of.right + g) * CP + label] * other_half_of(total) * of.inverse);
             }
         }
         __syncthreads();
@@ -679,4 +812,78 @@ extern "C" __global__ void __launch_bounds__(CP) sum_transitions(
 #pragma unroll 4
     for (int chunk = 0; chunk < chunks; ++chunk) total += partial[(((i64)b * chunks + chunk) * CP + row) * CP + c];
     if (c < labels) out[((i64)b * labels + row) * labels + c] = total * onward[row * CP + c];
+}
+
+// The sum over slices of what each thread has for its label, to all threads of the label.
+INSIDE double over_slices(double own, double* shared) {
+    __syncthreads(); // the shared rows may still be read
+    shared[threadIdx.x] = own;
+    __syncthreads();
+    double sum = 0;
+    for (int slice = 0; slice < SLICES; ++slice) sum += shared[slice * CP + threadIdx.x % CP];
+    return sum;
+}
+
+// The sum over labels of what all threads of a label have alike.
+INSIDE double over_labels(double own, double* shared) {
+    __syncthreads();
+    if (threadIdx.x < CP) shared[threadIdx.x] = own;
+    __syncthreads();
+    double sum = 0;
+    for (int c = 0; c < CP; ++c) sum += shared[c];
+    return sum;
+}
+
+// What the counts of a sequence must add up to, as they are returned: mass_error and mass_frame, the worst of its tiles,
+// and `imbalance`, the worst error of all identities; 0 where nothing is feasible. Grid (B).
+extern "C" __global__ void __launch_bounds__(THREADS) audit(
+    const double* __restrict__ tile_error, const i64* __restrict__ tile_frame, const double* __restrict__ tile_range,
+    const double* __restrict__ begun, const double* __restrict__ ended, const REAL* __restrict__ starts,
+    const REAL* __restrict__ ends, const double* __restrict__ duration, const double* __restrict__ transition,
+    const double* __restrict__ z_value, const i64* __restrict__ lengths, double* __restrict__ mass_error,
+    i64* __restrict__ mass_frame, double* __restrict__ imbalance, int frames, int labels, int longest, int tiles) {
+    __shared__ double shared[THREADS];
+    const int b = blockIdx.x, c = threadIdx.x % CP, slice = threadIdx.x / CP;
+    const int length = sequence_of(lengths, b, frames).length;
+    double begun_all = 0, ended_all = 0, lasting = 0, covered = 0, into = 0, from = 0, error = 0, mass = 0, place = 0;
+    for (int tile = slice; tile < tiles; tile += SLICES) {
+        begun_all += begun[((i64)b * tiles + tile) * CP + c];
+        ended_all += ended[((i64)b * tiles + tile) * CP + c];
+    }
+    for (int tile = threadIdx.x; tile < tiles; tile += THREADS) {
+        const i64 at = (i64)b * tiles + tile;
+        if (tile_error[at] > mass) place = (double)tile_frame[at];
+        mass = worse(mass, tile_error[at]);
+        error = worse(error, tile_range[at]);
+    }
+    for (int k = slice; c < labels && k < longest; k += SLICES) {
+        const double count = duration[((i64)b * longest + k) * labels + c];
+        lasting += count;
+        covered += count * (k + 1);
+    }
+    for (int other = slice; c < labels && other < labels; other += SLICES) {
+        into += transition[((i64)b * labels + other) * labels + c];
+        from += transition[((i64)b * labels + c) * labels + other];
+    }
+    const bool there = c < labels && length > 0;
+    const double began = there ? starts[(i64)b * frames * labels + c] : 0;
+    const double last = there ? ends[((i64)b * frames + length - 1) * labels + c] : 0;
+    begun_all = over_slices(begun_all, shared);
+    ended_all = over_slices(ended_all, shared);
+    const double size = fmax(begun_all, 1.0);
+    error = worse(error, fabs(over_slices(lasting, shared) - begun_all) / size);
+    error = worse(error, fabs(begun_all - ended_all) / size);
+    error = worse(error, fabs(over_slices(into, shared) + began - begun_all) / size);
+    error = worse(error, fabs(over_slices(from, shared) + last - ended_all) / size);
+    covered = over_slices(covered, shared);
+    error = worse(error, fabs(over_labels(covered, shared) / length - 1));
+    error = worse(error, fabs(over_labels(began, shared) - 1));
+    const double worst = top_of_block(mass, shared);
+    const double frame = -top_of_block(mass == worst ? -place : -infinity(), shared);
+    error = top_of_block(worse(error, worst), shared);
+    if (threadIdx.x) return;
+    const bool feasible = z_value[2 * b] > 0 && is_finite(z_value[2 * b]);
+    mass_error[b] = feasible ? worst : 0;
+    mass_frame[b] = feasible ? (i64)frame : 0;
+    imbalance[b] = feasible ? error : 0;
 }

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from lab.rooms.semicrf.model.native import cuda as native_cuda
-from lab.rooms.semicrf.model.native.cuda_driver import as_arguments
+from lab.rooms.semicrf.model.native.cuda_driver import argument_addresses
+from lab.rooms.semicrf.model.native.cuda_plan import Plan, Sizes
 
 HEADER = Path(__file__).parent / "cuda_on_cpu.h"
-SMALL = {"N": 4, "THREADS": 16, "TILE": 4}
+SMALL = Sizes(4, 16, 4, stage=5, count_frames=8, count_blocks=2, near_blocks=2, table_rows=8, narrowest=4)
 """Sizes at which a short sequence has several of everything."""
 
 
@@ -23,11 +24,10 @@ def build(
     dtype: torch.dtype,
     wide: int = 4,
     mutant: tuple[str, str] | None = None,
+    sizes: Sizes = SMALL,
     form: Any = native_cuda,
 ) -> ctypes.CDLL:
-    """The library of a form's source for the sizes that the form has now; `mutant` is a piece of its text and
-    another.
-    """
+    """The library of a form's source for these sizes; `mutant` is a piece of its text and another."""
     text = form.SOURCE.read_text()
     if mutant:
         assert text.count(mutant[0]) == 1, f"{mutant[0]!r} is there {text.count(mutant[0])} times"
@@ -40,7 +40,7 @@ def build(
     source.write_text(
         f'#include "{HEADER}"\n{text}\nconst Named kernels[] = {{{table}, {{nullptr, nullptr}}}};\n'
     )
-    sizes = [f"-D{name}={value}" for name, value in form.defines(dtype, wide).items()]
+    given = [f"-D{name}={value}" for name, value in form.defines(dtype, wide, sizes).items()]
     command = [
         "g++",
         "-std=c++17",
@@ -48,7 +48,7 @@ def build(
         "-w",
         "-fPIC",
         "-shared",
-        *sizes,
+        *given,
         str(source),
         "-o",
         f"{source}.so",
@@ -65,13 +65,13 @@ class Emulated:
         self.library, self.order = library, order
         self.launched: list[str] = []
 
-    def launch(
-        self, name: str, grid: tuple[int, ...], threads: int, *args: torch.Tensor | int | None
-    ) -> None:
-        _slots, addresses = as_arguments(args)
-        self.launched.append(name)
-        shape = (*grid, 1, 1)[:3]
-        status = self.library.emulate(name.encode(), *shape, threads, addresses, self.order)
-        assert status == 0, (
-            f"{name}: {('', 'no such kernel', 'threads wait for a barrier that never comes')[status]}"
-        )
+    def run(self, plan: Plan, **tensors: torch.Tensor) -> None:
+        slots = plan.slots(tensors[name].data_ptr() for name in plan.names)
+        for launch, addresses in zip(plan.launches, argument_addresses(plan, slots), strict=True):
+            self.launched.append(launch.kernel)
+            grid = (*launch.grid, 1, 1)[:3]
+            status = self.library.emulate(
+                launch.kernel.encode(), *grid, launch.threads, addresses, self.order
+            )
+            reason = ("", "no such kernel", "threads wait for a barrier that never comes")[status]
+            assert status == 0, f"{launch.kernel}: {reason}"

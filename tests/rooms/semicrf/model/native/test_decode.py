@@ -33,7 +33,7 @@ FORMS = [
         "cuda", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
     ),
 ]
-SIZES = {"THREADS": 16, "WINDOW_BYTES": 256, "TILE_BYTES": 128}
+SIZES = decode_cuda.DecodeSizes(threads=16, narrowest=4, window_bytes=256, tile_bytes=128)
 """Small: four slices of four labels, windows of 8 rows, tiles of 4."""
 LOOSE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -86,19 +86,16 @@ def libraries(tmp_path_factory):
 
         def library(form, dtype):
             if (form, dtype) not in found:
-                found[form, dtype] = build(folder, dtype, form=form)
+                sizes = SIZES if form is decode_cuda else SMALL
+                found[form, dtype] = build(folder, dtype, sizes=sizes, form=form)
             return found[form, dtype]
 
         yield library
 
 
 def make_small(patch):
-    for name, value in SMALL.items():
-        patch.setattr(native_cuda, name, value)
-    for name, value in SIZES.items():
-        patch.setattr(decode_cuda, name, value)
-    for module in (native_cuda, decode_cuda):
-        patch.setattr(module, "padded_labels", lambda labels: 4)
+    patch.setattr(native_cuda, "SIZES", SMALL)
+    patch.setattr(decode_cuda, "SIZES", SIZES)
     patch.setattr(native_cuda, "supports", lambda problem: None)
 
 
@@ -353,7 +350,7 @@ def unmutated(libraries):
 def test_a_mutant_of_the_kernels_is_killed(unmutated, libraries, monkeypatch, tmp_path, name):
     problem, unlike, expected = unmutated
     make_small(monkeypatch)
-    machine = Emulated(build(tmp_path, torch.float64, mutant=MUTANTS[name], form=decode_cuda))
+    machine = Emulated(build(tmp_path, torch.float64, mutant=MUTANTS[name], sizes=SIZES, form=decode_cuda))
     emulate(monkeypatch, libraries)
     monkeypatch.setattr(decode_cuda, "machine_for", lambda problem: machine)
 
