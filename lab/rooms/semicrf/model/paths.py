@@ -137,55 +137,74 @@ def pick(log_weight: np.ndarray, random: np.random.Generator) -> int:
 
 
 def kbest(problem: Problem, count: int) -> list[list[tuple[float, list[Segment]]]]:
-    """The k best: each (t, c) keeps its best (duration, rank) pairs, each (s, c) its best labels."""
+    """The k best: each (t, c) keeps its best (duration, rank) pairs, each (s, c) its (label, rank) pairs."""
     return [_KBest(problem, b, count).paths() for b in range(problem.shape[0])]
 
 
 class _KBest:
-    """Lists of the N best for one sequence; `alpha` (T+1, C, N) descending."""
+    """Lists of the N best for one sequence, in descending order, -inf past the last.
+
+    `alpha[t]` (C, N) ends at t, of `duration[t]` and of the rank `rank[t]` in what it followed: `entered[s]`
+    (X, C, N), from `origin[s]`, label * N + rank. X is K where the transition depends on it, else 1.
+    """
 
     def __init__(self, problem: Problem, b: int, count: int) -> None:
         self.count, self.length = count, int(problem.lengths_B[b])
-        self.score = frames_masked(problem)[b].cpu().numpy()
-        longest, labels = problem.duration_KC.shape
-        self.transition = problem.transition.double().expand(longest, labels, labels).cpu().numpy()
-        self.duration, self.start, self.end = (
-            x.double().cpu().numpy() for x in (problem.duration_KC, problem.start_C, problem.end_C)
+        score_TC = frames_masked(problem)[b].cpu().numpy()
+        transition, duration_KC, start_C, self.end_C = (
+            x.double().cpu().numpy() for x in problem.floats()[1:]
         )
-        self.alpha = np.full((self.length + 1, labels, count), -np.inf)
-        self.back: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        self.across_XCC = transition if problem.by_duration else transition[None]
+        longest, labels = duration_KC.shape
+        shape = (self.length + 1, labels, count)
+        self.alpha, self.duration, self.rank = (
+            np.full(shape, -np.inf),
+            np.zeros(shape, int),
+            np.zeros(shape, int),
+        )
+        first = np.full((len(self.across_XCC), labels, count), -np.inf)
+        first[..., 0] = start_C
+        self.entered, self.origin = [first], [np.zeros(first.shape, int)]
+        content_KC = np.zeros((longest, labels))
         for t in range(1, self.length + 1):
-            for label in range(labels):
-                self._fill(t, label)
+            content_KC = np.concatenate([np.zeros((1, labels)), content_KC[:-1]]) + score_TC[t - 1]
+            self._end(t, content_KC + duration_KC)
+            self._cross(t)
 
-    def _fill(self, t: int, label: int) -> None:
-        """The best (duration, label before, its rank) of segments of `label` that end at t."""
-        found: list[tuple[float, tuple[int, int, int]]] = []
-        content = 0.0
-        for k in range(1, min(len(self.duration), t) + 1):
-            content += self.score[t - k, label]
-            base = content + self.duration[k - 1, label]
-            if k == t:
-                found.append((base + self.start[label], (k, -1, 0)))
-                continue
-            value = self.alpha[t - k] + self.transition[k - 1][:, label, None] + base
-            order = np.argsort(-value, axis=None, kind="stable")[: self.count]
-            found += [(value.flat[i], (k, *divmod(int(i), self.count))) for i in order]
-        found = sorted(found, key=lambda pair: -pair[0])[: self.count]
-        self.alpha[t, label, : len(found)] = [value for value, _ in found]
-        self.back[t, label] = [where for _, where in found]
+    def _end(self, t: int, lasting_KC: np.ndarray) -> None:
+        reach = min(len(lasting_KC), t)
+        before_KCN = np.stack(
+            [self.entered[t - k][min(k, len(self.across_XCC)) - 1] for k in range(1, reach + 1)]
+        )
+        value_CKN = (before_KCN + lasting_KC[:reach, :, None]).transpose(1, 0, 2)
+        self.alpha[t], at = top(value_CKN, self.count)
+        self.duration[t], self.rank[t] = at // self.count + 1, at % self.count
+
+    def _cross(self, t: int) -> None:
+        value_XCCN = self.alpha[t] + self.across_XCC.transpose(0, 2, 1)[..., None]
+        entered, origin = top(value_XCCN, self.count)
+        self.entered.append(entered)
+        self.origin.append(origin)
 
     def paths(self) -> list[tuple[float, list[Segment]]]:
-        final = self.alpha[self.length] + self.end[:, None]
-        order = np.argsort(-final, axis=None, kind="stable")[: self.count]
-        ranked = [(float(final.flat[i]), divmod(int(i), self.count)) for i in order]
-        return [(score, self._path(*at)) for score, at in ranked if np.isfinite(score)]
+        score_N, at_N = top(self.alpha[self.length] + self.end_C[:, None], self.count)
+        ranked = zip(score_N.tolist(), at_N.tolist(), strict=True)
+        return [(score, self._path(*divmod(at, self.count))) for score, at in ranked if np.isfinite(score)]
 
     def _path(self, label: int, rank: int) -> list[Segment]:
         path: list[Segment] = []
         t = self.length
         while t > 0:
-            k, before, next_rank = self.back[t, label][rank]
+            k, followed = int(self.duration[t, label, rank]), self.rank[t, label, rank]
             path.append((t - k, t, label))
-            t, label, rank = t - k, before, next_rank
+            t -= k
+            before = self.origin[t][min(k, len(self.across_XCC)) - 1, label, followed]
+            label, rank = divmod(int(before), self.count)
         return path[::-1]
+
+
+def top(value: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `count` largest over the last two dimensions taken as one, the first of equals first; and where."""
+    flat = value.reshape(*value.shape[:-2], -1)
+    at = np.argsort(-flat, axis=-1, kind="stable")[..., :count]
+    return np.take_along_axis(flat, at, -1), at
