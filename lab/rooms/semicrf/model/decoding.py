@@ -123,8 +123,8 @@ def has_large(problem: Problem, b: int, found: tuple[float, list[Segment]]) -> b
     score, path = found
     if abs(score) <= LARGE:
         return False
-    score_TC = problem.score_BTC[b]
-    return any(bool((score_TC[s:e, c].abs() > LARGE).any()) for s, e, c in path)
+    large_TC = (problem.score_BTC[b].abs() > LARGE).cpu().numpy()
+    return bool(large_TC.any()) and any(large_TC[s:e, c].any() for s, e, c in path)
 
 
 def without_tops(problem: Problem) -> Problem:
