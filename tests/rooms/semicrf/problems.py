@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import torch
 
@@ -50,6 +51,48 @@ def random_problem(
         normal(labels),
         normal(labels),
     )
+
+
+def extended_problem(
+    batch: int,
+    frames: int,
+    longest: int,
+    labels: int,
+    *,
+    kind: str = "shared",
+    terms: tuple[str, ...] = (),
+    masked: float = 0.0,
+    soft: float = 0.0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Problem:
+    """A random problem with a transition by `kind` ("shared", "duration", "frame") and terms of its segments.
+
+    A share `masked` of all values but frames, starts and ends is -inf; a fifth pays the penalty `soft`.
+    """
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        value = torch.randn(*shape, generator=g, dtype=torch.float64)
+        value = value - soft * (torch.rand(shape, generator=g) < 0.2)
+        return torch.where(torch.rand(shape, generator=g) < masked, -math.inf, value).to(dtype)
+
+    shape = {"shared": (), "duration": (longest,), "frame": (batch, frames)}[kind]
+    plain = random_problem(batch, frames, longest, labels, seed=seed, dtype=dtype)
+    given = {
+        "seg_start_BTC": normal(batch, frames, labels) if "start" in terms else None,
+        "seg_end_BTC": normal(batch, frames, labels) if "end" in terms else None,
+        "segment_BTKC": normal(batch, frames, longest, labels) if "segment" in terms else None,
+    }
+    return make_problem(
+        **{**inputs_of(plain, "transition"), "transition": normal(*shape, labels, labels), **given}  # type: ignore[arg-type]
+    )
+
+
+def inputs_of(problem: Problem, transition: str = "transition_CC") -> dict[str, torch.Tensor | None]:
+    """The arguments of the functions in api.py, or of make_problem with its name for the transition."""
+    given = {field.name: getattr(problem, field.name) for field in fields(problem)}
+    return {transition: given.pop("transition"), **given}
 
 
 def tilted(longest: int, tilt: float) -> torch.Tensor:

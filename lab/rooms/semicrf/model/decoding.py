@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from lab.errors import BadDataError, UsageError
-from lab.rooms.semicrf.model import log_domain, paths
+from lab.rooms.semicrf.model import log_domain, naive, paths
 from lab.rooms.semicrf.model.naive import LARGE, Segment
 from lab.rooms.semicrf.model.native import choose as native
-from lab.rooms.semicrf.model.problem import Problem, frames_masked
+from lab.rooms.semicrf.model.problem import Problem, inside, masked
 
 Scored = list[tuple[float, list[Segment]]]
 
@@ -76,7 +76,7 @@ def best_by_form(problem: Problem, count: int, backend: str) -> list[Scored]:
 
 
 def is_compiled(problem: Problem, backend: str) -> bool:
-    return backend == "native" and not problem.by_duration
+    return backend == "native" and problem.plain
 
 
 def compiled_form(problem: Problem) -> Any:
@@ -99,19 +99,36 @@ def reject_nan(problem: Problem) -> Tensor:
     score_BTC = problem.score_BTC.detach()
     narrow = score_BTC.dtype not in (torch.float32, torch.float64)
     top_BT = (score_BTC.float() if narrow else score_BTC).amax(-1).double()
-    inside_BT = torch.arange(top_BT.shape[1], device=top_BT.device) < problem.lengths_B[:, None]
-    top_BT = torch.where(inside_BT, top_BT, torch.zeros_like(top_BT))
-    parameters = [value.detach() for value in problem.floats()[1:]]
-    tops = torch.stack([top_BT.amax(), *(value.double().amax() for value in parameters)])
+    top_BT = torch.where(inside(problem), top_BT, torch.zeros_like(top_BT))
+    others = [read(problem, name) for name in problem.names()[1:]]
+    tops = torch.stack([top_BT.amax(), *(value.amax() for value in others)])
     if bool((tops < torch.inf).all()):
         return top_BT
     fix = "only finite numbers and -inf can be decoded; look for where it came from before decoding"
-    for name, value in zip(("transition", "duration", "start", "end"), parameters, strict=True):
+    for name, value in zip(problem.names()[1:], others, strict=True):
         bad = ~(value < torch.inf)
         if bool(bad.any()):
-            raise BadDataError("NaN or +inf in the model's parameters", where=f"{name}{first(bad)}", fix=fix)
+            name = name.rpartition("_")[0] or name
+            raise BadDataError(f"NaN or +inf in {name}", where=f"{name}{first(bad)}", fix=fix)
     b, t = first(~(top_BT < torch.inf))
     raise BadDataError(f"NaN or +inf in the scores of sequence {b}", where=f"frame {t}", fix=fix)
+
+
+def read(problem: Problem, name: str) -> Tensor:
+    """The values of an input in float64, with 0 where a decoding never looks: in the padding, in the
+    transition into the first frame, in segments beyond the end.
+    """
+    value: Tensor = getattr(problem, name).detach().double()
+    if not (name.startswith("seg") or (name == "transition" and problem.per_frame)):
+        return value
+    frame_T = torch.arange(value.shape[1], device=value.device)
+    looked = inside(problem).view(*value.shape[:2], *(1,) * (value.dim() - 2))
+    if name == "transition":
+        looked = looked & (frame_T > 0)[:, None, None]
+    if name == "segment_BTKC":
+        last_TK = frame_T[:, None] + torch.arange(value.shape[2], device=value.device)
+        looked = looked & (last_TK < problem.lengths_B[:, None, None])[..., None]
+    return torch.where(looked, value, torch.zeros_like(value))
 
 
 def first(bad: Tensor) -> list[int]:
@@ -132,13 +149,8 @@ def without_tops(problem: Problem) -> Problem:
 
     All segmentations pay it alike, so their order stays; 1e30 would swallow every difference beside it.
     """
-    floats = (torch.where(torch.isneginf(x), x.double(), 0.0 * x.double()) for x in problem.floats())
-    allowed = replace(
-        problem,
-        **dict(zip(("score_BTC", "transition", "duration_KC", "start_C", "end_C"), floats, strict=True)),
-    )
-    share_BTC = log_domain.posteriors(allowed).label_BTC
-    score_BTC = frames_masked(problem)
+    share_BTC = log_domain.posteriors(problem.allowed()).label_BTC
+    score_BTC = masked(problem, problem.score_BTC)
     top_BT = score_BTC.masked_fill(share_BTC == 0, -torch.inf).amax(-1)
     top_BT = torch.where(torch.isfinite(top_BT), top_BT, torch.zeros_like(top_BT))
     return replace(problem, score_BTC=score_BTC - top_BT[..., None])
@@ -146,14 +158,12 @@ def without_tops(problem: Problem) -> Problem:
 
 def exact_score(problem: Problem, b: int, path: list[Segment]) -> float:
     """The score of one segmentation, summed without rounding."""
-    score_TC, transition, duration_KC, start_C, end_C = (x.double() for x in problem.floats())
-    terms = [float(start_C[path[0][2]]), float(end_C[path[-1][2]])]
+    terms = [float(problem.start_C[path[0][2]]), float(problem.end_C[path[-1][2]])]
     before = None
     for begin, end, label in path:
-        terms += score_TC[b, begin:end, label].tolist()
-        terms.append(float(duration_KC[end - begin - 1, label]))
+        terms += problem.score_BTC[b, begin:end, label].double().tolist()
+        terms.append(float(naive.segment_score(problem, b, begin, end)[label]))
         if before is not None:
-            row = transition[end - begin - 1] if problem.by_duration else transition
-            terms.append(float(row[before, label]))
+            terms.append(float(naive.transition_score(problem, b, begin, end)[before, label]))
         before = label
     return math.fsum(terms)

@@ -17,6 +17,7 @@ from torch import Tensor
 from lab.errors import UsageError
 from lab.rooms.semicrf.config import FAULTS
 from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.autograd import Alarm
 from lab.rooms.semicrf.model.corpus.utterances import Corpus, Utterance
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors
@@ -107,7 +108,7 @@ def _stale(partition: Partition) -> Partition:
         duration: Tensor,
         lengths: Tensor | None = None,
         *,
-        alarm: api.Alarm | None = None,
+        alarm: Alarm | None = None,
         **more: Any,
     ) -> Tensor:
         def spoil(found: Posteriors) -> None:

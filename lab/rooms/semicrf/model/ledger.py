@@ -43,22 +43,25 @@ def mass(label_BTC: Tensor, lengths_B: Tensor, log_z_B: Tensor) -> tuple[Tensor,
     return worst.values, worst.indices
 
 
-def mass_by_durations(duration_BKC: Tensor, lengths_B: Tensor | int, log_z_B: Tensor) -> Tensor:
-    """|sum of k P(k, c) / L - 1| of each sequence, (B,) float64; 0 where nothing is feasible.
+def mass_by_durations(
+    duration_BKC: Tensor, lengths_B: Tensor | int, log_z_B: Tensor, whole: float = 1.0
+) -> Tensor:
+    """|sum of k P(k, c) / L - `whole`| of each sequence, (B,) float64; 0 where nothing is feasible.
 
     The mean mass of a frame, as the segments that cover it count it.
     """
     k = torch.arange(1, duration_BKC.shape[1] + 1, dtype=torch.float64, device=duration_BKC.device)
-    error_B = ((duration_BKC.sum(-1, dtype=torch.float64) @ k) / lengths_B - 1).abs()
+    error_B = ((duration_BKC.sum(-1, dtype=torch.float64) @ k) / lengths_B - whole).abs()
     return error_B.masked_fill(torch.isneginf(log_z_B), 0.0)
 
 
-def imbalance(problem: Problem, found: Posteriors) -> Tensor:
+def imbalance(problem: Problem, found: Posteriors, whole: float = 1.0) -> Tensor:
     """The worst error of what each sequence's counts must add up to, (B,), on any device; NaN where one is.
 
     What a pass loses is missing from the mass of a frame, from the mass that starts at the first, from the
     frames that segments cover, or from the balance of a label: as many of its segments have a duration as
-    start and as end, and no frame belongs to it with more than certainty or less than none.
+    start and as end, and no frame belongs to it with more than certainty or less than none. With `whole` 0
+    they are tangents of counts, which add up to 0 where counts add up to 1.
     """
     starts_BTC, ends_BTC, label_BTC = found.starts_BTC, found.ends_BTC, found.label_BTC
     lasting_BC = found.duration_BKC.sum(1, dtype=torch.float64)
@@ -67,19 +70,38 @@ def imbalance(problem: Problem, found: Posteriors) -> Tensor:
     into_BC = crossed_BCC.sum(1, dtype=torch.float64) + starts_BTC[:, 0]
     from_BC = crossed_BCC.sum(2, dtype=torch.float64) + found.end_BC(problem.lengths_B)
     size_BC = begun_BC.clamp(min=1)
-    low_B, high_B = label_BTC.flatten(1).aminmax(dim=1)
-    errors = (
+    errors = [
         found.mass_error_B,
-        mass_by_durations(found.duration_BKC, problem.lengths_B, found.log_z_B),
-        found.start_BC().sum(1, dtype=torch.float64) - 1,
+        mass_by_durations(found.duration_BKC, problem.lengths_B, found.log_z_B, whole),
+        found.start_BC().sum(1, dtype=torch.float64) - whole,
         ((lasting_BC - begun_BC) / size_BC).abs().amax(1),
         ((begun_BC - ended_BC) / size_BC).abs().amax(1),
         ((into_BC - begun_BC) / size_BC).abs().amax(1),
         ((from_BC - ended_BC) / size_BC).abs().amax(1),
-        torch.relu(high_B.double() - 1),
-        torch.relu(-low_B.double()),
-    )
+    ]
+    if whole:
+        low_B, high_B = label_BTC.flatten(1).aminmax(dim=1)
+        errors += [torch.relu(high_B.double() - whole), torch.relu(-low_B.double())]
+    if problem.per_frame:
+        into_BTC, from_BTC = crossings(found, problem.lengths_B)
+        errors += [into_BTC.abs().amax((1, 2)), from_BTC.abs().amax((1, 2))]
+    if found.segment_BTKC is not None:
+        per_duration, per_start = found.segment_BTKC.sum(1), found.segment_BTKC.sum(2)
+        errors += [
+            ((per_duration - found.duration_BKC) / size_BC[:, None]).abs().amax((1, 2)),
+            (per_start - starts_BTC).abs().amax((1, 2)),
+        ]
     return torch.stack([error.abs() for error in errors]).amax(0)
+
+
+def crossings(found: Posteriors, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+    """What transitions by frame, (B, T, C, C), lack of the starts and of the ends at each inner boundary."""
+    frames = found.transition.shape[1]
+    inner_BT = torch.arange(1, frames, device=lengths_B.device) < lengths_B[:, None]
+    into_BTC = (found.transition.sum(2) - found.starts_BTC)[:, 1:]
+    from_BTC = found.transition[:, 1:].sum(3) - found.ends_BTC[:, :-1] * inner_BT[..., None]
+    none_BTC = torch.zeros_like(found.starts_BTC[:, :1])  # with a single frame there is no boundary
+    return torch.cat([into_BTC, none_BTC], 1), torch.cat([from_BTC, none_BTC], 1)
 
 
 @dataclass(frozen=True)
@@ -125,6 +147,14 @@ def ledger(problem: Problem, found: Posteriors) -> list[Line]:
         "transitions to": (crossed_BCC.sum(1) - starts[:, 1:].sum(1)) / size_B1,
         "range": torch.relu(torch.maximum(label - 1, -label)).flatten(1),
     }
+    if problem.per_frame:
+        into_BTC, from_BTC = crossings(found, lengths_B)
+        pieces["transitions to a frame"] = into_BTC.flatten(1).double()
+        pieces["transitions from a frame"] = from_BTC.flatten(1).double()
+    if found.segment_BTKC is not None:
+        segment = found.segment_BTKC.double()
+        pieces["segments of a duration"] = ((segment.sum(1) - duration) / size_B1[..., None]).flatten(1)
+        pieces["segments from a frame"] = (segment.sum(2) - starts).flatten(1)
     return [_worst(name, value, usable_B) for name, value in pieces.items()]
 
 

@@ -14,14 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lab.rooms.semicrf.model.dual import exp, log, real, reciprocal
 from lab.rooms.semicrf.model.ledger import mass
-from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, masked
+from lab.rooms.semicrf.model.terms import Terms
 
 
 @dataclass
 class LogState:
     """Log messages of the left pass, time first, and the frames' scores with all shifts applied."""
 
+    terms: Terms
     log_z_B: Tensor
     alpha: list[Tensor]
     gamma: list[Tensor]
@@ -46,17 +49,27 @@ class Sum:
 
 def logsumexp(value: Tensor, dim: int) -> Tensor:
     """-inf where all entries are; no gradient."""
-    top = value.amax(dim, keepdim=True)
-    top = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
-    return (value - top).exp().sum(dim).log() + top.squeeze(dim)
+    top = _top(value, dim)
+    return log(exp(value - top).sum(dim)) + top.squeeze(dim)
+
+
+def logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    if not a.is_complex():
+        return torch.logaddexp(a, b)
+    return logsumexp(torch.stack([a, b.expand_as(a)]), 0)
 
 
 def shares(value: Tensor, dim: int) -> Tensor:
     """softmax along `dim`; all zero, not NaN, where all entries are -inf."""
-    top = value.amax(dim, keepdim=True)
-    part = (value - torch.where(torch.isneginf(top), torch.zeros_like(top), top)).exp()
+    part = exp(value - _top(value, dim))
     total = part.sum(dim, keepdim=True)
-    return part / torch.where(total == 0, torch.ones_like(total), total)
+    total = torch.where(total == 0, torch.ones_like(total), total)
+    return part / total if not part.is_complex() else part * reciprocal(total)
+
+
+def _top(value: Tensor, dim: int) -> Tensor:
+    top = real(value).amax(dim, keepdim=True)
+    return torch.where(torch.isneginf(top), torch.zeros_like(top), top)
 
 
 def finite_or_zero(value: Tensor) -> Tensor:
@@ -66,33 +79,30 @@ def finite_or_zero(value: Tensor) -> Tensor:
 def forward(problem: Problem) -> LogState:
     """log Z (B,) and the messages. A NaN among the scores of a sequence makes its log Z NaN."""
     batch, frames, longest, labels = problem.shape
-    score_TBC = frames_masked(problem).transpose(0, 1)
-    frame_TBC = score_TBC.clone()
-    transition, duration_K1C = problem.transition.double(), problem.duration_KC.double()[:, None]
-    start_C = problem.start_C.double()
-    first = start_C.expand(longest, batch, labels) if problem.by_duration else start_C.expand(batch, labels)
+    terms = Terms(problem)
+    frame_TBC = terms.frame_TBC.clone()
     pending = frame_TBC.new_full((frames + longest, batch, labels), -float("inf"))
-    alpha, gamma = [torch.full_like(frame_TBC[0], -float("inf"))], [first]
-    offset, log_z_B = Sum(frame_TBC.new_zeros(batch)), frame_TBC.new_full((batch,), -float("inf"))
+    alpha, gamma = [torch.full_like(frame_TBC[0], -float("inf"))], [terms.first()]
+    offset, log_z_B = Sum(real(frame_TBC).new_zeros(batch)), frame_TBC.new_full((batch,), -float("inf"))
     ends_TBC, runs_TBC = useful_ends(problem)
     steps_K11 = torch.arange(1, longest + 1, device=runs_TBC.device)[:, None, None]
     for t in range(frames):
         window = pending[t : t + longest]
         reach = min(longest, frames - t)
-        entering = torch.logaddexp(window, gamma[t] + duration_K1C)
+        entering = logaddexp(window, gamma[t] + terms.lasting(t))
         # What cannot reach the end must not set the scale: beside 1e30, all that can would be lost.
         useful_KBC = ends_TBC[t + 1 : t + 1 + reach] & (steps_K11[:reach] <= runs_TBC[t])
         entering[:reach].masked_fill_(~useful_KBC, -float("inf"))
         entering[reach:] = -float("inf")
-        shift_B = finite_or_zero((entering + frame_TBC[t]).amax((0, 2)))
+        shift_B = finite_or_zero(real(entering + frame_TBC[t]).amax((0, 2)))
         frame_TBC[t] -= shift_B[:, None]
         offset.add(shift_B)
         window.copy_(entering + frame_TBC[t])
-        alpha.append(window[0].clone())
-        gamma.append(onward(alpha[-1], transition))
-        ended = logsumexp(alpha[-1] + problem.end_C.double(), -1) + offset.total()
+        alpha.append(terms.closed(window[0], t).clone())
+        gamma.append(onward(terms, alpha[-1], t + 1))
+        ended = logsumexp(alpha[-1] + terms.end_C, -1) + offset.total()
         log_z_B = torch.where(problem.lengths_B == t + 1, ended, log_z_B)
-    return LogState(log_z_B, alpha, gamma, frame_TBC)
+    return LogState(terms, log_z_B, alpha, gamma, frame_TBC)
 
 
 def useful_ends(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -101,11 +111,9 @@ def useful_ends(problem: Problem) -> tuple[Tensor, Tensor]:
 
     NaN counts as possible: it has to reach log Z.
     """
-    _, frames, longest, labels = problem.shape
-    fits_TBC = ~torch.isneginf(frames_masked(problem)).transpose(0, 1)
-    lasts_K1C = ~torch.isneginf(problem.duration_KC)[:, None]
-    follows = ~torch.isneginf(problem.transition).expand(longest, labels, labels)
-    closes_C = ~torch.isneginf(problem.end_C)
+    _, frames, longest, _ = problem.shape
+    terms = Terms(problem.allowed())  # 0 where allowed, -inf where not
+    fits_TBC, closes_C = terms.frame_TBC == 0, terms.end_C == 0
     useful = fits_TBC.new_zeros(frames + longest + 1, *fits_TBC.shape[1:])
     runs_TBC = torch.zeros_like(fits_TBC, dtype=torch.int64)
     run_BC = torch.zeros_like(runs_TBC[0])
@@ -113,51 +121,78 @@ def useful_ends(problem: Problem) -> tuple[Tensor, Tensor]:
     for t in range(frames, -1, -1):
         if t < frames:
             runs_TBC[t] = run_BC = torch.where(fits_TBC[t], run_BC + 1, torch.zeros_like(run_BC))
-            starts_KBC = useful[t + 1 : t + 1 + longest] & lasts_K1C & (steps_K11 <= run_BC)
-            useful[t] = torch.einsum("kbd,kcd->bc", starts_KBC.double(), follows.double()) > 0
+            starts_KBC = useful[t + 1 : t + 1 + longest] & (terms.lasting(t) == 0) & (steps_K11 <= run_BC)
+            useful[t] = reaching(terms, terms.opened(starts_KBC.double().log(), t) == 0, t)
         useful[t] |= (problem.lengths_B == t)[:, None] & closes_C
         useful[t] &= (problem.lengths_B >= t)[:, None]
+        if t:
+            useful[t] &= terms.closed(torch.zeros_like(terms.frame_TBC[0]), t - 1) == 0
     return useful[: frames + 1], runs_TBC
 
 
-def onward(alpha_BC: Tensor, transition: Tensor) -> Tensor:
-    if transition.dim() == 2:
-        return logsumexp(alpha_BC[:, :, None] + transition, 1)
-    return logsumexp(alpha_BC[:, :, None] + transition[:, None], 2)
+def reaching(terms: Terms, starts_KBC: Tensor, t: int) -> Tensor:
+    """Which labels a transition leads from, to segments that may start with frame t: (B, C) bool."""
+    follows = (terms.crossing(t) == 0).double()
+    if terms.problem.by_duration:
+        return torch.einsum("kbd,akcd->bc", starts_KBC.double(), follows) > 0
+    return torch.matmul(follows, starts_KBC.any(0).double()[..., None])[..., 0] > 0
+
+
+def onward(terms: Terms, alpha_BC: Tensor, t: int) -> Tensor:
+    """gamma: what goes on from boundary t, (B, C), or (K, B, C) with transitions by duration."""
+    crossing = terms.crossing(t)
+    if terms.problem.by_duration:
+        return terms.opened(logsumexp(alpha_BC[:, None, :, None] + crossing, 2).transpose(0, 1), t)
+    return terms.opened(logsumexp(alpha_BC[:, :, None] + crossing, 1), t)
 
 
 def posteriors(problem: Problem) -> Posteriors:
     """All expected counts. An infeasible or NaN sequence has counts of zero."""
     state = forward(problem)
+    terms = state.terms
     batch, frames, longest, labels = problem.shape
-    transition, duration_KC = problem.transition.double(), problem.duration_KC.double()
     usable_B = torch.isfinite(state.log_z_B)
     starts_TBC, ends_TBC = torch.zeros_like(state.frame_TBC), torch.zeros_like(state.frame_TBC)
     duration = ends_TBC.new_zeros(longest, batch, labels)
-    crossed = ends_TBC.new_zeros(batch, *transition.shape)
+    segment = None if problem.segment_BTKC is None else ends_TBC.new_zeros(batch, frames, longest, labels)
+    crossed = ends_TBC.new_zeros(batch, *crossed_shape(problem))
     for t in range(frames, 0, -1):
-        final_BC = shares(state.alpha[t] + problem.end_C.double(), -1)
+        final_BC = shares(state.alpha[t] + terms.end_C, -1)
         begun = (problem.lengths_B == t) & usable_B
         ends_TBC[t - 1] += torch.where(begun[:, None], final_BC, torch.zeros_like(final_BC))
         if not problem.by_duration and t < frames:
-            into = shares(state.alpha[t][:, :, None] + transition, 1) * starts_TBC[t][:, None]
+            into = shares(state.alpha[t][:, :, None] + terms.crossing(t), 1) * starts_TBC[t][:, None]
             ends_TBC[t - 1] += into.sum(-1)
-            crossed += into
+            (crossed[:, t] if problem.per_frame else crossed).add_(into)
         reach = min(longest, t)
-        split_KBC = shares(_window(state, t, reach) + duration_KC[:reach, None], 0) * ends_TBC[t - 1]
+        split_KBC = shares(_window(state, t, reach) + terms.arriving(t, reach), 0) * ends_TBC[t - 1]
         duration[:reach] += split_KBC
         starts_TBC[t - reach : t] += split_KBC.flip(0)
+        if segment is not None:
+            shorter_K = torch.arange(reach, device=segment.device)
+            segment[:, t - 1 - shorter_K, shorter_K] = split_KBC.transpose(0, 1)
         if problem.by_duration:
-            _cross(state, transition, t, split_KBC, ends_TBC, crossed)
+            _cross(state, t, split_KBC, ends_TBC, crossed)
     label_TBC = (starts_TBC - torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])).cumsum(0)
-    inside = (torch.arange(frames, device=label_TBC.device)[:, None] < problem.lengths_B)[..., None]
-    label_TBC = torch.where(inside, label_TBC, torch.zeros_like(label_TBC))
-    label_BTC, starts_BTC, ends_BTC, duration_BKC, crossed = (
-        torch.where(usable_B.view(-1, *(1,) * (x.dim() - 1)), x, torch.zeros_like(x))  # shares of NaN are NaN
-        for x in (*(x.transpose(0, 1) for x in (label_TBC, starts_TBC, ends_TBC, duration)), crossed)
-    )
-    checked = mass(label_BTC, problem.lengths_B, state.log_z_B)
-    return Posteriors(state.log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, crossed, *checked)
+    counts = [x.transpose(0, 1) for x in (label_TBC, starts_TBC, ends_TBC, duration)] + [crossed]
+    counts = [_of_usable(x, usable_B) for x in counts]  # shares of NaN are NaN
+    counts[0] = masked(problem, counts[0])
+    checked = mass(real(counts[0]), problem.lengths_B, real(state.log_z_B))
+    counts[5:5] = checked
+    if segment is not None:
+        counts.append(_of_usable(segment, usable_B))
+    return Posteriors(state.log_z_B, *counts)
+
+
+def crossed_shape(problem: Problem) -> tuple[int, ...]:
+    """Of one sequence's transition counts: (C, C), (K, C, C) or (T, C, C)."""
+    _, frames, longest, labels = problem.shape
+    more = (longest,) if problem.by_duration else (frames,) if problem.per_frame else ()
+    return (*more, labels, labels)
+
+
+def _of_usable(count: Tensor, usable_B: Tensor) -> Tensor:
+    return torch.where(usable_B.view(-1, *(1,) * (count.dim() - 1)), count, torch.zeros_like(count))
 
 
 def _window(state: LogState, t: int, reach: int) -> Tensor:
@@ -168,13 +203,12 @@ def _window(state: LogState, t: int, reach: int) -> Tensor:
     return torch.stack([state.gamma[t - k][k - 1] for k in range(1, reach + 1)]) + content
 
 
-def _cross(
-    state: LogState, transition: Tensor, t: int, split_KBC: Tensor, ends_TBC: Tensor, crossed: Tensor
-) -> None:
+def _cross(state: LogState, t: int, split_KBC: Tensor, ends_TBC: Tensor, crossed: Tensor) -> None:
     """With transitions by duration, each duration's mass has its own shares of the labels before."""
+    transition = state.terms.crossing(t)  # the same at every boundary
     for k in range(1, len(split_KBC) + 1):
         if k == t:
             continue  # the first segment pays no transition
-        into = shares(state.alpha[t - k][:, :, None] + transition[k - 1], 1) * split_KBC[k - 1][:, None]
+        into = shares(state.alpha[t - k][:, :, None] + transition[:, k - 1], 1) * split_KBC[k - 1][:, None]
         ends_TBC[t - k - 1] += into.sum(-1)
         crossed[:, k - 1] += into

@@ -36,30 +36,46 @@ def log_partition(problem: Problem) -> Tensor:
     return torch.stack([_log_partition_one(problem, b) for b in range(problem.shape[0])])
 
 
-def _log_partition_one(problem: Problem, b: int, marks: Tensor | None = None) -> Tensor:
-    """log Z of sequence `b`.
-
-    `marks` (2, T, C) is added to the score of a segment that starts, or ends, there.
-    """
-    _, _, longest, labels = problem.shape
+def _log_partition_one(problem: Problem, b: int) -> Tensor:
+    """log Z of sequence `b`."""
     score_TC = frames_masked(problem)[b]
     # Common to all segmentations, so taking it out is exact; 1e30 would swallow every difference beside it.
     top_T = tops(problem, b)
     score_TC = score_TC - top_T[:, None]
-    starts_TC, ends_TC = torch.zeros_like(score_TC).expand(2, -1, -1) if marks is None else marks
-    transition_KCC = problem.transition.double().expand(longest, labels, labels)
-    duration_KC = problem.duration_KC.double()
+    start_C, end_C = problem.start_C.double(), problem.end_C.double()
     alpha: list[Tensor] = []  # alpha[t - 1] belongs to boundary t
     for t in range(1, int(problem.lengths_B[b]) + 1):
         arcs = []
-        for k in range(1, min(longest, t) + 1):
-            segment_C = score_TC[t - k : t].sum(0) + duration_KC[k - 1] + starts_TC[t - k] + ends_TC[t - 1]
-            if k == t:
-                arcs.append(segment_C + problem.start_C.double())
+        for s in range(t - 1, max(t - problem.shape[2], 0) - 1, -1):
+            segment_C = score_TC[s:t].sum(0) + segment_score(problem, b, s, t)
+            if s == 0:
+                arcs.append(segment_C + start_C)
             else:
-                arcs.append(segment_C + safe_logsumexp(alpha[t - k - 1][:, None] + transition_KCC[k - 1], 0))
+                before_C1 = alpha[s - 1][:, None]
+                arcs.append(
+                    segment_C + safe_logsumexp(before_C1 + transition_score(problem, b, s, t).double(), 0)
+                )
         alpha.append(safe_logsumexp(torch.stack(arcs), 0))
-    return safe_logsumexp(alpha[-1] + problem.end_C.double(), 0) + math.fsum(top_T[: len(alpha)].tolist())
+    return safe_logsumexp(alpha[-1] + end_C, 0) + math.fsum(top_T[: len(alpha)].tolist())
+
+
+def segment_score(problem: Problem, b: int, s: int, t: int) -> Tensor:
+    """What a segment over the frames s..t-1 of sequence `b` adds beside them, for each label: (C,)."""
+    total_C = problem.duration_KC.double()[t - s - 1]
+    if problem.seg_start_BTC is not None:
+        total_C = total_C + problem.seg_start_BTC[b, s].double()
+    if problem.seg_end_BTC is not None:
+        total_C = total_C + problem.seg_end_BTC[b, t - 1].double()
+    if problem.segment_BTKC is not None:
+        total_C = total_C + problem.segment_BTKC[b, s, t - s - 1].double()
+    return total_C
+
+
+def transition_score(problem: Problem, b: int, s: int, t: int) -> Tensor:
+    """The transition (C, C) into a segment over the frames s..t-1 of sequence `b`."""
+    if problem.per_frame:
+        return problem.transition[b, s]
+    return problem.transition[t - s - 1] if problem.by_duration else problem.transition
 
 
 LARGE = 1e6
@@ -73,16 +89,12 @@ def tops(problem: Problem, b: int) -> Tensor:
     large = torch.nan_to_num(score_TC, nan=0, posinf=0, neginf=0).abs() > LARGE
     if not bool(large.any()):
         return torch.zeros_like(score_TC[:, 0])
-    score_BTC, transition, duration_KC, start_C, end_C = (
-        torch.where(torch.isneginf(value), value.double(), torch.zeros_like(value, dtype=torch.float64))
-        for value in problem.detached().floats()
-    )
-    score_BTC.requires_grad_()
-    counted = Problem(score_BTC, transition, duration_KC, problem.lengths_B, start_C, end_C)
+    counted = problem.allowed()
+    counted.score_BTC.requires_grad_()
     log_count = _log_partition_one(counted, b)
     if not bool(torch.isfinite(log_count)):
         return torch.zeros_like(score_TC[:, 0])
-    (share_BTC,) = torch.autograd.grad(log_count, score_BTC)
+    (share_BTC,) = torch.autograd.grad(log_count, counted.score_BTC)
     top_T = score_TC.masked_fill(share_BTC[b] == 0, -float("inf")).amax(-1)
     return torch.where(torch.isfinite(top_T), top_T, torch.zeros_like(top_T))
 
@@ -91,20 +103,33 @@ def tops(problem: Problem, b: int) -> Tensor:
 def posteriors(problem: Problem) -> Posteriors:
     """All expected counts by autograd, sequence by sequence."""
     plain = problem.detached()
-    done = []
-    for b in range(problem.shape[0]):
-        values = [value.double().requires_grad_() for value in plain.floats()[:3]]
-        one = replace(plain, score_BTC=values[0], transition=values[1], duration_KC=values[2])
-        marks = torch.zeros(2, *problem.score_BTC.shape[1:], dtype=torch.float64).requires_grad_()
-        log_z = _log_partition_one(one, b, marks)
-        grads = [torch.zeros_like(value) for value in (*values, marks)]
-        if bool(torch.isfinite(log_z)):
-            found = torch.autograd.grad(log_z, (*values, marks), allow_unused=True)
-            grads = [g if f is None else f for g, f in zip(grads, found, strict=True)]
-        done.append((log_z.detach(), grads[0][b], grads[3][0], grads[3][1], grads[2], grads[1]))
-    counts = [torch.stack(column) for column in zip(*done, strict=True)]
-    counts += mass(counts[1], problem.lengths_B, counts[0])
-    return Posteriors(*counts)
+    batch = problem.shape[0]
+    done = [
+        _counts_of_one(plain.rows(torch.tensor([b], device=plain.lengths_B.device))) for b in range(batch)
+    ]
+    log_z_B, *counts = (torch.cat(column) for column in zip(*done, strict=True))
+    counts[5:5] = mass(counts[0], problem.lengths_B, log_z_B)  # before the segments' own, if there are any
+    return Posteriors(log_z_B, *counts)
+
+
+def _counts_of_one(problem: Problem) -> list[Tensor]:
+    """log Z and the counts of a batch of one, in the order of `Posteriors`: zeros where nothing fits."""
+    zero_BTC = torch.zeros_like(problem.score_BTC)
+    opens, closes = (
+        zero_BTC if value is None else value for value in (problem.seg_start_BTC, problem.seg_end_BTC)
+    )
+    problem = replace(problem, seg_start_BTC=opens, seg_end_BTC=closes)
+    names = ["score_BTC", "seg_start_BTC", "seg_end_BTC", "duration_KC", "transition"]
+    names += ["segment_BTKC"] if problem.segment_BTKC is not None else []
+    values = [getattr(problem, name).double().clone().requires_grad_() for name in names]
+    log_z = _log_partition_one(replace(problem, **dict(zip(names, values, strict=True))), 0)
+    grads = [torch.zeros_like(value) for value in values]
+    if bool(torch.isfinite(log_z)):
+        found = torch.autograd.grad(log_z, values, allow_unused=True)
+        grads = [g if f is None else f for g, f in zip(grads, found, strict=True)]
+    shared = {"duration_KC"} if problem.per_frame else {"duration_KC", "transition"}
+    counts = [grad[None] if name in shared else grad for name, grad in zip(names, grads, strict=True)]
+    return [log_z.detach()[None], *counts]
 
 
 def segmentations(length: int, longest: int, labels: int) -> Iterator[list[Segment]]:
@@ -120,17 +145,13 @@ def segmentations(length: int, longest: int, labels: int) -> Iterator[list[Segme
 
 def path_score(problem: Problem, b: int, path: list[Segment]) -> Tensor:
     """The score of one segmentation of sequence `b`, a float64 scalar."""
-    longest, labels = problem.duration_KC.shape
-    transition_KCC = problem.transition.double().expand(longest, labels, labels)
     score_TC = problem.score_BTC[b].double()
     total = problem.start_C.double()[path[0][2]] + problem.end_C.double()[path[-1][2]]
     previous = None
     for start, end, label in path:
-        total = (
-            total + score_TC[start:end, label].sum() + problem.duration_KC.double()[end - start - 1, label]
-        )
+        total = total + score_TC[start:end, label].sum() + segment_score(problem, b, start, end)[label]
         if previous is not None:
-            total = total + transition_KCC[end - start - 1, previous, label]
+            total = total + transition_score(problem, b, start, end).double()[previous, label]
         previous = label
     return total
 
@@ -155,8 +176,6 @@ def _viterbi_one(problem: Problem, b: int) -> tuple[float, list[Segment]]:
     _, _, longest, labels = problem.shape
     length = int(problem.lengths_B[b])
     score_TC = problem.score_BTC[b].double().tolist()
-    transition_KCC = problem.transition.double().expand(longest, labels, labels).tolist()
-    duration_KC = problem.duration_KC.double().tolist()
     best: dict[tuple[int, int], tuple[float, int, int]] = {}
     for t in range(1, length + 1):
         for label in range(labels):
@@ -167,11 +186,12 @@ def _viterbi_one(problem: Problem, b: int) -> tuple[float, list[Segment]]:
                 if k == t:
                     found, before = float(problem.start_C[label]), -1
                 else:
+                    into_C = transition_score(problem, b, t - k, t)[:, label].tolist()
                     found, before = max(
-                        ((best[t - k, c][0] + transition_KCC[k - 1][c][label], c) for c in range(labels)),
+                        ((best[t - k, c][0] + into_C[c], c) for c in range(labels)),
                         key=lambda pair: pair[0],
                     )
-                value = found + content + duration_KC[k - 1][label]
+                value = found + content + float(segment_score(problem, b, t - k, t)[label])
                 if value > best[t, label][0]:
                     best[t, label] = (value, k, before)
     end = [best[length, c][0] + float(problem.end_C[c]) for c in range(labels)]

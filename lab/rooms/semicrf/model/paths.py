@@ -6,6 +6,7 @@ Only the messages are stored; the label before each segment is recomputed on the
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.problem import Problem, frames_masked
+from lab.rooms.semicrf.model.problem import Problem
+from lab.rooms.semicrf.model.terms import Terms, canonical
 
 
 def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
@@ -29,26 +31,34 @@ def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
 def best_messages(problem: Problem) -> tuple[Tensor, Tensor]:
     """alpha (T+1, B, C): best score up to a boundary; and the shortest duration of its last segment."""
     batch, frames, longest, labels = problem.shape
-    score_TBC = frames_masked(problem).transpose(0, 1)
-    transition, duration_K1C = problem.transition.double(), problem.duration_KC.double()[:, None]
-    pending = score_TBC.new_full((frames + longest, batch, labels), -float("inf"))
-    taken = torch.zeros(frames + longest, batch, labels, dtype=torch.int32, device=score_TBC.device)
-    durations_K11 = torch.arange(1, longest + 1, dtype=torch.int32, device=score_TBC.device)[:, None, None]
-    alpha = [torch.full_like(score_TBC[0], -float("inf"))]
-    gamma = problem.start_C.double().expand(batch, labels)
+    terms = Terms(problem)
+    pending = terms.frame_TBC.new_full((frames + longest, batch, labels), -float("inf"))
+    taken = torch.zeros(frames + longest, batch, labels, dtype=torch.int32, device=pending.device)
+    durations_K11 = torch.arange(1, longest + 1, dtype=torch.int32, device=pending.device)[:, None, None]
+    alpha = [torch.full_like(terms.frame_TBC[0], -float("inf"))]
+    gamma = terms.first()
     for t in range(frames):
         window, best = pending[t : t + longest], taken[t : t + longest]
-        coming = gamma + duration_K1C
+        coming = gamma + terms.lasting(t)
         better = coming >= window  # a later start is a shorter segment: it wins ties
         best.copy_(torch.where(better, durations_K11, best))
-        window.copy_(torch.where(better, coming, window) + score_TBC[t])
-        alpha.append(window[0].clone())
-        if transition.dim() == 2:
-            gamma = (alpha[-1][:, :, None] + transition).amax(1)
+        window.copy_(torch.where(better, coming, window) + terms.frame_TBC[t])
+        alpha.append(terms.closed(window[0], t).clone())
+        crossing = terms.crossing(t + 1)
+        if problem.by_duration:
+            gamma = terms.opened((alpha[-1][:, None, :, None] + crossing).amax(2).transpose(0, 1), t + 1)
         else:
-            gamma = (alpha[-1][:, :, None] + transition[:, None]).amax(2)
+            gamma = terms.opened((alpha[-1][:, :, None] + crossing).amax(1), t + 1)
     first = torch.zeros_like(taken[:1])
     return torch.stack(alpha), torch.cat([first, taken[:frames]])
+
+
+def into(problem: Problem, b: int) -> Callable[[int, int], np.ndarray]:
+    """Transitions of sequence `b` on the CPU: (C, C) into a segment of k frames from frame s on."""
+    row = slice(b, b + 1) if problem.per_frame else slice(None)
+    table_TKCC = canonical(problem.transition)[row][0].detach().double().cpu().numpy()
+    frame, duration = int(problem.per_frame), int(problem.by_duration)
+    return lambda s, k: np.asarray(table_TKCC[s * frame, (k - 1) * duration])
 
 
 class _Walk:
@@ -56,7 +66,7 @@ class _Walk:
 
     def __init__(self, problem: Problem, alpha_TBC: Tensor, duration_TBC: Tensor) -> None:
         self.alpha, self.duration = alpha_TBC.cpu().numpy(), duration_TBC.cpu().numpy()
-        self.transition = problem.transition.double().cpu().numpy()
+        self.into = [into(problem, b) for b in range(problem.shape[0])]
         self.lengths = problem.lengths_B.tolist()
 
     def back(self, b: int, label: int, score: float) -> list[Segment]:
@@ -70,8 +80,7 @@ class _Walk:
             t -= k
             if t == 0:
                 return path[::-1]
-            transition = self.transition if self.transition.ndim == 2 else self.transition[k - 1]
-            label = int(np.argmax(self.alpha[t, b] + transition[:, label]))
+            label = int(np.argmax(self.alpha[t, b] + self.into[b](t, k)[:, label]))
 
 
 def sample(problem: Problem, samples: int, seed: int) -> list[list[list[Segment]]]:
@@ -102,8 +111,8 @@ class _Draw:
         self.alpha = torch.stack(state.alpha)[:, 0].cpu().numpy()
         self.gamma = torch.stack(state.gamma).select(-2, 0).cpu().numpy()
         self.frame = state.frame_TBC[:, 0].cpu().numpy()
-        self.transition = problem.transition.double().cpu().numpy()
-        self.duration, self.end = (x.double().cpu().numpy() for x in (problem.duration_KC, problem.end_C))
+        self.terms, self.into = state.terms, into(problem, 0)
+        self.longest, self.end = problem.shape[2], problem.end_C.double().cpu().numpy()
         self.length = int(problem.lengths_B[0])
 
     def once(self, random: np.random.Generator) -> list[Segment]:
@@ -112,15 +121,15 @@ class _Draw:
         path: list[Segment] = []
         t, label = self.length, pick(self.alpha[self.length] + self.end, random)
         while True:
-            reach = min(len(self.duration), t)
+            reach = min(self.longest, t)
             content = self.frame[t - reach : t, label][::-1].cumsum()
-            k = 1 + pick(self._entered(t, reach, label) + content + self.duration[:reach, label], random)
+            lasted = self.terms.arriving(t, reach)[:, 0, label].cpu().numpy()
+            k = 1 + pick(self._entered(t, reach, label) + content + lasted, random)
             path.append((t - k, t, label))
             t -= k
             if t == 0:
                 return path[::-1]
-            transition = self.transition if self.transition.ndim == 2 else self.transition[k - 1]
-            label = pick(self.alpha[t] + transition[:, label], random)
+            label = pick(self.alpha[t] + self.into(t, k)[:, label], random)
 
     def _entered(self, t: int, reach: int, label: int) -> np.ndarray:
         """gamma[t-k, label] for k = 1..reach."""
@@ -150,39 +159,30 @@ class _KBest:
 
     def __init__(self, problem: Problem, b: int, count: int) -> None:
         self.count, self.length = count, int(problem.lengths_B[b])
-        score_TC = frames_masked(problem)[b].cpu().numpy()
-        transition, duration_KC, start_C, self.end_C = (
-            x.double().cpu().numpy() for x in problem.floats()[1:]
-        )
-        self.across_XCC = transition if problem.by_duration else transition[None]
-        longest, labels = duration_KC.shape
-        shape = (self.length + 1, labels, count)
-        self.alpha, self.duration, self.rank = (
-            np.full(shape, -np.inf),
-            np.zeros(shape, int),
-            np.zeros(shape, int),
-        )
-        first = np.full((len(self.across_XCC), labels, count), -np.inf)
-        first[..., 0] = start_C
+        problem = problem.rows(torch.tensor([b], device=problem.lengths_B.device))
+        _, _, longest, labels = problem.shape
+        self.into, self.ways = into(problem, 0), longest if problem.by_duration else 1
+        self.end_C = problem.end_C.double().cpu().numpy()
+        shape, first = (self.length + 1, labels, count), np.full((self.ways, labels, count), -np.inf)
+        self.alpha, self.duration = np.full(shape, -np.inf), np.zeros(shape, int)
+        self.rank = np.zeros(shape, int)
+        first[..., 0] = problem.start_C.double().cpu().numpy()
         self.entered, self.origin = [first], [np.zeros(first.shape, int)]
-        content_KC = np.zeros((longest, labels))
-        for t in range(1, self.length + 1):
-            content_KC = np.concatenate([np.zeros((1, labels)), content_KC[:-1]]) + score_TC[t - 1]
-            self._end(t, content_KC + duration_KC)
-            self._cross(t)
+        for t, lasting_KC in enumerate(segment_scores(problem, self.length), 1):
+            self._end(t, lasting_KC)
+            if t < self.length:
+                self._cross(t)
 
     def _end(self, t: int, lasting_KC: np.ndarray) -> None:
-        reach = min(len(lasting_KC), t)
-        before_KCN = np.stack(
-            [self.entered[t - k][min(k, len(self.across_XCC)) - 1] for k in range(1, reach + 1)]
-        )
-        value_CKN = (before_KCN + lasting_KC[:reach, :, None]).transpose(1, 0, 2)
+        reach = len(lasting_KC)
+        before_KCN = np.stack([self.entered[t - k][min(k, self.ways) - 1] for k in range(1, reach + 1)])
+        value_CKN = (before_KCN + lasting_KC[:, :, None]).transpose(1, 0, 2)
         self.alpha[t], at = top(value_CKN, self.count)
         self.duration[t], self.rank[t] = at // self.count + 1, at % self.count
 
     def _cross(self, t: int) -> None:
-        value_XCCN = self.alpha[t] + self.across_XCC.transpose(0, 2, 1)[..., None]
-        entered, origin = top(value_XCCN, self.count)
+        across_XCC = np.stack([self.into(t, k) for k in range(1, self.ways + 1)])
+        entered, origin = top(self.alpha[t] + across_XCC.transpose(0, 2, 1)[..., None], self.count)
         self.entered.append(entered)
         self.origin.append(origin)
 
@@ -198,9 +198,24 @@ class _KBest:
             k, followed = int(self.duration[t, label, rank]), self.rank[t, label, rank]
             path.append((t - k, t, label))
             t -= k
-            before = self.origin[t][min(k, len(self.across_XCC)) - 1, label, followed]
+            before = self.origin[t][min(k, self.ways) - 1, label, followed]
             label, rank = divmod(int(before), self.count)
         return path[::-1]
+
+
+def segment_scores(problem: Problem, length: int) -> Iterator[np.ndarray]:
+    """For t = 1 to `length` what segments of each duration and label that end at t add, (reach, C): their frames
+    and all of their own but transitions.
+    """
+    terms, longest = Terms(problem), problem.shape[2]
+    score_TC, zero_BC = terms.frame_TBC[:, 0].cpu().numpy(), torch.zeros_like(terms.frame_TBC[0])
+    opened = torch.stack([terms.opened(zero_BC, t) for t in range(length)])
+    content_KC = np.zeros((longest, score_TC.shape[1]))
+    for t in range(1, length + 1):
+        reach = min(longest, t)
+        content_KC = np.concatenate([np.zeros_like(content_KC[:1]), content_KC[:-1]]) + score_TC[t - 1]
+        own = terms.closed(terms.arriving(t, reach) + opened[t - reach : t].flip(0), t - 1)
+        yield content_KC[:reach] + own[:, 0].cpu().numpy()
 
 
 def top(value: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,19 +2,25 @@
 
 Segments (s, t, c) tile a sequence of length L: label c, frames s+1..t, duration k = t - s in 1..K. The score
 of a segmentation is the sum over its segments of the frames' scores of c and `duration_KC[k-1, c]`, plus
-`transition_CC[i, j]` between neighbouring segments (`transition_KCC[k-1, i, j]` where the transition depends
-on the duration k of the segment it leads to), plus `start_C` of the first and `end_C` of the last label. The
-first segment has no transition. Any of these may be -inf, which forbids exactly that.
+`transition_CC[i, j]` between neighbouring segments, plus `start_C` of the first and `end_C` of the last
+label. The first segment has no transition. A transition may also depend on the duration k of the segment it
+leads to (`transition_KCC[k-1, i, j]`) or on the sequence and that segment's first frame, counted from 0
+(`transition_BTCC[b, s, i, j]`, whose row s = 0 is not read). Three more terms are optional:
+`seg_start_BTC[b, s, c]` of segments whose first frame is s, `seg_end_BTC[b, t-1, c]` of those whose last
+frame is t-1, and `segment_BTKC[b, s, k-1, c]` of one segment. Any of these may be -inf, which forbids exactly
+that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from lab.errors import UsageError
+from lab.rooms.semicrf.model.dual import real, wide
 
 MAX_LABELS = 128
 """The GPU kernels keep a label per lane and a column of the transition in its registers."""
@@ -22,7 +28,12 @@ MAX_LABELS = 128
 
 @dataclass(frozen=True)
 class Problem:
-    """One batch, checked: score (B, T, C), transition (C, C) or (K, C, C), duration (K, C), lengths (B,)."""
+    """One batch, checked: score (B, T, C), duration (K, C), lengths (B,) int64, start and end (C,).
+
+    `transition` is (C, C), (K, C, C) or (B, T, C, C). The terms of single segments are None where not given.
+    Second derivatives change the model of each sequence on its own: then duration is (B, K, C), transition
+    (B, T or 1, K or 1, C, C), and all are complex (`second.py`).
+    """
 
     score_BTC: Tensor
     transition: Tensor
@@ -30,29 +41,66 @@ class Problem:
     lengths_B: Tensor
     start_C: Tensor
     end_C: Tensor
+    seg_start_BTC: Tensor | None = None
+    seg_end_BTC: Tensor | None = None
+    segment_BTKC: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(B, T, K, C)."""
         batch, frames, labels = self.score_BTC.shape
-        return batch, frames, self.duration_KC.shape[0], labels
+        return batch, frames, self.duration_KC.shape[-2], labels
 
     @property
     def by_duration(self) -> bool:
         """Whether the transition depends on the duration."""
-        return self.transition.dim() == 3
+        return self.transition.dim() == 3 or (self.transition.dim() == 5 and self.transition.shape[2] > 1)
+
+    @property
+    def per_frame(self) -> bool:
+        """Whether the transition depends on the frame."""
+        return self.transition.dim() == 4 or (self.transition.dim() == 5 and self.transition.shape[1] > 1)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the model has a (C, C) transition and no terms of single segments: what is compiled."""
+        return self.transition.dim() == 2 and len(self.names()) == 5
+
+    def names(self) -> tuple[str, ...]:
+        """The differentiable inputs that are given, in the order of their gradients."""
+        return tuple(name for name in FLOATS if getattr(self, name) is not None)
 
     def floats(self) -> tuple[Tensor, ...]:
-        """The five differentiable inputs, in the order of their gradients."""
-        return self.score_BTC, self.transition, self.duration_KC, self.start_C, self.end_C
+        """The values of `names()`: five, and those terms of single segments that are given."""
+        return tuple(getattr(self, name) for name in self.names())
+
+    def with_floats(self, values: Sequence[Tensor]) -> Problem:
+        """The same model with other values, in the order of `names()`."""
+        return replace(self, **dict(zip(self.names(), values, strict=True)))
 
     def rows(self, index: Tensor) -> Problem:
         """The same model over some sequences of the batch."""
-        return replace(self, score_BTC=self.score_BTC[index], lengths_B=self.lengths_B[index])
+        own = ["score_BTC", "lengths_B", *self.names()[5:]]
+        own += ["transition"] if self.transition.dim() > 3 else []
+        own += ["duration_KC"] if self.duration_KC.dim() > 2 else []
+        return replace(self, **{name: getattr(self, name)[index] for name in own})
 
     def detached(self) -> Problem:
-        names = ("score_BTC", "transition", "duration_KC", "start_C", "end_C")
-        return replace(self, **{name: getattr(self, name).detach() for name in names})
+        return self.with_floats([value.detach() for value in self.floats()])
+
+    def allowed(self) -> Problem:
+        """0 for every score that is not -inf, float64: log Z is the log of the number of segmentations."""
+        return self.with_floats(
+            [
+                torch.zeros_like(real(value), dtype=torch.float64).masked_fill(
+                    torch.isneginf(real(value)), -torch.inf
+                )
+                for value in self.detached().floats()
+            ]
+        )
+
+
+FLOATS = tuple(field.name for field in fields(Problem) if field.name != "lengths_B")
 
 
 @dataclass(frozen=True)
@@ -62,7 +110,9 @@ class Posteriors:
     - `starts_BTC[b, t, c]`: a segment of c starts with frame t; `ends_BTC`: ends with it;
       `label_BTC`: covers it.
     - `duration_BKC`: expected segments of duration k+1 and label c.
-    - `transition`: (B, C, C), or (B, K, C, C).
+    - `transition`: (B, C, C), (B, K, C, C), or (B, T, C, C) where the transition depends on the frame.
+    - `segment_BTKC`: the probability of each segment, (B, T, K, C); None unless segments have scores of
+      their own.
     - `mass_error_B`: worst |sum_c P(t, c) - 1| over a sequence's frames as computed; inf for NaN, 0 where
       nothing is feasible. `mass_frame_B`: the first frame where it is reached.
 
@@ -79,13 +129,29 @@ class Posteriors:
     transition: Tensor
     mass_error_B: Tensor
     mass_frame_B: Tensor
+    segment_BTKC: Tensor | None = None
     imbalance_B: Tensor | None = None
+
+    def counts(self, problem: Problem) -> tuple[Tensor, ...]:
+        """The count that belongs to each of `problem.floats()`."""
+        own = {
+            "score_BTC": self.label_BTC,
+            "start_C": self.start_BC(),
+            "end_C": self.end_BC(problem.lengths_B),
+            "duration_KC": self.duration_BKC,
+            "transition": self.transition,
+            "seg_start_BTC": self.starts_BTC,
+            "seg_end_BTC": self.ends_BTC,
+            "segment_BTKC": self.segment_BTKC,
+        }
+        return tuple(own[name] for name in problem.names())  # type: ignore[misc]  # given with its scores
 
     def replace_rows(self, rows: Tensor, counts: Posteriors) -> None:
         """Replace counts and masses of these sequences by those of `counts`, in place; log Z stays."""
         for name in COUNTS:
             value = getattr(self, name)
-            value[rows] = getattr(counts, name).to(value.dtype)
+            if value is not None:
+                value[rows] = getattr(counts, name).to(value.dtype)
 
     def start_BC(self) -> Tensor:
         return self.starts_BTC[:, 0]
@@ -105,6 +171,9 @@ def make_problem(
     lengths_B: Tensor | None = None,
     start_C: Tensor | None = None,
     end_C: Tensor | None = None,
+    seg_start_BTC: Tensor | None = None,
+    seg_end_BTC: Tensor | None = None,
+    segment_BTKC: Tensor | None = None,
 ) -> Problem:
     """Check shapes and fill in defaults. Raises UsageError; never waits for a GPU."""
     if score_BTC.dim() != 3:
@@ -114,21 +183,30 @@ def make_problem(
         raise UsageError(f"score must not be empty, got shape {tuple(score_BTC.shape)}")
     if duration_KC.dim() != 2 or duration_KC.shape[1] != labels or duration_KC.shape[0] < 1:
         raise UsageError(f"duration must be (K, {labels}), got {tuple(duration_KC.shape)}")
-    wanted = {(labels, labels), (duration_KC.shape[0], labels, labels)}
-    if tuple(transition.shape) not in wanted:
+    longest, pairs = duration_KC.shape[0], (labels, labels)
+    if tuple(transition.shape) not in {pairs, (longest, *pairs), (batch, frames, *pairs)}:
         raise UsageError(
-            f"transition must be (C, C) or (K, C, C) with K={duration_KC.shape[0]}, C={labels}, "
-            f"got {tuple(transition.shape)}"
+            f"transition must be (C, C), (K, C, C) or (B, T, C, C) with B={batch}, T={frames}, K={longest}, "
+            f"C={labels}, got {tuple(transition.shape)}"
         )
     if not score_BTC.is_floating_point():
         raise UsageError(f"score must be floating point, got {score_BTC.dtype}")
-    start_C = score_BTC.new_zeros(labels) if start_C is None else start_C
-    end_C = score_BTC.new_zeros(labels) if end_C is None else end_C
-    for name, value in (("start", start_C), ("end", end_C)):
-        if tuple(value.shape) != (labels,):
-            raise UsageError(f"{name} must be ({labels},), got {tuple(value.shape)}")
+    if start_C is None or end_C is None:
+        zeros = score_BTC.new_zeros(2, labels)  # one kernel on a GPU
+        start_C, end_C = zeros[0] if start_C is None else start_C, zeros[1] if end_C is None else end_C
+    per_frame = (batch, frames, labels)
+    for name, value, shape in (
+        ("start", start_C, (labels,)),
+        ("end", end_C, (labels,)),
+        ("seg_start", seg_start_BTC, per_frame),
+        ("seg_end", seg_end_BTC, per_frame),
+        ("segment", segment_BTKC, (batch, frames, longest, labels)),
+    ):
+        if value is not None and tuple(value.shape) != shape:
+            raise UsageError(f"{name} must be {shape}, got {tuple(value.shape)}")
     lengths_B = checked_lengths(lengths_B, batch, frames, score_BTC.device)
-    return Problem(score_BTC, transition, duration_KC, lengths_B, start_C, end_C)
+    extras = (seg_start_BTC, seg_end_BTC, segment_BTKC)
+    return Problem(score_BTC, transition, duration_KC, lengths_B, start_C, end_C, *extras)
 
 
 def checked_lengths(lengths_B: Tensor | None, batch: int, frames: int, device: torch.device) -> Tensor:
@@ -152,7 +230,18 @@ def onto(value: Tensor, device: torch.device) -> Tensor:
 
 def frames_masked(problem: Problem) -> Tensor:
     """Scores as float64 (B, T, C) with zeros in the padding, so that nothing there (NaN too) is ever used."""
-    frames = problem.score_BTC.shape[1]
-    inside_BT = torch.arange(frames, device=problem.lengths_B.device) < problem.lengths_B[:, None]
-    score = problem.score_BTC.double()
-    return torch.where(inside_BT[:, :, None], score, torch.zeros_like(score))
+    return masked(problem, problem.score_BTC)
+
+
+def masked(problem: Problem, value_BTX: Tensor) -> Tensor:
+    """Float64, with zeros at the frames of the padding."""
+    inside_BT = inside(problem)
+    value = wide(value_BTX)
+    kept = inside_BT.view(*inside_BT.shape, *(1,) * (value.dim() - 2))
+    return torch.where(kept, value, torch.zeros_like(value))
+
+
+def inside(problem: Problem) -> Tensor:
+    """Which frames belong to their sequence, (B, T) bool."""
+    frame_T = torch.arange(problem.shape[1], device=problem.lengths_B.device)
+    return frame_T < problem.lengths_B[:, None]

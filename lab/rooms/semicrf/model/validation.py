@@ -20,7 +20,7 @@ from torch import Tensor
 from lab.rooms.semicrf.model.problem import onto
 
 DRIFT = 20.0  # the guide's threshold for transition and duration parameters
-NAMES = {"torch": "PyTorch", "naive": "PyTorch", "native": "native", "triton": "Triton"}
+NAMES = {"torch": "PyTorch", "naive": "PyTorch", "native": "native"}
 
 
 @dataclass(frozen=True)

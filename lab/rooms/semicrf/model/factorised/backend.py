@@ -20,6 +20,7 @@ import math
 import torch
 
 from lab.rooms.semicrf.model import log_domain
+from lab.rooms.semicrf.model.dual import log
 from lab.rooms.semicrf.model.factorised.audit import audit
 from lab.rooms.semicrf.model.factorised.counts import Counts
 from lab.rooms.semicrf.model.factorised.messages import State, walk
@@ -40,8 +41,8 @@ def forward(problem: Problem, keep: bool = True) -> State:
     chain = walk(weights, problem.shape[2])
     rows = torch.arange(problem.shape[0], device=problem.lengths_B.device)
     z_B = (chain.alpha_TBC[problem.lengths_B, rows] * weights.end_C).sum(-1)
-    log_z_B = z_B.log() + chain.exponent_TB[problem.lengths_B, rows] * math.log(2) + weights.log_shift_B
-    flagged_B = audit(problem, chain, z_B) | (weights.most_shift_B > ADDED_EXACTLY)
+    log_z_B = log(z_B) + chain.exponent_TB[problem.lengths_B, rows] * math.log(2) + weights.log_shift_B
+    flagged_B = audit(problem, chain, z_B, weights.gain_B) | (weights.most_shift_B > ADDED_EXACTLY)
     if bool(flagged_B.any()):
         again = flagged_B.nonzero()[:, 0]
         log_z_B[again] = log_domain.forward(problem.rows(again)).log_z_B

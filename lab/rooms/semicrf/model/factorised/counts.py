@@ -5,13 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lab.rooms.semicrf.model.dual import real, reciprocal
 from lab.rooms.semicrf.model.factorised.messages import EVERY, State, rescale
 from lab.rooms.semicrf.model.factorised.weights import frames_inside
 from lab.rooms.semicrf.model.ledger import mass
+from lab.rooms.semicrf.model.log_domain import crossed_shape
 from lab.rooms.semicrf.model.problem import Posteriors
 
 CHUNK = 64
 """Frames in a chunk of the transition counts."""
+
+
+def held(value: Tensor) -> Tensor:
+    """Below infinity; with a tangent a NaN shows later that it was not."""
+    return value if value.is_complex() else value.clamp(max=1e300)
 
 
 class Counts:
@@ -35,14 +42,18 @@ class Counts:
         self.eta_KBC = self.products[:, : batch * labels].view(longest, batch, labels)
         self.eta_TBC = torch.zeros_like(frame_TBC)
         self.beta_TBC = frame_TBC.new_zeros(frames + 1, batch, labels)
-        self.exponent_TB = frame_TBC.new_zeros(frames + 1, batch)  # of beta[t] and eta[t]
+        self.exponent_TB = real(frame_TBC).new_zeros(frames + 1, batch)  # of beta[t] and eta[t]
         self.ends_at = set(state.problem.lengths_B.tolist())
         self.starts_TBC = torch.zeros_like(frame_TBC)
-        self.transition = frame_TBC.new_zeros(batch, *state.weights.transition.shape)
+        *more, _, _ = crossed_shape(state.problem)
+        self.transition = frame_TBC.new_zeros(batch, *more, labels, labels)
+        self.segment = None
+        if state.problem.segment_BTKC is not None:
+            self.segment = frame_TBC.new_zeros(batch, frames, longest, labels)
         rows = torch.arange(batch, device=frame_TBC.device)
         self.end_exponent_B = state.chain.exponent_TB[state.problem.lengths_B, rows]
-        usable = (state.z_B > 0) & torch.isfinite(state.z_B)
-        self.inverse_B = torch.where(usable, 1 / state.z_B, torch.zeros_like(state.z_B))
+        usable = (real(state.z_B) > 0) & torch.isfinite(state.z_B)
+        self.inverse_B = torch.where(usable, reciprocal(state.z_B), torch.zeros_like(state.z_B))
 
     def scaled(self, left: Tensor, left_rows: slice, right_rows: slice) -> tuple[Tensor, Tensor]:
         """`left` (F, ..., B, C) times half the power, and (F, ..., B, 1): the other half over z.
@@ -73,10 +84,10 @@ class Counts:
         gamma, rest = self.scaled(chain.gamma[rows], rows, rows)
         # A factor beyond float64 meets a zero, or what is lost and flagged: held below infinity for the
         # product.
-        self.gamma, self.first = (gamma * rest).clamp(max=1e300), first
-        if self.state.problem.by_duration:
+        self.gamma, self.first = held(gamma * rest), first
+        if self.state.problem.by_duration or self.state.problem.per_frame:
             alpha, rest = self.scaled(chain.alpha_TBC[rows], rows, rows)
-            self.alpha = (alpha * rest).clamp(max=1e300)
+            self.alpha = held(alpha * rest)
 
     def step(self, s: int) -> None:
         """From boundary s+1 to boundary s."""
@@ -86,43 +97,67 @@ class Counts:
             self.beta_TBC[s + 1] = torch.where(here_B1, weights.end_C, self.beta_TBC[s + 1])
         if s % EVERY == EVERY - 1 or s == len(self.eta_TBC) - 1:
             self.group(s)
-        self.pending[s + 1] = self.beta_TBC[s + 1]
+        self.pending[s + 1] = weights.closed(self.beta_TBC[s + 1], s)
         window = self.pending[s + 1 : s + 1 + self.longest]
         window.mul_(self.frame_TBC[s])
-        gamma = self.gamma[s - self.first]
-        self.duration.addcmul_(window, gamma)
-        eta_KBC = torch.mul(window, weights.duration_K1C, out=self.eta_KBC)
+        gamma, own_KBC = self.gamma[s - self.first], weights.lasting(s)
+        weighted = window if own_KBC is None else window * own_KBC
+        self.duration.addcmul_(weighted, gamma)
+        eta_KBC = torch.mul(weighted, weights.duration_KBC, out=self.eta_KBC)
+        if self.segment is not None:
+            self.segment[:, s] = (eta_KBC * gamma).transpose(0, 1)
         if problem.by_duration:
             self.starts_TBC[s] = (eta_KBC * gamma).sum(0)
-            self.beta_TBC[s] = torch.einsum("kbj,kij->bi", eta_KBC, weights.transition)
+            eta_KBC = weights.opened(eta_KBC, s)
+            transition = weights.crossing(s)
+            if len(transition) == 1:
+                self.beta_TBC[s] = torch.einsum("kbj,kij->bi", eta_KBC, transition[0])
+            else:
+                self.beta_TBC[s] = torch.einsum("kbj,bkij->bi", eta_KBC, transition)
             self.transition += torch.einsum("bi,kbj->bkij", self.alpha[s - self.first], eta_KBC)
-        else:
-            batch, labels = self.eta_TBC.shape[1:]
-            eta_BC = self.products.sum(0)[: batch * labels].view(batch, labels)
-            self.eta_TBC[s] = eta_BC
-            backward_E = weights.transition.t().expand(batch, labels, labels)
-            torch.bmm(eta_BC[:, None], backward_E, out=self.beta_TBC[s][:, None])
+            return
+        batch, labels = self.eta_TBC.shape[1:]
+        eta_BC = self.products.sum(0)[: batch * labels].view(batch, labels)
+        self.eta_TBC[s] = eta_BC
+        eta_BC = weights.opened(eta_BC, s)
+        transition = weights.crossing(s)
+        backward_E = transition.transpose(1, 2).expand(batch, labels, labels)
+        torch.bmm(eta_BC[:, None], backward_E, out=self.beta_TBC[s][:, None])
+        if problem.per_frame and s:
+            self.transition[:, s] = self.alpha[s - self.first][:, :, None] * eta_BC[:, None] * transition
 
     def posteriors(self) -> Posteriors:
         chain, weights = self.state.chain, self.state.weights
         frames, labels = len(self.eta_TBC), self.state.problem.shape[3]
         starting, ending = slice(0, frames), slice(1, frames + 1)
-        if not self.state.problem.by_duration:
+        if not weights.by_duration:
             gamma_TBC, rest = self.scaled(chain.gamma[:-1], starting, starting)
-            alpha_TBC, _ = self.scaled(chain.alpha_TBC[:-1], starting, starting)
             eta_TBC = self.eta_TBC * rest
             self.starts_TBC = gamma_TBC * eta_TBC
-            self.cross(alpha_TBC, eta_TBC)
+        if weights.transition is not None:
+            if not weights.by_duration:
+                alpha_TBC, _ = self.scaled(chain.alpha_TBC[:-1], starting, starting)
+                self.cross(alpha_TBC, self.opened(eta_TBC))
+            self.transition *= weights.transition
         alpha_TBC, rest = self.scaled(chain.alpha_TBC[1:], ending, ending)
         ends_TBC = alpha_TBC * (self.beta_TBC[1:] * rest)
         before_TBC = torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])
         label_TBC = (self.starts_TBC - before_TBC).cumsum(0) * frames_inside(self.state.problem)
-        rows = (label_TBC, self.starts_TBC, ends_TBC, self.duration * weights.duration_K1C)
+        rows = (label_TBC, self.starts_TBC, ends_TBC, self.duration * weights.duration_KBC)
         label_BTC, starts_BTC, ends_BTC, duration_BKC = (x.transpose(0, 1)[..., :labels] for x in rows)
-        transition = (self.transition * weights.transition)[..., :labels, :labels]
+        transition = self.transition[..., :labels, :labels]
+        segment = None if self.segment is None else self.segment[..., :labels]
         log_z_B = self.state.log_z_B
-        checked = mass(label_BTC, self.state.problem.lengths_B, log_z_B)
-        return Posteriors(log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, *checked)
+        checked = mass(real(label_BTC), self.state.problem.lengths_B, real(log_z_B))
+        return Posteriors(
+            log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, *checked, segment
+        )
+
+    def opened(self, eta_TBC: Tensor) -> Tensor:
+        """What follows each boundary, with the weight of the start there."""
+        if self.state.problem.seg_start_BTC is None:
+            return eta_TBC
+        return torch.stack([self.state.weights.opened(eta_BC, s) for s, eta_BC in enumerate(eta_TBC)])
 
     def cross(self, alpha_TBC: Tensor, eta_TBC: Tensor) -> None:
         """Sum of alpha[s] eta[s] over s, in chunks of one fixed size: padding then cannot move a bit.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lab.rooms.semicrf.model.dual import real
 from lab.rooms.semicrf.model.factorised.weights import Weights
 from lab.rooms.semicrf.model.problem import Problem
 
@@ -45,21 +46,23 @@ def walk(weights: Weights, longest: int, saturate: bool = False) -> Chain:
     frames, batch, labels = frame_TBC.shape
     pending = frame_TBC.new_zeros(frames + longest, batch, labels)
     alpha_TBC = frame_TBC.new_zeros(frames + 1, batch, labels)
-    exponent_TB = frame_TBC.new_zeros(frames + 1, batch)
-    gamma = [weights.first(batch)]
+    exponent_TB = real(frame_TBC).new_zeros(frames + 1, batch)
+    gamma = [weights.first()]
     for t in range(frames):
         if t and t % EVERY == 0 and not saturate:
             exponent_TB[t + 1 : t + 1 + EVERY] = exponent_TB[t] + rescale(gamma[t], frame_TBC[t])
         window = pending[t : t + longest]  # row j ends with frame t + j
-        window.addcmul_(gamma[t], weights.duration_K1C)
+        own_KBC = weights.lasting(t)
+        window.addcmul_(gamma[t] if own_KBC is None else gamma[t] * own_KBC, weights.duration_KBC)
         window.mul_(frame_TBC[t])
-        alpha_TBC[t + 1] = window[0].clamp(max=1) if saturate else window[0]
-        gamma.append(weights.onward(alpha_TBC[t + 1]))
+        alpha_TBC[t + 1] = weights.closed(window[0].clamp(max=1) if saturate else window[0], t)
+        gamma.append(weights.onward(alpha_TBC[t + 1], t + 1))
     return Chain(alpha_TBC, torch.stack(gamma), exponent_TB, frame_TBC)
 
 
 def rescale(message: Tensor, frame_BC: Tensor) -> Tensor:
     """Move the power of two of each sequence's largest message into the next frame's weights; returns it."""
+    message = real(message)
     top_B = message.amax(-1) if message.dim() == 2 else message.amax((0, 2))
     _, power_B = torch.frexp(top_B)
     usable = torch.isfinite(top_B) & (top_B > 0)

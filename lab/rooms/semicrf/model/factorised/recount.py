@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields, replace
+
 import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model import log_domain
+from lab.rooms.semicrf.model.dual import STEP, real
 from lab.rooms.semicrf.model.ledger import imbalance
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
@@ -33,10 +37,24 @@ def beyond(log_z_B: Tensor, mended_B: Tensor) -> Tensor:
     Underflow in the pass from the right leaves log Z unchanged. Where the two differ, the pass from the left
     was wrong, which shares of the log domain, summing to 1 whatever Z is, could not show.
     """
+    log_z_B, mended_B = real(log_z_B), real(mended_B)
     apart_B = torch.where(log_z_B == mended_B, torch.zeros_like(log_z_B), (log_z_B - mended_B).abs())
     return torch.expm1(torch.relu(apart_B - ROUNDING_LOG_Z * mended_B.abs() - 1e-11))
 
 
 def unsound(problem: Problem, found: Posteriors) -> Tensor:
-    """Sequences whose pass from the right overflowed or lost mass, (B,) bool."""
-    return torch.isfinite(found.log_z_B) & ~(imbalance(problem, found) <= ROUNDING)
+    """Sequences whose pass from the right overflowed or lost mass, or that of a tangent, (B,) bool."""
+    lost_B = ~(imbalance(problem, part(found, real)) <= ROUNDING)
+    if found.label_BTC.is_complex():
+        most_B = (found.label_BTC.imag.abs().flatten(1).amax(1) / STEP).clamp(min=1)
+        moved = part(found, lambda x: x.imag / STEP / most_B.view(-1, *(1,) * (x.dim() - 1)))
+        moved.mass_error_B.copy_(moved.label_BTC.sum(-1).abs().amax(1))
+        lost_B |= ~(imbalance(problem, moved, whole=0) <= ROUNDING)
+    return torch.isfinite(found.log_z_B) & lost_B
+
+
+def part(found: Posteriors, take: Callable[[Tensor], Tensor]) -> Posteriors:
+    """The counts by `take`, in float64; the mass is its own copy."""
+    values = {field.name: getattr(found, field.name) for field in fields(found)}
+    taken = {name: take(x) for name, x in values.items() if x is not None and not name.startswith("mass")}
+    return replace(found, **taken, mass_error_B=found.mass_error_B.clone())

@@ -15,7 +15,9 @@ from lab.rooms.semicrf.model.native.cuda_driver import argument_addresses
 from lab.rooms.semicrf.model.native.cuda_plan import Plan, Sizes
 
 HEADER = Path(__file__).parent / "cuda_on_cpu.h"
-SMALL = Sizes(4, 16, 4, stage=5, count_frames=8, count_blocks=2, near_blocks=2, table_rows=8, narrowest=4)
+SMALL = Sizes(
+    4, 16, 4, stage=5, parts=4, count_frames=8, count_blocks=2, near_blocks=2, table_rows=8, narrowest=4
+)
 """Sizes at which a short sequence has several of everything."""
 
 

@@ -107,7 +107,7 @@ def emulate(patch, library, order=0):
         patch.setattr(
             form,
             "machine_for",
-            lambda problem, form=form: Emulated(library(form, problem.score_BTC.dtype), order),
+            lambda problem, *sizes, form=form: Emulated(library(form, problem.score_BTC.dtype), order),
         )
 
 

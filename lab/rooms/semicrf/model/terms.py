@@ -1,0 +1,90 @@
+"""The scores as the recursions take them: float64, time first, nothing of the padding, frame by frame."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lab.rooms.semicrf.model.dual import wide
+from lab.rooms.semicrf.model.problem import Problem, inside, masked
+
+
+class Terms:
+    """The log scores that a message meets on its way; one of a single segment that is not given is no step.
+
+    A message leaves boundary t (`first` or `onward`, which includes the score of a start there) for segments
+    of 1..K frames (`lasting`), gathers the frames, and arrives at the boundary after frame t (`closed`).
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.inside_TB = inside(problem).t()
+        self.frame_TBC = masked(problem, problem.score_BTC).transpose(0, 1).contiguous()
+        self.opens_TBC, self.closes_TBC = (
+            None if value is None else masked(problem, value).transpose(0, 1).contiguous()
+            for value in (problem.seg_start_BTC, problem.seg_end_BTC)
+        )
+        duration = problem.duration_KC if problem.duration_KC.dim() == 3 else problem.duration_KC[None]
+        self.duration_KBC = wide(duration).transpose(0, 1)  # (K, 1, C) where all sequences share it
+        self.start_C, self.end_C = wide(problem.start_C), wide(problem.end_C)
+        self.transition = canonical(problem.transition)
+
+    def first(self) -> Tensor:
+        """gamma at boundary 0: (B, C), or (K, B, C) where the transition depends on the duration."""
+        batch, _, longest, labels = self.problem.shape
+        shape = (longest, batch, labels) if self.problem.by_duration else (batch, labels)
+        return self.opened(self.start_C.expand(shape), 0)
+
+    def opened(self, gamma: Tensor, t: int) -> Tensor:
+        """With the score of segments that start with frame t; after the last frame there is none."""
+        last = self.opens_TBC is None or t == len(self.opens_TBC)
+        return gamma if last else gamma + self.opens_TBC[t]  # type: ignore[index]
+
+    def closed(self, alpha_BC: Tensor, t: int) -> Tensor:
+        """With the score of segments that end with frame t."""
+        return alpha_BC if self.closes_TBC is None else alpha_BC + self.closes_TBC[t]
+
+    def lasting(self, t: int) -> Tensor:
+        """The score of each duration of a segment that starts with frame t: (K, B or 1, C)."""
+        segment_KBC = self.segment(t)
+        return self.duration_KBC if segment_KBC is None else self.duration_KBC + segment_KBC
+
+    def segment(self, t: int) -> Tensor | None:
+        """Scores of the segments that start with frame t (K, B, C); 0 for one that outlasts its sequence."""
+        given = self.problem.segment_BTKC
+        if given is None:
+            return None
+        last_K1 = t + torch.arange(self.problem.shape[2], device=given.device)[:, None]
+        fits_KB = last_K1 < self.problem.lengths_B
+        segment_KBC = wide(given[:, t]).transpose(0, 1)
+        return torch.where(fits_KB[..., None], segment_KBC, torch.zeros_like(segment_KBC))
+
+    def crossing(self, t: int) -> Tensor:
+        """The transition into segments that start with frame t: (B or 1, C, C), or with K after the first."""
+        if self.problem.per_frame:
+            row = min(t, len(self.inside_TB) - 1)
+            here = wide(self.transition[:, row])
+            within = (self.inside_TB[row] & (row > 0)).view(-1, 1, 1, 1)  # row 0 is not read
+            here = torch.where(within, here, torch.zeros_like(here))
+        else:
+            here = wide(self.transition[:, 0])
+        return here if self.problem.by_duration else here[:, 0]
+
+    def arriving(self, t: int, reach: int) -> Tensor:
+        """The score of each duration of a segment that ends at boundary t: (reach, B or 1, C)."""
+        given = self.problem.segment_BTKC
+        if given is None:
+            return self.duration_KBC[:reach]
+        shorter_K = torch.arange(reach, device=given.device)
+        segment_KBC = wide(given[:, t - 1 - shorter_K, shorter_K]).transpose(0, 1)
+        inside_B1 = (t <= self.problem.lengths_B)[:, None]
+        return self.duration_KBC[:reach] + torch.where(inside_B1, segment_KBC, torch.zeros_like(segment_KBC))
+
+
+def canonical(transition: Tensor) -> Tensor:
+    """(B or 1, T or 1, K or 1, C, C), a view."""
+    if transition.dim() == 5:
+        return transition
+    if transition.dim() == 4:
+        return transition[:, :, None]
+    return transition[None, None] if transition.dim() == 3 else transition[None, None, None]
