@@ -204,8 +204,8 @@ class _KBest:
 
 
 def segment_scores(problem: Problem, length: int) -> Iterator[np.ndarray]:
-    """For t = 1 to `length` what segments of each duration and label that end at t add, (reach, C): their frames
-    and all of their own but transitions.
+    """For t = 1 to `length` what segments of each duration and label that end at t add, (reach, C): their
+    frames, and all of their own but transitions.
     """
     terms, longest = Terms(problem), problem.shape[2]
     score_TC, zero_BC = terms.frame_TBC[:, 0].cpu().numpy(), torch.zeros_like(terms.frame_TBC[0])
