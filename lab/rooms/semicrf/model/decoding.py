@@ -42,7 +42,8 @@ def best(problem: Problem, count: int, backend: str) -> list[Scored]:
         rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
         redone = best_by_form(without_tops(rows), count, backend)
         for at, (b, one) in enumerate(zip(again, redone, strict=True)):
-            found[b] = [(exact_score(rows, at, path), path) for _, path in one]
+            scored = [(exact_score(rows, at, path), path) for _, path in one]
+            found[b] = sorted(scored, key=lambda pair: -pair[0])  # below the tops, sums have fewer digits
     return found
 
 
@@ -139,8 +140,8 @@ def has_large(problem: Problem, b: int, found: tuple[float, list[Segment]]) -> b
     score, path = found
     if abs(score) <= LARGE:
         return False
-    score_TC = problem.score_BTC[b]
-    return any(bool((score_TC[s:e, c].abs() > LARGE).any()) for s, e, c in path)
+    large_TC = (problem.score_BTC[b].abs() > LARGE).cpu().numpy()
+    return bool(large_TC.any()) and any(large_TC[s:e, c].any() for s, e, c in path)
 
 
 def without_tops(problem: Problem) -> Problem:

@@ -55,7 +55,7 @@ def check_best(problem, found, count):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("frames", ["one", "many", "forced"])
 def test_scores_of_1e30_do_not_swallow_the_others(backend, sign, frames):
-    for seed in range(6):
+    for seed in range(3):
         problem = random_problem(1, 6, 3, 2, seed=seed)
         if frames == "one":
             problem.score_BTC[0, 2, 0] = sign * 1e30
@@ -74,6 +74,15 @@ def test_a_large_score_that_no_segmentation_can_take_sets_no_scale(backend):
     problem.start_C[1] = problem.transition[0, 1] = -math.inf
     problem.score_BTC[0, :, 1] = 1e30
     check_best(problem, call(api.kbest, problem, count=3, backend=backend)[0], 3)
+
+
+def test_what_all_must_pay_swallows_nothing_though_the_frame_has_a_better_score(backend):
+    for seed in range(4):
+        problem = random_problem(1, 6, 2, 2, seed=seed)
+        problem.start_C[1] = problem.transition[0, 1] = -math.inf
+        problem.score_BTC[0, 2] = torch.tensor([-1e30, 0.0])
+        score_B, found = call(api.viterbi, problem, backend=backend)
+        check_best(problem, [(float(score_B), found[0])], 1)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

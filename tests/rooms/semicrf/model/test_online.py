@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.errors import BadDataError, UsageError  # noqa: E402
-from lab.rooms.semicrf.model import api, naive  # noqa: E402
+from lab.rooms.semicrf.model import api, naive, paths  # noqa: E402
 from lab.rooms.semicrf.model.head import SemiCRF  # noqa: E402
 from lab.rooms.semicrf.model.online import OnlineDecoder  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402

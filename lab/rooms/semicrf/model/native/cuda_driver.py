@@ -29,7 +29,7 @@ from torch import Tensor
 from lab.core.files import write_atomic
 from lab.errors import GpuError, LabError, MissingError
 from lab.rooms.semicrf.model.native import build as native_build
-from lab.rooms.semicrf.model.native.cuda_plan import Launch, Plan, made
+from lab.rooms.semicrf.model.native.cuda_plan import Launch, Plan
 
 log = logging.getLogger("lab.semicrf")
 TORCH = "backend='torch' needs no compiler"
@@ -88,12 +88,6 @@ class Machine:
         """What is put on the stream `then` from now on waits for what is on `first`."""
         check_status(driver().cuEventRecord(event, first))
         check_status(driver().cuStreamWaitEvent(then, event, 0))
-
-    def launch(self, name: str, grid: tuple[int, ...], threads: int, *args: Tensor | int | None) -> None:
-        """Put one kernel on the stream: tensors go as addresses, None as the null address, ints as int."""
-        tensors = {f"tensor {i}": arg for i, arg in enumerate(args) if isinstance(arg, Tensor)}
-        values = (f"tensor {i}" if isinstance(arg, Tensor) else arg for i, arg in enumerate(args))
-        self.run(made("", {}, [Launch(name, grid, threads, tuple(values))]), **tensors)
 
     def prepared(self, plan: Plan) -> Ready:
         """A plan's launches with everything but the stream and the slots' values."""

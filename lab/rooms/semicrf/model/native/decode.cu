@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_messages(
     double* far, int* __restrict__ lasts, int* __restrict__ from, double* __restrict__ alpha,
     double* __restrict__ gamma, double* __restrict__ best_score, int* __restrict__ last_label,
     int frames, int labels, int longest, int rows, int keep) {
-    __shared__ double near[WINDOW * CP], ended[THREADS], crossed[THREADS], arrived[CP];
+    __shared__ double near[WINDOW * CP], lines[THREADS], ended[THREADS], crossed[THREADS], arrived[CP];
     __shared__ int ended_after[THREADS], crossed_from[THREADS];
     const int b = blockIdx.x, c = threadIdx.x % CP, slice = threadIdx.x / CP;
     const bool there = c < labels;
@@ -54,10 +54,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_messages(
     }
     double message = there ? start[c] : none; // gamma of boundary f; every slice has it
     double passed = 0;                        // the sum of the frames since it began anew
-    double coming = there ? (double)score[row] : 0;
+    double coming = there && slice < length ? (double)score[row + (i64)slice * labels] : 0;
     for (int f = 0; f < length; ++f) {
-        const double x = coming;
-        coming = there && f + 1 < length ? (double)score[row + (i64)(f + 1) * labels] : 0;
+        if (f % SLICES == 0) { // each slice reads a frame of the next group, long before it is wanted
+            const int ahead = f + SLICES + slice;
+            lines[threadIdx.x] = coming;
+            coming = there && ahead < length ? (double)score[row + (i64)ahead * labels] : 0;
+            __syncthreads();
+        }
+        const double x = lines[f % SLICES * CP + c];
         if (keep && slice == 0 && there) gamma[row + (i64)f * labels] = message;
         const int newest = f - (f - slice + SLICES) % SLICES; // this slice's; below 0 where it has none yet
         const int oldest = higher(0, f + 1 - longest);
@@ -426,8 +431,9 @@ extern "C" __global__ void __launch_bounds__(32) draws(
     const REAL* __restrict__ score, const REAL* __restrict__ tops, const double* __restrict__ onward,
     const double* __restrict__ table, const double* __restrict__ last, const i64* __restrict__ lengths,
     const double* __restrict__ source, const double* __restrict__ arrived, const int* __restrict__ exponent,
-    const double* __restrict__ z_value, int* __restrict__ segments, int* __restrict__ sizes, int* __restrict__ flagged,
-    int frames, int labels, int longest, int samples, int stride, int table_first, int seed_low, int seed_high) {
+    const double* __restrict__ z_value, const u64* __restrict__ seed, int* __restrict__ segments,
+    int* __restrict__ sizes, int* __restrict__ flagged, int frames, int labels, int longest, int samples, int stride,
+    int table_first) {
     __shared__ double factors[2 * 32], weights[2 * 32];
     const int n = blockIdx.x, b = blockIdx.y, lane = threadIdx.x;
     const int length = length_of(lengths, b, frames);
@@ -441,8 +447,7 @@ extern "C" __global__ void __launch_bounds__(32) draws(
         }
         return;
     }
-    const u64 seed = (u64)(unsigned)seed_low | (u64)(unsigned)seed_high << 32;
-    u64 state = mixed(mixed(mixed(seed + GOLDEN) ^ content_of(own, length, labels)) + (u64)n * GOLDEN);
+    u64 state = mixed(mixed(mixed(*seed + GOLDEN) ^ content_of(own, length, labels)) + (u64)n * GOLDEN);
     const bool all = n == 0;
     bool exact = true;
     int t = length, next = NONE, size = 0, turn = 0;

@@ -7,7 +7,7 @@ A call waits for the device only for what it returns. Draws walk back through th
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,91 +17,117 @@ from lab.errors import UsageError
 from lab.rooms.semicrf.model.native import cuda as native_cuda
 from lab.rooms.semicrf.model.native import cuda_driver
 from lab.rooms.semicrf.model.native.cuda_driver import Machine
-from lab.rooms.semicrf.model.native.cuda_plan import ceiling
+from lab.rooms.semicrf.model.native.cuda_plan import (
+    Launch,
+    Plan,
+    Shape,
+    Sizes,
+    Wanted,
+    ceiling,
+    made,
+    plan_messages,
+)
 from lab.rooms.semicrf.model.native.decode import Decoded
 from lab.rooms.semicrf.model.problem import Problem
 
 SOURCE = Path(__file__).with_name("decode.cu")
-THREADS = 256
-WINDOW_BYTES = 32768
-"""Shared memory for the window of durations; longer ones use global memory."""
-TILE_BYTES = 16384
-"""Shared memory for the rows that a walk back goes through."""
 WARP = 32
+
+
+@dataclass(frozen=True)
+class DecodeSizes(Sizes):
+    """How the kernels divide the work."""
+
+    window_bytes: int = 32768
+    """Shared memory for the window of durations; longer ones use global memory."""
+    tile_bytes: int = 16384
+    """Shared memory for the rows that a walk back goes through."""
+
+    def window(self, wide: int) -> int:
+        """Histories of a label that fit into shared memory, as many for each slice of the threads."""
+        slices = self.threads // wide
+        return self.window_bytes // (8 * wide) // slices * slices
+
+
+SIZES = DecodeSizes()
 
 
 def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
     """The `count` best segmentations of each sequence, best first; -> scores (B, N), -inf past the last."""
     model = as_read(problem)
-    machine = machine_for(model)
-    batch, frames, longest, labels = model.shape
-    messages, ends = run_pass(model, machine, keep=count > 1)
-    new = messages[0].new_empty
-    nodes, worths = (batch, count, 2 * frames), (batch, count if count > 1 else 0, 2 * frames)
-    walked = (
-        *(new(nodes, dtype=torch.int32) for _ in range(2)),
-        new(worths, dtype=torch.int32),
-        *(new(worths, dtype=torch.float64) for _ in range(2)),
-        *(new(batch, count, dtype=torch.int32) for _ in range(2)),
-    )
-    size_BN, score_BN = new(batch, count, dtype=torch.int32), new(batch, count, dtype=torch.float64)
-    segments_BNT2, used_BN = new(batch, count, frames, 2, dtype=torch.int32), torch.empty_like(size_BN)
-    inputs = (model.score_BTC, model.transition, model.duration_KC, model.end_C, model.lengths_B)
-    outputs = (*walked, used_BN, score_BN, segments_BNT2, size_BN)
-    sizes = (frames, labels, longest, count)
-    machine.launch("best_paths", (batch,), THREADS, *inputs, *messages, *ends, *outputs, *sizes)
-    return score_BN.cpu(), fetched(segments_BNT2, size_BN)
-
-
-def run_pass(model: Problem, machine: Machine, keep: bool) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Best durations, labels before them, with `keep` alpha and gamma; the best scores and last labels."""
-    batch, frames, longest, labels = model.shape
-    wide, new = native_cuda.SIZES.padded(labels), model.score_BTC.new_empty
-    slices = THREADS // wide
-    rows = ceiling(min(longest, frames), slices) * slices
-    far = new((batch if rows > window_rows(wide) else 0) * rows * wide, dtype=torch.float64)
-    chosen = [new(batch, frames, labels, dtype=torch.int32) for _ in range(2)]
-    kept = [new(batch if keep else 0, frames, labels, dtype=torch.float64) for _ in range(2)]
-    ends = (new(batch, dtype=torch.float64), new(batch, dtype=torch.int32))
-    parameters = (model.transition, model.duration_KC, model.start_C, model.end_C, model.lengths_B)
-    sizes = (frames, labels, longest, rows, int(keep))
-    machine.launch(
-        "best_messages", (batch,), THREADS, model.score_BTC, *parameters, far, *chosen, *kept, *ends, *sizes
-    )
-    return (*chosen, *kept), ends
+    plan = plan_best(Shape(*model.shape, model.score_BTC.dtype, SIZES), count)
+    workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
+    machine_for(model).run(plan, **native_cuda.bound_inputs(model), best=workspace)
+    return plan.buffers["scores"].view(workspace).cpu(), fetched(plan, workspace)
 
 
 def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
     """Exact draws; and the sequences that had none because underflow may have lost something, (B,) bool."""
     model = replace(as_read(problem), score_BTC=problem.score_BTC.detach().double().contiguous())
-    machine = machine_for(model)
     state = native_cuda.forward(model)
     assert isinstance(state, native_cuda.State)
-    batch, frames, longest, labels = model.shape
-    new, kept = model.score_BTC.new_empty, state.buffer
-    segments_BNT2 = new(batch, samples, frames, 2, dtype=torch.int32)
-    size_BN, flag_BN = (new(batch, samples, dtype=torch.int32) for _ in range(2))
-    stride = 2 * ceiling(frames, native_cuda.SIZES.block) * native_cuda.SIZES.block  # rows of both directions
-    seed_64 = seed % 2**64
-    machine.launch(
-        "draws",
-        (samples, batch),
-        WARP,
-        *(model.score_BTC, *(kept(name) for name in ("tops", "onward", "table", "last"))),
-        *(model.lengths_B, *(kept(name) for name in ("source", "arrived", "exponent", "z_value"))),
-        *(segments_BNT2, size_BN, flag_BN),
-        *(frames, labels, longest, samples, stride, native_cuda.SIZES.block),
-        *(as_int(seed_64 % 2**32), as_int(seed_64 >> 32)),
-    )
-    lost_B = (flag_BN == 1).any(1)
+    plan = plan_draws(state.shape, samples)
+    workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
+    word = torch.tensor([(seed + 2**63) % 2**64 - 2**63], device=model.score_BTC.device)
+    machine_for(model).run(plan, **state.bound, seed=word, draws=workspace)
+    lost_B = (plan.buffers["flagged"].view(workspace) == 1).any(1)
     if state.again is not None:
         lost_B[state.again] = True
-    return fetched(segments_BNT2, size_BN), lost_B.cpu()
+    return fetched(plan, workspace), lost_B.cpu()
 
 
-def as_int(word: int) -> int:
-    """The C int with these 32 bits."""
-    return word - 2**32 if word >= 2**31 else word
+@functools.lru_cache(maxsize=64)
+def plan_best(shape: Shape, count: int) -> Plan:
+    """The pass and the walks back. To be bound: score, transition, duration, start, end, lengths."""
+    sizes = shape.sizes
+    assert isinstance(sizes, DecodeSizes)
+    batch, frames, labels, wide = shape.batch, shape.frames, shape.labels, shape.wide
+    slices = sizes.threads // wide
+    rows = ceiling(min(shape.longest, frames), slices) * slices
+    far = batch if rows > sizes.window(wide) else 0
+    more, whole, double = count > 1, torch.int32, torch.float64
+    states, nodes = (batch, frames, labels), (batch, count, 2 * frames)
+    wanted: dict[str, Wanted] = {
+        "far": (double, (far, rows, wide)),
+        **dict.fromkeys(("lasts", "from"), (whole, states)),
+        **dict.fromkeys(("alpha", "gamma"), (double, states if more else (0,))),
+        "best_score": (double, (batch,)),
+        "last_label": (whole, (batch,)),
+        **dict.fromkeys(("chosen", "boundary"), (whole, nodes)),
+        "other": (whole, nodes if more else (0,)),
+        **dict.fromkeys(("worth", "behind"), (double, nodes if more else (0,))),
+        **dict.fromkeys(("first", "roots", "used", "sizes"), (whole, (batch, count))),
+        "scores": (double, (batch, count)),
+        "segments": (whole, (batch, count, frames, 2)),
+    }
+    messages = ("lasts", "from", "alpha", "gamma", "best_score", "last_label")
+    inputs = ("score", "transition", "duration", "start", "end", "lengths", "far")
+    passed = (*inputs, *messages, frames, labels, shape.longest, rows, int(more))
+    paths = ("chosen", "boundary", "other", "worth", "behind", "first", "roots", "used")
+    outputs = ("scores", "segments", "sizes", frames, labels, shape.longest, count)
+    walked = ("score", "transition", "duration", "end", "lengths", *messages, *paths, *outputs)
+    passing = Launch("best_messages", (batch,), sizes.threads, passed)
+    walking = Launch("best_paths", (batch,), sizes.threads, walked)
+    return made("best", wanted, [passing, walking])
+
+
+@functools.lru_cache(maxsize=64)
+def plan_draws(shape: Shape, samples: int) -> Plan:
+    """Walks back through the messages of `plan_messages`. To be bound besides: seed, one int64."""
+    batch, frames, block = shape.batch, shape.frames, shape.sizes.block
+    whole = torch.int32
+    wanted: dict[str, Wanted] = {
+        "segments": (whole, (batch, samples, frames, 2)),
+        **dict.fromkeys(("sizes", "flagged"), (whole, (batch, samples))),
+    }
+    stride = 2 * shape.blocks * block  # rows of both directions
+    model = ("onward", "table", "last", "lengths")
+    messages = ("source", "arrived", "exponent", "z_value")
+    numbers = (frames, shape.labels, shape.longest, samples, stride, block)
+    outputs = ("segments", "sizes", "flagged")
+    args = ("score", "tops", *model, *messages, "seed", *outputs, *numbers)
+    walking = Launch("draws", (samples, batch), WARP, args)
+    return made("draws", wanted, [walking], plan_messages(shape, 2))
 
 
 def as_read(problem: Problem) -> Problem:
@@ -118,10 +144,11 @@ def as_read(problem: Problem) -> Problem:
     return Problem(score, transition, duration, problem.lengths_B.contiguous(), start, end)
 
 
-def fetched(segments_BNT2: Tensor, size_BN: Tensor) -> Decoded:
-    """On the CPU, no more than the longest of them has segments."""
-    sizes = size_BN.cpu()
-    return Decoded(segments_BNT2[:, :, : int(sizes.max())].cpu(), sizes, backwards=True)
+def fetched(plan: Plan, workspace: Tensor) -> Decoded:
+    """The segments on the CPU, no more rows than the longest list has."""
+    sizes_BN = plan.buffers["sizes"].view(workspace).cpu()
+    segments_BNT2 = plan.buffers["segments"].view(workspace)[:, :, : int(sizes_BN.max())]
+    return Decoded(segments_BNT2.cpu(), sizes_BN, backwards=True)
 
 
 def machine_for(problem: Problem) -> Machine:
@@ -129,27 +156,22 @@ def machine_for(problem: Problem) -> Machine:
 
     Raises LabError.
     """
-    device = problem.score_BTC.device
-    return compiled_machine(device, problem.score_BTC.dtype, native_cuda.SIZES.padded(problem.shape[3]))
+    score_BTC = problem.score_BTC
+    return compiled_machine(score_BTC.device, score_BTC.dtype, SIZES.padded(problem.shape[3]), SIZES)
 
 
 @functools.cache
-def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int) -> Machine:
+def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes: DecodeSizes) -> Machine:
     path = cuda_driver.find_nvrtc()
     if path is None:
-        raise UsageError("the CUDA kernels cannot run here: no libnvrtc", fix="backend='torch' or 'auto'")
+        reason = native_cuda.available()
+        raise UsageError(f"the CUDA kernels cannot run here: {reason}", fix="backend='torch' or 'auto'")
     target = cuda_driver.architecture(cuda_driver.nvrtc(path), torch.cuda.get_device_capability(device))
-    return Machine(device, cuda_driver.compiled(path, SOURCE.read_text(), target, defines(dtype, wide)))
+    image = cuda_driver.compiled(path, SOURCE.read_text(), target, defines(dtype, wide, sizes))
+    return Machine(device, image)
 
 
-def defines(dtype: torch.dtype, wide: int) -> dict[str, object]:
+def defines(dtype: torch.dtype, wide: int, sizes: DecodeSizes) -> dict[str, object]:
     """The constants that the source takes from the compiler's command line."""
-    real = "double" if dtype == torch.float64 else "float"
-    tile = TILE_BYTES // (8 * wide)
-    return {"REAL": real, "CP": wide, "THREADS": THREADS, "WINDOW": window_rows(wide), "TILE": tile}
-
-
-def window_rows(wide: int) -> int:
-    """Histories of a label that fit into shared memory, the same number for each slice."""
-    slices = THREADS // wide
-    return WINDOW_BYTES // (8 * wide) // slices * slices
+    numbers = {"THREADS": sizes.threads, "WINDOW": sizes.window(wide), "TILE": sizes.tile_bytes // (8 * wide)}
+    return {"REAL": "double" if dtype == torch.float64 else "float", "CP": wide, **numbers}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lab.rooms.semicrf.model.native import cuda as native_cuda
-from lab.rooms.semicrf.model.native.cuda_driver import Machine, argument_addresses
+from lab.rooms.semicrf.model.native.cuda_driver import argument_addresses
 from lab.rooms.semicrf.model.native.cuda_plan import Plan, Sizes
 
 HEADER = Path(__file__).parent / "cuda_on_cpu.h"
@@ -42,8 +42,7 @@ def build(
     source.write_text(
         f'#include "{HEADER}"\n{text}\nconst Named kernels[] = {{{table}, {{nullptr, nullptr}}}};\n'
     )
-    defines = native_cuda.defines(dtype, wide, sizes) if form is native_cuda else form.defines(dtype, wide)
-    given = [f"-D{name}={value}" for name, value in defines.items()]
+    given = [f"-D{name}={value}" for name, value in form.defines(dtype, wide, sizes).items()]
     command = [
         "g++",
         "-std=c++17",
@@ -67,8 +66,6 @@ class Emulated:
     def __init__(self, library: ctypes.CDLL, order: int = 0) -> None:
         self.library, self.order = library, order
         self.launched: list[str] = []
-
-    launch = Machine.launch
 
     def run(self, plan: Plan, **tensors: torch.Tensor) -> None:
         slots = plan.slots(tensors[name].data_ptr() for name in plan.names)

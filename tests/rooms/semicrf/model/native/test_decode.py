@@ -17,10 +17,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed here")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from lab.rooms.semicrf.model import naive, paths  # noqa: E402
+from lab.errors import MissingError  # noqa: E402
+from lab.rooms.semicrf.model import api, naive, paths  # noqa: E402
 from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
-from lab.rooms.semicrf.model.native import decode, decode_cuda  # noqa: E402
+from lab.rooms.semicrf.model.native import cuda_driver, decode, decode_cuda  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
@@ -33,12 +34,16 @@ FORMS = [
         "cuda", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
     ),
 ]
-SIZES = {"THREADS": 16, "WINDOW_BYTES": 256, "TILE_BYTES": 128}
+SIZES = decode_cuda.DecodeSizes(threads=16, narrowest=4, window_bytes=256, tile_bytes=128)
 """Small: four slices of four labels, windows of 8 rows, tiles of 4."""
-LOOSE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LOOSE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 MUTANTS = {
+    "the barrier before the frames' scores are read": (
+        "(double)score[row + (i64)ahead * labels] : 0;\n            __syncthreads();\n",
+        "(double)score[row + (i64)ahead * labels] : 0;\n",
+    ),
     "the barrier before the slices' best are read": (
         "        ended_after[threadIdx.x] = after;\n        __syncthreads();\n",
         "        ended_after[threadIdx.x] = after;\n",
@@ -79,23 +84,20 @@ MUTANTS = {
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
     """The emulated kernels by source and type of scores, at small sizes."""
-    with pytest.MonkeyPatch.context() as patch:
-        make_small(patch)
-        folder = tmp_path_factory.mktemp("emulated")
-        found = {}
+    found = {}
 
-        def library(form, dtype):
-            if (form, dtype) not in found:
-                found[form, dtype] = build(folder, dtype, form=form)
-            return found[form, dtype]
+    def library(form, dtype):
+        if (form, dtype) not in found:
+            sizes = SIZES if form is decode_cuda else SMALL
+            found[form, dtype] = build(tmp_path_factory.mktemp("emulated"), dtype, sizes=sizes, form=form)
+        return found[form, dtype]
 
-        yield library
+    return library
 
 
 def make_small(patch):
     patch.setattr(native_cuda, "SIZES", SMALL)
-    for name, value in SIZES.items():
-        patch.setattr(decode_cuda, name, value)
+    patch.setattr(decode_cuda, "SIZES", SIZES)
     patch.setattr(native_cuda, "supports", lambda problem: None)
 
 
@@ -246,6 +248,27 @@ def test_draws_come_as_often_as_their_probability_says(form, masked):
     assert {*drawn} <= {tuple(path) for path, p in zip(every, mass, strict=True) if p > 0}
 
 
+def test_draws_under_soft_penalties_are_right_or_known_to_be_lost(form):
+    kept = 0
+    for seed in range(12):
+        g = torch.Generator().manual_seed(seed)
+        problem = random_problem(1, 1 + seed % 5, 1 + seed % 4, 2, seed=seed)
+        for value in problem.floats():
+            penalty = 40 + 660 * torch.rand(value.shape, generator=g, dtype=torch.float64)
+            value.sub_(penalty * (torch.rand(value.shape, generator=g) < seed / 12))
+        decoded, lost_B = form.draws(problem, 500, seed)
+        if bool(lost_B.any()):
+            continue
+        kept += 1
+        every, scores = naive.enumerate_segmentations(problem, 0)
+        drawn = [tuple(path) for path in decoded.paths()[0]]
+        for path, p in zip(every, torch.softmax(scores, 0).tolist(), strict=True):
+            assert abs(drawn.count(tuple(path)) / 500 - p) <= 5 * math.sqrt(p * (1 - p) / 500) + 5 * min(
+                p, 1 / 500
+            )
+    assert kept >= 4
+
+
 def test_draws_of_long_segments_cover_frames_as_often_as_the_posteriors_say(form):
     problem = random_problem(1, 60, 48, 3, seed=6, scale=0.3)
     problem.duration_KC.add_((torch.arange(48)[:, None] / 12) ** 2)
@@ -313,6 +336,88 @@ def test_the_kernels_do_not_depend_on_the_order_of_threads(monkeypatch, librarie
     assert results[0] == results[1]
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
+@pytest.mark.parametrize("labels, dtype", [(24, torch.float32), (100, torch.float64)], ids=str)
+def test_at_the_sizes_of_a_gpu_the_kernels_decode_as_torch_does(monkeypatch, tmp_path, labels, dtype):
+    monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
+    sizes = decode_cuda.SIZES
+    library = build(tmp_path, dtype, sizes.padded(labels), sizes=sizes, form=decode_cuda)
+    machine = Emulated(library, order=1)
+    monkeypatch.setattr(decode_cuda, "machine_for", lambda problem: machine)
+    problem = whole_numbers(random_problem(2, 75, 60, labels, dtype=dtype, seed=6, scale=4.0, masked=0.2))
+    score_B, expected = paths.viterbi(problem)
+    for count in (1, 3):
+        found = best(decode_cuda, problem, count)
+        assert [one[0] for one in found] == list(zip(score_B.tolist(), expected, strict=True))
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (9, 0)], ids=["Pascal", "Hopper"])
+@pytest.mark.parametrize("labels, dtype", [(24, torch.float32), (128, torch.float64)], ids=str)
+def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, labels, dtype, capability):
+    path = cuda_driver.find_nvrtc()
+    if path is None:
+        pytest.skip("no libnvrtc here (LAB_NVRTC names one)")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    try:
+        known = cuda_driver.architecture(cuda_driver.nvrtc(path), capability)
+    except MissingError as error:
+        pytest.skip(error.what)
+    sizes = decode_cuda.SIZES
+    target = f"compute_{known.rpartition('_')[2]}"
+    defines = decode_cuda.defines(dtype, sizes.padded(labels), sizes)
+    ptx = cuda_driver.compiled(path, decode_cuda.SOURCE.read_text(), target, defines).decode()
+    assert all(f".entry {name}(" in ptx for name in ("best_messages", "best_paths", "draws"))
+    assert "atom." not in ptx
+
+
+def on_the_gpu(problem):
+    score, transition, duration, start, end = (value.cuda() for value in problem.floats())
+    return make_problem(score, transition, duration, problem.lengths_B.cuda(), start, end)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 300, 40, 24), (2, 400, 350, 39), (2, 90, 20, 128), (1, 1, 1, 1), (2, 33, 1, 5), (2, 30, 90, 3)],
+    ids=str,
+)
+def test_on_a_gpu_paths_are_those_of_cpp_or_torch(shape, dtype):
+    problem = whole_numbers(random_problem(*shape, dtype=dtype, scale=3.0, masked=0.1, seed=3))
+    found = best(decode_cuda, on_the_gpu(problem), 6)
+    score_B, expected = paths.viterbi(problem)
+    assert [one[0][1] if one else [] for one in found] == expected
+    assert [one[0][0] if one else -math.inf for one in found] == score_B.tolist()
+    assert best(decode_cuda, on_the_gpu(problem)) == [one[:1] for one in found]
+    if NO_FORM is None:
+        assert found == best(decode, problem, 6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
+)
+def test_on_a_gpu_draws_cover_frames_as_the_posteriors_say_and_repeat():
+    problem = random_problem(2, 200, 48, 24, seed=6, scale=0.3)
+    count = 1000
+    decoded, lost_B = decode_cuda.draws(on_the_gpu(problem), count, 1)
+    again = [decode_cuda.draws(on_the_gpu(problem), count, 1)[0].paths() for _ in range(3)]
+    assert not bool(lost_B.any()) and all(decoded.paths() == one for one in again)
+    right = api.marginals(
+        *problem.floats()[:3], problem.lengths_B, start_C=problem.start_C, end_C=problem.end_C
+    )
+    for b, drawn in enumerate(decoded.paths()):
+        seen_TC = torch.zeros(200, 24, dtype=torch.float64)
+        for path in drawn:
+            for start, end, label in path:
+                seen_TC[start:end, label] += 1 / count
+        sigma_TC = (right[b] * (1 - right[b]) / count).sqrt()
+        assert bool(((seen_TC - right[b]).abs() <= 6 * sigma_TC + 6 / count).all())
+
+
 def whole_of(problem, unlike):
     """All that the emulated kernels make of two problems, or the failed assertion."""
     try:
@@ -350,7 +455,7 @@ def unmutated(libraries):
 def test_a_mutant_of_the_kernels_is_killed(unmutated, libraries, monkeypatch, tmp_path, name):
     problem, unlike, expected = unmutated
     make_small(monkeypatch)
-    machine = Emulated(build(tmp_path, torch.float64, mutant=MUTANTS[name], form=decode_cuda))
+    machine = Emulated(build(tmp_path, torch.float64, mutant=MUTANTS[name], sizes=SIZES, form=decode_cuda))
     emulate(monkeypatch, libraries)
     monkeypatch.setattr(decode_cuda, "machine_for", lambda problem: machine)
 
