@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Names for users of the package, and the module (which imports torch) that defines each.
 _MODULES = {
+    "OnlineDecoder": "online",
+    "SegmentDistribution": "distribution",
     "SemiCRF": "head",
     "log_partition": "api",
     "marginals": "api",
@@ -38,7 +40,17 @@ _MODULES = {
     "entropy": "api",
     "lint_objective": "linter",
 }
-__all__ = ["SemiCRF", "entropy", "lint_objective", "log_partition", "marginals", "sample", "viterbi"]
+__all__ = [
+    "OnlineDecoder",
+    "SegmentDistribution",
+    "SemiCRF",
+    "entropy",
+    "lint_objective",
+    "log_partition",
+    "marginals",
+    "sample",
+    "viterbi",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,58 +8,47 @@
   segment; `seg_start_BTC`, `seg_end_BTC`, added to a segment that starts, or ends, with frame t;
   `segment_BTKC[b, t, k-1, c]`, added to the segment of k frames that starts with frame t.
 
--inf forbids. Values are float64 whatever the input's dtype, because at a log Z of 10^4 float32 has no digits
-left for its error. Gradients have the dtype of their input. An infeasible sequence has log Z = -inf and zero
-gradient.
+Values are float64 whatever the input's dtype, because at a log Z of 10^4 float32 has no digits left for its
+error. Gradients have the dtype of their input.
+
+What is not finite, the same on every backend:
+
+- -inf forbids. A sequence that nothing fits has log Z = -inf, no segments, and counts and gradients of zero.
+- NaN or +inf in a frame of a sequence makes that sequence's log Z, counts and gradients NaN; in a shared
+  parameter (transition, duration, start, end) it does so to every sequence. It is never decoded. The gradient
+  is NaN so that no optimizer mistakes it for one, and zero where the loss leaves the sequence out. On a GPU,
+  where looking would wait, a parameter reaches the sequences that can use it.
+- Nothing in the padding reaches anything.
+- Lengths out of 1..T are an error on the CPU; on a GPU they make their sequence's log Z NaN.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import autograd, compiled, log_domain, naive, paths
-from lab.rooms.semicrf.model.autograd import Alarm, expected_score
+from lab.errors import UsageError
+from lab.rooms.semicrf.model import autograd, compiled, decoding, information, naive
+from lab.rooms.semicrf.model.autograd import Alarm
 from lab.rooms.semicrf.model.compiled import compiling
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
-from lab.rooms.semicrf.model.log_domain import finite_or_zero
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
-ROUNDING, LARGE = 1e-12, 1e4
-"""Probabilities that may be rounding, and scores that no such probability may be multiplied by."""
 LISTS = "segments are lists, not tensors: decode outside of what is compiled with fullgraph=True"
-BACKENDS = ("naive", "torch", "native", "triton", "auto")
+BACKENDS = ("naive", "torch", "native", "auto")
 
 
 def resolve_backend(backend: str, score_BTC: Tensor) -> str:
-    """What "auto" means here: Triton on a GPU that has it, else what is compiled for it, else torch."""
+    """What "auto" means here: what is compiled for this device, else torch."""
     if backend not in BACKENDS:
         raise UsageError(f"no backend {backend!r}", fix=f"one of {', '.join(BACKENDS)}")
     if backend != "auto":
         return backend
     fits = not score_BTC.is_cuda or score_BTC.shape[-1] <= MAX_LABELS
-    if fits and score_BTC.is_cuda and has_triton() and new_enough(score_BTC.device):
-        return "triton"
     return "native" if fits and native.missing_reason(score_BTC) is None else "torch"
-
-
-@functools.cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def new_enough(device: torch.device) -> bool:
-    """Whether Triton supports this GPU: NVIDIA's from Volta on, and all that torch for ROCm supports."""
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (7, 0)
 
 
 def log_partition(
@@ -104,16 +93,8 @@ def engine_for(backend: str, problem: Problem) -> Any:
 
 
 def engine_of(backend: str) -> Any:
-    """The module of a backend."""
-    if backend == "torch":
-        return torch_factorised
-    if backend == "native":
-        return native
-    if not has_triton():
-        raise MissingError("triton is not installed", fix="backend='torch', or pip install triton")
-    from lab.rooms.semicrf.model.triton import backend as triton_backend
-
-    return triton_backend
+    """The module with `forward(problem, keep)` and `backward(state)` of a backend."""
+    return {"torch": torch_factorised, "native": native}[backend]
 
 
 def posteriors(
@@ -128,8 +109,9 @@ def posteriors(
     """log Z and all expected counts, differentiable once in every float input; see `Posteriors`."""
     if compiling():
         given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
-        return compiled.posteriors({"score_BTC": score_BTC, **given}, backend)
-    return _posteriors(make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms), backend)
+        return compiled.posteriors({"score_BTC": score_BTC, **given}, backend).nan_where_unknown()
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    return _posteriors(problem, backend).nan_where_unknown()
 
 
 def _posteriors(problem: Problem, backend: str) -> Posteriors:
@@ -166,18 +148,13 @@ def viterbi(
     """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
 
     An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest
-    label.
+    label. Raises BadDataError for NaN and +inf.
     """
     problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    chosen = resolve_backend(backend, problem.score_BTC)
-    if chosen == "naive":
+    if backend == "naive":
+        decoding.reject_nan(problem)
         return naive.viterbi(problem)
-    if chosen == "triton" and problem.plain:
-        engine_of("triton")  # raises where Triton is missing
-        from lab.rooms.semicrf.model.triton import best_path
-
-        return best_path.viterbi(problem)
-    return paths.viterbi(problem)
+    return decoding.viterbi(problem, resolve_backend(backend, problem.score_BTC))
 
 
 @compiled.never(LISTS)
@@ -189,11 +166,17 @@ def sample(
     *,
     samples: int = 1,
     seed: int = 0,
+    backend: str = "auto",
     **terms: Tensor | None,
 ) -> list[list[list[Segment]]]:
-    """`samples` exact draws for each sequence, which do not depend on the batch it is in."""
+    """`samples` exact draws for each sequence: lists of (start, end exclusive, label).
+
+    They depend on the seed, the backend, the model and the sequence's own scores, never on the batch or the
+    padding: two equal sequences of a batch get the same draws. An infeasible sequence gets empty ones.
+    Raises BadDataError for NaN and +inf. "naive" draws as torch does.
+    """
     problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    return paths.sample(problem, samples, seed)
+    return decoding.sample(problem, samples, seed, resolve_backend(backend, problem.score_BTC))
 
 
 @compiled.never(LISTS)
@@ -204,11 +187,16 @@ def kbest(
     lengths_B: Tensor | None = None,
     *,
     count: int = 5,
+    backend: str = "auto",
     **terms: Tensor | None,
 ) -> list[list[tuple[float, list[Segment]]]]:
-    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
+    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist.
+
+    Ties: read from the sequence's end, the smaller label, then the smaller duration where they differ first.
+    Raises BadDataError for NaN and +inf. "naive" is torch here.
+    """
     problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    return paths.kbest(problem, count)
+    return decoding.best(problem, count, resolve_backend(backend, problem.score_BTC))
 
 
 def entropy(
@@ -220,46 +208,20 @@ def entropy(
     backend: str = "auto",
     **terms: Tensor | None,
 ) -> Tensor:
-    """H (B,) in nats of the distribution over segmentations: log Z minus the expected score.
+    """H (B,) in nats of the distribution over segmentations, float64, differentiable once; see `information`.
 
-    Differentiable once in every float input. A number added to all labels of a frame is common to all
-    segmentations, so where scores are large each frame's largest that counts is taken out for the gradient,
-    and H is computed in the log domain: beside 1e30 no digit would be left. An infeasible sequence has -inf.
+    Exact with -inf and with large scores; 0 where nothing is feasible. In torch.func and in compiled code,
+    which cannot branch on values, it is NaN where only the chain rule would be exact.
     """
-    given = {**terms, "transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B}
-
-    def solved(score_BTC: Tensor) -> Posteriors:
-        return posteriors(score_BTC, transition_CC, duration_KC, lengths_B, backend=backend, **terms)
-
-    score_BTC = score_BTC.double()  # the sums below need its digits, also of the counts
-    found = solved(score_BTC)
-    undecided = compiling() or autograd.transforming()  # a branch on a value is not for them
-    problem = compiled.unchecked(compiled.in_order({"score_BTC": score_BTC, **given}))
-    lossy = None if undecided else _lossy(problem, found).nonzero()[:, 0]
-    if lossy is None or len(lossy):
-        counted_BTC = found.label_BTC.detach() > ROUNDING
-        top_BT = score_BTC.detach().masked_fill(~counted_BTC, -torch.inf).amax(-1)
-        centred_BTC = score_BTC - finite_or_zero(top_BT)[..., None]
-        found, problem = solved(centred_BTC), replace(problem, score_BTC=centred_BTC)
-    # Labels are starts less ends: what rounding leaves of a label that cannot be would weigh 1e30.
-    left_over_BTC = (found.label_BTC < ROUNDING) & (problem.score_BTC.abs() > LARGE)
-    label_BTC = torch.where(left_over_BTC, torch.zeros_like(found.label_BTC), found.label_BTC)
-    entropy_B = found.log_z_B - expected_score(problem, replace(found, label_BTC=label_BTC))
-    if lossy is None or not len(lossy):
-        return entropy_B
-    exact_B = torch.zeros_like(entropy_B[lossy]).detach()
-    log_domain.posteriors(replace(problem, score_BTC=score_BTC).detached().rows(lossy), exact_B)
-    return entropy_B.index_add(0, lossy, exact_B - entropy_B.detach()[lossy])
-
-
-def _lossy(problem: Problem, found: Posteriors) -> Tensor:
-    """Sequences (B,) bool, whose terms are so large that log Z less the expected score loses 1e-11 of it."""
-    size_B = torch.zeros_like(found.log_z_B).detach()
-    for value, count in zip(problem.floats(), found.counts(problem), strict=True):
-        term = value.detach().double().abs() * count.detach()
-        size_B = size_B + torch.where(count > ROUNDING, term, torch.zeros_like(term)).flatten(1).sum(1)
-    entropy_B = (found.log_z_B - expected_score(problem, found)).detach().clamp(min=1)
-    return torch.isfinite(found.log_z_B) & ~(size_B <= 1e5 * entropy_B)
+    given = {"score_BTC": score_BTC, "transition_CC": transition_CC, "duration_KC": duration_KC, **terms}
+    wide = {
+        name: value.double() if value is not None and value.is_floating_point() else value
+        for name, value in given.items()
+    }
+    found = posteriors(lengths_B=lengths_B, backend=backend, **wide)  # type: ignore[arg-type]
+    wide["transition"] = wide.pop("transition_CC")
+    problem = compiled.unchecked(compiled.in_order({**wide, "lengths_B": lengths_B}))
+    return information.entropy(problem, found)
 
 
 def _decodable(*inputs: Any, **terms: Any) -> Problem:

@@ -23,6 +23,15 @@ def real(value: Tensor) -> Tensor:
     return value.real if value.is_complex() else value
 
 
+def plus(a: Tensor, b: Tensor) -> Tensor:
+    """a + b. Torch's own sum of complex numbers has NaN for a tangent where b is -inf."""
+    if not (a.is_complex() or b.is_complex()):
+        return a + b
+    value = real(a) + real(b)
+    tangents = [x.imag.expand_as(value) for x in (a, b) if x.is_complex()]
+    return torch.complex(value, tangents[0] if len(tangents) == 1 else tangents[0] + tangents[1])
+
+
 def exp(value: Tensor) -> Tensor:
     """0, not NaN, where the value is -inf."""
     if not value.is_complex():

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lab.rooms.semicrf.model.dual import exp, log, real, reciprocal
+from lab.rooms.semicrf.model.dual import exp, log, plus, real, reciprocal
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, masked
-from lab.rooms.semicrf.model.terms import Terms
+from lab.rooms.semicrf.model.terms import Terms, unknown
 
 
 @dataclass
@@ -29,13 +29,6 @@ class LogState:
     alpha: list[Tensor]
     gamma: list[Tensor]
     frame_TBC: Tensor
-    surprise_B: Tensor | None = None
-
-    def chosen(self, share_BX: Tensor, weight_BX: Tensor) -> None:
-        """Count the entropy of a choice that comes as often as `weight` says."""
-        if self.surprise_B is not None:
-            nats = -torch.xlogy(share_BX, share_BX) * weight_BX
-            self.surprise_B += torch.nan_to_num(nats.flatten(1).sum(1))
 
 
 class Sum:
@@ -84,7 +77,7 @@ def finite_or_zero(value: Tensor) -> Tensor:
 
 
 def forward(problem: Problem) -> LogState:
-    """log Z (B,) and the messages. A NaN among the scores of a sequence makes its log Z NaN."""
+    """log Z (B,) and the messages; NaN as `unknown` says."""
     batch, frames, longest, labels = problem.shape
     terms = Terms(problem)
     frame_TBC = terms.frame_TBC.clone()
@@ -96,19 +89,20 @@ def forward(problem: Problem) -> LogState:
     for t in range(frames):
         window = pending[t : t + longest]
         reach = min(longest, frames - t)
-        entering = logaddexp(window, gamma[t] + terms.lasting(t))
+        entering = logaddexp(window, plus(gamma[t], terms.lasting(t)))
         # What cannot reach the end must not set the scale: beside 1e30, all that can would be lost.
         useful_KBC = ends_TBC[t + 1 : t + 1 + reach] & (steps_K11[:reach] <= runs_TBC[t])
         entering[:reach].masked_fill_(~useful_KBC, -float("inf"))
         entering[reach:] = -float("inf")
-        shift_B = finite_or_zero(real(entering + frame_TBC[t]).amax((0, 2)))
+        shift_B = finite_or_zero(real(entering).add(real(frame_TBC[t])).amax((0, 2)))
         frame_TBC[t] -= shift_B[:, None]
         offset.add(shift_B)
-        window.copy_(entering + frame_TBC[t])
+        window.copy_(plus(entering, frame_TBC[t]))
         alpha.append(terms.closed(window[0], t).clone())
         gamma.append(onward(terms, alpha[-1], t + 1))
-        ended = logsumexp(alpha[-1] + terms.end_C, -1) + offset.total()
+        ended = logsumexp(plus(alpha[-1], terms.end_C), -1) + offset.total()
         log_z_B = torch.where(problem.lengths_B == t + 1, ended, log_z_B)
+    log_z_B = log_z_B.masked_fill(unknown(terms), float("nan"))
     return LogState(terms, log_z_B, alpha, gamma, frame_TBC)
 
 
@@ -149,18 +143,13 @@ def onward(terms: Terms, alpha_BC: Tensor, t: int) -> Tensor:
     """gamma: what goes on from boundary t, (B, C), or (K, B, C) with transitions by duration."""
     crossing = terms.crossing(t)
     if terms.problem.by_duration:
-        return terms.opened(logsumexp(alpha_BC[:, None, :, None] + crossing, 2).transpose(0, 1), t)
-    return terms.opened(logsumexp(alpha_BC[:, :, None] + crossing, 1), t)
+        return terms.opened(logsumexp(plus(alpha_BC[:, None, :, None], crossing), 2).transpose(0, 1), t)
+    return terms.opened(logsumexp(plus(alpha_BC[:, :, None], crossing), 1), t)
 
 
-def posteriors(problem: Problem, surprise_B: Tensor | None = None) -> Posteriors:
-    """All expected counts. An infeasible or NaN sequence has counts of zero.
-
-    The entropy in nats is added to `surprise_B`: that of each choice on the way back, times its frequency.
-    Nothing is subtracted, so it keeps its digits however large the scores are.
-    """
+def posteriors(problem: Problem) -> Posteriors:
+    """All expected counts. An infeasible or NaN sequence has counts of zero."""
     state = forward(problem)
-    state.surprise_B = surprise_B
     terms = state.terms
     batch, frames, longest, labels = problem.shape
     usable_B = torch.isfinite(state.log_z_B)
@@ -169,20 +158,15 @@ def posteriors(problem: Problem, surprise_B: Tensor | None = None) -> Posteriors
     segment = None if problem.segment_BTKC is None else ends_TBC.new_zeros(batch, frames, longest, labels)
     crossed = ends_TBC.new_zeros(batch, *crossed_shape(problem))
     for t in range(frames, 0, -1):
-        final_BC = shares(state.alpha[t] + terms.end_C, -1)
+        final_BC = shares(plus(state.alpha[t], terms.end_C), -1)
         begun = (problem.lengths_B == t) & usable_B
         ends_TBC[t - 1] += torch.where(begun[:, None], final_BC, torch.zeros_like(final_BC))
-        state.chosen(final_BC, begun[:, None])
         if not problem.by_duration and t < frames:
-            into = shares(state.alpha[t][:, :, None] + terms.crossing(t), 1)
-            state.chosen(into, starts_TBC[t][:, None])
-            into = into * starts_TBC[t][:, None]
+            into = shares(plus(state.alpha[t][:, :, None], terms.crossing(t)), 1) * starts_TBC[t][:, None]
             ends_TBC[t - 1] += into.sum(-1)
             (crossed[:, t] if problem.per_frame else crossed).add_(into)
         reach = min(longest, t)
-        split_KBC = shares(_window(state, t, reach) + terms.arriving(t, reach), 0)
-        state.chosen(split_KBC.transpose(0, 1), ends_TBC[t - 1][:, None])
-        split_KBC = split_KBC * ends_TBC[t - 1]
+        split_KBC = shares(plus(_window(state, t, reach), terms.arriving(t, reach)), 0) * ends_TBC[t - 1]
         duration[:reach] += split_KBC
         starts_TBC[t - reach : t] += split_KBC.flip(0)
         if segment is not None:
@@ -214,8 +198,8 @@ def _window(state: LogState, t: int, reach: int) -> Tensor:
     """Row k-1: what came in at boundary t-k, plus its frames up to t; (reach, B, C)."""
     content = state.frame_TBC[t - reach : t].flip(0).cumsum(0)
     if state.gamma[0].dim() == 2:
-        return torch.stack(state.gamma[t - reach : t]).flip(0) + content
-    return torch.stack([state.gamma[t - k][k - 1] for k in range(1, reach + 1)]) + content
+        return plus(torch.stack(state.gamma[t - reach : t]).flip(0), content)
+    return plus(torch.stack([state.gamma[t - k][k - 1] for k in range(1, reach + 1)]), content)
 
 
 def _cross(state: LogState, t: int, split_KBC: Tensor, ends_TBC: Tensor, crossed: Tensor) -> None:
@@ -224,8 +208,8 @@ def _cross(state: LogState, t: int, split_KBC: Tensor, ends_TBC: Tensor, crossed
     for k in range(1, len(split_KBC) + 1):
         if k == t:
             continue  # the first segment pays no transition
-        into = shares(state.alpha[t - k][:, :, None] + transition[:, k - 1], 1)
-        state.chosen(into, split_KBC[k - 1][:, None])
-        into = into * split_KBC[k - 1][:, None]
+        into = (
+            shares(plus(state.alpha[t - k][:, :, None], transition[:, k - 1]), 1) * split_KBC[k - 1][:, None]
+        )
         ends_TBC[t - k - 1] += into.sum(-1)
         crossed[:, k - 1] += into

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lab.rooms.semicrf.model.dual import wide
+from lab.rooms.semicrf.model.dual import plus, real, wide
 from lab.rooms.semicrf.model.problem import Problem, inside, masked
 
 
@@ -38,16 +38,16 @@ class Terms:
     def opened(self, gamma: Tensor, t: int) -> Tensor:
         """With the score of segments that start with frame t; after the last frame there is none."""
         last = self.opens_TBC is None or t == len(self.opens_TBC)
-        return gamma if last else gamma + self.opens_TBC[t]  # type: ignore[index]
+        return gamma if last else plus(gamma, self.opens_TBC[t])  # type: ignore[index]
 
     def closed(self, alpha_BC: Tensor, t: int) -> Tensor:
         """With the score of segments that end with frame t."""
-        return alpha_BC if self.closes_TBC is None else alpha_BC + self.closes_TBC[t]
+        return alpha_BC if self.closes_TBC is None else plus(alpha_BC, self.closes_TBC[t])
 
     def lasting(self, t: int) -> Tensor:
         """The score of each duration of a segment that starts with frame t: (K, B or 1, C)."""
         segment_KBC = self.segment(t)
-        return self.duration_KBC if segment_KBC is None else self.duration_KBC + segment_KBC
+        return self.duration_KBC if segment_KBC is None else plus(self.duration_KBC, segment_KBC)
 
     def segment(self, t: int) -> Tensor | None:
         """Scores of the segments that start with frame t (K, B, C); 0 for one that outlasts its sequence."""
@@ -78,7 +78,9 @@ class Terms:
         shorter_K = torch.arange(reach, device=given.device)
         segment_KBC = wide(given[:, t - 1 - shorter_K, shorter_K]).transpose(0, 1)
         inside_B1 = (t <= self.problem.lengths_B)[:, None]
-        return self.duration_KBC[:reach] + torch.where(inside_B1, segment_KBC, torch.zeros_like(segment_KBC))
+        return plus(
+            self.duration_KBC[:reach], torch.where(inside_B1, segment_KBC, torch.zeros_like(segment_KBC))
+        )
 
 
 def canonical(transition: Tensor) -> Tensor:
@@ -88,3 +90,19 @@ def canonical(transition: Tensor) -> Tensor:
     if transition.dim() == 4:
         return transition[:, :, None]
     return transition[None, None] if transition.dim() == 3 else transition[None, None, None]
+
+
+def unknown(terms: Terms) -> Tensor:
+    """Sequences whose log Z is NaN, (B,) bool: NaN or +inf in a score of theirs or in a shared parameter.
+
+    A recursion alone would lose it beside -inf, where nothing reaches it or nothing follows.
+    """
+    found = [value for value in (terms.frame_TBC, terms.opens_TBC, terms.closes_TBC) if value is not None]
+    frames = range(len(terms.frame_TBC))
+    found += [terms.duration_KBC, terms.start_C[None, None], terms.end_C[None, None]]
+    found += [value for t in frames if (value := terms.segment(t)) is not None]
+    crossings = [terms.crossing(t) for t in (frames if terms.problem.per_frame else (0,))]
+    found += [value.flatten(1)[None] for value in crossings]
+    highest = [real(value.detach()).amax((0, 2)) for value in found]
+    highest_B = torch.stack([value.expand(len(terms.problem.lengths_B)) for value in highest]).amax(0)
+    return ~(highest_B < float("inf"))

@@ -27,7 +27,7 @@ def test_a_check_of_this_device_finds_nothing(backend):
         rows = list(workload_check.all_checks(subject))
     failed = [row for row in rows if row["verdict"] != "pass"]
     assert not failed, failed
-    assert {"log Z", "posteriors", "viterbi", "hostile batches", "entropy", "samples"} <= {
+    assert {"log Z", "posteriors", "viterbi", "k best", "hostile batches", "entropy", "samples"} <= {
         row["check"] for row in rows
     }
 

@@ -1,0 +1,319 @@
+"""A semi-CRF as a distribution over the segmentations of each sequence, in the terms of torch.distributions.
+
+    p = SegmentDistribution(score_BTC, transition, duration_KC, lengths_B)      # or head.distribution(hidden)
+    p.log_prob(segments), p.entropy(), p.kl(q), p.sample(10), p.constrained(allowed_BTC).marginals
+
+All logarithms are natural. Where nothing is feasible (`partition` is -inf) there is no distribution: entropy,
+KL and expectations are then 0, log probabilities -inf and segmentations empty, so that one such sequence does
+not spoil a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lab.errors import UsageError
+from lab.rooms.semicrf.model import api, information
+from lab.rooms.semicrf.model.autograd import expected_score
+from lab.rooms.semicrf.model.naive import Segment
+from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, inside, make_problem
+from lab.rooms.semicrf.model.segments import Segmentation, listed, path_scores
+
+Boundaries = Tensor
+"""(B, T): +1 where a segment starts with this frame, -1 where none does, 0 where that is not known."""
+
+
+class SegmentDistribution:
+    """p(segmentation) of a batch of sequences; the arguments are those of `api.log_partition`.
+
+    What is computed is kept until a tensor changes, apart with and without gradients.
+    """
+
+    def __init__(
+        self,
+        score_BTC: Tensor,
+        transition: Tensor,
+        duration_KC: Tensor,
+        lengths_B: Tensor | None = None,
+        *,
+        backend: str = "auto",
+        **terms: Tensor | None,
+    ) -> None:
+        """`terms`: start_C, end_C and the optional terms of single segments.
+
+        Raises UsageError for shapes that do not fit, or an unknown backend.
+        """
+        api.resolve_backend(backend, score_BTC)
+        self._set(make_problem(score_BTC, transition, duration_KC, lengths_B, **terms), backend)
+
+    def _set(self, problem: Problem, backend: str) -> SegmentDistribution:
+        self.problem, self.backend = problem, backend
+        self._kept: dict[tuple[str, bool], tuple[Any, list[int]]] = {}
+        return self
+
+    def _of(self, problem: Problem) -> SegmentDistribution:
+        """The distribution of a changed model; itself where nothing changed."""
+        return self if problem is self.problem else object.__new__(type(self))._set(problem, self.backend)
+
+    def _once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """A value that is kept as long as neither the scores nor it were changed in place."""
+        if any(value.is_inference() for value in self.problem.floats()):  # such changes leave no trace
+            return compute()
+        key = (name, torch.is_grad_enabled())
+        value, versions = self._kept.get(key, (None, None))
+        if versions is None or versions != self._versions(value):
+            value = compute()
+            self._kept[key] = value, self._versions(value)
+        return value
+
+    def _versions(self, value: Any) -> list[int]:
+        own = vars(value).values() if isinstance(value, Posteriors) else [value]
+        tensors = [*self.problem.floats(), *(tensor for tensor in own if isinstance(tensor, Tensor))]
+        return [tensor._version for tensor in tensors]
+
+    def __repr__(self) -> str:
+        batch, frames, longest, labels = self.problem.shape
+        return f"SegmentDistribution(B={batch}, T={frames}, K={longest}, C={labels})"
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.problem.lengths_B.shape
+
+    @property
+    def partition(self) -> Tensor:
+        """log Z (B,), float64, differentiable."""
+        value: Tensor = self._once(
+            "partition", lambda: api.log_partition(**arguments(self.problem), backend=self.backend)
+        )
+        return value
+
+    @property
+    def posteriors(self) -> Posteriors:
+        """log Z and all expected counts."""
+        value: Posteriors = self._once(
+            "posteriors", lambda: api.posteriors(**arguments(self.problem), backend=self.backend)
+        )
+        return value
+
+    @property
+    def marginals(self) -> Tensor:
+        """(B, T, C): the probability that frame t lies in a segment of label c; 0 in the padding."""
+        return self.posteriors.label_BTC
+
+    def log_prob(self, value: Tensor | Sequence[Segmentation], starts_BT: Tensor | None = None) -> Tensor:
+        """log p (B,), float64, differentiable, of one segmentation per sequence.
+
+        `value` holds segments (start, end exclusive, label), as `argmax` gives them, or labels (B, T), which
+        mean maximal runs, or what begins where `starts_BT` is True. The probability of labels under all
+        their segmentations is `log_prob_partial`. A segment of more than K frames has log p = -inf.
+        Raises UsageError for what does not tile a sequence, or labels out of range.
+        """
+        level, log_z_B = self._level()
+        paths = listed(value, starts_BT, level, torch.isneginf(log_z_B).tolist())
+        return less(path_scores(level, paths), log_z_B)
+
+    def log_prob_partial(
+        self, allowed_BTC: Tensor | None = None, boundaries_BT: Boundaries | None = None
+    ) -> Tensor:
+        """log p (B,) of a partial annotation: of all segmentations that agree with it; see `constrained`."""
+        level, log_z_B = self._level()
+        agreeing = self._of(level).constrained(allowed_BTC, boundaries_BT)
+        return less(agreeing.partition, log_z_B)
+
+    def constrained(
+        self, allowed_BTC: Tensor | None = None, boundaries_BT: Boundaries | None = None
+    ) -> SegmentDistribution:
+        """p given that every frame has one of its allowed labels (bool) and that the boundaries are as said.
+
+        `boundaries_BT`: +1 where a segment starts with this frame, -1 where none does, 0 where that is not
+        known; the first frame always starts one, and is not read, nor is the padding. Its `partition` is -inf
+        where nothing agrees. Raises UsageError for shapes or values that do not fit.
+        """
+        return self._of(constrain(self.problem, allowed_BTC, boundaries_BT))
+
+    def entropy(self) -> Tensor:
+        """H(p) (B,) in nats, float64, at least 0, differentiable."""
+        p = self._precise()
+        return information.entropy(p.problem, p.posteriors)
+
+    def kl(self, other: SegmentDistribution) -> Tensor:
+        """KL(p || other) (B,) in nats, float64, at least 0, differentiable; K may differ.
+
+        Exactly 0 where both models hold the same numbers, +inf where p gives mass to what `other` forbids. A
+        choice that p makes with a probability that float64 rounds to 0 has no mass.
+        """
+        p, q = self._beside(other)
+        return information.kl(p.problem, p.posteriors, q.problem, q.partition)
+
+    def cross_entropy(self, other: SegmentDistribution) -> Tensor:
+        """-E_p[log other] (B,) in nats, float64, differentiable: the sum of `entropy()` and `kl(other)`."""
+        p, q = self._beside(other)
+        return information.cross_entropy(p.problem, p.posteriors, q.problem, q.partition)
+
+    def expected(self, f: Mapping[str, Tensor] | SegmentDistribution) -> Tensor:
+        """E_p[f] (B,), float64, of an f that adds up over a segmentation as scores do; differentiable.
+
+        `f` names its scores as the constructor does, in the same shapes, {"duration_KC": ...}; what it does
+        not name is 0. Or it is another model: E_p of its score. Where p has no mass f may be anything.
+        """
+        other = f if isinstance(f, SegmentDistribution) else self._of(scores_as(self.problem, f))
+        p, q = self._beside(other, counted=True)
+        found = p.posteriors
+        return expected_score(q.problem, found).masked_fill(torch.isnan(found.log_z_B), torch.nan)
+
+    def argmax(self) -> list[list[Segment]]:
+        """The most probable segmentation of each sequence; ties as in `api.viterbi`."""
+        return api.viterbi(**arguments(self.problem), backend=self.backend)[1]
+
+    def topk(self, k: int) -> list[list[tuple[float, list[Segment]]]]:
+        """The k most probable segmentations of each sequence, (log p, segments), best first."""
+        if k < 1:
+            raise UsageError(f"k must be 1 or more, got {k}")
+        level, log_z_B = self._level()
+        found = api.kbest(**arguments(level), count=k)
+        return [
+            [(score - log_z, path) for score, path in paths]
+            for paths, log_z in zip(found, log_z_B.tolist(), strict=True)
+        ]
+
+    def sample(self, n: int = 1, seed: int = 0) -> list[list[list[Segment]]]:
+        """`n` exact, independent draws for each sequence; the same for the same seed."""
+        if n < 0:
+            raise UsageError(f"n must be 0 or more, got {n}")
+        return api.sample(**arguments(self.problem), samples=n, seed=seed)
+
+    def _precise(self) -> SegmentDistribution:
+        """In float64: a difference of large numbers has no digits left in float32."""
+        if all(value.dtype == torch.float64 for value in self.problem.floats()):
+            return self
+        wide: SegmentDistribution = self._once("precise", lambda: self._of(in_float64(self.problem)))
+        return wide
+
+    def _level(self) -> tuple[Problem, Tensor]:
+        """The same distribution with frames, and a log Z, small enough to take differences of."""
+        p = self._precise()
+        level: SegmentDistribution = self._once(
+            "level", lambda: p._of(information.levelled(p.problem, p.partition))
+        )
+        return level.problem, level.partition
+
+    def _beside(
+        self, other: SegmentDistribution, counted: bool = False
+    ) -> tuple[SegmentDistribution, SegmentDistribution]:
+        """Both in float64, with the same kinds of scores; `counted` leaves out those all models count."""
+        p, q = self._precise(), other._precise()
+        asked = replace(q.problem, seg_start_BTC=None, seg_end_BTC=None) if counted else q.problem
+        return p._of(alike(p.problem, asked)), q._of(alike(q.problem, p.problem))
+
+
+def arguments(problem: Problem) -> dict[str, Any]:
+    """The arguments of the functions in api.py."""
+    names = {"transition": "transition_CC"}
+    values = {field.name: getattr(problem, field.name) for field in fields(problem)}
+    return {names.get(name, name): value for name, value in values.items() if value is not None}
+
+
+def in_float64(problem: Problem) -> Problem:
+    return problem.with_floats([value.double() for value in problem.floats()])
+
+
+def less(log_B: Tensor, log_z_B: Tensor) -> Tensor:
+    """log_B - log_z_B; -inf, never NaN, where one of them is."""
+    nothing_B = torch.isneginf(log_B.detach()) | torch.isneginf(log_z_B.detach())
+    rest_B = log_B.masked_fill(nothing_B, 0.0) - log_z_B.masked_fill(nothing_B, 0.0)
+    return rest_B.masked_fill(nothing_B, -torch.inf)
+
+
+def scores_as(problem: Problem, named: Mapping[str, Tensor]) -> Problem:
+    """The scores of `named`, 0 for those of `problem` that it does not name. Raises UsageError."""
+    unknown = sorted(set(named) - set(FLOATS))
+    if unknown:
+        raise UsageError(f"no scores are called {', '.join(unknown)}", fix=f"one of {', '.join(FLOATS)}")
+    _, _, longest, labels = problem.shape
+    plain: dict[str, Any] = {
+        "score_BTC": zeros(problem, *problem.score_BTC.shape),
+        "transition": zeros(problem, labels, labels),
+        "duration_KC": zeros(problem, longest, labels),
+    }
+    made = make_problem(**{**plain, **named}, lengths_B=problem.lengths_B)
+    if made.shape != problem.shape:
+        raise UsageError(f"f has (B, T, K, C) = {made.shape}, the distribution {problem.shape}")
+    return made
+
+
+def zeros(problem: Problem, *shape: int) -> Tensor:
+    """Float64, on the problem's device, without memory of their own."""
+    return problem.score_BTC.new_zeros((), dtype=torch.float64).expand(shape)
+
+
+def alike(p: Problem, q: Problem) -> Problem:
+    """`p` with every kind of score that `q` has, so that the two can be subtracted. Raises UsageError."""
+    if p.score_BTC.shape != q.score_BTC.shape or not torch.equal(p.lengths_B, q.lengths_B):
+        raise UsageError(
+            f"the distributions are over different segmentations: (B, T, C) {tuple(p.score_BTC.shape)} and "
+            f"{tuple(q.score_BTC.shape)}",
+            fix="the same batch with the same lengths in both",
+        )
+    batch, frames, _, labels = p.shape
+    longest = max(p.shape[2], q.shape[2])
+    changes: dict[str, Tensor] = {}
+    if longest > p.shape[2]:
+        more = (0, 0, 0, longest - p.shape[2])
+        changes["duration_KC"] = pad(p.duration_KC, more, value=-torch.inf)
+        if p.by_duration:
+            changes["transition"] = pad(p.transition, (0, 0, *more))
+        if p.segment_BTKC is not None:
+            changes["segment_BTKC"] = pad(p.segment_BTKC, more)
+    if q.transition.dim() > p.transition.dim() == 2:
+        sizes = (batch, frames) if q.per_frame else (longest,)
+        changes["transition"] = p.transition.expand(*sizes, -1, -1)
+    elif 2 < p.transition.dim() != q.transition.dim() > 2:
+        raise UsageError("one model's transitions depend on the duration, the other's on the frame")
+    for name in set(q.names()) - set(p.names()):
+        shape = (batch, frames, longest, labels) if name == "segment_BTKC" else (batch, frames, labels)
+        changes[name] = zeros(p, *shape)
+    return replace(p, **changes) if changes else p
+
+
+def constrain(problem: Problem, allowed_BTC: Tensor | None, boundaries_BT: Boundaries | None) -> Problem:
+    """The model with -inf for all that the annotation excludes. Raises UsageError."""
+    if allowed_BTC is not None:
+        if allowed_BTC.dtype != torch.bool or allowed_BTC.shape != problem.score_BTC.shape:
+            raise UsageError(
+                f"allowed must be bool {tuple(problem.score_BTC.shape)}, "
+                f"got {allowed_BTC.dtype} {tuple(allowed_BTC.shape)}"
+            )
+        problem = replace(problem, score_BTC=problem.score_BTC.masked_fill(~allowed_BTC, -torch.inf))
+    if boundaries_BT is None:
+        return problem
+    batch, frames, longest, labels = problem.shape
+    values = boundaries_BT.to(problem.score_BTC.device)
+    known = values.dtype != torch.bool and bool(((values == 0) | (values.abs() == 1)).all())
+    if tuple(values.shape) != (batch, frames) or not known:
+        raise UsageError(
+            f"boundaries must be -1, 0 or +1, {(batch, frames)}, got {values.dtype} {tuple(values.shape)}"
+        )
+    values = torch.where(inside(problem), values, torch.zeros_like(values))
+    values[:, 0] = 0
+    opens, segment = problem.seg_start_BTC, problem.segment_BTKC
+    if bool((values < 0).any()):
+        opens = zeros(problem, batch, frames, labels) if opens is None else opens
+        opens = opens.masked_fill((values < 0)[..., None], -torch.inf)
+    if bool((values > 0).any()):
+        segment = zeros(problem, batch, frames, longest, 1) if segment is None else segment
+        segment = segment.masked_fill(later_start(values > 0, longest)[..., None], -torch.inf)
+        segment = segment.expand(-1, -1, -1, labels)
+    return replace(problem, seg_start_BTC=opens, segment_BTKC=segment)
+
+
+def later_start(starts_BT: Tensor, longest: int) -> Tensor:
+    """(B, T, K) bool: whether one of the k - 1 frames after frame t is marked."""
+    before_BT = starts_BT.long().cumsum(1)
+    known_BT = torch.cat([before_BT, before_BT[:, -1:].expand(-1, longest - 1)], 1)
+    return known_BT.unfold(1, longest, 1) > before_BT[..., None]

@@ -1,0 +1,237 @@
+"""Entropy, cross-entropy and KL divergence of distributions over segmentations, in nats.
+
+Each is a log Z minus <theta, counts>, with the scores theta of one model or the difference of two. That is
+fast, and loses digits where scores are large beside the result; there the chain rule takes over. Read from
+the right, a segmentation is a chain of choices: the last label; for a segment of c that ends at t its
+duration; for one that starts at s the label before it. Shares of log-domain messages are their
+probabilities:
+
+    to_go[t, c]  = H(duration | c ends at t)       + sum_k  share[k]  before[t-k, c]
+    before[s, c] = H(label before | c starts at s) + sum_c' share[c'] to_go[s, c']
+
+No term is negative, so nothing cancels, however large the scores are. What has probability zero adds nothing,
+so -inf is an ordinary score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lab.rooms.semicrf.model import autograd, compiled, log_domain
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
+from lab.rooms.semicrf.model.terms import Terms
+
+Term = Callable[[Tensor, Tensor], Tensor]
+"""What each outcome of a choice adds, from its log probabilities under p and q."""
+
+ALLOWED = 1e-10
+"""Estimated rounding, relative to max(1, result), up to which log Z - <theta, counts> is taken."""
+RELATIVE = 1e-4
+"""For a divergence also relative to the result: of two equal models, no rounding may be left."""
+EPSILON = 2.0**-52
+
+
+def entropy(problem: Problem, found: Posteriors) -> Tensor:
+    """H(p) (B,), 0 where nothing is feasible; `found` are the counts of `problem`."""
+    fast_B, error_B = less_expected(found.log_z_B, problem.floats(), problem, found)
+    sound_B = error_B <= ALLOWED * fast_B.clamp(min=1)
+    return mended(fast_B, sound_B, problem, problem, found, entropy_term)
+
+
+def cross_entropy(problem: Problem, found: Posteriors, other: Problem, other_log_z_B: Tensor) -> Tensor:
+    """-E_p[log q] (B,): +inf where p gives mass to what q forbids, 0 where p has nothing feasible."""
+    fast_B, error_B = less_expected(other_log_z_B, other.floats(), problem, found)
+    sound_B = error_B <= ALLOWED * fast_B.clamp(min=1)
+    return mended(fast_B, sound_B, problem, other, found, cross_term)
+
+
+def kl(problem: Problem, found: Posteriors, other: Problem, other_log_z_B: Tensor) -> Tensor:
+    """KL(p||q) (B,), infinite as the cross-entropy is; exactly 0 where p and q are the same numbers."""
+    apart = [q.double() - p.double() for p, q in zip(problem.floats(), other.floats(), strict=True)]
+    fast_B, error_B = less_expected(other_log_z_B - found.log_z_B, apart, problem, found)
+    error_B = error_B + EPSILON * (other_log_z_B.detach().abs() + found.log_z_B.detach().abs())
+    sound_B = (error_B <= ALLOWED * fast_B.clamp(min=1)) & (error_B <= RELATIVE * fast_B)
+    return mended(fast_B, sound_B, problem, other, found, divergence_term)
+
+
+def less_expected(
+    log_z_B: Tensor, scores: Sequence[Tensor], problem: Problem, found: Posteriors
+) -> tuple[Tensor, Tensor]:
+    """`log_z_B` - <scores, counts> and an estimate of its rounding, both (B,).
+
+    A count is off by a share of itself, as its sequence's mass is, and by some of float64's last digits of 1,
+    which beside a score of -1e30 is much.
+    """
+    total_B, size_B, square_B = (torch.zeros_like(found.log_z_B) for _ in range(3))
+    summed_B, endless_B = log_z_B.detach().abs(), torch.zeros_like(problem.lengths_B, dtype=torch.bool)
+    for at, (score, count) in enumerate(zip(scores, found.counts(problem), strict=True)):
+        count = count.double()
+        used = count != 0
+        endless_B = endless_B | (used & ~torch.isfinite(score.detach())).flatten(1).any(1)
+        used = used & torch.isfinite(score.detach())  # 0 times inf would be a NaN in a gradient
+        score = torch.where(used, score.double(), torch.zeros_like(count))
+        if at == 0:  # what all labels of a frame share adds itself, whatever the counts
+            shared_BT = (score * count).sum(-1).detach()
+            score = torch.where(used, score - shared_BT[..., None], score)
+            total_B, summed_B = total_B + shared_BT.sum(1), summed_B + shared_BT.abs().sum(1)
+        term = score * count
+        total_B = total_B + term.flatten(1).sum(1)
+        size_B = size_B + term.detach().abs().flatten(1).sum(1)
+        square_B = square_B + score.detach().square().flatten(1).sum(1)
+    error_B = (found.mass_error_B + 4 * EPSILON) * (size_B + square_B.sqrt()) + EPSILON * summed_B
+    return log_z_B - total_B, error_B.masked_fill(endless_B, torch.inf)
+
+
+LARGE = 1e7
+"""A frame's best score, or a log Z, beyond which differences lose the digits that `ALLOWED` needs."""
+
+
+def levelled(problem: Problem, log_z_B: Tensor) -> Problem:
+    """The same distribution: large sequences with frames shifted so that the messages' maximum is 0."""
+    score_BTC = frames_masked(problem)
+    finite = torch.nan_to_num(score_BTC.detach(), nan=0.0, posinf=0.0, neginf=-torch.inf).amax(-1)
+    large_B = (log_z_B.detach().abs() > LARGE) | ((finite.abs() > LARGE) & ~torch.isneginf(finite)).any(1)
+    large_B = large_B & torch.isfinite(log_z_B.detach())
+    if not bool(large_B.any()):
+        return problem
+    rows = large_B.nonzero()[:, 0]
+    shifted_BTC = shifted(problem.rows(rows)).transpose(0, 1)
+    return replace(problem, score_BTC=score_BTC.index_copy(0, rows, shifted_BTC))
+
+
+def shifted(problem: Problem) -> Tensor:
+    """Frames (T, B, C) as the log domain shifts them, all labels alike, with the scores' derivative."""
+    score_TBC = frames_masked(problem).transpose(0, 1)
+    carrier = torch.where(torch.isfinite(score_TBC), score_TBC, torch.zeros_like(score_TBC))
+    return log_domain.forward(problem.detached()).frame_TBC + (carrier - carrier.detach())
+
+
+def mended(fast_B: Tensor, sound_B: Tensor, p: Problem, q: Problem, found: Posteriors, term: Term) -> Tensor:
+    """`fast_B` where it is sound, 0 where p has nothing feasible, elsewhere by the chain rule."""
+    nothing_B = torch.isneginf(found.log_z_B.detach())
+    sound_B = sound_B & torch.isfinite(fast_B.detach()) & ~nothing_B
+    kept_B = torch.where(sound_B, fast_B, torch.zeros_like(fast_B))
+    again_B = ~sound_B & ~nothing_B
+    if compiled.compiling() or autograd.transforming():  # no branch on values there
+        return kept_B.masked_fill(again_B, torch.nan)
+    if not bool(again_B.any()):
+        return kept_B
+    rows = again_B.nonzero()[:, 0]
+    same = q is p
+    p = p.rows(rows)
+    return kept_B.index_copy(0, rows, by_choices(p, p if same else q.rows(rows), term))
+
+
+def entropy_term(log_p: Tensor, _: Tensor) -> Tensor:
+    return -log_p.exp() * torch.where(log_p.exp() > 0, log_p, torch.zeros_like(log_p))
+
+
+def cross_term(log_p: Tensor, log_q: Tensor) -> Tensor:
+    return -log_p.exp() * torch.where(log_p.exp() > 0, log_q, torch.zeros_like(log_q))
+
+
+def divergence_term(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """q - p - p log(q / p): at least 0, and summed over the outcomes the divergence."""
+    p, q = log_p.exp(), log_q.exp()
+    log_ratio = torch.where(p > 0, log_q, torch.zeros_like(log_q)) - torch.where(
+        p > 0, log_p, torch.zeros_like(log_p)
+    )
+    near = log_ratio.abs() < 0.01
+    x = torch.where(near, log_ratio, torch.zeros_like(log_ratio))
+    series = p * x * x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x / 720))))
+    far = torch.where(near, torch.zeros_like(log_ratio), log_ratio)
+    return torch.where(p > 0, torch.where(near, series, q - p - p * far), q)
+
+
+def by_choices(p: Problem, q: Problem, term: Term) -> Tensor:
+    """The sum of `term` over all choices, by p's probability of facing them, (B,); differentiable."""
+    of_p = Choices(p)
+    of_q = of_p if q is p else Choices(q)
+    both = (of_p,) if q is p else (of_p, of_q)
+    batch, frames, longest, labels = p.shape
+    zero_BC = of_p.frame_TBC.new_zeros(batch, labels)
+    befores: list[Later] = [(zero_BC, zero_BC > 0)]
+    result_B = of_p.frame_TBC.new_zeros(batch)
+    for t in range(1, frames + 1):
+        for choices in both:
+            choices.step()
+        values, lost = (by_rows(list(rows)) for rows in zip(*befores, strict=True))
+        value_BC, lost_BC = gathered(term, of_p.durations, of_q.durations, (values, lost), 0)
+        here_B = p.lengths_B == t
+        if bool(here_B.any()):
+            last_B, lost_B = gathered(term, of_p.last(), of_q.last(), (value_BC, lost_BC), 1)
+            result_B = torch.where(here_B, last_B.masked_fill(lost_B, torch.inf), result_B)
+        # One label before for all durations, or one for each: (B, C', C) or (K, B, C', C).
+        later = (value_BC[:, :, None], lost_BC[:, :, None])
+        befores = [gathered(term, of_p.labels, of_q.labels, later, -2), *befores[: longest - 1]]
+    return result_B
+
+
+Later = tuple[Tensor, Tensor]
+"""What the choices to come add, and whether p gives mass to one of them that q forbids (infinity would make
+NaN of the gradients beside it)."""
+
+
+def gathered(term: Term, log_p: Tensor, log_q: Tensor, later: Later, dim: int) -> Later:
+    """One choice: its own term, and what comes later by p's shares."""
+    share = log_p.exp()
+    some = share > 0
+    forbidden = some & torch.isneginf(log_q)
+    value = term(log_p, log_q.masked_fill(forbidden, 0.0)) + share * later[0]
+    return value.sum(dim), (forbidden | (some & later[1])).any(dim)
+
+
+class Choices:
+    """The log probabilities of one model's choices, from left to right; differentiable.
+
+    After `step()` number t, `durations` (k, B, C) are those of the segments of c that end at t, `labels`
+    (B, C', C) those of the label before a segment of c that starts at t; (K, B, C', C) where they depend on
+    its duration.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.terms, self.frame_TBC = Terms(problem), shifted(problem)
+        self.longest, self.by_duration = problem.shape[2], problem.by_duration
+        self.gammas = [self.terms.first()]
+        self.content = self.frame_TBC[:0]
+        self.t = 0
+
+    def step(self) -> None:
+        begun = torch.cat([torch.zeros_like(self.frame_TBC[:1]), self.content[: self.longest - 1]])
+        self.content = begun + self.frame_TBC[self.t]
+        self.t += 1
+        gamma = by_rows(self.gammas)
+        ending = gamma + self.content + self.terms.arriving(self.t, len(gamma))
+        alpha_BC, self.durations = split(ending, 0)
+        self.alpha_BC = self.terms.closed(alpha_BC, self.t - 1)
+        crossing = self.terms.crossing(self.t)
+        if self.by_duration:
+            gamma, labels = split(self.alpha_BC[:, None, :, None] + crossing, 2)
+            gamma, self.labels = gamma.transpose(0, 1), labels.transpose(0, 1)
+        else:
+            gamma, self.labels = split(self.alpha_BC[:, :, None] + crossing, 1)
+        self.gammas = [self.terms.opened(gamma, self.t), *self.gammas[: self.longest - 1]]
+
+    def last(self) -> Tensor:
+        """(B, C): of the last label, if the sequence ends here."""
+        return split(self.alpha_BC + self.terms.end_C, 1)[1]
+
+
+def by_rows(latest: list[Tensor]) -> Tensor:
+    """Row k-1 of what each of the latest boundaries holds for segments of k frames, (k, B, C)."""
+    return torch.stack([value if value.dim() == 2 else value[k] for k, value in enumerate(latest)])
+
+
+def split(value: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """logsumexp along `dim`, and the log shares; -inf, never NaN, where all entries are -inf."""
+    top = value.detach().amax(dim, keepdim=True)
+    top = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
+    total = (value - top).exp().sum(dim, keepdim=True)
+    none = total == 0
+    log_total = torch.where(none, torch.ones_like(total), total).log() + top
+    whole = torch.where(none, torch.full_like(total, -float("inf")), log_total)
+    return whole.squeeze(dim), value - log_total
