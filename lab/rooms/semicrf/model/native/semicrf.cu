@@ -572,6 +572,11 @@ INSIDE REAL other_half_of(int total) { return power_of_two(total - half(total));
 INSIDE double times(double count, double weight) { return weight > 0 ? count * weight : 0; } // what is forbidden is 0
 INSIDE REAL held(REAL value) { return value > LARGEST ? LARGEST : value; } // zero times it is zero, and not NaN
 
+// value * 2^power, by two factors that go the same way: what lies between is no farther out than the result.
+INSIDE REAL moved(REAL value, int power) {
+    return held(held(value * power_of_two(power >> 1)) * power_of_two(power - (power >> 1)));
+}
+
 // left * right * 2^total / z.
 INSIDE double count_of(REAL left, REAL right, int total, double inverse) {
     return (double)left * power_of_two_64(half(total)) * ((double)right * power_of_two_64(total - half(total))) * inverse;
@@ -738,13 +743,13 @@ extern "C" __global__ void __launch_bounds__(CP) near_durations(
                 beta = (REAL)(source[(of.right + g) * CP + c] * other_half_of(total) * of.inverse);
             }
             // Into the units after this frame, and the power's half from this frame on: for all labels alike.
-            if (before != after || half(total) != had) {
+            const int move = before - after + half(total) - had;
+            if (move) {
 #pragma unroll
-                for (int m = 0; m < i; ++m)
-                    open[m] = open[m] * power_of_two(before - after) * power_of_two(half(total) - had);
+                for (int m = 0; m < i; ++m) open[m] = moved(open[m], move);
             }
             had = half(total);
-            open[i] = source[(of.left + f) * CP + c] * power_of_two(before - after) * power_of_two(had);
+            open[i] = moved(source[(of.left + f) * CP + c], before - after + had);
 #pragma unroll
             for (int m = 0; m <= i; ++m) {
                 open[m] = held(open[m] * w);

@@ -337,14 +337,14 @@ def test_soft_penalties_lose_no_mass_between_the_messages(run, dtype):
 
 @compiler
 def test_a_short_sequence_whose_start_weighs_2_to_the_760_has_finite_counts(run):
-    """Hostile batch 66 of seed 0: the largest transition, e^-543, moves into durations and out of the start."""
+    """The largest transition, e^-543, moves into durations and out of the start."""
     problem = random_problem(1, 3, 4, 2, seed=1)
     problem.transition[0] = -float("inf")
     problem.transition[1] = torch.tensor([-544.1, -543.2])
     problem.score_BTC[0, 0, 0] = -1e30
     for length in (1, 2, 3):
         problem.lengths_B[0] = length
-        state, found = run(problem)
+        _, found = run(problem)
         assert worst(naive.posteriors(problem), found) <= 1e-10 and float(found.imbalance_B) <= 1e-9
 
 
@@ -354,8 +354,8 @@ POWER_MUTANTS = {
         "INSIDE int half(int total) { return 0; }",
     ),
     "a falling power not passed on": (
-        "before != after || half(total) != had",
-        "before != after || half(total) > had",
+        "if (move) {",
+        "if (move < 0) {",
     ),
     "a power of the far segments lost": ("between = held(between * one);", "between = held(between);"),
 }
