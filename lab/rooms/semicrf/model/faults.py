@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from torch import Tensor
 from lab.errors import UsageError
 from lab.rooms.semicrf.config import FAULTS
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.autograd import Alarm
+from lab.rooms.semicrf.model.autograd import Alarm, log_partition
 from lab.rooms.semicrf.model.corpus.utterances import Corpus, Utterance
 from lab.rooms.semicrf.model.ledger import mass
-from lab.rooms.semicrf.model.problem import Posteriors
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
 
 Partition = Callable[..., Tensor]
 IN_KERNEL = ("overread", "race", "stale")
@@ -61,6 +62,32 @@ def planted_scores(name: str | None) -> Callable[[Tensor], Tensor] | None:
         return score.masked_fill(row, float("-inf"))
 
     return closed
+
+
+def stale_messages(
+    score: Tensor,
+    transition: Tensor,
+    duration: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    backend: str = "auto",
+    **terms: Tensor | None,
+) -> Tensor:
+    """log Z whose way back finds some messages of the first sequence half as large again: the compiled GPU
+    form audits its counts while it makes them, so a fault in the counts would come after its audit.
+    """
+    problem = make_problem(score, transition, duration, lengths, **terms)
+    engine = api.engine_for(api.resolve_backend(backend, problem.score_BTC), problem)
+
+    def forward(problem: Problem, keep: bool = True) -> Any:
+        state = engine.forward(problem, keep)
+        if keep:
+            for name in ("arrived", "source"):
+                state.own.buffer(name)[2] *= 1.5  # before, and after, the third frame
+        return state
+
+    stale = SimpleNamespace(forward=forward, backward=engine.backward, differentiate=engine.differentiate)
+    return log_partition(stale, None, problem)
 
 
 def _overread(partition: Partition) -> Partition:
@@ -118,6 +145,8 @@ def _stale(partition: Partition) -> Partition:
             error_B, frame_B = mass(found.label_BTC, lengths_B, found.log_z_B)
             found.mass_error_B.copy_(error_B)
             found.mass_frame_B.copy_(frame_B)
+            if found.imbalance_B is not None:
+                found.imbalance_B.copy_(error_B)
             if alarm is not None:
                 alarm(found)
 

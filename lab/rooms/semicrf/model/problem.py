@@ -132,8 +132,8 @@ class Posteriors:
     transition: Tensor
     mass_error_B: Tensor
     mass_frame_B: Tensor
-    segment_BTKC: Tensor | None = None
     imbalance_B: Tensor | None = None
+    segment_BTKC: Tensor | None = None
 
     @classmethod
     def of_parts(cls, values: Sequence[Tensor]) -> Posteriors:

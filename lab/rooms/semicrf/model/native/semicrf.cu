@@ -569,7 +569,13 @@ INSIDE Both both_of(const REAL* source, const REAL* arrived, const int* exponent
 INSIDE int half(int total) { return total >> 5 << 4; } // it changes seldom from one frame to the next
 INSIDE REAL half_of(int total) { return power_of_two(half(total)); }
 INSIDE REAL other_half_of(int total) { return power_of_two(total - half(total)); }
+INSIDE double times(double count, double weight) { return weight > 0 ? count * weight : 0; } // what is forbidden is 0
 INSIDE REAL held(REAL value) { return value > LARGEST ? LARGEST : value; } // zero times it is zero, and not NaN
+
+// value * 2^power, by two factors that go the same way: what lies between is no farther out than the result.
+INSIDE REAL moved(REAL value, int power) {
+    return held(held(value * power_of_two(power >> 1)) * power_of_two(power - (power >> 1)));
+}
 
 // left * right * 2^total / z.
 INSIDE double count_of(REAL left, REAL right, int total, double inverse) {
@@ -697,7 +703,7 @@ extern "C" __global__ void __launch_bounds__(CP) far_durations(
         const REAL one = half_of(total), other = other_half_of(total) * of.inverse;
         between = held(between * one);
 #pragma unroll
-        for (int m = 0; m < N; ++m) rows[m] = gathered[(of.left + p * N + m) * CP + c] * between;
+        for (int m = 0; m < N; ++m) rows[m] = held(gathered[(of.left + p * N + m) * CP + c] * between);
 #pragma unroll
         for (int j = 0; j < N; ++j) { // the segment's last frame within block q
             const REAL head = gathered[(of.right + (used - 1 - q) * N + N - 1 - j) * CP + c] * other;
@@ -733,18 +739,20 @@ extern "C" __global__ void __launch_bounds__(CP) near_durations(
             REAL w = 0, beta = 0;
             if (f < of.own.length && c < labels) {
                 const i64 row = (i64)b * frames + f;
-                w = (REAL)exp(score[row * labels + c] - tops[row]) * power_of_two(before - after);
+                w = (REAL)exp(score[row * labels + c] - tops[row]);
                 beta = (REAL)(source[(of.right + g) * CP + c] * other_half_of(total) * of.inverse);
             }
-            if (half(total) != had) { // for all labels alike
+            // Into the units after this frame, and the power's half from this frame on: for all labels alike.
+            const int move = before - after + half(total) - had;
+            if (move) {
 #pragma unroll
-                for (int m = 0; m < i; ++m) open[m] *= power_of_two(half(total) - had);
+                for (int m = 0; m < i; ++m) open[m] = moved(open[m], move);
             }
             had = half(total);
-            open[i] = source[(of.left + f) * CP + c] * power_of_two(had);
+            open[i] = moved(source[(of.left + f) * CP + c], before - after + had);
 #pragma unroll
             for (int m = 0; m <= i; ++m) {
-                open[m] *= w;
+                open[m] = held(open[m] * w);
                 counts[i - m] += open[m] * beta;
             }
         }
@@ -773,7 +781,7 @@ extern "C" __global__ void __launch_bounds__(CP) sum_durations(
         if (high > 1 && d < N - 1) total += at[((i64)(high - 2) * 2 * N + d + N) * CP];
     }
     const double weight = table[(i64)(k + N - 1) * CP + c];
-    if (c < labels) out[((i64)b * longest + k - 1) * labels + c] = total * weight;
+    if (c < labels) out[((i64)b * longest + k - 1) * labels + c] = times(total, weight);
 }
 
 // Sum over `each` boundaries s of alpha[s, from] eta[s, to] / z, (B, chunks, CP, CP); grid (chunks, B).
@@ -821,7 +829,7 @@ extern "C" __global__ void __launch_bounds__(CP) sum_transitions(
     double total = 0;
 #pragma unroll 4
     for (int chunk = 0; chunk < chunks; ++chunk) total += partial[(((i64)b * chunks + chunk) * CP + row) * CP + c];
-    if (c < labels) out[((i64)b * labels + row) * labels + c] = total * onward[row * CP + c];
+    if (c < labels) out[((i64)b * labels + row) * labels + c] = times(total, onward[row * CP + c]);
 }
 
 // The sum over slices of what each thread has for its label, to all threads of the label.
