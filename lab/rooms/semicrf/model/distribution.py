@@ -294,13 +294,14 @@ def constrain(problem: Problem, allowed_BTC: Tensor | None, boundaries_BT: Bound
         return problem
     batch, frames, longest, labels = problem.shape
     values = boundaries_BT.to(problem.score_BTC.device)
-    known = values.dtype != torch.bool and bool(((values == 0) | (values.abs() == 1)).all())
-    if tuple(values.shape) != (batch, frames) or not known:
+    if tuple(values.shape) != (batch, frames) or values.dtype == torch.bool:
         raise UsageError(
             f"boundaries must be -1, 0 or +1, {(batch, frames)}, got {values.dtype} {tuple(values.shape)}"
         )
     values = torch.where(inside(problem), values, torch.zeros_like(values))
     values[:, 0] = 0
+    if not bool(((values == 0) | (values.abs() == 1)).all()):
+        raise UsageError("boundaries must be -1, 0 or +1", fix="0 where a boundary is not known")
     opens, segment = problem.seg_start_BTC, problem.segment_BTKC
     if bool((values < 0).any()):
         opens = zeros(problem, batch, frames, labels) if opens is None else opens
