@@ -290,10 +290,10 @@ def gradients(
 
 
 def expected_score(problem: Problem, found: Posteriors) -> Tensor:
-    """<theta, counts> (B,): a term with count zero adds zero, even if its score is -inf."""
+    """<theta, counts> (B,): a score of -inf, or with a count of zero, adds zero."""
     total_B = torch.zeros_like(found.log_z_B)
     for value, count in zip(problem.floats(), found.counts(problem), strict=True):
-        never = count == 0
+        never = (count == 0) | torch.isneginf(value)
         score = torch.where(never, torch.zeros_like(count, dtype=torch.float64), value.double())
         total_B = total_B + (score * count).flatten(1).sum(1)
     return total_B

@@ -176,7 +176,7 @@ def posteriors(problem: Problem) -> Posteriors:
     label_TBC = (starts_TBC - torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])).cumsum(0)
     counts = [x.transpose(0, 1) for x in (label_TBC, starts_TBC, ends_TBC, duration)] + [crossed]
     counts = [_of_usable(x, usable_B) for x in counts]  # shares of NaN are NaN
-    counts[0] = masked(problem, counts[0])
+    counts[0] = masked(problem, counts[0]).masked_fill(torch.isneginf(real(problem.score_BTC)), 0.0)
     checked = mass(real(counts[0]), problem.lengths_B, real(state.log_z_B))
     own = [] if segment is None else [_of_usable(segment, usable_B)]
     return Posteriors.of_parts([state.log_z_B, *counts, *own, *checked])

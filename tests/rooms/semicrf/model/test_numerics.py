@@ -104,15 +104,6 @@ def test_float32_scores_give_a_float64_log_z_and_float32_gradients():
     assert torch.allclose(score.grad.sum(-1)[0], torch.ones(9), atol=1e-6)
 
 
-def test_a_second_derivative_is_refused():
-    problem = random_problem(1, 4, 2, 2)
-    score = problem.score_BTC.clone().requires_grad_()
-    log_z = api.log_partition(score, problem.transition, problem.duration_KC, backend="torch").sum()
-    grad = torch.autograd.grad(log_z, score, create_graph=True)[0]
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(grad.sum(), score)
-
-
 def test_slow_drift_between_labels_that_never_meet_is_not_lost():
     # Label 0 leads by e^2000, then label 1 gains e^4000: the linear pass has dropped it long before.
     score = torch.zeros(1, 300, 2, dtype=torch.float64)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model.dual import real, reciprocal
 from lab.rooms.semicrf.model.factorised.messages import EVERY, State, rescale
-from lab.rooms.semicrf.model.factorised.weights import frames_inside
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.log_domain import crossed_shape
 from lab.rooms.semicrf.model.problem import Posteriors
@@ -142,7 +141,8 @@ class Counts:
         alpha_TBC, rest = self.scaled(chain.alpha_TBC[1:], ending, ending)
         ends_TBC = alpha_TBC * (self.beta_TBC[1:] * rest)
         before_TBC = torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])
-        label_TBC = (self.starts_TBC - before_TBC).cumsum(0) * frames_inside(self.state.problem)
+        label_TBC = (self.starts_TBC - before_TBC).cumsum(0)
+        label_TBC = label_TBC.masked_fill(weights.frame_TBC == 0, 0.0)  # -inf and padding: exactly never
         rows = (label_TBC, self.starts_TBC, ends_TBC, self.duration * weights.duration_KBC)
         label_BTC, starts_BTC, ends_BTC, duration_BKC = (x.transpose(0, 1)[..., :labels] for x in rows)
         transition = self.transition[..., :labels, :labels]
