@@ -189,9 +189,7 @@ class SegmentDistribution:
         return api.sample(**arguments(self.problem), samples=n, seed=seed)
 
     def _precise(self) -> SegmentDistribution:
-        """In float64: a difference of large numbers has no digits left in float32."""
-        if all(value.dtype == torch.float64 for value in self.problem.floats()):
-            return self
+        """In float64, with frames that are not large: differences of large numbers have no digits left."""
         wide: SegmentDistribution = self._once("precise", lambda: self._of(in_float64(self.problem)))
         return wide
 
@@ -220,7 +218,10 @@ def arguments(problem: Problem) -> dict[str, Any]:
 
 
 def in_float64(problem: Problem) -> Problem:
-    return problem.with_floats([value.double() for value in problem.floats()])
+    """The problem itself where nothing changes, so that what was computed for it is used."""
+    if any(value.dtype != torch.float64 for value in problem.floats()):
+        problem = problem.with_floats([value.double() for value in problem.floats()])
+    return information.centred(problem)
 
 
 def less(log_B: Tensor, log_z_B: Tensor) -> Tensor:

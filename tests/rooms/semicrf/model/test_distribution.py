@@ -268,6 +268,21 @@ def test_a_frame_shift_common_to_all_labels_changes_no_information():
     assert torch.allclose(of(other).cross_entropy(of(moved)), of(other).cross_entropy(of(problem)), atol=1e-7)
 
 
+@pytest.mark.parametrize("value", [-INF, -1e30, -1e4])
+def test_masks_need_no_chain_rule(monkeypatch, value):
+    problem = random_problem(3, 40, 6, 4, seed=3)
+    score = problem.score_BTC.clone()
+    score[torch.rand(score.shape, generator=torch.Generator().manual_seed(1)) < 0.3] = value
+    if value == -1e30:
+        score[:, 4:7] = value  # all labels of a frame
+    problem = replace(problem, score_BTC=score)
+    right = information.by_choices(problem, problem, information.entropy_term)
+    monkeypatch.delattr(information, "by_choices")
+    assert torch.allclose(of(problem).entropy(), right, atol=1e-10)
+    inputs = {"transition_CC" if x == "transition" else x: getattr(problem, x) for x in problem.names()}
+    assert torch.allclose(api.entropy(**inputs, lengths_B=problem.lengths_B), right, atol=1e-10)
+
+
 def test_models_with_other_durations_are_compared_over_all_segmentations():
     p, q = random_problem(1, 4, 2, 2, seed=1), random_problem(1, 4, 3, 2, by_duration=True, seed=2)
     own, other = (
@@ -370,9 +385,10 @@ def test_gradients_of_hostile_problems_are_those_of_the_list(kind):
 def test_torch_func_follows_the_entropy_and_gives_nan_where_only_the_chain_rule_is_exact():
     problem = random_problem(2, 6, 3, 2, seed=4)
     rest = problem.floats()[1:3]
+    rest = (rest[0].clone(), rest[1])
+    rest[0][0] = -math.inf  # label 0 can only be the last, so in the first frame it leads nowhere
     scores = torch.stack([problem.score_BTC, 2 * problem.score_BTC])
-    scores[1, 0, :, 0] = -1e30
-    scores[1, 0, 2] = -1e30
+    scores[0, 0, 2], scores[0, 1, :3, 0], scores[1, 0, 0, 0] = -1e30, -1e30, 1e30
     found = torch.func.vmap(lambda score: api.entropy(score, *rest))(scores)
     expected = torch.stack([api.entropy(score, *rest) for score in scores])
     assert bool(found[1, 0].isnan()) and bool(torch.isfinite(expected).all())
