@@ -138,7 +138,7 @@ class SegmentDistribution:
         return self._of(constrain(self.problem, allowed_BTC, boundaries_BT))
 
     def entropy(self) -> Tensor:
-        """H(p) (B,) in nats, float64, at least 0, differentiable."""
+        """H(p) (B,) in nats, float64, differentiable; see `information` for how it keeps its digits."""
         p = self._precise()
         return information.entropy(p.problem, p.posteriors)
 
