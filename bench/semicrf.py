@@ -163,8 +163,7 @@ def ours(problem: Any, dtype: Any, backend: str) -> Contender:
         log_z_B.sum().backward()
         return log_z_B.detach(), leaves[2].grad
 
-    form = "" if backend == "triton" else f"{backend} "
-    return Contender(f"lab {form}{str(dtype).removeprefix('torch.')}", forward, train, leaves)
+    return Contender(f"lab {backend} {str(dtype).removeprefix('torch.')}", forward, train, leaves)
 
 
 def own_leaves(values: Iterable[Any], dtype: Any) -> list[Any]:
@@ -240,12 +239,10 @@ def lab_backend(device: str) -> str:
 def lab_forms(device: str) -> list[tuple[str, str]]:
     """(dtype, backend), the one that the bars are for first.
 
-    The kernels on a GPU, and where Triton's interpreter stands for one; on a CPU what is compiled, and torch.
+    What is compiled, and on a CPU torch.
     """
     if device == "cuda":
-        return [("float32", "triton"), ("float64", "triton")]
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return [("float32", "triton")]
+        return [("float32", "native"), ("float64", "native")]
     from lab.rooms.semicrf.model.native.choose import reason_without_cpu_form
 
     reason = reason_without_cpu_form()

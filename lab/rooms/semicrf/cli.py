@@ -32,7 +32,7 @@ def run_semicrf() -> None:
 
     \b
     lab run semicrf train --preset smoke
-    lab run --image cuda semicrf train --data /data/TIMIT --model semicrf --backend torch,triton
+    lab run --image cuda semicrf train --data /data/TIMIT --model semicrf --backend torch,native
     lab run --image cuda semicrf diagnose
     lab run --image cuda semicrf check
     """
@@ -107,7 +107,6 @@ def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experim
 
 @run_semicrf.command("check")
 @option("--backend", "backends", type=Names(BACKENDS), default="auto")
-@click.option("--interpret", is_flag=True, help="Run Triton's kernels in its interpreter: no GPU, slow.")
 @option("--batches", type=ONE_OR_MORE, default=200, help="Random hostile batches.")
 @seed(2025)
 @click.pass_context

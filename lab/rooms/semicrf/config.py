@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 MODELS = ("pytorch-crf", "linear", "semicrf")
-BACKENDS = ("auto", "naive", "torch", "native", "triton")
+BACKENDS = ("auto", "naive", "torch", "native")
+# The backend that a diagnosis holds each one against; what `auto` means only the device can say.
+PLAINER = {"native": "torch", "torch": "naive", "naive": "naive"}
 # Names of the guide -> ours. Its `exact` held all edges in memory; every backend here is exact.
 GUIDE_BACKENDS = {"exact": "torch", "streaming": "auto"}
 FAULTS = {
@@ -40,10 +42,13 @@ class TrainConfig(_Section, frozen=True):
         msgspec.field(default_factory=lambda: ["linear", "semicrf"])
     )
     backends: Annotated[
-        list[Literal["auto", "naive", "torch", "native", "triton"]],
+        list[Literal["auto", "naive", "torch", "native"]],
         _help("of the linear and semicrf heads", min_length=1),
     ] = msgspec.field(default_factory=lambda: ["auto"])
-    encoder: Annotated[Literal["bilstm", "transformer"], _help("encoder before the head")] = "bilstm"
+    encoder: Annotated[
+        Literal["bilstm", "transformer", "none"],
+        _help("encoder before the head; none: a linear layer on each frame"),
+    ] = "bilstm"
     max_duration: Annotated[int, _help("longest segment K, frames", ge=1)] = 30
     hidden_dim: Annotated[int, _help("width of the encoder's output", ge=2)] = 256
     num_layers: Annotated[int, _help("layers of the encoder", ge=1)] = 3
@@ -73,6 +78,10 @@ class TrainConfig(_Section, frozen=True):
     utterances: Annotated[
         int, _help("training utterances of the synthetic corpus; dev and test: a quarter each", ge=4)
     ] = 512
+    durations: Annotated[
+        Literal["broad", "narrow"],
+        _help("of the synthetic corpus; narrow: labels in threes that sound alike and differ in duration"),
+    ] = "broad"
     mean_segments: Annotated[int, _help("segments of a synthetic utterance on average", ge=2)] = 30
     step_timeout_s: Annotated[float, _help("limit of one training run, s", gt=0)] = 6 * 3600.0
 
@@ -128,7 +137,6 @@ class CheckConfig(_Section, frozen=True):
     backends: Annotated[list[str], _help("auto: this device's default, and torch", min_length=1)] = (
         msgspec.field(default_factory=lambda: ["auto"])
     )
-    interpret: Annotated[bool, _help("run Triton's kernels in its interpreter, without a GPU")] = False
     batches: Annotated[int, _help("random hostile batches", ge=1)] = 200
     seed: Annotated[int, _help("seed of the shapes and inputs", ge=0)] = 2025
     step_timeout_s: Annotated[float, _help("limit, s", gt=0)] = 1800.0

@@ -61,34 +61,45 @@ def drift_sentences(cells: Iterable[Row]) -> list[str]:
 
 
 def classic_steps(cells: Sequence[Row], tested: str, reference: str) -> list[Row]:
-    """The guide's four steps, answered from the cells."""
+    """The guide's four steps, answered from the cells. None is read as a cause where nothing failed."""
     plain = [c for c in cells if c["backend"] == reference and c["reg"] > 0 and c["lengths"] == "variable"]
     own = [c for c in cells if c["backend"] == tested and c["reg"] == 0]
     fixed = [c for c in own if c["lengths"] == "fixed"]
     first = [c for c in own if c["lengths"] == "variable"]
     sizes = drift_sentences(cells)
+    failing = _failed(first)
+    stale = f"{tested} fails with code compiled from its present source: no stale kernel"
+    apart = f"{tested} is suspect: {reference} passes" if not _failed(plain) else "shared code: both fail"
+    lengths = "not the lengths: it fails with one length too" if _failed(fixed) else "boundary handling"
     return [
         {
-            "step": "1 clear the Triton cache",
-            "answer": f"every run has a cache of its own; {_passed(first)}",
-            "reading": "still failing: not a stale kernel",
+            "step": "1 clear the kernel cache",
+            "answer": f"compiled code is found by the hash of its source; {_passed(first)}",
+            "reading": stale if failing else NOTHING,
         },
         {
             "step": f"2 {reference} with --crf-reg 0.01",
             "answer": _passed(plain),
-            "reading": "all pass: the Triton kernels are suspect; a failure: shared code",
+            "reading": NOTHING if not failing else apart if plain else NOT_RUN,
         },
         {
             "step": "3 --fixed-length",
             "answer": _passed(fixed),
-            "reading": "all pass where step 1 fails: boundary handling",
+            "reading": NOTHING if not failing else lengths if fixed else NOT_RUN,
         },
         {
             "step": "4 parameter magnitudes",
             "answer": sizes[0] if sizes else "no parameter above 20",
-            "reading": "above 20: parameter drift",
+            "reading": "parameter drift" if sizes else "no drift",
         },
     ]
+
+
+NOTHING, NOT_RUN = "nothing to explain: step 1 passes", "not run: no answer"
+
+
+def _failed(cells: Sequence[Row]) -> bool:
+    return any(cell["outcome"] == "failed" for cell in cells)
 
 
 def _passed(cells: Sequence[Row]) -> str:

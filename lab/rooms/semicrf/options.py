@@ -18,7 +18,7 @@ else:
 
 
 class Names(_NamesParam):
-    """`torch,triton`: a list of known names, each at most once; `aliases` are accepted for some of them."""
+    """`torch,native`: a list of known names, each at most once; `aliases` are accepted for some of them."""
 
     def __init__(self, known: tuple[str, ...], aliases: dict[str, str] | None = None) -> None:
         self.known, self.aliases = known, aliases or {}
@@ -42,6 +42,7 @@ HELP = {
     "fixed": "Crop utterances to N frames and leave out shorter ones: nothing is padded.",
     "over_long": "Gold segments longer than --max-duration. [default: split]",
     "guards": "seed: the guide's NEG_INF, epsilon and clamps, to see what they change.",
+    "durations": "Of the synthetic corpus. narrow: some labels differ in nothing else. [default: broad]",
     "objective": "guide: the published gold score, which is not of the partition's model.",
 }
 BACKEND = option(
@@ -54,8 +55,8 @@ TRAINING = (
     click.option("--preset", type=click.Choice(list(PRESETS)), help=HELP["preset"]),
     option("--data", "--data-dir", default="synthetic", help=HELP["data"]),
     BACKEND,
-    click.option("--no-triton", is_flag=True, help="The torch backend, in decoding too."),
-    click.option("--encoder", type=click.Choice(["bilstm", "transformer"])),
+    click.option("--no-triton", is_flag=True, help="The guide's flag: the torch backend for auto."),
+    click.option("--encoder", type=click.Choice(["bilstm", "transformer", "none"])),
     click.option("--max-duration", type=ONE_OR_MORE, help="Longest segment K, frames."),
     click.option("--hidden-dim", type=click.IntRange(min=2)),
     click.option("--num-layers", type=ONE_OR_MORE),
@@ -71,6 +72,7 @@ TRAINING = (
     click.option("--objective", type=click.Choice(["consistent", "guide"]), help=HELP["objective"]),
     seed(None, "Seed of the random numbers."),
     click.option("--utterances", type=click.IntRange(min=4), help="Training utterances, synthetic corpus."),
+    click.option("--durations", type=click.Choice(["broad", "narrow"]), help=HELP["durations"]),
     click.option("--phones", type=click.IntRange(min=2, max=39), help="Classes of the synthetic corpus."),
 )
 LOOP = (
@@ -84,16 +86,11 @@ def train_config(values: dict[str, Any], *, gpus: bool) -> Any:
     """The preset, then what was set by a flag; `gpus` chooses the preset where none is named."""
     import msgspec
 
-    from lab.errors import UsageError
     from lab.rooms.semicrf.config import TrainConfig
 
     values = dict(values)
     preset = PRESETS[values.pop("preset") or ("timit" if gpus else "tiny")]
     if values.pop("no_triton"):
-        if "triton" in values["backends"]:
-            raise UsageError(
-                "--no-triton and the triton backend contradict each other", fix="drop one of them"
-            )
         values["backends"] = ["torch" if name == "auto" else name for name in values["backends"]]
     given = {name: value for name, value in values.items() if value is not None}
     return msgspec.convert({**preset, **given}, TrainConfig)

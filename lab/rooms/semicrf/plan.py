@@ -23,7 +23,7 @@ def plan_train(
 ) -> Plan:
     """One step per (head, backend); `skipped` heads become rows with their reason."""
     _check_ranks(config, site)
-    steps = tuple(_train_step(config, site, *case) for case in cases(config, site))
+    steps = tuple(_train_step(config, site, *case) for case in cases(config))
     absent = {
         step.name: "the package torchcrf (PyPI: pytorch-crf) is not installed"
         for step in steps
@@ -39,72 +39,52 @@ def plan_train(
 
 
 def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
-    """The matrix on the tested backend and on its reference, each with its own caches, then the probes."""
-    tested, reference = contenders(config.train, site)
+    """The matrix on the tested backend and on a plainer one, then the probes.
+
+    `auto` is tested as users get it: which form that is, and so which is plainer, the device says.
+    """
+    tested = config.train.backends[0]
     # A case has no corpus to train on: only the probes can use it.
-    trained = [] if config.case else list(dict.fromkeys((tested, reference)))
-    parts = [(f"cells-{name}", "cells", name) for name in trained]
-    if not config.classic:
-        parts.append(("probes", "probes", tested))
-    steps = tuple(_diagnose_step(config, site, name, part, backend) for name, part, backend in parts)
-    note = (f"backend under test: {tested}; reference: {reference}",)
+    trained = [] if config.case else ["cells"] if tested == "naive" else ["cells", "reference"]
+    parts = [*trained, *([] if config.classic else ["probes"])]
     return Plan(
-        steps=steps,
+        steps=tuple(_diagnose_step(config, site, part, tested) for part in parts),
         inputs={DIAGNOSE: _json(config)},
-        notes=(*note, *_notes(None if config.case else config.train, site)),
-        config={
-            "command": "diagnose",
-            "tested": tested,
-            "reference": reference,
-            **msgspec.to_builtins(config),
-        },
+        notes=(
+            f"backend under test: {tested}",
+            *_notes(None if config.case else config.train, site),
+        ),
+        config={"command": "diagnose", "tested": tested, **msgspec.to_builtins(config)},
     )
 
 
 def plan_check(config: CheckConfig, site: Site) -> Plan:
     """One step per backend, so that a crash of one leaves the others' results."""
-    names = resolved(config.backends, site, interpret=config.interpret)
     return Plan(
-        steps=tuple(_check_step(config, site, name) for name in names),
+        steps=tuple(_check_step(config, site, name) for name in resolved(config.backends)),
         inputs={CHECK: _json(config)},
         notes=_notes(None, site),
         config={"command": "check", **msgspec.to_builtins(config)},
     )
 
 
-def cases(config: TrainConfig, site: Site) -> list[tuple[str, str]]:
+def cases(config: TrainConfig) -> list[tuple[str, str]]:
     """(head, backend) pairs; pytorch-crf has one backend, its own."""
     found: list[tuple[str, str]] = []
     for model in config.models:
         found += [(model, "own")] if model == "pytorch-crf" else [(model, name) for name in config.backends]
     if len(set(found)) != len(found):
         raise UsageError("a head and backend are named twice", fix="name each once")
-    if "triton" in config.backends and site.vendor == "none":
-        raise GpuError("the triton backend needs a GPU", fix="--backend torch, or check --interpret")
     return found
 
 
-def contenders(config: TrainConfig, site: Site) -> tuple[str, str]:
-    """The backend under test and a plainer one: triton and torch on a GPU, else torch and naive."""
-    (backend,) = config.backends[:1]
-    if backend == "auto":
-        backend = "torch" if site.vendor == "none" else "triton"
-    return backend, {"triton": "torch", "native": "torch", "torch": "naive", "naive": "naive"}[backend]
+def resolved(backends: list[str]) -> list[str]:
+    """What `auto` asks for: the default backend as users get it, and torch.
 
-
-def resolved(backends: list[str], site: Site, *, interpret: bool) -> list[str]:
-    """What `auto` asks for: the default backend as users get it, torch, and Triton interpreted if asked.
-
-    Which one is the default (Triton, CUDA C, C++, torch) only the device can say, so it is asked for by the
-    name `auto`.
+    Which one is the default (CUDA C, C++, torch) only the device can say, so it is asked for by the name
+    `auto`.
     """
-    if backends != ["auto"]:
-        if "triton" in backends and site.vendor == "none" and not interpret:
-            raise GpuError(
-                "the triton backend needs a GPU", fix="add --interpret to run it in its interpreter"
-            )
-        return backends
-    return ["auto", "torch", *(["triton"] if interpret else [])]
+    return ["auto", "torch"] if backends == ["auto"] else backends
 
 
 def have_torchcrf() -> bool:
@@ -127,14 +107,13 @@ def _train_step(config: TrainConfig, site: Site, model: str, backend: str) -> St
     )
 
 
-def _diagnose_step(config: DiagnoseConfig, site: Site, name: str, part: str, backend: str) -> Step:
-    folder = f"steps/{name}"
-    # Its own cache: a stale kernel compiled by another run or backend cannot be what fails.
-    env = {**_threads(site), "TRITON_CACHE_DIR": f"{folder}/.triton"}
+def _diagnose_step(config: DiagnoseConfig, site: Site, part: str, backend: str) -> Step:
+    folder = f"steps/{part}"
+    env = _threads(site)
     if config.classic:
         env["PYTHONLOGLEVEL"] = "DEBUG"
     return Step(
-        name=name,
+        name=part,
         folder=folder,
         num_gpus=1 if site.gpus else 0,
         argv=("python", *_module("diagnose", DIAGNOSE, folder, part=part, backend=backend)),
@@ -148,13 +127,12 @@ def _diagnose_step(config: DiagnoseConfig, site: Site, name: str, part: str, bac
 
 def _check_step(config: CheckConfig, site: Site, backend: str) -> Step:
     folder = f"steps/check-{backend}"
-    interpreted = config.interpret and backend == "triton"
     return Step(
         name=f"check-{backend}",
         folder=folder,
         num_gpus=1 if site.gpus else 0,
         argv=("python", *_module("check", CHECK, folder, backend=backend)),
-        env={**_threads(site), **({"TRITON_INTERPRET": "1"} if interpreted else {})},
+        env=_threads(site),
         timeout_s=config.step_timeout_s,
         expects=(f"{folder}/checks.json",),
         labels={"backend": backend},
@@ -197,10 +175,6 @@ def _notes(config: TrainConfig | None, site: Site) -> tuple[str, ...]:
         notes.append("synthetic corpus: it exercises the code and says nothing about speech")
     if site.vendor == "none":
         notes.append("no GPU: these numbers are from this machine's CPU")
-    if site.vendor == "amd":
-        notes.append(
-            "these kernels have not been tried with Triton on ROCm: compare them with torch by check"
-        )
     return tuple(notes)
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("pandas")
 CONFIGS = {
     "check": {"command": "check"},
     "train": {"command": "train", "data": "synthetic"},
-    "diagnose": {"command": "diagnose", "tested": "torch", "reference": "naive"},
+    "diagnose": {"command": "diagnose", "tested": "auto"},
 }
 
 
@@ -67,12 +67,43 @@ def checked(tmp_path, **ran):
 
 
 def test_a_check_names_the_backend_that_was_the_default_and_what_it_left_out(tmp_path):
-    passed, left_out = checked(tmp_path, auto="native", torch="torch")
+    (passed,) = checked(tmp_path / "a", auto="native", torch="torch")
     assert passed == "All 2 checks of auto (native), torch passed on this device."
-    assert left_out == "Not covered by this run: triton."
+    assert checked(tmp_path / "b", auto="native")[1] == "Not covered by this run: torch."
 
 
 def test_a_default_that_fell_to_torch_or_was_killed_does_not_pass_for_covered(tmp_path):
-    assert checked(tmp_path / "a", auto="torch", torch="torch")[-1].endswith(": native, triton.")
+    assert checked(tmp_path / "a", auto="torch", torch="torch")[-1].endswith(": native.")
     killed = checked(tmp_path / "b", auto=None, torch="torch")
-    assert "1 of 2 checks" in killed[0] and "killed" in killed[1] and killed[-1].endswith(": native, triton.")
+    assert "1 of 2 checks" in killed[0] and "killed" in killed[1] and killed[-1].endswith(": native.")
+
+
+def diagnosed(tmp_path, **ran):
+    """The verdict of a diagnosis that ran `ran` ("tested", "reference", "device") and found nothing."""
+    from lab.rooms.semicrf.findings import analyse_semicrf
+
+    steps = [Step(name=p, argv=("python",), folder=f"steps/{p}", labels={"part": p}) for p in ("probes",)]
+    manifest = a_manifest(*steps)
+    manifest.room, manifest.config = "semicrf", CONFIGS["diagnose"]
+    run = Run.create(tmp_path / "run", manifest)
+    for step in steps:
+        run.begin(step)
+        row = {"probe": "a probe", "cause": "kernel", "clean": True, "value": 0, "limit": 0, "text": "fine"}
+        probes = [{**row, "backend": name} for name in (ran["tested"], ran["reference"])]
+        found = {"probes": probes, "guards": [], "reproducer": None}
+        (run.folder(step) / f"{step.name}.json").write_text(json.dumps({**ran, **found}))
+        run.finish(step, Outcome(status=Status.ok))
+    return analyse_semicrf(run.root, run.root, run, lambda _: None).verdict
+
+
+def test_a_diagnosis_says_what_ran_and_what_it_did_not_cover(tmp_path):
+    told = diagnosed(tmp_path / "a", tested="native", reference="torch", device="cpu")
+    assert told[0] == "Nothing was found: every probe is clean."
+    assert told[-1].startswith(
+        "Covered: native and torch on this CPU, the loss and its gradient. "
+        "Not covered: the compiled form for GPUs, decoding, sampling, "
+    )
+    plain = diagnosed(tmp_path / "b", tested="torch", reference="naive", device="cpu")[-1]
+    assert "Covered: naive and torch on this CPU" in plain and "Not covered: the compiled form, " in plain
+    on_gpu = diagnosed(tmp_path / "c", tested="native", reference="torch", device="cuda")[-1]
+    assert "native and torch on this GPU" in on_gpu and "Not covered: decoding" in on_gpu

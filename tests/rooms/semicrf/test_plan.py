@@ -11,7 +11,7 @@ import pytest
 
 from lab.core.gpu import Gpu
 from lab.core.plan import Site
-from lab.errors import GpuError, UsageError
+from lab.errors import GpuError
 from lab.rooms.semicrf.config import PRESETS, CheckConfig, DiagnoseConfig, TrainConfig
 from lab.rooms.semicrf.options import train_config
 from lab.rooms.semicrf.plan import CHECK, TRAIN, plan_check, plan_diagnose, plan_train
@@ -26,9 +26,9 @@ KNOBS = {"preset": None, "no_triton": False, "data": "synthetic", "backends": ["
 
 
 def test_one_step_per_head_and_backend():
-    config = TrainConfig(models=["linear", "semicrf"], backends=["torch", "triton"])
+    config = TrainConfig(models=["linear", "semicrf"], backends=["torch", "native"])
     steps = plan_train(config, NVIDIA).steps
-    assert [s.name for s in steps] == ["linear-torch", "linear-triton", "semicrf-torch", "semicrf-triton"]
+    assert [s.name for s in steps] == ["linear-torch", "linear-native", "semicrf-torch", "semicrf-native"]
     assert all(s.num_gpus == 1 and s.expects[0] == f"steps/{s.name}/result.json" for s in steps)
 
 
@@ -44,32 +44,29 @@ def test_several_ranks_start_through_torchrun_and_need_as_many_gpus():
         plan_train(TrainConfig(ranks=3), NVIDIA)
 
 
-def test_triton_without_a_gpu_is_an_error_and_with_interpret_it_is_not():
-    with pytest.raises(GpuError, match="needs a GPU"):
-        plan_train(TrainConfig(backends=["triton"]), CPU)
-    with pytest.raises(GpuError, match="--interpret"):
-        plan_check(CheckConfig(backends=["triton"]), CPU)
-    (_, torch_step, triton_step) = plan_check(CheckConfig(interpret=True), CPU).steps
-    assert triton_step.env["TRITON_INTERPRET"] == "1" and "TRITON_INTERPRET" not in torch_step.env
-    assert CHECK in triton_step.argv
+@pytest.mark.parametrize("site", [CPU, NVIDIA])
+def test_a_check_covers_the_backend_that_runs_by_default(site):
+    steps = plan_check(CheckConfig(), site).steps
+    assert [step.labels["backend"] for step in steps] == ["auto", "torch"]
+    assert all(CHECK in step.argv for step in steps)
 
 
 @pytest.mark.parametrize("site", [CPU, NVIDIA])
-def test_a_check_covers_the_backend_that_runs_by_default(site):
-    assert [step.labels["backend"] for step in plan_check(CheckConfig(), site).steps] == ["auto", "torch"]
-
-
-@pytest.mark.parametrize("site, pair", [(CPU, ["torch", "naive"]), (NVIDIA, ["triton", "torch"])])
-def test_a_diagnosis_holds_a_backend_against_a_plainer_one_with_caches_of_their_own(site, pair):
+def test_a_diagnosis_tests_the_backend_that_runs_by_default_and_one_beside_it(site):
     plan = plan_diagnose(DiagnoseConfig(train=TrainConfig()), site)
-    assert [s.name for s in plan.steps] == [f"cells-{pair[0]}", f"cells-{pair[1]}", "probes"]
-    caches = {s.env["TRITON_CACHE_DIR"] for s in plan.steps}
-    assert len(caches) == 3 and plan.config["tested"] == pair[0]
+    assert [s.name for s in plan.steps] == ["cells", "reference", "probes"]
+    assert {s.labels["backend"] for s in plan.steps} == {"auto"} == {plan.config["tested"]}
+    assert all("--backend auto" in " ".join(s.argv) for s in plan.steps)
+
+
+def test_the_definition_has_nothing_plainer_beside_it():
+    plan = plan_diagnose(DiagnoseConfig(train=TrainConfig(backends=["naive"])), CPU)
+    assert [s.name for s in plan.steps] == ["cells", "probes"]
 
 
 def test_the_classic_diagnosis_has_no_probes_and_logs_as_the_guide_says():
     plan = plan_diagnose(DiagnoseConfig(train=TrainConfig(), classic=True), NVIDIA)
-    assert [s.labels["part"] for s in plan.steps] == ["cells", "cells"]
+    assert [s.labels["part"] for s in plan.steps] == ["cells", "reference"]
     assert all(s.env["PYTHONLOGLEVEL"] == "DEBUG" for s in plan.steps)
 
 
@@ -81,8 +78,6 @@ def test_a_head_that_cannot_run_here_is_a_row_with_its_reason():
 def test_flags_go_over_the_preset_and_no_triton_reaches_every_backend():
     config = train_config({**KNOBS, "preset": "smoke", "epochs": 7, "lr": None, "no_triton": True}, gpus=True)
     assert config.epochs == 7 and config.lr == PRESETS["smoke"]["lr"] and config.backends == ["torch"]
-    with pytest.raises(UsageError, match="contradict"):
-        train_config({**KNOBS, "no_triton": True, "backends": ["triton"]}, gpus=True)
 
 
 def test_the_benchmarks_setting_is_the_default_on_a_gpu():
@@ -148,6 +143,7 @@ def test_the_guides_flags_are_understood(tmp_path):
         (["train", "--data", "/no/such/folder"], "no such file or folder"),
         (["train", "--model", "crf"], "'crf' is none of pytorch-crf, linear, semicrf"),
         (["train", "--backend", "torch,torch"], "twice"),
+        (["train", "--backend", "triton"], "'triton' is none of auto, naive, torch, native"),
         (["diagnose", "--plant", "gremlin"], "gremlin"),
     ],
 )

@@ -12,11 +12,11 @@ def probe(cause, backend="", text="what was seen", name="a probe"):
     return {"probe": name, "cause": cause, "backend": backend, "text": text}
 
 
-def ruled(rule, *dirty, tested="triton", reference="torch"):
+def ruled(rule, *dirty, tested="native", reference="torch"):
     return rule(list(dirty), tested, reference)
 
 
-EVERYTHING = [probe(cause, "triton", cause) for cause in ("race", "boundary", "kernel", "precision")] + [
+EVERYTHING = [probe(cause, "native", cause) for cause in ("race", "boundary", "kernel", "precision")] + [
     probe(cause, "", cause) for cause in ("input", "objective", "boundary")
 ]
 
@@ -27,10 +27,10 @@ EVERYTHING = [probe(cause, "triton", cause) for cause in ("race", "boundary", "k
         (rules.input_fault, "input", ""),
         (rules.boundary_in_data, "boundary", ""),
         (rules.objective, "objective", ""),
-        (rules.race, "race", "triton"),
-        (rules.boundary, "boundary", "triton"),
-        (rules.kernel, "kernel", "triton"),
-        (rules.precision, "precision", "triton"),
+        (rules.race, "race", "native"),
+        (rules.boundary, "boundary", "native"),
+        (rules.kernel, "kernel", "native"),
+        (rules.precision, "precision", "native"),
     ],
 )
 def test_a_rule_picks_the_first_probe_of_its_cause_and_advises(rule, cause, backend):
@@ -44,33 +44,33 @@ def test_a_rule_picks_the_first_probe_of_its_cause_and_advises(rule, cause, back
 
 
 def test_a_boundary_fault_is_one_of_the_data_only_without_a_backend():
-    of_kernel, of_data = probe("boundary", "triton", "past the mask"), probe("boundary", "", "no frame")
+    of_kernel, of_data = probe("boundary", "native", "past the mask"), probe("boundary", "", "no frame")
     assert ruled(rules.boundary_in_data, of_kernel) is None
     assert ruled(rules.boundary_in_data, of_kernel, of_data).seen == "no frame"
-    assert "triton kernel reads beyond the mask (past the mask)" in ruled(rules.boundary, of_kernel).seen
+    assert "native kernel reads beyond the mask (past the mask)" in ruled(rules.boundary, of_kernel).seen
 
 
-@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize("backend", ["native", "torch"])
 def test_a_race_and_a_wrong_kernel_name_their_backend(backend):
     assert ruled(rules.race, probe("race", backend)).seen.startswith(f"{backend} gives different bits")
     assert ruled(rules.kernel, probe("kernel", backend)).seen.startswith(f"{backend} is wrong")
 
 
 def test_code_is_shared_if_both_backends_fail_the_same_probe():
-    rows = [probe("kernel", backend, name=name) for backend in ("triton", "torch") for name in ("two", "one")]
-    found = ruled(rules.shared, *rows, probe("kernel", "triton", name="three"))
+    rows = [probe("kernel", backend, name=name) for backend in ("native", "torch") for name in ("two", "one")]
+    found = ruled(rules.shared, *rows, probe("kernel", "native", name="three"))
     assert found.cause == "shared" and found.advice
-    assert "triton and torch fail the same probes (one, two)" in found.seen
+    assert "native and torch fail the same probes (one, two)" in found.seen
 
 
 @pytest.mark.parametrize(
     ("rows", "names"),
     [
-        ([probe("kernel", "triton"), probe("kernel", "torch", name="another")], ("triton", "torch")),
-        ([probe("kernel", "triton")], ("triton", "torch")),
-        ([probe("kernel", "triton"), probe("kernel", "cuda")], ("triton", "torch")),
+        ([probe("kernel", "native"), probe("kernel", "torch", name="another")], ("native", "torch")),
+        ([probe("kernel", "native")], ("native", "torch")),
+        ([probe("kernel", "native"), probe("kernel", "cuda")], ("native", "torch")),
         ([probe("kernel", "torch")], ("torch", "torch")),
-        ([], ("triton", "torch")),
+        ([], ("native", "torch")),
     ],
 )
 def test_other_probes_other_backends_or_one_backend_alone_share_nothing(rows, names):

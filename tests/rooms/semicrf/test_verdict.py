@@ -7,7 +7,7 @@ import pytest
 from lab.rooms.semicrf import matrix, verdict
 
 AXES = [
-    (b, lengths, reg) for b in ("triton", "torch") for lengths in ("variable", "fixed") for reg in (0.0, 0.01)
+    (b, lengths, reg) for b in ("native", "torch") for lengths in ("variable", "fixed") for reg in (0.0, 0.01)
 ]
 
 
@@ -43,29 +43,29 @@ def probe(cause, backend="", name="a probe"):
     }
 
 
-CLEAN = {**probe("kernel", "triton"), "clean": True}
+CLEAN = {**probe("kernel", "native"), "clean": True}
 
 
 def cause(rows=()):
-    return verdict.diagnose(cells(), [CLEAN, *rows], "triton", "torch").cause
+    return verdict.diagnose(cells(), [CLEAN, *rows], "native", "torch").cause
 
 
 def test_nothing_dirty_and_nothing_failed_is_no_fault():
-    found = verdict.diagnose(cells(), [CLEAN], "triton", "torch")
+    found = verdict.diagnose(cells(), [CLEAN], "native", "torch")
     assert found.cause == "none" and found.status == "ok" and "every probe is clean" in found.sentences[0]
 
 
 @pytest.mark.parametrize(
     "rows, right",
     [
-        ([probe("kernel", "triton"), probe("input")], "input"),
-        ([probe("objective"), probe("race", "triton")], "objective"),
-        ([probe("boundary"), probe("kernel", "triton")], "boundary"),
-        ([probe("race", "triton"), probe("kernel", "triton"), probe("boundary", "triton")], "race"),
-        ([probe("boundary", "triton"), probe("kernel", "triton", "another")], "boundary"),
-        ([probe("kernel", "triton")], "kernel"),
-        ([probe("kernel", "triton"), probe("kernel", "torch")], "shared"),
-        ([probe("precision", "triton")], "precision"),
+        ([probe("kernel", "native"), probe("input")], "input"),
+        ([probe("objective"), probe("race", "native")], "objective"),
+        ([probe("boundary"), probe("kernel", "native")], "boundary"),
+        ([probe("race", "native"), probe("kernel", "native"), probe("boundary", "native")], "race"),
+        ([probe("boundary", "native"), probe("kernel", "native", "another")], "boundary"),
+        ([probe("kernel", "native")], "kernel"),
+        ([probe("kernel", "native"), probe("kernel", "torch")], "shared"),
+        ([probe("precision", "native")], "precision"),
     ],
 )
 def test_the_rules_stand_in_the_order_of_the_argument(rows, right):
@@ -75,22 +75,22 @@ def test_the_rules_stand_in_the_order_of_the_argument(rows, right):
 @pytest.mark.parametrize(
     "fails, right",
     [
-        (lambda b, lengths, reg: b == "triton", "kernel"),
+        (lambda b, lengths, reg: b == "native", "kernel"),
         (lambda b, lengths, reg: True, "shared"),
         (lambda b, lengths, reg: lengths == "variable", "boundary"),
         (lambda b, lengths, reg: reg == 0.0, "objective"),
     ],
 )
 def test_the_matrix_alone_is_read_as_the_guide_reads_it(fails, right):
-    found = verdict.diagnose(cells(fails), [], "triton", "torch")
+    found = verdict.diagnose(cells(fails), [], "native", "torch")
     assert found.cause == right and "Non-finite partition" in found.evidence[0]
 
 
 def test_one_lone_failure_among_clean_probes_speaks_for_the_optimiser():
     lone = cells()
     lone[0]["outcome"], lone[-1]["outcome"] = "failed", "failed"
-    only_triton = [c for c in lone if c["backend"] == "triton"]
-    assert verdict.diagnose(only_triton, [CLEAN], "triton", "torch").cause in (
+    only_tested = [c for c in lone if c["backend"] == "native"]
+    assert verdict.diagnose(only_tested, [CLEAN], "native", "torch").cause in (
         "objective",
         "boundary",
         "optimiser",
@@ -99,10 +99,10 @@ def test_one_lone_failure_among_clean_probes_speaks_for_the_optimiser():
 
 def test_repeats_that_end_with_different_weights_name_their_backend():
     sentences = matrix.matrix_sentences(
-        cells(weights=lambda b, repeat: f"{b}{repeat if b == 'triton' else 0}")
+        cells(weights=lambda b, repeat: f"{b}{repeat if b == 'native' else 0}")
     )
     assert any(
-        "4 of 8 repeated trainings ended with different weights, all on triton" in text for text in sentences
+        "4 of 8 repeated trainings ended with different weights, all on native" in text for text in sentences
     )
 
 
@@ -112,19 +112,48 @@ def test_drift_above_the_guides_threshold_is_a_sentence():
     assert "25.0" in matrix.drift_sentences(drifting)[0] and not matrix.drift_sentences(cells())
 
 
+def readings(fails):
+    return [step["reading"] for step in matrix.classic_steps(cells(fails), "native", "torch")]
+
+
 def test_the_guides_four_steps_are_answered_from_the_matrix():
     steps = matrix.classic_steps(
-        cells(lambda b, lengths, reg: b == "triton" and lengths == "variable"), "triton", "torch"
+        cells(lambda b, lengths, reg: b == "native" and lengths == "variable"), "native", "torch"
     )
     assert [s["answer"] for s in steps] == [
-        "every run has a cache of its own; 0 of 2 pass",
+        "compiled code is found by the hash of its source; 0 of 2 pass",
         "2 of 2 pass",
         "2 of 2 pass",
         "no parameter above 20",
     ]
 
 
-def read(cells, tested="triton", reference="torch", probes=()):
+def test_the_guides_steps_suspect_nothing_where_nothing_failed():
+    words = " ".join(readings(lambda *_: False))
+    assert words.count("nothing to explain") == 3 and words.endswith("no drift")
+    assert not any(name in words for name in ("suspect", "native", "torch", "boundary", "shared", "stale"))
+
+
+@pytest.mark.parametrize(
+    ("fails", "second", "third"),
+    [
+        (lambda b, lengths, reg: b == "native", "native is suspect: torch passes", "not the lengths"),
+        (lambda b, lengths, reg: True, "shared code: both fail", "not the lengths"),
+        (lambda b, lengths, reg: lengths == "variable", "shared code: both fail", "boundary handling"),
+    ],
+)
+def test_the_guides_steps_are_read_by_what_failed(fails, second, third):
+    found = readings(fails)
+    assert "no stale kernel" in found[0] and found[1] == second and found[2].startswith(third)
+
+
+def test_a_step_of_the_guide_that_did_not_run_answers_nothing():
+    own = [c for c in cells(lambda *_: True) if c["backend"] == "native" and c["lengths"] == "variable"]
+    steps = matrix.classic_steps(own, "native", "torch")
+    assert [s["reading"] for s in steps[1:3]] == ["not run: no answer"] * 2
+
+
+def read(cells, tested="native", reference="torch", probes=()):
     return verdict.diagnose(cells, list(probes), tested, reference)
 
 
@@ -142,7 +171,7 @@ def test_only_precision_and_the_optimiser_are_mere_warnings(right, status):
 
 
 def test_a_finding_of_the_probes_gives_cause_matrix_and_advice_in_this_order():
-    found = read(cells(lambda b, *_: b == "triton"), probes=[CLEAN, probe("objective")])
+    found = read(cells(lambda b, *_: b == "native"), probes=[CLEAN, probe("objective")])
     assert found.cause == "objective" and len(found.sentences) == 3
     head, of_matrix, advice = found.sentences
     assert "parameter drift" in head and head.endswith(": what was seen.")
@@ -161,15 +190,15 @@ def test_a_finding_of_the_probes_gives_cause_matrix_and_advice_in_this_order():
     ],
 )
 def test_the_evidence_is_every_probe_that_the_cause_can_dirty(rows, evidence):
-    found = read(cells(), probes=[CLEAN, *(probe(name, "triton", name) for name in rows)])
-    assert found.evidence == [f"{name} (triton): what was seen." for name in evidence]
+    found = read(cells(), probes=[CLEAN, *(probe(name, "native", name) for name in rows)])
+    assert found.evidence == [f"{name} (native): what was seen." for name in evidence]
 
 
 def test_shared_code_is_proved_by_the_probes_of_both_backends():
-    rows = [probe("kernel", "triton"), probe("kernel", "torch"), probe("precision", "torch", "another")]
+    rows = [probe("kernel", "native"), probe("kernel", "torch"), probe("precision", "torch", "another")]
     found = read(cells(), probes=rows)
     assert found.cause == "shared"
-    assert found.evidence == ["a probe (triton): what was seen.", "a probe (torch): what was seen."]
+    assert found.evidence == ["a probe (native): what was seen.", "a probe (torch): what was seen."]
 
 
 def test_a_probe_without_a_backend_names_none():
@@ -179,13 +208,13 @@ def test_a_probe_without_a_backend_names_none():
 @pytest.mark.parametrize(
     ("fails", "tested", "reference", "right"),
     [
-        (lambda b, lengths, reg: b == "triton" and lengths == "variable", "triton", "torch", "boundary"),
-        (lambda b, lengths, reg: b == "triton" and reg == 0.0, "triton", "torch", "kernel"),
-        (lambda b, lengths, reg: b == "torch", "triton", "torch", "optimiser"),
-        (lambda b, lengths, reg: b == "torch" and reg == 0.0, "triton", "torch", "objective"),
-        (lambda b, lengths, reg: b == "triton", "triton", "triton", "optimiser"),
-        (lambda b, lengths, reg: lengths == "fixed", "triton", "torch", "shared"),
-        (lambda b, lengths, reg: reg == 0.01, "triton", "torch", "shared"),
+        (lambda b, lengths, reg: b == "native" and lengths == "variable", "native", "torch", "boundary"),
+        (lambda b, lengths, reg: b == "native" and reg == 0.0, "native", "torch", "kernel"),
+        (lambda b, lengths, reg: b == "torch", "native", "torch", "optimiser"),
+        (lambda b, lengths, reg: b == "torch" and reg == 0.0, "native", "torch", "objective"),
+        (lambda b, lengths, reg: b == "native", "native", "native", "optimiser"),
+        (lambda b, lengths, reg: lengths == "fixed", "native", "torch", "shared"),
+        (lambda b, lengths, reg: reg == 0.01, "native", "torch", "shared"),
     ],
 )
 def test_the_halves_of_the_matrix_that_fail_decide(fails, tested, reference, right):
@@ -194,7 +223,7 @@ def test_the_halves_of_the_matrix_that_fail_decide(fails, tested, reference, rig
     assert verdict.CAUSES[right] in found.sentences[0] and " of 16 trainings" in found.sentences[1]
 
 
-@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize("backend", ["native", "torch"])
 def test_one_backend_alone_shares_nothing_and_is_not_held_against_another(backend):
     only = [cell for cell in cells(lambda *_: True) if cell["backend"] == backend]
     found = read(only)
@@ -202,11 +231,11 @@ def test_one_backend_alone_shares_nothing_and_is_not_held_against_another(backen
 
 
 def test_the_cause_read_from_the_matrix_names_the_backends_and_the_first_failure():
-    rows = cells(lambda b, *_: b == "triton")
+    rows = cells(lambda b, *_: b == "native")
     rows[0]["message"] = "the first"
     found = read(rows)
-    assert "triton fails and torch passes" in found.sentences[0] and found.evidence == ["the first."]
-    assert "triton and torch both fail" in read(cells(lambda *_: True)).sentences[0]
+    assert "native fails and torch passes" in found.sentences[0] and found.evidence == ["the first."]
+    assert "native and torch both fail" in read(cells(lambda *_: True)).sentences[0]
 
 
 def test_what_passed_is_told_of_trainings_and_probes_that_were_run():

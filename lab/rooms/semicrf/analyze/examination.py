@@ -22,12 +22,16 @@ class Examination:
     reproducer: dict[str, Any] | None = None
     reproducer_folder: str = ""
     fixed_length: int | None = None
+    tested: str = ""
+    reference: str = ""
+    device: str = "cpu"
     missing: list[str] = field(default_factory=list)
 
 
 def read_examination(run: Run) -> Examination:
-    """All parts of a run of `diagnose`."""
-    found = Examination()
+    """All parts of a run of `diagnose`; the backends by the names of what ran."""
+    config = run.manifest.config
+    found = Examination(tested=str(config["tested"]), reference=str(config.get("reference", "")))
     for record in run.manifest.steps:
         status, reason = outcome_of(record)
         if status != "ok":
@@ -35,7 +39,10 @@ def read_examination(run: Run) -> Examination:
             continue
         part = str(record.step.labels["part"])
         content = read_json(run.folder(record.step) / f"{part}.json")
-        if part == "cells":
+        found.tested = content.get("tested", found.tested)
+        found.reference = content.get("reference", found.reference)
+        found.device = content.get("device", found.device)
+        if "cells" in content:
             found.cells += content["cells"]
             found.fixed_length = content["fixed_length"]
         else:

@@ -8,22 +8,28 @@
   segment; `seg_start_BTC`, `seg_end_BTC`, added to a segment that starts, or ends, with frame t;
   `segment_BTKC[b, t, k-1, c]`, added to the segment of k frames that starts with frame t.
 
--inf forbids. Values are float64 whatever the input's dtype, because at a log Z of 10^4 float32 has no digits
-left for its error. Gradients have the dtype of their input. An infeasible sequence has log Z = -inf and zero
-gradient.
+Values are float64 whatever the input's dtype, because at a log Z of 10^4 float32 has no digits left for its
+error. Gradients have the dtype of their input.
+
+What is not finite, the same on every backend:
+
+- -inf forbids. A sequence that nothing fits has log Z = -inf, no segments, and counts and gradients of zero.
+- NaN or +inf in a frame of a sequence makes that sequence's log Z, counts and gradients NaN; in a shared
+  parameter (transition, duration, start, end) it does so to every sequence. It is never decoded. The gradient
+  is NaN so that no optimizer mistakes it for one, and zero where the loss leaves the sequence out. On a GPU,
+  where looking would wait, a parameter reaches the sequences that can use it.
+- Nothing in the padding reaches anything.
+- Lengths out of 1..T are an error on the CPU; on a GPU they make their sequence's log Z NaN.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from lab.errors import MissingError, UsageError
-from lab.rooms.semicrf.model import autograd, compiled, information, naive, paths
+from lab.errors import UsageError
+from lab.rooms.semicrf.model import autograd, compiled, decoding, information, naive
 from lab.rooms.semicrf.model.autograd import Alarm
 from lab.rooms.semicrf.model.compiled import compiling
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
@@ -32,30 +38,17 @@ from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
 LISTS = "segments are lists, not tensors: decode outside of what is compiled with fullgraph=True"
-BACKENDS = ("naive", "torch", "native", "triton", "auto")
+BACKENDS = ("naive", "torch", "native", "auto")
 
 
 def resolve_backend(backend: str, score_BTC: Tensor) -> str:
-    """What "auto" means here: Triton on a GPU that has it, else what is compiled for it, else torch."""
+    """What "auto" means here: what is compiled for this device, else torch."""
     if backend not in BACKENDS:
         raise UsageError(f"no backend {backend!r}", fix=f"one of {', '.join(BACKENDS)}")
     if backend != "auto":
         return backend
     fits = not score_BTC.is_cuda or score_BTC.shape[-1] <= MAX_LABELS
-    if fits and score_BTC.is_cuda and has_triton() and new_enough(score_BTC.device):
-        return "triton"
     return "native" if fits and native.missing_reason(score_BTC) is None else "torch"
-
-
-@functools.cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def new_enough(device: torch.device) -> bool:
-    """Whether Triton supports this GPU: NVIDIA's from Volta on, and all that torch for ROCm supports."""
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (7, 0)
 
 
 def log_partition(
@@ -100,16 +93,8 @@ def engine_for(backend: str, problem: Problem) -> Any:
 
 
 def engine_of(backend: str) -> Any:
-    """The module of a backend."""
-    if backend == "torch":
-        return torch_factorised
-    if backend == "native":
-        return native
-    if not has_triton():
-        raise MissingError("triton is not installed", fix="backend='torch', or pip install triton")
-    from lab.rooms.semicrf.model.triton import backend as triton_backend
-
-    return triton_backend
+    """The module with `forward(problem, keep)` and `backward(state)` of a backend."""
+    return {"torch": torch_factorised, "native": native}[backend]
 
 
 def posteriors(
@@ -124,8 +109,9 @@ def posteriors(
     """log Z and all expected counts, differentiable once in every float input; see `Posteriors`."""
     if compiling():
         given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
-        return compiled.posteriors({"score_BTC": score_BTC, **given}, backend)
-    return _posteriors(make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms), backend)
+        return compiled.posteriors({"score_BTC": score_BTC, **given}, backend).nan_where_unknown()
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    return _posteriors(problem, backend).nan_where_unknown()
 
 
 def _posteriors(problem: Problem, backend: str) -> Posteriors:
@@ -162,18 +148,13 @@ def viterbi(
     """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
 
     An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest
-    label.
+    label. Raises BadDataError for NaN and +inf.
     """
     problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    chosen = resolve_backend(backend, problem.score_BTC)
-    if chosen == "naive":
+    if backend == "naive":
+        decoding.reject_nan(problem)
         return naive.viterbi(problem)
-    if chosen == "triton" and problem.plain:
-        engine_of("triton")  # raises where Triton is missing
-        from lab.rooms.semicrf.model.triton import best_path
-
-        return best_path.viterbi(problem)
-    return paths.viterbi(problem)
+    return decoding.viterbi(problem, resolve_backend(backend, problem.score_BTC))
 
 
 @compiled.never(LISTS)
@@ -185,11 +166,17 @@ def sample(
     *,
     samples: int = 1,
     seed: int = 0,
+    backend: str = "auto",
     **terms: Tensor | None,
 ) -> list[list[list[Segment]]]:
-    """`samples` exact draws for each sequence, which do not depend on the batch it is in."""
+    """`samples` exact draws for each sequence: lists of (start, end exclusive, label).
+
+    They depend on the seed, the backend, the model and the sequence's own scores, never on the batch or the
+    padding: two equal sequences of a batch get the same draws. An infeasible sequence gets empty ones.
+    Raises BadDataError for NaN and +inf. "naive" draws as torch does.
+    """
     problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    return paths.sample(problem, samples, seed)
+    return decoding.sample(problem, samples, seed, resolve_backend(backend, problem.score_BTC))
 
 
 @compiled.never(LISTS)
@@ -200,11 +187,16 @@ def kbest(
     lengths_B: Tensor | None = None,
     *,
     count: int = 5,
+    backend: str = "auto",
     **terms: Tensor | None,
 ) -> list[list[tuple[float, list[Segment]]]]:
-    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
+    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist.
+
+    Ties: read from the sequence's end, the smaller label, then the smaller duration where they differ first.
+    Raises BadDataError for NaN and +inf. "naive" is torch here.
+    """
     problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    return paths.kbest(problem, count)
+    return decoding.best(problem, count, resolve_backend(backend, problem.score_BTC))
 
 
 def entropy(

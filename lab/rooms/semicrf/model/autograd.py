@@ -16,7 +16,7 @@ from torch import Tensor
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import naive, second
 from lab.rooms.semicrf.model.finish import finish
-from lab.rooms.semicrf.model.problem import Posteriors, Problem
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, checked_lengths
 
 Alarm = Callable[[Posteriors], None]
 
@@ -39,10 +39,22 @@ class Call:
         return Problem(lengths_B=lengths_B, **given)
 
     def counts(self, problem: Problem, state: Any) -> Posteriors:
-        found: Posteriors = self.engine.backward(state)
+        return self.differentiated(problem, state, None)[0]
+
+    def differentiated(
+        self, problem: Problem, state: Any, grad_B: Tensor | None
+    ) -> tuple[Posteriors, list[Tensor] | None]:
+        """The counts; and the gradients for `grad_B` where the form made them beside sound counts."""
+        own: list[Tensor] | None = None
+        found: Posteriors
+        if grad_B is not None and hasattr(self.engine, "differentiate"):
+            found, own = self.engine.differentiate(state, grad_B)
+        else:
+            found = self.engine.backward(state)
         if self.alarm is not None:
             self.alarm(found)  # before what is wrong is mended: a fault is to be seen
-        return finish(problem, found)
+        mended = finish(problem, found)  # waits for a GPU, so the gradients are queued before
+        return found, None if mended else own
 
     def solved(self, problem: Problem) -> Posteriors:
         if self.engine is naive:
@@ -82,9 +94,12 @@ class LogPartition(torch.autograd.Function):
             problem = call.problem_of(lengths_B, floats)
             found = expected_counts(call.again(), lengths_B, floats)
         else:
+            further = torch.is_grad_enabled()
             with torch.no_grad():
-                found = call.counts(problem, call.state)
-            if torch.is_grad_enabled():
+                found, own = call.differentiated(problem, call.state, None if further else grad_B)
+            if own is not None:
+                return (None, None, *chosen(own, floats, ctx.needs_input_grad[2:]))
+            if further:
                 found = expected_counts(call.again(found), lengths_B, floats)
         return (None, None, *gradients(problem, found, grad_B, ctx.needs_input_grad[2:]))
 
@@ -138,8 +153,9 @@ class ExpectedCounts(torch.autograd.Function):
         moved = [torch.zeros_like(x) if move is None else move for x, move in zip(floats, moves, strict=True)]
         direction = problem.with_floats(moved)
         log_z_B = expected_score(direction, found)
-        moved_counts = tangents(ctx.call, problem, possible(found, spread(direction, found)))
-        return (log_z_B, *moved_counts, None, None)
+        change = tangents(ctx.call, problem, possible(found, spread(direction, found)))
+        pairs = zip(change, found.parts()[1:-2], strict=True)
+        return (log_z_B, *(move.to(count.dtype) for move, count in pairs), None, None)
 
     @staticmethod
     def vmap(info: Any, dims: Any, call: Call, *tensors: Tensor) -> Any:
@@ -152,7 +168,13 @@ class Tangents(torch.autograd.Function):
     @staticmethod
     def forward(call: Call, lengths_B: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         problem = call.problem_of(lengths_B, tensors[: len(call.names)])
-        direction = [value.detach() for value in tensors[len(call.names) :]]
+        try:
+            direction = [value.detach() for value in tensors[len(call.names) :]]
+        except RuntimeError as error:  # autograd's own batched tensors have no detach, nor numbers
+            raise UsageError(
+                "the second derivative of log Z does not take is_grads_batched=True or vectorize=True",
+                fix="torch.func.hessian or torch.func.vmap, or leave it out",
+            ) from error
         return tuple(second.tangents(problem, direction))
 
     @staticmethod
@@ -273,11 +295,21 @@ def spread(direction: Problem, found: Posteriors) -> list[Tensor]:
     return [x.expand(count.shape).double() for x, count in zip(given, found.parts()[1:-2], strict=True)]
 
 
+def chosen(values: Sequence[Tensor], floats: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients in their inputs' dtypes, where they are wanted."""
+    triples = zip(values, floats, wanted, strict=True)
+    return [value.to(given.dtype) if want else None for value, given, want in triples]
+
+
 def gradients(
     problem: Problem, found: Posteriors, grad_B: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Counts weighted by the incoming gradient, in the dtype of each input and the order of `floats()`."""
-    grad_B = torch.where(found.log_z_B.abs() < torch.inf, grad_B.double(), 0.0)
+    """Counts weighted by the incoming gradient, in the dtype of each input and the order of `floats()`.
+
+    A log Z that is NaN has the weight NaN, unless the loss leaves its sequence out.
+    """
+    grad_B = grad_B.double() + (found.log_z_B - found.log_z_B).masked_fill(grad_B == 0, 0.0)
+    grad_B = grad_B.masked_fill(torch.isneginf(found.log_z_B), 0.0)
 
     def of(given: Tensor, count: Tensor) -> Tensor:
         if given.dim() < count.dim():  # shared by the sequences
@@ -329,6 +361,8 @@ def folded(function: Any, size: int, dims: Sequence[Any], call: Call, tensors: S
         flat(value, dim) if alone else value
         for value, dim, alone in zip(tensors, dims, [True, *own], strict=True)
     ]
+    batch, frames = joined[1].shape[:2]
+    joined[0], _ = checked_lengths(joined[0], batch, frames, joined[1].device)
     found = applied(function, call.again(), *joined)
     found = (found,) if isinstance(found, Tensor) else found
     outputs = tuple(value.reshape(size, -1, *value.shape[1:]) for value in found)

@@ -155,7 +155,9 @@ class CRFWatch:
             return f"fp64 replay is -inf: no segmentation is possible{why}"
         if math.isfinite(replay):
             return f"fp64 replay is finite, {replay:.6g}: the inputs are sound"
-        return f"fp64 replay is {replay} too: look at the inputs"
+        given = zip(("transition", "duration", "start", "end"), self.parameters, strict=True)
+        wild = [f"{name} has {counted(value)}" for name, value in given if not bool((value < math.inf).all())]
+        return f"fp64 replay is {replay} too: {', '.join(wild) or 'look at the scores'}"
 
     def _replayed_mass(self, b: int, kept: Kept) -> str:
         """What the float64 reference gives for sequence `b`: its mass, log Z, and the first frame that

@@ -1,4 +1,7 @@
-"""The encoders before the head: a bidirectional LSTM or a Transformer; padding never reaches a real frame."""
+"""The encoders before the head: a bidirectional LSTM, a Transformer, or none that sees beyond a frame.
+
+Padding never reaches a real frame.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,18 @@ class BiLSTM(nn.Module):
         return dropped
 
 
+class Framewise(nn.Module):
+    """A linear layer and dropout on each frame alone: what lies around it is left to the head."""
+
+    def __init__(self, dim: int, hidden_dim: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.inward = nn.Sequential(nn.Linear(dim, hidden_dim), nn.Dropout(dropout))
+
+    def forward(self, features_BTD: Tensor, lengths_B: Tensor) -> Tensor:
+        hidden: Tensor = self.inward(features_BTD)
+        return hidden
+
+
 class Transformer(nn.Module):
     """Linear, sinusoidal positions, encoder layers with norms first; (B, T, D) -> (B, T, H)."""
 
@@ -68,5 +83,6 @@ def positions(frames: int, dim: int) -> Tensor:
 
 
 def make_encoder(kind: str, dim: int, hidden_dim: int, layers: int, dropout: float) -> nn.Module:
-    made: nn.Module = {"bilstm": BiLSTM, "transformer": Transformer}[kind](dim, hidden_dim, layers, dropout)
+    kinds = {"bilstm": BiLSTM, "transformer": Transformer, "none": Framewise}
+    made: nn.Module = kinds[kind](dim, hidden_dim, layers, dropout)
     return made

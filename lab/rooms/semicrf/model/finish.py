@@ -27,8 +27,8 @@ class MendedCounts(RuntimeWarning):
     """What a fast form computed did not add up. The result is right; the form or the GPU is not."""
 
 
-def finish(problem: Problem, found: Posteriors) -> Posteriors:
-    """`found`, in place, with the counts of unsound sequences computed again, and a warning that says so.
+def finish(problem: Problem, found: Posteriors) -> bool:
+    """Compute the counts of unsound sequences again, in `found`, with a warning; whether there were any.
 
     Their mass error stays what the fast form computed, so that a watch can stop a training over it: a form
     that is sound marks its underflow itself, and never comes here.
@@ -37,7 +37,7 @@ def finish(problem: Problem, found: Posteriors) -> Posteriors:
     allowed = tolerance_of(found.label_BTC.dtype, found.label_BTC.shape[1])
     unsound_B = ~(worst_B.cpu() <= allowed)  # the one wait for a GPU; NaN is unsound too
     if not bool(unsound_B.any()):
-        return found
+        return False
     again = unsound_B.nonzero()[:, 0].to(worst_B.device)
     counts = log_domain.posteriors(problem.rows(again))
     wrong_B = beyond(found.log_z_B[again], counts.log_z_B, found.label_BTC.dtype)
@@ -51,7 +51,7 @@ def finish(problem: Problem, found: Posteriors) -> Posteriors:
         MendedCounts,
         stacklevel=2,
     )
-    return found
+    return True
 
 
 def audited(problem: Problem, found: Posteriors) -> Tensor:

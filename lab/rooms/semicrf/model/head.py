@@ -19,7 +19,7 @@ from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.crf_watch import CRFWatch
 from lab.rooms.semicrf.model.distribution import SegmentDistribution
 from lab.rooms.semicrf.model.online import OnlineDecoder
-from lab.rooms.semicrf.model.problem import onto
+from lab.rooms.semicrf.model.problem import check_kind_of_lengths, onto
 from lab.rooms.semicrf.model.validation import Validator, backend_name
 
 Partition = Callable[..., Tensor]
@@ -88,9 +88,12 @@ class SemiCRF(nn.Module):
         """Negative log-likelihood, mean over sequences (or "sum", or "none": (B,)).
 
         `starts_BT` (bool) marks the first frame of each gold segment; without it segments are maximal runs of
-        labels. Raises ValueError for arguments that do not fit, and with `over_long="error"` for a gold
-        segment longer than K.
+        labels. Raises UsageError and ValueError for arguments that do not fit, and with `over_long="error"`
+        for a gold segment longer than K. A gold path that the model forbids has an infinite loss, which the
+        validation points name.
         """
+        if lengths_B is not None:
+            check_kind_of_lengths(lengths_B, len(hidden_BTH))
         if self.validator:
             self.validator.inputs(hidden_BTH, lengths_B, labels_BT, self.transition_CC.shape[0])
         found = self(hidden_BTH, lengths_B)
@@ -105,6 +108,10 @@ class SemiCRF(nn.Module):
             start_C=self.start_C,
             end_C=self.end_C,
         )
+        if self.validator:
+            kept = torch.where(kept_B, gold_B, torch.zeros_like(gold_B))
+            model = (self.transitions(), self.duration_KC, self.start_C, self.end_C)
+            self.validator.gold(kept, found["scores"], model, labels_BT, starts_BT, lengths_B)
         nll_B = torch.where(kept_B, found["partition"].double() - gold_B, torch.zeros_like(gold_B))
         if reduction == "none":
             return nll_B
@@ -154,6 +161,8 @@ class SemiCRF(nn.Module):
 
         Frames past a sequence's end are zeroed first, because a NaN there must not reach a weight's gradient.
         """
+        if lengths_B is not None:
+            check_kind_of_lengths(lengths_B, len(hidden_BTH))
         inside_BT = None if lengths_B is None else inside(hidden_BTH.shape[1], lengths_B, hidden_BTH.device)
         kept = (
             hidden_BTH

@@ -17,7 +17,7 @@ from torch import Tensor
 from lab.rooms.semicrf.model.dual import exp, log, plus, real, reciprocal
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, masked
-from lab.rooms.semicrf.model.terms import Terms
+from lab.rooms.semicrf.model.terms import Terms, unknown
 
 
 @dataclass
@@ -77,7 +77,7 @@ def finite_or_zero(value: Tensor) -> Tensor:
 
 
 def forward(problem: Problem) -> LogState:
-    """log Z (B,) and the messages. A NaN among the scores of a sequence makes its log Z NaN."""
+    """log Z (B,) and the messages; NaN as `unknown` says."""
     batch, frames, longest, labels = problem.shape
     terms = Terms(problem)
     frame_TBC = terms.frame_TBC.clone()
@@ -102,6 +102,7 @@ def forward(problem: Problem) -> LogState:
         gamma.append(onward(terms, alpha[-1], t + 1))
         ended = logsumexp(plus(alpha[-1], terms.end_C), -1) + offset.total()
         log_z_B = torch.where(problem.lengths_B == t + 1, ended, log_z_B)
+    log_z_B = log_z_B.masked_fill(unknown(terms), float("nan"))
     return LogState(terms, log_z_B, alpha, gamma, frame_TBC)
 
 

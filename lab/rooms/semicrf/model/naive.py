@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
+from lab.rooms.semicrf.model.terms import Terms, unknown
 
 Segment = tuple[int, int, int]
 """(start, end exclusive, label), in frames."""
@@ -33,7 +34,23 @@ def safe_logsumexp(value: Tensor, dim: int) -> Tensor:
 
 def log_partition(problem: Problem) -> Tensor:
     """log Z (B,), float64, differentiable: alpha[t, c] from all alpha[t-k, c'] as the definition says."""
-    return torch.stack([_log_partition_one(problem, b) for b in range(problem.shape[0])])
+    unknown_B = unknown(Terms(problem))
+    return torch.stack(
+        [
+            _nan(problem.rows(unknown_B.new_tensor([b], dtype=torch.int64)))
+            if unknown_B[b]
+            else _log_partition_one(problem, b)
+            for b in range(problem.shape[0])
+        ]
+    )
+
+
+def _nan(problem: Problem) -> Tensor:
+    """NaN, whose gradient by every input is NaN, and 0 where the incoming one is."""
+    total = torch.stack([value.sum().double() for value in problem.floats()]).sum()
+    if total.requires_grad:
+        total.register_hook(lambda grad: grad * math.nan if grad else grad)  # type: ignore[no-untyped-call]
+    return total + math.nan
 
 
 def _log_partition_one(problem: Problem, b: int) -> Tensor:
@@ -122,7 +139,7 @@ def _counts_of_one(problem: Problem) -> list[Tensor]:
     names = ["score_BTC", "seg_start_BTC", "seg_end_BTC", "duration_KC", "transition"]
     names += ["segment_BTKC"] if problem.segment_BTKC is not None else []
     values = [getattr(problem, name).double().clone().requires_grad_() for name in names]
-    log_z = _log_partition_one(replace(problem, **dict(zip(names, values, strict=True))), 0)
+    log_z = log_partition(replace(problem, **dict(zip(names, values, strict=True))))[0]
     grads = [torch.zeros_like(value) for value in values]
     if bool(torch.isfinite(log_z)):
         found = torch.autograd.grad(log_z, values, allow_unused=True)

@@ -5,7 +5,8 @@ Only the messages are stored; the label before each segment is recomputed on the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -87,12 +88,18 @@ def sample(problem: Problem, samples: int, seed: int) -> list[list[list[Segment]
     drawn = []
     for b in range(problem.shape[0]):
         row = torch.tensor([b], device=problem.lengths_B.device)
-        draw = _Draw(problem.rows(row))
-        random = [
-            np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, b, n])) for n in range(samples)
-        ]
-        drawn.append([draw.once(one) for one in random])
+        one = problem.rows(row)
+        draw = _Draw(one)
+        drawn.append([draw.once(generator(seed, one, n)) for n in range(samples)])
     return drawn
+
+
+def generator(seed: int, one: Problem, number: int) -> np.random.Generator:
+    """Random numbers by the seed, the sequence's own scores and the draw's number, whatever its batch."""
+    own = one.score_BTC[0, : int(one.lengths_B)].double() + 0.0  # -0.0 becomes 0.0
+    content = hashlib.blake2b(own.cpu().numpy().tobytes(), digest_size=8).digest()
+    counter = [0, 0, int.from_bytes(content, "little"), number]
+    return np.random.Generator(np.random.Philox(key=seed % 2**64, counter=counter))
 
 
 class _Draw:
@@ -139,61 +146,80 @@ def pick(log_weight: np.ndarray, random: np.random.Generator) -> int:
 
 
 def kbest(problem: Problem, count: int) -> list[list[tuple[float, list[Segment]]]]:
-    """The k best: each (t, c) keeps its best (duration, rank) pairs, each (s, c) its best labels."""
+    """The k best: each (t, c) keeps its best (duration, rank) pairs, each (s, c) its (label, rank) pairs."""
     return [_KBest(problem, b, count).paths() for b in range(problem.shape[0])]
 
 
 class _KBest:
-    """Lists of the N best for one sequence; `alpha` (T+1, C, N) descending."""
+    """Lists of the N best for one sequence, in descending order, -inf past the last.
+
+    `alpha[t]` (C, N) ends at t, of `duration[t]` and of the rank `rank[t]` in what it followed: `entered[s]`
+    (X, C, N), from `origin[s]`, label * N + rank. X is K where the transition depends on it, else 1.
+    """
 
     def __init__(self, problem: Problem, b: int, count: int) -> None:
         self.count, self.length = count, int(problem.lengths_B[b])
         problem = problem.rows(torch.tensor([b], device=problem.lengths_B.device))
-        terms = Terms(problem)
-        zero_BC, labels = torch.zeros_like(terms.frame_TBC[0]), problem.shape[3]
-        self.score, self.into = terms.frame_TBC[:, 0].cpu().numpy(), into(problem, 0)
-        self.start, self.end = (x.double().cpu().numpy() for x in (problem.start_C, problem.end_C))
-        # What a segment of each duration that ends at t adds beside its frames.
-        self.own = [np.zeros((0, labels))]
-        opened = torch.stack([terms.opened(zero_BC, t) for t in range(self.length)])
-        for t in range(1, self.length + 1):
-            reach = min(problem.shape[2], t)
-            ended = terms.closed(terms.arriving(t, reach) + opened[t - reach : t].flip(0), t - 1)
-            self.own.append(ended[:, 0].cpu().numpy())
-        self.alpha = np.full((self.length + 1, labels, count), -np.inf)
-        self.back: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-        for t in range(1, self.length + 1):
-            for label in range(labels):
-                self._fill(t, label)
+        _, _, longest, labels = problem.shape
+        self.into, self.ways = into(problem, 0), longest if problem.by_duration else 1
+        self.end_C = problem.end_C.double().cpu().numpy()
+        shape, first = (self.length + 1, labels, count), np.full((self.ways, labels, count), -np.inf)
+        self.alpha, self.duration = np.full(shape, -np.inf), np.zeros(shape, int)
+        self.rank = np.zeros(shape, int)
+        first[..., 0] = problem.start_C.double().cpu().numpy()
+        self.entered, self.origin = [first], [np.zeros(first.shape, int)]
+        for t, lasting_KC in enumerate(segment_scores(problem, self.length), 1):
+            self._end(t, lasting_KC)
+            if t < self.length:
+                self._cross(t)
 
-    def _fill(self, t: int, label: int) -> None:
-        """The best (duration, label before, its rank) of segments of `label` that end at t."""
-        found: list[tuple[float, tuple[int, int, int]]] = []
-        content = 0.0
-        for k in range(1, len(self.own[t]) + 1):
-            content += self.score[t - k, label]
-            base = content + self.own[t][k - 1, label]
-            if k == t:
-                found.append((base + self.start[label], (k, -1, 0)))
-                continue
-            value = self.alpha[t - k] + self.into(t - k, k)[:, label, None] + base
-            order = np.argsort(-value, axis=None, kind="stable")[: self.count]
-            found += [(value.flat[i], (k, *divmod(int(i), self.count))) for i in order]
-        found = sorted(found, key=lambda pair: -pair[0])[: self.count]
-        self.alpha[t, label, : len(found)] = [value for value, _ in found]
-        self.back[t, label] = [where for _, where in found]
+    def _end(self, t: int, lasting_KC: np.ndarray) -> None:
+        reach = len(lasting_KC)
+        before_KCN = np.stack([self.entered[t - k][min(k, self.ways) - 1] for k in range(1, reach + 1)])
+        value_CKN = (before_KCN + lasting_KC[:, :, None]).transpose(1, 0, 2)
+        self.alpha[t], at = top(value_CKN, self.count)
+        self.duration[t], self.rank[t] = at // self.count + 1, at % self.count
+
+    def _cross(self, t: int) -> None:
+        across_XCC = np.stack([self.into(t, k) for k in range(1, self.ways + 1)])
+        entered, origin = top(self.alpha[t] + across_XCC.transpose(0, 2, 1)[..., None], self.count)
+        self.entered.append(entered)
+        self.origin.append(origin)
 
     def paths(self) -> list[tuple[float, list[Segment]]]:
-        final = self.alpha[self.length] + self.end[:, None]
-        order = np.argsort(-final, axis=None, kind="stable")[: self.count]
-        ranked = [(float(final.flat[i]), divmod(int(i), self.count)) for i in order]
-        return [(score, self._path(*at)) for score, at in ranked if np.isfinite(score)]
+        score_N, at_N = top(self.alpha[self.length] + self.end_C[:, None], self.count)
+        ranked = zip(score_N.tolist(), at_N.tolist(), strict=True)
+        return [(score, self._path(*divmod(at, self.count))) for score, at in ranked if np.isfinite(score)]
 
     def _path(self, label: int, rank: int) -> list[Segment]:
         path: list[Segment] = []
         t = self.length
         while t > 0:
-            k, before, next_rank = self.back[t, label][rank]
+            k, followed = int(self.duration[t, label, rank]), self.rank[t, label, rank]
             path.append((t - k, t, label))
-            t, label, rank = t - k, before, next_rank
+            t -= k
+            before = self.origin[t][min(k, self.ways) - 1, label, followed]
+            label, rank = divmod(int(before), self.count)
         return path[::-1]
+
+
+def segment_scores(problem: Problem, length: int) -> Iterator[np.ndarray]:
+    """For t = 1 to `length` what segments of each duration and label that end at t add, (reach, C): their
+    frames, and all of their own but transitions.
+    """
+    terms, longest = Terms(problem), problem.shape[2]
+    score_TC, zero_BC = terms.frame_TBC[:, 0].cpu().numpy(), torch.zeros_like(terms.frame_TBC[0])
+    opened = torch.stack([terms.opened(zero_BC, t) for t in range(length)])
+    content_KC = np.zeros((longest, score_TC.shape[1]))
+    for t in range(1, length + 1):
+        reach = min(longest, t)
+        content_KC = np.concatenate([np.zeros_like(content_KC[:1]), content_KC[:-1]]) + score_TC[t - 1]
+        own = terms.closed(terms.arriving(t, reach) + opened[t - reach : t].flip(0), t - 1)
+        yield content_KC[:reach] + own[:, 0].cpu().numpy()
+
+
+def top(value: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `count` largest over the last two dimensions taken as one, the first of equals first; and where."""
+    flat = value.reshape(*value.shape[:-2], -1)
+    at = np.argsort(-flat, axis=-1, kind="stable")[..., :count]
+    return np.take_along_axis(flat, at, -1), at

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,8 +132,8 @@ class Posteriors:
     transition: Tensor
     mass_error_B: Tensor
     mass_frame_B: Tensor
-    imbalance_B: Tensor | None = None
     segment_BTKC: Tensor | None = None
+    imbalance_B: Tensor | None = None
 
     @classmethod
     def of_parts(cls, values: Sequence[Tensor]) -> Posteriors:
@@ -165,6 +166,19 @@ class Posteriors:
             if value is not None:
                 value[rows] = getattr(counts, name).to(value.dtype)
 
+    def nan_where_unknown(self) -> Posteriors:
+        """The same, with NaN for the counts of sequences whose log Z is NaN: zeros would look right."""
+        unknown_B = torch.isnan(self.log_z_B)
+        counts = {name: getattr(self, name) for name in COUNTS if not name.startswith("mass")}
+        return replace(
+            self,
+            **{
+                name: value.masked_fill(unknown_B.view(-1, *(1,) * (value.dim() - 1)), float("nan"))
+                for name, value in counts.items()
+                if value is not None
+            },
+        )
+
     def start_BC(self) -> Tensor:
         return self.starts_BTC[:, 0]
 
@@ -191,7 +205,15 @@ def make_problem(
     seg_end_BTC: Tensor | None = None,
     segment_BTKC: Tensor | None = None,
 ) -> Problem:
-    """Check shapes and fill in defaults. Raises UsageError; never waits for a GPU."""
+    """Check kinds and shapes, and fill in defaults. Raises UsageError; never waits for a GPU.
+
+    A shared parameter with a NaN or +inf makes every end NaN, and so every sequence's log Z.
+    """
+    given = {"score": score_BTC, "transition": transition, "duration": duration_KC}
+    own = {"seg_start": seg_start_BTC, "seg_end": seg_end_BTC, "segment": segment_BTKC}
+    for name, value in {**given, "start": start_C, "end": end_C, **own}.items():
+        if not isinstance(value, Tensor) and (value is not None or name in given):
+            raise UsageError(f"{name} must be a tensor, got {type(value).__name__}")
     if score_BTC.dim() != 3:
         raise UsageError(f"score must be 3D (batch, T, labels), got {score_BTC.dim()}D")
     batch, frames, labels = score_BTC.shape
@@ -207,8 +229,9 @@ def make_problem(
         )
     if not score_BTC.is_floating_point():
         raise UsageError(f"score must be floating point, got {score_BTC.dtype}")
-    start_C = score_BTC.new_zeros(labels) if start_C is None else start_C
-    end_C = score_BTC.new_zeros(labels) if end_C is None else end_C
+    if start_C is None or end_C is None:
+        zeros = score_BTC.new_zeros(2, labels)  # one kernel on a GPU
+        start_C, end_C = zeros[0] if start_C is None else start_C, zeros[1] if end_C is None else end_C
     per_frame = (batch, frames, labels)
     for name, value, shape in (
         ("start", start_C, (labels,)),
@@ -219,23 +242,75 @@ def make_problem(
     ):
         if value is not None and tuple(value.shape) != shape:
             raise UsageError(f"{name} must be {shape}, got {tuple(value.shape)}")
-    lengths_B = checked_lengths(lengths_B, batch, frames, score_BTC.device)
+    held_B, wild_B = checked_lengths(lengths_B, batch, frames, score_BTC.device)
+    if wild_B is not None:
+        score_BTC = score_BTC.masked_fill(wild_B[:, None, None], float("nan"))
+    end_C = nan_if_spoiled(end_C, tuple(x for x in (transition, duration_KC, start_C) if x.dim() < 4))
     extras = (seg_start_BTC, seg_end_BTC, segment_BTKC)
-    return Problem(score_BTC, transition, duration_KC, lengths_B, start_C, end_C, *extras)
+    return Problem(score_BTC, transition, duration_KC, held_B, start_C, end_C, *extras)
 
 
-def checked_lengths(lengths_B: Tensor | None, batch: int, frames: int, device: torch.device) -> Tensor:
-    """Lengths as int64 on `device`. Values are checked only on the CPU, where reading them costs no wait."""
+def nan_if_spoiled(end_C: Tensor, others: tuple[Tensor, ...]) -> Tensor:
+    """`end_C`, or NaN where another parameter holds a NaN or +inf, which a short sequence might not use.
+
+    On the CPU, and without a branch on a value, which `vmap` and `compile` could not take. On a GPU it would
+    be launches in every call: there the parameter itself reaches log Z wherever it is used.
+    """
+    if end_C.is_cuda:
+        return end_C
+    with torch.no_grad():
+        highest = torch.cat([value.reshape(-1) for value in others]).max()
+        zero = highest.clamp(min=0) * 0  # or NaN
+    return end_C + zero
+
+
+def checked_lengths(
+    lengths_B: Tensor | None, batch: int, frames: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Lengths as int64 on `device`, and which of them were out of range.
+
+    On the CPU a value out of range is an error, under vmap, which hides it, once it is back. On a GPU, where
+    reading one would wait for all queued work, it is held to 1..T, and its sequence gets log Z = NaN.
+    """
     if lengths_B is None:
-        return torch.full((batch,), frames, dtype=torch.int64, device=device)
-    if tuple(lengths_B.shape) != (batch,) or lengths_B.is_floating_point():
-        raise UsageError(f"lengths must be {batch} integers, got {lengths_B.dtype} {tuple(lengths_B.shape)}")
+        return torch.full((batch,), frames, dtype=torch.int64, device=device), None
+    check_kind_of_lengths(lengths_B, batch)
+    if hidden(lengths_B) and lengths_B.device.type == "cpu":
+        return lengths_B.to(torch.int64), None
     if lengths_B.device.type == "cpu":
         if int(lengths_B.min()) < 1:
             raise UsageError(f"lengths must be positive, got min={int(lengths_B.min())}")
         if int(lengths_B.max()) > frames:
             raise UsageError(f"lengths cannot exceed T={frames}, got max={int(lengths_B.max())}")
-    return onto(lengths_B, device).to(torch.int64)
+        return onto(lengths_B, device).to(torch.int64), None
+    return held_in_range(onto(lengths_B, device).to(torch.int64), frames)
+
+
+def held_in_range(lengths_B: Tensor, frames: int) -> tuple[Tensor, Tensor]:
+    """Lengths that no kernel can read out of bounds with, and which of them were out of 1..T."""
+    held_B = lengths_B.clamp(1, frames)
+    return held_B, held_B != lengths_B
+
+
+def check_kind_of_lengths(lengths_B: object, batch: int) -> None:
+    """Raises UsageError for what is not a tensor of `batch` integers; values are not read."""
+    if not isinstance(lengths_B, Tensor):
+        kind = type(lengths_B).__name__
+        raise UsageError(f"lengths must be a tensor, got {kind}", fix="torch.tensor(lengths)")
+    whole = not (lengths_B.is_floating_point() or lengths_B.is_complex() or lengths_B.dtype == torch.bool)
+    if tuple(lengths_B.shape) != (batch,) or not whole:
+        raise UsageError(f"lengths must be {batch} integers, got {lengths_B.dtype} {tuple(lengths_B.shape)}")
+
+
+def hidden(value: Tensor) -> bool:
+    """Whether vmap holds the values: they are checked where it gives them back (`autograd.folded`)."""
+    functorch: Any = getattr(torch._C, "_functorch", None)
+    wrapped = getattr(functorch, "is_functorch_wrapped_tensor", lambda value: False)
+    while wrapped(value):
+        if functorch.is_batchedtensor(value):
+            return True
+        value = functorch.get_unwrapped(value)
+    return False
 
 
 def onto(value: Tensor, device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lab.rooms.semicrf.model.dual import plus, wide
+from lab.rooms.semicrf.model.dual import plus, real, wide
 from lab.rooms.semicrf.model.problem import Problem, inside, masked
 
 
@@ -90,3 +90,19 @@ def canonical(transition: Tensor) -> Tensor:
     if transition.dim() == 4:
         return transition[:, :, None]
     return transition[None, None] if transition.dim() == 3 else transition[None, None, None]
+
+
+def unknown(terms: Terms) -> Tensor:
+    """Sequences whose log Z is NaN, (B,) bool: NaN or +inf in a score of theirs or in a shared parameter.
+
+    A recursion alone would lose it beside -inf, where nothing reaches it or nothing follows.
+    """
+    found = [value for value in (terms.frame_TBC, terms.opens_TBC, terms.closes_TBC) if value is not None]
+    frames = range(len(terms.frame_TBC))
+    found += [terms.duration_KBC, terms.start_C[None, None], terms.end_C[None, None]]
+    found += [value for t in frames if (value := terms.segment(t)) is not None]
+    crossings = [terms.crossing(t) for t in (frames if terms.problem.per_frame else (0,))]
+    found += [value.flatten(1)[None] for value in crossings]
+    highest = [real(value.detach()).amax((0, 2)) for value in found]
+    highest_B = torch.stack([value.expand(len(terms.problem.lengths_B)) for value in highest]).amax(0)
+    return ~(highest_B < float("inf"))

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.core.words import plural
 from lab.rooms.semicrf.model.problem import onto
 
 DRIFT = 20.0  # the guide's threshold for transition and duration parameters
-NAMES = {"torch": "PyTorch", "naive": "PyTorch", "native": "native", "triton": "Triton"}
+NAMES = {"torch": "PyTorch", "naive": "PyTorch", "native": "native"}
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,58 @@ class Validator:
         if projected:
             self.watch("projection", score, _nan, lambda: _projection(hidden, score))
         self.watch("cumulative scores", score, _nan_or_plus_inf, lambda: _cumulative(score))
+
+    def gold(
+        self,
+        gold_B: Tensor,
+        score_BTC: Tensor,
+        model: tuple[Tensor, ...],
+        labels_BT: Tensor,
+        starts_BT: Tensor,
+        lengths_B: Tensor | None,
+    ) -> None:
+        """The gold path's score; `model`: transition, duration, start, end; `starts_BT`: of its pieces."""
+        # Parameters move in the step before the point is read on a GPU; the forbidden ones stay.
+        given = tuple(value.detach() for value in (score_BTC, *model))
+
+        def error() -> ValueError:
+            b = first_place(~torch.isfinite(gold_B))["b"]
+            length = labels_BT.shape[1] if lengths_B is None else int(lengths_B[b])
+            pieces = starts_BT[b, :length].nonzero()[:, 0].tolist()
+            why = forbidden_piece(given, b, labels_BT[b, :length].tolist(), pieces)
+            score = float(gold_B[b].detach())
+            return ValueError(
+                f"gold path has score {score}, so the loss is infinite or NaN [first b={b}: {why}]"
+            )
+
+        self.watch("gold path", gold_B, not_finite, error)
+
+
+def forbidden_piece(given: tuple[Tensor, ...], b: int, labels: list[int], starts: list[int]) -> str:
+    """The first piece of a gold path that is not finite: its frames, its label, and what forbids it."""
+    score_BTC, transition, duration_KC, start_C, end_C = given
+    longest = len(duration_KC)
+    for at, (start, end) in enumerate(zip(starts, [*starts[1:], len(labels)], strict=True)):
+        label, before = labels[start], labels[start - 1] if start else -1
+        split = bool(start) and before == label and start - starts[at - 1] == longest
+        terms = {
+            f"start[{label}]": start_C[label] if not start else None,
+            f"transition[{before}, {label}]": transition[before, label] if start else None,
+            f"duration of {plural(end - start, 'frame')}": duration_KC[end - start - 1, label],
+            f"end[{label}]": end_C[label] if end == len(labels) else None,
+            **{f"score at t={t}": score_BTC[b, t, label] for t in range(start, end)},
+        }
+        for name, value in terms.items():
+            if value is not None and not math.isfinite(float(value)):
+                place = f"frames {start}..{end - 1} of label {label}: {name} is {float(value)}"
+                return f"{place}; {SPLIT.format(longest)}" if split and name.startswith("trans") else place
+    return "the sum of its terms is not finite"
+
+
+SPLIT = (
+    "the segment is longer than max_duration={} and was split, which needs a finite self-transition: "
+    "over_long='mask' leaves such sequences out, a larger max_duration holds them"
+)
 
 
 def extremes(points: list[Point]) -> tuple[dict[int, Point], Tensor]:

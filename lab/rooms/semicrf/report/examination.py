@@ -21,8 +21,7 @@ from lab.rooms.semicrf.report.matrix import cell_frame, matrix_blocks
 
 QUESTION = "Why does this semi-CRF give NaN, or drift: kernel, shared code, boundaries, objective or input?"
 FOOTNOTES = (
-    "A cell of the matrix is one short training. Each backend has its own kernel cache; padding and free "
-    "memory hold NaN.",
+    "A cell of the matrix is one short training; padding and free memory hold NaN.",
     "Probes of kernels run on one batch of the model's own scores, cut to a size that float64 from the "
     "definition can compute.",
     "A race that did not show in any run is not found. The linter shows that the objective is a probability, "
@@ -39,7 +38,7 @@ def examination(
 ) -> Findings:
     """Write the page and its tables."""
     config = run.manifest.config
-    pair = (str(config["tested"]), str(config["reference"]))
+    pair = (found.tested, found.reference)
     verdict = verdicts.diagnose(found.cells, found.probes, *pair)
     tables = {
         "matrix": cell_frame(found.cells),
@@ -48,7 +47,7 @@ def examination(
         "guards": found.guards,
     }
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items() if len(frame)]
-    sentences = [*verdict.sentences, *_reproducer_sentences(found)]
+    sentences = [*verdict.sentences, *_reproducer_sentences(found), _not_covered(found)]
     if config.get("plant"):
         sentences.append(f"This run had a fault planted in it: {config['plant']}.")
     page = Page(
@@ -88,6 +87,22 @@ def _sections(
         entries = [(f"{found.reproducer_folder}/{name}", "") for name in found.reproducer["files"]]
         sections.append(Section("Reproducer", [Files("Run it with python reproduce.py", entries)]))
     return sections
+
+
+def _not_covered(found: Examination) -> str:
+    """What ran, and the forms and functions that nothing here looked at."""
+    ran = {row["backend"] for row in (*found.cells, *found.probes)} - {""}
+    if not ran:
+        return "Nothing was covered: no part of this run finished."
+    left = [text for name, text in (("torch", "torch"), ("native", "the compiled form")) if name not in ran]
+    if found.device == "cpu" and "native" in ran:
+        left.append("the compiled form for GPUs")
+    place = "CPU" if found.device == "cpu" else "GPU"
+    return (
+        f"Covered: {' and '.join(sorted(ran))} on this {place}, the loss and its gradient. "
+        f"Not covered: {', '.join([*left, 'decoding', 'sampling', 'transitions by duration'])}; "
+        "lab run semicrf check compares the decoding and the forms of its device with float64."
+    )
 
 
 def _reproducer_sentences(found: Examination) -> list[str]:

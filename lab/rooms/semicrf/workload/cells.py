@@ -22,6 +22,7 @@ from lab.rooms.semicrf.model.validation import drift_messages
 from lab.rooms.semicrf.workload.common import log
 
 REG = 0.01
+POISON_BYTES = 16 << 20  # several times what a step of the smoke preset allocates
 
 
 def cells(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def training(
     for step, chosen in enumerate(endless(corpus.train, config.train, order)):
         if step == config.steps or message:
             break
-        poison_free_memory(device, 64 << 20)
+        poison_free_memory(device, POISON_BYTES)
         message = one_step(tagger, optimizer, chosen, device, config.train.clip, trail)
     magnitudes = tagger.head.magnitudes()  # type: ignore[operator]
     for level, text in drift_messages(order, *magnitudes):
@@ -118,17 +119,9 @@ def prepared(
     head: Any = tagger.head
     head.poison_padding = True
     head.after_projection = planted_scores(config.plant)
-    if under_test(config, backend, device):
+    if config.plant in IN_KERNEL and backend == config.train.backends[0]:  # the reference stays sound
         head.partition = planted(config.plant, head.partition)
     return tagger
-
-
-def under_test(config: DiagnoseConfig, backend: str, device: torch.device) -> bool:
-    """A planted kernel fault is in one backend, so that the other is a sound one beside it."""
-    tested = config.train.backends[0]
-    if tested == "auto":
-        tested = "triton" if device.type == "cuda" else "torch"
-    return config.plant in IN_KERNEL and backend == tested
 
 
 def endless(train: list[Utterance], config: TrainConfig, order: int) -> Any:

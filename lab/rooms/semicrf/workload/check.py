@@ -19,7 +19,7 @@ import torch
 from lab.rooms.semicrf.config import CheckConfig
 from lab.rooms.semicrf.model.api import resolve_backend
 from lab.rooms.semicrf.workload.checks.accuracy import accuracy, accuracy_long, audit, ledgers
-from lab.rooms.semicrf.workload.checks.decoding import decoding, entropies, sampling
+from lab.rooms.semicrf.workload.checks.decoding import decoding, entropies, further, sampling
 from lab.rooms.semicrf.workload.checks.hostile import hostile, infeasible, one_free_duration
 from lab.rooms.semicrf.workload.checks.invariance import composition, poison, repeats
 from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row
@@ -65,7 +65,7 @@ def all_checks(subject: Subject) -> Iterator[Row]:
 
 def every_check() -> tuple[Callable[[Subject], Iterator[Row]], ...]:
     return (
-        *(accuracy, accuracy_long, ledgers, audit, decoding),
+        *(accuracy, accuracy_long, ledgers, audit, decoding, further),
         *(repeats, composition, poison),
         *(infeasible, one_free_duration, hostile),
         *(entropies, sampling),

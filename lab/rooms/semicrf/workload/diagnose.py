@@ -1,12 +1,12 @@
 """One part of a diagnosis: the cells of the matrix for one backend, or the probes. Runs where the GPU is.
 
-    python -m lab.rooms.semicrf.workload.diagnose --config diagnose.json --part cells --backend triton \\
+    python -m lab.rooms.semicrf.workload.diagnose --config diagnose.json --part cells --backend auto \\
         --out DIR
 
 `cells` trains {variable, fixed length} x {regularisation off, on} x repeats x batch orders for a few steps
-each, with NaN in all padding and in free memory, and notes the first tensor that is not finite. `probes`
-tests for each cause. Both write one JSON file; a reproducer goes into reproducer/ if a backend is found
-wrong.
+each, with NaN in all padding and in free memory, and notes the first tensor that is not finite. `reference`
+does so once per cell on a plainer backend, as something to compare with. `probes` tests for each cause. Each
+writes one JSON file; a reproducer goes into reproducer/ if a backend is found wrong.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ import argparse
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from lab.rooms.semicrf.config import DiagnoseConfig
-from lab.rooms.semicrf.workload.cells import cells
+import msgspec
+import torch
+
+from lab.rooms.semicrf.config import PLAINER, DiagnoseConfig
+from lab.rooms.semicrf.model.api import resolve_backend
+from lab.rooms.semicrf.workload.cells import cells, replaced
 from lab.rooms.semicrf.workload.common import set_up_logging, write_environment
 from lab.rooms.semicrf.workload.probing import probes
 from lab.workload.rank import choose_device
@@ -29,16 +34,26 @@ log = logging.getLogger("lab.semicrf")
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="lab.rooms.semicrf.workload.diagnose")
     parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--part", required=True, choices=["cells", "probes"])
+    parser.add_argument("--part", required=True, choices=list(PARTS))
     parser.add_argument("--backend", required=True)
     args, context = start(parser, argv)
     set_up_logging(context)
     device = choose_device(context)
     write_environment(args.out, device, context)
     config = read_config(args.config, DiagnoseConfig)
-    part = cells if args.part == "cells" else probes
-    found = part(config, args.backend, device, args.out)
-    write_json(args.out / f"{args.part}.json", found)
+    tested = resolve_backend(args.backend, torch.zeros(1, 1, 1, device=device))
+    config = msgspec.structs.replace(config, train=replaced(config.train, backends=[tested]))
+    ran = {"tested": tested, "reference": PLAINER[tested], "device": device.type}
+    write_json(args.out / f"{args.part}.json", {**ran, **PARTS[args.part](config, tested, device, args.out)})
+
+
+def reference_cells(config: DiagnoseConfig, tested: str, device: torch.device, out: Path) -> dict[str, Any]:
+    """The matrix on the plainer backend. Repeats would look for a race in it, which is not the question."""
+    repeats = config.repeats if config.classic else 1
+    return cells(msgspec.structs.replace(config, repeats=repeats), PLAINER[tested], device, out)
+
+
+PARTS = {"cells": cells, "reference": reference_cells, "probes": probes}
 
 
 if __name__ == "__main__":

@@ -20,11 +20,16 @@ from lab.rooms.semicrf.model.validation import drift_messages
 from lab.rooms.semicrf.workload.common import log
 from lab.rooms.semicrf.workload.task import TrainingTask
 
+SHOWN = 4  # utterances that an error names
+
 
 def train_epoch(
     task: TrainingTask, module: nn.Module, optimizer: torch.optim.Optimizer, epoch: int
 ) -> dict[str, Any]:
-    """One pass -> loss (mean per utterance), largest gradient norm, seconds, learning rate."""
+    """One pass -> loss (mean per utterance), largest gradient norm, seconds, learning rate.
+
+    Raises StepFailed for a gradient or loss that is not finite: nothing after it would mean anything.
+    """
     config, context, train = task.config, task.context, task.corpus.train
     module.train()
     # Ranks take every n-th utterance of one order, and as many steps each, or they would wait forever.
@@ -32,7 +37,7 @@ def train_epoch(
     even = len(order) - len(order) % context.world_size
     mine = order[context.rank : even : context.world_size]
     validator = validator_of(task.tagger)
-    losses, norms = [], []
+    losses, norms, named = [], [], []
     synchronize(task.device)
     begin = time.perf_counter()
     for chosen in batches(train, config.batch_size, mine):
@@ -41,11 +46,15 @@ def train_epoch(
         loss, norm = train_step(module, optimizer, to_batch(chosen, task.device), config.clip)
         losses.append(loss)
         norms.append(norm)
+        named.append([utterance.name for utterance in chosen])
+        if not norm.is_cuda and not bool(torch.isfinite(norm)):
+            break
     synchronize(task.device)
     seconds = time.perf_counter() - begin
     if validator:
         validator.settle(wait=True)
         validator.settle(wait=True)
+    refuse_nonfinite(norms, losses, named, epoch)
     return {
         "epoch": epoch,
         "loss": mean_loss(torch.stack(losses), context.world_size, epoch),
@@ -53,6 +62,19 @@ def train_epoch(
         "train_s": seconds,
         "lr": optimizer.param_groups[0]["lr"],
     }
+
+
+def refuse_nonfinite(norms: list[Tensor], losses: list[Tensor], named: list[list[str]], epoch: int) -> None:
+    """Raises StepFailed for the first step whose gradient is not finite, naming its utterances."""
+    wild = (~torch.isfinite(torch.stack(norms))).nonzero()[:, 0].tolist()
+    if wild:
+        at = wild[0]
+        shown = ", ".join(named[at][:SHOWN]) + (", ..." if len(named[at]) > SHOWN else "")
+        raise StepFailed(
+            f"the gradient's norm is {float(norms[at])} and the loss {float(losses[at])}",
+            where=f"epoch {epoch}, step {at + 1}, utterances {shown}",
+            fix="--validate names the sequence and frame; lab run semicrf diagnose finds the cause",
+        )
 
 
 def mean_loss(losses: Tensor, ranks: int, epoch: int) -> float:

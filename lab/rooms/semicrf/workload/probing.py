@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lab.errors import BadDataError
-from lab.rooms.semicrf.config import DiagnoseConfig
+from lab.rooms.semicrf.config import PLAINER, DiagnoseConfig
 from lab.rooms.semicrf.model.cases import Case, random_case
 from lab.rooms.semicrf.model.corpus.load import load_corpus
 from lab.rooms.semicrf.model.faults import IN_KERNEL, planted, planted_corpus
@@ -37,11 +37,10 @@ def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path
         plant_objective(head)
     case = given_case(config, rows) if config.case else corpus_case(config, device, rows)
     rows += objective_probes(head)
-    reference = {"triton": "torch", "native": "torch", "torch": "naive"}.get(backend)
     tested = Bench(case, backend, planted(config.plant if config.plant in IN_KERNEL else None), device)
     rows += kernel_probes(tested)
-    if reference:
-        rows += kernel_probes(replace(tested, backend=reference, partition=planted(None)))
+    if PLAINER[backend] != backend:
+        rows += kernel_probes(replace(tested, backend=PLAINER[backend], partition=planted(None)))
     rows += precision_rows(tested)
     for found in rows:
         log.info("%-7s %-32s %s", "clean" if found["clean"] else "DIRTY", found["probe"], found["text"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import re
+import shutil
+import warnings
 import weakref
 from types import SimpleNamespace
 
@@ -19,10 +21,13 @@ from lab.rooms.semicrf import SemiCRF  # noqa: E402
 from lab.rooms.semicrf.model import api, ledger, log_domain, naive  # noqa: E402
 from lab.rooms.semicrf.model.crf_watch import CRFWatch  # noqa: E402
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
+from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.model.guards import seed_log_partition  # noqa: E402
+from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from lab.rooms.semicrf.model.validation import Validator  # noqa: E402
 from lab.rooms.semicrf.workload.checks.hostile import hostile_case  # noqa: E402
+from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
 from tests.rooms.semicrf.problems import counts_as_they_are, random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -276,37 +281,91 @@ STALE = {
 }
 SOUND = {
     "float64": {},
-    "float32": {"dtype": "float32"},
-    "float32, done again in the log domain": {"dtype": "float32", "options": {"scale": 60.0}},
+    "float32": {"machine": "float32"},
+    "float32, done again in the log domain": {"machine": "float32", "scale": 60.0},
 }
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """What the alarm says of the kernels, run in the interpreter with and without a fault."""
-    pytest.importorskip("triton")
-    from tests.rooms.semicrf.model.triton.test_linear import MUTANTS, interpreted
-
-    job = {"shape": (2, 7, 4, 2), "alarm": True, "options": {"seed": 1}}
-    jobs = {
-        **{name: {**job, **more} for name, more in SOUND.items()},
-        **{name: {**job, "stale": stale} for name, stale in STALE.items()},
-        "an exponent forgotten": {**job, "mutant": MUTANTS["an exponent forgotten"]},
+def machines(tmp_path_factory):
+    """The CUDA C kernels on a CPU, by number type."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ here to emulate the kernels with")
+    folder = tmp_path_factory.mktemp("emulated")
+    forget = ("    m.power += step;", "    m.power += m.nonzero > 3 ? 0 : step;")
+    return {
+        "float64": Emulated(build(folder, torch.float64)),
+        "float32": Emulated(build(folder, torch.float32)),
+        "an exponent forgotten": Emulated(build(folder, torch.float64, mutant=forget)),
     }
-    return dict(zip(jobs, interpreted(list(jobs.values()), tmp_path_factory.mktemp("alarm")), strict=True))
+
+
+@pytest.fixture
+def told(machines, monkeypatch):
+    """A function from a fault to what the alarm says of a training step by the kernels, NaN in the padding,
+    and to whether a guard against NaN would be silent.
+
+    A fault is of the second sequence's pass from the left, in the rows `frames`: what `tables` hold is
+    multiplied by `times`, or powers are moved by `more`.
+    """
+    monkeypatch.setattr(native_cuda, "SIZES", SMALL)
+    monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
+
+    def say(machine="float64", stale=None, **options):
+        monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machines[machine])
+        dtype = torch.float32 if machine == "float32" else torch.float64
+        problem = random_problem(2, 7, 4, 2, dtype=dtype, **{"seed": 1, **options})
+        forward = native_cuda.forward
+
+        def planted(problem, keep=True):
+            state = forward(problem, keep)
+            for name in stale["tables"] if stale else ():
+                table = state.buffer(name)
+                rows = table.view(2 * len(problem.lengths_B), -1, *table.shape[1:])[2]
+                rows[slice(*stale["frames"])] *= stale.get("times", 1)
+                rows[slice(*stale["frames"])] += stale.get("more", 0)
+            return state
+
+        engine = SimpleNamespace(forward=planted, backward=native_cuda.backward)
+        monkeypatch.setattr(api, "engine_of", lambda backend: engine)
+        return step_of(problem)
+
+    return say
+
+
+def step_of(problem):
+    """The first message of a training step's alarm, if any, and whether all gradients are finite."""
+    head = SemiCRF(problem.shape[3], problem.shape[2], backend="native", validate=True)
+    head.poison_padding = True
+    score_BTC = problem.score_BTC.requires_grad_()
+    messages = []
+    watch = head.validator.watch
+
+    def noted(*point):
+        try:
+            watch(*point)
+        except RuntimeError as error:
+            messages.append(str(error))
+
+    head.validator.watch = noted  # the step goes on: what would the guards have seen?
+    labels = torch.zeros(problem.shape[:2], dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MendedCounts)
+        head.loss(score_BTC, problem.lengths_B, labels).backward()
+    grads = [score_BTC.grad, *(value.grad for value in head.parameters())]
+    return messages[:1], all(bool(torch.isfinite(value).all()) for value in grads)
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_of_sound_kernels_the_alarm_says_nothing(told, name):
-    assert told[name] == {"messages": [], "finite": True}
+    assert told(**SOUND[name]) == ([], True)
 
 
 @pytest.mark.parametrize("name", [*STALE, "an exponent forgotten"])
 def test_a_stale_buffer_of_the_kernels_raises_the_alarm_where_guards_against_nan_are_silent(told, name):
-    assert told[name]["finite"]
-    assert told[name]["messages"][0].startswith(
-        "Posterior mass is not 1 in CRF backward (Triton): worst error "
-    )
+    fault = {"stale": STALE[name]} if name in STALE else {"machine": name}
+    messages, finite = told(**fault)
+    assert finite and messages[0].startswith("Posterior mass is not 1 in CRF backward (native): worst error ")
 
 
 def test_what_is_allowed_grows_as_rounding_walks_and_only_beyond_a_hundred_thousand_frames():

@@ -214,7 +214,7 @@ def test_expectations_are_those_of_the_list_and_do_not_read_what_has_no_mass():
     other = random_problem(2, 5, 3, 2, seed=9)
     f = make_problem(*other.floats()[:3], lengths, *other.floats()[3:])
     f = replace(f, transition=torch.where(torch.isneginf(problem.transition), math.nan, f.transition))
-    found = of(problem).expected(of(f))
+    found = of(problem).expected(dict(zip(f.names(), f.floats(), strict=True)))
     segments = of(problem).expected({"duration_KC": torch.ones(3, 2)})
     frames = of(problem).expected({"score_BTC": torch.ones(2, 5, 2)})
     assert torch.allclose(frames, lengths.double(), atol=1e-12)

@@ -99,7 +99,8 @@ def test_soft_penalties_and_rewards_on_any_subset(kind, penalty):
         problem = extended_problem(2, 12, 4, 3, kind=kind, terms=ALL, soft=penalty, seed=seed)
         right = naive.posteriors(problem)
         scale = max(1.0, float(right.log_z_B.abs().max()) * 1e-4)
-        found = finish.finish(problem, solve(problem))
+        found = solve(problem)
+        finish.finish(problem, found)
         assert apart(found, right) < 1e-9 * scale, seed
         assert apart(log_domain.posteriors(problem), right) < 1e-9 * scale, seed
 

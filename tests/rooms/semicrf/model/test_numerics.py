@@ -243,16 +243,12 @@ def test_what_the_pass_from_the_right_loses_inside_is_seen_though_the_first_fram
 
 
 @pytest.mark.parametrize(
-    ("capability", "chosen"), [((9, 0), "triton"), ((7, 0), "triton"), ((6, 1), "native")]
+    ("labels", "reason", "chosen"), [(3, None, "native"), (3, "no", "torch"), (129, None, "torch")]
 )
-def test_auto_takes_triton_on_no_gpu_that_it_makes_no_code_for(monkeypatch, capability, chosen):
-    api.new_enough.cache_clear()
-    monkeypatch.setattr(api, "has_triton", lambda: True)
-    monkeypatch.setattr(api.native, "missing_reason", lambda score: None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    score = SimpleNamespace(is_cuda=True, shape=(1, 2, 3), device=torch.device("cuda", 0))
+def test_auto_takes_what_is_compiled_for_this_gpu_and_for_as_many_labels(monkeypatch, labels, reason, chosen):
+    monkeypatch.setattr(api.native, "missing_reason", lambda score: reason)
+    score = SimpleNamespace(is_cuda=True, shape=(1, 2, labels), device=torch.device("cuda", 0))
     assert api.resolve_backend("auto", score) == chosen
-    api.new_enough.cache_clear()
 
 
 @pytest.mark.parametrize("by_duration", [False, True])

@@ -63,6 +63,19 @@ def test_the_k_best_are_the_first_of_all(by_duration):
 
 
 @pytest.mark.parametrize("by_duration", [False, True])
+@pytest.mark.parametrize("shape", [(2, 5, 3, 2), (2, 4, 6, 3), (1, 6, 1, 3), (1, 1, 2, 1)], ids=str)
+def test_ties_of_the_k_best_go_to_the_smaller_label_then_duration_from_the_end(shape, by_duration):
+    random = random_problem(*shape, masked=0.2, by_duration=by_duration, seed=1)
+    floats = [value.round() for value in random.floats()]
+    problem = api.make_problem(*floats[:3], random.lengths_B, *floats[3:])
+    for b, found in enumerate(paths.kbest(problem, 12)):
+        every, scores = naive.enumerate_segmentations(problem, b)
+        backwards = [[(label, end - start) for start, end, label in reversed(path)] for path in every]
+        order = sorted(zip((-scores).tolist(), backwards, every, strict=True))[:12]
+        assert found == [(-score, path) for score, _, path in order if score < math.inf]
+
+
+@pytest.mark.parametrize("by_duration", [False, True])
 def test_draws_come_as_often_as_their_probability_says(by_duration):
     problem = random_problem(1, 4, 3, 2, by_duration=by_duration, seed=2)
     all_paths, scores = naive.enumerate_segmentations(problem, 0)

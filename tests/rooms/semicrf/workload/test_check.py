@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
-from lab.rooms.semicrf.model import api  # noqa: E402
+from lab.rooms.semicrf.model import autograd  # noqa: E402
 from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
 from lab.rooms.semicrf.workload import check as workload_check  # noqa: E402
 from lab.rooms.semicrf.workload.checks import accuracy, decoding, hostile  # noqa: E402
@@ -27,7 +27,7 @@ def test_a_check_of_this_device_finds_nothing(backend):
         rows = list(workload_check.all_checks(subject))
     failed = [row for row in rows if row["verdict"] != "pass"]
     assert not failed, failed
-    assert {"log Z", "posteriors", "viterbi", "hostile batches", "entropy", "samples"} <= {
+    assert {"log Z", "posteriors", "viterbi", "k best", "hostile batches", "entropy", "samples"} <= {
         row["check"] for row in rows
     }
 
@@ -61,5 +61,5 @@ def test_a_check_fails_when_one_durations_count_is_dropped(monkeypatch):
 
 
 def test_a_check_fails_when_the_audit_is_gone(monkeypatch):
-    monkeypatch.setattr(api, "finish", lambda problem, found: found)
+    monkeypatch.setattr(autograd, "finish", lambda problem, found: found)
     assert {"audit of the counts", "mended posteriors"} <= failed_checks("torch")

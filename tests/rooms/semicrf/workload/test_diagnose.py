@@ -10,9 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.rooms.semicrf import verdict  # noqa: E402
-from lab.rooms.semicrf.config import FAULTS, PRESETS, DiagnoseConfig, TrainConfig  # noqa: E402
+from lab.rooms.semicrf.config import FAULTS, PLAINER, PRESETS, DiagnoseConfig, TrainConfig  # noqa: E402
+from lab.rooms.semicrf.model.api import resolve_backend  # noqa: E402
 from lab.rooms.semicrf.model.probes import objective, precision  # noqa: E402
 from lab.rooms.semicrf.workload import cells as workload_cells  # noqa: E402
+from lab.rooms.semicrf.workload import diagnose as workload_diagnose  # noqa: E402
 from lab.rooms.semicrf.workload import probing  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -36,24 +38,32 @@ def brief(monkeypatch):
     monkeypatch.setattr(precision, "GROWTH", (20, 40))
 
 
-def diagnosed(plant, out, **changes):
-    config = DiagnoseConfig(
-        train=msgspec.structs.replace(LEAST, models=["semicrf"], **changes),
-        plant=plant,
-        repeats=1,
-        orders=1,
-        steps=2,
-    )
-    told = probing.probes(config, "torch", CPU, out)
-    cells = workload_cells.cells(config, "torch", CPU, out)["cells"]
-    json.dumps([told, cells], allow_nan=False)
-    return verdict.diagnose(cells, told["probes"], "torch", "naive"), told
+def diagnosed(plant, out):
+    """The parts of a diagnosis of the default backend, as the room runs them."""
+    train = msgspec.structs.replace(LEAST, models=["semicrf"])
+    config = DiagnoseConfig(train=train, plant=plant, repeats=1, orders=1, steps=2)
+    (out / "config.json").write_bytes(msgspec.json.encode(config))
+    found = {}
+    for part in ("cells", "reference", "probes"):
+        words = ["--config", str(out / "config.json"), "--part", part, "--backend", "auto", "--out", str(out)]
+        workload_diagnose.main(words)
+        found[part] = json.loads((out / f"{part}.json").read_text(), parse_constant=refuse)
+    told = found["probes"]
+    pair = (told["tested"], told["reference"])
+    assert pair == (resolve_backend("auto", torch.zeros(1, 1, 1)), PLAINER[pair[0]])
+    assert {row["backend"] for row in found["reference"]["cells"]} == {pair[1]}
+    cells = [*found["cells"]["cells"], *found["reference"]["cells"]]
+    return verdict.diagnose(cells, told["probes"], *pair), told
+
+
+def refuse(word):
+    raise AssertionError(f"JSON has no {word}")
 
 
 RIGHT = {
     "overread": ("boundary", "reads beyond the mask"),
     "race": ("race", "different bits for the same input"),
-    "stale": ("kernel", "torch is wrong in the same way every time"),
+    "stale": ("kernel", "is wrong in the same way every time"),
     "drift": ("objective", "a probability sums to 1"),
     "nan-utterance": ("input", "utterance train_00001: frame"),
     "inf-rows": ("input", "all labels are -inf at sequence 0, frame 3"),
@@ -72,13 +82,19 @@ def test_each_planted_fault_is_named_rightly(plant, tmp_path, brief):
 
 def test_a_fault_that_leaves_everything_finite_fails_the_trainings_by_its_mass(tmp_path, brief):
     config = DiagnoseConfig(
-        train=msgspec.structs.replace(LEAST, models=["semicrf"]), plant="stale", repeats=1, orders=1, steps=2
+        train=msgspec.structs.replace(LEAST, models=["semicrf"], backends=["torch"]),
+        plant="stale",
+        repeats=1,
+        orders=1,
+        steps=2,
     )
     cells = workload_cells.cells(config, "torch", CPU, tmp_path)["cells"]
     told = (
         "RuntimeError: Posterior mass is not 1 in CRF backward (PyTorch): worst error 6.5e-01 [first b=0 t="
     )
     assert all(cell["message"].startswith(told) for cell in cells), [cell["message"] for cell in cells]
+    beside = workload_cells.cells(config, "naive", CPU, tmp_path)["cells"]
+    assert {cell["outcome"] for cell in beside} == {"passed"}
 
 
 def test_a_sound_model_has_no_fault(tmp_path, brief):

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.core.run import Run  # noqa: E402
+from lab.errors import StepFailed  # noqa: E402
 from lab.rooms import semicrf  # noqa: E402
 from lab.rooms.semicrf.config import PRESETS, TrainConfig  # noqa: E402
 from lab.rooms.semicrf.workload import train as workload_train  # noqa: E402
@@ -142,6 +143,8 @@ def test_the_same_seed_gives_the_same_losses_and_other_backends_the_same_model(t
     "changes",
     [
         {"encoder": "transformer"},
+        {"encoder": "none"},
+        {"durations": "narrow", "phones": 4},
         {"guards": "seed"},
         {"objective": "guide"},
         {"crf_reg": 0.1},
@@ -163,6 +166,28 @@ def test_training_learns(tmp_path):
         rows[-1]["loss"] < 0.8 * rows[0]["loss"]
         and rows[-1]["phone_error_rate"] < rows[0]["phone_error_rate"] + 0.1
     )
+
+
+def test_a_gradient_that_is_not_finite_is_never_applied_and_ends_the_training_with_its_utterances(
+    tmp_path, monkeypatch
+):
+    """Without the validation points nothing else stands between it and the weights."""
+    sound, made = workload_train.load_corpus, workload_train.make_tagger
+    taggers = []
+
+    def broken(config):
+        corpus = sound(config)
+        corpus.train[3].features[1, 2] = np.nan
+        return corpus
+
+    monkeypatch.setattr(workload_train, "load_corpus", broken)
+    monkeypatch.setattr(workload_train, "make_tagger", lambda *a: taggers.append(made(*a)) or taggers[0])
+    config = msgspec.structs.replace(LEAST, validate=False, batch_size=2, epochs=3)
+    with pytest.raises(StepFailed, match="the gradient's norm is nan") as caught:
+        train(config, tmp_path)
+    assert "epoch 1, step " in caught.value.where and "train_00003" in caught.value.where
+    assert all(bool(torch.isfinite(value).all()) for value in taggers[0].state_dict().values())
+    assert not (tmp_path / "result.json").exists()
 
 
 def test_two_ranks_over_gloo_train_one_model(tmp_path):

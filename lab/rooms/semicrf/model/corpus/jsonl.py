@@ -29,7 +29,8 @@ def _read_jsonl(path: Path) -> Iterator[Utterance]:
 def _utterance(line: bytes, where: str) -> Utterance:
     try:
         row: dict[str, Any] = msgspec.json.decode(line)
-        features = np.asarray(row["features"], dtype=np.float32)
+        with np.errstate(over="ignore"):  # named below
+            features = np.asarray(row["features"], dtype=np.float32)
         segments = tuple((int(s), int(e), int(c)) for s, e, c in row["segments"])
         name, speaker = str(row["utterance_id"]), str(row["speaker_id"])
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
@@ -44,4 +45,8 @@ def _utterance(line: bytes, where: str) -> Utterance:
         raise BadDataError("the segments do not tile the frames", where=where)
     if any(end <= start or label < 0 for start, end, label in segments):
         raise BadDataError("a segment is empty or its label is negative", where=where)
+    if not np.isfinite(features).all():
+        t, d = np.argwhere(~np.isfinite(features))[0].tolist()
+        what = f"frame {t}, feature {d} is {features[t, d]} in float32"
+        raise BadDataError(what, where=where, fix="leave the utterance out: it would spoil all by their mean")
     return Utterance(name, speaker, features, segments)

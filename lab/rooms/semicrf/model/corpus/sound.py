@@ -25,7 +25,9 @@ def read_sound(path: Path) -> np.ndarray:
         with wave.open(io.BytesIO(data)) as file:
             if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, RATE_HZ):
                 raise BadDataError("not 16-bit mono at 16 kHz", where=path)
-            return _floats(file.readframes(file.getnframes()), "<i2")
+            body = file.readframes(file.getnframes())
+            _check_whole(body, file.getnframes(), path)
+            return _floats(body, "<i2")
     except (wave.Error, EOFError) as error:
         raise BadDataError(f"neither NIST SPHERE nor RIFF sound: {error}", where=path) from error
 
@@ -38,6 +40,7 @@ def _sphere(data: bytes, path: Path) -> np.ndarray:
             for line in data[16:size].decode("ascii", "replace").splitlines()
             if line.count(" ") >= 2
         )
+        promised = int(fields.get("sample_count", (len(data) - size) // 2))
     except ValueError as error:
         raise BadDataError(f"unreadable NIST SPHERE header: {error}", where=path) from error
     if fields.get("sample_rate", "16000") != str(RATE_HZ) or fields.get("channel_count", "1") != "1":
@@ -49,10 +52,15 @@ def _sphere(data: bytes, path: Path) -> np.ndarray:
         )
     order = ">i2" if fields.get("sample_byte_format") == "10" else "<i2"
     body = data[size:]
-    promised = int(fields.get("sample_count", len(body) // 2))
-    if len(body) < 2 * promised:
-        raise BadDataError(f"truncated: {len(body) // 2} of {promised} samples", where=path)
+    _check_whole(body, promised, path)
     return _floats(body[: 2 * promised], order)
+
+
+def _check_whole(body: bytes, promised: int, path: Path) -> None:
+    """Raises BadDataError where the header promises more samples than the file has."""
+    if len(body) < 2 * promised:
+        fix = "copy it again: its labels would belong to sound that is not there"
+        raise BadDataError(f"truncated: {len(body) // 2} of {promised} samples", where=path, fix=fix)
 
 
 def _floats(data: bytes, order: str) -> np.ndarray:

@@ -149,9 +149,8 @@ class Counts:
         segment = None if self.segment is None else self.segment[..., :labels]
         log_z_B = self.state.log_z_B
         checked = mass(real(label_BTC), self.state.problem.lengths_B, real(log_z_B))
-        return Posteriors(
-            log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, *checked, None, segment
-        )
+        counts = (label_BTC, starts_BTC, ends_BTC, duration_BKC, transition)
+        return Posteriors(log_z_B, *counts, *checked, segment_BTKC=segment)
 
     def opened(self, eta_TBC: Tensor) -> Tensor:
         """What follows each boundary, with the weight of the start there."""

@@ -1,9 +1,9 @@
-"""native/semicrf.cpp compiled into a shared library by this machine's compiler, once, and loaded.
+"""A C++ source of this folder compiled into a shared library by this machine's compiler, once, and loaded.
 
-It is kept in $XDG_CACHE_HOME/lab/native (or ~/.cache/lab/native) under the hash of the source, the flags, the
-compiler's version and this processor: a change of any gives another file. The file gets its name only when it
-is complete, so processes that compile at the same time do not interfere. It links nothing but the C++
-standard library and threads.
+It is kept in $XDG_CACHE_HOME/lab/native (or ~/.cache/lab/native) under the hash of the source and the headers
+beside it, the flags, the compiler's version and this processor: a change of any gives another file. The file
+gets its name only when it is complete, so processes that compile at the same time do not interfere. It links
+nothing but the C++ standard library and threads.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def folder() -> Path:
 
 
 def key(source: Path, compiler: list[str], version: str) -> str:
-    parts = (source.read_text(), shlex.join(compiler), *FLAGS, version, processor())
+    headers = (header.read_text() for header in sorted(source.parent.glob("*.h")))
+    parts = (source.read_text(), *headers, shlex.join(compiler), *FLAGS, version, processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 

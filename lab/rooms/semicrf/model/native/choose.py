@@ -1,4 +1,4 @@
-"""The compiled forms that need no Triton: C++ on a CPU (cpu.py), CUDA through NVRTC on a GPU (cuda.py).
+"""The compiled forms: C++ on a CPU (cpu.py), CUDA C through NVRTC on a GPU (cuda.py).
 
 The scores' device chooses between them. `missing_reason` says why neither is available; "auto" asks once per
 process and device.
@@ -39,6 +39,14 @@ def forward(problem: Problem, keep: bool = True) -> State:
 def backward(state: State) -> Posteriors:
     found: Posteriors = state.engine.backward(state.own)
     return found
+
+
+def differentiate(state: State, grad_B: Tensor) -> tuple[Posteriors, list[Tensor] | None]:
+    """The counts, and the gradients for `grad_B` if the form makes them beside."""
+    if hasattr(state.engine, "differentiate"):
+        found: tuple[Posteriors, list[Tensor] | None] = state.engine.differentiate(state.own, grad_B)
+        return found
+    return backward(state), None
 
 
 def engine_for(score_BTC: Tensor) -> Any:

@@ -60,7 +60,7 @@ def forward(problem: Problem, keep: bool = True) -> State | FactorisedState:
     reason = supports(problem)
     if reason:
         raise UsageError(f"the C++ form does not take {reason}", fix="backend='torch' or 'auto'")
-    if problem.by_duration:
+    if not problem.plain:
         return torch_factorised.forward(problem)
     state = emptied(problem, keep)
     call(library().lab_semicrf_forward, state.arguments(state.flagged_B))

@@ -26,7 +26,7 @@ from lab.rooms.semicrf.model.native.cuda_plan import Plan, Shape, Sizes, plan_co
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem
 
 SOURCE = Path(__file__).with_name("semicrf.cu")
-SIZES = Sizes()
+SIZES, CROWDED = Sizes(), Sizes(threads=128)
 MOST_BLOCKS = 65535
 """Of threads, in a grid's second and third dimension."""
 
@@ -84,12 +84,12 @@ def forward(problem: Problem, keep: bool = True) -> State | FactorisedState:
     reason = supports(problem)
     if reason:
         raise UsageError(f"the CUDA kernels do not take {reason}", fix="backend='torch' or 'auto'")
-    if problem.by_duration:
+    if not problem.plain:
         return torch_factorised.forward(problem)
     inputs = as_read(problem)
-    shape = Shape(*problem.shape, inputs.score_BTC.dtype, SIZES)
-    state = State(inputs, machine_for(inputs), shape, bound_inputs(inputs), keep, inputs.score_BTC, None)
-    state.log_z_B = state.bound["log_z"]
+    sizes = sizes_for(inputs, 2 if keep else 1)
+    shape, bound = Shape(*problem.shape, inputs.score_BTC.dtype, sizes), bound_inputs(inputs)
+    state = State(inputs, machine_for(inputs, sizes), shape, bound, keep, bound["log_z"], None)
     run_messages(state)
     state.again = flagged(state)
     if state.again is not None:
@@ -101,28 +101,72 @@ def backward(state: State | FactorisedState) -> Posteriors:
     """All expected counts, parallel over time; flagged sequences from the log domain."""
     if isinstance(state, FactorisedState):
         return torch_factorised.backward(state)
+    return run_counts(state, {})
+
+
+def differentiate(state: State | FactorisedState, grad_B: Tensor) -> tuple[Posteriors, Gradients | None]:
+    """The counts, and beside them the gradients of a loss in the order of `Problem.floats`, if no count is
+    computed elsewhere; `grad_B` is the loss's gradient by log Z. What the audit finds is not looked at.
+    """
+    if isinstance(state, FactorisedState):
+        return torch_factorised.backward(state), None
+    gradients = [torch.empty_like(value) for value in state.problem.floats()]
+    outputs = {
+        "by_log_z": grad_B.to(torch.float64).contiguous(),
+        **dict(zip(GRADIENTS, gradients, strict=True)),
+    }
+    found = run_counts(state, outputs)
+    return found, gradients if state.again is None else None
+
+
+Gradients = list[Tensor]
+GRADIENTS = ("by_score", "by_transition", "by_duration", "by_start", "by_end")
+"""The kernels' names of the gradients, in the order of `Problem.floats`."""
+
+
+def run_counts(state: State, more: dict[str, Tensor]) -> Posteriors:
+    """The counts, and what is to be bound besides for gradients."""
     if not state.kept:
         raise UsageError("the messages were not kept", fix="forward(problem, keep=True)")
     outputs = emptied_counts(state)
-    plan = plan_counts(state.shape)
-    state.machine.run(plan, **state.bound, **outputs, counts=workspace_of(plan, state))
-    found = Posteriors(state.log_z_B, *outputs.values())
+    plan = plan_counts(state.shape, gradients=bool(more))
+    state.machine.run(plan, **state.bound, **outputs, **more, counts=workspace_of(plan, state))
+    label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, error_B, frame_B, imbalance_B = (
+        outputs.values()
+    )
+    counts = (label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, error_B, frame_B)
+    found = Posteriors(state.log_z_B, *counts, imbalance_B=imbalance_B)
     if state.again is not None:
         rows = state.problem.rows(state.again)
-        counts = log_domain.posteriors(rows)
-        found.replace_rows(state.again, counts)
-        worst_B = torch.where(torch.isfinite(counts.log_z_B), imbalance(rows, counts), 0.0)
-        outputs["imbalance"][state.again] = worst_B
+        redone = log_domain.posteriors(rows)
+        found.replace_rows(state.again, redone)
+        imbalance_B[state.again] = torch.where(torch.isfinite(redone.log_z_B), imbalance(rows, redone), 0.0)
     return found
 
 
-def machine_for(problem: Problem) -> Machine:
+def sizes_for(problem: Problem, directions: int) -> Sizes:
+    """Half the threads where all lanes then run at once and else would not: the same bits either way."""
+    lanes, wide = problem.shape[0] * directions, SIZES.padded(problem.shape[3])
+    return CROWDED if lanes > at_once(problem.score_BTC.device) and CROWDED.threads >= 2 * wide else SIZES
+
+
+@functools.cache
+def at_once(device: torch.device) -> int:
+    """How many lanes a device runs at once with the usual number of threads: their registers fill a
+    multiprocessor by twos.
+    """
+    if device.type != "cuda":
+        return MOST_BLOCKS
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def machine_for(problem: Problem, sizes: Sizes) -> Machine:
     """The kernels for this problem's device, number type and number of labels; compiled once.
 
     Raises LabError.
     """
     score_BTC = problem.score_BTC
-    return compiled_machine(score_BTC.device, score_BTC.dtype, SIZES.padded(problem.shape[3]), SIZES)
+    return compiled_machine(score_BTC.device, score_BTC.dtype, sizes.padded(problem.shape[3]), sizes)
 
 
 @functools.cache
@@ -140,14 +184,20 @@ def defines(dtype: torch.dtype, wide: int, sizes: Sizes) -> dict[str, object]:
     double = dtype == torch.float64
     real = "double" if double else "float"
     numbers = {"N": sizes.block, "THREADS": sizes.threads, "TILE": sizes.tile, "STAGE": sizes.stage}
-    return {"REAL": real, "DOUBLE": int(double), "CP": wide, **numbers}
+    return {"REAL": real, "DOUBLE": int(double), "CP": wide, "PARTS": sizes.parts_at(wide), **numbers}
 
 
 def as_read(problem: Problem) -> Problem:
     """The inputs as the kernels read them: contiguous, and all in the scores' number type."""
     dtype = torch.float64 if problem.score_BTC.dtype == torch.float64 else torch.float32
-    floats = (value.detach().to(dtype).contiguous() for value in problem.floats())
-    score_BTC, transition_CC, duration_KC, start_C, end_C = floats
+
+    def plain(value: Tensor) -> Tensor:
+        ready = value.dtype == dtype and value.is_contiguous() and not value.requires_grad
+        return (
+            value if ready else value.detach().to(dtype).contiguous()
+        )  # a call that does nothing has a price
+
+    score_BTC, transition_CC, duration_KC, start_C, end_C = map(plain, problem.floats())
     return Problem(score_BTC, transition_CC, duration_KC, problem.lengths_B.contiguous(), start_C, end_C)
 
 

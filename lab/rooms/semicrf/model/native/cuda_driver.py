@@ -29,10 +29,12 @@ from torch import Tensor
 from lab.core.files import write_atomic
 from lab.errors import GpuError, LabError, MissingError
 from lab.rooms.semicrf.model.native import build as native_build
-from lab.rooms.semicrf.model.native.cuda_plan import Plan
+from lab.rooms.semicrf.model.native.cuda_plan import Launch, Plan
 
 log = logging.getLogger("lab.semicrf")
 TORCH = "backend='torch' needs no compiler"
+NON_BLOCKING, NO_TIMING = 1, 2
+"""Of a stream: it does not wait for the default one. Of an event: it only orders."""
 
 
 class Machine:
@@ -44,7 +46,11 @@ class Machine:
         self.module = ctypes.c_void_p()
         self.ready: weakref.WeakKeyDictionary[Plan, Ready] = weakref.WeakKeyDictionary()
         self.lock = threading.Lock()
+        self.aside, self.events = ctypes.c_void_p(), (ctypes.c_void_p(), ctypes.c_void_p())
         with self.current():
+            check_status(driver().cuStreamCreate(ctypes.byref(self.aside), NON_BLOCKING))
+            for event in self.events:
+                check_status(driver().cuEventCreate(ctypes.byref(event), NO_TIMING))
             check_status(driver().cuModuleLoadData(ctypes.byref(self.module), image))
 
     @contextlib.contextmanager
@@ -61,14 +67,27 @@ class Machine:
         slots = plan.slots(tensors[name].data_ptr() for name in plan.names)
         stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
         launch = driver().cuLaunchKernel
+        forked = False
         # The driver copies arguments at the launch, so the plan's slots serve one call after the other.
         with self.lock, self.current():
             ready = self.ready.get(plan) or self.prepared(plan)
             ready.slots[:] = slots
-            for shape, addresses, name in ready.launches:
-                status = launch(*shape, stream, addresses, None)
+            for shape, addresses, of in ready.launches:
+                if of.aside and not forked:
+                    self.follow(stream, self.aside, self.events[0])
+                if of.joins and forked:
+                    self.follow(self.aside, stream, self.events[1])
+                forked = (forked or of.aside) and not of.joins
+                status = launch(*shape, self.aside if of.aside else stream, addresses, None)
                 if status:
-                    check_status(status, name)
+                    check_status(status, of.kernel)
+            if forked:
+                self.follow(self.aside, stream, self.events[1])
+
+    def follow(self, first: ctypes.c_void_p, then: ctypes.c_void_p, event: ctypes.c_void_p) -> None:
+        """What is put on the stream `then` from now on waits for what is on `first`."""
+        check_status(driver().cuEventRecord(event, first))
+        check_status(driver().cuStreamWaitEvent(then, event, 0))
 
     def prepared(self, plan: Plan) -> Ready:
         """A plan's launches with everything but the stream and the slots' values."""
@@ -77,7 +96,7 @@ class Machine:
         for launch, addresses in zip(plan.launches, argument_addresses(plan, slots), strict=True):
             grid = (*launch.grid, 1, 1)[:3]
             shape = (self.function(launch.kernel), *grid, launch.threads, 1, 1, 0)
-            launches.append((shape, addresses, launch.kernel))
+            launches.append((shape, addresses, launch))
         self.ready[plan] = Ready(slots, launches)
         return self.ready[plan]
 
@@ -92,7 +111,7 @@ class Ready:
     """A plan on a device: the arguments' 8-byte slots, and launches that point to them."""
 
     slots: np.ndarray
-    launches: list[tuple[tuple[Any, ...], Any, str]]
+    launches: list[tuple[tuple[Any, ...], Any, Launch]]
 
 
 def argument_addresses(plan: Plan, slots: np.ndarray) -> Iterator[Any]:

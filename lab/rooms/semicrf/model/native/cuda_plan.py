@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,19 +20,22 @@ BYTES = {torch.float64: 8, torch.float32: 4, torch.int32: 4, torch.int64: 8}
 
 @dataclass(frozen=True)
 class Sizes:
-    """How the kernels divide the work; sums are grouped by these and by K, never by the batch or by padding."""
+    """How the kernels divide the work: sums are grouped by these and by K, never by batch or padding."""
 
     block: int = 16
     """Frames in a block."""
     threads: int = 256
+    """For a lane: a direction of a sequence. Fewer where many lanes must share the multiprocessors."""
     tile: int = 32
     """Frames in a tile of the label counts."""
     stage: int = 16
     """Blocks in a stage."""
+    parts: int = 8
+    """Into which the blocks before one are divided at the fewest labels; half as many at twice the labels."""
     count_frames: int = 64
     """Frames in a chunk of the transition counts."""
     count_blocks: int = 16
-    """Blocks in a chunk of the duration counts, more for long durations: the partial sums take K / chunk rows."""
+    """Blocks in a chunk of the duration counts, more for long durations: partial sums take K / chunk rows."""
     near_blocks: int = 2
     """And where segments start and end in one block."""
     table_rows: int = 64
@@ -42,6 +45,9 @@ class Sizes:
 
     def padded(self, labels: int) -> int:
         return next(self.narrowest * more for more in (1, 2, 4) if labels <= self.narrowest * more)
+
+    def parts_at(self, wide: int) -> int:
+        return self.parts * self.narrowest // wide
 
     def far_blocks(self, longest: int) -> int:
         """How many blocks back a segment of K frames can start."""
@@ -95,12 +101,17 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel; an argument is a number, the name of a buffer, the name of a tensor to be bound, or nothing."""
+    """A kernel; an argument is a number, the name of a buffer or of a tensor to be bound, or nothing.
+
+    A run of kernels that go `aside` may overlap what follows them, up to the first one that `joins`.
+    """
 
     kernel: str
     grid: tuple[int, ...]
     threads: int
     args: tuple[str | int | None, ...]
+    aside: bool = False
+    joins: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +130,8 @@ class Plan:
 
     def slots(self, addresses: Iterable[int]) -> np.ndarray:
         """The arguments' 8-byte values for these addresses of `names`."""
-        return self.offsets + np.array([0, *addresses], np.uint64)[self.bases]
+        values: np.ndarray = self.offsets + np.array([0, *addresses], np.uint64)[self.bases]
+        return values
 
 
 def made(
@@ -185,26 +197,21 @@ def plan_messages(shape: Shape, directions: int, saturate: bool = False) -> Plan
         **weight_buffers(shape, rows, programs),
         **message_buffers(shape, lanes, keep),
         "z_value": (torch.float64, (lanes,)),
-        **{name: (torch.int32, (lanes,)) for name in ("z_power", "flags", "count")},
+        **dict.fromkeys(("z_power", "flags", "count"), (torch.int32, (lanes,))),
     }
+    all_frames = shape.batch * shape.frames
+    numbers = (shape.labels, shape.longest, rows, sizes.table_rows, int(saturate), programs, all_frames)
     weigh = Launch(
         "prepare",
-        (programs,),
+        (programs + ceiling(all_frames, sizes.threads),),
         sizes.threads,
-        ("transition", "duration", "start", "end", *WEIGHTS)
-        + (shape.labels, shape.longest, rows, sizes.table_rows, int(saturate)),
-    )
-    tops = Launch(
-        "frame_tops",
-        (ceiling(shape.frames, sizes.threads), shape.batch),
-        sizes.threads,
-        ("score", "tops", shape.frames, shape.labels),
+        (*("transition", "duration", "start", "end", *WEIGHTS, "score", "tops"), *numbers),
     )
     walk = staged(shape, directions, programs, saturate) if shape.far > sizes.stage else []
     walk = walk or [pass_on(shape, directions, programs, saturate, None)]
     if shape.far > sizes.stage:
         wanted |= stage_buffers(shape, lanes)
-    return made("messages", wanted, [weigh, tops, *walk])
+    return made("messages", wanted, [weigh, *walk])
 
 
 WEIGHTS = ("onward", "table", "first", "last", "slack", "shift")
@@ -286,11 +293,12 @@ def staged(shape: Shape, directions: int, slacks: int, saturate: bool) -> list[L
 
 
 @functools.lru_cache(maxsize=64)
-def plan_counts(shape: Shape) -> Plan:
-    """Every expected count from the messages, and what the counts must add up to.
+def plan_counts(shape: Shape, gradients: bool = False) -> Plan:
+    """Every expected count, what they must add up to, and with `gradients` a loss's gradient.
 
-    To be bound besides: label, starts_out, ends_out (B, T, C), duration_out (B, K, C), transition_out (B, C, C),
-    mass_error, mass_frame, imbalance (B,).
+    To be bound besides: label, starts_out, ends_out (B, T, C), duration_out (B, K, C), transition_out
+    (B, C, C), mass_error, mass_frame, imbalance (B,); by_log_z (B,) float64 is read for by_score,
+    by_transition, by_duration, by_start and by_end, of their inputs' shapes.
     """
     sizes, batch, tiles = shape.sizes, shape.batch, shape.tiles
     near_chunks = ceiling(shape.blocks, sizes.near_blocks)
@@ -298,25 +306,19 @@ def plan_counts(shape: Shape) -> Plan:
     chunks, crossings = ceiling(shape.blocks, each), ceiling(shape.frames, sizes.count_frames)
     real, wide, double = shape.real, shape.wide, torch.float64
     wanted: dict[str, Wanted] = {
-        **{name: (double, (batch, tiles, wide)) for name in ("totals", "before", "begun", "ended")},
-        **{name: (double, (batch, tiles)) for name in ("tile_error", "tile_range")},
+        **dict.fromkeys(("totals", "before", "begun", "ended"), (double, (batch, tiles, wide))),
+        **dict.fromkeys(("tile_error", "tile_range"), (double, (batch, tiles))),
         "tile_frame": (torch.int64, (batch, tiles)),
         "near": (real, (batch, near_chunks, sizes.block, wide)),
         "apart": (real, (batch, chunks, shape.far, 2 * sizes.block, wide)),
         "crossed": (real, (batch, crossings, wide, wide)),
     }
     launches = [
+        *(replace(one, aside=True) for one in duration_launches(shape, near_chunks, chunks, each)),
         *label_launches(shape),
-        *duration_launches(shape, near_chunks, chunks, each),
         *transition_launches(shape, crossings),
-        Launch(
-            "audit",
-            (batch,),
-            sizes.threads,
-            ("tile_error", "tile_frame", "tile_range", "begun", "ended", "starts_out", "ends_out")
-            + ("duration_out", "transition_out", "z_value", "lengths")
-            + ("mass_error", "mass_frame", "imbalance", shape.frames, shape.labels, shape.longest, tiles),
-        ),
+        audit_launch(shape),
+        *(gradient_launches(shape) if gradients else []),
     ]
     return made("counts", wanted, launches, plan_messages(shape, 2))
 
@@ -342,12 +344,12 @@ def label_launches(shape: Shape) -> list[Launch]:
 
 def duration_launches(shape: Shape, near_chunks: int, chunks: int, each: int) -> list[Launch]:
     batch, wide, far = shape.batch, shape.wide, shape.far
+    numbers = (shape.frames, shape.labels, shape.blocks, shape.sizes.near_blocks)
     near = Launch(
         "near_durations",
         (near_chunks, batch),
         wide,
-        ("score", "tops", "source", *BOTH, "near")
-        + (shape.frames, shape.labels, shape.blocks, shape.sizes.near_blocks),
+        (*("score", "tops", "source", *BOTH, "near"), *numbers),
     )
     apart = Launch(
         "far_durations",
@@ -374,5 +376,38 @@ def transition_launches(shape: Shape, crossings: int) -> list[Launch]:
             (shape.labels, shape.batch),
             shape.wide,
             ("crossed", "onward", "transition_out", shape.labels, crossings),
+        ),
+    ]
+
+
+def audit_launch(shape: Shape) -> Launch:
+    tiles = ("tile_error", "tile_frame", "tile_range", "begun", "ended")
+    counts = ("starts_out", "ends_out", "duration_out", "transition_out", "z_value", "lengths")
+    numbers = (shape.frames, shape.labels, shape.longest, shape.tiles)
+    args = (*tiles, *counts, "mass_error", "mass_frame", "imbalance", *numbers)
+    return Launch("audit", (shape.batch,), shape.sizes.threads, args, joins=True)
+
+
+SCORES_EACH = 8
+"""Scores that a thread takes."""
+
+
+def gradient_launches(shape: Shape) -> list[Launch]:
+    threads, scores = shape.sizes.threads, shape.frames * shape.labels
+    shared = (shape.longest + shape.labels + 2) * shape.labels
+    counts = ("duration_out", "transition_out", "starts_out", "ends_out", "lengths", "log_z", "by_log_z")
+    outputs = ("by_duration", "by_transition", "by_start", "by_end")
+    return [
+        Launch(
+            "score_gradients",
+            (ceiling(scores, threads * SCORES_EACH), shape.batch),
+            threads,
+            ("label", "log_z", "by_log_z", "by_score", scores),
+        ),
+        Launch(
+            "shared_gradients",
+            (ceiling(shared, threads),),
+            threads,
+            (*counts, *outputs, shape.batch, shape.frames, shape.labels, shape.longest),
         ),
     ]

@@ -21,7 +21,8 @@
 //
 // Given by the compiler's command line: REAL (float or double), DOUBLE (whether REAL is double), CP (labels, padded
 // to 32, 64 or 128), N (a multiple of 4), THREADS (a multiple of CP, at least twice as many), TILE (frames in a tile
-// of counts), STAGE (blocks in a stage).
+// of counts), STAGE (blocks in a stage), PARTS (into which the blocks before one are divided, a multiple of THREADS / CP:
+// sums are grouped by it, and so do not depend on the number of threads).
 
 typedef long long i64;
 #define SLICES (THREADS / CP)
@@ -133,15 +134,26 @@ INSIDE REAL table_rows(const REAL* duration, REAL* table, double top, int begin,
     return largest;
 }
 
+INSIDE void frame_top(const REAL* __restrict__ score, REAL* __restrict__ tops, i64 begin, i64 all_frames, int labels) {
+    const i64 row = begin + threadIdx.x;
+    if (row >= all_frames) return;
+    REAL top = score[row * labels];
+    for (int c = 1; c < labels; ++c) top = larger(score[row * labels + c], top);
+    tops[row] = is_finite(top) ? top : 0;
+}
+
 // The weights of the model, padded to CP labels. The largest transition moves from E into D (every segment pays one of
 // each, the first its start), the largest end score into `shift`. Row d + N - 1 of `table` is duration d, zero outside
 // 1..K. `slack` is the margin times the largest D, a value for each block of `rows_each` rows. `onward` is E, then its
-// transpose.
+// transpose. Programs beyond those for the table each take THREADS frames of all sequences, and write the largest score of
+// each over labels, 0 where it is not finite: every segmentation pays it alike.
 extern "C" __global__ void __launch_bounds__(THREADS) prepare(
     const REAL* transition, const REAL* duration, const REAL* start, const REAL* end,
     REAL* onward, REAL* table, REAL* first, REAL* last, REAL* slack, double* shift,
-    int labels, int longest, int rows, int rows_each, int saturate) {
+    const REAL* __restrict__ score, REAL* __restrict__ tops,
+    int labels, int longest, int rows, int rows_each, int saturate, int programs, int all_frames) {
     __shared__ double shared[THREADS];
+    if (blockIdx.x >= programs) return frame_top(score, tops, (i64)(blockIdx.x - programs) * THREADS, all_frames, labels);
     double top = -infinity(), end_top = -infinity();
     for (int i = threadIdx.x; i < labels * labels; i += THREADS) top = fmax(top, (double)transition[i]);
     for (int c = threadIdx.x; c < labels; c += THREADS) end_top = fmax(end_top, (double)end[c]);
@@ -163,17 +175,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) prepare(
         first[c] = c < labels ? weight_of(start[c], top, saturate) : 0;
         last[c] = c < labels ? weight_of(end[c], end_top, saturate) : 0;
     }
-}
-
-// The largest score of each frame over labels, 0 where it is not finite: every segmentation pays it alike. A thread a frame.
-extern "C" __global__ void __launch_bounds__(THREADS) frame_tops(
-    const REAL* __restrict__ score, REAL* __restrict__ tops, int frames, int labels) {
-    const int f = blockIdx.x * THREADS + threadIdx.x;
-    if (f >= frames) return;
-    const i64 row = (i64)blockIdx.y * frames + f;
-    REAL top = score[row * labels];
-    for (int c = 1; c < labels; ++c) top = larger(score[row * labels + c], top);
-    tops[row] = is_finite(top) ? top : 0;
 }
 
 // What a thread of `messages` knows of its place; frames origin to stop of the direction are the sequence's.
@@ -230,14 +231,25 @@ INSIDE void far_part(const REAL* gathered, const REAL* product, const REAL* __re
     }
 }
 
-// The share of `reach` blocks before q, the nearest of which is q - 1, that falls to a slice.
-INSIDE void slice_part(const REAL* gathered, const REAL* product, const REAL* __restrict__ table, int c, int slice, int q,
-                       int reach, int there, REAL (&sums)[N]) {
-    const int each = (reach + SLICES - 1) / SLICES; // by K alone
-    const int nearest = 1 + slice * each, farthest = smaller(smaller(slice * each + each, reach), there);
+// What `reach` blocks before q, the nearest of which is q - 1, bring into q, in PARTS parts: a slice of the threads takes
+// each SLICES-th. The first part stays in the registers of slice 0.
+INSIDE void before_block(const REAL* gathered, const REAL* product, const REAL* __restrict__ table, int c, int slice, int q,
+                         int reach, int there, REAL* parts, REAL (&sums)[N]) {
+    const int each = (reach + PARTS - 1) / PARTS; // by K alone
     REAL between = 1;
-    for (int delta = 1; delta < nearest && delta < there; ++delta) between *= product[(i64)(q - delta) * CP + c];
-    far_part(gathered, product, table, c, q, nearest, farthest, between, sums);
+    int passed = 1;
+    for (int part = slice; part < PARTS; part += SLICES) {
+        REAL found[N];
+        const int nearest = 1 + part * each, farthest = smaller(smaller(part * each + each, reach), there);
+        for (; passed < nearest && passed <= farthest; ++passed) between *= product[(i64)(q - passed) * CP + c];
+        far_part(gathered, product, table, c, q, nearest, farthest, between, found);
+        passed = nearest <= farthest ? farthest + 1 : passed;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            if (part) parts[((part - 1) * N + i) * CP + c] = found[i];
+            else sums[i] = found[i];
+        }
+    }
 }
 
 // What blocks before a stage, which begins with block `begin`, bring into its block begin + i, up to their own end: part
@@ -460,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
     int frames, int labels, int far_blocks, int blocks, int slacks, int keep, int saturate, int staged, int begin) {
     __shared__ __align__(16) REAL sent[2 * CP];
     __shared__ __align__(16) REAL losses[CP];
-    __shared__ REAL part[(SLICES - 1) * N * CP], weight[N * CP];
+    __shared__ REAL parts[(PARTS - 1) * N * CP], weight[N * CP];
     __shared__ double offset, ends[CP];
     __shared__ int bad[CP], nonzero[CP], wilds;
     const int b = blockIdx.x, direction = blockIdx.y, c = threadIdx.x % CP, slice = threadIdx.x / CP;
@@ -496,19 +508,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
         REAL sums[N];
         frame_weights(at, coming, saturate, weight);
         read_scores(at, q + 1, coming);
-        slice_part(kept.gathered, kept.product, table, c, slice, q, staged ? STAGE - 1 : far_blocks, q - begin, sums);
-#pragma unroll
-        for (int i = 0; i < N; ++i)
-            if (slice) part[((slice - 1) * N + i) * CP + c] = sums[i];
+        before_block(kept.gathered, kept.product, table, c, slice, q, staged ? STAGE - 1 : far_blocks, q - begin, parts,
+                     sums);
         if (threadIdx.x == THREADS - 1) passed += tops_of_block(at, q, wild);
         __syncthreads();
         if (slice == 0) {
 #pragma unroll
             for (int i = 0; i < N; ++i) {
-                for (int other = 0; other < SLICES - 1; ++other) sums[i] += part[(other * N + i) * CP + c];
+                for (int part = 0; part < PARTS - 1; ++part) sums[i] += parts[(part * N + i) * CP + c];
                 if (begin) sums[i] += stages.outside[((q - begin) * N + i) * CP + c] * m.carry;
             }
-            near_steps(m, at, q, entry, sums, near, across, weight, part, sent, losses, kept, keep, saturate);
+            near_steps(m, at, q, entry, sums, near, across, weight, parts, sent, losses, kept, keep, saturate);
         }
         __syncthreads(); // the next block's far part loads what was stored, and the shared rows are free again
     }
@@ -886,4 +896,50 @@ extern "C" __global__ void __launch_bounds__(THREADS) audit(
     mass_error[b] = feasible ? worst : 0;
     mass_frame[b] = feasible ? (i64)frame : 0;
     imbalance[b] = feasible ? error : 0;
+}
+
+// What a sequence's counts are multiplied by in a gradient: the loss's gradient by its log Z; 0 where nothing fits, and
+// NaN where log Z is, unless the loss leaves the sequence out.
+INSIDE double weight_of(double log_z, double by_log_z) {
+    if (is_finite(log_z) || by_log_z == 0) return by_log_z;
+    return log_z < 0 ? 0 : log_z - log_z;
+}
+
+// The gradient of a loss by the scores: labels times that weight. Grid (any, B).
+extern "C" __global__ void __launch_bounds__(THREADS) score_gradients(
+    const REAL* __restrict__ label, const double* __restrict__ log_z, const double* __restrict__ by_log_z,
+    REAL* __restrict__ gradient, i64 count) {
+    const int b = blockIdx.y;
+    const REAL weight = (REAL)weight_of(log_z[b], by_log_z[b]);
+    for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < count; i += (i64)gridDim.x * THREADS)
+        gradient[b * count + i] = label[b * count + i] * weight;
+}
+
+// And by what all sequences share: the sum over them of their counts times that weight, in their order. Grid
+// (programs); indices go over durations, transitions, starts and ends.
+extern "C" __global__ void __launch_bounds__(THREADS) shared_gradients(
+    const double* __restrict__ duration, const double* __restrict__ transition, const REAL* __restrict__ starts,
+    const REAL* __restrict__ ends, const i64* __restrict__ lengths, const double* __restrict__ log_z,
+    const double* __restrict__ by_log_z, REAL* __restrict__ by_duration, REAL* __restrict__ by_transition,
+    REAL* __restrict__ by_start, REAL* __restrict__ by_end, int batch, int frames, int labels, int longest) {
+    const i64 durations = (i64)longest * labels, transitions = (i64)labels * labels;
+    i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= durations + transitions + 2 * labels) return;
+    REAL* to = i < durations ? by_duration + i : by_transition + (i - durations);
+    const double* counts = i < durations ? duration + i : transition + (i - durations);
+    const i64 step = i < durations ? durations : transitions;
+    const i64 other = i - durations - transitions; // starts and ends, from 0
+    if (other >= 0) to = other < labels ? by_start + other : by_end + (other - labels);
+    double sum = 0;
+#pragma unroll 8
+    for (int b = 0; b < batch; ++b) {
+        const i64 row = (i64)b * frames;
+        const i64 last = row + sequence_of(lengths, b, frames).length - 1;
+        const double count = other < 0       ? counts[b * step]
+                           : other < labels  ? (double)starts[row * labels + other]
+                                             : (double)ends[last * labels + other - labels];
+        const double weight = weight_of(log_z[b], by_log_z[b]);
+        if (weight != 0) sum += count * weight;
+    }
+    *to = (REAL)sum;
 }

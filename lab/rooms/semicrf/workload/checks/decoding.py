@@ -26,6 +26,21 @@ def decoding(subject: Subject) -> Iterator[Row]:
         yield as_row("viterbi", shape, torch.float64, worst, 1e-9, f"scores and paths within {worst:.2g}")
 
 
+def further(subject: Subject) -> Iterator[Row]:
+    """The 12 best segmentations have the 12 best scores of all that there are."""
+    case = drawn(subject.seed + 400, (2, 6, 4, 3))
+    found = api.kbest(**case.to(subject.device).inputs(), count=12, backend=subject.backend)
+    problem = make_problem(*case.inputs().values())
+    worst = 0.0
+    for b, one in enumerate(found):
+        right = naive.enumerate_segmentations(problem, b)[1].sort(descending=True).values[:12]
+        scores = torch.tensor([score for score, _ in one], dtype=torch.float64)
+        own = torch.stack([naive.path_score(problem, b, path) for _, path in one])
+        worst = max(worst, float(torch.maximum((scores - right).abs(), (own - right).abs()).max()))
+        worst = worst if len({tuple(path) for _, path in one}) == len(one) else float("inf")
+    yield as_row("k best", (2, 6, 4, 3), torch.float64, worst, 1e-9, f"scores and paths within {worst:.2g}")
+
+
 def entropies(subject: Subject) -> Iterator[Row]:
     """Entropy against the enumeration of every segmentation."""
     shape = (2, 5, 3, 2)
@@ -45,15 +60,8 @@ def sampling(subject: Subject) -> Iterator[Row]:
     """Frequencies of 2,000 samples: within 5 standard deviations of the posteriors everywhere."""
     case = drawn(subject.seed + 600, (1, 8, 4, 3))
     count = 200 if subject.interpreted else 2000
-    paths = api.sample(
-        case.score_BTC,
-        case.transition_CC,
-        case.duration_KC,
-        start_C=case.start_C,
-        end_C=case.end_C,
-        samples=count,
-        seed=subject.seed,
-    )[0]
+    inputs = case.to(subject.device).inputs()
+    paths = api.sample(**inputs, samples=count, seed=subject.seed, backend=subject.backend)[0]
     seen = torch.zeros(8, 3, dtype=torch.float64)
     for path in paths:
         for begin, end, label in path:

@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, MissingError, UsageError
 from lab.rooms.semicrf.config import PRESETS, TrainConfig
 from lab.rooms.semicrf.model.corpus import phones, preprocess, timit
 from lab.rooms.semicrf.model.corpus.load import from_jsonl, load_corpus
+from lab.rooms.semicrf.model.corpus.synthetic import LONGEST_NARROW, NARROW, Truth
 from lab.rooms.semicrf.model.corpus.utterances import collate, cropped
 
 SMOKE = msgspec.convert(PRESETS["smoke"], TrainConfig)
@@ -100,6 +101,26 @@ def test_segments_tile_every_utterance_and_neighbours_differ(corpus):
         starts, ends, labels = zip(*utterance.segments, strict=True)
         assert starts == (0, *ends[:-1]) and ends[-1] == len(utterance.features)
         assert all(a != b for a, b in itertools.pairwise(labels))
+
+
+def test_narrow_durations_tell_apart_what_sounds_alike():
+    config = msgspec.structs.replace(SMOKE, durations="narrow", phones=7, utterances=40)
+    truth = Truth.draw(np.random.default_rng(config.seed), 7).narrowed()
+    assert np.array_equal(truth.means[[0, 3, 6]], truth.means[[2, 5, 6]])
+    assert not np.allclose(truth.means[0], truth.means[3])
+    segments = [s for u in load_corpus(config).train for s in u.segments]
+    seen = {label: {end - start for start, end, c in segments if c == label} for label in range(7)}
+    for label, durations in seen.items():
+        assert durations == {NARROW[label % 3] + off for off in (-1, 0, 1)}
+    assert max(end - start for start, end, _ in segments) == LONGEST_NARROW
+    for utterance in load_corpus(config).train:
+        threes = [label // 3 for _, _, label in utterance.segments]
+        assert all(a != b for a, b in itertools.pairwise(threes))
+
+
+def test_a_single_three_of_phones_has_no_neighbours_to_choose_from():
+    with pytest.raises(UsageError, match="at least 4 phones"):
+        load_corpus(msgspec.structs.replace(SMOKE, durations="narrow", phones=3))
 
 
 def test_features_are_normalised_by_the_training_set(corpus):
@@ -228,12 +249,34 @@ def test_sound_that_is_missing_truncated_or_foreign_is_an_error(timit_folder):
         list(timit.read_split(timit_folder, "TEST"))
 
 
+@pytest.mark.parametrize("kept_bytes", [44, 1000, 1001, 32042])
+def test_a_riff_file_shorter_than_its_header_promises_is_refused(timit_folder, kept_bytes):
+    path = timit_folder / "TEST" / "DR1" / "FCCC0" / "si2.wav"
+    whole = path.read_bytes()
+    assert len(whole) == 32044
+    path.write_bytes(whole[:kept_bytes])
+    with pytest.raises(BadDataError, match=r"truncated: \d+ of 16000 samples") as caught:
+        list(timit.read_split(timit_folder, "TEST"))
+    assert "si2.wav" in str(caught.value)
+    path.write_bytes(whole + b"odd bytes after the sound")
+    assert len(list(timit.read_split(timit_folder, "TEST"))) == 2
+
+
+def test_a_sphere_header_whose_count_is_no_number_is_refused(timit_folder):
+    path = timit_folder / "TEST" / "DR1" / "FCCC0" / "SX1.WAV"
+    path.write_bytes(path.read_bytes().replace(b"sample_count -i 16000", b"sample_count -i abcde"))
+    with pytest.raises(BadDataError, match="unreadable NIST SPHERE header"):
+        list(timit.read_split(timit_folder, "TEST"))
+
+
 def test_a_bad_line_of_a_jsonl_file_is_named(tmp_path):
     good = {"utterance_id": "a", "speaker_id": "s", "features": [[0.0], [1.0]], "segments": [[0, 2, 0]]}
     for broken, words in (
         ({**good, "segments": [[0, 1, 0]]}, "tile"),
         ({"utterance_id": "a"}, "features"),
         ("{", "not an utterance"),
+        ({**good, "features": [[0.0], [None]]}, "frame 1, feature 0 is nan"),
+        ({**good, "features": [[1e39], [0.0]]}, "frame 0, feature 0 is inf"),
     ):
         text = broken if isinstance(broken, str) else json.dumps(broken)
         (tmp_path / "train.jsonl").write_text(json.dumps(good) + "\n" + text + "\n")

@@ -6,6 +6,7 @@ import ctypes
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +15,9 @@ from lab.rooms.semicrf.model.native.cuda_driver import argument_addresses
 from lab.rooms.semicrf.model.native.cuda_plan import Plan, Sizes
 
 HEADER = Path(__file__).parent / "cuda_on_cpu.h"
-SMALL = Sizes(4, 16, 4, stage=5, count_frames=8, count_blocks=2, near_blocks=2, table_rows=8, narrowest=4)
+SMALL = Sizes(
+    4, 16, 4, stage=5, parts=4, count_frames=8, count_blocks=2, near_blocks=2, table_rows=8, narrowest=4
+)
 """Sizes at which a short sequence has several of everything."""
 
 
@@ -24,13 +27,14 @@ def build(
     wide: int = 4,
     mutant: tuple[str, str] | None = None,
     sizes: Sizes = SMALL,
+    form: Any = native_cuda,
 ) -> ctypes.CDLL:
-    """The source's library for these sizes; `mutant` is a piece of its text and another."""
-    text = native_cuda.SOURCE.read_text()
+    """The library of a form's source for these sizes; `mutant` is a piece of its text and another."""
+    text = form.SOURCE.read_text()
     if mutant:
         assert text.count(mutant[0]) == 1, f"{mutant[0]!r} is there {text.count(mutant[0])} times"
         text = text.replace(*mutant)
-    names = re.findall(r"__launch_bounds__\(\w+\) (\w+)\(", text)
+    names = re.findall(r"__launch_bounds__\(\w+\)\s+(\w+)\(", text)
     table = ", ".join(
         f"{{{name!r}, Caller<decltype(&{name}), &{name}>::call}}".replace("'", '"') for name in names
     )
@@ -38,7 +42,7 @@ def build(
     source.write_text(
         f'#include "{HEADER}"\n{text}\nconst Named kernels[] = {{{table}, {{nullptr, nullptr}}}};\n'
     )
-    given = [f"-D{name}={value}" for name, value in native_cuda.defines(dtype, wide, sizes).items()]
+    given = [f"-D{name}={value}" for name, value in form.defines(dtype, wide, sizes).items()]
     command = [
         "g++",
         "-std=c++17",

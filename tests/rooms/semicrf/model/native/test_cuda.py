@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 
@@ -42,12 +43,12 @@ MUTANTS = {
     ),
     "a far duration off by one": ("const int m = i + N - x;", "const int m = i + N - x - 1;"),
     "a slice of the far blocks lost": (
-        "other < SLICES - 1; ++other) sums",
-        "other < SLICES - 2; ++other) sums",
+        "part < PARTS - 1; ++part) sums",
+        "part < PARTS - 2; ++part) sums",
     ),
     "a block between not counted": ("between *= product[p * CP + c]", "between *= 1"),
     "the blocks before a slice not counted": (
-        "between *= product[(i64)(q - delta) * CP + c]",
+        "between *= product[(i64)(q - passed) * CP + c]",
         "between *= 1",
     ),
     "the last frame lost": ("u >= 0 && u < at.length && at", "u >= 0 && u < at.length - 1 && at"),
@@ -112,7 +113,7 @@ def run(small, libraries, monkeypatch):
     def posteriors(problem, order=0):
         dtype = torch.float64 if problem.score_BTC.dtype == torch.float64 else torch.float32
         machine = Emulated(libraries(dtype), order)
-        monkeypatch.setattr(native_cuda, "machine_for", lambda problem: machine)
+        monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
         state = native_cuda.forward(problem)
         return state, native_cuda.backward(state)
 
@@ -149,7 +150,7 @@ def test_long_durations_in_stages_and_in_one_walk_equal_the_naive_form(monkeypat
     monkeypatch.setattr(native_cuda, "SIZES", sizes)
     monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
     machine = Emulated(build(tmp_path, torch.float64, sizes=sizes), order=2)
-    monkeypatch.setattr(native_cuda, "machine_for", lambda problem: machine)
+    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
     for shape, masked in (((3, 61, 50, 3), 0.0), ((2, 40, 40, 4), 0.4), ((2, 30, 57, 2), 0.0)):
         problem = random_problem(*shape, masked=masked, seed=9, scale=0.5)
         state = native_cuda.forward(problem)
@@ -176,6 +177,54 @@ def test_bits_do_not_depend_on_the_order_of_threads(run, dtype):
     problem = random_problem(2, 30, 19, 3, dtype=dtype, seed=5)
     first = run(problem)[1]
     assert same_bits(first, run(problem, order=1)[1]) and same_bits(first, run(problem, order=2)[1])
+
+
+@compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_bits_do_not_depend_on_the_number_of_threads(run, monkeypatch, tmp_path, dtype):
+    problem = random_problem(3, 41, 33, 3, dtype=dtype, seed=5, scale=0.4)
+    first = run(problem)[1]
+    monkeypatch.setattr(native_cuda, "SIZES", replace(SMALL, threads=8))
+    machine = Emulated(build(tmp_path, dtype, sizes=native_cuda.SIZES))
+    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
+    fewer = native_cuda.backward(native_cuda.forward(problem))
+    assert all(torch.equal(getattr(first, name), getattr(fewer, name)) for name in (*COUNTS, "log_z_B"))
+
+
+def test_a_crowd_of_lanes_gets_fewer_threads_where_that_leaves_two_for_each_label(monkeypatch):
+    monkeypatch.setattr(native_cuda, "at_once", lambda device: 10)
+    threads = {
+        (batch, labels): native_cuda.sizes_for(random_problem(batch, 2, 2, labels), 2).threads
+        for batch in (5, 6)
+        for labels in (32, 64, 65)
+    }
+    assert [threads[6, n] for n in (32, 64, 65)] == [128, 128, 256]
+    assert {threads[5, n] for n in (32, 64, 65)} == {256}
+
+
+@compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_the_kernels_gradients_are_the_counts_weighted_by_the_incoming_ones(run, dtype):
+    problem = random_problem(4, 19, 6, 3, dtype=dtype, seed=2)
+    problem.score_BTC[2, 0] = -float("inf")
+    state, found = run(problem)
+    grad_B = torch.tensor([0.5, -2.0, float("nan"), 3.0])
+    _, got = native_cuda.differentiate(state, grad_B)
+    usable_B = torch.where(torch.isfinite(found.log_z_B), grad_B.double(), 0.0)
+    counts = (found.transition, found.duration_BKC, found.start_BC(), found.end_BC(problem.lengths_B))
+    expected = [found.label_BTC * usable_B.to(dtype)[:, None, None]]
+    expected += [torch.einsum("b,b...->...", usable_B, count.double()) for count in counts]
+    for value, one, source in zip(expected, got, problem.floats(), strict=True):
+        assert one.shape == source.shape and torch.allclose(one.double(), value.double(), atol=1e-6)
+    assert not bool(got[0][2].any())
+
+
+@compiler
+def test_where_a_sequence_is_done_elsewhere_the_kernels_give_no_gradients(run):
+    problem = random_problem(2, 9, 4, 3, seed=3)
+    problem.score_BTC[0, 4, 1] = float("nan")
+    state, _ = run(problem)
+    assert native_cuda.differentiate(state, torch.ones(2))[1] is None
 
 
 @compiler
@@ -301,7 +350,7 @@ POWER_MUTANTS = {
 def test_a_mutant_of_the_powers_is_killed(small, monkeypatch, tmp_path, name):
     dtype = torch.float64 if "split" in name else torch.float32
     machine = Emulated(build(tmp_path, dtype, mutant=POWER_MUTANTS[name]))
-    monkeypatch.setattr(native_cuda, "machine_for", lambda problem: machine)
+    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
     errors = []
     for _, _, problem in soft_problems(dtype):
         found = native_cuda.backward(native_cuda.forward(problem))
@@ -369,7 +418,7 @@ def reference_counts():
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_of_the_kernels_is_killed(small, reference_counts, monkeypatch, tmp_path, name):
     machine = Emulated(build(tmp_path, torch.float64, mutant=MUTANTS[name]))
-    monkeypatch.setattr(native_cuda, "machine_for", lambda problem: machine)
+    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
     problem, expected = reference_counts
     errors = []
     for machine.order in (0, 1):
@@ -388,7 +437,7 @@ def test_at_the_sizes_of_a_gpu_the_kernels_equal_torch(monkeypatch, tmp_path, la
     monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
     sizes = native_cuda.SIZES
     machine = Emulated(build(tmp_path, dtype, sizes.padded(labels), sizes=sizes), order=1)
-    monkeypatch.setattr(native_cuda, "machine_for", lambda problem: machine)
+    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
     problem = random_problem(2, 75, 60, labels, dtype=dtype, seed=6, scale=0.5)
     found = native_cuda.backward(native_cuda.forward(problem))
     expected = torch_factorised.backward(torch_factorised.forward(problem))
@@ -450,3 +499,36 @@ def test_on_a_gpu_twenty_repeats_have_the_same_bits():
     problem = on_the_gpu(random_problem(5, 90, 40, 24, dtype=torch.float32))
     first = native_cuda.backward(native_cuda.forward(problem))
     assert all(same_bits(first, native_cuda.backward(native_cuda.forward(problem))) for _ in range(20))
+
+
+@compiler
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["score_BTC", "transition", "duration_KC", "start_C", "end_C"])
+def test_nan_and_inf_never_give_a_finite_log_z_and_leave_other_sequences_alone(run, name, bad):
+    for seed in range(6):
+        problem = random_problem(3, 12, 5, 3, masked=(0.0, 0.5)[seed % 2], seed=seed)
+        value = getattr(problem, name).clone()
+        value.view(-1)[seed * 7 % value.numel()] = bad
+        # As on a GPU, where no value is read beforehand: every sequence is long enough to use it.
+        problem = replace(problem, **{name: value}, lengths_B=torch.full((3,), 12))
+        state, _ = run(problem)
+        right_B = naive.log_partition(problem)
+        assert not bool(torch.isfinite(state.log_z_B[torch.isnan(right_B)]).any())
+        known_B = ~torch.isnan(right_B)
+        assert torch.allclose(state.log_z_B[known_B], right_B[known_B], atol=1e-9)
+
+
+@compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_log_z_that_is_nan_makes_the_kernels_gradients_nan_unless_the_loss_leaves_it_out(run, dtype):
+    problem = random_problem(3, 9, 4, 3, dtype=dtype, seed=5)
+    state, found = run(problem)
+    state.log_z_B[1] = math.nan  # in place: the kernels read it
+    _, spoilt = native_cuda.differentiate(state, torch.tensor([1.0, 0.5, 1.0]))
+    assert [bool(torch.isnan(row).all()) for row in spoilt[0]] == [False, True, False]
+    assert all(bool(torch.isnan(value).all()) for value in spoilt[1:])
+    _, kept = native_cuda.differentiate(state, torch.tensor([1.0, 0.0, 1.0]))
+    assert not bool(kept[0][1].any())
+    expected = found.transition[[0, 2]].sum(0)
+    assert torch.allclose(kept[1].double(), expected.double(), atol=1e-6)
+    assert all(bool(torch.isfinite(value).all()) for value in kept)

@@ -1,12 +1,12 @@
-"""A race lint for compiled Triton kernels: which accesses of one buffer no barrier keeps apart.
+"""A race lint for compiled kernels: which accesses of one buffer no barrier keeps apart.
 
-Triton orders no store before a later load of the same address by another warp; within a kernel only a barrier
-does. The lint reads PTX (made without a GPU), traces each global access back to the kernel argument it points
-into, and walks every path from a store until a barrier: a load of the same argument met on the way is an
-unordered pair. It knows arguments, not addresses, so a pair is a suspicion to be removed by a barrier or by
-taking apart the buffers; a clean kernel has no such race at all. Kinds: RAW, WAR, WAW around a loop, atomics,
-whose order changes sums, and accesses that cannot be traced back to an argument. A barrier among the lanes of
-a warp counts where the kernel is one warp. Shared memory is the compiler's own business and is not looked at.
+Within a kernel only a barrier orders a store before a later load of the same address by another warp. The
+lint reads PTX (made without a GPU), traces each global access back to the kernel argument it points into, and
+walks every path from a store until a barrier: a load of the same argument met on the way is an unordered
+pair. It knows arguments, not addresses, so a pair is a suspicion to be removed by a barrier or by taking
+apart the buffers; a clean kernel has no such race at all. Kinds: RAW, WAR, WAW around a loop, atomics, whose
+order changes sums, and accesses that cannot be traced back to an argument. A barrier among the lanes of a
+warp counts where the kernel is one warp. Shared memory is not looked at.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from lab.errors import BadDataError
 
@@ -142,7 +141,7 @@ def _blocks(ptx: str) -> dict[str, Block]:
     start = next((i for i, line in enumerate(lines) if ".entry" in line), None)
     if start is None:
         raise BadDataError(
-            "no kernel in this PTX", fix="give the text that triton.compile(...).asm['ptx'] holds"
+            "no kernel in this PTX", fix="give the PTX that NVRTC makes for a compute_* target"
         )
     body = [(i + 1, line.split("//")[0].strip()) for i, line in enumerate(lines) if i > start]
     roots = _roots([line for _, line in body])
@@ -202,19 +201,11 @@ def _roots(lines: list[str]) -> defaultdict[str, frozenset[int]]:
     return roots
 
 
-def compile_ptx(
-    kernel: Any,
-    signature: dict[str, str],
-    constants: dict[str, Any],
-    num_warps: int = 4,
-    capability: int = 90,
-) -> str:
-    """PTX of a Triton kernel for an NVIDIA GPU that need not be here."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    source = ASTSource(kernel, signature, constants)
-    target = GPUTarget("cuda", capability, 32)
-    made = triton.compile(source, target=target, options={"num_warps": num_warps})
-    return str(made.asm["ptx"])
+def kernels(ptx: str, source: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Each kernel's name, its piece of the PTX, and its arguments' names in the CUDA C it was made from."""
+    heads = re.finditer(r"__launch_bounds__\(\w+\) (\w+)\(([^)]*)\)", source)
+    names = {head[1]: [re.split(r"[ *]", one.strip())[-1] for one in head[2].split(",")] for head in heads}
+    for piece in re.split(r"(?=\.visible \.entry)", ptx)[1:]:
+        found = re.search(r"\.entry (\w+)\(", piece)
+        assert found
+        yield found[1], piece, names[found[1]]

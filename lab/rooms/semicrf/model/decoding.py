@@ -1,0 +1,169 @@
+"""Segmentations instead of sums: the best one, the `count` best, and exact draws, by the form of a backend.
+
+The compiled forms take transitions of (C, C); the others are paths.py's. What is the same for every form is
+here: NaN is refused, and scores that would swallow the digits of others are taken out of their frames.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.errors import BadDataError, UsageError
+from lab.rooms.semicrf.model import log_domain, naive, paths
+from lab.rooms.semicrf.model.naive import LARGE, Segment
+from lab.rooms.semicrf.model.native import choose as native
+from lab.rooms.semicrf.model.problem import Problem, inside, masked
+
+Scored = list[tuple[float, list[Segment]]]
+
+
+def viterbi(problem: Problem, backend: str) -> tuple[Tensor, list[list[Segment]]]:
+    """The best score (B,) and its segments; -inf and [] where nothing is feasible."""
+    found = best(problem, 1, backend)
+    scores = [one[0][0] if one else -math.inf for one in found]
+    score_B = torch.tensor(scores, dtype=torch.float64, device=problem.score_BTC.device)
+    return score_B, [one[0][1] if one else [] for one in found]
+
+
+def best(problem: Problem, count: int, backend: str) -> list[Scored]:
+    """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
+    if count < 1:
+        raise UsageError(f"count must be at least 1, got {count}")
+    top_BT = reject_nan(problem)
+    found = best_by_form(problem, count, backend)
+    large = (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1).tolist()
+    again = [b for b, one in enumerate(found) if one and (large[b] or has_large(problem, b, one[0]))]
+    if again:
+        rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
+        redone = best_by_form(without_tops(rows), count, backend)
+        for at, (b, one) in enumerate(zip(again, redone, strict=True)):
+            scored = [(exact_score(rows, at, path), path) for _, path in one]
+            found[b] = sorted(scored, key=lambda pair: -pair[0])  # below the tops, sums have fewer digits
+    return found
+
+
+def sample(problem: Problem, samples: int, seed: int, backend: str) -> list[list[list[Segment]]]:
+    """`samples` draws of each sequence; [] for each where nothing is feasible."""
+    if samples < 0:
+        raise UsageError(f"samples must not be negative, got {samples}")
+    reject_nan(problem)
+    if not is_compiled(problem, backend) or samples == 0:
+        return paths.sample(problem, samples, seed)
+    decoded, lost_B = compiled_form(problem).draws(problem, samples, seed)
+    found: list[list[list[Segment]]] = decoded.paths()
+    again = lost_B.nonzero()[:, 0].tolist()
+    if again:
+        rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
+        for b, drawn in zip(again, paths.sample(rows, samples, seed), strict=True):
+            found[b] = drawn
+    return found
+
+
+def best_by_form(problem: Problem, count: int, backend: str) -> list[Scored]:
+    if is_compiled(problem, backend):
+        score_BN, decoded = compiled_form(problem).best(problem, count)
+        both = zip(score_BN.tolist(), decoded.paths(), strict=True)
+        return [[one for one in zip(*pair, strict=True) if one[0] > -math.inf] for pair in both]
+    if count > 1:
+        return paths.kbest(problem, count)
+    score_B, found = paths.viterbi(problem)
+    return [[(s, path)] if path else [] for s, path in zip(score_B.tolist(), found, strict=True)]
+
+
+def is_compiled(problem: Problem, backend: str) -> bool:
+    return backend == "native" and problem.plain
+
+
+def compiled_form(problem: Problem) -> Any:
+    """The module with `best` and `draws` for the device of the scores. Raises MissingError."""
+    native.engine_for(problem.score_BTC)
+    if problem.score_BTC.is_cuda:
+        from lab.rooms.semicrf.model.native import decode_cuda
+
+        return decode_cuda
+    from lab.rooms.semicrf.model.native import decode
+
+    return decode
+
+
+def reject_nan(problem: Problem) -> Tensor:
+    """The largest score of each frame (B, T), 0 in the padding.
+
+    Raises BadDataError for NaN and +inf: no comparison with them means anything, so any path could come out.
+    """
+    score_BTC = problem.score_BTC.detach()
+    narrow = score_BTC.dtype not in (torch.float32, torch.float64)
+    top_BT = (score_BTC.float() if narrow else score_BTC).amax(-1).double()
+    top_BT = torch.where(inside(problem), top_BT, torch.zeros_like(top_BT))
+    others = [read(problem, name) for name in problem.names()[1:]]
+    tops = torch.stack([top_BT.amax(), *(value.amax() for value in others)])
+    if bool((tops < torch.inf).all()):
+        return top_BT
+    fix = "only finite numbers and -inf can be decoded; look for where it came from before decoding"
+    for name, value in zip(problem.names()[1:], others, strict=True):
+        bad = ~(value < torch.inf)
+        if bool(bad.any()):
+            name = name.rpartition("_")[0] or name
+            raise BadDataError(f"NaN or +inf in {name}", where=f"{name}{first(bad)}", fix=fix)
+    b, t = first(~(top_BT < torch.inf))
+    raise BadDataError(f"NaN or +inf in the scores of sequence {b}", where=f"frame {t}", fix=fix)
+
+
+def read(problem: Problem, name: str) -> Tensor:
+    """The values of an input in float64, with 0 where a decoding never looks: in the padding, in the
+    transition into the first frame, in segments beyond the end.
+    """
+    value: Tensor = getattr(problem, name).detach().double()
+    if not (name.startswith("seg") or (name == "transition" and problem.per_frame)):
+        return value
+    frame_T = torch.arange(value.shape[1], device=value.device)
+    looked = inside(problem).view(*value.shape[:2], *(1,) * (value.dim() - 2))
+    if name == "transition":
+        looked = looked & (frame_T > 0)[:, None, None]
+    if name == "segment_BTKC":
+        last_TK = frame_T[:, None] + torch.arange(value.shape[2], device=value.device)
+        looked = looked & (last_TK < problem.lengths_B[:, None, None])[..., None]
+    return torch.where(looked, value, torch.zeros_like(value))
+
+
+def first(bad: Tensor) -> list[int]:
+    return [int(i) for i in bad.nonzero()[0].tolist()]
+
+
+def has_large(problem: Problem, b: int, found: tuple[float, list[Segment]]) -> bool:
+    """Whether a path pays a score so large that sums with it lose digits."""
+    score, path = found
+    if abs(score) <= LARGE:
+        return False
+    large_TC = (problem.score_BTC[b].abs() > LARGE).cpu().numpy()
+    return bool(large_TC.any()) and any(large_TC[s:e, c].any() for s, e, c in path)
+
+
+def without_tops(problem: Problem) -> Problem:
+    """The same problem less each frame's largest score among labels that some segmentation gives it.
+
+    All segmentations pay it alike, so their order stays; 1e30 would swallow every difference beside it.
+    """
+    share_BTC = log_domain.posteriors(problem.allowed()).label_BTC
+    score_BTC = masked(problem, problem.score_BTC)
+    top_BT = score_BTC.masked_fill(share_BTC == 0, -torch.inf).amax(-1)
+    top_BT = torch.where(torch.isfinite(top_BT), top_BT, torch.zeros_like(top_BT))
+    return replace(problem, score_BTC=score_BTC - top_BT[..., None])
+
+
+def exact_score(problem: Problem, b: int, path: list[Segment]) -> float:
+    """The score of one segmentation, summed without rounding."""
+    terms = [float(problem.start_C[path[0][2]]), float(problem.end_C[path[-1][2]])]
+    before = None
+    for begin, end, label in path:
+        terms += problem.score_BTC[b, begin:end, label].double().tolist()
+        terms.append(float(naive.segment_score(problem, b, begin, end)[label]))
+        if before is not None:
+            terms.append(float(naive.transition_score(problem, b, begin, end)[before, label]))
+        before = label
+    return math.fsum(terms)

@@ -1,0 +1,611 @@
+// Best segmentations and exact draws on a CPU, float64. Each is a pass from the left that keeps every boundary's
+// messages, and walks back through them that look at what can have come before: K durations, or C labels.
+//
+// The pass is max-plus. Per label, `history[s]` is gamma[s] less the sum of the frames before s, so that
+//     alpha[t] = sum of the frames before t + max over k of history[t - k] + D[k]     what ends at t
+//     gamma[t] = max over labels a of alpha[t, a] + E[a]                              what a segment from t on follows
+// The sum starts anew every REBASED frames, and where a score is -inf or large: it goes into the history one by one.
+// Further segmentations are Lawler's: each node of a path found leaves its next best choice; the best of all is next.
+#include "vectors.h"
+
+#include <cstring>
+
+namespace {
+
+constexpr double LARGE = 1e6;   // a sum that holds more would lose digits of what comes after
+constexpr int64_t REBASED = 64; // a power of two
+constexpr double ROUNDED = 1e-15;
+constexpr double EXACT = 1e-9;  // a draw's weights must add up to the message, or underflow has lost some
+
+struct Model {
+    int64_t longest, labels, wide, nv;
+    const double *transition, *duration, *start, *end;  // (C, C), (K, C), (C,), (C,)
+};
+
+struct Sequence {
+    const void* score;  // (T, C) float64, or float32 where `single`
+    int64_t length, labels;
+    bool single;
+
+    double at(int64_t t, int64_t c) const {
+        const int64_t i = t * labels + c;
+        return single ? double(static_cast<const float*>(score)[i]) : static_cast<const double*>(score)[i];
+    }
+};
+
+struct Inputs {
+    int64_t frames;
+    const void* score;
+    const int64_t* lengths;
+    bool single;
+
+    Sequence of(int64_t b, int64_t labels) const {
+        const char* first = static_cast<const char*>(score) + b * frames * labels * (single ? 4 : 8);
+        return {first, lengths[b], labels, single};
+    }
+};
+
+inline V highest(V a, V b) { return a > b ? a : b; }
+inline V lowest(V a, V b) { return a < b ? a : b; }
+
+// The model for the pass: labels padded to whole vectors, with -inf; durations from the longest to the shortest.
+struct Tables {
+    Vectors onward, durations, first;
+
+    explicit Tables(const Model& m)
+        : onward(vectors(m.labels * m.nv)), durations(vectors(m.longest * m.nv)), first(vectors(m.nv)) {
+        for (int64_t a = 0; a < m.labels; ++a) fill(m, m.transition + a * m.labels, onward.get() + a * m.nv, 1);
+        for (int64_t k = 1; k <= m.longest; ++k)
+            fill(m, m.duration + (k - 1) * m.labels, durations.get() + m.longest - k, m.longest);
+        fill(m, m.start, first.get(), 1);
+    }
+
+    static void fill(const Model& m, const double* from, V* to, int64_t stride) {
+        for (int64_t v = 0; v < m.nv; ++v)
+            for (int64_t i = 0; i < LANES; ++i) {
+                const int64_t c = v * LANES + i;
+                to[v * stride][i] = c < m.labels ? from[c] : -INF;
+            }
+    }
+};
+
+// A thread's memory: alpha (T+1, nv) and gamma (T, nv), a window of K histories for each vector of labels, and where more
+// than one path is wanted what the second best duration at each (t, c) is worth, (T+1, nv).
+struct Rows {
+    int64_t reach, room;
+    V *alpha, *gamma, *history, *passed, *line, *second;
+
+    static int64_t room_for(int64_t reach) { return 2 * reach + 64; }
+    static int64_t size(const Model& m, int64_t frames, bool more) {
+        return ((more ? 3 : 2) * (frames + 1) + 2 + room_for(std::min(m.longest, frames))) * m.nv;
+    }
+    Rows(const Model& m, int64_t frames, V* base)
+        : reach(std::min(m.longest, frames)), room(room_for(reach)), alpha(base), gamma(alpha + (frames + 1) * m.nv),
+          history(gamma + frames * m.nv), passed(history + room * m.nv), line(passed + m.nv),
+          second(line + m.nv) {}
+};
+
+// The best, and where it is asked for the second best.
+template <bool SECOND>
+struct Tops {
+    V best = all(-INF), second = all(-INF);
+
+    void add(V x) {
+        if (SECOND) second = highest(second, lowest(best, x));
+        best = highest(x, best);
+    }
+    void add(const Tops& other) {
+        if (SECOND) second = highest(highest(second, other.second), lowest(best, other.best));
+        best = highest(other.best, best);
+    }
+};
+
+template <bool SECOND>
+inline Tops<SECOND> tops_of(const V* history, const V* durations, int64_t count) {
+    Tops<SECOND> tops[4];
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4)
+        for (int j = 0; j < 4; ++j) tops[j].add(history[i + j] + durations[i + j]);
+    for (; i < count; ++i) tops[0].add(history[i] + durations[i]);
+    for (int j = 1; j < 4; ++j) tops[0].add(tops[j]);
+    return tops[0];
+}
+
+template <int W>
+inline void onward_tile(const double* alpha, const V* onward, int64_t labels, int64_t nv, V* to) {
+    V best[2][W];
+    for (int v = 0; v < W; ++v) best[0][v] = best[1][v] = all(-INF);
+    int64_t a = 0;
+    for (; a + 2 <= labels; a += 2)
+        for (int way = 0; way < 2; ++way)
+            for (int v = 0; v < W; ++v) best[way][v] = highest(alpha[a + way] + onward[(a + way) * nv + v], best[way][v]);
+    for (; a < labels; ++a)
+        for (int v = 0; v < W; ++v) best[0][v] = highest(alpha[a] + onward[a * nv + v], best[0][v]);
+    for (int v = 0; v < W; ++v) to[v] = highest(best[0][v], best[1][v]);
+}
+
+void cross(const Model& m, const Tables& tables, const V* alpha, V* gamma) {
+    const double* flat = reinterpret_cast<const double*>(alpha);
+    int64_t v = 0;
+    for (; v + 4 <= m.nv; v += 4) onward_tile<4>(flat, tables.onward.get() + v, m.labels, m.nv, gamma + v);
+    for (; v + 2 <= m.nv; v += 2) onward_tile<2>(flat, tables.onward.get() + v, m.labels, m.nv, gamma + v);
+    for (; v < m.nv; ++v) onward_tile<1>(flat, tables.onward.get() + v, m.labels, m.nv, gamma + v);
+}
+
+void read_line(const Model& m, const Sequence& q, int64_t t, V* line) {
+    double* flat = reinterpret_cast<double*>(line);
+    if (q.single) std::copy_n(static_cast<const float*>(q.score) + t * m.labels, m.labels, flat);
+    else std::copy_n(static_cast<const double*>(q.score) + t * m.labels, m.labels, flat);
+    for (int64_t c = m.labels; c < m.wide; ++c) flat[c] = 0.0;
+}
+
+template <bool SECOND>
+void best_messages(const Model& m, const Tables& tables, const Sequence& q, const Rows& rows) {
+    int64_t base = 0;  // the boundary whose history comes first in the window
+    for (int64_t v = 0; v < m.nv; ++v) {
+        rows.alpha[v] = all(-INF);
+        rows.gamma[v] = tables.first[v];
+        rows.passed[v] = V{};
+    }
+    for (int64_t t = 0; t < q.length; ++t) {
+        const int64_t reach = std::min(rows.reach, t + 1), begin = t + 1 - reach;
+        if (t - base == rows.room) {
+            for (int64_t v = 0; v < m.nv; ++v) {
+                V* row = rows.history + v * rows.room;
+                std::memmove(static_cast<void*>(row), row + (begin - base), sizeof(V) * size_t(reach - 1));
+            }
+            base = begin;
+        }
+        read_line(m, q, t, rows.line);
+        for (int64_t v = 0; v < m.nv; ++v) {
+            V* history = rows.history + v * rows.room + (begin - base);
+            const V x = rows.line[v];
+            history[reach - 1] = rows.gamma[t * m.nv + v] - rows.passed[v];
+            V passed = rows.passed[v] + x;
+            if (any(~(larger(x, -x) <= LARGE)) || (t & (REBASED - 1)) == REBASED - 1) {
+                for (int64_t s = 0; s < reach; ++s) history[s] += passed;
+                passed = V{};
+            }
+            rows.passed[v] = passed;
+            const V* durations = tables.durations.get() + v * m.longest + m.longest - reach;
+            const Tops<SECOND> found = tops_of<SECOND>(history, durations, reach);
+            rows.alpha[(t + 1) * m.nv + v] = passed + found.best;
+            if (SECOND) rows.second[(t + 1) * m.nv + v] = passed + found.second;
+        }
+        if (t + 1 < q.length) cross(m, tables, rows.alpha + (t + 1) * m.nv, rows.gamma + (t + 1) * m.nv);
+    }
+}
+
+// What a walk back can choose at each node, and its worth: the label of the segment that ends at t, given the label
+// `next` after it (-1 at the end), then the duration of that segment.
+struct Choices {
+    const Model& m;
+    const Sequence& q;
+    const double *alpha, *gamma, *second;  // rows of `wide`
+    double* worth;                // room for max(K, C)
+
+    double label_step(int64_t label, int64_t next) const {
+        return next < 0 ? m.end[label] : m.transition[label * m.labels + next];
+    }
+    int64_t labels(int64_t t, int64_t next) const {
+        for (int64_t a = 0; a < m.labels; ++a) worth[a] = alpha[t * m.wide + a] + label_step(a, next);
+        return m.labels;
+    }
+    // The best alone: the first that is worth what the message holds, up to its rounding.
+    int64_t best_label(int64_t t, int64_t next) const {
+        if (next < 0) return best(labels(t, next));
+        const double known = gamma[t * m.wide + next], enough = known - ROUNDED * std::fabs(known);
+        for (int64_t a = 0; a < m.labels; ++a)
+            if (alpha[t * m.wide + a] + label_step(a, next) >= enough) return a;
+        return best(labels(t, next));
+    }
+    int64_t best_duration(int64_t t, int64_t label) const {
+        const double known = alpha[t * m.wide + label], enough = known - ROUNDED * std::fabs(known);
+        double content = 0.0;
+        for (int64_t k = 1; k <= std::min(m.longest, t); ++k) {
+            content += q.at(t - k, label);
+            const double lasting = content + m.duration[(k - 1) * m.labels + label];
+            if (gamma[(t - k) * m.wide + label] + lasting >= enough) return k - 1;
+        }
+        return best(durations(t, label));
+    }
+    int64_t durations(int64_t t, int64_t label) const {
+        double content = 0.0;
+        const int64_t reach = std::min(m.longest, t);
+        for (int64_t k = 1; k <= reach; ++k) {
+            content += q.at(t - k, label);
+            if (content == -INF) return k - 1;
+            worth[k - 1] = gamma[(t - k) * m.wide + label] + (content + m.duration[(k - 1) * m.labels + label]);
+        }
+        return reach;
+    }
+    double duration_step(int64_t t, int64_t label, int64_t k) const {
+        double content = 0.0;
+        for (int64_t u = t - 1; u >= t - k; --u) content += q.at(u, label);
+        return content + m.duration[(k - 1) * m.labels + label];
+    }
+    int64_t best(int64_t count, int64_t except = -1) const {
+        int64_t found = -1;
+        for (int64_t i = 0; i < count; ++i)
+            if (i != except && worth[i] > (found < 0 ? -INF : worth[found])) found = i;
+        return found;
+    }
+    // The next one in descending order, the smaller index first; -1 where there is none.
+    int64_t after(int64_t count, int64_t chosen, int64_t except) const {
+        int64_t found = -1;
+        for (int64_t i = 0; i < count; ++i) {
+            const bool behind = worth[i] < worth[chosen] || (worth[i] == worth[chosen] && i > chosen);
+            if (behind && i != except && worth[i] > (found < 0 ? -INF : worth[found])) found = i;
+        }
+        return found;
+    }
+};
+
+constexpr int32_t NONE = -1, UNKNOWN = -2;
+
+// A path from its end: labels and durations (less 1) in turn, and the boundary of each node. Each node from `first` on has
+// what the best segmentation is worth that takes another choice there, -inf where there is none or it was taken; and that
+// choice. At `first` the path itself took another choice than the best, which is `root`.
+struct Path {
+    std::vector<int32_t> chosen, boundary, other;
+    std::vector<double> worth;
+    double score = -INF;
+    int64_t first = 0, root = NONE;
+
+    int32_t other_at(const Choices& choices, size_t node) {
+        if (other[node] == UNKNOWN)
+            other[node] = int32_t(choices.best(choices.durations(boundary[node], chosen[node - 1]), chosen[node]));
+        return other[node];
+    }
+};
+
+struct Deviation {
+    int64_t path = -1, node = 0;
+    double worth = -INF;
+};
+
+// Of two with the same worth: the smaller choice where they differ first.
+bool comes_first(const Choices& choices, std::vector<Path>& paths, const Deviation& a, const Deviation& b) {
+    Path &p = paths[size_t(a.path)], &q = paths[size_t(b.path)];
+    for (int64_t node = 0; node <= std::min(a.node, b.node); ++node) {
+        const size_t at = size_t(node);
+        const int32_t x = node == a.node ? p.other_at(choices, at) : p.chosen[at];
+        const int32_t y = node == b.node ? q.other_at(choices, at) : q.chosen[at];
+        if (x != y) return x < y;
+    }
+    return a.node > b.node;
+}
+
+Deviation best_deviation(const Choices& choices, std::vector<Path>& paths) {
+    Deviation found;
+    for (size_t p = 0; p < paths.size(); ++p)
+        for (size_t node = 0; node < paths[p].worth.size(); ++node) {
+            const Deviation one{int64_t(p), int64_t(node), paths[p].worth[node]};
+            if (one.worth > found.worth ||
+                (one.worth == found.worth && one.worth > -INF && comes_first(choices, paths, one, found)))
+                found = one;
+        }
+    return found;
+}
+
+// A path from the end backwards: as it is followed, with `more` its own deviations are noted.
+struct Follower {
+    const Choices& choices;
+    const bool more;
+    Path path;
+    double after = 0.0;  // what lies behind the node is worth
+    int64_t t, next = NONE;
+
+    Follower(const Choices& choices, bool more) : choices(choices), more(more), t(choices.q.length) {}
+
+    bool labels() const { return path.chosen.size() % 2 == 0; }
+
+    void take(int64_t chosen, int64_t other, double worth) {
+        path.chosen.push_back(int32_t(chosen));
+        if (more) {
+            path.boundary.push_back(int32_t(t));
+            path.other.push_back(int32_t(other));
+            path.worth.push_back(worth);
+        }
+        const bool duration = path.chosen.size() % 2 == 0;
+        if (!duration) {
+            after += choices.label_step(chosen, next);
+            next = chosen;
+        } else {
+            after += choices.duration_step(t, next, chosen + 1);
+            t -= chosen + 1;
+        }
+    }
+    void copy(int64_t chosen) { take(chosen, NONE, -INF); }
+    // The other choice of the parent, and what comes behind it in the order of worth.
+    void deviate(int64_t chosen, int64_t root) {
+        path.first = int64_t(path.chosen.size());
+        path.root = root;
+        const int64_t count = labels() ? choices.labels(t, next) : choices.durations(t, next);
+        const int64_t other = more ? choices.after(count, chosen, root) : NONE;
+        take(chosen, other, other < 0 ? -INF : after + choices.worth[other]);
+    }
+    void best() {
+        if (labels()) {
+            const int64_t chosen = choices.best_label(t, next);
+            const int64_t other = more ? choices.best(choices.labels(t, next), chosen) : NONE;
+            return take(chosen, other, other < 0 ? -INF : after + choices.worth[other]);
+        }
+        const int64_t chosen = choices.best_duration(t, next);
+        take(chosen, UNKNOWN, more ? after + choices.second[t * choices.m.wide + next] : -INF);
+    }
+};
+
+Path best_path(const Choices& choices, bool more) {
+    Follower walk(choices, more);
+    const int64_t last = choices.best(choices.labels(walk.t, NONE));
+    if (last < 0) return walk.path;
+    const double score = choices.worth[last];
+    while (walk.t > 0) walk.best();
+    walk.path.score = score;
+    return walk.path;
+}
+
+Path deviated(const Choices& choices, Path& parent, const Deviation& from, bool more) {
+    Follower walk(choices, more);
+    for (int64_t node = 0; node < from.node; ++node) walk.copy(parent.chosen[size_t(node)]);
+    const int64_t root = from.node == parent.first && parent.root >= 0 ? parent.root : parent.chosen[size_t(from.node)];
+    walk.deviate(parent.other_at(choices, size_t(from.node)), root);
+    while (walk.t > 0) walk.best();
+    walk.path.score = from.worth;
+    parent.worth[size_t(from.node)] = -INF;
+    return walk.path;
+}
+
+// Ends and labels of the segments, from the first one on; -> how many.
+int32_t write_segments(const std::vector<int32_t>& chosen, int64_t length, int32_t* to) {
+    const int64_t count = int64_t(chosen.size()) / 2;
+    int64_t t = length;
+    for (int64_t i = 0; i < count; ++i) {
+        int32_t* one = to + 2 * (count - 1 - i);
+        one[0] = int32_t(t);
+        one[1] = chosen[size_t(2 * i)];
+        t -= chosen[size_t(2 * i + 1)] + 1;
+    }
+    return int32_t(count);
+}
+
+struct Found {
+    double* score;      // (count,), -inf where there is none
+    int32_t *segments;  // (count, T, 2)
+    int32_t* sizes;     // (count,)
+};
+
+void best_one(const Model& m, const Tables& tables, const Sequence& q, const Rows& rows, double* worth, int64_t count,
+              int64_t frames, const Found& to) {
+    if (count > 1) best_messages<true>(m, tables, q, rows);
+    else best_messages<false>(m, tables, q, rows);
+    const auto flat = [](const V* row) { return reinterpret_cast<const double*>(row); };
+    const Choices choices{m, q, flat(rows.alpha), flat(rows.gamma), flat(rows.second), worth};
+    std::vector<Path> paths;
+    std::fill_n(to.score, count, -INF);
+    std::fill_n(to.sizes, count, 0);
+    for (int64_t n = 0; n < count; ++n) {
+        const bool more = n + 1 < count;
+        if (n == 0) paths.push_back(best_path(choices, more));
+        else {
+            const Deviation from = best_deviation(choices, paths);
+            if (from.path < 0) return;
+            paths.push_back(deviated(choices, paths[size_t(from.path)], from, more));
+        }
+        if (!(paths.back().score > -INF)) return;
+        to.score[n] = paths.back().score;
+        to.sizes[n] = write_segments(paths.back().chosen, q.length, to.segments + n * frames * 2);
+    }
+}
+
+// 64 well mixed bits (the finaliser of SplitMix64).
+inline uint64_t mixed(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15u;
+
+// Random numbers of one draw: they depend on the seed, the sequence's own scores and the draw's number alone.
+struct Random {
+    uint64_t state;
+
+    static uint64_t content(const Sequence& q) {
+        uint64_t sum = mixed(uint64_t(q.length));
+        for (int64_t t = 0; t < q.length; ++t)
+            for (int64_t c = 0; c < q.labels; ++c) {
+                const double x = q.at(t, c) + 0.0;  // -0.0 becomes 0.0
+                uint64_t bits;
+                std::memcpy(&bits, &x, 8);
+                sum += mixed(bits + GOLDEN * uint64_t(t * q.labels + c + 1));
+            }
+        return sum;
+    }
+    Random(uint64_t seed, uint64_t content, uint64_t number) : state(mixed(mixed(mixed(seed + GOLDEN) ^ content) + number * GOLDEN)) {}
+    double next() {  // in [0, 1)
+        state += GOLDEN;
+        return double(mixed(state) >> 11) * 0x1p-53;
+    }
+};
+
+inline double finite_or_zero(double x) { return std::fabs(x) < INF ? x : 0.0; }
+
+// The model's weights as the linear forward pass has them: the largest transition moves from E into D. `onward` is E's
+// transpose.
+struct Weights {
+    std::vector<double> onward, duration, last;
+
+    explicit Weights(const Model& m)
+        : onward(size_t(m.labels * m.labels)), duration(size_t(m.longest * m.labels)), last(size_t(m.labels)) {
+        const double across = finite_or_zero(*std::max_element(m.transition, m.transition + m.labels * m.labels));
+        const double ending = finite_or_zero(*std::max_element(m.end, m.end + m.labels));
+        for (int64_t a = 0; a < m.labels; ++a)
+            for (int64_t c = 0; c < m.labels; ++c)
+                onward[size_t(c * m.labels + a)] = std::exp(m.transition[a * m.labels + c] - across);
+        for (size_t i = 0; i < duration.size(); ++i) duration[i] = std::exp(m.duration[i] + across);
+        for (size_t i = 0; i < last.size(); ++i) last[i] = std::exp(m.end[i] - ending);
+    }
+};
+
+// One sequence's linear messages: rows of `wide` labels in units of 2^exponent.
+struct Messages {
+    const double *alpha, *gamma;
+    const int32_t* exponent;
+};
+
+// The first draw adds up all weights of each choice that it makes, and they must be the message; later ones stop at the
+// weight that their random number falls on.
+struct Drawing {
+    const Model& m;
+    const Weights& model;
+    const Sequence& q;
+    const Messages& from;
+    V* frame;  // (T, nv)
+    bool exact = true;
+
+    // Each frame's weights in the next boundary's units.
+    void weigh_frames() const {
+        for (int64_t t = 0; t < q.length; ++t) {
+            V* row = frame + t * m.nv;
+            read_line(m, q, t, row);
+            const double* flat = reinterpret_cast<const double*>(row);
+            const double top = finite_or_zero(*std::max_element(flat, flat + m.labels));
+            const double unit = std::ldexp(1.0, from.exponent[t] - from.exponent[t + 1]);
+            for (int64_t v = 0; v < m.nv; ++v) row[v] = exponential(row[v] - top) * unit;
+        }
+    }
+    // An index by its weight, which `weight` gives one after the other (negative: no more); all must add up to `whole`.
+    template <class Weight>
+    int64_t pick(double whole, bool all_of_them, Random& random, const Weight& weight) {
+        const double target = random.next() * whole;
+        double sum = 0.0;
+        int64_t found = -1, last = -1;
+        for (int64_t i = 0; found < 0 || all_of_them; ++i) {
+            const double own = weight(i);
+            if (own < 0.0) break;
+            sum += own;
+            if (own > 0.0) last = i;
+            if (found < 0 && sum > target) found = i;
+        }
+        const bool complete = found < 0 || all_of_them;
+        if (complete && !(std::fabs(sum - whole) <= EXACT * whole && whole > 0.0 && whole < INF)) exact = false;
+        return found < 0 ? last : found;
+    }
+    int64_t label(int64_t t, int64_t next, bool all_of_them, Random& random) {
+        const double *alpha = from.alpha + t * m.wide, *step = next < 0 ? model.last.data() : &model.onward[size_t(next * m.labels)];
+        double whole = next < 0 ? 0.0 : from.gamma[t * m.wide + next];
+        for (int64_t a = 0; next < 0 && a < m.labels; ++a) whole += alpha[a] * step[a];
+        return pick(whole, all_of_them, random, [&](int64_t a) { return a < m.labels ? alpha[a] * step[a] : -1.0; });
+    }
+    int64_t duration(int64_t t, int64_t label, bool all_of_them, Random& random) {
+        const int64_t reach = std::min(m.longest, t);
+        const double* weights = reinterpret_cast<const double*>(frame) + label;
+        double content = 1.0;
+        return 1 + pick(from.alpha[t * m.wide + label], all_of_them, random, [&](int64_t i) {
+            if (i >= reach || content == 0.0) return -1.0;
+            content *= weights[(t - 1 - i) * m.wide];
+            return from.gamma[(t - 1 - i) * m.wide + label] * (content * model.duration[size_t(i * m.labels + label)]);
+        });
+    }
+    void once(Random random, bool all_of_them, std::vector<int32_t>& chosen) {
+        chosen.clear();
+        int64_t t = q.length, next = -1;
+        while (t > 0) {
+            next = label(t, next, all_of_them, random);
+            const int64_t k = exact ? duration(t, next, all_of_them, random) : 0;
+            if (!exact) return;
+            chosen.push_back(int32_t(next));
+            chosen.push_back(int32_t(k - 1));
+            t -= k;
+        }
+    }
+};
+
+// `one(b, thread)` for every sequence; false where memory was not to be had.
+template <class One>
+bool each(int64_t batch, int64_t threads, const One& one) {
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> enough{true};
+    on_threads(threads, [&](int64_t thread) {
+        try {
+            for (int64_t b = next++; b < batch; b = next++) one(b, thread);
+        } catch (const std::bad_alloc&) {
+            enough = false;
+        }
+    });
+    return enough;
+}
+
+Model model_of(int64_t longest, int64_t labels, const double* transition, const double* duration, const double* start,
+               const double* end) {
+    const int64_t wide = (labels + PADDED - 1) / PADDED * PADDED;
+    return {longest, labels, wide, wide / LANES, transition, duration, start, end};
+}
+
+}  // namespace
+
+// All arrays are contiguous and hold float64 unless said otherwise; scores and model as in semicrf.cpp.
+// Segments are pairs (end, label), (B, count, T, 2) int32 of which the first `sizes` (B, count) int32 are written.
+// Returns 0, or 1 where there is not enough memory.
+extern "C" {
+
+// The `count` best segmentations of each sequence -> score (B, count), -inf where there is none; segments and sizes.
+int lab_semicrf_best(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads, int64_t single,
+                     int64_t count, const void* score, const int64_t* lengths, const double* transition,
+                     const double* duration, const double* start, const double* end, double* best, int32_t* segments,
+                     int32_t* sizes) {
+    try {
+        const Model m = model_of(longest, labels, transition, duration, start, end);
+        const Tables tables(m);
+        const Inputs inputs{frames, score, lengths, single != 0};
+        threads = std::max<int64_t>(1, std::min(threads, batch));
+        const int64_t size = Rows::size(m, frames, count > 1), room = std::max(longest, labels);
+        const Vectors memory = vectors(size * threads);
+        std::vector<double> worth(size_t(room * threads));
+        return !each(batch, threads, [&](int64_t b, int64_t thread) {
+            const Found to{best + b * count, segments + b * count * frames * 2, sizes + b * count};
+            best_one(m, tables, inputs.of(b, labels), Rows(m, frames, memory.get() + thread * size),
+                     worth.data() + thread * room, count, frames, to);
+        });
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
+// `count` draws of each sequence from what lab_semicrf_forward left -> segments and sizes; `flagged` (B,) uint8 gains the
+// sequences whose weights do not add up to their messages. Sequences flagged before, or with z = 0, get none.
+int lab_semicrf_draw(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads, int64_t single,
+                     int64_t count, const void* score, const int64_t* lengths, const double* transition,
+                     const double* duration, const double* start, const double* end, int64_t seed, const double* alpha,
+                     const double* gamma, const int32_t* exponent, const double* z, uint8_t* flagged, int32_t* segments,
+                     int32_t* sizes) {
+    try {
+        const Model m = model_of(longest, labels, transition, duration, start, end);
+        const Weights weights(m);
+        const Inputs inputs{frames, score, lengths, single != 0};
+        threads = std::max<int64_t>(1, std::min(threads, batch));
+        const int64_t size = frames * m.nv;
+        const Vectors memory = vectors(size * threads);
+        return !each(batch, threads, [&](int64_t b, int64_t thread) {
+            std::fill_n(sizes + b * count, count, 0);
+            if (flagged[b] || !(z[b] > 0.0)) return;
+            const Sequence q = inputs.of(b, labels);
+            const int64_t row = b * (frames + 1);
+            const Messages from{alpha + row * m.wide, gamma + row * m.wide, exponent + row};
+            Drawing drawing{m, weights, q, from, memory.get() + thread * size};
+            drawing.weigh_frames();
+            const uint64_t content = Random::content(q);
+            std::vector<int32_t> chosen;
+            for (int64_t n = 0; n < count && drawing.exact; ++n) {
+                drawing.once(Random(uint64_t(seed), content, uint64_t(n)), n == 0, chosen);
+                if (!drawing.exact) break;
+                sizes[b * count + n] = write_segments(chosen, q.length, segments + (b * count + n) * frames * 2);
+            }
+            flagged[b] = !drawing.exact;
+        });
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+}

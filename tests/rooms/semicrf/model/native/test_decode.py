@@ -1,0 +1,472 @@
+"""Viterbi, the k best and draws in C++ and in CUDA C (emulated on the CPU) against enumeration."""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import multiprocessing
+import shutil
+import signal
+import sys
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed here")
+
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from lab.errors import MissingError  # noqa: E402
+from lab.rooms.semicrf.model import api, naive, paths  # noqa: E402
+from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
+from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
+from lab.rooms.semicrf.model.native import cuda_driver, decode, decode_cuda  # noqa: E402
+from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
+from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
+from tests.rooms.semicrf.problems import random_problem  # noqa: E402
+
+pytestmark = pytest.mark.torch
+NO_FORM = native.reason_without_cpu_form()
+FORMS = [
+    pytest.param("c++", marks=pytest.mark.skipif(NO_FORM is not None, reason="no compiled form here")),
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
+    ),
+]
+SIZES = decode_cuda.DecodeSizes(threads=16, narrowest=4, window_bytes=256, tile_bytes=128)
+"""Small: four slices of four labels, windows of 8 rows, tiles of 4."""
+LOOSE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+MUTANTS = {
+    "the barrier before the frames' scores are read": (
+        "(double)score[row + (i64)ahead * labels] : 0;\n            __syncthreads();\n",
+        "(double)score[row + (i64)ahead * labels] : 0;\n",
+    ),
+    "the barrier before the slices' best are read": (
+        "        ended_after[threadIdx.x] = after;\n        __syncthreads();\n",
+        "        ended_after[threadIdx.x] = after;\n",
+    ),
+    "the barrier before what arrived is read": (
+        "            }\n        }\n        __syncthreads();\n        double crossing = none;",
+        "            }\n        }\n        double crossing = none;",
+    ),
+    "the barrier before what crossed is read": (
+        "        crossed_from[threadIdx.x] = before;\n        __syncthreads();\n",
+        "        crossed_from[threadIdx.x] = before;\n",
+    ),
+    "the barrier between a tile's loads and the walk": (
+        "            from[i] = q.from[(i64)low * q.labels + i];\n        }\n        __syncthreads();\n",
+        "            from[i] = q.from[(i64)low * q.labels + i];\n        }\n",
+    ),
+    "ties to any slice": ("(value == best && k < after)", "(value == best && k > after)"),
+    "the longest duration lost": (
+        "const int oldest = higher(0, f + 1 - longest);",
+        "const int oldest = higher(0, f + 2 - longest);",
+    ),
+    "histories not rebased": ("history[(s % rows) * CP] += passed;", "history[(s % rows) * CP] += 0;"),
+    "a slice of labels lost": (
+        "for (int other = 0; other < SLICES; ++other)",
+        "for (int other = 1; other < SLICES; ++other)",
+    ),
+    "the end score dropped": ("top = arrived[a] + end[a];", "top = arrived[a];"),
+    "a deviation taken twice": ("parent.worth[begin] = -infinity();", ";"),
+    "later choices at a node lost": ("node == begin ? root : NONE", "NONE"),
+    "what lies behind forgotten": ("path.behind[node] + best;", "best;"),
+    "content not multiplied": ("content *= factors[turn + i];", "content = factors[turn + i];"),
+    "exponents of draws dropped": ("* power_of_two(-step);", ";"),
+    "a first label by its message alone": ("next < 0 ? last[a] : onward", "next < 0 ? 1 : onward"),
+}
+"""Faults in decode.cu that the tests must see."""
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    """The emulated kernels by source and type of scores, at small sizes."""
+    found = {}
+
+    def library(form, dtype):
+        if (form, dtype) not in found:
+            sizes = SIZES if form is decode_cuda else SMALL
+            found[form, dtype] = build(tmp_path_factory.mktemp("emulated"), dtype, sizes=sizes, form=form)
+        return found[form, dtype]
+
+    return library
+
+
+def make_small(patch):
+    patch.setattr(native_cuda, "SIZES", SMALL)
+    patch.setattr(decode_cuda, "SIZES", SIZES)
+    patch.setattr(native_cuda, "supports", lambda problem: None)
+
+
+def emulate(patch, library, order=0):
+    """The kernels of both sources run in the emulation from now on."""
+    for form in (native_cuda, decode_cuda):
+        patch.setattr(
+            form,
+            "machine_for",
+            lambda problem, *sizes, form=form: Emulated(library(form, problem.score_BTC.dtype), order),
+        )
+
+
+@pytest.fixture(params=FORMS)
+def form(request, monkeypatch, libraries):
+    if request.param == "c++":
+        return decode
+    make_small(monkeypatch)
+    emulate(monkeypatch, libraries, order=1)
+    return decode_cuda
+
+
+def best(form, problem, count=1):
+    """[(score, path), ...] for each sequence."""
+    score_BN, decoded = form.best(problem, count)
+    return [
+        [(score, path) for score, path in zip(*pair, strict=True) if score > -math.inf]
+        for pair in zip(score_BN.tolist(), decoded.paths(), strict=True)
+    ]
+
+
+def whole_numbers(problem):
+    """The same with scores rounded: sums are exact in any order, and many segmentations tie."""
+    floats = (value.round() for value in problem.floats())
+    score, transition, duration, start, end = floats
+    return make_problem(score, transition, duration, problem.lengths_B, start, end)
+
+
+def from_the_end(path):
+    return [(label, end - start) for start, end, label in reversed(path)]
+
+
+def ranked(problem, b, count):
+    """The first of all segmentations; ties by label, then duration, from the end."""
+    every, scores = naive.enumerate_segmentations(problem, b)
+    order = sorted(
+        (-score, from_the_end(path), i)
+        for i, (score, path) in enumerate(zip(scores.tolist(), every, strict=True))
+    )
+    return [(-score, every[i]) for score, _, i in order[:count] if -score > -math.inf]
+
+
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 22), st.integers(1, 24), st.integers(1, 4))
+
+
+@LOOSE
+@given(SHAPES, st.sampled_from([0.0, 0.3, 0.7]), st.sampled_from([1.0, 600.0]), st.integers(0, 10**6))
+def test_viterbi_is_the_definitions_score_and_path(form, shape, masked, scale, seed):
+    problem = whole_numbers(random_problem(*shape, masked=masked, scale=scale, seed=seed))
+    score_B, expected = naive.viterbi(problem)
+    found = best(form, problem)
+    assert [one[0][0] if one else -math.inf for one in found] == score_B.tolist()
+    assert [one[0][1] if one else [] for one in found] == expected
+
+
+@LOOSE
+@given(SHAPES, st.sampled_from([0.0, 0.5]), st.integers(0, 10**6))
+def test_viterbi_of_fractions_and_float32_has_the_definitions_score(form, shape, masked, seed):
+    for dtype in (torch.float64, torch.float32):
+        problem = random_problem(*shape, masked=masked, dtype=dtype, seed=seed)
+        expected, _ = naive.viterbi(problem)
+        for b, one in enumerate(best(form, problem)):
+            if not one:
+                assert float(expected[b]) == -math.inf
+                continue
+            score, path = one[0]
+            assert score == pytest.approx(float(expected[b]), abs=1e-11)
+            assert float(naive.path_score(problem, b, path)) == pytest.approx(score, abs=1e-11)
+
+
+@LOOSE
+@given(
+    st.integers(1, 6),
+    st.integers(1, 7),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.4]),
+    st.sampled_from([0.5, 3.0, 300.0]),
+    st.sampled_from([1, 2, 7, 40]),
+    st.integers(0, 10**6),
+)
+def test_the_k_best_are_the_first_of_all_ties_in_order(
+    form, frames, longest, labels, masked, scale, count, seed
+):
+    problem = whole_numbers(random_problem(2, frames, longest, labels, masked=masked, scale=scale, seed=seed))
+    found = best(form, problem, count)
+    assert found == [ranked(problem, b, count) for b in range(2)]
+
+
+def test_more_paths_than_exist_are_all_that_exist(form):
+    problem = random_problem(1, 4, 2, 2, seed=3)
+    found = best(form, problem, 100)[0]
+    assert (
+        len(found)
+        == len(naive.enumerate_segmentations(problem, 0)[0])
+        == len({tuple(path) for _, path in found})
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 40, 33, 4), (1, 90, 3, 2), (3, 12, 1, 3)], ids=str)
+def test_the_k_best_of_longer_sequences_are_those_of_the_torch_form(form, shape):
+    problem = whole_numbers(random_problem(*shape, scale=4.0, masked=0.2, seed=5))
+    assert best(form, problem, 25) == paths.kbest(problem, 25)
+
+
+def test_ties_alone_are_in_order(form):
+    zero = torch.zeros
+    problem = make_problem(zero(1, 5, 2), zero(2, 2), zero(3, 2))
+    assert best(form, problem, 60)[0] == ranked(problem, 0, 60)
+
+
+@pytest.mark.parametrize("where", ["score", "transition", "duration", "start", "end"])
+@pytest.mark.parametrize("large", [-math.inf, -1e30, -650.0])
+def test_what_is_forbidden_or_costly_anywhere_is_as_the_definition_has_it(form, where, large):
+    for seed in range(8):
+        problem = whole_numbers(random_problem(2, 14, 9, 3, scale=3.0, seed=seed))
+        at = ("score", "transition", "duration", "start", "end").index(where)
+        value = problem.floats()[at]
+        value[torch.rand(value.shape, generator=torch.Generator().manual_seed(seed)) < 0.4] = large
+        expected_B, expected = naive.viterbi(problem)
+        found = best(form, problem)
+        scores = [one[0][0] if one else -math.inf for one in found]
+        assert scores == pytest.approx(expected_B.tolist(), rel=1e-12)
+        if large != -1e30:  # a sum that must hold it has no digits left for the rest: test_decoding.py
+            assert [one[0][1] if one else [] for one in found] == expected
+
+
+@pytest.mark.parametrize("masked", [0.0, 0.3])
+def test_draws_come_as_often_as_their_probability_says(form, masked):
+    problem = random_problem(1, 4, 3, 2, masked=masked, seed=2)
+    every, scores = naive.enumerate_segmentations(problem, 0)
+    mass = (scores - torch.logsumexp(scores, 0)).exp().tolist()
+    count = 4000 if form is decode else 1500
+    decoded, lost_B = form.draws(problem, count, 7)
+    drawn = [tuple(path) for path in decoded.paths()[0]]
+    assert not bool(lost_B.any()) and len(drawn) == count
+    for path, p in zip(every, mass, strict=True):
+        assert abs(drawn.count(tuple(path)) / count - p) <= 5 * math.sqrt(p * (1 - p) / count) + 5 / count
+    assert {*drawn} <= {tuple(path) for path, p in zip(every, mass, strict=True) if p > 0}
+
+
+def test_draws_under_soft_penalties_are_right_or_known_to_be_lost(form):
+    kept = 0
+    for seed in range(12):
+        g = torch.Generator().manual_seed(seed)
+        problem = random_problem(1, 1 + seed % 5, 1 + seed % 4, 2, seed=seed)
+        for value in problem.floats():
+            penalty = 40 + 660 * torch.rand(value.shape, generator=g, dtype=torch.float64)
+            value.sub_(penalty * (torch.rand(value.shape, generator=g) < seed / 12))
+        decoded, lost_B = form.draws(problem, 500, seed)
+        if bool(lost_B.any()):
+            continue
+        kept += 1
+        every, scores = naive.enumerate_segmentations(problem, 0)
+        drawn = [tuple(path) for path in decoded.paths()[0]]
+        for path, p in zip(every, torch.softmax(scores, 0).tolist(), strict=True):
+            assert abs(drawn.count(tuple(path)) / 500 - p) <= 5 * math.sqrt(p * (1 - p) / 500) + 5 * min(
+                p, 1 / 500
+            )
+    assert kept >= 4
+
+
+def test_draws_of_long_segments_cover_frames_as_often_as_the_posteriors_say(form):
+    problem = random_problem(1, 60, 48, 3, seed=6, scale=0.3)
+    problem.duration_KC.add_((torch.arange(48)[:, None] / 12) ** 2)
+    count = 2000 if form is decode else 200
+    decoded, lost_B = form.draws(problem, count, 1)
+    assert not bool(lost_B.any())
+    seen_TC = torch.zeros(60, 3, dtype=torch.float64)
+    seen_K = torch.zeros(48, dtype=torch.float64)
+    for path in decoded.paths()[0]:
+        assert [0, *(end for _, end, _ in path)] == [*(start for start, _, _ in path), 60]
+        for start, end, label in path:
+            seen_TC[start:end, label] += 1 / count
+            seen_K[end - start - 1] += 1 / count
+    right = naive.posteriors(problem)
+    share_TC = right.label_BTC[0]
+    sigma_TC = (share_TC * (1 - share_TC) / count).sqrt().clamp(min=1e-3)
+    assert bool(((seen_TC - share_TC).abs() <= 5 * sigma_TC).all())
+    expected_K = right.duration_BKC[0].sum(-1)
+    assert bool(((seen_K - expected_K).abs() <= 8 * (expected_K / count).sqrt() + 8 / count).all())
+
+
+def test_other_seeds_samples_and_sequences_have_other_draws(form):
+    problem = random_problem(2, 30, 5, 4, seed=1, scale=0.2)
+    problem.lengths_B[:] = 30
+    first, second = (form.draws(problem, 3, seed)[0].paths() for seed in (0, 2**40))
+    assert first == form.draws(problem, 3, 0)[0].paths()
+    assert len({str(path) for drawn in (*first, *second) for path in drawn}) == 12
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_sequence_decodes_alike_alone_in_any_batch_and_in_any_padding(form, dtype):
+    problem = random_problem(4, 21, 10, 3, dtype=dtype, masked=0.2, seed=8)
+    outside = torch.arange(21) >= problem.lengths_B[:, None]
+    problem = replace(problem, score_BTC=problem.score_BTC.masked_fill(outside[..., None], math.nan))
+    together, drawn = best(form, problem, 4), form.draws(problem, 5, 3)[0].paths()
+    order = torch.tensor([2, 0, 3, 1])
+    assert best(form, problem.rows(order), 4) == [together[i] for i in order.tolist()]
+    assert form.draws(problem.rows(order), 5, 3)[0].paths() == [drawn[i] for i in order.tolist()]
+    for b in range(4):
+        row = problem.rows(torch.tensor([b]))
+        alone = replace(row, score_BTC=row.score_BTC[:, : int(row.lengths_B)])
+        assert best(form, alone, 4) == [together[b]]
+        assert form.draws(alone, 5, 3)[0].paths() == [drawn[b]]
+
+
+def test_nothing_feasible_has_no_path_and_no_draw_and_its_neighbour_has(form):
+    problem = random_problem(2, 7, 3, 3, seed=4)
+    problem.lengths_B[:] = 7
+    problem.score_BTC[0, 3] = -math.inf
+    found, drawn = best(form, problem, 3), form.draws(problem, 2, 0)
+    assert [len(one) for one in found] == [0, 3]
+    assert drawn[0].paths()[0] == [[], []] and all(drawn[0].paths()[1]) and not bool(drawn[1].any())
+
+
+@pytest.mark.parametrize("order", [0, 2])
+def test_the_kernels_do_not_depend_on_the_order_of_threads(monkeypatch, libraries, order):
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to emulate with")
+    make_small(monkeypatch)
+    problem = random_problem(2, 30, 19, 3, seed=5, masked=0.2)
+    results = []
+    for one in (1, order):
+        emulate(monkeypatch, libraries, one)
+        results.append((best(decode_cuda, problem, 6), decode_cuda.draws(problem, 3, 0)[0].paths()))
+    assert results[0] == results[1]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
+@pytest.mark.parametrize("labels, dtype", [(24, torch.float32), (100, torch.float64)], ids=str)
+def test_at_the_sizes_of_a_gpu_the_kernels_decode_as_torch_does(monkeypatch, tmp_path, labels, dtype):
+    monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
+    sizes = decode_cuda.SIZES
+    library = build(tmp_path, dtype, sizes.padded(labels), sizes=sizes, form=decode_cuda)
+    machine = Emulated(library, order=1)
+    monkeypatch.setattr(decode_cuda, "machine_for", lambda problem: machine)
+    problem = whole_numbers(random_problem(2, 75, 60, labels, dtype=dtype, seed=6, scale=4.0, masked=0.2))
+    score_B, expected = paths.viterbi(problem)
+    for count in (1, 3):
+        found = best(decode_cuda, problem, count)
+        assert [one[0] for one in found] == list(zip(score_B.tolist(), expected, strict=True))
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (9, 0)], ids=["Pascal", "Hopper"])
+@pytest.mark.parametrize("labels, dtype", [(24, torch.float32), (128, torch.float64)], ids=str)
+def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, labels, dtype, capability):
+    path = cuda_driver.find_nvrtc()
+    if path is None:
+        pytest.skip("no libnvrtc here (LAB_NVRTC names one)")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    try:
+        known = cuda_driver.architecture(cuda_driver.nvrtc(path), capability)
+    except MissingError as error:
+        pytest.skip(error.what)
+    sizes = decode_cuda.SIZES
+    target = f"compute_{known.rpartition('_')[2]}"
+    defines = decode_cuda.defines(dtype, sizes.padded(labels), sizes)
+    ptx = cuda_driver.compiled(path, decode_cuda.SOURCE.read_text(), target, defines).decode()
+    assert all(f".entry {name}(" in ptx for name in ("best_messages", "best_paths", "draws"))
+    assert "atom." not in ptx
+
+
+def on_the_gpu(problem):
+    score, transition, duration, start, end = (value.cuda() for value in problem.floats())
+    return make_problem(score, transition, duration, problem.lengths_B.cuda(), start, end)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 300, 40, 24), (2, 400, 350, 39), (2, 90, 20, 128), (1, 1, 1, 1), (2, 33, 1, 5), (2, 30, 90, 3)],
+    ids=str,
+)
+def test_on_a_gpu_paths_are_those_of_cpp_or_torch(shape, dtype):
+    problem = whole_numbers(random_problem(*shape, dtype=dtype, scale=3.0, masked=0.1, seed=3))
+    found = best(decode_cuda, on_the_gpu(problem), 6)
+    score_B, expected = paths.viterbi(problem)
+    assert [one[0][1] if one else [] for one in found] == expected
+    assert [one[0][0] if one else -math.inf for one in found] == score_B.tolist()
+    assert best(decode_cuda, on_the_gpu(problem)) == [one[:1] for one in found]
+    if NO_FORM is None:
+        assert found == best(decode, problem, 6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
+)
+def test_on_a_gpu_draws_cover_frames_as_the_posteriors_say_and_repeat():
+    problem = random_problem(2, 200, 48, 24, seed=6, scale=0.3)
+    count = 1000
+    decoded, lost_B = decode_cuda.draws(on_the_gpu(problem), count, 1)
+    again = [decode_cuda.draws(on_the_gpu(problem), count, 1)[0].paths() for _ in range(3)]
+    assert not bool(lost_B.any()) and all(decoded.paths() == one for one in again)
+    right = api.marginals(
+        *problem.floats()[:3], problem.lengths_B, start_C=problem.start_C, end_C=problem.end_C
+    )
+    for b, drawn in enumerate(decoded.paths()):
+        seen_TC = torch.zeros(200, 24, dtype=torch.float64)
+        for path in drawn:
+            for start, end, label in path:
+                seen_TC[start:end, label] += 1 / count
+        sigma_TC = (right[b] * (1 - right[b]) / count).sqrt()
+        assert bool(((seen_TC - right[b]).abs() <= 6 * sigma_TC + 6 / count).all())
+
+
+def whole_of(problem, unlike):
+    """All that the emulated kernels make of two problems, or the failed assertion."""
+    try:
+        drawn, lost_B = decode_cuda.draws(unlike, 12, 3)
+        other = decode_cuda.draws(unlike, 1, 4)[0].paths()
+        return (
+            best(decode_cuda, problem, 12),
+            best(decode_cuda, problem),
+            drawn.paths(),
+            other,
+            lost_B.tolist(),
+        )
+    except AssertionError as error:
+        return error
+
+
+@pytest.fixture(scope="module")
+def unmutated(libraries):
+    """Problems on which every line counts, and what the kernels make of them as they are."""
+    problem = whole_numbers(random_problem(2, 75, 21, 4, masked=0.2, scale=3.0, seed=5, tilt=0.2))
+    problem.end_C.add_(torch.arange(4) * 9)
+    problem.score_BTC[0, 30, 1] = -math.inf
+    problem.duration_KC[-1] += 150
+    unlike = random_problem(2, 70, 45, 3, seed=6, scale=0.5)
+    unlike.duration_KC.add_((torch.arange(45)[:, None] / 9) ** 2)
+    unlike.score_BTC.mul_(8)
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch)
+        emulate(patch, libraries)
+        return problem, unlike, whole_of(problem, unlike)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_of_the_kernels_is_killed(unmutated, libraries, monkeypatch, tmp_path, name):
+    problem, unlike, expected = unmutated
+    make_small(monkeypatch)
+    machine = Emulated(build(tmp_path, torch.float64, mutant=MUTANTS[name], sizes=SIZES, form=decode_cuda))
+    emulate(monkeypatch, libraries)
+    monkeypatch.setattr(decode_cuda, "machine_for", lambda problem: machine)
+
+    def as_unmutated():
+        faulthandler.disable()
+        for machine.order in (0, 1):
+            if whole_of(problem, unlike) != expected:
+                sys.exit(1)
+
+    # A fault may lead a walk outside of its arrays.
+    child = multiprocessing.get_context("fork").Process(target=as_unmutated)
+    child.start()
+    child.join(60)
+    assert child.exitcode in (1, -signal.SIGSEGV)

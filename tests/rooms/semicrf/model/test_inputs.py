@@ -1,0 +1,279 @@
+"""Inputs that are not finite, or not what they should be: the same answer of every backend, or words."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import warnings
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed here")
+
+from lab.errors import BadDataError, UsageError  # noqa: E402
+from lab.rooms.semicrf import SemiCRF  # noqa: E402
+from lab.rooms.semicrf.model import api  # noqa: E402
+from lab.rooms.semicrf.model.problem import COUNTS, held_in_range, make_problem  # noqa: E402
+from tests.rooms.semicrf.problems import random_problem  # noqa: E402
+
+pytestmark = pytest.mark.torch
+NAMES = ("score_BTC", "transition", "duration_KC", "start_C", "end_C")
+BACKENDS = ("torch", "native", "auto")
+SHAPES = ((3, 6, 3, 3), (2, 9, 4, 1), (3, 5, 1, 4), (4, 2, 7, 2), (1, 1, 1, 1), (2, 20, 5, 9))
+
+
+def spoiled(seed, name, value, **more):
+    """A random problem of a random shape with `value` in one place of one input, and that place."""
+    dice = random.Random(seed)
+    batch, frames, longest, labels = dice.choice(SHAPES)
+    problem = random_problem(
+        batch, frames, longest, labels, scale=dice.choice((2.0, 50.0)), seed=seed, **more
+    )
+    problem = masked(problem, dice.choice((0.0, 0.2, 0.6)), seed)
+    whole = getattr(problem, name).clone()
+    place = tuple(dice.randrange(size) for size in whole.shape)
+    whole[place] = value
+    return replace(problem, **{name: whole}), place
+
+
+def masked(problem, share, seed):
+    """-inf in this share of every input."""
+    g = torch.Generator().manual_seed(seed)
+
+    def holed(value):
+        return value.masked_fill(torch.rand(value.shape, generator=g) < share, -math.inf)
+
+    return replace(problem, **{name: holed(getattr(problem, name)) for name in NAMES})
+
+
+def gradients(problem, backend, loss=torch.sum):
+    leaves = [value.detach().clone().requires_grad_() for value in problem.floats()]
+    log_z_B = api.log_partition(
+        *leaves[:3], problem.lengths_B, start_C=leaves[3], end_C=leaves[4], backend=backend
+    )
+    loss(log_z_B).backward()
+    return log_z_B.detach(), [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+
+
+def asked(function, problem, backend):
+    score_BTC, transition, duration_KC, start_C, end_C = problem.floats()
+    return function(
+        score_BTC, transition, duration_KC, problem.lengths_B, start_C=start_C, end_C=end_C, backend=backend
+    )
+
+
+def same(mine, right, dtype=torch.float64):
+    bound = 1e-9 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(mine.double(), right.double(), rtol=bound, atol=bound, equal_nan=True)
+
+
+@pytest.mark.parametrize("by_duration", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_and_inf_reach_log_z_gradients_and_counts_on_every_backend(backend, name, value, by_duration):
+    for seed in range(8):
+        dtype = (torch.float64, torch.float32)[seed % 2]
+        problem, place = spoiled(seed, name, value, dtype=dtype, by_duration=by_duration)
+        log_z_B, found = gradients(problem, backend)
+        right_B, right = gradients(problem, "naive")
+        same(log_z_B, right_B, dtype)
+        for mine, wanted in zip(found, right, strict=True):
+            same(mine, wanted, dtype)
+        inside = name != "score_BTC" or place[1] < int(problem.lengths_B[place[0]])
+        reached = {place[0]} if name == "score_BTC" else set(range(len(log_z_B)))
+        assert set(torch.isnan(log_z_B).nonzero()[:, 0].tolist()) == (reached if inside else set())
+        counts, exact = asked(api.posteriors, problem, backend), asked(api.posteriors, problem, "naive")
+        for count in COUNTS[:5]:
+            same(getattr(counts, count), getattr(exact, count), dtype)
+
+
+@pytest.mark.parametrize("backend", ("naive", *BACKENDS))
+def test_a_sequence_of_nan_that_the_loss_leaves_out_costs_the_others_nothing(backend):
+    problem = random_problem(3, 7, 3, 4, seed=1)
+    score_BTC = problem.score_BTC.clone()
+    score_BTC[0, 2, 1] = math.nan
+
+    def kept(log_z_B):
+        return torch.where(torch.isnan(log_z_B), torch.zeros_like(log_z_B), log_z_B).sum()
+
+    _, found = gradients(replace(problem, score_BTC=score_BTC), backend, kept)
+    _, right = gradients(problem, "naive", lambda log_z_B: log_z_B[1:].sum())
+    for mine, wanted in zip(found, right, strict=True):
+        same(mine, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_minus_inf_forbids_on_every_backend_and_what_nothing_fits_has_a_gradient_of_zero(backend, name):
+    for seed in range(6):
+        problem, _ = spoiled(seed, name, -math.inf)
+        if seed % 2:  # forbid all of it: nothing fits
+            problem = replace(problem, **{name: torch.full_like(getattr(problem, name), -math.inf)})
+        log_z_B, found = gradients(problem, backend)
+        right_B, right = gradients(problem, "naive")
+        same(log_z_B, right_B)
+        for mine, wanted in zip(found, right, strict=True):
+            assert bool(torch.isfinite(mine).all())
+            same(mine, wanted)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", ("naive", *BACKENDS))
+def test_no_backend_decodes_nan_even_where_a_sequence_is_too_short_to_use_it(backend, name, value):
+    problem = random_problem(2, 6, 3, 3, seed=4)
+    problem.lengths_B[:] = torch.tensor([1, 6])
+    whole = getattr(problem, name).clone()
+    whole[(-1,) * whole.dim()] = value
+    with pytest.raises(BadDataError, match=r"NaN or \+inf"):
+        asked(api.viterbi, replace(problem, **{name: whole}), backend)
+
+
+def test_the_log_z_of_nan_is_nan_for_views_that_are_not_contiguous_and_for_half_precision():
+    problem = random_problem(2, 8, 3, 4, seed=5)
+    score_BTC = problem.score_BTC.flip(1).transpose(1, 2).contiguous().transpose(1, 2).to(torch.bfloat16)
+    score_BTC[1, 0, 0] = math.nan
+    log_z_B = api.log_partition(score_BTC, problem.transition.t(), problem.duration_KC, problem.lengths_B)
+    assert torch.isnan(log_z_B).tolist() == [False, True]
+
+
+def test_the_entropy_and_the_marginals_of_nan_are_nan_and_of_the_others_are_not():
+    problem, _ = spoiled(0, "score_BTC", math.nan)
+    score_BTC = random_problem(3, 6, 3, 3).score_BTC.clone()
+    score_BTC[1, 0, 2] = math.inf
+    problem = replace(random_problem(3, 6, 3, 3), score_BTC=score_BTC)
+    assert torch.isnan(asked(api.entropy, problem, "auto")).tolist() == [False, True, False]
+    wild_B = torch.isnan(asked(api.marginals, problem, "auto")).flatten(1).any(1)
+    assert wild_B.tolist() == [False, True, False]
+
+
+LENGTHS = [
+    ([6, 4, 1], "lengths must be a tensor, got list"),
+    ((6, 4, 1), "lengths must be a tensor, got tuple"),
+    (6, "lengths must be a tensor, got int"),
+    (torch.tensor([True, True, True]), "lengths must be 3 integers, got torch.bool"),
+    (torch.tensor([6.0, 4.0, 1.0]), "lengths must be 3 integers, got torch.float32"),
+    (torch.tensor([6, 4]), r"lengths must be 3 integers, got torch.int64 \(2,\)"),
+    (torch.tensor(6), r"lengths must be 3 integers, got torch.int64 \(\)"),
+    (torch.tensor([[6, 4, 1]]), "lengths must be 3 integers"),
+    (torch.tensor([6, 0, 1]), "lengths must be positive, got min=0"),
+    (torch.tensor([7, 4, 1]), "lengths cannot exceed T=6, got max=7"),
+]
+
+
+@pytest.mark.parametrize(("lengths", "words"), LENGTHS)
+def test_lengths_of_the_wrong_kind_are_an_error_in_words(lengths, words):
+    problem = random_problem(3, 6, 3, 3)
+    with pytest.raises(UsageError, match=words):
+        api.viterbi(problem.score_BTC, problem.transition, problem.duration_KC, lengths)
+
+
+@pytest.mark.parametrize("validate", [False, True])
+@pytest.mark.parametrize(("lengths", "words"), LENGTHS[:8])
+def test_the_module_refuses_the_same_lengths_in_loss_and_decoding(lengths, words, validate):
+    made = SemiCRF(3, 4, 5, validate=validate)
+    hidden, labels = torch.randn(3, 6, 5), torch.zeros(3, 6, dtype=torch.int64)
+    for call in (lambda: made.loss(hidden, lengths, labels), lambda: made.decode(hidden, lengths)):
+        with pytest.raises(UsageError, match=words):
+            call()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_integers_of_any_width_are_lengths(dtype):
+    problem = random_problem(3, 6, 3, 3)
+    given = (problem.score_BTC, problem.transition, problem.duration_KC)
+    assert torch.equal(
+        api.log_partition(*given, problem.lengths_B.to(dtype)), api.log_partition(*given, problem.lengths_B)
+    )
+
+
+def test_lengths_that_cannot_be_read_are_held_within_the_tensor_and_named():
+    held_B, wild_B = held_in_range(torch.tensor([-3, 0, 1, 6, 7, 2**62]), 6)
+    assert held_B.tolist() == [1, 1, 1, 6, 6, 6] and wild_B.tolist() == [True, True, False, False, True, True]
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_an_input_that_is_no_tensor_is_an_error_with_its_name(at):
+    values = list(random_problem(3, 6, 3, 3).floats())
+    values[at] = values[at].tolist()
+    name = ("score", "transition", "duration", "start", "end")[at]
+    with pytest.raises(UsageError, match=f"^{name} must be a tensor, got list$"):
+        make_problem(*values[:3], None, *values[3:])
+
+
+def test_sound_parameters_keep_every_bit_and_a_spoiled_one_warns_of_nothing():
+    problem = random_problem(3, 6, 3, 3, masked=0.3)
+    again = make_problem(*problem.floats()[:3], problem.lengths_B, problem.start_C, problem.end_C)
+    assert all(torch.equal(a, b) for a, b in zip(problem.floats(), again.floats(), strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients(spoiled(0, "transition", math.nan)[0], "auto")
+
+
+# Gold paths that the model forbids.
+
+
+def forbidding(**places):
+    """A model of 3 labels and K = 3, without projection, in which `places` are -inf."""
+    torch.manual_seed(0)
+    made = SemiCRF(3, 3, validate=True, backend="torch")
+    with torch.no_grad():
+        for name, place in places.items():
+            getattr(made, name)[place] = -math.inf
+    return made
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "words"),
+    [
+        (
+            {"transition_CC": (1, 1)},
+            r"frames 5..6 of label 1: transition\[1, 1\] is -inf; .*=3 and was split",
+        ),
+        ({"transition_CC": (0, 1)}, r"frames 2..4 of label 1: transition\[0, 1\] is -inf$"),
+        ({"duration_KC": (1, 0)}, r"frames 0..1 of label 0: duration of 2 frames is -inf$"),
+        ({"duration_KC": (0, 2)}, r"frames 7..7 of label 2: duration of 1 frame is -inf$"),
+        ({"start_C": (0,)}, r"frames 0..1 of label 0: start\[0\] is -inf$"),
+        ({"end_C": (2,)}, r"frames 7..7 of label 2: end\[2\] is -inf$"),
+    ],
+)
+def test_an_infinite_loss_is_told_with_its_cause(forbidden, words):
+    made = forbidding(**forbidden)
+    labels = torch.tensor([[0] * 9, [0, 0, 1, 1, 1, 1, 1, 2, 2]])
+    lengths = torch.tensor([9, 8])
+    labels[0], lengths[0] = 1 if "start_C" in forbidden else 0, 2
+    if "transition_CC" not in forbidden:
+        labels[0, :2] = torch.tensor([1, 1])
+    with pytest.raises(ValueError, match="so the loss is infinite or NaN") as caught:
+        made.loss(torch.randn(2, 9, 3), lengths, labels)
+    text = str(caught.value)
+    assert text.startswith("gold path has score -inf") and "[first b=1: " in text
+    assert re.search(words, text.rstrip("]")), text
+
+
+def test_a_gold_label_that_a_frame_forbids_is_told_with_its_frame():
+    score_BTC = torch.randn(2, 6, 3)
+    score_BTC[1, 4, 1] = -math.inf
+    with pytest.raises(ValueError, match=r"first b=1: frames 3..5 of label 1: score at t=4 is -inf\]"):
+        forbidding().loss(score_BTC, None, torch.tensor([[0, 0, 0, 2, 2, 2], [0, 0, 0, 1, 1, 1]]))
+
+
+def test_a_forbidden_gold_path_that_the_loss_leaves_out_is_no_error():
+    made = forbidding(transition_CC=(1, 1))
+    made.over_long = "mask"
+    labels = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 1, 1, 1, 1, 2]])
+    loss = made.loss(torch.randn(2, 6, 3), None, labels)
+    loss.backward()
+    assert math.isfinite(float(loss.detach()))
+    assert all(bool(torch.isfinite(value.grad).all()) for value in made.parameters())
+
+
+def test_a_parameter_that_is_nan_is_named_by_the_validation_points():
+    made = forbidding()
+    with torch.no_grad():
+        made.duration_KC[2, 1] = math.nan
+    with pytest.raises(RuntimeError, match=r"Non-finite partition .* duration has 1 NaN, 0 Inf\]"):
+        made.loss(torch.randn(2, 2, 3), None, torch.zeros(2, 2, dtype=torch.int64))
