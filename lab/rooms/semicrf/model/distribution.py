@@ -20,7 +20,6 @@ from torch.nn.functional import pad
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api, information
-from lab.rooms.semicrf.model.autograd import expected_score
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, inside, make_problem
 from lab.rooms.semicrf.model.segments import Segmentation, listed, path_scores
@@ -160,12 +159,12 @@ class SegmentDistribution:
         """E_p[f] (B,), float64, of an f that adds up over a segmentation as scores do; differentiable.
 
         `f` names its scores as the constructor does, in the same shapes, {"duration_KC": ...}; what it does
-        not name is 0. Or it is another model: E_p of its score. Where p has no mass f may be anything.
+        not name is 0. Or it is another model: E_p of its score. Where p has no mass f may be anything; that
+        of a label below 1e-12 may be rounding, and is none beside scores beyond 1e4.
         """
         other = f if isinstance(f, SegmentDistribution) else self._of(scores_as(self.problem, f))
         p, q = self._beside(other, counted=True)
-        found = p.posteriors
-        return expected_score(q.problem, found).masked_fill(torch.isnan(found.log_z_B), torch.nan)
+        return information.expected(q.problem, p.posteriors)
 
     def argmax(self) -> list[list[Segment]]:
         """The most probable segmentation of each sequence; ties as in `api.viterbi`."""
@@ -243,6 +242,7 @@ def scores_as(problem: Problem, named: Mapping[str, Tensor]) -> Problem:
         "duration_KC": zeros(problem, longest, labels),
     }
     made = make_problem(**{**plain, **named}, lengths_B=problem.lengths_B)
+    made = replace(made, end_C=named.get("end_C", zeros(problem, labels)))  # NaN is no fault in an f
     if made.shape != problem.shape:
         raise UsageError(f"f has (B, T, K, C) = {made.shape}, the distribution {problem.shape}")
     return made

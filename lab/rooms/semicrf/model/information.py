@@ -87,6 +87,22 @@ def less_expected(
     return log_z_B - total_B, error_B.masked_fill(endless_B, torch.inf)
 
 
+def expected(scores: Problem, found: Posteriors) -> Tensor:
+    """<scores, counts> (B,): a score that is not used adds zero, finite or not. NaN where log Z is."""
+    total_B = torch.zeros_like(found.log_z_B)
+    for at, (score, count) in enumerate(zip(scores.floats(), found.counts(scores), strict=True)):
+        count, none = count.double(), count == 0
+        if at == 0:
+            none = none | ((count < ROUNDING) & ~(score.detach().abs() <= FAR))
+        value = torch.where(none, torch.zeros_like(count), score.double())
+        total_B = total_B + (value * count).flatten(1).sum(1)
+    return total_B.masked_fill(torch.isnan(found.log_z_B), torch.nan)
+
+
+ROUNDING, FAR = 1e-12, 1e4
+"""What a label's count may be off by, as a difference of sums; and scores that this must not weigh."""
+
+
 def impossible(problem: Problem, found: Posteriors) -> Tensor:
     """Labels of frames, (B, T, C) bool, whose probability is 0 in float64 whatever their count says.
 
