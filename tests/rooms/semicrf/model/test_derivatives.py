@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from fractions import Fraction
@@ -590,6 +592,47 @@ def test_what_cannot_be_compiled_says_so_and_is_not_dropped():
     (first,) = torch.autograd.grad(log_z, score, create_graph=True)
     with pytest.raises(RuntimeError, match="does not currently support double backward"):
         (log_z + first.pow(2).sum()).backward()
+
+
+@compiles
+def test_without_fullgraph_decoding_and_an_alarm_run_as_they_are():
+    torch._dynamo.reset()
+    problem, heard = random_problem(2, 5, 2, 2, seed=29), []
+    inputs = inputs_of(problem)
+    leaf = problem.score_BTC.clone().requires_grad_()
+
+    def both(score):
+        given = {**inputs, "score_BTC": score}
+        _, paths = api.viterbi(**{**inputs, "score_BTC": score.detach()})
+        return paths, api.log_partition(**given, alarm=heard.append).sum() * 2
+
+    paths, value = torch.compile(both, backend="aot_eager")(leaf)
+    value.backward()
+    assert paths == api.viterbi(**inputs)[1] and len(heard) == 1
+    assert torch.allclose(leaf.grad, 2 * api.marginals(**inputs), atol=1e-12)
+
+
+OLDER_TORCH = """
+import sys, torch
+for holder, name in ((torch, "compiler"), (torch, "func"), (torch, "library")):
+    delattr(holder, name)
+from lab.rooms.semicrf import SemiCRF
+from lab.rooms.semicrf.model import api
+assert "torch._dynamo" not in sys.modules, "importing the room imports the compiler, a second and more"
+head = SemiCRF(2, 2)
+score = torch.zeros(1, 4, 2, dtype=torch.float64, requires_grad=True)
+loss = head.loss(score, torch.tensor([3]), torch.tensor([[0, 0, 1, 1]]))
+(grad,) = torch.autograd.grad(loss, score, create_graph=True)
+entropy = api.entropy(score, head.transition_CC, head.duration_KC)
+(loss + grad.pow(2).sum() + entropy.sum()).backward()
+best = api.viterbi(score, torch.zeros(2, 2), torch.zeros(2, 2))[1]
+print(float(head.duration_KC.grad.abs().sum()) > 0, best)
+"""
+
+
+def test_an_older_torch_without_transforms_and_operators_trains_and_decodes():
+    done = subprocess.run([sys.executable, "-c", OLDER_TORCH], capture_output=True, text=True, check=False)
+    assert done.stdout == "True [[(0, 1, 0), (1, 2, 0), (2, 3, 0), (3, 4, 0)]]\n", done.stderr
 
 
 @compiles
