@@ -212,14 +212,15 @@ def entropy(
     Exact with -inf and with large scores; 0 where nothing is feasible. In torch.func and in compiled code,
     which cannot branch on values, it is NaN where only the chain rule would be exact.
     """
-    given = {"score_BTC": score_BTC, "transition_CC": transition_CC, "duration_KC": duration_KC, **terms}
-    wide = {
-        name: value.double() if value is not None and value.is_floating_point() else value
-        for name, value in given.items()
-    }
-    found = posteriors(lengths_B=lengths_B, backend=backend, **wide)  # type: ignore[arg-type]
-    wide["transition"] = wide.pop("transition_CC")
-    problem = compiled.unchecked(compiled.in_order({**wide, "lengths_B": lengths_B}))
+    if compiling():
+        given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
+        problem = compiled.unchecked(compiled.in_order({"score_BTC": score_BTC, **given}))
+    else:
+        problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    problem = information.centred(problem.with_floats([value.double() for value in problem.floats()]))
+    values: dict[str, Any] = dict(zip(problem.names(), problem.floats(), strict=True))
+    values.update(transition_CC=values.pop("transition"), lengths_B=problem.lengths_B)
+    found = posteriors(**values, backend=backend)
     return information.entropy(problem, found)
 
 
