@@ -259,7 +259,7 @@ struct Loss {
         bound = largest(most) * margin;
     }
     // A weight that only the power taken out of it makes too small: what it meets may be as large as that power.
-    void scaled(V weight, V after) { bad |= (weight > 0.0) & (after < TINY); }
+    void scaled(V weight, V after) { bad |= (weight >= TINY) & (after < TINY); }
     void look(V message) { bad |= (message != 0.0) & ~((message >= bound) & (message < INF)); }
     bool found(double z) const {  // in any message, in z, or by a weight beyond float64, which may meet a zero
         return any(bad) || (z != 0.0 && !(z >= bound && z < INF)) || !(margin < INF);

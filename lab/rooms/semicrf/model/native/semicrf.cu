@@ -331,7 +331,7 @@ INSIDE REAL rescaled(Message& m, REAL weight) {
     const REAL back = power_of_two(-step);
     m.power += step;
     m.most_lost *= larger(back, 1);
-    if (weight > 0 && weight * back < TINY) m.bad = 1;
+    if (weight >= TINY && weight * back < TINY) m.bad = 1;
     return weight * back;
 }
 
