@@ -65,9 +65,8 @@ def highest(value_TB: Tensor, longest: int) -> Tensor:
     """The largest of the last `longest` rows, or of up to as many before."""
     rows = len(value_TB)
     size = min(longest, rows)
-    blocks = torch.nn.functional.pad(value_TB, (0, 0, 0, -rows % size), value=-torch.inf).unflatten(
-        0, (-1, size)
-    )
+    filled = torch.nn.functional.pad(value_TB, (0, 0, 0, -rows % size), value=-torch.inf)
+    blocks = filled.reshape(-1, size, value_TB.shape[1])
     older = torch.cat([torch.full_like(blocks[:1], -torch.inf), blocks[:-1]]).amax(1, keepdim=True)
     return torch.maximum(blocks.cummax(1).values, older).flatten(0, 1)[:rows]
 
