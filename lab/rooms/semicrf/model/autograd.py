@@ -30,6 +30,7 @@ class Call:
     def __init__(self, engine: Any, alarm: Alarm | None, names: tuple[str, ...]) -> None:
         self.engine, self.alarm, self.names = engine, alarm, names
         self.keeps = False
+        self.version = 0
         self.problem: Problem | None = None
         self.state: Any = None
         self.found: Posteriors | None = None
@@ -75,7 +76,7 @@ class LogPartition(torch.autograd.Function):
         problem = call.problem_of(lengths_B, floats)
         state = call.engine.forward(problem, keep=call.keeps)
         if call.keeps:
-            call.problem, call.state = problem, state
+            call.problem, call.state, call.version = problem, state, state.log_z_B._version
         log_z_B: Tensor = state.log_z_B.detach()  # the output itself in ctx would keep all messages till a gc
         return log_z_B
 
@@ -90,7 +91,8 @@ class LogPartition(torch.autograd.Function):
         # Raises where one was changed in place since: the counts read some of them again.
         lengths_B, *floats = ctx.saved_tensors
         call, problem = ctx.call, ctx.call.problem
-        if problem is None:
+        # The output is the state's own log Z: changed in place by the caller, it says nothing of the counts.
+        if problem is None or call.state.log_z_B._version != call.version:
             problem = call.problem_of(lengths_B, floats)
             found = expected_counts(call.again(), lengths_B, floats)
         else:

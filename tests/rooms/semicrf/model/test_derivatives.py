@@ -657,3 +657,25 @@ def test_the_older_way_is_what_a_training_step_takes():
     score = torch.zeros(1, 3, 2, requires_grad=True)
     log_z_B = api.log_partition(score, torch.zeros(2, 2), torch.zeros(2, 2))
     assert isinstance(log_z_B.grad_fn, autograd.OLDER[autograd.LogPartition]._backward_cls)
+
+
+@pytest.mark.parametrize("forbidden", [False, True])
+def test_a_log_z_that_was_changed_in_place_keeps_its_gradient_and_warns_of_nothing(forbidden):
+    problem = random_problem(3, 5, 3, 2, seed=4)
+    if forbidden:
+        problem.score_BTC[1, 2] = -torch.inf
+
+    def gradient(change):
+        score_BTC = problem.score_BTC.clone().requires_grad_()
+        change(api.log_partition(score_BTC, problem.transition, problem.duration_KC)).sum().backward()
+        return score_BTC.grad
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for value in (0.0, -math.inf, math.inf):
+            at = torch.tensor([False, True, False])
+            found = gradient(lambda log_z_B, at=at, value=value: log_z_B.masked_fill_(at, value))
+            assert torch.equal(found, gradient(lambda log_z_B, at=at: log_z_B.masked_fill(at, 0.0)))
+        gold_B = torch.tensor([1.0, -math.inf, 2.0], dtype=torch.float64)
+        found = gradient(lambda log_z_B: log_z_B.sub_(gold_B))
+        assert torch.equal(found, gradient(lambda log_z_B: log_z_B - gold_B))
