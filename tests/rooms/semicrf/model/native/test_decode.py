@@ -35,7 +35,7 @@ FORMS = [
     ),
 ]
 SIZES = decode_cuda.DecodeSizes(block=4, threads=16, narrowest=4, tile_bytes=128, apart=4)
-"""Small: four slices of four labels, blocks of 4 frames, tiles of 4 rows, four draws in a block of threads."""
+"""Small: four slices of four labels, blocks of 4 frames, tiles of 4 rows, four draws in each thread block."""
 LOOSE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
