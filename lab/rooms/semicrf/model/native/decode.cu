@@ -151,27 +151,29 @@ INSIDE void near_steps(const Place& at, int q, double& message, const double* pe
         best[i].after = pending_after[i * CP + c];
         frame[i] = line[i * CP + c];
     }
+    const int count = smaller(N, at.length - q * N);
+    const i64 row = (i64)q * N * at.labels + c;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const int f = q * N + i;
-        if (f >= at.length) break;
-#pragma unroll
-        for (int j = i; j < N; ++j) { // shorter than all before, so it wins a tie
-            const double value = message + near[j - i];
-            const bool better = value >= best[j].value;
-            best[j].value = (better ? value : best[j].value) + frame[i];
-            best[j].after = better ? j - i + 1 : best[j].after;
-        }
-        sent[(i & 1) * CP + c] = best[i].value; // two buffers: who is a step ahead writes the other one
-        newest[i * CP + c] = message;
-        if (at.there) {
-            const i64 row = (i64)f * at.labels + c;
-            kept.alpha[row] = best[i].value;
-            kept.lasts[row] = best[i].after;
-            if (kept.gamma) kept.gamma[row] = message;
-        }
+        if (i >= count) break;
+        const double coming = message; // a segment that starts here is shorter than all before: it wins ties
+        const bool single = coming + near[0] >= best[i].value;
+        const double ended = (single ? coming + near[0] : best[i].value) + frame[i];
+        sent[(i & 1) * CP + c] = ended; // two buffers: who is a step ahead writes the other one
+        newest[i * CP + c] = coming;
         LABELS_SYNC();
         message = received(at, sent + (i & 1) * CP, across);
+#pragma unroll
+        for (int j = i + 1; j < N; ++j) { // meanwhile
+            const bool better = coming + near[j - i] >= best[j].value;
+            best[j].value = (better ? coming + near[j - i] : best[j].value) + frame[i];
+            best[j].after = better ? j - i + 1 : best[j].after;
+        }
+        if (at.there) {
+            kept.alpha[row + i * at.labels] = ended;
+            kept.lasts[row + i * at.labels] = single ? 1 : best[i].after;
+            if (kept.gamma) kept.gamma[row + i * at.labels] = coming;
+        }
     }
     double rest = 0;
 #pragma unroll

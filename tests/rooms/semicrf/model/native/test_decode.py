@@ -58,7 +58,8 @@ MUTANTS = {
         "tile.weight[to] = frame_weight(q, f, a);\n        }\n",
     ),
     "the barrier before a tile of messages is loaded": ("__syncthreads(); // the tile before it is free", ""),
-    "ties to what began before the block": ("value >= best[j].value", "value > best[j].value"),
+    "ties to what began before the block": (">= best[j].value", "> best[j].value"),
+    "ties to more than one frame": (">= best[i].value", "> best[i].value"),
     "ties to the last seen": ("value > best.value;", "value >= best.value;"),
     "the longest duration lost": ("k <= at.longest ?", "k < at.longest ?"),
     "a part of the blocks before lost": ("part < SLICES - 1; ++part", "part < SLICES - 2; ++part"),
@@ -467,6 +468,13 @@ def test_on_a_gpu_draws_cover_frames_as_the_posteriors_say_and_repeat():
         assert bool(((seen_TC - right[b]).abs() <= 6 * sigma_TC + 6 / count).all())
 
 
+def level():
+    """All segmentations tie, but for segments of one frame."""
+    problem = make_problem(torch.zeros(1, 23, 2), torch.zeros(2, 2), torch.zeros(7, 2))
+    problem.duration_KC[0] -= 1
+    return problem
+
+
 def whole_of(problem, unlike):
     """All that the emulated kernels make of two problems, or the failed assertion."""
     try:
@@ -475,6 +483,7 @@ def whole_of(problem, unlike):
         return (
             best(decode_cuda, problem, 12),
             best(decode_cuda, problem),
+            best(decode_cuda, level()),
             drawn.paths(),
             other,
             lost_B.tolist(),
