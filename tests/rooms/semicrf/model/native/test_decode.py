@@ -393,11 +393,14 @@ def test_at_the_sizes_of_a_gpu_the_kernels_decode_as_torch_does(monkeypatch, tmp
     library = build(tmp_path, dtype, sizes.padded(labels), sizes=sizes, form=decode_cuda)
     machine = Emulated(library, order=1)
     monkeypatch.setattr(decode_cuda, "machine_for", lambda problem: machine)
-    problem = whole_numbers(random_problem(2, 75, 60, labels, dtype=dtype, seed=6, scale=4.0, masked=0.2))
+    problem = whole_numbers(random_problem(2, 75, 60, labels, dtype=dtype, seed=6, scale=4.0))
+    problem.lengths_B[0] = 75
+    problem.duration_KC[:47] += 40 * torch.arange(47, dtype=dtype)[:, None]
     score_B, expected = paths.viterbi(problem)
     for count in (1, 3):
         found = best(decode_cuda, problem, count)
         assert [one[0] for one in found] == list(zip(score_B.tolist(), expected, strict=True))
+    assert max(end - start for start, end, _ in expected[0]) > 5 * sizes.block
 
 
 @pytest.mark.parametrize("capability", [(6, 1), (9, 0)], ids=["Pascal", "Hopper"])
