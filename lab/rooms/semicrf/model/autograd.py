@@ -16,7 +16,7 @@ from torch import Tensor
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import naive, second
 from lab.rooms.semicrf.model.finish import finish
-from lab.rooms.semicrf.model.problem import Posteriors, Problem
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, checked_lengths
 
 Alarm = Callable[[Posteriors], None]
 
@@ -153,8 +153,9 @@ class ExpectedCounts(torch.autograd.Function):
         moved = [torch.zeros_like(x) if move is None else move for x, move in zip(floats, moves, strict=True)]
         direction = problem.with_floats(moved)
         log_z_B = expected_score(direction, found)
-        moved_counts = tangents(ctx.call, problem, possible(found, spread(direction, found)))
-        return (log_z_B, *moved_counts, None, None)
+        change = tangents(ctx.call, problem, possible(found, spread(direction, found)))
+        pairs = zip(change, found.parts()[1:-2], strict=True)
+        return (log_z_B, *(move.to(count.dtype) for move, count in pairs), None, None)
 
     @staticmethod
     def vmap(info: Any, dims: Any, call: Call, *tensors: Tensor) -> Any:
@@ -167,7 +168,13 @@ class Tangents(torch.autograd.Function):
     @staticmethod
     def forward(call: Call, lengths_B: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         problem = call.problem_of(lengths_B, tensors[: len(call.names)])
-        direction = [value.detach() for value in tensors[len(call.names) :]]
+        try:
+            direction = [value.detach() for value in tensors[len(call.names) :]]
+        except RuntimeError as error:  # autograd's own batched tensors have no detach, nor numbers
+            raise UsageError(
+                "the second derivative of log Z does not take is_grads_batched=True or vectorize=True",
+                fix="torch.func.hessian or torch.func.vmap, or leave it out",
+            ) from error
         return tuple(second.tangents(problem, direction))
 
     @staticmethod
@@ -354,6 +361,8 @@ def folded(function: Any, size: int, dims: Sequence[Any], call: Call, tensors: S
         flat(value, dim) if alone else value
         for value, dim, alone in zip(tensors, dims, [True, *own], strict=True)
     ]
+    batch, frames = joined[1].shape[:2]
+    joined[0], _ = checked_lengths(joined[0], batch, frames, joined[1].device)
     found = applied(function, call.again(), *joined)
     found = (found,) if isinstance(found, Tensor) else found
     outputs = tuple(value.reshape(size, -1, *value.shape[1:]) for value in found)

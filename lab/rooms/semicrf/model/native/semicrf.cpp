@@ -258,6 +258,8 @@ struct Loss {
         }
         bound = largest(most) * margin;
     }
+    // A weight that only the power taken out of it makes too small: what it meets may be as large as that power.
+    void scaled(V weight, V after) { bad |= (weight >= TINY) & (after < TINY); }
     void look(V message) { bad |= (message != 0.0) & ~((message >= bound) & (message < INF)); }
     bool found(double z) const {  // in any message, in z, or by a weight beyond float64, which may meet a zero
         return any(bad) || (z != 0.0 && !(z >= bound && z < INF)) || !(margin < INF);
@@ -334,6 +336,7 @@ Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, c
         for (int64_t v = 0; v < nv; ++v) {
             gamma[v] = next[v];
             scaled[v] = weight[v] * back;
+            if (!REACH) loss.scaled(weight[v], scaled[v]);
             alpha[v] = (window.row(v)[0] + gamma[v] * m.duration[v * m.longest]) * scaled[v];
             if (REACH) alpha[v] = smaller(alpha[v], all(1.0));
             peak = larger(alpha[v], peak);
@@ -440,7 +443,7 @@ public:
         begin();
         for (int64_t t = length - 1; t >= 0; --t) {
             finish(t);
-            enter(t);
+            enter(t, loss);
             loss.frame(scaled, nv);
             gather(std::min(window.rows, length - t));
             start(t);
@@ -490,7 +493,7 @@ private:
     }
 
     // Scale frame t, and the left messages at boundary t so that left times right is a count.
-    void enter(int64_t t) {
+    void enter(int64_t t, Loss& loss) {
         V peak = V{};
         for (int64_t v = 0; v < nv; ++v) peak = larger(beta[v], peak);
         const int step = exponent_of(largest(peak));
@@ -502,7 +505,9 @@ private:
         window.backwards();
         weigh_frame(m, s, t, false, scaled);
         for (int64_t v = 0; v < nv; ++v) {
+            const V weight = scaled[v];
             scaled[v] *= back;
+            loss.scaled(weight, scaled[v]);
             gamma[v] = smaller(kept.gamma[t * nv + v] * one * other, all(MOST));
             alpha[v] = smaller(kept.alpha[t * nv + v] * one * other, all(MOST));
             window.row(v)[0] = beta[v];

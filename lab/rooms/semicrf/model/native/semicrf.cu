@@ -324,12 +324,14 @@ struct Kept {
     int* exponent;
 };
 
-// The power of two of the largest message, as it was two frames back, moves from the frame's weight into the exponent.
+// The power of two of the largest message, as it was two frames back, moves from the frame's weight into the exponent. A
+// weight that only this makes too small marks the sequence: what it meets may be as large as that power.
 INSIDE REAL rescaled(Message& m, REAL weight) {
     const int step = exponent_of(m.previous);
     const REAL back = power_of_two(-step);
     m.power += step;
     m.most_lost *= larger(back, 1);
+    if (weight >= TINY && weight * back < TINY) m.bad = 1;
     return weight * back;
 }
 
