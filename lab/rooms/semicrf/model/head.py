@@ -239,7 +239,7 @@ class SemiCRF(nn.Module):
 
 
 def reject_two_labels(labels_BT: Tensor, starts_BT: Tensor, lengths_B: Tensor | None) -> None:
-    """Raises ValueError where a label changes inside a segment; reads nothing on a GPU, where it would wait."""
+    """Raises ValueError where a label changes inside a segment. On a GPU that would wait: nothing is read."""
     if starts_BT.is_cuda:
         return
     wrong_BT = (labels_BT[:, 1:] != labels_BT[:, :-1]) & ~starts_BT[:, 1:].bool()
