@@ -101,7 +101,7 @@ class SemiCRF(nn.Module):
         if lengths_B is not None:
             check_kind_of_lengths(lengths_B, len(hidden_BTH))
         for name, given in (("labels", labels_BT), ("starts", starts_BT)):
-            if given is not None and given.shape != hidden_BTH.shape[:2]:
+            if given is not None and hidden_BTH.dim() == 3 and given.shape != hidden_BTH.shape[:2]:
                 raise ValueError(
                     f"{name} must be {tuple(hidden_BTH.shape[:2])} as the hidden states are, "
                     f"got {tuple(given.shape)}"
