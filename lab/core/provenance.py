@@ -9,7 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 import lab
+from lab.core.content import content_sha256
 from lab.core.manifest import Lab
 from lab.secrets import redact_env, secret_values
 
@@ -38,12 +41,29 @@ def lab_identity() -> Lab:
     """Version, and the commit when lab runs from a git checkout."""
     source = Path(lab.__file__).parent.parent
     if not (source / ".git").exists():
-        return Lab(version=lab.__version__, commit=os.environ.get("LAB_COMMIT"))
+        return Lab(version=lab.__version__, origin="checkout" if _is_tree(source) else "installed")
     commit = git(source, "rev-parse", "--verify", "HEAD")
     if commit is None:  # no git program, or a tree without its history
-        return Lab(version=lab.__version__, commit=os.environ.get("LAB_COMMIT"))
-    status = git(source, "status", "--porcelain", "--untracked-files=no")
-    return Lab(version=lab.__version__, commit=commit, dirty=bool(status) if status is not None else None)
+        return Lab(version=lab.__version__, origin="checkout")
+    return Lab(version=lab.__version__, commit=commit, dirty=_is_dirty(source), origin="checkout")
+
+
+def lab_with_content() -> Lab:
+    """The same with the hash of the package's files as they are now."""
+    # Before git is asked: the run's copy is hashed after it, so that no edit between the two goes unnoticed.
+    sha256 = content_sha256(Path(lab.__file__).parent)
+    return msgspec.structs.replace(lab_identity(), sha256=sha256)
+
+
+def _is_tree(source: Path) -> bool:
+    return (source / "pyproject.toml").is_file()
+
+
+def _is_dirty(source: Path) -> bool | None:
+    """Whether a tracked file differs from the commit, or Python could import one that git does not know."""
+    changed = git(source, "status", "--porcelain", "--untracked-files=no")
+    unknown = git(source, "status", "--porcelain", "--untracked-files=all", "--", "lab", "images")
+    return None if changed is None or unknown is None else bool(changed or unknown)
 
 
 def host() -> dict[str, str | int]:
