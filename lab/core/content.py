@@ -23,7 +23,7 @@ LEFT_OUT = ("__pycache__", "_images")  # bytecode, and the images' data: read by
 def content_sha256(package: Path) -> str:
     """One hash over every file's path and bytes: equal for a checkout, its wheel and a copy of either."""
     total = hashlib.sha256()
-    for name in sorted(_files(str(package))):
+    for name in sorted(package_files(package)):
         with open(os.path.join(package, name), "rb") as file:
             digest = hashlib.sha256(file.read()).hexdigest()
         total.update(f"{name}\0{digest}\n".encode("utf-8", "surrogateescape"))
@@ -57,11 +57,11 @@ def found_lab() -> dict[str, str | None]:
     return {"sha256": content_sha256(init.parent), "version": version[1] if version else None}
 
 
-def _files(package: str) -> Iterator[str]:
-    """Their names below `package`."""
-    for here, folders, files in os.walk(package, followlinks=True):  # Python imports through links too
+def package_files(package: Path) -> Iterator[str]:
+    """Every file that counts, by its name below `package`."""
+    for here, folders, files in os.walk(str(package), followlinks=True):  # Python imports through links too
         folders[:] = [name for name in folders if not is_left_out(name)]
-        below = here[len(package) + 1 :]
+        below = here[len(str(package)) + 1 :]
         yield from (os.path.join(below, name) for name in files if not is_left_out(name))
 
 

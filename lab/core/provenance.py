@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -12,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 import lab
-from lab.core.content import content_sha256
+from lab.core.content import content_sha256, is_left_out, package_files
 from lab.core.manifest import Lab
+from lab.errors import MissingError
 from lab.secrets import redact_env, secret_values
 
 # Variables that change what a GPU run measures.
@@ -50,8 +52,12 @@ def lab_identity() -> Lab:
 
 def lab_with_content() -> Lab:
     """The same with the hash of the package's files as they are now."""
+    package = Path(lab.__file__).parent
     # Before git is asked: the run's copy is hashed after it, so that no edit between the two goes unnoticed.
-    sha256 = content_sha256(Path(lab.__file__).parent)
+    try:
+        sha256 = content_sha256(package)
+    except OSError as error:
+        raise MissingError(f"cannot read lab's own files: {error}", where=package) from error
     return msgspec.structs.replace(lab_identity(), sha256=sha256)
 
 
@@ -60,10 +66,31 @@ def _is_tree(source: Path) -> bool:
 
 
 def _is_dirty(source: Path) -> bool | None:
-    """Whether a tracked file differs from the commit, or Python could import one that git does not know."""
+    """Whether a tracked file has changed, or the package is not, byte by byte, that of the commit.
+
+    git's status alone leaves out ignored files, which Python imports, and files marked as unchanged.
+    """
     changed = git(source, "status", "--porcelain", "--untracked-files=no")
-    unknown = git(source, "status", "--porcelain", "--untracked-files=all", "--", "lab", "images")
-    return None if changed is None or unknown is None else bool(changed or unknown)
+    listed = git(source, "ls-tree", "-r", "-z", "HEAD", "--", "lab")
+    if changed is None or listed is None:
+        return None
+    rows = (row.partition("\t") for row in listed.split("\0") if row)
+    committed = {name: words.split()[2] for words, _, name in rows if not _is_left_out(name)}
+    return bool(changed) or committed != _blobs(source / "lab", committed)
+
+
+def _blobs(package: Path, like: Mapping[str, str]) -> dict[str, str]:
+    """The files of the package by the ids that git would give them."""
+    new = hashlib.sha256 if any(len(blob) == 64 for blob in like.values()) else hashlib.sha1
+    found = {}
+    for name in package_files(package):
+        data = (package / name).read_bytes()
+        found[f"lab/{name}"] = new(b"blob %d\0" % len(data) + data).hexdigest()
+    return found
+
+
+def _is_left_out(name: str) -> bool:
+    return any(map(is_left_out, name.split("/")))
 
 
 def host() -> dict[str, str | int]:

@@ -20,6 +20,7 @@ from lab.errors import BadDataError, BusyError, ConfigError, UsageError, storage
 MANIFEST = "manifest.json"
 LOG = "run_output.log"
 LOCK = ".lock"
+LAB = ".lab"  # the lab that the steps import (lab.core.snapshot)
 IMPORTED = ".lab_imported"  # in a step's folder: the hash of the lab that the step imported
 
 
@@ -200,7 +201,7 @@ class Run:
         others = {self.folder(r.step) for r in self.manifest.steps} - {self.folder(step)}
         return {
             path.relative_to(self.root).as_posix(): FileRecord(path.stat().st_size, sha256_of(path))
-            for path in _walk(self.folder(step), others | {self.tables, self.figures})
+            for path in _walk(self.folder(step), others | {self.tables, self.figures, self.root / LAB})
         }
 
     def _keep_old_log(self, step: Step, attempts: int) -> None:

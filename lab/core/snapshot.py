@@ -12,11 +12,9 @@ import lab
 from lab.core.content import EXPECTED, REPORT, content_sha256, is_left_out
 from lab.core.files import make_folder
 from lab.core.manifest import Lab
-from lab.core.run import IMPORTED, Run
+from lab.core.run import IMPORTED, LAB, Run
 from lab.core.step import Step
 from lab.errors import BusyError, writing
-
-FOLDER = ".lab"  # in the run folder
 
 
 def package_folder() -> Path:
@@ -32,8 +30,8 @@ def take_snapshot(root: Path, ours: Lab) -> None:
     target = Path(import_path(str(ours.sha256), str(root)))
     if (target / "lab").is_dir() and content_sha256(target / "lab") == ours.sha256:
         return
-    new, package = root / FOLDER / ".new", package_folder()
-    with writing(root / FOLDER):
+    new, package = root / LAB / ".new", package_folder()
+    with writing(root / LAB):
         for old in (new, target):
             shutil.rmtree(old, ignore_errors=True)
         make_folder(new)
@@ -49,7 +47,7 @@ def take_snapshot(root: Path, ours: Lab) -> None:
 
 def import_path(sha256: str, root: str) -> str:
     """What comes first on sys.path; `root` is the run folder as the step sees it."""
-    return f"{root}/{FOLDER}/{sha256[:16]}"
+    return f"{root}/{LAB}/{sha256[:16]}"
 
 
 def step_env(run: Run, step: Step, root: str, inherited: str = "") -> dict[str, str]:

@@ -68,6 +68,25 @@ def test_a_module_that_git_does_not_know_makes_the_tree_dirty(repository):
     assert lab_identity().dirty is True
 
 
+@pytest.mark.parametrize("hide", ["ignore it", "assume it unchanged"])
+def test_a_change_that_git_does_not_show_makes_the_tree_dirty(repository, hide):
+    (repository / ".git" / "info" / "exclude").write_text("new.py\n")
+    if hide == "ignore it":
+        (repository / "lab" / "new.py").write_text("x = 1")
+    else:
+        git(repository, "update-index", "--assume-unchanged", "lab/__init__.py")
+        (repository / "lab" / "__init__.py").write_text("x = 1")
+    assert git(repository, "status", "--porcelain") == ""
+    assert lab_identity().dirty is True
+
+
+def test_bytecode_and_hidden_files_leave_a_tree_clean(repository):
+    (repository / "lab" / "__pycache__").mkdir()
+    (repository / "lab" / "__pycache__" / "x.pyc").write_text("")
+    (repository / "lab" / ".x.swp").write_text("")
+    assert lab_identity().dirty is False
+
+
 def test_the_content_of_a_changed_tree_is_another_one(repository):
     before = lab_with_content()
     assert before.sha256 and before.commit == lab_identity().commit

@@ -21,8 +21,8 @@ from lab.core.gpu import Gpu
 from lab.core.manifest import ImageRecord, Lab, Used
 from lab.core.options import HostLab, Options
 from lab.core.plan import Site
-from lab.core.run import Run
-from lab.core.snapshot import FOLDER, import_path, step_env, take_snapshot
+from lab.core.run import LAB, Run
+from lab.core.snapshot import import_path, step_env, take_snapshot
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.base import Engine
@@ -311,7 +311,7 @@ class DockerEngine(Engine):
 def _with_lab(spec: ContainerSpec, run: Run, step: Step) -> ContainerSpec:
     """The container of a step that imports the lab its run names: the image's own, or the run's copy."""
     env = {**spec.env, **step_env(run, step, "/out", spec.env.get("PYTHONPATH", ""))}
-    copy = Mount(source=str(run.root.absolute() / FOLDER), target=f"/out/{FOLDER}", read_only=True)
+    copy = Mount(source=str(run.root.absolute() / LAB), target=f"/out/{LAB}", read_only=True)
     mounts = (*spec.mounts, copy) if run.manifest.lab.used == "mounted" else spec.mounts
     return msgspec.structs.replace(spec, env=env, mounts=mounts)
 

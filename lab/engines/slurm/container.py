@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lab.core.run import Run
-from lab.core.snapshot import FOLDER, step_env
+from lab.core.run import LAB, Run
+from lab.core.snapshot import step_env
 from lab.core.step import Step
 from lab.engines.local.engine import LocalEngine
 from lab.errors import EngineError
@@ -38,7 +38,7 @@ def wrapped(
     runtime: str, ref: str, vendor: str, run_dir: str, argv: Sequence[str], *, mounted: bool = False
 ) -> tuple[str, ...]:
     """The command line of a step in the site's container runtime; `mounted`: with the run's lab read-only."""
-    folders = [f"{run_dir}:/out", *([f"{run_dir}/{FOLDER}:/out/{FOLDER}:ro"] if mounted else [])]
+    folders = [f"{run_dir}:/out", *([f"{run_dir}/{LAB}:/out/{LAB}:ro"] if mounted else [])]
     if runtime == "apptainer":
         gpu = {"nvidia": ("--nv",), "amd": ("--rocm",)}.get(vendor, ())
         image = ref if "://" in ref or ref.endswith(".sif") else f"docker-daemon://{ref}"
