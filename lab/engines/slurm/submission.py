@@ -96,7 +96,7 @@ def run_lab(arguments: Sequence[str]) -> None:
         raise SystemExit(code)
 
 
-def _setup(root: Path) -> list[str]:
+def setup(root: Path) -> list[str]:
     """Lines of the job's script: its processes import the lab of this one, or end in words.
 
     A run's own copy is in its folder, which every node sees; else it is the tree of this lab.
@@ -121,7 +121,7 @@ def submitit_executor(root: Path, parameters: Mapping[str, Any]) -> Iterator[Any
         executor = submitit.AutoExecutor(
             folder=str(folder / "%j"), cluster="slurm", slurm_python=sys.executable
         )
-        executor.update_parameters(**parameters, slurm_setup=_setup(root))
+        executor.update_parameters(**parameters, slurm_setup=setup(root))
         yield executor
     except submitit.core.utils.FailedJobError as error:
         raise EngineError(f"Slurm refuses the job: {error}", fix="see sinfo and the site's limits") from error
