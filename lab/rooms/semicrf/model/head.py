@@ -57,6 +57,12 @@ class SemiCRF(nn.Module):
             raise ValueError(
                 f"num_classes and max_duration must be at least 1, got {num_classes} and {max_duration}"
             )
+        if over_long not in ("split", "error", "mask"):
+            raise ValueError(f"over_long must be split, error or mask, got {over_long!r}")
+        if allowed_CC is not None and tuple(allowed_CC.shape) != (num_classes, num_classes):
+            raise ValueError(
+                f"allowed_CC must be {(num_classes, num_classes)}, got {tuple(allowed_CC.shape)}"
+            )
         self.projection = nn.Linear(hidden_dim, num_classes) if hidden_dim is not None else None
         self.transition_CC = nn.Parameter(0.1 * torch.randn(num_classes, num_classes))
         self.duration_KC = nn.Parameter(0.1 * torch.randn(max_duration, num_classes))
@@ -94,6 +100,12 @@ class SemiCRF(nn.Module):
         """
         if lengths_B is not None:
             check_kind_of_lengths(lengths_B, len(hidden_BTH))
+        for name, given in (("labels", labels_BT), ("starts", starts_BT)):
+            if given is not None and given.shape != hidden_BTH.shape[:2]:
+                raise ValueError(
+                    f"{name} must be {tuple(hidden_BTH.shape[:2])} as the hidden states are, "
+                    f"got {tuple(given.shape)}"
+                )
         if self.validator:
             self.validator.inputs(hidden_BTH, lengths_B, labels_BT, self.transition_CC.shape[0])
         found = self(hidden_BTH, lengths_B)

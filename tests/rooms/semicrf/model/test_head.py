@@ -235,3 +235,21 @@ def test_lengths_may_stay_on_the_cpu_while_all_else_is_elsewhere(over_long):
     loss = model.loss(torch.zeros(2, 6, 5, device="meta"), torch.tensor([6, 3]), labels)
     loss.backward()
     assert loss.device.type == "meta" and model.projection.weight.grad is not None
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 7), (1, 5), (2,)])
+@pytest.mark.parametrize("name", ["labels", "starts"])
+def test_labels_of_another_shape_than_the_frames_are_refused(shape, name):
+    """Fewer frames, or one row for a batch, would be scored against a partition of all."""
+    head = SemiCRF(3, 2, 4)
+    given = {"labels": torch.zeros(2, 5, dtype=torch.int64), "starts": torch.ones(2, 5, dtype=torch.bool)}
+    given[name] = given[name].new_ones(shape)
+    with pytest.raises(ValueError, match=f"{name} must be \\(2, 5\\)"):
+        head.loss(torch.randn(2, 5, 4), None, given["labels"], given["starts"])
+
+
+def test_a_grammar_of_another_shape_and_an_unknown_way_with_long_segments_are_refused():
+    with pytest.raises(ValueError, match="allowed_CC must be"):
+        SemiCRF(3, 2, allowed_CC=torch.ones(3, 1))
+    with pytest.raises(ValueError, match="over_long must be"):
+        SemiCRF(3, 2, over_long="msak")
