@@ -23,7 +23,7 @@ from lab.driver.execute import Lease, StepRunner
 from lab.driver.gather import gather
 from lab.driver.job import finish_run
 from lab.driver.show import raise_for_steps, show_plan
-from lab.driver.which_lab import hold_to, named_in
+from lab.driver.which_lab import check_folder, hold_to, named_in
 from lab.engines import engine_class, engine_for
 from lab.engines.base import Engine
 from lab.errors import Interrupted, MissingError, UsageError
@@ -134,6 +134,7 @@ def prepare_lab(run: Run, engine: Engine) -> None:
     hold_to(run, ours)
     if run.manifest.lab.used is None:
         used = engine.lab_used(ours)
+        check_folder(run.root, used)
         run.manifest.lab = msgspec.structs.replace(run.manifest.lab, used=used)
         run.save()
     take_snapshot(run.root, run.manifest.lab)
@@ -184,6 +185,8 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
     """What is known before the first step: all steps planned, none run."""
     now, secrets = utc_now(), secret_values()
     ours = provenance.lab_with_content()
+    used = engine.lab_used(ours)
+    check_folder(root, used)
     image, container = engine.provenance(str(root.absolute()), site.gpus)
     context = (image.id or image.ref if image else "", *(plan.inputs[name] for name in sorted(plan.inputs)))
     skipped = {
@@ -194,7 +197,7 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
         id=root.resolve().name,
         room=room_name,
         created_utc=now,
-        lab=msgspec.structs.replace(ours, used=engine.lab_used(ours)),
+        lab=msgspec.structs.replace(ours, used=used),
         engine=engine.name,
         engine_version=engine.version(),
         kind=engine.kind,

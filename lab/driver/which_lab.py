@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
-from lab.core.manifest import Lab, Manifest
+from lab.core.manifest import Lab, Manifest, Used
 from lab.core.run import Run
 from lab.core.snapshot import imports_lab
 from lab.core.step import Outcome, Status, Step
@@ -28,6 +30,16 @@ def hold_to(run: Run, ours: Lab) -> None:
         where=f"{described(then)} then, {described(ours)} now",
         fix="start a new run, or go back to that lab: its commit, or its version",
     )
+
+
+def check_folder(root: Path, used: Used | None) -> None:
+    """Refuse a run folder from which Python cannot import: a colon ends an entry of PYTHONPATH."""
+    if used == "copy" and ":" in str(root.absolute()):
+        raise UsageError(
+            "the run folder's path holds a colon, and the steps could not import the run's copy of lab",
+            where=root,
+            fix="choose another --output-dir",
+        )
 
 
 def named_in(manifest: Manifest) -> str | None:

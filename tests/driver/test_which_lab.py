@@ -17,11 +17,12 @@ from lab.core import manifest as manifests
 from lab.core.content import content_sha256
 from lab.core.manifest import ImageRecord, Lab
 from lab.core.options import Options
+from lab.core.plan import Plan
 from lab.core.provenance import lab_with_content
 from lab.core.run import IMPORTED, LAB, MANIFEST, Run
 from lab.core.snapshot import imports_lab, package_folder, step_env, take_snapshot
 from lab.core.step import Outcome, Status, Step
-from lab.driver.drive import drive, resume
+from lab.driver.drive import drive, open_or_create, resume
 from lab.driver.which_lab import checked, hold_to, named_in
 from lab.errors import BusyError, UsageError
 from tests.conftest import ROOT
@@ -153,6 +154,24 @@ def test_a_run_that_only_another_lab_planned_gets_no_steps_from_this_one(tmp_pat
     assert "content 111111111111 then" in str(caught.value) and "content 222222222222 now" in str(
         caught.value
     )
+
+
+def test_steps_of_another_lab_are_not_added_to_a_run(tmp_path):
+    planned = Run.create(tmp_path / "run", msgspec.structs.replace(a_manifest(), lab=OURS))
+    options = Options(skip_existing=True)
+    more = msgspec.structs.replace(
+        a_manifest(Step(name="s", argv=WHICH)), lab=msgspec.structs.replace(OURS, sha256="2" * 64)
+    )
+    with pytest.raises(UsageError, match="began with another lab"):
+        open_or_create(planned.root, more, Plan(steps=()), options)
+    assert Run.open(planned.root).manifest.steps == []
+    more.lab = OURS
+    assert len(open_or_create(planned.root, more, Plan(steps=()), options).manifest.steps) == 1
+
+
+def test_a_run_folder_from_which_python_cannot_import_is_refused_before_it_is_made(tmp_path):
+    told = drive_in(ROOT, tmp_path / "a:b", WHICH, code=1)
+    assert "holds a colon" in told and not (tmp_path / "a:b").exists()
 
 
 # Runs of before lab's content was recorded

@@ -21,9 +21,10 @@ from lab.core.step import Status, Step
 from lab.core.stop import Stop
 from lab.driver.drive import drive, resume
 from lab.driver.execute import StepRunner
-from lab.engines.docker import which_lab
+from lab.engines.docker import leftovers, which_lab
 from lab.engines.docker.client import connect
 from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.labels import driver_labels
 from lab.engines.docker.which_lab import Inside, choose, lab_inside
 from lab.errors import StepFailed, UsageError
 from lab.images import spec as images
@@ -129,6 +130,23 @@ def test_the_lab_in_an_image_is_hashed_in_it_once(image, stale, monkeypatch):
     assert lab_inside(engine.daemon(), str(engine.image_record().id), "python3") == inside
     named = connect().client.containers(all=True, filters={"name": "lab-which-"})
     assert [one for one in named if one["Image"] == engine.image_record().id] == []
+
+
+@pytest.mark.docker
+def test_reap_leaves_a_container_that_looks_into_an_image_to_its_driver(image, debian_base, monkeypatch):
+    client, labels = connect().client, {"lab.run_dir": "none", **driver_labels()}
+    made = client.create_container(debian_base, ["true"], labels=labels)["Id"]
+    orphan = client.create_container(debian_base, ["true"], labels={**labels, "lab.pid_started": "1"})["Id"]
+    try:
+        monkeypatch.setattr(leftovers, "leftovers", only(made, orphan, of=leftovers.leftovers))
+        assert [one.container for one in leftovers.reap()] == [orphan]
+    finally:
+        client.remove_container(made)
+
+
+def only(*containers: str, of):
+    """The engine is everybody's: a test reaps nothing of others."""
+    return lambda **how: [one for one in of(**how) if one.container in containers]
 
 
 @pytest.mark.docker
