@@ -18,6 +18,8 @@ from lab.core.manifest import Lab
 from lab.errors import MissingError
 from lab.secrets import redact_env, secret_values
 
+# In a git hook these name another repository than the tree that is asked about.
+ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
 # Variables that change what a GPU run measures.
 RELEVANT = (
     "CUDA_",
@@ -44,8 +46,8 @@ def lab_identity() -> Lab:
     source = Path(lab.__file__).parent.parent
     if not (source / ".git").exists():
         return Lab(version=lab.__version__, origin="checkout" if _is_tree(source) else "installed")
-    commit = git(source, "rev-parse", "--verify", "HEAD")
-    if commit is None:  # no git program, or a tree without its history
+    top, _, commit = (git(source, "rev-parse", "--show-toplevel", "HEAD") or "").rpartition("\n")
+    if not top or Path(top) != source.resolve():  # no git program, or a tree without a history of its own
         return Lab(version=lab.__version__, origin="checkout")
     return Lab(version=lab.__version__, commit=commit, dirty=_is_dirty(source), origin="checkout")
 
@@ -117,7 +119,12 @@ def git(folder: Path, *arguments: str) -> str | None:
     """git's answer about this tree; None without git, or if it fails."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
+            ["git", "-C", str(folder), *arguments],
+            env={name: value for name, value in os.environ.items() if name not in ELSEWHERE},
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git here: only the version identifies lab

@@ -19,7 +19,7 @@ from lab.errors import BusyError, writing
 
 def package_folder() -> Path:
     """The package that this process imports."""
-    return Path(lab.__file__).parent
+    return Path(lab.__file__).absolute().parent
 
 
 def take_snapshot(root: Path, ours: Lab) -> None:

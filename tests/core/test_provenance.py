@@ -94,8 +94,30 @@ def test_the_content_of_a_changed_tree_is_another_one(repository):
     assert lab_with_content().sha256 != before.sha256
 
 
+def test_the_history_of_a_folder_above_is_not_that_of_the_tree(repository, monkeypatch):
+    inner = repository / "sources" / "lab"
+    inner.mkdir(parents=True)
+    (inner / "__init__.py").write_text("")
+    (inner.parent / ".git").mkdir()  # broken: git goes on to the folder above
+    monkeypatch.setattr(lab, "__file__", str(inner / "__init__.py"))
+    assert git(inner, "rev-parse", "HEAD") and lab_identity().commit is None
+
+
+def test_in_a_hook_of_another_repository_the_commit_is_still_this_trees(
+    repository, tmp_path_factory, monkeypatch
+):
+    here, other = lab_identity(), tmp_path_factory.mktemp("other")
+    for words in ("init -q", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m other"):
+        subprocess.run(["git", "-C", str(other), *words.split()], check=True, capture_output=True)
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+    assert lab_identity() == here
+
+
 def test_a_status_that_git_cannot_tell_is_unknown_and_not_clean(repository, monkeypatch):
-    monkeypatch.setattr(provenance, "git", lambda folder, word, *_: "abc" if word == "rev-parse" else None)
+    monkeypatch.setattr(
+        provenance, "git", lambda folder, word, *_: f"{repository}\nabc" if word == "rev-parse" else None
+    )
     found = lab_identity()
     assert (found.commit, found.dirty) == ("abc", None)
 
