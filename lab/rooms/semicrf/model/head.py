@@ -213,6 +213,8 @@ class SemiCRF(nn.Module):
         """(starts of pieces no longer than K, which sequences stay in the loss)."""
         if starts_BT is None:
             starts_BT = run_starts(labels_BT)
+        else:
+            reject_two_labels(labels_BT, starts_BT, lengths_B)
         longest = self.duration_KC.shape[0]
         at_BT = place_in_segment(starts_BT)
         over_BT = at_BT >= longest
@@ -234,6 +236,21 @@ class SemiCRF(nn.Module):
         if self.forbidden_CC is not None:
             transition_CC = transition_CC.masked_fill(self.forbidden_CC, 0.0)
         return float(transition_CC.abs().max()), float(self.duration_KC.detach().abs().max())
+
+
+def reject_two_labels(labels_BT: Tensor, starts_BT: Tensor, lengths_B: Tensor | None) -> None:
+    """Raises ValueError where a label changes inside a segment. On a GPU that would wait: nothing is read."""
+    if starts_BT.is_cuda:
+        return
+    wrong_BT = (labels_BT[:, 1:] != labels_BT[:, :-1]) & ~starts_BT[:, 1:].bool()
+    if lengths_B is not None:
+        wrong_BT = wrong_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)[:, 1:]
+    if bool(wrong_BT.any()):
+        b, t = wrong_BT.nonzero()[0].tolist()
+        raise ValueError(
+            f"labels change inside a gold segment [first b={b} t={t + 1}]: mark that frame in starts, "
+            "or leave starts out, and segments are maximal runs of labels"
+        )
 
 
 def gold_score(

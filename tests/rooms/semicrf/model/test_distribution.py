@@ -701,3 +701,9 @@ def test_partial_supervision_trains():
                 totals.append(moved.log_prob_partial(allowed, boundaries).exp().sum().item())
                 leaf[at] -= step
         assert leaf.grad[at].item() == pytest.approx((totals[0] - totals[1]) / 2e-6, abs=1e-8), name
+
+
+def test_segments_that_are_no_whole_numbers_are_refused():
+    problem = random_problem(1, 4, 3, 2, seed=1)
+    with pytest.raises(UsageError, match="must be whole numbers"):
+        of(problem).log_prob([[(0, 1.5, 0), (1.5, int(problem.lengths_B[0]), 1)]])

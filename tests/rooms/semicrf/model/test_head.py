@@ -253,3 +253,13 @@ def test_a_grammar_of_another_shape_and_an_unknown_way_with_long_segments_are_re
         SemiCRF(3, 2, allowed_CC=torch.ones(3, 1))
     with pytest.raises(ValueError, match="over_long must be"):
         SemiCRF(3, 2, over_long="msak")
+
+
+def test_a_label_that_changes_inside_a_gold_segment_is_an_error():
+    head = SemiCRF(3, 4)
+    labels = torch.tensor([[0, 0, 1, 1, 2]])
+    starts = torch.tensor([[True, False, False, False, True]])
+    with pytest.raises(ValueError, match=r"labels change inside a gold segment \[first b=0 t=2\]"):
+        head.loss(torch.zeros(1, 5, 3), torch.tensor([5]), labels, starts)
+    padded = torch.tensor([[True, False, True, True, False]])  # frame 4 is padding
+    assert torch.isfinite(head.loss(torch.zeros(1, 5, 3), torch.tensor([4]), labels, padded))

@@ -304,14 +304,14 @@ extern "C" __global__ void __launch_bounds__(CP) outside_sums(
 // What the first boundary of a direction brings, and by how much a message must exceed what may be lost.
 struct Entry {
     REAL own, top, margin;
-    int rounded, rows; // whether a weight of the model is below TINY; frames for which messages wait
+    int rounded, pairs; // whether a weight of the model is below TINY; half the frames for which messages wait
 };
 
 // A label's part of the messages, in registers; `carry` is the product of the stage's blocks so far.
 struct Message {
     REAL gamma, lost, most_lost, previous, final_value, final_lost, carry;
     int power, final_power, bad, nonzero;
-    int seen, older, newer; // the largest powers of the last `rows` frames, or of up to as many before
+    int left, older, newer; // the largest powers of the last `pairs` of frames, or of up to as many before
 };
 
 // The sum over labels of what they sent times their weights to this one, in a fixed order.
@@ -342,18 +342,21 @@ INSIDE int higher(int a, int b) { return a > b ? a : b; }
 INSIDE REAL rescaled(Message& m, REAL weight, const Entry& entry, bool moves) {
     const int step = moves ? exponent_of(m.previous) : 0;
     const REAL back = power_of_two(-step);
-    const int waiting = higher(higher(m.older, m.newer) - m.power, 0);
-    const bool below = weight > 0 && weight * back < TINY;
-    if (below && higher(exponent_of(m.gamma), waiting) + higher(-step, 0) > HIGH) m.bad = 1;
-    if (entry.rounded && higher(exponent_of(m.gamma), waiting) > HIGH) m.bad = 1;
+    const REAL scaled = weight * back;
+    if ((weight > 0 && scaled < TINY) || entry.rounded) { // seldom
+        const int meets = higher(exponent_of(m.gamma), higher(m.older, m.newer) - m.power);
+        if (meets + higher(-step, 0) > HIGH) m.bad = 1;
+    }
+    if (!moves) return weight;
     m.power += step;
     m.most_lost *= larger(back, 1);
-    if (m.seen++ % entry.rows == 0) {
+    if (m.left-- == 0) {
+        m.left = entry.pairs - 1;
         m.older = m.newer;
         m.newer = m.power;
     }
     m.newer = higher(m.newer, m.power);
-    return weight * back;
+    return scaled;
 }
 
 // The boundary after frame f, before which gamma came: the first one enters, what lies outside is zero, the rest is
@@ -469,7 +472,7 @@ INSIDE void put_down(const Message& m, const Stages& stages, i64 lane, int c) {
     REAL* reals = stages.reals + lane * 6 * CP + c;
     int* ints = stages.ints + lane * 7 * CP + c;
     const REAL values[6] = {m.gamma, m.lost, m.most_lost, m.previous, m.final_value, m.final_lost};
-    const int others[7] = {m.power, m.final_power, m.bad, m.nonzero, m.seen, m.older, m.newer};
+    const int others[7] = {m.power, m.final_power, m.bad, m.nonzero, m.left, m.older, m.newer};
     for (int i = 0; i < 6; ++i) reals[i * CP] = values[i];
     for (int i = 0; i < 7; ++i) ints[i * CP] = others[i];
 }
@@ -511,7 +514,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
                        arrived + skip * CP, exponent + skip};
     const Stages stages = {outside + lane * STAGE * N * CP, stage_reals, stage_ints, stage_tops + 2 * lane};
     const REAL *enter = direction ? last : first, *leave = direction ? first : last;
-    Entry entry = {enter[c], 0, 0, 0, (far_blocks + 1) * N};
+    Entry entry = {enter[c], 0, 0, 0, (far_blocks + 1) * N / 2};
     for (int i = 0; i < CP; ++i) entry.top = larger(entry.top, enter[i]);
     for (int i = 0; i < slacks; ++i) {
         entry.margin = larger(entry.margin, slack[i] < 0 ? -slack[i] : slack[i]);
