@@ -88,6 +88,11 @@ KNOBS: list[Decorator] = [
         "auto host none",
         "Where to analyse after the steps; auto: in the cpu image if they ran in containers, else here.",
     ),
+    choice(
+        "--host-lab",
+        "auto mount refuse",
+        "If the image holds another lab than this host; auto: mount a checkout, refuse an installed one.",
+    ),
     click.option("--no-analysis", "analysis", flag_value="none", help="Same as --analysis none."),
     click.option(
         "--wait/--no-wait", default=True, help="Wait for GPUs that another process holds. [default: yes]"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,6 +14,10 @@ from lab.core.step import Outcome, Step
 from lab.errors import BadDataError, MissingError
 
 SCHEMA_VERSION = 1
+
+
+Origin = Literal["checkout", "installed"]
+Used = Literal["copy", "mounted", "image"]  # the run's copy; that, mounted into the image; the image's own
 
 
 class Kind(str, enum.Enum):
@@ -40,6 +44,7 @@ class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     attempts: int = 0
     outcome: Outcome | None = None
     files: dict[str, FileRecord] = {}
+    lab_sha256: str | None = None  # the lab that the step imported, by its own word
 
 
 class ImageCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,13 +66,20 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     id: str | None = None  # the image's content id on the engine that ran it
     digests: tuple[str, ...] = ()  # registry digests; empty for an image built locally
     wheel_sha256: str | None = None
+    lab_version: str | None = None  # of the lab inside, and the hash of its content; null: not read
+    lab_sha256: str | None = None
     checked: ImageCheck | None = None  # null: this image was never checked here
 
 
 class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The lab that planned a run, and whose code its steps import. Null in runs of before this was kept."""
+
     version: str
     commit: str | None = None
-    dirty: bool | None = None
+    dirty: bool | None = None  # local changes, or files of the package that git does not know
+    sha256: str | None = None  # of the package's content
+    origin: Origin | None = None
+    used: Used | None = None  # which copy the steps import; its content has `sha256` in every case
 
 
 class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -81,7 +93,9 @@ class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     lab: Lab
     command: tuple[str, ...]
     engine: str
+    engine_version: str | None = None  # as the engine says it; null: it has none of its own
     image: ImageRecord | None = None
+    analysis_image: ImageRecord | None = None  # where the run's own driver analysed; null: in its own process
     container: dict[str, Any] | None = None  # uid, gid and mounts, when steps ran in containers
     host: dict[str, str | int]
     gpus: tuple[Gpu, ...] = ()

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 Container = Literal["none", "docker", "pyxis", "apptainer"]
+HostLab = Literal["auto", "mount", "refuse"]
 
 
 class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +39,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     skip_existing: bool = False
     timeout_s: float | None = None
     stall_timeout_s: float | None = None
+    host_lab: HostLab = "auto"  # if the image holds another; auto: mount a checkout, refuse an installed one
     analysis: Literal["auto", "host", "none"] = "auto"  # auto: in the cpu image where steps ran in containers
     quiet: bool = False
     wait: bool = True  # for GPUs that another process holds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -9,10 +10,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 import lab
+from lab.core.content import content_sha256, is_left_out, package_files
 from lab.core.manifest import Lab
+from lab.errors import MissingError
 from lab.secrets import redact_env, secret_values
 
+# In a git hook these name another repository than the tree that is asked about.
+ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
 # Variables that change what a GPU run measures.
 RELEVANT = (
     "CUDA_",
@@ -38,12 +45,54 @@ def lab_identity() -> Lab:
     """Version, and the commit when lab runs from a git checkout."""
     source = Path(lab.__file__).parent.parent
     if not (source / ".git").exists():
-        return Lab(version=lab.__version__, commit=os.environ.get("LAB_COMMIT"))
-    commit = git(source, "rev-parse", "--verify", "HEAD")
-    if commit is None:  # no git program, or a tree without its history
-        return Lab(version=lab.__version__, commit=os.environ.get("LAB_COMMIT"))
-    status = git(source, "status", "--porcelain", "--untracked-files=no")
-    return Lab(version=lab.__version__, commit=commit, dirty=bool(status) if status is not None else None)
+        return Lab(version=lab.__version__, origin="checkout" if _is_tree(source) else "installed")
+    top, _, commit = (git(source, "rev-parse", "--show-toplevel", "HEAD") or "").rpartition("\n")
+    if not top or Path(top) != source.resolve():  # no git program, or a tree without a history of its own
+        return Lab(version=lab.__version__, origin="checkout")
+    return Lab(version=lab.__version__, commit=commit, dirty=_is_dirty(source), origin="checkout")
+
+
+def lab_with_content() -> Lab:
+    """The same with the hash of the package's files as they are now."""
+    package = Path(lab.__file__).parent
+    # Before git is asked: the run's copy is hashed after it, so that no edit between the two goes unnoticed.
+    try:
+        sha256 = content_sha256(package)
+    except OSError as error:
+        raise MissingError(f"cannot read lab's own files: {error}", where=package) from error
+    return msgspec.structs.replace(lab_identity(), sha256=sha256)
+
+
+def _is_tree(source: Path) -> bool:
+    return (source / "pyproject.toml").is_file()
+
+
+def _is_dirty(source: Path) -> bool | None:
+    """Whether a tracked file has changed, or the package is not, byte by byte, that of the commit.
+
+    git's status alone leaves out ignored files, which Python imports, and files marked as unchanged.
+    """
+    changed = git(source, "status", "--porcelain", "--untracked-files=no")
+    listed = git(source, "ls-tree", "-r", "-z", "HEAD", "--", "lab")
+    if changed is None or listed is None:
+        return None
+    rows = (row.partition("\t") for row in listed.split("\0") if row)
+    committed = {name: words.split()[2] for words, _, name in rows if not _is_left_out(name)}
+    return bool(changed) or committed != _blobs(source / "lab", committed)
+
+
+def _blobs(package: Path, like: Mapping[str, str]) -> dict[str, str]:
+    """The files of the package by the ids that git would give them."""
+    new = hashlib.sha256 if any(len(blob) == 64 for blob in like.values()) else hashlib.sha1
+    found = {}
+    for name in package_files(package):
+        data = (package / name).read_bytes()
+        found[f"lab/{name}"] = new(b"blob %d\0" % len(data) + data).hexdigest()
+    return found
+
+
+def _is_left_out(name: str) -> bool:
+    return any(map(is_left_out, name.split("/")))
 
 
 def host() -> dict[str, str | int]:
@@ -70,7 +119,12 @@ def git(folder: Path, *arguments: str) -> str | None:
     """git's answer about this tree; None without git, or if it fails."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
+            ["git", "-C", str(folder), *arguments],
+            env={name: value for name, value in os.environ.items() if name not in ELSEWHERE},
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git here: only the version identifies lab

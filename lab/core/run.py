@@ -20,6 +20,8 @@ from lab.errors import BadDataError, BusyError, ConfigError, UsageError, storage
 MANIFEST = "manifest.json"
 LOG = "run_output.log"
 LOCK = ".lock"
+LAB = ".lab"  # the lab that the steps import (lab.core.snapshot)
+IMPORTED = ".lab_imported"  # in a step's folder: the hash of the lab that the step imported
 
 
 class Run:
@@ -162,6 +164,8 @@ class Run:
             record.attempts += 1
             record.outcome = None
             record.files = {}
+            record.lab_sha256 = None
+            (self.folder(step) / IMPORTED).unlink(missing_ok=True)
             self.save(lasting=False)  # after a power cut the step counts as not begun, which is correct too
 
     def finish(self, step: Step, outcome: Outcome) -> None:
@@ -170,7 +174,15 @@ class Run:
             record = self.record(step)
             record.outcome = outcome
             record.files = files
+            record.lab_sha256 = self.imported(step)
             self.save()
+
+    def imported(self, step: Step) -> str | None:
+        """The hash of the lab that the step says it imported; None if it said nothing."""
+        try:
+            return (self.folder(step) / IMPORTED).read_text()[:64] or None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def missing(self, step: Step) -> list[str]:
         """The patterns of `step.expects` that match no file with content."""
@@ -189,7 +201,7 @@ class Run:
         others = {self.folder(r.step) for r in self.manifest.steps} - {self.folder(step)}
         return {
             path.relative_to(self.root).as_posix(): FileRecord(path.stat().st_size, sha256_of(path))
-            for path in _walk(self.folder(step), others | {self.tables, self.figures})
+            for path in _walk(self.folder(step), others | {self.tables, self.figures, self.root / LAB})
         }
 
     def _keep_old_log(self, step: Step, attempts: int) -> None:

@@ -11,6 +11,7 @@ from lab.core.files import make_folder
 from lab.core.manifest import ImageRecord
 from lab.core.options import Options
 from lab.core.plan import Findings
+from lab.core.provenance import lab_with_content
 from lab.core.run import Run, home_of
 from lab.core.step import Outcome, Step
 from lab.core.stop import on_signals
@@ -67,10 +68,10 @@ def analyse_in_image(run: Run, engine: Engine, image: ImageRecord, console: Cons
     step = Step(name="analysis", argv=("lab",), folder=STAGING, timeout_s=LIMIT_S)
     lines: list[str] = []
     console.detail(f"analysis in {image.ref}")
-    if warning := two_labs(run.manifest.image, image):
-        console.say(f"note: {warning}")
+    run.manifest.analysis_image = image
+    run.save()
     with on_signals(console.say) as stop:
-        outcome = engine.run_analysis(run, step, on_line=lines.append, stop=stop)
+        outcome = engine.run_analysis(run, step, lab_with_content(), on_line=lines.append, stop=stop)
     if stop.is_set():
         raise Interrupted(
             "the analysis was interrupted; the run is complete",
@@ -81,15 +82,6 @@ def analyse_in_image(run: Run, engine: Engine, image: ImageRecord, console: Cons
     _move_in(staging, run.root)
     shutil.rmtree(run.root / STAGING)
     return summary
-
-
-def two_labs(measured: ImageRecord | None, analysing: ImageRecord) -> str | None:
-    """A warning when the image that measured and the one that analyses were built from different trees."""
-    wheels = (measured.wheel_sha256 if measured else None, analysing.wheel_sha256)
-    if measured is None or None in wheels or wheels[0] == wheels[1]:
-        return None
-    refs = f"{measured.ref} and {analysing.ref}"
-    return f"{refs} hold different versions of lab; `lab images build` makes them the same"
 
 
 def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -> Summary:

@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 
 from lab.core import provenance
-from lab.core.manifest import Manifest, StepRecord
+from lab.core.manifest import Kind, Manifest, StepRecord
 from lab.core.options import Options
 from lab.core.plan import Experiment, Plan, Site
 from lab.core.run import Run, new_root, utc_now
+from lab.core.snapshot import take_snapshot
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
@@ -22,6 +23,7 @@ from lab.driver.execute import Lease, StepRunner
 from lab.driver.gather import gather
 from lab.driver.job import finish_run
 from lab.driver.show import raise_for_steps, show_plan
+from lab.driver.which_lab import check_folder, hold_to, named_in
 from lab.engines import engine_class, engine_for
 from lab.engines.base import Engine
 from lab.errors import Interrupted, MissingError, UsageError
@@ -48,7 +50,10 @@ def drive(experiment: Experiment) -> None:
     console = Console(quiet=options.quiet)
     for note in plan.notes:
         console.say(f"note: {note}")
-    run = open_or_create(root, first_manifest(name, plan, site, engine, root), plan, options)
+    manifest = first_manifest(name, plan, site, engine, root)
+    if mounted := named_in(manifest):
+        console.say(f"note: {mounted}")
+    run = open_or_create(root, manifest, plan, options)
     console.say(f"run folder: {root}")
     if options.detach:
         leave(run, engine, options, console)
@@ -80,6 +85,7 @@ def leave(run: Run, engine: Engine, options: Options, console: Console) -> None:
     """Submit all steps and the job that collects and analyses them, and return."""
     finish = partial(finish_run, str(run.root.absolute()), options.analysis)
     with run.locked():
+        prepare_lab(run, engine)
         console.say(engine.leave(run, run.pending(), jobs=options.jobs, finish=finish))
     folder = shlex.quote(str(run.root))
     console.say(f"look: lab runs show {folder}; end: lab runs stop {folder}")
@@ -115,7 +121,23 @@ def execute(
                 where=run.root,
                 fix=f"lab run --resume {shlex.quote(str(run.root))}",
             )
+        if run.pending() and not stop.is_set():
+            prepare_lab(run, engine)
         runner.execute(run.pending(), site.gpus, jobs=options.jobs)
+
+
+def prepare_lab(run: Run, engine: Engine) -> None:
+    """Put the lab that pending steps import into the run folder. Raises UsageError if it is another one."""
+    if run.manifest.kind is Kind.replayed:
+        return
+    ours = provenance.lab_with_content()
+    hold_to(run, ours)
+    if run.manifest.lab.used is None:
+        used = engine.lab_used(ours)
+        check_folder(run.root, used)
+        run.manifest.lab = msgspec.structs.replace(run.manifest.lab, used=used)
+        run.save()
+    take_snapshot(run.root, run.manifest.lab)
 
 
 def lease_of(run: Run, engine: Engine, options: Options, stop: Stop, console: Console) -> Lease:
@@ -151,6 +173,9 @@ def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options)
         return Run.create(root, manifest, inputs=plan.inputs)
     run = Run.open(root)
     same_source(run, manifest)
+    known = {record.step.name for record in run.manifest.steps}
+    if manifest.lab.used and any(record.step.name not in known for record in manifest.steps):
+        hold_to(run, manifest.lab)
     with run.locked():
         run.extend(manifest.steps, inputs=plan.inputs)
     return run
@@ -159,6 +184,9 @@ def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options)
 def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path) -> Manifest:
     """What is known before the first step: all steps planned, none run."""
     now, secrets = utc_now(), secret_values()
+    ours = provenance.lab_with_content()
+    used = engine.lab_used(ours)
+    check_folder(root, used)
     image, container = engine.provenance(str(root.absolute()), site.gpus)
     context = (image.id or image.ref if image else "", *(plan.inputs[name] for name in sorted(plan.inputs)))
     skipped = {
@@ -169,8 +197,9 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
         id=root.resolve().name,
         room=room_name,
         created_utc=now,
-        lab=provenance.lab_identity(),
+        lab=msgspec.structs.replace(ours, used=used),
         engine=engine.name,
+        engine_version=engine.version(),
         kind=engine.kind,
         command=tuple(redact(word, secrets) for word in ["lab", *sys.argv[1:]]),
         image=image,

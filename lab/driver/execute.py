@@ -13,6 +13,7 @@ from lab.core.gpu import Gpu
 from lab.core.run import Run, utc_now
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
+from lab.driver.which_lab import checked
 from lab.engines.base import Engine, QueueEngine
 from lab.errors import EngineError, EngineLost, GpuError, LabError, UsageError
 
@@ -99,6 +100,7 @@ class StepRunner:
             self.finish(step, self._attempt(step, gpus))
 
     def finish(self, step: Step, outcome: Outcome) -> None:
+        outcome = checked(self.run, step, outcome)
         self.run.finish(step, outcome)
         for watcher in self.watchers:
             watcher.end(step, outcome)

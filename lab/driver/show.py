@@ -10,11 +10,14 @@ from typing import Any
 
 import msgspec
 
+from lab.core.manifest import Lab
 from lab.core.options import Options
 from lab.core.plan import Plan, Site
+from lab.core.provenance import lab_with_content
 from lab.core.run import Run
 from lab.core.step import Status
 from lab.core.words import plural
+from lab.driver.which_lab import described
 from lab.engines.base import Engine
 from lab.errors import LabError, StepFailed
 from lab.secrets import redact, redact_env, secret_values
@@ -47,6 +50,7 @@ def raise_for_steps(run: Run) -> None:
 
 def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path, options: Options) -> None:
     """Print exactly what would run."""
+    ours = lab_with_content()
     steps = [
         {
             **msgspec.to_builtins(step),
@@ -61,6 +65,7 @@ def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path
             "room": room_name,
             "engine": engine.name,
             "image": options.image,
+            "lab": msgspec.to_builtins(ours),
             "run_dir": str(root),
             "gpus": [msgspec.to_builtins(gpu) for gpu in site.gpus],
             "gpus_resolved": site.resolved,
@@ -72,16 +77,23 @@ def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path
         }
         print(redact(msgspec.json.format(msgspec.json.encode(document), indent=2).decode(), secret_values()))
         return
-    print(redact("\n".join(_plan_lines(room_name, plan, site, engine, root, steps)), secret_values()))
+    lines = _plan_lines(room_name, plan, site, engine, root, steps, ours)
+    print(redact("\n".join(lines), secret_values()))
 
 
 def _plan_lines(
-    room_name: str, plan: Plan, site: Site, engine: Engine, root: Path, steps: list[dict[str, Any]]
+    room_name: str,
+    plan: Plan,
+    site: Site,
+    engine: Engine,
+    root: Path,
+    steps: list[dict[str, Any]],
+    ours: Lab,
 ) -> list[str]:
     gpus = ", ".join(f"{gpu.index} {gpu.uuid}" for gpu in site.gpus) or "none"
     count = plural(len(steps), "step")
     lines = [f"room {room_name}, engine {engine.name}, {count} into {root}", f"GPUs: {gpus}"]
-    lines += [f"note: {note}" for note in plan.notes]
+    lines += [f"lab: {described(ours)}; every step imports this one", *(f"note: {n}" for n in plan.notes)]
     for step in steps:
         starts = step["starts"]
         command = starts.get("command") or starts.get("argv")

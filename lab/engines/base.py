@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from lab.core.gpu import Gpu
-from lab.core.manifest import ImageRecord, Kind
+from lab.core.manifest import ImageRecord, Kind, Lab, Used
 from lab.core.options import Options
 from lab.core.plan import Site
 from lab.core.run import Run, utc_now
@@ -63,6 +63,17 @@ class Engine(abc.ABC):
         """The image, and what its containers get (uid, gid, mounts). Raises EngineError if it is not here."""
         return None, None
 
+    def version(self) -> str | None:
+        """What the engine says of itself, for the manifest; None: it is no program of its own."""
+        return None
+
+    def lab_used(self, ours: Lab) -> Used | None:
+        """Which copy of `ours` the steps import; None if no step is a process.
+
+        Raises UsageError where the steps would import another lab than this one.
+        """
+        return "copy"
+
     def gpus_seen(self, run: Run) -> tuple[Gpu, ...]:
         """The GPUs that the steps really had, once they have run."""
         return run.manifest.gpus
@@ -100,8 +111,10 @@ class Engine(abc.ABC):
         """The image in which `run_analysis` analyses this engine's runs; None: this process analyses them."""
         return None
 
-    def run_analysis(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome:
-        """`lab analyze` on the run, read-only, with its results under /out in the step's folder."""
+    def run_analysis(
+        self, run: Run, step: Step, ours: Lab, *, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
+        """`lab analyze` of `ours` on the run, read-only; its results are under /out in the step's folder."""
         raise NotImplementedError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import lab
-from lab.core.manifest import Kind, Manifest
+from lab.core.manifest import ImageRecord, Kind, Lab, Manifest
 from lab.core.provenance import lab_identity
 
 
@@ -27,10 +27,12 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
             "id": manifest.id,
             "created": manifest.created_utc,
             "command": " ".join(manifest.command),
-            "engine": manifest.engine,
+            "engine": " ".join(filter(None, [manifest.engine, manifest.engine_version])),
             **origin,
-            "image": manifest.image.ref if manifest.image else "none",
+            "image": _image(manifest.image),
+            **({"analysis image": _image(manifest.analysis_image)} if manifest.analysis_image else {}),
             "lab": f"{made.version} {made.commit or ''}{' with local changes' if made.dirty else ''}".strip(),
+            **_content(made),
         },
         f"Host{here}": {name: str(value) for name, value in manifest.host.items()},
         "GPUs": {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in manifest.gpus}
@@ -40,3 +42,21 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
         "Configuration": {name: str(value) for name, value in manifest.config.items()},
     }
     return {title: rows for title, rows in groups.items() if rows}
+
+
+def _image(image: ImageRecord | None) -> str:
+    return " ".join(filter(None, [image.ref, image.id])) if image else "none"
+
+
+USED = {
+    "copy": "from the run's copy",
+    "mounted": "from the run's copy, mounted over the image's",
+    "image": "from the image",
+}
+
+
+def _content(made: Lab) -> dict[str, str]:
+    """Which code the steps imported, where the run knows it."""
+    if made.sha256 is None or made.used is None:
+        return {}
+    return {"lab's content": f"{made.sha256[:16]}, imported {USED[made.used]}"}

@@ -13,7 +13,7 @@ import pytest
 
 import lab
 from lab.core import provenance
-from lab.core.provenance import git, host, lab_identity, relevant_env
+from lab.core.provenance import git, host, lab_identity, lab_with_content, relevant_env
 from lab.secrets import HIDDEN
 
 
@@ -23,7 +23,7 @@ def tree(tmp_path, monkeypatch):
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "__init__.py").write_text("")
     monkeypatch.setattr(lab, "__file__", str(tmp_path / "lab" / "__init__.py"))
-    monkeypatch.setenv("LAB_COMMIT", "from-the-image")
+    monkeypatch.setenv("LAB_COMMIT", "a claim that nothing proves")
     return tmp_path
 
 
@@ -34,11 +34,10 @@ def repository(tree):
     return tree
 
 
-def test_an_installed_lab_is_known_by_its_version_and_the_images_commit(tree, monkeypatch):
+def test_an_installed_lab_names_no_commit_whatever_the_environment_claims(tree):
     found = lab_identity()
-    assert (found.version, found.commit, found.dirty) == (lab.__version__, "from-the-image", None)
-    monkeypatch.delenv("LAB_COMMIT")
-    assert lab_identity().commit is None
+    assert (found.version, found.commit, found.dirty) == (lab.__version__, None, None)
+    assert found.origin == "installed"
 
 
 def test_a_checkout_is_known_by_its_commit_and_whether_it_was_changed(repository):
@@ -52,16 +51,73 @@ def test_a_checkout_is_known_by_its_commit_and_whether_it_was_changed(repository
     assert lab_identity().dirty is True
 
 
-def test_a_checkout_without_history_falls_back_to_the_images_commit(tree, monkeypatch):
+def test_a_checkout_without_history_names_no_commit(tree):
     (tree / ".git").mkdir()
     found = lab_identity()
-    assert (found.version, found.commit, found.dirty) == (lab.__version__, "from-the-image", None)
-    monkeypatch.delenv("LAB_COMMIT")
-    assert lab_identity().commit is None
+    assert (found.commit, found.dirty, found.origin) == (None, None, "checkout")
+
+
+def test_a_source_tree_without_git_is_a_checkout_of_no_commit(tree):
+    (tree / "pyproject.toml").write_text("")
+    assert lab_identity().origin == "checkout" and lab_identity().commit is None
+
+
+def test_a_module_that_git_does_not_know_makes_the_tree_dirty(repository):
+    assert lab_identity().dirty is False
+    (repository / "lab" / "new.py").write_text("x = 1")
+    assert lab_identity().dirty is True
+
+
+@pytest.mark.parametrize("hide", ["ignore it", "assume it unchanged"])
+def test_a_change_that_git_does_not_show_makes_the_tree_dirty(repository, hide):
+    (repository / ".git" / "info" / "exclude").write_text("new.py\n")
+    if hide == "ignore it":
+        (repository / "lab" / "new.py").write_text("x = 1")
+    else:
+        git(repository, "update-index", "--assume-unchanged", "lab/__init__.py")
+        (repository / "lab" / "__init__.py").write_text("x = 1")
+    assert git(repository, "status", "--porcelain") == ""
+    assert lab_identity().dirty is True
+
+
+def test_bytecode_and_hidden_files_leave_a_tree_clean(repository):
+    (repository / "lab" / "__pycache__").mkdir()
+    (repository / "lab" / "__pycache__" / "x.pyc").write_text("")
+    (repository / "lab" / ".x.swp").write_text("")
+    assert lab_identity().dirty is False
+
+
+def test_the_content_of_a_changed_tree_is_another_one(repository):
+    before = lab_with_content()
+    assert before.sha256 and before.commit == lab_identity().commit
+    (repository / "lab" / "__init__.py").write_text("x = 1")
+    assert lab_with_content().sha256 != before.sha256
+
+
+def test_the_history_of_a_folder_above_is_not_that_of_the_tree(repository, monkeypatch):
+    inner = repository / "sources" / "lab"
+    inner.mkdir(parents=True)
+    (inner / "__init__.py").write_text("")
+    (inner.parent / ".git").mkdir()  # broken: git goes on to the folder above
+    monkeypatch.setattr(lab, "__file__", str(inner / "__init__.py"))
+    assert git(inner, "rev-parse", "HEAD") and lab_identity().commit is None
+
+
+def test_in_a_hook_of_another_repository_the_commit_is_still_this_trees(
+    repository, tmp_path_factory, monkeypatch
+):
+    here, other = lab_identity(), tmp_path_factory.mktemp("other")
+    for words in ("init -q", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m other"):
+        subprocess.run(["git", "-C", str(other), *words.split()], check=True, capture_output=True)
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+    assert lab_identity() == here
 
 
 def test_a_status_that_git_cannot_tell_is_unknown_and_not_clean(repository, monkeypatch):
-    monkeypatch.setattr(provenance, "git", lambda folder, word, *_: "abc" if word == "rev-parse" else None)
+    monkeypatch.setattr(
+        provenance, "git", lambda folder, word, *_: f"{repository}\nabc" if word == "rev-parse" else None
+    )
     found = lab_identity()
     assert (found.commit, found.dirty) == ("abc", None)
 

@@ -8,19 +8,13 @@ import pytest
 from lab.core.manifest import ImageRecord
 from lab.core.run import Run
 from lab.core.step import Outcome, Status
-from lab.driver.analysis import _summary, two_labs
+from lab.driver.analysis import _summary
 from lab.errors import EngineError
 from tests.core.test_manifest import a_manifest
 
 
 def image(ref: str, wheel: str | None) -> ImageRecord:
     return ImageRecord(name="cpu", ref=ref, wheel_sha256=wheel)
-
-
-def test_two_images_of_different_trees_are_warned_of_and_of_one_tree_are_not():
-    assert two_labs(image("a", "1"), image("b", "1")) is None
-    assert "a and b hold different versions of lab" in str(two_labs(image("a", "1"), image("b", "2")))
-    assert two_labs(None, image("b", "1")) is None and two_labs(image("a", None), image("b", "1")) is None
 
 
 def summary(*lines: str, status: Status = Status.ok):

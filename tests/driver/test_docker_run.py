@@ -88,6 +88,15 @@ def test_the_manifest_says_image_wheel_identity_and_mounts(finished, cpu_images)
     assert (said["container"]["uid"], said["container"]["gid"]) == (os.getuid(), os.getgid())
     assert {"source": str(finished), "target": "/out", "read_only": False} in said["container"]["mounts"]
     assert said["engine"] == "docker" and said["versions"]["torch"].startswith("2.")
+    assert said["analysis_image"]["id"] == cpu_images["cpu"].id and "API" in said["engine_version"]
+
+
+def test_images_built_from_this_tree_run_their_own_lab_and_the_manifest_proves_it(finished):
+    said = manifest(finished)
+    ours = said["lab"]["sha256"]
+    assert said["lab"]["used"] == "image"
+    assert {said["image"]["lab_sha256"], said["analysis_image"]["lab_sha256"]} == {ours}
+    assert [step["lab_sha256"] for step in said["steps"]] == [ours, ours]
 
 
 def test_tables_made_in_the_image_are_byte_equal_to_those_made_on_the_host(finished, tmp_path):

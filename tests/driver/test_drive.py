@@ -263,7 +263,7 @@ class InImage(RecordedEngine):
     def analysis_image(self):
         return ImageRecord(name="cpu", ref="lab/cpu")
 
-    def run_analysis(self, run, step, *, on_line, stop):
+    def run_analysis(self, run, step, ours, *, on_line, stop):
         (run.root / step.folder / "out" / "report.html").write_text("the page")
         for line in self.lines:
             on_line(line)

@@ -16,21 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lab.core.content import EXPECTED
 from lab.core.gpu import Gpu
-from lab.core.manifest import ImageRecord
-from lab.core.options import Options
+from lab.core.manifest import ImageRecord, Lab, Used
+from lab.core.options import HostLab, Options
 from lab.core.plan import Site
-from lab.core.run import Run
+from lab.core.run import LAB, Run
+from lab.core.snapshot import import_path, step_env, take_snapshot
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.base import Engine
 from lab.engines.docker.mounts import OPTION_OF, checked, with_token
 from lab.engines.docker.site import site_for
+from lab.engines.docker.which_lab import choose, lab_inside
 from lab.engines.log_writer import LogWriter, last_log_lines
 from lab.engines.verdict import Ending, judge
 from lab.errors import EngineError, EngineLost, GpuError, UsageError, storage_error
 from lab.images import spec as images
-from lab.images.container import ContainerSpec, HostContext, analysis_spec, container_spec
+from lab.images.container import ContainerSpec, HostContext, Mount, analysis_spec, container_spec
 from lab.images.spec import Image
 from lab.secrets import redact_env, secret_values
 
@@ -49,9 +52,15 @@ class DockerEngine(Engine):
     name = "docker"
 
     def __init__(
-        self, image: Image, *, grace_s: float = GRACE_S, daemon: Callable[[], Daemon] | None = None
+        self,
+        image: Image,
+        *,
+        grace_s: float = GRACE_S,
+        host_lab: HostLab = "auto",
+        analysed_in_image: bool = True,
+        daemon: Callable[[], Daemon] | None = None,
     ) -> None:
-        self.image = image
+        self.image, self.host_lab, self._analysed_in_image = image, host_lab, analysed_in_image
         self.grace_s = grace_s
         self._connect = daemon
         self._mutex = threading.Lock()
@@ -63,12 +72,22 @@ class DockerEngine(Engine):
         if options.image is None:
             raise UsageError("the docker engine needs an image", fix=f"--image {'|'.join(images.names())}")
         image = images.load(options.image)
-        return site_for(image, options), cls(image)
+        in_image = options.analysis == "auto"
+        engine = cls(image, host_lab=options.host_lab, analysed_in_image=in_image)
+        return site_for(image, options), engine
+
+    @classmethod
+    def restore(cls, run: Run, options: Options) -> tuple[Site, Engine]:
+        """A run that began with this host's lab in the image goes on with it."""
+        if run.manifest.lab.used == "mounted" and options.host_lab == "auto":
+            options = msgspec.structs.replace(options, host_lab="mount")
+        return super().restore(run, options)
 
     def run(
         self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
     ) -> Outcome:
         spec = container_spec(self.image, step, gpus, host_context(str(run.root.absolute()), gpus))
+        spec = _with_lab(spec, run, step)
         return self.run_spec(run, step, spec, gpus, on_line=on_line, stop=stop)
 
     def run_spec(
@@ -164,14 +183,38 @@ class DockerEngine(Engine):
         stopped = stop_run(run.manifest.id, run_dir=run.root)
         return [f"stopped {one.name} (step {one.step})" for one in stopped]
 
-    def analysis_image(self) -> ImageRecord | None:
-        return self.image_record(images.load(ANALYSIS_IMAGE).ref)
+    def version(self) -> str | None:
+        said = self.daemon().client.version()
+        name = (said.get("Components") or [{}])[0].get("Name", "Engine")
+        name = "Docker Engine" if name == "Engine" else name
+        return f"{name} {said['Version']}, API {said['ApiVersion']}"
 
-    def run_analysis(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome:
+    def lab_used(self, ours: Lab) -> Used:
+        """Both images are looked at: an analysis that could not run is known before the first step."""
+        if self._analysed_in_image:
+            choose(ours, self.analysis_image(), self.host_lab)
+        return "mounted" if choose(ours, self._with_lab_inside(), self.host_lab) else "image"
+
+    def analysis_image(self) -> ImageRecord:
+        return self._with_lab_inside(images.load(ANALYSIS_IMAGE).ref)
+
+    def _with_lab_inside(self, ref: str | None = None) -> ImageRecord:
+        record = self.image_record(ref)
+        inside = lab_inside(self.daemon(), str(record.id), self.image.python)
+        return msgspec.structs.replace(record, lab_version=inside.version, lab_sha256=inside.sha256)
+
+    def run_analysis(
+        self, run: Run, step: Step, ours: Lab, *, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
         staging = str((run.root / step.folder / "out").absolute())
         spec = analysis_spec(
             images.load(ANALYSIS_IMAGE), host_context(staging, ()), inputs=str(run.root.absolute())
         )
+        env = {**spec.env, EXPECTED: str(ours.sha256)}
+        if choose(ours, self.analysis_image(), self.host_lab):
+            take_snapshot(run.root, ours)
+            env["PYTHONPATH"] = import_path(str(ours.sha256), "/in")
+        spec = msgspec.structs.replace(spec, env=env)
         return self.run_spec(run, step, spec, on_line=on_line, stop=stop)
 
     def provenance(
@@ -180,7 +223,7 @@ class DockerEngine(Engine):
         """The image by its content, and the identity and mounts that every container of the run gets."""
         host = host_context(run_dir, gpus)
         spec = container_spec(self.image, Step(name="any", argv=("python",)), gpus, host)
-        return self.image_record(), {
+        return self._with_lab_inside(), {
             "uid": host.uid,
             "gid": host.gid,
             "groups": list(spec.group_add),
@@ -263,6 +306,14 @@ class DockerEngine(Engine):
             option_of=sources,
             driver=next((gpu.driver for gpu in gpus if gpu.driver), ""),
         )
+
+
+def _with_lab(spec: ContainerSpec, run: Run, step: Step) -> ContainerSpec:
+    """The container of a step that imports the lab its run names: the image's own, or the run's copy."""
+    env = {**spec.env, **step_env(run, step, "/out", spec.env.get("PYTHONPATH", ""))}
+    copy = Mount(source=str(run.root.absolute() / LAB), target=f"/out/{LAB}", read_only=True)
+    mounts = (*spec.mounts, copy) if run.manifest.lab.used == "mounted" else spec.mounts
+    return msgspec.structs.replace(spec, env=env, mounts=mounts)
 
 
 def container_name(run: Run, step: Step) -> str:

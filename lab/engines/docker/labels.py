@@ -38,7 +38,6 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_labels(run: Run, step: str, fingerprint: str, gpus: Sequence[Gpu], ref: str) -> dict[str, str]:
-    pid = os.getpid()
     return {
         "lab.run": run.manifest.id,
         "lab.run_dir": str(run.root.resolve()),
@@ -46,6 +45,14 @@ def make_labels(run: Run, step: str, fingerprint: str, gpus: Sequence[Gpu], ref:
         "lab.gpus": ",".join(gpu.uuid for gpu in gpus),
         "lab.fingerprint": fingerprint,
         "lab.image": ref,
+        **driver_labels(),
+    }
+
+
+def driver_labels() -> dict[str, str]:
+    """Which process waits for the container."""
+    pid = os.getpid()
+    return {
         "lab.host": socket.gethostname(),
         "lab.pid": str(pid),
         "lab.pid_started": _start_ticks(pid),

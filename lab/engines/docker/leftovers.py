@@ -91,6 +91,8 @@ def _abandoned(one: Leftover) -> bool:
     """Whether nobody waits for it: its driver is dead, its run has the step's outcome already, or is gone."""
     if not one.driver_alive:
         return True
+    if not one.run:
+        return False  # its driver reads which lab an image holds
     try:
         steps = Run.open(Path(one.run_dir)).manifest.steps
     except MissingError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from lab.core.gpu import Gpu
 from lab.core.options import Options
 from lab.core.plan import Site
 from lab.core.run import Run, utc_now
+from lab.core.snapshot import step_env
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop, reason_to_stop
 from lab.engines.base import Engine
@@ -61,7 +63,7 @@ class LocalEngine(Engine):
             self._command(run, step),
             name=step.name,
             cwd=run.root,
-            env=self._env(step, gpus),
+            env=self._env(step, gpus) | self._lab_env(run, step),
             lock=run.log(step).with_name(f".{run.log(step).stem}.running").absolute(),
             grace_s=self.grace_s,
         ) as process:
@@ -92,6 +94,11 @@ class LocalEngine(Engine):
 
     def _argv(self, step: Step) -> list[str]:
         return [sys.executable if step.argv[0] == "python" else step.argv[0], *step.argv[1:]]
+
+    def _lab_env(self, run: Run, step: Step) -> dict[str, str]:
+        """What makes the step import the run's own copy of lab, wherever another is installed."""
+        inherited = step.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
+        return step_env(run, step, str(run.root.absolute()), inherited)
 
     def _env(self, step: Step, gpus: Sequence[Gpu]) -> dict[str, str]:
         """What the step gets on top of this process's environment."""

@@ -14,7 +14,7 @@ import msgspec
 
 from lab.core.files import make_folder, sha256_of
 from lab.core.gpu import Gpu
-from lab.core.manifest import ImageRecord, Kind, StepRecord
+from lab.core.manifest import ImageRecord, Kind, Lab, StepRecord
 from lab.core.options import Options
 from lab.core.plan import Site
 from lab.core.run import LOG, Run
@@ -98,6 +98,9 @@ class RecordedEngine(Engine):
         self, run_dir: str, gpus: Sequence[Gpu]
     ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
         return self.recording.manifest.image, self.origin()
+
+    def lab_used(self, ours: Lab) -> None:
+        return None
 
     def origin(self) -> dict[str, Any]:
         """Which run is played back: where it lies, and what tells it from others."""

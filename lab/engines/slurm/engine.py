@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from lab.core.gpu import Gpu
-from lab.core.manifest import ImageRecord
+from lab.core.manifest import ImageRecord, Lab, Used
 from lab.core.options import Options, SlurmOptions
 from lab.core.plan import Site
 from lab.core.run import Run
@@ -124,6 +124,13 @@ class SlurmEngine(Engine):
     ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
         image = ImageRecord(name=self.image.name, ref=self.image.ref) if self.image else None
         return image, {"slurm": msgspec.to_builtins(self.options)}
+
+    def version(self) -> str | None:
+        return queue.version()
+
+    def lab_used(self, ours: Lab) -> Used:
+        """The run folder is on every node; so is the copy in it, and no node's own lab matters."""
+        return "mounted" if self.image else "copy"
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         return {

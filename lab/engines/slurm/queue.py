@@ -31,6 +31,10 @@ def states(jobs: Collection[str]) -> dict[str, str]:
     return {job: found[job] for job in jobs if job in found}
 
 
+def version() -> str:
+    return _call("sinfo", "--version").strip()
+
+
 def describe_end(job: str) -> str:
     """How a job ended, in Slurm's words; "" if the controller no longer knows it."""
     try:

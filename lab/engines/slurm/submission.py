@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.core.content import EXPECTED, content_sha256
 from lab.core.files import make_folder
 from lab.core.options import SlurmOptions
+from lab.core.snapshot import import_path, package_folder
 from lab.core.step import Step
 from lab.engines.slurm.records import FOLDER
 from lab.errors import EngineError, UsageError
@@ -93,6 +96,18 @@ def run_lab(arguments: Sequence[str]) -> None:
         raise SystemExit(code)
 
 
+def setup(root: Path) -> list[str]:
+    """Lines of the job's script: its processes import the lab of this one, or end in words.
+
+    A run's own copy is in its folder, which every node sees; else it is the tree of this lab.
+    """
+    sha256 = content_sha256(package_folder())
+    copy = Path(import_path(sha256, str(root.absolute())))
+    first = copy if copy.is_dir() else package_folder().parent
+    path = f"{shlex.quote(str(first))}${{PYTHONPATH:+:$PYTHONPATH}}"
+    return [f"export PYTHONPATH={path}", f"export {EXPECTED}={sha256}"]
+
+
 @contextlib.contextmanager
 def submitit_executor(root: Path, parameters: Mapping[str, Any]) -> Iterator[Any]:
     """submitit's executor; its errors become lab's."""
@@ -106,7 +121,7 @@ def submitit_executor(root: Path, parameters: Mapping[str, Any]) -> Iterator[Any
         executor = submitit.AutoExecutor(
             folder=str(folder / "%j"), cluster="slurm", slurm_python=sys.executable
         )
-        executor.update_parameters(**parameters)
+        executor.update_parameters(**parameters, slurm_setup=setup(root))
         yield executor
     except submitit.core.utils.FailedJobError as error:
         raise EngineError(f"Slurm refuses the job: {error}", fix="see sinfo and the site's limits") from error

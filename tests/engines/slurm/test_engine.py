@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,18 +16,21 @@ import msgspec
 import pytest
 
 from lab.core.gpu import Gpu
+from lab.core.manifest import Lab
 from lab.core.options import SlurmOptions
+from lab.core.provenance import lab_with_content
 from lab.core.run import Run
+from lab.core.snapshot import package_folder, take_snapshot
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
 from lab.driver.execute import StepRunner
 from lab.engines.slurm import queue
 from lab.engines.slurm.cancel import cancel_run
-from lab.engines.slurm.container import wrapped
+from lab.engines.slurm.container import WrappedEngine, wrapped
 from lab.engines.slurm.engine import SlurmEngine
 from lab.engines.slurm.node import on_this_node
 from lab.engines.slurm.records import Ticket, read_jobs
-from lab.engines.slurm.submission import step_parameters
+from lab.engines.slurm.submission import setup, step_parameters
 from lab.engines.slurm.task import engine_of
 from lab.errors import EngineError, GpuError, UsageError
 from lab.images import spec as images
@@ -151,6 +155,52 @@ def test_a_step_in_apptainer_runs_what_apptainer_would_run(tmp_path, monkeypatch
     assert lines == ["image docker-daemon://lab/cpu", "inside"]
 
 
+@pytest.mark.parametrize("used", ["mounted", None])
+@pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
+def test_the_runs_lab_is_mounted_read_only_into_the_sites_containers(tmp_path, runtime, used):
+    step = Step(name="s", argv=("python", "-m", "lab.x"), folder="s")
+    ours = Lab(version="1", sha256="1" * 64, used=used) if used else Lab(version="1")
+    run = Run.create(tmp_path / "run", msgspec.structs.replace(a_manifest(step), lab=ours))
+    engine = WrappedEngine(runtime, "lab/cuda", vendor="nvidia", grace_s=1)
+    line, env = " ".join(engine._command(run, step)), engine._lab_env(run, step)
+    assert (f"{run.root}/.lab:/out/.lab:ro" in line) is bool(used)
+    assert env.get("PYTHONPATH") == (f"/out/.lab/{'1' * 16}" if used else None)
+    assert env.get("LAB_CODE_REPORT") == ("/out/s/.lab_imported" if used else None)
+
+
+def in_job(lines: list[str], **env: str) -> str:
+    """Which lab a Python of the job's script finds."""
+    script = "\n".join([*lines, f"{sys.executable} -c 'import lab; print(lab.__file__)'"])
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd="/",
+        env={**os.environ, **env},
+        text=True,
+        capture_output=True,
+        check=True,
+    ).stdout.strip()
+
+
+def test_a_job_imports_the_runs_copy_of_lab_and_without_one_the_tree_of_its_driver(tmp_path):
+    root, ours = tmp_path / "it's a run", lab_with_content()
+    lines = setup(root)
+    assert in_job(lines, PYTHONPATH="") == str(package_folder() / "__init__.py")
+    take_snapshot(root, ours)
+    assert in_job(setup(root), PYTHONPATH="/nowhere").startswith(f"{root}/.lab/{str(ours.sha256)[:16]}/lab/")
+
+
+def test_a_job_that_finds_another_lab_ends_in_words(tmp_path):
+    take_snapshot(tmp_path, lab_with_content())
+    lines = setup(tmp_path)
+    (tmp_path / ".lab").rename(tmp_path / "gone")  # as on a node that does not see the run folder
+    old = tmp_path / "old" / "lab"
+    shutil.copytree(tmp_path / "gone" / lines[1][-64:][:16] / "lab", old)
+    (old / "more.py").write_text("")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        in_job(lines, PYTHONPATH=str(old.parent))
+    assert "imports another lab than the one that its run names" in caught.value.stderr
+
+
 def test_extra_options_must_be_pairs():
     with pytest.raises(UsageError, match="KEY=VALUE"):
         step_parameters(SlurmOptions(extra=("=x",)), [Step(name="s", argv=("x",))], jobs=1)
@@ -171,6 +221,18 @@ def test_steps_become_one_array_and_their_logs_come_live(tmp_path):
     assert sorted(ears.lines) == [f"s{n}: hello {n}" for n in range(6)]
     assert len({job.split("_")[0] for job in read_jobs(run.root).of_step.values()}) == 1
     assert run.pending() == []
+
+
+@pytest.mark.slurm
+def test_a_job_measures_the_copy_of_its_run_and_not_what_was_edited_meanwhile(tmp_path):
+    step = Step(name="s", argv=("python", "-m", "lab.core.content"), folder="s")
+    ours = msgspec.structs.replace(lab_with_content(), used="copy")
+    run = Run.create(tmp_path / "run", msgspec.structs.replace(a_manifest(step), lab=ours))
+    take_snapshot(run.root, ours)
+    ears = execute(run)
+    assert run.manifest.steps[0].outcome.ok and run.manifest.steps[0].lab_sha256 == ours.sha256
+    assert any(str(ours.sha256) in line for line in ears.lines)
+    assert "slurm" in str(SlurmEngine(SlurmOptions()).version())
 
 
 @pytest.mark.slurm

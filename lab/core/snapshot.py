@@ -1,0 +1,80 @@
+"""The lab that a run's steps import: a copy in the run folder, made once, so that later edits do not run.
+
+Every process of a step is told the copy's hash and checks itself at its start (`lab.core.content`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path, PurePosixPath
+
+import lab
+from lab.core.content import EXPECTED, REPORT, content_sha256, is_left_out
+from lab.core.files import make_folder
+from lab.core.manifest import Lab
+from lab.core.run import IMPORTED, LAB, Run
+from lab.core.step import Step
+from lab.errors import BusyError, writing
+
+
+def package_folder() -> Path:
+    """The package that this process imports."""
+    return Path(lab.__file__).absolute().parent
+
+
+def take_snapshot(root: Path, ours: Lab) -> None:
+    """Copy the lab of this process into the run folder, unless it is there.
+
+    Raises BusyError when the files are not those of `ours` any more: they were edited since it was read.
+    """
+    target = Path(import_path(str(ours.sha256), str(root)))
+    if (target / "lab").is_dir() and content_sha256(target / "lab") == ours.sha256:
+        return
+    new, package = root / LAB / ".new", package_folder()
+    with writing(root / LAB):
+        for old in (new, target):
+            shutil.rmtree(old, ignore_errors=True)
+        make_folder(new)
+        shutil.copytree(package, new / "lab", ignore=_left_out)
+        shutil.copytree(_images_data(package), new / "lab" / "_images")
+        if content_sha256(new / "lab") != ours.sha256:
+            shutil.rmtree(new)
+            raise BusyError(
+                "lab was edited while this run began", where=package, fix="start again when it is saved"
+            )
+        new.rename(target)
+
+
+def import_path(sha256: str, root: str) -> str:
+    """What comes first on sys.path; `root` is the run folder as the step sees it."""
+    return f"{root}/{LAB}/{sha256[:16]}"
+
+
+def step_env(run: Run, step: Step, root: str, inherited: str = "") -> dict[str, str]:
+    """The variables that make a step import the run's lab, and say so; {} for a run that names none.
+
+    `inherited`: PYTHONPATH as it would be without them.
+    """
+    ours = run.manifest.lab
+    if ours.sha256 is None:
+        return {}
+    report = PurePosixPath(root) / step.folder / IMPORTED
+    shown = {"PYTHONPATH": ":".join(filter(None, [import_path(ours.sha256, root), inherited]))}
+    own = shown if ours.used != "image" else {}
+    return {EXPECTED: ours.sha256, REPORT: str(report), **own}
+
+
+def imports_lab(step: Step) -> bool:
+    """Whether the step's command runs a module of lab, and so must report what it imported."""
+    pairs = zip(step.argv, step.argv[1:], strict=False)
+    return any(flag == "-m" and module.split(".")[0] == "lab" for flag, module in pairs)
+
+
+def _left_out(_folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if is_left_out(name)]
+
+
+def _images_data(package: Path) -> Path:
+    """Beside the package in a checkout, inside it in a wheel."""
+    inside = package / "_images"
+    return inside if inside.is_dir() else package.parent / "images"

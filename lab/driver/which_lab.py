@@ -1,0 +1,72 @@
+"""The lab that a run measures with: chosen before the first step, kept to, and asked of every step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from lab.core.manifest import Lab, Manifest, Used
+from lab.core.run import Run
+from lab.core.snapshot import imports_lab
+from lab.core.step import Outcome, Status, Step
+from lab.errors import UsageError
+
+
+def hold_to(run: Run, ours: Lab) -> None:
+    """Refuse to go on with a run that another lab began: its manifest names one lab for all its steps.
+
+    A run of before lab's content was recorded goes on only from the same commit without local changes.
+    """
+    then = run.manifest.lab
+    if then.sha256 == ours.sha256:
+        return
+    clean = then.dirty is False and ours.dirty is False
+    if then.sha256 is None and clean and then.commit == ours.commit is not None:
+        run.manifest.lab = ours
+        return
+    raise UsageError(
+        "this run began with another lab, and its results would not be comparable with new ones",
+        where=f"{described(then)} then, {described(ours)} now",
+        fix="start a new run, or go back to that lab: its commit, or its version",
+    )
+
+
+def check_folder(root: Path, used: Used | None) -> None:
+    """Refuse a run folder from which Python cannot import: a colon ends an entry of PYTHONPATH."""
+    if used == "copy" and ":" in str(root.absolute()):
+        raise UsageError(
+            "the run folder's path holds a colon, and the steps could not import the run's copy of lab",
+            where=root,
+            fix="choose another --output-dir",
+        )
+
+
+def named_in(manifest: Manifest) -> str | None:
+    """A note where the steps do not import the image's own lab."""
+    if manifest.lab.used != "mounted" or manifest.image is None:
+        return None
+    image, here = manifest.image, described(manifest.lab)
+    there = f"content {image.lab_sha256[:12]}" if image.lab_sha256 else "none that was read"
+    return f"steps import this host's lab ({here}), mounted read-only into {image.ref}, not its own ({there})"
+
+
+def checked(run: Run, step: Step, outcome: Outcome) -> Outcome:
+    """A step that ended well but did not import the run's lab has measured something else: it failed."""
+    expected, imported = run.manifest.lab, run.imported(step)
+    if not outcome.ok or expected.used is None or not imports_lab(step) or imported == expected.sha256:
+        return outcome
+    reason = "the step did not report which lab it imported"
+    if imported:
+        reason = f"the step imported another lab: content {imported[:12]}"
+    return msgspec.structs.replace(
+        outcome, status=Status.failed, reason=f"{reason}; the run names {described(expected)}"
+    )
+
+
+def described(lab: Lab) -> str:
+    """In a few words: version, commit, content."""
+    parts = [lab.version, f"commit {lab.commit[:12]}" if lab.commit else "no commit"]
+    parts += ["with local changes"] if lab.dirty else []
+    parts += [f"content {lab.sha256[:12]}"] if lab.sha256 else []
+    return ", ".join(parts)

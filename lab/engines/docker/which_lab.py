@@ -1,0 +1,112 @@
+"""Which lab an image holds, and whether the steps import that one or this host's."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from lab.core import content
+from lab.core.files import make_folder, write_atomic
+from lab.core.manifest import ImageRecord, Lab
+from lab.core.options import HostLab
+from lab.errors import UsageError, writing
+from lab.images.container import TMP, ContainerSpec
+
+if TYPE_CHECKING:
+    from lab.engines.docker.client import Daemon
+
+LIMIT_S = 120
+PROGRAM = Path(content.__file__).read_text(encoding="utf-8")
+
+
+class Inside(msgspec.Struct, frozen=True):
+    """The lab that an image's Python would import; None where there is none."""
+
+    sha256: str | None = None
+    version: str | None = None
+
+
+def choose(ours: Lab, image: ImageRecord, policy: HostLab) -> bool:
+    """Whether this host's lab is mounted into `image`. Raises UsageError if they differ and it may not."""
+    if image.lab_sha256 == ours.sha256:
+        return False
+    if policy == "mount" or (policy == "auto" and ours.origin == "checkout"):
+        return True
+    raise UsageError(
+        f"{image.ref} holds another lab than this host: {_named(image.lab_version, image.lab_sha256)} there, "
+        f"{_named(ours.version, ours.sha256)} here",
+        where=image.id,
+        fix="use an image of this version of lab (lab images build, or pull it), install the image's version "
+        "here, or add --host-lab mount to run this host's lab in the image",
+    )
+
+
+def lab_inside(daemon: Daemon, image_id: str, python: str) -> Inside:
+    """Hash the lab in the image of this content id, once: what an id stands for never changes."""
+    path = _cache_path(image_id, python)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Inside)
+    except (OSError, msgspec.DecodeError):
+        inside = _ask(daemon, image_id, python)
+    with writing(path):
+        make_folder(path.parent)
+        write_atomic(path, msgspec.json.encode(inside))
+    return inside
+
+
+def _ask(daemon: Daemon, image_id: str, python: str) -> Inside:
+    """Run `lab.core.content` in a container that may do nothing else."""
+    from lab.engines.docker import container as containers
+    from lab.engines.docker.errors import Context, translated
+    from lab.engines.docker.labels import driver_labels
+
+    context = Context(endpoint=daemon.endpoint, ref=image_id, step="which lab")
+    name, labels = f"lab-which-{uuid.uuid4().hex[:12]}", {"lab.run_dir": "none", **driver_labels()}
+    made, _ = containers.start(
+        daemon.client, _spec(image_id, python), name=name, context=context, labels=labels
+    )
+    try:
+        with translated(context):
+            code = daemon.client.wait(made, timeout=LIMIT_S)["StatusCode"]
+            printed = daemon.client.logs(made, stdout=True, stderr=False)
+    finally:
+        containers.remove(daemon.client, made)
+    # A Python that cannot run this could not import a lab either.
+    return msgspec.json.decode(printed, type=Inside) if code == 0 else Inside()
+
+
+def _spec(image_id: str, python: str) -> ContainerSpec:
+    return ContainerSpec(
+        image=image_id,
+        command=(python, "-c", PROGRAM),
+        user=f"{os.getuid()}:{os.getgid()}",
+        group_add=(),
+        env={"HOME": TMP, "PYTHONDONTWRITEBYTECODE": "1"},
+        mounts=(),
+        devices=(),
+        device_requests=(),
+        security_opt=("no-new-privileges:true",),
+        ipc_mode="private",
+        shm_size=None,
+        mem_limit=None,
+        network_mode="none",
+        tmpfs={TMP: "size=64m,mode=1777"},
+        ulimits={},
+        working_dir="/",
+    )
+
+
+def _cache_path(image_id: str, python: str) -> Path:
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lab" / "images"
+    how = hashlib.sha256(f"{python}\0{PROGRAM}".encode()).hexdigest()[:8]
+    return root / f"{re.sub(r'[^0-9a-z]', '_', image_id)}.lab.{how}.json"
+
+
+def _named(version: str | None, sha256: str | None) -> str:
+    return f"{version or 'of no version'} ({sha256[:12]})" if sha256 else "none that Python finds"
