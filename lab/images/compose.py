@@ -130,7 +130,7 @@ def _analysis_service(*argv: str) -> dict[str, Any]:
     service |= {
         "image": cpu.ref,
         "network_mode": "none",
-        "volumes": [volume for volume in service["volumes"] if not volume.endswith(":/hf")],
+        "volumes": [volume for volume in service["volumes"] if not volume.endswith(":/hf:ro")],
     }
     return service
 
