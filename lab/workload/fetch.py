@@ -189,7 +189,8 @@ def _gated(model: str) -> LabError:
 
 def _not_found(model: str) -> LabError:
     """The Hub answers the same for a model that does not exist and for one that the caller may not see."""
-    token = "this token may not see it" if os.environ.get("HF_TOKEN") else "it is private and needs HF_TOKEN"
+    given = bool(os.environ.get("HF_TOKEN"))
+    token = "this token is not valid or may not see it" if given else "it is private and needs HF_TOKEN"
     return MissingError(
         f"the Hub has no model {model}, or {token}", where=endpoint(), fix="check ORGANISATION/MODEL"
     )
