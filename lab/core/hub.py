@@ -75,7 +75,9 @@ def is_offline(env: Mapping[str, str] | None = None) -> bool:
 def check_hub_id(model: str, revision: str = DEFAULT_REVISION) -> None:
     """Raises UsageError for what cannot be a model of the Hub."""
     if not HUB_ID.match(model) or ".." in model or "--" in model:
-        raise UsageError(f"{model!r} is not a Hub id", fix="name it as ORGANISATION/MODEL")
+        raise UsageError(
+            f"{model!r} is not a Hub id", fix="name it as ORGANISATION/MODEL, or name a folder that exists"
+        )
     if not REVISION.match(revision) or ".." in revision:
         raise UsageError(f"{revision!r} is not a revision", fix="a branch, a tag or a commit")
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from lab import errors
 from lab.core.files import exclusive, make_folder
 from lab.core.hub import CachedModel, State, find_model, hub_cache
 from lab.core.options import Options
@@ -30,7 +29,17 @@ from lab.core.words import size_text
 from lab.driver.drive import first_manifest
 from lab.engines import engine_for
 from lab.engines.base import Engine
-from lab.errors import BadDataError, EngineError, Interrupted, LabError, StepFailed
+from lab.errors import (
+    BadDataError,
+    EngineError,
+    Interrupted,
+    LabError,
+    MissingError,
+    NetworkError,
+    StepFailed,
+    StorageError,
+    UsageError,
+)
 from lab.images.container import HUB_CACHE, network_settings
 from lab.secrets import hub_token, redact, secret_values
 from lab.terminal.console import Console
@@ -65,7 +74,7 @@ def fetch(model: str, revision: str, options: Options) -> None:
                 outcome = _start(engine, run, lines, stop, console)
     if stop.is_set():
         raise Interrupted("interrupted; what is downloaded is kept", fix=_again(model, options))
-    _raise_for(outcome, lines, root)
+    raise_for(outcome, lines, root)
     show_model(find_model(model, hub_cache(), revision), options, console)
 
 
@@ -95,7 +104,11 @@ def _follow(engine: Engine, root: Path, lines: list[str], stop: Stop, console: C
     """The outcome of a download that outlived its driver; None if there is none."""
     if not Run.is_run(root):
         return None
-    run = Run.open(root)
+    try:
+        run = Run.open(root)
+    except BadDataError as error:
+        console.say(f"note: the record of an earlier fetch is damaged and is written anew: {error.what}")
+        return None
     if run.manifest.engine != engine.name or not run.open_steps():
         return None
     outcome = engine.attach(run, run.open_steps()[0], on_line=_listener(lines, console), stop=stop)
@@ -129,25 +142,44 @@ def _listener(lines: list[str], console: Console) -> Any:
     return tell
 
 
-def _raise_for(outcome: Outcome, lines: list[str], root: Path) -> None:
+def raise_for(outcome: Outcome, lines: list[str], root: Path) -> None:
     """Raise the error that the download printed; exit code 0 needs its last line to say that it is done."""
     answer = _answer(lines)
-    if error := answer.get("error"):
-        kind = getattr(errors, str(error.get("kind")), LabError)
-        where = error.get("where")
+    if answer.error is not None:
+        kind = KINDS.get(answer.error.kind, LabError)
+        where = answer.error.where
         where = str(hub_cache()) if where == HUB_CACHE else where  # the cache as a container sees it
-        raise kind(error.get("what", ""), where=where, fix=error.get("fix"))
-    if not outcome.ok or "fetched" not in answer:
+        raise kind(answer.error.what, where=where, fix=answer.error.fix)
+    if not outcome.ok or answer.fetched is None:
         words = "\n".join(f"  | {line}" for line in outcome.tail[-12:])
         raise StepFailed(f"the download {outcome.status.value}: {outcome.reason}\n{words}", where=root)
 
 
-def _answer(lines: list[str]) -> dict[str, Any]:
+class Failure(msgspec.Struct):
+    """An error of lab, as the download prints it."""
+
+    kind: str
+    what: str
+    where: str | None = None
+    fix: str | None = None
+
+
+class Answer(msgspec.Struct):
+    """The download's last line."""
+
+    fetched: dict[str, Any] | None = None
+    error: Failure | None = None
+
+
+KINDS = {kind.__name__: kind for kind in (BadDataError, MissingError, NetworkError, StorageError, UsageError)}
+
+
+def _answer(lines: list[str]) -> Answer:
     last = next((line for line in reversed(lines) if line.startswith("{")), "{}")
     try:
-        return dict(json.loads(last))
-    except ValueError as error:
-        raise BadDataError(f"the download's last line is not JSON: {error}", where=STEP) from error
+        return msgspec.json.decode(last, type=Answer)
+    except msgspec.DecodeError:
+        return Answer()  # not its own line: the outcome and its last lines say what happened
 
 
 def _again(model: str, options: Options) -> str:

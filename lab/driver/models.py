@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from lab.core.hub import CachedModel, State, find_model, hub_cache, is_offline, offline_settings
+from lab.core.hub import CachedModel, State, check_hub_id, find_model, hub_cache, is_offline, offline_settings
 from lab.core.plan import ModelNeed, Plan
 from lab.core.run import Run
 from lab.core.words import size_text
@@ -59,7 +59,12 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_up(needs: Sequence[ModelNeed], engine: Engine, image: str | None) -> list[Looked]:
-    """What this machine's cache has of each model. Reads the file system only."""
+    """What this machine's cache has of each model. Reads the file system only.
+
+    Raises UsageError for a name that is neither a folder here nor a Hub id.
+    """
+    for need in needs:
+        check_hub_id(need.model)
     where = f" --image {image}" if image and engine.runs_here else ""
     return [
         Looked(

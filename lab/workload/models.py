@@ -19,6 +19,12 @@ def check_model(model: str) -> None:
     """Raises MissingError at once, before the Hub's library tries and retries, where a model is not here."""
     if Path(model).is_dir() or not is_offline() or is_loadable(model):
         return
+    if Path(model).is_absolute():
+        raise MissingError(
+            "this folder of a model does not exist where the step runs",
+            where=model,
+            fix="containers see only the run folder and the caches: run without --image, or name a Hub id",
+        )
     where = "this container is offline" if os.environ.get("LAB_IMAGE") else "steps run offline"
     found = find_model(model, hub_cache())
     state = "only partly" if found.state is State.incomplete else "not"

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.driver.fetch import record_folder, settings
+from lab.core.files import exclusive
+from lab.core.step import Outcome, Status
+from lab.driver.fetch import raise_for, record_folder, settings
+from lab.errors import LabError, NetworkError, StepFailed
 from tests.hub import COMMIT, TOKEN, StandIn, mistral_repo, serving, tiny_repo
 
 NAN = ("nan", "baseline", "--quant", "none", "--max-new-tokens", "2", "--timing", "0", "--dtype", "float32")
@@ -135,6 +138,43 @@ def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(hub, tmp_path):
     driver.send_signal(signal.SIGINT)
     _, err = driver.communicate(timeout=60)
     assert driver.returncode == 130 and "lab fetch org/m goes on where it stopped" in err
+
+
+def test_two_at_once_are_refused_and_a_damaged_record_is_no_obstacle(hub, tmp_path):
+    folder = record_folder("org/m", "main", {"XDG_STATE_HOME": str(tmp_path / ".local/state")})
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{")
+    with exclusive(folder.parent / f".{folder.name}.lock", busy="", fix=""):
+        _, err = lab(tmp_path, "fetch", "org/m", code=10, HF_ENDPOINT=hub.url)
+    assert "another lab fetch of org/m is running" in err
+    _, err = lab(tmp_path, "fetch", "org/m", HF_ENDPOINT=hub.url)
+    assert "record of an earlier fetch is damaged" in err and "✓ org/m" in err
+
+
+def ended(status: Status, *tail: str) -> Outcome:
+    return Outcome(status=status, reason="exit code 1", tail=tail)
+
+
+@pytest.mark.parametrize(
+    "line, kind",
+    [
+        ('{"error": {"kind": "NetworkError", "what": "no"}}', NetworkError),
+        ('{"error": {"kind": "annotations", "what": "no"}}', LabError),
+        ('{"error": ["x"]}', StepFailed),
+        ("{broken", StepFailed),
+        ("Killed", StepFailed),
+    ],
+)
+def test_a_download_that_ends_badly_is_an_error_whatever_it_printed(tmp_path, line, kind):
+    with pytest.raises(kind) as raised:
+        raise_for(ended(Status.failed, line), [line], tmp_path)
+    assert type(raised.value) is kind
+
+
+def test_an_exit_code_of_0_without_the_last_line_is_no_success(tmp_path):
+    with pytest.raises(StepFailed):
+        raise_for(ended(Status.ok), [], tmp_path)
+    raise_for(ended(Status.ok), ['{"fetched": {}}'], tmp_path)
 
 
 @pytest.mark.torch

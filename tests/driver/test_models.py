@@ -84,6 +84,13 @@ def test_other_machines_caches_are_not_judged_by_this_ones(cache):
     assert not plan.inputs and "not in this machine's Hub cache" in plan.notes[0]
 
 
+@pytest.mark.parametrize("name", ["./gone", "../../etc", "a/b/c"])
+def test_a_name_that_is_neither_a_folder_nor_a_hub_id_is_not_offered_a_fetch(cache, name):
+    with pytest.raises(UsageError, match="not a Hub id") as raised:
+        look_up([ModelNeed(model=name)], HERE, None)
+    assert "folder that exists" in raised.value.fix
+
+
 def test_a_run_without_models_has_no_record_of_them():
     assert with_models(Plan(steps=()), [], HERE) == Plan(steps=())
 

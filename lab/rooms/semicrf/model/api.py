@@ -66,18 +66,17 @@ def log_partition(
     `alarm` is called with the expected counts in the backward pass, before they become gradients; an
     exception that it raises ends the pass. The naive form has no counts of its own and calls nothing.
     """
-    if compiling() and alarm is None:
+    if alarm is not None:
+        return _with_alarm(alarm, backend, score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    if compiling():
         given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
         return compiled.log_partition({"score_BTC": score_BTC, **given}, backend)
-    if compiling():
-        return _with_alarm(alarm, backend, score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    return _log_partition(problem, backend, alarm)
+    return _log_partition(make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms), backend)
 
 
-@compiled.never("log_partition calls its alarm, which may raise (SemiCRF: validate=False has none)")
-def _with_alarm(alarm: Alarm | None, backend: str, *inputs: Any, **terms: Any) -> Tensor:
-    return log_partition(*inputs, backend=backend, alarm=alarm, **terms)
+@compiled.uncompiled("log_partition calls its alarm, which may raise (SemiCRF: validate=False has none)")
+def _with_alarm(alarm: Alarm, backend: str, *inputs: Any, **terms: Any) -> Tensor:
+    return _log_partition(make_problem(*inputs, **terms), backend, alarm)
 
 
 def _log_partition(problem: Problem, backend: str, alarm: Alarm | None = None) -> Tensor:
@@ -135,7 +134,7 @@ def marginals(
     return posteriors(score_BTC, transition_CC, duration_KC, lengths_B, backend=backend, **terms).label_BTC
 
 
-@compiled.never(LISTS)
+@compiled.uncompiled(LISTS)
 def viterbi(
     score_BTC: Tensor,
     transition_CC: Tensor,
@@ -157,7 +156,7 @@ def viterbi(
     return decoding.viterbi(problem, resolve_backend(backend, problem.score_BTC))
 
 
-@compiled.never(LISTS)
+@compiled.uncompiled(LISTS)
 def sample(
     score_BTC: Tensor,
     transition_CC: Tensor,
@@ -179,7 +178,7 @@ def sample(
     return decoding.sample(problem, samples, seed, resolve_backend(backend, problem.score_BTC))
 
 
-@compiled.never(LISTS)
+@compiled.uncompiled(LISTS)
 def kbest(
     score_BTC: Tensor,
     transition_CC: Tensor,
@@ -213,14 +212,15 @@ def entropy(
     Exact with -inf and with large scores; 0 where nothing is feasible. In torch.func and in compiled code,
     which cannot branch on values, it is NaN where only the chain rule would be exact.
     """
-    given = {"score_BTC": score_BTC, "transition_CC": transition_CC, "duration_KC": duration_KC, **terms}
-    wide = {
-        name: value.double() if value is not None and value.is_floating_point() else value
-        for name, value in given.items()
-    }
-    found = posteriors(lengths_B=lengths_B, backend=backend, **wide)  # type: ignore[arg-type]
-    wide["transition"] = wide.pop("transition_CC")
-    problem = compiled.unchecked(compiled.in_order({**wide, "lengths_B": lengths_B}))
+    if compiling():
+        given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
+        problem = compiled.unchecked(compiled.in_order({"score_BTC": score_BTC, **given}))
+    else:
+        problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    problem = information.centred(problem.with_floats([value.double() for value in problem.floats()]))
+    values: dict[str, Any] = dict(zip(problem.names(), problem.floats(), strict=True))
+    values.update(transition_CC=values.pop("transition"), lengths_B=problem.lengths_B)
+    found = posteriors(**values, backend=backend)
     return information.entropy(problem, found)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import naive, second
 from lab.rooms.semicrf.model.finish import finish
-from lab.rooms.semicrf.model.problem import Posteriors, Problem
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, checked_lengths
 
 Alarm = Callable[[Posteriors], None]
 
@@ -30,6 +30,7 @@ class Call:
     def __init__(self, engine: Any, alarm: Alarm | None, names: tuple[str, ...]) -> None:
         self.engine, self.alarm, self.names = engine, alarm, names
         self.keeps = False
+        self.version = 0
         self.problem: Problem | None = None
         self.state: Any = None
         self.found: Posteriors | None = None
@@ -75,7 +76,7 @@ class LogPartition(torch.autograd.Function):
         problem = call.problem_of(lengths_B, floats)
         state = call.engine.forward(problem, keep=call.keeps)
         if call.keeps:
-            call.problem, call.state = problem, state
+            call.problem, call.state, call.version = problem, state, state.log_z_B._version
         log_z_B: Tensor = state.log_z_B.detach()  # the output itself in ctx would keep all messages till a gc
         return log_z_B
 
@@ -90,7 +91,8 @@ class LogPartition(torch.autograd.Function):
         # Raises where one was changed in place since: the counts read some of them again.
         lengths_B, *floats = ctx.saved_tensors
         call, problem = ctx.call, ctx.call.problem
-        if problem is None:
+        # The output is the state's own log Z: changed in place by the caller, it says nothing of the counts.
+        if problem is None or call.state.log_z_B._version != call.version:
             problem = call.problem_of(lengths_B, floats)
             found = expected_counts(call.again(), lengths_B, floats)
         else:
@@ -153,8 +155,9 @@ class ExpectedCounts(torch.autograd.Function):
         moved = [torch.zeros_like(x) if move is None else move for x, move in zip(floats, moves, strict=True)]
         direction = problem.with_floats(moved)
         log_z_B = expected_score(direction, found)
-        moved_counts = tangents(ctx.call, problem, possible(found, spread(direction, found)))
-        return (log_z_B, *moved_counts, None, None)
+        change = tangents(ctx.call, problem, possible(found, spread(direction, found)))
+        pairs = zip(change, found.parts()[1:-2], strict=True)
+        return (log_z_B, *(move.to(count.dtype) for move, count in pairs), None, None)
 
     @staticmethod
     def vmap(info: Any, dims: Any, call: Call, *tensors: Tensor) -> Any:
@@ -167,7 +170,13 @@ class Tangents(torch.autograd.Function):
     @staticmethod
     def forward(call: Call, lengths_B: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         problem = call.problem_of(lengths_B, tensors[: len(call.names)])
-        direction = [value.detach() for value in tensors[len(call.names) :]]
+        try:
+            direction = [value.detach() for value in tensors[len(call.names) :]]
+        except RuntimeError as error:  # autograd's own batched tensors have no detach, nor numbers
+            raise UsageError(
+                "the second derivative of log Z does not take is_grads_batched=True or vectorize=True",
+                fix="torch.func.hessian or torch.func.vmap, or leave it out",
+            ) from error
         return tuple(second.tangents(problem, direction))
 
     @staticmethod
@@ -354,6 +363,8 @@ def folded(function: Any, size: int, dims: Sequence[Any], call: Call, tensors: S
         flat(value, dim) if alone else value
         for value, dim, alone in zip(tensors, dims, [True, *own], strict=True)
     ]
+    batch, frames = joined[1].shape[:2]
+    joined[0], _ = checked_lengths(joined[0], batch, frames, joined[1].device)
     found = applied(function, call.again(), *joined)
     found = (found,) if isinstance(found, Tensor) else found
     outputs = tuple(value.reshape(size, -1, *value.shape[1:]) for value in found)

@@ -8,9 +8,10 @@ has no backward pass of a backward pass.
 
 from __future__ import annotations
 
-import inspect
+import functools
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -28,13 +29,26 @@ Given = dict[str, Tensor | None]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def never(reason: str) -> Callable[[F], F]:
-    """A function that compiled code calls as it is; with fullgraph=True that is an error, which says why."""
-    disable = getattr(getattr(torch, "compiler", None), "disable", None)
-    if disable is None:
-        return lambda function: function
-    words = {"reason": reason} if "reason" in inspect.signature(disable).parameters else {}
-    return lambda function: disable(function, **words)
+def uncompiled(reason: str) -> Callable[[F], F]:
+    """For a function that the compiler leaves to Python; with fullgraph=True that is an error that says why.
+
+    torch.compiler.disable alone would import the compiler, a second and more, wherever this package is.
+    """
+
+    def decorate(function: F) -> F:
+        apart = functools.cache(lambda: cast(Any, torch.compiler).disable(function))
+
+        @functools.wraps(function)
+        def called(*inputs: Any, **more: Any) -> Any:
+            if compiling():
+                raise RuntimeError(reason)  # the tracer can follow no class of errors but Python's own
+            if "torch._dynamo" in sys.modules:
+                return apart()(*inputs, **more)
+            return function(*inputs, **more)
+
+        return cast(F, called)
+
+    return decorate
 
 
 def log_partition(given: Given, backend: str) -> Tensor:
@@ -61,7 +75,7 @@ def in_order(given: Given) -> list[Tensor | None]:
 
 def register(log_z: Callable[[Problem, str], Tensor], counts: Callable[[Problem, str], Posteriors]) -> None:
     """Define the operators by the functions that solve a checked problem; nothing where torch is too old."""
-    if not hasattr(torch.library, "custom_op"):
+    if not hasattr(getattr(torch, "library", None), "custom_op"):
         return
 
     def log_z_of(*inputs: Any) -> Tensor:

@@ -20,7 +20,6 @@ from torch.nn.functional import pad
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api, information
-from lab.rooms.semicrf.model.autograd import expected_score
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, inside, make_problem
 from lab.rooms.semicrf.model.segments import Segmentation, listed, path_scores
@@ -138,7 +137,7 @@ class SegmentDistribution:
         return self._of(constrain(self.problem, allowed_BTC, boundaries_BT))
 
     def entropy(self) -> Tensor:
-        """H(p) (B,) in nats, float64, at least 0, differentiable."""
+        """H(p) (B,) in nats, float64, differentiable; see `information` for how it keeps its digits."""
         p = self._precise()
         return information.entropy(p.problem, p.posteriors)
 
@@ -160,12 +159,12 @@ class SegmentDistribution:
         """E_p[f] (B,), float64, of an f that adds up over a segmentation as scores do; differentiable.
 
         `f` names its scores as the constructor does, in the same shapes, {"duration_KC": ...}; what it does
-        not name is 0. Or it is another model: E_p of its score. Where p has no mass f may be anything.
+        not name is 0. Or it is another model: E_p of its score. Where p has no mass f may be anything; that
+        of a label below 1e-12 may be rounding, and is none beside scores beyond 1e4.
         """
         other = f if isinstance(f, SegmentDistribution) else self._of(scores_as(self.problem, f))
         p, q = self._beside(other, counted=True)
-        found = p.posteriors
-        return expected_score(q.problem, found).masked_fill(torch.isnan(found.log_z_B), torch.nan)
+        return information.expected(q.problem, p.posteriors)
 
     def argmax(self) -> list[list[Segment]]:
         """The most probable segmentation of each sequence; ties as in `api.viterbi`."""
@@ -189,9 +188,7 @@ class SegmentDistribution:
         return api.sample(**arguments(self.problem), samples=n, seed=seed)
 
     def _precise(self) -> SegmentDistribution:
-        """In float64: a difference of large numbers has no digits left in float32."""
-        if all(value.dtype == torch.float64 for value in self.problem.floats()):
-            return self
+        """In float64, with frames that are not large: differences of large numbers have no digits left."""
         wide: SegmentDistribution = self._once("precise", lambda: self._of(in_float64(self.problem)))
         return wide
 
@@ -220,7 +217,10 @@ def arguments(problem: Problem) -> dict[str, Any]:
 
 
 def in_float64(problem: Problem) -> Problem:
-    return problem.with_floats([value.double() for value in problem.floats()])
+    """The problem itself where nothing changes, so that what was computed for it is used."""
+    if any(value.dtype != torch.float64 for value in problem.floats()):
+        problem = problem.with_floats([value.double() for value in problem.floats()])
+    return information.centred(problem)
 
 
 def less(log_B: Tensor, log_z_B: Tensor) -> Tensor:
@@ -242,6 +242,7 @@ def scores_as(problem: Problem, named: Mapping[str, Tensor]) -> Problem:
         "duration_KC": zeros(problem, longest, labels),
     }
     made = make_problem(**{**plain, **named}, lengths_B=problem.lengths_B)
+    made = replace(made, end_C=named.get("end_C", zeros(problem, labels)))  # NaN is no fault in an f
     if made.shape != problem.shape:
         raise UsageError(f"f has (B, T, K, C) = {made.shape}, the distribution {problem.shape}")
     return made
@@ -294,13 +295,14 @@ def constrain(problem: Problem, allowed_BTC: Tensor | None, boundaries_BT: Bound
         return problem
     batch, frames, longest, labels = problem.shape
     values = boundaries_BT.to(problem.score_BTC.device)
-    known = values.dtype != torch.bool and bool(((values == 0) | (values.abs() == 1)).all())
-    if tuple(values.shape) != (batch, frames) or not known:
+    if tuple(values.shape) != (batch, frames) or values.dtype == torch.bool:
         raise UsageError(
             f"boundaries must be -1, 0 or +1, {(batch, frames)}, got {values.dtype} {tuple(values.shape)}"
         )
     values = torch.where(inside(problem), values, torch.zeros_like(values))
     values[:, 0] = 0
+    if not bool(((values == 0) | (values.abs() == 1)).all()):
+        raise UsageError("boundaries must be -1, 0 or +1", fix="0 where a boundary is not known")
     opens, segment = problem.seg_start_BTC, problem.segment_BTKC
     if bool((values < 0).any()):
         opens = zeros(problem, batch, frames, labels) if opens is None else opens

@@ -57,6 +57,12 @@ class SemiCRF(nn.Module):
             raise ValueError(
                 f"num_classes and max_duration must be at least 1, got {num_classes} and {max_duration}"
             )
+        if over_long not in ("split", "error", "mask"):
+            raise ValueError(f"over_long must be split, error or mask, got {over_long!r}")
+        if allowed_CC is not None and tuple(allowed_CC.shape) != (num_classes, num_classes):
+            raise ValueError(
+                f"allowed_CC must be {(num_classes, num_classes)}, got {tuple(allowed_CC.shape)}"
+            )
         self.projection = nn.Linear(hidden_dim, num_classes) if hidden_dim is not None else None
         self.transition_CC = nn.Parameter(0.1 * torch.randn(num_classes, num_classes))
         self.duration_KC = nn.Parameter(0.1 * torch.randn(max_duration, num_classes))
@@ -94,6 +100,12 @@ class SemiCRF(nn.Module):
         """
         if lengths_B is not None:
             check_kind_of_lengths(lengths_B, len(hidden_BTH))
+        for name, given in (("labels", labels_BT), ("starts", starts_BT)):
+            if given is not None and given.shape != hidden_BTH.shape[:2]:
+                raise ValueError(
+                    f"{name} must be {tuple(hidden_BTH.shape[:2])} as the hidden states are, "
+                    f"got {tuple(given.shape)}"
+                )
         if self.validator:
             self.validator.inputs(hidden_BTH, lengths_B, labels_BT, self.transition_CC.shape[0])
         found = self(hidden_BTH, lengths_B)
@@ -201,6 +213,8 @@ class SemiCRF(nn.Module):
         """(starts of pieces no longer than K, which sequences stay in the loss)."""
         if starts_BT is None:
             starts_BT = run_starts(labels_BT)
+        else:
+            reject_two_labels(labels_BT, starts_BT, lengths_B)
         longest = self.duration_KC.shape[0]
         at_BT = place_in_segment(starts_BT)
         over_BT = at_BT >= longest
@@ -222,6 +236,21 @@ class SemiCRF(nn.Module):
         if self.forbidden_CC is not None:
             transition_CC = transition_CC.masked_fill(self.forbidden_CC, 0.0)
         return float(transition_CC.abs().max()), float(self.duration_KC.detach().abs().max())
+
+
+def reject_two_labels(labels_BT: Tensor, starts_BT: Tensor, lengths_B: Tensor | None) -> None:
+    """Raises ValueError where a label changes inside a segment; reads nothing on a GPU, where it would wait."""
+    if starts_BT.is_cuda:
+        return
+    wrong_BT = (labels_BT[:, 1:] != labels_BT[:, :-1]) & ~starts_BT[:, 1:].bool()
+    if lengths_B is not None:
+        wrong_BT = wrong_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)[:, 1:]
+    if bool(wrong_BT.any()):
+        b, t = wrong_BT.nonzero()[0].tolist()
+        raise ValueError(
+            f"labels change inside a gold segment [first b={b} t={t + 1}]: mark that frame in starts, "
+            "or leave starts out, and segments are maximal runs of labels"
+        )
 
 
 def gold_score(

@@ -15,6 +15,7 @@ so -inf is an ordinary score.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -69,7 +70,7 @@ def less_expected(
     total_B, size_B, square_B = (torch.zeros_like(found.log_z_B) for _ in range(3))
     summed_B, endless_B = log_z_B.detach().abs(), torch.zeros_like(problem.lengths_B, dtype=torch.bool)
     for at, (score, count) in enumerate(zip(scores, found.counts(problem), strict=True)):
-        count = count.double()
+        count = count.double() if at else count.double().masked_fill(impossible(problem, found), 0.0)
         used = count != 0
         endless_B = endless_B | (used & ~torch.isfinite(score.detach())).flatten(1).any(1)
         used = used & torch.isfinite(score.detach())  # 0 times inf would be a NaN in a gradient
@@ -86,8 +87,63 @@ def less_expected(
     return log_z_B - total_B, error_B.masked_fill(endless_B, torch.inf)
 
 
+def expected(scores: Problem, found: Posteriors) -> Tensor:
+    """<scores, counts> (B,): a score that is not used adds zero, finite or not. NaN where log Z is."""
+    total_B = torch.zeros_like(found.log_z_B)
+    for at, (score, count) in enumerate(zip(scores.floats(), found.counts(scores), strict=True)):
+        count, none = count.double(), count == 0
+        if at == 0:
+            none = none | ((count < ROUNDING) & ~(score.detach().abs() <= FAR))
+        value = torch.where(none, torch.zeros_like(count), score.double())
+        total_B = total_B + (value * count).flatten(1).sum(1)
+    return total_B.masked_fill(torch.isnan(found.log_z_B), torch.nan)
+
+
+ROUNDING, FAR = 1e-12, 1e4
+"""What a label's count may be off by, as a difference of sums; and scores that this must not weigh."""
+
+
+def impossible(problem: Problem, found: Posteriors) -> Tensor:
+    """Labels of frames, (B, T, C) bool, whose probability is 0 in float64 whatever their count says.
+
+    A count is a difference of sums, of which rounding may be left; times -1e30 or -inf that would be much. No
+    segmentation scores more than the best label of every frame and the best of every other term together, and
+    there are fewer than (2 C)^L of them.
+    """
+    plain = problem.detached()
+    score_BTC = frames_masked(plain)
+    top_BT = log_domain.finite_or_zero(score_BTC.amax(-1))
+    best = {name: highest(getattr(plain, name)) for name in plain.names()[1:]}
+    once = best.pop("start_C") + best.pop("end_C")
+    each = sum(torch.relu(value) for value in best.values()) + math.log(2 * score_BTC.shape[2])
+    most_B = top_BT.sum(1) + once + problem.lengths_B * each
+    least_B = found.log_z_B.detach() - most_B - SMALLEST
+    return score_BTC - top_BT[..., None] < least_B[:, None, None]
+
+
+def highest(value: Tensor) -> Tensor:
+    """The largest number; NaN is none: it may be padding."""
+    return value.double().masked_fill(torch.isnan(value), -torch.inf).amax()
+
+
+SMALLEST = 746.0
+"""exp(-746) is 0 in float64."""
 LARGE = 1e7
 """A frame's best score, or a log Z, beyond which differences lose the digits that `ALLOWED` needs."""
+
+
+def centred(problem: Problem) -> Problem:
+    """The same distribution: frames whose best score is large, less that score."""
+    top_BT = log_domain.finite_or_zero(frames_masked(problem.detached()).amax(-1))
+    shift_BT = torch.where(top_BT.abs() > LARGE, top_BT, torch.zeros_like(top_BT))
+    if branches() and not bool(shift_BT.any()):
+        return problem
+    return replace(problem, score_BTC=problem.score_BTC.double() - shift_BT[..., None])
+
+
+def branches() -> bool:
+    """Whether a branch may depend on a value."""
+    return not (compiled.compiling() or autograd.transforming())
 
 
 def levelled(problem: Problem, log_z_B: Tensor) -> Problem:
@@ -116,7 +172,7 @@ def mended(fast_B: Tensor, sound_B: Tensor, p: Problem, q: Problem, found: Poste
     sound_B = sound_B & torch.isfinite(fast_B.detach()) & ~nothing_B
     kept_B = torch.where(sound_B, fast_B, torch.zeros_like(fast_B))
     again_B = ~sound_B & ~nothing_B
-    if compiled.compiling() or autograd.transforming():  # no branch on values there
+    if not branches():
         return kept_B.masked_fill(again_B, torch.nan)
     if not bool(again_B.any()):
         return kept_B

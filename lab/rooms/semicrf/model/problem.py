@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -268,12 +269,14 @@ def checked_lengths(
 ) -> tuple[Tensor, Tensor | None]:
     """Lengths as int64 on `device`, and which of them were out of range.
 
-    On the CPU a value out of range is an error. On a GPU, where reading one would wait for all queued work,
-    it is held to 1..T, and its sequence gets log Z = NaN.
+    On the CPU a value out of range is an error, under vmap, which hides it, once it is back. On a GPU, where
+    reading one would wait for all queued work, it is held to 1..T, and its sequence gets log Z = NaN.
     """
     if lengths_B is None:
         return torch.full((batch,), frames, dtype=torch.int64, device=device), None
     check_kind_of_lengths(lengths_B, batch)
+    if hidden(lengths_B) and lengths_B.device.type == "cpu":
+        return lengths_B.to(torch.int64), None
     if lengths_B.device.type == "cpu":
         if int(lengths_B.min()) < 1:
             raise UsageError(f"lengths must be positive, got min={int(lengths_B.min())}")
@@ -297,6 +300,17 @@ def check_kind_of_lengths(lengths_B: object, batch: int) -> None:
     whole = not (lengths_B.is_floating_point() or lengths_B.is_complex() or lengths_B.dtype == torch.bool)
     if tuple(lengths_B.shape) != (batch,) or not whole:
         raise UsageError(f"lengths must be {batch} integers, got {lengths_B.dtype} {tuple(lengths_B.shape)}")
+
+
+def hidden(value: Tensor) -> bool:
+    """Whether vmap holds the values: they are checked where it gives them back (`autograd.folded`)."""
+    functorch: Any = getattr(torch._C, "_functorch", None)
+    wrapped = getattr(functorch, "is_functorch_wrapped_tensor", lambda value: False)
+    while wrapped(value):
+        if functorch.is_batchedtensor(value):
+            return True
+        value = functorch.get_unwrapped(value)
+    return False
 
 
 def onto(value: Tensor, device: torch.device) -> Tensor:

@@ -35,6 +35,8 @@ def listed(
     for b, (path, length) in enumerate(zip(value, lengths, strict=True)):
         at = 0
         for start, end, label in path:
+            if any(int(number) != number for number in (start, end, label)):
+                raise UsageError(f"sequence {b}: segment ({start}, {end}, {label}) must be whole numbers")
             if start != at or end <= start or not 0 <= label < labels:
                 raise UsageError(
                     f"sequence {b}: segment ({start}, {end}, {label}) does not continue a tiling at frame "

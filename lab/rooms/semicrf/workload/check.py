@@ -1,6 +1,6 @@
 """This device's kernels of one backend against plain float64; runs where the GPU is.
 
-    python -m lab.rooms.semicrf.workload.check --config check.json --backend triton --out DIR
+    python -m lab.rooms.semicrf.workload.check --config check.json --backend auto --out DIR
 
 Writes checks.json: one row per check with its value beside its limit. A check that raises is a failed row,
 and the others go on. Limits are those of docs/semicrf.md.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -39,14 +38,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = choose_device(context)
     write_environment(args.out, device, context)
     config = read_config(args.config, CheckConfig)
-    interpreted = args.backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
-    batches = min(config.batches, 5) if interpreted else config.batches
-    subject = Subject(
-        args.backend, torch.device("cpu") if interpreted else device, interpreted, batches, config.seed
-    )
+    subject = Subject(args.backend, device, config.batches, config.seed)
     ran = resolve_backend(args.backend, torch.zeros(1, 1, 1, device=subject.device))
     rows = list(all_checks(subject))
-    said = {"device": str(device), "backend": ran, "interpreted": interpreted}
+    said = {"device": str(device), "backend": ran}
     write_json(args.out / "checks.json", {**said, "checks": rows})
 
 

@@ -33,17 +33,9 @@ def write_environment(out: Path, device: torch.device, context: RankContext) -> 
     write_json(
         out / "environment.json",
         {
-            "versions": versions(numpy=np.__version__, triton=triton_version()),
+            "versions": versions(numpy=np.__version__),
             "device": device.type,
             "world_size": context.world_size,
             "smi": gpu_state(),
         },
     )
-
-
-def triton_version() -> str | None:
-    try:
-        import triton
-    except ModuleNotFoundError:
-        return None
-    return str(triton.__version__)

@@ -235,3 +235,31 @@ def test_lengths_may_stay_on_the_cpu_while_all_else_is_elsewhere(over_long):
     loss = model.loss(torch.zeros(2, 6, 5, device="meta"), torch.tensor([6, 3]), labels)
     loss.backward()
     assert loss.device.type == "meta" and model.projection.weight.grad is not None
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 7), (1, 5), (2,)])
+@pytest.mark.parametrize("name", ["labels", "starts"])
+def test_labels_of_another_shape_than_the_frames_are_refused(shape, name):
+    """Fewer frames, or one row for a batch, would be scored against a partition of all."""
+    head = SemiCRF(3, 2, 4)
+    given = {"labels": torch.zeros(2, 5, dtype=torch.int64), "starts": torch.ones(2, 5, dtype=torch.bool)}
+    given[name] = given[name].new_ones(shape)
+    with pytest.raises(ValueError, match=f"{name} must be \\(2, 5\\)"):
+        head.loss(torch.randn(2, 5, 4), None, given["labels"], given["starts"])
+
+
+def test_a_grammar_of_another_shape_and_an_unknown_way_with_long_segments_are_refused():
+    with pytest.raises(ValueError, match="allowed_CC must be"):
+        SemiCRF(3, 2, allowed_CC=torch.ones(3, 1))
+    with pytest.raises(ValueError, match="over_long must be"):
+        SemiCRF(3, 2, over_long="msak")
+
+
+def test_a_label_that_changes_inside_a_gold_segment_is_an_error():
+    head = SemiCRF(3, 4)
+    labels = torch.tensor([[0, 0, 1, 1, 2]])
+    starts = torch.tensor([[True, False, False, False, True]])
+    with pytest.raises(ValueError, match=r"labels change inside a gold segment \[first b=0 t=2\]"):
+        head.loss(torch.zeros(1, 5, 3), torch.tensor([5]), labels, starts)
+    padded = torch.tensor([[True, False, True, True, False]])  # frame 4 is padding
+    assert torch.isfinite(head.loss(torch.zeros(1, 5, 3), torch.tensor([4]), labels, padded))

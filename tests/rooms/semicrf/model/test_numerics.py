@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,13 @@ from lab.errors import UsageError  # noqa: E402
 from lab.rooms.semicrf.model import api, ledger, log_domain, naive  # noqa: E402
 from lab.rooms.semicrf.model.cases import Case  # noqa: E402
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
+from lab.rooms.semicrf.model.native import choose  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from lab.rooms.semicrf.model.solutions import solve as solve_case  # noqa: E402
 from tests.rooms.semicrf.problems import COUNTS, counts_as_they_are, random_problem, worst  # noqa: E402
 
 pytestmark = pytest.mark.torch
+FORMS = ["torch"] if choose.missing_reason(torch.zeros(1)) else ["torch", "native"]
 
 
 def solve(problem):
@@ -261,3 +264,61 @@ def test_a_sequence_with_a_nan_has_no_counts_in_the_log_domain_and_leaves_the_ot
     for name in COUNTS:
         assert torch.equal(getattr(found, name)[0], getattr(expected, name)[0])
         assert not getattr(found, name)[1].any()
+
+
+@pytest.mark.parametrize("backend", FORMS)
+def test_a_weight_that_underflows_beside_a_large_message_is_noticed(backend):
+    """exp(-500) is lost when the power of a message of exp(400) moves into it; the answer is exp(300)."""
+    score_BTC = torch.tensor([[[-500.0, 0.0], [0.0, 0.0]]], dtype=torch.float64)
+    duration_KC = torch.tensor([[200.0, -200.0], [0.0, 0.0]], dtype=torch.float64)
+    start_C = torch.tensor([400.0, 200.0], dtype=torch.float64)
+    inputs = (score_BTC, torch.zeros(2, 2, dtype=torch.float64), duration_KC)
+    right_B = api.log_partition(*inputs, start_C=start_C, backend="naive")
+    torch.testing.assert_close(
+        api.log_partition(*inputs, start_C=start_C, backend=backend), right_B, rtol=1e-12, atol=0
+    )
+
+
+@pytest.mark.parametrize("backend", FORMS)
+def test_a_weight_that_underflows_after_messages_grew_is_noticed(backend):
+    score_BTC = torch.zeros(1, 9, 2, dtype=torch.float64)
+    score_BTC[0, 8, 1] = 300
+    transition_CC = torch.tensor([[200.0, -300.0], [0.0, 0.0]], dtype=torch.float64)
+    duration_KC = torch.tensor([[-130.0, 0.0], [-100.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    start_C = torch.tensor([0.0, 300.0], dtype=torch.float64)
+    inputs = (score_BTC, transition_CC, duration_KC)
+    right_B = api.log_partition(*inputs, start_C=start_C, backend="naive")
+    torch.testing.assert_close(
+        api.log_partition(*inputs, start_C=start_C, backend=backend), right_B, rtol=1e-12, atol=0
+    )
+
+
+@pytest.mark.parametrize("backend", FORMS)
+@pytest.mark.parametrize("size", [350, 700])
+def test_soft_scores_of_any_sign_on_any_input_lose_nothing(backend, size):
+    """The counts need no mending: the form itself knows what it may have lost, also where only log Z is
+    wanted.
+    """
+    for seed in range(30):
+        generator = torch.Generator().manual_seed(seed)
+        labels, longest, frames = (1 + int(torch.randint(n, (), generator=generator)) for n in (3, 6, 9))
+
+        def soft(*shape, generator=generator):
+            near, far, share = (
+                torch.randn(shape, generator=generator, dtype=torch.float64),
+                size * (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1),
+                torch.rand(1, generator=generator),
+            )
+            return torch.where(torch.rand(shape, generator=generator) < share, far, near)
+
+        inputs = soft(8, frames, labels), soft(labels, labels), soft(longest, labels)
+        ends = {"start_C": soft(labels), "end_C": soft(labels)}
+        lengths_B = torch.randint(1, frames + 1, (8,), generator=generator)
+        right = api.posteriors(*inputs, lengths_B, **ends, backend="naive")
+        log_z_B = api.log_partition(*inputs, lengths_B, **ends, backend=backend)
+        torch.testing.assert_close(log_z_B, right.log_z_B, rtol=1e-11, atol=1e-11)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = api.posteriors(*inputs, lengths_B, **ends, backend=backend)
+        for name in ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition"):
+            torch.testing.assert_close(getattr(found, name), getattr(right, name), rtol=1e-9, atol=1e-9)

@@ -165,20 +165,20 @@ def test_segments_come_out_as_soon_as_no_later_frame_can_change_them():
     assert out > 8
 
 
-def test_memory_does_not_grow_with_the_stream():
-    g = torch.Generator().manual_seed(0)
-    labels, longest, lag = 3, 10, 25
-    decoder = OnlineDecoder(
-        torch.zeros(labels, labels), 0.1 * torch.randn(longest, labels, generator=g), lag=lag
-    )
+@pytest.mark.parametrize(("longest", "lag", "tilt"), [(10, 25, 0.0), (40, 5, 1.0)])
+def test_memory_does_not_grow_with_the_stream(longest, lag, tilt):
+    g, labels = torch.Generator().manual_seed(0), 3
+    duration = 0.1 * torch.randn(longest, labels, generator=g) + tilt * torch.arange(longest)[:, None]
+    decoder = OnlineDecoder(torch.zeros(labels, labels), duration, lag=lag)
     sizes = []
     for _ in range(40):
-        decoder.push(0.1 * torch.randn(50, labels, generator=g))
+        for frame_C in 0.1 * torch.randn(25, labels, generator=g):
+            decoder.push(frame_C)
+            assert decoder.buffered <= lag
         arrays = [value for value in vars(decoder).values() if hasattr(value, "nbytes")]
         arrays += [*decoder._parents, *decoder._entering]
         assert not [x for x in vars(decoder).values() if isinstance(x, (list, dict, set))]
         sizes.append(sum(value.nbytes for value in arrays))
-        assert decoder.buffered <= lag
     bound = 8 * (12 * longest * labels + labels * labels + lag * labels + 10 * labels)
     assert max(sizes) <= bound
 

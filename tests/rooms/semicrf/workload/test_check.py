@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_a_check_of_this_device_finds_nothing(backend):
-    subject = subjects.Subject(backend, CPU, interpreted=False, batches=25, seed=1)
+    subject = subjects.Subject(backend, CPU, batches=25, seed=1)
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(subjects, "SMALL", subjects.SMALL[:3])
@@ -37,13 +37,13 @@ def test_a_check_that_crashes_is_a_failed_row_and_the_others_go_on(monkeypatch):
         raise RuntimeError("the kernel fell over")
 
     monkeypatch.setattr(workload_check, "every_check", lambda: (broken, decoding.sampling))
-    rows = list(workload_check.all_checks(subjects.Subject("torch", CPU, False, 2, 1)))
+    rows = list(workload_check.all_checks(subjects.Subject("torch", CPU, 2, 1)))
     assert [(row["check"], row["verdict"]) for row in rows] == [("broken", "fail"), ("samples", "pass")]
     assert "fell over" in rows[0]["text"]
 
 
 def failed_checks(backend="auto"):
-    subject = subjects.Subject(backend, CPU, interpreted=False, batches=12, seed=1)
+    subject = subjects.Subject(backend, CPU, batches=12, seed=1)
     rows = [row for one in (accuracy.audit, hostile.hostile) for row in one(subject)]
     return {row["check"] for row in rows if row["verdict"] == "fail"}
 

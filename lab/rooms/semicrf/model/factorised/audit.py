@@ -24,16 +24,18 @@ def audit(problem: Problem, chain: Chain, z_B: Tensor, gain_B: Tensor) -> Tensor
     """Which sequences may have lost mass to underflow, (B,) bool.
 
     Frames and transitions weigh at most 1, and the rest of a segment at most exp(`gain_B`), so what a pending
-    row loses at frame u (at most TINY then) is worth at frame t at most TINY times the frames between:
-    `lost`, a running maximum. Every message that can be reached at all must exceed that by the margin; a
+    row loses at frame u is worth at frame t at most as much times the frames between: `lost`, a running
+    maximum. A row loses at most TINY itself, and by a weight that loses it TINY times the messages that meet
+    this weight (`met`). Every message that can be reached at all must exceed that by the margin; a
     message that is not finite is flagged too.
     """
     frame_TBC, gamma = real(chain.frame_TBC), real(chain.gamma)
     z_B, margin = real(z_B), MARGIN_LOG2 + (TANGENT_LOG2 if z_B.is_complex() else 0)
     power_TBC = frame_TBC.log2().clamp(min=-2000.0).cumsum(0)
     power_TBC = torch.cat([torch.zeros_like(power_TBC[:1]), power_TBC])
-    lost_TB = (power_TBC + (-power_TBC).cummax(0).values).amax(-1) + TINY_LOG2 + margin
-    lost_TB = lost_TB + gain_B.clamp(min=0) / math.log(2)
+    lost_TBC = power_TBC + (met(chain, problem)[..., None] - power_TBC).cummax(0).values
+    lost_TB = lost_TBC.amax(-1) + log2_of_top(chain.alpha_TBC).clamp(min=0)  # what the transitions meet
+    lost_TB = lost_TB + TINY_LOG2 + margin + gain_B.clamp(min=0) / math.log(2)
     reached, reached_z_B = support(problem)
     rows = torch.arange(len(z_B), device=z_B.device)
     inside_TB = torch.arange(len(lost_TB), device=z_B.device)[:, None] < problem.lengths_B
@@ -44,6 +46,35 @@ def audit(problem: Problem, chain: Chain, z_B: Tensor, gain_B: Tensor) -> Tensor
     bad_B = bad.flatten(3).any(-1).any(1).any(0) if problem.by_duration else bad.any(-1).any(0)
     bad_B = bad_B | (gain_B > 700)  # exp overflows, and would meet a zero
     return bad_B | ~torch.isfinite(z_B) | (reached_z_B & (z_B.log2() < lost_TB[problem.lengths_B, rows]))
+
+
+def met(chain: Chain, problem: Problem) -> Tensor:
+    """log2 of the messages, 1 or more, that meet the weights of the frame before boundary t, (T+1, B).
+
+    They wait for up to K frames. A weight may be lost before or after the power moves into it.
+    """
+    tops = log2_of_top(chain.gamma)
+    tops_TB = (tops.amax(1) if problem.by_duration else tops) + chain.exponent_TB
+    highest_TB = highest(tops_TB, problem.shape[2])
+    moved_TB = torch.exp2(-chain.exponent_TB.diff(dim=0)).log1p() / math.log(2)
+    ahead_TB = (highest_TB - chain.exponent_TB)[:-1].clamp(min=0) + moved_TB
+    return torch.cat([torch.zeros_like(ahead_TB[:1]), ahead_TB])
+
+
+def highest(value_TB: Tensor, longest: int) -> Tensor:
+    """The largest of the last `longest` rows, or of up to as many before."""
+    rows = len(value_TB)
+    size = min(longest, rows)
+    filled = torch.nn.functional.pad(value_TB, (0, 0, 0, -rows % size), value=-torch.inf)
+    blocks = filled.reshape(-1, size, value_TB.shape[1])
+    older = torch.cat([torch.full_like(blocks[:1], -torch.inf), blocks[:-1]]).amax(1, keepdim=True)
+    return torch.maximum(blocks.cummax(1).values, older).flatten(0, 1)[:rows]
+
+
+def log2_of_top(message: Tensor) -> Tensor:
+    """Of the largest label; of nothing or what is not finite (which is flagged), very low."""
+    top = real(message).amax(-1)
+    return torch.where(torch.isfinite(top) & (top > 0), top, torch.zeros_like(top)).log2().clamp(min=-2000.0)
 
 
 def support(problem: Problem) -> tuple[Tensor, Tensor]:

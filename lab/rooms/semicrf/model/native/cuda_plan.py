@@ -250,7 +250,7 @@ def stage_buffers(shape: Shape, lanes: int) -> dict[str, Wanted]:
     return {
         "outside": (shape.real, (lanes, rows, shape.wide)),
         "stage_reals": (shape.real, (lanes, 6, shape.wide)),
-        "stage_ints": (torch.int32, (lanes, 4, shape.wide)),
+        "stage_ints": (torch.int32, (lanes, 7, shape.wide)),
         "stage_tops": (torch.float64, (lanes, 2)),
         "partial": (shape.real, (lanes, parts, rows, shape.wide)),
         "betweens": (shape.real, (lanes, parts, shape.wide)),

@@ -1,25 +1,31 @@
 // Best segmentations and exact draws in CUDA C, float64: what decode.cpp computes, a block of threads for each sequence.
 //
-// The pass is max-plus. A thread has a label c and a slice of the boundaries s: those that leave its slice's number when
-// divided by SLICES. It alone reads and writes their histories (gamma[s] less the sum of the frames before s), so they
-// need no barrier, in shared memory or, for long durations, in global memory. Threads exchange what they found through
-// shared memory, with a barrier between every store and its loads. Ties go to the smaller duration, then the smaller label.
+// The pass is max-plus, and goes through time in blocks of N frames. What segments begun two blocks before or earlier bring
+// into a block is found while the one before it is walked through: that one's frames are known, and of its messages nothing
+// is needed. All threads then add what the block before brings, and the first CP threads, a label each, walk through N frames
+// one after the other, a barrier among them at each. Sums only add: a score of -inf, or a large one, spoils no other segment.
+// Ties go to the smaller duration, then the smaller label.
 //
-// Every (t, c) keeps its best duration and every (s, c) the label before it, in row t - 1 (s - 1). Walks back go through
-// tiles of these rows in shared memory. Nothing waits for the host.
+// Every (t, c) keeps its best duration, row t - 1, found by the pass; and every (s, c) the label before it, row s - 1, found by
+// all multiprocessors after the pass. Walks back go through tiles of these rows in shared memory. Nothing waits for the host.
 //
 // Given by the compiler's command line: REAL (the scores' type), CP (labels, padded to 32, 64 or 128), THREADS (a multiple of
-// CP), WINDOW (histories of a label that fit into shared memory, a multiple of THREADS / CP), TILE (rows of a walk's tile).
+// CP, at least twice as many), N (a multiple of THREADS / CP), TILE (rows of a walk's tile, an even number), APART (threads
+// from one draw to the next: a warp, as each goes its own way).
 
 typedef long long i64;
 typedef unsigned long long u64;
 #define SLICES (THREADS / CP)
-#define ROWS (CP / SLICES)
-#define LARGE 1.0e6 /* a sum that holds more would lose digits of what comes after */
-#define REBASED 64
+#define EACH (N / SLICES)
+#define GROUP (CP < 8 ? CP : 8)
+#define HELD (CP <= 64 ? CP : 1) /* transitions of a label that its thread holds: more than 64 take too many registers */
+#define RUN 4
 #define EXACT 1.0e-9
 #define NONE (-1)
 #define INSIDE static __device__ __forceinline__
+#ifndef LABELS_SYNC // a barrier of the first CP threads alone: a warp of it costs next to nothing
+#define LABELS_SYNC() asm volatile("bar.sync 1, %0;" ::"n"(CP) : "memory")
+#endif
 
 INSIDE int smaller(int a, int b) { return a < b ? a : b; }
 INSIDE int higher(int a, int b) { return a > b ? a : b; }
@@ -29,110 +35,226 @@ INSIDE int length_of(const i64* lengths, int b, int frames) {
     return given < 0 ? 0 : given > frames ? frames : (int)given;
 }
 
-// The pass of one sequence; grid (B). Tables are (labels, labels), (K, labels), (labels,). `far` has `rows` x CP histories
-// for each sequence where they do not fit into shared memory. alpha and gamma (B, T, labels) are kept where wanted: alpha of
-// boundary t in row t - 1, gamma of boundary s in row s. -> the best score and its last label, -1 where nothing is feasible.
+// The best value so far, and the duration that has it; `after` is longer than what was seen before.
+struct Best {
+    double value;
+    int after;
+};
+INSIDE void look_at(Best& best, double value, int after) {
+    const bool better = value > best.value;
+    best.value = better ? value : best.value;
+    best.after = better ? after : best.after;
+}
+
+// What a thread of the pass knows of its place and of the model.
+struct Place {
+    int c, slice, labels, longest, length;
+    bool there; // whether the label is one
+    const double* __restrict__ duration;
+    const double* __restrict__ transition;
+};
+INSIDE double duration_of(const Place& at, int k) { // k >= 1
+    return at.there && k <= at.longest ? at.duration[(i64)(k - 1) * at.labels + at.c] : -infinity();
+}
+
+// What blocks `nearest` to `farthest` before q bring into each frame of q, up to the end of the block before; `between` are
+// the frames of the blocks after `nearest`.
+INSIDE void far_part(const Place& at, const double* gathered, const double* product, int q, int nearest, int farthest,
+                     double between, Best (&found)[N]) {
+    for (int delta = nearest; delta <= farthest; ++delta) {
+        const i64 p = q - delta;
+        double rows[N];
+#pragma unroll
+        for (int m = 0; m < N; ++m) rows[m] = gathered[(p * N + m) * CP + at.c] + between;
+#pragma unroll
+        for (int x = 1; x < 2 * N; ++x) { // durations in ascending order for each frame
+            const int k = (delta - 1) * N + x + 1;
+            const double step = duration_of(at, k);
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                const int m = i + N - x;
+                if (m >= 0 && m < N) look_at(found[i], rows[m] + step, k);
+            }
+        }
+        between += product[p * CP + at.c];
+    }
+}
+
+// What blocks from the second before q on bring into q, by all slices but the first, nearer blocks by lower ones; `latest`
+// are the frames of the block before q.
+INSIDE void before_block(const Place& at, const double* gathered, const double* product, const double* latest, int q,
+                         double* parts, int* parts_after) {
+    const int reach = (at.longest - 2) / N + 1, each = (reach - 1 + SLICES - 2) / (SLICES - 1); // by K alone
+    const int nearest = 2 + (at.slice - 1) * each, farthest = smaller(smaller(nearest + each - 1, reach), q);
+    Best found[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        found[i].value = -infinity();
+        found[i].after = 0;
+    }
+    if (nearest <= farthest) {
+        double between = 0;
+#pragma unroll
+        for (int i = N - 1; i >= 0; --i) between += latest[i * CP + at.c];
+        for (int passed = 2; passed < nearest; ++passed) between += product[(i64)(q - passed) * CP + at.c];
+        far_part(at, gathered, product, q, nearest, farthest, between, found);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        parts[((at.slice - 1) * N + i) * CP + at.c] = found[i].value;
+        parts_after[((at.slice - 1) * N + i) * CP + at.c] = found[i].after;
+    }
+}
+
+// The best that any label sent over its transition to this one.
+INSIDE double received(const Place& at, const double* sent, const double (&across)[HELD]) {
+    double tops[GROUP];
+#pragma unroll
+    for (int j = 0; j < GROUP; ++j) tops[j] = -infinity();
+#pragma unroll (HELD == CP ? CP / GROUP : 1)
+    for (int begin = 0; begin < CP; begin += GROUP) {
+        if (begin >= at.labels) continue;
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) {
+            const int a = begin + j;
+            const double step =
+                HELD == CP ? across[a % HELD] : at.there && a < at.labels ? at.transition[a * at.labels + at.c] : -infinity();
+            const double value = sent[a] + step;
+            tops[j] = value > tops[j] ? value : tops[j];
+        }
+    }
+#pragma unroll
+    for (int step = GROUP / 2; step > 0; step /= 2)
+#pragma unroll
+        for (int j = 0; j < step; ++j) tops[j] = tops[j + step] > tops[j] ? tops[j + step] : tops[j];
+    return tops[0];
+}
+
+// Where the pass of a sequence leaves what it finds; `gathered` are the messages before each frame and the rest of their
+// block's frames, `product` each block's frames. gamma may be nothing.
+struct Kept {
+    double *gathered, *product, *alpha, *gamma;
+    int* lasts;
+};
+
+// N frames one after the other, by the first CP threads; `pending` is what earlier blocks bring into each. `newest` takes the
+// messages, and at the end what the next block needs of them.
+INSIDE void near_steps(const Place& at, int q, double& message, const double* pending, const int* pending_after,
+                       const double (&near)[N], const double (&across)[HELD], const double* line, double* newest,
+                       double* sent, const Kept& kept) {
+    const int c = at.c;
+    Best best[N];
+    double frame[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        best[i].value = pending[i * CP + c];
+        best[i].after = pending_after[i * CP + c];
+        frame[i] = line[i * CP + c];
+    }
+    const int count = smaller(N, at.length - q * N);
+    const i64 row = (i64)q * N * at.labels + c;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        if (i >= count) break;
+        const double coming = message; // a segment that starts here is shorter than all before: it wins ties
+        const bool single = coming + near[0] >= best[i].value;
+        const double ended = (single ? coming + near[0] : best[i].value) + frame[i];
+        sent[(i & 1) * CP + c] = ended; // two buffers: who is a step ahead writes the other one
+        newest[i * CP + c] = coming;
+        LABELS_SYNC();
+        message = received(at, sent + (i & 1) * CP, across);
+#pragma unroll
+        for (int j = i + 1; j < N; ++j) { // meanwhile
+            const bool better = coming + near[j - i] >= best[j].value;
+            best[j].value = (better ? coming + near[j - i] : best[j].value) + frame[i];
+            best[j].after = better ? j - i + 1 : best[j].after;
+        }
+        if (at.there) {
+            kept.alpha[row + i * at.labels] = ended;
+            kept.lasts[row + i * at.labels] = single ? 1 : best[i].after;
+            if (kept.gamma) kept.gamma[row + i * at.labels] = coming;
+        }
+    }
+    double rest = 0;
+#pragma unroll
+    for (int i = N - 1; i >= 0; --i) {
+        rest += frame[i];
+        const double value = newest[i * CP + c] + rest;
+        newest[i * CP + c] = value;
+        kept.gathered[((i64)q * N + i) * CP + c] = value;
+    }
+    kept.product[(i64)q * CP + c] = rest;
+}
+
+// What the block before q and the parts found meanwhile bring into this thread's frames of q.
+INSIDE void join_parts(const Place& at, int q, const double* newest, const double* parts, const int* parts_after,
+                       double* pending, int* pending_after) {
+#pragma unroll
+    for (int r = 0; r < EACH; ++r) {
+        const int i = at.slice * EACH + r;
+        Best best = {-infinity(), 0};
+        if (q > 0) {
+#pragma unroll
+            for (int m = N - 1; m >= 0; --m)
+                look_at(best, newest[m * CP + at.c] + duration_of(at, i + 1 + N - m), i + 1 + N - m);
+        }
+        if (q > 1) {
+#pragma unroll
+            for (int part = 0; part < SLICES - 1; ++part)
+                look_at(best, parts[(part * N + i) * CP + at.c], parts_after[(part * N + i) * CP + at.c]);
+        }
+        pending[i * CP + at.c] = best.value;
+        pending_after[i * CP + at.c] = best.after;
+    }
+}
+
+INSIDE void read_scores(const Place& at, const REAL* score, int q, double (&coming)[EACH]) {
+#pragma unroll
+    for (int r = 0; r < EACH; ++r) {
+        const int f = q * N + at.slice * EACH + r;
+        coming[r] = at.there && f < at.length ? (double)score[(i64)f * at.labels + at.c] : 0;
+    }
+}
+
+// The pass of one sequence; grid (B). Tables are (labels, labels), (K, labels), (labels,). alpha and gamma (B, T, labels):
+// alpha of boundary t in row t - 1, gamma of boundary s in row s, where it is wanted. -> the best score and its last label, -1
+// where nothing is feasible.
 extern "C" __global__ void __launch_bounds__(THREADS) best_messages(
     const REAL* __restrict__ score, const double* __restrict__ transition, const double* __restrict__ duration,
-    const double* __restrict__ start, const double* __restrict__ end, const i64* __restrict__ lengths,
-    double* far, int* __restrict__ lasts, int* __restrict__ from, double* __restrict__ alpha,
-    double* __restrict__ gamma, double* __restrict__ best_score, int* __restrict__ last_label,
-    int frames, int labels, int longest, int rows, int keep) {
-    __shared__ double near[WINDOW * CP], lines[THREADS], ended[THREADS], crossed[THREADS], arrived[CP];
-    __shared__ int ended_after[THREADS], crossed_from[THREADS];
-    const int b = blockIdx.x, c = threadIdx.x % CP, slice = threadIdx.x / CP;
-    const bool there = c < labels;
-    const int length = length_of(lengths, b, frames);
-    const i64 row = (i64)b * frames * labels + c;
-    const double none = -infinity();
-    double* history = (rows > WINDOW ? far + (i64)b * rows * CP : near) + c;
-    double across[ROWS];
+    const double* __restrict__ start, const double* __restrict__ end, const i64* __restrict__ lengths, double* gathered,
+    double* product, int* __restrict__ lasts, double* __restrict__ alpha, double* __restrict__ gamma,
+    double* __restrict__ best_score, int* __restrict__ last_label, int frames, int labels, int longest, int blocks, int keep) {
+    __shared__ __align__(16) double sent[2 * CP];
+    __shared__ double newest[N * CP], pending[N * CP], line[N * CP], parts[(SLICES - 1) * N * CP];
+    __shared__ int pending_after[N * CP], parts_after[(SLICES - 1) * N * CP];
+    const int b = blockIdx.x, c = threadIdx.x % CP, length = length_of(lengths, b, frames), used = (length + N - 1) / N;
+    const Place at = {c, (int)threadIdx.x / CP, labels, longest, length, c < labels, duration, transition};
+    const i64 own = (i64)b * frames * labels;
+    const Kept kept = {gathered + (i64)b * blocks * N * CP, product + (i64)b * blocks * CP, alpha + own,
+                       keep ? gamma + own : nullptr, lasts + own};
+    double across[HELD], near[N], coming[EACH];
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        const int source = slice * ROWS + r;
-        across[r] = there && source < labels ? transition[source * labels + c] : none;
-    }
-    double message = there ? start[c] : none; // gamma of boundary f; every slice has it
-    double passed = 0;                        // the sum of the frames since it began anew
-    double coming = there && slice < length ? (double)score[row + (i64)slice * labels] : 0;
-    for (int f = 0; f < length; ++f) {
-        if (f % SLICES == 0) { // each slice reads a frame of the next group, long before it is wanted
-            const int ahead = f + SLICES + slice;
-            lines[threadIdx.x] = coming;
-            coming = there && ahead < length ? (double)score[row + (i64)ahead * labels] : 0;
-            __syncthreads();
-        }
-        const double x = lines[f % SLICES * CP + c];
-        if (keep && slice == 0 && there) gamma[row + (i64)f * labels] = message;
-        const int newest = f - (f - slice + SLICES) % SLICES; // this slice's; below 0 where it has none yet
-        const int oldest = higher(0, f + 1 - longest);
-        if (newest == f) history[(f % rows) * CP] = message - passed;
-        passed += x;
-        if (!(fabs(x) <= LARGE) || f % REBASED == REBASED - 1) {
-            for (int s = newest; s >= oldest; s -= SLICES) history[(s % rows) * CP] += passed;
-            passed = 0;
-        }
-        double best = none;
-        int after = 0, slot = newest >= 0 ? newest % rows : 0;
-#pragma unroll 4
-        for (int s = newest; s >= oldest; s -= SLICES) {
-            const double value = there ? history[slot * CP] + duration[(i64)(f - s) * labels + c] : none;
-            if (value > best) {
-                best = value;
-                after = f + 1 - s;
-            }
-            slot -= SLICES;
-            if (slot < 0) slot += rows;
-        }
-        ended[threadIdx.x] = best;
-        ended_after[threadIdx.x] = after;
+    for (int a = 0; a < HELD; ++a) across[a] = at.there && a < labels ? transition[a * labels + c] : -infinity();
+#pragma unroll
+    for (int i = 0; i < N; ++i) near[i] = duration_of(at, i + 1);
+    double message = at.there ? start[c] : -infinity(); // of the boundary before the next frame
+    read_scores(at, score + own, 0, coming);
+    for (int q = 0; q < used; ++q) {
+#pragma unroll
+        for (int r = 0; r < EACH; ++r) line[(at.slice * EACH + r) * CP + c] = coming[r];
+        read_scores(at, score + own, q + 1, coming); // long before they are wanted
+        join_parts(at, q, newest, parts, parts_after, pending, pending_after);
         __syncthreads();
-        if (slice == 0) {
-#pragma unroll
-            for (int other = 1; other < SLICES; ++other) {
-                const double value = ended[other * CP + c];
-                const int k = ended_after[other * CP + c];
-                if (value > best || (value == best && k < after)) {
-                    best = value;
-                    after = k;
-                }
-            }
-            best += passed;
-            arrived[c] = best;
-            if (there) {
-                lasts[row + (i64)f * labels] = after;
-                if (keep) alpha[row + (i64)f * labels] = best;
-            }
-        }
-        __syncthreads();
-        double crossing = none;
-        int before = 0;
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            const double value = arrived[slice * ROWS + r] + across[r];
-            if (value > crossing) {
-                crossing = value;
-                before = slice * ROWS + r;
-            }
-        }
-        crossed[threadIdx.x] = crossing;
-        crossed_from[threadIdx.x] = before;
-        __syncthreads();
-        message = none;
-        before = 0;
-#pragma unroll
-        for (int other = 0; other < SLICES; ++other) {
-            const double value = crossed[other * CP + c];
-            if (value > message) {
-                message = value;
-                before = crossed_from[other * CP + c];
-            }
-        }
-        if (slice == 0 && there) from[row + (i64)f * labels] = before;
+        if (at.slice == 0)
+            near_steps(at, q, message, pending, pending_after, near, across, line, newest, sent, kept);
+        else if (q + 1 < used && q > 0)
+            before_block(at, kept.gathered, kept.product, line, q + 1, parts, parts_after);
+        __syncthreads(); // the next block reads what was found, and the shared rows are free again
     }
     if (threadIdx.x) return;
-    double top = none;
+    double top = -infinity();
     int label = NONE;
+    const double* arrived = sent + ((length - 1) % N & 1) * CP;
     for (int a = 0; a < labels && length > 0; ++a)
         if (arrived[a] + end[a] > top) {
             top = arrived[a] + end[a];
@@ -140,6 +262,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_messages(
         }
     best_score[b] = top;
     last_label[b] = label;
+}
+
+// The label before a segment of c that starts at boundary s, for all of them, row s - 1; grid (ceil(T / (RUN * SLICES)), B).
+extern "C" __global__ void __launch_bounds__(THREADS) best_labels(
+    const double* __restrict__ transition, const double* __restrict__ alpha, const i64* __restrict__ lengths,
+    int* __restrict__ from, int frames, int labels) {
+    const int b = blockIdx.y, c = threadIdx.x % CP, first = (blockIdx.x * SLICES + (int)threadIdx.x / CP) * RUN;
+    const int count = smaller(RUN, length_of(lengths, b, frames) - first);
+    if (c >= labels || count <= 0) return;
+    const i64 row = ((i64)b * frames + first) * labels;
+    Best best[RUN];
+#pragma unroll
+    for (int r = 0; r < RUN; ++r) {
+        best[r].value = -infinity();
+        best[r].after = 0;
+    }
+#pragma unroll 4
+    for (int a = 0; a < labels; ++a) {
+        const double step = transition[a * labels + c];
+#pragma unroll
+        for (int r = 0; r < RUN; ++r)
+            look_at(best[r], alpha[row + (i64)(r < count ? r : 0) * labels + a] + step, a);
+    }
+#pragma unroll
+    for (int r = 0; r < RUN; ++r)
+        if (r < count) from[row + (i64)r * labels + c] = best[r].after;
 }
 
 // One sequence as walks back see it: alpha of boundary t in row t - 1, gamma of boundary s in row s.
@@ -167,59 +315,86 @@ INSIDE double duration_step(const Walked& q, int t, int label, int k) {
     return content + q.duration[(i64)(k - 1) * q.labels + label];
 }
 
-// The best choices from boundary t on, `next` after it (-1 at the end), or from the duration of label `next` where `inside`;
-// by all threads. -> the number of nodes.
-INSIDE int follow(const Walked& q, const Path& path, int nodes, int t, int next, int last, bool inside) {
-    __shared__ int lasts[TILE * CP], from[TILE * CP], reached[3];
+// The best choices from boundary t on, where a segment of `label` ends; nodes from `nodes` on, by all threads. -> the number
+// of nodes.
+INSIDE int follow(const Walked& q, const Path& path, int nodes, int t, int label) {
+    struct Step {
+        int lasts, before; // the duration, and the label before it
+    };
+    struct Passed {
+        int boundary, label, lasts;
+    };
+    __shared__ Step steps[TILE * CP];
+    __shared__ Passed passed[TILE];
+    __shared__ int reached[3];
     while (t > 0) {
         const int low = higher(0, t - TILE);
         for (int i = threadIdx.x; i < (t - low) * q.labels; i += THREADS) {
-            lasts[i] = q.lasts[(i64)low * q.labels + i];
-            from[i] = q.from[(i64)low * q.labels + i];
+            const int row = low + i / q.labels, k = higher(1, q.lasts[(i64)low * q.labels + i]), s = row + 1 - k;
+            steps[i].lasts = k; // at least 1: a walk ends, whatever it walks through
+            steps[i].before = s > 0 ? q.from[(i64)(s - 1) * q.labels + i % q.labels] : 0;
         }
         __syncthreads();
         if (threadIdx.x == 0) {
+            int count = 0;
             while (t > low) {
-                const int at = (t - 1 - low) * q.labels;
-                if (!inside) {
-                    next = next < 0 ? last : from[at + next];
-                    path.chosen[nodes] = next;
-                    path.boundary[nodes++] = t;
-                }
-                inside = false;
-                const int k = higher(1, lasts[at + next]); // a walk ends, whatever it walks through
-                path.chosen[nodes] = k - 1;
-                path.boundary[nodes++] = t;
-                t -= k;
+                const Step step = steps[(t - 1 - low) * q.labels + label];
+                const Passed one = {t, label, step.lasts};
+                passed[count++] = one;
+                t -= step.lasts;
+                label = step.before;
             }
             reached[0] = t;
-            reached[1] = next;
-            reached[2] = nodes;
+            reached[1] = label;
+            reached[2] = count;
         }
         __syncthreads();
         t = reached[0];
-        next = reached[1];
-        nodes = reached[2];
-        inside = false;
+        label = reached[1];
+        const int count = reached[2];
+        for (int i = threadIdx.x; i < count; i += THREADS) {
+            const int node = nodes + 2 * i;
+            path.chosen[node] = passed[i].label;
+            path.chosen[node + 1] = passed[i].lasts - 1;
+            path.boundary[node] = path.boundary[node + 1] = passed[i].boundary;
+        }
+        nodes += 2 * count;
     }
     return nodes;
 }
 
 // What lies behind each node from `first` on, by all threads; what lies behind `first` itself is there.
 INSIDE void sum_steps(const Walked& q, const Path& path, int first, int nodes) {
-    __shared__ double steps[THREADS];
-    double sum = path.behind[first]; // thread 0's counts
-    for (int begin = first; begin + 1 < nodes; begin += THREADS) {
-        const int i = begin + threadIdx.x, count = smaller(THREADS, nodes - 1 - begin);
-        if (i + 1 < nodes)
-            steps[threadIdx.x] = i % 2 ? duration_step(q, path.boundary[i], path.chosen[i - 1], path.chosen[i] + 1)
-                                       : label_step(q, path.chosen[i], i ? path.chosen[i - 2] : NONE);
-        __syncthreads();
-        for (int j = 0; threadIdx.x == 0 && j < count; ++j) steps[j] = sum += steps[j];
-        __syncthreads();
-        if (i + 1 < nodes) path.behind[i + 1] = steps[threadIdx.x];
-        __syncthreads();
+    __shared__ double sums[2 * THREADS];
+    const int each = (nodes - 1 - first + THREADS - 1) / THREADS, begin = first + (int)threadIdx.x * each;
+    const int stop = smaller(nodes - 1, begin + each);
+    double sum = 0;
+    for (int i = begin; i < stop; ++i) {
+        sum += i % 2 ? duration_step(q, path.boundary[i], path.chosen[i - 1], path.chosen[i] + 1)
+                     : label_step(q, path.chosen[i], i ? path.chosen[i - 2] : NONE);
+        path.behind[i + 1] = sum; // from `begin` on
     }
+    sums[threadIdx.x] = sum;
+    int turn = 0;
+    for (int step = 1; step < THREADS; step *= 2, turn ^= THREADS) {
+        __syncthreads();
+        double joined = sums[turn + threadIdx.x];
+        if ((int)threadIdx.x >= step) joined += sums[turn + threadIdx.x - step];
+        sums[(turn ^ THREADS) + threadIdx.x] = joined;
+    }
+    __syncthreads();
+    const double before = path.behind[first] + (threadIdx.x ? sums[turn + threadIdx.x - 1] : 0);
+    for (int i = begin; i < stop; ++i) path.behind[i + 1] += before;
+    __syncthreads(); // the nodes are there for all, the sums are free again
+}
+
+// What a choice of a node is worth, all that lies before it included. Durations come in ascending order: `content` are the
+// frames of those before.
+INSIDE double worth_of(const Walked& q, bool label, int t, int around, int choice, double& content) {
+    if (label) return q.alpha[(i64)(t - 1) * q.labels + choice] + label_step(q, choice, around);
+    const i64 at = (i64)(t - 1 - choice) * q.labels + around;
+    content += (double)q.score[at];
+    return q.gamma[at] + (content + q.duration[(i64)choice * q.labels + around]);
 }
 
 // The best other choice at a node, a thread's work: any but `chosen`, or where there is a `root` what comes after `chosen` in
@@ -229,30 +404,18 @@ INSIDE void find_other(const Walked& q, const Path& path, int node, int root) {
     const bool label = node % 2 == 0;
     const int around = label ? (node ? path.chosen[node - 2] : NONE) : path.chosen[node - 1];
     const int count = label ? q.labels : smaller(q.longest, t);
-    double best = -infinity(), own = -infinity();
-    int found = NONE;
-    for (int turn = root >= 0 ? 0 : 1; turn < 2; ++turn) { // the first finds what the choice itself is worth
-        double content = 0;
-        for (int i = 0; i < count; ++i) {
-            double value;
-            if (label) value = q.alpha[(i64)(t - 1) * q.labels + i] + label_step(q, i, around);
-            else {
-                const i64 at = (i64)(t - 1 - i) * q.labels + around;
-                content += (double)q.score[at];
-                value = q.gamma[at] + (content + q.duration[(i64)i * q.labels + around]);
-            }
-            if (turn == 0) own = i == chosen ? value : own;
-            else {
-                const bool behind = root < 0 ? i != chosen : value < own || (value == own && i > chosen);
-                if (behind && i != root && value > best) {
-                    best = value;
-                    found = i;
-                }
-            }
-        }
+    double own = infinity(), content = 0;
+    for (int i = 0; root >= 0 && i <= chosen; ++i) own = worth_of(q, label, t, around, i, content);
+    Best best = {-infinity(), NONE};
+    content = 0;
+#pragma unroll 4
+    for (int i = 0; i < count; ++i) {
+        const double value = worth_of(q, label, t, around, i, content);
+        const bool behind = i != chosen && i != root && (value < own || (value == own && i > chosen));
+        look_at(best, behind ? value : -infinity(), i);
     }
-    path.other[node] = found;
-    path.worth[node] = found < 0 ? -infinity() : path.behind[node] + best;
+    path.other[node] = best.after;
+    path.worth[node] = best.after < 0 ? -infinity() : path.behind[node] + best.value;
 }
 
 struct Deviation {
@@ -310,7 +473,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_paths(
         const Path path = path_at(paths, n);
         int nodes = 0, begin = 0, root = NONE;
         if (n == 0) {
-            nodes = follow(q, path, 0, q.length, NONE, last, false);
+            nodes = follow(q, path, 0, q.length, last);
             if (threadIdx.x == 0) {
                 scores[number] = best_score[b];
                 if (count > 1) path.behind[0] = 0;
@@ -319,6 +482,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_paths(
             Deviation own = {NONE, 0, -infinity()};
             for (int p = 0; p < n; ++p) {
                 const Path seen = path_at(paths, p);
+#pragma unroll 4
                 for (int node = first[number + p] + threadIdx.x; node < used[number + p]; node += THREADS) {
                     const Deviation one = {p, node, seen.worth[node]};
                     if (is_better(paths, one, own)) own = one;
@@ -337,15 +501,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_paths(
             begin = best.node;
             root = begin == first[number + best.path] && roots[number + best.path] >= 0 ? roots[number + best.path]
                                                                                          : parent.chosen[begin];
+#pragma unroll 4
             for (int node = threadIdx.x; node <= begin; node += THREADS) {
                 path.chosen[node] = node < begin ? parent.chosen[node] : parent.other[node];
                 path.boundary[node] = parent.boundary[node];
                 path.behind[node] = parent.behind[node];
             }
             __syncthreads(); // all have read the parent, and the new path's first nodes are there
-            const int t = path.boundary[begin], label = begin % 2 ? path.chosen[begin - 1] : path.chosen[begin];
-            const int left = begin % 2 ? t - 1 - path.chosen[begin] : t;
-            nodes = follow(q, path, begin + 1, left, label, NONE, begin % 2 == 0);
+            int t = path.boundary[begin], label = path.chosen[begin], next = begin;
+            if (begin % 2) {
+                t -= 1 + path.chosen[begin];
+                label = t > 0 ? q.from[(i64)(t - 1) * labels + path.chosen[begin - 1]] : 0;
+                next = begin + 1;
+            }
+            nodes = follow(q, path, next, t, label);
             if (threadIdx.x == 0) {
                 scores[number + n] = best.worth;
                 parent.worth[begin] = -infinity();
@@ -365,8 +534,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_paths(
         }
         if (n + 1 < count) {
             sum_steps(q, path, begin, nodes);
-            for (int node = begin + threadIdx.x; node < nodes; node += THREADS)
-                find_other(q, path, node, node == begin ? root : NONE);
+            for (int kind = 0; kind < 2; ++kind) // the threads of a warp then do the same
+                for (int node = begin + (begin + kind) % 2 + 2 * (int)threadIdx.x; node < nodes; node += 2 * THREADS)
+                    find_other(q, path, node, node == begin ? root : NONE);
         }
         __syncthreads(); // what the search for the next one loads
     }
@@ -384,16 +554,17 @@ INSIDE u64 mixed(u64 x) {
 }
 #define GOLDEN 0x9e3779b97f4a7c15ULL
 
-// What one sequence's draws depend on beside the seed: its scores and length; by all 32 threads.
+// What one sequence's draws depend on beside the seed: its scores and length; by all threads.
 INSIDE u64 content_of(const REAL* score, int length, int labels) {
-    __shared__ u64 sums[32];
+    __shared__ u64 sums[THREADS];
     u64 sum = 0;
-    for (i64 i = threadIdx.x; i < (i64)length * labels; i += 32)
+#pragma unroll 4
+    for (i64 i = threadIdx.x; i < (i64)length * labels; i += THREADS)
         sum += mixed((u64)__double_as_longlong((double)score[i] + 0.0) + GOLDEN * (u64)(i + 1)); // -0.0 becomes 0.0
     sums[threadIdx.x] = sum;
     __syncthreads();
     sum = mixed((u64)length);
-    for (int i = 0; i < 32; ++i) sum += sums[i];
+    for (int i = 0; i < THREADS; ++i) sum += sums[i];
     return sum;
 }
 
@@ -407,110 +578,166 @@ INSIDE double power_of_two(int exponent) {
     return __longlong_as_double((i64)raw << 52);
 }
 
-// A search through weights for the one that a random number falls on, 32 at a time: every thread adds them up in order.
-struct Search {
-    double target, sum;
-    int found, last;
-};
-INSIDE void look_through(Search& of, const double* weights, int begin) {
-    for (int i = 0; i < 32; ++i) {
-        of.sum += weights[i];
-        if (weights[i] > 0) of.last = begin + i;
-        if (of.found < 0 && of.sum > of.target) of.found = begin + i;
-    }
-}
-// Whether the search is over, and right: where all weights were added up, they must be the message.
-INSIDE bool is_exact(const Search& of, double whole, bool complete) {
-    return !complete || (fabs(of.sum - whole) <= EXACT * whole && whole > 0 && whole < infinity());
+// Whether weights that were all added up are their message.
+INSIDE bool is_whole(double sum, double whole) {
+    return fabs(sum - whole) <= EXACT * whole && whole > 0 && whole < infinity();
 }
 
-// A draw, by 32 threads; grid (samples, B). From what `messages` of semicrf.cu left of the direction from the left, float64:
-// `stride` rows for each sequence, and the model's tables with CP columns. `flagged` (B, samples) is 1 where weights do not add
-// up to their message, 2 where nothing is feasible; the first draw adds up all of them.
-extern "C" __global__ void __launch_bounds__(32) draws(
+// What `messages` of semicrf.cu left of a sequence from the left, in float64: tables with CP columns, `onward` by the label
+// that follows; rows of messages by frame.
+struct Drawn {
+    const double *onward, *table, *last, *source, *arrived;
+    const int* exponent;
+    const REAL *score, *tops;
+    int labels, longest, length;
+};
+
+INSIDE Drawn drawn_of(const REAL* score, const REAL* tops, const double* onward, const double* table, const double* last,
+                      const double* source, const double* arrived, const int* exponent, int b, int frames, int labels,
+                      int longest, int stride, int table_first, int length) {
+    const i64 row = (i64)b * frames, left = (i64)b * stride;
+    const Drawn found = {onward + CP * CP, table + (i64)table_first * CP, last, source + left * CP, arrived + left * CP,
+                         exponent + left, score + row * labels, tops + row, labels, longest, length};
+    return found;
+}
+
+// The weight of frame f in segments of a label, from the messages before it to those after.
+INSIDE double frame_weight(const Drawn& q, int f, int label) {
+    const int step = q.exponent[f] - (f > 0 ? q.exponent[f - 1] : 0);
+    return exp((double)q.score[(i64)f * q.labels + label] - (double)q.tops[f]) * power_of_two(-step);
+}
+INSIDE const double* steps_to(const Drawn& q, int next) { return next < 0 ? q.last : q.onward + next * CP; }
+
+// Frames `low` to `high` as draws walk back through them, in shared memory, (TILE / 2, CP) each.
+struct Tile {
+    double *arrived, *source, *weight;
+    int low, high;
+};
+
+// A draw on its way back. It looks for the label that ends at boundary t, or, once it has it, for the duration: `tried` were
+// not long enough, `content` and `sum` are their frames and weights, and `last` the longest with a weight. `whole` is the
+// message that the weights are parts of; `reached` that before the segment of duration `last`.
+struct Draw {
+    u64 state;
+    int t, next, label, tried, last, size;
+    double whole, target, sum, content, reached;
+    bool exact;
+};
+
+INSIDE void draw_label(const Drawn& q, const Tile& tile, Draw& own) {
+    const double *weight = tile.arrived + (own.t - 1 - tile.low) * CP, *step = steps_to(q, own.next);
+    if (own.next < 0) {
+        own.whole = 0;
+        for (int a = 0; a < q.labels; ++a) own.whole += weight[a] * step[a];
+    }
+    const double target = random_of(own.state) * own.whole;
+    double sum = 0;
+    int found = NONE, last = NONE;
+#pragma unroll 8
+    for (int a = 0; a < q.labels; ++a) {
+        const double one = weight[a] * step[a];
+        sum += one;
+        last = one > 0 ? a : last;
+        found = found < 0 && sum > target ? a : found;
+    }
+    own.label = found < 0 ? last : found;
+    own.exact = own.label >= 0 && is_whole(sum, own.whole);
+    own.whole = own.exact ? weight[own.label] : 0;
+    own.target = random_of(own.state) * own.whole;
+    own.tried = own.last = 0;
+    own.sum = own.reached = 0;
+    own.content = 1;
+}
+
+// -> whether the duration is found; `exact` is false where there is none.
+INSIDE bool draw_duration(const Drawn& q, const Tile& tile, Draw& own) {
+    const int reach = smaller(q.longest, own.t);
+    bool found = false;
+    while (!found && own.tried < reach && own.t - 1 - own.tried >= tile.low) {
+        const int at = (own.t - 1 - own.tried - tile.low) * CP + own.label;
+        own.content *= tile.weight[at];
+        const double message = tile.source[at], one = message * (own.content * q.table[(i64)own.tried * CP + own.label]);
+        own.sum += one;
+        ++own.tried;
+        if (one > 0) {
+            own.last = own.tried;
+            own.reached = message;
+        }
+        found = own.sum > own.target;
+    }
+    if (found || own.tried < reach) return found;
+    // All were added up, and rounding kept the sum from the target. Rows above the tile are gone: rarer still, and lost.
+    own.exact = own.last > 0 && is_whole(own.sum, own.whole) && own.t - own.last <= tile.high;
+    return own.exact;
+}
+
+// Draws, one for each APART threads; grid (ceil(samples * APART / THREADS), B). `stride` rows of messages for each sequence.
+// `flagged` (B, samples) is 1 where weights do not add up to their message, 2 where nothing is feasible.
+extern "C" __global__ void __launch_bounds__(THREADS) draws(
     const REAL* __restrict__ score, const REAL* __restrict__ tops, const double* __restrict__ onward,
     const double* __restrict__ table, const double* __restrict__ last, const i64* __restrict__ lengths,
     const double* __restrict__ source, const double* __restrict__ arrived, const int* __restrict__ exponent,
     const double* __restrict__ z_value, const u64* __restrict__ seed, int* __restrict__ segments,
     int* __restrict__ sizes, int* __restrict__ flagged, int frames, int labels, int longest, int samples, int stride,
     int table_first) {
-    __shared__ double factors[2 * 32], weights[2 * 32];
-    const int n = blockIdx.x, b = blockIdx.y, lane = threadIdx.x;
+    __shared__ double arrived_rows[TILE / 2 * CP], source_rows[TILE / 2 * CP], weight_rows[TILE / 2 * CP];
+    const int b = blockIdx.y, n = blockIdx.x * (THREADS / APART) + (int)threadIdx.x / APART;
+    const bool here = threadIdx.x % APART == 0 && n < samples;
     const int length = length_of(lengths, b, frames);
-    const i64 row = (i64)b * frames, left = (i64)b * stride, number = (i64)b * samples + n;
-    const REAL* own = score + row * labels;
+    const i64 number = (i64)b * samples + n;
     const double z = z_value[2 * b];
-    if (!(z > 0 && z < infinity())) {
-        if (lane == 0) {
-            sizes[number] = 0;
-            flagged[number] = z == 0 ? 2 : 1;
+    const bool feasible = z > 0 && z < infinity();
+    const Drawn q = drawn_of(score, tops, onward, table, last, source, arrived, exponent, b, frames, labels, longest, stride,
+                             table_first, length);
+    Draw own = {0, length, NONE, NONE, 0, 0, 0, 0, 0, 0, 0, 0, feasible};
+    own.state = mixed(mixed(mixed(*seed + GOLDEN) ^ content_of(q.score, length, labels)) + (u64)n * GOLDEN);
+    for (int high = feasible ? length : 0; high > 0; high -= TILE / 2) {
+        const Tile tile = {arrived_rows, source_rows, weight_rows, higher(0, high - TILE / 2), high};
+        __syncthreads(); // the tile before it is free
+        for (int i = threadIdx.x; i < (high - tile.low) * labels; i += THREADS) {
+            const int f = tile.low + i / labels, a = i % labels, to = i / labels * CP + a;
+            tile.arrived[to] = q.arrived[(i64)f * CP + a];
+            tile.source[to] = q.source[(i64)f * CP + a];
+            tile.weight[to] = frame_weight(q, f, a);
         }
-        return;
+        __syncthreads();
+        while (here && own.exact && own.t > tile.low) {
+            if (own.label < 0) draw_label(q, tile, own);
+            if (!own.exact || !draw_duration(q, tile, own)) break; // lost, or to go on in the next tile
+            segments[(number * frames + own.size) * 2] = own.t;
+            segments[(number * frames + own.size) * 2 + 1] = own.label;
+            ++own.size;
+            own.t -= own.last;
+            own.next = own.label;
+            own.whole = own.reached;
+            own.label = NONE;
+        }
     }
-    u64 state = mixed(mixed(mixed(*seed + GOLDEN) ^ content_of(own, length, labels)) + (u64)n * GOLDEN);
-    const bool all = n == 0;
-    bool exact = true;
-    int t = length, next = NONE, size = 0, turn = 0;
-    while (t > 0 && exact) {
-        double whole = next < 0 ? 0 : source[(left + t) * CP + next];
-        if (next < 0)
-            for (int a = 0; a < labels; ++a) whole += arrived[(left + t - 1) * CP + a] * last[a];
-        Search search = {random_of(state) * whole, 0, NONE, NONE};
-        int begin = 0;
-        for (; begin < labels && (all || search.found < 0); begin += 32, turn ^= 32) {
-            const int a = begin + lane;
-            const double step = a >= labels ? 0 : next < 0 ? last[a] : onward[a * CP + next];
-            weights[turn + lane] = a < labels ? arrived[(left + t - 1) * CP + a] * step : 0;
-            __syncthreads(); // the other half is free: all have passed the barrier before its last loads
-            look_through(search, weights + turn, begin);
-        }
-        exact = is_exact(search, whole, all || search.found < 0);
-        const int label = search.found < 0 ? search.last : search.found;
-        if (!exact || label < 0) {
-            exact = false;
-            break;
-        }
-        whole = arrived[(left + t - 1) * CP + label];
-        const Search fresh = {random_of(state) * whole, 0, NONE, NONE};
-        search = fresh;
-        const int reach = smaller(longest, t);
-        double content = 1;
-        for (begin = 0; begin < reach && (all || search.found < 0); begin += 32, turn ^= 32) {
-            const int f = t - 1 - begin - lane;
-            const bool there = begin + lane < reach;
-            double factor = 0;
-            if (there) {
-                const int step = exponent[left + f] - (f > 0 ? exponent[left + f - 1] : 0);
-                factor = exp((double)own[(i64)f * labels + label] - (double)tops[row + f]) * power_of_two(-step);
-            }
-            factors[turn + lane] = factor;
-            __syncthreads();
-            double before = content;
-            for (int i = 0; i < 32; ++i) {
-                content *= factors[turn + i];
-                if (i == lane) before = content;
-            }
-            const double lasting = there ? before * table[(i64)(table_first + begin + lane) * CP + label] : 0;
-            weights[turn + lane] = there ? source[(left + f) * CP + label] * lasting : 0;
-            __syncthreads();
-            look_through(search, weights + turn, begin);
-        }
-        exact = is_exact(search, whole, all || search.found < 0);
-        const int k = 1 + (search.found < 0 ? search.last : search.found);
-        if (!exact || k < 1) {
-            exact = false;
-            break;
-        }
-        if (lane == 0) {
-            segments[(number * frames + size) * 2] = t;
-            segments[(number * frames + size) * 2 + 1] = label;
-        }
-        ++size;
-        t -= k;
-        next = label;
+    if (!here) return;
+    sizes[number] = own.exact ? own.size : 0;
+    flagged[number] = own.exact ? 0 : z == 0 ? 2 : 1;
+}
+
+// Whether all weights at the segments of a sequence's first draw add up to their messages: a thread for each segment; grid
+// (ceil(T / THREADS), B).
+extern "C" __global__ void __launch_bounds__(THREADS) check_draws(
+    const REAL* __restrict__ score, const REAL* __restrict__ tops, const double* __restrict__ onward,
+    const double* __restrict__ table, const double* __restrict__ last, const i64* __restrict__ lengths,
+    const double* __restrict__ source, const double* __restrict__ arrived, const int* __restrict__ exponent,
+    const int* __restrict__ segments, const int* __restrict__ sizes, int* __restrict__ flagged, int frames, int labels,
+    int longest, int samples, int stride, int table_first) {
+    const int b = blockIdx.y, i = blockIdx.x * THREADS + threadIdx.x;
+    const i64 number = (i64)b * samples;
+    if (i >= sizes[number]) return;
+    const Drawn q = drawn_of(score, tops, onward, table, last, source, arrived, exponent, b, frames, labels, longest, stride,
+                             table_first, length_of(lengths, b, frames));
+    const int* segment = segments + (number * frames + i) * 2;
+    const int t = segment[0], label = segment[1], reach = smaller(longest, t);
+    double content = 1, sum = 0;
+#pragma unroll 4
+    for (int k = 1; k <= reach; ++k) {
+        content *= frame_weight(q, t - k, label);
+        sum += q.source[(i64)(t - k) * CP + label] * (content * q.table[(i64)(k - 1) * CP + label]);
     }
-    if (lane == 0) {
-        sizes[number] = exact ? size : 0;
-        flagged[number] = !exact;
-    }
+    if (!is_whole(sum, q.arrived[(i64)(t - 1) * CP + label])) flagged[number] = 1;
 }

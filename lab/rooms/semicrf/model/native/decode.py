@@ -36,19 +36,22 @@ class Decoded:
 
     def paths(self) -> list[list[list[Segment]]]:
         """Lists of (start, end exclusive, label) for each sequence."""
-        batch, count = self.size_BN.shape
-        rows, sizes = self.segments_BNT2.flatten(0, 1).numpy(), self.size_BN.flatten().numpy()
-        step = -1 if self.backwards else 1
-        used = np.concatenate([row[:size][::step] for row, size in zip(rows, sizes, strict=True)])
-        stops = sizes.cumsum()
-        starts = np.zeros(len(used) + 1, dtype=used.dtype)
-        starts[1:] = used[:, 0]
-        starts[stops] = 0
-        columns = (starts[:-1], used[:, 0], used[:, 1])
+        batch, count, frames, _ = self.segments_BNT2.shape
+        pairs_NT = self.segments_BNT2.numpy().reshape(batch * count, 2 * frames).view(np.int64)
+        sizes_N, frame_T = self.size_BN.flatten().numpy(), np.arange(frames)
+        if self.backwards:
+            pairs_NT, frame_T = pairs_NT[:, ::-1], frame_T[::-1]
+        used = pairs_NT[frame_T < sizes_N[:, None]].view(np.int32).reshape(-1, 2)
+        boundary = np.empty(int(used[:, 0].max(initial=0)) + 1, dtype=object)
+        boundary[:] = range(
+            len(boundary)
+        )  # the same few integers for all tuples: new ones cost more than tuples
+        ends, labels, stops = boundary[used[:, 0]].tolist(), used[:, 1].tolist(), sizes_N.cumsum().tolist()
+        found = []
         with collector_paused():
-            segments = list(zip(*(column.tolist() for column in columns), strict=True))
-        bounds = zip((stops - sizes).tolist(), stops.tolist(), strict=True)
-        found = [segments[begin:stop] for begin, stop in bounds]
+            for begin, stop in zip([0, *stops], stops, strict=False):
+                own = ends[begin:stop]
+                found.append(list(zip([0, *own], own, labels[begin:stop], strict=False)))
         return [found[b * count : (b + 1) * count] for b in range(batch)]
 
 

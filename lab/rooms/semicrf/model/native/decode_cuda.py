@@ -38,18 +38,23 @@ WARP = 32
 class DecodeSizes(Sizes):
     """How the kernels divide the work."""
 
-    window_bytes: int = 32768
-    """Shared memory for the window of durations; longer ones use global memory."""
+    block: int = 8
+    """Frames in a block: fewer than in the linear pass, as what each block brings takes shared memory."""
     tile_bytes: int = 16384
     """Shared memory for the rows that a walk back goes through."""
+    apart: int = 32
+    """Threads from one draw to the next: draws of one warp would wait for each other's branches."""
 
-    def window(self, wide: int) -> int:
-        """Histories of a label that fit into shared memory, as many for each slice of the threads."""
-        slices = self.threads // wide
-        return self.window_bytes // (8 * wide) // slices * slices
+    def walk_rows(self, wide: int) -> int:
+        return self.tile_bytes // (8 * wide) // 2 * 2
 
 
 SIZES = DecodeSizes()
+ROWS_EACH = 4
+"""Boundaries whose labels before them a thread finds: RUN in decode.cu."""
+MOST_PINNED_BYTES = 2**26
+"""Results up to this size are copied in one go, into pinned memory that torch keeps; of larger ones no more
+than the longest list."""
 
 
 def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
@@ -58,7 +63,7 @@ def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
     plan = plan_best(Shape(*model.shape, model.score_BTC.dtype, SIZES), count)
     workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
     machine_for(model).run(plan, **native_cuda.bound_inputs(model), best=workspace)
-    return plan.buffers["scores"].view(workspace).cpu(), fetched(plan, workspace)
+    return fetched(plan, workspace, "scores")
 
 
 def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
@@ -66,14 +71,15 @@ def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
     model = replace(as_read(problem), score_BTC=problem.score_BTC.detach().double().contiguous())
     state = native_cuda.forward(model)
     assert isinstance(state, native_cuda.State)
-    plan = plan_draws(state.shape, samples)
+    plan = plan_draws(state.shape, samples, SIZES)
     workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
     word = torch.tensor([(seed + 2**63) % 2**64 - 2**63], device=model.score_BTC.device)
     machine_for(model).run(plan, **state.bound, seed=word, draws=workspace)
-    lost_B = (plan.buffers["flagged"].view(workspace) == 1).any(1)
+    flagged_BN, decoded = fetched(plan, workspace, "flagged")
+    lost_B = (flagged_BN == 1).any(1)
     if state.again is not None:
-        lost_B[state.again] = True
-    return fetched(plan, workspace), lost_B.cpu()
+        lost_B[state.again.cpu()] = True
+    return decoded, lost_B
 
 
 @functools.lru_cache(maxsize=64)
@@ -81,53 +87,67 @@ def plan_best(shape: Shape, count: int) -> Plan:
     """The pass and the walks back. To be bound: score, transition, duration, start, end, lengths."""
     sizes = shape.sizes
     assert isinstance(sizes, DecodeSizes)
-    batch, frames, labels, wide = shape.batch, shape.frames, shape.labels, shape.wide
+    batch, frames, labels, wide, blocks = shape.batch, shape.frames, shape.labels, shape.wide, shape.blocks
     slices = sizes.threads // wide
-    rows = ceiling(min(shape.longest, frames), slices) * slices
-    far = batch if rows > sizes.window(wide) else 0
     more, whole, double = count > 1, torch.int32, torch.float64
     states, nodes = (batch, frames, labels), (batch, count, 2 * frames)
     wanted: dict[str, Wanted] = {
-        "far": (double, (far, rows, wide)),
+        "gathered": (double, (batch, blocks * sizes.block, wide)),
+        "product": (double, (batch, blocks, wide)),
         **dict.fromkeys(("lasts", "from"), (whole, states)),
-        **dict.fromkeys(("alpha", "gamma"), (double, states if more else (0,))),
+        "alpha": (double, states),
+        "gamma": (double, states if more else (0,)),
         "best_score": (double, (batch,)),
         "last_label": (whole, (batch,)),
         **dict.fromkeys(("chosen", "boundary"), (whole, nodes)),
         "other": (whole, nodes if more else (0,)),
         **dict.fromkeys(("worth", "behind"), (double, nodes if more else (0,))),
-        **dict.fromkeys(("first", "roots", "used", "sizes"), (whole, (batch, count))),
+        **dict.fromkeys(("first", "roots", "used"), (whole, (batch, count))),
         "scores": (double, (batch, count)),
+        "sizes": (whole, (batch, count)),
         "segments": (whole, (batch, count, frames, 2)),
     }
-    messages = ("lasts", "from", "alpha", "gamma", "best_score", "last_label")
-    inputs = ("score", "transition", "duration", "start", "end", "lengths", "far")
-    passed = (*inputs, *messages, frames, labels, shape.longest, rows, int(more))
+    inputs = ("score", "transition", "duration", "start", "end", "lengths", "gathered", "product")
+    outcome = ("best_score", "last_label")
+    passed = (*inputs, "lasts", "alpha", "gamma", *outcome, frames, labels, shape.longest, blocks, int(more))
+    messages = ("lasts", "from", "alpha", "gamma", *outcome)
     paths = ("chosen", "boundary", "other", "worth", "behind", "first", "roots", "used")
     outputs = ("scores", "segments", "sizes", frames, labels, shape.longest, count)
     walked = ("score", "transition", "duration", "end", "lengths", *messages, *paths, *outputs)
-    passing = Launch("best_messages", (batch,), sizes.threads, passed)
-    walking = Launch("best_paths", (batch,), sizes.threads, walked)
-    return made("best", wanted, [passing, walking])
+    groups = ceiling(frames, ROWS_EACH * slices)
+    launches = [
+        Launch("best_messages", (batch,), sizes.threads, passed),
+        Launch(
+            "best_labels",
+            (groups, batch),
+            sizes.threads,
+            ("transition", "alpha", "lengths", "from", frames, labels),
+        ),
+        Launch("best_paths", (batch,), sizes.threads, walked),
+    ]
+    return made("best", wanted, launches)
 
 
 @functools.lru_cache(maxsize=64)
-def plan_draws(shape: Shape, samples: int) -> Plan:
+def plan_draws(shape: Shape, samples: int, sizes: DecodeSizes) -> Plan:
     """Walks back through the messages of `plan_messages`. To be bound besides: seed, one int64."""
     batch, frames, block = shape.batch, shape.frames, shape.sizes.block
     whole = torch.int32
     wanted: dict[str, Wanted] = {
+        **dict.fromkeys(("flagged", "sizes"), (whole, (batch, samples))),
         "segments": (whole, (batch, samples, frames, 2)),
-        **dict.fromkeys(("sizes", "flagged"), (whole, (batch, samples))),
     }
     stride = 2 * shape.blocks * block  # rows of both directions
-    model = ("onward", "table", "last", "lengths")
-    messages = ("source", "arrived", "exponent", "z_value")
+    model = ("score", "tops", "onward", "table", "last", "lengths", "source", "arrived", "exponent")
     numbers = (frames, shape.labels, shape.longest, samples, stride, block)
-    outputs = ("segments", "sizes", "flagged")
-    args = ("score", "tops", *model, *messages, "seed", *outputs, *numbers)
-    walking = Launch("draws", (samples, batch), WARP, args)
-    return made("draws", wanted, [walking], plan_messages(shape, 2))
+    walking = (*model, "z_value", "seed", "segments", "sizes", "flagged", *numbers)
+    checking = (*model, "segments", "sizes", "flagged", *numbers)
+    groups, rows = ceiling(samples * sizes.apart, sizes.threads), ceiling(frames, sizes.threads)
+    launches = [
+        Launch("draws", (groups, batch), sizes.threads, walking),
+        Launch("check_draws", (rows, batch), sizes.threads, checking),
+    ]
+    return made("draws", wanted, launches, plan_messages(shape, 2))
 
 
 def as_read(problem: Problem) -> Problem:
@@ -144,11 +164,22 @@ def as_read(problem: Problem) -> Problem:
     return Problem(score, transition, duration, problem.lengths_B.contiguous(), start, end)
 
 
-def fetched(plan: Plan, workspace: Tensor) -> Decoded:
-    """The segments on the CPU, no more rows than the longest list has."""
-    sizes_BN = plan.buffers["sizes"].view(workspace).cpu()
-    segments_BNT2 = plan.buffers["segments"].view(workspace)[:, :, : int(sizes_BN.max())]
-    return Decoded(segments_BNT2.cpu(), sizes_BN, backwards=True)
+def fetched(plan: Plan, workspace: Tensor, first: str) -> tuple[Tensor, Decoded]:
+    """The buffers `first`, sizes and segments on the CPU; they are a plan's last, in this order."""
+    names = (first, "sizes", "segments")
+    begin = plan.buffers[first].offset
+    results = workspace[begin:]
+    if results.is_cuda and len(results) <= MOST_PINNED_BYTES:
+        pinned = torch.empty(len(results), dtype=torch.uint8, pin_memory=True)
+        pinned.copy_(results, non_blocking=True)
+        torch.cuda.current_stream(results.device).synchronize()
+        buffers = (replace(plan.buffers[name], offset=plan.buffers[name].offset - begin) for name in names)
+        found, sizes_BN, segments_BNT2 = (buffer.view(pinned) for buffer in buffers)
+    else:
+        found, sizes_BN, segments_BNT2 = (plan.buffers[name].view(workspace) for name in names)
+        found, sizes_BN = found.cpu(), sizes_BN.cpu()
+        segments_BNT2 = segments_BNT2[:, :, : int(sizes_BN.max())].cpu()
+    return found, Decoded(segments_BNT2, sizes_BN, backwards=True)
 
 
 def machine_for(problem: Problem) -> Machine:
@@ -173,5 +204,6 @@ def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes:
 
 def defines(dtype: torch.dtype, wide: int, sizes: DecodeSizes) -> dict[str, object]:
     """The constants that the source takes from the compiler's command line."""
-    numbers = {"THREADS": sizes.threads, "WINDOW": sizes.window(wide), "TILE": sizes.tile_bytes // (8 * wide)}
+    rows = sizes.walk_rows(wide)
+    numbers = {"THREADS": sizes.threads, "N": sizes.block, "TILE": rows, "APART": sizes.apart}
     return {"REAL": "double" if dtype == torch.float64 else "float", "CP": wide, **numbers}

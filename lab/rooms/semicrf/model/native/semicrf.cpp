@@ -101,6 +101,7 @@ struct Model {
     Vectors duration;      // D[v][k - 1]: the vector of labels goes first, so that each runs through its own rows
     Vectors first, last;
     double margin, shift;
+    bool rounded = false;  // whether a weight is zero, though nothing forbids it
 
     Model(int64_t longest, int64_t labels, const double* transition, const double* durations, const double* start,
           const double* end, bool reach)
@@ -140,11 +141,12 @@ struct Model {
         for (int64_t c = 0; c < labels; ++c) row[size_t(c)] = from ? from[c * stride] : -INF;
     }
 
-    void weigh(const std::vector<double>& row, double shift, bool reach, V* to, int64_t stride) const {
+    void weigh(const std::vector<double>& row, double shift, bool reach, V* to, int64_t stride) {
         for (int64_t v = 0; v < nv; ++v) {
             V x;
             std::memcpy(&x, row.data() + v * LANES, sizeof(V));
             to[v * stride] = reach ? pick(x == -INF, V{}, all(1.0)) : exponential(x + shift);
+            rounded |= any((x != -INF) & (to[v * stride] < TINY));
         }
     }
 };
@@ -155,18 +157,27 @@ struct Sequence {
     bool single;
 };
 
-// The weights of frame t, and the maximum that was taken out of its scores.
-double weigh_frame(const Model& m, const Sequence& s, int64_t t, bool reach, V* weight) {
+struct Weighed {
+    double shift;   // the maximum that was taken out of the frame's scores
+    double lowest;  // the smallest score that forbids nothing, less the maximum
+};
+
+// The weights of frame t.
+Weighed weigh_frame(const Model& m, const Sequence& s, int64_t t, bool reach, V* weight) {
     double* flat = reinterpret_cast<double*>(weight);
     if (s.single) std::copy_n(static_cast<const float*>(s.score) + t * m.labels, m.labels, flat);
     else std::copy_n(static_cast<const double*>(s.score) + t * m.labels, m.labels, flat);
     for (int64_t c = m.labels; c < m.wide; ++c) flat[c] = -INF;
     V top = all(-INF);
     for (int64_t v = 0; v < m.nv; ++v) top = larger(weight[v], top);
-    double shift = finite_or_zero(largest(top));
-    for (int64_t v = 0; v < m.nv; ++v)
-        weight[v] = reach ? pick(weight[v] == -INF, V{}, all(1.0)) : exponential(weight[v] - shift);
-    return shift;
+    const double shift = finite_or_zero(largest(top));
+    V low = all(INF);
+    for (int64_t v = 0; v < m.nv; ++v) {
+        const V score = weight[v];
+        low = smaller(pick(score == -INF, all(INF), score), low);
+        weight[v] = reach ? pick(score == -INF, V{}, all(1.0)) : exponential(score - shift);
+    }
+    return {shift, -largest(-low) - shift};
 }
 
 // Sum over c of x[c] matrix[c], of W vectors from `v` on. Independent sums hide the latency of an addition.
@@ -241,7 +252,26 @@ struct Sums {  // compensated: the maxima of 10^5 frames add up to 10^6
     }
 };
 
+// The largest exponent of the last `rows` frames, or of up to as many before.
+struct Highest {
+    int64_t rows, seen = 0, older = INT64_MIN / 2, newer = INT64_MIN / 2;
+
+    explicit Highest(int64_t rows) : rows(rows) {}
+    void add(int64_t power) {
+        if (seen++ % rows == 0) {
+            older = newer;
+            newer = power;
+        }
+        newer = std::max(newer, power);
+    }
+    // What a pending row can exceed 1 by, in units of 2^now.
+    double above(int64_t now) const { return power_of_two(std::max<int64_t>(std::max(older, newer) - now, 0)); }
+};
+
 // What underflow may have lost by now, and whether a message is below it.
+//
+// A product that becomes zero loses less than TINY. A weight that does (scaled by 2^-step) loses as much of each message
+// that meets it: of the one that enters, up to 2^step, and of those that wait, which may come from larger ones.
 struct Loss {
     double margin, bound;
     M bad{};
@@ -250,13 +280,17 @@ struct Loss {
     Loss(const Model& m, V* lost) : margin(m.margin), bound(TINY), lost(lost) {
         for (int64_t v = 0; v < m.nv; ++v) lost[v] = all(TINY);
     }
-    void frame(const V* weight, int64_t nv) {
-        V most = all(TINY);
+    // `waiting`: the largest message that waits, before the scaling; `met`: what meets the model's weights after it.
+    void frame(const V* weight, int64_t nv, double lowest, int step, double waiting, double met) {
+        const bool rounded = lowest < LN2 * (std::max(step, 0) - 1021);
+        const double most_met = power_of_two(step) + waiting, floor = (1.0 + power_of_two(-step)) * most_met;
+        const V least = all(rounded ? std::fmax(floor, 1.0) * TINY : TINY);
+        V most = least;
         for (int64_t v = 0; v < nv; ++v) {
-            lost[v] = larger(lost[v] * weight[v], all(TINY));
+            lost[v] = larger(lost[v] * weight[v], least);
             most = larger(lost[v], most);
         }
-        bound = largest(most) * margin;
+        bound = largest(most) * margin * std::fmax(met, 1.0);
     }
     void look(V message) { bad |= (message != 0.0) & ~((message >= bound) & (message < INF)); }
     bool found(double z) const {  // in any message, in z, or by a weight beyond float64, which may meet a zero
@@ -316,6 +350,7 @@ Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, c
     Found found;
     Loss loss(m, lost);
     Above above;
+    Highest highest(window.rows);
     Sums tops;
     V peak = V{};
     for (int64_t v = 0; v < nv; ++v) {
@@ -325,10 +360,12 @@ Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, c
     }
     if (kept.exponent) kept.exponent[0] = 0;
     for (int64_t t = 0; t < length; ++t, gamma += stride) {
-        tops.add(weigh_frame(m, s, reversed ? length - 1 - t : t, REACH, weight));
+        const Weighed weighed = weigh_frame(m, s, reversed ? length - 1 - t : t, REACH, weight);
+        tops.add(weighed.shift);
         const int step = REACH ? 0 : exponent_of(largest(peak));
-        const double back = power_of_two(-step);
+        const double back = power_of_two(-step), waiting = highest.above(found.power);
         found.power += step;
+        highest.add(found.power);
         alpha += stride;
         peak = V{};
         for (int64_t v = 0; v < nv; ++v) {
@@ -341,7 +378,7 @@ Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, c
         if (kept.exponent) kept.exponent[t + 1] = int32_t(found.power);
         product(alpha, onward, m, next);
         pass_on(m, window, gamma, scaled, std::min(window.rows, length - t));
-        if (!REACH) loss.frame(scaled, nv);
+        if (!REACH) loss.frame(scaled, nv, weighed.lowest, step, waiting, largest(peak));
         for (int64_t v = 0; v < nv && t + 1 < length; ++v) {
             if (!REACH) loss.look(next[v]);
             above.look(next[v]);
@@ -409,6 +446,7 @@ class Right {
     const Sequence s;
     const Kept kept;
     Window window;
+    Highest highest;
     V *counts, *scaled, *lost, *beta, *eta, *gamma, *alpha, *covered, *started;
     V *crossed, *left, *right;
     int64_t waiting = 0, power = 0, z_power;
@@ -418,7 +456,7 @@ class Right {
 public:
     Right(const Model& m, const Tensors& x, const Counts& out, int64_t b, const Scratch& own)
         : m(m), x(x), out(out), b(b), nv(m.nv), length(x.length(b)), s(x.sequence(m, b)), kept(x.kept(m, b)),
-          window(own.window, std::min(m.longest, length), m.nv), counts(own.counts) {
+          window(own.window, std::min(m.longest, length), m.nv), highest(window.rows), counts(own.counts) {
         V* row = own.rows;
         for (V** each : {&scaled, &lost, &beta, &eta, &gamma, &alpha, &covered, &started}) {
             *each = row;
@@ -440,8 +478,7 @@ public:
         begin();
         for (int64_t t = length - 1; t >= 0; --t) {
             finish(t);
-            enter(t);
-            loss.frame(scaled, nv);
+            enter(t, loss);
             gather(std::min(window.rows, length - t));
             start(t);
             if (t == 0) break;
@@ -490,23 +527,26 @@ private:
     }
 
     // Scale frame t, and the left messages at boundary t so that left times right is a count.
-    void enter(int64_t t) {
+    void enter(int64_t t, Loss& loss) {
         V peak = V{};
         for (int64_t v = 0; v < nv; ++v) peak = larger(beta[v], peak);
         const int step = exponent_of(largest(peak));
-        const double back = power_of_two(-step);
+        const double back = power_of_two(-step), waiting = highest.above(power);
         power += step;
+        highest.add(power);
         // The power is halved, for half of it never overflows where the count does not.
         const int64_t all_of_it = kept.exponent[t] + power - kept.exponent[length] - z_power, half = all_of_it >> 1;
         const double one = power_of_two(half), other = power_of_two(all_of_it - half) * inverse;
         window.backwards();
-        weigh_frame(m, s, t, false, scaled);
+        const double lowest = weigh_frame(m, s, t, false, scaled).lowest;
         for (int64_t v = 0; v < nv; ++v) {
             scaled[v] *= back;
             gamma[v] = smaller(kept.gamma[t * nv + v] * one * other, all(MOST));
             alpha[v] = smaller(kept.alpha[t * nv + v] * one * other, all(MOST));
             window.row(v)[0] = beta[v];
         }
+        // The durations' and transitions' weights meet whatever waits.
+        loss.frame(scaled, nv, lowest, step, waiting, m.rounded ? highest.above(power) : 1.0);
     }
 
     // eta, and the durations' counts before D.

@@ -29,14 +29,17 @@ typedef long long i64;
 #define ROWS (CP / SLICES)
 #if DOUBLE
 #define TINY 2.2250738585072014e-308 /* 2^-1022: below it digits are lost */
+#define LEAST 4.9406564584124654e-324
 #define MARGIN 1.2089258196146292e24 /* 2^80 */
 #define LARGEST 1.7976931348623157e308
 #else
 #define TINY 1.17549435e-38f /* 2^-126 */
+#define LEAST 1.4e-45f
 #define MARGIN 68719476736.0f /* 2^36 */
 #define LARGEST 3.40282347e38f
 #endif
 #define LN2 0.6931471805599453
+#define HIGH 8 /* a message above 2^this loses more than the margin covers where its weight is below TINY */
 #define WILD 1e9 /* a larger score leaves its neighbours too few digits: the log domain sorts them apart */
 #define ROUNDING 9.765625e-4 /* 2^-10: a frame's mass off by less is rounding, and is divided out */
 #define INSIDE static __device__ __forceinline__
@@ -114,20 +117,22 @@ INSIDE double top_of_block(double own, double* shared) {
 }
 INSIDE double or_zero(double value) { return is_finite(value) ? value : 0; }
 
-// exp(score - top), or whether the score is allowed.
-INSIDE REAL weight_of(REAL score, double top, int saturate) {
-    return saturate ? (REAL)!forbidden(score) : (REAL)exp((double)score - top);
+// exp(score - top), or whether the score is allowed; `rounded` where it is too small, though nothing forbids it.
+INSIDE REAL weight_of(REAL score, double top, int saturate, int& rounded) {
+    const REAL weight = saturate ? (REAL)!forbidden(score) : (REAL)exp((double)score - top);
+    rounded |= !(weight >= TINY) && !forbidden(score);
+    return weight;
 }
 
 // Rows of the duration table from `begin` on; the largest of this thread's weights and 1.
 INSIDE REAL table_rows(const REAL* duration, REAL* table, double top, int begin, int labels, int longest, int rows,
-                       int rows_each, int saturate) {
+                       int rows_each, int saturate, int& rounded) {
     REAL largest = 1;
     for (int i = threadIdx.x; i < rows_each * CP; i += THREADS) {
         const int row = begin + i / CP, c = i % CP, d = row - (N - 1);
         if (row >= rows) break;
         const bool there = d >= 1 && d <= longest && c < labels;
-        const REAL weight = there ? weight_of(duration[(i64)(d - 1) * labels + c], -top, saturate) : 0;
+        const REAL weight = there ? weight_of(duration[(i64)(d - 1) * labels + c], -top, saturate, rounded) : 0;
         table[(i64)row * CP + c] = weight;
         largest = larger(largest, weight);
     }
@@ -144,7 +149,8 @@ INSIDE void frame_top(const REAL* __restrict__ score, REAL* __restrict__ tops, i
 
 // The weights of the model, padded to CP labels. The largest transition moves from E into D (every segment pays one of
 // each, the first its start), the largest end score into `shift`. Row d + N - 1 of `table` is duration d, zero outside
-// 1..K. `slack` is the margin times the largest D, a value for each block of `rows_each` rows. `onward` is E, then its
+// 1..K. `slack` is the margin times the largest D, a value for each block of `rows_each` rows, negative where a weight that nothing
+// forbids is below TINY. `onward` is E, then its
 // transpose. Programs beyond those for the table each take THREADS frames of all sequences, and write the largest score of
 // each over labels, 0 where it is not finite: every segmentation pays it alike.
 extern "C" __global__ void __launch_bounds__(THREADS) prepare(
@@ -155,26 +161,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) prepare(
     __shared__ double shared[THREADS];
     if (blockIdx.x >= programs) return frame_top(score, tops, (i64)(blockIdx.x - programs) * THREADS, all_frames, labels);
     double top = -infinity(), end_top = -infinity();
+    int rounded = 0;
     for (int i = threadIdx.x; i < labels * labels; i += THREADS) top = fmax(top, (double)transition[i]);
     for (int c = threadIdx.x; c < labels; c += THREADS) end_top = fmax(end_top, (double)end[c]);
     top = or_zero(top_of_block(top, shared));
     const double largest = top_of_block(
-        table_rows(duration, table, top, blockIdx.x * rows_each, labels, longest, rows, rows_each, saturate), shared);
-    if (threadIdx.x == 0) slack[blockIdx.x] = (REAL)largest * MARGIN;
-    if (blockIdx.x) return;
-    end_top = or_zero(top_of_block(end_top, shared));
-    if (threadIdx.x == 0) *shift = end_top;
-    for (int i = threadIdx.x; i < CP * CP; i += THREADS) {
+        table_rows(duration, table, top, blockIdx.x * rows_each, labels, longest, rows, rows_each, saturate, rounded), shared);
+    if (blockIdx.x == 0) end_top = or_zero(top_of_block(end_top, shared));
+    for (int i = threadIdx.x; blockIdx.x == 0 && i < CP * CP; i += THREADS) {
         const int from = i / CP, to = i % CP;
         const bool there = from < labels && to < labels;
-        const REAL weight = there ? weight_of(transition[from * labels + to], top, saturate) : 0;
+        const REAL weight = there ? weight_of(transition[from * labels + to], top, saturate, rounded) : 0;
         onward[from * CP + to] = weight;
         onward[CP * CP + to * CP + from] = weight;
     }
-    for (int c = threadIdx.x; c < CP; c += THREADS) {
-        first[c] = c < labels ? weight_of(start[c], top, saturate) : 0;
-        last[c] = c < labels ? weight_of(end[c], end_top, saturate) : 0;
+    for (int c = threadIdx.x; blockIdx.x == 0 && c < CP; c += THREADS) {
+        first[c] = c < labels ? weight_of(start[c], top, saturate, rounded) : 0;
+        last[c] = c < labels ? weight_of(end[c], end_top, saturate, rounded) : 0;
     }
+    const bool any_rounded = top_of_block(rounded, shared) > 0;
+    if (threadIdx.x) return;
+    slack[blockIdx.x] = (REAL)largest * MARGIN * (any_rounded ? -1 : 1);
+    if (blockIdx.x == 0) *shift = end_top;
 }
 
 // What a thread of `messages` knows of its place; frames origin to stop of the direction are the sequence's.
@@ -202,8 +210,8 @@ INSIDE void read_scores(const Place& at, int q, REAL (&coming)[N / SLICES]) {
 INSIDE void frame_weights(const Place& at, const REAL (&coming)[N / SLICES], int saturate, REAL* weight) {
 #pragma unroll
     for (int r = 0; r < N / SLICES; ++r) {
-        const REAL w = saturate ? (REAL)!forbidden(coming[r]) : (REAL)exp(coming[r]);
-        weight[(at.slice + r * SLICES) * CP + at.c] = w;
+        const REAL w = saturate ? 1 : (REAL)exp(coming[r]);
+        weight[(at.slice + r * SLICES) * CP + at.c] = forbidden(coming[r]) ? 0 : w == 0 ? LEAST : w; // only -inf is zero
     }
 }
 
@@ -296,12 +304,14 @@ extern "C" __global__ void __launch_bounds__(CP) outside_sums(
 // What the first boundary of a direction brings, and by how much a message must exceed what may be lost.
 struct Entry {
     REAL own, top, margin;
+    int rounded, rows; // whether a weight of the model is below TINY; frames for which messages wait
 };
 
 // A label's part of the messages, in registers; `carry` is the product of the stage's blocks so far.
 struct Message {
     REAL gamma, lost, most_lost, previous, final_value, final_lost, carry;
     int power, final_power, bad, nonzero;
+    int seen, older, newer; // the largest powers of the last `rows` frames, or of up to as many before
 };
 
 // The sum over labels of what they sent times their weights to this one, in a fixed order.
@@ -324,12 +334,25 @@ struct Kept {
     int* exponent;
 };
 
-// The power of two of the largest message, as it was two frames back, moves from the frame's weight into the exponent.
-INSIDE REAL rescaled(Message& m, REAL weight) {
-    const int step = exponent_of(m.previous);
+INSIDE int higher(int a, int b) { return a > b ? a : b; }
+
+// The frame's weight; every second one takes over the power of two of the largest message, as it was two frames back, which
+// moves into the exponent. A weight that is then below TINY, or a weight of the model that is, loses as much of each
+// message that meets it: a sequence where that is above 2^HIGH is marked. Those that wait may come from larger ones.
+INSIDE REAL rescaled(Message& m, REAL weight, const Entry& entry, bool moves) {
+    const int step = moves ? exponent_of(m.previous) : 0;
     const REAL back = power_of_two(-step);
+    const int waiting = higher(higher(m.older, m.newer) - m.power, 0);
+    const bool below = weight > 0 && weight * back < TINY;
+    if (below && higher(exponent_of(m.gamma), waiting) + higher(-step, 0) > HIGH) m.bad = 1;
+    if (entry.rounded && higher(exponent_of(m.gamma), waiting) > HIGH) m.bad = 1;
     m.power += step;
     m.most_lost *= larger(back, 1);
+    if (m.seen++ % entry.rows == 0) {
+        m.older = m.newer;
+        m.newer = m.power;
+    }
+    m.newer = higher(m.newer, m.power);
     return weight * back;
 }
 
@@ -360,10 +383,11 @@ INSIDE void near_steps(Message& m, const Place& at, int q, const Entry& entry, R
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         const int f = q * N + i;
-        if (i % 2 == 0 && !saturate) frame[i] = rescaled(m, frame[i]);
+        if (!saturate) frame[i] = rescaled(m, frame[i], entry, i % 2 == 0);
         const REAL w = frame[i];
         REAL alpha = (pending[i] + m.gamma * near[0]) * w;
         if (saturate && alpha > 1) alpha = 1;
+        if (entry.rounded && !saturate && exponent_of(alpha) > HIGH) m.bad = 1; // the transitions meet it
         sent[(i & 1) * CP + c] = alpha; // two buffers: who is a step ahead writes the other one
         m.lost = larger(m.lost * w, TINY);
         if (i % 4 == 3) losses[c] = m.lost;
@@ -433,7 +457,7 @@ INSIDE void conclude(const Message& m, const Place& at, const Entry& entry, i64 
     to.count[lane] = found;
 }
 
-// What a launch leaves to the next one where time goes in stages, per lane: 6 and 4 values of each
+// What a launch leaves to the next one where time goes in stages, per lane: 6 and 7 values of each
 // label, the tops and whether one was wild.
 struct Stages {
     REAL *outside, *reals;
@@ -443,18 +467,18 @@ struct Stages {
 
 INSIDE void put_down(const Message& m, const Stages& stages, i64 lane, int c) {
     REAL* reals = stages.reals + lane * 6 * CP + c;
-    int* ints = stages.ints + lane * 4 * CP + c;
+    int* ints = stages.ints + lane * 7 * CP + c;
     const REAL values[6] = {m.gamma, m.lost, m.most_lost, m.previous, m.final_value, m.final_lost};
-    const int others[4] = {m.power, m.final_power, m.bad, m.nonzero};
+    const int others[7] = {m.power, m.final_power, m.bad, m.nonzero, m.seen, m.older, m.newer};
     for (int i = 0; i < 6; ++i) reals[i * CP] = values[i];
-    for (int i = 0; i < 4; ++i) ints[i * CP] = others[i];
+    for (int i = 0; i < 7; ++i) ints[i * CP] = others[i];
 }
 
 INSIDE Message taken_up(const Stages& stages, i64 lane, int c) {
     const REAL* reals = stages.reals + lane * 6 * CP + c;
-    const int* ints = stages.ints + lane * 4 * CP + c;
+    const int* ints = stages.ints + lane * 7 * CP + c;
     const Message m = {reals[0], reals[CP], reals[2 * CP], reals[3 * CP], reals[4 * CP], reals[5 * CP], 1,
-                       ints[0], ints[CP], ints[2 * CP], ints[3 * CP]};
+                       ints[0], ints[CP], ints[2 * CP], ints[3 * CP], ints[4 * CP], ints[5 * CP], ints[6 * CP]};
     return m;
 }
 
@@ -487,15 +511,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
                        arrived + skip * CP, exponent + skip};
     const Stages stages = {outside + lane * STAGE * N * CP, stage_reals, stage_ints, stage_tops + 2 * lane};
     const REAL *enter = direction ? last : first, *leave = direction ? first : last;
-    Entry entry = {enter[c], 0, 0};
+    Entry entry = {enter[c], 0, 0, 0, (far_blocks + 1) * N};
     for (int i = 0; i < CP; ++i) entry.top = larger(entry.top, enter[i]);
-    for (int i = 0; i < slacks; ++i) entry.margin = larger(entry.margin, slack[i]);
+    for (int i = 0; i < slacks; ++i) {
+        entry.margin = larger(entry.margin, slack[i] < 0 ? -slack[i] : slack[i]);
+        entry.rounded |= slack[i] < 0;
+    }
     REAL across[CP], near[N], coming[N / SLICES];
 #pragma unroll
     for (int i = 0; i < CP; ++i) across[i] = onward[direction * CP * CP + i * CP + c];
 #pragma unroll
     for (int i = 0; i < N; ++i) near[i] = table[(N + i) * CP + c];
-    Message m = {origin == 0 ? entry.own : 0, TINY, TINY, origin == 0 ? entry.top : 0, 0, TINY, 1, 0, 0, 0, 0};
+    Message m = {origin == 0 ? entry.own : 0, TINY, TINY, origin == 0 ? entry.top : 0, 0, TINY, 1, 0, 0, 0, 0, 0, -(1 << 30), -(1 << 30)};
     double passed = 0; // by the last thread, and so is `wild`
     int wild = 0;
     if (begin) {

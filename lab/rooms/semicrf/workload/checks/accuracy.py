@@ -27,7 +27,7 @@ def accuracy(subject: Subject) -> Iterator[Row]:
 
 def accuracy_long(subject: Subject) -> Iterator[Row]:
     """Too long for the definition: against the factorised torch form in float64."""
-    for at, shape in enumerate(() if subject.interpreted or subject.backend in ("torch", "naive") else LONG):
+    for at, shape in enumerate(() if subject.backend in ("torch", "naive") else LONG):
         case = drawn(subject.seed + 50 + at, shape)
         for dtype in (torch.float64, torch.float32):
             given = case.to(dtype=dtype)

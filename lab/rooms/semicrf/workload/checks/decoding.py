@@ -59,7 +59,7 @@ def entropies(subject: Subject) -> Iterator[Row]:
 def sampling(subject: Subject) -> Iterator[Row]:
     """Frequencies of 2,000 samples: within 5 standard deviations of the posteriors everywhere."""
     case = drawn(subject.seed + 600, (1, 8, 4, 3))
-    count = 200 if subject.interpreted else 2000
+    count = 2000
     inputs = case.to(subject.device).inputs()
     paths = api.sample(**inputs, samples=count, seed=subject.seed, backend=subject.backend)[0]
     seen = torch.zeros(8, 3, dtype=torch.float64)

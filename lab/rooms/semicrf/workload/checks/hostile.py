@@ -54,12 +54,11 @@ def infeasible(subject: Subject) -> Iterator[Row]:
 
 def hostile(subject: Subject) -> Iterator[Row]:
     """Random hostile batches: log Z and every gradient, value by value, against the definition in float64."""
-    frames = 6 if subject.interpreted else 24
     for dtype, limit in ((torch.float64, 1e-6), (torch.float32, 1e-4)):
         dice = torch.Generator().manual_seed(subject.seed)
         worst, first, compared, left_out = 0.0, "", 0, 0
         for batch in range(subject.batches):
-            case, kinds = hostile_case(dice, frames)
+            case, kinds = hostile_case(dice)
             case = case.to(dtype=dtype)
             kept = comparable(case)
             left_out += len(case.lengths_B) - len(kept)
@@ -77,7 +76,7 @@ def hostile(subject: Subject) -> Iterator[Row]:
 def one_free_duration(subject: Subject) -> Iterator[Row]:
     """One duration is free and the others cost 450 to 660: z may be tiny beside the messages' own scales."""
     shapes = ((1, 6, 2, 1), (2, 7, 2, 3), (2, 11, 3, 2), (2, 30, 2, 4))
-    for shape in shapes[: 2 if subject.interpreted else None]:
+    for shape in shapes:
         for dtype, limit in ((torch.float64, 1e-6), (torch.float32, 1e-4)):
             found = {
                 cost: worst_value(subject, one_free(subject.seed + 700, shape, cost).to(dtype=dtype))

@@ -13,7 +13,7 @@ from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row, draw
 
 
 def repeats(subject: Subject) -> Iterator[Row]:
-    shape = subject.shapes()[-1] if subject.interpreted else (8, 200, 30, 24)
+    shape = (8, 200, 30, 24)
     case = drawn(subject.seed + 300, shape).to(dtype=torch.float32)
     first = subject.solve(case)
     apart = sum(not same_bits(first, subject.solve(case)) for _ in range(subject.repeats - 1))
@@ -29,8 +29,7 @@ def repeats(subject: Subject) -> Iterator[Row]:
 
 def composition(subject: Subject) -> Iterator[Row]:
     """A sequence's log Z and posteriors do not depend on the batch it is in."""
-    shape = subject.shapes()[2]
-    shape = (5, *shape[1:]) if subject.interpreted else (7, 90, 12, 24)
+    shape = (7, 90, 12, 24)
     case = drawn(subject.seed + 310, shape).to(dtype=torch.float32)
     whole = subject.solve(case)
     apart = 0

@@ -32,19 +32,18 @@ class Subject:
 
     backend: str
     device: torch.device
-    interpreted: bool
     batches: int
     seed: int
 
     @property
     def repeats(self) -> int:
-        return 100 if self.device.type == "cuda" else 3 if self.interpreted else 10
+        return 100 if self.device.type == "cuda" else 10
 
     def solve(self, case: Case) -> Solution:
         return solve(case.to(self.device), self.backend)
 
     def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
-        return SMALL[:3] if self.interpreted else SMALL
+        return SMALL
 
 
 def drawn(seed: int, shape: tuple[int, ...]) -> Case:

@@ -321,3 +321,14 @@ def test_the_processors_way_with_tiny_numbers_is_as_it_was_after_a_call():
     tiny = torch.tensor([1e-310], dtype=torch.float64)
     solve(random_problem(2, 20, 5, 3))
     assert float(tiny * 0.5) > 0
+
+
+def test_a_weight_that_only_its_scale_makes_too_small_marks_the_sequence():
+    """Hostile batch 229 of seed 77: e^-425 met a message of 2^453 from which that power was taken first."""
+    dice = torch.Generator().manual_seed(77)
+    for _ in range(230):
+        case, _ = hostile_case(dice, 24)
+    problem = make_problem(*case.to(dtype=torch.float64).inputs().values()).rows(torch.tensor([0]))
+    _, redo_B = native_cpu.counted(native_cpu.forward(problem))
+    assert redo_B.tolist() == [True]
+    assert worst(naive.posteriors(problem), native_cpu.backward(native_cpu.forward(problem))) <= 1e-10

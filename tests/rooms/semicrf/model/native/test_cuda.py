@@ -81,7 +81,10 @@ MUTANTS = {
         "const int nearest = i + (part == 0) + part * STAGE;",
     ),
     "the parts between not multiplied in": ("sums[m] * between + from[m * CP]", "sums[m] + from[m * CP]"),
-    "the exponent lost between stages": ("{m.power, m.final_power,", "{0, m.final_power,"),
+    "the exponent lost between stages": (
+        "others[7] = {m.power, m.final_power,",
+        "others[7] = {0, m.final_power,",
+    ),
     "the tops lost between stages": ("passed = stages.tops[0];", "passed = 0;"),
 }
 
@@ -346,6 +349,36 @@ def test_a_short_sequence_whose_start_weighs_2_to_the_760_has_finite_counts(run)
         problem.lengths_B[0] = length
         _, found = run(problem)
         assert worst(naive.posteriors(problem), found) <= 1e-10 and float(found.imbalance_B) <= 1e-9
+
+
+@compiler
+def test_a_weight_that_underflows_beside_a_large_message_marks_its_sequence(run):
+    score_BTC = torch.tensor([[[-500.0, 0.0], [0.0, 0.0]]], dtype=torch.float64)
+    duration_KC = torch.tensor([[200.0, -200.0], [0.0, 0.0]], dtype=torch.float64)
+    start_C = torch.tensor([400.0, 200.0], dtype=torch.float64)
+    problem = make_problem(score_BTC, score_BTC.new_zeros(2, 2), duration_KC, None, start_C)
+    state, found = run(problem)
+    assert state.again.tolist() == [0] and float(found.log_z_B) == pytest.approx(300, abs=1e-9)
+
+
+@compiler
+@pytest.mark.parametrize("size", [60, 350, 700])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_soft_scores_of_any_sign_on_any_input_lose_nothing(run, dtype, size):
+    limit = 1e-9 if dtype == torch.float64 else 1e-4
+    for seed in range(30):
+        problem = random_problem(4, 1 + seed % 9, 1 + seed % 6, 1 + seed % 4, dtype=dtype, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        for value in problem.floats():
+            far = torch.rand(value.shape, generator=generator) < torch.rand(1, generator=generator)
+            soft = size * (2 * torch.rand(value.shape, generator=generator) - 1)
+            value[far] = soft[far].to(dtype)
+        _, found = run(problem)
+        expected = naive.posteriors(problem)
+        off = (found.log_z_B - expected.log_z_B).abs() / (1 + expected.log_z_B.abs())
+        assert float(off.max()) <= (1e-11 if dtype == torch.float64 else 1e-6), seed
+        assert worst(expected, found) <= limit, seed
+        assert float(found.imbalance_B.max()) <= ledger.tolerance_of(dtype, 9), seed
 
 
 POWER_MUTANTS = {

@@ -34,49 +34,65 @@ FORMS = [
         "cuda", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
     ),
 ]
-SIZES = decode_cuda.DecodeSizes(threads=16, narrowest=4, window_bytes=256, tile_bytes=128)
-"""Small: four slices of four labels, windows of 8 rows, tiles of 4."""
+SIZES = decode_cuda.DecodeSizes(block=4, threads=16, narrowest=4, tile_bytes=128, apart=4)
+"""Small: four slices of four labels, blocks of 4 frames, tiles of 4 rows, four draws in each thread block."""
 LOOSE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 MUTANTS = {
-    "the barrier before the frames' scores are read": (
-        "(double)score[row + (i64)ahead * labels] : 0;\n            __syncthreads();\n",
-        "(double)score[row + (i64)ahead * labels] : 0;\n",
+    "the barrier before the labels' steps": (
+        "pending, pending_after);\n        __syncthreads();\n",
+        "pending, pending_after);\n",
     ),
-    "the barrier before the slices' best are read": (
-        "        ended_after[threadIdx.x] = after;\n        __syncthreads();\n",
-        "        ended_after[threadIdx.x] = after;\n",
+    "the barrier after a block": (
+        "__syncthreads(); // the next block reads what was found, and the shared rows are free again",
+        "",
     ),
-    "the barrier before what arrived is read": (
-        "            }\n        }\n        __syncthreads();\n        double crossing = none;",
-        "            }\n        }\n        double crossing = none;",
-    ),
-    "the barrier before what crossed is read": (
-        "        crossed_from[threadIdx.x] = before;\n        __syncthreads();\n",
-        "        crossed_from[threadIdx.x] = before;\n",
-    ),
+    "the barrier before what was sent is read": ("        LABELS_SYNC();\n", ""),
     "the barrier between a tile's loads and the walk": (
-        "            from[i] = q.from[(i64)low * q.labels + i];\n        }\n        __syncthreads();\n",
-        "            from[i] = q.from[(i64)low * q.labels + i];\n        }\n",
+        "i % q.labels] : 0;\n        }\n        __syncthreads();\n",
+        "i % q.labels] : 0;\n        }\n",
     ),
-    "ties to any slice": ("(value == best && k < after)", "(value == best && k > after)"),
-    "the longest duration lost": (
-        "const int oldest = higher(0, f + 1 - longest);",
-        "const int oldest = higher(0, f + 2 - longest);",
+    "the barrier before a tile of messages is read": (
+        "tile.weight[to] = frame_weight(q, f, a);\n        }\n        __syncthreads();\n",
+        "tile.weight[to] = frame_weight(q, f, a);\n        }\n",
     ),
-    "histories not rebased": ("history[(s % rows) * CP] += passed;", "history[(s % rows) * CP] += 0;"),
-    "a slice of labels lost": (
-        "for (int other = 0; other < SLICES; ++other)",
-        "for (int other = 1; other < SLICES; ++other)",
+    "the barrier before a tile of messages is loaded": ("__syncthreads(); // the tile before it is free", ""),
+    "ties to what began before the block": (">= best[j].value", "> best[j].value"),
+    "ties to more than one frame": (">= best[i].value", "> best[i].value"),
+    "ties to the last seen": ("value > best.value;", "value >= best.value;"),
+    "the longest duration lost": ("k <= at.longest ?", "k < at.longest ?"),
+    "a part of the blocks before lost": ("part < SLICES - 1; ++part", "part < SLICES - 2; ++part"),
+    "a block between parts lost": ("nearest + each - 1, reach", "nearest + each - 2, reach"),
+    "the farthest block lost": ("(at.longest - 2) / N + 1, each", "(at.longest - 2) / N, each"),
+    "the frames of a block between forgotten": ("between += product[p * CP + at.c];", ";"),
+    "the frames of blocks between parts forgotten": (
+        "between += product[(i64)(q - passed) * CP + at.c];",
+        ";",
     ),
+    "the frames of the latest block forgotten": ("between += latest[i * CP + at.c];", ";"),
+    "the rest of a block's frames forgotten": ("newest[i * CP + c] + rest;", "newest[i * CP + c];"),
+    "the block before lost": ("if (q > 0) {", "if (q % 2) {"),
+    "the second block before lost": ("if (q > 1) {", "if (q % 2) {"),
+    "a label before lost": (
+        "for (int a = 0; a < labels; ++a) {\n        const double step",
+        "for (int a = 1; a < labels; ++a) {\n        const double step",
+    ),
+    "a boundary's labels before lost": ("if (r < count) from", "if (r + 1 < count) from"),
+    "sums of other threads forgotten": ("sums[turn + threadIdx.x - 1]", "0"),
     "the end score dropped": ("top = arrived[a] + end[a];", "top = arrived[a];"),
     "a deviation taken twice": ("parent.worth[begin] = -infinity();", ";"),
     "later choices at a node lost": ("node == begin ? root : NONE", "NONE"),
-    "what lies behind forgotten": ("path.behind[node] + best;", "best;"),
-    "content not multiplied": ("content *= factors[turn + i];", "content = factors[turn + i];"),
+    "what lies behind forgotten": ("path.behind[node] + best.value;", "best.value;"),
+    "content not multiplied": ("own.content *= tile.weight[at];", "own.content = tile.weight[at];"),
+    "content not multiplied by the check": ("content *= frame_weight(", "content = frame_weight("),
+    "a row of a tile of messages lost": ("own.tried >= tile.low", "own.tried > tile.low"),
+    "the label after a draw's segment forgotten": ("own.next = own.label;", ";"),
     "exponents of draws dropped": ("* power_of_two(-step);", ";"),
-    "a first label by its message alone": ("next < 0 ? last[a] : onward", "next < 0 ? 1 : onward"),
+    "a first label by its message alone": (
+        "next < 0 ? q.last : q.onward + next * CP",
+        "next < 0 ? q.onward : q.onward + next * CP",
+    ),
 }
 """Faults in decode.cu that the tests must see."""
 
@@ -161,6 +177,20 @@ def test_viterbi_is_the_definitions_score_and_path(form, shape, masked, scale, s
     found = best(form, problem)
     assert [one[0][0] if one else -math.inf for one in found] == score_B.tolist()
     assert [one[0][1] if one else [] for one in found] == expected
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 17, 18, 25])
+def test_a_long_segment_is_found_wherever_it_begins_and_ends_in_blocks(form, longest):
+    """Blocks have 4 frames here. The longest duration pays so well that a path has as many as fit."""
+    for frames in (longest, longest + 1, longest + 6, 17):
+        problem = whole_numbers(random_problem(2, frames, longest, 3, scale=3.0, seed=frames))
+        problem.lengths_B[0] = frames
+        problem.duration_KC[-1] += 30 * longest
+        score_B, expected = naive.viterbi(problem)
+        found = best(form, problem)
+        assert [(one[0][0], one[0][1]) for one in found] == list(zip(score_B.tolist(), expected, strict=True))
+        if frames >= longest:
+            assert longest in [end - start for start, end, _ in found[0][0][1]]
 
 
 @LOOSE
@@ -323,6 +353,25 @@ def test_nothing_feasible_has_no_path_and_no_draw_and_its_neighbour_has(form):
     assert drawn[0].paths()[0] == [[], []] and all(drawn[0].paths()[1]) and not bool(drawn[1].any())
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
+def test_messages_that_do_not_add_up_along_the_first_draw_lose_the_sequence(monkeypatch, libraries):
+    """A message too small at the first boundary: only sums over all durations show it."""
+    make_small(monkeypatch)
+    emulate(monkeypatch, libraries, 1)
+    problem = random_problem(2, 9, 9, 3, seed=4, scale=0.2)
+    problem.lengths_B[:] = 9
+    forward = native_cuda.forward
+
+    def damaged(model):
+        state = forward(model)
+        state.buffer("source")[0, :3] *= 1 - 1e-7
+        return state
+
+    monkeypatch.setattr(native_cuda, "forward", damaged)
+    for seed in range(12):
+        assert decode_cuda.draws(problem, 1, seed)[1].tolist() == [True, False]
+
+
 @pytest.mark.parametrize("order", [0, 2])
 def test_the_kernels_do_not_depend_on_the_order_of_threads(monkeypatch, libraries, order):
     if shutil.which("g++") is None:
@@ -344,11 +393,14 @@ def test_at_the_sizes_of_a_gpu_the_kernels_decode_as_torch_does(monkeypatch, tmp
     library = build(tmp_path, dtype, sizes.padded(labels), sizes=sizes, form=decode_cuda)
     machine = Emulated(library, order=1)
     monkeypatch.setattr(decode_cuda, "machine_for", lambda problem: machine)
-    problem = whole_numbers(random_problem(2, 75, 60, labels, dtype=dtype, seed=6, scale=4.0, masked=0.2))
+    problem = whole_numbers(random_problem(2, 75, 60, labels, dtype=dtype, seed=6, scale=4.0))
+    problem.lengths_B[0] = 75
+    problem.duration_KC[:47] += 40 * torch.arange(47, dtype=dtype)[:, None]
     score_B, expected = paths.viterbi(problem)
     for count in (1, 3):
         found = best(decode_cuda, problem, count)
         assert [one[0] for one in found] == list(zip(score_B.tolist(), expected, strict=True))
+    assert max(end - start for start, end, _ in expected[0]) > 4 * sizes.block
 
 
 @pytest.mark.parametrize("capability", [(6, 1), (9, 0)], ids=["Pascal", "Hopper"])
@@ -366,7 +418,8 @@ def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, labels,
     target = f"compute_{known.rpartition('_')[2]}"
     defines = decode_cuda.defines(dtype, sizes.padded(labels), sizes)
     ptx = cuda_driver.compiled(path, decode_cuda.SOURCE.read_text(), target, defines).decode()
-    assert all(f".entry {name}(" in ptx for name in ("best_messages", "best_paths", "draws"))
+    names = ("best_messages", "best_labels", "best_paths", "draws", "check_draws")
+    assert all(f".entry {name}(" in ptx for name in names)
     assert "atom." not in ptx
 
 
@@ -418,6 +471,13 @@ def test_on_a_gpu_draws_cover_frames_as_the_posteriors_say_and_repeat():
         assert bool(((seen_TC - right[b]).abs() <= 6 * sigma_TC + 6 / count).all())
 
 
+def level():
+    """All segmentations tie, but for segments of one frame."""
+    problem = make_problem(torch.zeros(1, 23, 2), torch.zeros(2, 2), torch.zeros(7, 2))
+    problem.duration_KC[0] -= 1
+    return problem
+
+
 def whole_of(problem, unlike):
     """All that the emulated kernels make of two problems, or the failed assertion."""
     try:
@@ -426,6 +486,7 @@ def whole_of(problem, unlike):
         return (
             best(decode_cuda, problem, 12),
             best(decode_cuda, problem),
+            best(decode_cuda, level()),
             drawn.paths(),
             other,
             lost_B.tolist(),
@@ -437,10 +498,10 @@ def whole_of(problem, unlike):
 @pytest.fixture(scope="module")
 def unmutated(libraries):
     """Problems on which every line counts, and what the kernels make of them as they are."""
-    problem = whole_numbers(random_problem(2, 75, 21, 4, masked=0.2, scale=3.0, seed=5, tilt=0.2))
+    problem = whole_numbers(random_problem(2, 75, 27, 4, masked=0.2, scale=1.5, seed=5, tilt=0.2))
     problem.end_C.add_(torch.arange(4) * 9)
     problem.score_BTC[0, 30, 1] = -math.inf
-    problem.duration_KC[-1] += 150
+    problem.duration_KC[-1] += 180
     unlike = random_problem(2, 70, 45, 3, seed=6, scale=0.5)
     unlike.duration_KC.add_((torch.arange(45)[:, None] / 9) ** 2)
     unlike.score_BTC.mul_(8)
