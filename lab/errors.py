@@ -9,6 +9,7 @@
 | 5    | BadDataError     | an input is truncated, inconsistent or of another format       |
 | 6    | EngineError      | the engine (Docker, Slurm, local processes) failed             |
 | 7    | GpuError         | the requested GPUs are not present                             |
+| 8    | NetworkError     | a server on the network cannot be reached, or does not answer  |
 | 9    | StorageError     | disk full, folder not writable                                 |
 | 10   | BusyError        | another lab process holds this run or this GPU                 |
 | 70   | LabError         | anything else that lab understands                             |
@@ -80,6 +81,10 @@ class EngineLost(EngineError):
 
 class GpuError(LabError):
     exit_code = 7
+
+
+class NetworkError(LabError):
+    exit_code = 8
 
 
 class StepFailed(LabError):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
 # Names that match the pattern above but are not secret, as found on GPU nodes.
@@ -12,7 +15,9 @@ NOT_SECRET = re.compile(
     r"TOKENIZERS_PARALLELISM|KEYBOARD|SSH_AUTH_SOCK|XAUTHORITY|MAX_(NEW_)?TOKENS", re.IGNORECASE
 )
 HIDDEN = "[redacted]"
+TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _SHORTEST = 6  # shorter values ("1", "true") would blank out innocent text
+_MOST_TOKEN_BYTES = 4096
 
 
 def is_secret(name: str) -> bool:
@@ -24,9 +29,43 @@ def redact_env(env: Mapping[str, str], secrets: frozenset[str] = frozenset()) ->
 
 
 def secret_values(env: Mapping[str, str] | None = None) -> frozenset[str]:
-    """The values of this process's environment that must never be written down."""
+    """What must never be written down: secret variables, passwords in URLs, and the Hub's token.
+
+    env: instead of this process's environment, and without the token file of the Hub's login.
+    """
     source = os.environ if env is None else env
-    return frozenset(value for name, value in source.items() if is_secret(name) and len(value) >= _SHORTEST)
+    values = {value for name, value in source.items() if is_secret(name)}
+    values |= {password for value in source.values() for password in _passwords(value)}
+    if env is None and (token := hub_token(source)):
+        values.add(token)
+    return frozenset(value for value in values if len(value) >= _SHORTEST)
+
+
+def hub_home(env: Mapping[str, str]) -> Path:
+    """The folder of the Hub's libraries, by their own variables."""
+    home = env.get("XDG_CACHE_HOME") or "~/.cache"
+    given = env.get("HF_HOME") or os.path.join(home, "huggingface")
+    return Path(os.path.expandvars(given)).expanduser()
+
+
+def hub_token(env: Mapping[str, str]) -> str | None:
+    """The caller's token for the Hub: a variable, else the file that the Hub's own login writes."""
+    for name in TOKEN_VARIABLES:
+        if token := env.get(name, "").strip():
+            return token
+    path = Path(env.get("HF_TOKEN_PATH") or hub_home(env) / "token").expanduser()
+    with contextlib.suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
+        return file.read(_MOST_TOKEN_BYTES).strip() or None
+    return None
+
+
+def _passwords(value: str) -> Iterator[str]:
+    """The password of a URL such as http://user:password@proxy:3128, as written and decoded."""
+    if "://" not in value or "@" not in value:
+        return
+    with contextlib.suppress(ValueError):  # not a URL after all
+        if password := urlsplit(value).password:
+            yield from (password, unquote(password))
 
 
 def redact(text: str, secrets: frozenset[str]) -> str:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from lab.secrets import HIDDEN, is_secret, redact, redact_env, secret_values
+from lab.secrets import HIDDEN, hub_token, is_secret, redact, redact_env, secret_values
 
 LONG, SHORT = "hf_abcdefghijkl", "abcdef"  # the second lies inside the first
 
@@ -56,3 +56,19 @@ def test_the_secrets_of_this_process_are_meant_unless_another_environment_is_giv
     monkeypatch.setenv("MY_TOKEN", "only-in-this-process")
     assert "only-in-this-process" in secret_values()
     assert secret_values({}) == frozenset()
+
+
+def test_the_token_of_the_hubs_own_login_is_a_secret_too(monkeypatch, tmp_path):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert hub_token({"HF_HOME": str(tmp_path)}) is None
+    (tmp_path / "token").write_text("hf_from_login_1234\n")
+    assert hub_token({"HF_HOME": str(tmp_path)}) == "hf_from_login_1234"
+    assert "hf_from_login_1234" in secret_values()
+    assert hub_token({"HF_HOME": str(tmp_path), "HF_TOKEN": " hf_variable "}) == "hf_variable"
+
+
+def test_the_password_of_a_proxy_is_a_secret_as_written_and_decoded():
+    found = secret_values({"HTTPS_PROXY": "http://me:p%40ssword@proxy:3128", "BAD": "http://[x@y"})
+    assert found == {"p%40ssword", "p@ssword"}

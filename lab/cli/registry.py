@@ -96,6 +96,7 @@ def commands() -> Lazy:
         **reading,
         "analyze": ("lab.cli.commands:analyze", "Analyse a run, or a recording that lab did not make."),
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
+        "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),
         "images": ("lab.cli.images:images", "List, show, build and check images."),
         "doctor": ("lab.cli.doctor:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),
     }

@@ -21,6 +21,13 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     resolved: bool = True  # False: the GPUs are placeholders, because they are not in this machine
 
 
+class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of the Hub that steps load from its cache."""
+
+    model: str
+    without: str = ""  # what happens without it; "": its steps fail
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a room wants to run. Nothing has run yet."""
 
@@ -29,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any] = {}
     skipped: dict[str, str] = {}  # step name -> why it need not or cannot run
     notes: tuple[str, ...] = ()
+    models: tuple[ModelNeed, ...] = ()  # the driver says of each whether the cache has it
 
 
 class Findings(Protocol):

@@ -12,3 +12,11 @@ def _many(noun: str) -> str:
     if noun.endswith("y") and noun[-2:-1] not in "aeiou":
         return f"{noun[:-1]}ies"
     return f"{noun}es" if noun.endswith(("s", "x", "z", "ch", "sh")) else f"{noun}s"
+
+
+def size_text(size_bytes: float) -> str:
+    """`14.5 GB`, `3.2 MB` or `0.7 kB`, in the largest unit of which there is a tenth."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB")):
+        if size_bytes >= factor / 10:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes / 1e3:.1f} kB"

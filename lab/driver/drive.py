@@ -22,6 +22,7 @@ from lab.driver.analysis import analyse_run
 from lab.driver.execute import Lease, StepRunner
 from lab.driver.gather import gather
 from lab.driver.job import finish_run
+from lab.driver.models import look_up, refuse_missing, same_models, with_models
 from lab.driver.show import raise_for_steps, show_plan
 from lab.driver.which_lab import check_folder, hold_to, named_in
 from lab.engines import engine_class, engine_for
@@ -44,9 +45,12 @@ def drive(experiment: Experiment) -> None:
     root = options.output_dir or new_root(name, Path("experiments"))
     plan = experiment.make_plan(site, root)
     plan = msgspec.structs.replace(plan, steps=tuple(_with_limits(step, options) for step in plan.steps))
+    models = look_up(plan.models, engine, options.image)
+    plan = with_models(plan, models, engine)
     if options.dry_run:
         show_plan(name, plan, site, engine, root, options)
         return
+    refuse_missing(models, engine, options.image)
     console = Console(quiet=options.quiet)
     for note in plan.notes:
         console.say(f"note: {note}")
@@ -77,6 +81,7 @@ def resume(folder: Path, options: Options, *, attach: bool = False) -> None:
         return
     console = Console(quiet=options.quiet)
     same_image(run, engine)
+    same_models(run, engine)
     console.say(f"resuming {folder}: {len(run.pending())} of {len(recorded.steps)} steps to do")
     carry_out(run, engine, site, options, console, attach=attach)
 

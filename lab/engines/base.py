@@ -24,6 +24,7 @@ class Engine(abc.ABC):
     name: str
     kind: Kind = Kind.measured  # what the numbers of its runs are
     holds_gpus: bool = True  # whether its steps need the site's GPUs to themselves
+    runs_here: bool = True  # whether its steps are processes of this machine and read its caches
 
     # From flags or a manifest to an engine
 
@@ -56,6 +57,21 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         """Exactly what `run` would start, as plain data. Touches nothing."""
+
+    def fetch(
+        self, run: Run, step: Step, *, stdin: bytes, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
+        """Run one step that downloads: with the network and a writable cache of models, without GPUs.
+
+        stdin: what the step reads there (the token). It must be written to no file, log or record.
+        """
+        raise UsageError(
+            f"the {self.name} engine does not download", fix="lab fetch MODEL, with --image NAME or without"
+        )
+
+    def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
+        """Exactly what `fetch` would start, as plain data, without its input."""
+        return self.preview(step, (), run_dir=run_dir)
 
     def provenance(
         self, run_dir: str, gpus: Sequence[Gpu]

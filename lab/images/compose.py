@@ -27,6 +27,8 @@ HEADER = """\
 #   mkdir -p experiments/.cache/hf experiments/.cache/lab     once, or the engine creates them as root's
 #   docker compose -f compose/compose.yaml --profile cpu up   `make compose-up` does both
 #
+#   HF_HUB_CACHE=experiments/.cache/hf lab fetch MODEL        a model of the Hub; the containers are offline
+#
 # Profiles: {profiles}. Each runs a small sweep and then its analysis, in the images that
 # `lab images build` made. Profiles that end in -shell stay up with the same devices and folders:
 #   docker compose -f compose/compose.yaml --profile cuda-shell up -d
@@ -130,7 +132,7 @@ def _analysis_service(*argv: str) -> dict[str, Any]:
     service |= {
         "image": cpu.ref,
         "network_mode": "none",
-        "volumes": [volume for volume in service["volumes"] if not volume.endswith(":/hf")],
+        "volumes": [volume for volume in service["volumes"] if not volume.endswith(":/hf:ro")],
     }
     return service
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from urllib.parse import urlsplit
 
 import msgspec
 
 from lab.core.gpu import Gpu
+from lab.core.hub import OFFLINE
 from lab.core.step import Step
 from lab.errors import UsageError
 from lab.images.spec import Image, MountRule, Tool
@@ -17,6 +20,14 @@ from lab.secrets import is_secret
 TMP = "/tmp"
 # What a user sets to steer a run is passed on; paths and GPU indices mean something else inside.
 PASSED_ON = ("NCCL_", "RCCL_", "HIP_", "HSA_", "CUDA_", "TORCH_", "TRITON_")
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+# What a step that downloads takes from the caller's environment: how to reach the Hub from here.
+NETWORK_VARIABLES = (
+    *PROXIES,
+    *(name.lower() for name in PROXIES),
+    *("HF_ENDPOINT", "HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_DISABLE_XET"),
+)
+HUB_CACHE = "/hf"
 KEPT_HERE = re.compile(r"_VISIBLE_DEVICES$|_(HOME|PATH|PATH64|ROOT|DIR|FILE|VERSION)$")
 
 
@@ -38,7 +49,7 @@ class HostContext(msgspec.Struct, frozen=True, kw_only=True):
     """What a container may see of the host: the caller's identity and lab's folders."""
 
     run_dir: str
-    hf_cache: str
+    hf_cache: str  # the Hub's cache of models; a login's token lies beside it and is never mounted
     cache: str
     uid: int
     gid: int
@@ -116,6 +127,40 @@ def analysis_spec(image: Image, host: HostContext, *, inputs: str) -> ContainerS
     return msgspec.structs.replace(base, image=image.ref, mounts=mounts, env=env, network_mode="none")
 
 
+def fetch_spec(image: Image, step: Step, host: HostContext) -> ContainerSpec:
+    """The container that downloads a model: no GPU, the network, and the cache of models writable.
+
+    What it needs to reach the Hub (token, proxies) is no part of this: it gets that on its standard input.
+    """
+    base = container_spec(image, step, [], host)
+    env = {name: value for name, value in base.env.items() if name not in OFFLINE}
+    mounts = tuple(
+        msgspec.structs.replace(mount, read_only=False) if mount.target == HUB_CACHE else mount
+        for mount in base.mounts
+    )
+    network = "host" if _through_loopback(host.host_env) else "bridge"
+    return msgspec.structs.replace(base, env=env, mounts=mounts, network_mode=network)
+
+
+def network_settings(host_env: Mapping[str, str]) -> dict[str, str]:
+    """The caller's variables that say how to reach the Hub. A proxy's URL may contain a password."""
+    return {name: host_env[name] for name in NETWORK_VARIABLES if host_env.get(name)}
+
+
+def _through_loopback(host_env: Mapping[str, str]) -> bool:
+    """Whether the Hub or a proxy is named by this host's loopback address, which a bridge does not reach."""
+    urls = (host_env.get(name, "") for name in NETWORK_VARIABLES if name.upper() != "NO_PROXY")
+    return any(_is_loopback(url) for url in urls)
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        name = urlsplit(url if "://" in url else f"//{url}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:  # a name, or not a URL
+        return False
+
+
 def _command(image: Image, step: Step, tools: Sequence[Tool]) -> tuple[str, ...]:
     inner = (image.python if step.argv[0] == "python" else step.argv[0], *step.argv[1:])
     prefix = tuple(part.format(folder=step.folder) for tool in tools for part in tool.prefix)
@@ -131,7 +176,9 @@ def _env(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) -> 
         "XDG_CACHE_HOME": "/cache",
         "TRITON_CACHE_DIR": "/cache/triton",
         "TORCHINDUCTOR_CACHE_DIR": "/cache/inductor",
-        "HF_HOME": "/hf",
+        "HF_HOME": f"{TMP}/hf",
+        "HF_HUB_CACHE": HUB_CACHE,
+        **OFFLINE,
         "PYTHONUNBUFFERED": "1",
         "LAB_IMAGE": image.name,
     }

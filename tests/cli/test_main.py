@@ -354,7 +354,7 @@ def test_the_readmes_commands_run_as_they_stand(tmp_path):
     assert len(commands) >= 8
     for command in commands:
         if "--image" in command or "--engine slurm" in command:
-            command = command.replace("lab run", "lab run --dry-run")
+            command = command.replace("lab run", "lab run --dry-run").replace("lab fetch", "lab fetch -n")
         runs = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("experiments/sweep_*"))
         words = [
             runs[-1] if word.startswith("experiments/sweep_") else word for word in shlex.split(command)[1:]

@@ -11,7 +11,7 @@ from lab.core.gpu import Gpu
 from lab.core.step import Step
 from lab.errors import UsageError
 from lab.images import spec as images
-from lab.images.container import HostContext, analysis_spec, container_spec
+from lab.images.container import HostContext, analysis_spec, container_spec, fetch_spec, network_settings
 
 STEP = Step(
     name="s", argv=("python", "-m", "lab.rooms.nan.workload"), folder="steps/s", env={"NCCL_DEBUG": "INFO"}
@@ -198,3 +198,48 @@ def test_the_analysis_sees_its_inputs_read_only_and_no_network_gpu_or_cache():
 def test_the_spec_is_plain_data():
     document = json.loads(msgspec.json.encode(spec("cuda", nvidia(0), tools=("nixnan",))))
     assert document["mounts"][0] == {"source": "/data/my run", "target": "/out", "read_only": False}
+
+
+def fetching(**env):
+    host = msgspec.structs.replace(HOST, host_env=env)
+    return fetch_spec(images.load("cuda"), Step(name="fetch", argv=("python", "-m", "x")), host)
+
+
+@pytest.mark.parametrize("gpus", [nvidia(), nvidia(0), nvidia(0, 1)])
+def test_every_step_is_offline_for_the_hub_and_may_only_read_models(gpus):
+    got = spec("cuda", gpus)
+    assert (got.env["HF_HUB_OFFLINE"], got.env["TRANSFORMERS_OFFLINE"]) == ("1", "1")
+    (models,) = [mount for mount in got.mounts if mount.target == "/hf"]
+    assert models.read_only and got.env["HF_HUB_CACHE"] == "/hf"
+    assert got.env["HF_HOME"].startswith("/tmp/"), "the token file of a login stays outside"
+
+
+def test_a_fetch_has_the_network_and_writes_models_but_has_no_gpu():
+    got = fetching()
+    (models,) = [mount for mount in got.mounts if mount.target == "/hf"]
+    assert not models.read_only and got.network_mode == "bridge"
+    assert not {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"} & set(got.env)
+    assert not got.device_requests and got.cap_drop == ("ALL",) and got.read_only
+
+
+@pytest.mark.parametrize(
+    "env, network",
+    [
+        ({"HTTPS_PROXY": "http://127.0.0.1:3128"}, "host"),
+        ({"https_proxy": "localhost:3128"}, "host"),
+        ({"HF_ENDPOINT": "http://[::1]:8080"}, "host"),
+        ({"HTTPS_PROXY": "http://me:pw@proxy.example:3128"}, "bridge"),
+        ({"NO_PROXY": "localhost,127.0.0.1"}, "bridge"),
+        ({"HTTPS_PROXY": "http://[bad"}, "bridge"),
+    ],
+)
+def test_a_proxy_on_this_hosts_loopback_is_reached_through_the_hosts_network(env, network):
+    got = fetching(**env)
+    assert got.network_mode == network
+    assert not set(env) & set(got.env), "what reaches the Hub travels on standard input, never in the spec"
+
+
+def test_how_to_reach_the_hub_is_taken_in_both_cases_and_nothing_else_is():
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "HF_ENDPOINT")
+    wanted = {name: f"value-{name}" for name in names}
+    assert network_settings({**wanted, "HF_TOKEN": "t", "PATH": "p", "ALL_PROXY": ""}) == wanted

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -42,22 +44,29 @@ class End:
 
 
 def start(
-    client: docker.APIClient, spec: ContainerSpec, *, name: str, labels: Mapping[str, str], context: Context
+    client: docker.APIClient,
+    spec: ContainerSpec,
+    *,
+    name: str,
+    labels: Mapping[str, str],
+    context: Context,
+    stdin: bytes | None = None,
 ) -> tuple[str, list[str]]:
-    """Create and start; -> its id, and warnings about what had to be left out.
+    """Create and start, with `stdin` as what it reads there; -> its id, and warnings about what had to be
+    left out.
 
     A container that does not start is removed. Raises BusyError when one of this name exists: the name is
     the lock of a run's step.
     """
     try:
-        return _start(client, spec, name, labels, context), []
+        return _start(client, spec, name, labels, context, stdin=stdin), []
     except EngineError as error:
         explanation = str(getattr(error.__cause__, "explanation", ""))
         if "memlock" not in spec.ulimits or NO_MEMLOCK not in explanation:
             raise
         limits = {key: value for key, value in spec.ulimits.items() if key != "memlock"}
         warning = f"the step runs with the default limit of locked memory ({error.what})"
-    return _start(client, spec, name, labels, context, ulimits=limits), [warning]
+    return _start(client, spec, name, labels, context, ulimits=limits, stdin=stdin), [warning]
 
 
 def _start(
@@ -68,6 +77,7 @@ def _start(
     context: Context,
     *,
     ulimits: Mapping[str, int] | None = None,
+    stdin: bytes | None = None,
 ) -> str:
     wanted = spec.ulimits if ulimits is None else ulimits
     with translated(context):
@@ -80,11 +90,13 @@ def _start(
             environment=spec.env,
             working_dir=spec.working_dir,
             stop_signal=spec.stop_signal,
+            stdin_open=stdin is not None,
             host_config=_host_config(client, spec, wanted),
         )
         container = str(made["Id"])
         try:
-            client.start(container)
+            with _feeding(client, container, stdin):
+                client.start(container)
         except APIError:
             client.remove_container(
                 container, v=True, force=True
@@ -93,6 +105,32 @@ def _start(
         except requests.exceptions.RequestException as error:  # no answer: it may have started nevertheless
             raise lost(dataclasses.replace(context, container=container), str(error)) from error
     return container
+
+
+@contextlib.contextmanager
+def _feeding(client: docker.APIClient, container: str, stdin: bytes | None) -> Iterator[None]:
+    """Start the container within this block; then `stdin` and its end are sent.
+
+    Attached first, so that a driver that dies at any moment leaves the container an empty, closed input.
+    """
+    if stdin is None:
+        yield
+        return
+    attached: Any = client.attach_socket(container, params={"stdin": 1, "stream": 1})
+    try:
+        yield
+    except BaseException:
+        attached.close()
+        raise
+    # On a thread of its own: a container that ends without reading would block the driver for ever.
+    threading.Thread(target=_send, args=(attached, stdin), daemon=True, name="lab-stdin").start()
+
+
+def _send(attached: Any, stdin: bytes) -> None:
+    wire = getattr(attached, "_sock", attached)  # the SDK hands out a read-only file around the socket
+    with contextlib.closing(attached), contextlib.suppress(OSError):  # it has ended already
+        wire.sendall(stdin)
+        wire.shutdown(socket.SHUT_WR)
 
 
 def _host_config(client: docker.APIClient, spec: ContainerSpec, ulimits: Mapping[str, int]) -> dict[str, Any]:

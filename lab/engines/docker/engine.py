@@ -18,6 +18,7 @@ import msgspec
 
 from lab.core.content import EXPECTED
 from lab.core.gpu import Gpu
+from lab.core.hub import hub_cache
 from lab.core.manifest import ImageRecord, Lab, Used
 from lab.core.options import HostLab, Options
 from lab.core.plan import Site
@@ -26,14 +27,21 @@ from lab.core.snapshot import import_path, step_env, take_snapshot
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.base import Engine
-from lab.engines.docker.mounts import OPTION_OF, checked, with_token
+from lab.engines.docker.mounts import OPTION_OF, checked
 from lab.engines.docker.site import site_for
 from lab.engines.docker.which_lab import choose, lab_inside
 from lab.engines.log_writer import LogWriter, last_log_lines
 from lab.engines.verdict import Ending, judge
 from lab.errors import EngineError, EngineLost, GpuError, UsageError, storage_error
 from lab.images import spec as images
-from lab.images.container import ContainerSpec, HostContext, Mount, analysis_spec, container_spec
+from lab.images.container import (
+    ContainerSpec,
+    HostContext,
+    Mount,
+    analysis_spec,
+    container_spec,
+    fetch_spec,
+)
 from lab.images.spec import Image
 from lab.secrets import redact_env, secret_values
 
@@ -90,6 +98,13 @@ class DockerEngine(Engine):
         spec = _with_lab(spec, run, step)
         return self.run_spec(run, step, spec, gpus, on_line=on_line, stop=stop)
 
+    def fetch(
+        self, run: Run, step: Step, *, stdin: bytes, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
+        spec = fetch_spec(self.image, step, host_context(str(run.root.absolute()), ()))
+        spec = _with_lab(spec, run, step)
+        return self.run_spec(run, step, spec, stdin=stdin, on_line=on_line, stop=stop)
+
     def run_spec(
         self,
         run: Run,
@@ -97,10 +112,14 @@ class DockerEngine(Engine):
         spec: ContainerSpec,
         gpus: Sequence[Gpu] = (),
         *,
+        stdin: bytes | None = None,
         on_line: Callable[[str], None],
         stop: Stop,
     ) -> Outcome:
-        """Run a container of this `spec` under the name and labels of the run's step."""
+        """Run a container of this `spec` under the name and labels of the run's step.
+
+        stdin: what it reads there. That is kept nowhere: not by the engine, and not on any disk.
+        """
         from lab.engines.docker import container as containers
         from lab.engines.docker.labels import make_labels
 
@@ -109,10 +128,11 @@ class DockerEngine(Engine):
         context = self._context(daemon, run, step, spec, gpus)
         # By content id: all steps of a run get one image, even if its name is moved to a newer one meanwhile.
         exact = msgspec.structs.replace(spec, image=self.image_record(spec.image).id)
-        with with_token(exact) as ready, LogWriter(run.log(step), on_line) as log:
+        with LogWriter(run.log(step), on_line) as log:
             container, warnings = containers.start(
                 daemon.client,
-                ready,
+                exact,
+                stdin=stdin,
                 name=container_name(run, step),
                 context=context,
                 labels=make_labels(run, step.name, _fingerprint(run, step), gpus, spec.image),
@@ -232,8 +252,10 @@ class DockerEngine(Engine):
         }
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
-        spec = container_spec(self.image, step, gpus, host_context(run_dir, gpus))
-        return {**msgspec.to_builtins(spec), "env": redact_env(spec.env, secret_values())}
+        return _shown(container_spec(self.image, step, gpus, host_context(run_dir, gpus)))
+
+    def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
+        return _shown(fetch_spec(self.image, step, host_context(run_dir, ())))
 
     def daemon(self) -> Daemon:
         """The connection to the engine, made once."""
@@ -316,6 +338,11 @@ def _with_lab(spec: ContainerSpec, run: Run, step: Step) -> ContainerSpec:
     return msgspec.structs.replace(spec, env=env, mounts=mounts)
 
 
+def _shown(spec: ContainerSpec) -> dict[str, object]:
+    """The spec as plain data, secrets redacted."""
+    return {**msgspec.to_builtins(spec), "env": redact_env(spec.env, secret_values())}
+
+
 def container_name(run: Run, step: Step) -> str:
     """One name per step of a run folder; it is a lock, because the engine refuses a second such container."""
     readable = re.sub(r"[^a-zA-Z0-9_.-]", "_", run.manifest.id)[:40]
@@ -328,7 +355,7 @@ def host_context(run_dir: str, gpus: Sequence[Gpu]) -> HostContext:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lab"
     return HostContext(
         run_dir=run_dir,
-        hf_cache=os.environ.get("HF_HOME", str(Path.home() / ".cache/huggingface")),
+        hf_cache=str(hub_cache()),
         cache=str(cache),
         uid=os.getuid(),
         gid=os.getgid(),

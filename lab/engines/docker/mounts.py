@@ -1,34 +1,28 @@
 """What may be mounted into a container: every source is checked before the engine sees it.
 
 Allowed are the run folder, lab's two caches and the files that tools name in a variable; never a system
-folder, a socket, a device, or the whole home. A token is mounted as a file that only the caller can read,
-never set as a variable.
+folder, a socket, a device, or the whole home.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import struct
-import tempfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from lab.core.files import make_folder
-from lab.errors import MissingError, UsageError, writing
-from lab.images.container import ContainerSpec, Mount
+from lab.errors import MissingError, UsageError
+from lab.images.container import HUB_CACHE, ContainerSpec, Mount
 
 SYSTEM = ["/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr"]
 SYSTEM += ["/var/lib", "/var/run"]
-TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-TOKEN_TARGET = "/run/secrets/hf_token"
 OPTION_OF = {
     "/out": "--output-dir",
     "/in": "the run folder",
-    "/hf": "HF_HOME",
+    HUB_CACHE: "HF_HUB_CACHE or HF_HOME",
     "/cache": "XDG_CACHE_HOME",
     "/opt/lab/nixnan.so": "NIXNAN_SO",
     "/corpus": "LAB_CORPUS",
@@ -44,30 +38,6 @@ def checked(spec: ContainerSpec) -> ContainerSpec:
     return msgspec.structs.replace(spec, mounts=tuple(_checked(mount) for mount in spec.mounts))
 
 
-@contextlib.contextmanager
-def with_token(spec: ContainerSpec, env: Mapping[str, str] | None = None) -> Iterator[ContainerSpec]:
-    """Mount the caller's Hub token as a read-only file, which is removed when the block ends."""
-    source = os.environ if env is None else env
-    token = next((source[name] for name in TOKEN_VARIABLES if source.get(name)), None)
-    if token is None or spec.network_mode == "none":
-        yield spec
-        return
-    folder = source.get("XDG_RUNTIME_DIR") or None
-    with writing(folder or tempfile.gettempdir()):
-        handle, path = tempfile.mkstemp(
-            prefix="lab-token-", dir=folder if folder and Path(folder).is_dir() else None
-        )
-        with os.fdopen(handle, "w") as file:  # mkstemp makes it 0600
-            file.write(token)
-    try:
-        mount = Mount(source=path, target=TOKEN_TARGET, read_only=True)
-        yield msgspec.structs.replace(
-            spec, mounts=(*spec.mounts, mount), env={**spec.env, "HF_TOKEN_PATH": TOKEN_TARGET}
-        )
-    finally:
-        os.unlink(path)
-
-
 def _checked(mount: Mount) -> Mount:
     option = OPTION_OF.get(mount.target, mount.target)
     if mount.source.startswith("<path in $"):
@@ -77,7 +47,7 @@ def _checked(mount: Mount) -> Mount:
             fix=f"{option}=/path/to/file lab run ...",
         )
     path = Path(mount.source)
-    if mount.target in ("/hf", "/cache"):
+    if mount.target in (HUB_CACHE, "/cache"):
         make_folder(path)
     elif mount.target == "/out":
         _own_folder(path)

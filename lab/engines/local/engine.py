@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lab.core.gpu import Gpu
+from lab.core.hub import OFFLINE, offline_settings
 from lab.core.options import Options
 from lab.core.plan import Site
 from lab.core.run import Run, utc_now
@@ -22,9 +23,10 @@ from lab.engines.verdict import Ending, judge
 from lab.errors import EngineError, UsageError, storage_error
 from lab.gpus.discover import discover
 from lab.gpus.selection import select, visible_env
-from lab.secrets import redact_env, secret_values
+from lab.secrets import TOKEN_VARIABLES, redact_env, secret_values
 
 GRACE_S = 10.0
+ONLINE = dict.fromkeys(OFFLINE, "0")
 POLL_S = 0.1
 STARTED_BY_THE_STEP = ("nixnan",)  # its own command finds the tool, checks it and wraps the workload in it
 
@@ -53,8 +55,30 @@ class LocalEngine(Engine):
         env = redact_env(self._env(step, gpus), secret_values())
         return {"argv": self._argv(step), "cwd": run_dir, "env": env}
 
+    def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
+        env = redact_env({**self._env(step, ()), **ONLINE}, secret_values())
+        return {"argv": self._argv(step), "cwd": run_dir, "env": env}
+
     def run(
         self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
+        return self._execute(run, step, self._env(step, gpus), on_line=on_line, stop=stop)
+
+    def fetch(
+        self, run: Run, step: Step, *, stdin: bytes, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
+        env = {**self._env(step, ()), **ONLINE}
+        return self._execute(run, step, env, stdin=stdin, on_line=on_line, stop=stop)
+
+    def _execute(
+        self,
+        run: Run,
+        step: Step,
+        env: Mapping[str, str],
+        *,
+        stdin: bytes = b"",
+        on_line: Callable[[str], None],
+        stop: Stop,
     ) -> Outcome:
         _refuse_image_tools(step)
         started_utc, began, kills_before = utc_now(), time.monotonic(), _oom_kills()
@@ -63,7 +87,8 @@ class LocalEngine(Engine):
             self._command(run, step),
             name=step.name,
             cwd=run.root,
-            env=self._env(step, gpus) | self._lab_env(run, step),
+            env={**_inherited(os.environ), **env, **self._lab_env(run, step)},
+            stdin=stdin,
             lock=run.log(step).with_name(f".{run.log(step).stem}.running").absolute(),
             grace_s=self.grace_s,
         ) as process:
@@ -103,7 +128,12 @@ class LocalEngine(Engine):
     def _env(self, step: Step, gpus: Sequence[Gpu]) -> dict[str, str]:
         """What the step gets on top of this process's environment."""
         shown = visible_env(gpus, self.vendor) if self.vendor != "none" else {}
-        return {"PYTHONUNBUFFERED": "1", **shown, **step.env}
+        return {"PYTHONUNBUFFERED": "1", **offline_settings(os.environ), **shown, **step.env}
+
+
+def _inherited(env: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment without the Hub's token, which only a fetch gets, on its standard input."""
+    return {name: value for name, value in env.items() if name not in TOKEN_VARIABLES}
 
 
 def _refuse_image_tools(step: Step) -> None:

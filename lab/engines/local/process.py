@@ -53,17 +53,28 @@ class GuardedProcess:
 
 @contextlib.contextmanager
 def guarded(
-    argv: Sequence[str], *, name: str, cwd: Path, env: Mapping[str, str], lock: Path, grace_s: float
+    argv: Sequence[str],
+    *,
+    name: str,
+    cwd: Path,
+    env: Mapping[str, str],
+    lock: Path,
+    grace_s: float,
+    stdin: bytes = b"",
 ) -> Iterator[GuardedProcess]:
-    """Start `argv` under a guard. Raises EngineError when the guard itself cannot be started."""
+    """Start `argv` under a guard, with `env` as its whole environment and `stdin` to read.
+
+    Raises EngineError when the guard itself cannot be started.
+    """
     ours, theirs = socket.socketpair()
     arguments = [str(theirs.fileno()), str(grace_s), str(lock), "--", *argv]
+    source = _in_memory(stdin)
     try:
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", str(GUARD), *arguments],
             cwd=cwd,
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
+            env=dict(env),
+            stdin=source,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=[theirs.fileno()],
@@ -73,8 +84,17 @@ def guarded(
         raise EngineError(f"cannot start step {name!r}: {error.strerror}", where=error.filename) from error
     finally:
         theirs.close()
+        os.close(source)
     with guard, ours:
         yield GuardedProcess(guard, ours)
+
+
+def _in_memory(content: bytes) -> int:
+    """A descriptor to read `content` from, which has no name and is gone with its last process."""
+    handle = os.memfd_create("lab-stdin")
+    os.write(handle, content)
+    os.lseek(handle, 0, os.SEEK_SET)
+    return handle
 
 
 class OutputReader(threading.Thread):

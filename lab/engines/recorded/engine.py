@@ -30,6 +30,7 @@ class RecordedEngine(Engine):
     name = "recorded"
     kind = Kind.replayed
     holds_gpus = False
+    runs_here = False
 
     def __init__(self, recording: Run) -> None:
         self.recording = recording

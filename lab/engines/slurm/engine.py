@@ -47,6 +47,7 @@ class SlurmEngine(Engine):
     """Submits steps as arrays and follows them. See lab.engines.base.QueueEngine."""
 
     name = "slurm"
+    runs_here = False
 
     def __init__(self, options: SlurmOptions, *, image: Image | None = None, vendor: str = "none") -> None:
         if image is None and options.container != "none":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from lab.core.plan import Plan, Site
+from lab.core.plan import ModelNeed, Plan, Site
 from lab.core.step import Step
 from lab.rooms.kernels.config import KernelsConfig, known
 from lab.rooms.kernels.cures import no_gpu_cure
@@ -32,7 +32,18 @@ def plan(
         inputs={CONFIG: text},
         config=msgspec.to_builtins(config),
         notes=_notes(config, site, env or {}),
+        models=_models(config),
     )
+
+
+def _models(config: KernelsConfig) -> tuple[ModelNeed, ...]:
+    """The checkpoint of the Hub that the profile loads if the cache has it. A folder's path is absolute."""
+    model = known(config.model)
+    hub_id = model.hub_id if model else config.model
+    if config.weights == "random" or not hub_id or hub_id.startswith("/"):
+        return ()
+    needed = config.weights == "checkpoint" or config.eight_bit or not model
+    return (ModelNeed(model=hub_id, without="" if needed else "without it the weights are random"),)
 
 
 def _profile(config: KernelsConfig, site: Site) -> Step:

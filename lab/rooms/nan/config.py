@@ -21,6 +21,7 @@ RECIPES = {
     "priority": ("baseline", "bfloat16", "attention_scale", "eager"),
     "all": tuple(EXPERIMENTS),
 }
+BUILT_IN = ("tiny", "7b-shape")  # random weights, offline
 RESULT = "result.json"
 CONFIG = "nan.json"
 PROVOCATIONS = {
@@ -90,6 +91,11 @@ class NanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     timing: Annotated[int, _help("forwards timed with and without the watch; 0: none", ge=0)] = 7
     step_timeout_s: Annotated[float, _help("limit of one experiment, s", gt=0)] = 3600.0
     nixnan: NixnanConfig = NixnanConfig()
+
+
+def from_hub(config: NanConfig) -> bool:
+    """Whether the model is named by its hub id; a folder is given as an absolute path."""
+    return config.model not in BUILT_IN and not config.model.startswith("/")
 
 
 def label(config: NanConfig, experiment: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from lab.core.plan import Plan, Site
+from lab.core.plan import ModelNeed, Plan, Site
 from lab.core.step import Step
 from lab.errors import UsageError
-from lab.rooms.nan.config import AGAIN, CONFIG, EXPERIMENTS, RECIPES, RESULT, NanConfig, label
+from lab.rooms.nan.config import AGAIN, CONFIG, EXPERIMENTS, RECIPES, RESULT, NanConfig, from_hub, label
 
 
 def experiments(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -36,6 +36,7 @@ def plan(config: NanConfig, site: Site) -> Plan:
         inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},
         config=msgspec.to_builtins(config),
         notes=_notes(config, wanted),
+        models=(ModelNeed(model=config.model),) if from_hub(config) else (),
     )
 
 

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
-from lab.core.step import Status
+from lab.core.run import Run
+from lab.core.step import Status, Step
 from lab.core.stop import Stop
 from lab.errors import UsageError
 from tests.conftest import ROOT
@@ -18,15 +20,19 @@ from tests.conftest import ROOT
 pytest.importorskip("docker")
 from lab.engines.docker.client import connect
 from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.leftovers import leftovers, stop_run
 from tests.engines.docker.fixtures import (  # noqa: F401
+    Ran,
     a_docker_run,
     an_image,
     busybox,
+    docker,
     left_of,
     nvidia,
     own_caches,
     run_step,
     shell,
+    until,
 )
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches")]
@@ -182,14 +188,113 @@ def test_secrets_never_reach_log_screen_tail_or_the_engine(tmp_path, monkeypatch
     assert not any(line.startswith("WANDB") for line in ran.lines)
 
 
-def test_the_hub_token_is_a_file_for_the_step_and_gone_after_it(tmp_path, monkeypatch):
+def test_no_step_has_the_hubs_token_in_any_form(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_planted_secret_1234")
-    ran = run_step(
-        tmp_path / "r",
-        shell("cat $HF_TOKEN_PATH | tr a-z A-Z; stat -c %a $HF_TOKEN_PATH; env | grep HF_TOKEN="),
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "token").write_text("hf_planted_secret_1234")  # of the Hub's own login
+    seen = "env; ls /hf /run/secrets; cat /hf/token $HF_HOME/token; cat"
+    ran = run_step(tmp_path / "r", shell(f"({seen}) 2>&1 | tr a-z A-Z"))
+    said = "\n".join(ran.lines)
+    assert "PLANTED" not in said and "HF_TOKEN" not in said and "HF_HUB_OFFLINE=1" in said
+
+
+def fetch(root: Path, step: Step, stdin: bytes) -> Ran:
+    run, lines = a_docker_run(root, step), []
+    run.begin(step)
+    engine = DockerEngine(an_image(), grace_s=2.0)
+    outcome = engine.fetch(run, step, stdin=stdin, on_line=lines.append, stop=Stop())
+    return Ran(run, step, outcome, lines)
+
+
+@pytest.mark.parametrize("size", [0, 20, 5_000_000])
+def test_a_fetch_reads_all_of_its_input_and_its_end(tmp_path, size):
+    ran = fetch(tmp_path / "r", shell("cat > /tmp/in; stat -c %s /tmp/in; touch /hf/model"), b"x" * size)
+    assert ran.outcome.ok and ran.lines == [str(size)]
+    assert (tmp_path / "hf" / "hub" / "model").exists()
+
+
+def test_a_fetch_that_reads_no_input_ends_all_the_same(tmp_path):
+    assert fetch(tmp_path / "r", shell("true"), b"x" * 5_000_000).outcome.ok
+
+
+SECRET = "planted_input_5678"
+FETCH_DRIVER = """
+    import os, sys
+    from pathlib import Path
+    from lab.core.run import Run
+    from lab.core.stop import Stop
+    from lab.engines.docker.engine import DockerEngine
+    from tests.engines.docker.fixtures import an_image
+    run = Run.open(Path(sys.argv[1]))
+    step = run.manifest.steps[0].step
+    run.begin(step)
+    engine = DockerEngine(an_image())
+    engine.image_record()
+    print("up", flush=True)
+    secret = os.environ["PLANTED"].encode()
+    engine.fetch(run, step, stdin=secret, on_line=lambda line: None, stop=Stop())
+"""
+
+
+def test_kill_9_at_ten_moments_leaves_the_input_nowhere(tmp_path):
+    """Not in a file, not in what the engine knows of the container, not in its log."""
+    private = tmp_path / "private"
+    private.mkdir()
+    env = {**os.environ, "PLANTED": SECRET, "TMPDIR": str(private), "XDG_RUNTIME_DIR": str(private)}
+    for moment in range(10):
+        root = tmp_path / f"r{moment}"
+        a_docker_run(root, shell("cat > /dev/null; echo read; sleep 30"))
+        driver = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(FETCH_DRIVER), str(root)],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env=env,
+        )
+        assert driver.stdout and driver.stdout.readline() == b"up\n"
+        if moment < 9:
+            time.sleep(moment * 0.04)
+        else:  # the last one after it has been sent
+            until(lambda root=root: "read" in "".join(log_of(root)))
+        driver.kill()
+        driver.wait()
+        assert SECRET not in "".join([*log_of(root), *(docker("inspect", name) for name in names_of(root))])
+        stop_run(Run.open(root).manifest.id, grace_s=1, run_dir=root)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and not [path for path in files if SECRET.encode() in path.read_bytes()]
+    assert not list(private.iterdir())
+
+
+def names_of(root: Path) -> list[str]:
+    return [one.container for one in leftovers(run_dir=root)]
+
+
+def log_of(root: Path) -> list[str]:
+    return [docker("logs", name) for name in names_of(root)]
+
+
+def test_a_driver_that_dies_before_it_sends_leaves_a_closed_input(tmp_path):
+    """The container does not wait for ever for a token that never comes."""
+    program = FETCH_DRIVER.replace(
+        'print("up", flush=True)',
+        "import lab.engines.docker.container as c\n"
+        "    send = c.docker.APIClient.start\n"
+        "    def start(self, *a, **k):\n"
+        "        send(self, *a, **k); os.kill(os.getpid(), 9)\n"
+        "    c.docker.APIClient.start = start",
     )
-    assert ran.lines[0].startswith("HF_PLANTED_SECRET_1234") and "HF_TOKEN=" not in ran.log
-    assert "600" in "".join(ran.lines)
+    step = shell("cat > /tmp/in; echo end of input; stat -c %s /tmp/in")
+    run = a_docker_run(tmp_path / "r", step)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(run.root)],
+        cwd=ROOT,
+        env={**os.environ, "PLANTED": SECRET},
+        check=False,
+    )
+    assert done.returncode == -9
+    lines: list[str] = []
+    run = Run.open(run.root)
+    outcome = DockerEngine(an_image()).attach(run, step, on_line=lines.append, stop=Stop())
+    assert outcome is not None and outcome.ok and lines == ["end of input", "0"]
 
 
 def test_the_client_agrees_with_the_engine_on_an_api_version_of_its_own():

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 from pathlib import Path
 
 import msgspec
@@ -10,7 +9,7 @@ import pytest
 
 from lab.core.gpu import Gpu
 from lab.core.step import Step
-from lab.engines.docker.mounts import check_shared_object, checked, with_token
+from lab.engines.docker.mounts import check_shared_object, checked
 from lab.errors import MissingError, UsageError
 from lab.images import spec as images
 from lab.images.container import HostContext, Mount, container_spec
@@ -118,20 +117,3 @@ def test_a_file_that_cannot_be_loaded_is_refused_before_any_container(tmp_path, 
     path.write_bytes(content)
     with pytest.raises(UsageError, match=complaint):
         check_shared_object(path)
-
-
-def test_a_token_travels_as_a_private_file_and_is_gone_afterwards(host, tmp_path):
-    env = {"HF_TOKEN": "hf_planted_secret", "XDG_RUNTIME_DIR": str(tmp_path)}
-    online = spec(host, gpus=2)  # several ranks have a network
-    with with_token(online, env) as got:
-        (mount,) = [m for m in got.mounts if m.target == "/run/secrets/hf_token"]
-        path = Path(mount.source)
-        assert path.read_text() == "hf_planted_secret" and stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert mount.read_only and got.env["HF_TOKEN_PATH"] == "/run/secrets/hf_token"
-        assert "hf_planted" not in str(got)
-    assert not path.exists()
-
-
-def test_a_container_without_network_gets_no_token(host, tmp_path):
-    with with_token(spec(host), {"HF_TOKEN": "hf_planted_secret", "XDG_RUNTIME_DIR": str(tmp_path)}) as got:
-        assert not [m for m in got.mounts if m.target == "/run/secrets/hf_token"]

@@ -210,9 +210,9 @@ def test_a_worker_killed_like_the_oom_killer_does_is_told_in_words(tmp_path):
 
 
 def test_secrets_never_reach_log_screen_or_tail(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_planted_secret_1234")
+    monkeypatch.setenv("WANDB_API_KEY", "planted_secret_1234")
     run, outcome, lines = run_step(
-        tmp_path / "r", python("import os; print('token', os.environ['HF_TOKEN'])")
+        tmp_path / "r", python("import os; print('token', os.environ['WANDB_API_KEY'])")
     )
     assert lines == ["token [redacted]"] and outcome.tail == ("token [redacted]",)
     assert "planted" not in run.log(run.manifest.steps[0].step).read_text()
@@ -234,3 +234,34 @@ def test_a_full_disk_stops_the_step_with_a_storage_error(tmp_path):
             )
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+PRINT_HUB = "import os, sys; print({n: v for n, v in os.environ.items() if 'HF_' in n or 'HUB' in n})"
+
+
+def test_a_step_is_offline_and_never_has_the_hubs_token(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_planted_secret_1234")
+    monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "hf_planted_secret_1234")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    _, outcome, lines = run_step(tmp_path / "r", python(PRINT_HUB))
+    assert outcome.ok and "TOKEN" not in lines[0] and "'HF_HUB_OFFLINE': '1'" in lines[0]
+
+
+def test_the_caller_may_let_steps_of_this_environment_use_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    _, _, lines = run_step(tmp_path / "r", python("import os; print(os.environ['TRANSFORMERS_OFFLINE'])"))
+    assert lines == ["0"]
+
+
+def test_a_fetch_reads_its_token_from_memory_and_is_online(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_planted_secret_1234")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    step = python("""
+        import os, sys
+        print(len(sys.stdin.read()), os.environ["HF_HUB_OFFLINE"], os.environ.get("HF_TOKEN"))
+        print(os.readlink("/proc/self/fd/0").startswith("/memfd:"))""")
+    run = Run.create(tmp_path / "r", a_manifest(step))
+    run.begin(step)
+    lines: list[str] = []
+    LocalEngine().fetch(run, step, stdin=b"token" * 50_000, on_line=lines.append, stop=Stop())
+    assert lines == ["250000 0 None", "True"]

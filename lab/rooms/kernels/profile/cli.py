@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @choice(
     "--weights",
     "auto checkpoint random",
-    "auto: the checkpoint if it is cached or the hub answers, otherwise random.",
+    "auto: the checkpoint if `lab fetch` has downloaded it, otherwise random.",
 )
 @dtype("auto float16 bfloat16 float32", "auto: float16 on a GPU, float32 on a CPU.")
 @choice("--attn", "auto eager sdpa", "Attention implementation.")
@@ -75,6 +75,8 @@ def profile(ctx: click.Context, /, model: str | None, named: str | None, **knobs
 
     def make_plan(site: Site, root: Path) -> Plan:
         chosen = model or named or ("bloom-560m" if site.gpus else "tiny-bloom")
+        # The step works in the run's folder, where a relative path would name another one.
+        chosen = str(Path(chosen).resolve()) if Path(chosen).is_dir() else chosen
         return plan(KernelsConfig(model=chosen, **knobs), site, image=options.image, env=host_env())
 
     return Experiment("kernels", make_plan, options)

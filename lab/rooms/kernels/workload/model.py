@@ -17,6 +17,7 @@ from lab.errors import ConfigError, MissingError, UsageError
 from lab.rooms.kernels.config import MODELS, KernelsConfig, known
 from lab.rooms.kernels.preflight import version
 from lab.rooms.kernels.workload.checkpoint import checkpoint_source
+from lab.workload.models import fetch_command
 
 
 class Loaded(NamedTuple):
@@ -70,7 +71,7 @@ def architecture(config: KernelsConfig) -> tuple[dict[str, Any], str]:
         return settings, str(path)
     raise MissingError(
         f"{config.model}: not a folder, not cached, and not an architecture that lab knows",
-        fix=f"one of {', '.join(MODELS)}, or a folder with config.json",
+        fix=f"{fetch_command(config.model)}; or one of {', '.join(MODELS)}; or a folder with config.json",
     )
 
 

@@ -14,6 +14,7 @@ from lab.errors import MissingError, UsageError, needs
 from lab.rooms.nan.config import NanConfig
 from lab.rooms.nan.workload.cell import DTYPES, SHAPES, Cell
 from lab.rooms.nan.workload.tokenizers import ByteTokenizer, HubTokenizer
+from lab.workload.models import check_model
 
 log = logging.getLogger("lab.workload")
 INITIAL_STD = 0.02
@@ -86,6 +87,7 @@ def _draw(model: nn.Module, seed: int) -> None:
 
 
 def _from_hub(library: Any, config: NanConfig, cell: Cell) -> Loaded:
+    check_model(config.model)
     options: dict[str, Any] = {"torch_dtype": DTYPES[cell.dtype]}
     if cell.attn != "auto":
         options["attn_implementation"] = cell.attn
@@ -99,7 +101,7 @@ def _from_hub(library: Any, config: NanConfig, cell: Cell) -> Loaded:
         raise MissingError(
             f"the model cannot be loaded: {str(error).splitlines()[0]}",
             where=config.model,
-            fix="name a folder, download the model into the hub's cache, or use --model tiny",
+            fix="name a folder with a model, fetch the model again (lab fetch), or use --model tiny",
         ) from error
     if cell.quant == "none":
         model = model.to(cell.device)

@@ -1,0 +1,231 @@
+"""`lab fetch`: download a model into the cache that steps read. The only step with the network and the token.
+
+The token travels on the step's standard input: no file, variable, label or record holds it, so that none is
+left when this process is killed. A download in a container goes on then, and the next fetch follows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lab.core.files import exclusive, make_folder
+from lab.core.hub import CachedModel, State, find_model, hub_cache
+from lab.core.options import Options
+from lab.core.plan import Plan
+from lab.core.run import Run
+from lab.core.step import Outcome, Step
+from lab.core.stop import Stop, on_signals
+from lab.core.words import size_text
+from lab.driver.drive import first_manifest, prepare_lab
+from lab.engines import engine_for
+from lab.engines.base import Engine
+from lab.errors import (
+    BadDataError,
+    EngineError,
+    Interrupted,
+    LabError,
+    MissingError,
+    NetworkError,
+    StepFailed,
+    StorageError,
+    UsageError,
+)
+from lab.images.container import HUB_CACHE, network_settings
+from lab.secrets import hub_token, redact, secret_values
+from lab.terminal.console import Console
+
+STEP = "fetch"
+CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+
+def fetch(model: str, revision: str, options: Options) -> None:
+    """Download one model with the engine that the flags ask for, and say what the cache has then.
+
+    Raises the error that the download ended with: MissingError, NetworkError, StorageError, ...
+    """
+    site, engine = engine_for(options).prepare(options)
+    step = Step(name=STEP, argv=("python", "-m", "lab.workload.fetch", model, revision), folder=STEP)
+    root = record_folder(model, revision, os.environ)
+    if options.dry_run:
+        show_fetch(model, revision, engine, step, root, options)
+        return
+    console = Console(quiet=options.quiet)
+    make_folder(root.parent)
+    with exclusive(
+        root.parent / f".{root.name}.lock",
+        busy=f"another lab fetch of {model} is running",
+        fix="wait for it; both would write the same files",
+    ):
+        lines: list[str] = []
+        with on_signals(console.say) as stop:
+            outcome = _follow(engine, root, lines, stop, console)
+            if outcome is None:
+                run = _new_run(root, first_manifest(STEP, Plan(steps=(step,)), site, engine, root))
+                outcome = _start(engine, run, lines, stop, console)
+    if stop.is_set():
+        raise Interrupted("interrupted; what is downloaded is kept", fix=_again(model, options))
+    raise_for(outcome, lines, root)
+    show_model(find_model(model, hub_cache(), revision), options, console)
+
+
+def record_folder(model: str, revision: str, env: Mapping[str, str]) -> Path:
+    """Where a fetch keeps its log: one folder per model and revision, so that the next fetch finds it."""
+    home = Path(env.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+    key = hashlib.sha256(f"{model}\0{revision}".encode()).hexdigest()[:8]
+    return home / "lab" / STEP / f"{re.sub(r'[^A-Za-z0-9._-]', '--', model)}-{key}".lower()
+
+
+def settings(env: Mapping[str, str]) -> bytes:
+    """What the step reads on its standard input: how to reach the Hub from here, and as whom."""
+    token = hub_token(env)
+    given = {**network_settings(env), **({"HF_TOKEN": token} if token else {})}
+    return json.dumps({"env": given, "certificates": _certificates(env)}).encode()
+
+
+def _certificates(env: Mapping[str, str]) -> str | None:
+    """The certificates that this network asks for, as text, because a container does not have their file."""
+    path = next((Path(env[name]) for name in CERTIFICATES if env.get(name)), None)
+    if path is None or not path.is_file():
+        return None
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _follow(engine: Engine, root: Path, lines: list[str], stop: Stop, console: Console) -> Outcome | None:
+    """The outcome of a download that outlived its driver; None if there is none."""
+    if not Run.is_run(root):
+        return None
+    try:
+        run = Run.open(root)
+    except BadDataError as error:
+        console.say(f"note: the record of an earlier fetch is damaged and is written anew: {error.what}")
+        return None
+    if run.manifest.engine != engine.name or not run.open_steps():
+        return None
+    outcome = engine.attach(run, run.open_steps()[0], on_line=_listener(lines, console), stop=stop)
+    if outcome is not None:
+        run.finish(run.open_steps()[0], outcome)
+    return outcome
+
+
+def _new_run(root: Path, manifest: Any) -> Run:
+    if Run.is_run(root):
+        shutil.rmtree(root)  # the record of an earlier fetch of the same model
+    return Run.create(root, manifest)
+
+
+def _start(engine: Engine, run: Run, lines: list[str], stop: Stop, console: Console) -> Outcome:
+    step = run.manifest.steps[0].step
+    prepare_lab(run, engine)
+    run.begin(step)
+    outcome = engine.fetch(
+        run, step, stdin=settings(os.environ), on_line=_listener(lines, console), stop=stop
+    )
+    run.finish(step, outcome)
+    return outcome
+
+
+def _listener(lines: list[str], console: Console) -> Any:
+    def tell(line: str) -> None:
+        lines.append(line)
+        if not line.startswith("{"):  # the last line is for this process
+            console.detail(f"  {line}")
+
+    return tell
+
+
+def raise_for(outcome: Outcome, lines: list[str], root: Path) -> None:
+    """Raise the error that the download printed; exit code 0 needs its last line to say that it is done."""
+    answer = _answer(lines)
+    if answer.error is not None:
+        kind = KINDS.get(answer.error.kind, LabError)
+        where = answer.error.where
+        where = str(hub_cache()) if where == HUB_CACHE else where  # the cache as a container sees it
+        raise kind(answer.error.what, where=where, fix=answer.error.fix)
+    if not outcome.ok or answer.fetched is None:
+        words = "\n".join(f"  | {line}" for line in outcome.tail[-12:])
+        raise StepFailed(f"the download {outcome.status.value}: {outcome.reason}\n{words}", where=root)
+
+
+class Failure(msgspec.Struct):
+    """An error of lab, as the download prints it."""
+
+    kind: str
+    what: str
+    where: str | None = None
+    fix: str | None = None
+
+
+class Answer(msgspec.Struct):
+    """The download's last line."""
+
+    fetched: dict[str, Any] | None = None
+    error: Failure | None = None
+
+
+KINDS = {kind.__name__: kind for kind in (BadDataError, MissingError, NetworkError, StorageError, UsageError)}
+
+
+def _answer(lines: list[str]) -> Answer:
+    last = next((line for line in reversed(lines) if line.startswith("{")), "{}")
+    try:
+        return msgspec.json.decode(last, type=Answer)
+    except msgspec.DecodeError:
+        return Answer()  # not its own line: the outcome and its last lines say what happened
+
+
+def _again(model: str, options: Options) -> str:
+    image = f" --image {options.image}" if options.image else ""
+    return f"lab fetch {shlex.quote(model)}{image} goes on where it stopped"
+
+
+def show_model(found: CachedModel, options: Options, console: Console) -> None:
+    """The result: for a person on stderr, for a machine on stdout."""
+    if found.state is State.absent:
+        raise EngineError(
+            f"{found.model} was downloaded, but is not in this machine's cache",
+            where=hub_cache(),
+            fix="the image may be of another version of lab: lab images build",
+        )
+    console.say(f"✓ {found.model} at {found.commit[:12]}: {size_text(found.size_bytes)} in {hub_cache()}")
+    if options.json:
+        print(json.dumps({**msgspec.to_builtins(found), "cache": str(hub_cache())}))
+
+
+def show_fetch(model: str, revision: str, engine: Engine, step: Step, root: Path, options: Options) -> None:
+    """Print what would run, and what the step would read on its standard input, by name."""
+    starts = engine.preview_fetch(step, run_dir=str(root))
+    found = find_model(model, hub_cache(), revision)
+    given = sorted(json.loads(settings(os.environ))["env"])
+    if options.json:
+        document = {
+            "model": model,
+            "revision": revision,
+            "engine": engine.name,
+            "image": options.image,
+            "cache": str(hub_cache()),
+            "cached": msgspec.to_builtins(found),
+            "stdin": given,
+            "starts": starts,
+        }
+        text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+    else:
+        command: Any = starts.get("command") or starts.get("argv")
+        text = "\n".join(
+            [
+                f"fetch {model} ({revision}), engine {engine.name}, into {hub_cache()}",
+                f"there now: {found.state.value}" + (f", commit {found.commit}" if found.commit else ""),
+                f"on standard input: {', '.join(given) or 'no token, no proxy'}",
+                shlex.join(command),
+            ]
+        )
+    print(redact(text, secret_values()))

@@ -1,0 +1,136 @@
+"""Whether the models that a plan needs are in the Hub's cache: said before anything runs, and recorded."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from lab.core.hub import CachedModel, State, check_hub_id, find_model, hub_cache, is_offline, offline_settings
+from lab.core.plan import ModelNeed, Plan
+from lab.core.run import Run
+from lab.core.words import size_text
+from lab.engines.base import Engine
+from lab.errors import BadDataError, MissingError, UsageError
+
+MODELS = "models.json"  # an input of the run: which commit of each model its steps load
+
+
+class Looked(msgspec.Struct, frozen=True, kw_only=True):
+    """One model that a plan needs, what the cache has of it, and the command that downloads it."""
+
+    need: ModelNeed
+    found: CachedModel
+    fetch: str
+
+    @property
+    def is_missing(self) -> bool:
+        return self.found.state in (State.absent, State.incomplete)
+
+    @property
+    def state(self) -> str:
+        """In words, such as `not in this machine's Hub cache`."""
+        found, where = self.found, "this machine's Hub cache"
+        if found.state is State.absent:
+            return f"not in {where}"
+        if found.state is State.incomplete:
+            return f"incomplete in {where} (missing: {', '.join(found.missing[:2]) or 'most files'}...)"
+        unclear = ", but no weights under a usual name" if found.state is State.unclear else ""
+        return f"in {where}, commit {found.commit[:12]}, {size_text(found.size_bytes)}{unclear}"
+
+    @property
+    def sentence(self) -> str:
+        """For the plan's notes."""
+        if not self.is_missing:
+            return f"model {self.need.model}: {self.state}"
+        otherwise = self.need.without or "its steps will fail, because they run offline"
+        return f"model {self.need.model}: {self.state}; {otherwise}; to download it: {self.fetch}"
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """One model in MODELS; commit is empty where the run began without it."""
+
+    model: str
+    commit: str
+    without: str
+
+
+def look_up(needs: Sequence[ModelNeed], engine: Engine, image: str | None) -> list[Looked]:
+    """What this machine's cache has of each model. Reads the file system only.
+
+    Raises UsageError for a name that is neither a folder here nor a Hub id.
+    """
+    for need in needs:
+        check_hub_id(need.model)
+    where = f" --image {image}" if image and engine.runs_here else ""
+    return [
+        Looked(
+            need=need,
+            found=find_model(need.model, hub_cache()),
+            fetch=f"lab fetch {shlex.quote(need.model)}{where}",
+        )
+        for need in needs
+    ]
+
+
+def with_models(plan: Plan, looked: Sequence[Looked], engine: Engine) -> Plan:
+    """The plan that says of each model whether it is there, and records which commit steps here will load."""
+    notes = (*plan.notes, *(one.sentence for one in looked))
+    rows = [
+        Recorded(
+            model=one.need.model,
+            commit="" if one.is_missing else one.found.commit,
+            without=one.need.without,
+        )
+        for one in looked
+    ]
+    inputs = {MODELS: msgspec.json.encode(rows).decode() + "\n"} if rows and engine.runs_here else {}
+    return msgspec.structs.replace(plan, notes=notes, inputs={**plan.inputs, **inputs})
+
+
+def refuse_missing(looked: Sequence[Looked], engine: Engine, image: str | None) -> None:
+    """Raises MissingError for a model that steps on this machine cannot do without.
+
+    Not where the caller has turned the offline mode of steps in this environment off.
+    """
+    if not engine.runs_here or (image is None and not is_offline(offline_settings(os.environ))):
+        return
+    for one in looked:
+        if one.is_missing and not one.need.without:
+            raise MissingError(
+                f"the model {one.need.model} is {one.state}, and steps run offline",
+                where=hub_cache(),
+                fix=one.fetch,
+            )
+
+
+def same_models(run: Run, engine: Engine) -> None:
+    """Refuse to continue a run with other weights than it began with.
+
+    Raises MissingError if they are gone, UsageError if they are of another commit.
+    """
+    path = run.root / MODELS
+    if not path.is_file() or not run.pending():
+        return
+    rows = _read(path)
+    image = run.manifest.image.name if run.manifest.image else None
+    looked = look_up([ModelNeed(model=row.model, without=row.without) for row in rows], engine, image)
+    refuse_missing(looked, engine, image)
+    for row, one in zip(rows, looked, strict=True):
+        commit = "" if one.is_missing else one.found.commit
+        if commit != row.commit and (row.commit or one.need.without):
+            raise UsageError(
+                f"the model {row.model} is not the one that this run began with",
+                where=f"commit {row.commit or '(none)'} then, {commit or '(none)'} now",
+                fix="start a new run: new results would not be comparable with the old ones",
+            )
+
+
+def _read(path: Path) -> list[Recorded]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Recorded])
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"not a list of models: {error}", where=path) from error

@@ -1,0 +1,253 @@
+"""Download one model into the Hub's cache: `python -m lab.workload.fetch MODEL REVISION < settings`.
+
+Standard input is one JSON object: `env` (token, proxies, endpoint), set here and in no other process, and
+`certificates` (PEM text of a proxy's authority). The last line of output is one too: `fetched` or `error`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from lab.core.hub import CachedModel, State, find_model, hub_cache
+from lab.core.words import size_text
+from lab.errors import (
+    BadDataError,
+    LabError,
+    MissingError,
+    NetworkError,
+    StorageError,
+    needs,
+)
+from lab.workload.models import fetch_command
+
+# What transformers needs beside weights: configs, tokenizers, templates.
+SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.vocab", "*.bpe")
+# The first of these that a repository has is downloaded; its other formats hold the same numbers again.
+WEIGHT_FORMATS = (
+    ("model.safetensors", "model-*.safetensors"),
+    ("pytorch_model.bin", "pytorch_model-*.bin"),
+    ("*.safetensors",),
+    ("*.bin",),
+)
+HUB = "https://huggingface.co"
+PROGRESS_S = 5.0
+ANSWER_S = 20.0
+NETWORK_PACKAGES = ("requests", "httpx", "httpx2", "httpcore", "urllib3")
+CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+
+def main(model: str, revision: str) -> int:
+    """The process's exit code; its last line is for the driver."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="lab-fetch-") as folder:
+            apply_settings(json.load(sys.stdin), Path(folder))
+            found = fetch(model, revision)
+    except LabError as error:
+        answer = {"kind": type(error).__name__, "what": error.what, "where": error.where, "fix": error.fix}
+        print(json.dumps({"error": answer}), flush=True)
+        return error.exit_code
+    print(json.dumps({"fetched": {"commit": found.commit, "size_bytes": found.size_bytes}}), flush=True)
+    return 0
+
+
+def apply_settings(settings: Mapping[str, Any], folder: Path) -> None:
+    """Must come before the Hub's libraries are imported, because they read their variables then."""
+    os.environ.update(settings["env"])
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # a bar of carriage returns is no log
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    os.environ["HF_XET_CHUNK_CACHE_SIZE_BYTES"] = "0"  # it would fill a container's /tmp, which is memory
+    if pem := settings.get("certificates"):
+        path = folder / "certificates.pem"
+        path.write_text(pem, encoding="utf-8")
+        os.environ.update(dict.fromkeys(CERTIFICATES, str(path)))
+
+
+def fetch(model: str, revision: str) -> CachedModel:
+    """Download what transformers reads of a model; what is there already is kept.
+
+    Raises MissingError for a model, revision or permission that is missing, NetworkError where the Hub
+    cannot be reached, StorageError for a full disk.
+    """
+    with needs("workload"):
+        import huggingface_hub
+    cache = hub_cache()
+    with explained(model, revision, cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        info = huggingface_hub.HfApi().model_info(
+            model, revision=revision, files_metadata=True, timeout=ANSWER_S
+        )
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        if "config.json" not in sizes:
+            raise BadDataError(
+                f"{model} has no config.json, without which transformers cannot load it", where=endpoint()
+            )
+        wanted = choose(list(sizes))
+        snapshot = cache / f"models--{model.replace('/', '--')}" / "snapshots" / str(info.sha)
+        needed = sum(sizes[name] for name in wanted if not (snapshot / name).is_file())
+        free = shutil.disk_usage(cache).free
+        say(
+            f"{model} at {str(info.sha)[:12]}: {len(wanted)} of {len(sizes)} files, "
+            f"{size_text(sum(sizes[name] for name in wanted))}, {size_text(needed)} to download"
+        )
+        if needed > free:
+            raise full_disk(cache, f": {size_text(needed)} needed, {size_text(free)} free")
+        with progress(snapshot.parents[1] / "blobs", needed):
+            huggingface_hub.snapshot_download(
+                model, revision=revision, allow_patterns=[glob.escape(name) for name in wanted]
+            )
+    found = find_model(model, cache, revision)
+    if found.state in (State.absent, State.incomplete):
+        raise BadDataError(
+            f"the download of {model} is incomplete: {', '.join(found.missing[:3]) or 'no snapshot'}",
+            where=cache,
+            fix="fetch it again; what is there is kept",
+        )
+    if found.state is State.unclear:
+        say("note: the repository has no weights under a name that transformers looks for")
+    return found
+
+
+def choose(files: Sequence[str]) -> list[str]:
+    """The files that transformers reads: small ones at the top, and weights in one format."""
+    top = [name for name in files if "/" not in name]
+    small = [name for name in top if any(fnmatch(name, pattern) for pattern in SMALL_FILES)]
+    formats = ([n for n in top if any(fnmatch(n, p) for p in patterns)] for patterns in WEIGHT_FORMATS)
+    weights = next(filter(None, formats), [])
+    unused = [f"{name}.index.json" for name in ("model.safetensors", "pytorch_model.bin")]
+    indexes = {name for name in unused if not any(n.startswith(name.split(".")[0] + "-") for n in weights)}
+    return sorted({*small, *weights} - indexes)
+
+
+@contextlib.contextmanager
+def explained(model: str, revision: str, cache: Path) -> Iterator[None]:
+    """Turn the Hub's errors into lab's; any other is raised as it is."""
+    try:
+        yield
+    except LabError:
+        raise
+    except Exception as error:
+        known = explain(error, model, revision, cache)
+        if known is None:
+            raise
+        raise known from error
+
+
+def explain(error: BaseException, model: str, revision: str, cache: Path) -> LabError | None:
+    """lab's error for one of the Hub's libraries, whose classes differ from version to version."""
+    chain = [error]
+    while (deeper := chain[-1].__cause__ or chain[-1].__context__) and deeper not in chain:
+        chain.append(deeper)
+    names = {kind.__name__ for one in chain for kind in type(one).__mro__}
+    packages = {type(one).__module__.split(".")[0] for one in chain}
+    status = next(filter(None, (_status(one) for one in chain)), None)
+    text = " ".join(str(error).split()) or type(error).__name__
+    if any(_is_full(one) for one in chain):
+        return full_disk(cache)
+    if any(isinstance(one, PermissionError) or getattr(one, "errno", 0) == errno.EROFS for one in chain):
+        return StorageError("not allowed to write to the Hub's cache", where=cache, fix="set HF_HUB_CACHE")
+    if "GatedRepoError" in names or status == 403:
+        return _gated(model)
+    if "RevisionNotFoundError" in names:
+        return MissingError(f"{model} has no revision {revision!r}", fix="see its page for branches and tags")
+    if "RepositoryNotFoundError" in names or status in (401, 404):
+        return _not_found(model)
+    if packages & set(NETWORK_PACKAGES) or status or names & {"ConnectionError", "TimeoutError", "gaierror"}:
+        return NetworkError(
+            f"the Hub does not answer: {text[:300]}",
+            where=endpoint(),
+            fix="check the network, HTTPS_PROXY, HF_ENDPOINT, and SSL_CERT_FILE behind a proxy of your own",
+        )
+    return None
+
+
+def _gated(model: str) -> LabError:
+    page = f"{endpoint()}/{model}"
+    if not os.environ.get("HF_TOKEN"):
+        return MissingError(
+            f"{model} is gated, and there is no token",
+            where=page,
+            fix=f"accept its conditions on that page, then: HF_TOKEN=... {fetch_command(model)}",
+        )
+    return MissingError(
+        f"{model} is gated, and this token may not read it",
+        where=page,
+        fix="accept its conditions on that page with the token's account, and give the token read access",
+    )
+
+
+def _not_found(model: str) -> LabError:
+    """The Hub answers the same for a model that does not exist and for one that the caller may not see."""
+    given = bool(os.environ.get("HF_TOKEN"))
+    token = "this token is not valid or may not see it" if given else "it is private and needs HF_TOKEN"
+    return MissingError(
+        f"the Hub has no model {model}, or {token}", where=endpoint(), fix="check ORGANISATION/MODEL"
+    )
+
+
+def full_disk(cache: Path, detail: str = "") -> StorageError:
+    return StorageError(
+        f"no space left for the model{detail}",
+        where=cache,
+        fix="free some space, or set HF_HUB_CACHE to a folder on another disk; what is there is kept",
+    )
+
+
+def _is_full(error: BaseException) -> bool:
+    full = (errno.ENOSPC, errno.EDQUOT)
+    # hf_xet reports the system's error only as text.
+    return getattr(error, "errno", None) in full or "(os error 28)" in str(error)
+
+
+def _status(error: BaseException) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def endpoint() -> str:
+    """The Hub's address, without a password."""
+    return os.environ.get("HF_ENDPOINT", HUB).rstrip("/").rpartition("@")[2]
+
+
+@contextlib.contextmanager
+def progress(blobs: Path, needed: int) -> Iterator[None]:
+    """One line every few seconds while the block downloads into `blobs`."""
+    before, done = _size(blobs), threading.Event()
+
+    def report() -> None:
+        while not done.wait(PROGRESS_S):
+            say(f"{size_text(max(0, _size(blobs) - before))} of {size_text(needed)}")
+
+    thread = threading.Thread(target=report, daemon=True, name="lab-progress")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a part that has just become a whole file
+            total += path.stat().st_size
+    return total
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

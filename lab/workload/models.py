@@ -1,0 +1,41 @@
+"""What a step says about a model of the Hub that it cannot load: that it is offline, and what to type."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from lab.core.hub import State, find_model, hub_cache, is_offline
+from lab.errors import MissingError
+
+
+def is_loadable(model: str) -> bool:
+    """Whether the Hub's cache here has a config, and all weights that it names."""
+    return find_model(model, hub_cache()).state in (State.complete, State.unclear)
+
+
+def check_model(model: str) -> None:
+    """Raises MissingError at once, before the Hub's library tries and retries, where a model is not here."""
+    if Path(model).is_dir() or not is_offline() or is_loadable(model):
+        return
+    if Path(model).is_absolute():
+        raise MissingError(
+            "this folder of a model does not exist where the step runs",
+            where=model,
+            fix="containers see only the run folder and the caches: run without --image, or name a Hub id",
+        )
+    where = "this container is offline" if os.environ.get("LAB_IMAGE") else "steps run offline"
+    found = find_model(model, hub_cache())
+    state = "only partly" if found.state is State.incomplete else "not"
+    raise MissingError(
+        f"the model {model} is {state} in the Hub's cache, and {where}",
+        where=hub_cache(),
+        fix=f"on the host, which has the network: {fetch_command(model)}",
+    )
+
+
+def fetch_command(model: str) -> str:
+    """The command that downloads a model to where this step reads it."""
+    image = os.environ.get("LAB_IMAGE")
+    return f"lab fetch {shlex.quote(model)}" + (f" --image {image}" if image else "")
