@@ -14,13 +14,10 @@ from torch import Tensor
 
 from lab.core.words import plural
 from lab.rooms.semicrf.model import log_domain
-from lab.rooms.semicrf.model.ledger import imbalance, tolerance_of
+from lab.rooms.semicrf.model.ledger import beyond, imbalance, tolerance_of
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.native import cpu as native_cpu
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
-
-LOG_Z_TOLERANCE = {torch.float64: (1e-12, 1e-11), torch.float32: (1e-8, 2e-5)}
-"""Allowed rounding of log Z by the dtype that computed: relative to its size, and absolute."""
 
 
 class MendedCounts(RuntimeWarning):
@@ -68,10 +65,3 @@ def audited(problem: Problem, found: Posteriors) -> Tensor:
     else:
         worst_B = imbalance(problem, found)
     return torch.where(feasible_B, worst_B, torch.zeros_like(worst_B))
-
-
-def beyond(log_z_B: Tensor, right_B: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mass error |Z' / Z - 1| of a log Z that is wrong by more than rounding, else 0, (B,)."""
-    relative, absolute = LOG_Z_TOLERANCE.get(dtype, LOG_Z_TOLERANCE[torch.float32])
-    apart_B = torch.where(log_z_B == right_B, torch.zeros_like(log_z_B), (log_z_B - right_B).abs())
-    return torch.expm1(torch.relu(apart_B - relative * right_B.abs() - absolute))

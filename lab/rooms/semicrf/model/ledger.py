@@ -27,6 +27,21 @@ def tolerance_of(dtype: torch.dtype, frames: int) -> float:
     return float(allowed * max(1.0, frames / TOLERATED_FRAMES) ** 0.5)
 
 
+LOG_Z_TOLERANCE = {torch.float64: (1e-12, 1e-11), torch.float32: (1e-8, 2e-5)}
+"""Allowed rounding of log Z by the dtype that computed: relative to its size, and absolute."""
+
+
+def beyond(log_z_B: Tensor, right_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mass error |Z' / Z - 1| of a log Z that is wrong by more than rounding, else 0, (B,).
+
+    Counts computed again by shares that sum to 1 whatever Z is cannot show that the pass from the left was
+    wrong; that log Z moved can.
+    """
+    relative, absolute = LOG_Z_TOLERANCE.get(dtype, LOG_Z_TOLERANCE[torch.float32])
+    apart_B = torch.where(log_z_B == right_B, torch.zeros_like(log_z_B), (log_z_B - right_B).abs())
+    return torch.expm1(torch.relu(apart_B - relative * right_B.abs() - absolute))
+
+
 def mass(label_BTC: Tensor, lengths_B: Tensor, log_z_B: Tensor) -> tuple[Tensor, Tensor]:
     """Of each sequence the worst |sum_c P(t, c) - 1|, (B,) float64, and the first frame that has it, (B,)
     int64.

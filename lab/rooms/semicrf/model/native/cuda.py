@@ -171,12 +171,16 @@ def machine_for(problem: Problem, sizes: Sizes) -> Machine:
 
 @functools.cache
 def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes: Sizes) -> Machine:
+    return built(device, SOURCE, defines(dtype, wide, sizes))
+
+
+def built(device: torch.device, source: Path, constants: dict[str, object]) -> Machine:
+    """The kernels of a source for a device, from the cache of compiled ones if they are there."""
     path = cuda_driver.find_nvrtc()
     if path is None:
         raise UsageError(f"the CUDA kernels cannot run here: {available()}", fix="backend='torch' or 'auto'")
     target = cuda_driver.architecture(cuda_driver.nvrtc(path), torch.cuda.get_device_capability(device))
-    image = cuda_driver.compiled(path, SOURCE.read_text(), target, defines(dtype, wide, sizes))
-    return Machine(device, image)
+    return Machine(device, cuda_driver.compiled(path, source.read_text(), target, constants))
 
 
 def defines(dtype: torch.dtype, wide: int, sizes: Sizes) -> dict[str, object]:

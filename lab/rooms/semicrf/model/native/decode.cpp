@@ -525,11 +525,10 @@ struct Drawing {
 // `one(b, thread)` for every sequence; false where memory was not to be had.
 template <class One>
 bool each(int64_t batch, int64_t threads, const One& one) {
-    std::atomic<int64_t> next{0};
     std::atomic<bool> enough{true};
-    on_threads(threads, [&](int64_t thread) {
+    in_turns(batch, threads, [&](int64_t b, int64_t thread) {
         try {
-            for (int64_t b = next++; b < batch; b = next++) one(b, thread);
+            one(b, thread);
         } catch (const std::bad_alloc&) {
             enough = false;
         }

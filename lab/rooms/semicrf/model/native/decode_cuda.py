@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model.native import cuda as native_cuda
-from lab.rooms.semicrf.model.native import cuda_driver
 from lab.rooms.semicrf.model.native.cuda_driver import Machine
 from lab.rooms.semicrf.model.native.cuda_plan import (
     Launch,
@@ -193,13 +192,7 @@ def machine_for(problem: Problem) -> Machine:
 
 @functools.cache
 def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes: DecodeSizes) -> Machine:
-    path = cuda_driver.find_nvrtc()
-    if path is None:
-        reason = native_cuda.available()
-        raise UsageError(f"the CUDA kernels cannot run here: {reason}", fix="backend='torch' or 'auto'")
-    target = cuda_driver.architecture(cuda_driver.nvrtc(path), torch.cuda.get_device_capability(device))
-    image = cuda_driver.compiled(path, SOURCE.read_text(), target, defines(dtype, wide, sizes))
-    return Machine(device, image)
+    return native_cuda.built(device, SOURCE, defines(dtype, wide, sizes))
 
 
 def defines(dtype: torch.dtype, wide: int, sizes: DecodeSizes) -> dict[str, object]:

@@ -666,12 +666,10 @@ void each(const Model& m, int64_t batch, int64_t frames, int64_t threads, const 
     const int64_t window = Window::size(std::min(m.longest, frames), m.nv), counts = Right::size(m);
     const int64_t rows = Scratch::ROWS_USED * m.nv, size = window + counts + rows;
     Vectors memory = vectors(size * threads);
-    std::atomic<int64_t> next{0};
-    on_threads(threads, [&](int64_t thread) {
+    in_turns(batch, threads, [&](int64_t b, int64_t thread) {
         Flushing flushing;
         V* base = memory.get() + thread * size;
-        Scratch own{base, base + window, base + window + counts};
-        for (int64_t b = next++; b < batch; b = next++) one(b, own);
+        one(b, Scratch{base, base + window, base + window + counts});
     });
 }
 
@@ -760,7 +758,7 @@ int lab_semicrf_audit(int64_t batch, int64_t frames, int64_t longest, int64_t la
                       const double* transitions, const double* mass_error, double* worst) {
     return guarded([&] {
         const int64_t rows = frames * labels;
-        in_turns(batch, threads, [&](int64_t b) {
+        in_turns(batch, threads, [&](int64_t b, int64_t) {
             worst[b] = imbalance(frames, longest, labels, lengths[b], label + b * rows, starts + b * rows, ends + b * rows,
                                  durations + b * longest * labels, transitions + b * labels * labels, mass_error[b]);
         });

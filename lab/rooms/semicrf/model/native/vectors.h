@@ -85,12 +85,12 @@ void on_threads(int64_t threads, const Work& work) {
     for (std::thread& other : others) other.join();
 }
 
-// `one(b)` for every sequence, on up to `threads` threads.
+// `one(b, thread)` for every sequence, on up to `threads` threads.
 template <class One>
 void in_turns(int64_t batch, int64_t threads, const One& one) {
     std::atomic<int64_t> next{0};
-    on_threads(std::max<int64_t>(1, std::min(threads, batch)), [&](int64_t) {
-        for (int64_t b = next++; b < batch; b = next++) one(b);
+    on_threads(std::max<int64_t>(1, std::min(threads, batch)), [&](int64_t thread) {
+        for (int64_t b = next++; b < batch; b = next++) one(b, thread);
     });
 }
 

@@ -377,6 +377,9 @@ def test_soft_scores_of_any_sign_on_any_input_lose_nothing(run, dtype, size):
         expected = naive.posteriors(problem)
         off = (found.log_z_B - expected.log_z_B).abs() / (1 + expected.log_z_B.abs())
         assert float(off.max()) <= (1e-11 if dtype == torch.float64 else 1e-6), seed
+        alone = native_cuda.forward(problem, keep=False)  # no pass from the right to flag it
+        off = (alone.log_z_B - expected.log_z_B).abs() / (1 + expected.log_z_B.abs())
+        assert float(off.max()) <= (1e-11 if dtype == torch.float64 else 1e-6), seed
         assert worst(expected, found) <= limit, seed
         assert float(found.imbalance_B.max()) <= ledger.tolerance_of(dtype, 9), seed
 
