@@ -50,6 +50,11 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def cache_folder() -> Path:
+    """Where lab keeps what can be made again; an empty variable is as good as none."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lab"
+
+
 def sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:

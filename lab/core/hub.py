@@ -31,6 +31,7 @@ WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 MOST_INDEX_BYTES = 64 << 20
+CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # as the Hub's libraries read them
 
 
 class State(str, enum.Enum):

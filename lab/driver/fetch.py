@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from lab.core.files import exclusive, make_folder
-from lab.core.hub import CachedModel, State, find_model, hub_cache
+from lab.core.hub import CERTIFICATES, CachedModel, State, find_model, hub_cache
 from lab.core.options import Options
 from lab.core.plan import Plan
 from lab.core.run import Run
@@ -45,7 +45,6 @@ from lab.secrets import hub_token, redact, secret_values
 from lab.terminal.console import Console
 
 STEP = "fetch"
-CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 def fetch(model: str, revision: str, options: Options) -> None:

@@ -5,14 +5,13 @@ Each result is stored in lab's cache under the image's content id, so it never a
 
 from __future__ import annotations
 
-import os
 import re
 from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
 
-from lab.core.files import make_folder, write_atomic
+from lab.core.files import cache_folder, make_folder, write_atomic
 from lab.core.manifest import ImageCheck
 from lab.errors import writing
 from lab.images.probe import Contents
@@ -32,7 +31,7 @@ def save_check(image_id: str, contents: Contents, *, ok: bool, root: Path | None
         versions={name: contents.packages[name] for name in VERSIONS if name in contents.packages},
         tools=tuple(sorted(name for name, path in contents.tools.items() if path)),
     )
-    path = _path(image_id, root)
+    path = saved_path(image_id, root=root)
     with writing(path):
         make_folder(path.parent)
         write_atomic(path, msgspec.json.encode(check))
@@ -42,11 +41,11 @@ def save_check(image_id: str, contents: Contents, *, ok: bool, root: Path | None
 def load_check(image_id: str, root: Path | None = None) -> ImageCheck | None:
     """What `lab images check` found in the image of this id; None if there is no readable result."""
     try:
-        return msgspec.json.decode(_path(image_id, root).read_bytes(), type=ImageCheck)
+        return msgspec.json.decode(saved_path(image_id, root=root).read_bytes(), type=ImageCheck)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _path(image_id: str, root: Path | None) -> Path:
-    cache = root or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lab" / "images"
-    return cache / f"{re.sub(r'[^0-9a-z]', '_', image_id)}.json"
+def saved_path(image_id: str, ending: str = "json", *, root: Path | None = None) -> Path:
+    """The file in lab's cache for what is known of an image's content id."""
+    return (root or cache_folder() / "images") / f"{re.sub(r'[^0-9a-z]', '_', image_id)}.{ending}"

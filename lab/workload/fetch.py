@@ -20,7 +20,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from lab.core.hub import CachedModel, State, find_model, hub_cache
+from lab.core.hub import CERTIFICATES, CachedModel, State, find_model, hub_cache
 from lab.core.words import size_text
 from lab.errors import (
     BadDataError,
@@ -45,7 +45,6 @@ HUB = "https://huggingface.co"
 PROGRESS_S = 5.0
 ANSWER_S = 20.0
 NETWORK_PACKAGES = ("requests", "httpx", "httpx2", "httpcore", "urllib3")
-CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 def main(model: str, revision: str) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lab.core.content import EXPECTED
+from lab.core.files import cache_folder
 from lab.core.gpu import Gpu
 from lab.core.hub import hub_cache
 from lab.core.manifest import ImageRecord, Lab, Used
@@ -352,11 +353,10 @@ def container_name(run: Run, step: Step) -> str:
 
 def host_context(run_dir: str, gpus: Sequence[Gpu]) -> HostContext:
     """What a container may see of this host. Looks only at the host's files."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lab"
     return HostContext(
         run_dir=run_dir,
         hf_cache=str(hub_cache()),
-        cache=str(cache),
+        cache=str(cache_folder()),
         uid=os.getuid(),
         gid=os.getgid(),
         device_gids=device_gids(gpus),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from lab.core.manifest import ImageRecord, Lab
 from lab.core.options import HostLab
 from lab.errors import UsageError, writing
 from lab.images.container import TMP, ContainerSpec
+from lab.images.saved_checks import saved_path
 
 if TYPE_CHECKING:
     from lab.engines.docker.client import Daemon
@@ -103,9 +103,8 @@ def _spec(image_id: str, python: str) -> ContainerSpec:
 
 
 def _cache_path(image_id: str, python: str) -> Path:
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lab" / "images"
     how = hashlib.sha256(f"{python}\0{PROGRAM}".encode()).hexdigest()[:8]
-    return root / f"{re.sub(r'[^0-9a-z]', '_', image_id)}.lab.{how}.json"
+    return saved_path(image_id, f"lab.{how}.json")
 
 
 def _named(version: str | None, sha256: str | None) -> str:
