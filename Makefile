@@ -7,7 +7,7 @@ CODE   := lab tests bench scripts
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint shape mutate format bench bench-semicrf schema clean images locks compose compose-up bake pin audit
+.PHONY: demo test lint shape mutate format bench bench-semicrf schema clean images locks compose compose-up bake dockerfiles pin audit
 
 demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the path of its report
 	$(BIN)/lab run --quiet sweep -c 28,42 -t 256 --ranks 2
@@ -15,11 +15,12 @@ demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the pa
 test: $(VENV)/.test  ## all tests this machine can run; what is skipped says why
 	$(BIN)/python -m pytest $(PYTEST)
 
-lint: $(VENV)/.test  ## ruff, mypy, and the layers (import-linter)
+lint: $(VENV)/.test  ## ruff, mypy, the layers (import-linter), the workflows (zizmor)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/zizmor --offline --quiet --config .github/zizmor.yml .github/workflows
 
 shape: $(VENV)/bin/python  ## the tree in numbers: files, functions, long lines, circles
 	$(BIN)/python scripts/shape.py
@@ -51,22 +52,25 @@ locks: $(VENV)/.test  ## write images/*/*.lock anew; LAB_UPGRADE=1 moves to the 
 bake: $(VENV)/.demo  ## write docker-bake.json anew from images/
 	$(BIN)/python -m lab.images.bake docker-bake.json
 
+dockerfiles: $(VENV)/.demo  ## write the shared sections of docker/*.Dockerfile anew
+	$(BIN)/python -m lab.images.dockerfile
+
 pin: $(VENV)/.demo  ## write the digests of the bases into images/*/image.toml, and what is made from them
 	$(BIN)/lab images pin
 	$(MAKE) bake
 
 audit: $(VENV)/.test  ## known vulnerabilities of what the locks name
 	$(PIP) install pip-audit
-	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/audit.sh
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/audit.py
 
 compose: $(VENV)/.demo  ## write compose/compose.yaml anew from images/
 	$(BIN)/python -m lab.images.compose compose/compose.yaml
 
 PROFILE ?= cpu
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
-compose-up:  ## a small sweep and its analysis in containers; PROFILE=cuda, pascal or rocm70 where the GPUs are
+compose-up: $(VENV)/.demo  ## a small sweep and its analysis in containers; PROFILE=cuda, pascal or rocm70 where the GPUs are
 	mkdir -p experiments/.cache/hf experiments/.cache/lab
-	env UID=$$(id -u) GID=$$(id -g) $(COMPOSE) -p lab -f compose/compose.yaml --profile $(PROFILE) up
+	gpu=$$($(BIN)/lab images gpu-env $(PROFILE:-shell=)) && env UID=$$(id -u) GID=$$(id -g) $$gpu $(COMPOSE) -p lab -f compose/compose.yaml --profile $(PROFILE) up
 
 # The names that the original sweep's users type; SWEEP names the folder.
 .PHONY: sweep analyze-sweep merge-traces

@@ -9,6 +9,7 @@ FROM ${BASE_IMAGE}
 ENTRYPOINT []
 ENV PATH=/opt/lab/bin:$PATH
 
+# shared: lock
 # The certificate is optional, for networks whose proxy has its own certificate authority.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -20,6 +21,7 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3 -m venv --without-pip /opt/lab \
     && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock \
+# end of lock
     && find /opt/lab/lib -depth -type d -name tests -exec rm -rf {} +
 
 # torch is pinned by version, not by hash: the CPU build and the CUDA build of one version are different files.
@@ -32,6 +34,7 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     && find /opt/lab/lib -type f -path '*/torch/bin/*' ! -name torch_shm_manager -delete \
     && python -c 'import torch; assert torch.version.cuda is None, "this torch is a CUDA build"'
 
+# shared: wheel
 # Last, so that an edit of lab rebuilds only this.
 # hadolint ignore=DL3003
 RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
@@ -39,10 +42,12 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     cd /mnt/dist && sha256sum -c SHA256SUMS \
     && /opt/pip/bin/pip --python /opt/lab/bin/python install --no-deps --no-index --no-cache-dir ./*.whl \
     && install -D -m 644 SHA256SUMS /usr/share/lab/SHA256SUMS
-
 WORKDIR /out
 USER 1000:1000
 CMD ["lab", "--help"]
+# end of wheel
+
+# shared: labels
 ARG LAB_VERSION
 ARG LAB_REVISION
 ARG LAB_SOURCE
@@ -59,3 +64,4 @@ LABEL org.opencontainers.image.title="lab/cpu-torch" \
       org.opencontainers.image.base.name="${BASE_IMAGE}" \
       lab.wheel.sha256="${LAB_WHEEL_SHA256}" \
       lab.lock.sha256="${LAB_LOCK_SHA256}"
+# end of labels

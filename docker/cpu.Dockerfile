@@ -9,6 +9,7 @@ FROM ${BASE_IMAGE}
 ENTRYPOINT []
 ENV PATH=/opt/lab/bin:$PATH
 
+# shared: lock
 # The certificate is optional, for networks whose proxy has its own certificate authority.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -20,6 +21,7 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3 -m venv --without-pip /opt/lab \
     && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock \
+# end of lock
     # Remove the libraries' tests, headers and sources, a sixth of what was installed; of Arrow the server and the S3 client,
     # which lab never calls, and copies of its libraries; of matplotlib the PDF fonts.
     && find /opt/lab/lib -depth -type d \( -name tests -o -path '*/pyarrow/include' -o -path '*/pyarrow/src' -o -name sample_data \
@@ -32,6 +34,7 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
 RUN python -c 'import pandas, openpyxl, pyarrow.compute, pyarrow.parquet, matplotlib.pyplot as p; p.plot([0, 1]); p.savefig("/tmp/x.svg"); p.savefig("/tmp/x.png")' \
     && rm -rf /tmp/* /root/.config /root/.cache/matplotlib
 
+# shared: wheel
 # Last, so that an edit of lab rebuilds only this.
 # hadolint ignore=DL3003
 RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
@@ -39,10 +42,12 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     cd /mnt/dist && sha256sum -c SHA256SUMS \
     && /opt/pip/bin/pip --python /opt/lab/bin/python install --no-deps --no-index --no-cache-dir ./*.whl \
     && install -D -m 644 SHA256SUMS /usr/share/lab/SHA256SUMS
-
 WORKDIR /out
 USER 1000:1000
 CMD ["lab", "--help"]
+# end of wheel
+
+# shared: labels
 ARG LAB_VERSION
 ARG LAB_REVISION
 ARG LAB_SOURCE
@@ -59,3 +64,4 @@ LABEL org.opencontainers.image.title="lab/cpu" \
       org.opencontainers.image.base.name="${BASE_IMAGE}" \
       lab.wheel.sha256="${LAB_WHEEL_SHA256}" \
       lab.lock.sha256="${LAB_LOCK_SHA256}"
+# end of labels

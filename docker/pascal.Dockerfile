@@ -11,6 +11,7 @@ ENV PATH=/opt/lab/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     CUDA_DEVICE_ORDER=PCI_BUS_ID
 
+# shared: lock
 # The certificate is optional, for networks whose proxy has its own certificate authority.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -22,6 +23,7 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3 -m venv --without-pip /opt/lab \
     && /opt/pip/bin/pip --python /opt/lab/bin/python install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock \
+# end of lock
     # Remove tests and headers, which only a compiler needs.
     && find /opt/lab/lib -depth -type d \( -name tests -o -path '*/torch/test' -o -path '*/torch/include' -o -path '*/torch/share/cmake' \) \
          -exec rm -rf {} + \
@@ -37,6 +39,7 @@ RUN --mount=type=bind,source=images/pascal/requirements.lock,target=/mnt/require
     && grep -qx torch==1.12.1 /usr/share/lab/constraints.txt
 ENV PIP_CONSTRAINT=/usr/share/lab/constraints.txt
 
+# shared: wheel
 # Last, so that an edit of lab rebuilds only this.
 # hadolint ignore=DL3003
 RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
@@ -44,10 +47,12 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
     cd /mnt/dist && sha256sum -c SHA256SUMS \
     && /opt/pip/bin/pip --python /opt/lab/bin/python install --no-deps --no-index --no-cache-dir ./*.whl \
     && install -D -m 644 SHA256SUMS /usr/share/lab/SHA256SUMS
-
 WORKDIR /out
 USER 1000:1000
 CMD ["lab", "--help"]
+# end of wheel
+
+# shared: labels
 ARG LAB_VERSION
 ARG LAB_REVISION
 ARG LAB_SOURCE
@@ -64,3 +69,4 @@ LABEL org.opencontainers.image.title="lab/pascal" \
       org.opencontainers.image.base.name="${BASE_IMAGE}" \
       lab.wheel.sha256="${LAB_WHEEL_SHA256}" \
       lab.lock.sha256="${LAB_LOCK_SHA256}"
+# end of labels

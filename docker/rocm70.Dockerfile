@@ -8,6 +8,7 @@ ENTRYPOINT []
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 \
     PIP_ROOT_USER_ACTION=ignore
 
+# shared: lock
 # The certificate is optional, for networks whose proxy has its own certificate authority.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -16,20 +17,23 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=ca,target=/run/secrets/ca \
     --mount=type=bind,source=images/rocm70/requirements.lock,target=/mnt/requirements.lock \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
-    && python3 -m pip install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock
+    && python3 -m pip install --progress-bar off --require-hashes --no-deps -r /mnt/requirements.lock \
+# end of lock
+    && python3 -c 'import torch; assert torch.version.hip, "the ROCm torch of the base was replaced"'
 
-RUN python3 -c 'import torch; assert torch.version.hip, "the ROCm torch of the base was replaced"'
-
+# shared: wheel
 # Last, so that an edit of lab rebuilds only this.
 # hadolint ignore=DL3003
 RUN --mount=type=bind,source=build/images/dist,target=/mnt/dist \
     cd /mnt/dist && sha256sum -c SHA256SUMS \
     && python3 -m pip install --no-deps --no-index --no-cache-dir ./*.whl \
     && install -D -m 644 SHA256SUMS /usr/share/lab/SHA256SUMS
-
 WORKDIR /out
 USER 1000:1000
 CMD ["lab", "--help"]
+# end of wheel
+
+# shared: labels
 ARG LAB_VERSION
 ARG LAB_REVISION
 ARG LAB_SOURCE
@@ -46,3 +50,4 @@ LABEL org.opencontainers.image.title="lab/rocm70" \
       org.opencontainers.image.base.name="${BASE_IMAGE}" \
       lab.wheel.sha256="${LAB_WHEEL_SHA256}" \
       lab.lock.sha256="${LAB_LOCK_SHA256}"
+# end of labels

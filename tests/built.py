@@ -16,7 +16,7 @@ BASE = "local/debian-python:bookworm"
 
 @pytest.fixture(scope="session")
 def debian_base() -> str:
-    subprocess.run([ROOT / "scripts/base-image.sh"], check=True, capture_output=True, timeout=300)
+    subprocess.run([ROOT / "scripts/base-image.sh"], check=True, capture_output=True, timeout=900)
     return BASE
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import pytest
 from tests.built import cpu_images, debian_base  # noqa: F401  fixtures of several files
 
 ROOT = Path(__file__).parent.parent
+PODMAN_USER = os.environ.get("LAB_PODMAN_USER", "lab-podman")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SHARED = Path(os.environ.get("LAB_SHARED_DATA", ROOT.parent / "shared" / "data"))
 
@@ -25,6 +28,23 @@ def _docker_answers() -> bool:
         bool(docker)
         and subprocess.run([docker, "info"], capture_output=True, check=False, timeout=30).returncode == 0
     )
+
+
+def podman_socket() -> Path:
+    """Of the user whom scripts/podman-user.sh made."""
+    try:
+        return Path(f"/run/user/{pwd.getpwnam(PODMAN_USER).pw_uid}/podman/podman.sock")
+    except KeyError:
+        return Path("/run/user/nobody")
+
+
+def _podman_answers() -> bool:
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.connect(str(podman_socket()))
+    except OSError:
+        return False
+    return True
 
 
 def _slurm_answers() -> bool:
@@ -38,6 +58,7 @@ def _slurm_answers() -> bool:
 NEEDS = {
     "torch": (lambda: importlib.util.find_spec("torch") is not None, "torch is not installed here"),
     "docker": (_docker_answers, "no Docker engine answers here (scripts/docker-engine.sh starts one)"),
+    "podman": (_podman_answers, "no rootless podman answers here (scripts/podman-user.sh starts one)"),
     "slurm": (_slurm_answers, "no Slurm answers here (scripts/slurm-node.sh starts one)"),
     "browser": (lambda: any(map(shutil.which, BROWSERS)), "no Chromium here"),
     "gpu": (lambda: Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists(), "no GPU here"),
@@ -98,7 +119,7 @@ def browse(tmp_path: Path):
             *flags,
             page.as_uri(),
         ]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=900, check=True)
         return done.stdout, done.stderr
 
     return run

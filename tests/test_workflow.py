@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,18 +16,53 @@ from lab.cli.main import cli
 from lab.images.targets import targets
 from tests.conftest import ROOT
 
-TEXT = (ROOT / ".github/workflows/ci.yml").read_text()
-FLOW = yaml.safe_load(TEXT)
+FOLDER = ROOT / ".github/workflows"
+TEXT = "\n".join(path.read_text() for path in sorted(FOLDER.glob("*.yml")))
+FLOW = yaml.safe_load((FOLDER / "ci.yml").read_text())
+IMAGE = yaml.safe_load((FOLDER / "image.yml").read_text())  # what ci.yml calls once per image
 JOBS = FLOW["jobs"]
-STEPS = [(name, step) for name, job in JOBS.items() for step in job["steps"]]
+CALLS = {name: job for name, job in JOBS.items() if job.get("uses") == "./.github/workflows/image.yml"}
+ALL_JOBS = {**{name: job for name, job in JOBS.items() if name not in CALLS}, **IMAGE["jobs"]}
+STEPS = [(name, step) for name, job in ALL_JOBS.items() for step in job["steps"]]
 PROJECT = (ROOT / "pyproject.toml").read_text()
 
 
 def test_every_image_is_built_tried_and_published():
-    for job in ("images", "publish"):
-        assert JOBS[job]["strategy"]["matrix"]["image"] == [target.name for target in targets()]
-    tried = " ".join(step.get("run", "") for step in JOBS["images"]["steps"])
+    for hosted, large in (("images", "rocm70"), ("publish", "publish-rocm70")):
+        built = [*JOBS[hosted]["strategy"]["matrix"]["image"], JOBS[large]["with"]["image"]]
+        assert built == [target.name for target in targets()]
+    runs = [step.get("run", "") for step in IMAGE["jobs"]["image"]["steps"]]
+    pushed = next(i for i, step in enumerate(IMAGE["jobs"]["image"]["steps"]) if step.get("id") == "push")
+    tried = " ".join(runs[:pushed])
     assert "lab images check" in tried and "lab images smoke" in tried and "--stand-in" in tried
+
+
+def test_an_image_too_large_for_a_hosted_runner_is_built_only_where_a_larger_one_is_named():
+    for name in ("rocm70", "publish-rocm70"):
+        job = JOBS[name]
+        assert "vars.LAB_LARGE_RUNNER != ''" in job["if"] and "LAB_LARGE_RUNNER" in job["with"]["runner"]
+    assert not any("rocm70" in str(CALLS[name].get("strategy")) for name in CALLS)
+    assert "rocm70" not in JOBS["publish"]["needs"], "a job that was skipped would stop every release"
+
+
+def test_the_tests_that_need_an_engine_run_in_a_job_that_has_one():
+    runs = " ".join(step.get("run", "") for step in JOBS["engine"]["steps"])
+    assert "-m docker" in runs and "nvidia-container-runtime-hook" in runs and "base-image.sh" in runs
+
+
+def test_images_are_built_on_bases_by_digest_and_the_release_names_them_by_digest():
+    runs = " ".join(step.get("run", "") for _, step in STEPS)
+    assert "--resolve-base" in runs and "containerimage.digest" in runs and "images.json" in runs
+
+
+def test_the_workflows_pass_the_linter_for_workflows():
+    program = shutil.which("zizmor") or shutil.which("zizmor", path=str(Path(sys.executable).parent))
+    if program is None:
+        pytest.skip("zizmor is not here: pip install -e '.[dev]'")
+    config = ROOT / ".github/zizmor.yml"
+    argv = [program, "--offline", "--quiet", "--config", config, FOLDER]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_tests_run_on_every_python_from_the_floor_on():
@@ -37,7 +76,7 @@ def test_the_tests_run_on_every_python_from_the_floor_on():
 
 
 def test_actions_are_pinned_by_commit_and_say_their_version():
-    used = re.findall(r"uses: (\S+)(.*)", TEXT)
+    used = re.findall(r"uses: (?!\./)(\S+)(.*)", TEXT)
     assert used
     for action, behind in used:
         assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action), f"{action} can be moved"
@@ -50,18 +89,29 @@ def test_actions_are_pinned_by_commit_and_say_their_version():
 
 def test_a_job_may_write_only_what_it_publishes():
     assert FLOW["permissions"] == {"contents": "read"}
+    assert "permissions" not in IMAGE and "permissions" not in IMAGE["jobs"]["image"], "its caller's"
     given = {name: job["permissions"] for name, job in JOBS.items() if "permissions" in job}
-    assert given == {"publish": {"contents": "read", "packages": "write"}, "release": {"contents": "write"}}
+    read, push = {"contents": "read"}, {"contents": "read", "packages": "write"}
+    assert given == {
+        "images": read,
+        "rocm70": read,
+        "publish": push,
+        "publish-rocm70": push,
+        "release": {"contents": "write"},
+    }
     assert "pull_request_target" not in TEXT and "write-all" not in TEXT
 
 
 def test_only_a_version_tag_publishes_and_only_after_everything_else():
-    for name in ("publish", "release"):
-        assert JOBS[name]["if"] == "startsWith(github.ref, 'refs/tags/v')"
-    assert set(JOBS["publish"]["needs"]) == {"lint", "test", "audit", "images"}
-    pushes = [(name, step) for name, step in STEPS if step.get("with", {}).get("push")]
-    assert [name for name, _ in pushes] == ["publish"]
-    assert pushes[0][1]["with"]["provenance"] == "mode=max" and pushes[0][1]["with"]["sbom"] is True
+    for name in ("publish", "publish-rocm70", "release"):
+        assert JOBS[name]["if"].split(" && ")[0] == "startsWith(github.ref, 'refs/tags/v')"
+    assert set(JOBS["publish"]["needs"]) == {"lint", "test", "engine", "audit", "images"}
+    assert set(JOBS["publish-rocm70"]["needs"]) == {"lint", "test", "engine", "audit", "rocm70"}
+    assert [name for name, job in CALLS.items() if job["with"].get("push")] == ["publish", "publish-rocm70"]
+    (push,) = [step for _, step in STEPS if step.get("with", {}).get("push")]
+    assert push["with"]["provenance"] == "mode=max" and push["with"]["sbom"] is True
+    logins = [step for _, step in STEPS if step.get("uses", "").startswith("docker/login-action@")]
+    assert all(step["if"] == "inputs.push" for step in [push, *logins])
 
 
 def test_no_credential_stays_in_a_checkout_and_no_expression_in_a_shell():
@@ -74,7 +124,7 @@ def test_no_credential_stays_in_a_checkout_and_no_expression_in_a_shell():
 
 
 def test_every_job_ends_some_time():
-    assert all(job.get("timeout-minutes") for job in JOBS.values())
+    assert all(job.get("timeout-minutes") for job in ALL_JOBS.values())
 
 
 def test_what_jobs_call_is_there():
@@ -91,6 +141,6 @@ def test_commands_of_lab_that_jobs_call_are_there(command):
 
 def test_the_index_of_cpu_builds_never_reaches_the_build_of_an_image():
     """Its torch has the CUDA one's version: a lock's hashes refuse it, a build without hashes takes it."""
-    assert "env" not in FLOW and not any("env" in JOBS[job] for job in ("images", "publish"))
+    assert "env" not in FLOW and "env" not in IMAGE and set(IMAGE["jobs"]["image"]["env"]) == {"IMAGE"}
     builds = [step for _, step in STEPS if "bake-action" in step.get("uses", "")]
     assert len(builds) == 2 and not any("env" in step for step in builds)

@@ -6,13 +6,20 @@ import importlib.metadata
 import os
 import shutil
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import click
 import msgspec
 
+from lab.core.gpu import Gpu
 from lab.errors import LabError, StepFailed
+from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
 from lab.gpus.discover import discover
+from lab.images import spec as images
+from lab.images.preflight import suits
+
+Finding: TypeAlias = tuple[str, str, str]  # what, state (ok, -: absent, warn: unusable, bad), detail
 
 
 @click.command()
@@ -33,12 +40,13 @@ def doctor(as_json: bool) -> None:
         raise StepFailed("this machine cannot run lab as it is", fix="fix what the lines marked bad say")
 
 
-def _checks() -> list[tuple[str, str, str]]:
+def _checks() -> list[Finding]:
+    gpus, gpu_rows = _check_gpus(read_cdi())
     return [
         _check_python(),
         *(_check_package(*row) for row in PACKAGES),
-        *_check_gpus(),
-        _check_docker(),
+        *gpu_rows,
+        *_check_engine(gpus),
         _check_disk(),
     ]
 
@@ -54,7 +62,7 @@ PACKAGES = (
 )
 
 
-def _check_python() -> tuple[str, str, str]:
+def _check_python() -> Finding:
     good = sys.version_info >= (3, 10)
     return (
         "python",
@@ -63,40 +71,43 @@ def _check_python() -> tuple[str, str, str]:
     )
 
 
-def _check_package(name: str, extra: str) -> tuple[str, str, str]:
+def _check_package(name: str, extra: str) -> Finding:
     try:
         return name, "ok", importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return name, "-", f"not installed (pip install 'lab[{extra}]')"
 
 
-def _check_gpus() -> list[tuple[str, str, str]]:
+def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Finding]]:
     try:
-        gpus = discover()
+        gpus = with_cdi_names(discover(), cdi)
     except LabError as error:
-        return [("gpu", "bad", str(error))]
-    if not gpus:
-        return [("gpu", "-", "none found: runs here use the CPU")]
-    return [
-        ("gpu", "ok", f"{g.index} {g.name} {g.uuid} driver {g.driver} {(g.mem_bytes or 0) / 2**30:.0f} GiB")
-        for g in gpus
-    ]
+        return [], [("gpu", "bad", str(error))]
+    rows = [_gpu_row(gpu) for gpu in gpus] or [("gpu", "-", "none found: runs here use the CPU")]
+    return gpus, rows + [("cdi", "warn", f"not read: {problem}") for problem in cdi.problems]
 
 
-def _check_docker() -> tuple[str, str, str]:
-    socket = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-    path = Path(socket.removeprefix("unix://"))
-    if not socket.startswith("unix://"):
-        return "engine", "-", f"DOCKER_HOST={socket}: remote engines are not used"
-    if not path.exists():
-        return "engine", "-", f"no Docker engine at {path}: runs with --image need one"
-    return (
-        "engine",
-        "ok" if os.access(path, os.W_OK) else "-",
-        str(path) if os.access(path, os.W_OK) else f"no permission to use {path}: join the group docker",
-    )
+def _gpu_row(gpu: Gpu) -> Finding:
+    memory = f"{gpu.mem_bytes / 2**30:.0f} GiB" if gpu.mem_bytes else "memory not reported"
+    facts = [gpu.number, gpu.name, gpu.uuid, gpu.arch or "", f"driver {gpu.driver or 'unknown'}", memory]
+    fitting = [name for name in images.names() if suits(images.load(name), gpu)]
+    advice = f"--image {' or '.join(fitting)}" if fitting else "no image of lab fits it"
+    text = " ".join(filter(None, facts))
+    node = gpu.render_node
+    if node and not os.access(node, os.R_OK | os.W_OK):
+        group = f"the group {os.stat(node).st_gid} may" if os.path.exists(node) else "it does not exist"
+        return "gpu", "warn", f"{text}: you may not open {node}: {group}"
+    return "gpu", "ok", f"{text}: {advice}"
 
 
-def _check_disk() -> tuple[str, str, str]:
+def _check_engine(gpus: Sequence[Gpu]) -> list[Finding]:
+    try:
+        from lab.engines.docker.health import check_engine
+    except ModuleNotFoundError as error:
+        return [("engine", "-", f"not asked: {error.name} is not installed (pip install 'lab[host]')")]
+    return [(row.what, row.state, row.detail) for row in check_engine(os.environ, gpus)]
+
+
+def _check_disk() -> Finding:
     free = shutil.disk_usage(".").free
     return "disk", "ok" if free > 2**30 else "bad", f"{free / 2**30:.1f} GiB free here"

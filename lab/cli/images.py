@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from lab.cli.registry import smoke_runs
-from lab.errors import StepFailed
+from lab.errors import StepFailed, UsageError
 from lab.images import build as imagebuild
 from lab.images import spec
 from lab.images.docker_cli import built, id_of
@@ -41,7 +41,7 @@ def images_list(as_json: bool) -> None:
         return
     for image, ids in zip(loaded, have, strict=True):
         state = "built" if ids and all(ids.values()) else "partly" if ids and any(ids.values()) else "-"
-        click.echo(f"{image.name:8} {image.vendor:7} {image.ref:14} {state:6} {image.summary}")
+        click.echo(f"{image.name:8} {image.vendor:7} {image.ref:20} {state:6} {image.summary}")
 
 
 @images.command("show")
@@ -57,6 +57,13 @@ def images_show(name: str, as_json: bool) -> None:
 @images.command("build")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--base", metavar="REF", help="Build on this image instead of the one image.toml names.")
+@click.option(
+    "--build-arg",
+    "build_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument of the Dockerfile; NSYS_PACKAGE= builds cuda without Nsight Systems.",
+)
 @option("--network", default="host", help="Network of the build's own commands.")
 @click.option(
     "-n", "--dry-run", "--plan", "dry_run", is_flag=True, help="Print the commands, and build nothing."
@@ -64,7 +71,13 @@ def images_show(name: str, as_json: bool) -> None:
 @as_json("What was built (or the plan)")
 @quiet("Hide the builder's own output.")
 def build(
-    names: tuple[str, ...], base: str | None, network: str, dry_run: bool, as_json: bool, quiet: bool
+    names: tuple[str, ...],
+    base: str | None,
+    build_args: tuple[str, ...],
+    network: str,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Build images, all or the named ones: one wheel of this tree in each.
 
@@ -74,11 +87,13 @@ def build(
     lab images build cpu --base local/debian-python:bookworm  on a base that scripts/base-image.sh made
     """
     if dry_run:
-        _show_plan(imagebuild.plan(names, base=base, network=network), as_json)
+        _show_plan(imagebuild.plan(names, base=base, network=network, build_args=build_args), as_json)
         return
     console = Console(quiet=quiet)
     done = []
-    for image in imagebuild.build(names, base=base, network=network, say=console.detail):
+    for image in imagebuild.build(
+        names, base=base, network=network, build_args=build_args, say=console.detail
+    ):
         console.say(
             f"✓ {image.ref}: {image.size_bytes / 1e6:.0f} MB in {image.seconds:.1f} s, {image.id[7:19]}"
         )
@@ -103,15 +118,40 @@ def _show_plan(rows: list[dict[str, object]], as_json: bool) -> None:
 @images.command("prepare")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--base", metavar="REF", help="Ask this image for its Python, instead of image.toml.")
+@click.option("--resolve-base", is_flag=True, help="Name each base by the digest that its registry has now.")
 @quiet("Hide pip's own output.")
-def prepare(names: tuple[str, ...], base: str | None, quiet: bool) -> None:
+def prepare(names: tuple[str, ...], base: str | None, resolve_base: bool, quiet: bool) -> None:
     """Make what a build reads (the wheel of lab, a torch for the CPU) and print docker-bake.json's variables.
 
     \b
     env $(lab images prepare cpu) docker buildx bake cpu --load
     """
-    for name, value in imagebuild.prepare(names, base=base, say=Console(quiet=quiet).detail).items():
+    say = Console(quiet=quiet).detail
+    for name, value in imagebuild.prepare(names, base=base, resolve_base=resolve_base, say=say).items():
         click.echo(f"{name}={value}")
+
+
+@images.command("gpu-env")
+@click.argument("name")
+@option("--gpus", default="1", help="Which GPU, as for lab run.")
+def gpu_env(name: str, gpus: str) -> None:
+    """Print the variables by which compose/compose.yaml names a GPU of this machine.
+
+    \b
+    env $(lab images gpu-env rocm70) docker compose -f compose/compose.yaml --profile rocm70 up
+    """
+    from lab.core.options import Options
+    from lab.engines.docker.site import site_for
+    from lab.images.compose import gpu_environment
+
+    image = spec.load(name)
+    if image.vendor == "none":
+        return
+    chosen = site_for(image, Options(image=name, gpus=gpus)).gpus
+    if len(chosen) > 1:
+        raise UsageError("a profile of compose uses one GPU", fix="--gpus 0-0, or use lab run --image")
+    for variable, value in gpu_environment(chosen[0]).items() if chosen else ():
+        click.echo(f"{variable}={value}")
 
 
 @images.command("check")

@@ -64,7 +64,7 @@ SLURM: list[Decorator] = [
     ),
 ]
 KNOBS: list[Decorator] = [
-    option("--gpus", default="all", help="all, none, a count, 0,2 or 0-3, or UUIDs."),
+    option("--gpus", default="all", help="all, none, a count, 0,2 or 0-3, 0:1 (MIG), UUIDs or CDI names."),
     option("-j", "--jobs", type=click.IntRange(min=1), default=1, help="Steps at a time."),
     click.option("-n", "--dry-run", is_flag=True, help="Print exactly what would run, and run nothing."),
     as_json("Results (or the plan)"),

@@ -97,6 +97,7 @@ def commands() -> Lazy:
         "analyze": ("lab.cli.commands:analyze", "Analyse a run, or a recording that lab did not make."),
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
         "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),
+        "setup": ("lab.cli.setup:setup", "Bring the image this machine needs, try it, say what is next."),
         "images": ("lab.cli.images:images", "List, show, build and check images."),
         "doctor": ("lab.cli.doctor:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),
     }

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
+
+PROMISE = "LAB_NUM_GPUS"  # in a step's environment: how many GPUs its engine gave it
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,3 +23,17 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_mem_mhz: float | None = None
     arch: str | None = None  # "sm_90", "gfx942"
     render_node: str | None = None  # AMD: the device node that gives access to this GPU alone
+    parent: str | None = None  # of a MIG instance: the UUID of the GPU that it is part of
+    instance: int | None = None  # of a MIG instance: its number on that GPU, so that `0:1` names it
+    cdi: str | None = None  # its name in this host's CDI specifications, such as nvidia.com/gpu=0
+
+    @property
+    def number(self) -> str:
+        """How a person names it: `0`, or `0:1` for a MIG instance."""
+        return str(self.index) if self.instance is None else f"{self.index}:{self.instance}"
+
+
+def promised_gpus(env: Mapping[str, str]) -> int:
+    """How many GPUs the engine of this process gave it; 0 where no engine said so."""
+    text = env.get(PROMISE, "")
+    return int(text) if text.isdigit() else 0

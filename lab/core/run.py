@@ -37,13 +37,8 @@ class Run:
         """Make the folder, copy the inputs the steps read, and write the manifest of planned steps."""
         check_steps([record.step for record in manifest.steps])
         _check_name(root)
+        _check_place(root)
         make_folder(root)
-        if (root / MANIFEST).exists():
-            raise UsageError(
-                "this folder already holds a run",
-                where=root,
-                fix=f"continue it with `lab run --resume {root}` or choose another --output-dir",
-            )
         for name, text in (inputs or {}).items():
             write_atomic(root / name, text)
         run = cls(root, manifest)
@@ -220,6 +215,34 @@ def _check_name(root: Path) -> None:
         raise UsageError(
             f"the name of the run folder is not UTF-8: {str(root)!r}", fix="choose another --output-dir"
         ) from error
+
+
+def _check_place(root: Path) -> None:
+    """Refuse a folder that is not lab's, before anything is written to it."""
+    if Run.is_run(root):
+        raise UsageError(
+            "this folder already holds a run",
+            where=root,
+            fix=f"continue it with `lab run --resume {root}` or choose another --output-dir",
+        )
+    if holds_home(root.resolve()):
+        raise UsageError(
+            "a run gets a folder of its own, not the root folder or a whole home",
+            where=root,
+            fix="choose another --output-dir, such as experiments/NAME",
+        )
+    if root.is_dir() and any(root.iterdir()):
+        raise UsageError(
+            "this folder holds files that no run of lab made",
+            where=root,
+            fix="choose another --output-dir; lab makes the folder",
+        )
+
+
+def holds_home(real: Path) -> bool:
+    """Whether this is the root folder, the caller's home, or a folder that the home lies in."""
+    home = Path(os.path.expanduser("~")).resolve()
+    return real == Path("/") or real == home or real in home.parents
 
 
 def check_steps(steps: Iterable[Step]) -> None:

@@ -19,7 +19,7 @@ from lab.core.snapshot import take_snapshot
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
-from lab.driver.execute import Lease, StepRunner
+from lab.driver.execute import Lease, StepRunner, check_gpus
 from lab.driver.gather import gather
 from lab.driver.job import finish_run
 from lab.driver.models import look_up, refuse_missing, same_models, with_models
@@ -45,6 +45,8 @@ def drive(experiment: Experiment) -> None:
     root = options.output_dir or new_root(name, Path("experiments"))
     plan = experiment.make_plan(site, root)
     plan = msgspec.structs.replace(plan, steps=tuple(_with_limits(step, options) for step in plan.steps))
+    if site.resolved and engine.holds_gpus:
+        check_gpus(plan.steps, site.gpus)
     models = look_up(plan.models, engine, options.image)
     plan = with_models(plan, models, engine)
     if options.dry_run:

@@ -44,7 +44,9 @@ class StepRunner:
         A step that fails does not keep the others from running. A full disk, a lost engine or a GPU that
         another process holds does: the error is raised after the running steps have ended.
         """
-        _check(steps, gpus, jobs)
+        if jobs < 1:
+            raise UsageError("--jobs must be at least 1")
+        check_gpus(steps, gpus)
         if isinstance(self.engine, QueueEngine):
             self._through_queue(self.engine, steps, jobs)
             return
@@ -63,7 +65,7 @@ class StepRunner:
                 # A short wait keeps the main thread open to signals.
                 done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
                 for future in done:
-                    free = sorted(free + running.pop(future), key=lambda gpu: gpu.index)
+                    free = sorted(free + running.pop(future), key=lambda gpu: (gpu.index, gpu.instance or 0))
                     trouble = trouble or _error_of(future)
         if trouble:
             raise trouble
@@ -123,14 +125,20 @@ class StepRunner:
             return Outcome(status=Status.failed, reason=str(error), started_utc=started, seconds=seconds)
 
 
-def _check(steps: Sequence[Step], gpus: Sequence[Gpu], jobs: int) -> None:
-    if jobs < 1:
-        raise UsageError("--jobs must be at least 1")
+def check_gpus(steps: Sequence[Step], gpus: Sequence[Gpu]) -> None:
+    """Raise GpuError for a step that these GPUs cannot run."""
     for step in steps:
         if step.num_gpus > len(gpus):
             raise GpuError(
                 f"step {step.name!r} needs {step.num_gpus} GPUs, {len(gpus)} were picked",
                 fix="ask for fewer ranks, or give more GPUs with --gpus",
+            )
+        if step.num_gpus > 1 and (instances := [gpu for gpu in gpus if gpu.parent]):
+            raise GpuError(
+                f"step {step.name!r} needs {step.num_gpus} GPUs at once, and a process of CUDA uses one MIG "
+                "instance at most, without NCCL",
+                where=f"GPU {instances[0].number} {instances[0].name}",
+                fix=f"one rank, on one instance: --ranks 1 --gpus {instances[0].number}; or whole GPUs",
             )
 
 

@@ -90,7 +90,8 @@ def _plan_lines(
     steps: list[dict[str, Any]],
     ours: Lab,
 ) -> list[str]:
-    gpus = ", ".join(f"{gpu.index} {gpu.uuid}" for gpu in site.gpus) or "none"
+    gpus = ", ".join(f"{gpu.number} {gpu.uuid}" for gpu in site.gpus) or "none"
+    gpus += "" if site.resolved else " (not on this machine: architecture and driver are not checked)"
     count = plural(len(steps), "step")
     lines = [f"room {room_name}, engine {engine.name}, {count} into {root}", f"GPUs: {gpus}"]
     lines += [f"lab: {described(ours)}; every step imports this one", *(f"note: {n}" for n in plan.notes)]

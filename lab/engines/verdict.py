@@ -1,4 +1,4 @@
-"""From how a process ended to an Outcome in words: pure, the same for every engine."""
+"""From how a process ended to an Outcome in words, the same for every engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Ending:
     tail: Sequence[str]
     stopped_by: str | None = None  # "user", "timeout" or "stall" when lab itself ended it
     limit_s: float | None = None  # the limit that was hit
-    oom_kills: int = 0  # processes that the kernel's out-of-memory killer took meanwhile
+    oom_kills: int | None = (
+        None  # processes that the host's out-of-memory killer took meanwhile; None: unknown
+    )
     limit_hit: bool | None = None  # the container hit its own memory limit; None: no such limit, or unknown
     missing: Sequence[str] = ()  # expected files that are not there
     peak_mem_bytes: int | None = None
@@ -90,9 +92,11 @@ def _exited_with_zero(ending: Ending) -> tuple[Status, str]:
 
 
 def _suspect(ending: Ending) -> str:
-    if ending.limit_hit is None:
-        return ": often the out-of-memory killer; see dmesg"
-    return " and not by its memory limit: killed from outside, or the host ran out of memory; see dmesg"
+    """What else is known of a SIGKILL that lab did not send."""
+    if ending.oom_kills == 0:
+        return ": from outside, as the out-of-memory killer took no process on this host meanwhile"
+    own_limit = " and not by its memory limit" if ending.limit_hit is False else ""
+    return f"{own_limit}: killed from outside, or the host ran out of memory; see dmesg"
 
 
 def _exit_words(code: int) -> str:
@@ -108,3 +112,17 @@ def _error_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if _RAISED.match(line.strip())]
     specific = [line for line in lines if "ChildFailedError" not in line]
     return f": {(specific or lines)[-1][:300]}" if lines else ""
+
+
+def oom_kills() -> int | None:
+    """How often the kernel's out-of-memory killer has struck on this host; None where /proc does not say."""
+    try:
+        with open("/proc/vmstat") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
+    except OSError:
+        return None
+
+
+def oom_kills_since(before: int | None) -> int | None:
+    now = oom_kills()
+    return None if before is None or now is None else now - before

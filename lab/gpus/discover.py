@@ -3,31 +3,69 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from lab.core.gpu import Gpu
+from lab.core.gpu import Gpu, promised_gpus
+from lab.core.words import plural
+from lab.errors import GpuError
 from lab.gpus.amd import amd_gpus
 from lab.gpus.nvidia import nvidia_gpus
+from lab.gpus.selection import matching, present
+
+AMD_MASKS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+ENDS_A_MASK = ("", "NoDevFiles", "none", "void")  # besides a negative index
 
 
 def discover(env: Mapping[str, str] | None = None) -> list[Gpu]:
     """The GPUs that this process may use, NVIDIA's first, because an AMD iGPU may be beside them.
 
-    CUDA_VISIBLE_DEVICES and ROCR_/HIP_VISIBLE_DEVICES, set by a scheduler, narrow the list.
+    CUDA_VISIBLE_DEVICES and ROCR_/HIP_VISIBLE_DEVICES, set by a scheduler, narrow the list. Raises GpuError
+    for a mask that names a GPU or MIG instance that is not here, and for fewer GPUs than an engine gave.
     """
     env = os.environ if env is None else env
-    nvidia = _visible(nvidia_gpus(), env.get("CUDA_VISIBLE_DEVICES"))
-    return nvidia or _visible(amd_gpus(env), env.get("ROCR_VISIBLE_DEVICES", env.get("HIP_VISIBLE_DEVICES")))
+    found = visible(nvidia_gpus(env), "CUDA_VISIBLE_DEVICES", env)
+    if not found:
+        mask = next((name for name in AMD_MASKS if name in env), AMD_MASKS[0])
+        found = visible(amd_gpus(env), mask, env)
+    if len(found) < (promised := promised_gpus(env)):
+        raise GpuError(
+            f"this container or step was given {plural(promised, 'GPU')}, and {len(found)} can be seen",
+            where=present(found),
+            fix="see `lab doctor` on the host: container toolkit or CDI specification may be out of date",
+        )
+    return found
 
 
-def _visible(gpus: list[Gpu], mask: str | None) -> list[Gpu]:
-    """The GPUs that a scheduler's mask names, in its order. An invalid entry ends the list, as in CUDA."""
-    if mask is None or not gpus:
-        return gpus
+def visible(gpus: Sequence[Gpu], mask: str, env: Mapping[str, str]) -> list[Gpu]:
+    """The GPUs that the variable `mask` names, in its order; all if it is not set.
+
+    As in CUDA, an empty entry or a negative index ends the list, and the index or UUID of a GPU that MIG
+    divides means its first instance.
+    """
+    if mask not in env:
+        return list(gpus)
     kept: list[Gpu] = []
-    for entry in (part.strip() for part in mask.split(",")):
-        hit = next((g for g in gpus if entry and (str(g.index) == entry or g.uuid.startswith(entry))), None)
-        if hit is None:
+    entries = [part.strip() for part in env[mask].split(",")]
+    for entry in entries:
+        if entry in ENDS_A_MASK or entry.startswith("-"):
             break
-        kept.append(hit)
+        hits = matching(gpus, int(entry) if entry.isdecimal() else entry)
+        # An index is all that some schedulers set, for both vendors alike; a UUID names one of these GPUs.
+        if not hits and (gpus or _is_uuid(entry)):
+            raise _refusal(gpus, mask, env[mask], f"names {entry!r}, which is not on this machine")
+        kept += [one for one in hits[:1] if one not in kept]
+    if not kept and any(map(_is_uuid, entries)):
+        raise _refusal(gpus, mask, env[mask], "ends before the first GPU that it names")
     return kept
+
+
+def _is_uuid(entry: str) -> bool:
+    return entry.upper().startswith(("GPU-", "MIG-"))
+
+
+def _refusal(gpus: Sequence[Gpu], mask: str, value: str, what: str) -> GpuError:
+    return GpuError(
+        f"{mask}={value} {what}",
+        where=present(gpus),
+        fix=f"correct or unset {mask}; to run on the CPU: --gpus none",
+    )

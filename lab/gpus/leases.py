@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -79,10 +80,10 @@ def _acquire(
             return True
         if not wait:
             raise BusyError(
-                f"GPU {gpu.index} ({gpu.uuid}) is {busy}", fix="wait for it, or pick others with --gpus"
+                f"GPU {gpu.number} ({gpu.uuid}) is {busy}", fix="wait for it, or pick others with --gpus"
             )
         if not announced:
-            say(f"waiting for GPU {gpu.index}: {busy}")
+            say(f"waiting for GPU {gpu.number}: {busy}")
             announced = True
         stop.wait(RETRY_S)
     return False
@@ -95,16 +96,33 @@ def _lock_file(gpu: Gpu) -> Path:
 
 
 def _open(path: Path) -> int:
-    """Open the lock file; a symbolic link in the shared folder is refused."""
+    """Open the lock file, made if there is none; a symbolic link in the shared folder is refused.
+
+    Opened without O_CREAT, which fs.protected_regular forbids for another user's file in a sticky folder.
+    """
     with writing(path):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    info = os.fstat(handle)
-    if not stat.S_ISREG(info.st_mode):
+        while True:
+            try:
+                handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                break
+            except FileNotFoundError:
+                _make(path)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise StorageError("the lock file of a GPU is not a regular file", where=path, fix="remove it")
-    if info.st_uid == os.geteuid():
-        os.fchmod(handle, 0o666)  # despite the umask: other users' drivers lock this file too
     return handle
+
+
+def _make(path: Path) -> None:
+    """An empty lock file that every user may lock; another process may make it first."""
+    handle, temporary = tempfile.mkstemp(prefix=".lock-", dir=path.parent)
+    try:
+        os.fchmod(handle, 0o666)  # despite the umask, and before the file has its name
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.close(handle)
+        os.unlink(temporary)
 
 
 def _locked(handle: int) -> bool:

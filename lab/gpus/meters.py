@@ -17,6 +17,7 @@ from lab.errors import GpuError
 NVML_SUCCESS, NVML_NOT_SUPPORTED = 0, 3
 POWER_AVERAGE, POWER_INSTANT = 185, 186
 CLOCK_SM, CLOCK_MEM, TEMPERATURE_GPU = 1, 2, 0
+MIG_REFUSAL = "MIG is on: the sensors count the whole board, not this instance"
 LIBRARY = "libnvidia-ml.so.1"
 
 
@@ -72,6 +73,8 @@ class NvmlMeter:
 
     def refusal(self) -> str | None:
         """Why energy measured on this GPU would not be that of one program alone, or None."""
+        if self.uuid.startswith("MIG-"):
+            return MIG_REFUSAL
         now, pending = ctypes.c_uint(), ctypes.c_uint()
         function = getattr(self._nvml, "nvmlDeviceGetMigMode", None)
         if (
@@ -79,7 +82,7 @@ class NvmlMeter:
             and function(self._gpu, ctypes.byref(now), ctypes.byref(pending)) == NVML_SUCCESS
             and now.value
         ):
-            return "MIG is on: the sensors count the whole board, not this instance"
+            return MIG_REFUSAL
         others = self._others()
         return f"{plural(others, 'other process')} on this GPU" if others else None
 

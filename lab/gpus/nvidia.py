@@ -1,12 +1,18 @@
-"""NVIDIA GPUs by nvidia-smi, or by NVML where that is missing."""
+"""NVIDIA GPUs by nvidia-smi, or by NVML where that is missing; a GPU that MIG divides by its instances."""
 
 from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from lab.core.gpu import Gpu
 from lab.errors import GpuError
@@ -20,56 +26,188 @@ NVIDIA_QUERY = (
     "power.limit",
     "clocks.max.sm",
     "clocks.max.memory",
-    "compute_cap",
 )
+NEWER_QUERY = ("compute_cap", "mig.mode.current")  # unknown to drivers before 510 and 450
+TIMEOUT_S = 30
+NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
+NO_GPU = re.compile("No devices were found")
+NO_DRIVER = re.compile("couldn't communicate with the NVIDIA driver")
+UNKNOWN_COLUMN = re.compile("is not a valid field to query", re.IGNORECASE)
+# A line of `nvidia-smi -L`: a GPU, or below it one of its MIG instances.
+GPU_LINE = re.compile(r"GPU\s+\d+:.*\(UUID:\s*(?P<uuid>[^)\s]+)\)")
+MIG_LINE = re.compile(
+    r"\s+MIG\s+(?P<profile>\S+)\s+Device\s+(?P<number>\d+):\s*\(UUID:\s*(?P<uuid>[^)\s]+)\)"
+)
+NVML_NO_DRIVER, NVML_NO_LIBRARY = 9, 12
 
 
-def nvidia_gpus() -> list[Gpu]:
+def nvidia_gpus(env: Mapping[str, str] | None = None) -> list[Gpu]:
+    """The GPUs that NVIDIA's driver offers: whole ones, and the instances of those that MIG divides.
+
+    Raises GpuError where there are NVIDIA GPUs and the driver does not offer them.
+    """
+    env = os.environ if env is None else env
     if shutil.which("nvidia-smi") is None:
-        return _nvml()
-    command = ["nvidia-smi", f"--query-gpu={','.join(NVIDIA_QUERY)}", "--format=csv,noheader,nounits"]
+        return _nvml(env)
+    columns: tuple[str, ...] = (*NVIDIA_QUERY, *NEWER_QUERY)
+    code, text = _smi(*_query(columns))
+    if old := bool(code and UNKNOWN_COLUMN.search(text)):
+        columns = NVIDIA_QUERY
+        code, text = _smi(*_query(columns))
+    if code:
+        return _none_or_error(code, text.strip(), env)
+    gpus = parse_nvidia_smi(text, columns)
+    divided = divided_by_mig(text, columns)
+    if gpus and (divided or old):
+        code, text = _smi("-L")
+        if code:
+            raise _smi_error(code, text.strip())
+        return with_instances(gpus, divided, text)
+    return gpus
+
+
+def parse_nvidia_smi(text: str, columns: Sequence[str] = (*NVIDIA_QUERY, *NEWER_QUERY)) -> list[Gpu]:
+    """Read the CSV of `nvidia-smi --query-gpu` with these columns."""
+    return [_gpu(row) for row in _rows(text, columns)]
+
+
+def divided_by_mig(text: str, columns: Sequence[str]) -> set[str]:
+    """The UUIDs of the GPUs on which MIG is enabled, from the same CSV."""
+    return {row["uuid"] for row in _rows(text, columns) if row.get("mig.mode.current") == "Enabled"}
+
+
+def with_instances(gpus: Sequence[Gpu], divided: set[str], listing: str) -> list[Gpu]:
+    """The GPUs, each that MIG divides replaced by its instances in `nvidia-smi -L`.
+
+    A divided GPU computes only through an instance. Raises GpuError when that leaves nothing to compute on.
+    """
+    instances: dict[str, list[tuple[int, str, str]]] = {}
+    parent = ""
+    for line in listing.splitlines():
+        if found := GPU_LINE.match(line):
+            parent = found["uuid"]
+        elif found := MIG_LINE.match(line):
+            instances.setdefault(parent, []).append((int(found["number"]), found["uuid"], found["profile"]))
+    usable: list[Gpu] = []
+    for gpu in gpus:
+        mine = instances.get(gpu.uuid, [])
+        usable += [_instance(gpu, *one) for one in mine]
+        if not mine and gpu.uuid not in divided:
+            usable.append(gpu)
+    return usable or _refuse_empty_mig(gpus)
+
+
+def _refuse_empty_mig(gpus: Sequence[Gpu]) -> list[Gpu]:
+    raise GpuError(
+        "MIG is enabled and has no instance on any GPU, so nothing can compute on them",
+        where=", ".join(f"{gpu.index} {gpu.name} {gpu.uuid}" for gpu in gpus),
+        fix="make instances (nvidia-smi mig -cgi PROFILE -C), or disable MIG (nvidia-smi -mig 0)",
+    )
+
+
+def _instance(gpu: Gpu, number: int, uuid: str, profile: str) -> Gpu:
+    """One MIG instance. Memory and power of the whole board are not its own."""
+    return msgspec.structs.replace(
+        gpu,
+        uuid=uuid,
+        name=f"{gpu.name} MIG {profile}",
+        parent=gpu.uuid,
+        instance=number,
+        mem_bytes=None,
+        power_limit_w=None,
+    )
+
+
+def _query(columns: Sequence[str]) -> tuple[str, str]:
+    return f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"
+
+
+def _smi(*arguments: str) -> tuple[int, str]:
+    """-> exit code, and what it printed (with its complaints, if it failed)."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GpuError(
             f"nvidia-smi does not answer: {error}", fix="run nvidia-smi by hand; the driver may be hung"
         ) from error
-    if done.returncode:
-        text = (done.stdout + done.stderr).strip()
-        if re.search("No devices were found|couldn't communicate with the NVIDIA driver", text):
-            return []
+    return done.returncode, done.stdout + (done.stderr if done.returncode else "")
+
+
+def _none_or_error(code: int, text: str, env: Mapping[str, str]) -> list[Gpu]:
+    if NO_DRIVER.search(text):
+        return _none_without_driver(env, text)
+    if NO_GPU.search(text):
+        return []
+    raise _smi_error(code, text)
+
+
+def _none_without_driver(env: Mapping[str, str], text: str) -> list[Gpu]:
+    """Without a driver there are no GPUs, unless one is on the PCI bus: then the driver is what is wrong."""
+    if cards := _cards(env):
         raise GpuError(
-            f"nvidia-smi failed (exit code {done.returncode}): {text[:300]}", fix="run nvidia-smi by hand"
+            f"this machine has an NVIDIA GPU, and its driver is not loaded: {text[:300]}",
+            where=f"PCI {', '.join(cards)}",
+            fix="sudo modprobe nvidia, or install the driver for this kernel; --gpus none runs on the CPU",
         )
-    return parse_nvidia_smi(done.stdout)
+    return []
 
 
-def parse_nvidia_smi(text: str) -> list[Gpu]:
-    """Read the CSV of `nvidia-smi --query-gpu` with the columns of NVIDIA_QUERY."""
-    gpus = []
-    for row in csv.reader(io.StringIO(text), skipinitialspace=True):
-        if len(row) != len(NVIDIA_QUERY):
-            continue
-        field = dict(zip(NVIDIA_QUERY, (cell.strip() for cell in row), strict=True))
-        memory, cap = _number(field["memory.total"]), field["compute_cap"]
-        gpus.append(
-            Gpu(
-                vendor="nvidia",
-                index=int(field["index"]),
-                uuid=field["uuid"],
-                name=field["name"],
-                driver=field["driver_version"],
-                mem_bytes=int(memory * 2**20) if memory is not None else None,
-                power_limit_w=_number(field["power.limit"]),
-                max_sm_mhz=_number(field["clocks.max.sm"]),
-                max_mem_mhz=_number(field["clocks.max.memory"]),
-                arch=f"sm_{cap.replace('.', '')}" if re.fullmatch(r"\d+\.\d+", cap) else None,
-            )
-        )
-    return gpus
+def _cards(env: Mapping[str, str]) -> list[str]:
+    """The PCI addresses of NVIDIA's display controllers (VGA and 3D), as the kernel lists them."""
+    folder = Path(env.get("LAB_SYS_ROOT", "/sys")) / "bus/pci/devices"
+    return sorted(
+        card.name
+        for card in folder.glob("*")
+        if _read(card / "vendor") == NVIDIA_VENDOR and _read(card / "class").startswith(DISPLAY_CLASS)
+    )
 
 
-def _nvml() -> list[Gpu]:
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _smi_error(code: int, text: str) -> GpuError:
+    return GpuError(f"nvidia-smi failed (exit code {code}): {text[:300]}", fix="run nvidia-smi by hand")
+
+
+def _rows(text: str, columns: Sequence[str]) -> list[dict[str, str]]:
+    found = csv.reader(io.StringIO(text), skipinitialspace=True)
+    return [
+        dict(zip(columns, (cell.strip() for cell in row), strict=True))
+        for row in found
+        if len(row) == len(columns)
+    ]
+
+
+def _gpu(field: Mapping[str, str]) -> Gpu:
+    memory = _number(field["memory.total"])
+    return Gpu(
+        vendor="nvidia",
+        index=int(field["index"]),
+        uuid=field["uuid"],
+        name=field["name"],
+        driver=field["driver_version"],
+        mem_bytes=int(memory * 2**20) if memory is not None else None,
+        power_limit_w=_number(field["power.limit"]),
+        max_sm_mhz=_number(field["clocks.max.sm"]),
+        max_mem_mhz=_number(field["clocks.max.memory"]),
+        arch=_arch(field.get("compute_cap", "")),
+    )
+
+
+def _arch(capability: str) -> str | None:
+    return f"sm_{capability.replace('.', '')}" if re.fullmatch(r"\d+\.\d+", capability) else None
+
+
+# NVML
+
+
+def _nvml(env: Mapping[str, str]) -> list[Gpu]:
     """The same through NVML, for containers without nvidia-smi. Needs the package nvidia-ml-py."""
     try:
         import pynvml
@@ -77,24 +215,62 @@ def _nvml() -> list[Gpu]:
         return []
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
+    except pynvml.NVMLError as error:
+        code = getattr(error, "value", None)
+        if code == NVML_NO_LIBRARY:
+            return []
+        if code == NVML_NO_DRIVER:
+            return _none_without_driver(env, str(error))
+        raise _nvml_error(error) from error
     try:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            Gpu(
-                vendor="nvidia",
-                index=i,
-                uuid=_text(pynvml.nvmlDeviceGetUUID(h)),
-                driver=driver,
-                name=_text(pynvml.nvmlDeviceGetName(h)),
-                mem_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(h).total),
-            )
-            for i, h in enumerate(handles)
-        ]
+        found = [_nvml_gpus(pynvml, index, driver) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        raise _nvml_error(error) from error
     finally:
         pynvml.nvmlShutdown()
+    usable = [gpu for _, gpus in found for gpu in gpus]
+    return usable if usable or not found else _refuse_empty_mig([whole for whole, _ in found])
+
+
+def _nvml_gpus(nvml: Any, index: int, driver: str) -> tuple[Gpu, list[Gpu]]:
+    """One GPU, and what can compute on it: itself, or its MIG instances."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    whole = Gpu(
+        vendor="nvidia",
+        index=index,
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        driver=driver,
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        mem_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        arch="sm_{}{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+    )
+    if not _mig_enabled(nvml, handle):
+        return whole, [whole]
+    instances = []
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            one = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+        except nvml.NVMLError_NotFound:  # a number may be free
+            continue
+        uuid, name = _text(nvml.nvmlDeviceGetUUID(one)), _text(nvml.nvmlDeviceGetName(one))
+        profile = name.rpartition("MIG ")[2]
+        instances.append(_instance(whole, number, uuid, profile))
+    return whole, instances
+
+
+def _mig_enabled(nvml: Any, handle: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):  # no MIG on this GPU or driver
+        return False
+
+
+def _nvml_error(error: Exception) -> GpuError:
+    return GpuError(
+        f"NVML does not answer: {error}",
+        fix="run nvidia-smi by hand: after an update of the driver the machine needs a restart",
+    )
 
 
 def _number(text: str) -> float | None:

@@ -9,11 +9,13 @@ from lab.core.gpu import Gpu
 from lab.core.words import plural
 from lab.errors import GpuError, UsageError
 
-SPEC_HELP = "use all, none, a count (4), indices (0,2 or 0-3), or UUIDs"
+SPEC_HELP = "use all, none, a count (4), indices (0,2 or 0-3), MIG instances (0:1), UUIDs, or CDI names"
+CDI_NAME = re.compile(r"(?:nvidia|amd)\.com/gpu=[0-9A-Za-z:._-]+")
 
 
 def select(gpus: Sequence[Gpu], spec: str) -> list[Gpu]:
-    """Choose GPUs by `all`, `none`, a count `N`, indices `0,2` or `0-3`, or UUIDs (unique prefixes will do).
+    """Choose GPUs by `all`, `none`, a count, indices `0,2` or `0-3`, MIG instances `0:1`, UUIDs (or unique
+    prefixes of them), or CDI names `nvidia.com/gpu=0`.
 
     Raises UsageError for an invalid value, GpuError for a GPU that is not present.
     """
@@ -24,7 +26,7 @@ def select(gpus: Sequence[Gpu], spec: str) -> list[Gpu]:
         if wanted > len(gpus):
             raise GpuError(
                 f"--gpus {wanted}: this machine has {plural(len(gpus), 'GPU')}",
-                where=_present(gpus),
+                where=present(gpus),
                 fix="ask for fewer with --gpus",
             )
         return list(gpus[:wanted])
@@ -36,7 +38,7 @@ def parse_spec(spec: str) -> str | int | list[int | str]:
     text = spec.strip()
     if text in ("all", "none"):
         return "all" if text == "all" else []
-    if text.isdigit():
+    if text.isdecimal():
         if int(text) == 0:
             raise UsageError(
                 "--gpus 0 asks for zero GPUs", fix="write --gpus none, or --gpus 0-0 for GPU number 0"
@@ -56,7 +58,7 @@ def _parse_part(part: str, spec: str) -> list[int | str]:
         if last < first or last - first > 1023:
             raise UsageError(f"--gpus {spec!r}: {part!r} is not a valid range", fix=SPEC_HELP)
         return list(range(first, last + 1))
-    if re.fullmatch(r"(GPU|MIG)-[0-9A-Za-z/-]+", part):
+    if re.fullmatch(r"(GPU|MIG)-[0-9A-Za-z/-]+|\d+:\d+", part) or CDI_NAME.fullmatch(part):
         return [part]
     raise UsageError(f"--gpus {spec!r}: {part!r} is not a GPU", fix=SPEC_HELP)
 
@@ -85,17 +87,48 @@ def visible_env(gpus: Sequence[Gpu], vendor: str) -> dict[str, str]:
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus)}
 
 
+def matching(gpus: Sequence[Gpu], item: int | str) -> list[Gpu]:
+    """The GPUs of this index, UUID (or the first characters of one), MIG number or CDI name.
+
+    The index or UUID of a GPU that MIG divides matches all its instances.
+    """
+    if isinstance(item, int):
+        return [gpu for gpu in gpus if gpu.index == item]
+    if CDI_NAME.fullmatch(item):
+        return [
+            gpu for gpu in gpus if item == gpu.cdi or (gpu.vendor == "nvidia" and item in nvidia_names(gpu))
+        ]
+    if ":" in item:
+        return [gpu for gpu in gpus if gpu.instance is not None and gpu.number == item]
+    return [gpu for gpu in gpus if gpu.uuid.startswith(item) or (gpu.parent or "").startswith(item)]
+
+
+def nvidia_names(gpu: Gpu) -> list[str]:
+    """What nvidia-ctk may call an NVIDIA GPU, the surest first: an index may be another GPU's by now."""
+    if gpu.vendor != "nvidia":
+        return []
+    kind = "gpu" if gpu.instance is None else "mig"
+    return [f"nvidia.com/gpu={name}" for name in (gpu.uuid, gpu.number, f"{kind}{gpu.number}")]
+
+
 def _find(gpus: Sequence[Gpu], item: int | str) -> Gpu:
-    hits = [g for g in gpus if (g.index == item if isinstance(item, int) else g.uuid.startswith(item))]
+    hits = matching(gpus, item)
     if len(hits) == 1:
         return hits[0]
+    if hits and len({gpu.parent for gpu in hits}) == 1 and hits[0].parent:
+        raise GpuError(
+            f"{item!r} is a GPU that MIG divides into {plural(len(hits), 'instance')}",
+            where=present(hits),
+            fix=f"name one of them, such as --gpus {hits[0].number}",
+        )
     found = "no GPU" if not hits else "more than one GPU"
     raise GpuError(
         f"{found} on this machine matches {item!r}",
-        where=_present(gpus),
+        where=present(gpus),
         fix="see `lab doctor` for the GPUs present",
     )
 
 
-def _present(gpus: Sequence[Gpu]) -> str:
-    return "present: " + (", ".join(f"{g.index} {g.name} {g.uuid}" for g in gpus) or "none")
+def present(gpus: Sequence[Gpu]) -> str:
+    """The GPUs in one line, for an error about one that is not among them."""
+    return "present: " + (", ".join(f"{g.number} {g.name} {g.uuid}" for g in gpus) or "none")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,16 +21,45 @@ PIP_VARIABLES = (*INDEX_VARIABLES, "PIP_DEFAULT_TIMEOUT")
 # Docker predefines these arguments and keeps them out of the image's history.
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 LOCK_HASH = "LAB_LOCK_SHA256"
+Given = Mapping[str, str]  # what the user sets: --build-arg NAME=VALUE
 PROVENANCE = ("LAB_VERSION", "LAB_REVISION", "LAB_SOURCE", "LAB_CREATED", "LAB_WHEEL_SHA256", LOCK_HASH)
+OWN_ARGUMENTS = ("BASE_IMAGE", *PROVENANCE)
 
 
-def build_arguments(target: Target, wheel: Wheel, *, base: str | None, root: Path) -> dict[str, str]:
+def build_arguments(
+    target: Target, wheel: Wheel, *, base: str | None, given: Given, root: Path
+) -> dict[str, str]:
+    """Every argument of one build; of the user's own, those that this Dockerfile declares."""
+    text = (root / target.dockerfile).read_text(encoding="utf-8") if given else ""
+    declared = {name: value for name, value in given.items() if declares(text, name)}
     return {
         "BASE_IMAGE": base or target.base_ref,
         **_network_settings(os.environ),
         **shared_provenance(wheel, root),
         LOCK_HASH: file_hash(root / target.lock),
+        **declared,
     }
+
+
+def declares(dockerfile: str, name: str) -> bool:
+    return re.search(rf"^ARG {re.escape(name)}\b", dockerfile, re.MULTILINE) is not None
+
+
+def parse_given(words: Sequence[str], wanted: Sequence[Target], root: Path) -> dict[str, str]:
+    """The user's NAME=VALUE pairs. Raises UsageError for one that no wanted Dockerfile reads."""
+    texts = [(root / target.dockerfile).read_text(encoding="utf-8") for target in wanted if words]
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UsageError(f"--build-arg {word!r} is not NAME=VALUE")
+        if name in OWN_ARGUMENTS:
+            raise UsageError(f"lab sets {name} itself", fix="--base REF sets BASE_IMAGE")
+        if not any(declares(text, name) for text in texts):
+            files = ", ".join(str(target.dockerfile) for target in wanted)
+            raise UsageError(f"no Dockerfile of this build has an argument {name!r}", where=files)
+        found[name] = value
+    return found
 
 
 def shared_provenance(wheel: Wheel, root: Path) -> dict[str, str]:

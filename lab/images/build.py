@@ -15,11 +15,18 @@ from typing import Any
 import msgspec
 
 from lab.errors import EngineError
-from lab.images.arguments import build_arguments, certificate_secret, shared_provenance
+from lab.images.arguments import (
+    Given,
+    build_arguments,
+    certificate_secret,
+    parse_given,
+    shared_provenance,
+)
 from lab.images.build_errors import build_error
 from lab.images.builders import Builder, base_python, find_builder, with_buildkit
 from lab.images.docker_cli import output_of, stream
-from lab.images.targets import Target, lock_variable, targets
+from lab.images.pin import query_digest
+from lab.images.targets import Target, base_variable, lock_variable, targets
 from lab.images.tree import ROOT, Say, build_lock, check_tree, file_hash
 from lab.images.wheel import Wheel, make_wheel
 from lab.images.wheelhouse import fill_wheelhouse
@@ -36,26 +43,37 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(
-    names: Sequence[str], *, base: str | None, network: str, say: Say, root: Path = ROOT
+    names: Sequence[str],
+    *,
+    base: str | None,
+    network: str,
+    say: Say,
+    build_args: Sequence[str] = (),
+    root: Path = ROOT,
 ) -> Iterator[Built]:
     """Build these images (all of them without names) one by one; yield each when it is done."""
     wanted = targets(names)
     check_tree(root)
+    given = parse_given(build_args, wanted, root)
     builder = find_builder()
     with build_lock(root, say):
         wheel = make_wheel(root, say)
         for target in wanted:
             if target.wheels:
                 fill_wheelhouse(target, base_python(builder, base or target.base_ref), root, say)
-            yield _build_one(target, builder, wheel, base=base, network=network, say=say, root=root)
+            yield _build_one(
+                target, builder, wheel, base=base, network=network, given=given, say=say, root=root
+            )
 
 
-def prepare(names: Sequence[str], *, base: str | None, say: Say, root: Path = ROOT) -> dict[str, str]:
+def prepare(
+    names: Sequence[str], *, base: str | None, say: Say, resolve_base: bool = False, root: Path = ROOT
+) -> dict[str, str]:
     """Make what builds of these images read, for a builder that lab does not call itself (`docker buildx
     bake`).
 
     -> the variables that docker-bake.json reads. Without `base`, wheels are for the Python that image.toml
-    names.
+    names. `resolve_base` asks the registries for the digests that the bases' tags have now.
     """
     wanted = targets(names)
     check_tree(root)
@@ -65,11 +83,26 @@ def prepare(names: Sequence[str], *, base: str | None, say: Say, root: Path = RO
             version = base_python(find_builder(), base) if base else target.python_version
             fill_wheelhouse(target, version, root, say)
     locks = {lock_variable(target): file_hash(root / target.lock) for target in wanted}
-    return {**shared_provenance(wheel, root), **locks}
+    bases = {base_variable(target): _pinned(target) for target in wanted} if resolve_base else {}
+    return {**shared_provenance(wheel, root), **locks, **bases}
 
 
-def plan(names: Sequence[str], *, base: str | None, network: str, root: Path = ROOT) -> list[dict[str, Any]]:
+def _pinned(target: Target) -> str:
+    """The base by digest: the one in image.toml, or what its tag is now."""
+    return target.base_ref if target.base_digest else f"{target.base}@{query_digest(target.base)}"
+
+
+def plan(
+    names: Sequence[str],
+    *,
+    base: str | None,
+    network: str,
+    build_args: Sequence[str] = (),
+    root: Path = ROOT,
+) -> list[dict[str, Any]]:
     """What `build` would run, with placeholders for what only a build finds out. Builds nothing."""
+    wanted = targets(names)
+    given = parse_given(build_args, wanted, root)
     builder, note = with_buildkit("docker"), ""
     try:
         builder = find_builder()
@@ -85,10 +118,17 @@ def plan(names: Sequence[str], *, base: str | None, network: str, root: Path = R
             "env": builder.env,
             "note": note,
             "argv": build_argv(
-                target, builder, wheel, base=base, network=network, iidfile=Path("<file>"), root=root
+                target,
+                builder,
+                wheel,
+                base=base,
+                network=network,
+                given=given,
+                iidfile=Path("<file>"),
+                root=root,
             ),
         }
-        for target in targets(names)
+        for target in wanted
     ]
 
 
@@ -101,9 +141,10 @@ def build_argv(
     network: str,
     iidfile: Path,
     root: Path,
+    given: Given | None = None,
 ) -> list[str]:
     """The one command that builds `target`. Its context is the tree's root, less what .dockerignore names."""
-    arguments = build_arguments(target, wheel, base=base, root=root)
+    arguments = build_arguments(target, wheel, base=base, given=given or {}, root=root)
     return [
         *builder.argv,
         "--progress=plain",
@@ -118,12 +159,22 @@ def build_argv(
 
 
 def _build_one(
-    target: Target, builder: Builder, wheel: Wheel, *, base: str | None, network: str, say: Say, root: Path
+    target: Target,
+    builder: Builder,
+    wheel: Wheel,
+    *,
+    base: str | None,
+    network: str,
+    given: Given,
+    say: Say,
+    root: Path,
 ) -> Built:
     began, base_ref = time.monotonic(), base or target.base_ref
     with tempfile.TemporaryDirectory(prefix="lab-build-") as folder:
         iidfile = Path(folder, "iid")
-        argv = build_argv(target, builder, wheel, base=base, network=network, iidfile=iidfile, root=root)
+        argv = build_argv(
+            target, builder, wheel, base=base, network=network, given=given, iidfile=iidfile, root=root
+        )
         say(f"building {target.ref} on {base_ref}")
         code, tail = stream(argv, env=builder.env, cwd=root, say=say)
         if code:

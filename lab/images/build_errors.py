@@ -9,8 +9,11 @@ from lab.images.targets import Target
 
 SHOWN_LINES = 15
 _NO_REGISTRY = "the base is not here and its registry does not answer: --base REF, scripts/base-image.sh"
+_NO_NSYS = "NVIDIA's packages cannot be reached: --build-arg NSYS_PACKAGE= leaves Nsight Systems out"
 FIXES = {
     "CERTIFICATE_VERIFY_FAILED": "a proxy uses its own certificate authority: name its file in SSL_CERT_FILE",
+    "urlopen error": _NO_NSYS,
+    "Unable to locate package nsight": _NO_NSYS,
     "DO NOT MATCH THE HASHES": "the index and the lock differ: `make locks`, or another PIP_INDEX_URL",
     "no space left on device": "free some space: docker system df shows what uses it",
     "pull access denied": "the base is not here: --base REF names another, scripts/base-image.sh makes one",

@@ -22,17 +22,20 @@ from lab.images import bake, compose
 from lab.images import spec as images
 from lab.images.compare import differences
 from lab.images.docker_cli import built, docker_programs, id_of
+from lab.images.dockerfile import shared_sections
+from lab.images.names import LOCAL, registry_of
 from lab.images.probe import PROBE, Contents, tools_of
 from lab.images.rules import dockerfile_rules, lock_rules
 from lab.images.saved_checks import save_check
 from lab.images.targets import Target, refuse_unknown, targets_of
-from lab.images.tree import ROOT
+from lab.images.tree import ROOT, is_tree
 
 State = Literal["ok", "failed", "skipped"]
-FILE_CHECKS = {"Dockerfile": dockerfile_rules, "lock": lock_rules}
+FILE_CHECKS = {"Dockerfile": dockerfile_rules, "shared": shared_sections, "lock": lock_rules}
 SHOWN_VERSIONS = ("torch", "triton", "transformers")
 # An unknown user on a read-only root file system, without network or capabilities.
 UNPRIVILEGED = (
+    *("--pull", "never"),
     *("--rm", "--read-only", "--user", "1234:1234", "--network", "none"),
     *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
     *("--tmpfs", "/tmp:exec,mode=1777", "--env", "HOME=/tmp"),
@@ -60,6 +63,9 @@ def check(names: Sequence[str], root: Path = ROOT) -> Iterator[Row]:
         for target in found:
             if not names or {name, target.name} & set(names):
                 yield from _check_target(target, ids, root)
+    if not is_tree(root):
+        yield _skipped("lab", "source tree", "installed without it: its files are checked in a checkout")
+        return
     yield _check_generated("bake", root / bake.FILE, bake.render, "make bake")
     yield from _check_compose(root)
 
@@ -72,10 +78,12 @@ def _load(name: str) -> list[Target] | LabError:
 
 
 def _check_target(target: Target, ids: Mapping[str, str], root: Path) -> Iterator[Row]:
-    yield Row(image=target.name, what="image.toml", state="ok", detail=target.ref)
-    for what, problems in FILE_CHECKS.items():
-        yield _row(target, what, problems(target, root))
-    yield _hadolint(target, root)
+    unnamed = [] if registry_of(target.ref) else [f"{target.ref} names no registry: {LOCAL}/{target.ref}"]
+    yield _row(target, "image.toml", unnamed, if_ok=target.ref)
+    if is_tree(root):
+        for what, problems in FILE_CHECKS.items():
+            yield _row(target, what, problems(target, root))
+        yield _hadolint(target, root)
     yield _check_built(target, ids, root)
 
 
@@ -113,7 +121,8 @@ def _check_built(target: Target, ids: Mapping[str, str], root: Path) -> Row:
         return _row(target, what, [part for part in (described, answer) if isinstance(part, str)])
     contents = msgspec.convert(answer, Contents)
     labels = described.get("Config", {}).get("Labels") or {}
-    lock = (root / target.lock).read_text(encoding="utf-8") if (root / target.lock).is_file() else ""
+    lock_file = images.images_root() / target.image / target.lock.name  # in a wheel too
+    lock = lock_file.read_text(encoding="utf-8") if lock_file.is_file() else ""
     problems, notes = differences(image, target, labels, contents, lock)
     save_check(described["Id"], contents, ok=not problems)
     return _row(target, what, problems, if_ok=_summary(contents, notes))

@@ -18,6 +18,9 @@ def differences(
     problems, notes = _own_problems(target, labels, contents), list[str]()
     own_base = labels.get("org.opencontainers.image.base.name", "").split("@")[0] == target.base
     from_base = _base_problems(image, target, contents)
+    if labels.get("lab.nsys") == "" and "no nsys" in from_base:
+        from_base.remove("no nsys")
+        notes.append("built without Nsight Systems (NSYS_PACKAGE=)")
     (problems if own_base else notes).extend(from_base)
     if target.ref == (image.workload_ref or image.ref):
         unserved = [arch for arch in image.archs if contents.torch and not serves(contents.archs, arch)]

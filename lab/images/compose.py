@@ -16,6 +16,7 @@ import yaml
 
 from lab.core.gpu import Gpu
 from lab.core.step import Step
+from lab.errors import GpuError
 from lab.images import spec as images
 from lab.images.container import ContainerSpec, HostContext, container_spec
 from lab.images.spec import Image
@@ -30,22 +31,26 @@ HEADER = """\
 #   HF_HUB_CACHE=experiments/.cache/hf lab fetch MODEL        a model of the Hub; the containers are offline
 #
 # Profiles: {profiles}. Each runs a small sweep and then its analysis, in the images that
-# `lab images build` made. Profiles that end in -shell stay up with the same devices and folders:
+# `lab setup` or `lab images build` brought here: nothing is pulled.
+# Profiles that end in -shell stay up with the same devices and folders:
 #   docker compose -f compose/compose.yaml --profile cuda-shell up -d
 #   docker compose -f compose/compose.yaml exec cuda-shell lab sweep -c 28 --no-analysis -o /out/mine
 #   docker compose -f compose/compose.yaml exec analysis lab analyze /out/mine
 # Variables: UID and GID (the owner of the results), LAB_EXPERIMENTS, LAB_CACHE, LAB_RUN;
-# for NVIDIA LAB_GPU0 and LAB_GPU1 (index or UUID);
-# for AMD LAB_RENDER0 and LAB_RENDER1 (nodes in /dev/dri), VIDEO_GID and RENDER_GID (the nodes' groups).
+# for NVIDIA LAB_GPU (index, UUID or MIG instance; 0 if not set);
+# for AMD LAB_RENDER (its node, such as renderD128) and RENDER_GID (the node's group). Those of this machine:
+#   env $(lab images gpu-env rocm70) docker compose -f compose/compose.yaml --profile rocm70 up
+# Each profile uses one GPU; for several: lab run --image.
 """
-RANKS = 2
+# No guess: an engine refuses these names with an error that shows them.
+NO_NODE, NO_GROUP = "LAB_RENDER_is_not_set", "RENDER_GID_is_not_set"
 HOST = HostContext(
     run_dir="${LAB_EXPERIMENTS:-../experiments}",
     hf_cache="${LAB_CACHE:-../experiments/.cache}/hf",
     cache="${LAB_CACHE:-../experiments/.cache}/lab",
     uid=0,  # given as variables below
     gid=0,
-    device_gids=("${VIDEO_GID:-44}", "${RENDER_GID:-109}"),
+    device_gids=(f"${{RENDER_GID:-{NO_GROUP}}}",),
 )
 WAIT = ("sleep", "infinity")
 # lab starts: the interpreter, its packages and the file system work.
@@ -93,10 +98,10 @@ def program() -> list[str] | None:
 
 
 def _workload(image: Image) -> dict[str, Any]:
-    """A sweep of one configuration on two ranks; a second `up` finds its results and runs nothing."""
-    flags = f"-c 28 -t 256 --ranks {RANKS} --skip-existing --no-analysis".split()
-    argv = ("lab", "sweep", *flags, "--output-dir", f"/out/{RUN}{image.name}")
+    """A sweep of one configuration, on two ranks where it needs no GPU; a second `up` runs nothing again."""
     gpus = _gpus(image)
+    flags = f"-c 28 -t 256 --ranks {len(gpus) or 2} --skip-existing --no-analysis".split()
+    argv = ("lab", "sweep", *flags, "--output-dir", f"/out/{RUN}{image.name}")
     spec = container_spec(image, Step(name="sweep", argv=argv, num_gpus=len(gpus)), gpus, HOST)
     return {"profiles": [image.name], **_service(spec)}
 
@@ -138,19 +143,36 @@ def _analysis_service(*argv: str) -> dict[str, Any]:
 
 
 def _gpus(image: Image) -> list[Gpu]:
-    """Two GPUs, named by the caller's variables, for an image that uses GPUs."""
+    """One GPU, named by the caller's variable, for an image that uses GPUs."""
     if image.vendor == "nvidia":
-        return [Gpu(vendor="nvidia", index=i, uuid=f"${{LAB_GPU{i}:-{i}}}") for i in range(RANKS)]
+        return [Gpu(vendor="nvidia", index=0, uuid="${LAB_GPU:-0}")]
     if image.vendor == "amd":
-        nodes = [f"/dev/dri/${{LAB_RENDER{i}:-renderD{128 + i}}}" for i in range(RANKS)]
-        return [Gpu(vendor="amd", index=i, uuid=f"GPU-{i}", render_node=node) for i, node in enumerate(nodes)]
+        return [Gpu(vendor="amd", index=0, uuid="GPU-0", render_node=f"/dev/dri/${{LAB_RENDER:-{NO_NODE}}}")]
     return []
+
+
+def gpu_environment(gpu: Gpu) -> dict[str, str]:
+    """The variables that name this GPU. Raises GpuError where one group does not open all of its nodes."""
+    if gpu.vendor == "nvidia":
+        return {"LAB_GPU": gpu.uuid}
+    node = Path(gpu.render_node or "")
+    kfd = node.parent.parent / "kfd"
+    with_groups = {path: path.stat().st_gid for path in (kfd, node) if path.exists()}
+    if len(set(with_groups.values())) != 1:
+        found = ", ".join(f"{path}: {gid}" for path, gid in with_groups.items()) or f"{node} does not exist"
+        raise GpuError(
+            "the GPU's nodes are not of one group, which compose could name",
+            where=found,
+            fix="use lab run --image, which names each group",
+        )
+    return {"LAB_RENDER": node.name, "RENDER_GID": str(with_groups[node])}
 
 
 def _service(spec: ContainerSpec) -> dict[str, Any]:
     """The spec as a service of compose; what is not requested is left out."""
     service: dict[str, Any] = {
         "image": spec.image,
+        "pull_policy": "never",  # `lab setup` brings images, `lab images build` makes them; nothing else does
         "command": list(spec.command),
         "user": USER,
         "group_add": list(spec.group_add),
@@ -166,6 +188,7 @@ def _service(spec: ContainerSpec) -> dict[str, Any]:
         "security_opt": list(spec.security_opt),
         "ipc": spec.ipc_mode if spec.ipc_mode == "host" else None,
         "shm_size": spec.shm_size,
+        "pids_limit": spec.pids_limit,
         "ulimits": dict(spec.ulimits),
         "network_mode": spec.network_mode,
         "stop_signal": spec.stop_signal,

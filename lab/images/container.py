@@ -6,11 +6,12 @@ import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from lab.core.gpu import Gpu
+from lab.core.gpu import PROMISE, Gpu
 from lab.core.hub import OFFLINE
 from lab.core.step import Step
 from lab.errors import UsageError
@@ -30,6 +31,16 @@ NETWORK_VARIABLES = (
 HUB_CACHE = "/hf"
 KEPT_HERE = re.compile(r"_VISIBLE_DEVICES$|_(HOME|PATH|PATH64|ROOT|DIR|FILE|VERSION)$")
 
+# How the users in an engine's containers relate to the host's: the same numbers; root inside is the caller
+# (rootless Docker); the caller may keep his number (rootless podman); all are others (userns-remap).
+UserMapping = Literal["same", "rootless-docker", "rootless-podman", "remapped"]
+USERNS_MODE: dict[UserMapping, str | None] = {
+    "same": None,
+    "rootless-docker": None,
+    "rootless-podman": "keep-id",
+    "remapped": "host",
+}
+
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
     source: str
@@ -38,9 +49,12 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """NVIDIA GPUs by UUID. A count would always mean GPUs 0..N-1, and parallel runs would collide."""
+    """GPUs by their CDI names, or NVIDIA's by UUID.
 
-    driver: str
+    A count would always mean GPUs 0..N-1, and parallel runs would collide.
+    """
+
+    driver: str  # "cdi" | "nvidia"
     device_ids: tuple[str, ...]
     capabilities: tuple[tuple[str, ...], ...]
 
@@ -53,9 +67,11 @@ class HostContext(msgspec.Struct, frozen=True, kw_only=True):
     cache: str
     uid: int
     gid: int
+    user_mapping: UserMapping = "same"
     device_gids: tuple[str, ...] = ()  # numeric owners of /dev/kfd and the render nodes
     host_env: Mapping[str, str] = {}
     infiniband: bool = False
+    cdi: bool = False  # the engine gives devices by the host's CDI specifications
 
 
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +80,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     command: tuple[str, ...]
     user: str
+    userns_mode: str | None
     group_add: tuple[str, ...]
     env: dict[str, str]
     mounts: tuple[Mount, ...]
@@ -73,6 +90,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     ipc_mode: str
     shm_size: str | None
     mem_limit: str | None
+    pids_limit: int
     network_mode: str
     tmpfs: dict[str, str]
     ulimits: dict[str, int]
@@ -93,16 +111,18 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], host: HostCont
     return ContainerSpec(
         image=image.workload_ref or image.ref,
         command=_command(image, step, tools),
-        user=f"{host.uid}:{host.gid}",
-        group_add=host.device_gids if image.vendor == "amd" and gpus else (),
-        env=_env(image, step, tools, host),
+        user=user_inside(host.user_mapping, host.uid, host.gid),
+        userns_mode=USERNS_MODE[host.user_mapping],
+        group_add=_groups(host) if image.vendor == "amd" and gpus else (),
+        env={**_env(image, step, tools, host), **({PROMISE: str(len(gpus))} if gpus else {})},
         mounts=_mounts(image, tools, host),
         devices=_devices(image, gpus, host),
-        device_requests=_device_requests(image, gpus),
+        device_requests=_device_requests(image, gpus, host),
         security_opt=("no-new-privileges:true", *(image.devices.security_opt if gpus else ())),
         ipc_mode=ipc,
         shm_size=image.devices.shm_size if ipc == "private" else None,
         mem_limit=image.devices.mem_limit,
+        pids_limit=image.devices.pids_limit,
         # Ranks of one host connect over loopback, which exists without a network too. But NCCL and gloo
         # wait for ever if there is no other interface, so several GPUs get the bridge. A step without GPUs
         # gets it too, because the number of ranks it starts is unknown.
@@ -161,6 +181,18 @@ def _is_loopback(url: str) -> bool:
         return False
 
 
+def user_inside(mapping: UserMapping, uid: int, gid: int) -> str:
+    """The numbers by which a container's processes are the caller outside."""
+    return "0:0" if mapping == "rootless-docker" else f"{uid}:{gid}"
+
+
+def _groups(host: HostContext) -> tuple[str, ...]:
+    """The groups that may open the GPUs' nodes. A rootless engine cannot name groups of the host."""
+    return {"rootless-docker": (), "rootless-podman": ("keep-groups",)}.get(
+        host.user_mapping, host.device_gids
+    )
+
+
 def _command(image: Image, step: Step, tools: Sequence[Tool]) -> tuple[str, ...]:
     inner = (image.python if step.argv[0] == "python" else step.argv[0], *step.argv[1:])
     prefix = tuple(part.format(folder=step.folder) for tool in tools for part in tool.prefix)
@@ -215,19 +247,29 @@ def _devices(image: Image, gpus: Sequence[Gpu], host: HostContext) -> tuple[str,
 
     The nodes may be under LAB_DEV_ROOT on the host; inside they are always where the drivers look for them.
     """
-    nodes = [PurePosixPath(gpu.render_node) for gpu in gpus if gpu.render_node and image.vendor == "amd"]
+    by_node = image.vendor == "amd" and not _by_cdi(gpus, host)
+    nodes = [PurePosixPath(gpu.render_node) for gpu in gpus if gpu.render_node and by_node]
     kfd = [(nodes[0].parent.parent / "kfd", "/dev/kfd")] if nodes else []
     fabric = [(PurePosixPath("/dev/infiniband"), "/dev/infiniband")] if gpus and host.infiniband else []
     pairs = [*kfd, *((node, f"/dev/dri/{node.name}") for node in nodes), *fabric]
     return tuple(f"{host}:{inside}:rwm" for host, inside in pairs)
 
 
-def _device_requests(image: Image, gpus: Sequence[Gpu]) -> tuple[DeviceRequest, ...]:
-    if image.vendor != "nvidia" or not gpus:
+def _device_requests(image: Image, gpus: Sequence[Gpu], host: HostContext) -> tuple[DeviceRequest, ...]:
+    """By CDI where the engine knows it and a specification names every GPU; else NVIDIA's toolkit by UUID."""
+    if not gpus or image.vendor == "none":
+        return ()
+    if _by_cdi(gpus, host):
+        names = tuple(gpu.cdi for gpu in gpus if gpu.cdi)
+        return (DeviceRequest(driver="cdi", device_ids=names, capabilities=()),)
+    if image.vendor != "nvidia":
         return ()
     uuids = tuple(gpu.uuid for gpu in gpus)
-    capabilities = (image.devices.capabilities,)
-    return (DeviceRequest(driver="nvidia", device_ids=uuids, capabilities=capabilities),)
+    return (DeviceRequest(driver="nvidia", device_ids=uuids, capabilities=(image.devices.capabilities,)),)
+
+
+def _by_cdi(gpus: Sequence[Gpu], host: HostContext) -> bool:
+    return host.cdi and bool(gpus) and all(gpu.cdi for gpu in gpus)
 
 
 def _tool(image: Image, name: str) -> Tool:

@@ -20,6 +20,7 @@ else:
 Vendor = Literal["nvidia", "amd", "none"]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
 Requirement = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9.+]+$")]
+Version = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*$")]
 Size = Annotated[str, msgspec.Meta(pattern=r"^[1-9][0-9]*[kmg]$")]
 
 
@@ -35,6 +36,7 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     capabilities: tuple[str, ...] = ()
     shm_size: Size = "2g"
     mem_limit: Size | None = None  # of the whole container, swap included
+    pids_limit: Annotated[int, msgspec.Meta(ge=1)] = 16384  # processes and threads: no fork bomb needs more
     multi_gpu_ipc: Literal["host", "private"] = "private"
     security_opt: tuple[str, ...] = ()
 
@@ -65,10 +67,12 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     python: str
     python_version: str
     dockerfile: str
+    licences: str = "Apache-2.0"  # of what the build adds to the base, as an SPDX expression
     workload_ref: str | None = None  # when workloads need another image than analysis does
     workload_dockerfile: str | None = None
     build: Build = Build()
     archs: tuple[str, ...] = ()
+    min_driver: Version | None = None  # the oldest driver of the vendor on which its CUDA or ROCm runs
     devices: Devices = Devices()
     env: dict[str, str] = {}
     mounts: tuple[MountRule, ...] = ()

@@ -25,6 +25,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     lock: Path
     wheels: tuple[str, ...] = ()
     base_digest: str | None = None
+    licences: str = "Apache-2.0"
 
     @property
     def base_ref(self) -> str:
@@ -45,6 +46,7 @@ def targets_of(image: images.Image) -> list[Target]:
         "base": image.base,
         "base_digest": image.base_digest,
         "python_version": image.python_version,
+        "licences": image.licences,
     }
     wheels = image.build.workload_wheels
     own = Target(
@@ -77,7 +79,16 @@ def refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
 
 def lock_variable(target: Target) -> str:
     """The variable with the hash of this target's lock, such as LAB_LOCK_SHA256_CPU_TORCH."""
-    return "LAB_LOCK_SHA256_" + re.sub(r"\W", "_", target.name).upper()
+    return f"LAB_LOCK_SHA256_{_upper(target)}"
+
+
+def base_variable(target: Target) -> str:
+    """The variable with the base that this target is built on, such as LAB_BASE_CPU_TORCH."""
+    return f"LAB_BASE_{_upper(target)}"
+
+
+def _upper(target: Target) -> str:
+    return re.sub(r"\W", "_", target.name).upper()
 
 
 def _name_of(ref: str) -> str:

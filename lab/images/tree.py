@@ -16,8 +16,12 @@ BUILD = Path("build/images")
 Say = Callable[[str], None]
 
 
+def is_tree(root: Path) -> bool:
+    return (root / "pyproject.toml").is_file() and (root / "docker").is_dir()
+
+
 def check_tree(root: Path) -> None:
-    if not (root / "pyproject.toml").is_file() or not (root / "docker").is_dir():
+    if not is_tree(root):
         raise MissingError(
             "images are built from lab's source tree, and this lab is installed without it",
             where=root,

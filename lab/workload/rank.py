@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import torch
 import torch.distributed as dist
 
+from lab.core.gpu import promised_gpus
 from lab.core.words import plural
 from lab.errors import ConfigError, GpuError
 
@@ -32,6 +33,16 @@ class RankContext(msgspec.Struct, frozen=True):
             )
         except ValueError as error:
             raise ConfigError(f"not an integer in RANK, LOCAL_RANK or WORLD_SIZE: {error}") from error
+
+
+def check_promised_gpus(env: Mapping[str, str] = os.environ) -> None:
+    """Raise GpuError where torch sees fewer GPUs than the engine gave: the step would compute on the CPU."""
+    promised = promised_gpus(env)
+    if promised and (seen := torch.cuda.device_count()) < promised:
+        raise GpuError(
+            f"this step was given {plural(promised, 'GPU')}, and torch {torch.__version__} sees {seen}",
+            fix="see the driver and the engine with `lab doctor`; --gpus none runs on the CPU",
+        )
 
 
 def choose_device(context: RankContext, backend: str = "auto") -> torch.device:

@@ -14,7 +14,7 @@ import msgspec
 from lab.core.files import write_atomic
 from lab.errors import BadDataError, MissingError
 from lab.workload.failures import exit_on_signals, redirect_output, report_failures
-from lab.workload.rank import RankContext
+from lab.workload.rank import RankContext, check_promised_gpus
 
 T = TypeVar("T")
 
@@ -31,6 +31,7 @@ def start(
     report_failures(RankContext(rank=0, local_rank=0, world_size=1), own_log=io.StringIO(), user=sys.stderr)
     context = RankContext.from_env()  # may fail, and its failure is reported like any other
     report_failures(context, own_log=io.StringIO(), user=sys.stderr)
+    check_promised_gpus()
     if own_log:
         redirect_output(args.out / f"rank{context.rank}.log", context)
         exit_on_signals(args.out)

@@ -402,3 +402,22 @@ def test_an_analysis_stays_in_a_run_and_leaves_other_folders_alone(tmp_path, mon
     assert home_of(tmp_path / "recording") == Path("experiments/recording_analysis")
     monkeypatch.chdir(tmp_path)
     assert home_of(Path(".")) == Path(f"experiments/{tmp_path.name}_analysis")
+
+
+def test_a_folder_that_is_not_labs_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "people" / "me"))
+    (tmp_path / "people" / "me").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.txt").write_text("mine")
+    for folder, words in (
+        ("/", "not the root folder"),
+        (tmp_path / "people" / "me", "whole home"),
+        (tmp_path / "people", "whole home"),
+        (tmp_path / "data", "files that no run of lab made"),
+    ):
+        before = sorted(Path(folder).iterdir())
+        with pytest.raises(UsageError, match=words):
+            Run.create(Path(folder), a_manifest(), inputs={"config.yaml": "x"})
+        assert sorted(Path(folder).iterdir()) == before
+    (tmp_path / "empty").mkdir()
+    assert Run.create(tmp_path / "empty", a_manifest()).root.is_dir()

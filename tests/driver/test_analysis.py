@@ -20,7 +20,7 @@ def image(ref: str, wheel: str | None) -> ImageRecord:
 def summary(*lines: str, status: Status = Status.ok):
     run = Run(Path("experiments/r"), a_manifest())
     outcome = Outcome(status=status, reason="why", tail=("the last line",))
-    return _summary(list(lines), outcome, run, image("lab/cpu", None))
+    return _summary(list(lines), outcome, run, image("localhost/lab/cpu", None))
 
 
 GOOD = json.dumps(

@@ -261,7 +261,7 @@ class InImage(RecordedEngine):
     lines = ("loading", json.dumps(FINDINGS))
 
     def analysis_image(self):
-        return ImageRecord(name="cpu", ref="lab/cpu")
+        return ImageRecord(name="cpu", ref="localhost/lab/cpu")
 
     def run_analysis(self, run, step, ours, *, on_line, stop):
         (run.root / step.folder / "out" / "report.html").write_text("the page")

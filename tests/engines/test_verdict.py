@@ -96,8 +96,14 @@ def test_a_kill_elsewhere_on_the_host_explains_no_other_failure():
 
 def test_an_unexplained_kill_names_the_suspects_that_are_left():
     unlimited, limited = verdict(-9)[1], verdict(-9, limit_hit=False)[1]
-    assert "often the out-of-memory killer" in unlimited and "memory limit" not in unlimited
+    assert "the host ran out of memory; see dmesg" in unlimited and "memory limit" not in unlimited
     assert "not by its memory limit" in limited and "killed from outside" in limited
+
+
+@pytest.mark.parametrize("limit_hit", [None, False])
+def test_a_kill_without_a_kill_for_memory_came_from_outside(limit_hit):
+    reason = verdict(137, oom_kills=0, limit_hit=limit_hit)[1]
+    assert "from outside, as the out-of-memory killer took no process" in reason and "dmesg" not in reason
 
 
 def test_a_containers_memory_limit_is_named_before_what_the_process_printed():

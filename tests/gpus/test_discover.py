@@ -14,8 +14,8 @@ from lab.gpus.discover import discover
 
 H200 = "NVIDIA H200, 580.159.04, 143771"
 TWO_H200 = f"""\
-0, GPU-aaaa1111-0000-0000-0000-000000000000, {H200}, 700.00, 1980, 3201, 9.0
-1, GPU-bbbb2222-0000-0000-0000-000000000000, {H200}, [N/A], [Not Supported], 3201, 9.0
+0, GPU-aaaa1111-0000-0000-0000-000000000000, {H200}, 700.00, 1980, 3201, 9.0, Disabled
+1, GPU-bbbb2222-0000-0000-0000-000000000000, {H200}, [N/A], [Not Supported], 3201, 9.0, [N/A]
 """
 
 
@@ -119,6 +119,9 @@ def test_nvml_serves_where_nvidia_smi_is_missing(monkeypatch, tmp_path):
     module.nvmlDeviceGetUUID = lambda handle: f"GPU-{handle}"
     module.nvmlDeviceGetName = lambda handle: b"NVIDIA A100"
     module.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=40 * 2**30)
+    module.nvmlDeviceGetCudaComputeCapability = lambda handle: (8, 0)
+    module.nvmlDeviceGetMigMode = lambda handle: [0, 0]
+    module.NVMLError_NotSupported = module.NVMLError_FunctionNotFound = module.NVMLError
     monkeypatch.setitem(sys.modules, "pynvml", module)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [(gpu.uuid, gpu.name, gpu.driver, gpu.mem_bytes) for gpu in discover()] == [
@@ -129,15 +132,16 @@ def test_nvml_serves_where_nvidia_smi_is_missing(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "mask, indices",
     [
-        ("0,7,1", [0]),
         ("1,,0", [1]),
-        ("x", []),
+        ("0,-1,1", [0]),
         (" 1 , 0 ", [1, 0]),
         ("GPU-bbbb2222,0", [1, 0]),
+        ("1,1", [1]),
         ("-1", []),
+        ("NoDevFiles", []),
     ],
 )
-def test_an_entry_that_names_no_gpu_ends_the_mask(fake_smi, mask, indices):
+def test_an_empty_entry_or_a_negative_index_ends_the_mask(fake_smi, mask, indices):
     fake_smi(TWO_H200)
     assert [gpu.index for gpu in discover({"CUDA_VISIBLE_DEVICES": mask})] == indices
 
@@ -162,3 +166,84 @@ def test_an_amd_gpu_beside_nvidias_is_left_out_unless_the_mask_hides_those(fake_
     assert [gpu.vendor for gpu in discover()] == ["nvidia", "nvidia"]
     roots = {name: os.environ[name] for name in ("LAB_SYS_ROOT", "LAB_DEV_ROOT")}
     assert [gpu.vendor for gpu in discover({**roots, "CUDA_VISIBLE_DEVICES": ""})] == ["amd"]
+
+
+@pytest.mark.parametrize("mask", [",MIG-c6d4f1ef", "-1,GPU-aaaa1111"])
+def test_a_mask_that_ends_before_the_gpu_it_names_is_refused(fake_smi, mask):
+    fake_smi(TWO_H200)
+    with pytest.raises(GpuError, match="ends before the first GPU"):
+        discover({"CUDA_VISIBLE_DEVICES": mask})
+
+
+@pytest.mark.parametrize(
+    "mask", ["0,7,1", "x", "2", "\u00b2", "0:1", "MIG-c6d4f1ef", "MIG-GPU-aaaa1111/1/0", "GPU-cccc"]
+)
+def test_a_mask_that_names_what_is_not_here_is_refused_and_never_a_run_on_less(fake_smi, mask):
+    fake_smi(TWO_H200)
+    with pytest.raises(GpuError, match="not on this machine") as caught:
+        discover({"CUDA_VISIBLE_DEVICES": mask})
+    assert "GPU-aaaa1111" in str(caught.value) and "--gpus none" in str(caught.value)
+
+
+@pytest.mark.parametrize("mask", ["MIG-c6d4f1ef", "GPU-aaaa1111"])
+def test_a_mask_by_uuid_is_refused_where_there_is_no_gpu_at_all(fake_smi, fake_kfd, mask):
+    fake_smi("No devices were found\n", code=6)
+    fake_kfd(128)
+    roots = {name: os.environ[name] for name in ("LAB_SYS_ROOT", "LAB_DEV_ROOT")}
+    with pytest.raises(GpuError, match="not on this machine"):
+        discover({**roots, "CUDA_VISIBLE_DEVICES": mask})
+
+
+def test_an_index_that_a_scheduler_sets_for_both_vendors_does_not_hide_amds(fake_smi, fake_kfd):
+    fake_smi("No devices were found\n", code=6)
+    fake_kfd(128, 129)
+    roots = {name: os.environ[name] for name in ("LAB_SYS_ROOT", "LAB_DEV_ROOT")}
+    both = {**roots, "CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"}
+    assert [(gpu.vendor, gpu.index) for gpu in discover(both)] == [("amd", 1)]
+
+
+# MIG: an A100 in two instances
+
+MIG_SMI = """\
+#!/bin/sh
+if [ "$1" = -L ]; then cat <<'END'
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef-42e4)
+  MIG 1g.5gb      Device  1: (UUID: MIG-71c87eb3-91c7)
+END
+else echo '0, GPU-5d5ba0d6, NVIDIA A100-SXM4-40GB, 535.1, 40960, 400.00, 1410, 1215, 8.0, Enabled'
+fi
+"""
+
+
+@pytest.fixture
+def mig(fake_smi, tmp_path):
+    fake_smi("")
+    (tmp_path / "bin/nvidia-smi").write_text(MIG_SMI)
+
+
+@pytest.mark.parametrize(
+    "mask, numbers",
+    [
+        ("MIG-71c87eb3-91c7", ["0:1"]),
+        ("MIG-71c87eb3", ["0:1"]),
+        ("MIG-71c87eb3-91c7,MIG-c6d4f1ef-42e4", ["0:1", "0:0"]),
+        ("0", ["0:0"]),  # as CUDA does: the first instance
+        ("GPU-5d5ba0d6", ["0:0"]),
+        ("", []),
+    ],
+)
+def test_a_mask_names_mig_instances(mig, mask, numbers):
+    assert [gpu.number for gpu in discover({"CUDA_VISIBLE_DEVICES": mask})] == numbers
+
+
+def test_without_a_mask_every_instance_is_a_gpu(mig):
+    assert [gpu.uuid for gpu in discover({})] == ["MIG-c6d4f1ef-42e4", "MIG-71c87eb3-91c7"]
+
+
+def test_a_step_that_was_given_gpus_and_sees_fewer_is_an_error(fake_smi):
+    fake_smi("No devices were found\n", code=6)
+    with pytest.raises(GpuError, match="was given 1 GPU, and 0 can be seen"):
+        discover({"LAB_NUM_GPUS": "1"})
+    fake_smi(TWO_H200)
+    assert len(discover({"LAB_NUM_GPUS": "1"})) == 2

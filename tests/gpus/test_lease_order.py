@@ -59,7 +59,7 @@ def test_opposite_wishes_between_two_processes_do_not_end_in_a_deadlock():
         for child in (one, other):
             child.stdin.write("\n\n")
             child.stdin.flush()
-        said = [child.communicate(timeout=60)[0] for child in (one, other)]
+        said = [child.communicate(timeout=900)[0] for child in (one, other)]
     finally:
         for child in (one, other):
             child.kill()

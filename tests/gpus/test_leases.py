@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from lab.core.stop import Stop
 from lab.errors import BusyError, StorageError
 from lab.gpus import leases
 from lab.gpus.leases import hold, lease_folder
+from tests.conftest import ROOT
 
 GPUS = [Gpu(vendor="nvidia", index=i, uuid=f"GPU-{i}") for i in range(4)]
 
@@ -105,7 +107,7 @@ def test_opposite_orders_cannot_deadlock():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=900)
     assert done == [True] * 40
 
 
@@ -205,13 +207,69 @@ def test_a_lock_of_another_user_keeps_its_rights(monkeypatch):
     assert mode_of(lock_of(GPUS[0])) == 0o660
 
 
-def test_the_right_to_lock_is_left_to_the_umask_where_rights_cannot_be_set(monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: -1)
-    old = os.umask(0o002)
+@pytest.fixture
+def protected_regular(monkeypatch):
+    """What fs.protected_regular=2 forbids a caller who is another user than the owner."""
+    os_open = os.open
+
+    def protected(path, flags, *rest, **more):
+        if flags & os.O_CREAT and not flags & os.O_EXCL and os.path.exists(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return os_open(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", protected)
+
+
+def test_an_existing_lock_is_opened_as_the_kernel_allows_another_user(protected_regular):
+    for _ in range(2):  # made, then found
+        with held(GPUS[:1]) as mine:
+            assert mine
+
+
+def test_a_lock_that_another_process_makes_first_is_used(monkeypatch):
+    os_link = os.link
+
+    def beaten(source, target):
+        os_link(source, target)
+        raise FileExistsError(17, "File exists", str(target))
+
+    monkeypatch.setattr(os, "link", beaten)
+    assert os.listdir(lease_folder()) == [] and mode_of(lock_of(GPUS[0])) == 0o666
+
+
+@pytest.mark.root
+def test_two_users_of_one_host_share_a_lock(open_folder):
+    """Under the kernel's own rule, where this machine lets root set it (systemd does so at boot)."""
+    setting = Path("/proc/sys/fs/protected_regular")
+    before = setting.read_text()
     try:
-        assert mode_of(lock_of(GPUS[0])) == 0o664
+        setting.write_text("2")
+    except OSError:
+        pytest.skip("fs.protected_regular cannot be set here")
+    try:
+        program = f"""
+            import os, sys
+            from lab.core.gpu import Gpu
+            from lab.core.stop import Stop
+            from lab.gpus.leases import hold, lease_folder
+            def take(uid):
+                gpu = Gpu(vendor="nvidia", index=0, uuid="GPU-0")
+                os.setgid(uid); os.setuid(uid); os.umask(0o077)
+                with hold([gpu], holder=f"run of {{uid}}", wait=False, stop=Stop(), say=print):
+                    pass
+            os.environ["LAB_LEASES"] = {str(open_folder / "leases")!r}
+            lease_folder()  # root's: the kernel lets everybody open what the folder's owner made
+            for uid in (1234, 1235, 1234):
+                if not (child := os.fork()):
+                    take(uid); os._exit(0)
+                print(uid, os.waitpid(child, 0)[1])
+            """
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, cwd=ROOT
+        )
+        assert done.stdout == "1234 0\n1235 0\n1234 0\n", done.stderr
     finally:
-        os.umask(old)
+        setting.write_text(before)
 
 
 def test_a_lock_that_is_no_file_is_refused_and_named():

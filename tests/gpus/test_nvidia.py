@@ -12,7 +12,7 @@ import pytest
 from lab.errors import GpuError
 from lab.gpus.nvidia import nvidia_gpus, parse_nvidia_smi
 
-ROW = "3, GPU-aa-1, NVIDIA H200, 580.159.04, 143771, 700.00, 1980, 3201, 9.0"
+ROW = "3, GPU-aa-1, NVIDIA H200, 580.159.04, 143771, 700.00, 1980, 3201, 9.0, Disabled"
 
 
 def test_every_column_is_read():
@@ -24,14 +24,14 @@ def test_every_column_is_read():
 
 
 def test_columns_that_the_driver_does_not_report_are_none():
-    (gpu,) = parse_nvidia_smi("0, GPU-a, GB10, 580.1, [N/A], [N/A], [Not Supported], [N/A], [N/A]\n")
+    (gpu,) = parse_nvidia_smi("0, GPU-a, GB10, 580.1, [N/A], [N/A], [Not Supported], [N/A], [N/A], [N/A]\n")
     values = (gpu.mem_bytes, gpu.power_limit_w, gpu.max_sm_mhz, gpu.max_mem_mhz, gpu.arch)
     assert values == (None,) * 5
 
 
 @pytest.mark.parametrize("cap, arch", [("9.0", "sm_90"), ("10.3", "sm_103"), ("9", None), ("9.0a", None)])
 def test_the_architecture_is_the_compute_capability_without_its_dot(cap, arch):
-    assert [gpu.arch for gpu in parse_nvidia_smi(ROW.replace("9.0", cap))] == [arch]
+    assert [gpu.arch for gpu in parse_nvidia_smi(ROW.replace("9.0,", f"{cap},"))] == [arch]
 
 
 def test_lines_that_are_no_row_are_passed_over_and_what_follows_is_read():
@@ -59,7 +59,8 @@ def smi(tmp_path, monkeypatch):
 
 def test_nvidia_smi_is_asked_for_the_columns_in_the_order_they_are_read(smi):
     columns = (
-        "index,uuid,name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.memory,compute_cap"
+        "index,uuid,name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.memory,"
+        "compute_cap,mig.mode.current"
     )
     smi(
         f'#!/bin/sh\n[ "$*" = "--query-gpu={columns} --format=csv,noheader,nounits" ] || exit 9\n'
@@ -76,9 +77,79 @@ def test_nvidia_smi_is_asked_for_the_columns_in_the_order_they_are_read(smi):
     ],
 )
 @pytest.mark.parametrize("stream", ["1", "2"])
-def test_a_machine_that_says_it_has_no_gpu_has_none(smi, text, stream):
+def test_a_machine_that_says_it_has_no_gpu_has_none(smi, text, stream, tmp_path):
     smi(f'#!/bin/sh\necho "{text}" >&{stream}\nexit 9\n')
-    assert nvidia_gpus() == []
+    assert nvidia_gpus({"LAB_SYS_ROOT": str(tmp_path)}) == []
+
+
+@pytest.mark.parametrize("kind, is_gpu", [("0x030200", True), ("0x030000", True), ("0x040300", False)])
+def test_a_gpu_on_the_bus_whose_driver_is_not_loaded_is_an_error(smi, tmp_path, kind, is_gpu):
+    card = tmp_path / "sys/bus/pci/devices/0000:0b:00.0"
+    card.mkdir(parents=True)
+    (card / "vendor").write_text("0x10de\n")
+    (card / "class").write_text(f"{kind}\n")
+    smi('#!/bin/sh\necho "It failed because it couldn\'t communicate with the NVIDIA driver."; exit 9\n')
+    env = {"LAB_SYS_ROOT": str(tmp_path / "sys")}
+    if not is_gpu:  # its sound device alone
+        assert nvidia_gpus(env) == []
+        return
+    with pytest.raises(GpuError, match="driver is not loaded") as caught:
+        nvidia_gpus(env)
+    assert "0000:0b:00.0" in str(caught.value) and "--gpus none" in str(caught.value)
+
+
+# MIG
+
+HALF = "1, GPU-bb, NVIDIA A100-SXM4-40GB, 535.1, 40960, 400.00, 1410, 1215, 8.0, Enabled"
+LISTING = """\
+GPU 0: NVIDIA H200 (UUID: GPU-aa-1)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bb)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)
+  MIG 1g.5gb+me   Device  1: (UUID: MIG-GPU-bb/9/0)
+"""
+
+
+def test_a_gpu_that_mig_divides_is_replaced_by_its_instances(smi):
+    smi(f'#!/bin/sh\nif [ "$1" = -L ]; then echo "{LISTING}"; else echo "{ROW}"; echo "{HALF}"; fi\n')
+    whole, first, second = nvidia_gpus()
+    assert (whole.uuid, whole.parent, whole.number) == ("GPU-aa-1", None, "3")
+    assert (first.uuid, first.parent, first.number) == (
+        "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f",
+        "GPU-bb",
+        "1:0",
+    )
+    assert (second.uuid, second.number, second.name) == (
+        "MIG-GPU-bb/9/0",
+        "1:1",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb+me",
+    )
+    assert (first.arch, first.driver, first.mem_bytes, first.power_limit_w) == ("sm_80", "535.1", None, None)
+
+
+def test_a_divided_gpu_without_instances_computes_nothing(smi):
+    smi(f'#!/bin/sh\n[ "$1" = -L ] && echo "GPU 1: A100 (UUID: GPU-bb)" || printf "{ROW}\\n{HALF}\\n"\n')
+    assert [gpu.uuid for gpu in nvidia_gpus()] == ["GPU-aa-1"], "the other one still does"
+    smi(f'#!/bin/sh\n[ "$1" = -L ] && echo "GPU 1: A100 (UUID: GPU-bb)" || echo "{HALF}"\n')
+    with pytest.raises(GpuError, match="no instance") as caught:
+        nvidia_gpus()
+    assert "nvidia-smi mig -cgi" in str(caught.value) and "GPU-bb" in str(caught.value)
+
+
+def test_a_listing_that_fails_is_an_error(smi):
+    smi(f'#!/bin/sh\n[ "$1" = -L ] && {{ echo lost >&2; exit 15; }} || echo "{HALF}"\n')
+    with pytest.raises(GpuError, match=r"exit code 15.*lost"):
+        nvidia_gpus()
+
+
+def test_a_driver_too_old_for_the_newer_columns_is_asked_without_them(smi):
+    old = ",".join(ROW.split(",")[:-2]).replace("580.159.04", "470.82.01")
+    smi(
+        f'#!/bin/sh\n[ "$1" = -L ] && echo "{LISTING}" && exit 0\n'
+        'case "$1" in *compute_cap*) echo "Field compute_cap is not a valid field to query."; exit 2;; esac\n'
+        f'echo "{old}"\n'
+    )
+    (gpu,) = nvidia_gpus()
+    assert (gpu.uuid, gpu.driver, gpu.arch) == ("GPU-aa-1", "470.82.01", None)
 
 
 def test_a_failure_is_told_with_its_code_and_its_first_words(smi):
@@ -109,7 +180,24 @@ def test_a_program_that_hangs_is_given_up_after_half_a_minute(smi, monkeypatch):
 
 
 class NvmlError(Exception):
-    """Stands for pynvml's own exception."""
+    """Stands for pynvml's own exception, which has NVML's code as its value."""
+
+    def __init__(self, value: int = 999) -> None:
+        super().__init__(f"NVML error {value}")
+        self.value = value
+
+
+class NotSupported(NvmlError): ...
+
+
+class NotFound(NvmlError): ...
+
+
+def raises(error: Exception):
+    def call(*_: object):
+        raise error
+
+    return call
 
 
 @pytest.fixture
@@ -118,6 +206,8 @@ def pynvml(smi, monkeypatch):
     module = types.ModuleType("pynvml")
     module.calls = []
     module.NVMLError = NvmlError
+    module.NVMLError_NotSupported = module.NVMLError_FunctionNotFound = NotSupported
+    module.NVMLError_NotFound = NotFound
     module.nvmlInit = lambda: module.calls.append("init")
     module.nvmlShutdown = lambda: module.calls.append("shutdown")
     module.nvmlSystemGetDriverVersion = lambda: b"550.1"
@@ -126,35 +216,62 @@ def pynvml(smi, monkeypatch):
     module.nvmlDeviceGetUUID = lambda handle: f"GPU-{handle[-1]}"
     module.nvmlDeviceGetName = {"handle 0": b"A100", "handle 1": "H100"}.__getitem__
     module.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=40 + int(handle[-1]))
+    module.nvmlDeviceGetCudaComputeCapability = lambda handle: (8 + int(handle[-1]), 0)
+    module.nvmlDeviceGetMigMode = raises(NotSupported())
     monkeypatch.setitem(sys.modules, "pynvml", module)
     return module
 
 
 def test_nvml_names_the_gpus_where_nvidia_smi_is_missing(pynvml):
-    found = [(g.vendor, g.index, g.uuid, g.name, g.driver, g.mem_bytes) for g in nvidia_gpus()]
+    found = [(g.vendor, g.index, g.uuid, g.name, g.driver, g.mem_bytes, g.arch) for g in nvidia_gpus()]
     assert found == [
-        ("nvidia", 0, "GPU-0", "A100", "550.1", 40),
-        ("nvidia", 1, "GPU-1", "H100", "550.1", 41),
+        ("nvidia", 0, "GPU-0", "A100", "550.1", 40, "sm_80"),
+        ("nvidia", 1, "GPU-1", "H100", "550.1", 41, "sm_90"),
     ]
     assert pynvml.calls == ["init", "shutdown"]
 
 
-def test_nvml_is_closed_when_a_question_fails(pynvml):
-    def lost(handle):
-        raise NvmlError
-
-    pynvml.nvmlDeviceGetUUID = lost
-    with pytest.raises(NvmlError):
+def test_nvml_is_closed_when_a_question_fails_and_the_failure_is_a_gpu_error(pynvml):
+    pynvml.nvmlDeviceGetUUID = raises(NvmlError(15))
+    with pytest.raises(GpuError, match="NVML error 15"):
         nvidia_gpus()
     assert pynvml.calls == ["init", "shutdown"]
 
 
-def test_without_a_driver_nvml_finds_no_gpus(pynvml):
-    def init():
-        raise NvmlError
+@pytest.mark.parametrize("code", [9, 12], ids=["no driver", "no library"])
+def test_a_machine_without_a_driver_has_no_gpus(pynvml, tmp_path, code):
+    pynvml.nvmlInit = raises(NvmlError(code))
+    assert nvidia_gpus({"LAB_SYS_ROOT": str(tmp_path)}) == [] and pynvml.calls == []
 
-    pynvml.nvmlInit = init
-    assert nvidia_gpus() == [] and pynvml.calls == []
+
+@pytest.mark.parametrize(
+    "code", [4, 17, 18, 999], ids=["permission", "operating system", "mismatch", "unknown"]
+)
+def test_a_failure_to_start_nvml_is_never_no_gpu(pynvml, code):
+    pynvml.nvmlInit = raises(NvmlError(code))
+    with pytest.raises(GpuError, match=f"NVML error {code}"):
+        nvidia_gpus()
+
+
+def test_nvml_names_the_instances_of_a_gpu_that_mig_divides(pynvml):
+    instances = {0: "mig 5", 2: "mig 6"}
+    pynvml.nvmlDeviceGetMigMode = lambda handle: [int(handle == "handle 1"), 0]
+    pynvml.nvmlDeviceGetMaxMigDeviceCount = lambda handle: 3
+
+    def instance(handle, number):
+        if number not in instances:
+            raise NotFound
+        return instances[number]
+
+    pynvml.nvmlDeviceGetMigDeviceHandleByIndex = instance
+    pynvml.nvmlDeviceGetName = lambda handle: "H100 MIG 1g.10gb" if "mig" in handle else "H100"
+    pynvml.nvmlDeviceGetUUID = lambda handle: handle.replace("mig ", "MIG-").replace("handle ", "GPU-")
+    found = [(g.number, g.uuid, g.parent, g.name) for g in nvidia_gpus()]
+    assert found == [
+        ("0", "GPU-0", None, "H100"),
+        ("1:0", "MIG-5", "GPU-1", "H100 MIG 1g.10gb"),
+        ("1:2", "MIG-6", "GPU-1", "H100 MIG 1g.10gb"),
+    ]
 
 
 def test_without_any_tool_there_are_no_gpus(smi, monkeypatch):

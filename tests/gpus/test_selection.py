@@ -11,8 +11,8 @@ from lab.gpus.selection import parse_spec, placeholders, select, visible_env
 
 H200 = "NVIDIA H200, 580.159.04, 143771"
 TWO_H200 = f"""\
-0, GPU-aaaa1111-0000-0000-0000-000000000000, {H200}, 700.00, 1980, 3201, 9.0
-1, GPU-bbbb2222-0000-0000-0000-000000000000, {H200}, [N/A], [Not Supported], 3201, 9.0
+0, GPU-aaaa1111-0000-0000-0000-000000000000, {H200}, 700.00, 1980, 3201, 9.0, Disabled
+1, GPU-bbbb2222-0000-0000-0000-000000000000, {H200}, [N/A], [Not Supported], 3201, 9.0, [N/A]
 """
 
 
@@ -29,6 +29,9 @@ TWO_H200 = f"""\
         ("GPU-aaaa1111", ["GPU-aaaa1111"]),
         (" 1, 0 ", [1, 0]),
         ("3,", [3]),
+        ("0:1,2:0", ["0:1", "2:0"]),
+        ("MIG-c6d4f1ef-42e4", ["MIG-c6d4f1ef-42e4"]),
+        ("nvidia.com/gpu=0:1,amd.com/gpu=2", ["nvidia.com/gpu=0:1", "amd.com/gpu=2"]),
     ],
 )
 def test_a_gpu_spec_is_read(spec, wanted):
@@ -36,7 +39,24 @@ def test_a_gpu_spec_is_read(spec, wanted):
 
 
 @pytest.mark.parametrize(
-    "spec", ["0", "", ",", "3-1", "a", "0,0", "0-1,1", "-1", "1.5", "0-99999999", "GPU-a;rm", "0..3"]
+    "spec",
+    [
+        "0",
+        "",
+        ",",
+        "3-1",
+        "a",
+        "0,0",
+        "0-1,1",
+        "-1",
+        "1.5",
+        "0-99999999",
+        "GPU-a;rm",
+        "\u00b2",
+        "0..3",
+        "0:",
+        "x.com/gpu=0",
+    ],
 )
 def test_a_gpu_spec_that_means_nothing_is_refused(spec):
     with pytest.raises(UsageError):
@@ -163,3 +183,51 @@ def test_a_process_sees_several_gpus_in_the_order_of_the_bus():
         "CUDA_VISIBLE_DEVICES": "GPU-44,GPU-55",
     }
     assert visible_env(THREE[:2], "amd") == {"ROCR_VISIBLE_DEVICES": "4,5"}
+
+
+# MIG instances and CDI names
+
+SLICES = [
+    Gpu(vendor="nvidia", index=0, uuid="GPU-aa"),
+    *(Gpu(vendor="nvidia", index=1, uuid=f"MIG-b{i}", parent="GPU-bb", instance=i) for i in range(2)),
+    Gpu(vendor="nvidia", index=2, uuid="MIG-c0", parent="GPU-cc", instance=0),
+]
+
+
+@pytest.mark.parametrize(
+    "spec, uuids",
+    [
+        ("1:1,0", ["MIG-b1", "GPU-aa"]),
+        ("MIG-b0", ["MIG-b0"]),
+        ("2", ["GPU-aa", "MIG-b0"]),  # a count
+        ("2-2", ["MIG-c0"]),  # the only instance of that GPU
+        ("GPU-cc", ["MIG-c0"]),
+        ("nvidia.com/gpu=0,nvidia.com/gpu=1:0", ["GPU-aa", "MIG-b0"]),
+        ("nvidia.com/gpu=MIG-c0", ["MIG-c0"]),
+        ("nvidia.com/gpu=mig1:1", ["MIG-b1"]),
+    ],
+)
+def test_instances_are_chosen_by_number_uuid_or_cdi_name(spec, uuids):
+    assert [gpu.uuid for gpu in select(SLICES, spec)] == uuids
+
+
+@pytest.mark.parametrize("spec", ["1-1", "GPU-bb"])
+def test_a_divided_gpu_is_not_chosen_as_a_whole(spec):
+    with pytest.raises(GpuError, match="MIG divides into 2 instances") as caught:
+        select(SLICES, spec)
+    assert "--gpus 1:0" in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", ["0:0", "1:2", "nvidia.com/gpu=1", "nvidia.com/gpu=all", "amd.com/gpu=0"])
+def test_an_instance_or_name_that_is_not_here_is_refused(spec):
+    with pytest.raises(GpuError, match="no GPU on this machine"):
+        select(SLICES, spec)
+
+
+def test_an_amd_gpu_is_known_by_the_name_that_its_specification_gives_it():
+    gpus = [Gpu(vendor="amd", index=i, uuid=f"GPU-{i}", cdi=f"amd.com/gpu={1 - i}") for i in range(2)]
+    assert [gpu.index for gpu in select(gpus, "amd.com/gpu=0")] == [1]
+
+
+def test_a_process_sees_its_instance():
+    assert visible_env(SLICES[1:2], "nvidia")["CUDA_VISIBLE_DEVICES"] == "MIG-b0"

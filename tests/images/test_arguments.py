@@ -35,7 +35,7 @@ def plain_env(monkeypatch):
 
 def test_the_build_command_names_base_wheel_lock_and_tag(plain_env):
     words = argv()
-    assert words[:2] == ["docker", "build"] and words[-3:] == ["--tag", "lab/cpu", "."]
+    assert words[:2] == ["docker", "build"] and words[-3:] == ["--tag", "localhost/lab/cpu", "."]
     given = dict(w.split("=", 1) for before, w in itertools.pairwise(words) if before == "--build-arg")
     assert given["BASE_IMAGE"] == "python:3.12-slim-bookworm" and given["LAB_WHEEL_SHA256"] == "ab" * 32
     assert given["LAB_LOCK_SHA256"] == file_hash(ROOT / "images/cpu/requirements.lock")
@@ -59,3 +59,23 @@ def test_an_index_with_a_password_is_refused_and_not_repeated(plain_env, monkeyp
     with pytest.raises(UsageError, match="PIP_EXTRA_INDEX_URL contains a password") as caught:
         argv()
     assert "hunter2" not in str(caught.value)
+
+
+def test_an_argument_of_the_user_reaches_the_dockerfile_that_declares_it():
+    cuda = next(t for t in targets() if t.name == "cuda")
+    given = arguments.parse_given(["NSYS_PACKAGE="], targets(["cuda", "cpu"]), ROOT)
+    assert given == {"NSYS_PACKAGE": ""}
+    made = arguments.build_arguments(cuda, WHEEL, base=None, given=given, root=ROOT)
+    assert made["NSYS_PACKAGE"] == ""
+    assert "NSYS_PACKAGE" not in arguments.build_arguments(
+        targets(["cpu"])[0], WHEEL, base=None, given=given, root=ROOT
+    )
+
+
+@pytest.mark.parametrize(
+    "word, says",
+    [("NSYS_PACKAGE", "NAME=VALUE"), ("NSYS=1", "no Dockerfile"), ("BASE_IMAGE=x", "sets BASE_IMAGE itself")],
+)
+def test_an_argument_that_nothing_reads_or_lab_sets_is_an_error(word, says):
+    with pytest.raises(UsageError, match=says):
+        arguments.parse_given([word], targets(["cuda"]), ROOT)

@@ -14,7 +14,7 @@ from lab.images.arguments import PIP_VARIABLES, PROVENANCE
 from lab.images.build import build_argv
 from lab.images.builders import Builder
 from lab.images.docker_cli import docker_programs
-from lab.images.targets import lock_variable, targets
+from lab.images.targets import base_variable, lock_variable, targets
 from lab.images.wheel import Wheel
 from tests.conftest import ROOT
 
@@ -31,8 +31,11 @@ def test_every_image_is_a_target_and_all_are_built_by_default():
     assert list(DOCUMENT["target"]) == DOCUMENT["group"]["default"]["targets"] == [t.name for t in TARGETS]
     for target in TARGETS:
         said = DOCUMENT["target"][target.name]
-        assert (ROOT / said["dockerfile"]).is_file() and said["args"]["BASE_IMAGE"] == target.base_ref
-        assert said["tags"] == [f"${{REGISTRY}}{target.ref}:${{TAG}}"]
+        assert (ROOT / said["dockerfile"]).is_file()
+        variable = base_variable(target)
+        assert said["args"]["BASE_IMAGE"] == f"${{{variable}}}"
+        assert DOCUMENT["variable"][variable]["default"] == target.base_ref
+        assert said["tags"] == [f"${{REGISTRY}}lab/{target.name}:${{TAG}}"]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)

@@ -16,6 +16,8 @@ from lab.images.targets import targets
         ("write /x: no space left on device", "free some space"),
         ("pull access denied, repository does not exist", "--base"),
         ("dial tcp: lookup registry on 1.1.1.1:53: no such host", "--base"),
+        ("urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>", "NSYS_PACKAGE="),
+        ("E: Unable to locate package nsight-systems-cli", "NSYS_PACKAGE="),
     ],
 )
 def test_what_the_builder_says_becomes_the_next_thing_to_do(line, fix):

@@ -35,7 +35,7 @@ def test_check_tells_a_broken_image_from_the_sound_ones_and_fails(tmp_path):
 def test_the_command_line_prints_a_plan_and_refuses_an_unknown_image():
     done = lab("images", "build", "rocm70", "--dry-run", "--json")
     (row,) = json.loads(done.stdout)
-    assert done.returncode == 0 and row["argv"][-3:] == ["--tag", "lab/rocm70", "."]
+    assert done.returncode == 0 and row["argv"][-3:] == ["--tag", "localhost/lab/rocm70", "."]
     assert "--file docker/rocm70.Dockerfile" in lab("images", "build", "rocm70", "--plan").stdout
     for command in ("build", "check"):
         wrong = lab("images", command, "rocm71")
@@ -45,6 +45,6 @@ def test_the_command_line_prints_a_plan_and_refuses_an_unknown_image():
 def test_the_list_of_images_needs_no_engine(tmp_path):
     done = lab("images", "list", "--json", PATH=str(tmp_path))
     assert {row["name"]: row["built"] for row in json.loads(done.stdout)}["cpu"] == {
-        "lab/cpu": None,
-        "lab/cpu-torch": None,
+        "localhost/lab/cpu": None,
+        "localhost/lab/cpu-torch": None,
     }

@@ -10,9 +10,12 @@ import subprocess
 import uuid
 
 import jsonschema
+import msgspec
 import pytest
 import yaml
 
+from lab.core.gpu import Gpu
+from lab.errors import GpuError
 from lab.images import check as imagecheck
 from lab.images import compose
 from lab.images import spec as images
@@ -33,14 +36,16 @@ DEVICE = {
 SERVICE = {
     "type": "object",
     "additionalProperties": False,
-    "required": ["image", "profiles", "user", "cap_drop", "security_opt", "read_only"],
+    "required": ["image", "pull_policy", "profiles", "user", "cap_drop", "security_opt", "read_only"],
     "properties": {
-        "image": TEXT,
+        "image": {"type": "string", "pattern": "^localhost/lab/"},
+        "pull_policy": {"const": "never"},
         "command": TEXTS,
         "user": TEXT,
         "working_dir": TEXT,
         "ipc": TEXT,
         "shm_size": TEXT,
+        "pids_limit": {"type": "integer"},
         "network_mode": {"enum": ["none", "bridge", "host"]},
         "stop_signal": TEXT,
         "profiles": TEXTS,
@@ -114,7 +119,7 @@ def test_every_image_has_a_profile_with_a_workload_and_its_analysis():
     for name in images.names():
         work, analysis = SERVICES[name], SERVICES[f"{name}-analysis"]
         assert work["profiles"] == analysis["profiles"] == [name]
-        assert analysis["image"] == "lab/cpu" and analysis["network_mode"] == "none"
+        assert analysis["image"] == "localhost/lab/cpu" and analysis["network_mode"] == "none"
         assert "devices" not in analysis and "deploy" not in analysis
         assert analysis["command"][-1] == work["command"][-1], "analysis reads what the workload wrote"
     assert len(SERVICES) == 3 * len(images.names()) + 1
@@ -134,7 +139,11 @@ def test_a_shell_has_what_the_workload_has_and_stays_up_in_health():
 def test_one_standing_analysis_serves_every_shell():
     analysis = SERVICES["analysis"]
     assert analysis["profiles"] == [f"{name}-shell" for name in images.names()]
-    assert analysis["image"] == "lab/cpu" and analysis["network_mode"] == "none" and analysis["healthcheck"]
+    assert (
+        analysis["image"] == "localhost/lab/cpu"
+        and analysis["network_mode"] == "none"
+        and analysis["healthcheck"]
+    )
     assert "devices" not in analysis and "deploy" not in analysis
 
 
@@ -147,17 +156,43 @@ def test_every_service_gets_the_least_and_runs_as_the_caller():
         assert not any("docker.sock" in volume for volume in service["volumes"])
 
 
-def test_gpus_are_named_one_by_one_through_variables():
+def test_a_profile_uses_one_gpu_that_a_variable_names():
     for name in ("cuda", "pascal"):
         (device,) = SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]
-        assert (
-            device["device_ids"] == ["${LAB_GPU0:-0}", "${LAB_GPU1:-1}"] and "gpu" in device["capabilities"]
-        )
-        assert "devices" not in SERVICES[name]
+        assert device["device_ids"] == ["${LAB_GPU:-0}"] and "gpu" in device["capabilities"]
+        assert "devices" not in SERVICES[name] and "--ranks 1 " in " ".join(SERVICES[name]["command"])
+        assert SERVICES[name]["environment"]["LAB_NUM_GPUS"] == "1", "without its GPU it fails"
     rocm = SERVICES["rocm70"]
-    assert "deploy" not in rocm and rocm["group_add"] == ["${VIDEO_GID:-44}", "${RENDER_GID:-109}"]
-    assert len(rocm["devices"]) == 3 and "/dev/kfd" in rocm["devices"][0]
+    assert "deploy" not in rocm and rocm["group_add"] == ["${RENDER_GID:-RENDER_GID_is_not_set}"]
+    assert len(rocm["devices"]) == 2 and "/dev/kfd" in rocm["devices"][0]
+    assert "${LAB_RENDER:-LAB_RENDER_is_not_set}:" in rocm["devices"][1], "no node is guessed"
     assert "deploy" not in SERVICES["cpu"] and "devices" not in SERVICES["cpu"]
+
+
+def test_the_variables_of_a_gpu_come_from_this_machine(tmp_path):
+    (tmp_path / "dri").mkdir()
+    node = tmp_path / "dri/renderD137"
+    for path in (tmp_path / "kfd", node):
+        path.touch()
+    gpu = Gpu(vendor="amd", index=0, uuid="GPU-0", render_node=str(node))
+    own = {"LAB_RENDER": "renderD137", "RENDER_GID": str(node.stat().st_gid)}
+    assert compose.gpu_environment(gpu) == own
+    assert compose.gpu_environment(Gpu(vendor="nvidia", index=3, uuid="MIG-a")) == {"LAB_GPU": "MIG-a"}
+    node.unlink()
+    with pytest.raises(GpuError, match="not of one group"):
+        compose.gpu_environment(msgspec.structs.replace(gpu, render_node=str(tmp_path / "x/y/z")))
+
+
+@pytest.mark.root
+def test_nodes_of_two_groups_are_left_to_lab_run(tmp_path):
+    (tmp_path / "dri").mkdir()
+    node = tmp_path / "dri/renderD128"
+    for number, path in enumerate((tmp_path / "kfd", node)):
+        path.touch()
+        os.chown(path, 0, 4400 + number)
+    with pytest.raises(GpuError, match="not of one group") as caught:
+        compose.gpu_environment(Gpu(vendor="amd", index=0, uuid="GPU-0", render_node=str(node)))
+    assert "4400" in str(caught.value) and "4401" in str(caught.value)
 
 
 @pytest.fixture
@@ -224,7 +259,7 @@ def test_up_sweeps_and_analyses_and_the_results_are_the_callers(program, cpu_ima
     call = [*program, "-p", f"lab-test-{uuid.uuid4().hex[:8]}", "-f", str(FILE), "--profile", "cpu"]
     try:
         done = subprocess.run(
-            [*call, "up", "--no-color"], env=env, capture_output=True, text=True, timeout=300, check=False
+            [*call, "up", "--no-color"], env=env, capture_output=True, text=True, timeout=900, check=False
         )
         states = subprocess.run(
             [*call, "ps", "-a", "-q"], env=env, capture_output=True, text=True, check=False
@@ -262,7 +297,7 @@ def test_a_shell_becomes_healthy_takes_work_and_ends_at_once(program, cpu_images
 
     def run(*words):
         return subprocess.run(
-            [*call, *words], env=env, capture_output=True, text=True, check=True, timeout=200
+            [*call, *words], env=env, capture_output=True, text=True, check=True, timeout=900
         ).stdout
 
     try:

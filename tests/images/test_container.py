@@ -65,6 +65,28 @@ def test_every_image_gives_a_container_the_least_it_needs(name):
     assert got.env["HOME"] == "/tmp" and "exec" in got.tmpfs["/tmp"]
 
 
+@pytest.mark.parametrize(
+    ("mapping", "user", "userns", "groups"),
+    [
+        ("same", "1234:5678", None, ("44", "109")),
+        ("remapped", "1234:5678", "host", ("44", "109")),
+        ("rootless-podman", "1234:5678", "keep-id", ("keep-groups",)),
+        ("rootless-docker", "0:0", None, ()),
+    ],
+)
+def test_the_user_inside_is_the_one_whose_files_are_the_callers(mapping, user, userns, groups):
+    host = msgspec.structs.replace(HOST, user_mapping=mapping)
+    got = container_spec(images.load("rocm70"), STEP, amd(128), host)
+    assert (got.user, got.userns_mode, got.group_add) == (user, userns, groups)
+    assert got.cap_drop == ("ALL",) and "no-new-privileges:true" in got.security_opt
+    analysis = analysis_spec(images.load("cpu"), host, inputs="/in")
+    assert (analysis.user, analysis.userns_mode, analysis.group_add) == (user, userns, ())
+
+
+def test_every_container_has_a_limit_of_processes():
+    assert spec("cpu").pids_limit == analysis_spec(images.load("cpu"), HOST, inputs="/in").pids_limit == 16384
+
+
 def test_nvidia_gpus_are_asked_for_by_uuid_never_by_count():
     got = spec("cuda", nvidia(3, 5))
     (request,) = got.device_requests
@@ -73,6 +95,43 @@ def test_nvidia_gpus_are_asked_for_by_uuid_never_by_count():
     )
     assert got.devices == () and got.group_add == ()
     assert "CUDA_VISIBLE_DEVICES" not in got.env
+
+
+NAMED = msgspec.structs.replace(HOST, cdi=True)
+
+
+def by_cdi(name: str, gpus, host=NAMED):
+    named = [msgspec.structs.replace(gpu, cdi=f"{gpu.vendor}.com/gpu={gpu.uuid}") for gpu in gpus]
+    return container_spec(images.load(name), STEP, named, host)
+
+
+def test_gpus_are_asked_for_by_cdi_where_the_engine_knows_it_and_a_specification_names_them():
+    (request,) = by_cdi("cuda", nvidia(3, 5)).device_requests
+    assert (request.driver, request.capabilities) == ("cdi", ())
+    assert request.device_ids == ("nvidia.com/gpu=GPU-3", "nvidia.com/gpu=GPU-5")
+    got = by_cdi("rocm70", amd(129))
+    assert [r.device_ids for r in got.device_requests] == [("amd.com/gpu=GPU-129",)]
+    assert got.devices == () and got.group_add == ("44", "109"), "a specification names no group"
+
+
+def test_without_cdi_in_the_engine_or_a_name_gpus_are_given_as_before():
+    (request,) = by_cdi("cuda", nvidia(3), HOST).device_requests
+    assert (request.driver, request.device_ids) == ("nvidia", ("GPU-3",))
+    (request,) = container_spec(images.load("cuda"), STEP, nvidia(3), NAMED).device_requests
+    assert request.driver == "nvidia"
+    assert len(by_cdi("rocm70", amd(129), HOST).devices) == 2
+    assert by_cdi("cpu", []).device_requests == ()
+
+
+def test_a_mig_instance_is_asked_for_by_its_uuid():
+    slice_ = Gpu(vendor="nvidia", index=0, uuid="MIG-c6d4", parent="GPU-0", instance=1)
+    (request,) = container_spec(images.load("cuda"), STEP, [slice_], HOST).device_requests
+    assert request.device_ids == ("MIG-c6d4",)
+
+
+def test_the_step_is_told_how_many_gpus_it_was_given():
+    assert spec("cuda", nvidia(0, 1)).env["LAB_NUM_GPUS"] == "2"
+    assert "LAB_NUM_GPUS" not in spec("cpu").env
 
 
 def test_amd_gets_kfd_and_only_the_picked_nodes_with_numeric_groups():
@@ -107,7 +166,7 @@ def test_an_image_without_gpus_gets_no_device_and_no_exception():
     assert got.devices == got.device_requests == got.group_add == () and got.security_opt == (
         "no-new-privileges:true",
     )
-    assert got.image == "lab/cpu-torch"
+    assert got.image == "localhost/lab/cpu-torch"
 
 
 def test_several_gpus_share_the_hosts_ipc_and_one_does_not():
@@ -189,7 +248,12 @@ def test_the_analysis_sees_its_inputs_read_only_and_no_network_gpu_or_cache():
         ("/run/out", "/out", False),
         ("/run/in", "/in", True),
     ]
-    assert (got.image, got.network_mode, got.devices, got.device_requests) == ("lab/cpu", "none", (), ())
+    assert (got.image, got.network_mode, got.devices, got.device_requests) == (
+        "localhost/lab/cpu",
+        "none",
+        (),
+        (),
+    )
     assert (
         got.command[:4] == ("python3", "-m", "lab", "analyze") and got.user == "1234:5678" and got.read_only
     )

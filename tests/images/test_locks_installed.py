@@ -48,9 +48,9 @@ def test_the_rocm_lock_holds_neither_torch_nor_cuda():
 @pytest.fixture(scope="module")
 def pascal() -> str:
     """lab/pascal as it is here: building it anew takes minutes, which `make images` spends."""
-    if not id_of("lab/pascal", built()):
+    if not id_of("localhost/lab/pascal", built()):
         pytest.skip("lab/pascal is not built here: make images")
-    return "lab/pascal"
+    return "localhost/lab/pascal"
 
 
 def inside(ref: str, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -59,7 +59,7 @@ def inside(ref: str, *words: str, code: int = 0) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=900,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from lab.cli.registry import smoke_runs
+from lab.core.gpu import Gpu
 from lab.core.step import Step
 from lab.images import smoke as imagesmoke
 from lab.images import spec as images
-from lab.images.container import ContainerSpec, container_spec
+from lab.images.command_line import arguments_of
+from lab.images.container import ContainerSpec, HostContext, container_spec
 
 
 def words(name: str, folder: Path) -> tuple[list[str], ContainerSpec]:
@@ -46,6 +48,21 @@ def test_nvidia_stand_ins_are_asked_for_by_id_and_amds_are_nodes_of_nothing(tmp_
         Path("/dev/null")
     }
     assert {("--device", device) for device in spec.devices} <= set(pairwise(said))
+
+
+def test_gpus_by_cdi_are_devices_on_the_command_line():
+    spec = container_spec(
+        images.load("cuda"),
+        Step(name="s", argv=("true",)),
+        [Gpu(vendor="nvidia", index=0, uuid="GPU-0", cdi="nvidia.com/gpu=0")],
+        HostContext(run_dir="/r", hf_cache="/h", cache="/c", uid=1, gid=1, cdi=True),
+    )
+    said = arguments_of(spec)
+    assert ("--device", "nvidia.com/gpu=0") in set(pairwise(said)) and "--gpus" not in said
+
+
+def test_nothing_that_runs_on_stand_ins_is_told_that_it_has_gpus():
+    assert imagesmoke._without_promise({"LAB_NUM_GPUS": "2", "HOME": "/tmp"}) == {"HOME": "/tmp"}
 
 
 def test_root_runs_a_smoke_as_somebody_else(tmp_path, monkeypatch):

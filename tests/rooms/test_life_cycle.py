@@ -115,7 +115,7 @@ def tree(tmp_path) -> Path:
 def run_lab(tree: Path, *commands: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(tree)}
     argv = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
-    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=900)
 
 
 def entry_of(text: str, room: str) -> tuple[int, int]:

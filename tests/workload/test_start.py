@@ -35,6 +35,13 @@ if "bug" in sys.argv[1]:
 """
 
 
+def test_a_step_that_was_given_a_gpu_never_computes_on_the_cpu(tmp_path):
+    done = workload("plain", tmp_path, LAB_NUM_GPUS="1", CUDA_VISIBLE_DEVICES="", ROCR_VISIBLE_DEVICES="")
+    assert done.returncode == GpuError.exit_code and "rank 0 of" not in done.stdout
+    assert "was given 1 GPU" in done.stderr and "sees 0" in done.stderr and "--gpus none" in done.stderr
+    assert workload("plain", tmp_path, LAB_NUM_GPUS="0", CUDA_VISIBLE_DEVICES="").returncode == 0
+
+
 def workload(what, tmp_path, **env):
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, what, "--out", str(tmp_path)],
@@ -42,7 +49,7 @@ def workload(what, tmp_path, **env):
         text=True,
         cwd=ROOT,
         env={**os.environ, **env},
-        timeout=120,
+        timeout=900,
     )
 
 

@@ -1,4 +1,4 @@
-"""The connection to the Docker engine: where it is, what answers there, or why nothing does."""
+"""The connection to the engine: where it is, what answers there (Docker or podman), or why nothing does."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import docker
 import docker.utils
 
 from lab.engines.docker.errors import Context, translated
+from lab.engines.docker.nature import endpoint_of, nature_of
 from lab.errors import EngineError
+from lab.images.container import UserMapping
 
-SOCKET = "unix:///var/run/docker.sock"
 ALLOW_REMOTE = "LAB_ALLOW_REMOTE_ENGINE"
 TIMEOUT_S = 120  # for one answer; waiting for a container and following its log have no limit
 CONNECTIONS = 64  # kept open: a running step holds two, its log and its wait
@@ -25,16 +26,18 @@ class Daemon:
     client: docker.APIClient
     endpoint: str
     is_podman: bool
+    user_mapping: UserMapping = "same"
+    cdi: bool = False  # whether it gives devices by the host's CDI specifications
 
 
-def connect(env: Mapping[str, str] | None = None) -> Daemon:
-    """Connect to the engine at $DOCKER_HOST or the usual socket; the API version is negotiated.
+def connect(env: Mapping[str, str] | None = None, *, timeout_s: int | None = None) -> Daemon:
+    """Connect to the engine of `endpoint_of`; the API version is negotiated.
 
     The context of Docker's CLI is ignored. Raises EngineError when the engine is down, may not be used by
     this user, or is on another machine.
     """
     env = os.environ if env is None else env
-    endpoint = env.get("DOCKER_HOST") or SOCKET
+    endpoint = endpoint_of(env)
     remote = not endpoint.startswith(("unix://", "http+unix://"))
     if remote and env.get(ALLOW_REMOTE) != "1":
         raise EngineError(
@@ -45,10 +48,26 @@ def connect(env: Mapping[str, str] | None = None) -> Daemon:
     with translated(Context(endpoint=endpoint)):
         # A base_url that is given keeps SDK 7.2 from following the CLI's context, as 7.1 never did.
         client = _Client(
-            base_url=endpoint, version=None, timeout=TIMEOUT_S, tls=tls, max_pool_size=CONNECTIONS
+            base_url=endpoint,
+            version=None,
+            timeout=timeout_s or TIMEOUT_S,
+            tls=tls,
+            max_pool_size=CONNECTIONS,
         )
-        components = client.version().get("Components") or [{}]
-    return Daemon(client, endpoint, is_podman=components[0].get("Name") == "Podman Engine")
+        nature = nature_of(client.version(), client.info())
+    if nature.user_mapping in ("rootless-docker", "rootless-podman"):
+        _refuse_anothers(endpoint)
+    return Daemon(client, endpoint, nature.is_podman, nature.user_mapping, nature.cdi)
+
+
+def _refuse_anothers(endpoint: str) -> None:
+    """A rootless engine gives every file to the user who started it."""
+    _, of_this_host, path = endpoint.partition("unix://")
+    if of_this_host and (owner := os.stat(path).st_uid) != os.getuid():
+        raise EngineError(
+            f"the rootless engine at {endpoint} is user {owner}'s, who would own the results",
+            fix="name an engine of your own in DOCKER_HOST",
+        )
 
 
 class _Client(docker.APIClient):

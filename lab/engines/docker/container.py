@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,21 +15,26 @@ from datetime import datetime, timezone
 from typing import Any
 
 import docker
+import msgspec
 import requests
 from docker.errors import APIError, DockerException, NotFound
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from lab.core.step import Step
 from lab.core.stop import Stop, reason_to_stop
-from lab.engines.docker.errors import Context, lost, translate, translated
+from lab.engines.docker.errors import Context, known_error, lost, translate, translated
 from lab.engines.docker.logs import LogFollower
 from lab.engines.log_writer import LogWriter
 from lab.errors import EngineError
+from lab.images.command_line import arguments_of
 from lab.images.container import ContainerSpec
 
 POLL_S = 0.1  # how soon a limit or a Ctrl-C is noticed; the end of a container is noticed at once
 FOLLOW_AFTER_S = 0.25  # a step that ends sooner is read once, after its end
+# Of a container that somebody removes while its log or state is asked for.
+GONE = re.compile(r"marked for removal|removal of container .* in progress|no such container", re.IGNORECASE)
 NO_MEMLOCK = "error setting rlimit type 8"
+PODMAN_TIMEOUT_S = 120
 FAILURES = (DockerException, requests.exceptions.RequestException)
 
 
@@ -51,22 +57,24 @@ def start(
     labels: Mapping[str, str],
     context: Context,
     stdin: bytes | None = None,
+    podman: str | None = None,
 ) -> tuple[str, list[str]]:
     """Create and start, with `stdin` as what it reads there; -> its id, and warnings about what had to be
-    left out.
+    left out. `podman` is its endpoint.
 
     A container that does not start is removed. Raises BusyError when one of this name exists: the name is
     the lock of a run's step.
     """
     try:
-        return _start(client, spec, name, labels, context, stdin=stdin), []
+        return _start(client, spec, name, labels, context, stdin, podman), []
     except EngineError as error:
         explanation = str(getattr(error.__cause__, "explanation", ""))
         if "memlock" not in spec.ulimits or NO_MEMLOCK not in explanation:
             raise
         limits = {key: value for key, value in spec.ulimits.items() if key != "memlock"}
         warning = f"the step runs with the default limit of locked memory ({error.what})"
-    return _start(client, spec, name, labels, context, ulimits=limits, stdin=stdin), [warning]
+    fewer = msgspec.structs.replace(spec, ulimits=limits)
+    return _start(client, fewer, name, labels, context, stdin, podman), [warning]
 
 
 def _start(
@@ -75,25 +83,15 @@ def _start(
     name: str,
     labels: Mapping[str, str],
     context: Context,
-    *,
-    ulimits: Mapping[str, int] | None = None,
-    stdin: bytes | None = None,
+    stdin: bytes | None,
+    podman: str | None,
 ) -> str:
-    wanted = spec.ulimits if ulimits is None else ulimits
+    by_cdi = any(request.driver == "cdi" for request in spec.device_requests)
     with translated(context):
-        made = client.create_container(
-            spec.image,
-            list(spec.command),
-            name=name,
-            labels=dict(labels),
-            user=spec.user,
-            environment=spec.env,
-            working_dir=spec.working_dir,
-            stop_signal=spec.stop_signal,
-            stdin_open=stdin is not None,
-            host_config=_host_config(client, spec, wanted),
-        )
-        container = str(made["Id"])
+        if podman and by_cdi:
+            container = _create_by_podman(podman, spec, name, labels, context)
+        else:
+            container = _create(client, spec, name, labels, reads=stdin is not None)
         try:
             with _feeding(client, container, stdin):
                 client.start(container)
@@ -133,8 +131,51 @@ def _send(attached: Any, stdin: bytes) -> None:
         wire.shutdown(socket.SHUT_WR)
 
 
-def _host_config(client: docker.APIClient, spec: ContainerSpec, ulimits: Mapping[str, int]) -> dict[str, Any]:
-    return client.create_host_config(
+def _create(
+    client: docker.APIClient, spec: ContainerSpec, name: str, labels: Mapping[str, str], *, reads: bool
+) -> str:
+    made = client.create_container(
+        spec.image,
+        list(spec.command),
+        name=name,
+        labels=dict(labels),
+        user=spec.user,
+        environment=spec.env,
+        working_dir=spec.working_dir,
+        stop_signal=spec.stop_signal,
+        stdin_open=reads,
+        host_config=_host_config(client, spec),
+    )
+    return str(made["Id"])
+
+
+def _create_by_podman(
+    endpoint: str, spec: ContainerSpec, name: str, labels: Mapping[str, str], context: Context
+) -> str:
+    """The same through podman's own program: its answers to Docker's API know no CDI, and some ignore it."""
+    words = ["--name", name, "--log-driver", "k8s-file"]
+    words += [word for pair in labels.items() for word in ("--label", "=".join(pair))]
+    argv = ["podman", "--remote", "--url", endpoint, "create", *words, *arguments_of(spec)]
+    try:
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=PODMAN_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineError(
+            f"podman cannot be asked for GPUs by CDI: {error}", fix="install podman where lab runs"
+        ) from error
+    if done.returncode:
+        raise known_error(done.stderr.strip(), context)
+    return done.stdout.strip()
+
+
+def _host_config(client: docker.APIClient, spec: ContainerSpec) -> dict[str, Any]:
+    config: dict[str, Any] = client.create_host_config(
         mounts=[Mount(m.target, m.source, type="bind", read_only=m.read_only) for m in spec.mounts],
         devices=list(spec.devices),
         device_requests=[
@@ -153,11 +194,14 @@ def _host_config(client: docker.APIClient, spec: ContainerSpec, ulimits: Mapping
         shm_size=spec.shm_size,
         mem_limit=spec.mem_limit,
         memswap_limit=spec.mem_limit,
+        pids_limit=spec.pids_limit,
         tmpfs=spec.tmpfs,
         network_mode=spec.network_mode,
-        ulimits=[Ulimit(name=name, soft=value, hard=value) for name, value in ulimits.items()],
+        ulimits=[Ulimit(name=name, soft=value, hard=value) for name, value in spec.ulimits.items()],
         log_config=LogConfig(type="json-file", config={}),
     )
+    # Not an argument, because the SDK knows only Docker's one value, "host".
+    return config | ({"UsernsMode": spec.userns_mode} if spec.userns_mode else {})
 
 
 class Watch:
@@ -274,7 +318,7 @@ def moment(text: str) -> datetime:
 
 def _unanswered(error: Exception, context: Context) -> Exception:
     """The error for a request about a running container that was not answered."""
-    if isinstance(error, NotFound):
+    if isinstance(error, NotFound) or (isinstance(error, APIError) and GONE.search(str(error.explanation))):
         return EngineError(
             f"the container of step {context.step!r} was removed from outside, and its result with it",
             fix="run the step again with lab run --resume",

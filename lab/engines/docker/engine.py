@@ -11,6 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +29,12 @@ from lab.core.snapshot import import_path, step_env, take_snapshot
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.base import Engine
-from lab.engines.docker.mounts import OPTION_OF, checked
+from lab.engines.docker.mounts import OPTION_OF, check_run_folder, checked
+from lab.engines.docker.nature import Nature, ask, endpoint_of
 from lab.engines.docker.site import site_for
 from lab.engines.docker.which_lab import choose, lab_inside
 from lab.engines.log_writer import LogWriter, last_log_lines
-from lab.engines.verdict import Ending, judge
+from lab.engines.verdict import Ending, judge, oom_kills, oom_kills_since
 from lab.errors import EngineError, EngineLost, GpuError, UsageError, storage_error
 from lab.images import spec as images
 from lab.images.container import (
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 ANALYSIS_IMAGE = "cpu"
+PREVIEW_TIMEOUT_S = 5  # a plan does not wait for an engine that hangs
 
 
 class DockerEngine(Engine):
@@ -95,15 +98,15 @@ class DockerEngine(Engine):
     def run(
         self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
     ) -> Outcome:
-        spec = container_spec(self.image, step, gpus, host_context(str(run.root.absolute()), gpus))
-        spec = _with_lab(spec, run, step)
+        host = host_context(str(run.root.absolute()), gpus, self.daemon())
+        spec = with_lab(container_spec(self.image, step, gpus, host), run, step)
         return self.run_spec(run, step, spec, gpus, on_line=on_line, stop=stop)
 
     def fetch(
         self, run: Run, step: Step, *, stdin: bytes, on_line: Callable[[str], None], stop: Stop
     ) -> Outcome:
-        spec = fetch_spec(self.image, step, host_context(str(run.root.absolute()), ()))
-        spec = _with_lab(spec, run, step)
+        host = host_context(str(run.root.absolute()), (), self.daemon())
+        spec = with_lab(fetch_spec(self.image, step, host), run, step)
         return self.run_spec(run, step, spec, stdin=stdin, on_line=on_line, stop=stop)
 
     def run_spec(
@@ -129,6 +132,7 @@ class DockerEngine(Engine):
         context = self._context(daemon, run, step, spec, gpus)
         # By content id: all steps of a run get one image, even if its name is moved to a newer one meanwhile.
         exact = msgspec.structs.replace(spec, image=self.image_record(spec.image).id)
+        kills_before = oom_kills()
         with LogWriter(run.log(step), on_line) as log:
             container, warnings = containers.start(
                 daemon.client,
@@ -137,10 +141,12 @@ class DockerEngine(Engine):
                 name=container_name(run, step),
                 context=context,
                 labels=make_labels(run, step.name, _fingerprint(run, step), gpus, spec.image),
+                podman=daemon.endpoint if daemon.is_podman else None,
             )
             log.write(f"lab: {warning}" for warning in warnings)
             end = self._collect(daemon, container, step, log, context, stop)
-        return self._outcome(run, step, log, end)
+        here = daemon.endpoint.startswith(("unix:", "http+unix:"))
+        return self._outcome(run, step, log, end, oom_kills_since(kills_before) if here else None)
 
     def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
         """Follow the container that an earlier driver left of this step, running or ended; None if there is
@@ -228,9 +234,8 @@ class DockerEngine(Engine):
         self, run: Run, step: Step, ours: Lab, *, on_line: Callable[[str], None], stop: Stop
     ) -> Outcome:
         staging = str((run.root / step.folder / "out").absolute())
-        spec = analysis_spec(
-            images.load(ANALYSIS_IMAGE), host_context(staging, ()), inputs=str(run.root.absolute())
-        )
+        host = host_context(staging, (), self.daemon())
+        spec = analysis_spec(images.load(ANALYSIS_IMAGE), host, inputs=str(run.root.absolute()))
         env = {**spec.env, EXPECTED: str(ours.sha256)}
         if choose(ours, self.analysis_image(), self.host_lab):
             take_snapshot(run.root, ours)
@@ -242,21 +247,25 @@ class DockerEngine(Engine):
         self, run_dir: str, gpus: Sequence[Gpu]
     ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
         """The image by its content, and the identity and mounts that every container of the run gets."""
-        host = host_context(run_dir, gpus)
+        check_run_folder(run_dir)
+        host = host_context(run_dir, gpus, self.daemon())
         spec = container_spec(self.image, Step(name="any", argv=("python",)), gpus, host)
         return self._with_lab_inside(), {
             "uid": host.uid,
             "gid": host.gid,
+            "user": spec.user,
+            "user_mapping": host.user_mapping,
             "groups": list(spec.group_add),
             "network": spec.network_mode,
             "mounts": [msgspec.to_builtins(mount) for mount in spec.mounts],
         }
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
-        return _shown(container_spec(self.image, step, gpus, host_context(run_dir, gpus)))
+        host = host_context(run_dir, gpus, self._nature)
+        return _shown(container_spec(self.image, step, gpus, host))
 
     def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
-        return _shown(fetch_spec(self.image, step, host_context(run_dir, ())))
+        return _shown(fetch_spec(self.image, step, host_context(run_dir, (), self._nature)))
 
     def daemon(self) -> Daemon:
         """The connection to the engine, made once."""
@@ -266,6 +275,14 @@ class DockerEngine(Engine):
 
                 self._daemon = (self._connect or connect)()
             return self._daemon
+
+    @cached_property
+    def _nature(self) -> Daemon | Nature | None:
+        """Asked once for all steps of a plan, and without Docker's SDK.
+
+        A plan is shown without an engine too; it then assumes one that is not rootless and has no CDI.
+        """
+        return self._connect() if self._connect else ask(endpoint_of(os.environ), PREVIEW_TIMEOUT_S)
 
     def _collect(
         self,
@@ -292,7 +309,9 @@ class DockerEngine(Engine):
             if not lost and (problem := remove(daemon.client, container)):
                 log.write([f"lab: {problem}"])
 
-    def _outcome(self, run: Run, step: Step, log: LogWriter, end: End) -> Outcome:
+    def _outcome(
+        self, run: Run, step: Step, log: LogWriter, end: End, oom_kills: int | None = None
+    ) -> Outcome:
         if log.error is not None:
             raise storage_error(log.error, run.log(step)) from log.error
         code = end.exit_code
@@ -304,6 +323,7 @@ class DockerEngine(Engine):
                 stopped_by=end.stopped_by,
                 limit_s=step.stall_timeout_s if end.stopped_by == "stall" else step.timeout_s,
                 limit_hit=None if self.daemon().is_podman else end.limit_hit,  # podman does not report it
+                oom_kills=oom_kills if code else 0,  # of other containers, where this one succeeded
                 tail=[*log.tail, *(last_log_lines(run, step) if code else [])],
                 missing=run.missing(step) if code == 0 else (),
             )
@@ -331,7 +351,7 @@ class DockerEngine(Engine):
         )
 
 
-def _with_lab(spec: ContainerSpec, run: Run, step: Step) -> ContainerSpec:
+def with_lab(spec: ContainerSpec, run: Run, step: Step) -> ContainerSpec:
     """The container of a step that imports the lab its run names: the image's own, or the run's copy."""
     env = {**spec.env, **step_env(run, step, "/out", spec.env.get("PYTHONPATH", ""))}
     copy = Mount(source=str(run.root.absolute() / LAB), target=f"/out/{LAB}", read_only=True)
@@ -351,14 +371,16 @@ def container_name(run: Run, step: Step) -> str:
     return f"lab-{readable}-{key}"
 
 
-def host_context(run_dir: str, gpus: Sequence[Gpu]) -> HostContext:
-    """What a container may see of this host. Looks only at the host's files."""
+def host_context(run_dir: str, gpus: Sequence[Gpu], engine: Daemon | Nature | None = None) -> HostContext:
+    """What a container of this engine may see of this host. Looks only at the host's files."""
     return HostContext(
         run_dir=run_dir,
         hf_cache=str(hub_cache()),
         cache=str(cache_folder()),
         uid=os.getuid(),
         gid=os.getgid(),
+        user_mapping=engine.user_mapping if engine else "same",
+        cdi=bool(engine and engine.cdi),
         device_gids=device_gids(gpus),
         host_env=dict(os.environ),
         infiniband=Path("/dev/infiniband").exists(),
@@ -377,11 +399,15 @@ def device_gids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
 
 def _allowed(daemon: Daemon, spec: ContainerSpec) -> ContainerSpec:
     """Refuse what an engine would silently get wrong."""
-    if spec.device_requests and daemon.is_podman:
+    if daemon.is_podman and any(request.driver == "nvidia" for request in spec.device_requests):
         raise GpuError(
-            f"the engine at {daemon.endpoint} is podman, which ignores requests for NVIDIA GPUs",
-            fix="use a Docker engine (DOCKER_HOST) for NVIDIA GPUs; CPU and AMD images run on podman",
+            f"the engine at {daemon.endpoint} is podman, which gives NVIDIA GPUs by CDI only, and no CDI "
+            "specification of this host names these",
+            where=", ".join(spec.device_requests[0].device_ids),
+            fix="sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml (podman 4.1 or newer)",
         )
+    if daemon.user_mapping == "rootless-docker":
+        _refuse_closed_nodes(daemon, spec)
     for mount in spec.mounts:
         try:
             mount.source.encode()
@@ -390,6 +416,19 @@ def _allowed(daemon: Daemon, spec: ContainerSpec) -> ContainerSpec:
                 f"the Docker engine needs UTF-8 paths: {mount.source!r}", fix="rename the folder"
             ) from error
     return spec
+
+
+def _refuse_closed_nodes(daemon: Daemon, spec: ContainerSpec) -> None:
+    """Rootless Docker drops the caller's groups, by which most users may open an AMD GPU."""
+    for node in (Path(device.partition(":")[0]) for device in spec.devices):
+        found = node.stat()
+        own = found.st_uid == os.getuid() or found.st_gid == os.getgid()
+        if not own and found.st_mode & 0o006 != 0o006:
+            raise GpuError(
+                f"containers of the rootless Docker at {daemon.endpoint} cannot open {node}: they lose the "
+                f"group {found.st_gid} by which you may",
+                fix="use podman, which keeps your groups, or a Docker engine of the system (DOCKER_HOST)",
+            )
 
 
 def _fingerprint(run: Run, step: Step) -> str:

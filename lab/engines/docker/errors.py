@@ -23,7 +23,7 @@ def gpus_present() -> str:
         found = discover()
     except GpuError as error:
         return f"none can be listed: {error.what}"
-    return ", ".join(f"{gpu.index} {gpu.name} {gpu.uuid}" for gpu in found) or "none"
+    return ", ".join(f"{gpu.number} {gpu.name} {gpu.uuid}" for gpu in found) or "none"
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,19 @@ def translate(error: Exception, *, context: Context) -> LabError:
     explanation = error.explanation if isinstance(error, APIError) else None
     text = redact(str(explanation or error).strip(), secret_values())
     if isinstance(error, APIError):
-        return _known(text, context) or EngineError(
-            f"error from the Docker engine: {text}", where=_where(context)
-        )
+        return known_error(text, context)
     if context.container and isinstance(error, requests.exceptions.RequestException):
         return lost(context, text)
     if isinstance(error, requests.exceptions.RequestException) or "fetching server API version" in text:
         return _known(text, context, UNREACHABLE) or EngineError(text)
     return _known(text, context) or EngineError(f"error from Docker's client: {text}", where=_where(context))
+
+
+def known_error(text: str, context: Context) -> LabError:
+    """lab's error for a message of the engine itself."""
+    return _known(text, context) or EngineError(
+        f"error from the Docker engine: {text}", where=_where(context)
+    )
 
 
 def lost(context: Context, text: str) -> EngineLost:

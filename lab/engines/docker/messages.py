@@ -52,6 +52,18 @@ ROWS = (
         "update the driver, or choose an image for older ones (lab images list; pascal needs the oldest)",
     ),
     Row(
+        r"unresolvable CDI devices?|\S+\.com/gpu=\S+: no such file",
+        GpuError,
+        "no CDI specification that the engine reads names this GPU: {text}",
+        "write it again: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml; AMD: amd-ctk",
+    ),
+    Row(
+        r"could not select device driver \"?cdi",
+        GpuError,
+        "the engine at {endpoint} does not give devices by CDI",
+        "Docker 25 to 27: set features.cdi in /etc/docker/daemon.json; or install nvidia-container-toolkit",
+    ),
+    Row(
         r"adding custom device \"(?P<node>[^\"]*(?:kfd|renderD)[^\"]*)\": no such file",
         GpuError,
         "{node} does not exist: this host has no AMD GPU, or its amdgpu driver is not loaded",
@@ -142,7 +154,8 @@ UNREACHABLE = (
         r"Permission ?(?:Error|denied)",
         EngineError,
         "not allowed to use the Docker engine at {endpoint}",
-        "sudo usermod -aG docker $USER and log in again; or name a rootless engine in DOCKER_HOST",
+        "sudo usermod -aG docker $USER and log in again; or run an engine of your own: "
+        "systemctl --user start podman.socket, or docker",
     ),
     Row(
         r"timed out|Timeout",
@@ -154,6 +167,7 @@ UNREACHABLE = (
         "",
         EngineError,
         "no Docker engine answers at {endpoint}: {text}",
-        "sudo systemctl start docker, or name another engine in DOCKER_HOST; without --image steps run here",
+        "sudo systemctl start docker, or systemctl --user start podman.socket for one of your own, or name "
+        "another in DOCKER_HOST; without --image steps run here",
     ),
 )

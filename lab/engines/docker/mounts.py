@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from lab.core.files import make_folder
+from lab.core.run import holds_home
 from lab.errors import MissingError, UsageError
 from lab.images.container import HUB_CACHE, ContainerSpec, Mount
 
@@ -77,8 +78,16 @@ def _refuse(real: Path, option: str) -> None:
         raise UsageError(
             f"{option} names a socket, pipe or device, which cannot be mounted into a container", where=real
         )
-    home = Path(os.path.expanduser("~")).resolve()
-    if real == Path("/") or real == home or real in home.parents or _below_system(real):
+    _refuse_place(real, option)
+
+
+def check_run_folder(run_dir: str) -> None:
+    """Refuse, before anything is written to it, a run folder that no container may get."""
+    _refuse_place(Path(run_dir).resolve(), OPTION_OF["/out"])
+
+
+def _refuse_place(real: Path, option: str) -> None:
+    if holds_home(real) or _below_system(real):
         raise UsageError(
             f"{option} names a folder that cannot be mounted into a container",
             where=real,

@@ -15,13 +15,14 @@ from lab.core.files import make_folder, write_atomic
 from lab.core.manifest import ImageRecord, Lab
 from lab.core.options import HostLab
 from lab.errors import UsageError, writing
-from lab.images.container import TMP, ContainerSpec
+from lab.images.container import TMP, USERNS_MODE, ContainerSpec, UserMapping, user_inside
 from lab.images.saved_checks import saved_path
 
 if TYPE_CHECKING:
     from lab.engines.docker.client import Daemon
 
 LIMIT_S = 120
+PIDS = 64
 PROGRAM = Path(content.__file__).read_text(encoding="utf-8")
 
 
@@ -69,7 +70,7 @@ def _ask(daemon: Daemon, image_id: str, python: str) -> Inside:
     context = Context(endpoint=daemon.endpoint, ref=image_id, step="which lab")
     name, labels = f"lab-which-{uuid.uuid4().hex[:12]}", {"lab.run_dir": "none", **driver_labels()}
     made, _ = containers.start(
-        daemon.client, _spec(image_id, python), name=name, context=context, labels=labels
+        daemon.client, _spec(image_id, python, daemon.user_mapping), name=name, context=context, labels=labels
     )
     try:
         with translated(context):
@@ -81,11 +82,12 @@ def _ask(daemon: Daemon, image_id: str, python: str) -> Inside:
     return msgspec.json.decode(printed, type=Inside) if code == 0 else Inside()
 
 
-def _spec(image_id: str, python: str) -> ContainerSpec:
+def _spec(image_id: str, python: str, mapping: UserMapping) -> ContainerSpec:
     return ContainerSpec(
         image=image_id,
         command=(python, "-c", PROGRAM),
-        user=f"{os.getuid()}:{os.getgid()}",
+        user=user_inside(mapping, os.getuid(), os.getgid()),
+        userns_mode=USERNS_MODE[mapping],
         group_add=(),
         env={"HOME": TMP, "PYTHONDONTWRITEBYTECODE": "1"},
         mounts=(),
@@ -95,6 +97,7 @@ def _spec(image_id: str, python: str) -> ContainerSpec:
         ipc_mode="private",
         shm_size=None,
         mem_limit=None,
+        pids_limit=PIDS,
         network_mode="none",
         tmpfs={TMP: "size=64m,mode=1777"},
         ulimits={},

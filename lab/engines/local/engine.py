@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lab.core.gpu import Gpu
+from lab.core.gpu import PROMISE, Gpu
 from lab.core.hub import OFFLINE, offline_settings
 from lab.core.options import Options
 from lab.core.plan import Site
@@ -19,10 +19,10 @@ from lab.core.stop import Stop, reason_to_stop
 from lab.engines.base import Engine
 from lab.engines.local.process import GuardedProcess, OutputReader, guarded
 from lab.engines.log_writer import LogWriter, last_log_lines
-from lab.engines.verdict import Ending, judge
+from lab.engines.verdict import Ending, judge, oom_kills, oom_kills_since
 from lab.errors import EngineError, UsageError, storage_error
 from lab.gpus.discover import discover
-from lab.gpus.selection import select, visible_env
+from lab.gpus.selection import parse_spec, select, visible_env
 from lab.secrets import TOKEN_VARIABLES, redact_env, secret_values
 
 GRACE_S = 10.0
@@ -47,7 +47,8 @@ class LocalEngine(Engine):
                 "the local engine runs in this environment, not in an image",
                 fix="drop --image or --engine local",
             )
-        chosen = tuple(select(discover(), options.gpus))
+        # Without GPUs nothing is looked for: a broken driver or a stale mask then does not matter.
+        chosen = tuple(select(discover(), options.gpus) if parse_spec(options.gpus) != [] else ())
         vendor = chosen[0].vendor if chosen else "none"
         return Site(vendor=vendor, gpus=chosen), cls(vendor=vendor)
 
@@ -81,7 +82,7 @@ class LocalEngine(Engine):
         stop: Stop,
     ) -> Outcome:
         _refuse_image_tools(step)
-        started_utc, began, kills_before = utc_now(), time.monotonic(), _oom_kills()
+        started_utc, began, kills_before = utc_now(), time.monotonic(), oom_kills()
         log = LogWriter(run.log(step), on_line)
         with guarded(
             self._command(run, step),
@@ -107,7 +108,7 @@ class LocalEngine(Engine):
                 stopped_by=stopped_by,
                 limit_s=step.stall_timeout_s if stopped_by == "stall" else step.timeout_s,
                 tail=[*log.tail, *(last_log_lines(run, step) if code else [])],
-                oom_kills=_oom_kills() - kills_before,
+                oom_kills=oom_kills_since(kills_before),
                 missing=run.missing(step) if code == 0 else (),
                 peak_mem_bytes=report.get("peak_mem_bytes"),
             )
@@ -128,7 +129,8 @@ class LocalEngine(Engine):
     def _env(self, step: Step, gpus: Sequence[Gpu]) -> dict[str, str]:
         """What the step gets on top of this process's environment."""
         shown = visible_env(gpus, self.vendor) if self.vendor != "none" else {}
-        return {"PYTHONUNBUFFERED": "1", **offline_settings(os.environ), **shown, **step.env}
+        promised = {PROMISE: str(len(gpus))}
+        return {"PYTHONUNBUFFERED": "1", **offline_settings(os.environ), **promised, **shown, **step.env}
 
 
 def _inherited(env: Mapping[str, str]) -> dict[str, str]:
@@ -175,12 +177,3 @@ def _exit_code(report: dict[str, Any], run: Run, step: Step) -> int:
             f"the guard process of step {step.name!r} was killed, and the step with it", where=run.log(step)
         )
     return int(report["exit_code"])
-
-
-def _oom_kills() -> int:
-    """How often the kernel's out-of-memory killer has struck on this host; 0 where /proc does not say."""
-    try:
-        with open("/proc/vmstat") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0

@@ -1,55 +1,182 @@
-"""A step inside the container runtime of the site: its command line with apptainer's or pyxis' in front.
+"""A step inside the container runtime of the site, apptainer or pyxis: what lab.images.container decides, in
+the words of their command lines.
 
-Built from the tools' manuals and never run against them: docs/slurm.md says so.
+Built from the tools' manuals and sources, and never run against them: docs/slurm.md says so.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
+import csv
+import io
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
-from lab.core.run import LAB, Run
-from lab.core.snapshot import step_env
-from lab.core.step import Step
+from lab.core.gpu import Gpu
+from lab.core.run import Run
+from lab.core.step import Outcome, Step
+from lab.core.stop import Stop
+from lab.engines.docker.engine import host_context, with_lab
+from lab.engines.docker.mounts import checked
 from lab.engines.local.engine import LocalEngine
-from lab.errors import EngineError
+from lab.engines.slurm.node import node_name
+from lab.errors import MissingError, UsageError
+from lab.gpus.selection import visible_env
+from lab.images.container import TMP, ContainerSpec, Mount, container_spec
+from lab.images.names import LOCAL, registry_of
+from lab.images.spec import Image
+
+IMAGE_FILES = "LAB_IMAGE_FILES"  # a folder that all nodes see, with NAME.sif or NAME.sqsh
+FABRIC = "/dev/infiniband"
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is started on the node: a command line, and the variables it gets on top of the node's."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
 
 
 class WrappedEngine(LocalEngine):
-    """Runs steps through apptainer or pyxis. The run folder is /out inside, as with the Docker engine."""
+    """Runs steps through apptainer or pyxis, with the command, mounts and variables of a Docker container."""
 
-    def __init__(self, runtime: str, ref: str, *, vendor: str, grace_s: float) -> None:
-        super().__init__(vendor=vendor, grace_s=grace_s)
-        self.name, self._runtime, self._ref = runtime, runtime, ref
+    def __init__(self, runtime: str, image: Image, *, grace_s: float) -> None:
+        super().__init__(
+            vendor="none", grace_s=grace_s
+        )  # the container is told its GPUs, not apptainer or srun
+        self.name, self.image = runtime, image
 
-    def _command(self, run: Run, step: Step) -> list[str]:
-        mounted, run_dir = run.manifest.lab.used == "mounted", str(run.root.absolute())
-        argv = wrapped(self._runtime, self._ref, self.vendor, run_dir, step.argv, mounted=mounted)
-        return super()._command(run, msgspec.structs.replace(step, argv=argv))
+    def run(
+        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
+        spec = checked(with_lab(self._spec(step, gpus, str(run.root.absolute())), run, step))
+        with tempfile.TemporaryDirectory(prefix="lab-scratch-") as scratch:
+            command = COMMANDS[self.name](spec, self.image.vendor, gpus, scratch)
+            inside = msgspec.structs.replace(step, argv=command.argv, env=dict(command.env), tools=())
+            return super().run(run, inside, gpus, on_line=on_line, stop=stop)
+
+    def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
+        spec = self._spec(step, gpus, run_dir)
+        command = COMMANDS[self.name](spec, self.image.vendor, gpus, "<scratch folder of the node>")
+        return super().preview(
+            msgspec.structs.replace(step, argv=command.argv, env=dict(command.env)), gpus, run_dir=run_dir
+        )
 
     def _lab_env(self, run: Run, step: Step) -> dict[str, str]:
-        """Both runtimes pass the environment on; paths are those inside."""
-        return step_env(run, step, "/out", step.env.get("PYTHONPATH", ""))
+        """Nothing for apptainer or srun themselves: the container has the run's lab in its own variables."""
+        return {}
+
+    def _spec(self, step: Step, gpus: Sequence[Gpu], run_dir: str) -> ContainerSpec:
+        return container_spec(self.image, step, gpus, host_context(run_dir, gpus))
 
 
-def wrapped(
-    runtime: str, ref: str, vendor: str, run_dir: str, argv: Sequence[str], *, mounted: bool = False
-) -> tuple[str, ...]:
-    """The command line of a step in the site's container runtime; `mounted`: with the run's lab read-only."""
-    folders = [f"{run_dir}:/out", *([f"{run_dir}/{LAB}:/out/{LAB}:ro"] if mounted else [])]
-    if runtime == "apptainer":
-        gpu = {"nvidia": ("--nv",), "amd": ("--rocm",)}.get(vendor, ())
-        image = ref if "://" in ref or ref.endswith(".sif") else f"docker-daemon://{ref}"
-        binds = (word for folder in folders for word in ("--bind", folder))
-        return ("apptainer", "exec", *gpu, "--no-home", *binds, "--pwd", "/out", image, *argv)
-    if runtime == "pyxis":
-        here = ("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={socket.gethostname()}")
-        inside = (
-            f"--container-mounts={','.join(folders)}",
-            "--container-workdir=/out",
-            "--no-container-mount-home",
+def apptainer(spec: ContainerSpec, vendor: str, gpus: Sequence[Gpu], scratch: str) -> Command:
+    """`apptainer exec` with nothing of the host but the mounts; HOME and /tmp are folders in `scratch`.
+
+    Variables go by APPTAINERENV_, because --env splits values at commas. HOME cannot be set that way.
+    """
+    flag = {"nvidia": ("--nv",), "amd": ("--rocm",)}.get(vendor, ()) if gpus else ()
+    fabric = [Mount(source=FABRIC, target=FABRIC)] if any(d.startswith(FABRIC) for d in spec.devices) else []
+    binds = (word for mount in (*spec.mounts, *fabric) for word in ("--mount", _apptainer_mount(mount)))
+    isolation = ("--cleanenv", "--contain", "--workdir", scratch, "--pwd", spec.working_dir)
+    env = {
+        f"APPTAINERENV_{name}": value for name, value in _env(spec, vendor, gpus).items() if name != "HOME"
+    }
+    return Command(
+        argv=("apptainer", "exec", *isolation, *flag, *binds, apptainer_image(spec.image), *spec.command),
+        env=env,
+    )
+
+
+def pyxis(spec: ContainerSpec, vendor: str, gpus: Sequence[Gpu], scratch: str) -> Command:
+    """`srun` with pyxis' options, as a step of this job on this node.
+
+    Of the node's variables only SLURM's and those of the spec go along; these win over the image's own.
+    """
+    env = _env(spec, vendor, gpus)
+    mounts = ",".join(_pyxis_mount(mount) for mount in (*spec.mounts, Mount(source=scratch, target=TMP)))
+    return Command(
+        argv=(
+            *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node_name()}"),
+            *(f"--export={','.join(env)}", f"--container-env={','.join(env)}"),
+            *(f"--container-image={pyxis_image(spec.image)}", f"--container-mounts={mounts}"),
+            *(f"--container-workdir={spec.working_dir}", "--no-container-mount-home"),
+            "--no-container-entrypoint",
+            *spec.command,
+        ),
+        env=env,
+    )
+
+
+COMMANDS = {"apptainer": apptainer, "pyxis": pyxis}
+
+
+def apptainer_image(ref: str) -> str:
+    """A file of LAB_IMAGE_FILES; else the registry that the reference names, else the node's Docker."""
+    name, tag = _split(ref)
+    daemon = f"docker-daemon:{name}{tag}"
+    if file := _image_file(name, ".sif", f"apptainer build {{}} {daemon}"):
+        return file
+    return f"docker://{name}{tag}" if _registry(name) else daemon
+
+
+def pyxis_image(ref: str) -> str:
+    """The same in enroot's words, where a # follows the registry."""
+    name, tag = _split(ref)
+    daemon = f"dockerd://{name}{tag}"
+    if file := _image_file(name, ".sqsh", f"enroot import -o {{}} {daemon}"):
+        return file
+    registry = _registry(name)
+    return f"docker://{registry}#{name.removeprefix(f'{registry}/')}{tag}" if registry else daemon
+
+
+def _env(spec: ContainerSpec, vendor: str, gpus: Sequence[Gpu]) -> dict[str, str]:
+    """The container's variables. Both tools show it all of the job's GPUs, so it is told its own."""
+    return {**spec.env, **(visible_env(gpus, vendor) if gpus else {})}
+
+
+def _split(ref: str) -> tuple[str, str]:
+    """A reference as its name and its tag or digest, which is `:latest` where none is given."""
+    match = re.fullmatch(r"(.+?)(@sha256:[0-9a-f]+|:[\w.-]+)?", ref)
+    assert match
+    return match[1], match[2] or ":latest"
+
+
+def _registry(name: str) -> str:
+    """The host that a name begins with; "" for a name of the local engine, which nothing may pull."""
+    registry = registry_of(name) or ""
+    return "" if registry == LOCAL else registry
+
+
+def _image_file(name: str, suffix: str, made_by: str) -> str | None:
+    folder = os.environ.get(IMAGE_FILES)
+    if not folder:
+        return None
+    path = Path(folder) / f"{name.rpartition('/')[2]}{suffix}"
+    if not path.is_file():
+        raise MissingError(
+            f"{IMAGE_FILES} names a folder without the image's file", where=path, fix=made_by.format(path)
         )
-        return (*here, f"--container-image={ref}", *inside, *argv)
-    raise EngineError(f"there is no container runtime {runtime!r}", fix="none, docker, pyxis or apptainer")
+    return str(path)
+
+
+def _apptainer_mount(mount: Mount) -> str:
+    """One line of CSV, so that any path is just a path."""
+    line = io.StringIO()
+    fields = ["type=bind", f"source={mount.source}", f"destination={mount.target}"]
+    csv.writer(line, lineterminator="").writerow([*fields, *(["ro"] if mount.read_only else [])])
+    return line.getvalue()
+
+
+def _pyxis_mount(mount: Mount) -> str:
+    if re.search(r"[,:]", mount.source):
+        raise UsageError(
+            f"pyxis cannot mount a path with a comma or colon: {mount.source}", fix="rename the folder"
+        )
+    return f"{mount.source}:{mount.target}" + (":ro" if mount.read_only else "")

@@ -24,6 +24,7 @@ from lab.core.words import plural
 from lab.engines.base import Engine
 from lab.engines.slurm import queue
 from lab.engines.slurm.cancel import cancel_run
+from lab.engines.slurm.container import COMMANDS, WrappedEngine
 from lab.engines.slurm.follow import follow, lost_outcome
 from lab.engines.slurm.records import Ticket, read_jobs, read_trace, stop_flag, trace_path, write_jobs
 from lab.engines.slurm.submission import (
@@ -34,7 +35,7 @@ from lab.engines.slurm.submission import (
     step_parameters,
     submitit_executor,
 )
-from lab.engines.slurm.task import execute_step
+from lab.engines.slurm.task import GRACE_S, execute_step
 from lab.errors import UsageError
 from lab.gpus.selection import parse_spec, placeholders
 from lab.images import spec as images
@@ -123,8 +124,10 @@ class SlurmEngine(Engine):
     def provenance(
         self, run_dir: str, gpus: Sequence[Gpu]
     ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
-        image = ImageRecord(name=self.image.name, ref=self.image.ref) if self.image else None
-        return image, {"slurm": msgspec.to_builtins(self.options)}
+        if self.image is None:
+            return None, {"slurm": msgspec.to_builtins(self.options)}
+        ref = self.image.workload_ref or self.image.ref
+        return ImageRecord(name=self.image.name, ref=ref), {"slurm": msgspec.to_builtins(self.options)}
 
     def version(self) -> str | None:
         return queue.version()
@@ -134,12 +137,11 @@ class SlurmEngine(Engine):
         return "mounted" if self.image else "copy"
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
-        return {
-            "sbatch": step_parameters(self.options, [step], jobs=1),
-            "argv": list(step.argv),
-            "env": step.env,
-            "cwd": run_dir,
-        }
+        asked = {"sbatch": step_parameters(self.options, [step], jobs=1)}
+        if self.image and self.options.container in COMMANDS:
+            wrapped = WrappedEngine(self.options.container, self.image, grace_s=GRACE_S)
+            return asked | wrapped.preview(step, gpus, run_dir=run_dir)
+        return {**asked, "argv": list(step.argv), "env": step.env, "cwd": run_dir}
 
     # Submission
 

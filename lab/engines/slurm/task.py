@@ -91,7 +91,7 @@ def engine_of(ticket: Ticket) -> Engine:
         from lab.engines.docker.engine import DockerEngine  # the node may have no Docker SDK
 
         return DockerEngine(image, grace_s=GRACE_S)
-    return WrappedEngine(ticket.container, image.ref, vendor=ticket.vendor, grace_s=GRACE_S)
+    return WrappedEngine(ticket.container, image, grace_s=GRACE_S)
 
 
 class TaskStop(Stop):

@@ -140,6 +140,7 @@ _RATES = {
     "9.0": (128, 4096),
     "10.0": (128, 8192),
 }
+_PAIRED = ("6.0",)  # P100's float32 lanes multiply two float16 values at once; GTX 10xx's (6.1) do not
 
 
 def peaks(
@@ -153,6 +154,8 @@ def peaks(
         tensor = 0  # supported since Ampere
     per_clock = {"fp32": 2 * lanes, "tf32": tensor // 2, "bf16": tensor, "fp16": tensor}[dtype]
     units = "tensor cores" if per_clock and dtype != "fp32" else "plain float32 units"
+    if dtype == "fp16" and capability in _PAIRED:
+        per_clock, units = 4 * lanes, "plain units, two float16 values at once"
     return Peaks(
         flop_per_s=sm_count * (per_clock or 2 * lanes) * clock_hz, bytes_per_s=bytes_per_s, units=units
     )

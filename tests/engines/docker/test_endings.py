@@ -13,6 +13,7 @@ from lab.core.stop import Stop
 from lab.errors import EngineError, StorageError
 
 pytest.importorskip("docker")
+from lab.engines.docker import engine as docker_engine
 from lab.engines.docker.engine import DockerEngine, container_name
 from lab.engines.docker.leftovers import leftovers
 from tests.engines.docker.fixtures import (  # noqa: F401
@@ -44,10 +45,11 @@ def test_a_child_that_hit_the_limit_is_told_though_the_step_ended_well(tmp_path)
     assert "a child process hit the container's memory limit" in ran.outcome.reason
 
 
-def test_a_plain_kill_is_no_memory_limit(tmp_path):
+def test_a_plain_kill_is_no_memory_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(docker_engine, "oom_kills_since", lambda _: 0)
     ran = run_step(tmp_path / "r", shell("kill -9 $$"), image=an_image(mem_limit="32m"))
     assert ran.outcome.status is Status.failed and ran.outcome.exit_code == 137
-    assert "not by its memory limit" in ran.outcome.reason
+    assert "memory limit" not in ran.outcome.reason and "from outside" in ran.outcome.reason
 
 
 @pytest.mark.parametrize("number, name", [(11, "SIGSEGV"), (6, "SIGABRT")])
@@ -114,24 +116,39 @@ def test_a_step_that_ignores_the_stop_is_killed_after_the_grace(tmp_path):
     assert ran.outcome.status is Status.interrupted and ran.outcome.exit_code == 137
 
 
-def test_a_container_killed_from_outside_is_a_failure_in_words(tmp_path):
+def test_a_container_killed_from_outside_is_a_failure_in_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(docker_engine, "oom_kills_since", lambda _: 0)  # others test memory limits here
     step = shell("echo up; sleep 300")
     run = a_docker_run(tmp_path / "r", step)
     run.begin(step)
     outcome = DockerEngine(an_image()).run(
         run, step, [], on_line=lambda _: docker("kill", container_name(run, step)), stop=Stop()
     )
-    assert outcome.status is Status.failed and "SIGKILL, not by lab" in outcome.reason
+    assert outcome.status is Status.failed
+    assert "SIGKILL, not by lab: from outside, as the out-of-memory killer took no process" in outcome.reason
 
 
-def test_a_container_removed_from_outside_is_an_engine_error(tmp_path):
-    step = shell("echo up; sleep 300")
+@pytest.mark.parametrize("quiet_s", [0.01, 300])
+def test_a_container_removed_from_outside_is_an_engine_error(tmp_path, quiet_s):
+    """Also while its log is read, which the daemon answers in other words."""
+    step = shell(f"echo up; while :; do sleep {quiet_s}; echo still; done")
     run = a_docker_run(tmp_path / "r", step)
     run.begin(step)
-    with pytest.raises(EngineError, match="removed from outside"):
+    with pytest.raises(EngineError, match="was removed from outside, and its result with it"):
         DockerEngine(an_image()).run(
-            run, step, [], on_line=lambda _: docker("rm", "-f", container_name(run, step)), stop=Stop()
+            run, step, [], on_line=lambda line: remove_at_first(line, container_name(run, step)), stop=Stop()
         )
+
+
+def remove_at_first(line: str, name: str) -> None:
+    if line == "up":
+        docker("rm", "-f", name)
+
+
+def test_a_fork_bomb_meets_the_limit_of_processes(tmp_path):
+    script = "n=0; while [ $n -lt 60 ]; do sleep 20 & n=$((n+1)); done; echo started $n"
+    ran = run_step(tmp_path / "r", shell(script, timeout_s=15.0), image=an_image(pids_limit=20), grace_s=1)
+    assert "can't fork" in ran.log and "started 60" not in ran.log
 
 
 @pytest.mark.root

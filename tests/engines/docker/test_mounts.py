@@ -9,7 +9,8 @@ import pytest
 
 from lab.core.gpu import Gpu
 from lab.core.step import Step
-from lab.engines.docker.mounts import check_shared_object, checked
+from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.mounts import check_run_folder, check_shared_object, checked
 from lab.errors import MissingError, UsageError
 from lab.images import spec as images
 from lab.images.container import HostContext, Mount, container_spec
@@ -64,6 +65,13 @@ def test_the_whole_home_and_what_holds_it_never_enter(host, monkeypatch, tmp_pat
     for bad in ("people/me", "people"):
         with pytest.raises(UsageError, match="cannot be mounted"):
             checked(with_source(spec(host), "/hf", tmp_path / bad))
+
+
+@pytest.mark.parametrize("bad", ["/", "/usr/new/run", "/var/lib/x", "/etc"])
+def test_a_run_folder_that_no_container_may_get_is_refused_before_it_is_made(bad):
+    with pytest.raises(UsageError, match="--output-dir names a folder that cannot be mounted"):
+        DockerEngine(images.load("cpu")).provenance(bad, ())
+    check_run_folder("experiments/r")
 
 
 def test_a_link_that_leads_to_a_system_folder_is_seen_through(host, tmp_path):

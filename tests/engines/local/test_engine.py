@@ -49,7 +49,7 @@ def alive(marker: str) -> list[int]:
     return found
 
 
-def until_gone(marker: str, seconds: float = 5.0) -> list[int]:
+def until_gone(marker: str, seconds: float = 60.0) -> list[int]:
     end = time.monotonic() + seconds
     while (left := alive(marker)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -206,7 +206,7 @@ def test_a_worker_killed_like_the_oom_killer_does_is_told_in_words(tmp_path):
     _, outcome, _ = run_step(
         tmp_path / "r", python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     )
-    assert outcome.status is Status.failed and "out-of-memory killer" in outcome.reason
+    assert outcome.status is Status.failed and "killed by SIGKILL, not by lab" in outcome.reason
 
 
 def test_secrets_never_reach_log_screen_or_tail(tmp_path, monkeypatch):

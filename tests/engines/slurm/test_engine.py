@@ -16,7 +16,6 @@ import msgspec
 import pytest
 
 from lab.core.gpu import Gpu
-from lab.core.manifest import Lab
 from lab.core.options import SlurmOptions
 from lab.core.provenance import lab_with_content
 from lab.core.run import Run
@@ -26,17 +25,13 @@ from lab.core.stop import Stop
 from lab.driver.execute import StepRunner
 from lab.engines.slurm import queue
 from lab.engines.slurm.cancel import cancel_run
-from lab.engines.slurm.container import WrappedEngine, wrapped
 from lab.engines.slurm.engine import SlurmEngine
 from lab.engines.slurm.node import on_this_node
-from lab.engines.slurm.records import Ticket, read_jobs
+from lab.engines.slurm.records import read_jobs
 from lab.engines.slurm.submission import setup, step_parameters
-from lab.engines.slurm.task import engine_of
 from lab.errors import EngineError, GpuError, UsageError
 from lab.images import spec as images
 from tests.core.test_manifest import a_manifest
-
-pytestmark = pytest.mark.timeout(180)
 
 
 def python(name: str, code: str, **fields) -> Step:
@@ -82,7 +77,7 @@ def outcome_of(run: Run, name: str) -> Outcome:
     return record.outcome
 
 
-def until(true, seconds: float = 40.0) -> None:
+def until(true, seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "waited too long"
@@ -116,56 +111,6 @@ def test_over_nodes_torchrun_gets_the_static_rendezvous_of_its_node():
     mine = on_this_node(step, env)
     assert mine.argv == ("python", "--node_rank=3", "10.0.0.1:20123")
     assert mine.expects == ()  # the driver asks for the files when all nodes have ended
-
-
-@pytest.mark.parametrize(
-    ("runtime", "vendor", "words"),
-    [
-        ("apptainer", "nvidia", ["apptainer", "exec", "--nv", "/r:/out", "docker-daemon://lab/cuda"]),
-        ("apptainer", "amd", ["--rocm"]),
-        (
-            "pyxis",
-            "nvidia",
-            ["srun", "--overlap", "--container-image=lab/cuda", "--container-mounts=/r:/out"],
-        ),
-    ],
-)
-def test_a_site_with_its_own_containers_gets_the_step_wrapped(runtime, vendor, words):
-    line = wrapped(runtime, "lab/cuda", vendor, "/r", ["python", "-m", "x"])
-    assert set(words) <= set(line)
-    assert line[-3:] == ("python", "-m", "x")
-
-
-def test_a_step_in_apptainer_runs_what_apptainer_would_run(tmp_path, monkeypatch):
-    """A stand-in that does what the real one does with these arguments: change folder and execute."""
-    fake = tmp_path / "bin" / "apptainer"
-    fake.parent.mkdir()
-    fake.write_text(
-        f"#!{sys.executable}\nimport os, sys\nat = sys.argv.index('--pwd') + 3\n"
-        "print('image', sys.argv[at - 1])\nos.execvp(sys.argv[at], sys.argv[at:])\n"
-    )
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
-    run = a_run(tmp_path / "run", python("s", "print('inside')"))
-    run.begin(run.manifest.steps[0].step)
-    engine = engine_of(Ticket(run_dir=str(run.root), step="s", attempt=1, image="cpu", container="apptainer"))
-    lines: list[str] = []
-    outcome = engine.run(run, run.manifest.steps[0].step, (), on_line=lines.append, stop=Stop())
-    assert outcome.ok, outcome
-    assert lines == ["image docker-daemon://lab/cpu", "inside"]
-
-
-@pytest.mark.parametrize("used", ["mounted", None])
-@pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
-def test_the_runs_lab_is_mounted_read_only_into_the_sites_containers(tmp_path, runtime, used):
-    step = Step(name="s", argv=("python", "-m", "lab.x"), folder="s")
-    ours = Lab(version="1", sha256="1" * 64, used=used) if used else Lab(version="1")
-    run = Run.create(tmp_path / "run", msgspec.structs.replace(a_manifest(step), lab=ours))
-    engine = WrappedEngine(runtime, "lab/cuda", vendor="nvidia", grace_s=1)
-    line, env = " ".join(engine._command(run, step)), engine._lab_env(run, step)
-    assert (f"{run.root}/.lab:/out/.lab:ro" in line) is bool(used)
-    assert env.get("PYTHONPATH") == (f"/out/.lab/{'1' * 16}" if used else None)
-    assert env.get("LAB_CODE_REPORT") == ("/out/s/.lab_imported" if used else None)
 
 
 def in_job(lines: list[str], **env: str) -> str:
@@ -374,7 +319,9 @@ def test_a_preempted_job_starts_its_step_over_and_nothing_is_lost(tmp_path):
     working = threading.Thread(target=execute, args=(run,), kwargs={"ask": SlurmOptions(partition="gpu")})
     working.start()
     until(lambda: (run.root / "a" / "tries").exists())
-    subprocess.run(["srun", "--partition=urgent", "--nodes=2", "--exclusive", "true"], check=True, timeout=90)
+    subprocess.run(
+        ["srun", "--partition=urgent", "--nodes=2", "--exclusive", "true"], check=True, timeout=900
+    )
     working.join(60)
     assert not working.is_alive()
     assert outcome_of(run, "a").ok

@@ -204,7 +204,7 @@ def test_part_a_of_the_tiny_size_really_runs_on_this_cpu(tmp_path):
         text=True,
         env=env,
         cwd=ROOT,
-        timeout=200,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -69,7 +69,7 @@ def test_ceilings_of_known_gpus_are_those_of_their_data_sheets():
 
 # Multiprocessors, boost clock (MHz) and dense TFLOP/s as the data sheets have them.
 DATA_SHEETS = {
-    "P100": ("6.0", 56, 1480, {"fp32": 10.6}),
+    "P100": ("6.0", 56, 1480, {"fp32": 10.6, "fp16": 21.2}),
     "P40": ("6.1", 30, 1531, {"fp32": 11.76}),
     "V100": ("7.0", 80, 1530, {"fp32": 15.7, "fp16": 125}),
     "T4": ("7.5", 40, 1590, {"fp32": 8.1, "fp16": 65}),
@@ -86,14 +86,15 @@ def test_a_gpu_multiplies_as_fast_as_its_data_sheet_says(gpu):
     for dtype, tflop in tflops.items():
         found = flops.peaks(capability, sm_count, clock_mhz * 1e6, 1e12, dtype)
         assert found.flop_per_s / 1e12 == pytest.approx(tflop, rel=0.02), dtype
-        assert found.units == ("plain float32 units" if dtype == "fp32" else "tensor cores"), dtype
+        cores = "tensor cores" if gpu != "P100" else "plain units, two float16 values at once"
+        assert found.units == ("plain float32 units" if dtype == "fp32" else cores), dtype
         assert found.bytes_per_s == 1e12
 
 
 @pytest.mark.parametrize(
     ("capability", "fp32", "tf32", "bf16", "fp16"),
     [
-        ("6.0", 128, 128, 128, 128),
+        ("6.0", 128, 128, 128, 256),
         ("6.1", 256, 256, 256, 256),
         ("7.0", 128, 128, 128, 1024),
         ("7.5", 128, 128, 128, 1024),

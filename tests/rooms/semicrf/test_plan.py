@@ -98,7 +98,7 @@ def lab(*words, cwd):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=900,
         check=False,
     )
 

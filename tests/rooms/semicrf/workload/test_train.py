@@ -43,7 +43,7 @@ def lab(*words, cwd):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=900,
         check=False,
     )
 
@@ -210,7 +210,7 @@ def test_two_ranks_over_gloo_train_one_model(tmp_path):
         "--out",
         "out",
     ]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["ranks"] == 2 and len((tmp_path / "out" / "epochs.jsonl").read_text().splitlines()) == 1

@@ -54,7 +54,7 @@ def test_the_timeline_draws_zooms_and_shows_tips_in_a_browser(tmp_path):
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     title = done.stdout[done.stdout.index("<title>") + 7 : done.stdout.index("</title>")]

@@ -37,7 +37,7 @@ def profile(folder: Path, python: str = sys.executable, **config) -> subprocess.
     )
     command = [python, *WORKLOAD.split()]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def holds_1_12(folder: Path) -> None:
 @pytest.mark.docker
 def test_profile_and_recorder_work_in_the_pascal_image(open_folder):
     here = subprocess.run(
-        ["docker", "image", "inspect", "lab/pascal"], capture_output=True, check=False, timeout=30
+        ["docker", "image", "inspect", "localhost/lab/pascal"], capture_output=True, check=False, timeout=30
     )
     if here.returncode:
         pytest.skip("the image lab/pascal is not built here (lab images build pascal)")
@@ -199,11 +199,11 @@ def test_profile_and_recorder_work_in_the_pascal_image(open_folder):
         *("docker", "run", "--rm", "--network=none", f"--user={os.getuid()}:{os.getgid()}"),
         *("-e", "PYTHONPATH=/src", "-e", "HOME=/tmp", "-e", "OMP_NUM_THREADS=1"),
         *("-v", f"{ROOT / 'lab'}:/src/lab:ro", "-v", f"{open_folder}:/out", "-w", "/out"),
-        "lab/pascal",
+        "localhost/lab/pascal",
         "python",
         *WORKLOAD.split(),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     holds_1_12(open_folder)
 

@@ -1,0 +1,122 @@
+"""`lab setup`: bring the one image that this machine needs, try it, and say what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from lab.core.gpu import Gpu
+from lab.errors import EngineError, GpuError, StepFailed
+from lab.gpus.discover import discover
+from lab.images import acquire
+from lab.images import build as imagebuild
+from lab.images import smoke as imagesmoke
+from lab.images.acquire import Way
+from lab.images.docker_cli import built, docker_programs, id_of
+from lab.images.preflight import suits
+from lab.images.spec import load, names
+from lab.images.targets import Target, targets
+from lab.images.tree import ROOT, is_tree
+from lab.terminal.console import Console
+from lab.terminal.options import as_json, quiet
+
+
+@click.command()
+@click.argument("image", required=False)
+@click.option(
+    "--registry", metavar="HOST/OWNER", help=f"Where images are published.  [default: ${acquire.REGISTRY}]"
+)
+@click.option(
+    "--release",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The images.json of a release: images by digest.",
+)
+@click.option("--base", metavar="REF", help="Build on this image instead of the one image.toml names.")
+@click.option("-n", "--dry-run", is_flag=True, help="Say what would be pulled or built, and do nothing.")
+@as_json("What is here now")
+@quiet("Hide the builder's own output.")
+def setup(
+    image: str | None,
+    registry: str | None,
+    release: Path | None,
+    base: str | None,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Bring the image that this machine's GPUs need, and lab/cpu, which analyses; try them; say what is next.
+
+    An image that is here is kept. Otherwise it is pulled from a release or a registry that you name, or built
+    from this checkout. Nothing else in lab pulls images.
+    """
+    console = Console(quiet=quiet)
+    image = image or image_for(discover())
+    wanted = list({target.name: target for target in (*targets([image]), *targets(["cpu"])[:1])}.values())
+    ways = _ways(wanted, acquire.registry_given(registry), release)
+    if not dry_run:
+        for target, way in zip(wanted, ways, strict=True):
+            _bring(target, way, base, console)
+        _try(wanted, console)
+    if as_json:
+        click.echo(msgspec.json.encode({"image": image, "ways": ways}).decode())
+        return
+    for way in ways:
+        click.echo(f"{way.how:5} {way.target} {way.ref}".rstrip())
+    ranks = " --ranks 2" if image == "cpu" else ""
+    click.echo(f"next: lab run --image {image} sweep -c 28,42{ranks}")
+
+
+def image_for(gpus: Sequence[Gpu]) -> str:
+    """The image that fits the first GPU and its driver; cpu without a GPU."""
+    if not gpus:
+        return "cpu"
+    gpu = gpus[0]
+    fitting = [image for image in map(load, names()) if suits(image, gpu)]
+    if not fitting:
+        raise GpuError(
+            f"no image has code for {gpu.name} ({gpu.vendor} {gpu.arch or 'of unknown architecture'}, "
+            f"driver {gpu.driver or 'unknown'})",
+            fix="lab images list shows what there is; lab setup cpu works without the GPU",
+        )
+    return fitting[0].name
+
+
+def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) -> list[Way]:
+    ids = built()
+    named = acquire.read_release(release) if release else None
+    return [
+        acquire.choose(
+            target,
+            here=id_of(target.ref, ids) is not None,
+            registry=registry,
+            release=named,
+            has_tree=is_tree(ROOT),
+        )
+        for target in wanted
+    ]
+
+
+def _bring(target: Target, way: Way, base: str | None, console: Console) -> None:
+    if way.how == "pull":
+        docker = next(iter(docker_programs()), None)
+        if docker is None:
+            raise EngineError("there is no docker program on PATH", fix="install Docker: see lab doctor")
+        console.say(f"pulling {way.ref}")
+        console.say(f"✓ {target.ref} is {acquire.pull(docker, way, target, console.detail)}")
+    elif way.how == "build":
+        for done in imagebuild.build([target.name], base=base, network="host", say=console.detail):
+            console.say(f"✓ {done.ref}: built in {done.seconds:.1f} s")
+
+
+def _try(wanted: Sequence[Target], console: Console) -> None:
+    """lab starts in each image, as the caller, without network or rights."""
+    rows = list(imagesmoke.smoke([target.name for target in wanted], {}))
+    failed = [f"{row.image}: {row.what}: {row.detail}" for row in rows if row.state == "failed"]
+    for row in rows:
+        console.detail(f"{row.state:6} {row.image} {row.what}")
+    if failed:
+        raise StepFailed("an image that was brought here does not run: " + "; ".join(failed))

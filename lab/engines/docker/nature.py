@@ -1,0 +1,90 @@
+"""Where the engine is and what it says of itself, without Docker's SDK: a plan must not load that."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lab.images.container import UserMapping
+
+SOCKET = "unix:///var/run/docker.sock"
+PODMAN_SOCKET = "unix:///run/podman/podman.sock"
+
+
+@dataclass(frozen=True)
+class Nature:
+    """What decides how a container is made on an engine."""
+
+    is_podman: bool = False
+    user_mapping: UserMapping = "same"
+    cdi: bool = False  # whether it gives devices by the host's CDI specifications
+
+
+def endpoint_of(env: Mapping[str, str]) -> str:
+    """$DOCKER_HOST, else the first socket that this user may use: the system's Docker, the user's own Docker
+    or podman, the system's podman. Where there is none: the system's Docker, for the error to name."""
+    if given := env.get("DOCKER_HOST"):
+        return given
+    own = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    usual = (SOCKET, f"unix://{own}/docker.sock", f"unix://{own}/podman/podman.sock", PODMAN_SOCKET)
+    return next((one for one in usual if os.access(one.removeprefix("unix://"), os.R_OK | os.W_OK)), SOCKET)
+
+
+def nature_of(version: Mapping[str, Any], info: Mapping[str, Any]) -> Nature:
+    """By the engine's answers to /version and /info. Docker's CDISpecDirs is empty where it gives none."""
+    component = (version.get("Components") or [{}])[0]
+    is_podman = component.get("Name") == "Podman Engine"
+    cdi = podman_cdi(component.get("Version", "")) if is_podman else bool(info.get("CDISpecDirs"))
+    return Nature(is_podman, user_mapping_of(info, is_podman=is_podman), cdi)
+
+
+def user_mapping_of(info: Mapping[str, Any], *, is_podman: bool) -> UserMapping:
+    """How the users in containers relate to the host's, by what the engine says of itself (/info)."""
+    options = {part for text in info.get("SecurityOptions") or () for part in text.split(",")}
+    if info.get("Rootless") or "name=rootless" in options:
+        return "rootless-podman" if is_podman else "rootless-docker"
+    return "remapped" if "name=userns" in options else "same"
+
+
+def podman_cdi(version: str) -> bool:
+    """From 4.1 on. Docker says it itself: CDISpecDirs is empty before 25, and where CDI is switched off."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) >= (4, 1)
+
+
+def ask(endpoint: str, timeout_s: float) -> Nature | None:
+    """The nature of the engine at this socket; None where none answers, or `endpoint` is no socket."""
+    _, of_this_host, path = endpoint.partition("unix://")
+    if not of_this_host:
+        return None
+    try:
+        return nature_of(_get(path, "/version", timeout_s), _get(path, "/info", timeout_s))
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+
+
+def _get(path: str, what: str, timeout_s: float) -> dict[str, Any]:
+    connection = _OverSocket(path, timeout_s)
+    try:
+        connection.request("GET", what)
+        answer = connection.getresponse()
+        return dict(json.loads(answer.read())) if answer.status == 200 else {}
+    finally:
+        connection.close()
+
+
+class _OverSocket(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

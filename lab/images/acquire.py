@@ -1,0 +1,114 @@
+"""Bring an image here, because a person asked for it: pulled by digest, or built from this tree.
+
+`LAB_REGISTRY` (or --registry) is where lab's images are published, such as `ghcr.io/OWNER`. A release's
+`images.json` names each of its images by digest. What comes from there gets the local name that runs use.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+import lab
+from lab.errors import BadDataError, ConfigError, EngineError, MissingError, UsageError
+from lab.images.docker_cli import output_of, stream
+from lab.images.names import registry_of
+from lab.images.targets import Target
+from lab.images.tree import Say
+
+REGISTRY = "LAB_REGISTRY"
+BY_DIGEST = re.compile(r"[a-z0-9][a-z0-9._:/-]*@sha256:[0-9a-f]{64}")
+ANY_DIGEST = f"sha256:{'0' * 64}"
+VERSION_LABEL = "org.opencontainers.image.version"
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """How a target gets here; `ref` is what is pulled."""
+
+    target: str
+    how: Literal["here", "pull", "build"]
+    ref: str = ""
+
+
+def choose(
+    target: Target,
+    *,
+    here: bool,
+    registry: str | None,
+    release: dict[str, str] | None,
+    has_tree: bool,
+) -> Way:
+    """The image that is here, else the release's, else the registry's for this version, else a build."""
+    if here:
+        return Way(target=target.name, how="here")
+    if release is not None:
+        if target.name not in release:
+            known = ", ".join(sorted(release)) or "none"
+            raise UsageError(
+                f"the release has no image {target.name!r}",
+                where=f"its images: {known}",
+                fix="lab images build from a checkout",
+            )
+        return Way(target=target.name, how="pull", ref=release[target.name])
+    if registry:
+        return Way(target=target.name, how="pull", ref=f"{registry}/lab/{target.name}:{lab.__version__}")
+    if has_tree:
+        return Way(target=target.name, how="build")
+    raise MissingError(
+        f"{target.ref} is not here, and nothing says where to get it",
+        fix=f"--release images.json of lab {lab.__version__}, --registry, or a checkout of lab",
+    )
+
+
+def registry_given(option: str | None) -> str | None:
+    """The registry of the option or LAB_REGISTRY. Raises ConfigError for one that docker.io would answer."""
+    given = (option or os.environ.get(REGISTRY) or "").rstrip("/")
+    if given and (registry_of(f"{given}/lab") is None or not BY_DIGEST.fullmatch(f"{given}@{ANY_DIGEST}")):
+        raise ConfigError(
+            f"{given!r} names no registry: it would be looked up on docker.io",
+            where=REGISTRY,
+            fix="begin it with a host, such as ghcr.io/OWNER",
+        )
+    return given or None
+
+
+def read_release(path: Path) -> dict[str, str]:
+    """Name -> reference by digest, of a release's images.json."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except OSError as error:
+        raise MissingError(f"cannot read the release: {error.strerror}", where=path) from error
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"not a release's images.json: {error}", where=path) from error
+    for name, ref in found.items():
+        if not BY_DIGEST.fullmatch(ref) or registry_of(ref) is None:
+            raise BadDataError(f"{name} is not a registry's image by digest: {ref!r}", where=path)
+    return found
+
+
+def pull(docker: str, way: Way, target: Target, say: Say) -> str:
+    """Pull, see that it is this lab's, and give it its local name; -> its reference by digest."""
+    code, tail = stream([docker, "pull", way.ref], env={}, cwd=Path.cwd(), say=say)
+    if code:
+        raise EngineError(
+            f"cannot pull {way.ref}: {tail[-1] if tail else f'exit code {code}'}",
+            fix="check the name, the network and `docker login`, or build it: lab images build",
+        )
+    version = _inspect(docker, f'{{{{index .Config.Labels "{VERSION_LABEL}"}}}}', way.ref)
+    if version != lab.__version__:
+        raise BadDataError(
+            f"the image is of lab {version or '(no version)'}, this is lab {lab.__version__}",
+            where=way.ref,
+            fix="name the release or the tag of this version",
+        )
+    digests = _inspect(docker, '{{join .RepoDigests " "}}', way.ref).split()
+    output_of([docker, "tag", way.ref, target.ref])
+    return next((one for one in digests if registry_of(one) == registry_of(way.ref)), way.ref)
+
+
+def _inspect(docker: str, template: str, ref: str) -> str:
+    return output_of([docker, "image", "inspect", "-f", template, ref])

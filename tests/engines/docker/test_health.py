@@ -1,0 +1,82 @@
+"""`lab doctor` asks the engine itself, and says how it would give the GPUs to a container."""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+import pytest
+
+pytest.importorskip("docker")
+from lab.core.gpu import Gpu
+from lab.engines.docker import health
+from lab.engines.docker.client import Daemon
+from lab.engines.docker.health import check_engine, how_gpus_reach
+from tests.engines.docker.test_client import DOCKER, PODMAN, an_engine
+
+GPU = Gpu(vendor="nvidia", index=0, uuid="GPU-0")
+NAMED = msgspec.structs.replace(GPU, cdi="nvidia.com/gpu=GPU-0")
+AMD = Gpu(vendor="amd", index=0, uuid="GPU-1", render_node="/dev/dri/renderD128")
+
+
+def daemon(**fields) -> Daemon:
+    return Daemon(client=None, endpoint="e", **{"is_podman": False, **fields})
+
+
+def test_a_socket_that_nobody_serves_is_not_an_engine(tmp_path):
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(tmp_path / "s"))
+    dead.close()
+    (row,) = check_engine({"DOCKER_HOST": f"unix://{tmp_path}/s"}, [])
+    assert (row.what, row.state) == ("engine", "warn") and "no Docker engine answers" in row.detail
+    assert "systemctl start docker" in row.detail
+
+
+def test_an_engine_that_hangs_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(health, "TIMEOUT_S", 0.3)
+    deaf = socket.socket(socket.AF_UNIX)
+    deaf.bind(str(tmp_path / "s"))
+    deaf.listen()
+    (row,) = check_engine({"DOCKER_HOST": f"unix://{tmp_path}/s"}, [])
+    assert row.state == "warn" and "does not answer in time" in row.detail
+    deaf.close()
+
+
+def test_a_remote_engine_is_not_used(tmp_path):
+    (row,) = check_engine({"DOCKER_HOST": "tcp://10.0.0.1:2375"}, [])
+    assert row.state == "warn" and "not an engine of this machine" in row.detail
+
+
+def test_without_a_socket_there_is_no_engine(tmp_path):
+    (row,) = check_engine({"DOCKER_HOST": f"unix://{tmp_path}/none"}, [GPU])
+    assert row.state == "-"
+
+
+@pytest.mark.parametrize(
+    "said, words",
+    [
+        ({**DOCKER, "Version": "20.10.24"}, "Docker 20.10.24 at unix://"),
+        ({**PODMAN, "Version": "4.3.1"}, "podman 4.3.1"),
+    ],
+)
+def test_an_engine_that_answers_is_named_with_its_version(tmp_path, said, words):
+    with an_engine(tmp_path / "e.sock", **said) as env:
+        row, access = check_engine(env, [AMD])
+    assert row.state == "ok" and words in row.detail and access.detail == "by their device nodes"
+
+
+@pytest.mark.parametrize(
+    "engine, info, gpu, state, words",
+    [
+        (daemon(cdi=True), {}, NAMED, "ok", "by CDI: nvidia.com/gpu=GPU-0"),
+        (daemon(cdi=True, is_podman=True), {}, NAMED, "ok", "by CDI"),
+        (daemon(cdi=True, is_podman=True), {}, GPU, "warn", "nvidia-ctk cdi generate"),
+        (daemon(), {"Runtimes": {"runc": {}, "nvidia": {}}}, NAMED, "ok", "container toolkit"),
+        (daemon(), {"Runtimes": {"runc": {}}}, GPU, "warn", "toolkit was not found"),
+        (daemon(), {"Runtimes": None}, GPU, "warn", "install nvidia-container-toolkit"),
+    ],
+)
+def test_how_a_container_would_get_the_gpus(engine, info, gpu, state, words, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    row = how_gpus_reach(engine, info, [gpu])
+    assert row.state == state and words in row.detail
