@@ -1,18 +1,20 @@
 """What a profiler saw of one run, whichever profiler it was: GPU operations, API calls and ranges as columns.
 
-`load_capture` reads an export of Nsight Systems (`nsys`) or a trace of torch.profiler (`kineto`); both fill
-the same tables, so that one analysis serves both. `collector` says which: the two are never mixed in one
-table.
+`load_capture` recognises the file by its content; every reader fills the same tables, so that one analysis
+serves all. Every table is keyed by `process`, an index of `processes`: correlations, devices and threads are
+unique within a process only. `collector` says which tool recorded: two are never mixed in one table.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from lab.recordings.lacks import Lack, Verdict, verdict_of
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Schema, Table
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "START_END",
     "Capture",
     "Device",
+    "Process",
+    "by_process",
 ]
 
 GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
@@ -32,6 +36,7 @@ PUSH_POP, START_END, OP = 0, 1, 2  # kinds of ranges; OP: an operator recorded b
 
 # -1: not recorded. *_id and domain index `strings`; times are integer ns on one clock.
 OPS_COLUMNS = {
+    "process": np.int32,
     "start_ns": np.int64,
     "end_ns": np.int64,
     "kind": np.int8,
@@ -41,7 +46,9 @@ OPS_COLUMNS = {
     "stream": np.int64,
     "pid": np.int64,
     "corr": np.int64,
+    "external_id": np.int64,  # of the operator that launched it, as the recorder wrote it
     "bytes": np.int64,
+    "graph": np.int64,
     "graph_node": np.int64,
     "grid_x": np.int32,
     "grid_y": np.int32,
@@ -58,6 +65,7 @@ OPS_COLUMNS = {
     "green_context": np.int64,
 }
 API_COLUMNS = {
+    "process": np.int32,
     "start_ns": np.int64,
     "end_ns": np.int64,
     "pid": np.int64,
@@ -66,6 +74,7 @@ API_COLUMNS = {
     "name_id": np.int32,
 }
 RANGE_COLUMNS = {
+    "process": np.int32,
     "start_ns": np.int64,
     "end_ns": np.int64,
     "pid": np.int64,
@@ -78,8 +87,14 @@ RANGE_COLUMNS = {
     "seq": np.int64,
     "row": np.int64,  # nsys: rowid in NVTX_EVENTS
     "flops": np.int64,  # of a matrix product with recorded shapes: 2 M N K for each of a batch
+    "external_id": np.int64,  # of kind OP: what `ops.external_id` refers to
+    "dims_id": np.int32,
+    "types_id": np.int32,
+    "strides_id": np.int32,
+    "concrete_id": np.int32,
 }
 SYNC_COLUMNS = {
+    "process": np.int32,
     "start_ns": np.int64,
     "end_ns": np.int64,
     "pid": np.int64,
@@ -118,10 +133,22 @@ _SEQ = re.compile(r", seq = (\d+)")
 
 
 @dataclass(frozen=True)
+class Process:
+    """One process of a recording; None where the recording does not say. Times on the recording's clock."""
+
+    pid: int | None = None
+    rank: int | None = None
+    host: str | None = None
+    name: str | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+
+
+@dataclass(frozen=True)
 class Device:
     """One GPU; None where the recording does not say.
 
-    device is its id in `ops`, for process `pid` (-1: for all processes).
+    device is its id in `ops`, for process `pid` (-1: for all processes) of index `process` (-1: for all).
     """
 
     device: int
@@ -132,6 +159,7 @@ class Device:
     clock_hz: int | None = None
     num_sms: int | None = None
     compute: tuple[int, int] | None = None
+    process: int = -1
 
 
 @dataclass(frozen=True)
@@ -140,8 +168,9 @@ class Capture:
 
     ops: kernels, copies, fills (`kind`), and graph replays of which the kernels were not recorded;
     api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits.
-    collector is `nsys` or `kineto`, version the tool's (or torch's), schema that of the export.
-    problems are sentences about what was odd; whatever was left out is named there.
+    collector is `nsys`, `kineto`, `rocpd`, `rpd`, `rocprofv3` or `pftrace`, version the tool's (or torch's),
+    schema that of the export. processes are what the tables' `process` refers to. problems are sentences
+    about what was odd; whatever was left out is named there. lacks says what the recording itself is missing.
     """
 
     source: Path
@@ -156,6 +185,13 @@ class Capture:
     devices: tuple[Device, ...]
     problems: list[str]
     info: dict[str, str] = field(default_factory=dict)
+    processes: tuple[Process, ...] = (Process(),)
+    lacks: tuple[Lack, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether everything that happened in the recorded window is here."""
+        return verdict_of(self.lacks)
 
     def text(self, ids: np.ndarray) -> np.ndarray:
         """Texts (n,) of string ids (n,) as an object array; "" where the id is -1."""
@@ -204,6 +240,22 @@ class Strings:
             return index, -1
         seq = _SEQ.search(text)
         return self.id(bare), min(int(seq.group(1)), 2**62) if seq else -1
+
+
+def by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ...]]:
+    """The tables with `process` filled in from their pids, and the processes by pid; -1 (not recorded) joins
+    the only process there is, or becomes one of its own."""
+    pids = np.unique(np.concatenate([np.unique(table.pid) for table in tables]))
+    if len(pids) > 1 and len(pids[pids >= 0]) == 1:
+        pids = pids[pids >= 0]
+    found = tuple(Process(pid=int(pid) if pid != -1 else None) for pid in pids) or (Process(),)
+    which = [
+        np.searchsorted(pids, np.maximum(table.pid, pids[0])) if len(pids) else table.pid for table in tables
+    ]
+    return [
+        Table({**table.as_dict(), "process": index.astype(np.int32)})
+        for table, index in zip(tables, which, strict=True)
+    ], found
 
 
 def filled(schema: Schema, length: int, columns: dict[str, np.ndarray]) -> Table:

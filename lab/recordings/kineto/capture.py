@@ -17,6 +17,7 @@ from lab.recordings.capture import (
     SYNC_COLUMNS,
     Capture,
     Device,
+    Process,
     Strings,
     filled,
 )
@@ -53,6 +54,7 @@ def from_kineto(trace: Trace) -> Capture:
         strings=words.texts,
         devices=tuple(Device(device=i, name=name) for i, name in enumerate(trace.meta.devices)),
         problems=[*trace.problems, *problems],
+        processes=(Process(pid=pid if pid >= 0 else None, rank=trace.meta.rank, host=trace.meta.host),),
     )
 
 
@@ -77,6 +79,7 @@ def _ops_of(trace: Trace, pid: int) -> Table:
             "start_ns": kernels.ts_ns,
             "end_ns": kernels.ts_ns + kernels.dur_ns,
             "corr": kernels.correlation,
+            "process": np.zeros(len(kernels)),
             "pid": np.full(len(kernels), pid),
             "dynamic_smem_bytes": kernels.smem_bytes,
             **copies,
@@ -127,4 +130,4 @@ def _flops(trace: Trace) -> np.ndarray:
 def _renamed(table: Table, schema: Schema, **more: np.ndarray) -> Table:
     same = {name: getattr(table, name) for name in schema if name in set(table)}
     times = {"start_ns": table.ts_ns, "end_ns": table.ts_ns + table.dur_ns}
-    return filled(schema, len(table), same | times | more)
+    return filled(schema, len(table), {"process": np.zeros(len(table))} | same | times | more)

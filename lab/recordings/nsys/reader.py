@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lab.errors import BadDataError, LabError, MissingError, writing
-from lab.recordings.capture import Capture
+from lab.recordings.capture import Capture, by_process
 from lab.recordings.nsys.export import Export, opened_export
 from lab.recordings.nsys.info import check_counts, check_presence, read_devices, read_info
 from lab.recordings.nsys.operations import read_api_calls, read_operations, read_waits
@@ -36,9 +36,13 @@ def load(path: Path | str) -> Capture:
         export.check()
         check_counts(export)
         strings = StringIds(export)
-        ops = read_operations(export, strings)
-        api = read_api_calls(export, strings)
-        ranges = read_ranges(export, strings)
+        read = [
+            read_operations(export, strings),
+            read_api_calls(export, strings),
+            read_ranges(export, strings),
+            read_waits(export),
+        ]
+        (ops, api, ranges, sync), processes = by_process(read)
         meta = export.pairs("META_DATA_EXPORT")
         capture = Capture(
             source=path,
@@ -48,11 +52,12 @@ def load(path: Path | str) -> Capture:
             ops=strings.named(ops, ("name_id",)),
             api=strings.named(api, ("name_id",)),
             ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
-            sync=read_waits(export),
+            sync=sync,
             strings=strings.strings.texts,
             devices=read_devices(export),
             problems=export.problems,
             info=read_info(export),
+            processes=processes,
         )
     check_presence(capture)
     return capture

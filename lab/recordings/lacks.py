@@ -1,0 +1,51 @@
+"""What a recording lacks: one row per finding, and the verdict that follows from them.
+
+Three axes: `gpu` (GPU operations whose launch was recorded), `host` (API calls whose GPU operations were
+recorded), `ops` (the framework's operators). Four places: `head` and `tail` are usually the edges of the
+recorded window, a `hole` is never innocent, `all` is the whole axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+Axis = Literal["gpu", "host", "ops"]
+Place = Literal["head", "tail", "hole", "all"]
+Verdict = Literal["complete", "lossy", "unknown"]
+
+AXES: tuple[Axis, ...] = ("gpu", "host", "ops")
+
+
+class Lack(msgspec.Struct, frozen=True, omit_defaults=False):
+    """Something that is missing from a recording, or of which nobody can say whether it is.
+
+    n of `of` are missing; share is of the axis' unit (launches for `gpu`, GPU time for `host`, events for
+    `ops`), None where it cannot be known. `unknown` marks a finding that proves nothing: what it covers was
+    not recorded, so it may be there or not. process is an index of `Capture.processes`, -1 for all of them.
+    """
+
+    axis: Axis
+    place: Place
+    rule: str
+    process: int
+    n: int
+    of: int
+    share: float | None
+    text: str
+    unknown: bool = False
+
+
+def verdict_of(lacks: Sequence[Lack], axis: Axis | None = None) -> Verdict:
+    """The worst of the findings, of one axis or of all: something is lost, unknown, or nothing is missing."""
+    on = [lack for lack in lacks if axis in (None, lack.axis)]
+    if any(not lack.unknown for lack in on):
+        return "lossy"
+    return "unknown" if on else "complete"
+
+
+def holes(lacks: Sequence[Lack]) -> list[Lack]:
+    """The findings that no edge of the recorded window explains."""
+    return [lack for lack in lacks if not lack.unknown and lack.place in ("hole", "all")]
