@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.errors import BadDataError, MissingError
-from lab.recordings import nsys, sqlite
+from lab.recordings import nsys, rocpd, sqlite
 from lab.recordings.capture import Capture
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
@@ -19,7 +19,6 @@ from lab.recordings.kineto.capture import from_kineto
 START_BYTES = 4096
 _GZIP = b"\x1f\x8b"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
-_ROCPD_TABLE = re.compile(r"rocpd_kernel_dispatch(_[0-9a-f_]{36,37})?")
 _SDK_KEY = re.compile(rb'\{\s*"rocprofiler-sdk-tool"')
 
 
@@ -83,8 +82,8 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "rocpd",
         "a rocpd database (rocprofv3, rocprof-sys)",
-        lambda found: any(_ROCPD_TABLE.fullmatch(name) for name in found.tables),
-        why="this version of lab does not read it",
+        lambda found: any(rocpd.TABLE.fullmatch(name) for name in found.tables),
+        rocpd.load,
     ),
     Format(
         "rocprof-compute",

@@ -7,13 +7,17 @@ import shutil
 import sqlite3
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
+import numpy as np
+
+from lab.core.words import plural
 from lab.errors import BadDataError, LabError, MissingError, writing
 
 MAGIC = b"SQLite format 3\x00"
@@ -117,3 +121,108 @@ def _unzip(path: Path, into: BinaryIO) -> None:
             shutil.copyfileobj(file, into, 1 << 20)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadDataError(f"the gzip file is truncated or damaged: {error}", where=path) from error
+
+
+# Longer than any name that a profiler writes; a hostile cell may hold a gigabyte.
+MOST_TEXT = 1 << 16
+# 146 years in ns: a time beyond it would overflow where durations are added up.
+_LATEST_NS = 1 << 62
+
+
+class Database:
+    """The base tables of an open file and their columns; columns as integer arrays, texts by id."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self.connection, self.path, self.problems = connection, path, list[str]()
+        self.columns = {name: self._columns_of(name) for name in sorted(tables_of(connection))}
+
+    def _columns_of(self, table: str) -> frozenset[str]:
+        rows = self.connection.execute(f"PRAGMA table_info({quoted(table)})")
+        return frozenset(row[1] for row in rows)
+
+    def integers(
+        self,
+        table: str,
+        needed: Mapping[str, str],
+        optional: Mapping[str, str] | None = None,
+        where: str = "",
+        values: Sequence[object] = (),
+    ) -> dict[str, np.ndarray]:
+        """Columns (n,) of int64 by our names, in the order of rowid; -1 for NULL.
+
+        An optional column is -1 where it is absent or holds something else than an integer. An absent table
+        has no rows. Raises BadDataError where a needed column is absent or holds such a value.
+        """
+        there, optional = self.columns.get(table), optional or {}
+        names = [*needed, *optional]
+        if there is None:
+            return {name: np.empty(0, dtype=np.int64) for name in names}
+        if absent := sorted(set(needed.values()) - there):
+            raise BadDataError(
+                f"{table} has no column {', '.join(absent)}: a version that lab does not support",
+                where=self.path,
+            )
+        self._check_types(table, needed.values(), where, values)
+        chosen = [f"IFNULL({quoted(name)}, -1)" for name in needed.values()]
+        for name in optional.values():
+            cell = quoted(name)
+            chosen.append(
+                f"CASE typeof({cell}) WHEN 'integer' THEN {cell} ELSE -1 END" if name in there else "-1"
+            )
+        rows = self.connection.execute(
+            f"SELECT {', '.join(chosen)} FROM {quoted(table)} {where} ORDER BY rowid", values
+        )
+        flat = np.fromiter(chain.from_iterable(rows), dtype=np.int64).reshape(-1, len(names))
+        return {name: np.ascontiguousarray(flat[:, index]) for index, name in enumerate(names)}
+
+    def _check_types(self, table: str, columns: Iterable[str], where: str, values: Sequence[object]) -> None:
+        odd = " OR ".join(f"typeof({quoted(name)}) NOT IN ('integer', 'null')" for name in columns)
+        both = f"{where} AND ({odd})" if where else f"WHERE {odd}"
+        found = self.connection.execute(
+            f"SELECT rowid FROM {quoted(table)} {both} LIMIT 1", values
+        ).fetchone()
+        if found:
+            raise BadDataError(
+                f"{table} has values that are not integers, for example in row {found[0]}", where=self.path
+            )
+
+    def texts(
+        self, table: str, key: str, text: str, where: str = "", values: Sequence[object] = ()
+    ) -> dict[int, str]:
+        """Texts of at most MOST_TEXT characters by integer key; cells of other types are left out."""
+        if not {key, text} <= self.columns.get(table, frozenset()):
+            return {}
+        cell = quoted(text)
+        rows = self.connection.execute(
+            f"SELECT {quoted(key)}, SUBSTR({cell}, 1, {MOST_TEXT}) FROM {quoted(table)} "
+            f"{where or 'WHERE 1'} AND typeof({cell}) = 'text' AND typeof({quoted(key)}) = 'integer'",
+            values,
+        )
+        return dict(rows)
+
+    def with_sound_times(self, table: str, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The columns, with 0 ns where the end is missing or before the start; a problem counts them.
+
+        Raises BadDataError for times that nobody could have recorded.
+        """
+        start, end = found["start_ns"], found["end_ns"]
+        if ((start < 0) | (start > _LATEST_NS) | (end > _LATEST_NS)).any():
+            raise BadDataError(
+                f"{table} has times that cannot be (ns below 0 or above 2^62)", where=self.path
+            )
+        if backward := int((end < start).sum()):
+            self.problems.append(
+                f"{table}: {plural(backward, 'row')} without a valid end, counted as 0 ns long"
+            )
+        return found | {"end_ns": np.maximum(start, end)}
+
+
+def lookup(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray, missing: int = -1) -> np.ndarray:
+    """values (n,) of `keys` (m,) at `wanted` (n,), `missing` where there is no such key; the first of a
+    repeated key counts."""
+    if not len(keys):
+        return np.full(len(wanted), missing, dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
+    found: np.ndarray = np.where(keys[order][at] == wanted, values[order][at], missing)
+    return found
