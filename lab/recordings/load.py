@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.errors import BadDataError, MissingError
-from lab.recordings import nsys, rocpd, sqlite
+from lab.recordings import nsys, rocpd, rocprofv3, rpd, sqlite
 from lab.recordings.capture import Capture
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
@@ -77,7 +77,7 @@ FORMATS: tuple[Format, ...] = (
         "rpd",
         "a database of rocmProfileData (.rpd)",
         lambda found: {"rocpd_op", "rocpd_api"} <= found.tables,
-        why="this version of lab does not read it",
+        rpd.load,
     ),
     Format(
         "rocpd",
@@ -95,7 +95,7 @@ FORMATS: tuple[Format, ...] = (
         "rocprofv3",
         "rocprofv3's JSON",
         lambda found: _SDK_KEY.match(found.start.lstrip(_BLANK)) is not None,
-        why="this version of lab does not read it",
+        rocprofv3.load,
     ),
     Format("kineto", "a Kineto trace", _json_starts, _kineto),
 )

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lab.core.words import plural
+from lab.errors import BadDataError
 from lab.recordings.capture import MEMCPY, Capture, Device
 from lab.recordings.lacks import Lack
 
 # Numbers of `capture.COPY_KINDS`; rocprofv3 writes MEMORY_COPY_HOST_TO_DEVICE, .rpd CopyHostToDevice.
 _COPY_KINDS = {"hosttodevice": 1, "devicetohost": 2, "devicetodevice": 8, "hosttohost": 9}
 _DEVICE_MEMORY = 2
+# 146 years in ns: a time beyond it would overflow where durations are added up.
+LATEST_NS = 1 << 62
 _LARGEST = np.iinfo(np.int32).max
 API_CATEGORIES = ("HIP_", "HSA_", "RCCL_", "ROCDECODE_", "ROCJPEG_", "MARKER_CONTROL_", "MARKER_NAME_")
 MARKERS = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")
@@ -27,6 +31,20 @@ def narrow(column: np.ndarray) -> np.ndarray:
     """The column (n,) with -1 (not recorded) for what no int32 holds, instead of its lowest bits."""
     found: np.ndarray = np.where(np.abs(column) > _LARGEST, -1, column)
     return found
+
+
+def sound_times(
+    where: Path, what: str, start: np.ndarray, end: np.ndarray, problems: list[str]
+) -> dict[str, np.ndarray]:
+    """start_ns and end_ns (n,), equal where the end is missing or before the start; a problem counts those.
+
+    Raises BadDataError for times that nobody could have recorded.
+    """
+    if ((start < 0) | (start > LATEST_NS) | (end > LATEST_NS)).any():
+        raise BadDataError(f"{what} with impossible times (below 0 or above 2^62 ns)", where=where)
+    if backward := int((end < start).sum()):
+        problems.append(f"{what}: {plural(backward, 'row')} without a valid end, counted as 0 ns long")
+    return {"start_ns": start, "end_ns": np.maximum(start, end)}
 
 
 def blocks(items: np.ndarray, block: np.ndarray) -> np.ndarray:
@@ -108,7 +126,7 @@ def untraced_copies(capture: Capture) -> list[Lack]:
 
 
 def device_of_agent(agent: dict[str, Any], ordinal: int, name: str, process: int) -> Device:
-    """A GPU from what rocprofiler-sdk writes about its agent; its clock is the highest, not the measured one."""
+    """A GPU from what rocprofiler-sdk writes about its agent; the clock is the highest it can have."""
     clock_mhz, units = (_whole(agent.get(key)) for key in ("max_engine_clk_fcompute", "cu_count"))
     return Device(
         device=ordinal,

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain
@@ -17,7 +17,6 @@ from urllib.parse import quote
 
 import numpy as np
 
-from lab.core.words import plural
 from lab.errors import BadDataError, LabError, MissingError, writing
 
 MAGIC = b"SQLite format 3\x00"
@@ -125,8 +124,6 @@ def _unzip(path: Path, into: BinaryIO) -> None:
 
 # Longer than any name that a profiler writes; a hostile cell may hold a gigabyte.
 MOST_TEXT = 1 << 16
-# 146 years in ns: a time beyond it would overflow where durations are added up.
-_LATEST_NS = 1 << 62
 
 
 class Database:
@@ -187,9 +184,18 @@ class Database:
             )
 
     def texts(
-        self, table: str, key: str, text: str, where: str = "", values: Sequence[object] = ()
+        self,
+        table: str,
+        key: str,
+        text: str,
+        where: str = "",
+        values: Sequence[object] = (),
+        only: Collection[int] | None = None,
     ) -> dict[int, str]:
-        """Texts of at most MOST_TEXT characters by integer key; cells of other types are left out."""
+        """Texts of at most MOST_TEXT characters by integer key, of `only` these keys or of all.
+
+        Cells of other types are left out.
+        """
         if not {key, text} <= self.columns.get(table, frozenset()):
             return {}
         cell = quoted(text)
@@ -198,23 +204,7 @@ class Database:
             f"{where or 'WHERE 1'} AND typeof({cell}) = 'text' AND typeof({quoted(key)}) = 'integer'",
             values,
         )
-        return dict(rows)
-
-    def with_sound_times(self, table: str, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The columns, with 0 ns where the end is missing or before the start; a problem counts them.
-
-        Raises BadDataError for times that nobody could have recorded.
-        """
-        start, end = found["start_ns"], found["end_ns"]
-        if ((start < 0) | (start > _LATEST_NS) | (end > _LATEST_NS)).any():
-            raise BadDataError(
-                f"{table} has times that cannot be (ns below 0 or above 2^62)", where=self.path
-            )
-        if backward := int((end < start).sum()):
-            self.problems.append(
-                f"{table}: {plural(backward, 'row')} without a valid end, counted as 0 ns long"
-            )
-        return found | {"end_ns": np.maximum(start, end)}
+        return {one: found for one, found in rows if only is None or one in only}
 
 
 def lookup(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray, missing: int = -1) -> np.ndarray:

@@ -35,7 +35,7 @@ class People:
     _agents: dict[str, np.ndarray]
 
     def process_of(self, pid_ids: np.ndarray) -> np.ndarray:
-        """Indices (n,) of the capture's processes; a row without one belongs to the section's first."""
+        """Indices (n,) of the capture's processes; a row without one belongs to the only one there is."""
         return lookup(self._ids, np.arange(len(self._ids)), pid_ids, 0) + self.first
 
     def pid_of(self, pid_ids: np.ndarray) -> np.ndarray:
@@ -55,7 +55,8 @@ def people_of(section: Section, first: int) -> People:
     known = section.integers("info_process", "id", "pid nid start end init fini")
     with_rows = [section.integers(table, "pid")["pid"] for table in _TABLES]
     ids = np.unique(np.concatenate([known["id"], *with_rows]))
-    ids = ids[ids >= 0] if (ids >= 0).any() else ids
+    if (ids >= 0).sum() == 1:
+        ids = ids[ids >= 0]
     environments = section.texts("info_process", "environment")
     found, described = [], []
     for one in ids.tolist():
@@ -72,11 +73,9 @@ def people_of(section: Section, first: int) -> People:
             )
         )
     kinds = section.texts("info_agent", "type")
-    gpus = section.integers("info_agent", "id", "type_index pid")
-    gpus = {
-        name: column[[kinds.get(one) == "GPU" for one in gpus["id"].tolist()]]
-        for name, column in gpus.items()
-    }
+    agents = section.integers("info_agent", "id", "type_index pid")
+    is_gpu = np.array([kinds.get(one) == "GPU" for one in agents["id"].tolist()], dtype=bool)
+    gpus = {name: column[is_gpu] for name, column in agents.items()}
     return People(
         first=first,
         processes=tuple(found) or (Process(),),
@@ -94,15 +93,12 @@ def _devices(
 ) -> tuple[Device, ...]:
     names, details = section.texts("info_agent", "product_name"), section.texts("info_agent", "extdata")
     of_process = lookup(ids, np.arange(len(ids)), gpus["pid"])
-    found = []
-    for agent, ordinal, process in zip(
-        gpus["id"].tolist(), gpus["type_index"].tolist(), of_process.tolist(), strict=True
-    ):
-        more = _object(details.get(agent, ""))
-        found.append(
-            device_of_agent(more, ordinal, names.get(agent, ""), first + process if process >= 0 else -1)
-        )
-    return tuple(found)
+    process = np.where(of_process >= 0, first + of_process, -1)
+    rows = zip(gpus["id"].tolist(), gpus["type_index"].tolist(), process.tolist(), strict=True)
+    return tuple(
+        device_of_agent(_object(details.get(agent, "")), ordinal, names.get(agent, ""), index)
+        for agent, ordinal, index in rows
+    )
 
 
 def _known(known: dict[str, np.ndarray], at: int, *names: str) -> int | None:

@@ -23,7 +23,7 @@ from lab.recordings.rocm import dispatch_lacks, repeated_dispatches, untraced_co
 from lab.recordings.rocpd.people import People, people_of
 from lab.recordings.rocpd.rows import read_calls, read_copies, read_dispatches
 from lab.recordings.rocpd.section import Section, sections_of
-from lab.recordings.tables import Table, concat
+from lab.recordings.tables import Schema, Table, concat
 
 
 @dataclass
@@ -43,8 +43,8 @@ class _Read:
 def load(path: Path | str) -> Capture:
     """Read one database, of one or several processes.
 
-    Raises MissingError without the file; BadDataError if it is truncated, damaged, holds values of wrong types,
-    or has no table of kernel dispatches.
+    Raises MissingError without the file; BadDataError if it is truncated, damaged, holds values of wrong
+    types, or has no table of kernel dispatches.
     """
     path = Path(path)
     strings, read = Strings(), _Read()
@@ -108,7 +108,7 @@ def _untraced_kernels(people: People, index: int, num_kernels: int) -> list[Lack
     return [Lack("gpu", "all", "T", people.first + index, 0, 0, None, text, unknown=True)]
 
 
-def _joined(parts: list[Table], schema: dict[str, type]) -> Table:
+def _joined(parts: list[Table], schema: Schema) -> Table:
     return concat([part.as_dict() for part in parts], schema)
 
 

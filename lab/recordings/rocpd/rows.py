@@ -27,6 +27,7 @@ from lab.recordings.rocm import (
     blocks,
     copy_columns,
     narrow,
+    sound_times,
 )
 from lab.recordings.rocpd.people import People
 from lab.recordings.rocpd.section import Section
@@ -85,7 +86,7 @@ def _kernel_names(section: Section, kernels: np.ndarray, strings: Strings) -> np
 
 
 def read_copies(section: Section, people: People, strings: Strings) -> Table:
-    """The memory copies, every row of the table; on the GPU that a copy reached, else the one that it left."""
+    """The memory copies, every row of the table, on the GPU that they reached, else on the one they left."""
     found = section.integers(
         "memory_copy", "start end pid name_id event_id", f"{_GRAPH} size stream_id dst_agent_id src_agent_id"
     )
@@ -197,7 +198,7 @@ def _by_id(ids: np.ndarray, of: Callable[[int], int]) -> np.ndarray:
 
 
 def _times(section: Section, table: str, start: np.ndarray, end: np.ndarray) -> dict[str, np.ndarray]:
-    return section.database.with_sound_times(section.name(table), {"start_ns": start, "end_ns": end})
+    return sound_times(section.database.path, f"rows of {table}", start, end, section.database.problems)
 
 
 def _note_without(section: Section, row: str, what: str, ids: np.ndarray, known: np.ndarray) -> None:

@@ -16,7 +16,7 @@ _WITH_ROWS = ("info_process", "kernel_dispatch", "memory_copy", "region", "sampl
 
 @dataclass(frozen=True)
 class Section:
-    """One guid's rows: of the tables `rocpd_*<suffix>`, those with its guid (all, where there is one only)."""
+    """One guid's rows: of the tables `rocpd_*<suffix>` those with its guid; all, if it is alone in them."""
 
     database: Database
     suffix: str
@@ -33,8 +33,8 @@ class Section:
     def integers(self, table: str, needed: str, optional: str = "") -> dict[str, np.ndarray]:
         """Columns (n,) named as in the file; see `Database.integers`."""
         only, values = self._only
-        pair = [dict(zip(names.split(), names.split(), strict=True)) for names in (needed, optional)]
-        return self.database.integers(self.name(table), *pair, only, values)
+        wanted, more = ({name: name for name in names.split()} for names in (needed, optional))
+        return self.database.integers(self.name(table), wanted, more, only, values)
 
     def texts(self, table: str, text: str, key: str = "id") -> dict[int, str]:
         return self.database.texts(self.name(table), key, text, *self._only)
