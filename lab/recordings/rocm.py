@@ -1,8 +1,7 @@
-"""What AMD's formats have in common: work items, copies, dispatch ids, domains that were not traced."""
+"""What AMD's formats have in common: work items, copies, dispatch ids, agents."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.errors import BadDataError
-from lab.recordings.capture import MEMCPY, Capture, Device
+from lab.recordings.capture import Device
 from lab.recordings.lacks import Lack
 
 # Numbers of `capture.COPY_KINDS`; rocprofv3 writes MEMORY_COPY_HOST_TO_DEVICE, .rpd CopyHostToDevice.
@@ -24,7 +23,6 @@ MARKERS = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")
 # Of roctx, those that another thread may end; the others nest within their thread.
 START_STOP = ("roctxProcessRangeA", "roctxRangeStartA")
 NO_TEXT = ("roctxGetThreadId",)
-_COPY_CALL = re.compile(r"hipMemcpy(?!.*Symbol)|hipMemcpyWithStream")
 
 
 def narrow(column: np.ndarray) -> np.ndarray:
@@ -108,21 +106,6 @@ def repeated_dispatches(ids: np.ndarray) -> list[str]:
         f"{plural(repeated, 'row')} repeat the id of another dispatch (kernels replayed for counters): "
         "counts and times include every pass"
     ]
-
-
-def untraced_copies(capture: Capture) -> list[Lack]:
-    """Rule T: processes that called for copies of which no row exists anywhere."""
-    copies = np.array([_COPY_CALL.match(text) is not None for text in [*capture.strings, ""]])
-    found = []
-    for process in range(len(capture.processes)):
-        ops = capture.ops.where(capture.ops.process == process)
-        api = capture.api.where(capture.api.process == process)
-        due = copies[api.name_id] & ~np.isin(api.corr, ops.corr[ops.corr >= 0])
-        if due.any() and not (ops.kind == MEMCPY).any():
-            n = int(due.sum())
-            text = f"{plural(n, 'call')} for memory copies and no copy: copies were not traced"
-            found.append(Lack("gpu", "all", "T", process, n, n, None, text, unknown=True))
-    return found
 
 
 def device_of_agent(agent: dict[str, Any], ordinal: int, name: str, process: int) -> Device:

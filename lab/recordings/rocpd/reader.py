@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.core.words import plural
@@ -19,7 +19,7 @@ from lab.recordings.capture import (
     Strings,
 )
 from lab.recordings.lacks import Lack
-from lab.recordings.rocm import dispatch_lacks, repeated_dispatches, untraced_copies
+from lab.recordings.rocm import dispatch_lacks, repeated_dispatches
 from lab.recordings.rocpd.people import People, people_of
 from lab.recordings.rocpd.rows import read_calls, read_copies, read_dispatches
 from lab.recordings.rocpd.section import Section, sections_of
@@ -59,7 +59,7 @@ def load(path: Path | str) -> Capture:
     problems = [*read.problems, *database.problems]
     if len(read.nodes) > 1:
         problems.append(f"{len(read.nodes)} machines recorded: times of one do not compare with another's")
-    capture = Capture(
+    return Capture(
         source=path,
         collector="rocpd",
         version=None,
@@ -71,11 +71,10 @@ def load(path: Path | str) -> Capture:
         strings=strings.texts,
         devices=tuple(read.devices),
         problems=problems,
-        info={"vendor": "amd"},
+        info={"vendor": "amd", "ids": " ".join(str(one.guid) for one in sections)},
         processes=tuple(read.processes),
         lacks=tuple(read.lacks),
     )
-    return replace(capture, lacks=(*capture.lacks, *untraced_copies(capture)))
 
 
 def _add(section: Section, strings: Strings, read: _Read) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from lab.recordings.rocm import (
     narrow,
     repeated_dispatches,
     sound_times,
-    untraced_copies,
 )
 from lab.recordings.rocprofv3 import records
 from lab.recordings.rocprofv3.records import Columns
@@ -96,7 +95,7 @@ def load(path: Path | str) -> Capture:
         devices += _devices(element.agents, process)
         if element.counters:
             problems.append(f"{plural(element.counters, 'record')} of counters in the file: lab shows none")
-    capture = Capture(
+    return Capture(
         source=path,
         collector="rocprofv3",
         version=None,
@@ -112,7 +111,6 @@ def load(path: Path | str) -> Capture:
         processes=tuple(processes) or (Process(),),
         lacks=tuple(lacks),
     )
-    return replace(capture, lacks=(*capture.lacks, *untraced_copies(capture)))
 
 
 def _elements(scan: Scan) -> Iterator[_Element]:

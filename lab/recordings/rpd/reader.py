@@ -24,7 +24,7 @@ from lab.recordings.capture import (
     by_process,
     filled,
 )
-from lab.recordings.rocm import blocks, copy_columns, narrow, sound_times, untraced_copies
+from lab.recordings.rocm import blocks, copy_columns, narrow, sound_times
 from lab.recordings.rpd.ranges import is_range, range_columns
 from lab.recordings.sqlite import Database, lookup
 from lab.recordings.tables import Table
@@ -71,7 +71,7 @@ def load(path: Path | str) -> Capture:
     (ops, api, ranges, waits), processes = by_process([ops, api, ranges, waits])
     if not (strides.gpu > 0 and (ops.device >= strides.gpu).any()) and len(ops):
         problems.append("devices are numbered by the node's gpuId, which counts CPUs before GPUs")
-    capture = Capture(
+    return Capture(
         source=path,
         collector="rpd",
         version=None,
@@ -86,7 +86,6 @@ def load(path: Path | str) -> Capture:
         info={"vendor": "amd"},
         processes=tuple(_local(one, strides) for one in processes),
     )
-    return replace(capture, lacks=tuple(untraced_copies(capture)))
 
 
 def _local(process: Process, strides: Strides) -> Process:
