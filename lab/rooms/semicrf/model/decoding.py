@@ -38,7 +38,8 @@ def best(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
         raise UsageError(f"count must be at least 1, got {count}")
     top_BT = reject_nan(problem)
     found = list(best_by_form(problem, count, backend))
-    large = (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1).tolist()
+    large_B = None if top_BT is None else (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1)
+    large = [False] * len(found) if large_B is None else large_B.tolist()
     again = [b for b, one in enumerate(found) if one and (large[b] or has_large(problem, b, one[0]))]
     if again:
         rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
@@ -93,14 +94,17 @@ def compiled_form(problem: Problem) -> Any:
     return decode
 
 
-def reject_nan(problem: Problem) -> Tensor:
-    """The largest score of each frame (B, T), 0 in the padding.
+def reject_nan(problem: Problem) -> Tensor | None:
+    """The largest score of each frame (B, T), 0 in the padding; None if no frame's is large.
 
     Raises BadDataError for NaN and +inf: no comparison with them means anything, so any path could come out.
     """
     score_BTC = problem.score_BTC.detach()
     narrow = score_BTC.dtype not in (torch.float32, torch.float64)
-    top_BT = (score_BTC.float() if narrow else score_BTC).amax(-1).double()
+    top_BT = (score_BTC.float() if narrow else score_BTC).amax(-1)
+    if problem.plain and is_ordinary(problem, top_BT):
+        return None
+    top_BT = top_BT.double()
     top_BT = torch.where(inside(problem), top_BT, torch.zeros_like(top_BT))
     others = [read(problem, name) for name in problem.names()[1:]]
     tops = torch.stack([top_BT.amax(), *(value.amax() for value in others)])
@@ -114,6 +118,13 @@ def reject_nan(problem: Problem) -> Tensor:
             raise BadDataError(f"NaN or +inf in {name}", where=f"{name}{first(bad)}", fix=fix)
     b, t = first(~(top_BT < torch.inf))
     raise BadDataError(f"NaN or +inf in the scores of sequence {b}", where=f"frame {t}", fix=fix)
+
+
+def is_ordinary(problem: Problem, top_BT: Tensor) -> bool:
+    """Whether nothing is NaN, +inf or a large top, padding included: seldom not, and one wait for a GPU."""
+    others = torch.cat([value.detach().reshape(-1).to(top_BT.dtype) for value in problem.floats()[1:]])
+    low, high, other = torch.stack([*torch.aminmax(top_BT), others.amax()]).tolist()
+    return bool(low >= -LARGE and high <= LARGE and other < math.inf)
 
 
 def read(problem: Problem, name: str) -> Tensor:
