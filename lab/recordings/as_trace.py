@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from lab.recordings.cache import load_trace
@@ -30,26 +32,35 @@ from lab.recordings.tables import (
 _MOST_DEVICES = 1024
 
 
-def load_traces(
-    path: Path | str, *, cache: Path | None = None
-) -> tuple[list[Trace], tuple[Lack, ...] | None]:
-    """The traces of a recording of any format, one per process, and what the recording lacks.
+def load_traces(path: Path | str, *, cache: Path | None = None) -> tuple[list[Trace], bool]:
+    """The traces of a recording of any format, one per process, and whether torch.profiler made it.
 
-    The second is None where nobody has looked (a Kineto trace, which `load_trace` reads into its own tables).
     Raises what `load_capture` raises.
     """
     with look(Path(path)) as found:
         if kind_of(found).name != "kineto":
-            capture = read_found(found)
-            return traces_of(capture), capture.lacks
-    return [load_trace(path, cache=cache)], None
+            return traces_of(read_found(found)), False
+    return [load_trace(path, cache=cache)], True
 
 
 def traces_of(capture: Capture) -> list[Trace]:
     """One trace per process that has rows, in the order of `capture.processes`; one at least."""
     tables = (capture.ops, capture.api, capture.ranges)
     used = np.unique(np.concatenate([np.unique(table.process) for table in tables])).tolist() or [0]
-    return [_trace(capture, process) for process in used]
+    first = used[0]
+    return [
+        replace(_trace(capture, process), lacks=_lacks(capture, process, also_all=process == first))
+        for process in used
+    ]
+
+
+def _lacks(capture: Capture, process: int, *, also_all: bool) -> tuple[Lack, ...]:
+    """The process' findings, and those of the recording as a whole, which count once."""
+    return tuple(
+        msgspec.structs.replace(lack, process=0 if lack.process >= 0 else -1)
+        for lack in capture.lacks
+        if lack.process == process or (lack.process < 0 and also_all)
+    )
 
 
 def _trace(capture: Capture, process: int) -> Trace:

@@ -16,6 +16,7 @@ from lab.errors import BadDataError, MissingError
 from lab.recordings import nsys, rocpd, rocprofv3, rpd, sqlite
 from lab.recordings.capture import Capture
 from lab.recordings.combine import combined
+from lab.recordings.integrity import integrity_of
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
 
@@ -116,7 +117,8 @@ def load_capture(path: Path | str) -> Capture:
 
 def read_found(found: Found) -> Capture:
     """Read what `look` has opened."""
-    return _loaded(found)
+    capture = _loaded(found)
+    return replace(capture, lacks=(*capture.lacks, *integrity_of(capture)))
 
 
 def _loaded(found: Found) -> Capture:

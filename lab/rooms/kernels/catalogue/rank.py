@@ -13,7 +13,7 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import LabError
 from lab.recordings.as_trace import load_traces
-from lab.recordings.lacks import Lack
+from lab.recordings.integrity.words import sentences
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Trace
 from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
@@ -55,7 +55,6 @@ class RankData:
     parent: np.ndarray  # (ops,) row of the op around each op
     call: np.ndarray  # (ops,) index of the recorded call, -1
     problems: list[str] = field(default_factory=list)
-    lacks: tuple[Lack, ...] | None = None  # of the whole recording; None: nobody has looked
 
     def start_ns(self) -> np.ndarray:
         table = self.trace.kernels if self.on_gpu else self.trace.ops
@@ -82,24 +81,32 @@ def read_trail(trail: Trail, taken: Set[int] = frozenset(), *, cache: Path | Non
 
     Ranks in `taken` are not given again.
     """
-    traces, lacks = load_traces(trail.trace, cache=cache)
-    if len(traces) == 1:
-        return [_read_rank(trail, traces[0], lacks)]
-    known = [one.meta.rank for one in traces]
-    first = max(taken, default=-1) + 1
-    ranks = (
-        [one for one in known if one is not None]
-        if None not in known and len(set(known)) == len(known) and not taken & set(known)
-        else list(range(first, first + len(traces)))
-    )
+    traces, annotated = load_traces(trail.trace, cache=cache)
+    ranks = _ranks_of(trail, [one.meta.rank for one in traces], taken)
+    several = len(traces) > 1
     return [
-        _read_rank(msgspec.structs.replace(trail, rank=rank), trace, lacks)
+        _rank_of(
+            msgspec.structs.replace(trail, rank=rank),
+            trace,
+            f"{trail.trace.name}, rank {rank}" if several else trail.trace.name,
+            annotated,
+        )
         for rank, trace in zip(ranks, traces, strict=True)
     ]
 
 
-def _read_rank(trail: Trail, trace: Trace, lacks: tuple[Lack, ...] | None) -> RankData:
-    problems = [f"{trail.trace.name}: {text}" for text in trace.problems]
+def _ranks_of(trail: Trail, known: Sequence[int | None], taken: Set[int]) -> list[int]:
+    """A rank for each process: the trail's for one alone, the recorded ones if they tell them apart."""
+    wanted = [trail.rank] if len(known) == 1 else [one for one in known if one is not None]
+    if len(set(wanted)) == len(known) and not taken & set(wanted):
+        return wanted
+    first = max(taken, default=-1) + 1
+    return list(range(first, first + len(known)))
+
+
+def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool) -> RankData:
+    """annotated: torch.profiler's steps and lab's forwards are all that marks a phase."""
+    problems = [f"{label}: {text}" for text in (*trace.problems, *sentences(trace.lacks))]
     recorded: list[RecordedOp] = []
     generation = None
     try:
@@ -108,7 +115,7 @@ def _read_rank(trail: Trail, trace: Trace, lacks: tuple[Lack, ...] | None) -> Ra
     except LabError as error:  # the trace alone still has most of the information
         problems.append(f"{error.what} ({error.where})")
     marks = find_marks(trace)
-    if lacks is not None and not marks.names:
+    if not annotated and not marks.names:
         marks = outermost_marks(trace)
     names = trace.text(trace.ops.name_id)
     _, parent = in_order(trace.ops)
@@ -131,7 +138,6 @@ def _read_rank(trail: Trail, trace: Trace, lacks: tuple[Lack, ...] | None) -> Ra
         parent=parent,
         call=call,
         problems=[*problems, *_unaligned(trail.rank, recorded, call)],
-        lacks=lacks,
     )
 
 
