@@ -23,6 +23,8 @@ from lab.recordings.kineto.capture import from_kineto
 START_BYTES = 4096
 _GZIP = b"\x1f\x8b"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
+# Names of its tracks and arguments; torch.profiler writes neither.
+_OLD_ROCPROF = (b'"BeginNs"', b' CPU HIP API"', b' CPU HSA API"')
 _SDK_KEY = re.compile(rb'\{\s*"rocprofiler-sdk-tool"')
 
 
@@ -93,13 +95,19 @@ FORMATS: tuple[Format, ...] = (
         "rocprof-compute",
         "an analysis database of rocprof-compute: kernel metrics and a roofline, no timeline",
         lambda found: {"compute_dispatch", "compute_metadata"} <= found.tables,
-        why="this version of lab does not read it",
+        why="lab analyze FILE prints its costliest kernels with their metrics and the roof",
     ),
     Format(
         "rocprofv3",
         "rocprofv3's JSON",
         lambda found: _SDK_KEY.match(found.start.lstrip(_BLANK)) is not None,
         rocprofv3.load,
+    ),
+    Format(
+        "rocprof",
+        "a JSON trace of the first rocprof (v1, v2), which AMD has replaced and lab does not read",
+        lambda found: _json_starts(found) and any(mark in found.start for mark in _OLD_ROCPROF),
+        why="record with rocprofv3 (--output-format rocpd or json), or with torch.profiler",
     ),
     Format("kineto", "a Kineto trace", _json_starts, _kineto),
 )
