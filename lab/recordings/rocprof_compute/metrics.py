@@ -67,8 +67,8 @@ class KernelMetrics:
 
 @dataclass(frozen=True)
 class Metrics:
-    """One database. kernels: costliest first; peaks: of each workload, what the roofline's benchmark measured,
-    in GB/s and GFLOP/s; machine: of each workload."""
+    """One database. kernels: costliest first; peaks, of each workload: what a benchmark measured, in GB/s and
+    GFLOP/s; machine: of each workload."""
 
     source: Path
     version: str | None

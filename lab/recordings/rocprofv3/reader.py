@@ -63,7 +63,8 @@ class _Element:
 
     path: Path
     metadata: records.Process = field(default_factory=records.Process)
-    strings: records.Strings = field(default_factory=records.Strings)
+    kinds: list[records.Kind] = field(default_factory=list)
+    messages: dict[int, str] = field(default_factory=dict)
     agents: list[dict[str, Any]] = field(default_factory=list)
     symbols: dict[int, records.Symbol] = field(default_factory=dict)
     pieces: dict[str, list[Columns]] = field(default_factory=lambda: {"dispatch": [], "copy": [], "call": []})
@@ -132,8 +133,8 @@ def _element(scan: Scan) -> _Element:
     for key in scan.members():
         if key == "metadata":
             found.metadata = scan.value(records.Process)
-        elif key == "strings":
-            found.strings = scan.value(records.Strings)
+        elif key == "strings" and scan.is_object():
+            _read_strings(scan, found)
         elif key == "agents" and scan.is_list():
             found.agents = [one for one in _list(scan.value()) if isinstance(one, dict)]
         elif key == "kernel_symbols" and scan.is_list():
@@ -146,6 +147,17 @@ def _element(scan: Scan) -> _Element:
         else:
             scan.skip()
     return found
+
+
+def _read_strings(scan: Scan, into: _Element) -> None:
+    for what in scan.members():
+        if what == "buffer_records":
+            into.kinds = scan.value(list[records.Kind])
+        elif what == "marker_api" and scan.is_list():
+            for markers in scan.rows(records.MARKERS):
+                into.messages |= {one.key: one.value for one in markers}
+        else:
+            scan.skip()
 
 
 def _read_records(scan: Scan, into: _Element) -> None:
@@ -278,11 +290,10 @@ def _calls(element: _Element, process: int, strings: Strings, problems: list[str
     shared = _shared(element, process, found, problems) | {"tid": found["tid"]}
     api = filled(API_COLUMNS, len(names), shared | {"name_id": names}).where(~is_mark)
     at = np.flatnonzero(is_mark)
-    messages = {one.key: one.value for one in element.strings.marker_api}
     calls = [strings.texts[name] for name in names[at].tolist()]
     texts = np.array(
         [
-            strings.id(call if call in NO_TEXT else messages.get(corr) or call)
+            strings.id(call if call in NO_TEXT else element.messages.get(corr) or call)
             for call, corr in zip(calls, found["corr"][at].tolist(), strict=True)
         ],
         dtype=np.int32,
@@ -299,7 +310,7 @@ def _names(element: _Element, found: Columns, strings: Strings) -> tuple[np.ndar
     used, which = np.unique(both, axis=0, return_inverse=True)
     names, marks = [], []
     for kind, operation in used.tolist():
-        known = _at(element.strings.buffer_records, kind) or records.Kind()
+        known = _at(element.kinds, kind) or records.Kind()
         names.append(strings.id(_at(known.operations, operation) or f"{known.kind or kind} {operation}"))
         marks.append(known.kind in MARKERS)
     which = which.reshape(-1)

@@ -86,11 +86,6 @@ class Marker(msgspec.Struct, gc=False, frozen=True):
     value: str
 
 
-class Strings(msgspec.Struct, frozen=True):
-    buffer_records: list[Kind] = []
-    marker_api: list[Marker] = []
-
-
 class Process(msgspec.Struct, frozen=True):
     """Of the metadata only this."""
 
@@ -144,6 +139,7 @@ _OF: dict[str, dict[str, Callable[[Any], int]]] = {
 CALLS = msgspec.json.Decoder(list[Call])
 DISPATCHES = msgspec.json.Decoder(list[Dispatch])
 COPIES = msgspec.json.Decoder(list[Copy])
+MARKERS = msgspec.json.Decoder(list[Marker])
 SYMBOLS = msgspec.json.Decoder(list[Symbol])
 
 

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from lab.errors import BadDataError, MissingError
-from lab.recordings.pieces import elements, last_boundary
+from lab.recordings.pieces import last_boundary
 
 CHUNK_BYTES = 1 << 20
 # Larger than any single value that the tool writes: a bound on the memory that a hostile file can take.
-LIMIT_BYTES = 64 << 20
+LIMIT_BYTES = 16 << 20
 _BOM = b"\xef\xbb\xbf"
 _BLACK = re.compile(rb"[^ \t\r\n]")
 _PLAIN = re.compile(rb"[^,\]}\s]+")
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|"', re.DOTALL)
 
 
 T = TypeVar("T")
@@ -34,11 +34,11 @@ class Scan:
     damaged or holds a value larger than LIMIT_BYTES.
     """
 
-    def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._buffer, self._next = b"", 0  # _next: the first byte of the buffer that is not consumed
         self._dropped = 0  # bytes of the document before the buffer
-        self._chunks = _chunks(path, chunk_bytes)
+        self._chunks = _chunks(path, CHUNK_BYTES)
         self._fill()
         if self._buffer.startswith(_BOM):
             self._next = len(_BOM)
@@ -114,11 +114,18 @@ class Scan:
     def _whole_objects(self) -> int:
         """How many bytes the whole objects at the buffer's beginning take; reads on until there is one."""
         while True:
-            found = elements(self._buffer[self._next :])
-            if found.stray >= 0:
-                raise self.bad("text between objects", self._at + found.stray)
-            if found.spans:
-                return found.spans[-1][1]
+            depth, end = 0, self._next
+            for token in _tokens(self._buffer, self._next):
+                mark = token.group()
+                if depth == 0 and self._buffer[end : token.start()].strip(b" \t\r\n,"):
+                    raise self.bad("text between objects", self._dropped + end)
+                depth += _step(mark)
+                if depth < 0:
+                    break
+                if depth == 0:
+                    end = token.end()
+            if end > self._next:
+                return end - self._next
             if len(self._buffer) - self._next > LIMIT_BYTES:
                 raise self.bad(f"one object is larger than {LIMIT_BYTES >> 20} MiB")
             self._more()
@@ -148,9 +155,9 @@ class Scan:
         depth = 0
         while True:
             end = self._next
-            for token in _TOKEN.finditer(self._buffer, self._next):
-                mark, end = token.group(), token.end()
-                depth += (mark in (b"{", b"[")) - (mark in (b"}", b"]"))
+            for token in _tokens(self._buffer, self._next):
+                end = token.end()
+                depth += _step(token.group())
                 if depth <= 0:
                     yield self._consume(end)
                     return
@@ -204,6 +211,18 @@ class Scan:
             self._dropped += self._next
             self._buffer, self._next = self._buffer[self._next :] + chunk, 0
         return bool(chunk)
+
+
+def _tokens(text: bytes, at: int) -> Iterator[re.Match[bytes]]:
+    """Strings and brackets, up to a string that does not end in `text`: brackets inside it are none."""
+    for token in _TOKEN.finditer(text, at):
+        if token.group() == b'"':
+            return
+        yield token
+
+
+def _step(mark: bytes) -> int:
+    return (mark in (b"{", b"[")) - (mark in (b"}", b"]"))
 
 
 def _chunks(path: Path, size: int) -> Iterator[bytes]:
