@@ -62,8 +62,8 @@ def _busy_sentence(row: dict[Any, Any], at_least: str) -> str:
     overlap = f"{row['overlap_ms']:.2f} ms of compute runs beside communication or copies"
     share = 100 * row["busy_ms"] / row["span_ms"]
     return (
-        f"GPU {row['device']} of rank {row['rank']} is busy {at_least}{share:.0f} % of {row['span_ms']:.1f} ms "
-        f"under the profiler{f'; {overlap}' if row['overlap_ms'] > 0 else ''}."
+        f"GPU {row['device']} of rank {row['rank']} is busy {at_least}{share:.0f} % of "
+        f"{row['span_ms']:.1f} ms under the profiler{f'; {overlap}' if row['overlap_ms'] > 0 else ''}."
     )
 
 
