@@ -72,14 +72,13 @@ def test_only_this_tool_is_taken_out_of_an_environment():
     assert kept == {"LD_PRELOAD": "/x/libjemalloc.so", "A": "b"}
 
 
-@pytest.mark.parametrize("command", [["--image", "cuda"], ["--image", "cuda", "--dry-run"]])
-def test_a_tool_that_is_not_there_ends_the_command_before_any_step_or_folder(tmp_path, monkeypatch, command):
+def test_a_tool_that_is_not_there_ends_the_plan_before_any_step_or_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = tmp_path / "text.so"
     text.write_text("no library")
     for so, code, says in ((tmp_path / "no.so", 4, "NIXNAN_SO does not exist"), (text, 2, "not an ELF")):
         done = subprocess.run(
-            [sys.executable, "-m", "lab", "run", *command, "nixnan", "baseline"],
+            [sys.executable, "-m", "lab", "run", "--image", "cuda", "--dry-run", "nixnan", "baseline"],
             env={**os.environ, "NIXNAN_SO": str(so)},
             capture_output=True,
             text=True,
