@@ -22,6 +22,13 @@ _WHEN: dict[Place, str] = {
 }
 
 
+_LAUNCHED: dict[Place, str] = {
+    "head": "launched before the window",
+    "tail": "launched after the last call that was recorded",
+    "hole": "the calls are missing in the middle",
+}
+
+
 def integrity_of(capture: Capture, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
     """What `capture` lacks by its own tables. more: captures of graphs that were recorded beside it."""
     return lacks_of(of_capture(capture), more)
@@ -129,7 +136,8 @@ def _runs(lost: np.ndarray, place: Place) -> str:
 
 
 def _host_rows(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
-    """Rule H: GPU rows whose call is not here; older than any recorded call: launched before the window."""
+    """Rule H: GPU rows whose call is not here. Older than every recorded call: launched before the window;
+    newer than every one: the calls end before the GPU rows do."""
     orphans = ops[~of.has_call[ops]]
     if not len(orphans):
         return []
@@ -137,18 +145,22 @@ def _host_rows(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> 
     calls = calls[calls > 0]
     corr = of.ops.corr[orphans]
     early = (corr > 0) & (corr < (calls.min() if len(calls) else 0))
+    late = corr > (calls.max() if len(calls) else np.iinfo(np.int64).max)
     whole_ns = int(_dur_ns(of, ops).sum())
     found = []
-    parts: tuple[tuple[Place, np.ndarray], ...] = (("head", orphans[early]), ("hole", orphans[~early]))
+    parts: tuple[tuple[Place, np.ndarray], ...] = (
+        ("head", orphans[early]),
+        ("hole", orphans[~early & ~late]),
+        ("tail", orphans[late]),
+    )
     for place, rows in parts:
         if not len(rows):
             continue
         ns = int(_dur_ns(of, rows).sum())
         share = ns / whole_ns if whole_ns else len(rows) / len(ops)
-        when = "launched before the window" if place == "head" else "its call is missing in the middle"
         text = (
             f"{len(rows):,} of {plural(len(ops), 'GPU row')} ({share:.1%} of GPU time) without an API call: "
-            f"{when}"
+            f"{_LAUNCHED[place]}"
         )
         all_of_it: Place = "all" if len(rows) == len(ops) and place == "hole" else place
         found.append(Lack("host", all_of_it, "H", process, len(rows), len(ops), share, text))
