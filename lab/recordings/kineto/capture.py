@@ -24,7 +24,7 @@ from lab.recordings.capture import (
 from lab.recordings.tables import Schema, Table, Trace, concat
 from lab.recordings.views import gemm_instances
 
-_COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
+_COPY = re.compile(r"Memcpy (\w+)(?: \((\w+) -> (\w+)\))?")
 _LONG = {
     "HtoD": "Host-to-Device",
     "DtoH": "Device-to-Host",
