@@ -74,6 +74,7 @@ FORMATS: tuple[Format, ...] = (
         lambda found: bool(found.tables & {"META_DATA_EXPORT", "META_DATA_CAPTURE", "StringIds"}),
         nsys.load,
     ),
+    Format("nsys", "an nsys export to Parquet", lambda found: nsys.is_folder(found.names), nsys.load_folder),
     Format(
         "rpd",
         "a database of rocmProfileData (.rpd)",

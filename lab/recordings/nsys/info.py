@@ -7,7 +7,6 @@ from typing import Any
 
 from lab.recordings.capture import Capture, Device
 from lab.recordings.nsys.export import PREFIX, Export
-from lab.recordings.sqlite import quoted
 
 
 def read_devices(export: Export) -> tuple[Device, ...]:
@@ -38,7 +37,7 @@ def _device(gpu: dict[str, Any], device: int, pid: int) -> Device:
 
 def _dicts(export: Export, table: str) -> list[dict[str, Any]]:
     columns = sorted(export.tables.get(table, ()))
-    rows = export.rows(table, ", ".join(map(quoted, columns))) if columns else []
+    rows = export.rows(table, columns) if columns else []
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
@@ -47,7 +46,7 @@ def read_info(export: Export) -> dict[str, str]:
     meta = export.pairs("META_DATA_CAPTURE")
     modes = {value for name, value in meta.items() if name.endswith("CUDA_GRAPH_TRACE_OPTIONS:MODE")}
     info = {"graph_mode": sorted(modes)[0]} if modes else {}
-    for name, value in export.rows("TARGET_INFO_SYSTEM_ENV", "name, value"):
+    for name, value in export.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value")):
         if name == "NvDriverVersion" and value:
             info["driver"] = str(value)
     return info
@@ -55,11 +54,11 @@ def read_info(export: Export) -> dict[str, str]:
 
 def check_counts(export: Export) -> None:
     """Compare the number of rows with the event counts that nsys recorded, where it did."""
-    diagnostics = " ".join(str(text) for (text,) in export.rows("DIAGNOSTIC_EVENT", "text"))
+    diagnostics = " ".join(str(text) for (text,) in export.rows("DIAGNOSTIC_EVENT", ("text",)))
     cuda = [PREFIX + name for name in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")]
     for what, tables in (("NVTX", ["NVTX_EVENTS"]), ("CUDA", cuda)):
         expected = sum(map(int, re.findall(rf"Number of {what} events collected: *\t?(\d+)", diagnostics)))
-        found = sum(export.rows(table, "COUNT(*)")[0][0] for table in tables if table in export.tables)
+        found = sum(export.count(table) for table in tables if table in export.tables)
         if expected and expected != found:
             export.problems.append(f"nsys collected {expected} {what} events, but this export has {found}")
 

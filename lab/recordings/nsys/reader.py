@@ -1,4 +1,4 @@
-"""From an export or a .nsys-rep to a capture."""
+"""From an export, to SQLite or to Parquet, or a .nsys-rep to a capture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Capture, by_process
-from lab.recordings.nsys.export import Export
+from lab.recordings.nsys.export import Export, SqliteExport
 from lab.recordings.nsys.info import check_counts, check_presence, read_devices, read_info
 from lab.recordings.nsys.operations import read_api_calls, read_operations, read_waits
 from lab.recordings.nsys.ranges import read_ranges, with_bare_names
@@ -28,33 +28,47 @@ def load(path: Path | str) -> Capture:
     """
     path = Path(path)
     with opened(path) as connection:
-        export = Export(connection, path)
-        export.check()
-        check_counts(export)
-        strings = StringIds(export)
-        read = [
-            read_operations(export, strings),
-            read_api_calls(export, strings),
-            read_ranges(export, strings),
-            read_waits(export),
-        ]
-        (ops, api, ranges, sync), processes = by_process(read)
-        meta = export.pairs("META_DATA_EXPORT")
-        capture = Capture(
-            source=path,
-            collector="nsys",
-            version=meta.get("EXPORT_PRODUCT_VERSION"),
-            schema=meta.get("EXPORT_SCHEMA_VERSION"),
-            ops=strings.named(ops, ("name_id",)),
-            api=strings.named(api, ("name_id",)),
-            ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
-            sync=sync,
-            strings=strings.strings.texts,
-            devices=read_devices(export),
-            problems=export.problems,
-            info=read_info(export),
-            processes=processes,
-        )
+        return _capture(SqliteExport(connection, path))
+
+
+def load_folder(path: Path | str) -> Capture:
+    """Read an export of `--type parquetdir`, a folder.
+
+    Raises BadDataError where the export was not finished, or a table is truncated, damaged or of unknown
+    columns.
+    """
+    from lab.recordings.nsys.parquet import ParquetExport
+
+    return _capture(ParquetExport(Path(path)))
+
+
+def _capture(export: Export) -> Capture:
+    export.check()
+    check_counts(export)
+    strings = StringIds(export)
+    read = [
+        read_operations(export, strings),
+        read_api_calls(export, strings),
+        read_ranges(export, strings),
+        read_waits(export),
+    ]
+    (ops, api, ranges, sync), processes = by_process(read)
+    meta = export.pairs("META_DATA_EXPORT")
+    capture = Capture(
+        source=export.path,
+        collector="nsys",
+        version=meta.get("EXPORT_PRODUCT_VERSION"),
+        schema=meta.get("EXPORT_SCHEMA_VERSION"),
+        ops=strings.named(ops, ("name_id",)),
+        api=strings.named(api, ("name_id",)),
+        ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
+        sync=sync,
+        strings=strings.strings.texts,
+        devices=read_devices(export),
+        problems=export.problems,
+        info=read_info(export),
+        processes=processes,
+    )
     check_presence(capture)
     return capture
 

@@ -37,9 +37,7 @@ KEPT_NAMES = {
     "TARGET_INFO_SYSTEM_ENV": r"NvDriverVersion|CudaDriverVersion|HardwarePlatform",
 }
 # Of DIAGNOSTIC_EVENT the counts, which tell whether an export is complete; no free text before or after them.
-KEPT_DIAGNOSTICS = (
-    r"Number of (NVTX|CUDA|CUPTI) events (collected|produced): *\t?[0-9]{1,19}(, CUPTI buffers: [0-9]{1,19})?\.?"
-)
+KEPT_DIAGNOSTICS = r"Number of (NVTX|CUDA|CUPTI) events (collected|produced): *\t?[0-9]{1,19}(, CUPTI buffers: [0-9]{1,19})?\.?"
 # Columns that point into StringIds.
 STRING_IDS = {"demangledName", "shortName", "mangledName", "nameId", "textId"}
 
