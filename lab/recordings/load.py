@@ -15,6 +15,7 @@ from lab.recordings import nsys, sqlite
 from lab.recordings.capture import Capture
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
+from lab.recordings.nsys.parquet import load_folder
 
 START_BYTES = 4096
 _GZIP = b"\x1f\x8b"
@@ -74,7 +75,7 @@ FORMATS: tuple[Format, ...] = (
         lambda found: bool(found.tables & {"META_DATA_EXPORT", "META_DATA_CAPTURE", "StringIds"}),
         nsys.load,
     ),
-    Format("nsys", "an nsys export to Parquet", lambda found: nsys.is_folder(found.names), nsys.load_folder),
+    Format("nsys", "an nsys export to Parquet", lambda found: nsys.is_folder(found.names), load_folder),
     Format(
         "rpd",
         "a database of rocmProfileData (.rpd)",

@@ -140,7 +140,7 @@ class Columns:
         self._add_collectives("collectives", "kernel", "kernels", args)
 
     def _name_copies(self, args: list[Args], columns: dict[str, np.ndarray]) -> None:
-        """Kineto's name for the copies of torch's CUPTI monitor, which says their kinds in arguments alone."""
+        """Kineto's name for the copies of torch's CUPTI monitor, whose kinds are arguments."""
         for row in compress(range(len(args)), map(_COPY_KIND, args)):
             one = args[row]
             kinds = f" ({one.src_kind} -> {one.dst_kind})" if one.src_kind and one.dst_kind else ""

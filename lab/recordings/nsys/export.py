@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ PREFIX = "CUPTI_ACTIVITY_KIND_"
 PARQUET = ".parquet"
 
 
+Row = tuple[Any, ...]
 Among = tuple[str, Sequence[int]]  # a column, and the values of it that are asked for
 
 
@@ -32,7 +34,7 @@ class Export(ABC):
         self.path, self.tables, self.problems = path, tables, list[str]()
 
     @abstractmethod
-    def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[tuple]:
+    def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[Row]:
         """Rows of a table in its order, none where the table is absent; `rowid` counts them from 1."""
 
     @abstractmethod
@@ -110,7 +112,7 @@ class SqliteExport(Export):
     def _columns(self, table: str) -> set[str]:
         return {row[1] for row in self._connection.execute(f"PRAGMA table_info({quoted(table)})")}
 
-    def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[tuple]:
+    def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[Row]:
         if table not in self.tables:
             return iter(())
         return self._select(", ".join(map(quoted, columns)), table, among)

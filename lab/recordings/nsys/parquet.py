@@ -9,11 +9,22 @@ from typing import Any
 import numpy as np
 
 from lab.errors import BadDataError, needs
-from lab.recordings.nsys.export import PARQUET, Among, Export
+from lab.recordings.capture import Capture
+from lab.recordings.nsys.export import PARQUET, Among, Export, Row
+from lab.recordings.nsys.reader import capture_of
 
 # Nothing marks an export as finished, but a finished one has both.
 _NEEDED = ("META_DATA_EXPORT", "StringIds")
 MOST_ROWS = 1 << 28  # of one table: a small file can promise any number of equal rows
+
+
+def load_folder(path: Path | str) -> Capture:
+    """Read an export of `--type parquetdir`, a folder.
+
+    Raises BadDataError where the export was not finished, or a table is truncated, damaged or of unknown
+    columns.
+    """
+    return capture_of(ParquetExport(Path(path)))
 
 
 class ParquetExport(Export):
@@ -39,7 +50,7 @@ class ParquetExport(Export):
         if report.exists() and report.stat().st_mtime > max(self._ages()):
             self.problems.append(f"{report.name} is newer than this export of it: export it again")
 
-    def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[tuple]:
+    def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[Row]:
         if table not in self.tables:
             return iter(())
         kept = self._kept(table, among)
@@ -62,10 +73,11 @@ class ParquetExport(Export):
         kept = self._kept(table, among) if among or "rowid" in columns else None
         found = []
         for name in columns:
-            values = (
-                kept + 1 if name == "rowid" and kept is not None else self._column_of_integers(table, name)
-            )
-            found.append(values if kept is None or name == "rowid" else values[kept])
+            if name == "rowid" and kept is not None:
+                found.append(kept + 1)
+                continue
+            values = self._column_of_integers(table, name)
+            found.append(values if kept is None else values[kept])
         return found
 
     def _kept(self, table: str, among: Among | None) -> np.ndarray:

@@ -28,21 +28,11 @@ def load(path: Path | str) -> Capture:
     """
     path = Path(path)
     with opened(path) as connection:
-        return _capture(SqliteExport(connection, path))
+        return capture_of(SqliteExport(connection, path))
 
 
-def load_folder(path: Path | str) -> Capture:
-    """Read an export of `--type parquetdir`, a folder.
-
-    Raises BadDataError where the export was not finished, or a table is truncated, damaged or of unknown
-    columns.
-    """
-    from lab.recordings.nsys.parquet import ParquetExport
-
-    return _capture(ParquetExport(Path(path)))
-
-
-def _capture(export: Export) -> Capture:
+def capture_of(export: Export) -> Capture:
+    """The capture in an export of either kind."""
     export.check()
     check_counts(export)
     strings = StringIds(export)
