@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.errors import BadDataError, MissingError
-from lab.recordings import nsys, sqlite
+from lab.recordings import nsys, pftrace, sqlite
 from lab.recordings.capture import Capture
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
@@ -101,6 +101,9 @@ FORMATS: tuple[Format, ...] = (
         why="this version of lab does not read it",
     ),
     Format("kineto", "a Kineto trace", _json_starts, _kineto),
+    Format(
+        "pftrace", "a Perfetto trace", lambda found: pftrace.looks_like_packets(found.start), pftrace.load
+    ),
 )
 
 

@@ -143,8 +143,8 @@ class Columns:
         """Kineto's name for the copies of torch's CUPTI monitor, whose kinds are arguments."""
         for row in compress(range(len(args)), map(_COPY_KIND, args)):
             one = args[row]
-            kinds = f" ({one.src_kind} -> {one.dst_kind})" if one.src_kind and one.dst_kind else ""
-            columns["name_id"][row] = self._encode.strings[f"Memcpy {one.copy_kind}{kinds}"]
+            name = copy_name(one.copy_kind, one.src_kind, one.dst_kind)
+            columns["name_id"][row] = self._encode.strings[name]
 
     def _add_collectives(self, table: str, row: str, of: str, args: list[Args]) -> None:
         """Rows for those of the last `args` of the table `of` that describe a collective."""
@@ -248,6 +248,11 @@ class Columns:
         if (times_us >= FLOAT_EXACT_US).any():
             raise _TooLarge
         return float_us_to_ns(times_us)
+
+
+def copy_name(kind: str, source: str, target: str) -> str:
+    """Kineto's name of a copy."""
+    return f"Memcpy {kind} ({source} -> {target})" if source and target else f"Memcpy {kind}"
 
 
 def _has_grid(args: Args) -> bool:
