@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core.words import plural
+from lab.recordings.gantt.bars import Bars, busy_table
+from lab.recordings.gantt.packed import packed
 from lab.report.page import Page, Section, Table, Timeline, write_page
 from lab.report.tables import write_csv
-from lab.rooms.kernels.catalogue.gantt.bars import Bars
-from lab.rooms.kernels.catalogue.gantt.canvas import packed
-from lab.rooms.kernels.catalogue.gantt.tables import busy_table
 
 CAPTION = (
     "Every launch: one row per stream for compute, communication and copies each. Grey bands are forwards or "
