@@ -50,7 +50,7 @@ def _named(capture: Capture, rule: Callable[[str], bool]) -> np.ndarray:
 
 def _families(capture: Capture) -> np.ndarray:
     by_name = [FAMILY_OF[kernel_class(text)] for text in capture.strings]
-    found = np.array([*by_name, FAMILY_OF["other"]], dtype=np.int8)[capture.ops.name_id]
+    found: np.ndarray = np.array([*by_name, FAMILY_OF["other"]], dtype=np.int8)[capture.ops.name_id]
     found[np.isin(capture.ops.kind, (MEMCPY, MEMSET))] = FAMILY_OF["memcpy"]
     found[capture.ops.kind == GRAPH] = FAMILY_OF["other"]
     return found

@@ -32,12 +32,12 @@ def test_the_timeline_draws_zooms_and_shows_tips_in_a_browser(tmp_path):
       const wait = (ms) => new Promise((done) => setTimeout(done, ms));
       const said = () => holder.querySelector(".said").textContent;
       for (let turn = 0; turn < 20 && !holder.dataset.ready; turn += 1) await wait(100);
-      await wait(200);
       const pen = canvas.getContext("2d");
       const painted = () => new Set(pen.getImageData(0, 0, canvas.width, canvas.height).data).size > 8;
+      for (let turn = 0; turn < 10 && !painted(); turn += 1) await wait(100);
       const first = painted(), select = holder.querySelector("select.marks");
       select.value = "1"; select.dispatchEvent(new Event("change"));
-      await wait(300);
+      for (let turn = 0; turn < 10 && !painted(); turn += 1) await wait(100);
       const box = canvas.getBoundingClientRect();
       const found = { painted: [first, painted()], options: select.options.length };
       let bar = 0;
