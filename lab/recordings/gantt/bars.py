@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from lab.recordings.integrity.words import AT_LEAST, AT_MOST, bound
+from lab.recordings.lacks import Lack
 from lab.stats.intervals import intersect, spans, total, union
 
 COMPUTE, COMM, COPY = 0, 1, 2
@@ -139,8 +141,12 @@ def head(bars: Bars, most: int) -> Bars:
     return replace(bars, labels=labels, **{name: getattr(bars, name)[kept] for name in columns})
 
 
-def busy_table(bars: Bars) -> pd.DataFrame:
-    """One row per rank and device: ms busy, idle, of each group, and of compute beside the others."""
+def busy_table(bars: Bars, lacks: Sequence[Lack] = ()) -> pd.DataFrame:
+    """One row per rank and device: ms busy, idle, of each group, and of compute beside the others.
+
+    bound says `busy at least, idle at most` where `lacks` names lost GPU rows.
+    """
+    bounds = f"busy {AT_LEAST}, idle {AT_MOST}" if bound(lacks, "gpu") else ""
     rows = []
     for lane in sorted(set(bars.lane)):
         mine = np.isin(bars.row, [row for row, one in enumerate(bars.lane) if one == lane])
@@ -163,6 +169,7 @@ def busy_table(bars: Bars) -> pd.DataFrame:
                 "idle_ms": (whole - total(every)) / 1e6,
                 **parts,
                 "overlap_ms": float((overlap[:, 1] - overlap[:, 0]).sum()) / 1000,
+                "bound": bounds,
             }
         )
     found: pd.DataFrame = pd.DataFrame(rows)

@@ -56,6 +56,7 @@ def from_kineto(trace: Trace) -> Capture:
         devices=tuple(Device(device=i, name=name) for i, name in enumerate(trace.meta.devices)),
         problems=[*trace.problems, *problems],
         processes=(Process(pid=pid if pid >= 0 else None, rank=trace.meta.rank, host=trace.meta.host),),
+        lacks=trace.lacks,
     )
 
 

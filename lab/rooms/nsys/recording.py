@@ -38,6 +38,7 @@ def recording_of(projection: Projection) -> Recording:
         outside_steps=int((ops["step"] < 0).sum()),
         ambiguous=int((projection.ops.rule == AMBIGUOUS).sum()),
         problems=(*capture.problems, *projection.problems),
+        lacks=capture.lacks,
         coverage=_coverage(inside),
         cpu_ops=cpu_ops_of(capture, steps),
     )

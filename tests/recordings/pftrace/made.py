@@ -159,6 +159,7 @@ def rocm_trace() -> Writer:
     made.track(4, "COPY to AGENT [2] THREAD [1]", parent=1)
     made.slice(2, 100, 150, "hip_api", "hipLaunchKernel", corr_id=9, tid=78)
     made.slice(2, 160, 190, "hip_api", "hipLaunchKernel", corr_id=10, tid=78)
+    made.slice(2, 195, 199, "hip_api", "hipMemcpyAsync", corr_id=11, tid=78)
     made.slice(2, 50, 500, "marker_api", "step_0", tid=78)
     more = {"agent": 2, "VGPR_Count": 32, "LDS_Block_Size": 1024, "grid_size": 4096, "workgroup_size": 256}
     made.slice(3, 200, 300, "kernel_dispatch", "gemm.kd", corr_id=9, stream_ID=4, **more)

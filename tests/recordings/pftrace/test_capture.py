@@ -67,7 +67,7 @@ def test_rocprofv3_s_file_says_what_its_writer_did_to_the_times(tmp_path):
     assert ops.stream.tolist() == [4, 4, -1] and ops.device.tolist()[:2] == [2, 2]
     assert ops.copy_kind.tolist() == [-1, -1, 1] and ops.corr.tolist() == [9, 10, 11]
     assert ops.grid_x.tolist() == [-1, -1, -1], "a product is no grid"
-    assert capture.api.corr.tolist() == [9, 10] and set(capture.api.tid.tolist()) == {78}
+    assert capture.api.corr.tolist() == [9, 10, 11] and set(capture.api.tid.tolist()) == {78}
     assert capture.text(capture.ranges.name_id).tolist() == ["step_0"]
     assert capture.info["writer"] == "rocprofv3" and capture.processes[0].pid == 77
     assert capture.verdict == "unknown" and "drops what does not fit" in capture.lacks[0].text
