@@ -6,7 +6,7 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.capture import PUSH_POP, RANGE_COLUMNS, START_END, filled
-from lab.recordings.nsys.export import PREFIX, Export, pid_of, tid_of
+from lab.recordings.nsys.export import PREFIX, Export, host_pid_of, tid_of
 from lab.recordings.nsys.operations import with_valid_ends
 from lab.recordings.nsys.strings import StringIds
 from lab.recordings.tables import Table
@@ -31,7 +31,7 @@ def read_ranges(export: Export, strings: StringIds) -> Table:
     with_valid_ends(export, "NVTX_EVENTS", found)
     found["kind"] = np.where(np.isin(found["type"], (_PUSH_POP, _OLD_PUSH_POP)), PUSH_POP, START_END)
     found |= {
-        "pid": pid_of(found["at"]),
+        "pid": host_pid_of(found["at"]),
         "tid": tid_of(found["at"]),
         "end_tid": tid_of(np.where(found["end_at"] > 0, found["end_at"], -1)),
     }

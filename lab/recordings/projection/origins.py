@@ -35,16 +35,16 @@ def forward_origins(
 
 def _last_before_elsewhere(ranges: Table, rows: np.ndarray, back: np.ndarray) -> np.ndarray:
     """The last of `rows` before each backward operator (n,) with its number on another thread, or -1."""
-    order = rows[np.lexsort((ranges.start_ns[rows], ranges.seq[rows], ranges.pid[rows]))]
+    order = rows[np.lexsort((ranges.start_ns[rows], ranges.seq[rows], ranges.process[rows]))]
     rows_of: dict[tuple[int, int], list[int]] = {}
     for row, key in zip(
-        order.tolist(), zip(ranges.pid[order].tolist(), ranges.seq[order].tolist(), strict=True), strict=True
+        order.tolist(), zip(ranges.process[order].tolist(), ranges.seq[order].tolist(), strict=True), strict=True
     ):
         rows_of.setdefault(key, []).append(row)
     start, tid = ranges.start_ns, ranges.tid
     found: dict[int, int] = {}
     for row in np.unique(back).tolist():
-        same = rows_of[int(ranges.pid[row]), int(ranges.seq[row])]
+        same = rows_of[int(ranges.process[row]), int(ranges.seq[row])]
         before = [one for one in same if start[one] <= start[row] and tid[one] != tid[row]]
         one_thread = len({int(tid[one]) for one in before}) == 1
         found[row] = before[-1] if one_thread else -1

@@ -41,9 +41,9 @@ def _phase_elsewhere(
     ranges, api = capture.ranges, capture.api
     found, count = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=np.int64)
     parent = _parents_among(nest, rows, len(ranges))
-    for (pid, tid), mine in by_thread(ranges, rows):
+    for (process, tid), mine in by_thread(ranges, rows):
         mine = mine[np.lexsort((-ranges.end_ns[mine], ranges.start_ns[mine]))]
-        asked = np.flatnonzero((api.pid[call] == pid) & (api.tid[call] != tid))
+        asked = np.flatnonzero((api.process[call] == process) & (api.tid[call] != tid))
         at = innermost_around(capture, mine, parent, call[asked])
         found[asked] = np.where(at >= 0, at, found[asked])
         count[asked] += at >= 0
