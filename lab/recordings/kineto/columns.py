@@ -119,7 +119,7 @@ class Columns:
         args = list(map(_ARGS, events))
         columns["kind"] = np.fromiter(map(self._kind_of.__getitem__, map(_CAT, events)), np.int8, len(events))
         device, stream = self._encode.ints(args, "device"), self._encode.ints(args, "stream")
-        columns["device"] = _int32(np.where(device < 0, columns.pop("pid"), device))
+        columns["device"] = _int32(np.where(device < 0, columns["pid"], device))
         columns["stream"] = np.where(stream < 0, columns.pop("tid"), stream)
         columns["correlation"] = self._encode.ints(args, "correlation")
         columns["external_id"] = self._encode.ints(args, "external_id")

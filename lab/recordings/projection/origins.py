@@ -38,7 +38,9 @@ def _last_before_elsewhere(ranges: Table, rows: np.ndarray, back: np.ndarray) ->
     order = rows[np.lexsort((ranges.start_ns[rows], ranges.seq[rows], ranges.process[rows]))]
     rows_of: dict[tuple[int, int], list[int]] = {}
     for row, key in zip(
-        order.tolist(), zip(ranges.process[order].tolist(), ranges.seq[order].tolist(), strict=True), strict=True
+        order.tolist(),
+        zip(ranges.process[order].tolist(), ranges.seq[order].tolist(), strict=True),
+        strict=True,
     ):
         rows_of.setdefault(key, []).append(row)
     start, tid = ranges.start_ns, ranges.tid

@@ -14,13 +14,13 @@ from lab.recordings.projection.loose import loose_pairs
 from lab.recordings.projection.nest import RangeForest
 from lab.recordings.projection.origins import forward_origins
 from lab.recordings.projection.paths import Paths, path_tree
+from lab.recordings.projection.phase_names import PHASES
 from lab.recordings.projection.result import Projection
 from lab.recordings.projection.rules import (
     AMBIGUOUS,
     CROSS,
     GRAPH_LAUNCH,
     OUTSIDE,
-    PHASES,
     SAME,
     UNATTRIBUTED,
 )
