@@ -56,7 +56,8 @@ class _Only:
         self._last[mask] = process
 
     def found(self) -> np.ndarray:
-        return np.where(self._count == 1, self._last, -1)
+        only: np.ndarray = np.where(self._count == 1, self._last, -1)
+        return only
 
 
 def _certain(found: np.ndarray, row_of: np.ndarray) -> list[tuple[int, int]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.capture import PUSH_POP, RANGE_COLUMNS, START_END, filled
+from lab.recordings.capture import OP, PUSH_POP, RANGE_COLUMNS, START_END, filled
 from lab.recordings.nsys.export import PREFIX, Export, host_pid_of, tid_of
 from lab.recordings.nsys.operations import with_valid_ends
 from lab.recordings.nsys.strings import StringIds
@@ -13,6 +15,7 @@ from lab.recordings.tables import Table
 
 # Values of NVTX_EVENTS.eventType.
 _PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 59, 60, 70, 71, 75
+_SIZES = re.compile(r", sizes = (\[[\[\]\d, ]*\])")
 _KIND_OF = {_PUSH_POP: PUSH_POP, _OLD_PUSH_POP: PUSH_POP, _START_END: START_END, _OLD_START_END: START_END}
 
 
@@ -92,6 +95,23 @@ def _domains(export: Export, strings: StringIds, found: dict[str, np.ndarray]) -
 
 
 def with_bare_names(ranges: Table, strings: StringIds) -> Table:
+    """The ranges with names without numbers and sizes; those of PyTorch's operators get the kind OP."""
     names, seqs = strings.strings.stripped(ranges.text_id)
+    texts = strings.strings.texts
+    used, which = np.unique(ranges.text_id, return_inverse=True)
+    sizes = np.array([_sizes(texts[text]) if text >= 0 else "" for text in used.tolist()], dtype=object)
+    dims = np.array([strings.strings.id(one) if one else -1 for one in sizes], dtype=np.int32)
+    library = np.array([*("::" in text for text in texts), False])[names]
+    # emit_nvtx numbers operators and a program's own ranges alike; only operators have a sequence number
+    # or a namespace.
+    operator = (ranges.kind == PUSH_POP) & (names != ranges.text_id) & ((seqs >= 0) | library)
     columns = {name: getattr(ranges, name) for name in ranges} | {"name_id": names, "seq": seqs}
+    columns["kind"] = np.where(operator, OP, ranges.kind)
+    columns["dims_id"] = dims[which] if len(used) else np.full(len(ranges), -1)
     return filled(RANGE_COLUMNS, len(ranges), columns)
+
+
+def _sizes(text: str) -> str:
+    """The shapes of an operator's inputs in the form of Kineto's `Input Dims`; "" where there are none."""
+    found = _SIZES.search(text)
+    return found[1].replace(" ", "") if found else ""
