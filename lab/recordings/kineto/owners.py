@@ -79,4 +79,6 @@ def _called(kernels: Table, api: Table, process: int) -> np.ndarray:
     at = np.minimum(np.searchsorted(corr, kernels.correlation), len(corr) - 1)
     there: np.ndarray = corr[at] == kernels.correlation
     # A device's clock may drift: a call may seem to begin a little after what it launched.
-    return there & (api.start_ns[calls[at]] <= kernels.ts_ns + kernels.dur_ns)
+    before: np.ndarray = api.start_ns[calls[at]] <= kernels.ts_ns + kernels.dur_ns
+    there &= before
+    return there

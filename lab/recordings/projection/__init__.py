@@ -17,6 +17,7 @@ from lab.recordings.projection.phase_names import PHASES, STEPS, WARMUPS, PhaseN
 from lab.recordings.projection.project import project
 from lab.recordings.projection.result import Projection
 from lab.recordings.projection.rules import AMBIGUOUS, RULES
+from lab.recordings.projection.select import Wanted, first_ns, select
 
 __all__ = [
     "AMBIGUOUS",
@@ -27,6 +28,9 @@ __all__ = [
     "Offer",
     "PhaseNames",
     "Projection",
+    "Wanted",
+    "first_ns",
     "offers",
     "project",
+    "select",
 ]

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from lab.recordings.capture import Process
-from lab.recordings.lacks import Lack
 from lab.recordings.names import is_matmul, kernel_class
 from lab.recordings.projection.phase_names import BACKWARD, FORWARD, OPTIMIZER
 
@@ -42,8 +41,6 @@ class Recording:
     step_names: tuple[str, ...] = ()
     process: Process = field(default_factory=Process)
     process_index: int = 0
-    verdict: str = "complete"
-    lacks: tuple[Lack, ...] = ()
     collector: str = ""
     version: str = ""
     device: str = ""
