@@ -124,7 +124,7 @@ def is_ordinary(problem: Problem, top_BT: Tensor) -> bool:
     """Whether nothing is NaN, +inf or a large top, padding included: seldom not, and one wait for a GPU."""
     others = torch.cat([value.detach().reshape(-1).to(top_BT.dtype) for value in problem.floats()[1:]])
     low, high, other = torch.stack([*torch.aminmax(top_BT), others.amax()]).tolist()
-    return low >= -LARGE and high <= LARGE and other < math.inf
+    return bool(low >= -LARGE and high <= LARGE and other < math.inf)
 
 
 def read(problem: Problem, name: str) -> Tensor:
