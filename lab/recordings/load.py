@@ -13,6 +13,7 @@ from pathlib import Path
 from lab.errors import BadDataError, MissingError
 from lab.recordings import nsys, sqlite
 from lab.recordings.capture import Capture
+from lab.recordings.integrity import integrity_of
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
 
@@ -111,7 +112,7 @@ def load_capture(path: Path | str) -> Capture:
     path = Path(path)
     with look(path) as found:
         capture = _loader(found)(found.plain)
-    return replace(capture, source=path)
+    return replace(capture, source=path, lacks=(*capture.lacks, *integrity_of(capture)))
 
 
 def format_of(path: Path | str) -> Format:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from lab.recordings.lacks import Lack
+
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
 Schema = Mapping[str, Any]
 
@@ -203,7 +205,8 @@ class Trace:
     kernels holds kernels, copies and fills (`kind`), collectives one row per kernel with NCCL metadata
     (`kernel` is its row), comm_ops the same for the ops that launched a collective (`op` is its row);
     threads and processes hold the names that the recording gives them, each once.
-    problems are sentences about what was odd; truncated says that the end is missing.
+    problems are sentences about what was odd; truncated says that the end is missing; lacks is what the
+    recording itself is missing.
     """
 
     source: Path
@@ -219,6 +222,7 @@ class Trace:
     strings: list[str]
     problems: list[str]
     truncated: bool
+    lacks: tuple[Lack, ...] = ()
 
     def text(self, ids: np.ndarray) -> np.ndarray:
         """Texts (n,) of string ids (n,) as an object array; "" where the id is -1."""

@@ -66,6 +66,7 @@ def from_kineto(trace: Trace) -> Capture:
         devices=tuple(Device(device=i, name=name) for i, name in enumerate(trace.meta.devices)),
         problems=[*trace.problems, *problems],
         processes=_described(trace, processes),
+        lacks=trace.lacks,
     )
 
 

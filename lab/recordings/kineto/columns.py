@@ -17,6 +17,7 @@ from lab.recordings.kineto.events import (
     Args,
 )
 from lab.recordings.kineto.frame import integer_of, trace_meta
+from lab.recordings.kineto.indices import EventIndices, cut_short
 from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
 from lab.recordings.kineto.values import ColumnEncoder, Lookup
 from lab.recordings.pieces import EventPieces, Piece
@@ -50,6 +51,7 @@ class Columns:
         self._pieces = pieces
         self._decoder = EventDecoder(pieces, self.problems)
         self._encode = ColumnEncoder(self.problems)
+        self._indices = EventIndices()
         self._chunks: dict[str, list[dict[str, np.ndarray]]] = defaultdict(list)
         self._num_rows: Counter[str] = Counter()
         self._table_of = Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
@@ -86,6 +88,7 @@ class Columns:
             strings=self._encode.strings.list,
             problems=[text if n == 1 else f"{text} ({n} times)" for text, n in self.problems.items()],
             truncated=self._pieces.cut is not None,
+            lacks=(*self._indices.lacks(), *cut_short(self._pieces.cut)),
             **found,
         )
 
@@ -112,6 +115,7 @@ class Columns:
         self._add_runtime(*timed["runtime"])
         self._add_ranges(*timed["ranges"])
         self._add_names([event for event in rows["names"] if event.ph == "M"])
+        self._indices.add(rows)
 
     def _add_gpu(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
         if not events:

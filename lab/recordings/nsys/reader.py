@@ -12,7 +12,7 @@ from pathlib import Path
 from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Capture, Process, by_process
 from lab.recordings.nsys.export import Export, pid_of
-from lab.recordings.nsys.info import check_counts, check_presence, read_devices, read_info
+from lab.recordings.nsys.info import check_presence, count_lacks, read_devices, read_info
 from lab.recordings.nsys.operations import read_api_calls, read_operations, read_os_calls, read_waits
 from lab.recordings.nsys.ranges import read_ranges, with_bare_names
 from lab.recordings.nsys.strings import StringIds
@@ -32,7 +32,7 @@ def load(path: Path | str) -> Capture:
     with opened(path) as connection:
         export = Export(connection, path)
         export.check()
-        check_counts(export)
+        lacks = count_lacks(export)
         strings = StringIds(export)
         read = [
             read_operations(export, strings),
@@ -58,6 +58,7 @@ def load(path: Path | str) -> Capture:
             problems=export.problems,
             info=read_info(export),
             processes=processes,
+            lacks=lacks,
         )
     check_presence(capture)
     return capture

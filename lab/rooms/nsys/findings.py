@@ -12,6 +12,7 @@ from lab.core.run import Run
 from lab.core.step import Outcome, Status
 from lab.errors import LabError, MissingError
 from lab.recordings.capture import Capture
+from lab.recordings.integrity.words import sentences
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from lab.report.provenance import provenance
@@ -108,7 +109,8 @@ def results_of_one(path: Path, spec: ModelSpec | None, context: int, batch: int)
     )
     cell = CellData(found, recording, tables_of(recording, spec, found.batch, context, "fp32"))
     problems = [
-        {"cell": cell.label, "file": path.name, "what": text, "fix": ""} for text in recording.problems
+        {"cell": cell.label, "file": path.name, "what": text, "fix": ""}
+        for text in (*recording.problems, *sentences(recording.lacks))
     ]
     reason = "" if recording.steps else "the capture has no range `step_N`"
     rows = [cell_row(cell, *outcome_of(cell, None, reason))]
@@ -137,7 +139,7 @@ def read_cell(
     except LabError as error:
         problems.append({"cell": found.label, "file": name, "what": error.what, "fix": error.fix or ""})
         return CellData(found), error.what
-    notes = list(recording.problems)
+    notes = [*recording.problems, *sentences(recording.lacks)]
     if not recording.steps:
         notes.append("no measured steps: the capture has no range `step_N`")
     problems += [{"cell": found.label, "file": name, "what": text, "fix": ""} for text in notes]

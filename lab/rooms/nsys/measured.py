@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from lab.recordings.capture import Process
+from lab.recordings.lacks import Lack
 from lab.recordings.names import is_matmul, kernel_class
 from lab.recordings.projection.phase_names import BACKWARD, FORWARD, OPTIMIZER
 
@@ -48,6 +49,7 @@ class Recording:
     outside_steps: int = 0
     ambiguous: int = 0
     problems: tuple[str, ...] = ()
+    lacks: tuple[Lack, ...] = ()  # what the recording is missing
     coverage: dict[str, tuple[int, float]] = field(default_factory=dict)  # rule -> (operations, ms)
     cpu_ops: pd.DataFrame = field(default_factory=pd.DataFrame)  # op, calls and self_ms per step (Kineto)
 

@@ -50,6 +50,7 @@ def recording_of(projection: Projection, names: PhaseNames | None = None) -> Rec
             *projection.problems,
             *(one.sentence for one in offers(projection, names.pattern)),
         ),
+        lacks=capture.lacks,
         coverage=_coverage(inside),
         cpu_ops=cpu_ops_of(capture, steps),
     )

@@ -12,7 +12,7 @@ import pandas as pd
 
 from lab.errors import LabError
 from lab.recordings import views
-from lab.recordings.kineto import read_kineto
+from lab.recordings.cache import load_trace
 from lab.recordings.tables import Trace
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.tables import GEMM_KEY
@@ -37,7 +37,7 @@ class RankFigures:
 
 def read_rank(found: TraceFile) -> RankFigures:
     """Figures of one trace; raises LabError if it cannot be read."""
-    return figures_of(found, read_kineto(found.path))
+    return figures_of(found, load_trace(found.path))
 
 
 def figures_of(found: TraceFile, trace: Trace) -> RankFigures:

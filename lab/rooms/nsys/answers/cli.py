@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from lab.terminal.integrity import REQUIRE, raise_for_lacks
 from lab.terminal.options import as_json, option
 
 if TYPE_CHECKING:
     from lab.core.run import Run
+    from lab.recordings.lacks import Lack
     from lab.rooms.nsys.answers.answer import Answer
     from lab.rooms.nsys.report.results import Results
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path), help="Also write tables, figures and the page here.")
 @as_json("Answers, numbers and checks")
 @click.option("--model-size", help="Of one capture: for the checks of launches and FLOPs. [default: unknown]")
+@REQUIRE
 @option("--context-length", type=click.IntRange(min=2), default=512, help="Of one capture.")
 @option("--batch-size", type=click.IntRange(min=1), default=4, help="Of one capture.")
 @click.option("--fused-qkv", is_flag=True, help="Of one capture: one GEMM for query, key and value.")
@@ -33,6 +37,7 @@ def answers(
     context_length: int,
     batch_size: int,
     fused_qkv: bool,
+    require: str | None,
 ) -> None:
     """Answer questions a to e from TARGET, a run, a folder of captures or one capture. It is only read."""
     from lab.errors import StepFailed, needs
@@ -47,10 +52,12 @@ def answers(
         if out is not None:
             write_page_of(results, target, out)
     given = [answer for answer in results.answers if answer.part in wanted]
-    click.echo(as_text(given, as_json=as_json))
+    lacks = {cell.label: cell.recording.lacks for cell in results.data if cell.recording is not None}
+    click.echo(as_text(given, lacks, as_json=as_json))
     if not any(answer.given for answer in given):
         reasons = [f"{row.cell}: {row.outcome} {row.reason}".strip() for row in results.cells.itertuples()]
         raise StepFailed("no question could be answered:\n  " + "\n  ".join(reasons), where=target)
+    raise_for_lacks([lack for some in lacks.values() for lack in some], target, require=require)
 
 
 def of_folder(folder: Path) -> Results:
@@ -93,20 +100,34 @@ def write_page_of(results: Results, path: Path, out: Path) -> None:
     report(results, out=out, title=f"Nsys {path.resolve().name}", provenance=origin, kind=kind)
 
 
-def as_text(given: list[Answer], *, as_json: bool) -> str:
-    """The answers as JSON, or as one sentence each with its checks below."""
+def as_text(given: list[Answer], lacks: Mapping[str, Sequence[Lack]], *, as_json: bool) -> str:
+    """The answers as JSON, or as one sentence each with its checks below; each cell's recording first.
+
+    lacks: what the recording of each cell is missing, by the cell's label.
+    """
+    from lab.recordings.integrity.words import integrity_lines
+
     if as_json:
         import msgspec
 
-        return msgspec.json.encode([_as_json(answer) for answer in given], enc_hook=float).decode()
-    lines = []
+        return msgspec.json.encode(
+            [_as_json(answer, lacks.get(answer.cell, ())) for answer in given], enc_hook=float
+        ).decode()
+    lines = [
+        f"{cell}: {line}" if number == 0 else line
+        for cell, some in lacks.items()
+        if some
+        for number, line in enumerate(integrity_lines(some))
+    ]
     for answer in given:
         lines.append(f"({answer.part}) {answer.cell}: {answer.sentence}")
         lines += [f"    [{c.state}] {c.name}: expected {c.expected}, found {c.found}" for c in answer.checks]
     return "\n".join(lines)
 
 
-def _as_json(answer: Answer) -> dict[str, object]:
+def _as_json(answer: Answer, lacks: Sequence[Lack]) -> dict[str, object]:
+    from lab.recordings.integrity.words import as_json, bound
+
     return {
         "part": answer.part,
         "cell": answer.cell,
@@ -114,6 +135,8 @@ def _as_json(answer: Answer) -> dict[str, object]:
         "answer": answer.sentence,
         "values": answer.values,
         "checks": answer.checks,
+        "integrity": as_json(lacks),
+        "bound": bound(lacks),
     }
 
 

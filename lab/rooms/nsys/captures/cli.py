@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from lab.terminal.integrity import REQUIRE, raise_for_lacks
 from lab.terminal.options import as_json, option, out
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
@@ -31,7 +32,10 @@ ATTRIBUTION = ["full", "nsys"]
 )
 @out("Folder for ANALYSIS_SUMMARY.txt and stats_reports/*.csv.")
 @as_json("The figures")
-def summary(file: Path, attribution: str, phases: str | None, out: Path | None, as_json: bool) -> None:
+@REQUIRE
+def summary(
+    file: Path, attribution: str, phases: str | None, out: Path | None, as_json: bool, require: str | None
+) -> None:
     """Phases, kernel classes, GPU busy and idle time of FILE (.sqlite[.gz], .nsys-rep, .json[.gz])."""
     from lab.errors import MissingError
     from lab.rooms.nsys.captures.summary import summarise
@@ -59,6 +63,7 @@ def summary(file: Path, attribution: str, phases: str | None, out: Path | None, 
         )
     for reason in missing:
         click.echo(f"not written: {reason}", err=True)
+    raise_for_lacks(capture.lacks, file, require=require)
 
 
 @click.command()
@@ -78,7 +83,8 @@ def summary(file: Path, attribution: str, phases: str | None, out: Path | None, 
     help="nsys: the numbers that nsys prints; full: backward owns its kernels.",
 )
 @out("Folder for one CSV per report.")
-def stats(file: Path, reports: str, attribution: str, out: Path | None) -> None:
+@REQUIRE
+def stats(file: Path, reports: str, attribution: str, out: Path | None, require: str | None) -> None:
     """The reports of `nsys stats` for FILE, as CSV, computed without nsys."""
     from lab.core.files import write_atomic
     from lab.errors import MissingError
@@ -88,6 +94,7 @@ def stats(file: Path, reports: str, attribution: str, out: Path | None) -> None:
     if reports == "all":
         names = list(REPORTS)
     projection = _projected(file, attribution, None)
+    _say_lacks(projection.capture)
     absent = available(projection.capture) if reports == "all" else {}
     for name in names:
         if absent.get(name):
@@ -103,6 +110,7 @@ def stats(file: Path, reports: str, attribution: str, out: Path | None) -> None:
             click.echo(f"{name}: {problem}", err=True)
     if missing := [f"{name}: {reason}" for name, reason in absent.items() if reason]:
         raise MissingError("no data for some reports:\n  " + "\n  ".join(missing), where=file)
+    raise_for_lacks(projection.capture.lacks, file, require=require)
 
 
 @click.command()
@@ -133,6 +141,14 @@ def _projected(file: Path, attribution: str, phases: str | None) -> Any:
     except re.error as error:
         raise UsageError(f"--phase is not a valid regular expression: {error}") from error
     return project(load_capture(file), attribution, pattern)
+
+
+def _say_lacks(capture: Any) -> None:
+    """On stderr, because stdout is CSV of nsys' own form."""
+    from lab.recordings.integrity.words import integrity_lines
+
+    if capture.lacks:
+        click.echo("\n".join(integrity_lines(capture.lacks, processes=len(capture.processes))), err=True)
 
 
 def _contents(capture: Any) -> str:

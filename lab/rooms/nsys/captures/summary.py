@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from lab.recordings.capture import Capture
+from lab.recordings.integrity.words import as_json, bound, idle_bound
+from lab.recordings.lacks import Lack
 from lab.recordings.names import CLASSES, is_matmul, kernel_class
 from lab.recordings.projection import RULES, Projection
 from lab.rooms.nsys.captures.phases import Phase, phases_of
@@ -63,9 +65,22 @@ class Summary:
     rules: dict[str, tuple[int, float]]
     left_out: tuple[int, float]
     problems: tuple[str, ...]
+    lacks: tuple[Lack, ...] = ()
+    num_processes: int = 1
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The figures; `bounds` says which of them are at least or at most what they say."""
+        found = {key: value for key, value in asdict(self).items() if key not in ("lacks", "num_processes")}
+        times, attributed = bound(self.lacks, "gpu"), bound(self.lacks)
+        idle = idle_bound(self.lacks).strip()
+        bounds = {
+            "kernels": times,
+            "kernel_ms": times,
+            "busy_ms": times,
+            "idle_ms": idle,
+            "phases": attributed,
+        }
+        return found | {"integrity": as_json(self.lacks), "bounds": bounds}
 
 
 def summarise(projection: Projection) -> Summary:
@@ -94,6 +109,8 @@ def summarise(projection: Projection) -> Summary:
         rules=_rules(projection),
         left_out=(int(outside.sum()), int(dur_ns[outside].sum()) / 1e6),
         problems=(*capture.problems, *projection.problems),
+        lacks=capture.lacks,
+        num_processes=len(capture.processes),
     )
 
 

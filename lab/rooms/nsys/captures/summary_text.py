@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lab.core.words import plural
+from lab.recordings.integrity.words import bound, idle_bound, integrity_lines, marked
 from lab.recordings.names import short_name
 from lab.rooms.nsys.captures.phases import Phase
 from lab.rooms.nsys.captures.summary import Share, Summary
@@ -16,21 +17,25 @@ def summary_text(summary: Summary) -> str:
 
 def _lines(one: Summary) -> list[str]:
     tool = {"nsys": "Nsight Systems", "kineto": "torch.profiler"}[one.collector]
+    at_least = _bound(bound(one.lacks, "gpu"))
     schema = f", schema {one.schema}" if one.schema else ""
     lines = [
         f"{one.source}",
         f"recorded by {tool} {one.version or '(unknown version)'}{schema}; attribution: {one.attribution}",
         f"measured: {_steps_line(one)}",
+        *integrity_lines(one.lacks, processes=one.num_processes),
+        *(["  every share is one of the recorded kernel time"] if _recorded(one) else []),
         "",
         *_phase_lines(one),
         "",
-        *_share_lines("kernel classes", one.classes),
-        f"  matrix products: {one.matmul_share:.1%} of kernel time",
+        *_share_lines("kernel classes", one.classes, at_least),
+        f"  matrix products: {one.matmul_share:.1%} of {_recorded(one)}kernel time",
         "",
-        *_share_lines("costliest kernels", one.top, short=True),
+        *_share_lines("costliest kernels", one.top, at_least, short=True),
     ]
     if one.origins:
-        lines += ["", *_share_lines("backward kernels by the forward range they belong to", one.origins)]
+        title = "backward kernels by the forward range they belong to"
+        lines += ["", *_share_lines(title, one.origins, _bound(bound(one.lacks)))]
     lines += ["", *_gpu_lines(one), "", *_rule_lines(one)]
     return lines + [f"note: {problem}" for problem in one.problems]
 
@@ -46,7 +51,8 @@ def _steps_line(one: Summary) -> str:
 
 def _phase_lines(one: Summary) -> list[str]:
     columns = f"{'kernels':>10}{'kernel':>10}{'± sd':>8}{'busy':>10}{'span':>10}{'host':>10}{'share':>8}"
-    head = f"{'per step, ms':<44}{columns}"
+    at_least = _bound(bound(one.lacks))
+    head = f"{'per step, ms' + at_least:<44}{columns}"
     shapes = one.phases[0].gemm_tflop is not None
     lines = [head + (f"{'TFLOP':>9}{'TFLOP/s':>9}" if shapes else "")]
     for phase in one.phases:
@@ -76,8 +82,19 @@ def _launches(counts: tuple[int, ...]) -> str:
     return str(counts[0]) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
 
 
-def _share_lines(title: str, shares: tuple[Share, ...], *, short: bool = False) -> list[str]:
-    lines = [f"{title + ', per step':<70}{'kernels':>10}{'ms':>12}{'share':>8}"]
+def _bound(word: str) -> str:
+    """`, at least` after a heading."""
+    return f", {word}" if word else ""
+
+
+def _recorded(one: Summary) -> str:
+    return "recorded " if bound(one.lacks, "gpu") else ""
+
+
+def _share_lines(
+    title: str, shares: tuple[Share, ...], at_least: str = "", *, short: bool = False
+) -> list[str]:
+    lines = [f"{f'{title}, per step{at_least}':<70}{'kernels':>10}{'ms':>12}{'share':>8}"]
     for one in shares:
         name = _shortened(short_name(one.name) if short else one.name)
         count = f"{one.per_step:g}" if one.per_step == int(one.per_step) else f"{one.per_step:.2f}"
@@ -93,9 +110,10 @@ def _shortened(name: str, width: int = 66) -> str:
 
 def _gpu_lines(one: Summary) -> list[str]:
     return [
-        f"GPU {gpu.device} ({gpu.name}): busy {gpu.busy_ms:.3f} ms, "
-        f"idle {gpu.idle_ms:.3f} ms between operations "
-        f"({_percent(gpu.idle_ms, gpu.busy_ms + gpu.idle_ms)}), longest gap {gpu.longest_gap_ms:.3f} ms"
+        f"GPU {gpu.device} ({gpu.name}): busy {marked(bound(one.lacks, 'gpu'))}{gpu.busy_ms:.3f} ms, "
+        f"idle {idle_bound(one.lacks)}{gpu.idle_ms:.3f} ms between operations "
+        f"({_percent(gpu.idle_ms, gpu.busy_ms + gpu.idle_ms)}), "
+        f"longest gap {idle_bound(one.lacks)}{gpu.longest_gap_ms:.3f} ms"
         for gpu in one.gpus
     ]
 
