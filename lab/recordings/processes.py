@@ -21,18 +21,19 @@ def with_processes(capture: Capture) -> Capture:
     return replace(capture, processes=processes, ops=ops, api=api, ranges=ranges, sync=sync, osrt=osrt)
 
 
-def single_processes(capture: Capture) -> list[Capture]:
-    """One capture per process that has rows, in their order; every table holds that process's rows alone.
+def single_processes(capture: Capture) -> dict[int, Capture]:
+    """For each process that has rows, by its index, a capture of its rows alone.
 
-    Rows that no process claims (`process` -1) become a capture of their own, the last. A recording of one
-    process is returned as it is. `processes` of each has one entry and `process` of its rows is 0; `lacks`
+    Rows that no process claims (`process` -1) are the last, as -1. A recording of one process is returned
+    as it is. `processes` of each has one entry and `process` of its rows is 0; `lacks`
     and `devices` are those of the process and of the whole recording.
     """
     capture = with_processes(capture)
     found = np.unique(np.concatenate([np.unique(getattr(capture, name).process) for name in _TABLES]))
     if len(found) <= 1 and len(capture.processes) <= 1:
-        return [capture]
-    return [only_process(capture, int(index)) for index in [*found[found >= 0], *found[found < 0]]]
+        return {0: capture}
+    indices = [*found[found >= 0].tolist(), *found[found < 0].tolist()]
+    return {index: only_process(capture, index) for index in indices}
 
 
 def only_process(capture: Capture, index: int) -> Capture:

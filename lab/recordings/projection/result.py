@@ -100,6 +100,17 @@ class Projection:
         return self.part.steps if self.part is not None else _steps(self.capture, self.instances.parent)
 
     @cached_property
+    def every_step(self) -> np.ndarray:
+        """The measured steps of the whole recording, also those that are not in `part`."""
+        return _steps(self.capture, self.instances.parent)
+
+    @cached_property
+    def warmups(self) -> np.ndarray:
+        """Rows of `capture.ranges` that are warm-up."""
+        names = np.array([*map(is_warmup, self.capture.strings), False])
+        return np.flatnonzero(names[self.capture.ranges.name_id])
+
+    @cached_property
     def coverage(self) -> Table:
         """One row per rule: num_ops, num_kernels, op_ns, kernel_ns."""
         return Table(sums_by_group(self.capture, self.ops.rule.astype(np.int64), len(RULES)))

@@ -95,7 +95,7 @@ def test_labs_own_merged_file_is_read_rank_by_rank_as_the_single_files(tmp_path,
         paths.append(writer.write(tmp_path / f"rank{rank}.json"))
     target = tmp_path / "merged.json.gz"
     merge_json(list(enumerate(paths)), target)
-    parts = single_processes(load_capture(target))
+    parts = list(single_processes(load_capture(target)).values())
     assert [part.processes[0].rank for part in parts] == list(range(ranks))
     for part, path in zip(parts, paths, strict=True):
         single = load_capture(path)

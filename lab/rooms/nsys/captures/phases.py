@@ -8,6 +8,7 @@ import numpy as np
 
 from lab.recordings.capture import OP
 from lab.recordings.projection import PHASES, Projection
+from lab.recordings.projection.nest import nearest_ancestor
 from lab.rooms.nsys.steps import sample_sd, step_figures
 
 MAX_DEPTH = 4  # of ranges below a step
@@ -96,7 +97,13 @@ def _ranges_at_path(
     # An operator below has the same path.
     starts = [below[tree.parent[node]] != path for node in range(len(tree))]
     nodes = np.append(np.array(ends) & np.array(starts), False)
-    return np.flatnonzero(nodes[projection.instances.path])
+    rows = np.flatnonzero(nodes[projection.instances.path])
+    if projection.part is None:
+        return rows
+    left_out = np.zeros(len(capture.ranges), dtype=bool)
+    left_out[np.setdiff1d(projection.every_step, steps)] = True
+    elsewhere = nearest_ancestor(projection.instances.parent, rows, left_out) >= 0
+    return rows[projection.part.ranges[rows] & ~elsewhere]
 
 
 def _unfold(path: tuple[str, ...], found: dict[tuple[str, ...], Phase], into: list[Phase]) -> None:
