@@ -47,6 +47,10 @@ def student_t(p: float, df: float) -> float:
         return 1 / math.tan(p * math.pi / 2)
     if df == 2:
         return math.sqrt(2 / (p * (2 - p)) - 2)
+    return min(_hill(p, df), student_t(p, 1 if df < 2 else 2))
+
+
+def _hill(p: float, df: float) -> float:
     a = 1 / (df - 0.5)
     b = 48 / a**2
     c = ((20700 * a / b - 98) * a - 16) * a + 96.36

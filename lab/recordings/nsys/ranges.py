@@ -16,6 +16,7 @@ from lab.recordings.tables import Table
 # Values of NVTX_EVENTS.eventType.
 _PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 59, 60, 70, 71, 75
 _SIZES = re.compile(r", sizes = (\[[\[\]\d, ]*\])")
+_OPERATOR = re.compile(r"::|^(detach_?|record_param_comms)$|Backward\d*$")
 _KIND_OF = {_PUSH_POP: PUSH_POP, _OLD_PUSH_POP: PUSH_POP, _START_END: START_END, _OLD_START_END: START_END}
 
 
@@ -101,9 +102,9 @@ def with_bare_names(ranges: Table, strings: StringIds) -> Table:
     used, which = np.unique(ranges.text_id, return_inverse=True)
     sizes = np.array([_sizes(texts[text]) if text >= 0 else "" for text in used.tolist()], dtype=object)
     dims = np.array([strings.strings.id(one) if one else -1 for one in sizes], dtype=np.int32)
-    library = np.array([*("::" in text for text in texts), False])[names]
+    library = np.array([*(_OPERATOR.search(text) is not None for text in texts), False])[names]
     # emit_nvtx numbers operators and a program's own ranges alike; only operators have a sequence number
-    # or a namespace.
+    # or a name of PyTorch's.
     operator = (ranges.kind == PUSH_POP) & (names != ranges.text_id) & ((seqs >= 0) | library)
     columns = {name: getattr(ranges, name) for name in ranges} | {"name_id": names, "seq": seqs}
     columns["kind"] = np.where(operator, OP, ranges.kind)

@@ -141,7 +141,7 @@ def recordings_of(capture: Capture, names: PhaseNames | None = None) -> list[tup
         (process_label(one.processes[0], index), _with_index(one, index, names))
         for index, one in single_processes(capture).items()
     ]
-    found = [one for one in found if one[1].steps] or found[:1]
+    found = [one for one in found if one[1].steps] or found
     return found if len(found) > 1 else [("", found[0][1])]
 
 

@@ -62,9 +62,11 @@ def answers(
             write_page_of(results, target, out)
     given = [answer for answer in results.answers if answer.part in wanted]
     recordings = {cell.label: cell.recording for cell in results.data if cell.recording is not None}
-    click.echo(as_text(given, recordings, as_json=as_json))
+    if text := as_text(given, recordings, as_json=as_json):
+        click.echo(text)
     if not any(answer.given for answer in given):
-        reasons = [f"{row.cell}: {row.outcome} {row.reason}".strip() for row in results.cells.itertuples()]
+        rows = results.cells[["cell", "outcome", "reason"]].astype(str).to_numpy()
+        reasons = [f"{cell}: {', '.join(filter(None, (outcome, why)))}" for cell, outcome, why in rows]
         raise StepFailed("no question could be answered:\n  " + "\n  ".join(reasons), where=target)
     lacks = [lack for one in recordings.values() for lack in one.lacks]
     raise_for_lacks(list(dict.fromkeys(lacks)), target, require=require)

@@ -96,9 +96,8 @@ def _phase_lines(one: Summary) -> list[str]:
         name = "  " * len(phase.path) + (
             phase.path[-1] if phase.path else ("step" if one.steps else _all_of(one))
         )
-        times = (
-            f"{phase.kernel_ms:>10.3f}{phase.kernel_sd_ms:>8.3f}{phase.busy_ms:>10.3f}{phase.span_ms:>10.3f}"
-        )
+        sd = f"{phase.kernel_sd_ms:>8.3f}" if len(one.steps) > 1 else f"{'-':>8}"
+        times = f"{phase.kernel_ms:>10.3f}{sd}{phase.busy_ms:>10.3f}{phase.span_ms:>10.3f}"
         host = f"{phase.host_ms:>10.3f}" if phase.host_ms else f"{'':>10}"
         rate = _rate(phase) if shapes else ""
         lines.append(f"{name[:43]:<44}{_launches(phase.kernels):>10}{times}{host}{phase.share:>8.1%}{rate}")
