@@ -124,7 +124,7 @@ class Columns:
         args = list(map(_ARGS, events))
         columns["kind"] = np.fromiter(map(self._kind_of.__getitem__, map(_CAT, events)), np.int8, len(events))
         device, stream = self._encode.ints(args, "device"), self._encode.ints(args, "stream")
-        columns["device"] = _int32(np.where(device < 0, columns.pop("pid"), device))
+        columns["device"] = _int32(np.where(device < 0, columns["pid"], device))
         moved = self._encode.ints(args, "original_stream")
         columns["stream"] = np.where(moved >= 0, moved, np.where(stream < 0, columns.pop("tid"), stream))
         columns["correlation"] = self._encode.ints(args, "correlation")

@@ -148,8 +148,13 @@ def check(path: Path | str) -> None:
         SqliteExport(connection, Path(path)).check()
 
 
-def pid_of(packed: np.ndarray) -> np.ndarray:
-    return np.where(packed < 0, -1, packed >> 24 & 0xFFFFFF)
+def host_pid_of(packed: np.ndarray) -> np.ndarray:
+    """The process id (n,), above it the machine's number: pids repeat between machines; -1 if neither."""
+    return np.where(packed < 0, -1, packed >> 24)
+
+
+def pid_of(host_pid: np.ndarray) -> np.ndarray:
+    return np.where(host_pid < 0, -1, host_pid & 0xFFFFFF)
 
 
 def tid_of(packed: np.ndarray) -> np.ndarray:

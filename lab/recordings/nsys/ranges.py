@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.capture import PUSH_POP, RANGE_COLUMNS, START_END, filled
-from lab.recordings.nsys.export import PREFIX, Export, pid_of, tid_of
+from lab.recordings.capture import OP, PUSH_POP, RANGE_COLUMNS, START_END, filled
+from lab.recordings.nsys.export import PREFIX, Export, host_pid_of, tid_of
 from lab.recordings.nsys.operations import with_valid_ends
 from lab.recordings.nsys.strings import StringIds
 from lab.recordings.tables import Table
 
 # Values of NVTX_EVENTS.eventType.
 _PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 59, 60, 70, 71, 75
+_SIZES = re.compile(r", sizes = (\[[\[\]\d, ]*\])")
+_OPERATOR = re.compile(r"::|^(detach_?|record_param_comms)$|Backward\d*$")
 _KIND_OF = {_PUSH_POP: PUSH_POP, _OLD_PUSH_POP: PUSH_POP, _START_END: START_END, _OLD_START_END: START_END}
 
 
@@ -31,7 +35,7 @@ def read_ranges(export: Export, strings: StringIds) -> Table:
     with_valid_ends(export, "NVTX_EVENTS", found)
     found["kind"] = np.where(np.isin(found["type"], (_PUSH_POP, _OLD_PUSH_POP)), PUSH_POP, START_END)
     found |= {
-        "pid": pid_of(found["at"]),
+        "pid": host_pid_of(found["at"]),
         "tid": tid_of(found["at"]),
         "end_tid": tid_of(np.where(found["end_at"] > 0, found["end_at"], -1)),
     }
@@ -90,6 +94,23 @@ def _domains(export: Export, strings: StringIds, found: dict[str, np.ndarray]) -
 
 
 def with_bare_names(ranges: Table, strings: StringIds) -> Table:
+    """The ranges with names without numbers and sizes; those of PyTorch's operators get the kind OP."""
     names, seqs = strings.strings.stripped(ranges.text_id)
+    texts = strings.strings.texts
+    used, which = np.unique(ranges.text_id, return_inverse=True)
+    sizes = np.array([_sizes(texts[text]) if text >= 0 else "" for text in used.tolist()], dtype=object)
+    dims = np.array([strings.strings.id(one) if one else -1 for one in sizes], dtype=np.int32)
+    library = np.array([*(_OPERATOR.search(text) is not None for text in texts), False])[names]
+    # emit_nvtx numbers operators and a program's own ranges alike; only operators have a sequence number
+    # or a name of PyTorch's.
+    operator = (ranges.kind == PUSH_POP) & (names != ranges.text_id) & ((seqs >= 0) | library)
     columns = {name: getattr(ranges, name) for name in ranges} | {"name_id": names, "seq": seqs}
+    columns["kind"] = np.where(operator, OP, ranges.kind)
+    columns["dims_id"] = dims[which] if len(used) else np.full(len(ranges), -1)
     return filled(RANGE_COLUMNS, len(ranges), columns)
+
+
+def _sizes(text: str) -> str:
+    """The shapes of an operator's inputs in the form of Kineto's `Input Dims`; "" where there are none."""
+    found = _SIZES.search(text)
+    return found[1].replace(" ", "") if found else ""

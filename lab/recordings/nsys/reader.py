@@ -5,17 +5,19 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lab.errors import BadDataError, MissingError
-from lab.recordings.capture import Capture, by_process
-from lab.recordings.nsys.export import Export, SqliteExport
+from lab.recordings.capture import Capture, Process, by_process
+from lab.recordings.nsys.export import Export, SqliteExport, pid_of
 from lab.recordings.nsys.info import check_presence, count_lacks, read_devices, read_info
-from lab.recordings.nsys.operations import read_api_calls, read_operations, read_waits
+from lab.recordings.nsys.operations import read_api_calls, read_operations, read_os_calls, read_waits
 from lab.recordings.nsys.ranges import read_ranges, with_bare_names
 from lab.recordings.nsys.strings import StringIds
 from lab.recordings.sqlite import opened
+from lab.recordings.tables import Table
 
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 
@@ -41,8 +43,9 @@ def capture_of(export: Export) -> Capture:
         read_api_calls(export, strings),
         read_ranges(export, strings),
         read_waits(export),
+        read_os_calls(export, strings),
     ]
-    (ops, api, ranges, sync), processes = by_process(read)
+    (ops, api, ranges, sync, osrt), processes = _by_process(read)
     meta = export.pairs("META_DATA_EXPORT")
     capture = Capture(
         source=export.path,
@@ -53,6 +56,7 @@ def capture_of(export: Export) -> Capture:
         api=strings.named(api, ("name_id",)),
         ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
         sync=sync,
+        osrt=strings.named(osrt, ("name_id",)),
         strings=strings.strings.texts,
         devices=read_devices(export),
         problems=export.problems,
@@ -62,6 +66,21 @@ def capture_of(export: Export) -> Capture:
     )
     check_presence(capture)
     return capture
+
+
+def _by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ...]]:
+    """The tables and processes with plain pids, told apart by machine and pid."""
+    keyed, processes = by_process(tables)
+    plain = [Table({**table.as_dict(), "pid": pid_of(table.pid)}) for table in keyed]
+    hosts = {one.pid >> 24 for one in processes if one.pid is not None}
+    return plain, tuple(
+        replace(
+            one,
+            pid=None if one.pid is None else one.pid & 0xFFFFFF,
+            host=f"machine {one.pid >> 24:x}" if one.pid is not None and len(hosts) > 1 else None,
+        )
+        for one in processes
+    )
 
 
 def load_report(path: Path | str) -> Capture:
