@@ -64,7 +64,7 @@ class Summary:
     classes: tuple[Share, ...]
     top: tuple[Share, ...]
     origins: tuple[Share, ...]
-    matmul_share: float
+    matmul_share: float | None
     gpus: tuple[Gpu, ...]
     rules: dict[str, tuple[int, float]]
     left_out: tuple[int, float]
@@ -135,7 +135,7 @@ def summarise(projection: Projection, phases: re.Pattern[str] = PHASES) -> Summa
         classes=_by_class(by_name),
         top=tuple(by_name[:TOP]),
         origins=_origins(projection, kernels, num_steps),
-        matmul_share=sum(one.share for one in by_name if is_matmul(one.name)),
+        matmul_share=sum(one.share for one in by_name if is_matmul(one.name)) if by_name else None,
         gpus=_gpus(capture, measured),
         rules=_rules(projection),
         left_out=(int(outside.sum()), int(dur_ns[outside].sum()) / 1e6),
