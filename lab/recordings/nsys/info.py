@@ -86,7 +86,15 @@ def count_lacks(export: Export) -> tuple[Lack, ...]:
     if not any("events collected" in text for text in texts):
         text = "nsys' own counts of events are not in this export (trimmed, or an old nsys)"
         found.append(Lack("gpu", "all", "N", -1, 0, 0, None, text, unknown=True))
+    if "StringIds" not in export.tables and _num_gpu_rows(export):
+        text = "the export has no StringIds: names of kernels, calls and ranges are unknown"
+        found.append(Lack("ops", "all", "names", -1, _num_gpu_rows(export), _num_gpu_rows(export), 1.0, text))
     return tuple(found)
+
+
+def _num_gpu_rows(export: Export) -> int:
+    """How many kernels, copies and calls the export has."""
+    return sum(export.count(table) for table in _CUDA if table in export.tables)
 
 
 def check_presence(capture: Capture) -> None:

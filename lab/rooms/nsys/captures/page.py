@@ -23,7 +23,7 @@ from lab.recordings.projection import project
 from lab.report.page import Block, Card, Page, Points, Prose, Section, Status, Table, Timeline, write_page
 from lab.report.provenance import provenance
 from lab.report.tables import number, write_csv
-from lab.rooms.nsys.captures.summary import Summary
+from lab.rooms.nsys.captures.summary import TOP, Summary
 from lab.rooms.nsys.captures.summary_text import TOOLS
 
 CAPTION = (
@@ -248,8 +248,8 @@ def bar_table(bars: Bars) -> pd.DataFrame:
 def _sections(
     capture: Capture, found: Sequence[Summary], tables: dict[str, pd.DataFrame], bars: Bars | None
 ) -> list[Section]:
-    def table(name: str, caption: str, frame: pd.DataFrame | None = None, limit: int = 400) -> Table:
-        return Table(tables[name] if frame is None else frame, caption, f"tables/{name}.csv", limit=limit)
+    def table(name: str, caption: str, frame: pd.DataFrame | None = None) -> Table:
+        return Table(tables[name] if frame is None else frame, caption, f"tables/{name}.csv")
 
     def few(name: str) -> pd.DataFrame:
         frame = tables[name]
@@ -265,13 +265,18 @@ def _sections(
     sections = [Section("Integrity", integrity)]
     if "phases" in tables:
         words = "Means over the measured steps; warm-up and what lies outside of steps are left out"
+        if not any(one.steps for one in found):
+            words = "No range is a step: the whole recording, with any warm-up in it"
         sections.append(Section("Phases", [table("phases", words, few("phases"))]))
     if "classes" in tables:
         sections.append(Section("Kernel classes", [table("classes", "Kernel time by class", few("classes"))]))
     if capture.kernels.any():
-        kernels = few("kernels")
-        caption = "Kernels by name, over the whole recording"
-        sections.append(Section("Costliest kernels", [table("kernels", caption, kernels, 100)]))
+        most = tables["kernels"].groupby("process", sort=False).head(TOP)
+        most = most if len(capture.processes) > 1 else most.drop(columns="process")
+        caption = f"The {TOP} costliest kernels by name, over the whole recording; the CSV has all"
+        sections.append(
+            Section("Costliest kernels", [Table(most, caption, "tables/kernels.csv", open_rows=60)])
+        )
     if bars is not None:
         chart = Timeline("gantt", packed(bars), CAPTION, "tables/gantt.csv")
         sections.append(Section("Gantt", [chart, table("busy", "Times of each device")]))

@@ -58,7 +58,7 @@ def _lines(one: Summary) -> list[str]:
         *_share_lines(f"kernel classes, {_per_step(one)}", one.classes, at_least),
         f"  matrix products: {_share(one.matmul_share)} of {_recorded(one)}kernel time"
         if one.matmul_share is not None
-        else "  no kernels were recorded: shares of kernel time cannot be known",
+        else "  no kernels, or no names of kernels, were recorded: classes and matrix products are unknown",
         "",
         *_share_lines(f"costliest kernels, {_per_step(one)}", one.top, at_least, short=True),
     ]

@@ -9,11 +9,13 @@ import pandas as pd
 
 from lab.recordings.gantt.bars import FAMILY_OF, Bars, Span, assemble
 from lab.rooms.kernels.catalogue.classes import class_of_launch
-from lab.rooms.kernels.catalogue.rank import KINDS, RankData
+from lab.rooms.kernels.catalogue.rank import KINDS, RankData, no_launches
 
 
 def bars_of(ranks: Sequence[RankData]) -> Bars:
-    """All launches of all ranks on a common zero."""
+    """All launches of all ranks on a common zero. Raises BadDataError for traces without launches."""
+    if not any(len(rank.rows) for rank in ranks):
+        raise no_launches(ranks)
     frame: pd.DataFrame = pd.concat([_frame(rank) for rank in ranks], ignore_index=True)
     zero_ns = int(frame["start_ns"].min()) if len(frame) else 0
     frame["start_us"] = (frame["start_ns"] - zero_ns) / 1000
