@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.recordings.lacks import Lack, Verdict, verdict_of
-from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Schema, Table
+from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Schema, Table, concat
 
 __all__ = [
     "GRAPH",
@@ -167,7 +167,8 @@ class Capture:
     """One recording. Columns of the tables stand at the top of this module; rows keep the recording's order.
 
     ops: kernels, copies, fills (`kind`), and graph replays of which the kernels were not recorded;
-    api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits.
+    api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits;
+    osrt: calls of the operating system's libraries, with the columns of `api`.
     collector is `nsys`, `kineto`, `rocpd`, `rpd`, `rocprofv3` or `pftrace`, version the tool's (or torch's),
     schema that of the export. processes are what the tables' `process` refers to. problems are sentences
     about what was odd; whatever was left out is named there. lacks says what the recording itself is missing.
@@ -187,6 +188,7 @@ class Capture:
     info: dict[str, str] = field(default_factory=dict)
     processes: tuple[Process, ...] = (Process(),)
     lacks: tuple[Lack, ...] = ()
+    osrt: Table = field(default_factory=lambda: concat([], API_COLUMNS))
 
     @property
     def verdict(self) -> Verdict:

@@ -19,6 +19,7 @@ Schema = Mapping[str, Any]
 KERNEL_COLUMNS = {
     "ts_ns": np.int64,
     "dur_ns": np.int64,
+    "pid": np.int64,  # of its row in the file: the GPU's number, or what a merge made of it
     "device": np.int32,
     "stream": np.int64,
     "correlation": np.int64,
@@ -34,6 +35,8 @@ KERNEL_COLUMNS = {
     "bytes": np.int64,
     "smem_bytes": np.int32,
     "regs": np.int32,
+    "graph": np.int64,
+    "graph_node": np.int64,
 }
 OP_COLUMNS = {
     "ts_ns": np.int64,

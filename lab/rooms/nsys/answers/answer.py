@@ -10,6 +10,7 @@ import pandas as pd
 from lab.rooms.nsys.analyze import CellTables
 from lab.rooms.nsys.layout import CellResult, Found
 from lab.rooms.nsys.measured import Recording
+from lab.stats.means import Sample
 
 OK, FAILED, OPEN = "ok", "failed", "not checked"
 
@@ -45,15 +46,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class CellData:
-    """A cell with its recording and tables; None without a readable capture."""
+    """A cell with the recording and tables of one process; None without a readable capture."""
 
     found: Found
     recording: Recording | None = None
     tables: CellTables | None = None
+    process: str = ""  # which of the capture's processes, where it has several
 
     @property
     def label(self) -> str:
-        return self.found.label
+        return f"{self.found.label}, {self.process}" if self.process else self.found.label
 
     def phase(self, name: str) -> pd.Series | None:
         """A phase's row; None where the capture has no such phase."""
@@ -74,17 +76,23 @@ def check(name: str, passed: bool, expected: str, found: str) -> Check:
     return Check(name, OK if passed else FAILED, expected, found)
 
 
-def spread(mean: float, sd: float) -> str:
-    return f"{mean:.2f} ± {sd:.2f}"
+def spread(sample: Sample) -> str:
+    """`2.58 ± 0.17 ms (n = 3)`: mean and standard deviation; without the latter for a single step."""
+    return f"{sample.mean:.2f}" + (
+        f" ± {sample.sd:.2f} ms (n = {sample.n})" if sample.n > 1 else " ms (n = 1)"
+    )
+
+
+def python_sample(result: CellResult | None, phase: str) -> Sample | None:
+    """ms of a phase over the steps by Python's clock; None where it was not timed."""
+    times = [step[f"{phase}_ms"] for step in result.steps if f"{phase}_ms" in step] if result else []
+    if not times:
+        return None
+    sd = statistics.stdev(times) if len(times) > 1 else 0.0
+    return Sample(sum(times) / len(times), sd, len(times))
 
 
 def python_ms(result: CellResult | None, phase: str) -> float | None:
     """Mean ms of a phase by Python's clock; None where it was not timed."""
-    times = [step[f"{phase}_ms"] for step in result.steps if f"{phase}_ms" in step] if result else []
-    return sum(times) / len(times) if times else None
-
-
-def python_sd_ms(result: CellResult | None, phase: str) -> float:
-    """Sample standard deviation of a phase by Python's clock; 0 for a single step."""
-    times = [step[f"{phase}_ms"] for step in result.steps if f"{phase}_ms" in step] if result else []
-    return statistics.stdev(times) if len(times) > 1 else 0.0
+    sample = python_sample(result, phase)
+    return sample.mean if sample else None

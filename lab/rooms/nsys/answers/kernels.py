@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from lab.rooms.nsys.analyze import MATMUL_CLASSES
 from lab.rooms.nsys.answers.answer import Answer, CellData, check, no_answer
 from lab.rooms.nsys.answers.checks import every_kernel_has_a_phase, gemm_counts, launches_repeat
 
-MATMUL_CLASSES = ("gemm", "gemv")
 NOTABLE_PERCENT = 1.0
 
 

@@ -37,7 +37,7 @@ def test_a_a_gap_is_explained_by_waiting_or_by_the_profiler(tmp_path):
     noisy = told("forward", wall, wall * 0.2)  # 0.6 of the range, give or take as much
     doubtful = cell(tmp_path, "forward", plain_ms=wall)
     doubtful = dataclasses.replace(doubtful, found=msgspec.structs.replace(doubtful.found, twin=noisy))
-    assert "+67 %, within the spread of the steps" in part_a(doubtful, []).sentence
+    assert "+67 %, within the noise of the steps" in part_a(doubtful, []).sentence
     faster = part_a(cell(tmp_path, "forward", plain_ms=wall * 1.5), [])
     assert "33 % faster" in faster.sentence
 
