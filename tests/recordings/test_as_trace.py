@@ -50,8 +50,8 @@ def test_shared_memory_of_a_kernel_is_static_and_dynamic_together(tmp_path):
 
 def test_operators_and_ranges_go_to_their_tables(tmp_path):
     rpd = Rpd(schema=3)
-    rpd.call("aten::mm", (0, 100), domain="torch", category="function", args='{"seq": 4}')
-    rpd.call("UserMarker", (0, 400), domain="roctx", category="range", args="step 1")
+    rpd.call("aten::mm, op_id = 77", (0, 100), domain="torch", category="function", args='{"seq": 4}')
+    rpd.call("UserMarker", (0, 400), domain="roctx", category="range", args="step 1, seq = 3")
     rpd.kernel("gemm", (10, 20), (30, 60))
     (trace,) = traces_of(load_capture(rpd.write(tmp_path / "a.rpd")))
     assert trace.text(trace.ops.name_id).tolist() == ["aten::mm"] and trace.ops.sequence.tolist() == [4]
