@@ -30,8 +30,3 @@ def size_text(size_bytes: float) -> str:
         if size_bytes >= factor / 10:
             return f"{size_bytes / factor:.1f} {unit}"
     return f"{size_bytes / 1e3:.1f} kB"
-
-
-def printable(text: str) -> str:
-    """Text from outside without characters that move a terminal's cursor or end a line."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -144,7 +144,7 @@ def as_text(given: list[Answer], recordings: Mapping[str, Recording], *, as_json
         lines.append(f"({answer.part}) {answer.cell}: {answer.sentence}")
         lines += [f"    [{c.state}] {c.name}: expected {c.expected}, found {c.found}" for c in answer.checks]
     lines += [f"note: {cell}: {text}" for cell, one in recordings.items() for text in one.problems]
-    return "\n".join(map(printable, lines))
+    return "\n".join(printable(line.replace("\n", "\\n")) for line in lines)
 
 
 def _as_json(answer: Answer, recording: Recording | None) -> dict[str, object]:
