@@ -51,11 +51,10 @@ class CellData:
     found: Found
     recording: Recording | None = None
     tables: CellTables | None = None
-    process: str = ""  # which of the capture's processes, where it has several
 
     @property
     def label(self) -> str:
-        return f"{self.found.label}, {self.process}" if self.process else self.found.label
+        return self.found.label
 
     def phase(self, name: str) -> pd.Series | None:
         """A phase's row; None where the capture has no such phase."""
