@@ -89,7 +89,7 @@ def api_names(capture: Capture) -> np.ndarray:
 
 
 def operation_names(capture: Capture) -> np.ndarray:
-    """nsys' name (n,) of each copy and fill of `ops` (HIP for CUDA on ROCm); a kernel's own name for a kernel."""
+    """nsys' name (n,) of each copy and fill (HIP for CUDA on ROCm); a kernel's own name for a kernel."""
     maker = "HIP" if capture.collector in ("rocpd", "rpd", "rocprofv3") else "CUDA"
     known = (f"[{maker} memcpy {COPY_KINDS[kind]}]" if kind in COPY_KINDS else "" for kind in range(14))
     copies = np.array([*known, ""], dtype=object)
