@@ -209,7 +209,7 @@ def row_text(row: Row) -> str:
     """The row for a person: what it is, its verdict and findings, and what to type."""
     from lab.recordings.integrity.words import integrity_lines
 
-    lines = [printable(row.path)]
+    lines = [_one_line(row.path)]
     if row.error is not None:
         return "\n".join([*lines, f"  cannot be read: {row.error}"])
     lines.append(f"  {row.what}")
@@ -223,5 +223,9 @@ def row_text(row: Row) -> str:
         )
         lines += [f"  {line}" for line in integrity_lines(row.lacks, processes=len(row.processes))]
     if row.commands:
-        lines.append("  read it with: " + printable("; ".join(row.commands)))
+        lines.append("  read it with: " + _one_line("; ".join(row.commands)))
     return "\n".join(lines)
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n")
