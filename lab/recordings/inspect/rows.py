@@ -16,10 +16,9 @@ from lab.errors import BadDataError, LabError
 from lab.recordings.capture import Capture
 from lab.recordings.inspect.others import other_of
 from lab.recordings.inspect.walk import Item, items_of
-from lab.recordings.integrity import Evidence, Windows, lacks_over_ranks, windows_of
-from lab.recordings.integrity.evidence import of_capture
-from lab.recordings.integrity.ranks import Shape, shape_of
-from lab.recordings.integrity.replays import replay_lacks
+from lab.recordings.integrity.evidence import Evidence, of_capture
+from lab.recordings.integrity.ranks import Shape, lacks_over_ranks, shape_of
+from lab.recordings.integrity.replays import Windows, replay_lacks, windows_of
 from lab.recordings.lacks import Lack, verdict_of
 from lab.recordings.load import format_of, load_capture
 

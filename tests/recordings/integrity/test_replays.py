@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lab.recordings.integrity import Windows, integrity_of
+from lab.recordings.integrity import integrity_of
+from lab.recordings.integrity.replays import Windows
 from tests.recordings.integrity.made import judged, made
 
 GRAPH = [f"k{i % 7}" for i in range(40)]

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from lab.recordings.integrity import integrity_of
-from lab.recordings.integrity.calls import BEGIN_CAPTURE, COPY, END_CAPTURE, FILL, GRAPH_LAUNCH, LAUNCH, OTHER
-from lab.recordings.integrity.calls import kind_of
+from lab.recordings.integrity.calls import (
+    BEGIN_CAPTURE,
+    COPY,
+    END_CAPTURE,
+    FILL,
+    GRAPH_LAUNCH,
+    LAUNCH,
+    OTHER,
+    kind_of,
+)
 from lab.recordings.integrity.words import bound, idle_bound, integrity_lines
 from lab.recordings.lacks import Lack, holes, verdict_of
 from tests.recordings.integrity.made import judged, made

@@ -48,7 +48,7 @@ def test_a_window_cut_out_of_a_longer_trace_is_an_edge(tmp_path):
 
 
 def test_numbers_that_are_none_are_left_alone(tmp_path):
-    events = numbered(0, 1) + [event(5, **{"Ev Idx": "many"}), event(6, **{"Ev Idx": -4})]
+    events = [*numbered(0, 1), event(5, **{"Ev Idx": "many"}), event(6, **{"Ev Idx": -4})]
     assert trace(tmp_path, events) == {}
 
 
