@@ -95,6 +95,7 @@ def commands() -> Lazy:
         **standalone_commands(),
         **reading,
         "analyze": ("lab.cli.commands:analyze", "Analyse a run, or a recording that lab did not make."),
+        "inspect": ("lab.cli.inspect:inspect", "What a recording is, what it lacks, what can read it."),
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
         "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),
         "setup": ("lab.cli.setup:setup", "Bring the image this machine needs, try it, say what is next."),

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.recordings.lacks import Lack, Verdict, verdict_of
-from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Schema, Table, concat
+from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Schema, Table, concat
 
 __all__ = [
     "GRAPH",
@@ -31,7 +31,6 @@ __all__ = [
     "by_process",
 ]
 
-GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
 PUSH_POP, START_END, OP = 0, 1, 2  # kinds of ranges; OP: an operator recorded by the framework
 
 # -1: not recorded. *_id and domain index `strings`; times are integer ns on one clock.

@@ -13,6 +13,9 @@ from lab.errors import StepFailed
 if TYPE_CHECKING:
     from lab.recordings.lacks import Lack
 
+MOST = 20  # sentences of an error
+_FIX = "where rows are missing, figures are bounds (at least, at most); record again for exact ones"
+
 REQUIRE = click.option(
     "--require",
     type=click.Choice(["complete"]),
@@ -26,13 +29,19 @@ def raise_for_lacks(lacks: Sequence[Lack], where: Path | str, *, require: str | 
     from lab.recordings.integrity.words import sentences
     from lab.recordings.lacks import holes
 
-    bad = list(lacks) if require == "complete" else holes(lacks)
-    if not bad:
-        return
-    lossy = any(not lack.unknown for lack in bad)
-    raise StepFailed(
-        f"the recording is {'incomplete' if lossy else 'not known to be complete'}:\n"
-        + "\n".join(f"  {sentence}" for sentence in sentences(bad)),
-        where=where,
-        fix="figures are bounds (at least, at most) where rows are missing; record again for exact ones",
-    )
+    if require == "complete":
+        raise_unless_complete(sentences(lacks), where)
+    elif torn := holes(lacks):
+        raise StepFailed(_listed("the recording is incomplete", sentences(torn)), where=where, fix=_FIX)
+
+
+def raise_unless_complete(incomplete: Sequence[str], where: Path | str) -> None:
+    """Raises StepFailed if there is any sentence about something that a recording lacks."""
+    if incomplete:
+        what = "--require complete: the recording is not, or not known to be"
+        raise StepFailed(_listed(what, incomplete), where=where, fix=_FIX)
+
+
+def _listed(what: str, incomplete: Sequence[str]) -> str:
+    more = [f"  and {len(incomplete) - MOST} more"] if len(incomplete) > MOST else []
+    return "\n".join([f"{what}:", *(f"  {sentence}" for sentence in incomplete[:MOST]), *more])

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.capture import Capture
 from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH
 from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
-from lab.recordings.integrity.replays import Windows, replay_lacks
 from lab.recordings.lacks import Lack, Place
-from lab.recordings.tables import MEMCPY, Trace
+from lab.recordings.tables import GRAPH, MEMCPY, Trace
+
+if TYPE_CHECKING:
+    from lab.recordings.capture import Capture
+    from lab.recordings.integrity.replays import Windows
 
 _WHEN: dict[Place, str] = {
     "head": "at its start",
     "tail": "at its end",
     "hole": "in its middle",
     "all": "anywhere in it",
+}
+
+
+_LAUNCHED: dict[Place, str] = {
+    "head": "launched before the window",
+    "tail": "launched after the last call that was recorded",
+    "hole": "the calls are missing in the middle",
 }
 
 
@@ -46,7 +56,11 @@ def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
             continue
         found += _gpu_rows(of, process, api[due[api]], len(ops))
         found += _host_rows(of, process, ops, api)
-    return (*found, *replay_lacks(of, more))
+    if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
+        from lab.recordings.integrity.replays import replay_lacks
+
+        found += replay_lacks(of, more)
+    return tuple(found)
 
 
 def _mine(processes: np.ndarray, process: int, count: int) -> np.ndarray:
@@ -129,7 +143,8 @@ def _runs(lost: np.ndarray, place: Place) -> str:
 
 
 def _host_rows(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
-    """Rule H: GPU rows whose call is not here; older than any recorded call: launched before the window."""
+    """Rule H: GPU rows whose call is not here. Older than every recorded call: launched before the window;
+    newer than every one: the calls end before the GPU rows do."""
     orphans = ops[~of.has_call[ops]]
     if not len(orphans):
         return []
@@ -137,18 +152,22 @@ def _host_rows(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> 
     calls = calls[calls > 0]
     corr = of.ops.corr[orphans]
     early = (corr > 0) & (corr < (calls.min() if len(calls) else 0))
+    late = corr > (calls.max() if len(calls) else np.iinfo(np.int64).max)
     whole_ns = int(_dur_ns(of, ops).sum())
     found = []
-    parts: tuple[tuple[Place, np.ndarray], ...] = (("head", orphans[early]), ("hole", orphans[~early]))
+    parts: tuple[tuple[Place, np.ndarray], ...] = (
+        ("head", orphans[early]),
+        ("hole", orphans[~early & ~late]),
+        ("tail", orphans[late]),
+    )
     for place, rows in parts:
         if not len(rows):
             continue
         ns = int(_dur_ns(of, rows).sum())
         share = ns / whole_ns if whole_ns else len(rows) / len(ops)
-        when = "launched before the window" if place == "head" else "its call is missing in the middle"
         text = (
             f"{len(rows):,} of {plural(len(ops), 'GPU row')} ({share:.1%} of GPU time) without an API call: "
-            f"{when}"
+            f"{_LAUNCHED[place]}"
         )
         all_of_it: Place = "all" if len(rows) == len(ops) and place == "hole" else place
         found.append(Lack("host", all_of_it, "H", process, len(rows), len(ops), share, text))

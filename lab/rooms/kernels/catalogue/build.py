@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from lab.errors import BadDataError
+from lab.recordings.integrity.words import bound
+from lab.recordings.lacks import Lack
 from lab.rooms.kernels.catalogue.doubts import launches_without_op, uneven_ranks
 from lab.rooms.kernels.catalogue.launches import launches_of
 from lab.rooms.kernels.catalogue.ops import OpBook
@@ -27,7 +29,10 @@ from lab.rooms.kernels.trails import Trail
 
 @dataclass
 class Catalogue:
-    """All launches, ordered by rank, then time; `sig_id` joins them with `signatures`."""
+    """All launches, ordered by rank, then time; `sig_id` joins them with `signatures`.
+
+    Column `bound` of `unique` is `at least` where rows are known to be missing.
+    """
 
     ranks: list[RankData]
     launches: list[Launch]
@@ -35,6 +40,11 @@ class Catalogue:
     signatures: Signatures
     unique: pd.DataFrame
     problems: list[str]
+
+    @property
+    def lacks(self) -> list[Lack]:
+        """What the recordings of all ranks are missing."""
+        return [lack for rank in self.ranks for lack in rank.trace.lacks]
 
 
 def read_catalogue(trails: Sequence[Trail]) -> Catalogue:
@@ -64,4 +74,6 @@ def put_together(ranks: list[RankData]) -> Catalogue:
     signatures = signatures_of(ranks, launches)
     problems = [text for rank in ranks for text in rank.problems]
     problems += [*uneven_ranks(signatures), *launches_without_op(launches, ranks)]
-    return Catalogue(ranks, launches, ops, signatures, unique_table(signatures, launches), problems)
+    at_least = bound([lack for rank in ranks for lack in rank.trace.lacks])
+    unique = unique_table(signatures, launches, at_least)
+    return Catalogue(ranks, launches, ops, signatures, unique, problems)

@@ -10,6 +10,7 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import LabError
 from lab.recordings.cache import load_trace
+from lab.recordings.integrity.words import sentences
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Trace
 from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
@@ -60,7 +61,7 @@ class RankData:
 def read_rank(trail: Trail, *, cache: Path | None = None) -> RankData:
     """One rank's trace, with what its recorder and its generation files say."""
     trace = load_trace(trail.trace, cache=cache)
-    problems = [f"{trail.trace.name}: {text}" for text in trace.problems]
+    problems = [f"{trail.trace.name}: {text}" for text in (*trace.problems, *sentences(trace.lacks))]
     recorded: list[RecordedOp] = []
     generation = None
     try:

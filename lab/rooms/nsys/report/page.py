@@ -80,8 +80,9 @@ def report(
 
 
 def incomplete(results: Results) -> list[str]:
-    recorded = [cell for cell in results.data if cell.recording is not None]
-    return [f"{cell.label}: {text}" for cell in recorded for text in sentences(cell.recording.lacks)]
+    """One sentence per finding about the recording of each cell."""
+    recorded = [(cell.label, cell.recording) for cell in results.data]
+    return [f"{name}: {text}" for name, one in recorded if one for text in sentences(one.lacks)]
 
 
 def missing_cells(results: Results) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core.words import plural
+from lab.recordings.integrity.words import integrity_lines
+from lab.recordings.lacks import Lack, verdict_of
 from lab.report.page import Page, Section, Table, Timeline, write_page
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.gantt.bars import Bars
@@ -19,15 +21,15 @@ CAPTION = (
 )
 
 
-def write_gantt_page(bars: Bars, out: Path, traces: Sequence[Path]) -> Path:
+def write_gantt_page(bars: Bars, out: Path, traces: Sequence[Path], lacks: Sequence[Lack] = ()) -> Path:
     """`out/gantt.html` with the chart and the times of each device; tables/busy.csv beside it."""
-    busy = busy_table(bars)
+    busy = busy_table(bars, lacks)
     write_csv(busy, out / "tables" / "busy.csv")
     page = Page(
         title=f"Gantt of {traces[0].name}" + (f" and {len(traces) - 1} more" if len(traces) > 1 else ""),
         question="Who ran when?",
-        verdict=[_sentence(bars)],
-        status="ok",
+        verdict=[_sentence(bars), *([] if verdict_of(lacks) == "complete" else integrity_lines(lacks))],
+        status="ok" if verdict_of(lacks) == "complete" else "warn",
         room="kernels",
         provenance={"Traces": {str(index): str(path) for index, path in enumerate(traces)}},
         sections=[

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from lab.recordings.integrity.words import AT_LEAST, AT_MOST, bound
+from lab.recordings.lacks import Lack
 from lab.report.figures import save_png
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.gantt.bars import FAMILIES, GROUP_OF_FAMILY, GROUPS, Bars
@@ -42,8 +45,12 @@ def bar_table(bars: Bars) -> pd.DataFrame:
     return found
 
 
-def busy_table(bars: Bars) -> pd.DataFrame:
-    """One row per rank and device: ms busy, idle, of each group, and of compute beside the others."""
+def busy_table(bars: Bars, lacks: Sequence[Lack] = ()) -> pd.DataFrame:
+    """One row per rank and device: ms busy, idle, of each group, and of compute beside the others.
+
+    bound says `busy at least, idle at most` where `lacks` names lost GPU rows.
+    """
+    bounds = f"busy {AT_LEAST}, idle {AT_MOST}" if bound(lacks, "gpu") else ""
     rows = []
     for lane in sorted(set(bars.lane)):
         mine = np.isin(bars.row, [row for row, one in enumerate(bars.lane) if one == lane])
@@ -66,6 +73,7 @@ def busy_table(bars: Bars) -> pd.DataFrame:
                 "idle_ms": (whole - total(every)) / 1e6,
                 **parts,
                 "overlap_ms": float((overlap[:, 1] - overlap[:, 0]).sum()) / 1000,
+                "bound": bounds,
             }
         )
     found: pd.DataFrame = pd.DataFrame(rows)
