@@ -20,7 +20,7 @@ from lab.recordings.lacks import Lack
 from lab.rooms.kernels.catalogue.doubts import launches_without_op, uneven_ranks
 from lab.rooms.kernels.catalogue.launches import launches_of
 from lab.rooms.kernels.catalogue.ops import OpBook
-from lab.rooms.kernels.catalogue.rank import RankData, read_rank
+from lab.rooms.kernels.catalogue.rank import RankData, read_ranks
 from lab.rooms.kernels.catalogue.signatures import signatures_of
 from lab.rooms.kernels.catalogue.unique import unique_table
 from lab.rooms.kernels.schema import Launch, OpRecord, Signatures
@@ -49,7 +49,7 @@ class Catalogue:
 
 def read_catalogue(trails: Sequence[Trail]) -> Catalogue:
     """The catalogue of all ranks. Raises the reader's error for a trace that cannot be read."""
-    return put_together([read_rank(trail) for trail in trails])
+    return put_together(read_ranks(trails))
 
 
 def put_together(ranks: list[RankData]) -> Catalogue:

@@ -30,7 +30,7 @@ _LAUNCHES = "ts_us dur_us kernel category op phase grid block rank device stream
 def unique(
     traces: tuple[Path, ...], bucketed: bool, out: Path | None, as_json: bool, top: int, require: str | None
 ) -> None:
-    """Distinct launches of TRACES (a RUN, or one Kineto trace per rank), with counts and times.
+    """Distinct launches of TRACES (a RUN, or recordings of any format), with counts and times.
 
     Writes tables/unique_kernels.csv, signatures.json, unique_bucketed.csv, and unique_kernels.jsonl in the
     original scripts' format. Counts sum to all launches of the traces, times to their kernel time.
@@ -89,8 +89,8 @@ def gantt(traces: tuple[Path, ...], step: str | None, out: Path | None, require:
         from lab.rooms.kernels.catalogue.gantt.bars import bars_of
         from lab.rooms.kernels.catalogue.gantt.page import write_gantt_page
         from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
-        from lab.rooms.kernels.catalogue.rank import read_rank
-    ranks = [read_rank(trail) for trail in trails_of(traces)]
+        from lab.rooms.kernels.catalogue.rank import read_ranks
+    ranks = read_ranks(trails_of(traces))
     bars, lacks = bars_of(ranks), [lack for rank in ranks for lack in rank.trace.lacks]
     home = out or home_of(traces)
     written = [*write_gantt(bars, home, step=step), write_gantt_page(bars, home, traces, lacks)]
