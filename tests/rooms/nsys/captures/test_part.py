@@ -62,7 +62,7 @@ def kernels_of(found):
 def test_summary_of_a_step_a_range_and_a_window(trained):
     whole = found_of(trained)
     one = found_of(trained, "--step", "1")
-    assert one["steps"] == ["step_1"] and one["part"] == "steps 1"
+    assert one["steps"] == ["step_1"] and one["part"] == "step 1"
     assert kernels_of(one) == kernels_of(whole)
     both = found_of(trained, "--range", "backward")
     assert both["steps"] == ["step_0", "step_1"] and kernels_of(both) == {"": [5], "backward": [5]}
@@ -105,6 +105,7 @@ def test_what_is_asked_for_in_vain_has_its_exit_code(trained):
     assert exit_code("summary", trained, "--step", "99") == 4
     assert exit_code("summary", trained, "--from", "1h") == 2
     assert exit_code("summary", trained, "--process", "7") == 4
+    assert exit_code("summary", trained, "--from", "2ms", "--to", "1ms") == 2
     assert exit_code("stats", trained, "--step", "x") == 2
     assert exit_code("stats", trained, "--range", "forward") == 0
 
