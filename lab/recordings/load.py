@@ -13,12 +13,13 @@ from pathlib import Path
 
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
-from lab.recordings import nsys, rocpd, rocprofv3, rpd, sqlite
+from lab.recordings import nsys, pftrace, rocpd, rocprofv3, rpd, sqlite
 from lab.recordings.capture import Capture
 from lab.recordings.combine import combined
 from lab.recordings.integrity import integrity_of
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
+from lab.recordings.nsys.parquet import load_folder
 
 START_BYTES = 4096
 _GZIP = b"\x1f\x8b"
@@ -79,6 +80,7 @@ FORMATS: tuple[Format, ...] = (
         lambda found: bool(found.tables & {"META_DATA_EXPORT", "META_DATA_CAPTURE", "StringIds"}),
         nsys.load,
     ),
+    Format("nsys", "an nsys export to Parquet", lambda found: nsys.is_folder(found.names), load_folder),
     Format(
         "rpd",
         "a database of rocmProfileData (.rpd)",
@@ -110,6 +112,9 @@ FORMATS: tuple[Format, ...] = (
         why="record with rocprofv3 (--output-format rocpd or json), or with torch.profiler",
     ),
     Format("kineto", "a Kineto trace", _json_starts, _kineto),
+    Format(
+        "pftrace", "a Perfetto trace", lambda found: pftrace.looks_like_packets(found.start), pftrace.load
+    ),
 )
 
 

@@ -36,6 +36,8 @@ KERNEL_COLUMNS = {
     "bytes": np.int64,
     "smem_bytes": np.int32,
     "regs": np.int32,
+    "graph": np.int64,
+    "graph_node": np.int64,
 }
 OP_COLUMNS = {
     "ts_ns": np.int64,

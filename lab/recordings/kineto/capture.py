@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +28,7 @@ from lab.recordings.kineto.owners import owners
 from lab.recordings.tables import Schema, Table, Trace, concat
 from lab.recordings.views import gemm_instances
 
-_COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
+_COPY = re.compile(r"Memcpy (\w+)(?: \((\w+) -> (\w+)\))?")
 _RANK = re.compile(r"\[?R(?:ank)? ?(\d{1,6})\b", re.IGNORECASE)  # as merges name the processes of a rank
 _LONG = {
     "HtoD": "Host-to-Device",
@@ -87,7 +88,7 @@ def _ops_of(trace: Trace, process: np.ndarray, processes: tuple[Process, ...]) -
     kernels = trace.kernels
     pids = np.array([-1 if one.pid is None else one.pid for one in processes], dtype=np.int64)
     same = {name: getattr(kernels, name) for name in OPS_COLUMNS if name in set(kernels)}
-    copies = _copies(trace)
+    copies = {name: codes[kernels.name_id] for name, codes in copy_kinds(trace.strings).items()}
     return filled(
         OPS_COLUMNS,
         len(kernels),
@@ -104,9 +105,12 @@ def _ops_of(trace: Trace, process: np.ndarray, processes: tuple[Process, ...]) -
     )
 
 
-def _copies(trace: Trace) -> dict[str, np.ndarray]:
-    """nsys' numbers for what Kineto writes into a name such as `Memcpy HtoD (Pageable -> Device)`."""
-    found = [_COPY.match(text) for text in trace.strings]
+def copy_kinds(names: Sequence[str]) -> dict[str, np.ndarray]:
+    """nsys' numbers for what Kineto writes into a name such as `Memcpy HtoD (Pageable -> Device)`.
+
+    Columns (n + 1,) copy_kind, src_kind and dst_kind by name; -1 for other names, and at the end.
+    """
+    found = [_COPY.match(text) for text in names]
     columns = {}
     for name, group, known in (
         ("copy_kind", 1, COPY_KINDS),
@@ -115,7 +119,7 @@ def _copies(trace: Trace) -> dict[str, np.ndarray]:
     ):
         numbers = {text: number for number, text in known.items()}
         codes = [numbers.get(_LONG.get(one[group], one[group]), -1) if one else -1 for one in found]
-        columns[name] = np.array([*codes, -1], dtype=np.int16)[trace.kernels.name_id]
+        columns[name] = np.array([*codes, -1], dtype=np.int16)
     return columns
 
 

@@ -41,6 +41,7 @@ TABLE_OF = {
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes")
 _PH, _CAT, _NAME, _TS, _DUR = (attrgetter(name) for name in ("ph", "cat", "name", "ts", "dur"))
 _ARGS = attrgetter("args")
+_COPY_KIND = attrgetter("copy_kind")
 
 
 class Columns:
@@ -124,7 +125,8 @@ class Columns:
         columns["kind"] = np.fromiter(map(self._kind_of.__getitem__, map(_CAT, events)), np.int8, len(events))
         device, stream = self._encode.ints(args, "device"), self._encode.ints(args, "stream")
         columns["device"] = _int32(np.where(device < 0, columns["pid"], device))
-        columns["stream"] = np.where(stream < 0, columns.pop("tid"), stream)
+        moved = self._encode.ints(args, "original_stream")
+        columns["stream"] = np.where(moved >= 0, moved, np.where(stream < 0, columns.pop("tid"), stream))
         columns["correlation"] = self._encode.ints(args, "correlation")
         columns["external_id"] = self._encode.ints(args, "external_id")
         columns["bytes"] = self._encode.ints(args, "bytes_")
@@ -134,8 +136,19 @@ class Columns:
                 columns[f"{name}_{axis}"] = _int32(sizes[index::3])
         for name in ("smem_bytes", "regs"):
             columns[name] = _int32(self._encode.ints(args, name))
+        for name in ("graph", "graph_node"):
+            ids = self._encode.ints(args, name)
+            columns[name] = np.where(ids > 0, ids, -1)
+        self._name_copies(args, columns)
         self._append("kernels", columns, events)
         self._add_collectives("collectives", "kernel", "kernels", args)
+
+    def _name_copies(self, args: list[Args], columns: dict[str, np.ndarray]) -> None:
+        """Kineto's name for the copies of torch's CUPTI monitor, whose kinds are arguments."""
+        for row in compress(range(len(args)), map(_COPY_KIND, args)):
+            one = args[row]
+            name = copy_name(one.copy_kind, one.src_kind, one.dst_kind)
+            columns["name_id"][row] = self._encode.strings[name]
 
     def _add_collectives(self, table: str, row: str, of: str, args: list[Args]) -> None:
         """Rows for those of the last `args` of the table `of` that describe a collective."""
@@ -239,6 +252,11 @@ class Columns:
         if (times_us >= FLOAT_EXACT_US).any():
             raise _TooLarge
         return float_us_to_ns(times_us)
+
+
+def copy_name(kind: str, source: str, target: str) -> str:
+    """Kineto's name of a copy."""
+    return f"Memcpy {kind} ({source} -> {target})" if source and target else f"Memcpy {kind}"
 
 
 def _has_grid(args: Args) -> bool:

@@ -29,7 +29,7 @@ def read_ranges(export: Export, strings: StringIds) -> Table:
         "NVTX_EVENTS",
         {"start_ns": "start", "end_ns": "end", "type": "eventType", "at": "globalTid", "row": "rowid"},
         {"text_id": "textId", "domain_id": "domainId", "end_at": "endGlobalTid"},
-        f"WHERE eventType IN ({', '.join(map(str, _KIND_OF))})",
+        ("eventType", tuple(_KIND_OF)),
     )
     _end_the_unfinished(export, found)
     with_valid_ends(export, "NVTX_EVENTS", found)
@@ -50,7 +50,7 @@ def _end_the_unfinished(export: Export, found: dict[str, np.ndarray]) -> None:
     if not still_open.any():
         return
     tables = [PREFIX + name for name in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")]
-    last = [export.rows(table, "MAX(end)")[0][0] or 0 for table in tables if table in export.tables]
+    last = [export.largest(table, "end") for table in tables if table in export.tables]
     end = max([int(found["end_ns"].max()), int(found["start_ns"].max()), *last])
     found["end_ns"] = np.where(still_open, end, found["end_ns"])
     export.problems.append(f"{plural(int(still_open.sum()), 'range')} still open at the end of the recording")
@@ -60,13 +60,11 @@ def _texts(export: Export, strings: StringIds, found: dict[str, np.ndarray]) -> 
     """The range's own text where it has one, otherwise its entry in StringIds."""
     ids = found["text_id"].copy()
     if "text" in export.tables["NVTX_EVENTS"]:
-        condition = (
-            f"WHERE text IS NOT NULL AND eventType IN ({', '.join(map(str, _KIND_OF))}) ORDER BY rowid"
-        )
-        cursor = export.connection.execute(f"SELECT rowid, text FROM NVTX_EVENTS {condition}")
         known: dict[object, int] = {}
         rows, own = [], []
-        for row, text in cursor:
+        for row, text in export.rows("NVTX_EVENTS", ("rowid", "text"), ("eventType", tuple(_KIND_OF))):
+            if text is None:
+                continue
             if (index := known.get(text)) is None:
                 index = known[text] = strings.add(str(text))
             rows.append(row)
@@ -82,7 +80,7 @@ def _domains(export: Export, strings: StringIds, found: dict[str, np.ndarray]) -
     named = {
         (at >> 24, domain): str(text)
         for at, domain, text in export.rows(
-            "NVTX_EVENTS", "globalTid, domainId, text", f"WHERE eventType = {_DOMAIN}"
+            "NVTX_EVENTS", ("globalTid", "domainId", "text"), ("eventType", (_DOMAIN,))
         )
         if text is not None and at is not None
     }

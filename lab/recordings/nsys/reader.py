@@ -1,4 +1,4 @@
-"""From an export or a .nsys-rep to a capture."""
+"""From an export, to SQLite or to Parquet, or a .nsys-rep to a capture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Capture, Process, by_process
-from lab.recordings.nsys.export import Export, pid_of
+from lab.recordings.nsys.export import Export, SqliteExport, pid_of
 from lab.recordings.nsys.info import check_presence, count_lacks, read_devices, read_info
 from lab.recordings.nsys.operations import read_api_calls, read_operations, read_os_calls, read_waits
 from lab.recordings.nsys.ranges import read_ranges, with_bare_names
@@ -30,36 +30,40 @@ def load(path: Path | str) -> Capture:
     """
     path = Path(path)
     with opened(path) as connection:
-        export = Export(connection, path)
-        export.check()
-        lacks = count_lacks(export)
-        strings = StringIds(export)
-        read = [
-            read_operations(export, strings),
-            read_api_calls(export, strings),
-            read_ranges(export, strings),
-            read_waits(export),
-            read_os_calls(export, strings),
-        ]
-        (ops, api, ranges, sync, osrt), processes = _by_process(read)
-        meta = export.pairs("META_DATA_EXPORT")
-        capture = Capture(
-            source=path,
-            collector="nsys",
-            version=meta.get("EXPORT_PRODUCT_VERSION"),
-            schema=meta.get("EXPORT_SCHEMA_VERSION"),
-            ops=strings.named(ops, ("name_id",)),
-            api=strings.named(api, ("name_id",)),
-            ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
-            sync=sync,
-            osrt=strings.named(osrt, ("name_id",)),
-            strings=strings.strings.texts,
-            devices=read_devices(export),
-            problems=export.problems,
-            info=read_info(export),
-            processes=processes,
-            lacks=lacks,
-        )
+        return capture_of(SqliteExport(connection, path))
+
+
+def capture_of(export: Export) -> Capture:
+    """The capture in an export of either kind."""
+    export.check()
+    lacks = count_lacks(export)
+    strings = StringIds(export)
+    read = [
+        read_operations(export, strings),
+        read_api_calls(export, strings),
+        read_ranges(export, strings),
+        read_waits(export),
+        read_os_calls(export, strings),
+    ]
+    (ops, api, ranges, sync, osrt), processes = _by_process(read)
+    meta = export.pairs("META_DATA_EXPORT")
+    capture = Capture(
+        source=export.path,
+        collector="nsys",
+        version=meta.get("EXPORT_PRODUCT_VERSION"),
+        schema=meta.get("EXPORT_SCHEMA_VERSION"),
+        ops=strings.named(ops, ("name_id",)),
+        api=strings.named(api, ("name_id",)),
+        ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
+        sync=sync,
+        osrt=strings.named(osrt, ("name_id",)),
+        strings=strings.strings.texts,
+        devices=read_devices(export),
+        problems=export.problems,
+        info=read_info(export),
+        processes=processes,
+        lacks=lacks,
+    )
     check_presence(capture)
     return capture
 

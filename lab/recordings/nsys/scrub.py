@@ -36,8 +36,11 @@ KEPT_NAMES = {
     r"CAPTURE_EVENT_TYPE|RUN_DURATION_MS|START_TRIGGER|STOP_TRIGGER",
     "TARGET_INFO_SYSTEM_ENV": r"NvDriverVersion|CudaDriverVersion|HardwarePlatform",
 }
-# Of DIAGNOSTIC_EVENT the counts, which tell whether an export is complete.
-KEPT_DIAGNOSTICS = r"Number of (NVTX|CUDA|CUPTI) events [a-z]+: *\t?\d+[\w ,:.]*"
+# Of DIAGNOSTIC_EVENT the counts, which tell whether an export is complete; no free text around them.
+_COUNT = "[0-9]{1,19}"
+KEPT_DIAGNOSTICS = (
+    rf"Number of (NVTX|CUDA|CUPTI) events (collected|produced): *\t?{_COUNT}(, CUPTI buffers: {_COUNT})?\.?"
+)
 # Columns that point into StringIds.
 STRING_IDS = {"demangledName", "shortName", "mangledName", "nameId", "textId"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -57,6 +58,8 @@ def with_secrets(export):
     )
     export.add("DIAGNOSTIC_EVENT", text="see /tmp/hushG/stdout.log")
     export.add("DIAGNOSTIC_EVENT", text="Number of CUDA events collected: \t48.")
+    for more in (", CUPTI buffers: 50.", " hushL", ". hushM", "\nhushN", ", CUPTI buffers: 50. hushO"):
+        export.add("DIAGNOSTIC_EVENT", text=f"Number of CUPTI events produced: \t3045{more}")
     export.add("A_TABLE_OF_TOMORROW", text="hushH")
     export.add(PREFIX + "OF_TOMORROW", start=1, text="hushI")
     export.rows["NVTX_EVENTS"][0]["jsonText"] = "hushJ"
@@ -83,6 +86,16 @@ def test_a_scrubbed_copy_holds_no_secret_and_reads_the_same(tmp_path, export):
     assert after.devices == before.devices
     assert after.problems == before.problems
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "b.sqlite"]
+
+
+def test_a_text_appended_to_a_count_removes_the_line_and_the_counts_themselves_stay(tmp_path, export):
+    scrub(with_secrets(export).write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite")
+    with closing(sqlite3.connect(tmp_path / "b.sqlite")) as copy:
+        kept = [text for (text,) in copy.execute("SELECT text FROM DIAGNOSTIC_EVENT")]
+    assert kept == [
+        "Number of CUDA events collected: \t48.",
+        "Number of CUPTI events produced: \t3045, CUPTI buffers: 50.",
+    ]
 
 
 def test_a_gzipped_export_is_scrubbed_as_the_plain_one_and_a_bad_one_is_named(tmp_path, export):

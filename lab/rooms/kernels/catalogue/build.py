@@ -14,13 +14,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from lab.errors import BadDataError
 from lab.recordings.integrity.words import bound
 from lab.recordings.lacks import Lack
 from lab.rooms.kernels.catalogue.doubts import launches_without_op, uneven_ranks
 from lab.rooms.kernels.catalogue.launches import launches_of
 from lab.rooms.kernels.catalogue.ops import OpBook
-from lab.rooms.kernels.catalogue.rank import RankData, read_ranks
+from lab.rooms.kernels.catalogue.rank import RankData, no_launches, read_ranks
 from lab.rooms.kernels.catalogue.signatures import signatures_of
 from lab.rooms.kernels.catalogue.unique import unique_table
 from lab.rooms.kernels.schema import Launch, OpRecord, Signatures
@@ -59,11 +58,7 @@ def put_together(ranks: list[RankData]) -> Catalogue:
     """
     starts = [rank.start_ns() for rank in ranks if len(rank.rows)]
     if not starts:
-        raise BadDataError(
-            "the trace holds neither kernels nor ops",
-            where=ranks[0].path,
-            fix="record with activities CPU and CUDA, and run the model inside the profiler",
-        )
+        raise no_launches(ranks)
     zero_ns = min(int(one.min()) for one in starts)
     launches: list[Launch] = []
     ops: list[OpRecord] = []

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from lab.core.words import plural
-from lab.errors import LabError
+from lab.errors import BadDataError, LabError
 from lab.recordings.as_trace import load_traces
 from lab.recordings.integrity.words import sentences
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Trace
@@ -150,6 +150,15 @@ def _unaligned(rank: int, recorded: list[RecordedOp], call: np.ndarray) -> list[
     names = ", ".join(sorted({op.name for op in lost})[:4])
     whole = plural(len(recorded), "recorded call")
     return [f"{len(lost)} of {whole} not found in the trace of rank {rank}: {names}"]
+
+
+def no_launches(ranks: Sequence[RankData]) -> BadDataError:
+    """The error for traces in which nothing was launched."""
+    return BadDataError(
+        "the trace holds neither kernels nor ops",
+        where=ranks[0].path,
+        fix="record with activities CPU and CUDA, and run the model inside the profiler",
+    )
 
 
 def find_marks(trace: Trace) -> Marks:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.recordings.gantt.bars import busy_table
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.report.page import Figure, Page, Status, write_page
@@ -15,7 +16,7 @@ from lab.report.tables import write_csv
 from lab.rooms.kernels import analyze
 from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.catalogue.gantt.bars import bars_of
-from lab.rooms.kernels.catalogue.gantt.tables import busy_table, write_gantt
+from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
 from lab.rooms.kernels.catalogue.roofs import roof_of
 from lab.rooms.kernels.energy.result import EnergyResult
 from lab.rooms.kernels.replay.result import Result as ReplayResult

@@ -20,7 +20,8 @@ MAX_PHASES = 60
 class Phase:
     """One path of ranges below a step, `()` being the step itself. Times are ms per step, mean and deviation.
 
-    kernels: launches in each step (one number where all agree); share: of the step's kernel time.
+    kernels: launches in each step (one number where all agree); share: of the step's kernel time,
+    None without any.
     gemm_tflop: 10^12 operations of matrix products, from recorded shapes, and gemm_ms, the time of their
     kernels; None without shapes.
     """
@@ -33,7 +34,7 @@ class Phase:
     busy_ms: float
     span_ms: float
     host_ms: float
-    share: float
+    share: float | None
     gemm_tflop: float | None
     gemm_ms: float | None
 
@@ -51,7 +52,9 @@ def phases_of(projection: Projection, frame: np.ndarray, steps: np.ndarray) -> t
         rows = _ranges_at_path(projection, below, path, steps)
         found[path] = _phase(projection, path, rows, group, max(len(steps), 1), gemms)
     total = found[()].kernel_ms
-    found = {path: replace(one, share=one.kernel_ms / total if total else 1.0) for path, one in found.items()}
+    found = {
+        path: replace(one, share=one.kernel_ms / total if total else None) for path, one in found.items()
+    }
     ordered: list[Phase] = []
     _unfold((), found, ordered)
     return tuple(ordered[:MAX_PHASES])
@@ -138,7 +141,7 @@ def _phase(
         busy_ms=float(found.busy_ns.mean()) / 1e6,
         span_ms=float(found.span_ns.mean()) / 1e6,
         host_ms=float(host_ns.sum()) / num_steps / 1e6,
-        share=1.0,
+        share=None,
         gemm_tflop=float(flops[inside].sum()) / num_steps / 1e12 if shapes else None,
         gemm_ms=float(gemm_ns[inside].sum()) / num_steps / 1e6 if shapes else None,
     )

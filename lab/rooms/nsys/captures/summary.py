@@ -64,7 +64,7 @@ class Summary:
     classes: tuple[Share, ...]
     top: tuple[Share, ...]
     origins: tuple[Share, ...]
-    matmul_share: float
+    matmul_share: float | None
     gpus: tuple[Gpu, ...]
     rules: dict[str, tuple[int, float]]
     left_out: tuple[int, float]
@@ -135,7 +135,7 @@ def summarise(projection: Projection, phases: re.Pattern[str] = PHASES) -> Summa
         classes=_by_class(by_name),
         top=tuple(by_name[:TOP]),
         origins=_origins(projection, kernels, num_steps),
-        matmul_share=sum(one.share for one in by_name if is_matmul(one.name)),
+        matmul_share=_matmul_share(by_name),
         gpus=_gpus(capture, measured),
         rules=_rules(projection),
         left_out=(int(outside.sum()), int(dur_ns[outside].sum()) / 1e6),
@@ -179,6 +179,13 @@ def _shares(capture: Capture, key: np.ndarray, mask: np.ndarray, num_steps: int)
         for name, n, ns in zip(used, counts, total_ns, strict=True)
     ]
     return sorted(found, key=lambda one: (-one.kernel_ms, one.name))
+
+
+def _matmul_share(by_name: Sequence[Share]) -> float | None:
+    """None where no kernel, or no kernel's name, was recorded: nobody knows which multiply."""
+    if not any(one.name for one in by_name):
+        return None
+    return sum(one.share for one in by_name if is_matmul(one.name))
 
 
 def _by_class(by_name: list[Share]) -> tuple[Share, ...]:

@@ -41,7 +41,7 @@ def summaries_text(found: Sequence[Summary]) -> str:
         whole = one.phases[0]
         times = "".join(f"{ms:>10.3f}" for ms in (whole.kernel_ms, whole.busy_ms, whole.span_ms))
         counts = f"{len(one.steps) or '-':>10}{_launches(whole.kernels):>10}"
-        rows.append(f"  {one.label[:41]:<42}{counts}{times}{one.matmul_share:>16.1%}")
+        rows.append(f"  {one.label[:41]:<42}{counts}{times}{_share(one.matmul_share):>16}")
     overview = "\n".join(map(_one_line, rows)) + "\n"
     return "\n".join([overview, *map(summary_text, found)])
 
@@ -61,7 +61,9 @@ def _lines(one: Summary) -> list[str]:
         *_phase_lines(one),
         "",
         *_share_lines(f"kernel classes, {_per_step(one)}", one.classes, at_least),
-        f"  matrix products: {one.matmul_share:.1%} of {_recorded(one)}kernel time",
+        f"  matrix products: {_share(one.matmul_share)} of {_recorded(one)}kernel time"
+        if one.matmul_share is not None
+        else "  no kernels, or no names of kernels, were recorded: classes and matrix products are unknown",
         "",
         *_share_lines(f"costliest kernels, {_per_step(one)}", one.top, at_least, short=True),
     ]
@@ -105,7 +107,9 @@ def _phase_lines(one: Summary) -> list[str]:
         times = f"{phase.kernel_ms:>10.3f}{sd}{phase.busy_ms:>10.3f}{phase.span_ms:>10.3f}"
         host = f"{phase.host_ms:>10.3f}" if phase.host_ms else f"{'':>10}"
         rate = _rate(phase) if shapes else ""
-        lines.append(f"{name[:43]:<44}{_launches(phase.kernels):>10}{times}{host}{phase.share:>8.1%}{rate}")
+        lines.append(
+            f"{name[:43]:<44}{_launches(phase.kernels):>10}{times}{host}{_share(phase.share):>8}{rate}"
+        )
     uneven = [phase for phase in one.phases if len(phase.kernels) > 1]
     for phase in uneven[:3]:
         counts = ", ".join(map(str, phase.kernels[:10]))
@@ -150,6 +154,10 @@ def _share_lines(
         ms = one.kernel_ms * one.per_step / one.kernels
         lines.append(f"  {name:<68}{count:>10}{ms:>12.3f}{one.share:>8.1%}")
     return lines
+
+
+def _share(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.1%}"
 
 
 def _shortened(name: str, width: int = 66) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core.words import plural
+from lab.recordings.gantt.bars import Bars, busy_table
+from lab.recordings.gantt.packed import packed
 from lab.recordings.integrity.words import integrity_lines
 from lab.recordings.lacks import Lack, verdict_of
 from lab.report.page import Page, Section, Table, Timeline, write_page
 from lab.report.tables import write_csv
-from lab.rooms.kernels.catalogue.gantt.bars import Bars
-from lab.rooms.kernels.catalogue.gantt.canvas import packed
-from lab.rooms.kernels.catalogue.gantt.tables import busy_table
 
 CAPTION = (
     "Every launch: one row per stream for compute, communication and copies each. Grey bands are forwards or "
     "steps; red shade is compute beside communication or copies; the darker a pixel, the busier it is. "
-    "Scroll to zoom, drag to move, double-click to show everything."
+    "Scroll to zoom, drag to move, double-click to show everything; a click says all about a launch. "
+    "Keys: arrows, + and -, 0, n and p for the next and previous launch that the search finds."
 )
 
 
