@@ -16,10 +16,9 @@ from lab.errors import BadDataError, LabError
 from lab.recordings.capture import Capture
 from lab.recordings.inspect.others import other_of
 from lab.recordings.inspect.walk import Item, items_of
-from lab.recordings.integrity import Evidence, Windows, lacks_over_ranks, windows_of
-from lab.recordings.integrity.evidence import of_capture
-from lab.recordings.integrity.ranks import Shape, shape_of
-from lab.recordings.integrity.replays import replay_lacks
+from lab.recordings.integrity.evidence import Evidence, of_capture
+from lab.recordings.integrity.ranks import Shape, lacks_over_ranks, shape_of
+from lab.recordings.integrity.replays import Windows, replay_lacks, windows_of
 from lab.recordings.lacks import Lack, verdict_of
 from lab.recordings.load import format_of, load_capture
 
@@ -209,7 +208,7 @@ def row_text(row: Row) -> str:
     """The row for a person: what it is, its verdict and findings, and what to type."""
     from lab.recordings.integrity.words import integrity_lines
 
-    lines = [printable(row.path)]
+    lines = [_one_line(row.path)]
     if row.error is not None:
         return "\n".join([*lines, f"  cannot be read: {row.error}"])
     lines.append(f"  {row.what}")
@@ -223,5 +222,9 @@ def row_text(row: Row) -> str:
         )
         lines += [f"  {line}" for line in integrity_lines(row.lacks, processes=len(row.processes))]
     if row.commands:
-        lines.append("  read it with: " + printable("; ".join(row.commands)))
+        lines.append("  read it with: " + _one_line("; ".join(row.commands)))
     return "\n".join(lines)
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n")
