@@ -95,6 +95,8 @@ def commands() -> Lazy:
         **standalone_commands(),
         **reading,
         "analyze": ("lab.cli.commands:analyze", "Analyse a run, or a recording that lab did not make."),
+        "diff": ("lab.compare.cli:diff", "What changed between two recordings, split exactly."),
+        "check": ("lab.compare.cli:check", "Is HEAD slower than BASE? Exit code 0, 1, or 3 for undecided."),
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
         "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),
         "setup": ("lab.cli.setup:setup", "Bring the image this machine needs, try it, say what is next."),
