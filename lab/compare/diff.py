@@ -14,6 +14,7 @@ from lab.compare.split import Row, parts_of, split
 from lab.compare.units import TIMES, Units, unit_of, units
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
+from lab.recordings.names import short_name
 
 MOST_FINDINGS = 20
 
@@ -184,13 +185,14 @@ def _one_pair(row: Row) -> bool:
 
 def _of_row(row: Row) -> Finding:
     op = f"{row.op or 'no known op'} {row.dims}".strip()
+    before, after = (short_name(name) if name else "nothing" for name in (row.kernel_a, row.kernel_b))
     if row.kind == "same_kernel_duration":
         share = 100 * row.ns / max(row.ns_a, 1.0)
-        text = f"{op}: {row.kernel_a} takes {share:+.1f} % ({_us(row.ns)} per unit)"
+        text = f"{op}: {before} takes {share:+.1f} % ({_us(row.ns)} per unit)"
     elif row.kind == "count":
-        text = f"{op}: {row.kernel_a} runs {row.n_a:g} -> {row.n_b:g} times ({_us(row.ns)})"
+        text = f"{op}: {before} runs {row.n_a:g} -> {row.n_b:g} times ({_us(row.ns)})"
     else:
-        text = f"{op}: {row.kernel_a or 'nothing'} -> {row.kernel_b or 'nothing'} ({_us(row.ns)})"
+        text = f"{op}: {before} -> {after} ({_us(row.ns)})"
     return Finding(text=text, ns=row.ns, kind=row.kind, confidence=row.confidence)
 
 

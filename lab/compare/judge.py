@@ -37,7 +37,7 @@ def judge_rows(rows: Sequence[Row]) -> None:
 
 
 def judge_by_repeats(rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[Units]) -> None:
-    """Intervals (99 %, Welch) over processes for durations of shared kernels; two processes a side at least."""
+    """Intervals (99 %, Welch) over processes for durations of shared kernels; two a side at least."""
     for row in rows:
         if row.kind != "same_kernel_duration" or row.kernel_a is None:
             continue

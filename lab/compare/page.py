@@ -29,7 +29,17 @@ def write(difference: Difference, out: Path) -> list[Path]:
             [msgspec.to_builtins(call) for call in shown.api], columns=["name", "n_a", "n_b"]
         ),
         "ranks": by_rank(difference),
-        "findings": pd.DataFrame([msgspec.to_builtins(one) for one in shown.findings]),
+        "findings": pd.DataFrame(
+            [
+                {
+                    "what": one.text,
+                    "kind": one.kind,
+                    "change_us": one.ns and one.ns / 1000,
+                    "confidence": one.confidence,
+                }
+                for one in shown.findings
+            ]
+        ),
     }
     written = [write_csv(frame, tables / f"{name}.csv") for name, frame in frames.items()]
     findings = out / "findings.json"

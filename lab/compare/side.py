@@ -12,8 +12,8 @@ import numpy as np
 
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.cache import load_trace
-from lab.recordings.tables import Trace
-from lab.recordings.views import classify, launch_calls, link_ops
+from lab.recordings.tables import MEMSET, Trace
+from lab.recordings.views import MEMCOPY, classify, launch_calls, link_ops
 
 RECORDINGS = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep", ".db", ".db.gz", ".rpd", ".pftrace")
 STEP = re.compile(
@@ -57,8 +57,9 @@ class Work:
 
     @cached_property
     def classes(self) -> np.ndarray:
-        """COMP, COMM or MEMCOPY."""
-        found: np.ndarray = classify(self.trace)[self.order]
+        """COMP, COMM or MEMCOPY; fills count as copies: both wait for memory, and neither computes."""
+        classes = classify(self.trace)
+        found: np.ndarray = np.where(self.trace.kernels.kind == MEMSET, MEMCOPY, classes)[self.order]
         return found
 
     @cached_property
@@ -86,7 +87,7 @@ class Work:
 
     @cached_property
     def steps_ns(self) -> np.ndarray:
-        """(m, 2): the steps that the program marked, none inside another, by start; empty if it marked none."""
+        """(m, 2): the steps that the program marked, by start, none inside another; perhaps none."""
         return marked_steps(self.trace)
 
 

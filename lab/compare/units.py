@@ -22,7 +22,7 @@ TIMES = ("span", "busy", "idle", "overlap", "compute", "exposed_comm", "exposed_
 
 @dataclass(frozen=True)
 class Units:
-    """One rank's work per unit. `times_ns[name]` (u,) are of each unit; a window is one row, divided already."""
+    """One rank's work per unit. `times_ns[name]` (u,) are of each unit; a window is one, divided already."""
 
     unit: str
     count: float

@@ -45,7 +45,7 @@ def decide(base: Sequence[float], head: Sequence[float], allowed: float, *, leve
     found["change"] = math.expm1(change)
     if min(len(a), len(b)) < LEAST:
         return found
-    va, vb = x.var(ddof=1), y.var(ddof=1)
+    va, vb = float(x.var(ddof=1)), float(y.var(ddof=1))
     half = _half(va, vb, len(x), len(y), level)
     found.update(
         low=math.expm1(change - half), high=math.expm1(change + half), detectable=math.expm1(2 * half)
@@ -65,7 +65,7 @@ def t_quantile(p: float, freedom: float) -> float:
     low, high = 0.0, 1.0
     while t_cdf(high, freedom) < p:
         high *= 2
-    for _ in range(80):
+    for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if t_cdf(middle, freedom) < p else (low, middle)
     return high
@@ -119,11 +119,13 @@ def _half(va: float, vb: float, n: int, m: int, level: float) -> float:
 
 def _more(va: float, vb: float, n: int, distance: float, level: float) -> int | None:
     """Further processes a side until the interval is shorter than `distance`; None if more than 10,000."""
-    if distance == 0:
-        return None
-    k = n
-    while _half(va, vb, k, k, level) >= distance:
-        k += max(1, k // 20)
-        if k > MOST_REPEATS:
+    enough = n
+    while _half(va, vb, enough, enough, level) >= distance:
+        enough *= 2
+        if enough > MOST_REPEATS:
             return None
-    return max(k - n, 1)
+    low = enough // 2
+    while enough - low > 1:
+        middle = (low + enough) // 2
+        low, enough = (low, middle) if _half(va, vb, middle, middle, level) < distance else (middle, enough)
+    return max(enough - n, 1)
