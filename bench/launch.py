@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PAIRS = 25
-STEPS, ROUNDS, BAR = 200, 3, 0.7
+STEPS, JOBS, ROUNDS, BAR = 200, (1, 2), 3, 0.7
 FOLDERS = {"HF_HOME": "hf", "XDG_CACHE_HOME": "cache"}
 
 
@@ -35,7 +35,7 @@ def main() -> None:
         root = Path(name)
         os.environ.update({variable: str(root / folder) for variable, folder in FOLDERS.items()})
         _one_by_one(root)
-        for jobs in (1, 2):
+        for jobs in JOBS:
             _many(root / f"jobs{jobs}", jobs)
 
 
