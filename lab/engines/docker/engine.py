@@ -32,7 +32,7 @@ from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.base import Engine
 from lab.engines.docker.mounts import OPTION_OF, check_run_folder, checked
-from lab.engines.docker.nature import Nature, ask, endpoint_of
+from lab.engines.docker.nature import Nature, ask
 from lab.engines.docker.site import site_for
 from lab.engines.docker.which_lab import choose, lab_inside
 from lab.engines.log_writer import LogWriter, last_log_lines
@@ -47,6 +47,7 @@ from lab.images.container import (
     container_spec,
     fetch_spec,
 )
+from lab.images.endpoint import endpoint_of
 from lab.images.spec import Image
 from lab.secrets import redact_env, secret_values
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from lab.core.gpu import Gpu
 from lab.engines.docker.client import Daemon, connect
-from lab.engines.docker.nature import endpoint_of
 from lab.errors import EngineError
+from lab.images.endpoint import endpoint_of
 
 TIMEOUT_S = 5
 HOOK = "nvidia-container-runtime-hook"  # dockerd gives NVIDIA GPUs if this program is on its PATH

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import socket
 from collections.abc import Mapping
@@ -12,9 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.images.container import UserMapping
-
-SOCKET = "unix:///var/run/docker.sock"
-PODMAN_SOCKET = "unix:///run/podman/podman.sock"
 
 
 @dataclass(frozen=True)
@@ -24,16 +20,6 @@ class Nature:
     is_podman: bool = False
     user_mapping: UserMapping = "same"
     cdi: bool = False  # whether it gives devices by the host's CDI specifications
-
-
-def endpoint_of(env: Mapping[str, str]) -> str:
-    """$DOCKER_HOST, else the first socket that this user may use: the system's Docker, the user's own Docker
-    or podman, the system's podman. Where there is none: the system's Docker, for the error to name."""
-    if given := env.get("DOCKER_HOST"):
-        return given
-    own = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
-    usual = (SOCKET, f"unix://{own}/docker.sock", f"unix://{own}/podman/podman.sock", PODMAN_SOCKET)
-    return next((one for one in usual if os.access(one.removeprefix("unix://"), os.R_OK | os.W_OK)), SOCKET)
 
 
 def nature_of(version: Mapping[str, Any], info: Mapping[str, Any]) -> Nature:

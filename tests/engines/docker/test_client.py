@@ -21,10 +21,11 @@ from lab.engines.docker import engine as docker_engine
 from lab.engines.docker.client import Daemon, connect
 from lab.engines.docker.engine import DockerEngine, _allowed
 from lab.engines.docker.errors import Context
-from lab.engines.docker.nature import Nature, ask, endpoint_of
+from lab.engines.docker.nature import Nature, ask
 from lab.errors import EngineError, GpuError
 from lab.images import spec as images
 from lab.images.container import HostContext, container_spec
+from lab.images.endpoint import endpoint_of
 from tests.core.test_manifest import a_run
 
 CONTEXT = Context(
