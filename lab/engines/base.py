@@ -75,6 +75,10 @@ class Engine(abc.ABC):
         """Around the `run` of these steps: what they may share is made and ended here."""
         return contextlib.nullcontext()
 
+    def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+        """What a plan says of how these GPUs will reach its steps, where something is missing."""
+        return ()
+
     def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
         """Exactly what `fetch` would start, as plain data, without its input."""
         return self.preview(step, (), run_dir=run_dir)
