@@ -115,6 +115,7 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], host: HostCont
     tools = [_tool(image, name) for name in step.tools]
     several = len(gpus) > 1
     ipc = image.devices.multi_gpu_ipc if several else "private"
+    network = _network(step, gpus)
     return ContainerSpec(
         image=image.workload_ref or image.ref,
         command=_command(image, step, tools),
@@ -130,15 +131,23 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], host: HostCont
         shm_size=image.devices.shm_size if ipc == "private" else None,
         mem_limit=image.devices.mem_limit,
         pids_limit=image.devices.pids_limit,
-        # Ranks of one host connect over loopback, which exists without a network too. But NCCL waits for
-        # ever if there is no other interface.
-        network_mode="bridge" if several else "none",
-        hostname=None if several else ALONE,
-        extra_hosts={} if several else {ALONE: "127.0.0.1"},
+        network_mode=network,
+        hostname=ALONE if network == "none" else None,
+        extra_hosts={ALONE: "127.0.0.1"} if network == "none" else {},
         tmpfs={TMP: "size=8g,mode=1777,exec"},  # exec: compiled kernels are loaded from here
         ulimits={"stack": 67108864, **({"memlock": -1} if host.infiniband else {})},
         tools=step.tools,
     )
+
+
+def _network(step: Step, gpus: Sequence[Gpu]) -> str:
+    """Ranks of one host connect over loopback, which exists without a network too.
+
+    But NCCL waits for ever if there is no other interface, and no bridge reaches another host.
+    """
+    if step.nodes > 1:
+        return "host"
+    return "bridge" if len(gpus) > 1 else "none"
 
 
 def analysis_spec(image: Image, host: HostContext, *, inputs: str) -> ContainerSpec:

@@ -191,6 +191,7 @@ def test_without_a_network_a_containers_own_name_is_the_loopback_where_ranks_mee
     for alone in (spec("pascal"), spec("cpu"), spec("cuda", nvidia(0))):
         assert (alone.network_mode, alone.hostname) == ("none", "lab")
         assert alone.extra_hosts == {"lab": "127.0.0.1"}
+    assert spec("cuda", nvidia(0), nodes=2).network_mode == spec("cpu", nodes=2).network_mode == "host"
     assert (spec("cuda", nvidia(0, 1)).hostname, spec("cuda", nvidia(0, 1)).extra_hosts) == (None, {})
 
 

@@ -8,6 +8,7 @@ run side by side get one holder each, because they would meet on the loopback.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -131,9 +132,10 @@ class Holders:
                 self._idle.append(holder)
 
     def _end(self, holder: Holder | None) -> None:
-        """The end of its input ends it; removing it only makes sure that it has when this returns."""
+        """The end of its input ends it; removing it makes sure that it is gone when this returns."""
         if holder is None:
             return
         with contextlib.suppress(OSError):
+            getattr(holder.wire, "_sock", holder.wire).shutdown(socket.SHUT_RDWR)
             holder.wire.close()
         containers.remove(self._client, holder.container)
