@@ -6,7 +6,7 @@ process, among others) are not read. Times are ns on one clock for host and devi
 pid = globalTid >> 24 & 0xFFFFFF, and the lowest 24 bits are the thread.
 """
 
-from lab.recordings.nsys.export import MAGIC, check
-from lab.recordings.nsys.reader import REPORT_SUFFIXES, load, load_report, load_zipped, unzipped
+from lab.recordings.nsys.export import check
+from lab.recordings.nsys.reader import REPORT_SUFFIXES, load, load_report
 
-__all__ = ["MAGIC", "REPORT_SUFFIXES", "check", "load", "load_report", "load_zipped", "unzipped"]
+__all__ = ["REPORT_SUFFIXES", "check", "load", "load_report"]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from functools import partial
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
-from lab.errors import BadDataError, MissingError
-
-MAGIC = b"SQLite format 3\x00"
+from lab.errors import BadDataError
+from lab.recordings.sqlite import opened, quoted
 
 SCHEMA_MAJOR = 3  # of the exports that were read so far: 3.20.3, 3.24.14, 3.25.0
 
@@ -97,51 +93,8 @@ class Export:
 
 def check(path: Path | str) -> None:
     """Raise what `load` raises for a file that is not a readable export, without reading its rows."""
-    with opened_export(Path(path)) as connection:
+    with opened(Path(path)) as connection:
         Export(connection, Path(path)).check()
-
-
-@contextmanager
-def opened_export(path: Path) -> Iterator[sqlite3.Connection]:
-    """A read-only connection; every error of SQLite becomes one that names the file."""
-    _check_size(path)
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as connection:
-            # A name with invalid UTF-8 must not make the whole recording unreadable.
-            connection.text_factory = partial(str, encoding="utf-8", errors="replace")
-            connection.execute("PRAGMA query_only = 1")
-            connection.execute("PRAGMA trusted_schema = 0")
-            yield connection
-    except sqlite3.Error as error:
-        raise BadDataError(f"SQLite cannot read it: {error}", where=path, fix="export it again") from error
-
-
-def _check_size(path: Path) -> None:
-    """Compare the size with the header: SQLite itself notices a missing page only when it reads it."""
-    try:
-        with path.open("rb") as file:
-            header = file.read(100)
-    except FileNotFoundError as error:
-        raise MissingError("no such file", where=path) from error
-    except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
-    if not header:
-        raise BadDataError("the file is empty (0 bytes)", where=path, fix="export it again")
-    if not header.startswith(MAGIC):
-        raise BadDataError("not an SQLite file", where=path, fix="nsys export --type sqlite FILE.nsys-rep")
-    page = int.from_bytes(header[16:18], "big")
-    promised = int.from_bytes(header[28:32], "big") * (65536 if page == 1 else page)
-    if len(header) < 100 or path.stat().st_size < promised:
-        raise BadDataError(
-            f"the file is truncated: {path.stat().st_size} of {promised} bytes",
-            where=path,
-            fix="copy or export it again",
-        )
-
-
-def quoted(name: str) -> str:
-    """A name as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def pid_of(packed: np.ndarray) -> np.ndarray:

@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from lab.recordings.capture import Capture, Device
-from lab.recordings.nsys.export import PREFIX, Export, quoted
+from lab.recordings.nsys.export import PREFIX, Export
+from lab.recordings.sqlite import quoted
 
 
 def read_devices(export: Export) -> tuple[Device, ...]:

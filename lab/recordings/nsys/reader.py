@@ -1,25 +1,21 @@
-"""From an export, a gzipped export or a .nsys-rep to a capture."""
+"""From an export or a .nsys-rep to a capture."""
 
 from __future__ import annotations
 
-import gzip
 import shutil
 import subprocess
 import tempfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
-from lab.errors import BadDataError, LabError, MissingError, writing
+from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Capture, by_process
-from lab.recordings.nsys.export import Export, opened_export
+from lab.recordings.nsys.export import Export
 from lab.recordings.nsys.info import check_counts, check_presence, read_devices, read_info
 from lab.recordings.nsys.operations import read_api_calls, read_operations, read_waits
 from lab.recordings.nsys.ranges import read_ranges, with_bare_names
 from lab.recordings.nsys.strings import StringIds
+from lab.recordings.sqlite import opened
 
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 
@@ -31,7 +27,7 @@ def load(path: Path | str) -> Capture:
     nsys export, or of a schema with unknown columns.
     """
     path = Path(path)
-    with opened_export(path) as connection:
+    with opened(path) as connection:
         export = Export(connection, path)
         export.check()
         check_counts(export)
@@ -87,37 +83,3 @@ def load_report(path: Path | str) -> Capture:
             )
         capture = load(target)
     return replace(capture, source=path)
-
-
-def load_zipped(path: Path | str) -> Capture:
-    """Read a gzipped export; it is unpacked into a temporary file, because SQLite needs random access.
-
-    Raises BadDataError where the gzip is truncated or damaged, what `load` raises for its content,
-    StorageError where it cannot be unpacked.
-    """
-    with unzipped(Path(path)) as export:
-        capture = load(export)
-    return replace(capture, source=Path(path))
-
-
-@contextmanager
-def unzipped(path: Path) -> Iterator[Path]:
-    """The export in a gzip file, as a temporary file within the block; errors about it name `path`."""
-    with tempfile.TemporaryDirectory(prefix="lab-nsys-") as folder:
-        target = Path(folder) / "export.sqlite"
-        with writing(target), target.open("wb") as file:
-            _unzip(path, file)
-        try:
-            yield target
-        except LabError as error:
-            if not (error.where or str(target)).startswith(str(target)):
-                raise
-            raise type(error)(error.what, where=path, fix=error.fix) from error
-
-
-def _unzip(path: Path, into: BinaryIO) -> None:
-    try:
-        with gzip.open(path) as file:
-            shutil.copyfileobj(file, into, 1 << 20)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadDataError(f"the gzip file is truncated or damaged: {error}", where=path) from error

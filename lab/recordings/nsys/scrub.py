@@ -21,7 +21,7 @@ from urllib.parse import quote
 from lab.core.files import make_folder
 from lab.errors import BadDataError, UsageError, writing
 from lab.recordings import nsys
-from lab.recordings.nsys.export import quoted
+from lab.recordings.sqlite import quoted, unzipped
 
 # Tables of times, sizes and ids: only numbers are kept, except the texts below.
 EVENT_TABLES = re.compile(
@@ -62,7 +62,7 @@ def scrub(source: Path | str, target: Path | str) -> Scrubbed:
     if target.exists() and source.exists() and target.samefile(source):
         raise UsageError("source and target are the same file", where=source, fix="name another target")
     if _gzipped(source):
-        with nsys.unzipped(source) as export:
+        with unzipped(source) as export:
             return _scrub(export, target)
     return _scrub(source, target)
 
