@@ -1,7 +1,7 @@
 """A no-op step through the Docker engine against `docker run` of the same image with the same flags.
 
 Bars: a median ratio of at most 1.25 one by one, each in a namespace of its own; 200 steps, which join the
-network namespace of a holder, at most 0.7 times as long, one and two at a time.
+network namespace of a holder, at most 0.7 times as long, one by one and two at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PAIRS = 25
-STEPS, JOBS, ROUNDS, BAR = 200, (1, 2), 3, 0.7
+STEPS, JOBS, ROUNDS, BAR = 200, 2, 3, 0.7
 FOLDERS = {"HF_HOME": "hf", "XDG_CACHE_HOME": "cache"}
 
 
@@ -34,9 +34,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         os.environ.update({variable: str(root / folder) for variable, folder in FOLDERS.items()})
-        _one_by_one(root)
-        for jobs in JOBS:
-            _many(root / f"jobs{jobs}", jobs)
+        _one_by_one(root / "alone", joins=False)
+        _one_by_one(root / "joins", joins=True)
+        _many(root / "many", JOBS)
 
 
 def _absent() -> str | None:
@@ -46,7 +46,7 @@ def _absent() -> str | None:
     return None if shutil.which("busybox") else "no busybox here (Debian: busybox-static)"
 
 
-def _one_by_one(root: Path) -> None:
+def _one_by_one(root: Path, *, joins: bool) -> None:
     """Pairs in turn, so that whatever else the machine does meets both alike."""
     from lab.core.stop import Stop
     from lab.engines.docker.engine import DockerEngine
@@ -57,18 +57,20 @@ def _one_by_one(root: Path) -> None:
     engine = DockerEngine(an_image())
     argv = docker_run_argv(root / "one")
     pairs = []
-    for step in steps:
-        run.begin(step)
-        ours, outcome = _timed(lambda step=step: engine.run(run, step, [], on_line=_ignore, stop=Stop()))
-        theirs, _ = _timed(lambda: subprocess.run(argv, check=True, capture_output=True))
-        assert outcome.ok, outcome
-        pairs.append((ours, theirs))
+    with engine.starting(run, steps) if joins else contextlib.nullcontext():
+        for step in steps:
+            run.begin(step)
+            ours, outcome = _timed(lambda step=step: engine.run(run, step, [], on_line=_ignore, stop=Stop()))
+            theirs, _ = _timed(lambda: subprocess.run(argv, check=True, capture_output=True))
+            assert outcome.ok, outcome
+            pairs.append((ours, theirs))
     ours, theirs = ([pair[i] for pair in pairs[1:]] for i in (0, 1))  # the first one connects
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     print(
-        f"one no-op step: lab {statistics.median(ours) * 1e3:.0f} ms, "
+        f"one no-op step, {'in the network of a holder' if joins else 'alone'}: "
+        f"lab {statistics.median(ours) * 1e3:.0f} ms, "
         f"docker run {statistics.median(theirs) * 1e3:.0f} ms, "
-        f"median ratio of {PAIRS} pairs {ratio:.2f} (bar 1.25); "
+        f"median ratio of {PAIRS} pairs {ratio:.2f} (bar {BAR if joins else 1.25}); "
         f"first step with its connection {pairs[0][0] * 1e3:.0f} ms"
     )
 
