@@ -27,6 +27,8 @@ class Forward:
         self.weighed = self.bytes = 0
         self.failed = ""  # why it could not be counted, if so
         self.step: Any = None  # what `take` made of it
+        self.time, self.update = 0, -1  # for the guard: when it ended, and in which step
+        self.saved: Any = None  # for the guard: what it takes to run it again
         self._parts: list[tuple[Batch, Counted]] = []
 
     def enter(self, at: int, kwargs: Mapping[str, Any]) -> int:

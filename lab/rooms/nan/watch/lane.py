@@ -29,6 +29,7 @@ class Lane:
         self.mode = EVERYTHING
         self.inside = False
         self.weigh_at = sys.maxsize
+        self.path: list[int] | None = None  # the modules around, while a forward is run again
         self.kept: list[tuple[Tensor, int]] = []  # of a forward counted at once: tensors and their versions
 
 

@@ -90,6 +90,15 @@ class Recorder(ABC):
     def react(self, forward: Forward) -> None:
         """A forward that `take` was given ended without an exception."""
 
+    def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A forward begins (a hook for the guard)."""
+
+    def passing(self, forward: Forward, batch: Batch) -> None:
+        """Tensors of a forward were read and can still be reached (a hook for the guard)."""
+
+    def ends(self, forward: Forward) -> None:
+        """A forward has ended and is not counted yet (a hook for the guard)."""
+
     def refuse_second_use(self) -> None:
         if self._makers or self._ended:
             raise UsageError("this watch has already been used", fix="make a new one: watch(model)")
@@ -152,7 +161,7 @@ class Recorder(ABC):
     def _carefully(self, lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call whose tensors' versions are noted, or that is counted at once, or that begins a forward."""
         if self._ended or lane.mode == ASIDE:
-            return inner(module, *args, **kwargs)
+            return inner(module, *args, **kwargs) if lane.path is None else _on_path(lane, at, inner, module, args, kwargs)
         if not lane.inside:
             return self._outermost(lane, at, inner, module, args, kwargs)
         self._arrived(lane, at, args, kwargs)
@@ -204,6 +213,7 @@ class Recorder(ABC):
         gc.disable()  # thousands of small events at once would set it off, over all of the program's objects
         ended = False
         try:
+            self.begins(forward, module, args, kwargs)
             self._arrived(lane, at, args, kwargs)
             output = inner(module, *args, **kwargs)
             self._returned(lane, at, output)
@@ -267,6 +277,7 @@ class Recorder(ABC):
                 self._templates[forward.phase] = Template.of(lane.events, forward, batch)
             found = batch, self._begin(batch, may_wait=whole)
         forward.take(*found)
+        self.passing(forward, found[0])
         if at_once:
             lane.kept += [(tensor, tensor._version) for tensor in found[0].tensors if not tensor.is_inference()]
         elif found[0].ever_written:
@@ -346,6 +357,7 @@ class Recorder(ABC):
         _let_go(lane)
         lane.forward = Forward()
         with self._lock:
+            self.ends(forward)
             forward.number = next(self._numbers) if forward.phase != RECOMPUTE else -1
             self._waiting.append(forward)
             if not self._patient or self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING:
@@ -385,6 +397,16 @@ class Recorder(ABC):
                 self.unseen[self._names[at], leaf, why] += times
         self.unknown += int((seen.index < 0).sum())
         self.called.update(at for at, _, _ in forward.calls)
+
+
+def _on_path(lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A call of a forward that is run again: only the stack of modules is kept."""
+    assert lane.path is not None
+    lane.path.append(at)
+    try:
+        return inner(module, *args, **kwargs)
+    finally:
+        lane.path.pop()
 
 
 def _let_go(lane: Lane) -> None:

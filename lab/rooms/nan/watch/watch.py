@@ -66,6 +66,7 @@ class Watch(Recorder):
             self.note("nn.DataParallel calls copies of the model, which are not seen: watch it on one GPU")
         self.on_bad, self.keep_rows, self.check_weights = on_bad, keep_rows, check_weights
         self.masked: Tally[str] = Tally()  # where minus infinity was taken for a mask
+        self.forwards = 0  # that were counted; `steps` may keep fewer
         self.recomputed = 0  # forwards that repeated a checkpointed one; they are no steps of their own
         self._steps: list[Step] = []
         self.weights: list[dict[str, Any]] = []
@@ -120,7 +121,7 @@ class Watch(Recorder):
         steps = self.steps
         if any(step.bad_leaves for step in steps) or self.weights:
             return "bad"
-        if len(steps) + self.recomputed <= self.failed:
+        if not self.forwards + self.recomputed - self.failed:
             return "nothing-seen"
         return "partly-seen" if self.not_seen() else "clean"
 
@@ -181,6 +182,7 @@ class Watch(Recorder):
         forward.step = step
         bad, masked = self._explainer.bad_leaves(seen)
         self.masked.update(masked)
+        self.forwards += forward.phase != RECOMPUTE
         if forward.phase == RECOMPUTE:
             self.recomputed += 1
             if bad is None:
@@ -194,9 +196,9 @@ class Watch(Recorder):
             self._kept += 1
             step.rows = self._explainer.rows(forward, seen, bad)
         self._steps.append(step)
-        self.stepped(step)
+        self.stepped(step, forward)
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: Step, forward: Forward) -> None:
         """A hook for those who want each step as it is counted."""
 
     def react(self, forward: Forward) -> None:
