@@ -3,11 +3,11 @@
     from lab import nan
     with nan.watch(model) as w:                           # inference
         model(inputs)
-    print(w.status, w.first and w.first.place)            # bad in model.layers.2.self_attn, after v_proj, before o_proj
+    print(w.status, w.first and w.first.place) # bad in model.layers.2.self_attn, after v_proj
 
     with nan.guard(model, optimizer, scaler) as g:        # training, from the batch to the updated weights
         for batch in batches: ...
-    print(g.sentence())                                   # step 3: first bad number in backward of blocks.1.norm ...
+    print(g.sentence()) # step 3: first bad number in backward of blocks.1.norm ...
 
 Nothing is left on the model, the optimizer or any tensor, inside the block or after it.
 """

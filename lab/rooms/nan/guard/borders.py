@@ -1,4 +1,4 @@
-"""Gradients at module borders: which part of backward lies between the last clean gradient and the first bad one.
+"""Gradients at module borders: what lies between the last clean gradient and the first bad one.
 
 A hook on the autograd node of each module output takes the gradient that enters it. Only nodes are hooked, no
 tensors, so that nothing is left on what the program can copy or save.
@@ -68,9 +68,13 @@ class Borders:
             outs = [leaf for leaf in found if batch.labels[leaf][1] == OUT]
             if outs:
                 takers = [leaf for leaf in found if batch.labels[leaf][1] == IN]
-                self._hook(batch.tensors[u], nodes[u], self._border(forward, batch, outs, takers, batch.tensors[u]))
+                self._hook(
+                    batch.tensors[u], nodes[u], self._border(forward, batch, outs, takers, batch.tensors[u])
+                )
 
-    def _border(self, forward: Forward, batch: Batch, outs: list[int], takers: list[int], tensor: Tensor) -> Border:
+    def _border(
+        self, forward: Forward, batch: Batch, outs: list[int], takers: list[int], tensor: Tensor
+    ) -> Border:
         at, call = batch.labels[outs[0]][0], batch.leaf_call[outs[0]]
         parent = forward.calls[call][1]
         again = forward.phase == "recompute"
@@ -89,7 +93,7 @@ class Borders:
         if register is not None:
             register(lambda grads: self._entered(border, grads[border.output_nr]))
         else:  # torch before 2.0
-            tensor.register_hook(lambda grad: self._entered(border, grad))
+            tensor.register_hook(lambda grad: self._entered(border, grad))  # type: ignore[no-untyped-call]
 
     def _entered(self, border: Border, grad: Any) -> None:
         """A gradient enters a module's output; called by autograd, so nothing may be raised."""
@@ -138,8 +142,13 @@ class Borders:
         outer = border.consumers[0] if border.consumers else border.parent
         how = f"is used in {uses} places" if uses > 1 else "may be used elsewhere too"
         takers = ", ".join(map(_named, dict.fromkeys(border.consumers))) or "none that is a module"
-        unsure = f"{_named(border.producer)}'s output {how} (taken by: {takers}); on_bad='replay' names the operator"
-        return "act_grads", outer, f"in backward, between {_named(outer)} and {_named(border.producer)}", unsure
+        unsure = f"{_named(border.producer)}'s output {how} (taken by: {takers}); a replay names the operator"
+        return (
+            "act_grads",
+            outer,
+            f"in backward, between {_named(outer)} and {_named(border.producer)}",
+            unsure,
+        )
 
     def _of(self, one: Taken) -> Entered | None:
         at = one.key - self._forgotten
@@ -149,7 +158,7 @@ class Borders:
         """How many nodes of the step's graphs take this output; -1 if that cannot be told."""
         if entered.node is None:
             return -1
-        found, met = 0, set()
+        found, met = 0, set[Any]()
         todo = deque(one.node for one in self._entered_ if one.border.root_leaf is not None)
         while todo and len(met) < MOST_NODES:
             node = todo.popleft()

@@ -98,13 +98,18 @@ def first_of(events: Iterable[Event]) -> Event | None:
     return min(events, key=lambda one: (one.time, order[one.stage]), default=None)
 
 
-def corrected(first: Event, events: Sequence[Event]) -> Event:
-    """A first event whose place is unknown gives way to a later one that is sure and lies in the same place."""
+def corrected(first: Event, steps: Sequence[GuardStep]) -> Event:
+    """A first event whose place is unknown gives way to the first one of a later step that is sure.
+
+    It must be the same stage and lie in the same place; what merely spread in a later step is no evidence.
+    """
     if not first.unsure:
         return first
-    later = sorted((one for one in events if one.time > first.time and one.stage == first.stage), key=lambda e: e.time)
-    for one in later:
-        if not one.unsure and one.step > first.step and _related(one.module, first.module):
+    for step in sorted(steps, key=lambda one: one.number):
+        one = step.first
+        if one is None or step.number <= first.step or one.stage != first.stage or one.unsure:
+            continue
+        if _related(one.module, first.module):
             return one
     return first
 

@@ -57,7 +57,7 @@ class Collector:
         self.unread: dict[str, int] = {}  # why -> tensors
 
     def take(self, stage: str, key: Any, tensor: Tensor) -> None:
-        """Remember a tensor to be counted. Called in the program's own backward: cheap, and raises nothing."""
+        """Remember a tensor to be counted. Called in the program's own backward, so it must be cheap."""
         time = self._clock()
         if is_odd(tensor):
             parts, why = quiet(as_counted, tensor)
@@ -78,7 +78,7 @@ class Collector:
         if self._callback_queued:
             return
         self._callback_queued = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _backward_ended(self) -> None:
         self._callback_queued = False
@@ -91,7 +91,9 @@ class Collector:
             self._callback_queued = False
         if not held:
             return
-        late = [at for at, (_, tensor, version) in enumerate(held) if version >= 0 and tensor._version != version]
+        late = [
+            at for at, (_, tensor, version) in enumerate(held) if version >= 0 and tensor._version != version
+        ]
         taken = [one for one, _, _ in held]
         try:
             counted = quiet(self._begin, [tensor for _, tensor, _ in held])
@@ -103,7 +105,7 @@ class Collector:
             self._groups.append(Group(taken, counted, late))
 
     def settled(self) -> list[tuple[list[Taken], np.ndarray]]:
-        """(what was taken, rows) of all groups so far, after the wait; a row of -1 was overwritten too early."""
+        """(what was taken, rows) of all groups so far, after the wait; a row of -1: overwritten too early."""
         self.flush()
         with self._lock:
             groups, self._groups = self._groups, []

@@ -1,8 +1,8 @@
-"""The guard: a whole training job from batch to updated weights, and where in it the first bad number was made.
+"""The guard: a training job from batch to updated weights, and where in it the first bad number was made.
 
-Stages are looked at where data passes (see `events.STAGES`): forwards by the watch, gradients at module borders
-and as they accumulate (`gradients`), state and weights after the update (`updates`). Nothing is left on the
-model, the optimizer or any tensor; a failure in here becomes a note.
+Stages are looked at where data passes (see `events.STAGES`): forwards by the watch, gradients at module
+borders and as they accumulate (`gradients`), state and weights after the update (`updates`). Nothing is left
+on the model, the optimizer or any tensor; a failure in here becomes a note.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from lab.rooms.nan.guard.updates import (
     step_hooks,
     why_not_finite,
 )
+from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
 from lab.rooms.nan.watch.count import beginning
 from lab.rooms.nan.watch.forward import Forward
-from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step
@@ -49,6 +49,7 @@ MOST_EVENTS = 24  # of one step; more are counted
 MOST_STEPS = 64  # with something bad that are kept
 MOST_BORDERS = 20_000  # gradients at borders that are remembered within a step
 READ_SHARE = 0.03  # of the time between updates, for reading weights and state
+SHARDED = ("FSDP", "tensor parallel")
 GRADIENT_STAGES = ("loss", "act_grads", "param_grads", "after_reduce", "clipped")
 
 
@@ -101,7 +102,8 @@ class Guard:
     ) -> None:
         if on_bad not in ("keep", "raise", "replay") and not callable(on_bad):
             raise UsageError(
-                f"invalid on_bad: {on_bad!r}", fix='use "keep", "raise", "replay" or a function of a GuardStep'
+                f"invalid on_bad: {on_bad!r}",
+                fix='use "keep", "raise", "replay" or a function of a GuardStep',
             )
         self.model, self.on_bad, self.out = model, on_bad, out
         self.step = 0  # updates so far
@@ -132,7 +134,8 @@ class Guard:
         self._saved: list[Saved] = []
         self._gradient_versions: dict[int, tuple[int, int]] = {}
         self._updates_since_read = 0
-        self._last_read = -1  # the step after which weights were read last
+        self._written_before_update: set[int] = set()  # by other code than an optimizer
+        self._versions_after: dict[int, int] = {}  # of weights, at the end of the last update
         self._read_seconds, self._step_began, self._step_seconds = 0.0, 0.0, 0.0
         self._skipped_steps = 0
         self._events: dict[int, GuardStep] = {}
@@ -196,17 +199,21 @@ class Guard:
         self._safely(self.settle)
         events = [event for step in self.steps for event in step.events]
         first = first_of(events)
-        return corrected(first, events) if first is not None else None
+        return corrected(first, self.steps) if first is not None else None
 
     def not_seen(self) -> list[str]:
         """What was not looked at, in sentences."""
         found = list(self.watch.not_seen())
         trained = any(self.seen[stage] for stage in GRADIENT_STAGES) or self.step
         if trained and not self.watch.called:
-            found.append("gradients were seen, but no forward of this model: is it compiled, or called elsewhere?")
+            found.append(
+                "gradients were seen, but no forward of this model: is it compiled, or called elsewhere?"
+            )
         if self.unknown:
             found.append(f"{plural(self.unknown, 'gradient')} overwritten before being counted")
-        found += [f"{plural(times, 'tensor')} not counted: {why}" for why, times in self.collector.unread.items()]
+        found += [
+            f"{plural(times, 'tensor')} not counted: {why}" for why, times in self.collector.unread.items()
+        ]
         if self.failed:
             found.append(f"the guard failed {plural(self.failed, 'time')}: {'; '.join(self.notes[-3:])}")
         return found
@@ -219,7 +226,9 @@ class Guard:
             return f"step {first.step}: first bad number {first.place}{op}"
         if status == "bad":
             return self.scaling.alarm()
-        left_out = f"; {plural(self._skipped_steps, 'step')} left out by the scaler" if self._skipped_steps else ""
+        left_out = (
+            f"; {plural(self._skipped_steps, 'step')} left out by the scaler" if self._skipped_steps else ""
+        )
         return f"{status}: {plural(self.step, 'update')}{left_out}"
 
     def settle(self) -> None:
@@ -236,7 +245,9 @@ class Guard:
                 self._hook_parameter(parameter)
         hooks = step_hooks()
         if hooks is None:
-            self.note(f"torch {torch.__version__} has no hooks around updates: weights are read at the next forward")
+            self.note(
+                f"torch {torch.__version__} has no hooks around updates: weights are read at the next forward"
+            )
         else:
             self._handles += [hooks[0](self._before_update), hooks[1](self._after_update)]
         self._plain_backward = torch.autograd.backward
@@ -245,14 +256,15 @@ class Guard:
             self._safely(self._backward_begins, tensors)
             return self._plain_backward(tensors, *args, **kwargs)
 
-        self._backward = torch.autograd.backward = backward  # type: ignore[assignment]
+        self._backward = torch.autograd.backward = backward
 
     def _hook_parameter(self, parameter: Tensor) -> None:
         register = getattr(parameter, "register_post_accumulate_grad_hook", None)
         if register is not None:
             self._handles.append(register(self._accumulated))
             return
-        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        expanded: Any = parameter.expand_as(parameter).grad_fn
+        node = expanded.next_functions[0][0]
         self._kept_nodes.append(node)
         self._handles.append(node.register_hook(lambda *_: self._accumulated(parameter)))
 
@@ -264,7 +276,9 @@ class Guard:
         grad = parameter.grad
         if self._ended or grad is None:
             return
-        self.collector.take("param_grads", id(parameter), grad)
+        # FSDP accumulates what has been reduced already.
+        reduced = self.strategy.name == "FSDP"
+        self.collector.take("after_reduce" if reduced else "param_grads", id(parameter), grad)
         self._gradient_versions[id(parameter)] = (id(grad), _version(grad))
         if self.strategy.reduces_at_once:
             self.collector.flush()
@@ -273,7 +287,9 @@ class Guard:
 
     def _forward_begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         forward.update = self.step
-        if self.borders.held > MOST_BORDERS and forward.phase != "recompute":  # a program without an optimizer
+        if (
+            self.borders.held > MOST_BORDERS and forward.phase != "recompute"
+        ):  # a program without an optimizer
             self.settle()
             self.borders.step_ended()
         if forward.phase != "recompute":
@@ -291,7 +307,9 @@ class Guard:
     def _backward_begins(self, tensors: Any) -> None:
         for tensor in tensors if isinstance(tensors, (tuple, list)) else [tensors]:
             if isinstance(tensor, Tensor) and not self._ended:
-                self.collector.take("loss", tensor.grad_fn.name() if tensor.grad_fn is not None else "", tensor.detach())
+                self.collector.take(
+                    "loss", tensor.grad_fn.name() if tensor.grad_fn is not None else "", tensor.detach()
+                )
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         if not self._ended and self._is_ours(optimizer):
@@ -304,13 +322,18 @@ class Guard:
 
     def _look_before_update(self, optimizer: Any) -> None:
         """The gradients that the update will use, where they are no longer those that were counted."""
+        for one in parameters_of(optimizer):
+            if self._versions_after.get(id(one), _version(one)) != _version(one):
+                self._written_before_update.add(id(one))
         for parameter in parameters_of(optimizer):
             grad = parameter.grad
             if grad is None or id(parameter) not in self._names:
                 continue
             now = (id(grad), _version(grad))
             if self.strategy.reduces or self._gradient_versions.get(id(parameter)) != now:
-                self.collector.take("after_reduce" if self.strategy.reduces else "clipped", id(parameter), grad)
+                self.collector.take(
+                    "after_reduce" if self.strategy.reduces else "clipped", id(parameter), grad
+                )
                 self._gradient_versions[id(parameter)] = now
         self.collector.flush()
         if not self._on_gpu or self.on_bad != "keep":
@@ -322,6 +345,7 @@ class Guard:
         self._updates_since_read += 1
         if self._read_seconds <= READ_SHARE * self._step_seconds * self._updates_since_read:
             self._read_weights([optimizer])
+        self._versions_after.update({id(one): _version(one) for one in parameters_of(optimizer)})
         self.headroom.step_ends(self)
         self.step += 1
         self.scaling.stepped()
@@ -337,7 +361,9 @@ class Guard:
 
     def _is_ours(self, optimizer: Any) -> bool:
         if self._optimizers:
-            return any(one is optimizer or getattr(one, "optimizer", None) is optimizer for one in self._optimizers)
+            return any(
+                one is optimizer or getattr(one, "optimizer", None) is optimizer for one in self._optimizers
+            )
         return any(id(one) in self._names for one in parameters_of(optimizer))
 
     # Weights and state
@@ -350,7 +376,7 @@ class Guard:
                 self._owners.setdefault(id(parameter), []).append(name)
 
     def _weights_at_the_start(self) -> None:
-        self._last_read = self.step
+        self._versions_after = {id(one): _version(one) for one in self.model.parameters()}
         for one in self.watch.weights:
             self._weight_was_bad(one["name"], one["nan"], one["posinf"] + one["neginf"], before=True)
 
@@ -368,24 +394,44 @@ class Guard:
                 self._event(moment, "opt_state", _owner(name), name, row, tensor, why=self._since())
         if not self._on_gpu or self._updates_since_read > 1:
             for name in negative_squares(states):
-                self._event(moment, "opt_state", _owner(name), name, None, None, why="a sum of squares is below zero")
+                self._event(
+                    moment, "opt_state", _owner(name), name, None, None, why="a sum of squares is below zero"
+                )
         buffers = {name for name, _ in self.model.named_buffers()}
         for (name, tensor), row in zip(weights, rows[len(states) :], strict=True):
             if row[:2].sum() > 0 or (row[2] > 0 and name not in buffers):
                 if name in self._bad_weights or name in buffers:
                     continue
                 self._bad_weights.add(name)
-                why = self._why(name, optimizers)
-                self._event(moment, "weights_after", _owner(name), name, row, tensor, why=why or self._since())
+                self._update_was_bad(moment, name, row, tensor, optimizers)
         self.seen["opt_state"] += len(states)
         self.seen["weights_after"] += len(weights)
-        self._updates_since_read, self._last_read = 0, self.step + 1
+        self._updates_since_read = 0
+        self._written_before_update.clear()
         self._read_seconds = 0.5 * self._read_seconds + 0.5 * (time.perf_counter() - began)
+
+    def _update_was_bad(
+        self, moment: float, name: str, row: np.ndarray, tensor: Tensor, optimizers: Iterable[Any]
+    ) -> None:
+        """A weight is bad after an update: by the update, or by code that wrote it before."""
+        why = self._why(name, optimizers)
+        if not why and id(dict(self.model.named_parameters()).get(name)) in self._written_before_update:
+            why = "written by other code than the optimizer, before the update"
+            self._event(moment, "weights_before", _owner(name), name, row, tensor, why=why)
+            return
+        unsure = "" if why else "its settings do not explain it: other code may have written the weight"
+        self._event(
+            moment, "weights_after", _owner(name), name, row, tensor, why=why or self._since(), unsure=unsure
+        )
 
     def _since(self) -> str:
         """If weights were not read after every update: since when this may be."""
         missed = self._updates_since_read - 1
-        return f"made in one of the last {missed + 1} updates: weights are not read after each" if missed > 0 else ""
+        return (
+            f"made in one of the last {missed + 1} updates: weights are not read after each"
+            if missed > 0
+            else ""
+        )
 
     def _why(self, name: str, optimizers: Iterable[Any]) -> str:
         parameter = dict(self.model.named_parameters()).get(name)
@@ -397,18 +443,28 @@ class Guard:
         if name in self._bad_weights:
             return
         self._bad_weights.add(name)
-        event = Event(moment, self.step, "weights_before", _owner(name), f"in the weights: {name}", name, nan, inf)
-        updates = self.step + 1 - self._last_read if not before else 0
-        if not before and self._updates_since_read:
-            event.stage = "weights_after"
-            event.step = max(self.step - 1, 0)
+        event = Event(
+            moment, self.step, "weights_before", _owner(name), f"in the weights: {name}", name, nan, inf
+        )
+        if not before and self._updates_since_read and not self._written_since_update(name):
+            # The forward before this one was clean, so it was the last update.
+            event.stage, event.step = "weights_after", max(self.step - 1, 0)
             event.place = f"{WORDS['weights_after']} {name}"
-            event.why = self._why(name, self._optimizers) or (self._since() if updates > 1 else "")
-            if self._updates_since_read > 1:
-                event.unsure = self._since() or event.why
+            event.why = self._why(name, self._optimizers)
+            if not event.why:
+                event.unsure = (
+                    "weights were not read right after the update: other code may have written them"
+                )
         elif not before:
             event.why = "changed by something other than the optimizer since they were read last"
         self._add(event)
+
+    def _written_since_update(self, name: str) -> bool:
+        """Whether a weight or buffer was written to after the last update, as far as torch counts."""
+        tensor = dict(named_weights(self.model)).get(name)
+        return tensor is not None and self._versions_after.get(id(tensor), _version(tensor)) != _version(
+            tensor
+        )
 
     def _weights_changed_without_hooks(self) -> None:
         """torch before 2.0: an update shows in the versions of the weights."""
@@ -449,15 +505,34 @@ class Guard:
                 self._weight_was_bad(
                     one["name"], one["nan"], one["posinf"] + one["neginf"], before=False, moment=moment - 0.25
                 )
-        event = Event(moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=birth.unsure)
+        event = Event(
+            moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=birth.unsure
+        )
         if forward.saved is not None:
             self._name_forward_op(event, birth, forward.saved)
         self._add(event)
 
+    def _maybe_another_rank(self, birth: Birth) -> str:
+        """Under sharded weights a module's output rests on other ranks too."""
+        if (
+            self.strategy.name not in SHARDED
+            or birth.how != "output"
+            or birth.module not in self.watch._names
+        ):
+            return ""
+        module = self.watch._modules[self.watch._names.index(birth.module)]
+        if not any(hasattr(one, "placements") for one in module.parameters()):
+            return ""
+        return (
+            f"the weights of {_named(birth.module)} are spread over ranks: this rank's part is clean, "
+            "another's may not be, or its collective brought it; see the other ranks' records"
+        )
+
     def _name_forward_op(self, event: Event, birth: Birth, saved: Saved) -> None:
         if birth.how in ("given", "weights"):
             return
-        op, missing = self._attempt(forward_op, saved, self.watch, birth.module)
+        scope = birth.module if birth.how != "unknown" else birth.module.rpartition(".")[0]
+        op, missing = self._attempt(forward_op, saved, self.watch, scope)
         event.op, event.op_missing = op, missing
         if op is not None and event.unsure:
             event.module, event.place, event.unsure = op.module, f"in forward of {_named(op.module)}", ""
@@ -491,6 +566,8 @@ class Guard:
                 place = f"in backward of {_named(module)}: the gradient of {name}"
                 if len(owners) > 1:
                     unsure = f"{name} is shared by {', '.join(map(_named, owners))}"
+            elif stage == "after_reduce" and self.strategy.name == "FSDP":
+                unsure = "it was reduced over ranks: another rank's part, or this rank's own weight gradient"
             elif stage == "after_reduce":
                 why = "this rank's own gradients were clean: it came with the reduction, from another rank"
             else:
@@ -511,7 +588,9 @@ class Guard:
         whole_place: bool = False,
     ) -> None:
         place = name if whole_place else f"{WORDS[stage]} {name}"
-        event = Event(moment, self.step, stage, module, place, "" if whole_place else name, unsure=unsure, why=why)
+        event = Event(
+            moment, self.step, stage, module, place, "" if whole_place else name, unsure=unsure, why=why
+        )
         if row is not None:
             event.nan, event.inf = float(row[0]), float(row[1] + row[2])
         if tensor is not None:
@@ -575,7 +654,9 @@ class Guard:
         elif self.on_bad == "raise" and not self._ended:
             first = step.first
             assert first is not None
-            raise NonFiniteError(f"first bad number {first.place}", where=f"step {first.step}, stage {first.stage}")
+            raise NonFiniteError(
+                f"first bad number {first.place}", where=f"step {first.step}, stage {first.stage}"
+            )
         elif callable(self.on_bad):
             self.on_bad(step)
 
@@ -587,7 +668,7 @@ class Guard:
         if first.stage == "loss":
             first.op_missing = "the loss is computed outside the model, and its inputs are not kept"
         elif first.stage not in ("act_grads", "param_grads"):
-            first.op_missing = f"a bad number {WORDS[first.stage]} cannot be made again by a replay"
+            first.op_missing = "only forwards and backwards are run again"
         elif self.strategy.no_replay:
             first.op_missing = self.strategy.no_replay
         elif not self._saved:
@@ -601,7 +682,9 @@ class Guard:
                     first.place = f"in backward of {_named(op.module)}"
                     break
 
-    def _attempt(self, run: Callable[..., tuple[Op | None, str]], saved: Saved, *args: Any) -> tuple[Op | None, str]:
+    def _attempt(
+        self, run: Callable[..., tuple[Op | None, str]], saved: Saved, *args: Any
+    ) -> tuple[Op | None, str]:
         if self.strategy.no_replay:
             return None, self.strategy.no_replay
         try:
@@ -635,11 +718,15 @@ def _stage_and_place(birth: Birth, phase: str) -> tuple[str, str, str]:
         return "forward", birth.module, birth.place
     spots = birth.place.split(",", 1)
     again = ", in the recomputation of a checkpoint" if phase == "recompute" else ""
-    return "forward", birth.module, f"in forward of {_named(birth.module)}{',' + spots[1] if spots[1:] else ''}{again}"
+    return (
+        "forward",
+        birth.module,
+        f"in forward of {_named(birth.module)}{',' + spots[1] if spots[1:] else ''}{again}",
+    )
 
 
 def _is_expected(event: Event) -> bool:
-    """What a scaler that looks for its scale makes: bad gradients, an infinite loss; a NaN loss is a fault."""
+    """What a scaler makes that looks for its scale: bad gradients, an infinite loss; a NaN loss is none."""
     if event.stage == "loss":
         return event.nan <= 0 or event.place.startswith("in the loss: the gradient")
     return event.stage in GRADIENT_STAGES
@@ -655,6 +742,7 @@ def _owner(name: str) -> str:
 
 
 def _version(tensor: Tensor) -> int:
+    tensor = getattr(tensor, "_local_tensor", tensor)
     return -1 if tensor.is_inference() else tensor._version
 
 

@@ -1,4 +1,4 @@
-"""Before the NaN: how much of each format's range is used, what would be lost in a narrower one, and the trend.
+"""Before the NaN: how much of a format's range is used, what a narrower one would lose, and the trend.
 
 A class is (activation | gradient | weight | optimizer, dtype). Its largest magnitude is known at every step
 from the counts; the shares come from a sample every few steps. They are of the values BEFORE a cast.
@@ -10,6 +10,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +66,9 @@ class Headroom:
         self.peaks: dict[tuple[str, str], float] = {}
         self.shares: dict[tuple[str, str], list[Shares]] = {}
         self._now: dict[tuple[str, str], float] = defaultdict(float)
-        self._points: dict[tuple[str, str], deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._points: dict[tuple[str, str], deque[tuple[int, float]]] = defaultdict(
+            lambda: deque(maxlen=KEPT)
+        )
 
     def met(self, stage: str, dtype: str, largest: float) -> None:
         """A tensor of this stage and type passed, with this largest finite magnitude."""
@@ -92,8 +95,10 @@ class Headroom:
                 by_type[str(local.dtype)[6:]].append(local)
         for dtype, some in by_type.items():
             values = quiet(_sampled, some)
-            self.shares[kind, dtype] = quiet(lambda one, name=dtype: shares_of(one, name), values)
-            self.met({"weight": "weights_after", "gradient": "param_grads"}[kind], dtype, float(values.amax()))
+            self.shares[kind, dtype] = quiet(partial(shares_of, dtype=dtype), values)
+            self.met(
+                {"weight": "weights_after", "gradient": "param_grads"}[kind], dtype, float(values.amax())
+            )
 
     def trend(self, key: tuple[str, str]) -> Trend | None:
         """The trend of a class; None if there are too few points or no line fits them."""
@@ -106,7 +111,9 @@ class Headroom:
             kind, dtype = key
             if dtype in FORMATS and self.peaks[key] > FORMATS[dtype][0] / 2:
                 left = math.log2(FORMATS[dtype][0] / self.peaks[key])
-                found.append(f"{kind} in {dtype}: largest {self.peaks[key]:.4g}, {left:.1f} bits below its limit")
+                found.append(
+                    f"{kind} in {dtype}: largest {self.peaks[key]:.4g}, {left:.1f} bits below its limit"
+                )
             trend = self.trend(key)
             for name, steps in (trend.steps_left if trend else {}).items():
                 if trend is not None:

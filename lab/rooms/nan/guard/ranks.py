@@ -1,5 +1,7 @@
-"""Which rank this is, and what the parallel strategy allows: where gradients are reduced, and whether a forward
-may be run again on one rank alone. Never a collective: it would hang when one rank only is bad.
+"""Which rank this is, and what the parallel strategy allows.
+
+That is: where gradients are reduced, and whether a forward may be run again on one rank alone. Never a
+collective: it would hang when one rank only is bad.
 """
 
 from __future__ import annotations

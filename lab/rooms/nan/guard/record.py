@@ -35,9 +35,11 @@ def record(guard: Any) -> dict[str, Any]:
         "first": first.as_dict() if first is not None else None,
         "sentence": guard.sentence(),
         "steps": [
-            {"step": step.number, "events": [event.as_dict() for event in step.events]} for step in guard.steps[:16]
+            {"step": step.number, "events": [event.as_dict() for event in step.events]}
+            for step in guard.steps[:16]
         ],
-        "seen": dict(guard.seen) | {"forwards": guard.watch.forwards, "modules_called": len(guard.watch.called)},
+        "seen": dict(guard.seen)
+        | {"forwards": guard.watch.forwards, "modules_called": len(guard.watch.called)},
         "not_seen": guard.not_seen()[:50],
         "alarm": guard.scaling.alarm(),
         "notes": [*guard.notes, *guard.watch.notes][:50],

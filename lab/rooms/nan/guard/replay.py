@@ -29,7 +29,16 @@ except ImportError:  # torch 1.12 has it in another shape
     TorchDispatchMode = None  # type: ignore[assignment,misc]
 
 # These give memory as it is, whatever was in it before.
-UNWRITTEN = ("empty", "new_empty", "resize", "set_", "alias", "detach", "_unsafe_view", "_to_copy_placeholder")
+UNWRITTEN = (
+    "empty",
+    "new_empty",
+    "resize",
+    "set_",
+    "alias",
+    "detach",
+    "_unsafe_view",
+    "_to_copy_placeholder",
+)
 MOST_BUFFER_BYTES = 256 << 20
 _sequence = getattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr", None)
 _current_node = getattr(torch._C, "_current_autograd_node", None)
@@ -52,9 +61,14 @@ class Saved:
 
 def save(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved:
     """Inputs by reference, random numbers and buffers by value."""
-    inputs = [leaf for value in (*args, *kwargs.values()) for _, leaf in leaves(value, "") if isinstance(leaf, Tensor)]
+    inputs = [
+        leaf
+        for value in (*args, *kwargs.values())
+        for _, leaf in leaves(value, "")
+        if isinstance(leaf, Tensor)
+    ]
     inputs += [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    buffers = [one for one in module.buffers()]
+    buffers = list(module.buffers())
     if sum(one.numel() * one.element_size() for one in buffers) > MOST_BUFFER_BYTES:
         buffers = []
     return Saved(
@@ -99,10 +113,12 @@ def backward_op(saved: Saved, watch: Any, _borders: Any) -> tuple[Op | None, str
         forward = _Finder(watch, path, "", look=False)
         with forward, torch.autograd.set_detect_anomaly(True, check_nan=False):
             outputs = saved.module(*saved.args, **saved.kwargs)
-        known = {name: leaf for name, leaf in _outputs(outputs) if name in saved.gradients and leaf.requires_grad}
+        known = {
+            name: leaf for name, leaf in _outputs(outputs) if name in saved.gradients and leaf.requires_grad
+        }
         if not known:
             return None, "the outputs that took gradients were not found again"
-        inputs = [one for one in saved.module.parameters() if one.requires_grad]
+        inputs: list[Tensor] = [one for one in saved.module.parameters() if one.requires_grad]
         inputs += [one for one, _ in saved.versions if one.requires_grad and one.is_leaf]
         backward = _Finder(watch, path, "", modules=forward.modules)
         with backward, torch.autograd.set_detect_anomaly(True, check_nan=False):
@@ -162,13 +178,17 @@ def _put_back(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def _random_now() -> Any:
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu  # noqa: NPY002
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and _cuda_runs() else []
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
+
+
+def _cuda_runs() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _set_random(state: Any) -> None:
     random.setstate(state[0])
-    np.random.set_state(state[1])  # noqa: NPY002
+    np.random.set_state(state[1])
     torch.set_rng_state(state[2])
     if state[3]:
         torch.cuda.set_rng_state_all(state[3])
@@ -193,19 +213,27 @@ class _Look:
                 whole = part.detach().float() if part.element_size() == 1 else part.detach()
                 self.nan |= bool(torch.isnan(whole).any())
                 self.inf |= bool(torch.isinf(whole).any())
-        self.inf |= any(isinstance(one, float) and one in (float("inf"), -float("inf")) for one in _numbers(values))
+        self.inf |= any(
+            isinstance(one, float) and one in (float("inf"), -float("inf")) for one in _numbers(values)
+        )
         self.nan |= any(isinstance(one, float) and one != one for one in _numbers(values))
 
 
 if TorchDispatchMode is not None and _sequence is not None:
 
-    class _Finder(TorchDispatchMode):  # type: ignore[misc,valid-type,unused-ignore]
+    class _Finder(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore]
         """Looks at every operator, in backward too."""
 
         def __init__(
-            self, watch: Any, path: list[int], scope: str, *, look: bool = True, modules: dict[int, str] | None = None
+            self,
+            watch: Any,
+            path: list[int],
+            scope: str,
+            *,
+            look: bool = True,
+            modules: dict[int, str] | None = None,
         ) -> None:
-            super().__init__()
+            super().__init__()  # type: ignore[no-untyped-call]
             self.modules = modules or {}  # sequence number of a node -> module of its forward
             self._names, self._path, self._scope, self._look = watch._names, path, scope, look
             self._first: Op | None = None  # finite in, not finite out

@@ -1,6 +1,6 @@
 """A gradient scaler's skipped steps: an infinity in scaled gradients is how it finds its scale, and no fault.
 
-It is one when the scale has fallen below 1, when step after step is left out, or more than a twentieth of all.
+It is one when the scale falls below 1, when step after step is left out, or more than a twentieth of all.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lab.rooms.nan.watch.batch import CACHE, Label
 from lab.rooms.nan.watch.count import KINDS, Counter, plain_counts
 from lab.rooms.nan.watch.forward import Forward, Seen
-from lab.rooms.nan.watch.batch import CACHE, Label
 from lab.rooms.nan.watch.leaves import cached_pair, is_mask
 from lab.rooms.nan.watch.plain import as_counted
 from lab.rooms.nan.watch.quiet import quiet
@@ -51,18 +51,24 @@ class Explainer:
         return found
 
     def bad_leaves(self, seen: Seen) -> tuple[np.ndarray | None, list[str]]:
-        """(which leaves are bad, None if none is; where minus infinity was taken for a mask)"""
+        """(which leaves are bad, None if none is; where minus infinity was taken for a mask)."""
         if not (seen.counts[:, :3] > 0).any():
             return None, []
         wrong = np.append((seen.counts[:, :2] > 0).any(axis=1), False)[seen.index]  # -1 takes the added False
         minus = np.append(seen.counts[:, 2] > 0, False)[seen.index] & ~wrong
-        taken = np.array([bool(flag) and self._may_be_minus_infinite(seen.labels[n]) for n, flag in enumerate(minus)])
+        taken = np.array(
+            [bool(flag) and self._may_be_minus_infinite(seen.labels[n]) for n, flag in enumerate(minus)]
+        )
         bad = wrong | (minus & ~taken)
-        named = [f"{leaf} of {self._names[at]}" for (at, _, leaf), one in zip(seen.labels, taken, strict=True) if one]
+        named = [
+            f"{leaf} of {self._names[at]}"
+            for (at, _, leaf), one in zip(seen.labels, taken, strict=True)
+            if one
+        ]
         return (bad if bad.any() else None), named
 
     def _may_be_minus_infinite(self, label: Label) -> bool:
-        """Whether this leaf is a mask by its role: an argument of that name, or what a softmax or mask takes."""
+        """Whether this leaf is a mask by its role: an argument of that name, or what a softmax takes."""
         at, side, leaf = label
         kind = type(self._modules[at]).__name__
         if side == OUT:
@@ -83,7 +89,13 @@ class Explainer:
         return self._parameters[at][number] if number < len(self._parameters[at]) else ""
 
     def explain(
-        self, step: Step, forward: Forward, seen: Seen, bad: np.ndarray, earlier: Sequence[Step], count: Counter
+        self,
+        step: Step,
+        forward: Forward,
+        seen: Seen,
+        bad: np.ndarray,
+        earlier: Sequence[Step],
+        count: Counter,
     ) -> None:
         """Fill in the step's births, and whether bad numbers reached the model's output."""
         self._check_caches(step, forward, earlier)
@@ -99,7 +111,9 @@ class Explainer:
         """Read the weights of suspected modules again: they may have changed since they were read."""
         names = {birth.module for birth in found if birth.how in ("output", "between", "unknown")}
         names |= {birth.after for birth in found} | {birth.before for birth in found}
-        suspects = [at for at, name in enumerate(self._names) if name in names and at not in self._weights_bad]
+        suspects = [
+            at for at, name in enumerate(self._names) if name in names and at not in self._weights_bad
+        ]
         return bool(self.check_weights(count, suspects))
 
     def rows(self, forward: Forward, seen: Seen, bad: np.ndarray | None) -> list[Row]:
@@ -167,7 +181,9 @@ def _is_mask_buffer(name: str) -> bool:
 
 
 def _any_bad(tensors: list[Tensor]) -> bool:
-    return bool(quiet(plain_counts, [part for one in tensors for part in as_counted(one)[0]])[:, :3].sum() > 0)
+    return bool(
+        quiet(plain_counts, [part for one in tensors for part in as_counted(one)[0]])[:, :3].sum() > 0
+    )
 
 
 def _sizes(shape: Sequence[int]) -> str:

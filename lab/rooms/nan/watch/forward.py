@@ -72,17 +72,19 @@ class Forward:
             batch.let_go()
             return Seen(batch.labels, batch.leaf_call, only, rows, batch.outputs(), [batch])
         batches = [batch for batch, _ in self._parts]
-        rows = [counted.rows() for _, counted in self._parts]
-        if not rows:
+        parts = [counted.rows() for _, counted in self._parts]
+        if not parts:
             return Seen([], [], np.zeros(0, np.int64), np.zeros((0, len(KINDS))), np.zeros(0, bool), [])
-        begins = np.cumsum([0, *map(len, rows)])
-        index = [_known(np.asarray(batch.index, np.int64), one) for batch, one in zip(batches, rows, strict=True)]
+        begins = np.cumsum([0, *map(len, parts)])
+        index = [
+            _known(np.asarray(batch.index, np.int64), one) for batch, one in zip(batches, parts, strict=True)
+        ]
         moved = [np.where(one >= 0, one + begin, -1) for one, begin in zip(index, begins, strict=False)]
         return Seen(
             [label for batch in batches for label in batch.labels],
             [call for batch in batches for call in batch.leaf_call],
             np.concatenate(moved),
-            np.concatenate(rows),
+            np.concatenate(parts),
             np.concatenate([batch.outputs() for batch in batches]),
             batches,
         )

@@ -1,8 +1,9 @@
 """The floating-point tensors in what a module takes or gives: in containers, dataclasses and objects too.
 
-Nothing is left out by its name, except inputs that hold the model's key/value cache: every layer gets the same
-object, so one bad layer would make the others look as if they had absorbed something. Masks and biases among
-the inputs are counted, but minus infinity is legal in them (`is_mask`). What cannot be looked into is named.
+Nothing is left out by its name, except inputs that hold the model's key/value cache: every layer gets the
+same object, so one bad layer would make the others look as if they had absorbed something. Masks and biases
+among the inputs are counted, but minus infinity is legal in them (`is_mask`). What cannot be looked into is
+named.
 """
 
 from __future__ import annotations
@@ -16,10 +17,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-CACHES = ("past_key_value", "past_key_values", "layer_past", "kv_cache", "cache", "cache_params", "memory_key_values")
-MASKS = re.compile(r"(?:^|_)masks?$|^(?:attn|attention|position|rel_pos|relative_position|alibi|score)_bias$|^alibi$")
+CACHES = (
+    "past_key_value",
+    "past_key_values",
+    "layer_past",
+    "kv_cache",
+    "cache",
+    "cache_params",
+    "memory_key_values",
+)
+MASKS = re.compile(
+    r"(?:^|_)masks?$|^(?:attn|attention|position|rel_pos|relative_position|alibi|score)_bias$|^alibi$"
+)
 MOST_DEPTH = 6
-SCALARS = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, torch.Generator, nn.Module)
+SCALARS = (
+    bool,
+    int,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    torch.Generator,
+    nn.Module,
+)
 
 
 class Unseen:
@@ -41,7 +63,9 @@ def is_mask(name: str) -> bool:
     return MASKS.search(name) is not None
 
 
-def leaves(value: Any, name: str, given: bool = True, depth: int = 0) -> Iterator[tuple[str, Tensor | Unseen]]:
+def leaves(
+    value: Any, name: str, given: bool = True, depth: int = 0
+) -> Iterator[tuple[str, Tensor | Unseen]]:
     """(name, tensor) of every floating or complex tensor; (name, Unseen) for what cannot be looked into.
 
     `given`: these are inputs, among which caches are known by their names.
@@ -52,7 +76,7 @@ def leaves(value: Any, name: str, given: bool = True, depth: int = 0) -> Iterato
     elif isinstance(value, float):
         if math.isnan(value) or (not given and math.isinf(value)):
             yield name, torch.tensor(value, dtype=torch.float64)
-    elif isinstance(value, SCALARS) or isinstance(value, type) or callable(value):
+    elif isinstance(value, (*SCALARS, type)) or callable(value):
         return
     elif is_cache(value):
         yield name, Unseen("a key/value cache")

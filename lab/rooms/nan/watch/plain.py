@@ -24,7 +24,15 @@ FP8 = tuple(
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
     if hasattr(torch, name)
 )
-COUNTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, *FP8)
+COUNTED = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+    *FP8,
+)
 Found = tuple[list[Tensor], str]  # dense tensors, and why something is missing ("" if nothing is)
 
 
@@ -51,7 +59,9 @@ def plain(tensor: Tensor, depth: int = 0) -> Found:
     """Dense tensors with all numbers of `tensor` that are here. Raises nothing."""
     try:
         return _plain(tensor, depth)
-    except Exception as error:  # any subclass may refuse anything: that is a note, never the program's problem
+    except (
+        Exception
+    ) as error:  # any subclass may refuse anything: that is a note, never the program's problem
         return [], f"{type(tensor).__name__} ({tensor.dtype}) cannot be read: {type(error).__name__}"
 
 
@@ -71,7 +81,9 @@ def _plain(tensor: Tensor, depth: int) -> Found:
     if getattr(tensor, "is_nested", False):
         with torch.no_grad():
             jagged = str(tensor.layout) == "torch.jagged"
-            return plain(tensor.detach().values() if jagged else tensor.detach().to_padded_tensor(0.0), depth + 1)
+            return plain(
+                tensor.detach().values() if jagged else tensor.detach().to_padded_tensor(0.0), depth + 1
+            )
     if type(tensor) not in _ORDINARY:
         return _of_subclass(tensor, depth)
     return _of_layout(tensor, depth)
@@ -108,7 +120,9 @@ def _of_subclass(tensor: Tensor, depth: int) -> Found:
         return plain(tensor.wait() if hasattr(tensor, "wait") else tensor.elem, depth + 1)  # type: ignore[attr-defined]
     if hasattr(tensor, "to_local") and hasattr(tensor, "placements"):
         with torch.no_grad():  # `to_local` is this rank's part; `full_tensor` would be a collective
-            return plain(tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor.to_local(), depth + 1)
+            return plain(
+                tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor.to_local(), depth + 1
+            )
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if callable(flatten):
         names, _ = flatten()

@@ -1,4 +1,4 @@
-"""Counting without a trace: no gradient, no entry in the program's own modes, transforms, casts or profiles."""
+"""Counting without a trace: no gradient, no entry in the program's own modes and transforms."""
 
 from __future__ import annotations
 

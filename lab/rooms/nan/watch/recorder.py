@@ -3,8 +3,8 @@
 Each call only appends references to a list: no kernel is launched, nothing waits. References are counted and
 let go piece by piece if they would fill the memory.
 
-What was written in place after it passed is not what passed. The first forward of a phase counts each tensor as
-it passes, and looks whether anything is written in place. If not, the next ones note nothing: a tensor of
+What was written in place after it passed is not what passed. The first forward of a phase counts each tensor
+as it passes, and looks whether anything is written in place. If not, the next ones note nothing: a tensor of
 version 0 was never written. A tensor that has another version all the same is unknown in that forward, and
 from the next one on versions are noted, or each tensor is counted as it passes.
 
@@ -15,6 +15,7 @@ Whatever fails in here becomes a note; the program that is watched never sees it
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import sys
@@ -90,14 +91,19 @@ class Recorder(ABC):
     def react(self, forward: Forward) -> None:
         """A forward that `take` was given ended without an exception."""
 
+    # Hooks for the guard.
+
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """A forward begins (a hook for the guard)."""
+        """A forward begins."""
+        return None
 
     def passing(self, forward: Forward, batch: Batch) -> None:
-        """Tensors of a forward were read and can still be reached (a hook for the guard)."""
+        """Tensors of a forward were read and can still be reached."""
+        return None
 
     def ends(self, forward: Forward) -> None:
-        """A forward has ended and is not counted yet (a hook for the guard)."""
+        """A forward has ended and is not counted yet."""
+        return None
 
     def refuse_second_use(self) -> None:
         if self._makers or self._ended:
@@ -114,6 +120,21 @@ class Recorder(ABC):
         self._makers.clear()
         self.settle()
         self._lanes = Lanes()
+
+    def step_aside(self) -> None:
+        """Let calls pass by until `stepping_in`; what was learnt of the model stays."""
+        for module, make in self._makers:
+            seam.remove(module, make)
+
+    @contextlib.contextmanager
+    def stepping_in(self) -> Iterator[None]:
+        """See calls again, after `step_aside`, for as long as the block lasts."""
+        for module, make in self._makers:
+            seam.add(module, make)
+        try:
+            yield
+        finally:
+            self.step_aside()
 
     def settle(self) -> None:
         """Count what waits, and take the forwards it belongs to."""
@@ -158,10 +179,16 @@ class Recorder(ABC):
 
         return make
 
-    def _carefully(self, lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _carefully(
+        self, lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         """A call whose tensors' versions are noted, or that is counted at once, or that begins a forward."""
         if self._ended or lane.mode == ASIDE:
-            return inner(module, *args, **kwargs) if lane.path is None else _on_path(lane, at, inner, module, args, kwargs)
+            return (
+                inner(module, *args, **kwargs)
+                if lane.path is None
+                else _on_path(lane, at, inner, module, args, kwargs)
+            )
         if not lane.inside:
             return self._outermost(lane, at, inner, module, args, kwargs)
         self._arrived(lane, at, args, kwargs)
@@ -191,7 +218,9 @@ class Recorder(ABC):
         if index > lane.weigh_at:
             self._weigh(lane)
 
-    def _outermost(self, lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _outermost(
+        self, lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         """A whole forward: its events, then its count.
 
         An exception of the model passes on after the count.
@@ -228,7 +257,9 @@ class Recorder(ABC):
             self.react(forward)
         return output
 
-    def _aside(self, lane: Lane, why: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _aside(
+        self, lane: Lane, why: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         """A forward that cannot be seen: everything in it passes on."""
         self.blind[why] += 1
         lane.mode = ASIDE
@@ -238,7 +269,12 @@ class Recorder(ABC):
             lane.mode = EVERYTHING
 
     def _mode_for(self, phase: str, args: Any, kwargs: Any) -> int:
-        if self._at_once or phase not in self._never_written or in_transform() or _without_versions(args, kwargs):
+        if (
+            self._at_once
+            or phase not in self._never_written
+            or in_transform()
+            or _without_versions(args, kwargs)
+        ):
             return EVERYTHING
         return NOTHING if self._never_written[phase] else VERSIONS
 
@@ -279,7 +315,9 @@ class Recorder(ABC):
         forward.take(*found)
         self.passing(forward, found[0])
         if at_once:
-            lane.kept += [(tensor, tensor._version) for tensor in found[0].tensors if not tensor.is_inference()]
+            lane.kept += [
+                (tensor, tensor._version) for tensor in found[0].tensors if not tensor.is_inference()
+            ]
         elif found[0].ever_written:
             self._note_writes(lane, found[0])
         if not last:
@@ -360,13 +398,12 @@ class Recorder(ABC):
             self.ends(forward)
             forward.number = next(self._numbers) if forward.phase != RECOMPUTE else -1
             self._waiting.append(forward)
-            if not self._patient or self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING:
-                self.settle()
-            elif forward.cache is not None or not forward.may_wait():
+            full = self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING
+            if full or not self._patient or forward.cache is not None or not forward.may_wait():
                 self.settle()
 
     def _learn(self, lane: Lane) -> None:
-        """After a forward that was counted at once: was anything written in place, before or after it passed?"""
+        """After a forward that was counted at once: was anything written in place before or after passing?"""
         phase, later, ever = lane.forward.phase, 0, False
         for tensor, version in lane.kept:
             ever |= tensor._version > 0
@@ -374,8 +411,8 @@ class Recorder(ABC):
         if later and not self._at_once:
             self._at_once = True
             self.note(
-                f"{plural(later, 'tensor')} of a {phase} overwritten in place after passing; each tensor is counted "
-                "as it passes"
+                f"{plural(later, 'tensor')} of a {phase} overwritten in place after passing; "
+                "each tensor is counted as it passes"
             )
         if not self._at_once:
             self._never_written.setdefault(phase, not ever)

@@ -44,8 +44,8 @@ class Call:
 class Birth:
     """Where bad numbers begin.
 
-    `how`: output, between, weights, cache, given or unknown; `leaf` is the first bad one. `unsure` says why the
-    place is only where it was first seen: then the module named is the latest possible one, not the producer.
+    `how`: output, between, weights, cache, given or unknown; `leaf` is the first bad one. `unsure` says why
+    the place is only where it was first seen: then the module named is the latest possible, not the producer.
     """
 
     module: str

@@ -57,7 +57,10 @@ def remove(module: nn.Module, make: Make) -> None:
 
 
 def meet_strangers(meet: Callable[[nn.Module], Call | None] | None) -> None:
-    """Ask `meet` about every module that is not in the table (None: no longer); it may `add` it and return it."""
+    """Ask `meet` about every module that is not in the table (None: no longer).
+
+    It may `add` the module and return its call.
+    """
     with _lock:
         if meet is not None and not _makers and _state["strangers"] is None:
             _open()
@@ -76,12 +79,12 @@ def is_open() -> bool:
 def _open() -> None:
     if nn.Module.__call__ is not _patched:
         _state["original"] = nn.Module.__call__
-        nn.Module.__call__ = _patched  # type: ignore[method-assign]
+        setattr(nn.Module, "__call__", _patched)  # noqa: B010 - for mypy, too
 
 
 def _close_if_unused() -> None:
     if not _makers and _state["strangers"] is None and nn.Module.__call__ is _patched:
-        nn.Module.__call__ = _state["original"]
+        setattr(nn.Module, "__call__", _state["original"])  # noqa: B010
 
 
 def _rebuild(key: int) -> None:

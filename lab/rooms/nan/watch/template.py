@@ -102,7 +102,9 @@ class Template:
             batch.outputs(),
             forward.calls,
             next(cached, None),
-            picker([at for source, at in sources.items() if type(values[at]) is float and not skipped(source)]),
+            picker(
+                [at for source, at in sources.items() if type(values[at]) is float and not skipped(source)]
+            ),
             batch.unseen,
             batch.bytes(),
         )
@@ -152,7 +154,11 @@ class Template:
 
 def _is_plain(value: Any) -> bool:
     """Whether all that this value can hold is in the pool, or is no number."""
-    return isinstance(value, (Tensor, tuple, list, Mapping, float, *SCALARS)) or callable(value) or is_cache(value)
+    return (
+        isinstance(value, (Tensor, tuple, list, Mapping, float, *SCALARS))
+        or callable(value)
+        or is_cache(value)
+    )
 
 
 def _may_hold(value: Any) -> bool:

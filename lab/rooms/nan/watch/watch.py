@@ -130,7 +130,9 @@ class Watch(Recorder):
         self.settle()
         found = [f"{plural(times, 'forward')} not seen: {why}" for why, times in self.blind.items()]
         if self.failed:
-            found.append(f"{plural(self.failed, 'forward')} could not be counted: {'; '.join(self.notes[-3:])}")
+            found.append(
+                f"{plural(self.failed, 'forward')} could not be counted: {'; '.join(self.notes[-3:])}"
+            )
         if self.unknown:
             found.append(f"{plural(self.unknown, 'tensor')} overwritten in place before being counted")
         for (module, leaf, why), times in self.unseen.items():
@@ -147,7 +149,9 @@ class Watch(Recorder):
         """Compiled modules that were called: what is inside runs as one program and is seen as one."""
         found = []
         for at, module in enumerate(self._modules):
-            compiled = type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None)
+            compiled = type(module).__name__ == "OptimizedModule" or getattr(
+                module, "_compiled_call_impl", None
+            )
             fused = compiled is not False and compiled is not None and at in self.called
             inside = sum(1 for _ in module.modules()) - 1
             if (fused or (isinstance(module, torch.jit.ScriptModule) and at in self.called)) and inside:
@@ -230,7 +234,9 @@ class Watch(Recorder):
 def _explains(birth: Birth, unknown: Birth) -> bool:
     """Whether a known birth lies where the unknown one must: in the same module, around it or inside it."""
     one, other = birth.module, unknown.module
-    related = one == other or not one or not other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+    related = (
+        one == other or not one or not other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+    )
     return birth.how != "unknown" and related
 
 

@@ -1,4 +1,4 @@
-"""A watched program computes what it computes without the watch, bit by bit, and never meets the watch's errors."""
+"""A watched program computes what it computes without the watch, bit by bit, and meets none of its errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def test_a_copy_made_inside_runs_its_own_weights_and_can_be_saved():
 def test_four_threads_record_all_their_forwards():
     model = small()
     with torch.no_grad(), nan.watch(model) as w:
-        threads = [threading.Thread(target=lambda: [model(torch.ones(2, 4)) for _ in range(50)]) for _ in range(4)]
+        threads = [
+            threading.Thread(target=lambda: [model(torch.ones(2, 4)) for _ in range(50)]) for _ in range(4)
+        ]
         for one in threads:
             one.start()
         for one in threads:

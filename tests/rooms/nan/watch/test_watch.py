@@ -160,7 +160,9 @@ def test_a_sum_in_place_that_begins_late_is_unknown_and_never_accuses_who_took_i
             model(torch.ones(1, 4))
     assert [len(step.births) > 0 for step in w.steps] == [False, False, True, True, True]
     assert w.steps[2].births[0].how == "unknown" and "overwritten" in w.steps[2].births[0].unsure
-    assert w.first.place == "in the model itself, after shortcut, before activation", "corrected by later evidence"
+    assert w.first.place == "in the model itself, after shortcut, before activation", (
+        "corrected by later evidence"
+    )
 
 
 def test_weights_that_went_bad_after_the_first_look_are_named_as_weights():

@@ -46,7 +46,9 @@ def inside(around, model):
 def bits(tensor):
     tensor = tensor.detach()
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor.resolve_conj().resolve_neg()
+        tensor = (
+            tensor.to_dense() if tensor.layout is not torch.strided else tensor.resolve_conj().resolve_neg()
+        )
     if tensor.device.type == "meta":
         return tuple(tensor.shape)
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
@@ -54,7 +56,7 @@ def bits(tensor):
 
 def same_bits(one, other):
     assert len(one) == len(other) > 0
-    return all(bits(a) == bits(b) for a, b in zip(one, other))
+    return all(bits(a) == bits(b) for a, b in zip(one, other, strict=True))
 
 
 def small():
@@ -69,7 +71,14 @@ def grads(model):
     return [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
 
 
-def train(model, around, make=lambda: x(8, 4), steps=3, optimizer=torch.optim.AdamW, loss=lambda out: out.square().mean()):
+def train(
+    model,
+    around,
+    make=lambda: x(8, 4),
+    steps=3,
+    optimizer=torch.optim.AdamW,
+    loss=lambda out: out.square().mean(),
+):
     """Forward, backward and update; all weights, gradients and losses."""
     optimizer, found = optimizer(model.parameters(), lr=1e-2), []
     with inside(around, model):
@@ -229,7 +238,9 @@ def _masks(around):
 
 @program("encoder layer", ("nn.TransformerEncoderLayer",))
 def _encoder(around):
-    return train(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True), around, make=lambda: x(2, 3, 4))
+    return train(
+        nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True), around, make=lambda: x(2, 3, 4)
+    )
 
 
 @program("recurrent")
@@ -489,20 +500,20 @@ def _object(around):
 @program("compiled elsewhere", ("compile",))
 def _compiled_elsewhere(around):
     model = small()
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="eager")
     with inside(around, model), torch.no_grad():
         return [compiled(x(2, 4)) for _ in range(2)]
 
 
 @program("compiled before", ("compile",))
 def _compiled_before(around):
-    return train(torch.compile(small(), backend="aot_eager"), around)
+    return train(torch.compile(small(), backend="eager"), around)
 
 
 @program("module.compile", ("nn.Module.compile",))
 def _module_compile(around):
     model = nn.Sequential(small(), nn.Linear(4, 4))
-    model[0].compile(backend="aot_eager")
+    model[0].compile(backend="eager")
     return train(model, around)
 
 
@@ -511,7 +522,7 @@ def _compile_inside(around):
     model = small()
     with inside(around, model):
         first = model(x(2, 4))
-        model.compile(backend="aot_eager")
+        model.compile(backend="eager")
         return [first, model(x(2, 4)), model(x(2, 4))]
 
 
