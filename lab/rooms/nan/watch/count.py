@@ -15,6 +15,7 @@ largest finite magnitude, -1 in a column means that it was not counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ FORMATS = {
     torch.bfloat16: (torch.int16, 0x7F80, 0x0080),
     torch.float32: (torch.int32, 0x7F800000, 0x00800000),
 }
+DTYPE = attrgetter("dtype")
 MOST_AT_ONCE = 1 << 22  # numbers that `bits_counts` copies together
 Counter = Callable[[Sequence[Tensor]], np.ndarray]
 
@@ -63,20 +65,24 @@ def plain_counts(tensors: Sequence[Tensor]) -> np.ndarray:
 def bits_counts(tensors: Sequence[Tensor]) -> np.ndarray:
     """Exact counts by the numbers' bits, many small tensors at a time; other formats go to `plain_counts`."""
     rows = np.empty((len(tensors), len(KINDS)))
-    for dtype in FORMATS:
-        piece: list[int] = []
-        size = 0
-        for at, tensor in enumerate(tensors):
-            if tensor.dtype is not dtype or not tensor.numel():
-                continue
-            piece.append(at)
-            size += tensor.numel()
-            if size >= MOST_AT_ONCE:
-                rows[piece] = _by_bits([tensors[n] for n in piece], dtype)
-                piece, size = [], 0
+    sizes, dtypes = [*map(Tensor.numel, tensors)], [*map(DTYPE, tensors)]
+    if all(sizes) and len({*dtypes}) == 1 and dtypes[0] in FORMATS and sum(sizes) < MOST_AT_ONCE:
+        return _by_bits(list(tensors), dtypes[0])
+    rest = []
+    pieces: dict[torch.dtype, list[int]] = {dtype: [] for dtype in FORMATS}
+    held = dict.fromkeys(FORMATS, 0)
+    for at, (size, dtype) in enumerate(zip(sizes, dtypes, strict=True)):
+        if not size or dtype not in FORMATS:
+            rest.append(at)
+            continue
+        if pieces[dtype] and held[dtype] + size > MOST_AT_ONCE:
+            rows[pieces[dtype]] = _by_bits([tensors[n] for n in pieces[dtype]], dtype)
+            pieces[dtype], held[dtype] = [], 0
+        pieces[dtype].append(at)
+        held[dtype] += size
+    for dtype, piece in pieces.items():
         if piece:
             rows[piece] = _by_bits([tensors[n] for n in piece], dtype)
-    rest = [at for at, tensor in enumerate(tensors) if tensor.dtype not in FORMATS or not tensor.numel()]
     if rest:
         rows[rest] = plain_counts([tensors[at] for at in rest])
     return rows
@@ -85,22 +91,35 @@ def bits_counts(tensors: Sequence[Tensor]) -> np.ndarray:
 def _by_bits(tensors: list[Tensor], dtype: torch.dtype) -> np.ndarray:
     """Rows of tensors of one dtype, none of them empty."""
     whole, infinity, normal = FORMATS[dtype]
-    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).view(whole).cpu().numpy()
+    flat = _flat(tensors).view(whole).cpu().numpy()
     magnitude = flat & np.iinfo(flat.dtype).max
-    sizes = np.asarray([tensor.numel() for tensor in tensors])
-    begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    flags = (
-        magnitude > infinity,
-        flat == infinity,
-        (magnitude == infinity) & (flat < 0),
-        (magnitude > 0) & (magnitude < normal),
-    )
-    rows = np.empty((len(tensors), len(KINDS)))
-    for column, flag in enumerate(flags):
-        rows[:, column] = np.add.reduceat(flag, begins, dtype=np.int64) if flag.any() else 0
-    largest = np.maximum.reduceat(np.where(magnitude < infinity, magnitude, 0), begins)
-    rows[:, 4] = torch.from_numpy(largest.astype(flat.dtype)).view(dtype).double().numpy()
+    sizes = np.fromiter(map(Tensor.numel, tensors), np.int64, len(tensors))
+    begins = np.cumsum(sizes) - sizes
+    largest = np.maximum.reduceat(magnitude, begins)
+    rows = np.zeros((len(tensors), len(KINDS)))
+    # Zero becomes the largest unsigned number, so one comparison finds what is above zero and below normal.
+    tiny = (magnitude - 1).view(UNSIGNED[flat.itemsize]) < normal - 1
+    if tiny.any():
+        rows[:, 3] = np.add.reduceat(tiny, begins, dtype=np.int64)
+    for at in np.flatnonzero(largest >= infinity):
+        piece = slice(begins[at], begins[at] + sizes[at])
+        signed, bits = flat[piece], magnitude[piece]
+        rows[at, :3] = (bits > infinity).sum(), (signed == infinity).sum(), (signed == infinity + LEAST[whole]).sum()
+        largest[at] = np.where(bits < infinity, bits, 0).max()
+    rows[:, 4] = torch.from_numpy(largest).view(dtype).double().numpy()
     return rows
+
+
+UNSIGNED = {2: np.uint16, 4: np.uint32}
+LEAST = {torch.int16: -(1 << 15), torch.int32: -(1 << 31)}  # the sign bit alone
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    """All numbers in one array; without a copy if there is one tensor."""
+    with torch.no_grad():
+        if len(tensors) == 1:
+            return tensors[0].detach().reshape(-1)
+        return torch._C._nn.flatten_dense_tensors(tensors)
 
 
 def norm_counts(tensors: Sequence[Tensor]) -> np.ndarray:

@@ -161,6 +161,8 @@ class Explainer:
             pair = cached_pair(forward.cache, layer)
             if pair is None:
                 continue
+            end = forward.cached if 0 <= forward.cached <= pair[0].shape[-2] else pair[0].shape[-2]
+            pair = pair[0][..., :end, :], pair[1][..., :end, :]
             if _any_bad([_positions_before(one, step.query_length) for one in pair]):
                 self._cache_bad[layer] = bad_steps[-1] if bad_steps else -1
             elif _any_bad(list(pair)):

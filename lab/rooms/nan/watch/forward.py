@@ -12,6 +12,7 @@ import torch
 from lab.rooms.nan.watch.batch import Batch, Label
 from lab.rooms.nan.watch.count import KINDS, Counted
 from lab.rooms.nan.watch.deferred import Later
+from lab.rooms.nan.watch.leaves import cached_pair
 
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 
@@ -24,6 +25,7 @@ class Forward:
         self.calls: list[list[Any]] = []  # [module, parent call, returned]
         self.stack: list[int] = []
         self.cache: Any = None
+        self.cached = -1  # positions in the cache when this forward ended; -1: not known
         self.weighed = self.bytes = 0
         self.failed = ""  # why it could not be counted, if so
         self.step: Any = None  # what `take` made of it
@@ -57,6 +59,15 @@ class Forward:
     def take(self, batch: Batch, counted: Counted) -> None:
         """Append the batch's leaves; `counted` will have one row per tensor of the batch."""
         self._parts.append((batch, counted))
+
+    def note_cache(self) -> None:
+        """How many positions the cache holds now: when it is looked into, later forwards may have added more."""
+        if self.cache is not None:
+            try:
+                pair = cached_pair(self.cache, 0)
+            except (AttributeError, IndexError, TypeError):
+                pair = None
+            self.cached = int(pair[0].shape[-2]) if pair is not None else -1
 
     def may_wait(self) -> bool:
         """Whether its counts wait for those of other forwards."""

@@ -392,6 +392,7 @@ class Recorder(ABC):
         elif lane.mode in (EVERYTHING, VERSIONS):
             self._never_written.setdefault(forward.phase, True)
         lane.inside, lane.mode, lane.kept = False, EVERYTHING, []
+        forward.note_cache()
         _let_go(lane)
         lane.forward = Forward()
         with self._lock:
@@ -399,7 +400,7 @@ class Recorder(ABC):
             forward.number = next(self._numbers) if forward.phase != RECOMPUTE else -1
             self._waiting.append(forward)
             full = self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING
-            if full or not self._patient or forward.cache is not None or not forward.may_wait():
+            if full or not self._patient or not forward.may_wait():
                 self.settle()
 
     def _learn(self, lane: Lane) -> None:
