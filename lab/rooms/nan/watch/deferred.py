@@ -16,7 +16,7 @@ from torch import Tensor
 from lab.rooms.nan.watch.count import KINDS, Counted, Counter
 
 MOST_TENSORS = 512
-MOST_BYTES = 4 << 20
+MOST_BYTES = 8388608
 _VERSION = attrgetter("_version")
 
 

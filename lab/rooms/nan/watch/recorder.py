@@ -236,8 +236,10 @@ class Recorder(ABC):
             return self._aside(lane, reason, inner, module, args, kwargs)
         lane.forward = forward = Forward(-1, phase, length)
         lane.inside, lane.mode = True, mode
-        # One token's activations fill no memory.
-        lane.weigh_at = sys.maxsize if forward.query_length == 1 else WEIGH_EVERY
+        # One token's activations fill no memory, nor do those of a model that used little of the budget before.
+        template = self._templates.get(phase)
+        light = template is not None and template.num_bytes * 16 < self.budget_bytes
+        lane.weigh_at = sys.maxsize if light or forward.query_length == 1 else WEIGH_EVERY
         collecting = gc.isenabled()
         gc.disable()  # thousands of small events at once would set it off, over all of the program's objects
         ended = False
