@@ -45,3 +45,17 @@ def guard(model: Any, optimizer: Any = None, scaler: Any = None, **options: Any)
     with needs("workload"):
         from lab.rooms.nan.guard.guard import Guard
     return Guard(model, optimizer, scaler, **options)
+
+
+def hugging_face_callback(**options: Any) -> Any:
+    """The guard for `transformers.Trainer(callbacks=[...])`; its `.guard` has the findings."""
+    from lab.rooms.nan.guard.callbacks import hugging_face_callback as make
+
+    return make(**options)
+
+
+def lightning_callback(**options: Any) -> Any:
+    """The guard for `lightning.Trainer(callbacks=[...])`; its `.guard` has the findings."""
+    from lab.rooms.nan.guard.callbacks import lightning_callback as make
+
+    return make(**options)

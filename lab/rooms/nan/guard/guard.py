@@ -24,6 +24,7 @@ from lab.rooms.nan.guard.events import WORDS, Event, GuardStep, Op, corrected, f
 from lab.rooms.nan.guard.gradients import Collector, Taken
 from lab.rooms.nan.guard.headroom import Headroom
 from lab.rooms.nan.guard.ranks import strategy_of
+from lab.rooms.nan.guard.record import write
 from lab.rooms.nan.guard.replay import Saved, backward_op, forward_op, save
 from lab.rooms.nan.guard.scaling import Scaling
 from lab.rooms.nan.guard.updates import (
@@ -46,6 +47,7 @@ from lab.rooms.nan.watch.steps import Step
 from lab.rooms.nan.watch.watch import NonFiniteError, Watch
 
 MOST_EVENTS = 24  # of one step; more are counted
+WRITE_EVERY = 50  # updates between two records
 MOST_STEPS = 64  # with something bad that are kept
 MOST_BORDERS = 20_000  # gradients at borders that are remembered within a step
 READ_SHARE = 0.03  # of the time between updates, for reading weights and state
@@ -106,6 +108,7 @@ class Guard:
                 fix='use "keep", "raise", "replay" or a function of a GuardStep',
             )
         self.model, self.on_bad, self.out = model, on_bad, out
+        self.index, self.meets_scalers = 0, False  # for a program with several models that knows no guard
         self.step = 0  # updates so far
         self.steps: list[GuardStep] = []  # those with something bad
         self.seen: Tally[str] = Tally()  # tensors looked at, by stage
@@ -134,13 +137,14 @@ class Guard:
         self._saved: list[Saved] = []
         self._gradient_versions: dict[int, tuple[int, int]] = {}
         self._updates_since_read = 0
-        self._written_before_update: set[int] = set()  # by other code than an optimizer
+        self._written_before_update: dict[int, int] = {}  # weight -> step in which other code wrote it
         self._versions_after: dict[int, int] = {}  # of weights, at the end of the last update
         self._read_seconds, self._step_began, self._step_seconds = 0.0, 0.0, 0.0
         self._skipped_steps = 0
         self._events: dict[int, GuardStep] = {}
         self._dropped = 0
         self._entered = self._ended = False
+        self._looked_for_scaler = self._writing = False
         self._reacted: set[int] = set()
         self._backward: Any = None
 
@@ -172,10 +176,7 @@ class Guard:
             torch.autograd.backward = self._plain_backward
         self.watch.__exit__()
         self._safely(self.settle)
-        if self.out is not None:
-            from lab.rooms.nan.guard.record import write
-
-            self._safely(write, self, self.out)
+        self._safely(self._write)
 
     # What it found
 
@@ -305,6 +306,11 @@ class Guard:
         forward.time, forward.update = next(self._clock), self.step
 
     def _backward_begins(self, tensors: Any) -> None:
+        if self.meets_scalers and self.scaling.scaler is None and not self._looked_for_scaler:
+            from lab.rooms.nan.guard.auto import find_scaler
+
+            self._looked_for_scaler = True
+            self.scaling.adopt(find_scaler())
         for tensor in tensors if isinstance(tensors, (tuple, list)) else [tensors]:
             if isinstance(tensor, Tensor) and not self._ended:
                 self.collector.take(
@@ -324,7 +330,7 @@ class Guard:
         """The gradients that the update will use, where they are no longer those that were counted."""
         for one in parameters_of(optimizer):
             if self._versions_after.get(id(one), _version(one)) != _version(one):
-                self._written_before_update.add(id(one))
+                self._written_before_update.setdefault(id(one), self.step)
         for parameter in parameters_of(optimizer):
             grad = parameter.grad
             if grad is None or id(parameter) not in self._names:
@@ -346,18 +352,17 @@ class Guard:
         if self._read_seconds <= READ_SHARE * self._step_seconds * self._updates_since_read:
             self._read_weights([optimizer])
         self._versions_after.update({id(one): _version(one) for one in parameters_of(optimizer)})
+        # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
+        self.settle()
+        self._react_if_bad()
         self.headroom.step_ends(self)
         self.step += 1
         self.scaling.stepped()
         self._saved.clear()
         self.borders.step_ended()
-        if self._on_gpu:
-            self.settle()
         self._keep()
-        if self.out is not None and self.step % 50 == 0:
-            from lab.rooms.nan.guard.record import write
-
-            write(self, self.out)
+        if self.step % WRITE_EVERY == 0:
+            self._write()
 
     def _is_ours(self, optimizer: Any) -> bool:
         if self._optimizers:
@@ -415,7 +420,7 @@ class Guard:
     ) -> None:
         """A weight is bad after an update: by the update, or by code that wrote it before."""
         why = self._why(name, optimizers)
-        if not why and id(dict(self.model.named_parameters()).get(name)) in self._written_before_update:
+        if not why and self._was_written_before_update(name):
             why = "written by other code than the optimizer, before the update"
             self._event(moment, "weights_before", _owner(name), name, row, tensor, why=why)
             return
@@ -446,7 +451,8 @@ class Guard:
         event = Event(
             moment, self.step, "weights_before", _owner(name), f"in the weights: {name}", name, nan, inf
         )
-        if not before and self._updates_since_read and not self._written_since_update(name):
+        spoiled = not before and self._was_written_before_update(name)
+        if not before and self._updates_since_read and not spoiled and not self._written_since_update(name):
             # The forward before this one was clean, so it was the last update.
             event.stage, event.step = "weights_after", max(self.step - 1, 0)
             event.place = f"{WORDS['weights_after']} {name}"
@@ -455,9 +461,15 @@ class Guard:
                 event.unsure = (
                     "weights were not read right after the update: other code may have written them"
                 )
+        elif spoiled:
+            event.step = self._written_before_update[id(dict(self.model.named_parameters())[name])]
+            event.why = "written by other code than the optimizer, before the update"
         elif not before:
             event.why = "changed by something other than the optimizer since they were read last"
         self._add(event)
+
+    def _was_written_before_update(self, name: str) -> bool:
+        return id(dict(self.model.named_parameters()).get(name)) in self._written_before_update
 
     def _written_since_update(self, name: str) -> bool:
         """Whether a weight or buffer was written to after the last update, as far as torch counts."""
@@ -505,9 +517,8 @@ class Guard:
                 self._weight_was_bad(
                     one["name"], one["nan"], one["posinf"] + one["neginf"], before=False, moment=moment - 0.25
                 )
-        event = Event(
-            moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=birth.unsure
-        )
+        unsure = birth.unsure or self._maybe_another_rank(birth)
+        event = Event(moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=unsure)
         if forward.saved is not None:
             self._name_forward_op(event, birth, forward.saved)
         self._add(event)
@@ -628,6 +639,7 @@ class Guard:
             if step.events and len(self.steps) < MOST_STEPS and not self._may_be_left_out(step):
                 self.steps.append(step)
                 self._react(step)
+                self._write()
 
     def _may_be_left_out(self, step: GuardStep) -> bool:
         """Whether a scaler may still leave this step out: only its gradients were bad, and no update came."""
@@ -680,6 +692,11 @@ class Guard:
                 if op is not None:
                     first.module, first.unsure = op.module, ""
                     first.place = f"in backward of {_named(op.module)}"
+                    if not op.node:
+                        first.stage = "forward"
+                        first.place = (
+                            f"in forward of {_named(op.module)}, in its own code, which swallowed it"
+                        )
                     break
 
     def _attempt(
@@ -691,6 +708,15 @@ class Guard:
             return run(saved, *args)
         except Exception as error:
             return None, f"the replay failed: {type(error).__name__}: {str(error)[:200]}"
+
+    def _write(self) -> None:
+        """The record as it is now: a job that is killed loses little."""
+        if self.out is not None and not self._writing:
+            self._writing = True  # the record asks for the status, which settles, which may keep another step
+            try:
+                write(self, self.out)
+            finally:
+                self._writing = False
 
     def note(self, text: str) -> None:
         if len(self.notes) < 50 and text not in self.notes:

@@ -14,7 +14,7 @@ import torch
 from lab.rooms.nan.guard.ranks import rank, world
 
 FORMAT = 1
-NAME = "guard_rank{rank}.json"
+NAME = "guard_rank{rank}{more}.json"
 
 
 def record(guard: Any) -> dict[str, Any]:
@@ -23,6 +23,8 @@ def record(guard: Any) -> dict[str, Any]:
     headroom = guard.headroom
     return {
         "format": FORMAT,
+        "ended": guard._ended,
+        "model": type(guard.model).__name__,
         "rank": rank(),
         "world": world(),
         "host": socket.gethostname(),
@@ -60,7 +62,7 @@ def write(guard: Any, folder: str | Path) -> Path:
     """Write this rank's record into `folder`, whole or not at all. Raises OSError."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / NAME.format(rank=rank())
+    path = folder / NAME.format(rank=rank(), more=f"_{guard.index}" if guard.index else "")
     text = json.dumps(_finite(record(guard)), indent=1, allow_nan=False)
     handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}")
     try:

@@ -8,6 +8,7 @@ gradients of the model's outputs, which were kept as they entered.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -110,7 +111,7 @@ def backward_op(saved: Saved, watch: Any, _borders: Any) -> tuple[Op | None, str
     if not saved.gradients or not saved.grad:
         return None, "no gradient entered this forward's outputs"
     with _again(saved, watch) as path, torch.enable_grad():
-        forward = _Finder(watch, path, "", look=False)
+        forward = _Finder(watch, path, "")
         with forward, torch.autograd.set_detect_anomaly(True, check_nan=False):
             outputs = saved.module(*saved.args, **saved.kwargs)
         known = {
@@ -125,8 +126,11 @@ def backward_op(saved: Saved, watch: Any, _borders: Any) -> tuple[Op | None, str
             torch.autograd.grad(
                 list(known.values()), inputs, [saved.gradients[name] for name in known], allow_unused=True
             )
-    op = backward.found()
-    return (op, "") if op is not None else (None, "run again, backward stays finite")
+    op, earlier = backward.found(), forward.found()
+    if op is None:
+        return None, "run again, backward stays finite"
+    # What the same code made in forward, and swallowed before any module could show it, came first.
+    return (earlier if earlier is not None and earlier.module == op.module else op), ""
 
 
 def _outputs(value: Any) -> list[tuple[str, Tensor]]:
@@ -230,12 +234,11 @@ if TorchDispatchMode is not None and _sequence is not None:
             path: list[int],
             scope: str,
             *,
-            look: bool = True,
             modules: dict[int, str] | None = None,
         ) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
             self.modules = modules or {}  # sequence number of a node -> module of its forward
-            self._names, self._path, self._scope, self._look = watch._names, path, scope, look
+            self._names, self._path, self._scope = watch._names, path, scope
             self._first: Op | None = None  # finite in, not finite out
             self._nan: Op | None = None  # no NaN in, NaN out
 
@@ -244,9 +247,8 @@ if TorchDispatchMode is not None and _sequence is not None:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            if not self._look:
+            if _current_node is None or _current_node() is None:
                 self.modules[_sequence() - 1] = self._module()  # type: ignore[misc]
-                return func(*args, **kwargs)
             if self._first is not None:
                 return func(*args, **kwargs)
             mutable = getattr(getattr(func, "_schema", None), "is_mutable", False)
@@ -311,9 +313,15 @@ def _numbers(value: Any) -> list[Any]:
     return [value] if isinstance(value, float) else []
 
 
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_WATCH = os.path.dirname(os.path.abspath(leaves.__code__.co_filename)) + os.sep
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OWN = {f"{_HERE}{name}.py" for name in ("replay", "guard", "borders", "gradients", "auto")}
+
+
 def _is_ours(file: str) -> bool:
-    path = file.replace("\\\\", "/")
-    return "/torch/" in path or "/lab/rooms/nan/" in path or path.startswith("<")
+    """Whether a line of code is torch's or the guard's, and not the program's."""
+    return file.startswith((_TORCH, _WATCH, "<")) or file in _OWN
 
 
 def _line() -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, leaves
-from lab.rooms.nan.watch.plain import as_counted, is_odd
+from lab.rooms.nan.watch.plain import FP8, as_counted, is_odd
 from lab.rooms.nan.watch.roles import IN, OUT
 
 Label = tuple[int, int, str]  # module, side, leaf
@@ -40,6 +40,7 @@ class Batch:
         self.odd = False  # something here is no plain tensor: no template reads it
         self.unseen: Tally[tuple[int, str, str]] = Tally()  # (module, leaf, why)
         self.num_bytes = -1
+        self.fp8 = False  # something here is float8, in which a cast may have saturated
         self._written = written
         self._known: dict[Any, int] = {}
         self._shapes: list[tuple[torch.Size, torch.dtype]] | None = None
@@ -110,6 +111,7 @@ class Batch:
         if u is None:
             u = self._known[id(tensor), version] = len(self.tensors)
             self.tensors.append(tensor)  # type: ignore[attr-defined]
+            self.fp8 |= tensor.dtype in FP8
         return u
 
     def outputs(self) -> np.ndarray:

@@ -54,6 +54,7 @@ class Template:
     floats: Picker  # numbers of Python, which are read again
     unseen: Tally[tuple[int, str, str]]
     num_bytes: int
+    fp8: bool
 
     @classmethod
     def of(cls, events: list[Any], forward: Forward, batch: Batch) -> Template | None:
@@ -107,6 +108,7 @@ class Template:
             ),
             batch.unseen,
             batch.bytes(),
+            batch.fp8,
         )
 
     def read(self, events: list[Any]) -> list[Any] | None:
@@ -142,6 +144,7 @@ class Template:
         batch.tensors, batch.ever_written = tensors, len(versions) - versions.count(0)
         batch.labels, batch.leaf_call, batch.index = self.labels, self.leaf_call, self.index
         batch.put_out, batch.unseen, batch.num_bytes = self.put_out, self.unseen, self.num_bytes
+        batch.fp8 = self.fp8
         return batch
 
     def cache(self, events: list[Any]) -> Any:

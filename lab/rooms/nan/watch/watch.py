@@ -21,6 +21,7 @@ from lab.rooms.nan.watch.batch import CACHE, Label
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
 from lab.rooms.nan.watch.explain import Explainer
 from lab.rooms.nan.watch.forward import Forward, Seen
+from lab.rooms.nan.watch.plain import FP8
 from lab.rooms.nan.watch.recorder import RECOMPUTE, Recorder
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step, Total
@@ -185,6 +186,8 @@ class Watch(Recorder):
         step = Step(forward.number, forward.phase, forward.query_length)
         forward.step = step
         bad, masked = self._explainer.bad_leaves(seen)
+        if any(batch.fp8 for batch in seen.batches):
+            self._note_saturated(seen)
         self.masked.update(masked)
         self.forwards += forward.phase != RECOMPUTE
         if forward.phase == RECOMPUTE:
@@ -201,6 +204,17 @@ class Watch(Recorder):
             step.rows = self._explainer.rows(forward, seen, bad)
         self._steps.append(step)
         self.stepped(step, forward)
+
+    def _note_saturated(self, seen: Seen) -> None:
+        """A float8 tensor that holds its largest number; since torch 2.12 a cast of infinity gives that too."""
+        limits = {dtype: torch.finfo(dtype).max for dtype in FP8}
+        for u, (_, dtype) in enumerate(seen.shapes()):
+            if dtype in limits and seen.counts[u, 4] == limits[dtype]:
+                at, _, leaf = seen.labels[int(np.flatnonzero(seen.index == u)[0])]
+                name, kind = self._names[at] or "the model itself", str(dtype)[6:]
+                self.note(
+                    f"{leaf} of {name} holds {kind}'s largest number, {limits[dtype]:g}: a cast may saturate"
+                )
 
     def stepped(self, step: Step, forward: Forward) -> None:
         """A hook for those who want each step as it is counted."""

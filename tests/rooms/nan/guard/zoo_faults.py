@@ -405,6 +405,12 @@ def _micro(guard):
 # Between backward and the update
 
 
+@fault("an infinity that only backward shows", "forward", "1", op="aten.div", unknown_allowed=True)
+def _swallowed_inside(guard):
+    switch = Switch()
+    return loop(stacked(lambda y: torch.tanh(y / (0 if switch.on else 1))), switch, guard)
+
+
 @fault("clipping an infinite gradient", "param_grads", "0", name="0.weight")
 def _clip(guard):
     switch, model = Switch(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
