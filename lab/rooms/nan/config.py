@@ -73,7 +73,7 @@ PLANTS = {
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A training job under the guard: the user's command, or without one the tiny model with a planted cause."""
+    """A training job under the guard: the user's command, or the tiny model with a planted cause."""
 
     command: tuple[str, ...] = ()
     cwd: Annotated[str, _help("where the command runs")] = ""

@@ -11,8 +11,8 @@ from lab.core.provenance import lab_identity
 from lab.core.run import Run
 from lab.errors import MissingError
 from lab.rooms.nan.analyze import analyze
-from lab.rooms.nan.evidence import Evidence
 from lab.rooms.nan.config import TRAIN
+from lab.rooms.nan.evidence import Evidence
 from lab.rooms.nan.gather import gather
 from lab.rooms.nan.guarded.page import guarded_page
 from lab.rooms.nan.guarded.read import has_records, read

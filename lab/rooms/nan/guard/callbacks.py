@@ -3,8 +3,8 @@
     Trainer(..., callbacks=[hugging_face_callback()])
     lightning.Trainer(..., callbacks=[lightning_callback()])
 
-Both begin when training begins and end when it ends, or when it breaks off. Neither library is imported before
-its callback is made; what the callback needs of it is a class to inherit from and the names of its events.
+Both begin when training begins and end when it ends, or when it breaks off. Neither library is imported
+before its callback is made; what the callback needs of it is a class to inherit from, and names of events.
 """
 
 from __future__ import annotations

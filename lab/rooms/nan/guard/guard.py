@@ -7,6 +7,7 @@ on the model, the optimizer or any tensor; a failure in here becomes a note.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections import Counter as Tally
@@ -144,6 +145,7 @@ class Guard:
         self._events: dict[int, GuardStep] = {}
         self._dropped = 0
         self._entered = self._ended = False
+        self._versions = -1  # of all weights together, for torch before 2.0
         self._looked_for_scaler = self._writing = False
         self._reacted: set[int] = set()
         self._backward: Any = None
@@ -247,8 +249,10 @@ class Guard:
         hooks = step_hooks()
         if hooks is None:
             self.note(
-                f"torch {torch.__version__} has no hooks around updates: weights are read at the next forward"
+                f"torch {torch.__version__} has no hooks around updates: the steps of optimizers that were given "
+                "are surrounded, and other updates are seen at the next forward"
             )
+            self._handles += [Surrounded(kind, self) for kind in {type(one) for one in self._optimizers}]
         else:
             self._handles += [hooks[0](self._before_update), hooks[1](self._after_update)]
         self._plain_backward = torch.autograd.backward
@@ -264,7 +268,8 @@ class Guard:
         if register is not None:
             self._handles.append(register(self._accumulated))
             return
-        expanded: Any = parameter.expand_as(parameter).grad_fn
+        with torch.enable_grad():
+            expanded: Any = parameter.expand_as(parameter).grad_fn
         node = expanded.next_functions[0][0]
         self._kept_nodes.append(node)
         self._handles.append(node.register_hook(lambda *_: self._accumulated(parameter)))
@@ -351,6 +356,7 @@ class Guard:
         self._updates_since_read += 1
         if self._read_seconds <= READ_SHARE * self._step_seconds * self._updates_since_read:
             self._read_weights([optimizer])
+        self._versions = sum(map(_version, self.model.parameters())) if step_hooks() is None else -1
         self._versions_after.update({id(one): _version(one) for one in parameters_of(optimizer)})
         # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
         self.settle()
@@ -382,6 +388,7 @@ class Guard:
 
     def _weights_at_the_start(self) -> None:
         self._versions_after = {id(one): _version(one) for one in self.model.parameters()}
+        self._versions = sum(self._versions_after.values())
         for one in self.watch.weights:
             self._weight_was_bad(one["name"], one["nan"], one["posinf"] + one["neginf"], before=True)
 
@@ -481,8 +488,8 @@ class Guard:
     def _weights_changed_without_hooks(self) -> None:
         """torch before 2.0: an update shows in the versions of the weights."""
         versions = sum(_version(one) for one in self.model.parameters())
-        before, self._versions = getattr(self, "_versions", None), versions
-        if before is None or before == versions:
+        before, self._versions = self._versions, versions
+        if before == versions or before < 0:
             return
         self._updates_since_read += 1
         self._read_weights(self._optimizers)
@@ -732,6 +739,31 @@ class Guard:
             self.failed += 1
             self.note(f"{getattr(work, '__name__', 'the guard')}: {type(error).__name__}: {str(error)[:300]}")
             return None
+
+
+class Surrounded:
+    """The `step` of an optimizer class with the guard's looks around it, for torch before 2.0.
+
+    The class is patched, not the optimizer, so that copies and pickles carry nothing along.
+    """
+
+    def __init__(self, kind: type[Any], guard: Guard) -> None:
+        self._kind, self._plain = kind, kind.step
+        plain = self._plain
+
+        @functools.wraps(plain)
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            guard._before_update(optimizer)
+            found = plain(optimizer, *args, **kwargs)
+            guard._after_update(optimizer)
+            return found
+
+        self._ours = kind.step = step
+
+    def remove(self) -> None:
+        """Put the class's own step back, unless another patch lies over this one."""
+        if self._kind.step is self._ours:
+            self._kind.step = self._plain
 
 
 def _stage_and_place(birth: Birth, phase: str) -> tuple[str, str, str]:

@@ -14,10 +14,11 @@ from lab.rooms.nan.guarded.join import Verdict, verdict_of
 from lab.rooms.nan.guarded.read import Event, Found, Op, Planted, Record
 
 QUESTION = "Where in the training step is the first NaN or infinity made, and on which rank?"
-PILLS: dict[str, Status] = {"clean": "ok", "partly-seen": "warn", "nothing-seen": "fail", "bad": "fail"}
+STATUS_OF: dict[str, Status] = {"clean": "ok", "partly-seen": "warn", "nothing-seen": "fail", "bad": "fail"}
+PILLS: dict[str, str] = {**STATUS_OF}
 FOOTNOTES = (
-    "The verdict is the first stage of a step that held a bad number, then module, operator and rank; never a "
-    "count. What is bad later in the same step has spread from there.",
+    "The verdict is the first stage of a step that held a bad number, then module, operator and rank; never "
+    "a count. What is bad later in the same step has spread from there.",
     "A place that is marked as unsure is where the bad number was first seen; the reason is given.",
     "Minus infinity is legal in masks. A gradient scaler's left-out steps are no faults while it finds its "
     "scale.",
@@ -39,7 +40,7 @@ def guarded_page(
     }
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in frames.items() if len(frame)]
     lacking = [*found.problems, *missing(verdict, records)]
-    status: Status = PILLS[verdict.status] if not lacking or verdict.status != "clean" else "warn"
+    status: Status = STATUS_OF[verdict.status] if not lacking or verdict.status != "clean" else "warn"
     page = Page(
         title=title,
         question=QUESTION,
@@ -179,7 +180,8 @@ def _ranks(records: Sequence[Record]) -> pd.DataFrame:
                 "torch": one.torch,
             }
         )
-    return pd.DataFrame(rows)
+    made: pd.DataFrame = pd.DataFrame(rows)
+    return made
 
 
 def _events(records: Sequence[Record]) -> pd.DataFrame:
@@ -191,7 +193,8 @@ def _events(records: Sequence[Record]) -> pd.DataFrame:
                 row |= {"tensor": event.name, "nan": _count(event.nan), "inf": _count(event.inf)}
                 row |= {"shape": event.shape, "dtype": event.dtype, "why": event.why or event.unsure}
                 rows.append(row | {"operator": _op(event.op) if event.op else event.op_missing})
-    return pd.DataFrame(rows)
+    made: pd.DataFrame = pd.DataFrame(rows)
+    return made
 
 
 def _count(value: float | str) -> str:
@@ -208,7 +211,8 @@ def _headroom(records: Sequence[Record]) -> pd.DataFrame:
                 rows.append(
                     row | {"largest": each.get("largest"), **(share if isinstance(share, dict) else {})}
                 )
-    return pd.DataFrame(rows)
+    made: pd.DataFrame = pd.DataFrame(rows)
+    return made
 
 
 def _cards(verdict: Verdict, records: Sequence[Record]) -> list[Card]:

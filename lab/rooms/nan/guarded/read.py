@@ -1,4 +1,4 @@
-"""The records that guards leave, one file per rank, checked. They come from outside: sizes and types are not trusted."""
+"""The records that guards leave, one file per rank. They come from outside: neither size nor type is trusted."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Forward:
         self._parts.append((batch, counted))
 
     def note_cache(self) -> None:
-        """How many positions the cache holds now: when it is looked into, later forwards may have added more."""
+        """How many positions the cache holds now: later forwards may add more before it is looked into."""
         if self.cache is not None:
             try:
                 pair = cached_pair(self.cache, 0)

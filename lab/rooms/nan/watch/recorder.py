@@ -236,7 +236,7 @@ class Recorder(ABC):
             return self._aside(lane, reason, inner, module, args, kwargs)
         lane.forward = forward = Forward(-1, phase, length)
         lane.inside, lane.mode = True, mode
-        # One token's activations fill no memory, nor do those of a model that used little of the budget before.
+        # One token's activations fill no memory, nor do those of a model that used little of it before.
         template = self._templates.get(phase)
         light = template is not None and template.num_bytes * 16 < self.budget_bytes
         lane.weigh_at = sys.maxsize if light or forward.query_length == 1 else WEIGH_EVERY

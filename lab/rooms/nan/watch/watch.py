@@ -206,7 +206,7 @@ class Watch(Recorder):
         self.stepped(step, forward)
 
     def _note_saturated(self, seen: Seen) -> None:
-        """A float8 tensor that holds its largest number; since torch 2.12 a cast of infinity gives that too."""
+        """A float8 tensor that holds its largest number: since torch 2.12 a cast of infinity gives it."""
         limits = {dtype: torch.finfo(dtype).max for dtype in FP8}
         for u, (_, dtype) in enumerate(seen.shapes()):
             if dtype in limits and seen.counts[u, 4] == limits[dtype]:

@@ -39,6 +39,9 @@ def test_the_first_producer_is_right_or_unknown_with_its_reason(name):
         assert fault.name in first.place
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C._autograd, "_get_sequence_nr"), reason="this torch cannot look at operators"
+)
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.op])
 def test_a_replay_names_the_operator_and_the_line(name):
     g, fault = run(name, on_bad="replay"), FAULTS[name]
