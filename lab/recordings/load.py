@@ -1,47 +1,253 @@
-"""Any recording, recognised by its first bytes rather than by its name."""
+"""Any recording, recognised by its content rather than by its name."""
 
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
-from lab.recordings import nsys
+from lab.recordings import nsys, pftrace, rocpd, rocprofv3, rpd, sqlite
 from lab.recordings.capture import Capture
+from lab.recordings.combine import combined
+from lab.recordings.integrity import integrity_of
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
+from lab.recordings.nsys.parquet import load_folder
+
+START_BYTES = 4096
+_GZIP = b"\x1f\x8b"
+_BLANK = b"\xef\xbb\xbf \t\r\n"
+# Names of its tracks and arguments; torch.profiler writes neither.
+_OLD_ROCPROF = (b'"BeginNs"', b' CPU HIP API"', b' CPU HSA API"')
+_SDK_KEY = re.compile(rb'\{\s*"rocprofiler-sdk-tool"')
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a sniffer may look at.
+
+    start: the first START_BYTES bytes, inflated if the file is gzipped; tables: names of an SQLite file's
+    tables; names: of the files in a folder; plain: where the content can be read (an SQLite file inflated).
+    """
+
+    path: Path
+    plain: Path
+    start: bytes = b""
+    tables: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of recording: fits tells it from its content, load reads `Found.plain`.
+
+    load is None for what lab knows by sight and has no timeline of; `why` then says what to do.
+    """
+
+    name: str
+    what: str
+    fits: Callable[[Found], bool]
+    load: Callable[[Path], Capture] | None = None
+    why: str = ""
+
+
+def _kineto(path: Path) -> Capture:
+    return from_kineto(read_kineto(path))
+
+
+def _json_starts(found: Found) -> bool:
+    return found.start.lstrip(_BLANK)[:1] in (b"{", b"[")
+
+
+# The first that fits. `name` is that of `Capture.collector` where lab reads it.
+FORMATS: tuple[Format, ...] = (
+    Format(
+        "git-lfs",
+        "a Git LFS pointer: the recording itself was not downloaded",
+        lambda found: found.start.startswith(b"version https://git-lfs"),
+        why="git lfs pull, in the repository that it comes from",
+    ),
+    Format(
+        "nsys",
+        "an nsys export",
+        lambda found: bool(found.tables & {"META_DATA_EXPORT", "META_DATA_CAPTURE", "StringIds"}),
+        nsys.load,
+    ),
+    Format("nsys", "an nsys export to Parquet", lambda found: nsys.is_folder(found.names), load_folder),
+    Format(
+        "rpd",
+        "a database of rocmProfileData (.rpd)",
+        lambda found: {"rocpd_op", "rocpd_api"} <= found.tables,
+        rpd.load,
+    ),
+    Format(
+        "rocpd",
+        "a rocpd database (rocprofv3, rocprof-sys)",
+        lambda found: any(rocpd.TABLE.fullmatch(name) for name in found.tables),
+        rocpd.load,
+    ),
+    Format(
+        "rocprof-compute",
+        "an analysis database of rocprof-compute: kernel metrics and a roofline, no timeline",
+        lambda found: {"compute_dispatch", "compute_metadata"} <= found.tables,
+        why="lab analyze FILE prints its costliest kernels with their metrics and the roof",
+    ),
+    Format(
+        "rocprofv3",
+        "rocprofv3's JSON",
+        lambda found: _SDK_KEY.match(found.start.lstrip(_BLANK)) is not None,
+        rocprofv3.load,
+    ),
+    Format(
+        "rocprof",
+        "a JSON trace of the first rocprof (v1, v2), which AMD has replaced and lab does not read",
+        lambda found: _json_starts(found) and any(mark in found.start for mark in _OLD_ROCPROF),
+        why="record with rocprofv3 (--output-format rocpd or json), or with torch.profiler",
+    ),
+    Format("kineto", "a Kineto trace", _json_starts, _kineto),
+    Format(
+        "pftrace", "a Perfetto trace", lambda found: pftrace.looks_like_packets(found.start), pftrace.load
+    ),
+)
 
 
 def load_capture(path: Path | str) -> Capture:
-    """Read an nsys export or a Kineto trace, both also gzipped; or a .nsys-rep (needs nsys).
+    """Read any recording that FORMATS names, also gzipped; a .nsys-rep (needs nsys); a folder of one job.
 
     Raises MissingError without the file, or without nsys for a .nsys-rep; BadDataError if it is empty,
     truncated, damaged or something else.
     """
-    path = Path(path)
-    start = _first_bytes(path)
-    if start.startswith(nsys.MAGIC):
-        return nsys.load(path)
-    if path.suffix in nsys.REPORT_SUFFIXES:
-        return nsys.load_report(path)
-    if start[:2] == b"\x1f\x8b" and _unzipped_start(path).startswith(nsys.MAGIC):
-        return nsys.load_zipped(path)
-    if start[:2] == b"\x1f\x8b" or start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
-        return from_kineto(read_kineto(path))
-    raise BadDataError(
-        "neither an nsys export (SQLite) nor a Kineto trace (JSON)",
-        where=path,
-        fix="give FILE.sqlite (nsys export --type sqlite), FILE.nsys-rep, or a trace FILE.json[.gz]",
+    with look(Path(path)) as found:
+        return read_found(found)
+
+
+def read_found(found: Found) -> Capture:
+    """Read what `look` has opened."""
+    capture = _loaded(found)
+    return replace(capture, lacks=(*capture.lacks, *integrity_of(capture)))
+
+
+def _loaded(found: Found) -> Capture:
+    """The capture with what its reader alone knows of lacks."""
+    kind = kind_of(found)
+    if kind.load is None:
+        raise BadDataError(kind.what, where=found.path, fix=kind.why)
+    return replace(kind.load(found.plain), source=found.path)
+
+
+def format_of(path: Path | str) -> Format:
+    """Which kind of recording it is. Raises what `load_capture` raises for one that is none."""
+    with look(Path(path)) as found:
+        return kind_of(found)
+
+
+def is_recording(folder: Path) -> bool:
+    """Whether a folder is a recording as a whole."""
+    with look(folder) as found:
+        return any(one.fits(found) for one in FORMATS) or _job_format(folder) is not None
+
+
+def kind_of(found: Found) -> Format:
+    """The first format that fits."""
+    for one in FORMATS:
+        if one.fits(found):
+            return one
+    if found.path.is_dir() and (job := _job_format(found.path)):
+        return job
+    if found.path.suffix in nsys.REPORT_SUFFIXES and not found.tables:
+        return Format("nsys", "a report of nsys", lambda _: True, nsys.load_report)
+    raise _foreign(found)
+
+
+# What a job of several processes writes: one file each, in one folder or in one per host.
+_OF_A_JOB = ("*.db", "*.rpd", "*_results.json", "*.db.gz", "*.rpd.gz", "*_results.json.gz")
+_SEVERAL = ("rocpd", "rpd", "rocprofv3")
+_MOST_FILES = 4096
+
+
+def _job_format(folder: Path) -> Format | None:
+    """How to read a folder with the files of one job; None for any other.
+
+    Where a job was written in several formats, the first of _SEVERAL counts: they hold the same.
+    """
+    places = (folder, *(one for one in sorted(folder.iterdir()) if one.is_dir()))
+    files = [file for place in places for pattern in _OF_A_JOB for file in sorted(place.glob(pattern))]
+    if len(files) > _MOST_FILES:
+        raise BadDataError(f"a folder with {len(files):,} files: more than {_MOST_FILES:,}", where=folder)
+    kinds = {}
+    for file in files:
+        with look(file) as found:
+            kinds[file] = next((one for one in FORMATS if one.fits(found)), None)
+    for name in _SEVERAL:
+        chosen = [file for file, kind in kinds.items() if kind and kind.name == name]
+        if chosen:
+            what = f"a folder with {plural(len(chosen), 'file')} of one job"
+            return Format(name, what, lambda _: True, partial(_load_job, chosen))
+    return None
+
+
+def _load_job(files: list[Path], folder: Path) -> Capture:
+    captures = []
+    for file in files:
+        with look(file) as found:
+            captures.append(_loaded(found))
+    return combined(folder, captures)
+
+
+def _foreign(found: Found) -> BadDataError | MissingError:
+    if found.path.is_dir():
+        return MissingError(
+            "a folder, and not one that is a recording", where=found.path, fix="give the files in it"
+        )
+    if found.start.startswith(sqlite.MAGIC):
+        some = ", ".join(sorted(found.tables)[:5]) or "none"
+        return BadDataError(
+            f"an SQLite file of no profiler that lab knows (tables: {some[:300]})",
+            where=found.path,
+            fix="for Nsight Systems: nsys export --type sqlite FILE.nsys-rep",
+        )
+    return BadDataError(
+        "not a recording: neither SQLite (nsys, rocpd, rpd) nor JSON (torch.profiler, rocprofv3)",
+        where=found.path,
+        fix="give FILE.sqlite (nsys export --type sqlite), FILE.db, FILE.rpd, or a trace FILE.json[.gz]",
     )
 
 
-def _first_bytes(path: Path) -> bytes:
+@contextmanager
+def look(path: Path) -> Iterator[Found]:
+    """The beginning of a file or folder, for the sniffers; an SQLite file is inflated within the block."""
     if path.is_dir():
-        raise MissingError("not a recording but a folder", where=path)
+        yield Found(path, path, names=frozenset(one.name for one in path.iterdir()))
+        return
+    start = _first_bytes(path)
+    packed = start.startswith(_GZIP)
+    start = _unzipped_start(path) if packed else start
+    if not start.startswith(sqlite.MAGIC):
+        # A damaged gzip file: the JSON reader says at which byte.
+        yield Found(path, path, start or (b"{" if packed else b""))
+    elif packed:
+        with sqlite.unzipped(path) as plain:
+            yield Found(path, plain, start, _tables(plain))
+    else:
+        yield Found(path, path, start, _tables(path))
+
+
+def _tables(path: Path) -> frozenset[str]:
+    with sqlite.opened(path) as connection:
+        return sqlite.tables_of(connection)
+
+
+def _first_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            start = file.read(64)
+            start = file.read(START_BYTES)
     except FileNotFoundError as error:
         raise MissingError("no such file", where=path) from error
     except OSError as error:
@@ -55,6 +261,6 @@ def _unzipped_start(path: Path) -> bytes:
     """The first bytes inside a gzip file; b"" for a damaged one, whose reader reports the place."""
     try:
         with gzip.open(path) as file:
-            return file.read(64)
+            return file.read(START_BYTES)
     except (OSError, EOFError, zlib.error):
         return b""

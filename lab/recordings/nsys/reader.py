@@ -1,25 +1,23 @@
-"""From an export, a gzipped export or a .nsys-rep to a capture."""
+"""From an export, to SQLite or to Parquet, or a .nsys-rep to a capture."""
 
 from __future__ import annotations
 
-import gzip
 import shutil
 import subprocess
 import tempfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
-from lab.errors import BadDataError, LabError, MissingError, writing
-from lab.recordings.capture import Capture, by_process
-from lab.recordings.nsys.export import Export, opened_export
-from lab.recordings.nsys.info import check_counts, check_presence, read_devices, read_info
-from lab.recordings.nsys.operations import read_api_calls, read_operations, read_waits
+from lab.errors import BadDataError, MissingError
+from lab.recordings.capture import Capture, Process, by_process
+from lab.recordings.nsys.export import Export, SqliteExport, pid_of
+from lab.recordings.nsys.info import check_presence, count_lacks, read_devices, read_info
+from lab.recordings.nsys.operations import read_api_calls, read_operations, read_os_calls, read_waits
 from lab.recordings.nsys.ranges import read_ranges, with_bare_names
 from lab.recordings.nsys.strings import StringIds
+from lab.recordings.sqlite import opened
+from lab.recordings.tables import Table
 
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 
@@ -31,36 +29,58 @@ def load(path: Path | str) -> Capture:
     nsys export, or of a schema with unknown columns.
     """
     path = Path(path)
-    with opened_export(path) as connection:
-        export = Export(connection, path)
-        export.check()
-        check_counts(export)
-        strings = StringIds(export)
-        read = [
-            read_operations(export, strings),
-            read_api_calls(export, strings),
-            read_ranges(export, strings),
-            read_waits(export),
-        ]
-        (ops, api, ranges, sync), processes = by_process(read)
-        meta = export.pairs("META_DATA_EXPORT")
-        capture = Capture(
-            source=path,
-            collector="nsys",
-            version=meta.get("EXPORT_PRODUCT_VERSION"),
-            schema=meta.get("EXPORT_SCHEMA_VERSION"),
-            ops=strings.named(ops, ("name_id",)),
-            api=strings.named(api, ("name_id",)),
-            ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
-            sync=sync,
-            strings=strings.strings.texts,
-            devices=read_devices(export),
-            problems=export.problems,
-            info=read_info(export),
-            processes=processes,
-        )
+    with opened(path) as connection:
+        return capture_of(SqliteExport(connection, path))
+
+
+def capture_of(export: Export) -> Capture:
+    """The capture in an export of either kind."""
+    export.check()
+    lacks = count_lacks(export)
+    strings = StringIds(export)
+    read = [
+        read_operations(export, strings),
+        read_api_calls(export, strings),
+        read_ranges(export, strings),
+        read_waits(export),
+        read_os_calls(export, strings),
+    ]
+    (ops, api, ranges, sync, osrt), processes = _by_process(read)
+    meta = export.pairs("META_DATA_EXPORT")
+    capture = Capture(
+        source=export.path,
+        collector="nsys",
+        version=meta.get("EXPORT_PRODUCT_VERSION"),
+        schema=meta.get("EXPORT_SCHEMA_VERSION"),
+        ops=strings.named(ops, ("name_id",)),
+        api=strings.named(api, ("name_id",)),
+        ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
+        sync=sync,
+        osrt=strings.named(osrt, ("name_id",)),
+        strings=strings.strings.texts,
+        devices=read_devices(export),
+        problems=export.problems,
+        info=read_info(export),
+        processes=processes,
+        lacks=lacks,
+    )
     check_presence(capture)
     return capture
+
+
+def _by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ...]]:
+    """The tables and processes with plain pids, told apart by machine and pid."""
+    keyed, processes = by_process(tables)
+    plain = [Table({**table.as_dict(), "pid": pid_of(table.pid)}) for table in keyed]
+    hosts = {one.pid >> 24 for one in processes if one.pid is not None}
+    return plain, tuple(
+        replace(
+            one,
+            pid=None if one.pid is None else one.pid & 0xFFFFFF,
+            host=f"machine {one.pid >> 24:x}" if one.pid is not None and len(hosts) > 1 else None,
+        )
+        for one in processes
+    )
 
 
 def load_report(path: Path | str) -> Capture:
@@ -87,37 +107,3 @@ def load_report(path: Path | str) -> Capture:
             )
         capture = load(target)
     return replace(capture, source=path)
-
-
-def load_zipped(path: Path | str) -> Capture:
-    """Read a gzipped export; it is unpacked into a temporary file, because SQLite needs random access.
-
-    Raises BadDataError where the gzip is truncated or damaged, what `load` raises for its content,
-    StorageError where it cannot be unpacked.
-    """
-    with unzipped(Path(path)) as export:
-        capture = load(export)
-    return replace(capture, source=Path(path))
-
-
-@contextmanager
-def unzipped(path: Path) -> Iterator[Path]:
-    """The export in a gzip file, as a temporary file within the block; errors about it name `path`."""
-    with tempfile.TemporaryDirectory(prefix="lab-nsys-") as folder:
-        target = Path(folder) / "export.sqlite"
-        with writing(target), target.open("wb") as file:
-            _unzip(path, file)
-        try:
-            yield target
-        except LabError as error:
-            if not (error.where or str(target)).startswith(str(target)):
-                raise
-            raise type(error)(error.what, where=path, fix=error.fix) from error
-
-
-def _unzip(path: Path, into: BinaryIO) -> None:
-    try:
-        with gzip.open(path) as file:
-            shutil.copyfileobj(file, into, 1 << 20)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadDataError(f"the gzip file is truncated or damaged: {error}", where=path) from error

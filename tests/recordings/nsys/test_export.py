@@ -83,7 +83,7 @@ def test_an_sqlite_file_of_somebody_else_is_refused(tmp_path):
     with closing(sqlite3.connect(tmp_path / "a.sqlite")) as connection:
         connection.execute("CREATE TABLE songs (name)")
         connection.commit()
-    with pytest.raises(BadDataError, match="not an nsys export"):
+    with pytest.raises(BadDataError, match="no profiler that lab knows"):
         load_capture(tmp_path / "a.sqlite")
 
 
