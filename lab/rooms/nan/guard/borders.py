@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.roles import IN, OUT
 
 _current_node = getattr(torch._C, "_current_autograd_node", None)
+MOST_PLANS = 16
 MOST_NODES = 200_000  # of a graph that is searched for the uses of a tensor
 
 
@@ -54,23 +55,38 @@ class Borders:
         self.ended = False
         self._entered_: list[Entered] = []
         self._forgotten = 0
+        self._plans: dict[int, tuple[list[Any], list[tuple[int, Border]]]] = {}
 
     def attach(self, forward: Forward, batch: Batch) -> None:
         """Hook the nodes of what modules put out in these tensors."""
-        nodes = [tensor.grad_fn for tensor in batch.tensors]
-        if not any(node is not None for node in nodes):
-            return
+        for u, border in self._plan(forward, batch):
+            tensor = batch.tensors[u]
+            node = tensor.grad_fn
+            if node is not None:
+                number = tensor.output_nr
+                kept = border if number == border.output_nr else replace(border, output_nr=number)
+                self._hook(tensor, node, kept)
+
+    def _plan(self, forward: Forward, batch: Batch) -> list[tuple[int, Border]]:
+        """(place among the tensors, border) of each output; forwards read by one template share theirs."""
+        key = id(batch.labels)
+        if forward.saved is None and key in self._plans and self._plans[key][0] is batch.labels:
+            return self._plans[key][1]
         users: dict[int, list[int]] = {}
         for leaf, u in enumerate(batch.index):
-            if u >= 0 and nodes[u] is not None:
+            if u >= 0 and batch.tensors[u].requires_grad:
                 users.setdefault(int(u), []).append(leaf)
+        plan = []
         for u, found in users.items():
             outs = [leaf for leaf in found if batch.labels[leaf][1] == OUT]
             if outs:
                 takers = [leaf for leaf in found if batch.labels[leaf][1] == IN]
-                self._hook(
-                    batch.tensors[u], nodes[u], self._border(forward, batch, outs, takers, batch.tensors[u])
-                )
+                plan.append((u, self._border(forward, batch, outs, takers, batch.tensors[u])))
+        if forward.saved is None and torch.is_grad_enabled() and isinstance(batch.index, np.ndarray):
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            self._plans[key] = batch.labels, plan
+        return plan
 
     def _border(
         self, forward: Forward, batch: Batch, outs: list[int], takers: list[int], tensor: Tensor

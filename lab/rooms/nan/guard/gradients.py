@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,15 +25,23 @@ BUDGET_BYTES = 64 << 20  # of gradients that are held for one count
 MOST_HELD = 4096
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(NamedTuple):
     """One tensor that passed. `key` is whatever the caller knows it by."""
 
     time: int
     stage: str
     key: Any
-    shape: str
-    dtype: str
+    step: int
+    size: torch.Size
+    type: torch.dtype
+
+    @property
+    def shape(self) -> str:
+        return "x".join(map(str, self.size))
+
+    @property
+    def dtype(self) -> str:
+        return str(self.type)[6:]
 
 
 @dataclass
@@ -54,22 +62,21 @@ class Collector:
         self._bytes = 0
         self._groups: list[Group] = []
         self._callback_queued = False
+        self.step = 0  # updates so far: what is taken now belongs to this step
         self.unread: dict[str, int] = {}  # why -> tensors
 
     def take(self, stage: str, key: Any, tensor: Tensor) -> None:
         """Remember a tensor to be counted. Called in the program's own backward, so it must be cheap."""
-        time = self._clock()
         if is_odd(tensor):
             parts, why = quiet(as_counted, tensor)
             if why:
                 self.unread[why] = self.unread.get(why, 0) + 1
         else:
             parts = [tensor] if tensor.numel() else []
-        with self._lock:
-            for part in parts:
-                taken = Taken(time, stage, key, "x".join(map(str, part.shape)), str(part.dtype)[6:])
-                self._held.append((taken, part, -1 if part.is_inference() else part._version))
-                self._bytes += part.numel() * part.element_size()
+        for part in parts:
+            taken = Taken(self._clock(), stage, key, self.step, part.shape, part.dtype)
+            self._held.append((taken, part, -1 if part.is_inference() else part._version))
+            self._bytes += part.numel() * part.element_size()
         if self._bytes > BUDGET_BYTES or len(self._held) > MOST_HELD:
             self.flush()
 

@@ -11,7 +11,7 @@ import functools
 import itertools
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ from lab.rooms.nan.guard.updates import (
 )
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
-from lab.rooms.nan.watch.count import beginning
+from lab.rooms.nan.watch.count import Counted, beginning
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import Birth
@@ -123,11 +123,12 @@ class Guard:
         count = counter_named(name)
         self.counter, self._count = name, count
         self._clock = itertools.count(1)
-        self.collector = Collector(beginning(count), lambda: next(self._clock))
+        self.collector = Collector(self._begin, lambda: next(self._clock))
         self.borders = Borders(self.collector)
         self.headroom = Headroom(headroom)
         self.watch = GuardedWatch(self, model, counter, patient=on_bad == "keep")
         self.borders.names = self.watch._names
+        self._begin_alone = beginning(count)
         self._on_gpu = device.type == "cuda"
         self._optimizers = _as_list(optimizer)
         self._names: dict[int, str] = {}
@@ -240,6 +241,15 @@ class Guard:
         for taken, rows in self.collector.settled():
             self._take_gradients(taken, rows)
 
+    def _begin(self, tensors: Sequence[Tensor]) -> Counted:
+        """Begin a count; on a CPU together with what of the forwards waits for one."""
+        if not self.watch._patient:
+            return self._begin_alone(tensors)
+        size = sum(one.numel() * one.element_size() for one in tensors)
+        later = self.watch._deferred.begin(tensors, size)
+        self.watch._deferred.settle()
+        return later
+
     # What happens while the program runs
 
     def _attach(self) -> None:
@@ -249,8 +259,8 @@ class Guard:
         hooks = step_hooks()
         if hooks is None:
             self.note(
-                f"torch {torch.__version__} has no hooks around updates: the steps of optimizers that were given "
-                "are surrounded, and other updates are seen at the next forward"
+                f"torch {torch.__version__} has no hooks around updates: the steps of the optimizers "
+                "given are surrounded, and other updates are seen at the next forward"
             )
             self._handles += [Surrounded(kind, self) for kind in {type(one) for one in self._optimizers}]
         else:
@@ -362,7 +372,7 @@ class Guard:
         self.settle()
         self._react_if_bad()
         self.headroom.step_ends(self)
-        self.step += 1
+        self.step = self.collector.step = self.step + 1
         self.scaling.stepped()
         self._saved.clear()
         self.borders.step_ended()
@@ -493,7 +503,7 @@ class Guard:
             return
         self._updates_since_read += 1
         self._read_weights(self._optimizers)
-        self.step += 1
+        self.step = self.collector.step = self.step + 1
         self.scaling.stepped()
         self._keep()
 
@@ -557,12 +567,9 @@ class Guard:
 
     def _take_gradients(self, taken: list[Taken], rows: np.ndarray) -> None:
         """Counts of one backward, in order of time."""
-        for one, row in zip(taken, rows, strict=True):
-            self.seen[one.stage] += 1
-            if row[0] < 0:
-                self.unknown += 1
-                continue
-            self.headroom.met(one.stage, one.dtype, float(row[4]))
+        self.seen.update([one.stage for one in taken])
+        self.unknown += int((rows[:, 0] < 0).sum())
+        self.headroom.met_all([(one.stage, one.type) for one in taken], rows[:, 4])
         bad = rows[:, :3].sum(axis=1) > 0
         if not bad.any():
             return
@@ -606,8 +613,9 @@ class Guard:
         whole_place: bool = False,
     ) -> None:
         place = name if whole_place else f"{WORDS[stage]} {name}"
+        number = tensor.step if isinstance(tensor, Taken) else self.step
         event = Event(
-            moment, self.step, stage, module, place, "" if whole_place else name, unsure=unsure, why=why
+            moment, number, stage, module, place, "" if whole_place else name, unsure=unsure, why=why
         )
         if row is not None:
             event.nan, event.inf = float(row[0]), float(row[1] + row[2])
@@ -634,7 +642,7 @@ class Guard:
             if not step.events:
                 del self._events[self.step]
         self._keep()
-        self.step += 1
+        self.step = self.collector.step = self.step + 1
         self.borders.step_ended()
 
     def _keep(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,6 +76,15 @@ class Headroom:
         if stage in CLASS and largest > 0:
             key = CLASS[stage], dtype
             self._now[key] = max(self._now[key], largest)
+
+    def met_all(self, of: Sequence[tuple[str, torch.dtype]], largest: np.ndarray) -> None:
+        """Many tensors of these stages and types at once."""
+        groups: dict[tuple[str, torch.dtype], float] = {}
+        for key, one in zip(of, largest.tolist(), strict=True):
+            if one > groups.get(key, 0.0):
+                groups[key] = one
+        for (stage, dtype), one in groups.items():
+            self.met(stage, str(dtype)[6:], one)
 
     def step_ends(self, guard: Any) -> None:
         """A step is over: add its point, and sample weights and gradients now and then."""

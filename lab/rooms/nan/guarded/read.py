@@ -1,4 +1,4 @@
-"""The records that guards leave, one file per rank. They come from outside: neither size nor type is trusted."""
+"""The records that guards leave, one file per rank: from outside, so neither size nor type is trusted."""
 
 from __future__ import annotations
 

@@ -68,7 +68,9 @@ def run(tmp_path, *words, plain=False):
     out.mkdir(exist_ok=True)
     if plain:
         env = {**os.environ, "PYTHONPATH": ""}
-        return subprocess.run([sys.executable, str(script), *words], env=env, capture_output=True, text=True).stdout
+        return subprocess.run(
+            [sys.executable, str(script), *words], env=env, capture_output=True, text=True
+        ).stdout
     config = TrainConfig(command=("python", "train.py", *words), cwd=str(tmp_path), on_bad="replay")
     return run_command(config, out), out
 
@@ -105,7 +107,9 @@ def test_another_sitecustomize_still_runs(tmp_path, monkeypatch, capfd):
 def test_the_plan_is_one_step_that_fails_without_a_record():
     from lab.core.plan import Site
 
-    config = NanConfig(experiments=("baseline",), train=TrainConfig(command=("python", "x.py"), cwd="/somewhere"))
+    config = NanConfig(
+        experiments=("baseline",), train=TrainConfig(command=("python", "x.py"), cwd="/somewhere")
+    )
     site = Site(gpus=(), vendor="none") if "vendor" in Site.__struct_fields__ else None
     (step,) = plan(config, site).steps
     assert step.name == "train" and step.expects == ("steps/train/guard_rank*.json",)

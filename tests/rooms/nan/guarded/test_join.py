@@ -17,7 +17,15 @@ def event(step=1, stage="forward", module="a", **more):
 
 def record(rank, first=None, world=2, status=None, **more):
     status = status or ("bad" if first else "clean")
-    base = {"format": 1, "rank": rank, "world": world, "status": status, "updates": 6, "sentence": "", "ended": True}
+    base = {
+        "format": 1,
+        "rank": rank,
+        "world": world,
+        "status": status,
+        "updates": 6,
+        "sentence": "",
+        "ended": True,
+    }
     steps = [{"step": first["step"], "events": [first]}] if first else []
     return {**base, "first": first, "steps": steps, **more}
 
@@ -52,7 +60,9 @@ def test_a_place_that_is_known_comes_before_one_that_is_not(tmp_path):
 def test_a_rank_without_a_record_is_not_clean(tmp_path):
     v = joined(tmp_path, record(0, world=4), record(2, world=4))
     assert v.status == "partly-seen" and v.missing_ranks == [1, 3]
-    assert joined(tmp_path, record(0), record(1)).status == "partly-seen", "rank 2 of 4 is still there, 3 is not"
+    assert joined(tmp_path, record(0), record(1)).status == "partly-seen", (
+        "rank 2 of 4 is still there, 3 is not"
+    )
 
 
 def test_a_process_that_did_not_end_in_order_is_not_clean(tmp_path):
@@ -78,7 +88,7 @@ def test_control_sequences_and_formulas_of_a_record_reach_neither_terminal_nor_s
     hostile["place"] = "\x1b[2Jin \u009b31m<script>alert(1)</script>"
     found = written(tmp_path, record(0, hostile, world=1, notes=["\x07bell"]))
     page = guarded_page(found, tmp_path / "out", "t", {})
-    assert not any(ord(one) < 32 and one != "\n" or 127 <= ord(one) < 160 for one in page["terminal"])
+    assert not any((ord(one) < 32 and one != "\n") or 127 <= ord(one) < 160 for one in page["terminal"])
     assert "<script>alert" not in (tmp_path / "out" / "report.html").read_text()
     assert ",=cmd" not in (tmp_path / "out" / "tables" / "events.csv").read_text()
 
@@ -97,7 +107,13 @@ def test_the_page_says_what_was_planted_and_whether_it_was_found(tmp_path):
 
 
 def test_a_bad_number_is_a_failure_and_its_sentence_names_step_operator_and_rank(tmp_path):
-    op = {"name": "aten.div.Tensor", "node": "SqrtBackward0", "line": "train.py:41", "shapes": ["4x8"], "dtypes": ["float32"]}
+    op = {
+        "name": "aten.div.Tensor",
+        "node": "SqrtBackward0",
+        "line": "train.py:41",
+        "shapes": ["4x8"],
+        "dtypes": ["float32"],
+    }
     found = written(tmp_path, record(0), record(1, event(3, "act_grads", "b.1.n2", op=op)))
     page = guarded_page(found, tmp_path / "out", "t", {})
     assert page["verdict"][0] == (
