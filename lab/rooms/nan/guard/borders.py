@@ -19,6 +19,7 @@ from lab.rooms.nan.guard.gradients import Collector, Taken
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.roles import IN, OUT
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 _current_node = getattr(torch._C, "_current_autograd_node", None)
 MOST_PLANS = 16
@@ -111,6 +112,7 @@ class Borders:
         else:  # torch before 2.0
             tensor.register_hook(lambda grad: self._entered(border, grad))  # type: ignore[no-untyped-call]
 
+    @hidden
     def _entered(self, border: Border, grad: Any) -> None:
         """A gradient enters a module's output; called by autograd, so nothing may be raised."""
         if self.ended or not isinstance(grad, Tensor):

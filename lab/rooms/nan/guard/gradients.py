@@ -20,6 +20,7 @@ from torch import Tensor
 from lab.rooms.nan.watch.count import Counted
 from lab.rooms.nan.watch.plain import as_counted, is_odd
 from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 BUDGET_BYTES = 64 << 20  # of gradients that are held for one count
 MOST_HELD = 4096
@@ -87,6 +88,7 @@ class Collector:
         self._callback_queued = True
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
+    @hidden
     def _backward_ended(self) -> None:
         self._callback_queued = False
         self.flush()

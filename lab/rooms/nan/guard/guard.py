@@ -45,6 +45,7 @@ from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 from lab.rooms.nan.watch.watch import NonFiniteError, Watch
 
 MOST_EVENTS = 24  # of one step; more are counted
@@ -267,6 +268,7 @@ class Guard:
             self._handles += [hooks[0](self._before_update), hooks[1](self._after_update)]
         self._plain_backward = torch.autograd.backward
 
+        @passes_on
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             self._safely(self._backward_begins, tensors)
             return self._plain_backward(tensors, *args, **kwargs)
@@ -661,6 +663,7 @@ class Guard:
         waits = step.number >= self.step and self.scaling.active and not self._ended
         return waits and all(map(_is_expected, step.events))
 
+    @hidden
     def _react_if_bad(self) -> None:
         """Where a reaction can still come before the update."""
         if self.on_bad == "keep" or self._ended:
@@ -737,6 +740,7 @@ class Guard:
         if len(self.notes) < 50 and text not in self.notes:
             self.notes.append(text)
 
+    @hidden
     def _safely(self, work: Callable[..., Any], *args: Any) -> Any:
         """Run it; a failure is a note, never an exception in the program. Reactions do pass."""
         try:
@@ -760,6 +764,7 @@ class Surrounded:
         plain = self._plain
 
         @functools.wraps(plain)
+        @passes_on
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             guard._before_update(optimizer)
             found = plain(optimizer, *args, **kwargs)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.batch import Written
 from lab.rooms.nan.watch.forward import Forward
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 # What a call does beside appending: nothing, note versions, count at once (the mode outside of a forward
 # too), or pass everything on because this whole forward cannot be seen.
@@ -45,6 +46,7 @@ def recomputing() -> bool:
     return _in_backward is not None and bool(_in_backward() != -1)
 
 
+@hidden
 def blind() -> str:
     """Why nothing can be seen now; empty if it can."""
     if _is_compiling():

@@ -43,6 +43,7 @@ from lab.rooms.nan.watch.pool import PASSED
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.template import Template
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 WEIGH_EVERY = 3 * 64  # entries of the list between two looks at the memory that references hold
 MOST_NOTES = 50
@@ -136,6 +137,7 @@ class Recorder(ABC):
         finally:
             self.step_aside()
 
+    @hidden
     def settle(self) -> None:
         """Count what waits, and take the forwards it belongs to."""
         with self._lock:
@@ -159,6 +161,7 @@ class Recorder(ABC):
         gone, passed, lanes = ~at, at + PASSED, self._lanes
 
         def make(inner: seam.Call) -> seam.Call:
+            @passes_on
             def watched(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
                 lane = lanes.lane
                 if lane.mode:
@@ -179,6 +182,7 @@ class Recorder(ABC):
 
         return make
 
+    @passes_on
     def _carefully(
         self, lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
@@ -196,6 +200,7 @@ class Recorder(ABC):
         self._returned(lane, at, output)
         return output
 
+    @hidden
     def _arrived(self, lane: Lane, at: int, args: Any, kwargs: Any) -> None:
         index = len(lane.events)
         lane.events += (at, args, kwargs)
@@ -208,6 +213,7 @@ class Recorder(ABC):
             if not is_cache_name(name):
                 _note(value, name, index + 2, lane.written)
 
+    @hidden
     def _returned(self, lane: Lane, at: int, output: Any) -> None:
         index = len(lane.events)
         lane.events += (~at, output, None)
@@ -218,6 +224,7 @@ class Recorder(ABC):
         if index > lane.weigh_at:
             self._weigh(lane)
 
+    @passes_on
     def _outermost(
         self, lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
@@ -259,6 +266,7 @@ class Recorder(ABC):
             self.react(forward)
         return output
 
+    @passes_on
     def _aside(
         self, lane: Lane, why: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
@@ -270,6 +278,7 @@ class Recorder(ABC):
         finally:
             lane.mode = EVERYTHING
 
+    @hidden
     def _mode_for(self, phase: str, args: Any, kwargs: Any) -> int:
         if (
             self._at_once
@@ -280,6 +289,7 @@ class Recorder(ABC):
             return EVERYTHING
         return NOTHING if self._never_written[phase] else VERSIONS
 
+    @hidden
     def _weigh(self, lane: Lane) -> None:
         """Count and let go of what is held once it fills the budget."""
         held, events = lane.forward, lane.events
@@ -294,6 +304,7 @@ class Recorder(ABC):
         if held.bytes > self.budget_bytes:
             self._absorb_safely(lane)
 
+    @hidden
     def _absorb_safely(self, lane: Lane, last: bool = False) -> None:
         """Begin the count of all tensors of the events so far. What cannot be counted is a note."""
         try:
@@ -385,6 +396,7 @@ class Recorder(ABC):
                 batch.add_output(~at, first, call, self._plain[~at][1], (index + 1,))
         return batch
 
+    @hidden
     def _finish(self, lane: Lane) -> None:
         """Whatever happens in here, the program goes on as it would have."""
         forward = lane.forward
@@ -439,6 +451,7 @@ class Recorder(ABC):
         self.called.update(at for at, _, _ in forward.calls)
 
 
+@passes_on
 def _on_path(lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any) -> Any:
     """A call of a forward that is run again: only the stack of modules is kept."""
     assert lane.path is not None

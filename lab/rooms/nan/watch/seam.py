@@ -11,11 +11,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
+
+from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 Call = Callable[..., Any]  # (module, *args, **kwargs)
 Make = Callable[[Call], Call]  # from the call inside to the call with a watch around it
 
+_is_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", None) or (lambda: False)
 _table: dict[int, Call] = {}
 _makers: dict[int, list[Make]] = {}
 _held: dict[int, nn.Module] = {}  # a watched module must not die, or its id may become another's
@@ -23,12 +27,16 @@ _lock = threading.RLock()
 _state: dict[str, Any] = {"strangers": None}
 
 
+@passes_on
 def _pass_on(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     return _state["original"](module, *args, **kwargs)
 
 
+@passes_on
 def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """What `nn.Module.__call__` is while a watch lasts."""
+    if _is_compiling():  # dynamo reads this as True: a program that it traces holds no watch
+        return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     seen = _table.get(id(self))
     if seen is not None:
         return seen(self, *args, **kwargs)

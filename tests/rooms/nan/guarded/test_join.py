@@ -117,6 +117,7 @@ def test_a_bad_number_is_a_failure_and_its_sentence_names_step_operator_and_rank
     found = written(tmp_path, record(0), record(1, event(3, "act_grads", "b.1.n2", op=op)))
     page = guarded_page(found, tmp_path / "out", "t", {})
     assert page["verdict"][0] == (
-        "Step 3: first bad number in act_grads of b.1.n2 (aten.div.Tensor in SqrtBackward0, train.py:41), rank 1 of 2."
+        "Step 3: first bad number in act_grads of b.1.n2 (aten.div.Tensor in SqrtBackward0, train.py:41), "
+        "rank 1 of 2."
     )
     assert page["status"] == "fail"

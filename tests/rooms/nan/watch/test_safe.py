@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import threading
@@ -56,6 +57,36 @@ NOT_WHOLLY_SEEN = {
     "scripted": "partly-seen",
     "numpy inside": "partly-seen",
 }
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="this torch has no compile")
+@pytest.mark.parametrize("observer", ["watch", "guard"])
+def test_a_compiled_model_becomes_the_same_graphs_without_a_break(observer):
+    from torch._dynamo.utils import counters
+
+    class User(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = small()
+
+        def forward(self, x):
+            return self.inner(x) + 1
+
+    def graphs(around):
+        torch._dynamo.reset()
+        counters.clear()
+        model = User()
+        compiled = torch.compile(model, backend="eager")
+        with torch.no_grad(), around(model, compiled):
+            for _ in range(3):
+                compiled(torch.ones(2, 4))
+        return dict(counters["stats"]), dict(counters["graph_break"])
+
+    observe = getattr(nan, observer)
+    plain = graphs(lambda model, compiled: contextlib.nullcontext())
+    assert plain[0]["unique_graphs"] == 1 and plain[1] == {}
+    assert graphs(lambda model, compiled: observe(model)) == plain
+    assert graphs(lambda model, compiled: observe(compiled)) == plain
 
 
 def test_a_copy_made_inside_runs_its_own_weights_and_can_be_saved():
