@@ -41,7 +41,7 @@ from lab.rooms.nan.guard.updates import (
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
 from lab.rooms.nan.watch.count import Counted, beginning
-from lab.rooms.nan.watch.forward import Forward
+from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step
@@ -68,7 +68,15 @@ class GuardedWatch(Watch):
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._guard._safely(self._guard._forward_begins, forward, module, args, kwargs)
 
+    def take(self, forward: Forward, seen: Seen) -> None:
+        super().take(forward, seen)
+        kinds = [("forward", dtype) for _, dtype in seen.shapes()]
+        self._guard._safely(self._guard.headroom.met_all, kinds, seen.counts[:, 4])
+
     def passing(self, forward: Forward, batch: Batch) -> None:
+        if self._guard.headroom.due(self._guard.step) and len(batch.tensors) > 1:
+            given_out = [one for one, out in zip(batch.tensors, batch.outputs(), strict=True) if out]
+            self._guard._safely(self._guard.headroom.sample, "activation", given_out)
         self._guard._safely(self._guard.borders.attach, forward, batch)
 
     def ends(self, forward: Forward) -> None:
@@ -211,7 +219,7 @@ class Guard:
         found = list(self.watch.not_seen())
         trained = any(self.seen[stage] for stage in GRADIENT_STAGES) or self.step
         if trained and not self.watch.called:
-            found.append(
+            found[0] = (
                 "gradients were seen, but no forward of this model: is it compiled, or called elsewhere?"
             )
         if self.unknown:
@@ -367,13 +375,14 @@ class Guard:
         self._step_seconds, self._step_began = now - self._step_began, now
         self._updates_since_read += 1
         if self._read_seconds <= READ_SHARE * self._step_seconds * self._updates_since_read:
-            self._read_weights([optimizer])
+            self._safely(self._read_weights, [optimizer])
         self._versions = sum(map(_version, self.model.parameters())) if step_hooks() is None else -1
         self._versions_after.update({id(one): _version(one) for one in parameters_of(optimizer)})
         # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
         self.settle()
         self._react_if_bad()
-        self.headroom.step_ends(self)
+        states = (one for _, one in state_tensors(optimizer, self._names) if one.dim())
+        self._safely(self.headroom.step_ends, self, states)
         self.step = self.collector.step = self.step + 1
         self.scaling.stepped()
         self._saved.clear()
@@ -413,6 +422,10 @@ class Guard:
         weights = parts_of(named_weights(self.model))
         rows = quiet(self._count, [one for _, one in (*states, *weights)])
         moment = next(self._clock)
+        kinds = [("opt_state", one.dtype) for _, one in states] + [
+            ("weights_after", one.dtype) for _, one in weights
+        ]
+        self.headroom.met_all(kinds, rows[:, 4])
         for (name, tensor), row in zip(states, rows, strict=False):
             if row[:3].sum() > 0:
                 self._event(moment, "opt_state", _owner(name), name, row, tensor, why=self._since())

@@ -33,6 +33,12 @@ CLASS = {
     "weights_after": "weight",
     "opt_state": "optimizer",
 }
+STAGE = {
+    "activation": "forward",
+    "gradient": "param_grads",
+    "weight": "weights_after",
+    "optimizer": "opt_state",
+}
 SAMPLE = 4096  # values of one tensor
 MOST_TENSORS = 512
 KEPT = 256  # steps of the trend
@@ -86,13 +92,18 @@ class Headroom:
         for (stage, dtype), one in groups.items():
             self.met(stage, str(dtype)[6:], one)
 
-    def step_ends(self, guard: Any) -> None:
+    def due(self, step: int) -> bool:
+        """Whether shares are sampled in this step."""
+        return bool(self.every) and step % self.every == 0
+
+    def step_ends(self, guard: Any, states: Iterable[Tensor]) -> None:
         """A step is over: add its point, and sample weights and gradients now and then."""
         for key, largest in self._now.items():
             self.peaks[key] = max(self.peaks.get(key, 0.0), largest)
             self._points[key].append((guard.step, math.log2(largest)))
         self._now.clear()
-        if self.every and guard.step % self.every == 0:
+        if self.due(guard.step):
+            self.sample("optimizer", states)
             self.sample("weight", guard.model.parameters())
             self.sample("gradient", (one.grad for one in guard.model.parameters() if one.grad is not None))
 
@@ -106,9 +117,7 @@ class Headroom:
         for dtype, some in by_type.items():
             values = quiet(_sampled, some)
             self.shares[kind, dtype] = quiet(partial(shares_of, dtype=dtype), values)
-            self.met(
-                {"weight": "weights_after", "gradient": "param_grads"}[kind], dtype, float(values.amax())
-            )
+            self.met(STAGE[kind], dtype, float(values.amax()))
 
     def trend(self, key: tuple[str, str]) -> Trend | None:
         """The trend of a class; None if there are too few points or no line fits them."""

@@ -15,6 +15,12 @@ from lab.rooms.nan.guarded.read import Event, Found, Op, Planted, Record
 
 QUESTION = "Where in the training step is the first NaN or infinity made, and on which rank?"
 STATUS_OF: dict[str, Status] = {"clean": "ok", "partly-seen": "warn", "nothing-seen": "fail", "bad": "fail"}
+BADGES = {
+    "clean": "",
+    "bad": "bad numbers found",
+    "partly-seen": "not everything was seen",
+    "nothing-seen": "nothing was seen",
+}
 PILLS: dict[str, str] = {**STATUS_OF}
 FOOTNOTES = (
     "The verdict is the first stage of a step that held a bad number, then module, operator and rank; never "
@@ -51,6 +57,7 @@ def guarded_page(
         provenance=provenance,
         footnotes=FOOTNOTES,
         room="nan",
+        badge=BADGES[verdict.status],
     )
     files.append(write_page(page, out / "report.html"))
     shown = terminal_table(frames["ranks"][["rank", "status", "updates", "first", "unsure"]], width=140)
@@ -188,7 +195,7 @@ def _events(records: Sequence[Record]) -> pd.DataFrame:
     rows = []
     for one in records:
         for step in one.steps:
-            for event in step.events:
+            for event in sorted(step.events, key=lambda one: one.time):
                 row = {"rank": one.rank, "step": event.step, "stage": event.stage, "place": event.place}
                 row |= {"tensor": event.name, "nan": _count(event.nan), "inf": _count(event.inf)}
                 row |= {"shape": event.shape, "dtype": event.dtype, "why": event.why or event.unsure}

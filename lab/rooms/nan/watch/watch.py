@@ -130,6 +130,8 @@ class Watch(Recorder):
         """What was not seen, in sentences; caches, which are skipped by their role, are in `unseen` only."""
         self.settle()
         found = [f"{plural(times, 'forward')} not seen: {why}" for why, times in self.blind.items()]
+        if not self.called:
+            found.append("no call of this model was seen: is it compiled, or run by another object?")
         if self.failed:
             found.append(
                 f"{plural(self.failed, 'forward')} could not be counted: {'; '.join(self.notes[-3:])}"

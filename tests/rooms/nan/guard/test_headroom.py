@@ -52,6 +52,9 @@ def test_growing_gradients_are_told_before_they_overflow():
             (model(x(8, 4)).sum() * 2.0**step).backward()
             optimizer.step()
     assert g.status == "clean"
+    kinds = {kind for kind, _ in g.headroom.peaks}
+    assert kinds == {"activation", "gradient", "weight"}, "SGD without momentum has no state"
+    assert {kind for kind, _ in g.headroom.shares} == kinds
     assert any(
         "gradient (float32) leaves float16 in about" in text for text in g.headroom.sentences()
     ) or any("gradient" in text for text in g.headroom.sentences())
