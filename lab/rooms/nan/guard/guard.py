@@ -219,9 +219,7 @@ class Guard:
         found = list(self.watch.not_seen())
         trained = any(self.seen[stage] for stage in GRADIENT_STAGES) or self.step
         if trained and not self.watch.called:
-            found[0] = (
-                "gradients were seen, but no forward of this model: is it compiled, or called elsewhere?"
-            )
+            found.insert(0, "gradients were seen, but no forward of this model: is it compiled?")
         if self.unknown:
             found.append(f"{plural(self.unknown, 'gradient')} overwritten before being counted")
         found += [
