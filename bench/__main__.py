@@ -21,6 +21,7 @@ BENCHES = (
     "gantt",
     "nixnan_parser",
     "nan_watch",
+    "nan_guard",
     "semicrf_validation",
     "semicrf",
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.rooms.nan.options import EXPERIMENTS, NIXNAN, WATCH
+from lab.rooms.nan.options import EXPERIMENTS, NIXNAN, TRAINING, WATCH
 from lab.terminal.click_types import options_of
 from lab.terminal.lazy import LazyGroup
 
@@ -34,10 +34,17 @@ COMMANDS = {
 @click.command("nan")
 @EXPERIMENTS
 @WATCH
+@TRAINING
 @click.pass_context
 def run_nan(ctx: click.Context, /, experiment: tuple[str, ...], **settings: Any) -> Experiment:
-    """Watch what every module takes and gives: baseline, bfloat16, attention_scale, ..., priority or all."""
-    return _experiment(ctx, experiment, {**settings, "sass": False})
+    """Watch what every module takes and gives: baseline, bfloat16, attention_scale, ..., priority or all.
+
+    `train` guards a training job instead, from the batch to the updated weights: `lab run nan train -- python
+    train.py ...`, any script, or without a command the tiny model with a planted cause (--plant).
+    """
+    training = _training(experiment, {name: settings.pop(name) for name in ("plant", "on_bad")})
+    names = ("baseline",) if training else experiment
+    return _experiment(ctx, names, {**settings, "sass": False, "train": training})
 
 
 @click.command("nixnan")
@@ -63,6 +70,23 @@ def nan() -> None:
 
     The experiments themselves are `lab run nan ...` and `lab run nixnan ...`.
     """
+
+
+def _training(words: tuple[str, ...], settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The settings of a training job; None if the words are experiments. Raises UsageError for half a one."""
+    from lab.errors import UsageError
+    from lab.rooms.nan.config import TRAIN
+
+    if words[0] != TRAIN:
+        if settings["plant"] is not None:
+            raise UsageError("--plant belongs to `train`", fix="lab run nan train --plant backward")
+        return None
+    command = words[1:]
+    if command and settings["plant"] is not None:
+        raise UsageError("--plant is for the tiny model, not for a command", fix="drop one of them")
+    here = Path.cwd()
+    plant = settings["plant"] or "none"
+    return {"command": command, "cwd": str(here), "plant": plant, "on_bad": settings["on_bad"]}
 
 
 def _experiment(ctx: click.Context, names: tuple[str, ...], settings: dict[str, Any]) -> Experiment:

@@ -22,6 +22,7 @@ RECIPES = {
     "all": tuple(EXPERIMENTS),
 }
 BUILT_IN = ("tiny", "7b-shape")  # random weights, offline
+TRAIN = "train"  # a job under the guard; the rest of the command line is the job
 RESULT = "result.json"
 CONFIG = "nan.json"
 PROVOCATIONS = {
@@ -58,6 +59,31 @@ class NixnanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     grace_s: Annotated[float, _help("seconds from SIGINT to SIGKILL, for the tool's report", gt=0)] = 60.0
 
 
+PLANTS = {
+    "none": "nothing",
+    "batch": "a NaN in the batch",
+    "forward": "a division by zero in one block's own code",
+    "inplace": "an overflow in place, after a layer",
+    "loss": "the logarithm of zero in the loss",
+    "backward": "the square root of zero: its gradient is infinite",
+    "gradient": "an infinite gradient of one weight",
+    "optimizer": "a learning rate that is NaN",
+    "weights": "a weight that other code sets to NaN between two steps",
+    "scaler": "a NaN loss under a gradient scaler",
+}
+
+
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A training job under the guard: the user's command, or the tiny model with a planted cause."""
+
+    command: tuple[str, ...] = ()
+    cwd: Annotated[str, _help("where the command runs")] = ""
+    plant: Annotated[str, _help("one of PLANTS; the cause that is planted in the tiny model")] = "none"
+    on_bad: Annotated[
+        Literal["keep", "raise", "replay"], _help("replay: run a bad step again to name the operator")
+    ] = "replay"
+
+
 class NanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run of the room. `model` is a hub id, a folder, `tiny` or `7b-shape` (random weights, offline)."""
 
@@ -92,6 +118,7 @@ class NanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     timing: Annotated[int, _help("forwards timed with and without the watch; 0: none", ge=0)] = 7
     step_timeout_s: Annotated[float, _help("limit of one experiment, s", gt=0)] = 3600.0
     nixnan: NixnanConfig = NixnanConfig()
+    train: TrainConfig | None = None
 
 
 def from_hub(config: NanConfig) -> bool:

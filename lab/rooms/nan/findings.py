@@ -11,8 +11,11 @@ from lab.core.provenance import lab_identity
 from lab.core.run import Run
 from lab.errors import MissingError
 from lab.rooms.nan.analyze import analyze
+from lab.rooms.nan.config import TRAIN
 from lab.rooms.nan.evidence import Evidence
 from lab.rooms.nan.gather import gather
+from lab.rooms.nan.guarded.page import guarded_page
+from lab.rooms.nan.guarded.read import has_records, read
 from lab.rooms.nan.nixnan.tables import sass_tables
 from lab.rooms.nan.report import Findings, report
 
@@ -30,6 +33,16 @@ def analyse_nan(
     With `sass` a log of nixnan is required: an experiment without a readable one is listed as missing. Raises
     MissingError if no folder holds an experiment.
     """
+    if any(map(has_records, folders)):
+        return _guarded(folders, out, runs)
+    if any(
+        run and any(one.step.labels.get("experiment") == TRAIN for one in run.manifest.steps) for run in runs
+    ):
+        raise MissingError(
+            "the training job left no record of a guard: no process of it called a model with weights",
+            where=folders[0],
+            fix="start it with the Python that has torch; the step's log says what happened",
+        )
     evidence = gather(folders, runs, progress)
     if not evidence:
         raise MissingError(
@@ -50,6 +63,15 @@ def analyse_nan(
         kind=next((kind for kind in kinds if kind != "measured"), "measured"),
         lacking=missing_parts(evidence, tables.problems, sass),
     )
+
+
+def _guarded(folders: Sequence[Path], out: Path, runs: Sequence[Run | None]) -> Findings:
+    """The page of training jobs under the guard."""
+    found = read(folders)
+    manifests = [run.manifest if run else None for run in runs]
+    title = f"NaN guard {' + '.join(folder.resolve().name for folder in folders)}"
+    page = guarded_page(found, out, title, provenance(folders, manifests))
+    return Findings(**page)  # type: ignore[arg-type]
 
 
 def missing_parts(evidence: Sequence[Evidence], problems: Sequence[str], sass: bool) -> list[str]:

@@ -7,7 +7,18 @@ import msgspec
 from lab.core.plan import ModelNeed, Plan, Site
 from lab.core.step import Step
 from lab.errors import UsageError
-from lab.rooms.nan.config import AGAIN, CONFIG, EXPERIMENTS, RECIPES, RESULT, NanConfig, from_hub, label
+from lab.rooms.nan.config import (
+    AGAIN,
+    CONFIG,
+    EXPERIMENTS,
+    RECIPES,
+    RESULT,
+    TRAIN,
+    NanConfig,
+    TrainConfig,
+    from_hub,
+    label,
+)
 
 
 def experiments(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -30,6 +41,8 @@ def plan(config: NanConfig, site: Site) -> Plan:
         )
     if config.sass and config.device == "cpu":
         raise UsageError("nixnan needs a GPU, but --device is cpu", fix="drop --device cpu")
+    if config.train is not None:
+        return _training(config, config.train, site)
     wanted = _with_repeat(config)
     return Plan(
         steps=tuple(_step(config, site, name) for name in wanted),
@@ -37,6 +50,26 @@ def plan(config: NanConfig, site: Site) -> Plan:
         config=msgspec.to_builtins(config),
         notes=_notes(config, wanted),
         models=(ModelNeed(model=config.model),) if from_hub(config) else (),
+    )
+
+
+def _training(config: NanConfig, train: TrainConfig, site: Site) -> Plan:
+    """One step: the job under the guard. A job that leaves no record has not been seen, and has failed."""
+    folder, on_gpu = f"steps/{TRAIN}", bool(site.gpus) and config.device != "cpu"
+    step = Step(
+        name=TRAIN,
+        folder=folder,
+        num_gpus=len(site.gpus) if on_gpu else 0,
+        argv=("python", "-m", "lab.rooms.nan.guard.train", "--config", CONFIG, "--out", folder),
+        timeout_s=config.step_timeout_s,
+        expects=(f"{folder}/guard_rank*.json",),
+        labels={"experiment": TRAIN, "label": TRAIN},
+    )
+    return Plan(
+        steps=(step,),
+        inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},
+        config=msgspec.to_builtins(config),
+        notes=(),
     )
 
 

@@ -2,11 +2,13 @@
 
 What passed is counted later, so it must not have been written to meanwhile. Torch counts the writes of each
 tensor: a tensor that was never written has version 0, then and now. Only tensors that had been written before
-they passed need a note of how often, in `written`: (index in the list, leaf) -> version.
+they passed need a note of how often, in `written`: (index in the list, leaf) -> version. One tensor that was
+written to between two of its uses is two things; only the last of them can still be counted.
 """
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,12 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.leaves import is_skipped, leaves
+from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, leaves
+from lab.rooms.nan.watch.plain import FP8, as_counted, is_odd
 from lab.rooms.nan.watch.roles import IN, OUT
 
 Label = tuple[int, int, str]  # module, side, leaf
 Source = tuple[Any, ...]  # a place in the list, then keys into what is there
 Written = dict[tuple[int, str], int]
+CACHE = "a key/value cache"
 
 
 class Batch:
@@ -33,8 +37,12 @@ class Batch:
         self.sources: list[Source | None] = []  # None: deeper than a template looks
         self.overwritten = 0
         self.ever_written = 0  # distinct tensors whose version is not 0
+        self.odd = False  # something here is no plain tensor: no template reads it
+        self.unseen: Tally[tuple[int, str, str]] = Tally()  # (module, leaf, why)
+        self.num_bytes = -1
+        self.fp8 = False  # something here is float8, in which a cast may have saturated
         self._written = written
-        self._known: dict[int, int] = {}
+        self._known: dict[Any, int] = {}
         self._shapes: list[tuple[torch.Size, torch.dtype]] | None = None
         self.put_out: np.ndarray | None = None
 
@@ -43,8 +51,10 @@ class Batch:
             label = plain if not number else (at, IN, f"args[{number}]")
             self.add(value, label, call, (place + 1, number))
         for name, value in kwargs.items():
-            if not is_skipped(name):
+            if not is_cache_name(name):
                 self.add(value, (at, IN, name), call, (place + 2, name))
+            elif value is not None:
+                self.unseen[at, name, CACHE] += 1
 
     def add_output(self, at: int, value: Any, call: int, plain: Label, source: Source) -> None:
         self.add(value, (at, OUT, "") if isinstance(value, Mapping) else plain, call, source)
@@ -53,30 +63,56 @@ class Batch:
         if isinstance(value, Tensor):
             self._tensor(value, label, call, source, source[0])
             return
-        for name, tensor in leaves(value, label[2]) if value is not None else ():
-            if tensor is not None:
-                inside = _inside(value, tensor, source)
-                self._tensor(tensor, (label[0], label[1], name), call, inside, source[0])
+        for name, leaf in leaves(value, label[2], label[1] == IN) if value is not None else ():
+            if isinstance(leaf, Unseen):
+                self.unseen[label[0], name, leaf.why] += 1
+            else:
+                inside = _inside(value, leaf, source)
+                self._tensor(leaf, (label[0], label[1], name), call, inside, source[0])
 
     def _tensor(self, tensor: Tensor, label: Label, call: int, source: Source | None, place: int) -> None:
-        u = self._known.get(id(tensor))
-        if u is None:
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                return
-            u = self._known[id(tensor)] = self._new(tensor, (place, label[2]))
+        if is_odd(tensor):
+            self._odd(tensor, label, call)
+            return
+        u = self._index_of(tensor, (place, label[2]))
+        self._leaf(label, call, source, u)
+
+    def _leaf(self, label: Label, call: int, source: Source | None, u: int) -> None:
         self.labels.append(label)
         self.leaf_call.append(call)
         self.sources.append(source)
         self.index.append(u)  # type: ignore[union-attr]
 
-    def _new(self, tensor: Tensor, first: tuple[int, str]) -> int:
-        if self._written is not None and (version := tensor._version):
-            self.ever_written += 1
-            if version != self._written.get(first, 0):
+    def _odd(self, tensor: Tensor, label: Label, call: int) -> None:
+        """A sparse, distributed, wrapped... tensor: each dense part of it is a leaf."""
+        if not (tensor.is_floating_point() or tensor.is_complex()) and "float4" not in str(tensor.dtype):
+            return
+        self.odd = True
+        found, why = as_counted(tensor)
+        if why:
+            self.unseen[label[0], label[2], why] += 1
+        for number, part in enumerate(found):
+            self.tensors.append(part)  # type: ignore[attr-defined]
+            name = label[2] if len(found) == 1 else f"{label[2]}/{number}"
+            self._leaf((label[0], label[1], name), call, None, len(self.tensors) - 1)
+
+    def _index_of(self, tensor: Tensor, first: tuple[int, str]) -> int:
+        """The place of this tensor among the distinct ones; -1 if what passed is no longer there."""
+        if self._written is None:
+            version = 0
+        elif version := tensor._version:
+            noted = self._written.get(first, 0)
+            if (id(tensor), version) not in self._known:
+                self.ever_written += 1
+            if noted != version:
                 self.overwritten += 1
                 return -1
-        self.tensors.append(tensor)  # type: ignore[attr-defined]
-        return len(self.tensors) - 1
+        u = self._known.get((id(tensor), version))
+        if u is None:
+            u = self._known[id(tensor), version] = len(self.tensors)
+            self.tensors.append(tensor)  # type: ignore[attr-defined]
+            self.fp8 |= tensor.dtype in FP8
+        return u
 
     def outputs(self) -> np.ndarray:
         """For each distinct tensor whether some module put it out."""
@@ -86,6 +122,12 @@ class Batch:
             found[np.asarray(self.index, np.int64)[sides == OUT]] = True
             self.put_out = found[:-1]  # -1 marked the added one
         return self.put_out
+
+    def bytes(self) -> int:
+        """What the tensors hold; a template's batches keep the figure of the first."""
+        if self.num_bytes < 0:
+            self.num_bytes = sum(one.numel() * one.element_size() for one in self.tensors)
+        return self.num_bytes
 
     def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
         return self._shapes or [(tensor.shape, tensor.dtype) for tensor in self.tensors]

@@ -15,6 +15,7 @@ largest finite magnitude, -1 in a column means that it was not counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -28,7 +29,10 @@ FORMATS = {
     torch.bfloat16: (torch.int16, 0x7F80, 0x0080),
     torch.float32: (torch.int32, 0x7F800000, 0x00800000),
 }
-MOST_AT_ONCE = 1 << 22  # numbers that `bits_counts` copies together
+DTYPE = attrgetter("dtype")
+UNSIGNED = {2: np.uint16, 4: np.uint32}
+PIECE = 1 << 15  # numbers that `bits_counts` looks at together
+LARGE = 1 << 13  # from this size on a tensor is not copied beside others
 Counter = Callable[[Sequence[Tensor]], np.ndarray]
 
 
@@ -61,46 +65,95 @@ def plain_counts(tensors: Sequence[Tensor]) -> np.ndarray:
 
 
 def bits_counts(tensors: Sequence[Tensor]) -> np.ndarray:
-    """Exact counts by the numbers' bits, many small tensors at a time; other formats go to `plain_counts`."""
+    """Exact counts by the numbers' bits; formats other than half, bfloat16 and float go to `plain_counts`.
+
+    Small tensors are counted together, large ones piece by piece where they lie, so that all intermediate
+    arrays stay in the processor's cache.
+    """
     rows = np.empty((len(tensors), len(KINDS)))
-    for dtype in FORMATS:
-        piece: list[int] = []
-        size = 0
-        for at, tensor in enumerate(tensors):
-            if tensor.dtype is not dtype or not tensor.numel():
-                continue
-            piece.append(at)
-            size += tensor.numel()
-            if size >= MOST_AT_ONCE:
-                rows[piece] = _by_bits([tensors[n] for n in piece], dtype)
-                piece, size = [], 0
-        if piece:
-            rows[piece] = _by_bits([tensors[n] for n in piece], dtype)
-    rest = [at for at, tensor in enumerate(tensors) if tensor.dtype not in FORMATS or not tensor.numel()]
+    peaks = np.zeros(len(tensors), np.int64)  # bits of the largest finite magnitude
+    together: dict[torch.dtype, list[int]] = {dtype: [] for dtype in FORMATS}
+    held = dict.fromkeys(FORMATS, 0)
+    rest = []
+    with torch.no_grad():
+        for at, (size, dtype) in enumerate(zip(map(Tensor.numel, tensors), map(DTYPE, tensors), strict=True)):
+            if not size or dtype not in FORMATS:
+                rest.append(at)
+            elif size >= LARGE:
+                rows[at, :4], peaks[at] = _large(tensors[at], dtype)
+            else:
+                if held[dtype] + size > PIECE:
+                    members = together[dtype]
+                    rows[members, :4], peaks[members] = _small([tensors[n] for n in members], dtype)
+                    together[dtype], held[dtype] = [], 0
+                together[dtype].append(at)
+                held[dtype] += size
+        for dtype, members in together.items():
+            if members:
+                rows[members, :4], peaks[members] = _small([tensors[n] for n in members], dtype)
+    for dtype in {*map(DTYPE, tensors)} & {*FORMATS}:
+        members = [at for at, tensor in enumerate(tensors) if tensor.dtype is dtype]
+        rows[members, 4] = _values(peaks[members], dtype)
     if rest:
         rows[rest] = plain_counts([tensors[at] for at in rest])
     return rows
 
 
-def _by_bits(tensors: list[Tensor], dtype: torch.dtype) -> np.ndarray:
-    """Rows of tensors of one dtype, none of them empty."""
+def _values(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Numbers from their bits."""
+    if dtype is torch.float16:
+        return bits.astype(np.uint16).view(np.float16).astype(np.float64)
+    shifted = bits << 16 if dtype is torch.bfloat16 else bits
+    return shifted.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def _small(tensors: list[Tensor], dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """(counts, bits of the largest magnitude) of small tensors of one dtype, none of them empty."""
     whole, infinity, normal = FORMATS[dtype]
-    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).view(whole).cpu().numpy()
+    flat = torch._C._nn.flatten_dense_tensors(tensors).view(whole).cpu().numpy()
     magnitude = flat & np.iinfo(flat.dtype).max
-    sizes = np.asarray([tensor.numel() for tensor in tensors])
-    begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    flags = (
-        magnitude > infinity,
-        flat == infinity,
-        (magnitude == infinity) & (flat < 0),
-        (magnitude > 0) & (magnitude < normal),
-    )
-    rows = np.empty((len(tensors), len(KINDS)))
-    for column, flag in enumerate(flags):
-        rows[:, column] = np.add.reduceat(flag, begins, dtype=np.int64) if flag.any() else 0
-    largest = np.maximum.reduceat(np.where(magnitude < infinity, magnitude, 0), begins)
-    rows[:, 4] = torch.from_numpy(largest.astype(flat.dtype)).view(dtype).double().numpy()
-    return rows
+    sizes = np.fromiter(map(Tensor.numel, tensors), np.int64, len(tensors))
+    begins = np.cumsum(sizes) - sizes
+    largest = np.maximum.reduceat(magnitude, begins)
+    rows = np.zeros((len(tensors), 4))
+    tiny = _tiny(magnitude, normal)
+    if tiny.any():
+        rows[:, 3] = np.add.reduceat(tiny, begins, dtype=np.int64)
+    for at in np.flatnonzero(largest >= infinity):
+        piece = slice(begins[at], begins[at] + sizes[at])
+        rows[at, :3], largest[at] = _bad(flat[piece], magnitude[piece], infinity)
+    return rows, largest
+
+
+def _large(tensor: Tensor, dtype: torch.dtype) -> tuple[np.ndarray, int]:
+    """(counts, bits of the largest magnitude) of one tensor, piece by piece."""
+    whole, infinity, normal = FORMATS[dtype]
+    flat = tensor.detach().reshape(-1).view(whole).cpu().numpy()
+    row, largest = np.zeros(4), 0
+    for begin in range(0, len(flat), PIECE):
+        signed = flat[begin : begin + PIECE]
+        magnitude = signed & np.iinfo(flat.dtype).max
+        peak = int(magnitude.max())
+        row[3] += np.count_nonzero(_tiny(magnitude, normal))
+        if peak >= infinity:
+            bad, peak = _bad(signed, magnitude, infinity)
+            row[:3] += bad
+        largest = max(largest, peak)
+    return row, largest
+
+
+def _tiny(magnitude: np.ndarray, normal: int) -> np.ndarray:
+    """Which are subnormal. Zero becomes the largest unsigned number, so one comparison is enough."""
+    found: np.ndarray = (magnitude - 1).view(UNSIGNED[magnitude.itemsize]) < normal - 1
+    return found
+
+
+def _bad(signed: np.ndarray, magnitude: np.ndarray, infinity: int) -> tuple[list[int], int]:
+    """([NaN, +inf, -inf], the bits of the largest finite magnitude)"""
+    infinite = magnitude == infinity
+    plus = int(np.count_nonzero(infinite & (signed > 0)))
+    counts = [int(np.count_nonzero(magnitude > infinity)), plus, int(np.count_nonzero(infinite)) - plus]
+    return counts, int(np.where(magnitude < infinity, magnitude, 0).max())
 
 
 def norm_counts(tensors: Sequence[Tensor]) -> np.ndarray:

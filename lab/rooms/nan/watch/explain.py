@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lab.rooms.nan.watch.batch import CACHE, Label
 from lab.rooms.nan.watch.count import KINDS, Counter, plain_counts
 from lab.rooms.nan.watch.forward import Forward, Seen
-from lab.rooms.nan.watch.leaves import cached_pair, is_skipped
-from lab.rooms.nan.watch.roles import OUT, Call, Leaf, births, roles
+from lab.rooms.nan.watch.leaves import cached_pair, is_mask
+from lab.rooms.nan.watch.plain import as_counted
+from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.roles import OUT, Birth, Call, Leaf, births, roles
 from lab.rooms.nan.watch.steps import Row, Step
 
 
@@ -23,37 +27,94 @@ class Explainer:
         self._names, self._modules = names, modules
         self._weights_bad: set[int] = set()
         self._cache_bad: dict[int, int] = {}  # layer -> step since when
+        self._parameters: dict[int, list[str]] = {}
 
-    def check_weights(self, count: Counter) -> list[dict[str, Any]]:
-        """Parameters and buffers that hold something bad.
+    def check_weights(self, count: Counter, only: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """Parameters and buffers that hold something bad now, of all modules or of some.
 
-        From now on their modules are known as producers.
+        Their modules are known as producers from now on. Minus infinity is legal in a buffer that is a mask.
         """
         owned = [
-            (at, name, tensor)
-            for at, module in enumerate(self._modules)
-            for name, tensor in [*module.named_parameters(recurse=False), *_buffers(module)]
-            if tensor.is_floating_point() and tensor.device.type != "meta"
+            (at, name, part)
+            for at in (range(len(self._modules)) if only is None else only)
+            for name, tensor in _own_tensors(self._modules[at])
+            for part in as_counted(tensor)[0]
         ]
-        counts = count([tensor for _, _, tensor in owned]) if owned else np.zeros((0, len(KINDS)))
+        counts = quiet(count, [part for _, _, part in owned]) if owned else np.zeros((0, len(KINDS)))
         found = []
         for (at, name, tensor), row in zip(owned, counts, strict=True):
-            if row[:3].sum() > 0:
+            if row[:2].sum() > 0 or (row[2] > 0 and not _is_mask_buffer(name)):
                 self._weights_bad.add(at)
                 kinds = dict(zip(KINDS, row.tolist(), strict=True))
                 path = f"{self._names[at]}.{name}".lstrip(".")
                 found.append({"name": path, "shape": _sizes(tensor.shape), **kinds})
         return found
 
+    def bad_leaves(self, seen: Seen) -> tuple[np.ndarray | None, list[str]]:
+        """(which leaves are bad, None if none is; where minus infinity was taken for a mask)."""
+        if not (seen.counts[:, :3] > 0).any():
+            return None, []
+        wrong = np.append((seen.counts[:, :2] > 0).any(axis=1), False)[seen.index]  # -1 takes the added False
+        minus = np.append(seen.counts[:, 2] > 0, False)[seen.index] & ~wrong
+        taken = np.array(
+            [bool(flag) and self._may_be_minus_infinite(seen.labels[n]) for n, flag in enumerate(minus)]
+        )
+        bad = wrong | (minus & ~taken)
+        named = [
+            f"{leaf} of {self._names[at]}"
+            for (at, _, leaf), one in zip(seen.labels, taken, strict=True)
+            if one
+        ]
+        return (bad if bad.any() else None), named
+
+    def _may_be_minus_infinite(self, label: Label) -> bool:
+        """Whether this leaf is a mask by its role: an argument of that name, or what a softmax takes."""
+        at, side, leaf = label
+        kind = type(self._modules[at]).__name__
+        if side == OUT:
+            return "Mask" in kind
+        name = leaf.split("[")[0].split(".")[0]
+        if name == "args":
+            name = self._parameter(at, leaf)
+        return "Softmax" in kind or "Mask" in kind or is_mask(name) or is_mask(leaf.rsplit(".", 1)[-1])
+
+    def _parameter(self, at: int, leaf: str) -> str:
+        """The name that `forward` has for `args[n]`."""
+        if at not in self._parameters:
+            try:
+                self._parameters[at] = [*inspect.signature(self._modules[at].forward).parameters]
+            except (TypeError, ValueError):
+                self._parameters[at] = []
+        number = int(leaf[5 : leaf.index("]")])
+        return self._parameters[at][number] if number < len(self._parameters[at]) else ""
+
     def explain(
-        self, step: Step, forward: Forward, seen: Seen, bad: np.ndarray, earlier: Sequence[Step]
+        self,
+        step: Step,
+        forward: Forward,
+        seen: Seen,
+        bad: np.ndarray,
+        earlier: Sequence[Step],
+        count: Counter,
     ) -> None:
         """Fill in the step's births, and whether bad numbers reached the model's output."""
         self._check_caches(step, forward, earlier)
         calls, leaves = self._story(forward, seen, bad)
         step.births = births(calls, leaves)
+        if self._weights_went_bad(step.births, count):
+            calls, leaves = self._story(forward, seen, bad)
+            step.births = births(calls, leaves)
         outer = {at for at, call in enumerate(calls) if call.parent < 0}
         step.reached_output = any(leaf.bad and leaf.side == OUT and leaf.call in outer for leaf in leaves)
+
+    def _weights_went_bad(self, found: Sequence[Birth], count: Counter) -> bool:
+        """Read the weights of suspected modules again: they may have changed since they were read."""
+        names = {birth.module for birth in found if birth.how in ("output", "between", "unknown")}
+        names |= {birth.after for birth in found} | {birth.before for birth in found}
+        suspects = [
+            at for at, name in enumerate(self._names) if name in names and at not in self._weights_bad
+        ]
+        return bool(self.check_weights(count, suspects))
 
     def rows(self, forward: Forward, seen: Seen, bad: np.ndarray | None) -> list[Row]:
         """The forward call by call."""
@@ -70,11 +131,19 @@ class Explainer:
 
     def _story(self, forward: Forward, seen: Seen, bad: np.ndarray | None) -> tuple[list[Call], list[Leaf]]:
         calls = []
+        unseen_of = {
+            at: f"{leaf} of {self._names[at]} ({why})"
+            for batch in seen.batches
+            for at, leaf, why in batch.unseen
+            if why != CACHE
+        }
         for number, (at, parent, returned) in enumerate(forward.calls):
             layer = getattr(self._modules[at], "layer_idx", None)
             since = self._cache_bad.get(layer) if isinstance(layer, int) else None
             since = since if since is not None and since < forward.number else None
-            calls.append(Call(self._names[at], parent, not returned, at in self._weights_bad, since))
+            gone = not returned and forward.phase != "recompute"  # which may stop early by design
+            unseen = unseen_of.get(at, "")
+            calls.append(Call(self._names[at], parent, gone, at in self._weights_bad, since, unseen))
             if parent >= 0:
                 calls[parent].children.append(number)
         leaves = []
@@ -92,6 +161,8 @@ class Explainer:
             pair = cached_pair(forward.cache, layer)
             if pair is None:
                 continue
+            end = forward.cached if 0 <= forward.cached <= pair[0].shape[-2] else pair[0].shape[-2]
+            pair = pair[0][..., :end, :], pair[1][..., :end, :]
             if _any_bad([_positions_before(one, step.query_length) for one in pair]):
                 self._cache_bad[layer] = bad_steps[-1] if bad_steps else -1
             elif _any_bad(list(pair)):
@@ -103,13 +174,18 @@ def _positions_before(cached: Tensor, query_length: int) -> Tensor:
     return cached[..., : max(cached.shape[-2] - query_length, 0), :]
 
 
-def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Buffers except masks, in which -inf is legal."""
-    return [(name, tensor) for name, tensor in module.named_buffers(recurse=False) if not is_skipped(name)]
+def _own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
+def _is_mask_buffer(name: str) -> bool:
+    return is_mask(name) or name.endswith("mask")
 
 
 def _any_bad(tensors: list[Tensor]) -> bool:
-    return bool(plain_counts(tensors)[:, :3].sum() > 0)
+    return bool(
+        quiet(plain_counts, [part for one in tensors for part in as_counted(one)[0]])[:, :3].sum() > 0
+    )
 
 
 def _sizes(shape: Sequence[int]) -> str:

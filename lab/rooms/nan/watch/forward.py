@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from lab.rooms.nan.watch.batch import Batch, Label
-from lab.rooms.nan.watch.count import Counted
+from lab.rooms.nan.watch.count import KINDS, Counted
+from lab.rooms.nan.watch.deferred import Later
+from lab.rooms.nan.watch.leaves import cached_pair
 
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 
@@ -23,7 +25,12 @@ class Forward:
         self.calls: list[list[Any]] = []  # [module, parent call, returned]
         self.stack: list[int] = []
         self.cache: Any = None
+        self.cached = -1  # positions in the cache when this forward ended; -1: not known
         self.weighed = self.bytes = 0
+        self.failed = ""  # why it could not be counted, if so
+        self.step: Any = None  # what `take` made of it
+        self.time, self.update = 0, -1  # for the guard: when it ended, and in which step
+        self.saved: Any = None  # for the guard: what it takes to run it again
         self._parts: list[tuple[Batch, Counted]] = []
 
     def enter(self, at: int, kwargs: Mapping[str, Any]) -> int:
@@ -53,25 +60,54 @@ class Forward:
         """Append the batch's leaves; `counted` will have one row per tensor of the batch."""
         self._parts.append((batch, counted))
 
+    def note_cache(self) -> None:
+        """How many positions the cache holds now: later forwards may add more before it is looked into."""
+        if self.cache is not None:
+            try:
+                pair = cached_pair(self.cache, 0)
+            except (AttributeError, IndexError, TypeError):
+                pair = None
+            self.cached = int(pair[0].shape[-2]) if pair is not None else -1
+
+    def may_wait(self) -> bool:
+        """Whether its counts wait for those of other forwards."""
+        return bool(self._parts) and all(isinstance(counted, Later) for _, counted in self._parts)
+
     def read_out(self) -> Seen:
         """All parts as one, after the wait for their counts."""
         if len(self._parts) == 1:
             batch, counted = self._parts[0]
-            only = np.asarray(batch.index, np.int64)
-            return Seen(batch.labels, batch.leaf_call, only, counted.rows(), batch.outputs(), [batch])
+            batch.outputs()
+            rows = counted.rows()
+            only = _known(np.asarray(batch.index, np.int64), rows)
+            batch.let_go()
+            return Seen(batch.labels, batch.leaf_call, only, rows, batch.outputs(), [batch])
         batches = [batch for batch, _ in self._parts]
-        rows = [counted.rows() for _, counted in self._parts]
-        begins = np.cumsum([0, *map(len, rows)])
-        index = [np.asarray(batch.index, np.int64) for batch in batches]
+        parts = [counted.rows() for _, counted in self._parts]
+        if not parts:
+            return Seen([], [], np.zeros(0, np.int64), np.zeros((0, len(KINDS))), np.zeros(0, bool), [])
+        begins = np.cumsum([0, *map(len, parts)])
+        index = [
+            _known(np.asarray(batch.index, np.int64), one) for batch, one in zip(batches, parts, strict=True)
+        ]
         moved = [np.where(one >= 0, one + begin, -1) for one, begin in zip(index, begins, strict=False)]
         return Seen(
             [label for batch in batches for label in batch.labels],
             [call for batch in batches for call in batch.leaf_call],
             np.concatenate(moved),
-            np.concatenate(rows),
+            np.concatenate(parts),
             np.concatenate([batch.outputs() for batch in batches]),
             batches,
         )
+
+
+def _known(index: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The index with -1 for rows that were not counted in time."""
+    if not len(rows) or rows[:, 0].min() >= 0:
+        return index
+    missing = np.append(rows[:, 0] < 0, True)  # -1 takes the added one
+    found: np.ndarray = np.where(missing[index], -1, index)
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,52 +1,117 @@
-"""The floating-point tensors in what a module takes or gives: in tuples, lists, dicts and dataclasses too."""
+"""The floating-point tensors in what a module takes or gives: in containers, dataclasses and objects too.
+
+Nothing is left out by its name, except inputs that hold the model's key/value cache: every layer gets the
+same object, so one bad layer would make the others look as if they had absorbed something. Masks and biases
+among the inputs are counted, but minus infinity is legal in them (`is_mask`). What cannot be looked into is
+named.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-# Keyword arguments that are no activations: -inf is legal in a mask, and every layer gets the same cache
-# object.
-SKIPPED = ("mask", "bias", "past_key_value", "layer_past", "cache", "kv_cache")
+CACHES = (
+    "past_key_value",
+    "past_key_values",
+    "layer_past",
+    "kv_cache",
+    "cache",
+    "cache_params",
+    "memory_key_values",
+)
+MASKS = re.compile(
+    r"(?:^|_)masks?$|^(?:attn|attention|position|rel_pos|relative_position|alibi|score)_bias$|^alibi$"
+)
 MOST_DEPTH = 6
+SCALARS = (
+    bool,
+    int,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    torch.Generator,
+    nn.Module,
+)
 
 
-def is_skipped(name: str) -> bool:
-    """Whether an argument of this name is left out of the inputs."""
-    return any(word in name for word in SKIPPED)
+class Unseen:
+    """Something that was not looked into, and why."""
+
+    __slots__ = ("why",)
+
+    def __init__(self, why: str) -> None:
+        self.why = why
 
 
-def leaves(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Tensor | None]]:
-    """(name, tensor) of every floating or complex tensor; (name, None) for an object of an unknown kind.
+def is_cache_name(name: str) -> bool:
+    """Whether an input of this name holds the model's keys and values."""
+    return name in CACHES
 
-    Integers, flags and None are passed over; so are masks and caches, which are known by their names.
+
+def is_mask(name: str) -> bool:
+    """Whether an input of this exact name is a mask or an additive bias of attention scores."""
+    return MASKS.search(name) is not None
+
+
+def leaves(
+    value: Any, name: str, given: bool = True, depth: int = 0
+) -> Iterator[tuple[str, Tensor | Unseen]]:
+    """(name, tensor) of every floating or complex tensor; (name, Unseen) for what cannot be looked into.
+
+    `given`: these are inputs, among which caches are known by their names.
     """
     if isinstance(value, Tensor):
-        if value.is_floating_point() or value.is_complex():
+        if value.is_floating_point() or value.is_complex() or "float4" in str(value.dtype):
             yield name, value
-    elif value is None or isinstance(value, (bool, int, float, str, bytes)):
+    elif isinstance(value, float):
+        if math.isnan(value) or (not given and math.isinf(value)):
+            yield name, torch.tensor(value, dtype=torch.float64)
+    elif isinstance(value, (*SCALARS, type)) or callable(value):
         return
+    elif is_cache(value):
+        yield name, Unseen("a key/value cache")
     elif depth >= MOST_DEPTH:
-        yield name, None
-    elif isinstance(value, Mapping):
+        yield name, Unseen(f"deeper than {MOST_DEPTH} levels")
+    else:
+        yield from _inside(value, name, given, depth + 1)
+
+
+def _inside(value: Any, name: str, given: bool, depth: int) -> Iterator[tuple[str, Tensor | Unseen]]:
+    if isinstance(value, Mapping):
         for key, inner in value.items():
-            if not is_skipped(str(key)):
-                yield from leaves(inner, f"{name}.{key}" if name else str(key), depth + 1)
-    elif isinstance(value, (tuple, list)):
+            if given and is_cache_name(str(key)):
+                yield f"{name}.{key}" if name else str(key), Unseen("a key/value cache")
+            else:
+                yield from leaves(inner, f"{name}.{key}" if name else str(key), given, depth)
+    elif isinstance(value, (tuple, list, set, frozenset)):
         for at, inner in enumerate(value):
-            yield from leaves(inner, f"{name}[{at}]", depth + 1)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from leaves(inner, f"{name}[{at}]", given, depth)
+    elif dataclasses.is_dataclass(value):
         for each in dataclasses.fields(value):
-            if not is_skipped(each.name):
-                yield from leaves(getattr(value, each.name), f"{name}.{each.name}", depth + 1)
-    elif not _is_cache(value):
-        yield name, None
+            yield from leaves(getattr(value, each.name, None), f"{name}.{each.name}", given, depth)
+    elif type(value).__module__ == "numpy":
+        if getattr(getattr(value, "dtype", None), "kind", "") in "fc":
+            yield name, Unseen("a numpy array")
+    elif hasattr(value, "__next__"):
+        yield name, Unseen("a generator")
+    elif isinstance(getattr(value, "__dict__", None), dict):
+        for key, inner in list(vars(value).items()):
+            yield from leaves(inner, f"{name}.{key}", given, depth)
+    elif type(value).__module__ not in ("builtins", "enum"):
+        yield name, Unseen(f"an object of class {type(value).__name__}")
 
 
-def _is_cache(value: Any) -> bool:
+def is_cache(value: Any) -> bool:
     return hasattr(value, "get_seq_length") or "Cache" in type(value).__name__
 
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from lab.rooms.nan.watch.batch import Source
-from lab.rooms.nan.watch.leaves import is_skipped
+from lab.rooms.nan.watch.leaves import is_cache_name
 
 PASSED = 1 << 32  # added to a module's number where its call and its return are one event
 Picker = Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -89,8 +89,8 @@ def _keys(value: Any) -> Iterable[Any]:
 
 
 def skipped(source: Source) -> bool:
-    """Whether masks or caches lie there."""
-    return any(isinstance(key, str) and is_skipped(key) for key in source[1:])
+    """Whether a cache lies there."""
+    return any(isinstance(key, str) and is_cache_name(key) for key in source[1:])
 
 
 def picker(places: Sequence[int]) -> Picker:

@@ -1,26 +1,29 @@
 """Collects the calls of every module while a model runs, and counts their tensors at the end.
 
-Each module only appends references to a list: no kernel is launched, nothing waits. References are counted
-and let go piece by piece if they would fill the memory.
+Each call only appends references to a list: no kernel is launched, nothing waits. References are counted and
+let go piece by piece if they would fill the memory.
 
-What was written in place after it passed is not what passed. The first forward of a phase notes the versions
-of what was written before (`batch`). If there was nothing to note, the next ones note nothing: a tensor of
+What was written in place after it passed is not what passed. The first forward of a phase counts each tensor
+as it passes, and looks whether anything is written in place. If not, the next ones note nothing: a tensor of
 version 0 was never written. A tensor that has another version all the same is unknown in that forward, and
-from the next one on versions are noted.
+from the next one on versions are noted, or each tensor is counted as it passes.
 
-A module's `forward` is replaced by a wrapper for as long as the watch lasts and put back afterwards. Torch
-hooks are not used: they would cost several microseconds per module, and torch 1.12 cannot give them keyword
-arguments.
+Calls come from one patch of `nn.Module.__call__` (`seam`), so that nothing is left on the model. Torch hooks
+are not used: they cost several microseconds per module, and torch 1.12 cannot give them keyword arguments.
+Whatever fails in here becomes a note; the program that is watched never sees it.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import gc
-import inspect
+import itertools
 import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,262 +31,356 @@ from torch import Tensor, nn
 
 from lab.core.words import plural
 from lab.errors import UsageError
+from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.batch import Batch, Written
 from lab.rooms.nan.watch.count import Counted, Counter, beginning
+from lab.rooms.nan.watch.deferred import Deferred
 from lab.rooms.nan.watch.forward import Forward, Seen
-from lab.rooms.nan.watch.leaves import is_skipped, leaves
+from lab.rooms.nan.watch.lane import ASIDE, EVERYTHING, NOTHING, VERSIONS, Lane, Lanes, blind, recomputing
+from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, leaves
+from lab.rooms.nan.watch.plain import in_transform, is_odd
 from lab.rooms.nan.watch.pool import PASSED
+from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.template import Template
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
-# What wrappers do beside appending: nothing, note versions, or count at once (the mode outside of a forward
-# too).
-NOTHING, VERSIONS, EVERYTHING = range(3)
 WEIGH_EVERY = 3 * 64  # entries of the list between two looks at the memory that references hold
+MOST_NOTES = 50
+MOST_FORWARDS_WAITING = 64
+RECOMPUTE = "recompute"
 
 
 class Recorder(ABC):
-    """Replaces the forwards of a model's modules; a subclass takes each whole forward when it ends.
+    """Sees the calls of a model's modules; a subclass takes each whole forward when it ends.
 
     Events lie flat in one list, three entries each: (module, args, kwargs) for a call, (~module, output,
     None) for its return, and for a module without children that takes one value both in one: (module +
     PASSED, input, output).
     """
 
-    def __init__(self, model: nn.Module, count: Counter, budget_bytes: int) -> None:
+    def __init__(self, model: nn.Module, count: Counter, budget_bytes: int, *, patient: bool) -> None:
         self.model, self.budget_bytes = model, budget_bytes
         self.notes: list[str] = []
-        named = dict(model.named_modules())
-        self._names, self._modules = list(named), list(named.values())
+        self.unseen: Tally[tuple[str, str, str]] = Tally()  # (module, leaf, why)
+        self.blind: Tally[str] = Tally()  # why whole forwards were not seen
+        self.failed = self.unknown = 0  # forwards that could not be counted; leaves overwritten too early
+        self.called: set[int] = set()
+        self._names: list[str] = []
+        self._modules: list[nn.Module] = []
+        self._plain: list[tuple[tuple[int, int, str], tuple[int, int, str]]] = []
+        self._makers: list[tuple[nn.Module, seam.Make]] = []
+        for name, module in model.named_modules():
+            self._know(name, module)
+        self._count = count
         self._begin_count = beginning(count)
-        self._plain = [((at, IN, "args[0]"), (at, OUT, "output")) for at in range(len(self._names))]
-        self._events: list[Any] = []
-        self._written: Written = {}
+        self._lanes, self._lock, self._numbers = Lanes(), threading.RLock(), itertools.count()
         self._never_written: dict[str, bool] = {}  # by phase; once False it stays so
         self._templates: dict[str, Template | None] = {}
-        self._forward = Forward()
-        self._replaced: list[tuple[nn.Module, Any, Any]] = []
+        self._patient = patient  # counts may wait for those of the next forwards
+        self._deferred = Deferred(lambda tensors: quiet(self._count, tensors))
+        self._waiting: deque[Forward] = deque()
         # Overwriting modules leave nothing to count later, so each tensor is counted at once.
         self._at_once = any(getattr(module, "inplace", False) is True for module in self._modules)
-        self._weigh_at = WEIGH_EVERY
-        self._mode = EVERYTHING  # the wrappers' one test
-        self._inside = self._ended = False
-
-    @abstractmethod
-    def next_number(self) -> int:
-        """The number of the forward that begins."""
+        self._ended = False
 
     @abstractmethod
     def take(self, forward: Forward, seen: Seen) -> None:
         """A forward has ended, by an exception too."""
 
     @abstractmethod
-    def react(self) -> None:
-        """The forward that `take` was given ended without an exception."""
+    def react(self, forward: Forward) -> None:
+        """A forward that `take` was given ended without an exception."""
+
+    # Hooks for the guard.
+
+    def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A forward begins."""
+        return None
+
+    def passing(self, forward: Forward, batch: Batch) -> None:
+        """Tensors of a forward were read and can still be reached."""
+        return None
+
+    def ends(self, forward: Forward) -> None:
+        """A forward has ended and is not counted yet."""
+        return None
 
     def refuse_second_use(self) -> None:
-        if self._replaced or self._ended:
+        if self._makers or self._ended:
             raise UsageError("this watch has already been used", fix="make a new one: watch(model)")
 
     def attach(self) -> None:
         for at, module in enumerate(self._modules):
-            own = module.__dict__.get("forward")
-            wrapper = self._wrap(at, module.forward, next(module.children(), None) is None)
-            module.__dict__["forward"] = wrapper
-            self._replaced.append((module, own, wrapper))
+            self._attach(at, module)
 
     def detach(self) -> None:
-        self._ended, self._mode = True, EVERYTHING
-        for module, own, wrapper in self._replaced:
-            if module.__dict__.get("forward") is not wrapper:
-                continue  # wrapped again meanwhile: this wrapper only passes calls on from now
-            if own is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = own
-        self._replaced.clear()
+        self._ended = True
+        for module, make in self._makers:
+            seam.remove(module, make)
+        self._makers.clear()
+        self.settle()
+        self._lanes = Lanes()
 
-    def _wrap(self, at: int, forward: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
-        """The wrapper of a module's forward: all that happens for every call of every module."""
-        extend, events, gone, passed = self._events.extend, self._events, ~at, at + PASSED
+    def step_aside(self) -> None:
+        """Let calls pass by until `stepping_in`; what was learnt of the model stays."""
+        for module, make in self._makers:
+            seam.remove(module, make)
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._mode:
-                return self._carefully(at, forward, args, kwargs)
-            extend((at, args, kwargs))
-            output = forward(*args, **kwargs)
-            extend((gone, output, None))
-            if len(events) > self._weigh_at:
-                self._weigh()
-            return output
+    @contextlib.contextmanager
+    def stepping_in(self) -> Iterator[None]:
+        """See calls again, after `step_aside`, for as long as the block lasts."""
+        for module, make in self._makers:
+            seam.add(module, make)
+        try:
+            yield
+        finally:
+            self.step_aside()
 
-        def watched_leaf(*args: Any, **kwargs: Any) -> Any:
-            # Nothing happens inside, so call and return are one event.
-            if kwargs or len(args) != 1:
-                return watched(*args, **kwargs)
-            return watched_input(args[0])
+    @hidden
+    def settle(self) -> None:
+        """Count what waits, and take the forwards it belongs to."""
+        with self._lock:
+            while self._waiting:
+                self._take_one(self._waiting.popleft())
 
-        def watched_input(input: Any) -> Any:
-            if self._mode:
-                return self._carefully_passed(at, forward, input)
-            output = forward(input)
-            extend((passed, input, output))
-            return output
+    def _know(self, name: str, module: nn.Module) -> int:
+        at = len(self._names)
+        self._names.append(name)
+        self._modules.append(module)
+        self._plain.append(((at, IN, "args[0]"), (at, OUT, "output")))
+        return at
 
-        # No arguments to pack if a module takes one of this name, as torch's own layers do: half of the
-        # price.
-        one = leaf and _parameters(forward) == ["input"]
-        return functools.wraps(forward)(watched_input if one else watched_leaf if leaf else watched)
+    def _attach(self, at: int, module: nn.Module) -> None:
+        make = self._around(at, next(module.children(), None) is None)
+        seam.add(module, make)
+        self._makers.append((module, make))
 
-    def _carefully(self, at: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _around(self, at: int, leaf: bool) -> seam.Make:
+        """What surrounds each call of a module: all that happens for every call of every module."""
+        gone, passed, lanes = ~at, at + PASSED, self._lanes
+
+        def make(inner: seam.Call) -> seam.Call:
+            @passes_on
+            def watched(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+                lane = lanes.lane
+                if lane.mode:
+                    return self._carefully(lane, at, inner, module, args, kwargs)
+                events = lane.events
+                if leaf and len(args) == 1 and not kwargs:  # nothing happens inside: call and return in one
+                    output = inner(module, *args)
+                    events += (passed, args[0], output)
+                else:
+                    events += (at, args, kwargs)
+                    output = inner(module, *args, **kwargs)
+                    events += (gone, output, None)
+                if len(events) > lane.weigh_at:
+                    self._weigh(lane)
+                return output
+
+            return watched
+
+        return make
+
+    @passes_on
+    def _carefully(
+        self, lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         """A call whose tensors' versions are noted, or that is counted at once, or that begins a forward."""
-        if self._ended:
-            return forward(*args, **kwargs)
-        if not self._inside:
-            return self._outermost(at, forward, args, kwargs)
-        self._arrived(at, args, kwargs)
-        output = forward(*args, **kwargs)
-        self._returned(at, output)
-        if len(self._events) > self._weigh_at:
-            self._weigh()
+        if self._ended or lane.mode == ASIDE:
+            return (
+                inner(module, *args, **kwargs)
+                if lane.path is None
+                else _on_path(lane, at, inner, module, args, kwargs)
+            )
+        if not lane.inside:
+            return self._outermost(lane, at, inner, module, args, kwargs)
+        self._arrived(lane, at, args, kwargs)
+        output = inner(module, *args, **kwargs)
+        self._returned(lane, at, output)
         return output
 
-    def _carefully_passed(self, at: int, forward: Callable[..., Any], taken: Any) -> Any:
-        if self._mode == EVERYTHING:
-            return self._carefully(at, forward, (taken,), {})
-        before: Written = {}
-        _note(taken, "args[0]", 0, before)
-        output = forward(taken)
-        index = len(self._events)
-        self._events.extend((at + PASSED, taken, output))
-        self._written.update({(index + 1, leaf): version for (_, leaf), version in before.items()})
-        _note(output, "output", index + 2, self._written)
-        return output
+    @hidden
+    def _arrived(self, lane: Lane, at: int, args: Any, kwargs: Any) -> None:
+        index = len(lane.events)
+        lane.events += (at, args, kwargs)
+        if lane.mode == EVERYTHING:
+            self._absorb_safely(lane)
+            return
+        for number, value in enumerate(args):
+            _note(value, f"args[{number}]", index + 1, lane.written)
+        for name, value in kwargs.items():
+            if not is_cache_name(name):
+                _note(value, name, index + 2, lane.written)
 
-    def _arrived(self, at: int, args: Any, kwargs: Any) -> None:
-        index = len(self._events)
-        self._events.extend((at, args, kwargs))
-        if self._mode == EVERYTHING:
-            self._absorb()
-        elif self._mode == VERSIONS:
-            for number, value in enumerate(args):
-                _note(value, f"args[{number}]", index + 1, self._written)
-            for name, value in kwargs.items():
-                if not is_skipped(name):
-                    _note(value, name, index + 2, self._written)
+    @hidden
+    def _returned(self, lane: Lane, at: int, output: Any) -> None:
+        index = len(lane.events)
+        lane.events += (~at, output, None)
+        if lane.mode == EVERYTHING:
+            self._absorb_safely(lane)
+            return
+        _note(output, "output", index + 1, lane.written)
+        if index > lane.weigh_at:
+            self._weigh(lane)
 
-    def _returned(self, at: int, output: Any) -> None:
-        index = len(self._events)
-        self._events.extend((~at, output, None))
-        if self._mode == EVERYTHING:
-            self._absorb()
-        elif self._mode == VERSIONS:
-            _note(output, "output", index + 1, self._written)
-
-    def _outermost(self, at: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    @passes_on
+    def _outermost(
+        self, lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         """A whole forward: its events, then its count.
 
         An exception of the model passes on after the count.
         """
-        self._forward = Forward(self.next_number(), *_phase(args, kwargs))
-        self._inside, self._mode = True, self._mode_for(self._forward.phase, args, kwargs)
-        # One token's activations fill no memory.
-        self._weigh_at = sys.maxsize if self._forward.query_length == 1 else WEIGH_EVERY
+        if why := blind():
+            return self._aside(lane, why, inner, module, args, kwargs)
+        try:
+            phase, length = _phase(args, kwargs)
+            phase = RECOMPUTE if recomputing() else phase
+            mode = self._mode_for(phase, args, kwargs)
+        except Exception as error:
+            reason = f"its inputs cannot be read ({type(error).__name__})"
+            return self._aside(lane, reason, inner, module, args, kwargs)
+        lane.forward = forward = Forward(-1, phase, length)
+        lane.inside, lane.mode = True, mode
+        # One token's activations fill no memory, nor do those of a model that used little of it before.
+        template = self._templates.get(phase)
+        light = template is not None and template.num_bytes * 16 < self.budget_bytes
+        lane.weigh_at = sys.maxsize if light or forward.query_length == 1 else WEIGH_EVERY
         collecting = gc.isenabled()
         gc.disable()  # thousands of small events at once would set it off, over all of the program's objects
+        ended = False
         try:
-            self._arrived(at, args, kwargs)
-            output = forward(*args, **kwargs)
-            self._returned(at, output)
+            self.begins(forward, module, args, kwargs)
+            self._arrived(lane, at, args, kwargs)
+            output = inner(module, *args, **kwargs)
+            self._returned(lane, at, output)
+            ended = True
         finally:
             try:
-                self._finish()
+                self._finish(lane)
             finally:
                 if collecting:
                     gc.enable()
-        self.react()
+        if ended and not self._patient:
+            self.react(forward)
         return output
 
-    def _mode_for(self, phase: str, args: Any, kwargs: Any) -> int:
-        if self._at_once or _without_versions(args, kwargs):
-            return EVERYTHING
-        return NOTHING if self._never_written.get(phase) else VERSIONS
+    @passes_on
+    def _aside(
+        self, lane: Lane, why: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        """A forward that cannot be seen: everything in it passes on."""
+        self.blind[why] += 1
+        lane.mode = ASIDE
+        try:
+            return inner(module, *args, **kwargs)
+        finally:
+            lane.mode = EVERYTHING
 
-    def _weigh(self) -> None:
+    @hidden
+    def _mode_for(self, phase: str, args: Any, kwargs: Any) -> int:
+        if (
+            self._at_once
+            or phase not in self._never_written
+            or in_transform()
+            or _without_versions(args, kwargs)
+        ):
+            return EVERYTHING
+        return NOTHING if self._never_written[phase] else VERSIONS
+
+    @hidden
+    def _weigh(self, lane: Lane) -> None:
         """Count and let go of what is held once it fills the budget."""
-        held, events = self._forward, self._events
+        held, events = lane.forward, lane.events
         for index in range(held.weighed, len(events), 3):
             at = events[index]
             value = events[index + 2] if at >= PASSED else events[index + 1] if at < 0 else None
             for one in (value,) if isinstance(value, Tensor) else value if isinstance(value, tuple) else ():
-                if isinstance(one, Tensor):
+                if isinstance(one, Tensor) and one.layout is torch.strided:
                     held.bytes += one.numel() * one.element_size()
         held.weighed = len(events)
-        self._weigh_at = held.weighed + WEIGH_EVERY
+        lane.weigh_at = held.weighed + WEIGH_EVERY
         if held.bytes > self.budget_bytes:
-            self._absorb()
+            self._absorb_safely(lane)
 
-    def _absorb(self, last: bool = False) -> None:
-        """Begin the count of all tensors of the events so far.
+    @hidden
+    def _absorb_safely(self, lane: Lane, last: bool = False) -> None:
+        """Begin the count of all tensors of the events so far. What cannot be counted is a note."""
+        try:
+            self._absorb(lane, last)
+        except Exception as error:
+            lane.forward.failed = f"{type(error).__name__}: {error}"
+        if not last:
+            _let_go(lane)
+            lane.weigh_at = WEIGH_EVERY
 
-        Unless these are the `last`, let go of the tensors.
-        """
-        forward, at_once = self._forward, self._mode == EVERYTHING
+    def _absorb(self, lane: Lane, last: bool) -> None:
+        """Unless these are the `last`, the tensors are let go of."""
+        forward, at_once = lane.forward, lane.mode == EVERYTHING
         whole = last and forward.empty() and not at_once
-        found = self._absorb_by_template() if whole else None
+        found = self._absorb_by_template(lane) if whole else None
         if found is None:
-            batch = self._read(self._events, forward)
+            batch = self._read(lane, forward)
             if whole and not forward.stack:
-                self._templates[forward.phase] = Template.of(self._events, forward, batch)
-            counted = self._begin_count(batch.tensors)
-            found = batch, Counted(counted.rows()) if at_once else counted
+                self._templates[forward.phase] = Template.of(lane.events, forward, batch)
+            found = batch, self._begin(batch, may_wait=whole)
         forward.take(*found)
-        if not at_once and found[0].ever_written:
-            self._note_writes(found[0])
+        self.passing(forward, found[0])
+        if at_once:
+            lane.kept += [
+                (tensor, tensor._version) for tensor in found[0].tensors if not tensor.is_inference()
+            ]
+        elif found[0].ever_written:
+            self._note_writes(lane, found[0])
         if not last:
             found[0].let_go()
-            self._let_go()
-            self._weigh_at = WEIGH_EVERY
 
-    def _absorb_by_template(self) -> tuple[Batch, Counted] | None:
+    def _begin(self, batch: Batch, may_wait: bool) -> Counted:
+        if may_wait and self._patient and not batch.odd:
+            return self._deferred.begin(batch.tensors, batch.bytes())
+        return quiet(self._begin_count, batch.tensors)
+
+    def _absorb_by_template(self, lane: Lane) -> tuple[Batch, Counted] | None:
         """A whole forward by the template of its phase; None if it differs from it."""
-        template = self._templates.get(self._forward.phase)
-        values = template.read(self._events) if template is not None else None
+        template = self._templates.get(lane.forward.phase)
+        values = template.read(lane.events) if template is not None else None
         if template is None or values is None:
             return None
         tensors = template.distinct(values)
-        counted = self._begin_count(tensors)  # first, so that the GPU counts what is being looked at
-        batch = template.confirm(values, tensors, self._written)
+        # On a GPU the count begins first, so that the GPU works while it is looked at.
+        counted = None if self._patient else quiet(self._begin_count, tensors)
+        batch = template.confirm(values, tensors, lane.written)
         if batch is None:
             return None
-        self._forward.calls, self._forward.cache = template.calls, template.cache(self._events)
-        return batch, counted
+        lane.forward.calls, lane.forward.cache = template.calls, template.cache(lane.events)
+        return batch, counted if counted is not None else self._begin(batch, may_wait=True)
 
-    def _let_go(self) -> None:
-        self._events.clear()
-        self._written.clear()
-        self._forward.weighed = self._forward.bytes = 0
-
-    def _note_writes(self, batch: Batch) -> None:
+    def _note_writes(self, lane: Lane, batch: Batch) -> None:
         """Some tensors were written in place; say so, and choose how closely to look from now on."""
-        first = self._never_written.get(self._forward.phase) is not False
-        self._never_written[self._forward.phase] = False
-        where = f"forward {self._forward.number}"
-        if batch.overwritten and self._mode == VERSIONS and not self._at_once:
+        phase = lane.forward.phase
+        first = self._never_written.get(phase) is not False
+        self._never_written[phase] = False
+        if batch.overwritten and lane.mode == VERSIONS and not self._at_once:
             self._at_once = True
-            self.notes.append(
-                f"{plural(batch.overwritten, 'tensor')} overwritten in place before the end of {where}; "
+            self.note(
+                f"{plural(batch.overwritten, 'tensor')} overwritten in place before the end of a {phase}; "
                 "from then on each tensor is counted at once"
             )
         elif batch.overwritten and first:
-            self.notes.append(
-                f"{plural(batch.overwritten, 'tensor')} of {where} written in place, for the first time; "
+            self.note(
+                f"{plural(batch.overwritten, 'tensor')} of a {phase} written in place, for the first time; "
                 "from then on it is noted whether that was after the tensor passed"
             )
 
-    def _read(self, events: list[Any], forward: Forward) -> Batch:
+    def note(self, text: str) -> None:
+        if len(self.notes) < MOST_NOTES and text not in self.notes:
+            self.notes.append(text)
+
+    def _read(self, lane: Lane, forward: Forward) -> Batch:
         """Read events one by one: any model, any structure."""
-        batch = Batch(None if self._mode == EVERYTHING else self._written)
+        events = lane.events
+        batch = Batch(None if lane.mode == EVERYTHING else lane.written)
         for index in range(0, len(events), 3):
             at, first, second = events[index : index + 3]
             if at >= PASSED:
@@ -299,38 +396,102 @@ class Recorder(ABC):
                 batch.add_output(~at, first, call, self._plain[~at][1], (index + 1,))
         return batch
 
-    def _finish(self) -> None:
-        forward = self._forward
+    @hidden
+    def _finish(self, lane: Lane) -> None:
+        """Whatever happens in here, the program goes on as it would have."""
+        forward = lane.forward
+        self._absorb_safely(lane, last=True)
+        if lane.kept:
+            self._learn(lane)
+        elif lane.mode in (EVERYTHING, VERSIONS):
+            self._never_written.setdefault(forward.phase, True)
+        lane.inside, lane.mode, lane.kept = False, EVERYTHING, []
+        forward.note_cache()
+        _let_go(lane)
+        lane.forward = Forward()
+        with self._lock:
+            self.ends(forward)
+            forward.number = next(self._numbers) if forward.phase != RECOMPUTE else -1
+            self._waiting.append(forward)
+            full = self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING
+            if full or not self._patient or not forward.may_wait():
+                self.settle()
+
+    def _learn(self, lane: Lane) -> None:
+        """After a forward that was counted at once: was anything written in place before or after passing?"""
+        phase, later, ever = lane.forward.phase, 0, False
+        for tensor, version in lane.kept:
+            ever |= tensor._version > 0
+            later += tensor._version != version
+        if later and not self._at_once:
+            self._at_once = True
+            self.note(
+                f"{plural(later, 'tensor')} of a {phase} overwritten in place after passing; "
+                "each tensor is counted as it passes"
+            )
+        if not self._at_once:
+            self._never_written.setdefault(phase, not ever)
+
+    def _take_one(self, forward: Forward) -> None:
         try:
-            self._absorb(last=True)
             seen = forward.read_out()
-            if self._mode == VERSIONS:
-                self._never_written.setdefault(forward.phase, True)
+            self._tally(forward, seen)
             self.take(forward, seen)
-        finally:
-            self._inside, self._mode = False, EVERYTHING
-            self._let_go()
-            self._forward = Forward()
+        except Exception as error:
+            forward.failed = forward.failed or f"{type(error).__name__}: {error}"
+        if forward.failed:
+            self.failed += 1
+            self.note(f"a {forward.phase} could not be counted: {forward.failed[:300]}")
+
+    def _tally(self, forward: Forward, seen: Seen) -> None:
+        for batch in seen.batches:
+            for (at, leaf, why), times in batch.unseen.items():
+                self.unseen[self._names[at], leaf, why] += times
+        self.unknown += int((seen.index < 0).sum())
+        self.called.update(at for at, _, _ in forward.calls)
 
 
-def _parameters(forward: Callable[..., Any]) -> list[str]:
-    """Names of the arguments of a module's forward; none if Python cannot tell."""
+@passes_on
+def _on_path(lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A call of a forward that is run again: only the stack of modules is kept."""
+    assert lane.path is not None
+    lane.path.append(at)
     try:
-        return list(inspect.signature(forward).parameters)
-    except (TypeError, ValueError):
-        return []
+        return inner(module, *args, **kwargs)
+    finally:
+        lane.path.pop()
+
+
+def _let_go(lane: Lane) -> None:
+    lane.events.clear()
+    lane.written.clear()
+    lane.forward.weighed = lane.forward.bytes = 0
 
 
 def _note(value: Any, leaf: str, index: int, written: Written) -> None:
     """Note how often tensors had been written when they passed, if ever."""
     if isinstance(value, Tensor):
-        if value._version:
-            written[index, leaf] = value._version
+        if version := _version(value):
+            written[index, leaf] = version
     elif value is not None:
         name = "" if isinstance(value, Mapping) and leaf == "output" else leaf
-        for inner, tensor in leaves(value, name):
-            if tensor is not None and tensor._version:
-                written[index, inner] = tensor._version
+        for inner, tensor in _safely(value, name, leaf != "output"):
+            if isinstance(tensor, Tensor) and (version := _version(tensor)):
+                written[index, inner] = version
+
+
+def _safely(value: Any, name: str, given: bool) -> Iterator[tuple[str, Tensor | Unseen]]:
+    try:
+        yield from leaves(value, name, given)
+    except Exception:  # an object that cannot be read here is counted as unseen when the batch is read
+        return
+
+
+def _version(tensor: Tensor) -> int:
+    try:
+        return 0 if tensor.is_inference() or is_odd(tensor) else tensor._version
+    except Exception:  # a subclass that refuses to be asked; when it is read it becomes a note
+        return 0
 
 
 def _phase(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, int]:

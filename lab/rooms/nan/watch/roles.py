@@ -9,7 +9,7 @@ after A, before B".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 IN, OUT = 0, 1
@@ -36,6 +36,7 @@ class Call:
     raised: bool = False
     weights_bad: bool = False  # its own parameters or buffers, not its children's
     cache_bad: int | None = None  # its key/value cache held bad numbers before this call, since this step
+    unseen: str = ""  # an input that was not looked into
     children: list[int] = field(default_factory=list)
 
 
@@ -43,7 +44,8 @@ class Call:
 class Birth:
     """Where bad numbers begin.
 
-    `how`: output, between, weights, cache or given; `leaf` is the first bad one.
+    `how`: output, between, weights, cache, given or unknown; `leaf` is the first bad one. `unsure` says why
+    the place is only where it was first seen: then the module named is the latest possible, not the producer.
     """
 
     module: str
@@ -52,10 +54,15 @@ class Birth:
     after: str = ""
     before: str = ""
     since_step: int | None = None
+    unsure: str = ""
 
     @property
     def place(self) -> str:
         """In words, such as `in model.layers.2.self_attn, after v_proj, before o_proj`."""
+        if self.how == "unknown":
+            name = self.module or "the model itself"
+            seen = f"{self.leaf} of {self.before or name}"
+            return f"somewhere up to {name}: first seen in {seen}, and {self.unsure}"
         if self.how == GIVEN:
             return f"given in the inputs of {self.module or 'the model'}: {self.leaf}"
         if self.how == "cache":
@@ -73,8 +80,44 @@ def first_birth(calls: Sequence[Call], leaves: Sequence[Leaf]) -> Birth | None:
     """The place that made the earliest bad leaf of a forward; None if nothing is bad."""
     for leaf in leaves:
         if leaf.bad:
-            return _birth_of(calls, leaf)
+            return _with_doubt(_birth_of(calls, leaf), calls, leaves, leaf)
     return None
+
+
+def _with_doubt(birth: Birth, calls: Sequence[Call], leaves: Sequence[Leaf], first: Leaf) -> Birth:
+    """The birth, or `unknown` if something that could have carried the bad number here was not counted."""
+    if birth.how in ("given", "weights"):
+        return birth
+    scope = _scope(calls, first)
+    missed = [leaf for leaf in leaves if leaf.bad is None and leaf.seq < first.seq and scope(leaf)]
+    seen = calls[first.call].module or "the model itself"
+    culprit = calls[first.call] if first.side == OUT else calls[calls[first.call].parent]
+    if not missed and culprit.unseen:
+        why = f"{culprit.unseen} was not looked into"
+        return Birth(birth.module, "unknown", first.name, birth.after, seen, unsure=why)
+    if not missed:
+        return birth
+    where = calls[missed[0].call].module or "the model itself"
+    side = "input" if missed[0].side == IN else "output"
+    more = f" (and {len(missed) - 1} more)" if len(missed) > 1 else ""
+    why = f"{side} {missed[0].name} of {where}{more} was overwritten before it could be counted"
+    return Birth(birth.module, "unknown", first.name, birth.after, seen, unsure=why)
+
+
+def _scope(calls: Sequence[Call], first: Leaf) -> Callable[[Leaf], bool]:
+    """Which uncounted leaves could have carried the bad number to `first`.
+
+    A call that gave a bad output: its own inputs, and all inside it. A bad input: what the parent's own code
+    could have taken, that is its inputs and all that was called in it so far.
+    """
+    root = first.call if first.side == OUT else calls[first.call].parent
+
+    def inside(call: int) -> bool:
+        while call >= 0 and call != root:
+            call = calls[call].parent
+        return call == root
+
+    return lambda leaf: inside(leaf.call)
 
 
 def roles(calls: Sequence[Call], leaves: Sequence[Leaf]) -> list[str]:
@@ -106,7 +149,8 @@ def births(calls: Sequence[Call], leaves: Sequence[Leaf]) -> list[Birth]:
         if not leaf.bad or of_call[leaf.call] not in ("producer", "weights", "cache"):
             continue
         # What a parent's own code made shows in the child that takes it, before the parent's output.
-        birth = _birth_of(calls, first_inside.get(leaf.call, leaf) if leaf.side == OUT else leaf)
+        seen = first_inside.get(leaf.call, leaf) if leaf.side == OUT else leaf
+        birth = _with_doubt(_birth_of(calls, seen), calls, leaves, seen)
         found.setdefault((birth.module, birth.how), birth)
     return list(found.values())
 

@@ -7,6 +7,8 @@ comprehensions.
 
 from __future__ import annotations
 
+import math
+from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.batch import Batch, Label, Source, Written
 from lab.rooms.nan.watch.forward import CACHES, Forward
+from lab.rooms.nan.watch.leaves import SCALARS, is_cache
 from lab.rooms.nan.watch.pool import Picker, Pool, picker, skipped
 
 VERSION, DTYPE = attrgetter("_version"), attrgetter("dtype")
@@ -48,10 +51,16 @@ class Template:
     put_out: np.ndarray
     calls: list[list[Any]]
     cache_at: tuple[int, str] | None
+    floats: Picker  # numbers of Python, which are read again
+    unseen: Tally[tuple[int, str, str]]
+    num_bytes: int
+    fp8: bool
 
     @classmethod
     def of(cls, events: list[Any], forward: Forward, batch: Batch) -> Template | None:
         """A template of this forward; None if tensors lie deeper than a pool reaches or were overwritten."""
+        if batch.odd or batch.overwritten:
+            return None
         pool, sources = Pool.of(events)
         values, keys = pool.open(events)
         types = [*map(type, values)]
@@ -62,7 +71,8 @@ class Template:
             for source, at in sources.items()
             if at >= len(types) and not skipped(source)
         )
-        if batch.overwritten or deep or not {*batch.sources} <= sources.keys():
+        unread = (values[at] for source, at in sources.items() if not skipped(source))
+        if deep or not all(map(_is_plain, unread)) or not {*batch.sources} <= sources.keys():
             return None
         places = [sources[source] for source in batch.sources if source is not None]
         first_leaf = {u: n for n, u in reversed([*enumerate(batch.index)])}
@@ -93,6 +103,12 @@ class Template:
             batch.outputs(),
             forward.calls,
             next(cached, None),
+            picker(
+                [at for source, at in sources.items() if type(values[at]) is float and not skipped(source)]
+            ),
+            batch.unseen,
+            batch.bytes(),
+            batch.fp8,
         )
 
     def read(self, events: list[Any]) -> list[Any] | None:
@@ -119,13 +135,16 @@ class Template:
             return None
         if [*map(DTYPE, self.others(values))] != self.other_dtypes:
             return None
+        if not all(map(math.isfinite, self.floats(values))):
+            return None
         versions = [*map(VERSION, tensors)]
         if any(versions) and not self._noted(versions, written):
             return None
         batch = Batch(None)
         batch.tensors, batch.ever_written = tensors, len(versions) - versions.count(0)
         batch.labels, batch.leaf_call, batch.index = self.labels, self.leaf_call, self.index
-        batch.put_out = self.put_out
+        batch.put_out, batch.unseen, batch.num_bytes = self.put_out, self.unseen, self.num_bytes
+        batch.fp8 = self.fp8
         return batch
 
     def cache(self, events: list[Any]) -> Any:
@@ -134,6 +153,15 @@ class Template:
     def _noted(self, versions: list[int], written: Written) -> bool:
         """Whether everything that was ever written had been written before it passed."""
         return all(map(int.__eq__, versions, [written.get(leaf, 0) for leaf in self.first_leaves]))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether all that this value can hold is in the pool, or is no number."""
+    return (
+        isinstance(value, (Tensor, tuple, list, Mapping, float, *SCALARS))
+        or callable(value)
+        or is_cache(value)
+    )
 
 
 def _may_hold(value: Any) -> bool:

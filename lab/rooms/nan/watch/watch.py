@@ -7,6 +7,7 @@ counted together (`count`), and only if something is bad are the calls put into 
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from lab.core.words import plural
 from lab.errors import LabError, UsageError
-from lab.rooms.nan.watch.batch import Label
+from lab.rooms.nan.watch.batch import CACHE, Label
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
 from lab.rooms.nan.watch.explain import Explainer
 from lab.rooms.nan.watch.forward import Forward, Seen
-from lab.rooms.nan.watch.recorder import Recorder
+from lab.rooms.nan.watch.plain import FP8
+from lab.rooms.nan.watch.recorder import RECOMPUTE, Recorder
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step, Total
 from lab.rooms.nan.watch.totals import RunningTotals, add_counts
@@ -54,17 +57,20 @@ class Watch(Recorder):
     ) -> None:
         if on_bad not in ("keep", "raise") and not callable(on_bad):
             raise UsageError(f"invalid on_bad: {on_bad!r}", fix='use "keep", "raise" or a function of a Step')
-        _refuse_fused_or_copied(model)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if counter is None:
             self.counter, count, self.counter_reason = choose_counter(device)
         else:
             self.counter, count, self.counter_reason = counter, counter_named(counter), "asked for"
-        super().__init__(model, count, budget_bytes or _budget(device))
+        super().__init__(model, count, budget_bytes or _budget(device), patient=_may_wait(device, on_bad))
+        if "DataParallel" in {type(module).__name__ for module in self._modules}:
+            self.note("nn.DataParallel calls copies of the model, which are not seen: watch it on one GPU")
         self.on_bad, self.keep_rows, self.check_weights = on_bad, keep_rows, check_weights
-        self.steps: list[Step] = []
+        self.masked: Tally[str] = Tally()  # where minus infinity was taken for a mask
+        self.forwards = 0  # that were counted; `steps` may keep fewer
+        self.recomputed = 0  # forwards that repeated a checkpointed one; they are no steps of their own
+        self._steps: list[Step] = []
         self.weights: list[dict[str, Any]] = []
-        self._count = count
         self._explainer = Explainer(self._names, self._modules)
         self._totals: dict[tuple[str, tuple[Label, ...]], RunningTotals] = {}
         self._last: dict[str, RunningTotals] = {}  # by phase
@@ -81,10 +87,25 @@ class Watch(Recorder):
         self.detach()
 
     @property
+    def steps(self) -> list[Step]:
+        """One per forward of the whole model, all counted."""
+        self.settle()
+        return self._steps
+
+    @property
     def first(self) -> Birth | None:
-        """The first place where bad numbers were made; None while all is finite."""
+        """The first place where bad numbers were made; None while all is finite.
+
+        A first place that is unknown is corrected by the first later forward that shows it.
+        """
         step = self.first_step
-        return step.births[0] if step else None
+        if step is None:
+            return None
+        first = step.births[0]
+        if first.how != "unknown":
+            return first
+        later = (one.births[0] for one in self._steps if one.births and one.number > step.number)
+        return next((birth for birth in later if _explains(birth, first)), first)
 
     @property
     def first_step(self) -> Step | None:
@@ -92,11 +113,59 @@ class Watch(Recorder):
 
     @property
     def clean(self) -> bool:
-        return not any(step.bad_leaves for step in self.steps) and not self.weights
+        """Whether forwards were seen, all of them, and nothing in them or in the weights was bad."""
+        return self.status == "clean"
+
+    @property
+    def status(self) -> str:
+        """bad; nothing-seen if no forward was counted; partly-seen if something was not; clean."""
+        steps = self.steps
+        if any(step.bad_leaves for step in steps) or self.weights:
+            return "bad"
+        if not self.forwards + self.recomputed - self.failed:
+            return "nothing-seen"
+        return "partly-seen" if self.not_seen() else "clean"
+
+    def not_seen(self) -> list[str]:
+        """What was not seen, in sentences; caches, which are skipped by their role, are in `unseen` only."""
+        self.settle()
+        found = [f"{plural(times, 'forward')} not seen: {why}" for why, times in self.blind.items()]
+        if not self.called:
+            found.append("no call of this model was seen: is it compiled, or run by another object?")
+        if self.failed:
+            found.append(
+                f"{plural(self.failed, 'forward')} could not be counted: {'; '.join(self.notes[-3:])}"
+            )
+        if self.unknown:
+            found.append(f"{plural(self.unknown, 'tensor')} overwritten in place before being counted")
+        for (module, leaf, why), times in self.unseen.items():
+            if why != CACHE:
+                found.append(f"{leaf} of {module or 'the model itself'} not looked into: {why} ({times}x)")
+        return [*found, *self._inside_compiled()]
+
+    def never_called(self) -> list[str]:
+        """Modules that no call went to: unused, or run by `forward` directly or inside a compiled one."""
+        self.settle()
+        return [name for at, name in enumerate(self._names) if at not in self.called]
+
+    def _inside_compiled(self) -> list[str]:
+        """Compiled modules that were called: what is inside runs as one program and is seen as one."""
+        found = []
+        for at, module in enumerate(self._modules):
+            compiled = type(module).__name__ == "OptimizedModule" or getattr(
+                module, "_compiled_call_impl", None
+            )
+            fused = compiled is not False and compiled is not None and at in self.called
+            inside = sum(1 for _ in module.modules()) - 1
+            if (fused or (isinstance(module, torch.jit.ScriptModule) and at in self.called)) and inside:
+                name = self._names[at] or "the model itself"
+                found.append(f"{plural(inside, 'module')} inside the compiled {name}, seen as one")
+        return found
 
     def totals(self) -> list[Total]:
         """All calls, summed by module, side, leaf and phase."""
         found: dict[tuple[int, int, str, str], Total] = {}
+        self.settle()
         for part in self._totals.values():
             for at, (module, side, leaf) in enumerate(part.labels):
                 key = (module, side, leaf, part.phase)
@@ -114,33 +183,55 @@ class Watch(Recorder):
                     total.first_bad_step = bad_step
         return list(found.values())
 
-    def next_number(self) -> int:
-        return len(self.steps)
-
     def take(self, forward: Forward, seen: Seen) -> None:
-        """Turn a forward into the next step."""
+        """Turn a forward into the next step; a clean recomputation is none."""
         step = Step(forward.number, forward.phase, forward.query_length)
-        bad = None
-        if np.count_nonzero(seen.counts[:, :3]):
-            bad = np.append(seen.counts[:, :3].sum(axis=1) > 0, False)[seen.index]  # -1 takes the added False
+        forward.step = step
+        bad, masked = self._explainer.bad_leaves(seen)
+        if any(batch.fp8 for batch in seen.batches):
+            self._note_saturated(seen)
+        self.masked.update(masked)
+        self.forwards += forward.phase != RECOMPUTE
+        if forward.phase == RECOMPUTE:
+            self.recomputed += 1
+            if bad is None:
+                return
+        if bad is not None:
             step.bad_leaves = int(bad.sum())
-            self._explainer.explain(step, forward, seen, bad, self.steps)
+            self._explainer.explain(step, forward, seen, bad, self._steps, self._count)
         first_of_phase = forward.phase not in self._last
         self._sum_up(step, seen, bad)
         if (bad is not None and self._kept < MOST_KEPT) or (self.keep_rows and first_of_phase):
             self._kept += 1
             step.rows = self._explainer.rows(forward, seen, bad)
-        self.steps.append(step)
+        self._steps.append(step)
+        self.stepped(step, forward)
 
-    def react(self) -> None:
+    def _note_saturated(self, seen: Seen) -> None:
+        """A float8 tensor that holds its largest number: since torch 2.12 a cast of infinity gives it."""
+        limits = {dtype: torch.finfo(dtype).max for dtype in FP8}
+        for u, (_, dtype) in enumerate(seen.shapes()):
+            if dtype in limits and seen.counts[u, 4] == limits[dtype]:
+                at, _, leaf = seen.labels[int(np.flatnonzero(seen.index == u)[0])]
+                name, kind = self._names[at] or "the model itself", str(dtype)[6:]
+                self.note(
+                    f"{leaf} of {name} holds {kind}'s largest number, {limits[dtype]:g}: a cast may saturate"
+                )
+
+    def stepped(self, step: Step, forward: Forward) -> None:
+        """A hook for those who want each step as it is counted."""
+
+    def react(self, forward: Forward) -> None:
         """The model's call has ended without an exception: stop or call back if it went bad."""
-        step = self.steps[-1]
-        if step.bad_leaves and self.on_bad == "raise":
+        step = forward.step
+        if step is None or not step.bad_leaves:
+            return
+        if self.on_bad == "raise":
             place = step.births[0].place if step.births else "at an unknown place"
             raise NonFiniteError(
                 f"NaN or infinity first seen {place}", where=f"step {step.number} ({step.phase})"
             )
-        if step.bad_leaves and callable(self.on_bad):
+        if callable(self.on_bad):
             self.on_bad(step)
 
     def _sum_up(self, step: Step, seen: Seen, bad: np.ndarray | None) -> None:
@@ -156,6 +247,15 @@ class Watch(Recorder):
         part.add(step, seen, bad)
 
 
+def _explains(birth: Birth, unknown: Birth) -> bool:
+    """Whether a known birth lies where the unknown one must: in the same module, around it or inside it."""
+    one, other = birth.module, unknown.module
+    related = (
+        one == other or not one or not other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+    )
+    return birth.how != "unknown" and related
+
+
 def _budget(device: torch.device) -> int:
     """A quarter of the free memory, at most 4 GiB."""
     if device.type == "cuda":
@@ -164,15 +264,6 @@ def _budget(device: torch.device) -> int:
     return 1 << 30
 
 
-def _refuse_fused_or_copied(model: nn.Module) -> None:
-    """Raises UsageError for models whose modules do not run as Python calls one by one."""
-    kinds = {type(module).__name__ for module in model.modules()}
-    if isinstance(model, torch.jit.ScriptModule) or "OptimizedModule" in kinds:
-        raise UsageError(
-            "a compiled model cannot be watched: its modules are fused into one program",
-            fix="watch the model before torch.compile or torch.jit",
-        )
-    if "DataParallel" in kinds:
-        raise UsageError(
-            "nn.DataParallel copies the model for every call", fix="watch the model inside it, on one GPU"
-        )
+def _may_wait(device: torch.device, on_bad: Any) -> bool:
+    """Whether counts may wait for those of the next forwards: on a CPU, if nobody reacts to them at once."""
+    return device.type == "cpu" and on_bad == "keep"

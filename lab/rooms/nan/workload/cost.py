@@ -26,10 +26,12 @@ def overhead(model: Any, ids: Tensor, mask: Tensor, repeats: int, counter: str) 
     low_percent and high_percent are the quartiles of the neighbours' ratios.
     """
     plain, watched = Times(), Times()
-    for repeat in range(repeats + 1):
-        _one_round(model, ids, mask, plain if repeat else Times())
-        with Watch(model, counter=counter, keep_rows=False, check_weights=False):
-            _one_round(model, ids, mask, watched if repeat else Times())
+    with Watch(model, counter=counter, keep_rows=False, check_weights=False) as watch:
+        watch.step_aside()
+        for repeat in range(repeats + 1):
+            _one_round(model, ids, mask, plain if repeat else Times())
+            with watch.stepping_in():
+                _one_round(model, ids, mask, watched if repeat else Times())
     found: dict[str, Any] = {"repeats": repeats, "counter": counter, "prompt_tokens": int(ids.shape[1])}
     for phase in ("prefill", "decode"):
         before, after = (statistics.median(getattr(times, phase)) for times in (plain, watched))

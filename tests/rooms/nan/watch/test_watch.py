@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import lab.nan  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
@@ -106,10 +107,80 @@ def test_the_guard_may_be_a_function():
     assert [step.number for step in seen] == [0]
 
 
-def test_what_cannot_be_watched_is_refused_in_words():
-    with pytest.raises(UsageError, match="copies the model"):
-        lab.nan.watch(nn.DataParallel(Body()))
-    with pytest.raises(UsageError, match="compiled model"):
-        lab.nan.watch(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)))
+def test_an_invalid_reaction_is_refused():
     with pytest.raises(UsageError, match="on_bad"):
         lab.nan.watch(Body(), on_bad="stop")
+
+
+def test_a_watch_that_saw_nothing_is_not_clean():
+    with lab.nan.watch(Body()) as w:
+        pass
+    assert w.status == "nothing-seen" and not w.clean
+
+
+def test_modules_that_were_never_called_are_listed():
+    body = Body()
+    body.spare = nn.Linear(1, 1)
+    assert watched(body, torch.ones(1, 4)).never_called() == ["spare"]
+
+
+class Residual(nn.Module):
+    """As in Hugging Face's ResNet: the sum goes into the layer's own output."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.shortcut, self.activation = nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x):
+        hidden, residual = self.layer(x), self.shortcut(x)
+        hidden += residual * float("inf")
+        return self.activation(hidden)
+
+
+def test_an_overflow_of_an_in_place_residual_is_named_in_the_first_forward():
+    model = nn.Sequential(Residual(), nn.Linear(4, 4))
+    for _ in range(2):
+        w = watched(model, torch.ones(1, 4))
+        assert w.first.place == "in 0, after shortcut, before activation"
+
+
+def test_a_sum_in_place_that_begins_late_is_unknown_and_never_accuses_who_took_it():
+    class Late(Residual):
+        late = False
+
+        def forward(self, x):
+            hidden, residual = self.layer(x), self.shortcut(x)
+            if self.late:
+                hidden += residual * float("inf")
+            return self.activation(hidden)
+
+    model = Late()
+    with torch.no_grad(), lab.nan.watch(model) as w:
+        for model.late in (False, False, True, True, True):
+            model(torch.ones(1, 4))
+    assert [len(step.births) > 0 for step in w.steps] == [False, False, True, True, True]
+    assert w.steps[2].births[0].how == "unknown" and "overwritten" in w.steps[2].births[0].unsure
+    assert w.first.place == "in the model itself, after shortcut, before activation", (
+        "corrected by later evidence"
+    )
+
+
+def test_weights_that_went_bad_after_the_first_look_are_named_as_weights():
+    body = Body()
+    with lab.nan.watch(body) as w, torch.no_grad():
+        body(torch.ones(1, 4))
+        body.second.weight[0, 0] = float("nan")
+        body(torch.ones(1, 4))
+    assert (w.first.module, w.first.how) == ("second", "weights")
+
+
+def test_a_checkpoints_recomputation_is_no_forward_of_its_own():
+    class Saves(Body):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    model = Saves()
+    with lab.nan.watch(model) as w:
+        for _ in range(3):
+            model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    assert len(w.steps) == 3 and w.recomputed > 0 and w.clean

@@ -1,0 +1,194 @@
+"""Gradients at module borders: what lies between the last clean gradient and the first bad one.
+
+A hook on the autograd node of each module output takes the gradient that enters it. Only nodes are hooked, no
+tensors, so that nothing is left on what the program can copy or save.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.rooms.nan.guard.gradients import Collector, Taken
+from lab.rooms.nan.watch.batch import Batch
+from lab.rooms.nan.watch.forward import Forward
+from lab.rooms.nan.watch.roles import IN, OUT
+from lab.rooms.nan.watch.unseen_by_compile import hidden
+
+_current_node = getattr(torch._C, "_current_autograd_node", None)
+MOST_PLANS = 16
+MOST_NODES = 200_000  # of a graph that is searched for the uses of a tensor
+
+
+@dataclass(frozen=True)
+class Border:
+    """One tensor that a module put out. It must not hold its node: the node's hook holds the border."""
+
+    producer: str
+    parent: str  # of the producer: its own code may use the tensor too
+    consumers: tuple[str, ...]  # modules that took it, the outermost first
+    root_leaf: str | None  # the name it has among the model's own outputs
+    output_nr: int
+    saved: Any  # of its forward, for a replay
+
+
+@dataclass
+class Entered:
+    """A gradient that entered a module's output."""
+
+    border: Border
+    node: Any
+    clean: bool | None = None
+
+
+class Borders:
+    """The borders that backward has crossed in the current step."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self.names: list[str] = []
+        self.ended = False
+        self._entered_: list[Entered] = []
+        self._forgotten = 0
+        self._plans: dict[int, tuple[list[Any], list[tuple[int, Border]]]] = {}
+
+    def attach(self, forward: Forward, batch: Batch) -> None:
+        """Hook the nodes of what modules put out in these tensors."""
+        for u, border in self._plan(forward, batch):
+            tensor = batch.tensors[u]
+            node = tensor.grad_fn
+            if node is not None:
+                number = tensor.output_nr
+                kept = border if number == border.output_nr else replace(border, output_nr=number)
+                self._hook(tensor, node, kept)
+
+    def _plan(self, forward: Forward, batch: Batch) -> list[tuple[int, Border]]:
+        """(place among the tensors, border) of each output; forwards read by one template share theirs."""
+        key = id(batch.labels)
+        if forward.saved is None and key in self._plans and self._plans[key][0] is batch.labels:
+            return self._plans[key][1]
+        users: dict[int, list[int]] = {}
+        for leaf, u in enumerate(batch.index):
+            if u >= 0 and batch.tensors[u].requires_grad:
+                users.setdefault(int(u), []).append(leaf)
+        plan = []
+        for u, found in users.items():
+            outs = [leaf for leaf in found if batch.labels[leaf][1] == OUT]
+            if outs:
+                takers = [leaf for leaf in found if batch.labels[leaf][1] == IN]
+                plan.append((u, self._border(forward, batch, outs, takers, batch.tensors[u])))
+        if forward.saved is None and torch.is_grad_enabled() and isinstance(batch.index, np.ndarray):
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            self._plans[key] = batch.labels, plan
+        return plan
+
+    def _border(
+        self, forward: Forward, batch: Batch, outs: list[int], takers: list[int], tensor: Tensor
+    ) -> Border:
+        at, call = batch.labels[outs[0]][0], batch.leaf_call[outs[0]]
+        parent = forward.calls[call][1]
+        again = forward.phase == "recompute"
+        roots = [leaf for leaf in outs if forward.calls[batch.leaf_call[leaf]][1] < 0 and not again]
+        return Border(
+            self.names[at],
+            self.names[forward.calls[parent][0]] if parent >= 0 else self.names[at],
+            tuple(self.names[batch.labels[leaf][0]] for leaf in takers),
+            batch.labels[roots[0]][2] if roots else None,
+            tensor.output_nr,
+            forward.saved if roots else None,
+        )
+
+    def _hook(self, tensor: Tensor, node: Any, border: Border) -> None:
+        register = getattr(node, "register_prehook", None)
+        if register is not None:
+            register(lambda grads: self._entered(border, grads[border.output_nr]))
+        else:  # torch before 2.0
+            tensor.register_hook(lambda grad: self._entered(border, grad))  # type: ignore[no-untyped-call]
+
+    @hidden
+    def _entered(self, border: Border, grad: Any) -> None:
+        """A gradient enters a module's output; called by autograd, so nothing may be raised."""
+        if self.ended or not isinstance(grad, Tensor):
+            return
+        try:
+            grad = grad.detach()
+            node = _current_node() if _current_node is not None else None
+            self._entered_.append(Entered(border, node))
+            self._collector.take("act_grads", self._forgotten + len(self._entered_) - 1, grad)
+            self._collector.flush_when_backward_ends()
+            if border.saved is not None:
+                border.saved.gradients[border.root_leaf] = grad
+        except Exception as error:  # a note, never an exception inside autograd
+            why = f"{type(error).__name__}: {error}"[:200]
+            self._collector.unread[why] = self._collector.unread.get(why, 0) + 1
+
+    def step_ended(self) -> None:
+        """All counts of the step are in: let go of its nodes, which backward has already emptied."""
+        self._forgotten += len(self._entered_)
+        self._entered_.clear()
+
+    @property
+    def held(self) -> int:
+        return len(self._entered_)
+
+    def learn(self, taken: Sequence[Taken], rows: np.ndarray) -> None:
+        """Which gradients at borders were clean."""
+        for one, row in zip(taken, rows, strict=True):
+            if one.stage == "act_grads" and (entered := self._of(one)) is not None:
+                entered.clean = bool(row[0] >= 0 and row[:3].sum() == 0)
+
+    def place(self, one: Taken) -> tuple[str, str, str, str]:
+        """(stage, module, place, why unsure) of a bad gradient at a border."""
+        entered = self._of(one)
+        if entered is None:
+            return "act_grads", "", "in backward", "its step was over when it was counted"
+        border = entered.border
+        uses = self._uses(entered)
+        if border.root_leaf is not None and uses <= 0 and not border.consumers:
+            return "loss", "", "in the loss: the gradient that enters the model is bad, its output is not", ""
+        module = border.consumers[-1] if border.consumers else border.parent
+        if uses == 1 and border.root_leaf is None:
+            of = f"the gradient of {_named(border.producer)}'s output"
+            return "act_grads", module, f"in backward of {_named(module)}: first seen in {of}", ""
+        outer = border.consumers[0] if border.consumers else border.parent
+        how = f"is used in {uses} places" if uses > 1 else "may be used elsewhere too"
+        takers = ", ".join(map(_named, dict.fromkeys(border.consumers))) or "none that is a module"
+        unsure = f"{_named(border.producer)}'s output {how} (taken by: {takers}); a replay names the operator"
+        return (
+            "act_grads",
+            outer,
+            f"in backward, between {_named(outer)} and {_named(border.producer)}",
+            unsure,
+        )
+
+    def _of(self, one: Taken) -> Entered | None:
+        at = one.key - self._forgotten
+        return self._entered_[at] if 0 <= at < len(self._entered_) else None
+
+    def _uses(self, entered: Entered) -> int:
+        """How many nodes of the step's graphs take this output; -1 if that cannot be told."""
+        if entered.node is None:
+            return -1
+        found, met = 0, set[Any]()
+        todo = deque(one.node for one in self._entered_ if one.border.root_leaf is not None)
+        while todo and len(met) < MOST_NODES:
+            node = todo.popleft()
+            if node in met:
+                continue
+            met.add(node)
+            for after, number in node.next_functions:
+                if after is not None:
+                    found += after is entered.node and number == entered.border.output_nr
+                    todo.append(after)
+        return found if entered.node in met else -1
+
+
+def _named(module: str) -> str:
+    return module or "the model itself"

@@ -1,0 +1,103 @@
+"""The guard in Hugging Face's Trainer and in PyTorch Lightning.
+
+    Trainer(..., callbacks=[hugging_face_callback()])
+    lightning.Trainer(..., callbacks=[lightning_callback()])
+
+Both begin when training begins and end when it ends, or when it breaks off. Neither library is imported
+before its callback is made; what the callback needs of it is a class to inherit from, and names of events.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from lab.errors import MissingError
+from lab.rooms.nan.guard.guard import Guard
+
+
+class _Guards:
+    """One guard over one training."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.guard: Guard | None = None
+
+    def begin(self, model: Any, optimizers: Any, scaler: Any) -> None:
+        if self.guard is None and model is not None:
+            self.guard = Guard(model, optimizers or None, scaler, **self.options).__enter__()
+
+    def end(self) -> None:
+        if self.guard is not None:
+            self.guard.__exit__(None, None, None)
+
+
+def hugging_face_callback(**options: Any) -> Any:
+    """A `TrainerCallback`; its `guard` has the findings. Options as for `nan.guard`.
+
+    Raises MissingError without transformers.
+    """
+    base = _base(("transformers",), "TrainerCallback")
+
+    class GuardCallback(base):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            self._guards = _Guards(options)
+
+        @property
+        def guard(self) -> Guard | None:
+            return self._guards.guard
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            # The optimizer is met by the weights it updates: accelerate wraps it, and may do so later.
+            self._guards.begin(kwargs.get("model"), None, None)
+            if self._guards.guard is not None:
+                self._guards.guard.meets_scalers = True
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self._guards.end()
+
+    return GuardCallback()
+
+
+def lightning_callback(**options: Any) -> Any:
+    """A Lightning `Callback`; its `guard` has the findings. Options as for `nan.guard`.
+
+    Raises MissingError without lightning or pytorch_lightning.
+    """
+    base = _base(("lightning.pytorch", "pytorch_lightning"), "Callback")
+
+    class GuardCallback(base):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            self._guards = _Guards(options)
+
+        @property
+        def guard(self) -> Guard | None:
+            return self._guards.guard
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            plugin = getattr(trainer, "precision_plugin", None) or getattr(trainer, "precision", None)
+            self._guards.begin(
+                pl_module, list(getattr(trainer, "optimizers", ())), getattr(plugin, "scaler", None)
+            )
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            self._guards.end()
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            self._guards.end()
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            self._guards.end()
+
+    return GuardCallback()
+
+
+def _base(modules: tuple[str, ...], name: str) -> Any:
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+    raise MissingError(
+        f"none of {', '.join(modules)} is installed here", fix=f"pip install {modules[0].split('.')[0]}"
+    )

@@ -1,0 +1,194 @@
+"""Before the NaN: how much of a format's range is used, what a narrower one would lose, and the trend.
+
+A class is (activation | gradient | weight | optimizer, dtype). Its largest magnitude is known at every step
+from the counts; the shares come from a sample every few steps. They are of the values BEFORE a cast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.rooms.nan.watch.quiet import quiet
+
+# largest, least normal, least subnormal number
+FORMATS = {
+    "float16": (65504.0, 2.0**-14, 2.0**-24),
+    "bfloat16": (3.3895313892515355e38, 2.0**-126, 2.0**-133),
+    "float8_e4m3fn": (448.0, 2.0**-6, 2.0**-9),
+    "float8_e5m2": (57344.0, 2.0**-14, 2.0**-16),
+}
+CLASS = {
+    "forward": "activation",
+    "act_grads": "gradient",
+    "param_grads": "gradient",
+    "weights_after": "weight",
+    "opt_state": "optimizer",
+}
+STAGE = {
+    "activation": "forward",
+    "gradient": "param_grads",
+    "weight": "weights_after",
+    "optimizer": "opt_state",
+}
+SAMPLE = 4096  # values of one tensor
+MOST_TENSORS = 512
+KEPT = 256  # steps of the trend
+LEAST_POINTS, LEAST_FIT, MOST_AHEAD = 12, 0.9, 1000
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What a cast to one format would do to a sample of one class."""
+
+    format: str
+    overflow: float
+    underflow: float  # of the values that are not zero
+    subnormal: float
+    saturated: float  # already at the largest number, if this is the values' own format
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A straight line through log2 of the largest magnitude; only if it fits."""
+
+    bits_per_step: float
+    fit: float  # r squared
+    steps_left: dict[str, float]  # by format: until its largest number is passed
+
+
+class Headroom:
+    """Follows the largest magnitudes of each class and samples shares every `every` steps (0: never)."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.peaks: dict[tuple[str, str], float] = {}
+        self.shares: dict[tuple[str, str], list[Shares]] = {}
+        self._now: dict[tuple[str, str], float] = defaultdict(float)
+        self._points: dict[tuple[str, str], deque[tuple[int, float]]] = defaultdict(
+            lambda: deque(maxlen=KEPT)
+        )
+
+    def met(self, stage: str, dtype: str, largest: float) -> None:
+        """A tensor of this stage and type passed, with this largest finite magnitude."""
+        if stage in CLASS and largest > 0:
+            key = CLASS[stage], dtype
+            self._now[key] = max(self._now[key], largest)
+
+    def met_all(self, of: Sequence[tuple[str, torch.dtype]], largest: np.ndarray) -> None:
+        """Many tensors of these stages and types at once."""
+        groups: dict[tuple[str, torch.dtype], float] = {}
+        for key, one in zip(of, largest.tolist(), strict=True):
+            if one > groups.get(key, 0.0):
+                groups[key] = one
+        for (stage, dtype), one in groups.items():
+            self.met(stage, str(dtype)[6:], one)
+
+    def due(self, step: int) -> bool:
+        """Whether shares are sampled in this step."""
+        return bool(self.every) and step % self.every == 0
+
+    def step_ends(self, guard: Any, states: Iterable[Tensor]) -> None:
+        """A step is over: add its point, and sample weights and gradients now and then."""
+        for key, largest in self._now.items():
+            self.peaks[key] = max(self.peaks.get(key, 0.0), largest)
+            self._points[key].append((guard.step, math.log2(largest)))
+        self._now.clear()
+        if self.due(guard.step):
+            self.sample("optimizer", states)
+            self.sample("weight", guard.model.parameters())
+            self.sample("gradient", (one.grad for one in guard.model.parameters() if one.grad is not None))
+
+    def sample(self, kind: str, tensors: Iterable[Tensor]) -> None:
+        """Shares of a strided sample of each tensor."""
+        by_type: dict[str, list[Tensor]] = defaultdict(list)
+        for tensor in list(tensors)[:MOST_TENSORS]:
+            local = getattr(tensor, "_local_tensor", tensor)
+            if local.layout is torch.strided and local.is_floating_point() and local.numel():
+                by_type[str(local.dtype)[6:]].append(local)
+        for dtype, some in by_type.items():
+            values = quiet(_sampled, some)
+            self.shares[kind, dtype] = quiet(partial(shares_of, dtype=dtype), values)
+            self.met(STAGE[kind], dtype, float(values.amax()))
+
+    def trend(self, key: tuple[str, str]) -> Trend | None:
+        """The trend of a class; None if there are too few points or no line fits them."""
+        return trend_of(self._points.get(key, ()))
+
+    def sentences(self) -> list[str]:
+        """What is near the edge of a format, or on its way there."""
+        found = []
+        for key in self.peaks:
+            kind, dtype = key
+            if dtype in FORMATS and self.peaks[key] > FORMATS[dtype][0] / 2:
+                left = math.log2(FORMATS[dtype][0] / self.peaks[key])
+                found.append(
+                    f"{kind} in {dtype}: largest {self.peaks[key]:.4g}, {left:.1f} bits below its limit"
+                )
+            trend = self.trend(key)
+            for name, steps in (trend.steps_left if trend else {}).items():
+                if trend is not None:
+                    found.append(
+                        f"{kind} ({dtype}) leaves {name} in about {steps:.0f} steps at this slope "
+                        f"({trend.bits_per_step:+.3f} bits per step, r2 {trend.fit:.2f})"
+                    )
+        return found
+
+
+def _sampled(tensors: Sequence[Tensor]) -> Tensor:
+    parts = []
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        parts.append(flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].float())
+    values = torch.cat(parts).abs()
+    return values[torch.isfinite(values)] if bool(torch.isfinite(values).any()) else values.new_zeros(1)
+
+
+def shares_of(values: Tensor, dtype: str) -> list[Shares]:
+    """Shares of `values` (magnitudes, float32) that each format would lose; zeros underflow nowhere."""
+    count = values.numel()
+    nonzero = values[values > 0]
+    found = []
+    for name, (largest, normal, least) in FORMATS.items():
+        over = float((values > largest).sum()) / count
+        under = float((nonzero <= least / 2).sum()) / max(nonzero.numel(), 1)
+        low = float(((nonzero > least / 2) & (nonzero < normal)).sum()) / max(nonzero.numel(), 1)
+        at_edge = float((values >= largest).sum()) / count if name == dtype else 0.0
+        found.append(Shares(name, over, under, low, at_edge))
+    return found
+
+
+def trend_of(points: Iterable[tuple[int, float]]) -> Trend | None:
+    """A line through (step, log2 of the largest), only if it fits, rises, and is told from noise."""
+    known = list(points)
+    if len(known) < LEAST_POINTS:
+        return None
+    steps = [float(step) for step, _ in known]
+    bits = [value for _, value in known]
+    mean_step, mean_bits = sum(steps) / len(steps), sum(bits) / len(bits)
+    across = sum((one - mean_step) ** 2 for one in steps)
+    total = sum((one - mean_bits) ** 2 for one in bits)
+    if across == 0 or total == 0:
+        return None
+    slope = sum((s - mean_step) * (b - mean_bits) for s, b in zip(steps, bits, strict=True)) / across
+    rest = sum((b - mean_bits - slope * (s - mean_step)) ** 2 for s, b in zip(steps, bits, strict=True))
+    fit = 1 - rest / total
+    error = math.sqrt(rest / (len(known) - 2) / across)
+    if fit < LEAST_FIT or slope <= 4 * error or slope < 1e-4:
+        return None
+    now = mean_bits + slope * (steps[-1] - mean_step)
+    left = {
+        name: (math.log2(largest) - now) / slope
+        for name, (largest, _, _) in FORMATS.items()
+        if now < math.log2(largest)
+    }
+    near = {name: steps for name, steps in left.items() if steps <= MOST_AHEAD}
+    return Trend(slope, fit, near)

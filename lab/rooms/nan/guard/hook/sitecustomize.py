@@ -1,0 +1,62 @@
+"""Starts the NaN guard in a Python program that knows nothing of it; first on PYTHONPATH, so Python runs it.
+
+Only `LAB_NAN_GUARD` (the folder for the records) makes it do anything, and only once the program imports
+torch: then `lab.rooms.nan.guard.auto.start` meets models as they are called. Whatever sitecustomize the
+program's own environment has runs too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import Any
+
+
+def _chain() -> None:
+    """Run the sitecustomize that this one hides."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    for folder in sys.path:
+        path = os.path.join(folder or os.curdir, "sitecustomize.py")
+        if os.path.abspath(folder or os.curdir) != here and os.path.isfile(path):
+            spec = importlib.util.spec_from_file_location("lab_hidden_sitecustomize", path)
+            if spec is not None and spec.loader is not None:
+                spec.loader.exec_module(importlib.util.module_from_spec(spec))
+            return
+
+
+class _AfterTorch:
+    """Finds torch as everybody else does, and starts the guard when it is loaded."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            load = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                load(module)
+                _start()
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def _start() -> None:
+    root = os.environ.get("LAB_NAN_ROOT")
+    try:
+        if root and root not in sys.path:
+            sys.path.append(root)
+        from lab.rooms.nan.guard.auto import start
+
+        start(os.environ["LAB_NAN_GUARD"], os.environ.get("LAB_NAN_ON_BAD", "keep"))
+    except Exception as error:  # the program comes first; without a record the run is not clean
+        print(f"lab: the NaN guard could not start: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+if os.environ.get("LAB_NAN_GUARD"):
+    sys.meta_path.insert(0, _AfterTorch())
+_chain()

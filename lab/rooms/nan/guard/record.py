@@ -1,0 +1,86 @@
+"""The compact record of one rank: what `lab nan analyze` joins into one page."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lab.rooms.nan.guard.ranks import rank, world
+
+FORMAT = 1
+NAME = "guard_rank{rank}{more}.json"
+
+
+def record(guard: Any) -> dict[str, Any]:
+    """The guard's findings as plain values. Raises nothing that the guard itself does not."""
+    status, first = guard.status, guard.first
+    headroom = guard.headroom
+    return {
+        "format": FORMAT,
+        "ended": guard._ended,
+        "model": type(guard.model).__name__,
+        "rank": rank(),
+        "world": world(),
+        "host": socket.gethostname(),
+        "torch": str(torch.__version__),
+        "strategy": guard.strategy.name,
+        "counter": guard.counter,
+        "status": status,
+        "updates": guard.step,
+        "skipped_steps": guard._skipped_steps,
+        "first": first.as_dict() if first is not None else None,
+        "sentence": guard.sentence(),
+        "steps": [
+            {"step": step.number, "events": [event.as_dict() for event in step.events]}
+            for step in guard.steps[:16]
+        ],
+        "seen": dict(guard.seen)
+        | {"forwards": guard.watch.forwards, "modules_called": len(guard.watch.called)},
+        "not_seen": guard.not_seen()[:50],
+        "alarm": guard.scaling.alarm(),
+        "notes": [*guard.notes, *guard.watch.notes][:50],
+        "headroom": [
+            {
+                "class": kind,
+                "dtype": dtype,
+                "largest": peak,
+                "shares": [vars(one) for one in headroom.shares.get((kind, dtype), ())],
+            }
+            for (kind, dtype), peak in headroom.peaks.items()
+        ],
+        "headroom_sentences": headroom.sentences(),
+    }
+
+
+def write(guard: Any, folder: str | Path) -> Path:
+    """Write this rank's record into `folder`, whole or not at all. Raises OSError."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / NAME.format(rank=rank(), more=f"_{guard.index}" if guard.index else "")
+    text = json.dumps(_finite(record(guard)), indent=1, allow_nan=False)
+    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: such a number is a string."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return value

@@ -1,0 +1,345 @@
+"""Run a bad step again to name its operator: the first one whose inputs are finite and whose output is not.
+
+Before the update, with the inputs kept by reference, the random numbers of then, and the buffers put back
+afterwards. Weights are not touched, gradients are not accumulated. A backward operator is found in the
+gradients of the model's outputs, which were kept as they entered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lab.rooms.nan.guard.events import Op
+from lab.rooms.nan.watch.lane import ASIDE, EVERYTHING
+from lab.rooms.nan.watch.leaves import leaves
+from lab.rooms.nan.watch.plain import as_counted
+
+try:
+    from torch.utils._python_dispatch import TorchDispatchMode
+except ImportError:  # torch 1.12 has it in another shape
+    TorchDispatchMode = None  # type: ignore[assignment,misc]
+
+# These give memory as it is, whatever was in it before.
+UNWRITTEN = (
+    "empty",
+    "new_empty",
+    "resize",
+    "set_",
+    "alias",
+    "detach",
+    "_unsafe_view",
+    "_to_copy_placeholder",
+)
+MOST_BUFFER_BYTES = 256 << 20
+_sequence = getattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr", None)
+_current_node = getattr(torch._C, "_current_autograd_node", None)
+
+
+@dataclass
+class Saved:
+    """What it takes to run a forward again."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    versions: list[tuple[Tensor, int]]
+    random: Any
+    buffers: list[tuple[Tensor, Tensor]]
+    autocast: Any
+    grad: bool
+    gradients: dict[str, Tensor] = field(default_factory=dict)  # by the name among the outputs
+
+
+def save(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved:
+    """Inputs by reference, random numbers and buffers by value."""
+    inputs = [
+        leaf
+        for value in (*args, *kwargs.values())
+        for _, leaf in leaves(value, "")
+        if isinstance(leaf, Tensor)
+    ]
+    inputs += [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    buffers = list(module.buffers())
+    if sum(one.numel() * one.element_size() for one in buffers) > MOST_BUFFER_BYTES:
+        buffers = []
+    return Saved(
+        module,
+        args,
+        kwargs,
+        [(one, one._version) for one in inputs if not one.is_inference()],
+        _random_now(),
+        [(one, one.detach().clone()) for one in buffers],
+        _autocast_now(),
+        torch.is_grad_enabled(),
+    )
+
+
+def forward_op(saved: Saved, watch: Any, scope: str) -> tuple[Op | None, str]:
+    """(operator, why none) of the first bad number that the forward makes inside the module `scope`."""
+    if why := _not_repeatable(saved):
+        return None, why
+    found = [_forward_once(saved, watch, scope) for _ in range(2)]
+    if found[0] is None and found[1] is None:
+        return None, "run again, the forward stays finite: a race, a hardware fault, or another random number"
+    if found[0] is None or found[1] is None or found[0].name != found[1].name:
+        return None, "run again twice, the forward fails in different ways: transient"
+    return _with_times(found[0], 2), ""
+
+
+def _forward_once(saved: Saved, watch: Any, scope: str) -> Op | None:
+    with _again(saved, watch) as path, torch.set_grad_enabled(saved.grad):
+        finder = _Finder(watch, path, scope)
+        with finder:
+            saved.module(*saved.args, **saved.kwargs)
+    return finder.found()
+
+
+def backward_op(saved: Saved, watch: Any, _borders: Any) -> tuple[Op | None, str]:
+    """(operator, why none) of the first bad number that backward makes from the gradients it was given."""
+    if why := _not_repeatable(saved):
+        return None, why
+    if not saved.gradients or not saved.grad:
+        return None, "no gradient entered this forward's outputs"
+    with _again(saved, watch) as path, torch.enable_grad():
+        forward = _Finder(watch, path, "")
+        with forward, torch.autograd.set_detect_anomaly(True, check_nan=False):
+            outputs = saved.module(*saved.args, **saved.kwargs)
+        known = {
+            name: leaf for name, leaf in _outputs(outputs) if name in saved.gradients and leaf.requires_grad
+        }
+        if not known:
+            return None, "the outputs that took gradients were not found again"
+        inputs: list[Tensor] = [one for one in saved.module.parameters() if one.requires_grad]
+        inputs += [one for one, _ in saved.versions if one.requires_grad and one.is_leaf]
+        backward = _Finder(watch, path, "", modules=forward.modules)
+        with backward, torch.autograd.set_detect_anomaly(True, check_nan=False):
+            torch.autograd.grad(
+                list(known.values()), inputs, [saved.gradients[name] for name in known], allow_unused=True
+            )
+    op, earlier = backward.found(), forward.found()
+    if op is None:
+        return None, "run again, backward stays finite"
+    # What the same code made in forward, and swallowed before any module could show it, came first.
+    return (earlier if earlier is not None and earlier.module == op.module else op), ""
+
+
+def _outputs(value: Any) -> list[tuple[str, Tensor]]:
+    name = "" if isinstance(value, dict) or hasattr(value, "keys") else "output"
+    return [(name, leaf) for name, leaf in leaves(value, name, given=False) if isinstance(leaf, Tensor)]
+
+
+def _not_repeatable(saved: Saved) -> str:
+    if TorchDispatchMode is None or _sequence is None:
+        return f"torch {torch.__version__} cannot look at operators"
+    if any(one._version != version for one, version in saved.versions):
+        return "the inputs were overwritten since"
+    return ""
+
+
+@contextlib.contextmanager
+def _again(saved: Saved, watch: Any) -> Iterator[list[int]]:
+    """The state of then; afterwards the state of now. Gives the stack of modules."""
+    now, buffers = _random_now(), [(one, one.detach().clone()) for one, _ in saved.buffers]
+    lane = watch._lanes.lane
+    before = lane.mode
+    lane.mode, lane.path = ASIDE, []
+    try:
+        _set_random(saved.random)
+        _put_back(saved.buffers)
+        with contextlib.ExitStack() as stack:
+            for device, dtype, enabled in saved.autocast:
+                if enabled:
+                    stack.enter_context(torch.autocast(device, dtype=dtype))
+            _force_eager(stack)
+            yield lane.path
+    finally:
+        lane.mode, lane.path = before if before != ASIDE else EVERYTHING, None
+        _set_random(now)
+        _put_back(buffers)
+
+
+def _force_eager(stack: contextlib.ExitStack) -> None:
+    """A compiled region runs operator by operator, where torch can do that (2.6)."""
+    stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
+    if stance is not None and "torch._dynamo" in sys.modules:
+        stack.enter_context(stance("force_eager"))
+
+
+def _put_back(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for one, value in buffers:
+            one.copy_(value)
+
+
+def _random_now() -> Any:
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and _cuda_runs() else []
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
+
+
+def _cuda_runs() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _set_random(state: Any) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])
+    if state[3]:
+        torch.cuda.set_rng_state_all(state[3])
+
+
+def _autocast_now() -> list[tuple[str, Any, bool]]:
+    try:
+        found = [("cpu", torch.get_autocast_cpu_dtype(), torch.is_autocast_cpu_enabled())]
+        return [*found, ("cuda", torch.get_autocast_gpu_dtype(), torch.is_autocast_enabled())]
+    except (AttributeError, RuntimeError):
+        return []
+
+
+class _Look:
+    """What is bad in some tensors."""
+
+    def __init__(self, values: Any) -> None:
+        self.tensors = [one for one in _tensors(values) if one.is_floating_point() or one.is_complex()]
+        self.nan = self.inf = False
+        for tensor in self.tensors:
+            for part in as_counted(tensor)[0]:
+                whole = part.detach().float() if part.element_size() == 1 else part.detach()
+                self.nan |= bool(torch.isnan(whole).any())
+                self.inf |= bool(torch.isinf(whole).any())
+        self.inf |= any(
+            isinstance(one, float) and one in (float("inf"), -float("inf")) for one in _numbers(values)
+        )
+        self.nan |= any(isinstance(one, float) and one != one for one in _numbers(values))
+
+
+if TorchDispatchMode is not None and _sequence is not None:
+
+    class _Finder(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore]
+        """Looks at every operator, in backward too."""
+
+        def __init__(
+            self,
+            watch: Any,
+            path: list[int],
+            scope: str,
+            *,
+            modules: dict[int, str] | None = None,
+        ) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.modules = modules or {}  # sequence number of a node -> module of its forward
+            self._names, self._path, self._scope = watch._names, path, scope
+            self._first: Op | None = None  # finite in, not finite out
+            self._nan: Op | None = None  # no NaN in, NaN out
+
+        def found(self) -> Op | None:
+            return self._first or self._nan
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if _current_node is None or _current_node() is None:
+                self.modules[_sequence() - 1] = self._module()  # type: ignore[misc]
+            if self._first is not None:
+                return func(*args, **kwargs)
+            mutable = getattr(getattr(func, "_schema", None), "is_mutable", False)
+            before = _Look((args, kwargs)) if mutable else None
+            out = func(*args, **kwargs)
+            self._judge(func, args, kwargs, before, out)
+            return out
+
+        def _judge(self, func: Any, args: Any, kwargs: Any, before: _Look | None, out: Any) -> None:
+            name = str(func)
+            if name.split(".")[1 if name.startswith("aten.") else 0].startswith(UNWRITTEN):
+                return
+            after = _Look(out)
+            if not (after.nan or after.inf):
+                return
+            module, node = self._where()
+            if not (module == self._scope or not self._scope or module.startswith(f"{self._scope}.")):
+                return
+            before = before or _Look((args, kwargs))
+            if not before.nan and not before.inf:
+                self._first = self._op(name, module, node, (args, kwargs), "finite")
+            elif after.nan and not before.nan and self._nan is None:
+                self._nan = self._op(name, module, node, (args, kwargs), "infinite, no NaN")
+
+        def _where(self) -> tuple[str, Any]:
+            node = _current_node() if _current_node is not None else None
+            if node is None:
+                return self._module(), None
+            number = node._sequence_nr() if hasattr(node, "_sequence_nr") else -1
+            return self.modules.get(number, self._module()), node
+
+        def _module(self) -> str:
+            return self._names[self._path[-1]] if self._path else ""
+
+        def _op(self, name: str, module: str, node: Any, given: Any, inputs: str) -> Op:
+            tensors = _tensors(given)
+            shapes = tuple("x".join(map(str, one.shape)) or "scalar" for one in tensors)
+            dtypes = tuple(str(one.dtype)[6:] for one in tensors)
+            line = _forward_line(node) if node is not None else _line()
+            return Op(name, module, shapes, dtypes, line, node.name() if node is not None else "", inputs)
+
+
+def _with_times(op: Op, times: int) -> Op:
+    return Op(op.name, op.module, op.shapes, op.dtypes, op.line, op.node, op.inputs, times)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [one for inner in value.values() for one in _tensors(inner)]
+    if isinstance(value, (tuple, list)):
+        return [one for inner in value for one in _tensors(inner)]
+    return []
+
+
+def _numbers(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [one for inner in value.values() for one in _numbers(inner)]
+    if isinstance(value, (tuple, list)):
+        return [one for inner in value for one in _numbers(inner)]
+    return [value] if isinstance(value, float) else []
+
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_WATCH = os.path.dirname(os.path.abspath(leaves.__code__.co_filename)) + os.sep
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OWN = {f"{_HERE}{name}.py" for name in ("replay", "guard", "borders", "gradients", "auto")}
+
+
+def _is_ours(file: str) -> bool:
+    """Whether a line of code is torch's or the guard's, and not the program's."""
+    return file.startswith((_TORCH, _WATCH, "<")) or file in _OWN
+
+
+def _line() -> str:
+    """The program's own line that led here."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not _is_ours(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _forward_line(node: Any) -> str:
+    """The forward line that a backward node belongs to, as anomaly mode noted it."""
+    for text in reversed(node.metadata.get("traceback_", [])):
+        for line in reversed(str(text).splitlines()):
+            if line.strip().startswith("File "):
+                file, _, rest = line.strip()[6:].partition('", line ')
+                if not _is_ours(file):
+                    return f"{file}:{rest.split(',')[0]}"
+    return ""

@@ -1,0 +1,68 @@
+"""A gradient scaler's skipped steps: an infinity in scaled gradients is how it finds its scale, and no fault.
+
+It is one when the scale falls below 1, when step after step is left out, or more than a twentieth of all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+LEAST_SCALE = 1.0
+MOST_SKIPPED = 0.05
+ENOUGH_STEPS = 200
+MOST_IN_A_ROW = 6  # from 65536 that is below 1024; a new run finds its scale in two or three
+
+
+class Scaling:
+    """Follows one scaler."""
+
+    def __init__(self, scaler: Any) -> None:
+        self.scaler = scaler
+        self.skipped = self.steps = self.in_a_row = 0
+        self._states = getattr(scaler, "_per_optimizer_states", None)
+        self._stepped = False
+
+    @property
+    def active(self) -> bool:
+        enabled = getattr(self.scaler, "is_enabled", None)
+        return self.scaler is not None and (not callable(enabled) or bool(enabled()))
+
+    def adopt(self, scaler: Any) -> None:
+        """A scaler that was found only now."""
+        self.scaler = scaler
+        self._states = None
+
+    def stepped(self) -> None:
+        """An optimizer made its update."""
+        self._stepped = True
+
+    def skipped_one(self) -> bool:
+        """Whether `update` was called since the last look without an update of the weights.
+
+        `update` makes a new table of the optimizers' states; to compare scales would wait for the GPU.
+        """
+        states = getattr(self.scaler, "_per_optimizer_states", None)
+        if states is self._states or not self.active:
+            return False
+        self._states, stepped, self._stepped = states, self._stepped, False
+        self.steps += 1
+        self.skipped += not stepped
+        self.in_a_row = 0 if stepped else self.in_a_row + 1
+        return not stepped
+
+    def alarm(self) -> str:
+        """Why skipping is no longer normal; empty while it is."""
+        if self.skipped and (scale := self._now()) is not None and scale < LEAST_SCALE:
+            return f"the loss scale has fallen to {scale:g}: gradients overflow at any scale"
+        if self.in_a_row >= MOST_IN_A_ROW:
+            return f"the scaler left out the last {self.in_a_row} steps, and none has succeeded since"
+        if self.steps >= ENOUGH_STEPS and self.skipped > MOST_SKIPPED * self.steps:
+            return f"the scaler left out {self.skipped} of {self.steps} steps"
+        return ""
+
+    def _now(self) -> float | None:
+        if self.scaler is None:
+            return None
+        if getattr(self.scaler, "_scale", None) is None:
+            return float(getattr(self.scaler, "_init_scale", 0)) or None
+        return float(self.scaler.get_scale())

@@ -1,0 +1,76 @@
+"""A training job under the guard: the user's command with the hook on its PYTHONPATH, or the tiny model.
+
+    python -m lab.rooms.nan.guard.train --config nan.json --out steps/train
+
+Leaves guard_rankN.json of every rank in --out, and planted.json for the tiny model. A command's exit code is
+this process's exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.errors import MissingError, UsageError
+from lab.rooms.nan.config import PLANTS, NanConfig, TrainConfig
+from lab.workload.start import read_config, start, write_json
+
+log = logging.getLogger("lab.workload")
+HOOK = Path(__file__).parent / "hook"
+ROOT = Path(__file__).parents[4]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the arguments and run."""
+    parser = argparse.ArgumentParser(prog="lab.rooms.nan.guard.train", description="A training job, guarded.")
+    parser.add_argument("--config", required=True, type=Path, help="nan.json of the run")
+    args, _ = start(parser, argv)
+    logging.basicConfig(
+        level="INFO", format="[%(asctime)s] %(message)s", datefmt="%H:%M:%S", stream=sys.stdout
+    )
+    config = read_config(args.config, NanConfig)
+    if config.train is None:
+        raise UsageError("this configuration has no training job", where=args.config)
+    out = args.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    if config.train.command:
+        sys.exit(run_command(config.train, out))
+    run_tiny(config, config.train, out)
+
+
+def run_command(train: TrainConfig, out: Path) -> int:
+    """The command in its own folder, with the guard in every Python process that imports torch."""
+    env = {**os.environ, "LAB_NAN_GUARD": str(out), "LAB_NAN_ON_BAD": train.on_bad, "LAB_NAN_ROOT": str(ROOT)}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable if train.command[0] == "python" else train.command[0], *train.command[1:]]
+    try:
+        code = subprocess.run(command, env=env, cwd=train.cwd or None, check=False).returncode
+    except FileNotFoundError as error:
+        raise MissingError(
+            f"the command cannot be started: {error}", where=train.cwd, fix="check the program and the folder"
+        ) from error
+    if not [*out.glob("guard_rank*.json")]:
+        log.info(
+            "no record: no process of the command called a model with weights in a Python that loads torch"
+        )
+    return code if code >= 0 else 128 - code
+
+
+def run_tiny(config: NanConfig, train: TrainConfig, out: Path) -> None:
+    """The tiny model with its planted cause."""
+    from lab.rooms.nan.guard.tiny import train_tiny
+
+    if train.plant not in PLANTS:
+        raise UsageError(f"no cause {train.plant!r}", fix=f"use one of: {', '.join(PLANTS)}")
+    guard, planted = train_tiny(train.plant, train.on_bad, config.seed, out)
+    write_json(out / "planted.json", planted)
+    log.info("%s", guard.sentence())
+
+
+if __name__ == "__main__":
+    main()

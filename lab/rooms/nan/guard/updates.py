@@ -1,0 +1,87 @@
+"""What an optimizer did: its state and the weights after the update, and why an update gave no number.
+
+NaN and infinity stay in weights and in state, so they may be read every few steps and nothing is missed: only
+the step becomes a span. They are read at once when a forward looks as if its weights were bad.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.rooms.nan.watch.plain import as_counted
+from lab.rooms.nan.watch.quiet import quiet
+
+Named = tuple[str, Tensor]
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
+
+
+def state_tensors(optimizer: Any, names: dict[int, str]) -> Iterator[Named]:
+    """(name of the weight and of its state, tensor) of every floating state of an optimizer."""
+    for parameter, state in list(getattr(optimizer, "state", {}).items()):
+        if not isinstance(state, dict):
+            continue
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                yield f"{names.get(id(parameter), '?')}: {key}", value
+
+
+def parts_of(named: Sequence[Named] | Iterator[Named]) -> list[Named]:
+    """The dense local parts of named tensors."""
+    return [(name, part) for name, tensor in named for part in quiet(as_counted, tensor)[0]]
+
+
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    return [one for group in getattr(optimizer, "param_groups", ()) for one in group.get("params", ())]
+
+
+def negative_squares(named: Sequence[Named]) -> list[str]:
+    """States that are sums of squares and yet below zero: finite, and the next update is not."""
+    squares = [(name, one) for name, one in named if name.rsplit(": ", 1)[-1] in SQUARES and one.numel()]
+    if not squares:
+        return []
+    lows = quiet(lambda some: [one.detach().amin() for one in some], [one for _, one in squares])
+    return [name for (name, _), low in zip(squares, lows, strict=True) if float(low) < 0]
+
+
+def why_not_finite(optimizer: Any, parameter: Any) -> str:
+    """What makes an update of finite weights by finite gradients not finite, if it shows in the settings."""
+    for group in getattr(optimizer, "param_groups", ()):
+        if not any(one is parameter for one in group.get("params", ())):
+            continue
+        lr, eps = _number(group.get("lr")), _number(group.get("eps"))
+        if lr is not None and not math.isfinite(lr):
+            return f"the learning rate is {lr}"
+        if (decay := _number(group.get("weight_decay"))) is not None and not math.isfinite(decay):
+            return f"the weight decay is {decay}"
+        if eps is not None and isinstance(parameter, Tensor):
+            kept = float(torch.tensor(eps, dtype=parameter.dtype)) if parameter.is_floating_point() else eps
+            if kept == 0:
+                inside = "0" if eps == 0 else f"{eps:g}, which is 0 in {str(parameter.dtype)[6:]}"
+                return f"eps is {inside}: a second moment of zero divides by zero"
+    return ""
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, Tensor):
+        return float(value.detach()) if value.numel() == 1 else None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def step_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """torch's hooks around every optimizer's step (2.0 and newer), None without them."""
+    module = importlib.import_module("torch.optim.optimizer")  # torch.optim hides it behind a class
+    before = getattr(module, "register_optimizer_step_pre_hook", None)
+    after = getattr(module, "register_optimizer_step_post_hook", None)
+    return (before, after) if before is not None and after is not None else None
+
+
+def named_weights(model: nn.Module) -> list[Named]:
+    """Parameters and buffers by name, each tensor once."""
+    found = [*model.named_parameters(), *model.named_buffers()]
+    return [(name, one) for name, one in found if one.is_floating_point() or one.is_complex()]

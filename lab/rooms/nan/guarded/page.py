@@ -1,0 +1,258 @@
+"""Records of guards -> tables, one page, and the lines on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from lab.core.words import plural
+from lab.report.page import Card, Page, Points, Section, Status, Table, write_page
+from lab.report.tables import terminal_table, write_csv
+from lab.rooms.nan.guarded.join import Verdict, verdict_of
+from lab.rooms.nan.guarded.read import Event, Found, Op, Planted, Record
+
+QUESTION = "Where in the training step is the first NaN or infinity made, and on which rank?"
+STATUS_OF: dict[str, Status] = {"clean": "ok", "partly-seen": "warn", "nothing-seen": "fail", "bad": "fail"}
+BADGES = {
+    "clean": "",
+    "bad": "bad numbers found",
+    "partly-seen": "not everything was seen",
+    "nothing-seen": "nothing was seen",
+}
+PILLS: dict[str, str] = {**STATUS_OF}
+FOOTNOTES = (
+    "The verdict is the first stage of a step that held a bad number, then module, operator and rank; never "
+    "a count. What is bad later in the same step has spread from there.",
+    "A place that is marked as unsure is where the bad number was first seen; the reason is given.",
+    "Minus infinity is legal in masks. A gradient scaler's left-out steps are no faults while it finds its "
+    "scale.",
+    "Nothing is seen between two borders of modules unless the step was run again (on_bad='replay').",
+)
+
+
+def guarded_page(
+    found: Found, out: Path, title: str, provenance: dict[str, dict[str, str]]
+) -> dict[str, object]:
+    """Tables and report.html in `out`; {verdict, status, files, terminal, lacking} of the findings."""
+    records = [record for _, record in found.records]
+    verdict = verdict_of(records)
+    sentences = sentences_of(verdict, records, found.planted)
+    frames = {
+        "ranks": _ranks(records),
+        "events": _events(records),
+        "headroom": _headroom(records),
+    }
+    files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in frames.items() if len(frame)]
+    lacking = [*found.problems, *missing(verdict, records)]
+    status: Status = STATUS_OF[verdict.status] if not lacking or verdict.status != "clean" else "warn"
+    page = Page(
+        title=title,
+        question=QUESTION,
+        verdict=sentences,
+        status=status,
+        cards=_cards(verdict, records),
+        sections=_sections(frames, records, found.problems),
+        provenance=provenance,
+        footnotes=FOOTNOTES,
+        room="nan",
+        badge=BADGES[verdict.status],
+    )
+    files.append(write_page(page, out / "report.html"))
+    shown = terminal_table(frames["ranks"][["rank", "status", "updates", "first", "unsure"]], width=140)
+    lines = [sentences[0], *(f"- {one}" for one in sentences[1:]), "", shown, "", f"report: {files[-1]}"]
+    return {
+        "verdict": sentences,
+        "status": _exit_status(verdict, found.planted, status),
+        "files": files,
+        "terminal": "\n".join(lines),
+        "lacking": lacking,
+    }
+
+
+def _exit_status(verdict: Verdict, planted: Planted | None, status: Status) -> Status:
+    """A bad number is a failure, unless it was planted to be found."""
+    if verdict.status == "bad" and planted is not None and planted.plant != "none":
+        return "ok" if _was_found(verdict, planted) else "fail"
+    return status
+
+
+def _was_found(verdict: Verdict, planted: Planted) -> bool:
+    first = verdict.first
+    known = (planted.stage, planted.module, planted.step)
+    return first is not None and (first.stage, first.module, first.step) == known
+
+
+def sentences_of(verdict: Verdict, records: Sequence[Record], planted: Planted | None) -> list[str]:
+    """The verdict first; then what was planted, what is near an edge, and what was not seen."""
+    found = [_headline(verdict, records)]
+    if verdict.first is not None:
+        found += [f"{one}." for one in _details(verdict.first)]
+    if planted is not None and planted.plant != "none":
+        found.append(_about_planted(verdict, planted))
+    skipped = sum(one.skipped_steps for one in records)
+    if skipped:
+        found.append(f"The gradient scaler left out {plural(skipped, 'step')}, as it does to find its scale.")
+    found += [f"Rank {one.rank}: {one.alarm}." for one in records if one.alarm]
+    near = dict.fromkeys(text for one in records for text in one.headroom_sentences)
+    found += [f"{text}." for text in list(near)[:8]]
+    gaps = dict.fromkeys(text for one in records for text in one.not_seen)
+    found += [f"Not seen: {text}." for text in list(gaps)[:12]]
+    return found
+
+
+def _headline(verdict: Verdict, records: Sequence[Record]) -> str:
+    ranks = plural(max((one.world for one in records), default=0), "rank")
+    updates = plural(max((one.updates for one in records), default=0), "update")
+    if verdict.first is not None:
+        rank = (
+            f", rank {verdict.rank} of {verdict.record.world}"
+            if verdict.record and verdict.record.world > 1
+            else ""
+        )
+        op = f" ({_op(verdict.first.op)})" if verdict.first.op else ""
+        return f"Step {verdict.first.step}: first bad number {verdict.first.place}{op}{rank}."
+    if verdict.status == "bad":
+        return "A gradient scaler could not find its scale."
+    if verdict.status == "clean":
+        return f"No NaN and no infinity in {updates} on {ranks}, in any stage."
+    if verdict.status == "nothing-seen":
+        return "Nothing was seen: no forward, no gradient and no update of a guarded model."
+    return f"No NaN and no infinity in what was seen of {updates} on {ranks}; not everything was seen."
+
+
+def _op(op: Op) -> str:
+    inside = f" in {op.node}" if op.node else ""
+    return f"{op.name}{inside}{', ' + op.line if op.line else ''}"
+
+
+def _details(first: Event) -> list[str]:
+    found = []
+    if first.why:
+        found.append(f"Why: {first.why}")
+    if first.unsure:
+        found.append(f"The place is not certain: {first.unsure}")
+    if first.op is not None:
+        shapes = ", ".join(
+            f"{shape} {dtype}" for shape, dtype in zip(first.op.shapes, first.op.dtypes, strict=False)
+        )
+        found.append(f"Its inputs ({first.op.inputs}): {shapes or 'none that is a tensor'}")
+    elif first.op_missing:
+        found.append(f"No operator is named: {first.op_missing}")
+    return found
+
+
+def _about_planted(verdict: Verdict, planted: Planted) -> str:
+    first = verdict.first
+    what = f"Planted: {planted.what} (step {planted.step})"
+    if first is None:
+        return f"{what}. It was NOT found."
+    if _was_found(verdict, planted):
+        return f"{what}. This is what was found."
+    return f"{what}. Found instead: {first.place}{', marked as uncertain' if first.unsure else ''}."
+
+
+def missing(verdict: Verdict, records: Sequence[Record]) -> list[str]:
+    """What the analysis rests on and does not have."""
+    found = []
+    if verdict.missing_ranks:
+        names = ", ".join(map(str, verdict.missing_ranks[:16]))
+        found.append(f"no record of {plural(len(verdict.missing_ranks), 'rank')}: {names}")
+    cut = [str(one.rank) for one in records if not one.ended]
+    if cut:
+        found.append(
+            f"rank {', '.join(cut[:16])}: the process did not end in order; the record is of its last write"
+        )
+    if verdict.status in ("nothing-seen", "partly-seen"):
+        found.append(f"the guard's status is {verdict.status}")
+    return found
+
+
+def _ranks(records: Sequence[Record]) -> pd.DataFrame:
+    rows = []
+    for one in records:
+        first = one.first
+        rows.append(
+            {
+                "rank": one.rank,
+                "host": one.host,
+                "model": one.model,
+                "status": one.status,
+                "strategy": one.strategy,
+                "updates": one.updates,
+                "first": f"step {first.step}: {first.place}" if first else "",
+                "unsure": first.unsure if first else "",
+                "seen": ", ".join(f"{stage} {count}" for stage, count in sorted(one.seen.items())),
+                "torch": one.torch,
+            }
+        )
+    made: pd.DataFrame = pd.DataFrame(rows)
+    return made
+
+
+def _events(records: Sequence[Record]) -> pd.DataFrame:
+    rows = []
+    for one in records:
+        for step in one.steps:
+            for event in sorted(step.events, key=lambda one: one.time):
+                row = {"rank": one.rank, "step": event.step, "stage": event.stage, "place": event.place}
+                row |= {"tensor": event.name, "nan": _count(event.nan), "inf": _count(event.inf)}
+                row |= {"shape": event.shape, "dtype": event.dtype, "why": event.why or event.unsure}
+                rows.append(row | {"operator": _op(event.op) if event.op else event.op_missing})
+    made: pd.DataFrame = pd.DataFrame(rows)
+    return made
+
+
+def _count(value: float | str) -> str:
+    """-1 is not counted."""
+    return "" if isinstance(value, str) or value < 0 else f"{int(value)}"
+
+
+def _headroom(records: Sequence[Record]) -> pd.DataFrame:
+    rows = []
+    for one in records:
+        for each in one.headroom:
+            for share in each.get("shares") or [{}]:
+                row = {"rank": one.rank, "class": each.get("class"), "dtype": each.get("dtype")}
+                rows.append(
+                    row | {"largest": each.get("largest"), **(share if isinstance(share, dict) else {})}
+                )
+    made: pd.DataFrame = pd.DataFrame(rows)
+    return made
+
+
+def _cards(verdict: Verdict, records: Sequence[Record]) -> list[Card]:
+    cards = [Card("Status", verdict.status, "tables/ranks.csv")]
+    cards.append(Card("Updates", str(max((one.updates for one in records), default=0)), "tables/ranks.csv"))
+    if verdict.first is not None:
+        cards.append(
+            Card("First bad stage", verdict.first.stage, "tables/events.csv", note=verdict.first.place)
+        )
+        cards.append(Card("First bad step", str(verdict.first.step), "tables/events.csv"))
+    return cards
+
+
+def _sections(
+    frames: dict[str, pd.DataFrame], records: Sequence[Record], problems: Sequence[str]
+) -> list[Section]:
+    captions = {
+        "ranks": ("Ranks", "One row per rank and model: its own verdict, and how many tensors it looked at"),
+        "events": ("What was bad, in order of time", "Per rank; the first row of a rank is its verdict"),
+        "headroom": (
+            "Headroom",
+            "Largest magnitude by class, and the shares of a sample that a cast to each format would lose",
+        ),
+    }
+    found = [
+        Section(
+            captions[name][0],
+            [Table(frame, captions[name][1], f"tables/{name}.csv", pills=PILLS, open_rows=30)],
+        )
+        for name, frame in frames.items()
+        if len(frame)
+    ]
+    notes = [f"rank {one.rank}: {text}" for one in records for text in one.notes]
+    if problems or notes:
+        found.append(Section("Notes", [Points([*problems, *notes[:40]])]))
+    return found

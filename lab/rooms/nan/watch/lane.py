@@ -1,0 +1,58 @@
+"""What a watch keeps for each thread, and what keeps it from looking at a call."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.rooms.nan.watch.batch import Written
+from lab.rooms.nan.watch.forward import Forward
+from lab.rooms.nan.watch.unseen_by_compile import hidden
+
+# What a call does beside appending: nothing, note versions, count at once (the mode outside of a forward
+# too), or pass everything on because this whole forward cannot be seen.
+NOTHING, VERSIONS, EVERYTHING, ASIDE = range(4)
+_is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
+_in_backward = getattr(torch._C, "_current_graph_task_id", None)
+
+
+class Lane:
+    """The forward that runs in one thread."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.written: Written = {}
+        self.forward = Forward()
+        self.mode = EVERYTHING
+        self.inside = False
+        self.weigh_at = sys.maxsize
+        self.path: list[int] | None = None  # the modules around, while a forward is run again
+        self.kept: list[tuple[Tensor, int]] = []  # of a forward counted at once: tensors and their versions
+
+
+class Lanes(threading.local):
+    """`lane` is the calling thread's own."""
+
+    def __init__(self) -> None:
+        self.lane = Lane()
+
+
+def recomputing() -> bool:
+    """Whether autograd runs backward in this thread: a forward now repeats a checkpointed one."""
+    return _in_backward is not None and bool(_in_backward() != -1)
+
+
+@hidden
+def blind() -> str:
+    """Why nothing can be seen now; empty if it can."""
+    if _is_compiling():
+        return "torch.compile traces it"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace traces it"
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is captured"
+    return ""

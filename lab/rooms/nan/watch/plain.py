@@ -1,0 +1,142 @@
+"""`plain`: from a tensor of any kind to dense tensors that can be counted here, or the reason why not.
+
+Never a collective: a distributed tensor gives this rank's shard. Every kind is tested by presence, because
+torch 1.12 has few of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_FUNCTORCH = getattr(torch._C, "_functorch", None)
+_WRAPPED = getattr(_FUNCTORCH, "is_functorch_wrapped_tensor", None)
+_UNWRAP = getattr(_FUNCTORCH, "get_unwrapped", None)
+_STACK = getattr(_FUNCTORCH, "peek_interpreter_stack", None)
+_ORDINARY = (Tensor, torch.nn.Parameter)
+FP4 = getattr(torch, "float4_e2m1fn_x2", None)
+E8M0 = getattr(torch, "float8_e8m0fnu", None)
+FP8 = tuple(
+    getattr(torch, name)
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    if hasattr(torch, name)
+)
+COUNTED = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+    *FP8,
+)
+Found = tuple[list[Tensor], str]  # dense tensors, and why something is missing ("" if nothing is)
+
+
+def in_transform() -> bool:
+    """Whether vmap, grad or another transform of torch.func runs here."""
+    return _STACK is not None and _STACK() is not None
+
+
+def is_odd(tensor: Tensor) -> bool:
+    """Whether this is more than a dense tensor of its own memory."""
+    return (
+        type(tensor) not in _ORDINARY
+        or tensor.layout is not torch.strided
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor.device.type == "meta"
+        or tensor.dtype not in COUNTED
+        or bool(getattr(tensor, "is_nested", False))
+        or (_WRAPPED is not None and bool(_WRAPPED(tensor)))
+    )
+
+
+def plain(tensor: Tensor, depth: int = 0) -> Found:
+    """Dense tensors with all numbers of `tensor` that are here. Raises nothing."""
+    try:
+        return _plain(tensor, depth)
+    except (
+        Exception
+    ) as error:  # any subclass may refuse anything: that is a note, never the program's problem
+        return [], f"{type(tensor).__name__} ({tensor.dtype}) cannot be read: {type(error).__name__}"
+
+
+def _plain(tensor: Tensor, depth: int) -> Found:
+    if not is_odd(tensor):
+        return [tensor], ""
+    if depth > 4:
+        return [], f"{type(tensor).__name__} inside {type(tensor).__name__}, too deep"
+    if tensor.dtype is FP4:
+        return [], ""  # e2m1 has neither NaN nor infinity
+    if tensor.dtype is E8M0:
+        return _scales(tensor)
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return [], ""
+    if _WRAPPED is not None and _WRAPPED(tensor):
+        return plain(_UNWRAP(tensor), depth + 1)  # type: ignore[misc]
+    if getattr(tensor, "is_nested", False):
+        with torch.no_grad():
+            jagged = str(tensor.layout) == "torch.jagged"
+            return plain(
+                tensor.detach().values() if jagged else tensor.detach().to_padded_tensor(0.0), depth + 1
+            )
+    if type(tensor) not in _ORDINARY:
+        return _of_subclass(tensor, depth)
+    return _of_layout(tensor, depth)
+
+
+def _scales(tensor: Tensor) -> Found:
+    """e8m0 scales: 0xFF is NaN, all else is a power of two."""
+    flags = tensor.detach().view(torch.uint8) == 255
+    return [torch.where(flags, float("nan"), 1.0)], ""
+
+
+def _of_layout(tensor: Tensor, depth: int) -> Found:
+    if tensor.device.type == "meta":
+        return [], "a meta tensor has no numbers"
+    with torch.no_grad():
+        if tensor.layout is torch.sparse_coo:
+            # Duplicates add up: only the sum is the tensor. `_values` alone would miss an overflow.
+            values = tensor.detach() if tensor.is_coalesced() else tensor.detach().coalesce()
+            return plain(values.values(), depth + 1)
+        if tensor.layout is not torch.strided:
+            if hasattr(tensor, "values") and "sparse" in str(tensor.layout):
+                return plain(tensor.detach().values(), depth + 1)
+            return [], f"a tensor of layout {tensor.layout}"
+        if tensor.is_conj() or tensor.is_neg():
+            return plain(tensor.detach().resolve_conj().resolve_neg(), depth + 1)
+    return [], f"a tensor of type {tensor.dtype}"
+
+
+def _of_subclass(tensor: Tensor, depth: int) -> Found:
+    kind = type(tensor).__name__
+    if kind in ("FakeTensor", "FunctionalTensor"):
+        return [], f"a {kind} has no numbers"
+    if kind == "AsyncCollectiveTensor":
+        return plain(tensor.wait() if hasattr(tensor, "wait") else tensor.elem, depth + 1)  # type: ignore[attr-defined]
+    if hasattr(tensor, "to_local") and hasattr(tensor, "placements"):
+        with torch.no_grad():  # `to_local` is this rank's part; `full_tensor` would be a collective
+            return plain(
+                tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor.to_local(), depth + 1
+            )
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if callable(flatten):
+        names, _ = flatten()
+        return _together([plain(getattr(tensor, name), depth + 1) for name in names if name != "_offsets"])
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        return plain(tensor.detach().as_subclass(Tensor), depth + 1)
+
+
+def _together(found: Sequence[Found]) -> Found:
+    tensors = [tensor for some, _ in found for tensor in some]
+    return tensors, "; ".join(sorted({why for _, why in found if why}))
+
+
+def as_counted(value: Any) -> Found:
+    """`plain` of a tensor that may be empty or of whole numbers: nothing to count is no reason."""
+    tensors, why = plain(value)
+    return [one for one in tensors if one.numel() and (one.is_floating_point() or one.is_complex())], why

@@ -1,0 +1,37 @@
+"""Counting without a trace: no gradient, no entry in the program's own modes and transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from lab.rooms.nan.watch.plain import in_transform
+
+T = TypeVar("T")
+try:
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as _outside_transforms
+except ImportError:
+    _outside_transforms = None  # type: ignore[assignment]
+try:
+    from torch.utils._python_dispatch import _disable_current_modes
+except ImportError:  # torch 1.12
+    _disable_current_modes = None  # type: ignore[assignment]
+_len_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_len_functions = getattr(torch._C, "_len_torch_function_stack", None)
+
+
+def quiet(work: Callable[[Any], T], value: Any) -> T:
+    """`work(value)` unseen by whatever the program has switched on."""
+    if _outside_transforms is not None and in_transform():
+        with _outside_transforms():
+            return quiet(work, value)
+    with torch.no_grad():
+        if _len_modes is not None and _len_modes() and _disable_current_modes is not None:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                return work(value)
+        if _len_functions is not None and _len_functions():
+            with torch._C.DisableTorchFunction():
+                return work(value)
+        return work(value)

@@ -1,0 +1,106 @@
+"""One patch of nn.Module.__call__, with a table of the modules that somebody watches.
+
+Nothing is put on a module, so copies, pickles and EMA carry nothing along; a module that is not in the table
+passes on. The patch is made by the first watch and taken back after the last one. A program that patched
+`__call__` meanwhile keeps its patch: ours only passes on from then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lab.rooms.nan.watch.unseen_by_compile import passes_on
+
+Call = Callable[..., Any]  # (module, *args, **kwargs)
+Make = Callable[[Call], Call]  # from the call inside to the call with a watch around it
+
+_is_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", None) or (lambda: False)
+_table: dict[int, Call] = {}
+_makers: dict[int, list[Make]] = {}
+_held: dict[int, nn.Module] = {}  # a watched module must not die, or its id may become another's
+_lock = threading.RLock()
+_state: dict[str, Any] = {"strangers": None}
+
+
+@passes_on
+def _pass_on(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    return _state["original"](module, *args, **kwargs)
+
+
+@passes_on
+def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """What `nn.Module.__call__` is while a watch lasts."""
+    if _is_compiling():  # dynamo reads this as True: a program that it traces holds no watch
+        return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+    seen = _table.get(id(self))
+    if seen is not None:
+        return seen(self, *args, **kwargs)
+    if (strangers := _state["strangers"]) is not None and (seen := strangers(self)) is not None:
+        return seen(self, *args, **kwargs)
+    return _state["original"](self, *args, **kwargs)
+
+
+def add(module: nn.Module, make: Make) -> None:
+    """From now on calls of `module` go through `make(inner)`, the newest outermost."""
+    with _lock:
+        if not _makers and _state["strangers"] is None:
+            _open()
+        _makers.setdefault(id(module), []).append(make)
+        _held[id(module)] = module
+        _rebuild(id(module))
+
+
+def remove(module: nn.Module, make: Make) -> None:
+    """Take it out again, in any order; the last one takes the patch back."""
+    with _lock:
+        left = _makers.get(id(module), [])
+        left[:] = [one for one in left if one is not make]
+        _rebuild(id(module))
+        _close_if_unused()
+
+
+def meet_strangers(meet: Callable[[nn.Module], Call | None] | None) -> None:
+    """Ask `meet` about every module that is not in the table (None: no longer).
+
+    It may `add` the module and return its call.
+    """
+    with _lock:
+        if meet is not None and not _makers and _state["strangers"] is None:
+            _open()
+        _state["strangers"] = meet
+        _close_if_unused()
+
+
+def known(module: nn.Module) -> Call | None:
+    return _table.get(id(module))
+
+
+def is_open() -> bool:
+    return bool(nn.Module.__call__ is _patched)
+
+
+def _open() -> None:
+    if nn.Module.__call__ is not _patched:
+        _state["original"] = nn.Module.__call__
+        setattr(nn.Module, "__call__", _patched)  # noqa: B010 - for mypy, too
+
+
+def _close_if_unused() -> None:
+    if not _makers and _state["strangers"] is None and nn.Module.__call__ is _patched:
+        setattr(nn.Module, "__call__", _state["original"])  # noqa: B010
+
+
+def _rebuild(key: int) -> None:
+    if not _makers.get(key):
+        for table in (_table, _makers, _held):
+            table.pop(key, None)
+        return
+    call: Call = _state["original"] if len(_makers[key]) == 1 else _pass_on
+    for make in _makers[key]:
+        call = make(call)
+    _table[key] = call

@@ -1,0 +1,202 @@
+"""What a person gets from the guard: reactions, a scaler's expected steps, statuses, nothing left."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+from torch import nn  # noqa: E402
+
+from lab import nan  # noqa: E402
+from lab.errors import UsageError  # noqa: E402
+from lab.rooms.nan.guard.events import Event, GuardStep, corrected, first_of  # noqa: E402
+from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
+from tests.rooms.nan.guard.zoo_faults import Switch, loop, stacked  # noqa: E402
+from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
+
+NAN, INF = float("nan"), float("inf")
+
+
+def steps_of(model, g, spoil=None, steps=4):
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    g._optimizers = [optimizer]
+    with g:
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = model(x(8, 4)).square().mean()
+            loss.backward()
+            if spoil is not None and step == 2:
+                spoil(model)
+            optimizer.step()
+    return g
+
+
+needs_operators = pytest.mark.skipif(
+    not hasattr(torch._C._autograd, "_get_sequence_nr"), reason="this torch cannot look at operators"
+)
+
+
+def bad_gradient(model):
+    model[0].weight.grad.fill_(NAN)
+
+
+def test_raise_comes_before_the_update_and_leaves_the_weights_finite():
+    model = small()
+    with pytest.raises(NonFiniteError, match=r"0\.weight") as caught:
+        steps_of(model, nan.guard(model, on_bad="raise"), bad_gradient)
+    assert "step 2" in str(caught.value.where) and isinstance(caught.value, FloatingPointError)
+    assert all(torch.isfinite(weight).all() for weight in model.parameters())
+
+
+def test_raise_comes_at_the_end_of_a_bad_forward():
+    switch = Switch()
+    with pytest.raises(NonFiniteError, match="in forward of 1"):
+        loop(stacked(lambda y: y / 0 if switch.on else y), switch, lambda *a: nan.guard(*a, on_bad="raise"))
+
+
+def test_a_function_is_called_once_per_bad_step_before_its_update():
+    calls, model = [], small()
+    g = nan.guard(
+        model, on_bad=lambda step: calls.append((step.number, bool(torch.isfinite(model[0].weight).all())))
+    )
+    steps_of(model, g, bad_gradient)
+    assert calls[0] == (2, True) and [number for number, _ in calls] == [2, 3]
+
+
+def test_an_invalid_reaction_and_a_second_use_are_refused():
+    with pytest.raises(UsageError, match="on_bad"):
+        nan.guard(small(), on_bad="stop")
+    model = small()
+    g = steps_of(model, nan.guard(model))
+    with pytest.raises(UsageError, match="already been used"):
+        g.__enter__()
+
+
+def scaled(spoil, steps=6, init_scale=2.0**16):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
+    with nan.guard(model, optimizer, scaler) as g:
+        for step in range(steps):
+            optimizer.zero_grad()
+            scaler.scale(model(x(8, 4)).square().mean()).backward()
+            spoil(model, step)
+            scaler.step(optimizer)
+            scaler.update()
+    return g
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this torch has no GradScaler for a CPU")
+def test_a_scaler_that_looks_for_its_scale_is_no_alarm():
+    def overflow(model, step):
+        if step < 2:
+            model[0].weight.grad[0, 0] = INF
+
+    g = scaled(overflow)
+    assert g.status == "clean" and g.first is None and g._skipped_steps == 2 and g.step == 6
+    assert "2 steps left out by the scaler" in g.sentence()
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this torch has no GradScaler for a CPU")
+def test_a_scaler_that_never_succeeds_is_an_alarm():
+    g = scaled(lambda model, step: model[0].weight.grad.fill_(INF), steps=8)
+    assert g.status == "bad" and "left out the last" in g.scaling.alarm()
+
+
+def test_a_guard_that_saw_nothing_is_not_clean():
+    with nan.guard(small()) as g:
+        pass
+    assert g.status == "nothing-seen" and not g.clean
+
+
+def test_a_model_that_is_called_behind_the_guards_back_is_partly_seen():
+    model = small()
+    with nan.guard(model) as g:
+        nn.functional.linear(x(8, 4), model[0].weight, model[0].bias).sum().backward()
+    assert g.status == "partly-seen" and "no forward of this model" in g.not_seen()[0]
+
+
+def test_twenty_steps_are_the_same_bits_with_every_reaction():
+    def run(guard):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 4))
+        if guard is not None:
+            steps_of(model, guard(model), steps=20)
+        else:
+            optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+            for _ in range(20):
+                optimizer.zero_grad()
+                model(x(8, 4)).square().mean().backward()
+                optimizer.step()
+        return [value.clone() for value in model.state_dict().values()]
+
+    plain = run(None)
+    for on_bad in ("keep", "raise", "replay", lambda step: None):
+        assert all(map(torch.equal, plain, run(lambda model, how=on_bad: nan.guard(model, on_bad=how))))
+
+
+@needs_operators
+def test_a_replay_gives_back_buffers_gradients_and_random_numbers():
+    torch.manual_seed(0)
+    switch = Switch()
+    block = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5))
+
+    def code(y):
+        y = block(y)
+        return y + (y * 0).abs().sqrt() if switch.on else y
+
+    model = stacked(code)
+    seen = {}
+
+    def note(model, optimizer):
+        seen["before"] = (torch.get_rng_state(), [one.clone() for one in model.buffers()])
+
+    class Spy(nan.guard(model).__class__):
+        def _replay(self, step):
+            super()._replay(step)
+            seen.setdefault("after", (torch.get_rng_state(), [one.clone() for one in model.buffers()]))
+
+    g = loop(model, switch, lambda *a: Spy(*a, on_bad="replay"), between=note)
+    assert g.first.op is not None and g.first.module == "1"
+    assert torch.equal(seen["before"][0], seen["after"][0])
+    assert all(map(torch.equal, seen["before"][1], seen["after"][1]))
+
+
+@needs_operators
+def test_a_fault_that_a_replay_does_not_show_again_is_called_so():
+    once = [1]
+
+    def code(y):
+        if switch.on and once:
+            once.pop()
+            return y / 0
+        return y
+
+    switch = Switch()
+    g = loop(stacked(code), switch, lambda *a: nan.guard(*a, on_bad="replay"))
+    assert g.first.module == "1" and g.first.op is None and "stays finite" in g.first.op_missing
+
+
+def test_a_failure_inside_the_guard_is_a_note_and_never_clean():
+    model = small()
+    g = nan.guard(model)
+    g.borders.attach = lambda *_: 1 / 0
+    steps_of(model, g)
+    assert g.status == "partly-seen" and g.failed > 0 and any("ZeroDivisionError" in note for note in g.notes)
+
+
+def test_the_first_event_is_by_time_and_in_one_moment_by_stage():
+    late, early = Event(2, 0, "batch", "", "b"), Event(1, 0, "weights_after", "", "w")
+    same = Event(1, 0, "forward", "m", "f")
+    assert first_of([late, early, same]) is same and first_of([]) is None
+
+
+def test_an_unknown_first_place_gives_way_to_a_later_first_and_never_to_what_spread():
+    unknown = Event(1, 0, "forward", "a.b", "?", unsure="overwritten")
+    spread = Event(5, 1, "forward", "a", "spread")
+    assert (
+        corrected(unknown, [GuardStep(0, [unknown]), GuardStep(1, [Event(4, 1, "batch", "", "x"), spread])])
+        is unknown
+    )
+    assert corrected(unknown, [GuardStep(0, [unknown]), GuardStep(1, [spread])]) is spread

@@ -1,0 +1,74 @@
+"""Shares of a format that a cast would lose, and a trend only where a line fits."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from lab import nan  # noqa: E402
+from lab.rooms.nan.guard.headroom import FORMATS, shares_of, trend_of  # noqa: E402
+from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
+
+
+def test_shares_are_those_of_the_values_before_a_cast():
+    values = torch.tensor([0.0, 0.0, 1.0, 448.0, 449.0, 2.0**-9, 2.0**-10, 2.0**-6, 7e4, 2.0**-8])
+    found = {one.format: one for one in shares_of(values, "float32")}
+    e4m3 = found["float8_e4m3fn"]
+    assert e4m3.overflow == pytest.approx(2 / 10)
+    assert e4m3.underflow == pytest.approx(1 / 8), "a tie goes to zero, and zeros underflow nowhere"
+    assert e4m3.subnormal == pytest.approx(2 / 8)
+    assert found["float16"].overflow == pytest.approx(1 / 10) and found["bfloat16"].overflow == 0
+
+
+def test_the_limits_are_torchs_own():
+    for name, (largest, normal, _) in FORMATS.items():
+        dtype = getattr(torch, name, None)
+        if dtype is not None:
+            assert torch.finfo(dtype).max == largest and torch.finfo(dtype).tiny == normal
+
+
+def test_a_steady_rise_is_told_with_the_steps_that_are_left():
+    trend = trend_of([(step, 5 + 0.1 * step) for step in range(20)])
+    assert trend.bits_per_step == pytest.approx(0.1) and trend.fit > 0.999
+    assert trend.steps_left["float16"] == pytest.approx((16 - 6.9) / 0.1, abs=0.1)
+    assert "bfloat16" not in trend.steps_left, "too far ahead to say"
+
+
+def test_noise_a_fall_and_too_few_points_have_no_trend():
+    noise = torch.Generator().manual_seed(0)
+    assert trend_of([(step, float(torch.randn(1, generator=noise))) for step in range(60)]) is None
+    assert trend_of([(step, 5 - 0.1 * step) for step in range(20)]) is None
+    assert trend_of([(step, 5 + 0.1 * step) for step in range(6)]) is None
+
+
+def test_growing_gradients_are_told_before_they_overflow():
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with nan.guard(model, optimizer) as g:
+        for step in range(20):
+            optimizer.zero_grad()
+            (model(x(8, 4)).sum() * 2.0**step).backward()
+            optimizer.step()
+    assert g.status == "clean"
+    kinds = {kind for kind, _ in g.headroom.peaks}
+    assert kinds == {"activation", "gradient", "weight"}, "SGD without momentum has no state"
+    assert {kind for kind, _ in g.headroom.shares} == kinds
+    assert any(
+        "gradient (float32) leaves float16 in about" in text for text in g.headroom.sentences()
+    ) or any("gradient" in text for text in g.headroom.sentences())
+    trend = g.headroom.trend(("gradient", "float32"))
+    assert trend.bits_per_step == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no float8")
+def test_a_cast_that_saturates_is_visible():
+    class Casts(torch.nn.Module):
+        def forward(self, given):
+            return (given * 1e6).to(torch.float8_e4m3fn)
+
+    with torch.no_grad(), nan.watch(Casts()) as w:
+        w.model(torch.ones(8))
+    # Up to torch 2.11 such a cast gives NaN, from 2.12 on the largest number.
+    assert w.status == "bad" or any("float8_e4m3fn" in note and "largest number" in note for note in w.notes)

@@ -1,0 +1,129 @@
+"""A watched program computes what it computes without the watch, bit by bit, and meets none of its errors."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import threading
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+from torch import nn  # noqa: E402
+
+from lab import nan  # noqa: E402
+from tests.rooms.nan.watch.zoo_clean import PROGRAMS, same_bits, small  # noqa: E402
+
+
+def run(program, guarded, around):
+    torch.manual_seed(0)
+    torch._dynamo.reset() if hasattr(torch, "_dynamo") else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return program(around if guarded else None)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("observer", ["watch", "guard"])
+def test_a_clean_program_gives_the_same_bits_and_no_alarm(name, observer):
+    seen = []
+
+    def around(model):
+        seen.append(nan.watch(model) if observer == "watch" else nan.guard(model))
+        return seen[-1]
+
+    program = PROGRAMS[name]
+    plain, watched = run(program, False, around), run(program, True, around)
+    assert same_bits(plain, watched)
+    for one in seen:
+        assert one.status != "bad" and one.failed == 0, (one.status, one.notes)
+        assert one.status == ("clean" if name not in NOT_WHOLLY_SEEN else one.status), one.not_seen()
+        assert one.first is None
+        if name in NOT_WHOLLY_SEEN:
+            assert one.status == NOT_WHOLLY_SEEN[name] and one.not_seen()
+
+
+NOT_WHOLLY_SEEN = {
+    "compiled before": "partly-seen",
+    "module.compile": "partly-seen",
+    "compile inside the block": "partly-seen",
+    "meta": "partly-seen",
+    "jit.trace": "partly-seen",
+    "fake tensors": "partly-seen",
+    "compiled elsewhere": "nothing-seen",
+    "scripted": "partly-seen",
+    "numpy inside": "partly-seen",
+}
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="this torch has no compile")
+@pytest.mark.parametrize("observer", ["watch", "guard"])
+def test_a_compiled_model_becomes_the_same_graphs_without_a_break(observer):
+    from torch._dynamo.utils import counters
+
+    class User(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = small()
+
+        def forward(self, x):
+            return self.inner(x) + 1
+
+    def graphs(around):
+        torch._dynamo.reset()
+        counters.clear()
+        model = User()
+        compiled = torch.compile(model, backend="eager")
+        with torch.no_grad(), around(model, compiled):
+            for _ in range(3):
+                compiled(torch.ones(2, 4))
+        return dict(counters["stats"]), dict(counters["graph_break"])
+
+    observe = getattr(nan, observer)
+    plain = graphs(lambda model, compiled: contextlib.nullcontext())
+    assert plain[0]["unique_graphs"] == 1 and plain[1] == {}
+    assert graphs(lambda model, compiled: observe(model)) == plain
+    assert graphs(lambda model, compiled: observe(compiled)) == plain
+
+
+def test_a_copy_made_inside_runs_its_own_weights_and_can_be_saved():
+    model, x = small(), torch.ones(2, 4)
+    with nan.watch(model):
+        ema = copy.deepcopy(model)
+        torch.save(model, io.BytesIO())
+    with torch.no_grad():
+        for weight in ema.parameters():
+            weight.zero_()
+    assert float(ema(x).abs().sum()) == 0 != float(model(x).abs().sum())
+    with nan.watch(model):
+        assert float(ema(x).abs().sum()) == 0
+
+
+def test_four_threads_record_all_their_forwards():
+    model = small()
+    with torch.no_grad(), nan.watch(model) as w:
+        threads = [
+            threading.Thread(target=lambda: [model(torch.ones(2, 4)) for _ in range(50)]) for _ in range(4)
+        ]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert len(w.steps) == 200 and w.clean
+    assert sorted(step.number for step in w.steps) == [*range(200)]
+
+
+def test_nothing_is_left_on_modules_classes_or_tensors_after_an_exception():
+    model, plain = small(), nn.Module.__call__
+    before = [dict(module.__dict__) for module in model.modules()]
+    with pytest.raises(ZeroDivisionError), nan.guard(model):
+        model(torch.ones(2, 4)).sum().backward()
+        raise ZeroDivisionError
+    assert nn.Module.__call__ is plain
+    for module, old in zip(model.modules(), before, strict=True):
+        assert module.__dict__.keys() == old.keys()
+    for weight in model.parameters():
+        assert not weight._backward_hooks and not getattr(weight, "_post_accumulate_grad_hooks", None)
