@@ -18,7 +18,8 @@ from torch import Tensor
 from lab.rooms.nan.watch.count import FORMATS
 
 BLOCK = 2048  # words that a program reads at a time
-MOST_PARTS = 64  # programs that share a tensor
+MOST_PARTS = 64  # programs that share a tensor, where many tensors are counted
+PROGRAMS = 4096  # of a launch, where tensors are few and large: they must fill a GPU too
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
@@ -116,9 +117,9 @@ def _count(  # type: ignore[no-untyped-def]
             tl.atomic_max(row + 4, tl.max(finite, 0))
 
 
-def parts_for(words: int) -> int:
-    """How many programs share a tensor of at most so many words of 32 bits."""
-    return min(MOST_PARTS, -(-words // (4 * BLOCK)))
+def parts_for(words: int, tensors: int) -> int:
+    """How many programs share each of so many tensors of at most so many words of 32 bits."""
+    return min(max(MOST_PARTS, PROGRAMS // max(tensors, 1)), -(-words // (4 * BLOCK)))
 
 
 def run(grid: tuple[int, int], args: tuple[Tensor, ...], dtype: torch.dtype) -> None:

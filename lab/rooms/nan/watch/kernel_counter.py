@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,18 +17,19 @@ from lab.rooms.nan.watch.count import FORMATS, KINDS, Counted, plain_counts
 from lab.rooms.nan.watch.kernel import decode, parts_for, run
 
 DTYPE = attrgetter("dtype")
+MOST_LAYOUTS = 1024
 NO_ROWS = np.zeros((0, len(KINDS)))
 
 
 class KernelCounter:
     """Rows as `plain_counts` gives them; tensors that the kernel cannot read are counted there.
 
-    Forwards of one phase differ only in addresses, so everything else that a call needs is kept for the next
-    one.
+    Equal forwards, and equal parts of a training step, differ only in addresses, so everything else that a
+    call needs is kept for the next one.
     """
 
     def __init__(self) -> None:
-        self._last = Layout([], [], [], [])
+        self._known: OrderedDict[Any, list[Group]] = OrderedDict()
 
     def __call__(self, tensors: Sequence[Tensor]) -> np.ndarray:
         return self.begin(tensors).rows()
@@ -36,13 +38,18 @@ class KernelCounter:
         """Launch all counts; wait only for tensors that the kernel cannot read."""
         sizes, devices = [*map(Tensor.numel, tensors)], [*map(Tensor.get_device, tensors)]
         dtypes = [*map(DTYPE, tensors)]
-        last = self._last
-        if last.groups and (sizes, dtypes, devices) == (last.sizes, last.dtypes, last.devices):
-            launched = _as_before(tensors, last)
+        layout = (*sizes, *dtypes, *devices)
+        known = self._known.get(layout)
+        if known is not None:
+            launched = _as_before(tensors, known)
             if launched is not None:
+                self._known.move_to_end(layout)
                 return launched
         groups, rest, found = _by_type(tensors, sizes, dtypes, devices)
-        self._last = Layout(sizes, dtypes, devices, [] if rest else groups)
+        if groups and not rest:  # else some tensor was counted another way
+            self._known[layout] = groups
+            if len(self._known) > MOST_LAYOUTS:
+                self._known.popitem(last=False)
         return Launched(len(tensors), found, rest, plain_counts([tensors[at] for at in rest]))
 
 
@@ -51,7 +58,7 @@ class Group:
 
     def __init__(self, dtype: torch.dtype, members: Sequence[int], words: Tensor, most_words: int) -> None:
         self.dtype, self.members, self.words = dtype, np.asarray(members, np.int64), words
-        self.parts = parts_for(most_words)
+        self.parts = parts_for(most_words, len(members))
         self._buffers: Buffers | None = None
 
     def launch(self, pointers: np.ndarray) -> Found:
@@ -59,16 +66,6 @@ class Group:
         if self._buffers is None or self._buffers.busy:
             self._buffers = Buffers(len(pointers), self.words.device)
         return self._buffers.launch(pointers, self)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What equal forwards share; no groups if some tensor was counted another way."""
-
-    sizes: list[int]
-    dtypes: list[torch.dtype]
-    devices: list[int]
-    groups: list[Group]
 
 
 class Buffers:
@@ -132,18 +129,16 @@ class Launched(Counted):
         return rows
 
 
-def _as_before(tensors: Sequence[Tensor], last: Layout) -> Launched | None:
+def _as_before(tensors: Sequence[Tensor], groups: list[Group]) -> Launched | None:
     """The counts if only addresses are new; None if a tensor now needs a copy or another way."""
     if not all(map(Tensor.is_contiguous, tensors)):
         return None
     pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
     if int(np.bitwise_or.reduce(pointers)) & 15:
         return None
-    if len(last.groups) == 1:
-        return Launched(len(tensors), [last.groups[0].launch(pointers)], [], NO_ROWS)
-    return Launched(
-        len(tensors), [group.launch(pointers[group.members]) for group in last.groups], [], NO_ROWS
-    )
+    if len(groups) == 1:
+        return Launched(len(tensors), [groups[0].launch(pointers)], [], NO_ROWS)
+    return Launched(len(tensors), [group.launch(pointers[group.members]) for group in groups], [], NO_ROWS)
 
 
 def _by_type(
@@ -162,10 +157,15 @@ def _by_type(
         rest += [at for at, use in zip(members, table.chosen, strict=True) if not use]
         if table.words:
             members = [at for at, use in zip(members, table.chosen, strict=True) if use]
-            words = torch.tensor(table.words).to(tensors[members[0]].device)
+            words = on_device(torch.tensor(table.words), tensors[members[0]].device)
             groups.append(Group(dtype, members, words, max(table.words)))
             found.append(groups[-1].launch(table.pointers))
     return groups, rest, found
+
+
+def on_device(value: Tensor, device: torch.device) -> Tensor:
+    """The same on a GPU, without the wait that a copy from ordinary memory is."""
+    return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value
 
 
 @dataclass(frozen=True)
