@@ -311,7 +311,7 @@ def hosts_as_others(step: Step, fixed: Sequence[int]) -> Step | None:
             return None
         begin = float(np.median([one.begin for one in others]))
         ready = begin + np.median([one.ready - one.begin for one in alike], axis=0)
-        ranks[rank] = _replace(mine, begin=begin, ready=ready)
+        ranks[rank] = _replace(mine, begin=begin, ready=ready, floor=mine.floor + (begin - mine.begin))
     return Step(step.number, ranks, min(one.begin for one in ranks.values()), step.recorded_ns)
 
 
@@ -320,14 +320,17 @@ def entry_as_others(step: Step, rank: int) -> Step:
     others = [one.begin for other, one in step.ranks.items() if other != rank]
     mine = step.ranks[rank]
     earlier = mine.begin - float(np.median(others))
-    ranks = {**step.ranks, rank: _replace(mine, begin=mine.begin - earlier, ready=mine.ready - earlier)}
+    moved = {name: getattr(mine, name) - earlier for name in ("begin", "ready", "floor")}
+    ranks = {**step.ranks, rank: _replace(mine, **moved)}
     return Step(step.number, ranks, min(one.begin for one in ranks.values()), step.recorded_ns)
 
 
 def hosts_ready(step: Step) -> Step:
     """The step with everything launched at its begin: what the GPUs alone need."""
     ranks = {
-        rank: _replace(one, begin=step.begin, ready=np.full(len(one.ready), step.begin))
+        rank: _replace(
+            one, begin=step.begin, ready=np.full(len(one.ready), step.begin), floor=one.floor - np.inf
+        )
         for rank, one in step.ranks.items()
     }
     return Step(step.number, ranks, step.begin, step.recorded_ns)

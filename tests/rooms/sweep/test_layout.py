@@ -83,7 +83,8 @@ def test_every_nccl_log_of_a_setting_is_found(tmp_path):
         tmp_path, config(256, 28), config(256, 28, "nccl.node1.77.log"), config(256, 28, "nccl_channels.log")
     )
     touch(tmp_path, config(256, 28, "run_output.log"))
-    assert [p.name for p in find_configs(tmp_path)[0].nccl_logs] == ["nccl.node1.77.log", "nccl_channels.log"]
+    logs = ["nccl.node1.77.log", "nccl_channels.log", "run_output.log"]
+    assert [p.name for p in find_configs(tmp_path)[0].nccl_logs] == logs
 
 
 @pytest.mark.parametrize("start", ["", "256thread", "256thread/nccl_28channels"])
