@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lab.recordings.pairing.clocks import DRIFT_WINDOW_NS, clock_line
 from lab.recordings.pairing.rows import CallRows
 
 # Clocks of GPUs differ by this much, so a short call may seem to end before its last rank has started.
@@ -33,7 +34,7 @@ def align_ranks(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]
     call[lists[order[0]]] = number
     num_calls = len(number)
     for i in order[1:]:
-        lanes[i] = lanes[i].moved(_voted_offset(known, lanes[i]))
+        lanes[i] = lanes[i].moved(_voted_clock(known, lanes[i]))
         a, b, left_out = _common_order(known, lanes[i])
         rows.not_aligned = max(rows.not_aligned, left_out)
         theirs = np.full(len(lanes[i]), -1, dtype=np.int64)
@@ -62,7 +63,7 @@ class _Lane:
     def take(self, index: np.ndarray) -> _Lane:
         return _Lane(*(values[index] for values in vars(self).values()))
 
-    def moved(self, offset_ns: int) -> _Lane:
+    def moved(self, offset_ns: np.ndarray) -> _Lane:
         return replace(self, begin=self.begin - offset_ns, end=self.end - offset_ns)
 
     def joined(self, other: _Lane) -> _Lane:
@@ -80,17 +81,27 @@ def _lane_of(rows: CallRows, index: np.ndarray, start: np.ndarray) -> _Lane:
     )
 
 
-def _voted_offset(known: _Lane, lane: _Lane) -> int:
-    """How far the clock of `lane` is ahead, in ns: where most ends of equal calls differ by the same.
+def _voted_clock(known: _Lane, lane: _Lane) -> np.ndarray:
+    """How far the clock of `lane` is ahead at each of its calls (n,), in ns: one offset, or a line.
 
-    0 where the clocks as recorded bring together nearly as many.
+    Over long recordings each stretch of time votes on its own, because a clock may drift.
     """
+    length = int(lane.end.max() - lane.end.min()) if len(lane) else 0
+    if length < DRIFT_WINDOW_NS:
+        return np.full(len(lane), _voted_offset(known, lane))
+    stretch = (lane.end - lane.end.min()) // (DRIFT_WINDOW_NS // 4)
+    parts = [np.flatnonzero(stretch == number) for number in np.unique(stretch).tolist()]
+    votes = np.array([_voted_offset(known, lane.take(part)) for part in parts])
+    when = np.array([int(np.median(lane.end[part])) for part in parts])
+    offset, slope, middle = clock_line(when, votes)
+    return np.rint(offset + slope * (lane.end - middle)).astype(np.int64)
+
+
+def _voted_offset(known: _Lane, lane: _Lane) -> int:
+    """Where most ends of equal calls differ by the same; 0 where the clocks as recorded do nearly as well."""
     voters = np.flatnonzero(lane.blocking)
-    voters = (
-        voters[np.unique(np.linspace(0, len(voters) - 1, _MOST_VOTERS).astype(np.int64))]
-        if len(voters)
-        else voters
-    )
+    if len(voters) > _MOST_VOTERS:
+        voters = voters[np.linspace(0, len(voters) - 1, _MOST_VOTERS).astype(np.int64)]
     differences = []
     for voter in voters.tolist():
         same = known.blocking & (known.signature == lane.signature[voter]) & (known.step == lane.step[voter])

@@ -200,10 +200,8 @@ def _clock(rank: int, estimate: _Estimate | None, is_reference: bool, suspect: b
         return Clock(rank, 0.0, math.nan, math.nan, 0.0, 0, 0, corrected=False, plausible=True)
     if is_reference:
         return Clock(rank, 0.0, 0.0, 0.0, 0.0, 0, 0, corrected=False, plausible=True)
-    slope = _slope(estimate.when, estimate.differences)
-    middle = int(np.median(estimate.when))
-    flat = estimate.differences - slope * (estimate.when - middle)
-    offset = float(np.median(flat)) + estimate.base_ns
+    offset, slope, middle = clock_line(estimate.when, estimate.differences)
+    offset += estimate.base_ns
     low, high = estimate.low_ns, estimate.high_ns
     contradicts = low > high + SAME_HOST_NS and not slope
     impossible = low > SAME_HOST_NS or high < -SAME_HOST_NS
@@ -223,10 +221,16 @@ def _clock(rank: int, estimate: _Estimate | None, is_reference: bool, suspect: b
     )
 
 
+def clock_line(when: np.ndarray, differences: np.ndarray) -> tuple[float, float, int]:
+    """Offset in the middle, slope (ns per ns), and the middle, of a clock by its `differences` (n,)."""
+    slope, middle = _slope(when, differences), int(np.median(when))
+    return float(np.median(differences - slope * (when - middle))), slope, middle
+
+
 def _slope(when: np.ndarray, differences: np.ndarray) -> float:
     """Drift (ns per ns) by Theil and Sen, 0 unless it stands clear of the noise over a long window."""
     length = int(when.max() - when.min()) if len(when) else 0
-    if length < DRIFT_WINDOW_NS or len(when) < 3 * FEWEST_CALLS:
+    if length < DRIFT_WINDOW_NS or len(when) < FEWEST_CALLS:
         return 0.0
     chosen = np.unique(np.linspace(0, len(when) - 1, _MOST_SLOPES).astype(np.int64))
     t, x = when[chosen], differences[chosen]

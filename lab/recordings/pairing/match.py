@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from lab.recordings.pairing.align import MEET_NS, align_ranks
+from lab.recordings.pairing.clocks import clock_line
 from lab.recordings.pairing.rows import CallRows, Match, numbered, running_count
 
 # Ends of one call agree within some tens of us, those of neighbouring calls lie ms apart.
-STEADY_NS = 50_000
+STEADY_NS = 100_000
 # Windows cut at different calls: equal lists may be shifted by so many.
 MOST_SHIFTED = 8
 BETTER_SHIFT = 5
@@ -61,7 +62,7 @@ def _by_order(rows: CallRows, members: np.ndarray) -> tuple[np.ndarray, str]:
 def _shifts(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]) -> np.ndarray | None:
     """By how many calls each rank's list is shifted against the first one's; None if no shift is steady.
 
-    Place 0 wins unless another is clearly steadier, or as steady with clocks that agree.
+    Place 0 wins unless another is clearly steadier.
     """
     ends = rows.start[members] + rows.dur[members]
     first = ends[lists[0]]
@@ -69,33 +70,30 @@ def _shifts(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]) ->
         return None
     found = []
     for index in lists:
-        mine = ends[index]
-        most = min(MOST_SHIFTED, len(first) - FEWEST_CALLS)
-        tried = {k: _spread(_differences(mine, first, k)) for k in range(-most, most + 1)}
-        in_place, _ = tried[0]
-        best = min(tried, key=lambda k: (tried[k][0], abs(k)))
-        shift = best if tried[best][0] * BETTER_SHIFT < in_place else 0
-        for k, (spread, middle) in tried.items():
-            if abs(middle) <= MEET_NS < abs(tried[shift][1]) and spread <= tried[shift][0] + STEADY_NS / 5:
-                shift = k
-        if tried[shift][0] > STEADY_NS:
+        spreads = {0: _spread(ends[index], first, 0)}
+        if spreads[0] > STEADY_NS / BETTER_SHIFT:
+            most = min(MOST_SHIFTED, len(first) - FEWEST_CALLS)
+            spreads |= {k: _spread(ends[index], first, k) for k in range(-most, most + 1) if k}
+        best = min(spreads, key=lambda k: (spreads[k], abs(k)))
+        shift = best if spreads[best] * BETTER_SHIFT < spreads[0] else 0
+        if spreads[shift] > STEADY_NS:
             return None
         found.append(shift)
     return np.array(found, dtype=np.int64)
 
 
-def _differences(mine: np.ndarray, first: np.ndarray, shift: int) -> np.ndarray:
-    """Ends of this rank's calls minus those of the first rank's that stand `shift` places later."""
+def _pairs_of(mine: np.ndarray, first: np.ndarray, shift: int) -> tuple[np.ndarray, np.ndarray]:
+    """This rank's ends and those of the first rank's calls that stand `shift` places later."""
     count = len(first) - abs(shift)
     a, b = max(0, -shift), max(0, shift)
-    found: np.ndarray = mine[a : a + count] - first[b : b + count]
-    return found
+    return mine[a : a + count], first[b : b + count]
 
 
-def _spread(values: np.ndarray) -> tuple[float, float]:
-    """Median absolute deviation and median."""
-    middle = float(np.median(values))
-    return float(np.median(np.abs(values - middle))), middle
+def _spread(mine: np.ndarray, first: np.ndarray, shift: int) -> float:
+    """How far 9 of 10 differences of the ends lie from their median at most, drift taken out."""
+    a, b = _pairs_of(mine, first, shift)
+    offset, slope, middle = clock_line(a, a - b)
+    return float(np.percentile(np.abs(a - b - offset - slope * (a - middle)), 90))
 
 
 def _offsets(
@@ -103,10 +101,12 @@ def _offsets(
 ) -> np.ndarray:
     """The clock of each row's rank against the first rank's (m,) in ns, from the ends."""
     ends = rows.start[members] + rows.dur[members]
-    offset = np.zeros(len(members), dtype=np.int64)
+    found = np.zeros(len(members), dtype=np.int64)
     for index, shift in zip(lists, shifts.tolist(), strict=True):
-        offset[index] = round(_spread(_differences(ends[index], ends[lists[0]], shift))[1])
-    return offset
+        a, b = _pairs_of(ends[index], ends[lists[0]], shift)
+        offset, slope, middle = clock_line(a, a - b)
+        found[index] = np.rint(offset + slope * (ends[index] - middle)).astype(np.int64)
+    return found
 
 
 def _all_met(rows: CallRows, members: np.ndarray, call: np.ndarray, start: np.ndarray) -> bool:

@@ -41,9 +41,7 @@ def ranks() -> None:
     metavar="REGEX",
     help="Traces by their path below FOLDER; the first group is the rank, as in 'node0/gpu(\\d+)/'.",
 )
-@out(
-    "Folder of tables and page. [default: FOLDER/ranks for a run of lab, experiments/NAME_analysis/ranks else]"
-)
+@out("Tables and page. [default: FOLDER/ranks for a run of lab, else experiments/NAME_analysis/ranks]")
 @with_options(IN_PLACE, SALVAGE, WORKERS, QUIET, JSON)
 def account(
     folder: Path,

@@ -23,17 +23,17 @@ from lab.report.figures import stacked_panels, timeline
 ROLES = {
     COMPUTE: ("compute", "computation"),
     TRANSFER: ("transfer", "communication"),
-    WAIT: ("wait for a rank", "warn"),
+    WAIT: ("wait for a rank", "idle"),
     COPYING: ("copy", "memcpy"),
     LAUNCH_LATE: ("launched late", "fail"),
     LAUNCH_GAP: ("launch gap", "muted"),
-    TAIL: ("tail", "idle"),
+    TAIL: ("tail", "rule"),
     UNEXPLAINED: ("unexplained", "unknown"),
 }
 PART_ROLES = dict(
     zip(
         PARTS,
-        ("computation", "ok", "communication", "warn", "memcpy", "fail", "muted", "idle", "unknown"),
+        ("computation", "ok", "communication", "idle", "memcpy", "fail", "muted", "rule", "unknown"),
         strict=True,
     )
 )
@@ -120,8 +120,11 @@ def _waits(
     """(ms waited, time of the end of the wait, row, row of who is waited for)."""
     places = {one: at for at, one in enumerate(_with(account, step))}
     awaited = account.segments[index].awaited[mine]
-    return [
-        (float(length[at]), float(begin[at] + length[at]), row, places[int(awaited[at])])
-        for at in np.flatnonzero(awaited != UNKNOWN).tolist()
-        if int(awaited[at]) in places
-    ]
+    chosen = np.flatnonzero(awaited != UNKNOWN)
+    found: list[tuple[float, float, int, int]] = []
+    for who in np.unique(awaited[chosen]).tolist():
+        if who in places:
+            theirs = chosen[awaited[chosen] == who]
+            bars = _merged(begin[theirs], length[theirs])
+            found += [(ms, at + ms, row, places[who]) for at, ms in bars.tolist()]
+    return found

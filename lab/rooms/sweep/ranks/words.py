@@ -150,7 +150,7 @@ def _clocks(setting: Setting) -> list[str]:
         drift = f", and it drifts by {clock.drift_ppm:.1f} ppm" if clock.drift_ppm else ""
         if not clock.plausible:
             found.append(
-                f"The clock of rank {clock.rank} contradicts the collectives ({bounds}): its waits are unsure."
+                f"The clock of rank {clock.rank} contradicts the collectives ({bounds}); do not trust it."
             )
         elif clock.corrected:
             found.append(
