@@ -163,7 +163,7 @@ def _unpickled(data: bytes, path: Path) -> Any:
                     where=path,
                     fix=fix,
                 )
-            if opcode.name in ("LONG_BINPUT", "PUT") and int(argument) > len(data):
+            if opcode.name in ("LONG_BINPUT", "PUT") and int(str(argument)) > len(data):
                 raise BadDataError(
                     f"the pickle asks for too much memory at byte {position}", where=path, fix=fix
                 )

@@ -247,14 +247,13 @@ def _deadlock(
                     f"rank {rank} waits in group {stall.group}, call {stall.seq} ({entry.name}), "
                     f"for {awaited}{_at(_source(entry))}"
                 )
-    group, seq, entry = (first[0].group, first[0].seq, first[1]) if first else ("", -1, None)
     return Verdict(
         ORDER_DEADLOCK,
         cycle,
-        group,
-        seq,
-        entry.name if entry else "",
-        _source(entry) if entry else "",
+        first[0].group if first else "",
+        first[0].seq if first else -1,
+        first[1].name if first else "",
+        _source(first[1]) if first else "",
         f"ranks enter the calls of different groups in different orders: {'; '.join(parts[:8])}",
         missing,
     )
@@ -300,7 +299,7 @@ def _of_stall(
             stall.seq,
             name,
             _source(culprit) if culprit else "",
-            f"{_ranks(stall.awaited)} scheduled {call} and never started it, though {_ranks(stall.waiting)} did: "
+            f"{_ranks(stall.awaited)} scheduled {call} and never started it, {_ranks(stall.waiting)} did: "
             f"an earlier kernel or a wait blocks its stream{_at(_source(culprit) if culprit else '')}",
             missing,
         )

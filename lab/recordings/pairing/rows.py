@@ -28,11 +28,11 @@ class CallRows:
         self.dur = self.column("dur_ns")
         self.seq = self.column("seq")
         self.step = self.column("step")
-        names = list(zip(self._list("collective"), self._list("kernel"), strict=True))
-        known = {pair: kind_of(*pair) for pair in set(names)}
+        calls = list(zip(self._list("collective"), self._list("kernel"), strict=True))
+        known = {pair: kind_of(*pair) for pair in set(calls)}
         blocking = {pair: is_blocking(kind, pair[1]) for pair, kind in known.items()}
-        self.kinds = [known[pair] for pair in names]
-        self.blocking = np.array([blocking[pair] for pair in names], dtype=bool)
+        self.kinds = [known[pair] for pair in calls]
+        self.blocking = np.array([blocking[pair] for pair in calls], dtype=bool)
         self.p2p = np.array([kind == "p2p" for kind in self.kinds], dtype=bool)
         self.signature = numbered(self._signatures())[0]
         self.group, self.groups = numbered(self._groups())

@@ -161,7 +161,8 @@ def _step_of_launch(work: RankWork) -> np.ndarray:
     when = np.where(work.call_begin >= 0, work.call_begin, work.start)
     at = np.searchsorted(work.steps[:, 1], when, side="right") - 1
     inside = (at >= 0) & (when < work.steps[np.maximum(at, 0), 2])
-    return np.where(inside, at, UNKNOWN)
+    found: np.ndarray = np.where(inside, at, UNKNOWN)
+    return found
 
 
 def _last_ends(work: RankWork) -> np.ndarray:
@@ -193,4 +194,5 @@ def launched_in(together: Together, index: int, step: int) -> np.ndarray:
         at = _step_of_launch(work)
         rows = np.flatnonzero((at >= 0) & (numbers[np.maximum(at, 0)] == step))
     when = np.where(work.call_begin >= 0, work.call_begin, work.start)
-    return rows[np.lexsort((work.start[rows], when[rows]))]
+    ordered: np.ndarray = rows[np.lexsort((work.start[rows], when[rows]))]
+    return ordered

@@ -209,7 +209,7 @@ def with_dependencies(groups: Sequence[Sequence[Step]]) -> list[list[Step]]:
 
 
 def _replace(one: Played, **changes: object) -> Played:
-    return Played(**{**vars(one), **changes})  # type: ignore[arg-type]
+    return Played(**{**vars(one), **changes})
 
 
 def play(step: Step) -> Outcome | None:
@@ -290,7 +290,7 @@ class _Lane:
 def accepted(step: Step, outcome: Outcome) -> bool:
     """Whether the unchanged replay ends where the recording did, on every rank within 0.2 % of the step."""
     errors = [abs(max(outcome.end[rank]) - one.end.max()) for rank, one in step.ranks.items()]
-    return max(errors) <= ACCEPTED_SHARE * step.recorded_ns
+    return bool(max(errors) <= ACCEPTED_SHARE * step.recorded_ns)
 
 
 def length_ms(step: Step, outcome: Outcome | None) -> float:

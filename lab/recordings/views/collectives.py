@@ -87,7 +87,8 @@ def _named_by_ops(trace: Trace, rows: np.ndarray, names: np.ndarray) -> np.ndarr
     unnamed = np.flatnonzero([not name and text in vague for name, text in zip(names, texts, strict=True)])
     if not len(unnamed):
         return names
-    found, link = names.copy(), link_ops(trace)[rows[unnamed]]
+    found: np.ndarray = names.copy()
+    link = link_ops(trace)[rows[unnamed]]
     for index, op in zip(unnamed[link >= 0].tolist(), link[link >= 0].tolist(), strict=True):
         found[index] = _telling_op(trace, op)
     return found
@@ -106,7 +107,7 @@ def _telling_op(trace: Trace, op: int) -> str:
     around &= ops.ts_ns + ops.dur_ns >= end
     candidates = np.flatnonzero(around)
     for index in candidates[np.argsort(ops.dur_ns[candidates], kind="stable")].tolist():
-        name = trace.strings[ops.name_id[index]]
+        name: str = trace.strings[ops.name_id[index]]
         if name.startswith(OPS) and kind_in(name.partition(":")[2]):
             return name
     return ""

@@ -49,9 +49,9 @@ def timeline(
         ax.add_collection(_bars(boxes, 0.5, light("fail")))
     for (_, role), bars in parts.items():
         ax.add_collection(_bars(bars, 0.36, light(role)))
-    for at, row, target in arrows:
+    for when, row, target in arrows:
         line = {"arrowstyle": "-|>", "color": light("ink"), "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
-        ax.annotate("", xy=(at, target), xytext=(at, row), arrowprops=line)
+        ax.annotate("", xy=(when, target), xytext=(when, row), arrowprops=line)
     ax.set(xlim=span, ylim=(len(rows) - 0.5, -0.7), xlabel=axis)
     ax.set_yticks(range(len(rows)), rows)
     handles = [Patch(facecolor=light(role), label=words) for words, role in parts]

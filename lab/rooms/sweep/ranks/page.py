@@ -113,21 +113,23 @@ def _of_setting(setting: Setting, folder: Path, out: Path) -> tuple[list[Path], 
 
 
 def _in_ms(account: pd.DataFrame) -> pd.DataFrame:
-    ns = [name for name in account if name.endswith("_ns")]
-    shown = account.copy()
+    ns = [str(name) for name in account if str(name).endswith("_ns")]
+    shown: pd.DataFrame = account.copy()
     shown[ns] = shown[ns] / 1e6
-    return shown.rename(columns={name: f"{name.removesuffix('_ns')}_ms" for name in ns})
+    renamed: pd.DataFrame = shown.rename(columns={name: f"{name.removesuffix('_ns')}_ms" for name in ns})
+    return renamed
 
 
 def _matrix(waits: pd.DataFrame) -> pd.DataFrame:
-    """Rows wait, columns are waited for; by cause below."""
+    """Rows wait, columns are waited for."""
     if waits.empty:
         return waits
     total = (
         waits.pivot_table(index="rank", columns="for", values="wait_ns", aggfunc="sum", fill_value=0) / 1e6
     )
     total.columns = [f"for rank {rank}" for rank in total.columns]
-    return total.reset_index()
+    matrix: pd.DataFrame = total.reset_index()
+    return matrix
 
 
 def _cards(setting: Setting) -> list[Card]:

@@ -80,7 +80,8 @@ def account_table(one: Explained) -> pd.DataFrame:
         }
         for row in one.account.rows
     ]
-    return pd.DataFrame(rows, columns=ACCOUNT).astype({"wait_for": "Int64"})
+    table: pd.DataFrame = pd.DataFrame(rows, columns=ACCOUNT).astype({"wait_for": "Int64"})
+    return table
 
 
 def path_table(one: Explained) -> pd.DataFrame:
@@ -101,7 +102,8 @@ def path_table(one: Explained) -> pd.DataFrame:
                     "op": op or kernel,
                 }
             )
-    return pd.DataFrame(rows, columns=PATH)
+    table: pd.DataFrame = pd.DataFrame(rows, columns=PATH)
+    return table
 
 
 def clock_rows(one: Explained) -> list[dict[str, Any]]:
