@@ -93,11 +93,13 @@ def _members(dumps: Mapping[int, Dump], group: str) -> set[int]:
             return set(dump.groups[group])
     if group in ("0", "default_pg"):
         return set(dumps)
-    return {
+    used = {
         rank
         for rank, dump in dumps.items()
         if group in dump.status or any(entry.group == group for entry in dump.entries)
     }
+    # A group that only one rank has used has a partner all the same; of two ranks it is clear which.
+    return set(dumps) if len(used) == 1 and len(dumps) == 2 else used
 
 
 def _by_seq(dump: Dump, group: str) -> dict[int, Entry]:

@@ -82,6 +82,48 @@ def account(
     _show(settings, files, as_json=as_json)
 
 
+@ranks.command("hang")
+@click.argument("folder", type=click.Path(path_type=Path))
+@JSON
+def hang(folder: Path, as_json: bool) -> None:
+    """Say who a stalled job waits for, from its ranks' flight-recorder dumps (pickle or JSON, any names).
+
+    Python stacks beside them (rank1.stack.txt) are shown for ranks that never came. The exit code is 0
+    whatever the verdict, and 1 where dumps are missing or nothing can be told.
+    """
+    from lab.recordings.flight import read_dumps, verdict_of
+
+    found = {name: verdict_of(dumps) for name, dumps in read_dumps(folder).items()}
+    if as_json:
+        import msgspec
+
+        parts = [{**({"case": name} if name else {}), **_verdict_json(one)} for name, one in found.items()]
+        click.echo(msgspec.json.encode(parts[0] if len(parts) == 1 else {"cases": parts}).decode())
+    else:
+        for name, one in found.items():
+            click.echo(f"{name + ': ' if name else ''}{one.kind.replace('_', ' ')}: {one.text}")
+    unsure = [one for one in found.values() if one.kind == "unknown" or one.missing]
+    if unsure:
+        raise StepFailed(
+            "the dumps do not tell everything:\n" + "\n".join(f"  {one.text}" for one in unsure),
+            where=folder,
+            fix="dump every rank; a rank that leaves no dump is dead or was not asked",
+        )
+
+
+def _verdict_json(one: Any) -> dict[str, Any]:
+    return {
+        "class": one.kind,
+        "ranks": list(one.ranks),
+        "group": one.group,
+        "seq": one.seq,
+        "collective": one.collective,
+        "frame": one.frame,
+        "text": one.text,
+        "missing": list(one.missing),
+    }
+
+
 def _show(settings: Any, files: list[Path], *, as_json: bool) -> None:
     from lab.rooms.sweep.ranks.tables import as_json as encoded
     from lab.rooms.sweep.ranks.words import sentences
