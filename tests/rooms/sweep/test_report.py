@@ -121,14 +121,6 @@ def test_windows_of_different_length_are_not_compared(tmp_path: Path) -> None:
     assert found.best is None
 
 
-def test_a_rank_with_far_less_communication_is_the_late_one(tmp_path: Path) -> None:
-    tables = sweep({A: [100.0], B: [110.0]})
-    late = tables.timeline["rank"].eq(3) & tables.timeline["channel"].eq(A[1])
-    tables.timeline.loc[late, "total_comm_time_ms"] = 5.0
-    assert "rank 3 in 256t 28ch (5 ms in collectives, the others 60 ms)." in said(write(tables, tmp_path))
-    assert "is late" not in said(write(sweep({A: [100.0], B: [110.0]}), tmp_path / "even"))
-
-
 def test_gemm_change_names_the_shape_that_loses_most(tmp_path: Path) -> None:
     tables = sweep({A: [100.0], B: [100.0]})
     worse = tables.gemm["channel"].eq(B[1]) & tables.gemm["N"].eq(8192)
