@@ -167,7 +167,7 @@ def _step_of_launch(work: RankWork) -> np.ndarray:
 
 def _last_ends(work: RankWork) -> np.ndarray:
     """The end of the last operation that each step launched (steps,), its begin where there is none."""
-    ends = work.steps[:, 1].copy()
+    ends: np.ndarray = work.steps[:, 1].copy()
     step = _step_of_launch(work)
     np.maximum.at(ends, step[step >= 0], work.end[step >= 0])
     return ends

@@ -123,7 +123,8 @@ def _overlap(first: pd.Series, second: pd.Series) -> str | None:
 
 def stragglers(settings: Settings) -> list[str]:
     """The rank that binds in each setting, and those hidden behind it."""
-    binding, hidden = [], []
+    binding: list[str] = []
+    hidden: list[str] = []
     for (threads, channel, _), one in settings.items():
         for finding in one.findings:
             case = f"{short_name(threads, channel)}: {finding.text}"
