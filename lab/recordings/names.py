@@ -62,6 +62,7 @@ _TABLE = [
     ("triton", r"^triton_"),
     ("attention", r"flash|fmha|attn|attention|_sdpa_|(^|[^a-z])mha_|compute_dot_do_o|convert_dq_to_16bits"),
     ("splitk_reduce", r"split_?k_?reduce|reduce_?split_?k|execute_split_k_kernel|PostGSU"),
+    ("elementwise", r"upsample_"),
     (
         "conv",
         r"conv(?!ert|ersion)|winograd|im2col|col2im|(^|_)igemm_(fwd|bwd|wrw)|miopenSp3|[fbdw]prop|[dw]grad_",

@@ -217,7 +217,5 @@ def test_the_h200_recording_reports_one_run_each_and_settings_that_reach_large_m
     assert found.best is not None and (found.best.threads, found.best.channel) == (256, 42)
     assert "no claim of significance" in text
     assert "Threads 256, 512: honoured at 96 MiB and 192 MiB; ignored (256 -> 640, 512 -> 640)" in text
-    assert "rank 1 in 256t 28ch (14 ms in collectives, the others 145 ms)" in text
-    assert "rank 0 in 512t 42ch (15 ms in collectives" in text
     assert "With 42 instead of 28 channels, 5 of 13 GEMM shapes take over 5 % longer (at most 15 %)." in text
     assert "With 512 instead of 256 threads, none of 13 GEMM shapes changes by over 5 %." in text
