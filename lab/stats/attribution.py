@@ -110,7 +110,7 @@ def attribution(groups: Sequence[Sums], names: Sequence[str], *, seed: int = 202
         low=low,
         high=high,
         unexplained=float(1 - fit[every][0]),
-        pair=(first, second),
+        pair=(both[0], both[-1]),
         shared=shared,
     )
 

@@ -34,6 +34,7 @@ from lab.rooms.sweep.ranks.page import SPAN_CAPTION
 from lab.rooms.sweep.ranks.picture import step_picture
 from lab.rooms.sweep.ranks.tables import account_table
 from lab.rooms.sweep.report import Findings, report
+from lab.rooms.sweep.unprofiled import sentences, unprofiled_table
 from lab.rooms.sweep.verdict.ranks import Settings, ranking
 
 STATUS = {Status.ok: "ok", Status.skipped: "ok"}
@@ -68,6 +69,8 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
         explained = {}
         tables, done = analyze(folder, expected=expected, workers=workers, progress=each), None
     manifest = run.manifest if run else None
+    steps = unprofiled_table(configs_of(folder, may_be_empty=True))
+    write_csv(steps, out / "tables" / "unprofiled.csv")
     found = report(
         tables,
         out=out,
@@ -76,6 +79,7 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
         kind=manifest.kind.value if manifest else "measured",
         more=[rank_section(explained, out), gemm_section(done, out)] if done else (),
         ranks=explained,
+        outcome=sentences(steps),
     )
     return joined(found, done) if done else found
 

@@ -61,16 +61,17 @@ def report(
     kind: str = "measured",
     more: Sequence[Section] = (),
     ranks: Settings | None = None,
+    outcome: Sequence[str] = (),
 ) -> Findings:
     """Write `out/tables/*.csv`, `out/figures/*.png` and `out/report.html`, and say what they show.
 
     `kind` is measured, replayed or synthetic; `more` are sections that follow the sweep's own; `ranks` is the
-    account of each setting, where there is one. Raises
+    account of each setting, where there is one; `outcome` what the unprofiled steps say. Raises
     StorageError if `out` cannot be written.
     """
     files = [write_csv(getattr(tables, name), out / "tables" / f"{name}.csv") for name in TABLES]
     ranked = contenders(tables.configs)
-    sentences, status = _verdict(tables, ranked, kind, ranks or {}), _status(tables, ranked)
+    sentences, status = _verdict(tables, ranked, kind, ranks or {}, outcome), _status(tables, ranked)
     page = Page(
         title=title,
         question=QUESTION,
@@ -92,10 +93,13 @@ def report(
     )
 
 
-def _verdict(tables: SweepTables, ranked: list[Contender], kind: str, ranks: Settings) -> list[str]:
+def _verdict(
+    tables: SweepTables, ranked: list[Contender], kind: str, ranks: Settings, outcome: Sequence[str]
+) -> list[str]:
     headlines = _headlines(tables, ranked)
     sentences = [
         bound_by_hosts(ranks),  # before any comparison of settings
+        *outcome,
         headlines[0],
         origin(kind),
         *headlines[1:],

@@ -87,7 +87,7 @@ def gemm_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
 
 
 def least_p(repeats_base: int, repeats_other: int) -> float:
-    """The least two-sided p that a permutation test of so many repeats can give: 2 over their arrangements."""
+    """The least two-sided p of a permutation test of so many repeats: 2 over their arrangements."""
     if min(repeats_base, repeats_other) < 1:
         return 1.0
     return min(1.0, 2 / math.comb(repeats_base + repeats_other, repeats_base))
