@@ -12,7 +12,7 @@ from lab.core.words import plural
 from lab.recordings.ranks import path as paths
 from lab.recordings.ranks import replay
 from lab.recordings.ranks.account import Account
-from lab.recordings.ranks.common import WHOLE
+from lab.recordings.ranks.common import WHOLE, launched_in
 from lab.recordings.ranks.path import Piece
 from lab.recordings.ranks.replay import Outcome, Step
 from lab.recordings.ranks.stragglers import (
@@ -27,6 +27,7 @@ from lab.recordings.ranks.stragglers import (
     missing_of,
 )
 from lab.recordings.ranks.work import COMP, COPY
+from lab.stats.intervals import overlap
 
 # A cause binds if its repair shortens the step by so much of its size, and by so much in all.
 BINDS_SHARE, BINDS_NS = 0.1, 200_000
@@ -222,7 +223,7 @@ def _saves(account: Account, one: Excess, played: tuple[Step, Outcome] | None) -
 
 
 def _binds(account: Account, one: Excess, saves: float | None) -> bool:
-    if saves is not None:
+    if saves is not None and (saves > max(BINDS_NS, BINDS_SHARE * one.ns) or not _hosts_follow(account, one)):
         return saves > max(BINDS_NS, BINDS_SHARE * one.ns)
     waited: dict[int, int] = {}
     for wait in account.waits:
@@ -230,6 +231,23 @@ def _binds(account: Account, one: Excess, saves: float | None) -> bool:
             waited[wait.rank] = waited.get(wait.rank, 0) + wait.ns
     others = [waited.get(rank, 0) for rank in account.ranks if rank != one.rank]
     return float(np.median(others)) > max(BINDS_NS, BINDS_SHARE * one.ns)
+
+
+def _hosts_follow(account: Account, one: Excess) -> bool:
+    """Whether the others' hosts wait for their GPUs in mid-step, so that their launches are no floor.
+
+    A replay takes launches as recorded; then who is waited for says more than what it saves.
+    """
+    blocked = []
+    together = account.together
+    for index, work in enumerate(together.works):
+        window, rows = together.window(index, one.step), launched_in(together, index, one.step)
+        if work.rank == one.rank or window is None or not len(rows):
+            continue
+        until = max(window[0], int(work.call_begin[rows].max()))
+        span = np.array([[window[0], until]], dtype=np.int64)
+        blocked.append(int(overlap(span, work.blocking_calls)[0]))
+    return bool(blocked) and float(np.median(blocked)) > max(BINDS_NS, BINDS_SHARE * one.ns)
 
 
 _WORDS = {

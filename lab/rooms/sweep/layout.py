@@ -231,7 +231,8 @@ def _pick(rank: int | None, paths: list[Path]) -> list[TraceFile]:
 
 def _subfolders(folder: Path, name: re.Pattern[str]) -> list[Path]:
     found = [path for path in folder.iterdir() if name.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(name.fullmatch(path.name).group(1)))  # type: ignore[union-attr]
+    numbers = {path: int(name.fullmatch(path.name).group(1)) for path in found}  # type: ignore[union-attr]
+    return sorted(found, key=lambda path: (numbers[path], path.name))
 
 
 def _files(folder: Path) -> list[Path]:

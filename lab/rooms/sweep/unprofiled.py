@@ -17,7 +17,7 @@ import pandas as pd
 
 from lab.rooms.sweep.layout import ConfigDir
 from lab.rooms.sweep.names import long_name
-from lab.rooms.sweep.tables import SETTING, column_names
+from lab.rooms.sweep.tables import SETTING, column_names, grouped
 from lab.stats.means import mean_interval
 
 WARM_UP_STEPS = 3
@@ -42,7 +42,8 @@ def unprofiled_table(configs: Iterable[ConfigDir]) -> pd.DataFrame:
         steps = _steps(sorted(config.path.glob("rank_*_metrics.jsonl")))
         if steps:
             rows.append(_row(config, steps))
-    return pd.DataFrame(rows, columns=COLUMNS)
+    table: pd.DataFrame = pd.DataFrame(rows, columns=COLUMNS)
+    return table
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
@@ -58,8 +59,8 @@ def sentences(table: pd.DataFrame) -> list[str]:
 
 def _fastest(known: pd.DataFrame) -> str:
     rows = []
-    for (threads, channel), runs in known.groupby(SETTING):
-        rows.append((*mean_interval(runs["unprofiled_ms"].tolist()), long_name(threads, channel), len(runs)))
+    for setting, runs in grouped(known, SETTING):
+        rows.append((*mean_interval(runs["unprofiled_ms"].tolist()), long_name(*setting), len(runs)))
     rows.sort()
     mean, low, high, name, count = rows[0]
     edges = "" if math.isnan(low) else f" ({low:.1f} to {high:.1f})"
@@ -69,9 +70,7 @@ def _fastest(known: pd.DataFrame) -> str:
     other, other_low, _, second, _ = rows[1]
     if count < 2 or math.isnan(other_low):
         return f"{said}, {second} takes {other:.1f} ms; with one run each this order may be chance."
-    verdict = (
-        "apart" if high < other_low else "within each other's interval, so neither is shown to be faster"
-    )
+    verdict = "apart" if high < other_low else "within each other's interval: neither is shown to be faster"
     return f"{said}, {second} takes {other:.1f} ms; they lie {verdict}."
 
 
@@ -83,8 +82,8 @@ def _cost(table: pd.DataFrame) -> str | None:
     if middle <= NOTABLE_COST:
         return f"The profile makes a step {middle:.2f} times as long."
     return (
-        f"The profile makes a step {middle:.2f} times as long: trust the unprofiled times for the comparison, "
-        "the traces for the cause only, and try a lighter profile."
+        f"The profile makes a step {middle:.2f} times as long: compare by the unprofiled times, "
+        "take the cause only from the traces, and try a lighter profile."
     )
 
 

@@ -92,7 +92,7 @@ def pooled_by_setting(data: SweepData) -> dict[tuple[int, int], Pooled]:
     """For each configuration what the spread of all its GEMMs goes with."""
     return {
         (int(threads), int(channel)): pooled(rows)
-        for (threads, channel), rows in usable(data).groupby(SETTING, observed=True, sort=True)
+        for (threads, channel), rows in grouped(usable(data), SETTING)
     }
 
 
