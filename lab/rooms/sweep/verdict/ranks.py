@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from lab.core.words import plural
 from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, Explained, host_bound
-from lab.rooms.sweep.names import first_few, long_name, short_name
+from lab.rooms.sweep.names import long_name, short_name
 from lab.rooms.sweep.tables import SETTING, column_names
 from lab.stats.means import mean_interval
 
@@ -122,21 +123,20 @@ def _overlap(first: pd.Series, second: pd.Series) -> str | None:
 
 
 def stragglers(settings: Settings) -> list[str]:
-    """The rank that binds in each setting, and those hidden behind it."""
-    binding: list[str] = []
+    """The rank that binds most in each setting, then how many more causes bind, and what is hidden."""
+    said: list[str] = []
     hidden: list[str] = []
+    more = 0
     for (threads, channel, _), one in settings.items():
-        for finding in one.findings:
-            case = f"{short_name(threads, channel)}: {finding.text}"
-            (binding if finding.binding else hidden).append(case)
-    found = (
-        [f"The others wait for {'ranks' if len(binding) > 1 else 'a rank'}: {first_few(binding)}."]
-        if binding
-        else []
-    )
-    if hidden:
-        found.append(f"Hidden behind them: {first_few(hidden, most=2)}.")
-    return found
+        binding = [finding for finding in one.findings if finding.binding]
+        hidden += [f"{short_name(threads, channel)} {f.text}" for f in one.findings if not f.binding]
+        more += max(0, len(binding) - 1)
+        if binding:
+            said.append(f"The others wait in {short_name(threads, channel)}: {binding[0].text}.")
+    rest = [f"{plural(more, 'further cause')} of waiting below" if more else ""]
+    rest.append(f"{len(hidden)} hidden behind them, such as {hidden[0]}" if hidden else "")
+    tail = "; ".join(filter(None, rest))
+    return [*said, *([f"{tail[:1].upper()}{tail[1:]}."] if tail else [])]
 
 
 def _name(row: pd.Series) -> str:

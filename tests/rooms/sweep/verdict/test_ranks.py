@@ -63,7 +63,7 @@ def test_hidden_stragglers_are_said_after_those_that_bind():
     more = Finding(5, "more_work", False, 13.0, (5,), 0.0, "rank 5: more work")
     told = stragglers({(256, 28, 1): setting(1, 1, findings=(late, more))})
     assert told == [
-        "The others wait for a rank: 256t 28ch: rank 7: late.",
-        "Hidden behind them: 256t 28ch: rank 5: more work.",
+        "The others wait in 256t 28ch: rank 7: late.",
+        "1 hidden behind them, such as 256t 28ch rank 5: more work.",
     ]
     assert stragglers({(256, 28, 1): setting(1, 1)}) == []
