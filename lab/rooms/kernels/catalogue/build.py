@@ -10,7 +10,7 @@ a trace without GPU rows, CPU ops stand in for launches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -21,6 +21,7 @@ from lab.rooms.kernels.catalogue.ops import OpBook
 from lab.rooms.kernels.catalogue.rank import RankData, read_rank
 from lab.rooms.kernels.catalogue.signatures import signatures_of
 from lab.rooms.kernels.catalogue.unique import unique_table
+from lab.rooms.kernels.catalogue.waits import mark_waits
 from lab.rooms.kernels.schema import Launch, OpRecord, Signatures
 from lab.rooms.kernels.trails import Trail
 
@@ -35,6 +36,7 @@ class Catalogue:
     signatures: Signatures
     unique: pd.DataFrame
     problems: list[str]
+    waits: dict[tuple[int, int], float] = field(default_factory=dict)  # ms by (waiting, awaited rank)
 
 
 def read_catalogue(trails: Sequence[Trail]) -> Catalogue:
@@ -61,7 +63,8 @@ def put_together(ranks: list[RankData]) -> Catalogue:
         book = OpBook(rank, zero_ns)
         launches += launches_of(rank, book, zero_ns)
         ops += book.records()
+    waits = mark_waits(ranks, launches)
     signatures = signatures_of(ranks, launches)
     problems = [text for rank in ranks for text in rank.problems]
     problems += [*uneven_ranks(signatures), *launches_without_op(launches, ranks)]
-    return Catalogue(ranks, launches, ops, signatures, unique_table(signatures, launches), problems)
+    return Catalogue(ranks, launches, ops, signatures, unique_table(signatures, launches), problems, waits)

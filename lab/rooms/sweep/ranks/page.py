@@ -57,6 +57,8 @@ def write_account(settings: Sequence[Setting], out: Path, *, source: Path) -> Wr
         several = len(settings) > 1
         folder = out / _slug(setting.name) if several else out
         files, blocks = _of_setting(setting, folder, out)
+        if not several:  # its sentences are the page's verdict already
+            blocks = blocks[1:]
         done.files += files
         prefix = f"{setting.name}: " if several else ""
         done.findings += [f"{prefix}{text}" for text in sentences(setting)]
@@ -67,7 +69,7 @@ def write_account(settings: Sequence[Setting], out: Path, *, source: Path) -> Wr
     page = Page(
         title=f"Ranks of {source.resolve().name}",
         question=QUESTION,
-        verdict=[*done.findings[:8], *done.missing],
+        verdict=[*(done.findings if len(settings) == 1 else done.findings[:8]), *done.missing],
         status="warn" if named or done.missing else "ok",
         cards=[card for setting in settings[:1] for card in _cards(setting)],
         sections=sections,
@@ -78,12 +80,6 @@ def write_account(settings: Sequence[Setting], out: Path, *, source: Path) -> Wr
     )
     done.files.append(write_page(page, out / "ranks.html"))
     return done
-
-
-def section_of(setting: Setting, folder: Path, out: Path) -> Section:
-    """One setting's account as a section of another page in `out`."""
-    _, blocks = _of_setting(setting, folder, out)
-    return Section(f"Ranks: {setting.name}", blocks)
 
 
 def _of_setting(setting: Setting, folder: Path, out: Path) -> tuple[list[Path], list[Block]]:
