@@ -17,6 +17,7 @@ from lab.errors import MissingError, UsageError
 from lab.terminal.click_types import with_options
 from lab.terminal.console import Console
 from lab.terminal.findings import raise_for_findings, show_findings
+from lab.terminal.integrity import REQUIRE, raise_unless_complete
 from lab.terminal.lazy import LazyGroup
 from lab.terminal.options import as_json, out, quiet
 
@@ -93,14 +94,20 @@ def _knobs_beside(command: click.Command) -> list[click.Parameter]:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="RUN|FILE|FOLDER", type=click.Path(path_type=Path))
 @out("Where tables, figures and page go. [default: the run; for a recording, experiments/NAME_analysis]")
 @as_json("Findings")
 @quiet()
-def analyze(folder: Path, out: Path | None, as_json: bool, quiet: bool) -> None:
-    """Analyse a run, or a recording that lab did not make. The recording itself is never changed."""
+@REQUIRE
+def analyze(folder: Path, out: Path | None, as_json: bool, quiet: bool, require: str | None) -> None:
+    """Analyse a run, a recording (a FILE or FOLDER of any profiler), or a folder of recordings.
+
+    A recording that lab did not make is never changed: its page goes to -o, or below experiments/.
+    """
     if not folder.exists():
-        raise MissingError("no such folder", where=folder, fix="see `lab runs list`")
+        raise MissingError("no such file or folder", where=folder, fix="see `lab runs list`")
     findings = analyse(folder, out, Console(quiet=quiet))
     show_findings(folder, findings, Options(json=as_json))
     raise_for_findings(findings, folder)
+    if require == "complete":
+        raise_unless_complete(getattr(findings, "incomplete", []), folder)

@@ -29,7 +29,8 @@ def analyse(folder: Path, out: Path | None, console: Console) -> Findings:
     run = Run.open(folder) if Run.is_run(folder) else None
     house = room(run.manifest.room) if run else room_of(folder)
     target = out or home_of(folder)
-    make_folder(target)
+    if folder.is_dir():  # of a file, only once it could be read
+        make_folder(target)
     return house.analyse(folder, target, run, console.detail)
 
 

@@ -22,7 +22,9 @@ import numpy as np
 from lab.core.files import sha256_of, write_atomic
 from lab.errors import LabError, MissingError, needs
 from lab.recordings import tables
+from lab.recordings.integrity import integrity_of_trace
 from lab.recordings.kineto import READER_VERSION, read_kineto
+from lab.recordings.lacks import Lack
 from lab.recordings.tables import Table, Trace, TraceMeta
 
 SUFFIX = ".trace"
@@ -41,16 +43,21 @@ def load_trace(path: Path | str, *, cache: Path | None = None, salvage: bool = F
     """
     path = Path(path)
     if cache is None:
-        return read_kineto(path, salvage=salvage)
+        return _read_new(path, salvage=salvage)
     entry, before = cache / entry_name(path, salvage=salvage), _key(path, salvage)
     trace, note = _cached(entry, before, path)
     if trace is not None:
         return trace
-    trace = read_kineto(path, salvage=salvage)
+    trace = _read_new(path, salvage=salvage)
     notes = [note] if note else []
     if before == _key(path, salvage):  # otherwise it is still being written
         notes += _keep(entry, before, trace)
     return replace(trace, problems=[*trace.problems, *notes])
+
+
+def _read_new(path: Path, *, salvage: bool) -> Trace:
+    trace = read_kineto(path, salvage=salvage)
+    return replace(trace, lacks=(*trace.lacks, *integrity_of_trace(trace)))
 
 
 def entry_name(path: Path, *, salvage: bool = False) -> str:
@@ -81,6 +88,7 @@ class _About(msgspec.Struct):
     strings: list[str]
     problems: list[str]
     truncated: bool
+    lacks: tuple[Lack, ...]
 
 
 class _Unusable(Exception):
@@ -135,6 +143,7 @@ def _read(entry: Path, key: _Key, path: Path) -> Trace | None:
         strings=about.strings,
         problems=about.problems,
         truncated=about.truncated,
+        lacks=about.lacks,
         **found,
     )
 
@@ -186,6 +195,7 @@ def _packed(key: _Key, trace: Trace) -> bytes:
             strings=trace.strings,
             problems=trace.problems,
             truncated=trace.truncated,
+            lacks=trace.lacks,
         )
         archive.writestr(zipfile.ZipInfo(_ABOUT, _NO_TIME), msgspec.json.encode(about))
         for name in tables.SCHEMAS:

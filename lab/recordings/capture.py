@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.recordings.lacks import Lack, Verdict, verdict_of
-from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Schema, Table
+from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Schema, Table, concat
 
 __all__ = [
     "GRAPH",
@@ -31,7 +31,6 @@ __all__ = [
     "by_process",
 ]
 
-GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
 PUSH_POP, START_END, OP = 0, 1, 2  # kinds of ranges; OP: an operator recorded by the framework
 
 # -1: not recorded. *_id and domain index `strings`; times are integer ns on one clock.
@@ -167,7 +166,8 @@ class Capture:
     """One recording. Columns of the tables stand at the top of this module; rows keep the recording's order.
 
     ops: kernels, copies, fills (`kind`), and graph replays of which the kernels were not recorded;
-    api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits.
+    api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits;
+    osrt: calls of the operating system's libraries, with the columns of `api`.
     collector is `nsys`, `kineto`, `rocpd`, `rpd`, `rocprofv3` or `pftrace`, version the tool's (or torch's),
     schema that of the export. processes are what the tables' `process` refers to. problems are sentences
     about what was odd; whatever was left out is named there. lacks says what the recording itself is missing.
@@ -187,6 +187,7 @@ class Capture:
     info: dict[str, str] = field(default_factory=dict)
     processes: tuple[Process, ...] = (Process(),)
     lacks: tuple[Lack, ...] = ()
+    osrt: Table = field(default_factory=lambda: concat([], API_COLUMNS))
 
     @property
     def verdict(self) -> Verdict:
@@ -242,10 +243,15 @@ class Strings:
         return self.id(bare), min(int(seq.group(1)), 2**62) if seq else -1
 
 
+def distinct(values: np.ndarray) -> np.ndarray:
+    """The distinct values (m,); without a sort where there is only one, as in most recordings."""
+    return values[:1] if len(values) and (values == values[0]).all() else np.unique(values)
+
+
 def by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ...]]:
     """The tables with `process` filled in from their pids, and the processes by pid; -1 (not recorded) joins
     the only process there is, or becomes one of its own."""
-    pids = np.unique(np.concatenate([np.unique(table.pid) for table in tables]))
+    pids = np.unique(np.concatenate([distinct(table.pid) for table in tables]))
     if len(pids) > 1 and len(pids[pids >= 0]) == 1:
         pids = pids[pids >= 0]
     found = tuple(Process(pid=int(pid) if pid != -1 else None) for pid in pids) or (Process(),)

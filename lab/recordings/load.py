@@ -8,18 +8,24 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
-from lab.recordings import nsys, sqlite
+from lab.recordings import nsys, pftrace, rocpd, rocprofv3, rpd, sqlite
 from lab.recordings.capture import Capture
+from lab.recordings.combine import combined
+from lab.recordings.integrity import integrity_of
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
+from lab.recordings.nsys.parquet import load_folder
 
 START_BYTES = 4096
 _GZIP = b"\x1f\x8b"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
-_ROCPD_TABLE = re.compile(r"rocpd_kernel_dispatch(_[0-9a-f_]{36,37})?")
+# Names of its tracks and arguments; torch.profiler writes neither.
+_OLD_ROCPROF = (b'"BeginNs"', b' CPU HIP API"', b' CPU HSA API"')
 _SDK_KEY = re.compile(rb'\{\s*"rocprofiler-sdk-tool"')
 
 
@@ -74,66 +80,125 @@ FORMATS: tuple[Format, ...] = (
         lambda found: bool(found.tables & {"META_DATA_EXPORT", "META_DATA_CAPTURE", "StringIds"}),
         nsys.load,
     ),
+    Format("nsys", "an nsys export to Parquet", lambda found: nsys.is_folder(found.names), load_folder),
     Format(
         "rpd",
         "a database of rocmProfileData (.rpd)",
         lambda found: {"rocpd_op", "rocpd_api"} <= found.tables,
-        why="this version of lab does not read it",
+        rpd.load,
     ),
     Format(
         "rocpd",
         "a rocpd database (rocprofv3, rocprof-sys)",
-        lambda found: any(_ROCPD_TABLE.fullmatch(name) for name in found.tables),
-        why="this version of lab does not read it",
+        lambda found: any(rocpd.TABLE.fullmatch(name) for name in found.tables),
+        rocpd.load,
     ),
     Format(
         "rocprof-compute",
         "an analysis database of rocprof-compute: kernel metrics and a roofline, no timeline",
         lambda found: {"compute_dispatch", "compute_metadata"} <= found.tables,
-        why="this version of lab does not read it",
+        why="lab analyze FILE prints its costliest kernels with their metrics and the roof",
     ),
     Format(
         "rocprofv3",
         "rocprofv3's JSON",
         lambda found: _SDK_KEY.match(found.start.lstrip(_BLANK)) is not None,
-        why="this version of lab does not read it",
+        rocprofv3.load,
+    ),
+    Format(
+        "rocprof",
+        "a JSON trace of the first rocprof (v1, v2), which AMD has replaced and lab does not read",
+        lambda found: _json_starts(found) and any(mark in found.start for mark in _OLD_ROCPROF),
+        why="record with rocprofv3 (--output-format rocpd or json), or with torch.profiler",
     ),
     Format("kineto", "a Kineto trace", _json_starts, _kineto),
+    Format(
+        "pftrace", "a Perfetto trace", lambda found: pftrace.looks_like_packets(found.start), pftrace.load
+    ),
 )
 
 
 def load_capture(path: Path | str) -> Capture:
-    """Read any recording that FORMATS names, also gzipped; or a .nsys-rep (needs nsys).
+    """Read any recording that FORMATS names, also gzipped; a .nsys-rep (needs nsys); a folder of one job.
 
     Raises MissingError without the file, or without nsys for a .nsys-rep; BadDataError if it is empty,
     truncated, damaged or something else.
     """
-    path = Path(path)
-    with look(path) as found:
-        capture = _loader(found)(found.plain)
-    return replace(capture, source=path)
+    with look(Path(path)) as found:
+        return read_found(found)
+
+
+def read_found(found: Found) -> Capture:
+    """Read what `look` has opened."""
+    capture = _loaded(found)
+    return replace(capture, lacks=(*capture.lacks, *integrity_of(capture)))
+
+
+def _loaded(found: Found) -> Capture:
+    """The capture with what its reader alone knows of lacks."""
+    kind = kind_of(found)
+    if kind.load is None:
+        raise BadDataError(kind.what, where=found.path, fix=kind.why)
+    return replace(kind.load(found.plain), source=found.path)
 
 
 def format_of(path: Path | str) -> Format:
     """Which kind of recording it is. Raises what `load_capture` raises for one that is none."""
     with look(Path(path)) as found:
-        return _format(found)
+        return kind_of(found)
 
 
-def _loader(found: Found) -> Callable[[Path], Capture]:
-    kind = _format(found)
-    if kind.load is None:
-        raise BadDataError(kind.what, where=found.path, fix=kind.why)
-    return kind.load
+def is_recording(folder: Path) -> bool:
+    """Whether a folder is a recording as a whole."""
+    with look(folder) as found:
+        return any(one.fits(found) for one in FORMATS) or _job_format(folder) is not None
 
 
-def _format(found: Found) -> Format:
+def kind_of(found: Found) -> Format:
+    """The first format that fits."""
     for one in FORMATS:
         if one.fits(found):
             return one
+    if found.path.is_dir() and (job := _job_format(found.path)):
+        return job
     if found.path.suffix in nsys.REPORT_SUFFIXES and not found.tables:
         return Format("nsys", "a report of nsys", lambda _: True, nsys.load_report)
     raise _foreign(found)
+
+
+# What a job of several processes writes: one file each, in one folder or in one per host.
+_OF_A_JOB = ("*.db", "*.rpd", "*_results.json", "*.db.gz", "*.rpd.gz", "*_results.json.gz")
+_SEVERAL = ("rocpd", "rpd", "rocprofv3")
+_MOST_FILES = 4096
+
+
+def _job_format(folder: Path) -> Format | None:
+    """How to read a folder with the files of one job; None for any other.
+
+    Where a job was written in several formats, the first of _SEVERAL counts: they hold the same.
+    """
+    places = (folder, *(one for one in sorted(folder.iterdir()) if one.is_dir()))
+    files = [file for place in places for pattern in _OF_A_JOB for file in sorted(place.glob(pattern))]
+    if len(files) > _MOST_FILES:
+        raise BadDataError(f"a folder with {len(files):,} files: more than {_MOST_FILES:,}", where=folder)
+    kinds = {}
+    for file in files:
+        with look(file) as found:
+            kinds[file] = next((one for one in FORMATS if one.fits(found)), None)
+    for name in _SEVERAL:
+        chosen = [file for file, kind in kinds.items() if kind and kind.name == name]
+        if chosen:
+            what = f"a folder with {plural(len(chosen), 'file')} of one job"
+            return Format(name, what, lambda _: True, partial(_load_job, chosen))
+    return None
+
+
+def _load_job(files: list[Path], folder: Path) -> Capture:
+    captures = []
+    for file in files:
+        with look(file) as found:
+            captures.append(_loaded(found))
+    return combined(folder, captures)
 
 
 def _foreign(found: Found) -> BadDataError | MissingError:

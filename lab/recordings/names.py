@@ -55,8 +55,11 @@ _NOT_GEMM = re.compile(r"flash|fmha|attn|attention|splitKreduce|execute_split_k"
 # (execute_split_k_kernel only adds up, while nvjet's splitK multiplies), conv before GEMM (implicit GEMM),
 # inductor's fused kernels before the ops that their names list, optimizer before norm (LpNormFunctor).
 _TABLE = [
-    ("memcpy", r"^(CUDA |\[CUDA )?memcpy|^__amd_rocclr_copyBuffer|^Copy(Host|Device)To|^hip ?memcpy"),
-    ("memset", r"^(CUDA |\[CUDA )?memset|^__amd_rocclr_fillBuffer|^FillBuffer|^hip ?memset"),
+    (
+        "memcpy",
+        r"^(\[?CUDA )?memcpy|^__amd_rocclr_copy(Buffer|Image)|^Copy(Host|Device)To|^MEMORY_COPY|^hip ?memcpy",
+    ),
+    ("memset", r"^(CUDA |\[CUDA )?memset|^__amd_rocclr_fill(Buffer|Image)|^FillBuffer|^hip ?memset"),
     ("gemm", r"^triton_tem_\w*(mm|matmul)|fused_moe_kernel|moe_gemm"),
     ("attention", r"^triton_tem_\w*attention"),
     ("triton", r"^triton_"),
@@ -138,7 +141,7 @@ _WRAPPERS = {
 _TELLING = re.compile(
     r"launch_\w+|[A-Za-z_]\w*(?:Functor|gemm|_kernel|_cuda|Impl|Ops?(?![a-z])|_functor)\w*", re.IGNORECASE
 )
-_PLAIN = re.compile(r"^(\[?(CUDA )?(memcpy|memset)|Copy(Host|Device)To)", re.IGNORECASE)
+_PLAIN = re.compile(r"^(\[?(CUDA )?(memcpy|memset)|Copy(Host|Device)To|MEMORY_COPY_)", re.IGNORECASE)
 _NOISE = re.compile(r"<unnamed>::|\(anonymous namespace\)::|\{anonymous\}::")
 _OPENING, _CLOSING = "<([{", ">)]}"
 _DIGITS = re.compile(r"\d+")

@@ -7,12 +7,15 @@ import shutil
 import sqlite3
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
+
+import numpy as np
 
 from lab.errors import BadDataError, LabError, MissingError, writing
 
@@ -34,7 +37,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
             connection.execute("PRAGMA query_only = 1")
             connection.execute("PRAGMA trusted_schema = 0")
             yield connection
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # sqlite3 decodes a damaged schema on its own
         raise BadDataError(f"SQLite cannot read it: {error}", where=path, fix="export it again") from error
 
 
@@ -92,6 +95,17 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def is_gzip(path: Path) -> bool:
+    """Whether a file begins as gzip files do. Raises MissingError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"\x1f\x8b"
+    except FileNotFoundError as error:
+        raise MissingError("no such file", where=path) from error
+    except OSError as error:
+        raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
+
+
 @contextmanager
 def unzipped(path: Path) -> Iterator[Path]:
     """The database in a gzip file, as a temporary file within the block, because SQLite needs random access;
@@ -117,3 +131,99 @@ def _unzip(path: Path, into: BinaryIO) -> None:
             shutil.copyfileobj(file, into, 1 << 20)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadDataError(f"the gzip file is truncated or damaged: {error}", where=path) from error
+
+
+# Longer than any name that a profiler writes; a hostile cell may hold a gigabyte.
+MOST_TEXT = 1 << 16
+
+
+class Database:
+    """The base tables of an open file and their columns; columns as integer arrays, texts by id."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self.connection, self.path, self.problems = connection, path, list[str]()
+        self.columns = {name: self._columns_of(name) for name in sorted(tables_of(connection))}
+
+    def _columns_of(self, table: str) -> frozenset[str]:
+        rows = self.connection.execute(f"PRAGMA table_info({quoted(table)})")
+        return frozenset(row[1] for row in rows)
+
+    def integers(
+        self,
+        table: str,
+        needed: Mapping[str, str],
+        optional: Mapping[str, str] | None = None,
+        where: str = "",
+        values: Sequence[object] = (),
+    ) -> dict[str, np.ndarray]:
+        """Columns (n,) of int64 by our names, in the order of rowid; -1 for NULL.
+
+        An optional column is -1 where it is absent or holds something else than an integer. An absent table
+        has no rows. Raises BadDataError where a needed column is absent or holds such a value.
+        """
+        there, optional = self.columns.get(table), optional or {}
+        names = [*needed, *optional]
+        if there is None:
+            return {name: np.empty(0, dtype=np.int64) for name in names}
+        if absent := sorted(set(needed.values()) - there):
+            raise BadDataError(
+                f"{table} has no column {', '.join(absent)}: a version that lab does not support",
+                where=self.path,
+            )
+        self._check_types(table, needed.values(), where, values)
+        chosen = [f"IFNULL({quoted(name)}, -1)" for name in needed.values()]
+        for name in optional.values():
+            cell = quoted(name)
+            chosen.append(
+                f"CASE typeof({cell}) WHEN 'integer' THEN {cell} ELSE -1 END" if name in there else "-1"
+            )
+        rows = self.connection.execute(
+            f"SELECT {', '.join(chosen)} FROM {quoted(table)} {where} ORDER BY rowid", values
+        )
+        flat = np.fromiter(chain.from_iterable(rows), dtype=np.int64).reshape(-1, len(names))
+        return {name: np.ascontiguousarray(flat[:, index]) for index, name in enumerate(names)}
+
+    def _check_types(self, table: str, columns: Iterable[str], where: str, values: Sequence[object]) -> None:
+        odd = " OR ".join(f"typeof({quoted(name)}) NOT IN ('integer', 'null')" for name in columns)
+        both = f"{where} AND ({odd})" if where else f"WHERE {odd}"
+        found = self.connection.execute(
+            f"SELECT rowid FROM {quoted(table)} {both} LIMIT 1", values
+        ).fetchone()
+        if found:
+            raise BadDataError(
+                f"{table} has values that are not integers, for example in row {found[0]}", where=self.path
+            )
+
+    def texts(
+        self,
+        table: str,
+        key: str,
+        text: str,
+        where: str = "",
+        values: Sequence[object] = (),
+        only: Collection[int] | None = None,
+    ) -> dict[int, str]:
+        """Texts of at most MOST_TEXT characters by integer key, of `only` these keys or of all.
+
+        Cells of other types are left out.
+        """
+        if not {key, text} <= self.columns.get(table, frozenset()):
+            return {}
+        cell = quoted(text)
+        rows = self.connection.execute(
+            f"SELECT {quoted(key)}, SUBSTR({cell}, 1, {MOST_TEXT}) FROM {quoted(table)} "
+            f"{where or 'WHERE 1'} AND typeof({cell}) = 'text' AND typeof({quoted(key)}) = 'integer'",
+            values,
+        )
+        return {one: found for one, found in rows if only is None or one in only}
+
+
+def lookup(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray, missing: int = -1) -> np.ndarray:
+    """values (n,) of `keys` (m,) at `wanted` (n,), `missing` where there is no such key; the first of a
+    repeated key counts."""
+    if not len(keys):
+        return np.full(len(wanted), missing, dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
+    found: np.ndarray = np.where(keys[order][at] == wanted, values[order][at], missing)
+    return found

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from lab.recordings.lacks import Lack
+
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
+GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
 Schema = Mapping[str, Any]
 
 # Column names and types of each table. -1: not recorded; *_id columns index `strings`.
@@ -17,6 +20,7 @@ Schema = Mapping[str, Any]
 KERNEL_COLUMNS = {
     "ts_ns": np.int64,
     "dur_ns": np.int64,
+    "pid": np.int64,  # of its row in the file: the GPU's number, or what a merge made of it
     "device": np.int32,
     "stream": np.int64,
     "correlation": np.int64,
@@ -32,6 +36,8 @@ KERNEL_COLUMNS = {
     "bytes": np.int64,
     "smem_bytes": np.int32,
     "regs": np.int32,
+    "graph": np.int64,
+    "graph_node": np.int64,
 }
 OP_COLUMNS = {
     "ts_ns": np.int64,
@@ -202,7 +208,8 @@ class Trace:
     kernels holds kernels, copies and fills (`kind`), collectives one row per kernel with NCCL metadata
     (`kernel` is its row), comm_ops the same for the ops that launched a collective (`op` is its row);
     threads and processes hold the names that the recording gives them, each once.
-    problems are sentences about what was odd; truncated says that the end is missing.
+    problems are sentences about what was odd; truncated says that the end is missing; lacks is what the
+    recording itself is missing.
     """
 
     source: Path
@@ -218,6 +225,7 @@ class Trace:
     strings: list[str]
     problems: list[str]
     truncated: bool
+    lacks: tuple[Lack, ...] = ()
 
     def text(self, ids: np.ndarray) -> np.ndarray:
         """Texts (n,) of string ids (n,) as an object array; "" where the id is -1."""

@@ -153,16 +153,17 @@ class Chart:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Bars on rows over time, on a canvas to zoom, drag and hover; `source` is its CSV, relative to the page.
+    """Bars on rows over time, on a canvas to zoom, search and click; `source` is its CSV, `png` a picture,
+    both relative to the page.
 
-    `bars` are named typed arrays in base64, made by `lab.rooms.kernels.catalogue.gantt.canvas.packed`.
+    `bars` are compressed typed arrays in base64, made by `lab.recordings.gantt.packed`.
     """
 
     name: str
     bars: dict[str, Any]
     caption: str
     source: str
-    png: str
+    png: str = ""
     kind: ClassVar[str] = "timeline"
 
     @property

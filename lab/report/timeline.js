@@ -1,9 +1,15 @@
-// Timelines: bars on rows. Wheel zooms at the pointer, drag moves, double click shows all, the list goes to a forward.
-const LANE = { height: 26, bar: 18, top: 30, bottom: 30, right: 10 };
+// Timelines: bars on rows. Wheel zooms at the pointer, drag moves, a click tells all that is known of a bar.
+const LANE = { height: 26, bar: 18, top: 30, bottom: 30, right: 10, most: 640, label: 280 };
+const BRANCH = 4, LEVELS = 6; // a node stands for 16 nodes of the level below: far fewer to visit than bars
+const INKS = ["#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7", "#8c6bb1", "#8a6d3b", "#c0504d", "#4f9d9d"];
+const WORDS = { family: "class", op: "op", module: "module", phase: "phase", shapes: "shapes", source: "source" };
+const NONE = 0xffffffff;
 
-function numbers(text, Kind) {
-  const raw = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
-  return new Kind(raw.buffer);
+async function numbers(text, Kind) {
+  const packed = atob(text), raw = new Uint8Array(packed.length);
+  for (let at = 0; at < raw.length; at++) raw[at] = packed.charCodeAt(at);
+  const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Kind(await new Response(stream).arrayBuffer());
 }
 
 function niceStep(span, wanted) {
@@ -15,67 +21,160 @@ function duration(us) {
   return us >= 1e6 ? `${(us / 1e6).toPrecision(4)} s` : us >= 1000 ? `${(us / 1000).toPrecision(4)} ms` : `${us.toPrecision(4)} µs`;
 }
 
+function made(parent, tag, words = "", kind = "") {
+  const element = parent.appendChild(document.createElement(tag));
+  element.textContent = words;
+  if (kind) element.className = kind;
+  return element;
+}
+
 class Timeline {
   constructor(holder) {
     const spec = JSON.parse(holder.dataset.timeline);
     delete holder.dataset.timeline;
-    Object.assign(this, { holder, spec, tick: spec.tickUs });
-    this.start = numbers(spec.start, Uint32Array);
-    this.dur = numbers(spec.dur, Uint32Array);
-    this.row = numbers(spec.row, Uint16Array);
-    this.family = numbers(spec.family, Uint8Array);
-    this.name = numbers(spec.name, Uint32Array);
-    this.left = 16;
+    Object.assign(this, { holder, spec, tick: spec.tickUs, kinds: spec.kinds, left: 16, chosen: -1, hits: null, by: "family" });
+    this.tools = made(holder, "div", "", "tools");
+    this.said = made(holder, "p", "", "said");
+    this.said.setAttribute("role", "status");
+    this.plot = made(holder, "div", "", "plot");
+    this.canvas = made(this.plot, "canvas");
+    this.spacer = made(this.plot, "div");
+    this.told = made(holder, "div", "", "told");
+    this.canvas.tabIndex = 0;
+    this.canvas.setAttribute("role", "application");
+    this.canvas.setAttribute("aria-label", `${holder.dataset.name}: arrows move, plus and minus zoom, n and p go to the next and previous launch, 0 shows all, escape forgets the choice`);
+    this.load().catch((error) => { this.said.textContent = `This browser cannot draw the chart (${error.message}).`; });
+  }
+
+  async load() {
+    const { spec } = this;
+    [this.start, this.dur, this.row, this.kind] = await Promise.all([
+      numbers(spec.start, Int32Array), numbers(spec.dur, Uint32Array), numbers(spec.row, Uint32Array), numbers(spec.kind, Uint32Array),
+    ]);
+    let sum = 0;
+    const starts = new Uint32Array(this.start.length);
+    for (let at = 0; at < starts.length; at++) starts[at] = sum += this.start[at];
+    this.start = starts;
     this.split();
-    this.end = Math.max(1, this.reach.reduce((most, rows) => Math.max(most, rows[rows.length - 1] || 0), 0)) * this.tick;
+    this.end = Math.max(1, ...this.last) * this.tick;
     this.whole = [-0.01 * this.end, 1.01 * this.end];
     this.shown = [...this.whole];
-    this.tools = holder.appendChild(document.createElement("div"));
-    this.tools.className = "tools";
-    this.canvas = holder.appendChild(document.createElement("canvas"));
-    this.canvas.setAttribute("role", "img");
-    this.canvas.setAttribute("aria-label", holder.dataset.name);
+    this.rank();
     this.makeTools();
+    this.colour("family");
     this.listen();
-    new ResizeObserver(() => this.later()).observe(holder);
+    new ResizeObserver(() => this.later()).observe(this.holder);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.later());
-    this.later();
+    this.holder.dataset.ready = "true";
   }
 
   // Bars come by row, then start; reach is the furthest end up to each bar of its row, for the search.
   split() {
-    this.first = new Array(this.spec.rows.length + 1).fill(this.row.length);
-    for (let at = this.row.length - 1; at >= 0; at--) this.first[this.row[at]] = at;
-    for (let row = this.spec.rows.length - 1; row >= 0; row--) this.first[row] = Math.min(this.first[row], this.first[row + 1]);
-    this.reach = this.spec.rows.map((_, row) => {
-      const ends = new Float64Array(this.first[row + 1] - this.first[row]);
+    const rows = this.spec.rows.length, count = this.row.length;
+    this.first = new Array(rows + 1).fill(count);
+    for (let at = count - 1; at >= 0; at--) this.first[this.row[at]] = at;
+    for (let row = rows - 1; row >= 0; row--) this.first[row] = Math.min(this.first[row], this.first[row + 1]);
+    this.reach = new Float64Array(count);
+    this.last = new Array(rows).fill(0);
+    for (let row = 0; row < rows; row++) {
       let most = 0;
-      for (let at = 0; at < ends.length; at++) {
-        most = Math.max(most, this.start[this.first[row] + at] + this.dur[this.first[row] + at]);
-        ends[at] = most;
+      for (let at = this.first[row]; at < this.first[row + 1]; at++) this.reach[at] = most = Math.max(most, this.start[at] + this.dur[at]);
+      this.last[row] = most;
+    }
+    this.levels = [];
+    for (let level = 1, size = BRANCH; level <= LEVELS; level++, size *= BRANCH) {
+      const offset = [0];
+      for (let row = 0; row < rows; row++) offset.push(offset[row] + Math.floor((this.first[row + 1] - this.first[row]) / size));
+      this.levels.push({ size, offset, tone: new Uint8Array(offset[rows]), fill: new Float32Array(offset[rows]) });
+    }
+  }
+
+  // Time of each kind, so that the costliest texts get a colour of their own.
+  rank() {
+    this.spent = new Float64Array(this.kinds.name.length);
+    this.times = new Uint32Array(this.kinds.name.length);
+    for (let at = 0; at < this.kind.length; at++) { this.spent[this.kind[at]] += this.dur[at]; this.times[this.kind[at]]++; }
+  }
+
+  text(kind, column) {
+    if (column === "family") return this.spec.families[this.kinds.family[kind]].name;
+    const at = this.kinds[column] ? this.kinds[column][kind] : -1;
+    return at >= 0 ? this.spec.texts[at] : "";
+  }
+
+  // The colours by class, op, module or phase: keys, and for each kind the index of its key.
+  colour(by) {
+    this.by = by;
+    const total = new Map();
+    for (let kind = 0; kind < this.spent.length; kind++) {
+      const key = this.kinds[by][kind];
+      total.set(key, (total.get(key) || 0) + this.spent[kind]);
+    }
+    const order = [...total.keys()].filter((key) => key >= 0).sort((a, b) => total.get(b) - total.get(a));
+    if (by === "family") {
+      this.keys = this.spec.families.map((family, at) => ({ name: family.name, role: family.role, key: at, used: total.has(at) }));
+    } else {
+      this.keys = order.slice(0, INKS.length).map((key, at) => ({ name: this.spec.texts[key], ink: INKS[at], key, used: true }));
+      this.keys.push({ name: order.length > INKS.length ? `${order.length - INKS.length} others` : "other", role: "unknown", key: null, used: order.length > INKS.length });
+      this.keys.push({ name: `no ${WORDS[by]} recorded`, role: "idle", key: -1, used: total.has(-1) });
+    }
+    const index = new Map(this.keys.map((one, at) => [one.key, at]));
+    const rest = this.keys.findIndex((one) => one.key === null);
+    this.keyOf = this.kinds[by].map((key) => (index.has(key) ? index.get(key) : rest));
+    this.legend();
+    this.paint();
+  }
+
+  // Tones of kinds: the colour's key, or the last one, which is dim, where a search does not fit.
+  paint() {
+    this.dim = this.keys.length;
+    this.toneOf = Uint8Array.from(this.keyOf, (key, kind) => (this.hits && !this.hits[kind] ? this.dim : key));
+    const tones = this.dim + 1, sums = new Float64Array(tones);
+    const settle = (level, node) => {
+      let most = -1, whole = 0;
+      for (let tone = 0; tone < tones; tone++) {
+        whole += sums[tone];
+        if (sums[tone] > 0 && (most < 0 || most === this.dim || (tone !== this.dim && sums[tone] > sums[most]))) most = tone;
       }
-      return ends;
+      level.tone[node] = Math.max(most, 0);
+      level.fill[node] = whole;
+      sums.fill(0);
+    };
+    this.levels.forEach((level, depth) => {
+      const below = this.levels[depth - 1];
+      for (let row = 0; row < this.spec.rows.length; row++) {
+        for (let node = level.offset[row]; node < level.offset[row + 1]; node++) {
+          const from = (node - level.offset[row]) * BRANCH;
+          for (let child = from; child < from + BRANCH; child++) {
+            if (below) sums[below.tone[below.offset[row] + child]] += below.fill[below.offset[row] + child];
+            else { const at = this.first[row] + child; sums[this.toneOf[this.kind[at]]] += this.dur[at] + 0.01; }
+          }
+          settle(level, node);
+        }
+      }
     });
+    this.later();
   }
 
   makeTools() {
-    const all = this.tools.appendChild(document.createElement("button"));
+    const all = made(this.tools, "button", "show all");
     all.type = "button";
-    all.textContent = "show all";
     all.addEventListener("click", () => this.show(...this.whole));
     if (this.spec.marks.length) this.makeChoice();
-    const used = new Set(this.family);
-    this.spec.families.forEach((family, at) => {
-      if (!used.has(at)) return;
-      const key = this.tools.appendChild(document.createElement("span"));
-      key.className = "key";
-      key.style.setProperty("--tone", `var(--${family.role})`);
-      key.append(document.createElement("i"), family.name);
-    });
+    const ways = ["family", "op", "module", "phase"].filter((by) => this.kinds[by]);
+    if (ways.length > 1) {
+      const label = made(this.tools, "label", "colour by ");
+      const choice = made(label, "select");
+      for (const by of ways) choice.append(new Option(WORDS[by], by));
+      choice.className = "by";
+      choice.addEventListener("change", () => this.colour(choice.value));
+    }
+    this.makeSearch();
+    this.key = made(this.tools, "div", "", "keys");
   }
 
   makeChoice() {
-    const choice = this.tools.appendChild(document.createElement("select"));
+    const choice = made(this.tools, "select", "", "marks");
     choice.setAttribute("aria-label", "zoom to a forward or step");
     choice.append(new Option("go to …", ""));
     this.spec.marks.forEach(([name], at) => choice.append(new Option(name, at)));
@@ -87,44 +186,176 @@ class Timeline {
     });
   }
 
+  makeSearch() {
+    this.box = made(this.tools, "input", "", "search");
+    Object.assign(this.box, { type: "search", placeholder: "find a kernel, op, module, shape …" });
+    this.box.setAttribute("aria-label", "find launches by text");
+    const label = made(this.tools, "label", "", "regex");
+    this.regex = made(label, "input");
+    this.regex.type = "checkbox";
+    label.append(" regex");
+    for (const [words, way] of [["previous", -1], ["next", 1]]) {
+      const go = made(this.tools, "button", words);
+      go.type = "button";
+      go.addEventListener("click", () => this.step(way));
+    }
+    this.box.addEventListener("input", () => this.find());
+    this.box.addEventListener("keydown", (event) => { if (event.key === "Enter") this.step(event.shiftKey ? -1 : 1); });
+    this.regex.addEventListener("change", () => this.find());
+  }
+
+  legend() {
+    this.key.textContent = "";
+    this.keys.forEach((one, at) => {
+      if (!one.used) return;
+      const entry = made(this.key, "button", "", "key");
+      entry.type = "button";
+      entry.title = one.name;
+      entry.setAttribute("aria-pressed", "false");
+      entry.style.setProperty("--tone", one.role ? `var(--${one.role})` : one.ink);
+      made(entry, "i");
+      entry.append(one.name.length > 44 ? `${one.name.slice(0, 30)}…${one.name.slice(-12)}` : one.name);
+      entry.addEventListener("click", () => {
+        const on = entry.getAttribute("aria-pressed") !== "true";
+        for (const other of this.key.children) other.setAttribute("aria-pressed", "false");
+        entry.setAttribute("aria-pressed", String(on));
+        this.light(on ? (kind) => this.keyOf[kind] === at : null, one.name);
+      });
+    });
+  }
+
+  find() {
+    const wanted = this.box.value;
+    if (!wanted) return this.light(null);
+    let fits = (text) => text.toLowerCase().includes(wanted.toLowerCase());
+    if (this.regex.checked) {
+      try {
+        const pattern = new RegExp(wanted, "i");
+        fits = (text) => pattern.test(text);
+      } catch (error) {
+        this.said.textContent = `not a valid regular expression: ${error.message}`;
+        return undefined;
+      }
+    }
+    const hit = this.spec.texts.map(fits), columns = ["name", "op", "module", "phase", "shapes", "source"].filter((name) => this.kinds[name]);
+    return this.light((kind) => columns.some((name) => hit[this.kinds[name][kind]]), wanted);
+  }
+
+  // Show the kinds that fit in their colours and all others dim; null: everything as it is.
+  light(fits, words = "") {
+    this.hits = fits && Uint8Array.from(this.spent, (_, kind) => (fits(kind) ? 1 : 0));
+    if (!fits) this.said.textContent = "";
+    else {
+      let launches = 0, ticks = 0;
+      for (let kind = 0; kind < this.spent.length; kind++) if (this.hits[kind]) { launches += this.times[kind]; ticks += this.spent[kind]; }
+      this.said.textContent = `${launches} of ${this.kind.length} launches, ${duration(ticks * this.tick)}: ${words}`;
+    }
+    this.paint();
+  }
+
+  step(way) {
+    const count = this.kind.length;
+    if (!count || (this.hits && !this.hits.includes(1))) return;
+    let at = this.chosen;
+    do { at = at < 0 ? (way > 0 ? 0 : count - 1) : (at + way + count) % count; } while (this.hits && !this.hits[this.kind[at]]);
+    this.choose(at, true);
+  }
+
+  choose(bar, go = false) {
+    this.chosen = bar;
+    this.told.textContent = "";
+    if (bar >= 0) this.tellAll(bar);
+    if (bar >= 0 && go) this.reveal(bar);
+    this.later();
+  }
+
+  // Move, and where a bar would be too small to see, zoom, until the bar is in view.
+  reveal(bar) {
+    const from = this.start[bar] * this.tick, to = from + this.dur[bar] * this.tick;
+    let span = this.shown[1] - this.shown[0];
+    if ((to - from) / span < 0.005) span = Math.max((to - from) * 40, 200 * this.tick);
+    if (span !== this.shown[1] - this.shown[0] || from < this.shown[0] || to > this.shown[1]) this.show((from + to - span) / 2, (from + to + span) / 2);
+    const top = this.row[bar] * LANE.height, height = this.height - LANE.top - LANE.bottom;
+    if (top < this.plot.scrollTop || top + LANE.height > this.plot.scrollTop + height) this.plot.scrollTop = top - height / 2;
+  }
+
+  tellAll(bar) {
+    const kind = this.kind[bar], list = made(this.told, "dl");
+    const rows = [
+      ["kernel", this.text(kind, "name")], ["class", this.text(kind, "family")], ["op", this.text(kind, "op")],
+      ["shapes", this.text(kind, "shapes")], ["module", this.text(kind, "module")], ["phase", this.text(kind, "phase")],
+      ["source", this.text(kind, "source")], ["row", this.spec.rows[this.row[bar]]],
+      ["start", `${(this.start[bar] * this.tick / 1000).toFixed(6)} ms`], ["duration", duration(this.dur[bar] * this.tick)],
+      ["launches like it", `${this.times[kind]}, ${duration(this.spent[kind] * this.tick)} in all`],
+    ];
+    for (const [words, value] of rows) { made(list, "dt", words); made(list, "dd", value || "not recorded"); }
+    for (const column of ["name", "op", "module"]) {
+      if (!this.text(kind, column)) continue;
+      const same = made(this.told, "button", `highlight this ${column === "name" ? "kernel" : column}`);
+      same.type = "button";
+      same.addEventListener("click", () => this.light((other) => this.kinds[column][other] === this.kinds[column][kind], this.text(kind, column)));
+    }
+  }
+
   show(from, to) {
     const least = 20 * this.tick;
     if (to - from < least) [from, to] = [(from + to - least) / 2, (from + to + least) / 2];
     this.shown = [Math.max(from, this.whole[0]), Math.min(to, this.whole[1])];
+    if (this.shown[1] - this.shown[0] < least) this.shown = [...this.whole];
     this.later();
   }
 
+  zoom(centre, factor) { this.show(centre - (centre - this.shown[0]) * factor, centre + (this.shown[1] - centre) * factor); }
+
+  pan(us) {
+    const room = Math.min(Math.max(us, this.whole[0] - this.shown[0]), this.whole[1] - this.shown[1]);
+    this.show(this.shown[0] + room, this.shown[1] + room);
+  }
+
   later() {
-    if (this.waiting) return;
+    if (this.waiting || !this.keyOf) return;
     this.waiting = true;
     requestAnimationFrame(() => { this.waiting = false; this.draw(); });
   }
 
-  tone(role) { return getComputedStyle(this.holder).getPropertyValue(`--${role}`); }
   px(us) { return this.left + (us - this.shown[0]) / (this.shown[1] - this.shown[0]) * (this.width - this.left - LANE.right); }
   us(px) { return this.shown[0] + (px - this.left) / (this.width - this.left - LANE.right) * (this.shown[1] - this.shown[0]); }
-  top(row) { return LANE.top + row * LANE.height + (LANE.height - LANE.bar) / 2; }
+  top(row) { return LANE.top + row * LANE.height - this.plot.scrollTop + (LANE.height - LANE.bar) / 2; }
 
   draw() {
-    const scale = window.devicePixelRatio || 1;
-    this.width = Math.max(480, this.holder.clientWidth);
-    this.height = LANE.top + LANE.bottom + this.spec.rows.length * LANE.height;
+    const began = performance.now(), scale = window.devicePixelRatio || 1, rows = this.spec.rows.length;
+    const style = getComputedStyle(this.holder), tone = (role) => style.getPropertyValue(`--${role}`);
+    this.inks = Object.fromEntries(["ink", "muted", "rule", "paper", "fail", "idle"].map((role) => [role, tone(role)]));
+    this.tones = [...this.keys.map((one) => (one.role ? tone(one.role) : one.ink)), this.inks.idle];
+    this.width = Math.max(480, this.plot.clientWidth);
+    const full = LANE.top + LANE.bottom + rows * LANE.height;
+    this.height = Math.min(full, LANE.most);
     this.canvas.width = this.width * scale;
     this.canvas.height = this.height * scale;
     this.canvas.style.height = `${this.height}px`;
+    this.plot.style.height = `${this.height}px`;
+    this.spacer.style.height = `${full - this.height}px`;
     const pen = this.pen = this.canvas.getContext("2d");
     pen.setTransform(scale, 0, 0, scale, 0, 0);
     pen.font = "12px system-ui, sans-serif";
-    this.left = 16 + Math.max(...this.spec.rows.map((label) => pen.measureText(label).width));
+    if (!this.labelWidth) this.labelWidth = Math.min(LANE.label, this.spec.rows.reduce((most, label) => Math.max(most, pen.measureText(label).width), 0));
+    this.left = 16 + this.labelWidth;
+    const from = Math.floor(this.plot.scrollTop / LANE.height);
+    this.visible = [from, Math.min(rows, Math.ceil((this.plot.scrollTop + this.height - LANE.top - LANE.bottom) / LANE.height))];
     pen.save();
     pen.beginPath();
-    pen.rect(this.left, 0, this.width - this.left - LANE.right, this.height);
+    pen.rect(this.left, 0, this.width - this.left - LANE.right, this.height - LANE.bottom + 2);
     pen.clip();
     this.bands();
+    pen.beginPath();
+    pen.rect(this.left, LANE.top - 4, this.width - this.left - LANE.right, this.height - LANE.bottom - LANE.top + 6);
+    pen.clip();
     this.shades();
-    this.spec.rows.forEach((_, row) => this.bars(row));
+    for (let row = this.visible[0]; row < this.visible[1]; row++) this.bars(row);
+    this.outline();
     pen.restore();
     this.axes();
+    this.holder.dataset.drawMs = (performance.now() - began).toFixed(2);
   }
 
   bands() {
@@ -133,10 +364,10 @@ class Timeline {
       const left = Math.max(this.px(from), this.left), right = Math.min(this.px(to), this.width - LANE.right);
       if (right < this.left || left > this.width) return;
       this.pen.globalAlpha = at % 2 ? 0.2 : 0.5;
-      this.pen.fillStyle = this.tone("rule");
+      this.pen.fillStyle = this.inks.rule;
       this.pen.fillRect(left, LANE.top - 4, Math.max(right - left, 0.5), bottom - LANE.top + 4);
       this.pen.globalAlpha = 1;
-      this.pen.fillStyle = this.tone("muted");
+      this.pen.fillStyle = this.inks.muted;
       if (this.pen.measureText(name).width < right - left) {
         this.pen.textAlign = "center";
         this.pen.fillText(name, (left + right) / 2, LANE.top - 10);
@@ -146,74 +377,126 @@ class Timeline {
 
   shades() {
     this.pen.globalAlpha = 0.16;
-    this.pen.fillStyle = this.tone("fail");
+    this.pen.fillStyle = this.inks.fail;
     for (const [row, from, to] of this.spec.shades) {
-      if (to < this.shown[0] || from > this.shown[1]) continue;
-      this.pen.fillRect(this.px(from), LANE.top + row * LANE.height, Math.max(this.px(to) - this.px(from), 0.5), LANE.height);
+      if (to < this.shown[0] || from > this.shown[1] || row < this.visible[0] || row >= this.visible[1]) continue;
+      this.pen.fillRect(this.px(from), this.top(row) - (LANE.height - LANE.bar) / 2, Math.max(this.px(to) - this.px(from), 0.5), LANE.height);
     }
     this.pen.globalAlpha = 1;
   }
 
   // The first bar of a row that ends after `us`: ends that only grow can be searched.
   firstAfter(row, us) {
-    const ends = this.reach[row];
-    let low = 0, high = ends.length;
+    let low = this.first[row], high = this.first[row + 1];
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (ends[middle] * this.tick < us) low = middle + 1; else high = middle;
+      if (this.reach[middle] * this.tick < us) low = middle + 1; else high = middle;
     }
-    return this.first[row] + low;
+    return low;
   }
 
-  // A bar that a pixel can show is drawn as it is; shorter ones add up in their pixel, which is as strong as it is busy.
+  // The first bar of a row that starts after `us`.
+  firstBeyond(row, us) {
+    let low = this.first[row], high = this.first[row + 1];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.start[middle] * this.tick <= us) low = middle + 1; else high = middle;
+    }
+    return low;
+  }
+
+  // A bar that a pixel can show is drawn as it is; shorter ones add up in their pixel, which is as strong as it
+  // is busy, and a node of the tree stands for all bars of its pixel.
   bars(row) {
-    const tones = this.spec.families.map((family) => this.tone(family.role)), count = tones.length;
-    const across = Math.ceil(this.width), filled = new Float64Array(across * count), top = this.top(row);
-    for (let at = this.firstAfter(row, this.shown[0]); at < this.first[row + 1]; at++) {
-      const from = this.start[at] * this.tick;
-      if (from > this.shown[1]) break;
-      const left = this.px(from), right = this.px(from + this.dur[at] * this.tick);
-      if (right - left < 1.5) {
-        const pixel = Math.floor((left + right) / 2);
-        if (pixel >= 0 && pixel < across) filled[pixel * count + this.family[at]] += Math.max(right - left, 0.01);
-        continue;
+    const { pen, tones, start, dur, kind, toneOf, tick } = this, count = tones.length, top = this.top(row);
+    const across = Math.ceil(this.width), begin = this.first[row], stop = this.firstBeyond(row, this.shown[1]);
+    if (!this.filled || this.filled.length < across * count) this.filled = new Float32Array(across * count);
+    const filled = this.filled.fill(0), perUs = (this.width - this.left - LANE.right) / (this.shown[1] - this.shown[0]);
+    const zero = this.left - this.shown[0] * perUs, scale = tick * perUs, pixel = 1 / scale;
+    const add = (at, tone, ticks) => {
+      if (at >= 0 && at < across) filled[at * count + tone] += Math.max(ticks * scale, 0.01);
+    };
+    let at = this.firstAfter(row, this.shown[0]), words = 0;
+    walk: while (at < stop) {
+      for (let depth = LEVELS - 1; depth >= 0; depth--) {
+        const { size, offset, tone, fill } = this.levels[depth];
+        if ((at - begin) % size || at + size > stop) continue;
+        if (start[at + size - 1] + dur[at + size - 1] - start[at] >= pixel) continue;
+        const node = offset[row] + (at - begin) / size;
+        add(Math.floor(zero + start[at] * scale), tone[node], fill[node]);
+        at += size;
+        continue walk;
       }
-      this.pen.fillStyle = tones[this.family[at]];
-      this.pen.fillRect(left, top, right - left, LANE.bar);
+      const left = zero + start[at] * scale, wide = dur[at] * scale, tone = toneOf[kind[at]];
+      if (wide < 1.5) add(Math.floor(left + wide / 2), tone, dur[at]);
+      else {
+        pen.fillStyle = tones[tone];
+        if (tone === this.dim) pen.globalAlpha = 0.35;
+        pen.fillRect(left, top, wide, LANE.bar);
+        pen.globalAlpha = 1;
+        if (wide > 48 && words < 400) { this.word(at, left, wide, top); words++; }
+      }
+      at++;
     }
-    this.pixels(filled, tones, top);
+    this.pixels(filled, count, top, across);
   }
 
-  pixels(filled, tones, top) {
-    for (let pixel = 0; pixel * tones.length < filled.length; pixel++) {
-      let most = 0, whole = 0;
-      for (let family = 0; family < tones.length; family++) {
-        const here = filled[pixel * tones.length + family];
+  word(bar, left, wide, top) {
+    const { pen } = this, from = Math.max(left, this.left) + 4, room = Math.min(left + wide, this.width - LANE.right) - from - 4;
+    const name = this.spec.short[this.kinds.name[this.kind[bar]]], fits = Math.floor(room / 6.6);
+    if (fits < 4) return;
+    pen.fillStyle = this.inks.paper;
+    pen.textAlign = "left";
+    pen.fillText(name.length > fits ? `${name.slice(0, fits - 1)}…` : name, from, top + LANE.bar - 5);
+  }
+
+  // A pixel has the colour with most time in it; what a search fits comes before what is dim.
+  pixels(filled, count, top, across) {
+    const { pen } = this;
+    for (let pixel = 0; pixel < across; pixel++) {
+      let most = -1, whole = 0;
+      for (let tone = 0; tone < count; tone++) {
+        const here = filled[pixel * count + tone];
+        if (!here) continue;
         whole += here;
-        if (here > filled[pixel * tones.length + most]) most = family;
+        if (most < 0 || most === this.dim || (tone !== this.dim && here > filled[pixel * count + most])) most = tone;
       }
-      if (!whole) continue;
-      this.pen.globalAlpha = 0.2 + 0.8 * Math.min(1, whole);
-      this.pen.fillStyle = tones[most];
-      this.pen.fillRect(pixel, top, 1, LANE.bar);
+      if (most < 0) continue;
+      const strong = 0.2 + 0.8 * Math.min(1, whole);
+      pen.globalAlpha = most === this.dim ? 0.35 * strong : this.hits ? Math.max(0.7, strong) : strong;
+      pen.fillStyle = this.tones[most];
+      pen.fillRect(pixel, top, 1, LANE.bar);
     }
-    this.pen.globalAlpha = 1;
+    pen.globalAlpha = 1;
+  }
+
+  outline() {
+    if (this.chosen < 0) return;
+    const left = this.px(this.start[this.chosen] * this.tick), wide = this.dur[this.chosen] * this.tick * (this.px(1) - this.px(0));
+    this.pen.strokeStyle = this.inks.ink;
+    this.pen.lineWidth = 2;
+    this.pen.strokeRect(left - 1, this.top(this.row[this.chosen]) - 1, Math.max(wide, 2) + 2, LANE.bar + 2);
   }
 
   axes() {
     const { pen } = this, bottom = this.height - LANE.bottom;
-    pen.fillStyle = this.tone("ink");
+    pen.save();
+    pen.beginPath();
+    pen.rect(0, LANE.top - 4, this.left, bottom - LANE.top + 6);
+    pen.clip();
+    pen.fillStyle = this.inks.ink;
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    this.spec.rows.forEach((label, row) => pen.fillText(label, this.left - 8, this.top(row) + LANE.bar / 2));
+    for (let row = this.visible[0]; row < this.visible[1]; row++) pen.fillText(this.spec.rows[row], this.left - 8, this.top(row) + LANE.bar / 2);
+    pen.restore();
     pen.textBaseline = "alphabetic";
-    pen.fillStyle = this.tone("muted");
+    pen.fillStyle = this.inks.muted;
     pen.textAlign = "center";
     const step = niceStep(this.shown[1] - this.shown[0], (this.width - this.left) / 110);
     const digits = Math.max(0, 3 - Math.floor(Math.log10(step)));
     for (let k = Math.ceil(this.shown[0] / step); k * step <= this.shown[1]; k++) {
       pen.fillRect(this.px(k * step), bottom, 1, 4);
-      pen.fillText((k * step / 1000).toFixed(Math.min(digits, 4)), this.px(k * step), bottom + 17);
+      pen.fillText((k * step / 1000).toFixed(Math.min(digits, 6)), this.px(k * step), bottom + 17);
     }
     pen.textAlign = "right";
     pen.fillText("ms", this.left - 8, bottom + 17);
@@ -224,15 +507,16 @@ class Timeline {
     return { x: (event.clientX - box.left) * this.width / box.width, y: (event.clientY - box.top) * this.height / box.height };
   }
 
-  // The bar under the pointer; of several that touch the pixel, the longest.
+  // The bar under the pointer; of several that touch the pixel, the longest that a search fits.
   under({ x, y }) {
-    const row = Math.floor((y - LANE.top) / LANE.height);
-    if (row < 0 || row >= this.spec.rows.length || x < this.left) return -1;
-    const low = this.us(x - 1), high = this.us(x + 1);
+    const row = Math.floor((y - LANE.top + this.plot.scrollTop) / LANE.height);
+    if (row < 0 || row >= this.spec.rows.length || x < this.left || y < LANE.top || y > this.height - LANE.bottom) return -1;
+    const low = this.us(x - 1), high = this.us(x + 1), stop = this.firstBeyond(row, high);
+    const rating = (at) => this.dur[at] + (this.hits && this.hits[this.kind[at]] ? NONE : 0);
     let found = -1;
-    for (let at = this.firstAfter(row, low); at < this.first[row + 1] && this.start[at] * this.tick <= high; at++) {
+    for (let at = Math.max(this.firstAfter(row, low), stop - 4096); at < stop; at++) {
       const ends = (this.start[at] + this.dur[at]) * this.tick;
-      if (ends >= low && (found < 0 || this.dur[at] > this.dur[found])) found = at;
+      if (ends >= low && (found < 0 || rating(at) > rating(found))) found = at;
     }
     return found;
   }
@@ -240,26 +524,45 @@ class Timeline {
   tell(place) {
     const bar = this.under(place);
     if (bar < 0) { delete this.canvas.dataset.tip; return; }
-    const family = this.spec.families[this.family[bar]].name;
-    this.canvas.dataset.tip = `${this.spec.names[this.name[bar]]} · ${duration(this.dur[bar] * this.tick)} at ${(this.start[bar] * this.tick / 1000).toFixed(4)} ms · ${family}`;
+    const kind = this.kind[bar], op = this.text(kind, "op");
+    this.canvas.dataset.tip = `${this.spec.short[this.kinds.name[kind]]} · ${duration(this.dur[bar] * this.tick)} at ${(this.start[bar] * this.tick / 1000).toFixed(4)} ms · ${this.text(kind, "family")}${op ? ` · ${op}` : ""}`;
   }
 
   listen() {
     let held = null;
     this.canvas.addEventListener("wheel", (event) => {
+      if (event.shiftKey) return;
       event.preventDefault();
-      const centre = this.us(this.at(event).x), factor = event.deltaY > 0 ? 1.3 : 1 / 1.3;
-      this.show(centre - (centre - this.shown[0]) * factor, centre + (this.shown[1] - centre) * factor);
+      this.zoom(this.us(this.at(event).x), event.deltaY > 0 ? 1.3 : 1 / 1.3);
     }, { passive: false });
-    this.canvas.addEventListener("pointerdown", (event) => { held = { x: this.at(event).x, shown: [...this.shown] }; });
+    this.canvas.addEventListener("pointerdown", (event) => { held = { ...this.at(event), shown: [...this.shown] }; });
     this.canvas.addEventListener("pointermove", (event) => {
       if (!held) { this.tell(this.at(event)); return; }
       const moved = (held.x - this.at(event).x) / (this.width - this.left - LANE.right) * (held.shown[1] - held.shown[0]);
-      const room = Math.min(Math.max(moved, this.whole[0] - held.shown[0]), this.whole[1] - held.shown[1]);
-      this.show(held.shown[0] + room, held.shown[1] + room);
+      this.pan(held.shown[0] + moved - this.shown[0]);
     });
-    window.addEventListener("pointerup", () => { held = null; });
+    window.addEventListener("pointerup", (event) => {
+      if (held && event.target === this.canvas && Math.abs(this.at(event).x - held.x) < 3) this.choose(this.under(this.at(event)));
+      held = null;
+    });
     this.canvas.addEventListener("dblclick", () => this.show(...this.whole));
+    this.plot.addEventListener("scroll", () => this.later());
+    this.canvas.addEventListener("keydown", (event) => this.press(event));
+  }
+
+  press(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const span = this.shown[1] - this.shown[0], middle = (this.shown[0] + this.shown[1]) / 2;
+    const keys = {
+      ArrowLeft: () => this.pan(-span / 10), ArrowRight: () => this.pan(span / 10),
+      ArrowUp: () => { this.plot.scrollTop -= LANE.height; }, ArrowDown: () => { this.plot.scrollTop += LANE.height; },
+      "+": () => this.zoom(middle, 1 / 1.5), "=": () => this.zoom(middle, 1 / 1.5), "-": () => this.zoom(middle, 1.5),
+      0: () => this.show(...this.whole), Home: () => this.show(...this.whole), n: () => this.step(1), p: () => this.step(-1),
+      Escape: () => this.choose(-1), "/": () => this.box.focus(),
+    };
+    if (!keys[event.key]) return;
+    event.preventDefault();
+    keys[event.key]();
   }
 }
 

@@ -35,28 +35,34 @@ def room(name: str) -> Room:
     return cast(Room, importlib.import_module(f"lab.rooms.{name}"))
 
 
-def room_of(folder: Path) -> Room:
-    """The room whose recordings `folder` holds, for a folder that lab did not make.
+def room_of(path: Path) -> Room:
+    """The room that analyses a recording, or a folder of some, that lab did not make.
 
-    Raises MissingError where none recognises it, UsageError where several do.
+    A room that knows the layout of a folder comes first, then the one that reads recordings of any kind.
+    Raises MissingError where none does, UsageError where several know the layout.
     """
-    if not folder.is_dir():
-        raise MissingError(
-            "no such folder" if not folder.exists() else "this is a file, not a folder", where=folder
-        )
-    found = [name for name in names() if room(name).recognises(folder)]
+    if not path.exists():
+        raise MissingError("no such file or folder", where=path)
+    found = [name for name in names() if path.is_dir() and room(name).recognises(path)]
     if len(found) > 1:
         raise UsageError(
             f"this folder holds recordings of several rooms: {', '.join(found)}",
-            where=folder,
+            where=path,
             fix="name the folder of one of them",
         )
+    found = found or [name for name in names() if _reads(room(name), path)]
     if found:
         return room(found[0])
     raise MissingError(
-        "no room recognises what lies in this folder",
-        where=folder,
+        "no room recognises what lies in this folder" if path.is_dir() else "not a recording that lab reads",
+        where=path,
         fix="a sweep looks like {T}thread/nccl_{C}channels/torch_profiler/rank{r}/*.json[.gz]; for other "
-        "rooms see docs/nan.md, docs/nsys.md and docs/kernels.md; "
-        "one file: `lab nan parse`, `lab nsys summary`, `lab kernels unique`",
+        "rooms see docs/nan.md, docs/nsys.md and docs/kernels.md; recordings are traces of torch.profiler, "
+        "exports of nsys, databases and traces of rocprofv3; a nixnan log: `lab nan parse`",
     )
+
+
+def _reads(one: Room, path: Path) -> bool:
+    """Only a room for recordings of any kind has `reads`."""
+    reads: Callable[[Path], bool] | None = getattr(one, "reads", None)
+    return reads is not None and reads(path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,12 +21,15 @@ from lab.recordings.capture import (
     Device,
     Process,
     Strings,
+    by_process,
     filled,
 )
+from lab.recordings.kineto.owners import owners
 from lab.recordings.tables import Schema, Table, Trace, concat
 from lab.recordings.views import gemm_instances
 
-_COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
+_COPY = re.compile(r"Memcpy (\w+)(?: \((\w+) -> (\w+)\))?")
+_RANK = re.compile(r"\[?R(?:ank)? ?(\d{1,6})\b", re.IGNORECASE)  # as merges name the processes of a rank
 _LONG = {
     "HtoD": "Host-to-Device",
     "DtoH": "Device-to-Host",
@@ -37,40 +42,53 @@ _LONG = {
 def from_kineto(trace: Trace) -> Capture:
     """The capture of a torch.profiler trace: annotations and CPU operators become ranges.
 
-    Kernels of a Kineto trace carry no process id, so they are joined to the calls of the process that made
-    most of them. GPU-side annotations are left out, because the projection computes them again.
+    Kernels of a Kineto trace carry no process id. In a file of one process they are its own; in a merged
+    file their process follows from the calls (`owners`). GPU-side annotations are left out, because the
+    projection computes them again.
     """
-    pid, problems = _process(trace)
     words = Strings(trace.strings)
+    (api, ranges), processes = by_process(
+        [_renamed(trace.runtime, API_COLUMNS, corr=trace.runtime.correlation), _ranges_of(trace, words)]
+    )
+    process, problems = owners(trace, api, len(processes))
+    if (process < 0).any():
+        processes = (*processes, Process(name="unknown"))
+        process = np.where(process < 0, len(processes) - 1, process)
     return Capture(
         source=trace.source,
         collector="kineto",
         version=trace.meta.torch_version,
         schema=None,
-        ops=_ops_of(trace, pid),
-        api=_renamed(trace.runtime, API_COLUMNS, corr=trace.runtime.correlation),
-        ranges=_ranges_of(trace, words),
+        ops=_ops_of(trace, process, processes),
+        api=api,
+        ranges=ranges,
         sync=concat([], SYNC_COLUMNS),
         strings=words.texts,
         devices=tuple(Device(device=i, name=name) for i, name in enumerate(trace.meta.devices)),
         problems=[*trace.problems, *problems],
-        processes=(Process(pid=pid if pid >= 0 else None, rank=trace.meta.rank, host=trace.meta.host),),
+        processes=_described(trace, processes),
+        lacks=trace.lacks,
     )
 
 
-def _process(trace: Trace) -> tuple[int, list[str]]:
-    pids, counts = np.unique(trace.runtime.pid, return_counts=True)
-    if len(pids) == 0:
-        return -1, []
-    pid = int(pids[counts.argmax()])
-    note = f"{len(pids)} processes made API calls; all kernels are attributed to process {pid}"
-    return pid, [note] if len(pids) > 1 else []
+def _described(trace: Trace, processes: tuple[Process, ...]) -> tuple[Process, ...]:
+    """The processes with the trace's rank and host, which are one process's; with their names, if several."""
+    if len(processes) == 1:
+        return (replace(processes[0], rank=trace.meta.rank, host=trace.meta.host),)
+    names = dict(zip(trace.processes.pid.tolist(), trace.text(trace.processes.name_id), strict=True))
+    found = []
+    for one in processes:
+        name = one.name or names.get(one.pid) or None
+        rank = _RANK.match(name) if name else None
+        found.append(replace(one, name=name, rank=int(rank[1]) if rank else None))
+    return tuple(found)
 
 
-def _ops_of(trace: Trace, pid: int) -> Table:
+def _ops_of(trace: Trace, process: np.ndarray, processes: tuple[Process, ...]) -> Table:
     kernels = trace.kernels
+    pids = np.array([-1 if one.pid is None else one.pid for one in processes], dtype=np.int64)
     same = {name: getattr(kernels, name) for name in OPS_COLUMNS if name in set(kernels)}
-    copies = _copies(trace)
+    copies = {name: codes[kernels.name_id] for name, codes in copy_kinds(trace.strings).items()}
     return filled(
         OPS_COLUMNS,
         len(kernels),
@@ -79,17 +97,20 @@ def _ops_of(trace: Trace, pid: int) -> Table:
             "start_ns": kernels.ts_ns,
             "end_ns": kernels.ts_ns + kernels.dur_ns,
             "corr": kernels.correlation,
-            "process": np.zeros(len(kernels)),
-            "pid": np.full(len(kernels), pid),
+            "process": process,
+            "pid": pids[process],
             "dynamic_smem_bytes": kernels.smem_bytes,
             **copies,
         },
     )
 
 
-def _copies(trace: Trace) -> dict[str, np.ndarray]:
-    """nsys' numbers for what Kineto writes into a name such as `Memcpy HtoD (Pageable -> Device)`."""
-    found = [_COPY.match(text) for text in trace.strings]
+def copy_kinds(names: Sequence[str]) -> dict[str, np.ndarray]:
+    """nsys' numbers for what Kineto writes into a name such as `Memcpy HtoD (Pageable -> Device)`.
+
+    Columns (n + 1,) copy_kind, src_kind and dst_kind by name; -1 for other names, and at the end.
+    """
+    found = [_COPY.match(text) for text in names]
     columns = {}
     for name, group, known in (
         ("copy_kind", 1, COPY_KINDS),
@@ -98,7 +119,7 @@ def _copies(trace: Trace) -> dict[str, np.ndarray]:
     ):
         numbers = {text: number for number, text in known.items()}
         codes = [numbers.get(_LONG.get(one[group], one[group]), -1) if one else -1 for one in found]
-        columns[name] = np.array([*codes, -1], dtype=np.int16)[trace.kernels.name_id]
+        columns[name] = np.array([*codes, -1], dtype=np.int16)
     return columns
 
 
@@ -130,4 +151,4 @@ def _flops(trace: Trace) -> np.ndarray:
 def _renamed(table: Table, schema: Schema, **more: np.ndarray) -> Table:
     same = {name: getattr(table, name) for name in schema if name in set(table)}
     times = {"start_ns": table.ts_ns, "end_ns": table.ts_ns + table.dur_ns}
-    return filled(schema, len(table), {"process": np.zeros(len(table))} | same | times | more)
+    return filled(schema, len(table), same | times | more)

@@ -17,6 +17,7 @@ from lab.recordings.kineto.events import (
     Args,
 )
 from lab.recordings.kineto.frame import integer_of, trace_meta
+from lab.recordings.kineto.indices import EventIndices, cut_short
 from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
 from lab.recordings.kineto.values import ColumnEncoder, Lookup
 from lab.recordings.pieces import EventPieces, Piece
@@ -40,6 +41,7 @@ TABLE_OF = {
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes")
 _PH, _CAT, _NAME, _TS, _DUR = (attrgetter(name) for name in ("ph", "cat", "name", "ts", "dur"))
 _ARGS = attrgetter("args")
+_COPY_KIND = attrgetter("copy_kind")
 
 
 class Columns:
@@ -50,6 +52,7 @@ class Columns:
         self._pieces = pieces
         self._decoder = EventDecoder(pieces, self.problems)
         self._encode = ColumnEncoder(self.problems)
+        self._indices = EventIndices()
         self._chunks: dict[str, list[dict[str, np.ndarray]]] = defaultdict(list)
         self._num_rows: Counter[str] = Counter()
         self._table_of = Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
@@ -86,6 +89,7 @@ class Columns:
             strings=self._encode.strings.list,
             problems=[text if n == 1 else f"{text} ({n} times)" for text, n in self.problems.items()],
             truncated=self._pieces.cut is not None,
+            lacks=(*self._indices.lacks(), *cut_short(self._pieces.cut)),
             **found,
         )
 
@@ -112,6 +116,7 @@ class Columns:
         self._add_runtime(*timed["runtime"])
         self._add_ranges(*timed["ranges"])
         self._add_names([event for event in rows["names"] if event.ph == "M"])
+        self._indices.add(rows)
 
     def _add_gpu(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
         if not events:
@@ -119,8 +124,9 @@ class Columns:
         args = list(map(_ARGS, events))
         columns["kind"] = np.fromiter(map(self._kind_of.__getitem__, map(_CAT, events)), np.int8, len(events))
         device, stream = self._encode.ints(args, "device"), self._encode.ints(args, "stream")
-        columns["device"] = _int32(np.where(device < 0, columns.pop("pid"), device))
-        columns["stream"] = np.where(stream < 0, columns.pop("tid"), stream)
+        columns["device"] = _int32(np.where(device < 0, columns["pid"], device))
+        moved = self._encode.ints(args, "original_stream")
+        columns["stream"] = np.where(moved >= 0, moved, np.where(stream < 0, columns.pop("tid"), stream))
         columns["correlation"] = self._encode.ints(args, "correlation")
         columns["external_id"] = self._encode.ints(args, "external_id")
         columns["bytes"] = self._encode.ints(args, "bytes_")
@@ -130,8 +136,19 @@ class Columns:
                 columns[f"{name}_{axis}"] = _int32(sizes[index::3])
         for name in ("smem_bytes", "regs"):
             columns[name] = _int32(self._encode.ints(args, name))
+        for name in ("graph", "graph_node"):
+            ids = self._encode.ints(args, name)
+            columns[name] = np.where(ids > 0, ids, -1)
+        self._name_copies(args, columns)
         self._append("kernels", columns, events)
         self._add_collectives("collectives", "kernel", "kernels", args)
+
+    def _name_copies(self, args: list[Args], columns: dict[str, np.ndarray]) -> None:
+        """Kineto's name for the copies of torch's CUPTI monitor, whose kinds are arguments."""
+        for row in compress(range(len(args)), map(_COPY_KIND, args)):
+            one = args[row]
+            name = copy_name(one.copy_kind, one.src_kind, one.dst_kind)
+            columns["name_id"][row] = self._encode.strings[name]
 
     def _add_collectives(self, table: str, row: str, of: str, args: list[Args]) -> None:
         """Rows for those of the last `args` of the table `of` that describe a collective."""
@@ -235,6 +252,11 @@ class Columns:
         if (times_us >= FLOAT_EXACT_US).any():
             raise _TooLarge
         return float_us_to_ns(times_us)
+
+
+def copy_name(kind: str, source: str, target: str) -> str:
+    """Kineto's name of a copy."""
+    return f"Memcpy {kind} ({source} -> {target})" if source and target else f"Memcpy {kind}"
 
 
 def _has_grid(args: Args) -> bool:

@@ -17,10 +17,16 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     rf_id: int = msgspec.field(name="Record function id", default=-1)
     device: int | str = -1  # HIP runtime calls write some of these as text
     stream: int | str = -1
+    original_stream: int | str = -1  # where a viewer's lane has replaced stream
     correlation: int = -1
+    graph: int = msgspec.field(name="graph id", default=0)  # 0: launched without a graph
+    graph_node: int = msgspec.field(name="graph node id", default=0)
     regs: int = msgspec.field(name="registers per thread", default=-1)
     smem_bytes: int = msgspec.field(name="shared memory", default=-1)
     bytes_: int | str = msgspec.field(name="bytes", default=-1)
+    copy_kind: str = msgspec.field(name="copy kind", default="")
+    src_kind: str = msgspec.field(name="src kind", default="")
+    dst_kind: str = msgspec.field(name="dst kind", default="")
     grid: tuple[int, int, int] = NO_SIZE
     block: tuple[int, int, int] = NO_SIZE
     collective: str = msgspec.field(name="Collective name", default="")
@@ -35,6 +41,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     pg_ranks: str = msgspec.field(name="Process Group Ranks", default="")
     seq: int = msgspec.field(name="Seq", default=-1)
     concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_RAW)
+    ev_idx: int | str = msgspec.field(name="Ev Idx", default=-1)
     types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_RAW)
     strides: msgspec.Raw = msgspec.field(name="Input Strides", default=_NO_RAW)
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_RAW)

@@ -1,9 +1,10 @@
-"""An SQLite export, opened read-only: its tables, and their columns as integer arrays."""
+"""An export: its tables, and their columns as integer arrays; the one to SQLite among them."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,41 @@ SCHEMA_MAJOR = 3  # of the exports that were read so far: 3.20.3, 3.24.14, 3.25.
 
 _NSYS_TABLES = ("StringIds", "META_DATA_EXPORT", "META_DATA_CAPTURE")
 PREFIX = "CUPTI_ACTIVITY_KIND_"
+PARQUET = ".parquet"
 
 
-class Export:
-    """The tables and columns that this file has, and columns as integer arrays."""
+Row = tuple[Any, ...]
+Among = tuple[str, Sequence[int]]  # a column, and the values of it that are asked for
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self.connection, self.path, self.problems = connection, path, list[str]()
-        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        self.tables = {name: self._columns(name) for (name,) in names if isinstance(name, str)}
 
-    def _columns(self, table: str) -> set[str]:
-        return {row[1] for row in self.connection.execute(f"PRAGMA table_info({quoted(table)})")}
+class Export(ABC):
+    """The tables and columns that an export has, whatever it was exported to, and its columns as arrays."""
+
+    what = "an export"
+
+    def __init__(self, path: Path, tables: dict[str, set[str]]) -> None:
+        self.path, self.tables, self.problems = path, tables, list[str]()
+
+    @abstractmethod
+    def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[Row]:
+        """Rows of a table in its order, none where the table is absent; `rowid` counts them from 1."""
+
+    @abstractmethod
+    def count(self, table: str) -> int:
+        """Number of rows."""
+
+    @abstractmethod
+    def largest(self, table: str, column: str) -> int:
+        """The largest value of a column of integers, 0 without rows."""
+
+    @abstractmethod
+    def _integers(self, table: str, columns: Sequence[str], among: Among | None) -> list[np.ndarray]:
+        """Columns (n,) of int64, -1 for NULL; raises TypeError, ValueError or OverflowError for others."""
 
     def check(self) -> None:
         if not any(name in self.tables for name in _NSYS_TABLES):
             raise BadDataError(
-                "an SQLite file, but not an nsys export: it has none of the tables "
-                + ", ".join(_NSYS_TABLES),
+                f"{self.what}, but not an nsys export: it has none of the tables " + ", ".join(_NSYS_TABLES),
                 where=self.path,
                 fix="nsys export --type sqlite FILE.nsys-rep",
             )
@@ -48,23 +66,17 @@ class Export:
         """name -> value of a META_DATA table; the first value of a repeated name."""
         if not {"name", "value"} <= self.tables.get(table, set()):
             return {}
-        rows = self.connection.execute(f"SELECT name, value FROM {quoted(table)}").fetchall()
+        rows = list(self.rows(table, ("name", "value")))
         return {str(name): str(value) for name, value in reversed(rows)}
-
-    def rows(self, table: str, columns: str, condition: str = "") -> list[tuple[Any, ...]]:
-        """Rows of a table, none where the table is absent."""
-        if table not in self.tables:
-            return []
-        return self.connection.execute(f"SELECT {columns} FROM {quoted(table)} {condition}").fetchall()
 
     def numbers(
         self,
         table: str,
         needed: Mapping[str, str],
         optional: Mapping[str, str] | None = None,
-        where: str = "",
+        among: Among | None = None,
     ) -> dict[str, np.ndarray]:
-        """Columns of integers in the order of rowid; NULL and absent optional columns read as -1.
+        """Columns of integers in the order of the rows; NULL and absent optional columns read as -1.
 
         Raises BadDataError where a needed column is absent or a value is not an integer.
         """
@@ -76,29 +88,73 @@ class Export:
                 where=self.path,
             )
         wanted = dict(needed) | {k: v for k, v in (optional or {}).items() if v in there}
-        selected = ", ".join(f"IFNULL({quoted(name)}, -1)" for name in wanted.values())
-        cursor = self.connection.execute(f"SELECT {selected} FROM {quoted(table)} {where} ORDER BY rowid")
         try:
-            # From the cursor straight into the array: no list of rows, whatever the size of the export.
-            flat = np.fromiter(chain.from_iterable(cursor), dtype=np.int64)
+            values = self._integers(table, list(wanted.values()), among)
         except (TypeError, ValueError, OverflowError) as error:
             raise BadDataError(
                 f"{table} has values that are not integers: {error}", where=self.path
             ) from error
-        values = flat.reshape(-1, len(wanted))
-        found = {name: np.ascontiguousarray(values[:, i]) for i, name in enumerate(wanted)}
-        missing = {name: np.full(len(values), -1) for name in (optional or {}) if name not in found}
-        return found | missing
+        found = dict(zip(wanted, values, strict=True))
+        length = len(values[0])
+        return found | {name: np.full(length, -1) for name in (optional or {}) if name not in found}
+
+
+class SqliteExport(Export):
+    """An export of `--type sqlite`, opened read-only."""
+
+    what = "an SQLite file"
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        super().__init__(path, {name: self._columns(name) for (name,) in names if isinstance(name, str)})
+
+    def _columns(self, table: str) -> set[str]:
+        return {row[1] for row in self._connection.execute(f"PRAGMA table_info({quoted(table)})")}
+
+    def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[Row]:
+        if table not in self.tables:
+            return iter(())
+        return self._select(", ".join(map(quoted, columns)), table, among)
+
+    def _select(self, what: str, table: str, among: Among | None) -> sqlite3.Cursor:
+        where = f"WHERE {quoted(among[0])} IN ({', '.join(map(str, among[1]))})" if among else ""
+        return self._connection.execute(f"SELECT {what} FROM {quoted(table)} {where} ORDER BY rowid")
+
+    def count(self, table: str) -> int:
+        return int(self._connection.execute(f"SELECT COUNT(*) FROM {quoted(table)}").fetchone()[0])
+
+    def largest(self, table: str, column: str) -> int:
+        name = quoted(column)
+        asked = f"SELECT MAX({name}) FROM {quoted(table)} WHERE typeof({name}) = 'integer'"
+        return int(self._connection.execute(asked).fetchone()[0] or 0)
+
+    def _integers(self, table: str, columns: Sequence[str], among: Among | None) -> list[np.ndarray]:
+        cursor = self._select(", ".join(f"IFNULL({quoted(name)}, -1)" for name in columns), table, among)
+        # From the cursor straight into the array: no list of rows, whatever the size of the export.
+        flat = np.fromiter(chain.from_iterable(cursor), dtype=np.int64).reshape(-1, len(columns))
+        return [np.ascontiguousarray(flat[:, index]) for index in range(len(columns))]
+
+
+def is_folder(names: Collection[str]) -> bool:
+    """Whether a folder with these files is an export to Parquet, finished or not."""
+    tables = {name.removesuffix(PARQUET) for name in names if name.endswith(PARQUET)}
+    return any(one.startswith(PREFIX) for one in tables) or {"StringIds", "META_DATA_EXPORT"} <= tables
 
 
 def check(path: Path | str) -> None:
     """Raise what `load` raises for a file that is not a readable export, without reading its rows."""
     with opened(Path(path)) as connection:
-        Export(connection, Path(path)).check()
+        SqliteExport(connection, Path(path)).check()
 
 
-def pid_of(packed: np.ndarray) -> np.ndarray:
-    return np.where(packed < 0, -1, packed >> 24 & 0xFFFFFF)
+def host_pid_of(packed: np.ndarray) -> np.ndarray:
+    """The process id (n,), above it the machine's number: pids repeat between machines; -1 if neither."""
+    return np.where(packed < 0, -1, packed >> 24)
+
+
+def pid_of(host_pid: np.ndarray) -> np.ndarray:
+    return np.where(host_pid < 0, -1, host_pid & 0xFFFFFF)
 
 
 def tid_of(packed: np.ndarray) -> np.ndarray:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Any
 
+from lab.core.words import printable
 from lab.recordings.capture import Capture, Device
+from lab.recordings.lacks import Axis, Lack
 from lab.recordings.nsys.export import PREFIX, Export
-from lab.recordings.sqlite import quoted
+
+_CUDA = tuple(PREFIX + name for name in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET"))
+_COUNTED: tuple[tuple[Axis, str, tuple[str, ...]], ...] = (
+    ("gpu", "CUDA", _CUDA),
+    ("ops", "NVTX", ("NVTX_EVENTS",)),
+)
 
 
 def read_devices(export: Export) -> tuple[Device, ...]:
@@ -38,7 +46,7 @@ def _device(gpu: dict[str, Any], device: int, pid: int) -> Device:
 
 def _dicts(export: Export, table: str) -> list[dict[str, Any]]:
     columns = sorted(export.tables.get(table, ()))
-    rows = export.rows(table, ", ".join(map(quoted, columns))) if columns else []
+    rows = export.rows(table, columns) if columns else []
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
@@ -47,21 +55,46 @@ def read_info(export: Export) -> dict[str, str]:
     meta = export.pairs("META_DATA_CAPTURE")
     modes = {value for name, value in meta.items() if name.endswith("CUDA_GRAPH_TRACE_OPTIONS:MODE")}
     info = {"graph_mode": sorted(modes)[0]} if modes else {}
-    for name, value in export.rows("TARGET_INFO_SYSTEM_ENV", "name, value"):
+    for name, value in export.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value")):
         if name == "NvDriverVersion" and value:
             info["driver"] = str(value)
     return info
 
 
-def check_counts(export: Export) -> None:
-    """Compare the number of rows with the event counts that nsys recorded, where it did."""
-    diagnostics = " ".join(str(text) for (text,) in export.rows("DIAGNOSTIC_EVENT", "text"))
-    cuda = [PREFIX + name for name in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")]
-    for what, tables in (("NVTX", ["NVTX_EVENTS"]), ("CUDA", cuda)):
-        expected = sum(map(int, re.findall(rf"Number of {what} events collected: *\t?(\d+)", diagnostics)))
-        found = sum(export.rows(table, "COUNT(*)")[0][0] for table in tables if table in export.tables)
-        if expected and expected != found:
-            export.problems.append(f"nsys collected {expected} {what} events, but this export has {found}")
+def count_lacks(export: Export) -> tuple[Lack, ...]:
+    """Rule N: rows against the numbers of events that nsys itself says it collected.
+
+    Without those numbers the export was trimmed or is old, and nothing can be proven complete. Warnings and
+    errors of nsys join the problems.
+    """
+    there = export.tables.get("DIAGNOSTIC_EVENT", set())
+    texts = [str(text) for (text,) in export.rows("DIAGNOSTIC_EVENT", ("text",))] if "text" in there else []
+    if {"text", "severity"} <= there:
+        warned = islice(export.rows("DIAGNOSTIC_EVENT", ("text",), ("severity", (2, 3))), 20)
+        export.problems += [f"nsys: {printable(str(text))[:300]}" for (text,) in warned]
+    found: list[Lack] = []
+    for axis, what, tables in _COUNTED:
+        pattern = re.compile(rf"Number of {what} events collected: *\t?(\d{{1,18}})")
+        expected = sum(int(number) for text in texts for number in pattern.findall(text))
+        rows = sum(export.count(table) for table in tables if table in export.tables)
+        if expected > rows:
+            n = expected - rows
+            said = f"nsys collected {expected} {what} events, but this export has {rows}"
+            found.append(Lack(axis, "hole", "N", -1, n, expected, n / expected, said))
+        elif expected and expected < rows:
+            export.problems.append(f"nsys collected {expected} {what} events, but this export has {rows}")
+    if not any("events collected" in text for text in texts):
+        text = "nsys' own counts of events are not in this export (trimmed, or an old nsys)"
+        found.append(Lack("gpu", "all", "N", -1, 0, 0, None, text, unknown=True))
+    if "StringIds" not in export.tables and _num_gpu_rows(export):
+        text = "the export has no StringIds: names of kernels, calls and ranges are unknown"
+        found.append(Lack("ops", "all", "names", -1, _num_gpu_rows(export), _num_gpu_rows(export), 1.0, text))
+    return tuple(found)
+
+
+def _num_gpu_rows(export: Export) -> int:
+    """How many kernels, copies and calls the export has."""
+    return sum(export.count(table) for table in _CUDA if table in export.tables)
 
 
 def check_presence(capture: Capture) -> None:

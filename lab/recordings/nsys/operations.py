@@ -16,7 +16,7 @@ from lab.recordings.capture import (
     SYNC_COLUMNS,
     filled,
 )
-from lab.recordings.nsys.export import PREFIX, Export, pid_of, tid_of
+from lab.recordings.nsys.export import PREFIX, Export, host_pid_of, tid_of
 from lab.recordings.nsys.strings import StringIds
 from lab.recordings.tables import Table, concat
 
@@ -78,8 +78,7 @@ def _ops_of_kind(
         optional = optional | {"name_id": "demangledName", "short_id": "shortName"}
     found = with_valid_ends(export, table, export.numbers(table, _DEVICE_SIDE, optional))
     found["kind"] = np.full(len(found["start_ns"]), kind)
-    found["pid"] = pid_of(found["global_pid"])
-    _note_shared_pids(export, found["global_pid"])
+    found["pid"] = host_pid_of(found["global_pid"])
     if kind == KERNEL:
         found["name_id"] = strings.use(np.where(found["name_id"] < 0, found["short_id"], found["name_id"]))
     elif kind == MEMCPY:
@@ -107,26 +106,26 @@ def _copy_names(kinds: np.ndarray, strings: StringIds) -> np.ndarray:
     return np.array(names, dtype=np.int64)[which] if len(used) else np.empty(0, dtype=np.int64)
 
 
-def _note_shared_pids(export: Export, global_pids: np.ndarray) -> None:
-    used = np.unique(global_pids[global_pids >= 0])
-    if len(np.unique(pid_of(used))) < len(used):
-        export.problems.append(
-            "processes of several machines share a pid; their rows are treated as one process"
-        )
-
-
 def read_api_calls(export: Export, strings: StringIds) -> Table:
-    table = PREFIX + "RUNTIME"
+    return _calls_of(export, strings, PREFIX + "RUNTIME", {"corr": "correlationId"})
+
+
+def read_os_calls(export: Export, strings: StringIds) -> Table:
+    """Calls of the operating system's libraries, where they were traced (`--trace=osrt`)."""
+    return _calls_of(export, strings, "OSRT_API", {})
+
+
+def _calls_of(export: Export, strings: StringIds, table: str, more: dict[str, str]) -> Table:
     if table not in export.tables:
         return filled(API_COLUMNS | {"name_id": np.int64}, 0, {})
     found = export.numbers(
         table,
-        {"start_ns": "start", "end_ns": "end", "at": "globalTid", "corr": "correlationId"},
+        {"start_ns": "start", "end_ns": "end", "at": "globalTid", **more},
         {"name_id": "nameId"},
     )
     with_valid_ends(export, table, found)
     found |= {
-        "pid": pid_of(found["at"]),
+        "pid": host_pid_of(found["at"]),
         "tid": tid_of(found["at"]),
         "name_id": strings.use(found["name_id"]),
     }
@@ -138,4 +137,4 @@ def read_waits(export: Export) -> Table:
     if table not in export.tables:
         return filled(SYNC_COLUMNS, 0, {})
     found = export.numbers(table, _DEVICE_SIDE)
-    return filled(SYNC_COLUMNS, len(found["corr"]), found | {"pid": pid_of(found["global_pid"])})
+    return filled(SYNC_COLUMNS, len(found["corr"]), found | {"pid": host_pid_of(found["global_pid"])})

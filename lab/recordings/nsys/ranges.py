@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.capture import PUSH_POP, RANGE_COLUMNS, START_END, filled
-from lab.recordings.nsys.export import PREFIX, Export, pid_of, tid_of
+from lab.recordings.capture import OP, PUSH_POP, RANGE_COLUMNS, START_END, filled
+from lab.recordings.nsys.export import PREFIX, Export, host_pid_of, tid_of
 from lab.recordings.nsys.operations import with_valid_ends
 from lab.recordings.nsys.strings import StringIds
 from lab.recordings.tables import Table
 
 # Values of NVTX_EVENTS.eventType.
 _PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 59, 60, 70, 71, 75
+_SIZES = re.compile(r", sizes = (\[[\[\]\d, ]*\])")
+_OPERATOR = re.compile(r"::|^(detach_?|record_param_comms)$|Backward\d*$")
 _KIND_OF = {_PUSH_POP: PUSH_POP, _OLD_PUSH_POP: PUSH_POP, _START_END: START_END, _OLD_START_END: START_END}
 
 
@@ -25,13 +29,13 @@ def read_ranges(export: Export, strings: StringIds) -> Table:
         "NVTX_EVENTS",
         {"start_ns": "start", "end_ns": "end", "type": "eventType", "at": "globalTid", "row": "rowid"},
         {"text_id": "textId", "domain_id": "domainId", "end_at": "endGlobalTid"},
-        f"WHERE eventType IN ({', '.join(map(str, _KIND_OF))})",
+        ("eventType", tuple(_KIND_OF)),
     )
     _end_the_unfinished(export, found)
     with_valid_ends(export, "NVTX_EVENTS", found)
     found["kind"] = np.where(np.isin(found["type"], (_PUSH_POP, _OLD_PUSH_POP)), PUSH_POP, START_END)
     found |= {
-        "pid": pid_of(found["at"]),
+        "pid": host_pid_of(found["at"]),
         "tid": tid_of(found["at"]),
         "end_tid": tid_of(np.where(found["end_at"] > 0, found["end_at"], -1)),
     }
@@ -46,7 +50,7 @@ def _end_the_unfinished(export: Export, found: dict[str, np.ndarray]) -> None:
     if not still_open.any():
         return
     tables = [PREFIX + name for name in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")]
-    last = [export.rows(table, "MAX(end)")[0][0] or 0 for table in tables if table in export.tables]
+    last = [export.largest(table, "end") for table in tables if table in export.tables]
     end = max([int(found["end_ns"].max()), int(found["start_ns"].max()), *last])
     found["end_ns"] = np.where(still_open, end, found["end_ns"])
     export.problems.append(f"{plural(int(still_open.sum()), 'range')} still open at the end of the recording")
@@ -56,13 +60,11 @@ def _texts(export: Export, strings: StringIds, found: dict[str, np.ndarray]) -> 
     """The range's own text where it has one, otherwise its entry in StringIds."""
     ids = found["text_id"].copy()
     if "text" in export.tables["NVTX_EVENTS"]:
-        condition = (
-            f"WHERE text IS NOT NULL AND eventType IN ({', '.join(map(str, _KIND_OF))}) ORDER BY rowid"
-        )
-        cursor = export.connection.execute(f"SELECT rowid, text FROM NVTX_EVENTS {condition}")
         known: dict[object, int] = {}
         rows, own = [], []
-        for row, text in cursor:
+        for row, text in export.rows("NVTX_EVENTS", ("rowid", "text"), ("eventType", tuple(_KIND_OF))):
+            if text is None:
+                continue
             if (index := known.get(text)) is None:
                 index = known[text] = strings.add(str(text))
             rows.append(row)
@@ -78,7 +80,7 @@ def _domains(export: Export, strings: StringIds, found: dict[str, np.ndarray]) -
     named = {
         (at >> 24, domain): str(text)
         for at, domain, text in export.rows(
-            "NVTX_EVENTS", "globalTid, domainId, text", f"WHERE eventType = {_DOMAIN}"
+            "NVTX_EVENTS", ("globalTid", "domainId", "text"), ("eventType", (_DOMAIN,))
         )
         if text is not None and at is not None
     }
@@ -92,6 +94,23 @@ def _domains(export: Export, strings: StringIds, found: dict[str, np.ndarray]) -
 
 
 def with_bare_names(ranges: Table, strings: StringIds) -> Table:
+    """The ranges with names without numbers and sizes; those of PyTorch's operators get the kind OP."""
     names, seqs = strings.strings.stripped(ranges.text_id)
+    texts = strings.strings.texts
+    used, which = np.unique(ranges.text_id, return_inverse=True)
+    sizes = np.array([_sizes(texts[text]) if text >= 0 else "" for text in used.tolist()], dtype=object)
+    dims = np.array([strings.strings.id(one) if one else -1 for one in sizes], dtype=np.int32)
+    library = np.array([*(_OPERATOR.search(text) is not None for text in texts), False])[names]
+    # emit_nvtx numbers operators and a program's own ranges alike; only operators have a sequence number
+    # or a name of PyTorch's.
+    operator = (ranges.kind == PUSH_POP) & (names != ranges.text_id) & ((seqs >= 0) | library)
     columns = {name: getattr(ranges, name) for name in ranges} | {"name_id": names, "seq": seqs}
+    columns["kind"] = np.where(operator, OP, ranges.kind)
+    columns["dims_id"] = dims[which] if len(used) else np.full(len(ranges), -1)
     return filled(RANGE_COLUMNS, len(ranges), columns)
+
+
+def _sizes(text: str) -> str:
+    """The shapes of an operator's inputs in the form of Kineto's `Input Dims`; "" where there are none."""
+    found = _SIZES.search(text)
+    return found[1].replace(" ", "") if found else ""

@@ -1,21 +1,23 @@
-"""From an export or a .nsys-rep to a capture."""
+"""From an export, to SQLite or to Parquet, or a .nsys-rep to a capture."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lab.errors import BadDataError, MissingError
-from lab.recordings.capture import Capture, by_process
-from lab.recordings.nsys.export import Export
-from lab.recordings.nsys.info import check_counts, check_presence, read_devices, read_info
-from lab.recordings.nsys.operations import read_api_calls, read_operations, read_waits
+from lab.recordings.capture import Capture, Process, by_process
+from lab.recordings.nsys.export import Export, SqliteExport, pid_of
+from lab.recordings.nsys.info import check_presence, count_lacks, read_devices, read_info
+from lab.recordings.nsys.operations import read_api_calls, read_operations, read_os_calls, read_waits
 from lab.recordings.nsys.ranges import read_ranges, with_bare_names
 from lab.recordings.nsys.strings import StringIds
 from lab.recordings.sqlite import opened
+from lab.recordings.tables import Table
 
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 
@@ -28,35 +30,57 @@ def load(path: Path | str) -> Capture:
     """
     path = Path(path)
     with opened(path) as connection:
-        export = Export(connection, path)
-        export.check()
-        check_counts(export)
-        strings = StringIds(export)
-        read = [
-            read_operations(export, strings),
-            read_api_calls(export, strings),
-            read_ranges(export, strings),
-            read_waits(export),
-        ]
-        (ops, api, ranges, sync), processes = by_process(read)
-        meta = export.pairs("META_DATA_EXPORT")
-        capture = Capture(
-            source=path,
-            collector="nsys",
-            version=meta.get("EXPORT_PRODUCT_VERSION"),
-            schema=meta.get("EXPORT_SCHEMA_VERSION"),
-            ops=strings.named(ops, ("name_id",)),
-            api=strings.named(api, ("name_id",)),
-            ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
-            sync=sync,
-            strings=strings.strings.texts,
-            devices=read_devices(export),
-            problems=export.problems,
-            info=read_info(export),
-            processes=processes,
-        )
+        return capture_of(SqliteExport(connection, path))
+
+
+def capture_of(export: Export) -> Capture:
+    """The capture in an export of either kind."""
+    export.check()
+    lacks = count_lacks(export)
+    strings = StringIds(export)
+    read = [
+        read_operations(export, strings),
+        read_api_calls(export, strings),
+        read_ranges(export, strings),
+        read_waits(export),
+        read_os_calls(export, strings),
+    ]
+    (ops, api, ranges, sync, osrt), processes = _by_process(read)
+    meta = export.pairs("META_DATA_EXPORT")
+    capture = Capture(
+        source=export.path,
+        collector="nsys",
+        version=meta.get("EXPORT_PRODUCT_VERSION"),
+        schema=meta.get("EXPORT_SCHEMA_VERSION"),
+        ops=strings.named(ops, ("name_id",)),
+        api=strings.named(api, ("name_id",)),
+        ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
+        sync=sync,
+        osrt=strings.named(osrt, ("name_id",)),
+        strings=strings.strings.texts,
+        devices=read_devices(export),
+        problems=export.problems,
+        info=read_info(export),
+        processes=processes,
+        lacks=lacks,
+    )
     check_presence(capture)
     return capture
+
+
+def _by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ...]]:
+    """The tables and processes with plain pids, told apart by machine and pid."""
+    keyed, processes = by_process(tables)
+    plain = [Table({**table.as_dict(), "pid": pid_of(table.pid)}) for table in keyed]
+    hosts = {one.pid >> 24 for one in processes if one.pid is not None}
+    return plain, tuple(
+        replace(
+            one,
+            pid=None if one.pid is None else one.pid & 0xFFFFFF,
+            host=f"machine {one.pid >> 24:x}" if one.pid is not None and len(hosts) > 1 else None,
+        )
+        for one in processes
+    )
 
 
 def load_report(path: Path | str) -> Capture:

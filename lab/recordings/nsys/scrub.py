@@ -25,7 +25,7 @@ from lab.recordings.sqlite import quoted, unzipped
 
 # Tables of times, sizes and ids: only numbers are kept, except the texts below.
 EVENT_TABLES = re.compile(
-    r"CUPTI_ACTIVITY_KIND_\w+|NVTX_EVENTS|PROFILER_OVERHEAD|ENUM_\w+|CUDA_GRAPH\w*_EVENTS|CUDA_GPU_MEMORY_USAGE_EVENTS|"
+    r"CUPTI_ACTIVITY_KIND_\w+|NVTX_EVENTS|PROFILER_OVERHEAD|ENUM_\w+|CUDA_GRAPH\w*_EVENTS|CUDA_GPU_MEMORY_USAGE_EVENTS|OSRT_API|"
     r"TARGET_INFO_(GPU|CUDA_DEVICE|CUDA_CONTEXT_INFO|CUDA_STREAM|SESSION_START_TIME)|ANALYSIS_DETAILS"
 )
 TEXTS = re.compile(r"NVTX_EVENTS\.text|ENUM_\w+\.(name|label)|TARGET_INFO_GPU\.(name|chipName)")
@@ -36,8 +36,11 @@ KEPT_NAMES = {
     r"CAPTURE_EVENT_TYPE|RUN_DURATION_MS|START_TRIGGER|STOP_TRIGGER",
     "TARGET_INFO_SYSTEM_ENV": r"NvDriverVersion|CudaDriverVersion|HardwarePlatform",
 }
-# Of DIAGNOSTIC_EVENT the counts, which tell whether an export is complete.
-KEPT_DIAGNOSTICS = r"Number of (NVTX|CUDA|CUPTI) events [a-z]+: *\t?\d+[\w ,:.]*"
+# Of DIAGNOSTIC_EVENT the counts, which tell whether an export is complete; no free text around them.
+_COUNT = "[0-9]{1,19}"
+KEPT_DIAGNOSTICS = (
+    rf"Number of (NVTX|CUDA|CUPTI) events (collected|produced): *\t?{_COUNT}(, CUPTI buffers: {_COUNT})?\.?"
+)
 # Columns that point into StringIds.
 STRING_IDS = {"demangledName", "shortName", "mangledName", "nameId", "textId"}
 

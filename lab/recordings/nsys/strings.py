@@ -46,7 +46,7 @@ class StringIds:
             self._found: dict[int, int] = {}
         missing = wanted - self._found.keys()
         if missing and {"id", "value"} <= self._export.tables.get("StringIds", set()):
-            for index, value in self._export.connection.execute("SELECT id, value FROM StringIds"):
+            for index, value in self._export.rows("StringIds", ("id", "value")):
                 if index in missing:
                     self._found[index] = self.strings.id(str(value))
         known = np.array(sorted(self._found), dtype=np.int64)

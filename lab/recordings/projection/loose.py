@@ -26,7 +26,8 @@ def loose_pairs(
     if attribution == "full":
         away = loose[wandering]
         pairs += [
-            (asked[calls.pid == pid], away[ranges.pid[away] == pid]) for pid in np.unique(ranges.pid[away])
+            (asked[calls.process == one], away[ranges.process[away] == one])
+            for one in np.unique(ranges.process[away])
         ]
     found = [_around(capture, call, ops, rows) for ops, rows in pairs if ops is not None]
     none = np.empty(0, dtype=np.int64)

@@ -87,14 +87,14 @@ def innermost_around(capture: Capture, rows: np.ndarray, parent: np.ndarray, cal
 
 
 def by_thread(table: Table, rows: np.ndarray) -> list[tuple[tuple[int, int], np.ndarray]]:
-    """((pid, tid), its rows in their order) for each thread in `rows` (n,) of a table."""
-    order = rows[np.lexsort((table.tid[rows], table.pid[rows]))]
-    pid, tid = table.pid[order], table.tid[order]
+    """((process, tid), its rows in their order) for each thread in `rows` (n,) of a table."""
+    order = rows[np.lexsort((table.tid[rows], table.process[rows]))]
+    process, tid = table.process[order], table.tid[order]
     if not len(order):
         return []
-    first = np.flatnonzero(np.r_[True, (pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1])])
+    first = np.flatnonzero(np.r_[True, (process[1:] != process[:-1]) | (tid[1:] != tid[:-1])])
     return [
-        ((int(pid[part[0]]), int(tid[part[0]])), order[part])
+        ((int(process[part[0]]), int(tid[part[0]])), order[part])
         for part in np.split(np.arange(len(order)), first)[1:]
     ]
 

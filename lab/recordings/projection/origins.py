@@ -27,7 +27,7 @@ def forward_origins(
     asked = np.flatnonzero(back >= 0)
     found = _last_before_elsewhere(ranges, np.flatnonzero(numbered), back[asked])
     by_user = np.array([*("::" not in text for text in capture.strings), False])[ranges.name_id]
-    by_user &= (ranges.kind == PUSH_POP) & (ranges.name_id == ranges.text_id)
+    by_user &= ranges.kind == PUSH_POP
     outer = nearest_ancestor(nest.parent, found, by_user)
     result[asked] = np.where(outer >= 0, paths.of_range[outer], -1)
     return result
@@ -35,16 +35,15 @@ def forward_origins(
 
 def _last_before_elsewhere(ranges: Table, rows: np.ndarray, back: np.ndarray) -> np.ndarray:
     """The last of `rows` before each backward operator (n,) with its number on another thread, or -1."""
-    order = rows[np.lexsort((ranges.start_ns[rows], ranges.seq[rows], ranges.pid[rows]))]
+    order = rows[np.lexsort((ranges.start_ns[rows], ranges.seq[rows], ranges.process[rows]))]
     rows_of: dict[tuple[int, int], list[int]] = {}
-    for row, key in zip(
-        order.tolist(), zip(ranges.pid[order].tolist(), ranges.seq[order].tolist(), strict=True), strict=True
-    ):
+    keys = zip(ranges.process[order].tolist(), ranges.seq[order].tolist(), strict=True)
+    for row, key in zip(order.tolist(), keys, strict=True):
         rows_of.setdefault(key, []).append(row)
     start, tid = ranges.start_ns, ranges.tid
     found: dict[int, int] = {}
     for row in np.unique(back).tolist():
-        same = rows_of[int(ranges.pid[row]), int(ranges.seq[row])]
+        same = rows_of[int(ranges.process[row]), int(ranges.seq[row])]
         before = [one for one in same if start[one] <= start[row] and tid[one] != tid[row]]
         one_thread = len({int(tid[one]) for one in before}) == 1
         found[row] = before[-1] if one_thread else -1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from lab.recordings.capture import Capture
@@ -57,11 +59,11 @@ class Paths:
         return front
 
 
-def path_tree(capture: Capture, paths: Paths, path: np.ndarray) -> Table:
+def path_tree(capture: Capture, parents: Sequence[int], names: Sequence[int], path: np.ndarray) -> Table:
     """Sums of each path, then of all below it; children have larger numbers than their parents."""
-    size = len(paths.parent)
+    size = len(parents)
     own = sums_by_group(capture, path, size)
-    parent = np.array(paths.parent, dtype=np.int64)
+    parent = np.array(parents, dtype=np.int64)
     depth = np.zeros(size, dtype=np.int64)
     total = {name: values.copy() for name, values in own.items()}
     for node in range(1, size):
@@ -71,5 +73,5 @@ def path_tree(capture: Capture, paths: Paths, path: np.ndarray) -> Table:
             values[parent[node]] += values[node]
     mine = {f"self_{name.removeprefix('num_')}": values for name, values in own.items()}
     return Table(
-        {"parent": parent, "name_id": np.array(paths.name, dtype=np.int32), "depth": depth, **mine, **total}
+        {"parent": parent, "name_id": np.array(names, dtype=np.int32), "depth": depth, **mine, **total}
     )

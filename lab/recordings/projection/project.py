@@ -9,17 +9,18 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.recordings.capture import GRAPH, Capture
+from lab.recordings.processes import with_processes
 from lab.recordings.projection.loose import loose_pairs
 from lab.recordings.projection.nest import RangeForest
 from lab.recordings.projection.origins import forward_origins
 from lab.recordings.projection.paths import Paths, path_tree
+from lab.recordings.projection.phase_names import PHASES
 from lab.recordings.projection.result import Projection
 from lab.recordings.projection.rules import (
     AMBIGUOUS,
     CROSS,
     GRAPH_LAUNCH,
     OUTSIDE,
-    PHASES,
     SAME,
     UNATTRIBUTED,
 )
@@ -38,6 +39,7 @@ def project(capture: Capture, attribution: str = "full", phases: re.Pattern[str]
     if attribution not in ("full", "nsys"):
         raise ValueError(f"attribution is full or nsys, not {attribution!r}")
     problems: list[str] = []
+    capture = with_processes(capture)
     call = _launch_calls(capture, problems)
     nest = RangeForest(capture)
     inner = nest.around(capture, call)
@@ -56,7 +58,7 @@ def project(capture: Capture, attribution: str = "full", phases: re.Pattern[str]
         capture=capture,
         attribution=attribution,
         ops=Table(columns),
-        tree=path_tree(capture, paths, path),
+        tree=path_tree(capture, paths.parent, paths.name, path),
         instances=Table({"parent": nest.parent, "level": nest.level, "path": paths.of_range, **sums}),
         loose=Table({"op": loose_op, "range": loose_range}),
         problems=problems,
@@ -68,9 +70,9 @@ def _launch_calls(capture: Capture, problems: list[str]) -> np.ndarray:
     ops, api = capture.ops, capture.api
     if len(api) == 0:
         return np.full(len(ops), -1, dtype=np.int64)
-    pids, codes = np.unique(np.concatenate([ops.pid, api.pid]), return_inverse=True)
+    processes, codes = np.unique(np.concatenate([ops.process, api.process]), return_inverse=True)
     largest = int(max(api.corr.max(), ops.corr.max(initial=0))) + 1
-    if largest > (1 << 62) // len(pids):
+    if largest > (1 << 62) // len(processes):
         raise BadDataError("correlation ids are too large to be indexed", where=capture.source)
     keys = codes.astype(np.int64) * largest + np.concatenate([ops.corr, api.corr])
     keys[np.concatenate([ops.corr, api.corr]) < 0] = -1

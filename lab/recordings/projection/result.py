@@ -15,6 +15,22 @@ from lab.recordings.tables import Table
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of a recording, as `select` made it.
+
+    `capture.ops` holds its operations alone; api and ranges (masks as those tables, which stay whole, because
+    operations refer to them) mark the calls and ranges in it, osrt the calls of the operating system; steps
+    are rows of ranges. text says what was asked for.
+    """
+
+    text: str
+    api: np.ndarray
+    ranges: np.ndarray
+    osrt: np.ndarray
+    steps: np.ndarray
+
+
+@dataclass(frozen=True)
 class Projection:
     """Every operation of `capture.ops` with its call, range and path; every range with its operations.
 
@@ -39,6 +55,8 @@ class Projection:
 
     loose: pairs of rows of ops and ranges, for ranges without a path (level -1): start/end ranges, which
     overlap freely, and ranges that cross others.
+
+    part: which rows of the whole recording this is about; None for all of them.
     """
 
     capture: Capture
@@ -48,6 +66,7 @@ class Projection:
     instances: Table
     loose: Table
     problems: list[str]
+    part: Part | None = None
 
     def path(self, index: int) -> tuple[str, ...]:
         """The names along a path of the tree, outermost first; () for the root."""
@@ -78,7 +97,18 @@ class Projection:
     @cached_property
     def steps(self) -> np.ndarray:
         """Rows of `capture.ranges` that are measured steps (`step_0`, `ProfilerStep#3`), by start."""
+        return self.part.steps if self.part is not None else _steps(self.capture, self.instances.parent)
+
+    @cached_property
+    def every_step(self) -> np.ndarray:
+        """The measured steps of the whole recording, also those that are not in `part`."""
         return _steps(self.capture, self.instances.parent)
+
+    @cached_property
+    def warmups(self) -> np.ndarray:
+        """Rows of `capture.ranges` that are warm-up."""
+        names = np.array([*map(is_warmup, self.capture.strings), False])
+        return np.flatnonzero(names[self.capture.ranges.name_id])
 
     @cached_property
     def coverage(self) -> Table:

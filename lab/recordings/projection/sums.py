@@ -9,6 +9,7 @@ import numpy as np
 
 from lab.recordings.capture import Capture
 from lab.recordings.projection.nest import RangeForest
+from lab.recordings.tables import Table
 
 
 def sums_by_group(capture: Capture, group: np.ndarray, size: int) -> dict[str, np.ndarray]:
@@ -26,13 +27,16 @@ def sums_by_group(capture: Capture, group: np.ndarray, size: int) -> dict[str, n
 
 def instance_sums(
     capture: Capture,
-    nest: RangeForest,
+    tree: RangeForest | Table,
     inner: np.ndarray,
     inherited: np.ndarray,
     loose_op: np.ndarray,
     loose_range: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Sums and the projected span of each range (rows as `ranges`), children included."""
+    """Sums and the projected span of each range (rows as `ranges`), children included.
+
+    tree: anything with the `parent` and the `level` of each range.
+    """
     size, ops = len(capture.ranges), capture.ops
     none = np.iinfo(np.int64).max
     sums = sums_by_group(capture, inner, size)
@@ -43,18 +47,20 @@ def instance_sums(
         there = np.flatnonzero(rows >= 0)
         np.minimum.at(first, rows[there], ops.start_ns[there])
         np.maximum.at(last, rows[there], ops.end_ns[there])
-    _to_parents(nest, sums, first, last)
+    _to_parents(tree.parent, tree.level, sums, first, last)
     _add_loose(capture, sums, first, last, loose_op, loose_range)
     return {**sums, "first_ns": np.where(first == none, -1, first), "last_ns": last}
 
 
-def _to_parents(nest: RangeForest, sums: dict[str, np.ndarray], first: np.ndarray, last: np.ndarray) -> None:
+def _to_parents(
+    parent: np.ndarray, level: np.ndarray, sums: dict[str, np.ndarray], first: np.ndarray, last: np.ndarray
+) -> None:
     """Add each level to the one above it, deepest first."""
-    by_level = np.argsort(nest.level, kind="stable")
-    bounds = np.searchsorted(nest.level[by_level], np.arange(1, nest.level.max(initial=0) + 2))
+    by_level = np.argsort(level, kind="stable")
+    bounds = np.searchsorted(level[by_level], np.arange(1, level.max(initial=0) + 2))
     for low, high in reversed(list(itertools.pairwise(bounds))):
         rows = by_level[low:high]
-        up = nest.parent[rows]
+        up = parent[rows]
         np.minimum.at(first, up, first[rows])
         np.maximum.at(last, up, last[rows])
         for values in sums.values():

@@ -24,26 +24,26 @@ def phases_of_other_threads(
     in_step = np.array([*(is_step(text) or is_warmup(text) for text in texts), False])
     in_step = in_step[capture.ranges.name_id] & ~is_phase
     is_phase[nest.loose] = in_step[nest.loose] = False
-    orphans = np.flatnonzero((call >= 0) & ~_has_above(nest, inner, is_phase | in_step))
+    orphans = np.flatnonzero((call >= 0) & ~has_above(nest.parent, inner, is_phase | in_step))
     inherited, ambiguous = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=bool)
     for candidates in (is_phase, in_step):
-        found, count = _phase_elsewhere(capture, nest, call[orphans], np.flatnonzero(candidates))
+        found, count = phase_elsewhere(capture, nest, call[orphans], np.flatnonzero(candidates))
         inherited[orphans] = np.where(count == 1, found, -1)
         ambiguous[orphans] = count > 1
         orphans = orphans[count == 0]
     return inherited, ambiguous
 
 
-def _phase_elsewhere(
+def phase_elsewhere(
     capture: Capture, nest: RangeForest, call: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The innermost of `rows` around each call (n,) on other threads of its process; on how many threads."""
     ranges, api = capture.ranges, capture.api
     found, count = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=np.int64)
     parent = _parents_among(nest, rows, len(ranges))
-    for (pid, tid), mine in by_thread(ranges, rows):
+    for (process, tid), mine in by_thread(ranges, rows):
         mine = mine[np.lexsort((-ranges.end_ns[mine], ranges.start_ns[mine]))]
-        asked = np.flatnonzero((api.pid[call] == pid) & (api.tid[call] != tid))
+        asked = np.flatnonzero((api.process[call] == process) & (api.tid[call] != tid))
         at = innermost_around(capture, mine, parent, call[asked])
         found[asked] = np.where(at >= 0, at, found[asked])
         count[asked] += at >= 0
@@ -59,7 +59,7 @@ def _parents_among(nest: RangeForest, rows: np.ndarray, num_ranges: int) -> np.n
     return parent
 
 
-def _has_above(nest: RangeForest, start: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def has_above(parent: np.ndarray, start: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Whether a wanted range is among each start row (n,) and its ancestors."""
-    found: np.ndarray = nearest_ancestor(nest.parent, start, wanted) >= 0
+    found: np.ndarray = nearest_ancestor(parent, start, wanted) >= 0
     return found

@@ -15,7 +15,7 @@ from lab.core.step import Status as StepStatus
 from lab.errors import LabError, MissingError
 from lab.rooms.kernels.catalogue import files
 from lab.rooms.kernels.catalogue.build import Catalogue, put_together
-from lab.rooms.kernels.catalogue.rank import read_rank
+from lab.rooms.kernels.catalogue.rank import RankData, read_trail
 from lab.rooms.kernels.energy.analysis import analyse_energy
 from lab.rooms.kernels.energy.files import RESULT as ENERGY
 from lab.rooms.kernels.energy.files import is_energy
@@ -88,11 +88,12 @@ def read_all(found: Sequence[Trail], progress: Progress = lambda _: None) -> tup
 
     Raises the last error if none can.
     """
-    ranks, lost, last = [], [], None
+    ranks: list[RankData] = []
+    lost, last = [], None
     for trail in found:
         progress(f"  reading {trail.trace.name}")
         try:
-            ranks.append(read_rank(trail))
+            ranks += read_trail(trail, {one.rank for one in ranks})
         except LabError as error:
             last = error
             lost.append(f"rank {trail.rank}: {error.what} ({error.where or trail.trace})")

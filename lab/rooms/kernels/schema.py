@@ -36,7 +36,7 @@ _COLUMNS = """
     grid_x grid_y grid_z block_x block_y block_z smem_bytes regs
     count count_per_forward ranks
     dur_sum_us dur_min_us dur_p10_us dur_median_us dur_p90_us dur_p95_us dur_max_us time_share
-    arg_src kind bytes streams module modules name
+    arg_src kind bytes streams module modules name bound
 """
 UNIQUE_COLUMNS = tuple(_COLUMNS.split())
 

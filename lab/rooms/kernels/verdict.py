@@ -10,13 +10,15 @@ from lab.report.page import Status
 
 @dataclass(frozen=True)
 class Findings:
-    """The protocol of lab.rooms.Findings: sentences, status, files, and what was asked for but is missing."""
+    """The protocol of lab.rooms.Findings: sentences, status, files, and what was asked for but is missing;
+    incomplete has a sentence for everything that the recordings lack."""
 
     verdict: list[str]
     status: Status
     files: list[Path]
     terminal: str
     lacking: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
 
 
 def no_findings(sentence: str, path: Path) -> Findings:

@@ -35,15 +35,30 @@ def recognises(folder: Path) -> bool:
     return bool(find_cells(folder))
 
 
+def reads(path: Path) -> bool:
+    """Whether `path` is a recording, or a folder of some, that no room knows the layout of."""
+    from lab.errors import needs
+
+    with needs("analysis"):
+        from lab.rooms.nsys.captures.analysis import holds_recordings
+    return holds_recordings(path)
+
+
 def watcher(run: Run) -> Silent:
     """The room keeps no log of its own."""
     return Silent()
 
 
 def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Any:
-    """Captures -> answers a to e, tables, figures, ANALYSIS_SUMMARY.txt and report.html in `out`."""
+    """Captures -> answers a to e, tables, figures, ANALYSIS_SUMMARY.txt and report.html in `out`.
+
+    A recording that no experiment made gets its own page: phases, classes, kernels, Gantt, integrity.
+    """
     from lab.errors import needs
 
     with needs("analysis"):
+        from lab.rooms.nsys.captures.analysis import analyse_recordings
         from lab.rooms.nsys.findings import analyse_nsys
+    if run is None and not (folder.is_dir() and recognises(folder)):
+        return analyse_recordings(folder, out, progress)
     return analyse_nsys(folder, out, run, progress)

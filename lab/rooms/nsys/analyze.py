@@ -14,11 +14,12 @@ import pandas as pd
 
 from lab.recordings.names import short_name
 from lab.rooms.nsys import flops
-from lab.rooms.nsys.attention import part_table, sample_sd, with_durations
+from lab.rooms.nsys.attention import part_table, with_durations
 from lab.rooms.nsys.flops import ModelSpec
 from lab.rooms.nsys.measured import PHASES, STEP, Recording, class_of
-from lab.stats.intervals import total, union
+from lab.rooms.nsys.steps import sample_sd, step_figures, summed
 
+MATMUL_CLASSES = ("gemm", "gemv")
 PHASE_COLUMNS = [
     *["phase", "steps", "wall_ms", "wall_sd_ms", "span_ms", "busy_ms", "kernel_ms", "kernel_sd_ms"],
     *["kernels", "copies_and_fills", "same_in_all_steps", "gap_ms", "idle_percent"],
@@ -88,47 +89,33 @@ def with_flop(phases: pd.DataFrame, spec: ModelSpec | None, batch: int | None, c
 
 def _phase_row(recording: Recording, phase: str, found: pd.DataFrame) -> dict[str, object]:
     steps = recording.steps
-    wall = found.assign(ns=found["end_ns"] - found["start_ns"]).groupby("step")["ns"].sum().reindex(steps)
-    row = {"steps": len(steps), "wall_ms": wall.mean() / 1e6, "wall_sd_ms": sample_sd(wall) / 1e6}
+    wall_ns = found.groupby("step")["own_ns"].sum().reindex(steps).fillna(0).to_numpy()
+    row = {"steps": len(steps), "wall_ms": wall_ns.mean() / 1e6, "wall_sd_ms": sample_sd(wall_ns) / 1e6}
     if not recording.has_kernels:  # unknown rather than 0, which would mean an idle GPU
         return row
     ops = of_phase(recording.ops, phase)
-    figures = pd.DataFrame([_step_row(ops[ops["step"] == step]) for step in steps], index=steps)
-    mean = figures.mean()
-    matmul_ms, kernel_ms = mean["matmul_ns"] / 1e6, mean["kernel_ns"] / 1e6
+    step, kernel = ops["step"].to_numpy(), ops["kernel"].to_numpy(bool)
+    start_ns, end_ns = ops["start_ns"].to_numpy(np.int64), ops["end_ns"].to_numpy(np.int64)
+    figures = step_figures(start_ns, end_ns, kernel, step, len(steps))
+    matmul = np.where(kernel & ops["class"].isin(MATMUL_CLASSES).to_numpy(), step, -1)
+    splitk = kernel & (ops["class"] == "splitk_reduce").to_numpy()
+    matmuls = summed(np.ones(len(ops), dtype=np.int64), matmul, len(steps))
+    matmul_ms = summed(end_ns - start_ns, matmul, len(steps)).mean() / 1e6
+    kernel_ms = figures.kernel_ns.mean() / 1e6
     return row | {
-        "span_ms": mean["span_ns"] / 1e6,
-        "busy_ms": mean["busy_ns"] / 1e6,
+        "span_ms": figures.span_ns.mean() / 1e6,
+        "busy_ms": figures.busy_ns.mean() / 1e6,
         "kernel_ms": kernel_ms,
-        "kernel_sd_ms": sample_sd(figures["kernel_ns"]) / 1e6,
-        "kernels": mean["kernels"],
-        "copies_and_fills": mean["others"],
-        "same_in_all_steps": bool((figures[["kernels", "matmuls"]].nunique() <= 1).all()),
-        "gap_ms": (mean["span_ns"] - mean["busy_ns"]) / 1e6,
-        "idle_percent": 100 * (1 - mean["busy_ns"] / wall.mean()) if wall.mean() else np.nan,
+        "kernel_sd_ms": sample_sd(figures.kernel_ns) / 1e6,
+        "kernels": figures.kernels.mean(),
+        "copies_and_fills": figures.others.mean(),
+        "same_in_all_steps": figures.same_launches and bool((matmuls == matmuls[:1]).all()),
+        "gap_ms": (figures.span_ns - figures.busy_ns).mean() / 1e6,
+        "idle_percent": 100 * (1 - figures.busy_ns.mean() / wall_ns.mean()) if wall_ns.mean() else np.nan,
         "matmul_ms": matmul_ms,
         "matmul_percent": 100 * matmul_ms / kernel_ms if kernel_ms else np.nan,
-        "matmuls": mean["matmuls"],
-        "splitk_reductions": mean["splitk"],
-    }
-
-
-def _step_row(ops: pd.DataFrame) -> dict[str, float]:
-    """The times (ns) and counts of one step's operations."""
-    spans = ops[["start_ns", "end_ns"]].to_numpy(np.int64)
-    busy = union(spans)
-    kernels = ops[ops["kernel"]]
-    took = kernels["end_ns"] - kernels["start_ns"]
-    matmul = kernels["class"].isin(("gemm", "gemv"))
-    return {
-        "span_ns": int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0,
-        "busy_ns": int(total(busy)),
-        "kernel_ns": int(took.sum()),
-        "kernels": len(kernels),
-        "others": len(ops) - len(kernels),
-        "matmul_ns": int(took[matmul].sum()),
-        "matmuls": int(matmul.sum()),
-        "splitk": int((kernels["class"] == "splitk_reduce").sum()),
+        "matmuls": matmuls.mean(),
+        "splitk_reductions": splitk.sum() / len(steps),
     }
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 from lab.rooms.nsys import flops
 from lab.rooms.nsys.flops import ModelSpec
 from lab.rooms.nsys.measured import MASK, PARTS, SOFTMAX, Recording
+from lab.rooms.nsys.steps import sample_sd
 
 PART_COLUMNS = [
     *["part", "ranges", "kernels", "us_per_layer", "sd_us", "matmul_us_per_layer", "matmuls_per_layer"],
@@ -34,7 +35,7 @@ def part_table(
             "ranges": ranges / max(1, len(steps)),
             "kernels": len(kernels) / ranges,
             "us_per_layer": kernels["dur_ns"].sum() / ranges / 1e3,
-            "sd_us": sample_sd(per_step_us),
+            "sd_us": sample_sd(per_step_us.to_numpy()),
             "matmul_us_per_layer": matmuls["dur_ns"].sum() / ranges / 1e3 if len(matmuls) else np.nan,
             "matmuls_per_layer": len(matmuls) / ranges,
         }
@@ -78,8 +79,3 @@ def _rates(
 def with_durations(ops: pd.DataFrame) -> pd.DataFrame:
     timed: pd.DataFrame = ops.assign(dur_ns=ops["end_ns"] - ops["start_ns"])
     return timed
-
-
-def sample_sd(values: pd.Series) -> float:
-    """Sample standard deviation; 0 for a single value, as nsys writes it."""
-    return float(values.std()) if len(values) > 1 else 0.0

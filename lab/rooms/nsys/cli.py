@@ -120,7 +120,7 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, lazy=COMMANDS)
 def nsys() -> None:
-    """Read captures: exports of Nsight Systems (.sqlite; .nsys-rep needs nsys) and torch.profiler traces.
+    """Read a recording of any profiler: its phases, the reports of `nsys stats`, answers.
 
     `lab run nsys` records and analyses new ones.
     """

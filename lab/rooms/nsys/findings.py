@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 
 from lab.core.run import Run
 from lab.core.step import Outcome, Status
 from lab.errors import LabError, MissingError
 from lab.recordings.capture import Capture
+from lab.recordings.integrity.words import sentences
 from lab.recordings.load import load_capture
-from lab.recordings.projection import project
+from lab.recordings.processes import process_label, single_processes
+from lab.recordings.projection import PhaseNames, project
 from lab.report.provenance import provenance
 from lab.rooms.nsys.analyze import tables_of
 from lab.rooms.nsys.answers.answer import Answer, CellData
@@ -25,6 +28,7 @@ from lab.rooms.nsys.answers.training import part_d
 from lab.rooms.nsys.config import PART_TYPES, TYPES, Cell, ProfileType, parts_of
 from lab.rooms.nsys.flops import ModelSpec
 from lab.rooms.nsys.layout import Found, find_cells
+from lab.rooms.nsys.measured import Recording
 from lab.rooms.nsys.recording import recording_of
 from lab.rooms.nsys.report.page import Findings, report
 from lab.rooms.nsys.report.published import write_reports
@@ -32,6 +36,7 @@ from lab.rooms.nsys.report.results import Results, cell_row
 from lab.rooms.nsys.report.verdict import write_summary
 
 PROBLEMS = ["cell", "file", "what", "fix"]
+NO_STEPS = "the capture has no range `step_N`"
 TREE = Path("results") / "nsight_profiles"
 
 
@@ -81,38 +86,83 @@ def results_of(
     rows: list[dict[str, object]] = []
     problems: list[dict[str, str]] = []
     for number, one in enumerate(found, start=1):
-        cell, reason = read_cell(one, folder, problems, keep)
-        data.append(cell)
-        rows.append(cell_row(cell, *outcome_of(cell, ended.get(one.cell.name.lower()), reason)))
-        progress(f"  {number} of {len(found)}: {cell.label}")
+        for cell, reason in read_cell(one, folder, problems, keep):
+            data.append(cell)
+            rows.append(cell_row(cell, *outcome_of(cell, ended.get(one.cell.name.lower()), reason)))
+        progress(f"  {number} of {len(found)}: {one.label}")
     return Results(pd.DataFrame(rows), data, all_answers(data), pd.DataFrame(problems, columns=PROBLEMS))
 
 
-def results_of_one(path: Path, spec: ModelSpec | None, context: int, batch: int) -> Results:
-    """One capture by itself; its phases determine the profile type. Raises what the reader raises."""
-    recording = recording_of(project(load_capture(path)))
+def results_of_one(
+    path: Path, spec: ModelSpec | None, context: int, batch: int, names: PhaseNames | None = None
+) -> Results:
+    """One capture by itself, each process of it a cell; its phases determine the profile type.
+
+    Raises what the reader raises.
+    """
+    data: list[CellData] = []
+    problems: list[dict[str, str]] = []
+    rows: list[dict[str, object]] = []
+    for process, recording in recordings_of(load_capture(path), names):
+        size, kind = spec.name if spec else path.name, _type_of(recording)
+        found = _of_process(
+            Found(
+                cell=Cell(size=size, context=context, type=kind, parts=tuple(PART_TYPES)),
+                capture=path,
+                spec=spec,
+                batch=batch if spec else None,
+            ),
+            process,
+        )
+        cell = CellData(found, recording, tables_of(recording, spec, found.batch, context, "fp32"))
+        problems += [_problem(cell, path.name, text) for text in _notes(recording)]
+        reason = "" if recording.steps else NO_STEPS
+        rows.append(cell_row(cell, *outcome_of(cell, None, reason)))
+        data.append(cell)
+    answers = sorted((answer for cell in data for answer in one_of_each(cell)), key=lambda one: one.part)
+    return Results(pd.DataFrame(rows), data, answers, pd.DataFrame(problems, columns=PROBLEMS))
+
+
+def _of_process(found: Found, process: str) -> Found:
+    """The cell of one process of several: no table or figure may put two into one place."""
+    if not process:
+        return found
+    cell = msgspec.structs.replace(found.cell, size=f"{found.cell.size}, {process}")
+    return msgspec.structs.replace(found, cell=cell)
+
+
+def _type_of(recording: Recording) -> ProfileType:
     phases = set(recording.ranges["name"])
-    kind: ProfileType = (
-        "training"
-        if "optimizer_step" in phases
-        else "forward_backward"
-        if "backward" in phases
-        else "forward"
-    )
-    size = spec.name if spec else path.name
-    found = Found(
-        cell=Cell(size=size, context=context, type=kind, parts=tuple(PART_TYPES)),
-        capture=path,
-        spec=spec,
-        batch=batch if spec else None,
-    )
-    cell = CellData(found, recording, tables_of(recording, spec, found.batch, context, "fp32"))
-    problems = [
-        {"cell": cell.label, "file": path.name, "what": text, "fix": ""} for text in recording.problems
+    if "optimizer_step" in phases:
+        return "training"
+    return "forward_backward" if "backward" in phases else "forward"
+
+
+def recordings_of(capture: Capture, names: PhaseNames | None = None) -> list[tuple[str, Recording]]:
+    """(what tells a process from the others, "" for the only one; its recording), for each process.
+
+    Processes without a measured step are left out where another one has some.
+    """
+    names = names or PhaseNames()
+    found = [
+        (process_label(one.processes[0], index), _with_index(one, index, names))
+        for index, one in single_processes(capture).items()
     ]
-    reason = "" if recording.steps else "the capture has no range `step_N`"
-    rows = [cell_row(cell, *outcome_of(cell, None, reason))]
-    return Results(pd.DataFrame(rows), [cell], one_of_each(cell), pd.DataFrame(problems, columns=PROBLEMS))
+    found = [one for one in found if one[1].steps] or found
+    return found if len(found) > 1 else [("", found[0][1])]
+
+
+def _with_index(capture: Capture, index: int, names: PhaseNames) -> Recording:
+    recording = recording_of(project(capture, "full", names.pattern), names)
+    return replace(recording, process_index=index)
+
+
+def _notes(recording: Recording) -> list[str]:
+    return [*recording.problems, *sentences(recording.lacks)]
+
+
+def _problem(cell: CellData, file: str, text: str) -> dict[str, str]:
+    return {"cell": cell.label, "file": file, "what": text, "fix": ""}
 
 
 def one_of_each(cell: CellData) -> list[Answer]:
@@ -124,27 +174,28 @@ def one_of_each(cell: CellData) -> list[Answer]:
 
 def read_cell(
     found: Found, folder: Path, problems: list[dict[str, str]], keep: Callable[[Found, Capture], None]
-) -> tuple[CellData, str]:
-    """The cell with its tables, and the reason where it has none; oddities are added to `problems`."""
+) -> list[tuple[CellData, str]]:
+    """The cell with its tables, per process, and the reason where it has none; adds to `problems`."""
     if found.capture is None or (found.result is not None and found.result.outcome != "ok"):
-        return CellData(found), ""
+        return [(CellData(found), "")]
     asked = found.result.asked if found.result else None
     name = _relative(found.capture, folder)
     try:
         capture = load_capture(found.capture)
-        recording = recording_of(project(capture))
+        recordings = recordings_of(capture)
         keep(found, capture)
     except LabError as error:
         problems.append({"cell": found.label, "file": name, "what": error.what, "fix": error.fix or ""})
-        return CellData(found), error.what
-    notes = list(recording.problems)
-    if not recording.steps:
-        notes.append("no measured steps: the capture has no range `step_N`")
-    problems += [{"cell": found.label, "file": name, "what": text, "fix": ""} for text in notes]
-    tables = tables_of(
-        recording, found.spec, found.batch, found.cell.context, asked.dtype if asked else "fp32"
-    )
-    return CellData(found, recording, tables), "" if recording.steps else notes[-1]
+        return [(CellData(found), error.what)]
+    cells = []
+    for process, recording in recordings:
+        dtype = asked.dtype if asked else "fp32"
+        tables = tables_of(recording, found.spec, found.batch, found.cell.context, dtype)
+        cell = CellData(_of_process(found, process), recording, tables)
+        reason = "" if recording.steps else f"no measured steps: {NO_STEPS}"
+        problems += [_problem(cell, name, text) for text in (*_notes(recording), *filter(None, [reason]))]
+        cells.append((cell, reason))
+    return cells
 
 
 def all_answers(data: Sequence[CellData]) -> list[Answer]:

@@ -92,7 +92,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """`small ctx 512 forward`; for a capture in the published tree with the folder of its part."""
+        """`small ctx 512 forward`; for a capture in the published tree with the folder of its part, and for a
+        single file of an unknown model its name and type."""
+        if self.spec is None and self.result is None and self.capture is not None:
+            return f"{self.cell.size} {self.cell.type}"
         folder = self.capture.parent.name if self.capture and self.result is None else ""
         label = f"{self.cell.size} ctx {self.cell.context} {self.cell.type}"
         return f"{label} ({folder})" if folder.startswith("part_") else label

@@ -8,9 +8,12 @@ from typing import Any
 
 import pandas as pd
 
+from lab.recordings.capture import Process
+from lab.recordings.lacks import Lack
 from lab.recordings.names import is_matmul, kernel_class
+from lab.recordings.projection.phase_names import BACKWARD, FORWARD, OPTIMIZER
 
-PHASES = ("forward", "backward", "optimizer_step")
+PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 STEP = "step"
 
 SCORES, MASK, SOFTMAX, FINAL = (
@@ -21,21 +24,24 @@ SCORES, MASK, SOFTMAX, FINAL = (
 )
 
 PARTS = (SCORES, MASK, SOFTMAX, FINAL)
-_STEP_NAME = re.compile(r"(?:forward_|training_)?step_(\d+)\Z")
 OPS = ["step", "phase", "part", "name", "class", "kernel", "start_ns", "end_ns", "rule"]
-RANGES = ["step", "name", "start_ns", "end_ns"]
+RANGES = ["step", "name", "start_ns", "end_ns", "own_ns"]
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The measured steps of a capture.
+    """The measured steps of one process of a capture.
 
     ops: one row per device operation launched within a step, columns OPS (`phase`, `part` "" outside all);
-    ranges: steps, phases and attention's parts on the host, columns RANGES. Names are normalised.
+    ranges: steps, phases and attention's parts on the host, columns RANGES (`own_ns`: without other phases
+    inside it). `step` counts the instances of steps from 0, whatever their names; step_names has these.
     """
 
     ops: pd.DataFrame
     ranges: pd.DataFrame
+    step_names: tuple[str, ...] = ()
+    process: Process = field(default_factory=Process)
+    process_index: int = 0
     collector: str = ""
     version: str = ""
     device: str = ""
@@ -43,12 +49,13 @@ class Recording:
     outside_steps: int = 0
     ambiguous: int = 0
     problems: tuple[str, ...] = ()
+    lacks: tuple[Lack, ...] = ()  # what the recording is missing
     coverage: dict[str, tuple[int, float]] = field(default_factory=dict)  # rule -> (operations, ms)
     cpu_ops: pd.DataFrame = field(default_factory=pd.DataFrame)  # op, calls and self_ms per step (Kineto)
 
     @property
     def steps(self) -> list[int]:
-        return sorted(self.ranges.loc[self.ranges["name"] == STEP, "step"].unique())
+        return list(range(len(self.step_names)))
 
     @property
     def has_kernels(self) -> bool:
@@ -58,12 +65,6 @@ class Recording:
 def normalised(name: str) -> str:
     """A range name in one spelling: the course's handout has blanks where its code has underscores."""
     return re.sub(r"[\s_]+", "_", name.strip()).lower()
-
-
-def step_number(name: str) -> int:
-    """N of `step_N` (also `forward_step_N`, `training_step_N`), -1 for any other range."""
-    found = _STEP_NAME.match(normalised(name))
-    return int(found[1]) if found else -1
 
 
 def class_of(name: str) -> str:

@@ -6,7 +6,10 @@ import numpy as np
 import pandas as pd
 
 from lab.recordings.capture import KERNEL, OP, Capture
-from lab.recordings.projection import AMBIGUOUS, RULES, Projection
+from lab.recordings.projection import AMBIGUOUS, RULES, PhaseNames, Projection, offers
+from lab.recordings.projection.nest import nearest_ancestor
+from lab.recordings.projection.phase_names import FORWARD
+from lab.recordings.projection.rules import is_step
 from lab.rooms.nsys.cpu_ops import cpu_ops_of
 from lab.rooms.nsys.measured import (
     OPS,
@@ -17,27 +20,37 @@ from lab.rooms.nsys.measured import (
     Recording,
     class_of,
     normalised,
-    step_number,
 )
 
 
-def recording_of(projection: Projection) -> Recording:
-    """Operations and ranges of the measured steps; kernels outside every step are only counted."""
+def recording_of(projection: Projection, names: PhaseNames | None = None) -> Recording:
+    """Operations and ranges of the measured steps; kernels outside every step are only counted.
+
+    projection: of a capture of one process. names: what a phase is called, lab's own list by default.
+    """
+    names = names or PhaseNames()
     capture = projection.capture
-    steps, numbers = step_rows(projection)
-    named = phase_rows(capture, steps)
-    ops = _ops_frame(projection, steps, numbers, named)
+    steps = projection.steps
+    named = phase_rows(projection, steps, names)
+    ops = _ops_frame(projection, steps, named)
     inside = ops[ops["step"] >= 0].reset_index(drop=True)
     return Recording(
         ops=inside,
-        ranges=_ranges_frame(projection, steps, numbers, named),
+        ranges=_ranges_frame(projection, steps, named),
+        step_names=tuple(capture.name(int(index)) for index in capture.ranges.name_id[steps]),
+        process=capture.processes[0],
         collector=capture.collector,
         version=capture.version or "",
         device=", ".join(dict.fromkeys(device.name for device in capture.devices)),
         gpu=_gpu(capture),
         outside_steps=int((ops["step"] < 0).sum()),
         ambiguous=int((projection.ops.rule == AMBIGUOUS).sum()),
-        problems=(*capture.problems, *projection.problems),
+        problems=(
+            *capture.problems,
+            *projection.problems,
+            *(one.sentence for one in offers(projection, names.pattern)),
+        ),
+        lacks=capture.lacks,
         coverage=_coverage(inside),
         cpu_ops=cpu_ops_of(capture, steps),
     )
@@ -58,47 +71,33 @@ def _gpu(capture: Capture) -> dict[str, object]:
     return {name: value for name, value in known.items() if value}
 
 
-def step_rows(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the measured steps and their numbers: ranges `step_N`, otherwise the projection's steps."""
-    capture = projection.capture
-    by_text = {i: step_number(text) for i, text in enumerate(capture.strings) if step_number(text) >= 0}
-    numbers = np.array([*(by_text.get(i, -1) for i in range(len(capture.strings))), -1])
-    user = capture.ranges.kind != OP
-    rows = np.flatnonzero((numbers[capture.ranges.name_id] >= 0) & user)
-    if len(rows):
-        return rows, numbers[capture.ranges.name_id[rows]]
-    return projection.steps, np.arange(len(projection.steps))
-
-
-def phase_rows(capture: Capture, steps: np.ndarray) -> dict[str, np.ndarray]:
-    """Rows of the phases' and attention parts' ranges, by their normalised name.
+def phase_rows(projection: Projection, steps: np.ndarray, names: PhaseNames) -> dict[str, np.ndarray]:
+    """Rows of the phases' and of attention's parts' ranges, by the name of the phase or part.
 
     Without a range `forward` inside ranges `forward_step_N`, the step is the phase.
     """
+    capture = projection.capture
     wanted: dict[str, list[int]] = {name: [] for name in (*PHASES, *PARTS)}
     for index, text in enumerate(capture.strings):
-        name = {"optimizer": "optimizer_step"}.get(normalised(text), normalised(text))
-        if name in wanted:
+        name = names.phase_of(text) or normalised(text)
+        if name in wanted and not is_step(text):
             wanted[name].append(index)
-    user = capture.ranges.kind != OP
+    user = (capture.ranges.kind != OP) & (projection.instances.level >= 0)
     rows = {name: np.flatnonzero(np.isin(capture.ranges.name_id, ids) & user) for name, ids in wanted.items()}
-    if not len(rows["forward"]) and len(steps):
+    if not len(rows[FORWARD]) and len(steps):
         texts = {normalised(capture.name(int(i))) for i in np.unique(capture.ranges.name_id[steps])}
         if all(text.startswith("forward_step") for text in texts):
-            rows["forward"] = steps
+            rows[FORWARD] = steps
     return rows
 
 
-def _ops_frame(
-    projection: Projection, steps: np.ndarray, numbers: np.ndarray, named: dict[str, np.ndarray]
-) -> pd.DataFrame:
+def _ops_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.ndarray]) -> pd.DataFrame:
     capture = projection.capture
-    step = projection.owners(steps)
     texts = capture.text(capture.ops.name_id)
     classes = {name: class_of(name) for name in set(texts)}
     frame: pd.DataFrame = pd.DataFrame(
         {
-            "step": np.append(numbers, -1)[step],
+            "step": projection.owners(steps),
             "phase": _owner_names(projection, PHASES, named),
             "part": _owner_names(projection, PARTS, named),
             "name": texts,
@@ -121,13 +120,12 @@ def _owner_names(projection: Projection, names: tuple[str, ...], named: dict[str
     return found
 
 
-def _ranges_frame(
-    projection: Projection, steps: np.ndarray, numbers: np.ndarray, named: dict[str, np.ndarray]
-) -> pd.DataFrame:
+def _ranges_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.ndarray]) -> pd.DataFrame:
     """Host times of steps, phases and parts that lie in a measured step."""
     ranges = projection.capture.ranges
-    step_of = _step_of_ranges(projection, steps, numbers)
-    found = [(STEP, steps), *named.items()]
+    step_of = _step_of_ranges(projection, steps)
+    whole, own_ns = _phases_alone(projection, {name: named[name] for name in PHASES})
+    found = [(STEP, steps), *whole.items(), *((name, named[name]) for name in PARTS)]
     frames = [
         pd.DataFrame(
             {
@@ -135,6 +133,7 @@ def _ranges_frame(
                 "name": name,
                 "start_ns": ranges.start_ns[rows],
                 "end_ns": ranges.end_ns[rows],
+                "own_ns": own_ns[rows] if name in whole else ranges.end_ns[rows] - ranges.start_ns[rows],
             },
             columns=RANGES,
         )
@@ -145,16 +144,39 @@ def _ranges_frame(
     return frame
 
 
-def _step_of_ranges(projection: Projection, steps: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """The step number around each range (n,), its own for a step, -1 outside all."""
-    parent = projection.instances.parent
-    number = np.full(len(parent) + 1, -1, dtype=np.int64)
-    number[steps] = numbers
-    at = np.arange(len(parent))
-    padded = np.append(parent, -1)
-    while len(todo := np.flatnonzero((at >= 0) & (number[at] < 0))):
-        at[todo] = padded[at[todo]]
-    found: np.ndarray = np.where(at >= 0, number[at], -1)
+def _phases_alone(
+    projection: Projection, named: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Rows of each phase without those inside the same phase; and ns of each range without other phases.
+
+    Frameworks nest them: `DistributedDataParallel.forward` in `forward`, and in Lightning forward and
+    backward in `optimizer_step`.
+    """
+    ranges, parent = projection.capture.ranges, projection.instances.parent
+    phase = np.full(len(ranges) + 1, -1)
+    for number, rows in enumerate(named.values()):
+        phase[rows] = number
+    own_ns = (ranges.end_ns - ranges.start_ns).astype(np.int64)
+    rows = np.flatnonzero(phase[:-1] >= 0)
+    above = nearest_ancestor(parent, parent[rows], phase[:-1] >= 0)
+    changes = (above >= 0) & (phase[above] != phase[rows])
+    # What a phase inside another one takes is taken from the range of that other phase that counts.
+    top = np.arange(len(ranges) + 1)
+    for level in np.unique(projection.instances.level[rows]):
+        inner = (projection.instances.level[rows] == level) & (above >= 0) & ~changes
+        top[rows[inner]] = top[above[inner]]
+    np.subtract.at(own_ns, top[above[changes]], (ranges.end_ns - ranges.start_ns)[rows[changes]])
+    nested = np.zeros(len(ranges), dtype=bool)
+    nested[rows] = (above >= 0) & ~changes
+    return {name: mine[~nested[mine]] for name, mine in named.items()}, own_ns
+
+
+def _step_of_ranges(projection: Projection, steps: np.ndarray) -> np.ndarray:
+    """The index in `steps` of the step around each range (n,), its own for a step, -1 outside all."""
+    index = np.full(len(projection.instances) + 1, -1, dtype=np.int64)
+    index[steps] = np.arange(len(steps))
+    every = np.arange(len(projection.instances))
+    found: np.ndarray = index[nearest_ancestor(projection.instances.parent, every, index[:-1] >= 0)]
     return found
 
 

@@ -13,8 +13,11 @@ import numpy as np
 import pandas as pd
 
 from lab.core.words import plural
+from lab.recordings.integrity.words import sentences
+from lab.recordings.lacks import holes
 from lab.rooms.sweep.effective import channels_verdict, log_channels, threads_verdict, verdict_over_sizes
 from lab.rooms.sweep.layout import ConfigDir
+from lab.rooms.sweep.names import first_few
 from lab.rooms.sweep.rank import RankFigures
 from lab.rooms.sweep.tables import (
     CONFIGS,
@@ -84,6 +87,9 @@ def _status(config: ConfigDir, ranks: list[RankFigures], planned: Mapping[str, A
             "incomplete",
             f"{len(missing)} of {plural(num_expected, 'rank')} without a readable trace",
         )
+    elif torn := [one for one in ranks if holes(one.lacks)]:
+        texts = [f"rank {one.rank}: {sentences(holes(one.lacks))[0]}" for one in torn]
+        status, reason = "incomplete", first_few(texts)
     if planned and planned.get("status", "ok") != "ok":
         status, reason = "failed", _reason(planned)
     return {

@@ -8,7 +8,8 @@ error (Dunnett 1955; the limit here is Bonferroni's, which is a little wider).
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
+
+from lab.stats.means import student_t
 
 LEVEL = 0.05
 ADVISED_REPEATS = 4
@@ -22,16 +23,7 @@ def detectable_sd(num_settings: int, repeats: int) -> float:
     free = (num_settings - 1) * (repeats - 1)
     if free < 1:
         return math.inf
-    return t_quantile(1 - LEVEL / (2 * (num_settings - 1)), free) * math.sqrt(2 / repeats)
-
-
-def t_quantile(p: float, free: int) -> float:
-    """Student's t at p from the normal's by four terms of its expansion (Abramowitz and Stegun 26.7.5)."""
-    z = NormalDist().inv_cdf(p)
-    g1 = (z**3 + z) / 4
-    g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + g1 / free + g2 / free**2 + g3 / free**3
+    return student_t(LEVEL / (num_settings - 1), free) * math.sqrt(2 / repeats)
 
 
 def design_note(num_settings: int, repeats: int) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ import pandas as pd
 
 from lab.errors import BadDataError, LabError
 from lab.recordings import views
-from lab.recordings.kineto import read_kineto
+from lab.recordings.cache import load_trace
+from lab.recordings.integrity.words import AT_LEAST, AT_MOST, bound
+from lab.recordings.lacks import Lack, verdict_of
 from lab.recordings.tables import Trace
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.tables import GEMM_KEY
@@ -32,12 +34,13 @@ class RankFigures:
     collectives: tuple[dict[str, Any], ...] = ()
     gemm: tuple[dict[str, Any], ...] = ()
     problems: tuple[str, ...] = ()
+    lacks: tuple[Lack, ...] = ()
     error: tuple[str, str] | None = None
 
 
 def read_rank(found: TraceFile) -> RankFigures:
     """Figures of one trace; raises LabError if it cannot be read."""
-    return figures_of(found, read_kineto(found.path))
+    return figures_of(found, load_trace(found.path))
 
 
 def figures_of(found: TraceFile, trace: Trace) -> RankFigures:
@@ -58,6 +61,7 @@ def figures_of(found: TraceFile, trace: Trace) -> RankFigures:
         collectives=tuple(_collective_rows(trace)),
         gemm=tuple(_gemm_rows(trace)),
         problems=tuple(problems),
+        lacks=trace.lacks,
     )
 
 
@@ -77,7 +81,14 @@ def _timeline_row(trace: Trace) -> dict[str, Any]:
         "device": "gpu" if on_gpu else "cpu",
         "kernels": len(trace.kernels),
         "unlinked_kernels": int((views.link_ops(trace) < 0).sum()) if on_gpu else 0,
+        "recording": verdict_of(trace.lacks),
+        "bound": _bounds(trace.lacks),
     }
+
+
+def _bounds(lacks: Sequence[Lack]) -> str:
+    """How a row's times are to be read where GPU rows are missing."""
+    return f"busy {AT_LEAST}, idle {AT_MOST}" if bound(lacks, "gpu") else "exact"
 
 
 def _collective_rows(trace: Trace) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -50,6 +50,7 @@ class Findings:
     files: list[Path]
     terminal: str
     lacking: list[str]
+    incomplete: list[str] = field(default_factory=list)  # one sentence per thing that a recording lacks
 
 
 def report(
@@ -80,7 +81,7 @@ def report(
         cards=cards(tables, ranked),
         sections=[*_sections(tables, out / "figures"), *more],
         provenance=provenance,
-        footnotes=[*FOOTNOTES, *_unlinked(tables.timeline)],
+        footnotes=[*FOOTNOTES, *_unlinked(tables.timeline), *_not_complete(tables.timeline)],
         room="sweep",
         kind=kind,
     )
@@ -89,7 +90,17 @@ def report(
     files.append(write_page(page, out / "report.html"))
     terminal = _terminal(sentences, tables.configs, files[-1])
     return Findings(
-        sentences, status, _best(tables, ranked), files, terminal, lacking=left_out(tables.configs)
+        sentences,
+        status,
+        _best(tables, ranked),
+        files,
+        terminal,
+        lacking=left_out(tables.configs),
+        incomplete=[
+            f"{row.file}: {row.recording}"
+            for row in tables.timeline.itertuples()
+            if row.recording != "complete"
+        ],
     )
 
 
@@ -169,6 +180,16 @@ def _unlinked(timeline: pd.DataFrame) -> list[str]:
     return [
         f"{unlinked:,} of {plural(kernels, 'kernel')} have no launch record in their trace: they count as "
         "time on the device, but their operators and GEMMs are unknown."
+    ]
+
+
+def _not_complete(timeline: pd.DataFrame) -> list[str]:
+    doubtful = timeline[timeline["recording"] != "complete"]
+    if not len(doubtful):
+        return []
+    return [
+        f"{len(doubtful)} of {plural(len(timeline), 'trace')} are not complete (column `recording` of the "
+        "timeline, which also says which times are bounds): `lab inspect` says what is missing."
     ]
 
 

@@ -31,7 +31,7 @@ PARTS = {
 TIMELINE = [
     *column_names("threads channel rank"),
     *TIMELINE_MS,
-    *column_names("repeat steps device kernels unlinked_kernels file"),
+    *column_names("repeat steps device kernels unlinked_kernels recording bound file"),
 ]
 EFFECTIVE = column_names(
     "threads channel rank collective requested_channels effective_channels requested_threads "
@@ -59,10 +59,11 @@ Progress = Callable[[int, int, Path], None]
 class SweepTables:
     """The analysis as DataFrames; their columns are the lists at the top of this module.
 
-    Durations are in ms or us as named. 0 in threads and channel and -1 in effective_* mean unknown;
-    missing_ranks is text like `1, 5`. timeline has one row per trace, configs one per configuration and
-    repeat in any case. slowest_rank is the rank with the least communication time, as it waits least for the
-    others; it is -1 with fewer than two ranks or without communication.
+    Durations are in ms or us as named; recording is the verdict on the trace, bound says how its times are
+    to be read (exact, or busy at least, idle at most). 0 in threads and channel and -1 in effective_* mean
+    unknown; missing_ranks is text like `1, 5`. timeline has one row per trace, configs one per
+    configuration and repeat in any case. slowest_rank is the rank with the least communication time, as it
+    waits least for the others; it is -1 with fewer than two ranks or without communication.
     """
 
     timeline: pd.DataFrame

@@ -96,7 +96,16 @@ def test_rows_that_nsys_counted_and_the_export_lacks_are_noticed(tmp_path, expor
     export.add("DIAGNOSTIC_EVENT", text="Number of NVTX events collected: \t12.")
     export.add("DIAGNOSTIC_EVENT", text="Number of CUDA events collected: \t60.")
     capture = load_capture(export.write(tmp_path / "a.sqlite"))
-    assert capture.problems == ["nsys collected 60 CUDA events, but this export has 48"]
+    (lack,) = capture.lacks
+    assert (lack.rule, lack.axis, lack.place, lack.n, lack.of, lack.share) == (
+        "N",
+        "gpu",
+        "hole",
+        12,
+        60,
+        0.2,
+    )
+    assert lack.text == "nsys collected 60 CUDA events, but this export has 48"
 
 
 def test_gpus_are_found_by_process_and_cuda_device(tmp_path, export):

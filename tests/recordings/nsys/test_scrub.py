@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from lab.errors import BadDataError, StorageError, UsageError
 from lab.recordings import nsys
 from lab.recordings.nsys.scrub import scrub
-from tests.recordings.sqlgen import PREFIX, training_step
+from tests.recordings.sqlgen import PREFIX, Export, global_tid, training_step
 
 SECRETS = {
     "META_DATA_CAPTURE": [
@@ -57,6 +58,8 @@ def with_secrets(export):
     )
     export.add("DIAGNOSTIC_EVENT", text="see /tmp/hushG/stdout.log")
     export.add("DIAGNOSTIC_EVENT", text="Number of CUDA events collected: \t48.")
+    for more in (", CUPTI buffers: 50.", " hushL", ". hushM", "\nhushN", ", CUPTI buffers: 50. hushO"):
+        export.add("DIAGNOSTIC_EVENT", text=f"Number of CUPTI events produced: \t3045{more}")
     export.add("A_TABLE_OF_TOMORROW", text="hushH")
     export.add(PREFIX + "OF_TOMORROW", start=1, text="hushI")
     export.rows["NVTX_EVENTS"][0]["jsonText"] = "hushJ"
@@ -83,6 +86,16 @@ def test_a_scrubbed_copy_holds_no_secret_and_reads_the_same(tmp_path, export):
     assert after.devices == before.devices
     assert after.problems == before.problems
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "b.sqlite"]
+
+
+def test_a_text_appended_to_a_count_removes_the_line_and_the_counts_themselves_stay(tmp_path, export):
+    scrub(with_secrets(export).write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite")
+    with closing(sqlite3.connect(tmp_path / "b.sqlite")) as copy:
+        kept = [text for (text,) in copy.execute("SELECT text FROM DIAGNOSTIC_EVENT")]
+    assert kept == [
+        "Number of CUDA events collected: \t48.",
+        "Number of CUPTI events produced: \t3045, CUPTI buffers: 50.",
+    ]
 
 
 def test_a_gzipped_export_is_scrubbed_as_the_plain_one_and_a_bad_one_is_named(tmp_path, export):
@@ -119,3 +132,14 @@ def test_scrubbing_a_file_onto_itself_or_a_foreign_file_changes_nothing(tmp_path
     with pytest.raises(BadDataError):
         scrub(tmp_path / "b.sqlite", tmp_path / "c.sqlite")
     assert not (tmp_path / "c.sqlite").exists()
+
+
+def test_calls_of_the_os_runtime_stay_with_their_names_and_numbers_only(tmp_path):
+    export = training_step(Export())
+    row = {"start": 5, "end": 9, "globalTid": global_tid(1, 1), "nameId": export.string("poll")}
+    export.add("OSRT_API", **row, callchain="hush")
+    scrub(export.write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite")
+    assert b"hush" not in (tmp_path / "b.sqlite").read_bytes()
+    capture = nsys.load(tmp_path / "b.sqlite")
+    assert capture.text(capture.osrt.name_id).tolist() == ["poll"]
+    assert (capture.osrt.end_ns - capture.osrt.start_ns).tolist() == [4]

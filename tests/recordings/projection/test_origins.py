@@ -32,7 +32,6 @@ def test_any_number_from_0_links_backward_to_forward(seq):
     [
         named("aten::linear", 5, 80),
         named("block", 5, 80, kind=OP),
-        named("block", 5, 80, text_id=0),
         named(None, 5, 80),
     ],
 )

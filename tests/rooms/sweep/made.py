@@ -61,6 +61,8 @@ def _time(rank: int, total_ms: float, device: str) -> dict[str, object]:
         "device": device,
         "kernels": 584,
         "unlinked_kernels": 0,
+        "recording": "complete",
+        "bound": "exact",
         "file": f"rank{rank}/trace_step7.json",
     }
 

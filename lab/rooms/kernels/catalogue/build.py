@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from lab.errors import BadDataError
+from lab.recordings.integrity.words import bound
+from lab.recordings.lacks import Lack
 from lab.rooms.kernels.catalogue.doubts import launches_without_op, uneven_ranks
 from lab.rooms.kernels.catalogue.launches import launches_of
 from lab.rooms.kernels.catalogue.ops import OpBook
-from lab.rooms.kernels.catalogue.rank import RankData, read_rank
+from lab.rooms.kernels.catalogue.rank import RankData, no_launches, read_ranks
 from lab.rooms.kernels.catalogue.signatures import signatures_of
 from lab.rooms.kernels.catalogue.unique import unique_table
 from lab.rooms.kernels.catalogue.waits import mark_waits
@@ -28,7 +29,10 @@ from lab.rooms.kernels.trails import Trail
 
 @dataclass
 class Catalogue:
-    """All launches, ordered by rank, then time; `sig_id` joins them with `signatures`."""
+    """All launches, ordered by rank, then time; `sig_id` joins them with `signatures`.
+
+    Column `bound` of `unique` is `at least` where rows are known to be missing.
+    """
 
     ranks: list[RankData]
     launches: list[Launch]
@@ -38,10 +42,15 @@ class Catalogue:
     problems: list[str]
     waits: dict[tuple[int, int], float] = field(default_factory=dict)  # ms by (waiting, awaited rank)
 
+    @property
+    def lacks(self) -> list[Lack]:
+        """What the recordings of all ranks are missing."""
+        return [lack for rank in self.ranks for lack in rank.trace.lacks]
+
 
 def read_catalogue(trails: Sequence[Trail]) -> Catalogue:
     """The catalogue of all ranks. Raises the reader's error for a trace that cannot be read."""
-    return put_together([read_rank(trail) for trail in trails])
+    return put_together(read_ranks(trails))
 
 
 def put_together(ranks: list[RankData]) -> Catalogue:
@@ -51,11 +60,7 @@ def put_together(ranks: list[RankData]) -> Catalogue:
     """
     starts = [rank.start_ns() for rank in ranks if len(rank.rows)]
     if not starts:
-        raise BadDataError(
-            "the trace holds neither kernels nor ops",
-            where=ranks[0].path,
-            fix="record with activities CPU and CUDA, and run the model inside the profiler",
-        )
+        raise no_launches(ranks)
     zero_ns = min(int(one.min()) for one in starts)
     launches: list[Launch] = []
     ops: list[OpRecord] = []
@@ -67,4 +72,6 @@ def put_together(ranks: list[RankData]) -> Catalogue:
     signatures = signatures_of(ranks, launches)
     problems = [text for rank in ranks for text in rank.problems]
     problems += [*uneven_ranks(signatures), *launches_without_op(launches, ranks)]
-    return Catalogue(ranks, launches, ops, signatures, unique_table(signatures, launches), problems, waits)
+    at_least = bound([lack for rank in ranks for lack in rank.trace.lacks])
+    unique = unique_table(signatures, launches, at_least)
+    return Catalogue(ranks, launches, ops, signatures, unique, problems, waits)

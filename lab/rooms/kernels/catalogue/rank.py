@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from lab.core.words import plural
-from lab.errors import LabError
-from lab.recordings.cache import load_trace
+from lab.errors import BadDataError, LabError
+from lab.recordings.as_trace import load_traces
+from lab.recordings.integrity.words import sentences
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Trace
 from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
@@ -18,6 +22,7 @@ from lab.rooms.kernels.catalogue.cpu_work import working_ops
 from lab.rooms.kernels.schema import Generation, RecordedOp
 from lab.rooms.kernels.trails import Trail, read_json, read_lines
 
+_COUNTED = re.compile(r"[\s_#:.-]*\d+$")
 KINDS = {KERNEL: "kernel", MEMCPY: "memcpy", MEMSET: "memset"}
 
 
@@ -30,7 +35,7 @@ class Marks:
 
     @property
     def phases(self) -> list[str]:
-        return ["step" if name.startswith(STEP_PREFIX) else name.split("_")[0] for name in self.names]
+        return [_phase_of(name) for name in self.names]
 
 
 @dataclass
@@ -57,10 +62,51 @@ class RankData:
         return found
 
 
+def read_ranks(trails: Sequence[Trail], *, cache: Path | None = None) -> list[RankData]:
+    """The ranks of all traces. A recording of several processes is as many ranks."""
+    found: list[RankData] = []
+    for trail in trails:
+        found += read_trail(trail, {one.rank for one in found}, cache=cache)
+    return found
+
+
 def read_rank(trail: Trail, *, cache: Path | None = None) -> RankData:
-    """One rank's trace, with what its recorder and its generation files say."""
-    trace = load_trace(trail.trace, cache=cache)
-    problems = [f"{trail.trace.name}: {text}" for text in trace.problems]
+    """The only rank of a recording of one process."""
+    (only,) = read_trail(trail, cache=cache)
+    return only
+
+
+def read_trail(trail: Trail, taken: Set[int] = frozenset(), *, cache: Path | None = None) -> list[RankData]:
+    """One recording, process by process, with what its recorder and its generation files say.
+
+    Ranks in `taken` are not given again.
+    """
+    traces, annotated = load_traces(trail.trace, cache=cache)
+    ranks = _ranks_of(trail, [one.meta.rank for one in traces], taken)
+    several = len(traces) > 1
+    return [
+        _rank_of(
+            msgspec.structs.replace(trail, rank=rank),
+            trace,
+            f"{trail.trace.name}, rank {rank}" if several else trail.trace.name,
+            annotated,
+        )
+        for rank, trace in zip(ranks, traces, strict=True)
+    ]
+
+
+def _ranks_of(trail: Trail, known: Sequence[int | None], taken: Set[int]) -> list[int]:
+    """A rank for each process: the trail's for one alone, the recorded ones if they tell them apart."""
+    wanted = [trail.rank] if len(known) == 1 else [one for one in known if one is not None]
+    if len(set(wanted)) == len(known) and not taken & set(wanted):
+        return wanted
+    first = max(taken, default=-1) + 1
+    return list(range(first, first + len(known)))
+
+
+def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool) -> RankData:
+    """annotated: torch.profiler's steps and lab's forwards are all that marks a phase."""
+    problems = [f"{label}: {text}" for text in (*trace.problems, *sentences(trace.lacks))]
     recorded: list[RecordedOp] = []
     generation = None
     try:
@@ -69,6 +115,8 @@ def read_rank(trail: Trail, *, cache: Path | None = None) -> RankData:
     except LabError as error:  # the trace alone still has most of the information
         problems.append(f"{error.what} ({error.where})")
     marks = find_marks(trace)
+    if not annotated and not marks.names:
+        marks = outermost_marks(trace)
     names = trace.text(trace.ops.name_id)
     _, parent = in_order(trace.ops)
     on_gpu = len(trace.kernels) > 0
@@ -104,6 +152,15 @@ def _unaligned(rank: int, recorded: list[RecordedOp], call: np.ndarray) -> list[
     return [f"{len(lost)} of {whole} not found in the trace of rank {rank}: {names}"]
 
 
+def no_launches(ranks: Sequence[RankData]) -> BadDataError:
+    """The error for traces in which nothing was launched."""
+    return BadDataError(
+        "the trace holds neither kernels nor ops",
+        where=ranks[0].path,
+        fix="record with activities CPU and CUDA, and run the model inside the profiler",
+    )
+
+
 def find_marks(trace: Trace) -> Marks:
     """Ranges `prefill` and `decode_i`; if there are none, the profiler's steps."""
     host = ~trace.ranges.on_gpu
@@ -116,6 +173,43 @@ def find_marks(trace: Trace) -> Marks:
             spans_ns = np.stack([start, start + trace.ranges.dur_ns[rows]], axis=1)
             return Marks([str(name) for name in names[rows]], spans_ns)
     return Marks([], np.empty((0, 2), dtype=np.int64))
+
+
+def outermost_marks(trace: Trace) -> Marks:
+    """The ranges that no other is around, on the thread that launched most; of one around all, its parts."""
+    thread = _launching_thread(trace)
+    rows = np.flatnonzero(~trace.ranges.on_gpu & (trace.ranges.dur_ns > 0))
+    rows = rows[(trace.ranges.pid[rows] == thread[0]) & (trace.ranges.tid[rows] == thread[1])]
+    start = trace.ranges.ts_ns[rows]
+    end = start + trace.ranges.dur_ns[rows]
+    order = np.lexsort([-end, start])
+    rows, start, end = rows[order], start[order], end[order]
+    while len(rows):
+        before = np.concatenate([[start[0]], np.maximum.accumulate(end)[:-1]])
+        outer = start >= before
+        if outer.sum() > 1 or outer.all():
+            names = trace.text(trace.ranges.name_id)[rows[outer]]
+            return Marks([str(name) for name in names], np.stack([start[outer], end[outer]], axis=1))
+        rows, start, end = rows[~outer], start[~outer], end[~outer]
+    return Marks([], np.empty((0, 2), dtype=np.int64))
+
+
+def _launching_thread(trace: Trace) -> tuple[int, int]:
+    """(pid, tid) of most launches; of most calls where no launch is known; (-1, -1) without calls."""
+    call = launch_calls(trace)
+    calls = trace.runtime.take(call[call >= 0]) if (call >= 0).any() else trace.runtime
+    if not len(calls):
+        return -1, -1
+    threads, counts = np.unique(np.stack([calls.pid, calls.tid], axis=1), axis=0, return_counts=True)
+    pid, tid = threads[counts.argmax()].tolist()
+    return pid, tid
+
+
+def _phase_of(name: str) -> str:
+    """`step` for the profiler's, `decode` for `decode_3`, `Forward` for `Forward #12`."""
+    if name.startswith(STEP_PREFIX):
+        return "step"
+    return _COUNTED.sub("", name) or name
 
 
 def _is_forward(name: str) -> bool:

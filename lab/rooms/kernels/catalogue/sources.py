@@ -18,7 +18,7 @@ def home_of(traces: Sequence[Path]) -> Path:
 
     if len(traces) == 1 and (Run.is_run(traces[0]) or traces[0].is_dir()):
         return home_of_folder(traces[0])
-    stem = re.sub(r"(\.pt\.trace)?\.json(\.gz)?\Z", "", traces[0].name)
+    stem = re.sub(r"(\.pt\.trace)?\.(json|sqlite|db|rpd|pftrace|pb|nsys-rep)(\.gz)?\Z", "", traces[0].name)
     return Path("experiments") / f"{stem}_analysis"
 
 
@@ -29,6 +29,7 @@ def trails_of(traces: Sequence[Path]) -> list[Trail]:
     count twice.
     """
     from lab.errors import MissingError, UsageError
+    from lab.recordings.load import is_recording
     from lab.rooms.kernels.trails import Trail, trails
 
     for path in traces:
@@ -36,11 +37,13 @@ def trails_of(traces: Sequence[Path]) -> list[Trail]:
             raise MissingError("no such run or trace", where=path)
     if len(traces) == 1 and traces[0].is_dir():
         found = trails(traces[0])
+        if not found and is_recording(traces[0]):
+            return [Trail(rank=0, trace=traces[0])]
         if not found:
             raise MissingError(
-                "this folder holds no trace_rank*.json",
+                "this folder holds no trace_rank*.json and is not a recording itself",
                 where=traces[0],
-                fix="name the trace files themselves, one per rank",
+                fix="name the recordings themselves, one per rank",
             )
         return found
     if any(path.is_dir() for path in traces):

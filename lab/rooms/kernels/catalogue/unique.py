@@ -11,11 +11,11 @@ from lab.rooms.kernels.catalogue.trace_args import summary
 from lab.rooms.kernels.schema import UNIQUE_COLUMNS, Durations, Launch, Signature, Signatures
 
 
-def unique_table(found: Signatures, launches: list[Launch]) -> pd.DataFrame:
-    """`unique_kernels.csv`: one row per signature, most time first."""
+def unique_table(found: Signatures, launches: list[Launch], bound: str = "") -> pd.DataFrame:
+    """`unique_kernels.csv`: one row per signature, most time first; bound marks counts and times."""
     total_us = sum(one.dur_us.sum for one in found.signatures) or 1.0
     rows = [_row(one, launches, total_us) for one in found.signatures]
-    table: pd.DataFrame = pd.DataFrame(rows, columns=list(UNIQUE_COLUMNS))
+    table: pd.DataFrame = pd.DataFrame(rows, columns=list(UNIQUE_COLUMNS)).assign(bound=bound)
     return table
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.recordings.gantt.bars import busy_table
+from lab.recordings.integrity.words import sentences
+from lab.recordings.lacks import holes
 from lab.report.page import Figure, Page, Status, write_page
 from lab.report.tables import write_csv
 from lab.rooms.kernels import analyze
 from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.catalogue.gantt.bars import bars_of
-from lab.rooms.kernels.catalogue.gantt.tables import busy_table, write_gantt
+from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
 from lab.rooms.kernels.catalogue.roofs import roof_of
 from lab.rooms.kernels.energy.result import EnergyResult
 from lab.rooms.kernels.replay.result import Result as ReplayResult
@@ -83,7 +86,7 @@ def write_report(
     tables = _tables(found)
     paths = [write_csv(table, out / "tables" / f"{name}.csv") for name, table in tables.items()]
     bars = bars_of(found.ranks)
-    busy = busy_table(bars)
+    busy = busy_table(bars, found.lacks)
     chart = write_gantt(bars, out)
     verdict = verdict_sentences(found, tables, busy)
     status: Status = "warn" if found.problems or missing or found.signatures.device == "cpu" else "ok"
@@ -113,7 +116,9 @@ def write_report(
     blocks = [block for section in sections for block in section.blocks]
     figures = [out / block.png for block in blocks if isinstance(block, Figure)]
     files = [*paths, *chart, *figures, page_path]
-    return Findings(verdict, status, files, terminal_text(verdict, found, page_path), list(missing))
+    lacking = [*missing, *sentences(holes(found.lacks))]
+    text = terminal_text(verdict, found, page_path)
+    return Findings(verdict, status, files, text, lacking, sentences(found.lacks))
 
 
 def _tables(found: Catalogue) -> dict[str, pd.DataFrame]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.recordings.gantt.bars import Bars, head
+from lab.recordings.gantt.packed import packed
 from lab.report.figures import roofline, save, stacked_bars
 from lab.report.page import Block, Figure, Points, Prose, Section, Table, Timeline
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.build import Catalogue
-from lab.rooms.kernels.catalogue.gantt.bars import Bars, head
-from lab.rooms.kernels.catalogue.gantt.canvas import packed
 from lab.rooms.kernels.catalogue.gantt.page import CAPTION
 from lab.rooms.kernels.catalogue.roofs import Roof, roof_of
 from lab.rooms.kernels.schema import LinearShape

@@ -7,6 +7,8 @@ from typing import Any
 import pandas as pd
 
 from lab.core.words import plural
+from lab.recordings.integrity.words import bound, integrity_lines, marked
+from lab.recordings.lacks import verdict_of
 from lab.report.page import Card
 from lab.rooms.kernels.catalogue.build import Catalogue
 
@@ -14,6 +16,8 @@ from lab.rooms.kernels.catalogue.build import Catalogue
 def verdict_sentences(found: Catalogue, tables: dict[str, pd.DataFrame], busy: pd.DataFrame) -> list[str]:
     """How much was launched, where the time goes, how busy each GPU is, where arguments come from."""
     sentences = [_count_sentence(found)]
+    if verdict_of(found.lacks) != "complete":
+        sentences += integrity_lines(found.lacks)
     if found.signatures.device == "cpu":
         sentences.append(
             "This trace holds no kernels: ops stand in for launches, and their times are CPU times."
@@ -26,7 +30,11 @@ def verdict_sentences(found: Catalogue, tables: dict[str, pd.DataFrame], busy: p
     sentences += _waits(found)
     sentences += [_phase_sentence(row) for row in tables["by_phase"].to_dict("records") if row["forwards"]]
     if found.signatures.device == "gpu":
-        sentences += [_busy_sentence(row) for row in busy.to_dict("records") if row["span_ms"] > 0]
+        sentences += [
+            _busy_sentence(row, marked(bound(found.lacks, "gpu")))
+            for row in busy.to_dict("records")
+            if row["span_ms"] > 0
+        ]
     return [*sentences, _source_sentence(tables["argument_sources"])]
 
 
@@ -36,8 +44,10 @@ def _count_sentence(found: Catalogue) -> str:
     noun = ("launch", "launches") if signatures.device == "gpu" else ("CPU op with work", "CPU ops with work")
     forwards = ", ".join(f"{count} {phase}" for phase, count in signatures.forwards.items())
     ranks = f" over {len(signatures.ranks)} ranks" if len(signatures.ranks) > 1 else ""
+    at_least = marked(bound(found.lacks, "gpu")).capitalize()
+    count = plural(len(found.launches), *noun)
     return (
-        f"{plural(len(found.launches), *noun)}, {len(signatures.signatures):,} distinct, "
+        f"{at_least}{count}, {len(signatures.signatures):,} distinct, "
         f"{total_ms:.2f} ms of their own time{f' in {forwards}' if forwards else ''}{ranks}."
     )
 
@@ -63,12 +73,12 @@ def _phase_sentence(row: dict[Any, Any]) -> str:
     )
 
 
-def _busy_sentence(row: dict[Any, Any]) -> str:
+def _busy_sentence(row: dict[Any, Any], at_least: str) -> str:
     overlap = f"{row['overlap_ms']:.2f} ms of compute runs beside communication or copies"
     share = 100 * row["busy_ms"] / row["span_ms"]
     return (
-        f"GPU {row['device']} of rank {row['rank']} is busy {share:.0f} % of {row['span_ms']:.1f} ms "
-        f"under the profiler{f'; {overlap}' if row['overlap_ms'] > 0 else ''}."
+        f"GPU {row['device']} of rank {row['rank']} is busy {at_least}{share:.0f} % of "
+        f"{row['span_ms']:.1f} ms under the profiler{f'; {overlap}' if row['overlap_ms'] > 0 else ''}."
     )
 
 
@@ -81,16 +91,17 @@ def cards(found: Catalogue, tables: dict[str, pd.DataFrame], busy: pd.DataFrame)
     signatures = found.signatures
     total_ms = sum(one.dur_us for one in found.launches) / 1000
     ranks = plural(len(signatures.ranks), "rank")
+    at_least = f", {bound(found.lacks, 'gpu')}".rstrip(", ")
     made = [
-        Card("launches", f"{len(found.launches)}", "tables/launches.jsonl", note=ranks),
+        Card(f"launches{at_least}", f"{len(found.launches)}", "tables/launches.jsonl", note=ranks),
         Card("distinct launches", f"{len(signatures.signatures)}", "tables/unique_kernels.csv"),
-        Card("time of launches", f"{total_ms:.2f}", "tables/by_class.csv", unit="ms"),
+        Card(f"time of launches{at_least}", f"{total_ms:.2f}", "tables/by_class.csv", unit="ms"),
     ]
     made += [_phase_card(row) for row in tables["by_phase"].to_dict("records") if row["forwards"]]
     if signatures.device == "gpu" and len(busy):
         share = 100 * busy["busy_ms"].sum() / busy["span_ms"].sum()
         note = "of the recorded span, under the profiler"
-        made.append(Card("busy", f"{share:.0f}", "tables/gantt.csv", unit="%", note=note))
+        made.append(Card(f"busy{at_least}", f"{share:.0f}", "tables/gantt.csv", unit="%", note=note))
     return made
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pandas as pd
 
 from lab.rooms.nsys.analyze import CellTables
 from lab.rooms.nsys.layout import CellResult, Found
 from lab.rooms.nsys.measured import Recording
+from lab.rooms.nsys.steps import sample_sd, summed
+from lab.stats.means import Sample, mean_ci
 
 OK, FAILED, OPEN = "ok", "failed", "not checked"
 
@@ -45,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class CellData:
-    """A cell with its recording and tables; None without a readable capture."""
+    """A cell with the recording and tables of one process; None without a readable capture."""
 
     found: Found
     recording: Recording | None = None
@@ -74,17 +78,46 @@ def check(name: str, passed: bool, expected: str, found: str) -> Check:
     return Check(name, OK if passed else FAILED, expected, found)
 
 
-def spread(mean: float, sd: float) -> str:
-    return f"{mean:.2f} ± {sd:.2f}"
+def spread(sample: Sample) -> str:
+    """`2.58 ± 0.17 ms (n = 3)`: mean and standard deviation; without the latter for a single step."""
+    return f"{sample.mean:.2f}" + (
+        f" ± {sample.sd:.2f} ms (n = {sample.n})" if sample.n > 1 else " ms (n = 1)"
+    )
+
+
+def interval_values(name: str, unit: str, per_step: np.ndarray) -> dict[str, float | str]:
+    """The 95 % interval of a mean over steps, as `name_low_unit` and `name_high_unit`; {} for one step."""
+    sample = Sample(float(per_step.mean()), sample_sd(per_step), len(per_step)) if len(per_step) else None
+    if sample is None or sample.n < 2:
+        return {}
+    low, high = mean_ci(sample)
+    return {f"{name}_low_{unit}": low, f"{name}_high_{unit}": high}
+
+
+def kernel_ns_by_step(
+    cell: CellData, phases: Sequence[str], chosen: Callable[[pd.DataFrame], pd.Series]
+) -> np.ndarray:
+    """Time of the chosen kernels in each step (steps,) in ns, in these phases; in the whole step for none."""
+    assert cell.recording is not None
+    ops = cell.recording.ops
+    mask = ops["kernel"].astype(bool) & chosen(ops)
+    if phases:
+        mask &= ops["phase"].isin(phases)
+    ops = ops[mask]
+    dur_ns = (ops["end_ns"] - ops["start_ns"]).to_numpy(np.int64)
+    return summed(dur_ns, ops["step"].to_numpy(np.int64), len(cell.recording.steps))
+
+
+def python_sample(result: CellResult | None, phase: str) -> Sample | None:
+    """ms of a phase over the steps by Python's clock; None where it was not timed."""
+    times = [step[f"{phase}_ms"] for step in result.steps if f"{phase}_ms" in step] if result else []
+    if not times:
+        return None
+    sd = statistics.stdev(times) if len(times) > 1 else 0.0
+    return Sample(sum(times) / len(times), sd, len(times))
 
 
 def python_ms(result: CellResult | None, phase: str) -> float | None:
     """Mean ms of a phase by Python's clock; None where it was not timed."""
-    times = [step[f"{phase}_ms"] for step in result.steps if f"{phase}_ms" in step] if result else []
-    return sum(times) / len(times) if times else None
-
-
-def python_sd_ms(result: CellResult | None, phase: str) -> float:
-    """Sample standard deviation of a phase by Python's clock; 0 for a single step."""
-    times = [step[f"{phase}_ms"] for step in result.steps if f"{phase}_ms" in step] if result else []
-    return statistics.stdev(times) if len(times) > 1 else 0.0
+    sample = python_sample(result, phase)
+    return sample.mean if sample else None

@@ -51,7 +51,7 @@ def _walls_ms(cell: CellData) -> list[float]:
     if cell.recording is None:
         return []
     rows = cell.recording.ranges[cell.recording.ranges["name"] == "forward"]
-    took = (rows["end_ns"] - rows["start_ns"]).groupby(rows["step"]).sum()
+    took = rows["own_ns"].groupby(rows["step"]).sum()
     return [float(ns) / 1e6 for ns in took]
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from lab.rooms.nsys.captures.part import PHASE, phase_names
+from lab.terminal.integrity import REQUIRE, raise_for_lacks
 from lab.terminal.options import as_json, option
 
 if TYPE_CHECKING:
     from lab.core.run import Run
+    from lab.recordings.projection import PhaseNames
     from lab.rooms.nsys.answers.answer import Answer
+    from lab.rooms.nsys.measured import Recording
     from lab.rooms.nsys.report.results import Results
 
 
@@ -21,9 +26,11 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path), help="Also write tables, figures and the page here.")
 @as_json("Answers, numbers and checks")
 @click.option("--model-size", help="Of one capture: for the checks of launches and FLOPs. [default: unknown]")
+@REQUIRE
 @option("--context-length", type=click.IntRange(min=2), default=512, help="Of one capture.")
 @option("--batch-size", type=click.IntRange(min=1), default=4, help="Of one capture.")
 @click.option("--fused-qkv", is_flag=True, help="Of one capture: one GEMM for query, key and value.")
+@PHASE
 def answers(
     target: Path,
     parts: str,
@@ -33,24 +40,36 @@ def answers(
     context_length: int,
     batch_size: int,
     fused_qkv: bool,
+    phases: tuple[str, ...],
+    require: str | None,
 ) -> None:
     """Answer questions a to e from TARGET, a run, a folder of captures or one capture. It is only read."""
-    from lab.errors import StepFailed, needs
+    from lab.errors import StepFailed, UsageError, needs
     from lab.rooms.nsys.config import parse_parts
 
     wanted = parse_parts(parts)
+    if phases and target.is_dir():
+        raise UsageError("--phase is for one capture", fix="name the file")
     with needs("analysis"):
         if target.is_dir():
             results = of_folder(target)
         else:
-            results = of_file(target, model_size, context_length, batch_size, fused_qkv=fused_qkv)
+            names = phase_names(phases, named=True)
+            results = of_file(
+                target, model_size, context_length, batch_size, fused_qkv=fused_qkv, names=names
+            )
         if out is not None:
             write_page_of(results, target, out)
     given = [answer for answer in results.answers if answer.part in wanted]
-    click.echo(as_text(given, as_json=as_json))
+    recordings = {cell.label: cell.recording for cell in results.data if cell.recording is not None}
+    if text := as_text(given, recordings, as_json=as_json):
+        click.echo(text)
     if not any(answer.given for answer in given):
-        reasons = [f"{row.cell}: {row.outcome} {row.reason}".strip() for row in results.cells.itertuples()]
+        rows = results.cells[["cell", "outcome", "reason"]].astype(str).to_numpy()
+        reasons = [f"{cell}: {', '.join(filter(None, (outcome, why)))}" for cell, outcome, why in rows]
         raise StepFailed("no question could be answered:\n  " + "\n  ".join(reasons), where=target)
+    lacks = [lack for one in recordings.values() for lack in one.lacks]
+    raise_for_lacks(list(dict.fromkeys(lacks)), target, require=require)
 
 
 def of_folder(folder: Path) -> Results:
@@ -70,7 +89,15 @@ def of_folder(folder: Path) -> Results:
     return results_of(found, outcomes(run), folder, lambda _: None)
 
 
-def of_file(path: Path, size: str | None, context: int, batch: int, *, fused_qkv: bool) -> Results:
+def of_file(
+    path: Path,
+    size: str | None,
+    context: int,
+    batch: int,
+    *,
+    fused_qkv: bool,
+    names: PhaseNames | None = None,
+) -> Results:
     """One capture as one cell; its phases determine the profile type. Raises what the reader raises."""
     from lab.rooms.nsys.config import parse_sizes, spec_of
     from lab.rooms.nsys.findings import results_of_one
@@ -79,7 +106,7 @@ def of_file(path: Path, size: str | None, context: int, batch: int, *, fused_qkv
     named = cell_of_name(stem_of(path))
     name = size or (named.size if named else None)
     spec = spec_of(parse_sizes(name)[0], fused_qkv=fused_qkv) if name else None
-    return results_of_one(path, spec, named.context if named and not size else context, batch)
+    return results_of_one(path, spec, named.context if named and not size else context, batch, names)
 
 
 def write_page_of(results: Results, path: Path, out: Path) -> None:
@@ -93,27 +120,53 @@ def write_page_of(results: Results, path: Path, out: Path) -> None:
     report(results, out=out, title=f"Nsys {path.resolve().name}", provenance=origin, kind=kind)
 
 
-def as_text(given: list[Answer], *, as_json: bool) -> str:
-    """The answers as JSON, or as one sentence each with its checks below."""
+def as_text(given: list[Answer], recordings: Mapping[str, Recording], *, as_json: bool) -> str:
+    """The answers as JSON, one entry per question, cell and process; or as one sentence each with its checks
+    below, each cell's recording first and what was odd about it last.
+
+    recordings: of each cell, by the cell's label.
+    """
+    from lab.core.words import plural, printable
+    from lab.recordings.integrity.words import integrity_lines
+
     if as_json:
         import msgspec
 
-        return msgspec.json.encode([_as_json(answer) for answer in given], enc_hook=float).decode()
-    lines = []
+        rows = [_as_json(answer, recordings.get(answer.cell)) for answer in given]
+        return msgspec.json.encode(rows, enc_hook=float).decode()
+    lines = [
+        f"{cell}: {line}" if number == 0 else line
+        for cell, one in recordings.items()
+        if one.lacks
+        for number, line in enumerate(integrity_lines(one.lacks))
+    ]
     for answer in given:
-        lines.append(f"({answer.part}) {answer.cell}: {answer.sentence}")
+        one = recordings.get(answer.cell)
+        counted = f" ({plural(len(one.steps), 'step')})" if one and one.steps else ""
+        lines.append(f"({answer.part}) {answer.cell}{counted}: {answer.sentence}")
         lines += [f"    [{c.state}] {c.name}: expected {c.expected}, found {c.found}" for c in answer.checks]
-    return "\n".join(lines)
+    lines += [f"note: {cell}: {text}" for cell, one in recordings.items() for text in one.problems]
+    return "\n".join(printable(line.replace("\n", "\\n")) for line in lines)
 
 
-def _as_json(answer: Answer) -> dict[str, object]:
+def _as_json(answer: Answer, recording: Recording | None) -> dict[str, object]:
+    from lab.recordings.integrity.words import as_json, bound
+
+    lacks = recording.lacks if recording else ()
     return {
         "part": answer.part,
         "cell": answer.cell,
+        "process": recording.process_index if recording else None,
+        "pid": recording.process.pid if recording else None,
+        "rank": recording.process.rank if recording else None,
         "state": answer.state,
         "answer": answer.sentence,
         "values": answer.values,
         "checks": answer.checks,
+        "steps": len(recording.steps) if recording else 0,
+        "notes": recording.problems if recording else (),
+        "integrity": as_json(lacks),
+        "bound": bound(lacks),
     }
 
 

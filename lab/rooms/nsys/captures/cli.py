@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.rooms.nsys.captures.part import PART, PHASE, part_options, phase_names, projections
+from lab.terminal.integrity import REQUIRE, raise_for_lacks
 from lab.terminal.options import as_json, option, out
+
+if TYPE_CHECKING:
+    from lab.recordings.capture import Capture
+    from lab.recordings.lacks import Lack
+    from lab.recordings.projection import Projection
+    from lab.rooms.nsys.captures.summary import Summary
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 ATTRIBUTION = ["full", "nsys"]
@@ -22,43 +31,75 @@ ATTRIBUTION = ["full", "nsys"]
     default="full",
     help="full: backward owns what autograd's thread launched; nsys: the rule of nsys' own reports.",
 )
-@click.option(
-    "--phase",
-    "phases",
-    metavar="REGEX",
-    help="Names of ranges that also own launches of other threads. "
-    "[default: forward, backward, optimizer_step and the like]",
-)
+@PHASE
+@PART
 @out("Folder for ANALYSIS_SUMMARY.txt and stats_reports/*.csv.")
 @as_json("The figures")
-def summary(file: Path, attribution: str, phases: str | None, out: Path | None, as_json: bool) -> None:
-    """Phases, kernel classes, GPU busy and idle time of FILE (.sqlite[.gz], .nsys-rep, .json[.gz])."""
-    from lab.errors import MissingError
-    from lab.rooms.nsys.captures.summary import summarise
-    from lab.rooms.nsys.captures.summary_text import summary_text
+@REQUIRE
+def summary(
+    file: Path,
+    attribution: str,
+    phases: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+    require: str | None,
+    **flags: Any,
+) -> None:
+    """Phases, kernel classes, GPU busy and idle time of FILE, any recording; per process."""
+    from lab.errors import MissingError, needs
 
-    projection = _projected(file, attribution, phases)
-    capture = projection.capture
-    if not len(capture.ops):
+    part, _ = part_options(flags)
+    names = phase_names(phases)
+    with needs("analysis"):
+        from lab.rooms.nsys.captures.summary import summaries
+        from lab.rooms.nsys.captures.summary_text import summaries_text
+
+        every = projections(file, attribution, names, part)
+    used = [(index, one) for index, one in every if len(one.capture.ops)]
+    if not used:
         raise MissingError(
             "the capture has no GPU work to summarise",
             where=file,
-            fix=f"record on a GPU, with CUDA traced: {_contents(capture)}",
+            fix=f"record on a GPU, with its kernels traced: {_contents([one.capture for _, one in every])}",
         )
-    found = summarise(projection)
-    missing = _write(projection, summary_text(found), out) if out else []
-    if as_json:
-        click.echo(json.dumps(found.as_json(), indent=1))
-    else:
-        click.echo(summary_text(found), nl=False)
-    if not len(capture.ranges):
+    found = summaries(used, names.pattern)
+    text = summaries_text(found)
+    missing = _write(used, text, out) if out else []
+    click.echo(_json(found) if as_json else text, nl=as_json)
+    for line in _idle_processes(every):
+        click.echo(line, err=True)
+    for reason in missing:
+        click.echo(f"not written: {reason}", err=True)
+    if not any(len(one.capture.ranges) for _, one in used):
         raise MissingError(
             "the capture has no ranges, so there are no phases",
             where=file,
-            fix="record with NVTX ranges (--trace=cuda,nvtx) or record_function",
+            fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
         )
-    for reason in missing:
-        click.echo(f"not written: {reason}", err=True)
+    raise_for_lacks(_lacks(every), file, require=require)
+
+
+def _json(found: Sequence[Summary]) -> str:
+    """One object; of several processes one in `processes` each."""
+    if len(found) == 1:
+        return json.dumps(found[0].as_json(), indent=1)
+    first = found[0]
+    about = {"source": first.source, "collector": first.collector, "version": first.version}
+    return json.dumps({**about, "processes": [one.as_json() for one in found]}, indent=1)
+
+
+def _idle_processes(every: Sequence[tuple[int, Projection]]) -> list[str]:
+    from lab.recordings.processes import process_label
+
+    return [
+        f"{process_label(one.capture.processes[0], index)}: no GPU work ({_contents([one.capture])})"
+        for index, one in every
+        if not len(one.capture.ops)
+    ]
+
+
+def _lacks(every: Sequence[tuple[int, Projection]]) -> list[Lack]:
+    return list(dict.fromkeys(lack for _, one in every for lack in one.capture.lacks))
 
 
 @click.command()
@@ -77,32 +118,65 @@ def summary(file: Path, attribution: str, phases: str | None, out: Path | None, 
     default="nsys",
     help="nsys: the numbers that nsys prints; full: backward owns its kernels.",
 )
+@PART
+@click.option("--each-process", is_flag=True, help="One table per process; nsys itself adds them up.")
 @out("Folder for one CSV per report.")
-def stats(file: Path, reports: str, attribution: str, out: Path | None) -> None:
-    """The reports of `nsys stats` for FILE, as CSV, computed without nsys."""
+@REQUIRE
+def stats(
+    file: Path,
+    reports: str,
+    attribution: str,
+    each_process: bool,
+    out: Path | None,
+    require: str | None,
+    **flags: Any,
+) -> None:
+    """The reports of `nsys stats` for FILE, any recording, as CSV, computed without nsys."""
     from lab.core.files import write_atomic
-    from lab.errors import MissingError
-    from lab.rooms.nsys.captures.stats.reports import REPORTS, available, report
+    from lab.errors import MissingError, needs
 
-    names = [name.strip() for name in reports.split(",") if name.strip()]
-    if reports == "all":
-        names = list(REPORTS)
-    projection = _projected(file, attribution, None)
-    absent = available(projection.capture) if reports == "all" else {}
-    for name in names:
-        if absent.get(name):
-            continue
-        made = report(name, projection)
-        if out:
-            target = out / f"{file.name.split('.')[0]}_{name}.csv"
-            write_atomic(target, made.csv())
-            click.echo(target)
-        else:
-            click.echo(f"# {name}\n{made.csv()}" if len(names) > 1 else made.csv(), nl=len(names) > 1)
-        for problem in made.problems:
-            click.echo(f"{name}: {problem}", err=True)
-    if missing := [f"{name}: {reason}" for name, reason in absent.items() if reason]:
-        raise MissingError("no data for some reports:\n  " + "\n  ".join(missing), where=file)
+    part, _ = part_options(flags)
+    with needs("analysis"):
+        from lab.rooms.nsys.captures.stats.reports import REPORTS, available, check_name, report
+
+        names = [name.strip() for name in reports.split(",") if name.strip()]
+        if reports == "all":
+            names = list(REPORTS)
+        for name in names:
+            check_name(name)
+        parts = projections(file, attribution, phase_names(()), part, whole=not each_process)
+    _say_lacks(_lacks(parts))
+    several = len(parts) > 1
+    if not several and len(parts[0][1].capture.processes) > 1:
+        count = len(parts[0][1].capture.processes)
+        click.echo(
+            f"{count} processes in one table, as nsys prints them; --each-process tells them apart", err=True
+        )
+    reasons: list[str] = []
+    for index, projection in parts:
+        absent = available(projection.capture) if reports == "all" or several else {}
+        reasons += [_reason(name, absent[name], projection, several) for name in names if absent.get(name)]
+        for name in names:
+            if absent.get(name):
+                continue
+            made = report(name, projection)
+            whose = f"_process_{projection.capture.processes[0].pid or index}" if several else ""
+            if out:
+                target = out / f"{file.name.split('.')[0]}{whose}_{name}.csv"
+                write_atomic(target, made.csv())
+                click.echo(target)
+            else:
+                heading = f"# {name}{whose.replace('_', ' ')}\n" if len(names) > 1 or several else ""
+                click.echo(heading + made.csv(), nl=bool(heading))
+            for problem in made.problems:
+                click.echo(f"{name}: {problem}", err=True)
+    if reasons:
+        raise MissingError("no data for some reports:\n  " + "\n  ".join(reasons), where=file)
+    raise_for_lacks(_lacks(parts), file, require=require)
+
+
+def _reason(name: str, why: str, projection: Projection, several: bool) -> str:
+    return f"{name}{f', process {projection.capture.processes[0].pid}' if several else ''}: {why}"
 
 
 @click.command()
@@ -120,33 +194,36 @@ def scrub(file: Path, target: Path) -> None:
     )
 
 
-def _projected(file: Path, attribution: str, phases: str | None) -> Any:
-    import re
+def _say_lacks(lacks: Sequence[Lack]) -> None:
+    """On stderr, because stdout is CSV of nsys' own form."""
+    from lab.recordings.integrity.words import integrity_lines
 
-    from lab.errors import UsageError, needs
-
-    with needs("analysis"):
-        from lab.recordings.load import load_capture
-        from lab.recordings.projection import PHASES, project
-    try:
-        pattern = re.compile(phases) if phases else PHASES
-    except re.error as error:
-        raise UsageError(f"--phase is not a valid regular expression: {error}") from error
-    return project(load_capture(file), attribution, pattern)
+    if lacks:
+        click.echo("\n".join(integrity_lines(lacks)), err=True)
 
 
-def _contents(capture: Any) -> str:
+def _contents(captures: Sequence[Capture]) -> str:
     from lab.core.words import plural
 
-    tables = {"range": capture.ranges, "API call": capture.api, "wait": capture.sync}
-    return "it has " + ", ".join(plural(len(table), what) for what, table in tables.items())
+    tables = {"range": "ranges", "API call": "api", "wait": "sync"}
+    counts = {what: sum(len(getattr(one, name)) for one in captures) for what, name in tables.items()}
+    return "it has " + ", ".join(plural(count, what) for what, count in counts.items())
 
 
-def _write(projection: Any, text: str, out: Path) -> list[str]:
-    """Write ANALYSIS_SUMMARY.txt and every report with data; returns why the others are missing."""
+def _write(used: Sequence[tuple[int, Projection]], text: str, out: Path) -> list[str]:
+    """Write ANALYSIS_SUMMARY.txt and every report with data, per process if there are several.
+
+    Returns why the others are missing.
+    """
     from lab.core.files import write_atomic
     from lab.rooms.nsys.captures.stats.reports import write_reports
 
     write_atomic(out / "ANALYSIS_SUMMARY.txt", text)
-    stem = projection.capture.source.name.split(".")[0]
-    return write_reports(projection, out / "stats_reports", stem)
+    missing: list[str] = []
+    for index, projection in used:
+        pid = projection.capture.processes[0].pid
+        folder = out / "stats_reports"
+        folder = folder / f"process_{pid or index}" if len(used) > 1 else folder
+        stem = projection.capture.source.name.split(".")[0]
+        missing += write_reports(projection, folder, stem)
+    return list(dict.fromkeys(missing))

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lab.recordings.capture import OP
-from lab.recordings.projection import Projection
-from lab.stats import intervals
+from lab.recordings.projection import PHASES, Projection
+from lab.recordings.projection.nest import nearest_ancestor
+from lab.rooms.nsys.steps import sample_sd, step_figures
 
 MAX_DEPTH = 4  # of ranges below a step
 
@@ -19,7 +20,8 @@ MAX_PHASES = 60
 class Phase:
     """One path of ranges below a step, `()` being the step itself. Times are ms per step, mean and deviation.
 
-    kernels: launches in each step (one number where all agree); share: of the step's kernel time.
+    kernels: launches in each step (one number where all agree); share: of the step's kernel time,
+    None without any.
     gemm_tflop: 10^12 operations of matrix products, from recorded shapes, and gemm_ms, the time of their
     kernels; None without shapes.
     """
@@ -32,7 +34,7 @@ class Phase:
     busy_ms: float
     span_ms: float
     host_ms: float
-    share: float
+    share: float | None
     gemm_tflop: float | None
     gemm_ms: float | None
 
@@ -40,9 +42,8 @@ class Phase:
 def phases_of(projection: Projection, frame: np.ndarray, steps: np.ndarray) -> tuple[Phase, ...]:
     """The step itself, then the ranges in it by path: a parent before its children, those by time."""
     below = _paths_below_step(projection, steps)
-    shown = sorted(
-        {path[:depth] for path in below if path for depth in range(1, min(len(path), MAX_DEPTH) + 1)}
-    )
+    used = [path for path, num_ops in zip(below, projection.tree.num_ops, strict=True) if path and num_ops]
+    shown = sorted({path[:depth] for path in used for depth in range(1, min(len(path), MAX_DEPTH) + 1)})
     gemms = _gemm_flops(projection)
     found: dict[tuple[str, ...], Phase] = {}
     for path in [(), *shown]:
@@ -51,7 +52,9 @@ def phases_of(projection: Projection, frame: np.ndarray, steps: np.ndarray) -> t
         rows = _ranges_at_path(projection, below, path, steps)
         found[path] = _phase(projection, path, rows, group, max(len(steps), 1), gemms)
     total = found[()].kernel_ms
-    found = {path: replace(one, share=one.kernel_ms / total if total else 1.0) for path, one in found.items()}
+    found = {
+        path: replace(one, share=one.kernel_ms / total if total else None) for path, one in found.items()
+    }
     ordered: list[Phase] = []
     _unfold((), found, ordered)
     return tuple(ordered[:MAX_PHASES])
@@ -60,13 +63,14 @@ def phases_of(projection: Projection, frame: np.ndarray, steps: np.ndarray) -> t
 def _paths_below_step(projection: Projection, steps: np.ndarray) -> list[tuple[str, ...] | None]:
     """For each path of the tree the program's ranges in it below the step; None outside of steps.
 
-    Operators that the framework records, and ranges with names in the style of libraries, are left out.
+    Operators that the framework records, and ranges with names in the style of libraries that are no phase,
+    are left out.
     """
     capture, tree = projection.capture, projection.tree
     ranges = capture.ranges
     own = np.zeros(len(capture.strings) + 1, dtype=bool)
-    own[ranges.name_id[(ranges.kind != OP) & (ranges.name_id == ranges.text_id)]] = True
-    own &= np.array([*("::" not in text and "#" not in text for text in capture.strings), False])
+    own[ranges.name_id[ranges.kind != OP]] = True
+    own &= np.array([*(_of_the_program(text) for text in capture.strings), False])
     at_step = set(projection.instances.path[steps].tolist())
     below: list[tuple[str, ...] | None] = [None if len(steps) else ()]
     for node in range(1, len(tree)):
@@ -76,6 +80,10 @@ def _paths_below_step(projection: Projection, steps: np.ndarray) -> list[tuple[s
         else:
             below.append((*above, capture.name(name)) if above is not None and own[name] else above)
     return below
+
+
+def _of_the_program(text: str) -> bool:
+    return ("::" not in text and "#" not in text) or PHASES.fullmatch(text) is not None
 
 
 def _ranges_at_path(
@@ -91,7 +99,13 @@ def _ranges_at_path(
     # An operator below has the same path.
     starts = [below[tree.parent[node]] != path for node in range(len(tree))]
     nodes = np.append(np.array(ends) & np.array(starts), False)
-    return np.flatnonzero(nodes[projection.instances.path])
+    rows = np.flatnonzero(nodes[projection.instances.path])
+    if projection.part is None:
+        return rows
+    left_out = np.zeros(len(capture.ranges), dtype=bool)
+    left_out[np.setdiff1d(projection.every_step, steps)] = True
+    elsewhere = nearest_ancestor(projection.instances.parent, rows, left_out) >= 0
+    return rows[projection.part.ranges[rows] & ~elsewhere]
 
 
 def _unfold(path: tuple[str, ...], found: dict[tuple[str, ...], Phase], into: list[Phase]) -> None:
@@ -113,28 +127,21 @@ def _phase(
     """Figures of the ranges `rows`, without the share; group (n,): the step of each operation, or -1."""
     capture = projection.capture
     ops, inside = capture.ops, group >= 0
-    kernels = inside & capture.kernels
-    dur_ns = ops.end_ns - ops.start_ns
-    kernel_ms = np.bincount(group[kernels], dur_ns[kernels], minlength=num_steps) / 1e6
-    spans = np.stack([ops.start_ns[inside], ops.end_ns[inside]], axis=1)
-    first = np.full(num_steps, np.iinfo(np.int64).max)
-    last = np.zeros(num_steps, dtype=np.int64)
-    np.minimum.at(first, group[inside], ops.start_ns[inside])
-    np.maximum.at(last, group[inside], ops.end_ns[inside])
+    found = step_figures(ops.start_ns, ops.end_ns, capture.kernels, group, num_steps)
     host_ns = (capture.ranges.end_ns - capture.ranges.start_ns)[rows]
-    counts = np.bincount(group[kernels], minlength=num_steps)
+    counts = found.kernels
     flops, gemm_ns = gemms
     shapes = bool(len(flops))
     return Phase(
         path=path,
         instances_per_step=len(rows) / num_steps,
-        kernels=tuple(int(n) for n in (counts[:1] if (counts == counts[0]).all() else counts)),
-        kernel_ms=float(kernel_ms.mean()),
-        kernel_sd_ms=float(kernel_ms.std(ddof=1)) if num_steps > 1 else 0.0,
-        busy_ms=float(intervals.totals(spans, group[inside], num_steps).mean()) / 1e6,
-        span_ms=float(np.where(last > 0, last - np.minimum(first, last), 0).mean()) / 1e6,
+        kernels=tuple(counts[:1].tolist() if found.same_launches else counts.tolist()),
+        kernel_ms=float(found.kernel_ns.mean()) / 1e6,
+        kernel_sd_ms=sample_sd(found.kernel_ns) / 1e6,
+        busy_ms=float(found.busy_ns.mean()) / 1e6,
+        span_ms=float(found.span_ns.mean()) / 1e6,
         host_ms=float(host_ns.sum()) / num_steps / 1e6,
-        share=1.0,
+        share=None,
         gemm_tflop=float(flops[inside].sum()) / num_steps / 1e12 if shapes else None,
         gemm_ms=float(gemm_ns[inside].sum()) / num_steps / 1e6 if shapes else None,
     )

@@ -3,19 +3,25 @@
 Four times are kept apart: kernel time (each kernel for itself, summed), busy (their union with copies and
 fills), span (from the first operation's start to the last one's end) and host (the range itself, on the
 CPU). Figures are means over the measured steps; warm-up ranges and what lies outside of steps are left out
-and counted. A capture without steps is taken as one.
+and counted. A capture without steps is taken as a whole, without its warm-up. Several processes are never
+added up: each has a summary of its own.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from lab.recordings.capture import Capture
+from lab.recordings.integrity.words import as_json, bound, idle_bound
+from lab.recordings.lacks import Lack
 from lab.recordings.names import CLASSES, is_matmul, kernel_class
-from lab.recordings.projection import RULES, Projection
+from lab.recordings.processes import process_label
+from lab.recordings.projection import PHASES, RULES, Offer, Projection, offers
 from lab.rooms.nsys.captures.phases import Phase, phases_of
 from lab.stats import intervals
 
@@ -58,17 +64,57 @@ class Summary:
     classes: tuple[Share, ...]
     top: tuple[Share, ...]
     origins: tuple[Share, ...]
-    matmul_share: float
+    matmul_share: float | None
     gpus: tuple[Gpu, ...]
     rules: dict[str, tuple[int, float]]
     left_out: tuple[int, float]
     problems: tuple[str, ...]
+    lacks: tuple[Lack, ...] = ()
+    num_processes: int = 1
+    process: int = 0
+    pid: int | None = None
+    rank: int | None = None
+    label: str = ""
+    part: str = ""
+    offers: tuple[Offer, ...] = ()
+    warmup_left_out: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The figures; `bounds` says which of them are at least or at most what they say."""
+        found = {key: value for key, value in asdict(self).items() if key not in ("lacks", "num_processes")}
+        times, attributed = bound(self.lacks, "gpu"), bound(self.lacks)
+        idle = idle_bound(self.lacks).strip()
+        bounds = {
+            "kernels": times,
+            "kernel_ms": times,
+            "busy_ms": times,
+            "idle_ms": idle,
+            "phases": attributed,
+        }
+        return found | {"integrity": as_json(self.lacks), "bounds": bounds}
 
 
-def summarise(projection: Projection) -> Summary:
+def summaries(
+    projections: Sequence[tuple[int, Projection]], phases: re.Pattern[str] = PHASES
+) -> list[Summary]:
+    """One summary per process of a recording: (its index in the recording, its projection)."""
+    found = []
+    for index, projection in projections:
+        process = projection.capture.processes[0]
+        found.append(
+            replace(
+                summarise(projection, phases),
+                num_processes=len(projections),
+                process=index,
+                pid=process.pid,
+                rank=process.rank,
+                label=process_label(process, index),
+            )
+        )
+    return found
+
+
+def summarise(projection: Projection, phases: re.Pattern[str] = PHASES) -> Summary:
     """The figures of one projected capture, in time linear in its rows (and the paths shown)."""
     capture = projection.capture
     frame, steps = _step_of_operations(projection)
@@ -89,19 +135,29 @@ def summarise(projection: Projection) -> Summary:
         classes=_by_class(by_name),
         top=tuple(by_name[:TOP]),
         origins=_origins(projection, kernels, num_steps),
-        matmul_share=sum(one.share for one in by_name if is_matmul(one.name)),
+        matmul_share=_matmul_share(by_name),
         gpus=_gpus(capture, measured),
         rules=_rules(projection),
         left_out=(int(outside.sum()), int(dur_ns[outside].sum()) / 1e6),
         problems=(*capture.problems, *projection.problems),
+        lacks=capture.lacks,
+        num_processes=len(capture.processes),
+        part=projection.part.text if projection.part else "",
+        offers=offers(projection, phases),
+        warmup_left_out=0 if len(steps) else int(outside.sum()),
     )
 
 
 def _step_of_operations(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
-    """The measured step (n,) of each operation, or -1, and the rows of the steps; without steps all are 0."""
+    """The measured step (n,) of each operation, or -1, and the rows of the steps.
+
+    Without steps every operation is in step 0, except those of warm-up.
+    """
     steps = projection.steps
     if len(steps) == 0:
-        return np.zeros(len(projection.capture.ops), dtype=np.int64), steps
+        warmup = projection.owners(projection.warmups) >= 0
+        whole = warmup.all()  # a warm-up by itself is what was asked for
+        return np.where(warmup & ~whole, -1, 0), steps
     return projection.owners(steps), steps
 
 
@@ -123,6 +179,13 @@ def _shares(capture: Capture, key: np.ndarray, mask: np.ndarray, num_steps: int)
         for name, n, ns in zip(used, counts, total_ns, strict=True)
     ]
     return sorted(found, key=lambda one: (-one.kernel_ms, one.name))
+
+
+def _matmul_share(by_name: Sequence[Share]) -> float | None:
+    """None where no kernel, or no kernel's name, was recorded: nobody knows which multiply."""
+    if not any(one.name for one in by_name):
+        return None
+    return sum(one.share for one in by_name if is_matmul(one.name))
 
 
 def _by_class(by_name: list[Share]) -> tuple[Share, ...]:

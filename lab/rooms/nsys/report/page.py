@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.recordings.integrity.words import sentences
+from lab.recordings.lacks import holes
 from lab.report.page import Block, Card, Figure, Page, Points, Prose, Section, Status, Table, write_page
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nsys.answers.answer import FAILED, OK, Answer
@@ -44,6 +46,7 @@ class Findings:
     terminal: str
     lacking: list[str]
     answers: list[Answer]
+    incomplete: list[str]  # every recording that is not complete
 
 
 def report(
@@ -71,12 +74,29 @@ def report(
     terminal = "\n\n".join(
         ["\n".join(sentences), terminal_table(brief_cells(results.cells)), f"report: {files[-1]}"]
     )
-    return Findings(sentences, status, files, terminal, missing_cells(results), results.answers)
+    return Findings(
+        sentences, status, files, terminal, missing_cells(results), results.answers, incomplete(results)
+    )
+
+
+def incomplete(results: Results) -> list[str]:
+    """One sentence per finding about the recording of each cell."""
+    recorded = [(cell.label, cell.recording) for cell in results.data]
+    return [f"{name}: {text}" for name, one in recorded if one for text in sentences(one.lacks)]
 
 
 def missing_cells(results: Results) -> list[str]:
+    """Cells without a result, and holes in the recordings of the others."""
     bad = results.cells[~results.cells["outcome"].isin(RESULT)]
-    return [f"{row.cell}: {row.outcome}{f': {row.reason}' if row.reason else ''}" for row in bad.itertuples()]
+    absent = [
+        f"{row.cell}: {row.outcome}{f': {row.reason}' if row.reason else ''}" for row in bad.itertuples()
+    ]
+    return absent + [
+        f"{cell.label}: {sentence}"
+        for cell in results.data
+        if cell.recording is not None
+        for sentence in sentences(holes(cell.recording.lacks))
+    ]
 
 
 def status_of(results: Results) -> Status:

@@ -40,7 +40,7 @@ def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, keep_merged:
 
     session = Session(sweep, **shared)
     key = key_of(sweep, {"top_k": top_k, "salvage": salvage, "home": str(session.places.home.absolute())})
-    known = None if fresh else recall(session.places, key)
+    known = None if fresh or shared["require"] else recall(session.places, key)
     if known:
         session.console.detail("nothing has changed since the last analysis; --fresh redoes it")
         files = [session.places.home / name for name in known.files]
@@ -51,7 +51,7 @@ def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, keep_merged:
         from lab.rooms.sweep.gemm.steps import run_all
     data = session.read(salvage=salvage, workbooks=True)
     merging = MergeOptions(salvage=salvage, workers=session.workers, keep=keep_merged)
-    done = run_all(session.places, data, merging, top_k=top_k)
+    done = session.judged(run_all(session.places, data, merging, top_k=top_k))
     remember(session.places, key, memo_of(session.places, done))
     session.finish(done)
 
@@ -135,6 +135,8 @@ def merge(sweep: Path, form: str, cpu_ops: bool, salvage: bool, **shared: Any) -
         from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
 
     session = Session(sweep, **shared)
+    if shared["require"]:
+        session.read(salvage=salvage)
     options = MergeOptions(form, cpu_ops=cpu_ops, salvage=salvage, workers=session.workers)
     session.finish(merge_ranks(session.places, options, progress=session.progress))
 

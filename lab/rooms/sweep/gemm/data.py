@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from lab.errors import LabError
+from lab.recordings.integrity.words import sentences
 from lab.recordings.pool import map_traces
 from lab.rooms.sweep.assemble import sweep_tables
 from lab.rooms.sweep.gemm.columns import INSTANCES
@@ -42,6 +43,7 @@ class SweepData:
     files: list[Path]
     missing: list[str]
     problems: list[str]
+    incomplete: list[str] = field(default_factory=list)  # one sentence per thing that a recording lacks
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -100,6 +102,12 @@ def _together(
         files=[one.file for ranks in read for one in ranks if one.file],
         missing=_missing(tables),
         problems=_problems(tables),
+        incomplete=[
+            f"{one.figures.path.name} of rank {one.figures.rank}: {text}"
+            for ranks in read
+            for one in ranks
+            for text in sentences(one.figures.lacks)
+        ],
     )
 
 

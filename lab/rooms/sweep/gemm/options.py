@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from lab.terminal.click_types import Decorator
+from lab.terminal.integrity import REQUIRE
 from lab.terminal.options import as_json, option, out, quiet
 
 SWEEP = click.argument("sweep", type=click.Path(path_type=Path))
@@ -29,4 +30,4 @@ TOP_K = option(
     help="GEMMs per trace in the list.",
 )
 PLACE: list[Decorator] = [SWEEP, OUT, IN_PLACE]
-COMMON: list[Decorator] = [WORKERS, QUIET, JSON]
+COMMON: list[Decorator] = [WORKERS, QUIET, JSON, REQUIRE]

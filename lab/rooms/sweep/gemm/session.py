@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lab.core.run import Run
 from lab.errors import StepFailed, needs
 from lab.rooms.sweep.gemm.places import places
 from lab.terminal.console import Console
+from lab.terminal.integrity import raise_unless_complete
 
 MOST_PROBLEMS = 12
 MOST_FILES = 4
@@ -32,12 +34,15 @@ class Session:
         quiet: bool,
         as_json: bool,
         workers: int | None = None,
+        require: str | None = None,
     ) -> None:
         self.places = places(sweep, out, in_place=in_place)
         self.workers = workers or num_workers()
         self.console = Console(quiet=quiet)
         self.progress = show_progress(self.console)
         self._as_json = as_json
+        self._require = require
+        self._incomplete: list[str] = []
 
     def read(self, *, salvage: bool = False, workbooks: bool = False) -> Any:
         """The sweep in memory; a configuration that is only in the manifest has a row too."""
@@ -46,7 +51,7 @@ class Session:
             from lab.rooms.sweep.gemm.data import read_sweep
 
         sweep = self.places.sweep
-        return read_sweep(
+        data = read_sweep(
             sweep,
             cache=self.places.cache,
             workers=self.workers,
@@ -55,9 +60,19 @@ class Session:
             expected=expected_rows(Run.open(sweep) if Run.is_run(sweep) else None),
             progress=self.progress,
         )
+        self._incomplete = data.incomplete
+        return data
+
+    def judged(self, done: Any) -> Any:
+        """The result with what the recordings lack among its problems, each sentence once."""
+        return replace(done, problems=list(dict.fromkeys([*done.problems, *self._incomplete])))
 
     def finish(self, done: Any) -> None:
+        """Show the result. Raises StepFailed for what is missing; with --require for any lossy recording."""
+        done = self.judged(done)
         finish(done, self.places.analysis, files=done.files, as_json=self._as_json)
+        if self._require == "complete":
+            raise_unless_complete(self._incomplete, self.places.sweep)
 
 
 def finish(done: Any, where: Path, *, files: list[Path], as_json: bool) -> None:

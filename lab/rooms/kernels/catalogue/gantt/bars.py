@@ -1,111 +1,32 @@
-"""Launches as bars: one row each for compute, communication and copies of every stream.
-
-A picture draws by pixels, each as strong as it is busy, so idle time stays visible among 65,000 launches; the
-page draws every launch on a canvas, so a zoom shows each.
-"""
+"""The launches of a run's ranks as bars: compute, communication and copies of every stream."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
+from lab.recordings.gantt.bars import FAMILY_OF, Bars, Span, assemble
 from lab.rooms.kernels.catalogue.classes import class_of_launch
-from lab.rooms.kernels.catalogue.rank import KINDS, RankData
-from lab.stats.intervals import intersect
-
-COMPUTE, COMM, COPY = 0, 1, 2
-GROUPS = ("compute", "communication", "copies")
-# Families of classes, each with a colour role of the page's palette.
-FAMILIES = (
-    ("matrix products", "computation", ("gemm", "gemv", "splitk_reduce", "conv", "quant")),
-    ("attention", "ok", ("attention", "rope")),
-    ("norm, softmax, sums", "warn", ("norm", "softmax", "reduce", "optimizer")),
-    ("elementwise and other", "unknown", ("elementwise", "mask", "rng", "triton", "other", "copy", "index")),
-    ("communication", "communication", ("comm",)),
-    ("copies and fills", "memcpy", ("memcpy", "memset")),
-)
-FAMILY_OF = {kind: index for index, (_, _, kinds) in enumerate(FAMILIES) for kind in kinds}
-GROUP_OF_FAMILY = np.array([COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMM, COPY], dtype=np.int8)
-
-
-@dataclass(frozen=True)
-class Span:
-    """A forward or step on the device: from the first start to the last end of what it launched, us."""
-
-    name: str
-    start_us: float
-    end_us: float
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Bars (n,) by row, then start. row is an index into `rows`, name into `names`, family into FAMILIES."""
-
-    rows: list[str]
-    lane: list[tuple[int, int]]  # (rank, device) of each row: what can overlap
-    row: np.ndarray
-    start_us: np.ndarray
-    dur_us: np.ndarray
-    family: np.ndarray
-    name: np.ndarray
-    names: list[str]
-    device: np.ndarray
-    stream: np.ndarray
-    marks: list[Span]
-    overlap: dict[tuple[int, int], np.ndarray]  # (rank, device) -> union of spans (m, 2), us
-
-    @property
-    def end_us(self) -> float:
-        return float((self.start_us + self.dur_us).max()) if len(self.row) else 0.0
+from lab.rooms.kernels.catalogue.rank import KINDS, RankData, no_launches
 
 
 def bars_of(ranks: Sequence[RankData]) -> Bars:
-    """All launches of all ranks on a common zero."""
+    """All launches of all ranks on a common zero. Raises BadDataError for traces without launches."""
+    if not any(len(rank.rows) for rank in ranks):
+        raise no_launches(ranks)
     frame: pd.DataFrame = pd.concat([_frame(rank) for rank in ranks], ignore_index=True)
     zero_ns = int(frame["start_ns"].min()) if len(frame) else 0
     frame["start_us"] = (frame["start_ns"] - zero_ns) / 1000
-    frame["group"] = GROUP_OF_FAMILY[frame["family"].to_numpy()]
-    keys = ["rank", "device", "stream", "group"]
-    several = frame["rank"].nunique() > 1
-    lanes = sorted(set(map(tuple, frame[keys].drop_duplicates().to_numpy().tolist())))
-    row_of = {lane: row for row, lane in enumerate(lanes)}
-    frame["row"] = [row_of[lane] for lane in map(tuple, frame[keys].to_numpy().tolist())]
-    frame = frame.sort_values(["row", "start_us"], kind="stable")
-    codes, names = pd.factorize(frame["name"])
-    return Bars(
-        rows=[_row_label(lane, several) for lane in lanes],
-        lane=[lane[:2] for lane in lanes],
-        row=frame["row"].to_numpy(),
-        start_us=frame["start_us"].to_numpy(),
-        dur_us=frame["dur_us"].to_numpy(),
-        family=frame["family"].to_numpy(),
-        name=codes,
-        names=[str(name) for name in names],
-        device=frame["device"].to_numpy(),
-        stream=frame["stream"].to_numpy(),
-        marks=_marks(ranks, zero_ns),
-        overlap=_overlaps(frame),
-    )
+    return assemble(frame, _marks(ranks, zero_ns))
 
 
 def _frame(rank: RankData) -> pd.DataFrame:
     table = rank.trace.kernels if rank.on_gpu else rank.trace.ops
     table = table.take(rank.rows)
-    names = rank.trace.text(table.name_id)
-    ops = np.full(len(table), "", dtype=object)
-    known = rank.owner >= 0
-    ops[known] = rank.trace.text(rank.trace.ops.name_id[rank.owner[known]])
-    kinds = [KINDS[kind] for kind in table.kind.tolist()] if rank.on_gpu else ["cpu_op"] * len(table)
-    comm = set(rank.trace.collectives.kernel.tolist()) if rank.on_gpu else set()
-    family = {}
-    found = np.empty(len(table), dtype=np.int8)
-    for index, key in enumerate(zip(names.tolist(), ops.tolist(), kinds, strict=True)):
-        if key not in family:
-            family[key] = FAMILY_OF[class_of_launch(*key)]
-        found[index] = FAMILY_OF["comm"] if index in comm else family[key]
+    ops = rank.trace.ops
+    op_id = np.append(ops.name_id, -1)[rank.owner]
     bars: pd.DataFrame = pd.DataFrame(
         {
             "rank": rank.rank,
@@ -113,17 +34,39 @@ def _frame(rank: RankData) -> pd.DataFrame:
             "stream": table.stream if rank.on_gpu else table.tid,
             "start_ns": table.ts_ns,
             "dur_us": table.dur_ns / 1000,
-            "family": found,
-            "name": names,
+            "family": _families(rank, table.name_id, op_id, table.kind if rank.on_gpu else None),
+            "name": rank.trace.text(table.name_id),
+            "op": rank.trace.text(op_id),
+            "module": _modules(rank),
+            "phase": np.array([*rank.marks.phases, ""], dtype=object)[rank.mark],
+            "shapes": rank.trace.text(np.append(ops.dims_id, -1)[rank.owner]),
         }
     )
     return bars
 
 
-def _row_label(lane: tuple[int, ...], several: bool) -> str:
-    rank, device, stream, group = lane
-    where = f"GPU {device} stream {stream}" if device >= 0 else f"CPU thread {stream}"
-    return f"{f'rank {rank} ' if several else ''}{where} {GROUPS[group]}"
+def _families(rank: RankData, name_id: np.ndarray, op_id: np.ndarray, kind: np.ndarray | None) -> np.ndarray:
+    """The family (n,) of each launch by its kernel, op and kind; each combination is looked up once."""
+    kinds = np.full(len(name_id), -1) if kind is None else kind.astype(np.int64)
+    keys = np.stack([name_id, op_id, kinds], axis=1)
+    used, which = np.unique(keys, axis=0, return_inverse=True)
+    texts = [*rank.trace.strings, ""]
+    found = np.array(
+        [FAMILY_OF[class_of_launch(texts[a], texts[b], KINDS.get(c, "cpu_op"))] for a, b, c in used.tolist()],
+        dtype=np.int8,
+    )
+    families: np.ndarray = found[which.ravel()] if len(used) else np.empty(0, dtype=np.int8)
+    if rank.on_gpu:
+        families[np.isin(rank.rows, rank.trace.collectives.kernel)] = FAMILY_OF["comm"]
+    return families
+
+
+def _modules(rank: RankData) -> np.ndarray:
+    """The path (n,) of the module that each launch's recorded call was made in, "" where it is not known."""
+    paths = np.array([*(one.module_path for one in rank.recorded), ""], dtype=object)
+    call = np.append(rank.call, -1)[rank.owner]
+    found: np.ndarray = paths[call]
+    return found
 
 
 def _marks(ranks: Sequence[RankData], zero_ns: int) -> list[Span]:
@@ -141,23 +84,3 @@ def _marks(ranks: Sequence[RankData], zero_ns: int) -> list[Span]:
         if found:
             return found
     return []
-
-
-def _overlaps(frame: pd.DataFrame) -> dict[tuple[int, int], np.ndarray]:
-    """Where compute runs beside communication or copies of the same rank and device, us."""
-    found = {}
-    for _, rows in frame.groupby(["rank", "device"]):
-        every = np.stack([rows["start_us"], rows["start_us"] + rows["dur_us"]], axis=1)
-        every = np.rint(every * 1000).astype(np.int64)
-        compute = (rows["group"] == COMPUTE).to_numpy()
-        lane = int(rows["rank"].iloc[0]), int(rows["device"].iloc[0])
-        found[lane] = intersect(every[compute], every[~compute]) / 1000
-    return found
-
-
-def head(bars: Bars, most: int) -> Bars:
-    """The first `most` bars by time, rows as they are."""
-    kept = np.zeros(len(bars.row), dtype=bool)
-    kept[np.argsort(bars.start_us, kind="stable")[:most]] = True
-    columns = ("row", "start_us", "dur_us", "family", "name", "device", "stream")
-    return replace(bars, **{name: getattr(bars, name)[kept] for name in columns})

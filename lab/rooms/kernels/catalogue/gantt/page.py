@@ -6,28 +6,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core.words import plural
+from lab.recordings.gantt.bars import Bars, busy_table
+from lab.recordings.gantt.packed import packed
+from lab.recordings.integrity.words import integrity_lines
+from lab.recordings.lacks import Lack, verdict_of
 from lab.report.page import Page, Section, Table, Timeline, write_page
 from lab.report.tables import write_csv
-from lab.rooms.kernels.catalogue.gantt.bars import Bars
-from lab.rooms.kernels.catalogue.gantt.canvas import packed
-from lab.rooms.kernels.catalogue.gantt.tables import busy_table
 
 CAPTION = (
     "Every launch: one row per stream for compute, communication and copies each. Grey bands are forwards or "
     "steps; red shade is compute beside communication or copies; the darker a pixel, the busier it is. "
-    "Scroll to zoom, drag to move, double-click to show everything."
+    "Scroll to zoom, drag to move, double-click to show everything; a click says all about a launch. "
+    "Keys: arrows, + and -, 0, n and p for the next and previous launch that the search finds."
 )
 
 
-def write_gantt_page(bars: Bars, out: Path, traces: Sequence[Path]) -> Path:
+def write_gantt_page(bars: Bars, out: Path, traces: Sequence[Path], lacks: Sequence[Lack] = ()) -> Path:
     """`out/gantt.html` with the chart and the times of each device; tables/busy.csv beside it."""
-    busy = busy_table(bars)
+    busy = busy_table(bars, lacks)
     write_csv(busy, out / "tables" / "busy.csv")
     page = Page(
         title=f"Gantt of {traces[0].name}" + (f" and {len(traces) - 1} more" if len(traces) > 1 else ""),
         question="Who ran when?",
-        verdict=[_sentence(bars)],
-        status="ok",
+        verdict=[_sentence(bars), *([] if verdict_of(lacks) == "complete" else integrity_lines(lacks))],
+        status="ok" if verdict_of(lacks) == "complete" else "warn",
         room="kernels",
         provenance={"Traces": {str(index): str(path) for index, path in enumerate(traces)}},
         sections=[

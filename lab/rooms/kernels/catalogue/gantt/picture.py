@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 
 from lab.errors import MissingError
+from lab.recordings.gantt.bars import FAMILIES, Bars
+from lab.recordings.gantt.packed import PIXELS, joined
 from lab.report.figures import timeline
-from lab.rooms.kernels.catalogue.gantt.bars import FAMILIES, Bars
 from lab.stats.intervals import union
-
-PIXELS = 1500  # across a picture; bars closer than one of them are drawn as one
 
 
 def draw(bars: Bars, *, step: str | None = None) -> Any:
@@ -101,13 +100,4 @@ def _covered(start_us: np.ndarray, end_us: np.ndarray, edges: np.ndarray) -> np.
     lengths = np.cumsum(once[:, 1] - once[:, 0])
     before = np.stack([np.append(0, lengths[:-1]), lengths], axis=1).ravel()
     found: np.ndarray = np.diff(np.interp(edges * 1000, once.ravel(), before))
-    return found
-
-
-def joined(pieces_us: np.ndarray, low_us: float, high_us: float) -> np.ndarray:
-    """Overlap inside the window, pieces closer than a pixel joined."""
-    pixel = max((high_us - low_us) / PIXELS, 1e-3)
-    pieces = pieces_us[(pieces_us[:, 1] > low_us) & (pieces_us[:, 0] < high_us)]
-    ticks = np.stack([np.floor(pieces[:, 0] / pixel), np.ceil(pieces[:, 1] / pixel)], axis=1).astype(np.int64)
-    found: np.ndarray = union(ticks) * pixel
     return found

@@ -1,4 +1,4 @@
-"""The chart as tables: one row per bar, one row per device; and the files they are written to."""
+"""The chart as a table of bars and a picture, and the files they are written to."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from lab.recordings.gantt.bars import FAMILIES, Bars
 from lab.report.figures import save_png
 from lab.report.tables import write_csv
-from lab.rooms.kernels.catalogue.gantt.bars import FAMILIES, GROUP_OF_FAMILY, GROUPS, Bars
 from lab.rooms.kernels.catalogue.gantt.picture import draw
 from lab.rooms.kernels.schema import TABLES
-from lab.stats.intervals import spans, total, union
 
 
 def write_gantt(bars: Bars, out: Path, *, step: str | None = None) -> list[Path]:
@@ -39,34 +38,4 @@ def bar_table(bars: Bars) -> pd.DataFrame:
             "row": rows[bars.row],
         }
     )
-    return found
-
-
-def busy_table(bars: Bars) -> pd.DataFrame:
-    """One row per rank and device: ms busy, idle, of each group, and of compute beside the others."""
-    rows = []
-    for lane in sorted(set(bars.lane)):
-        mine = np.isin(bars.row, [row for row, one in enumerate(bars.lane) if one == lane])
-        every = spans(
-            np.rint(bars.start_us[mine] * 1000).astype(np.int64),
-            np.rint(bars.dur_us[mine] * 1000).astype(np.int64),
-        )
-        group = GROUP_OF_FAMILY[bars.family[mine]]
-        merged_ns = union(every)
-        whole = int(merged_ns[-1, 1] - merged_ns[0, 0]) if len(merged_ns) else 0
-        parts = {f"{name}_ms": total(every[group == index]) / 1e6 for index, name in enumerate(GROUPS)}
-        overlap = bars.overlap[lane]
-        rows.append(
-            {
-                "rank": lane[0],
-                "device": lane[1],
-                "launches": int(mine.sum()),
-                "span_ms": whole / 1e6,
-                "busy_ms": total(every) / 1e6,
-                "idle_ms": (whole - total(every)) / 1e6,
-                **parts,
-                "overlap_ms": float((overlap[:, 1] - overlap[:, 0]).sum()) / 1000,
-            }
-        )
-    found: pd.DataFrame = pd.DataFrame(rows)
     return found

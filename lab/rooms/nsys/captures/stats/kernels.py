@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lab.recordings.projection import Projection
+from lab.recordings.tables import Table
 from lab.rooms.nsys.captures.stats.ranges import range_labels, range_styles
 from lab.rooms.nsys.captures.stats.sums import api_names
 from lab.rooms.nsys.captures.stats.table import SPREAD, Report, distinct_codes, grouped, unattributed_note
@@ -104,3 +105,42 @@ def execution_sum(name: str, projection: Projection) -> Report:
         )
     header = ["PID", "TID", "DevId", "Count", "QCount", *(letter + key for letter in times for key in SPREAD)]
     return Report(name, [*header, "API Name", "Kernel Name"], shown, unattributed_note(projection))
+
+
+def execution_trace(name: str, projection: Projection) -> Report:
+    """Every kernel with its call, by the call's start; the queue is the time between, if there was any."""
+    capture = projection.capture
+    rows = np.flatnonzero(capture.kernels & (projection.ops.api >= 0))
+    rows = rows[np.lexsort((capture.ops.start_ns[rows], capture.api.start_ns[projection.ops.api[rows]]))]
+    ops, api = capture.ops.take(rows), capture.api.take(projection.ops.api[rows])
+    queued = ops.start_ns - api.end_ns
+    columns = {
+        "API Start (ns)": _texts(api.start_ns),
+        "API Dur (ns)": _texts(api.end_ns - api.start_ns),
+        "Queue Start (ns)": np.where(queued > 0, _texts(api.end_ns), ""),
+        "Queue Dur (ns)": np.where(queued > 0, _texts(queued), ""),
+        "Kernel Start (ns)": _texts(ops.start_ns),
+        "Kernel Dur (ns)": _texts(ops.end_ns - ops.start_ns),
+        "Total Dur (ns)": _texts(np.maximum(ops.end_ns, api.end_ns) - api.start_ns),
+        "PID": _texts(ops.pid),
+        "TID": _texts(api.tid),
+        "DevId": _texts(ops.device),
+        "API Function": api_names(capture)[api.name_id],
+        "GridXYZ": _sizes(ops, "grid"),
+        "BlockXYZ": _sizes(ops, "block"),
+        "Kernel Name": capture.text(ops.name_id),
+    }
+    shown = [list(row) for row in zip(*(column.tolist() for column in columns.values()), strict=True)]
+    return Report(name, list(columns), shown, unattributed_note(projection))
+
+
+def _texts(numbers: np.ndarray) -> np.ndarray:
+    return numbers.astype(str).astype(object)
+
+
+def _sizes(ops: Table, name: str) -> np.ndarray:
+    """`  16    1    1` of each row (n,), as nsys writes it; "" where it was not recorded."""
+    sizes = np.stack([getattr(ops, f"{name}_{axis}") for axis in "xyz"], axis=1)
+    used, which = np.unique(sizes, axis=0, return_inverse=True)
+    texts = ["".join(f"{size:4d} " for size in row)[:-1] if min(row) >= 0 else "" for row in used.tolist()]
+    return np.array(texts, dtype=object)[which.ravel()] if len(used) else np.empty(0, dtype=object)

@@ -22,13 +22,13 @@ def gpu_trace(name: str, projection: Projection) -> Report:
         figures = _geometry(capture, row) if ops.kind[row] == KERNEL else _copied(capture, row)
         where = [
             known,
-            str(ops.context[row]),
+            _known(ops.context[row]),
             str(green) if green > 0 else "",
-            str(ops.stream[row]),
+            _known(ops.stream[row]),
             names[row],
         ]
-        times = [ops.start_ns[row], ops.end_ns[row] - ops.start_ns[row], ops.corr[row]]
-        shown.append([*map(str, times), *figures, *where])
+        times = [str(ops.start_ns[row]), str(ops.end_ns[row] - ops.start_ns[row]), _known(ops.corr[row])]
+        shown.append([*times, *figures, *where])
     header = [
         "Start (ns)",
         "Duration (ns)",
@@ -55,12 +55,17 @@ def gpu_trace(name: str, projection: Projection) -> Report:
     return Report(name, header, shown)
 
 
+def _known(number: np.integer) -> str:
+    """The number, "" where it was not recorded."""
+    return str(number) if number >= 0 else ""
+
+
 def _geometry(capture: Capture, row: int) -> list[str]:
     ops = capture.ops
     names = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "regs")
     memory = (ops.static_smem_bytes[row], ops.dynamic_smem_bytes[row])
     megabytes = [rounded(size / 1e6, 3) if size >= 0 else "" for size in memory]
-    return [*(str(getattr(ops, name)[row]) for name in names), *megabytes, "", "", "", ""]
+    return [*(_known(getattr(ops, name)[row]) for name in names), *megabytes, "", "", "", ""]
 
 
 def _copied(capture: Capture, row: int) -> list[str]:

@@ -32,10 +32,12 @@ def range_styles(capture: Capture) -> np.ndarray:
 def range_sum(name: str, projection: Projection) -> Report:
     capture = projection.capture
     labels, styles = range_labels(capture), range_styles(capture)
-    keep = np.flatnonzero(styles == "PushPop") if name == "nvtx_pushpop_sum" else np.arange(len(labels))
+    style = {"nvtx_pushpop_sum": "PushPop", "nvtx_startend_sum": "StartEnd"}.get(name)
+    counts = np.ones(len(labels), dtype=bool) if projection.part is None else projection.part.ranges
+    keep = np.flatnonzero(counts & (styles == style) if style else counts)
     ranges, labels, styles = capture.ranges.take(keep), labels[keep], styles[keep]
     groups = grouped(ranges.end_ns - ranges.start_ns, distinct_codes(labels), distinct_codes(styles))
-    shown = ["Range"] if name == "nvtx_pushpop_sum" else ["Style", "Range"]
+    shown = ["Range"] if style else ["Style", "Range"]
 
     def label(group: int) -> list[str]:
         row = groups.first[group]

@@ -9,12 +9,20 @@ import numpy as np
 
 from lab.core.files import write_atomic
 from lab.errors import MissingError, UsageError
-from lab.recordings.capture import MEMCPY, MEMSET, Capture
+from lab.recordings.capture import MEMCPY, MEMSET, START_END, Capture
 from lab.recordings.projection import Projection
-from lab.rooms.nsys.captures.stats.kernels import execution_sum, range_kernel_sum
+from lab.rooms.nsys.captures.stats.kernels import execution_sum, execution_trace, range_kernel_sum
 from lab.rooms.nsys.captures.stats.operations import gpu_trace
 from lab.rooms.nsys.captures.stats.ranges import projected_sum, projected_trace, range_sum
-from lab.rooms.nsys.captures.stats.sums import api_sum, kernel_sum, memory_size, memory_time
+from lab.rooms.nsys.captures.stats.sums import (
+    api_gpu_sum,
+    api_sum,
+    gpu_sum,
+    kernel_sum,
+    memory_size,
+    memory_time,
+    os_sum,
+)
 from lab.rooms.nsys.captures.stats.table import Report
 
 
@@ -24,12 +32,17 @@ def report(name: str, projection: Projection) -> Report:
     Raises UsageError for a name that is not in REPORTS, MissingError where the capture lacks what the
     report is about.
     """
-    if name not in REPORTS:
-        raise UsageError(f"unknown report {name!r}", fix=f"one of: {', '.join(REPORTS)}")
+    check_name(name)
     make, why_not = REPORTS[name]
     if reason := why_not(projection.capture):
         raise MissingError(f"{name}: {reason}", where=projection.capture.source)
     return make(name, projection)
+
+
+def check_name(name: str) -> None:
+    """Raises UsageError for a name that is not in REPORTS."""
+    if name not in REPORTS:
+        raise UsageError(f"unknown report {name!r}", fix=f"one of: {', '.join(REPORTS)}")
 
 
 def available(capture: Capture) -> dict[str, str]:
@@ -73,16 +86,37 @@ def _no_ops(capture: Capture) -> str:
     return "" if len(capture.ops) else "the capture has no GPU work"
 
 
+def _no_os_calls(capture: Capture) -> str:
+    return "" if len(capture.osrt) else "the capture has no calls of the OS runtime (nsys: --trace=osrt)"
+
+
+def _no_start_end(capture: Capture) -> str:
+    return "" if (capture.ranges.kind == START_END).any() else "the capture has no start/end ranges"
+
+
+def _no_calls_and_ops(capture: Capture) -> str:
+    return "" if len(capture.api) or len(capture.ops) else "the capture has no CUDA API calls and no GPU work"
+
+
+def _no_joined_kernels(capture: Capture) -> str:
+    return _no_kernels(capture) or _no_calls(capture)
+
+
 REPORTS: dict[str, tuple[Callable[[str, Projection], Report], Callable[[Capture], str]]] = {
     "cuda_gpu_kern_sum": (kernel_sum, _no_kernels),
+    "cuda_gpu_sum": (gpu_sum, _no_ops),
     "cuda_api_sum": (api_sum, _no_calls),
+    "cuda_api_gpu_sum": (api_gpu_sum, _no_calls_and_ops),
+    "osrt_sum": (os_sum, _no_os_calls),
     "cuda_gpu_mem_time_sum": (memory_time, _no_copies),
     "cuda_gpu_mem_size_sum": (memory_size, _no_copies),
     "nvtx_sum": (range_sum, _no_ranges),
     "nvtx_pushpop_sum": (range_sum, _no_ranges),
+    "nvtx_startend_sum": (range_sum, _no_start_end),
     "nvtx_gpu_proj_sum": (projected_sum, _no_ranges_or_ops),
     "nvtx_gpu_proj_trace": (projected_trace, _no_ranges_or_ops),
     "nvtx_kern_sum": (range_kernel_sum, _no_kernels),
     "cuda_gpu_trace": (gpu_trace, _no_ops),
-    "cuda_kern_exec_sum": (execution_sum, _no_kernels),
+    "cuda_kern_exec_sum": (execution_sum, _no_joined_kernels),
+    "cuda_kern_exec_trace": (execution_trace, _no_joined_kernels),
 }

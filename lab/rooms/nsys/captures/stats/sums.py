@@ -30,11 +30,58 @@ def kernel_sum(name: str, projection: Projection) -> Report:
 
 
 def api_sum(name: str, projection: Projection) -> Report:
-    capture = projection.capture
-    api = capture.api
-    names = api_names(capture)[api.name_id]
-    groups = grouped(api.end_ns - api.start_ns, distinct_codes(names))
-    return share_table(name, "Num Calls", ["Name"], groups, lambda group: [names[groups.first[group]]])
+    dur_ns, names = _calls(projection)
+    return _sum_by_label(name, "Num Calls", ["Name"], [("", dur_ns, names)])
+
+
+def os_sum(name: str, projection: Projection) -> Report:
+    calls = projection.capture.osrt
+    if projection.part is not None:
+        calls = calls.where(projection.part.osrt)
+    names = projection.capture.text(calls.name_id)
+    return _sum_by_label(name, "Num Calls", ["Name"], [("", calls.end_ns - calls.start_ns, names)])
+
+
+def gpu_sum(name: str, projection: Projection) -> Report:
+    return _sum_by_label(name, "Instances", ["Category", "Operation"], _gpu_work(projection))
+
+
+def api_gpu_sum(name: str, projection: Projection) -> Report:
+    kinds = [("CUDA_API", *_calls(projection)), *_gpu_work(projection)]
+    return _sum_by_label(name, "Instances", ["Category", "Operation"], kinds)
+
+
+def _calls(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
+    """Duration and nsys' name (n,) of each API call that counts."""
+    api = projection.capture.api
+    if projection.part is not None:
+        api = api.where(projection.part.api)
+    return api.end_ns - api.start_ns, api_names(projection.capture)[api.name_id]
+
+
+def _gpu_work(projection: Projection) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """(nsys' category, durations, names) of kernels, and of copies and fills."""
+    ops = projection.capture.ops
+    dur_ns, names = ops.end_ns - ops.start_ns, operation_names(projection.capture)
+    memory = np.isin(ops.kind, (MEMCPY, MEMSET))
+    kernels = projection.capture.kernels
+    return [("CUDA_KERNEL", dur_ns[kernels], names[kernels]), ("MEMORY_OPER", dur_ns[memory], names[memory])]
+
+
+def _sum_by_label(
+    name: str, counted: str, last: list[str], kinds: list[tuple[str, np.ndarray, np.ndarray]]
+) -> Report:
+    """Durations (n,) by kind and name (n,); `last` has one column for the name, or two with the kind."""
+    kind = np.concatenate([np.full(len(names), index) for index, (_, _, names) in enumerate(kinds)])
+    dur_ns = np.concatenate([durations for _, durations, _ in kinds])
+    names = np.concatenate([texts for _, _, texts in kinds])
+    groups = grouped(dur_ns, kind, distinct_codes(names))
+
+    def label(group: int) -> list[str]:
+        row = groups.first[group]
+        return [kinds[kind[row]][0], names[row]][-len(last) :]
+
+    return share_table(name, counted, last, groups, label)
 
 
 def api_names(capture: Capture) -> np.ndarray:
@@ -42,16 +89,15 @@ def api_names(capture: Capture) -> np.ndarray:
 
 
 def operation_names(capture: Capture) -> np.ndarray:
-    """nsys' name (n,) of each copy and fill of `ops`; a kernel's own name for a kernel."""
-    copies = np.array(
-        [*(f"[CUDA memcpy {COPY_KINDS[kind]}]" if kind in COPY_KINDS else "" for kind in range(14)), ""]
-    )
-    copies = copies.astype(object)
+    """nsys' name (n,) of each copy and fill (HIP for CUDA on ROCm); a kernel's own name for a kernel."""
+    maker = "HIP" if capture.collector in ("rocpd", "rpd", "rocprofv3") else "CUDA"
+    known = (f"[{maker} memcpy {COPY_KINDS[kind]}]" if kind in COPY_KINDS else "" for kind in range(14))
+    copies = np.array([*known, ""], dtype=object)
     names = capture.text(capture.ops.name_id)
     kinds = np.clip(capture.ops.copy_kind, -1, 13)
     is_copy = (capture.ops.kind == MEMCPY) & (copies[kinds] != "")
     names = np.where(is_copy, copies[kinds], names)
-    return np.where(capture.ops.kind == MEMSET, "[CUDA memset]", names)
+    return np.where(capture.ops.kind == MEMSET, f"[{maker} memset]", names)
 
 
 def _memory_ops(projection: Projection) -> tuple[np.ndarray, np.ndarray]:

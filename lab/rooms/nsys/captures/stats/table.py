@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
@@ -31,8 +32,16 @@ class Report:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.header)
-        writer.writerows(self.rows)
+        writer.writerows([map(_harmless, row) for row in self.rows])
         return text.getvalue()
+
+
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+
+def _harmless(cell: str) -> str:
+    """A name that a spreadsheet would run as a formula, as text; nsys writes no such name itself."""
+    return f"'{cell}" if cell[:1] in tuple("=+-@\t\r") and not _NUMBER.fullmatch(cell) else cell
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import json
+
 import pytest
 
 from lab.rooms.kernels.catalogue.gantt.bars import bars_of
@@ -25,22 +28,48 @@ def test_the_timeline_draws_zooms_and_shows_tips_in_a_browser(tmp_path):
     page = write_gantt_page(bars_of([read_rank(trail) for trail in trails(tmp_path)]), tmp_path, [trace])
     # The page's own policy forbids further scripts, so the test looks from a copy without it.
     probe = """<script>addEventListener("load", async () => {
-      const canvas = document.querySelector(".timeline canvas"), pen = canvas.getContext("2d");
-      const painted = () => new Set(pen.getImageData(0, 0, canvas.width, canvas.height).data).size > 8;
+      const holder = document.querySelector(".timeline"), canvas = holder.querySelector("canvas");
       const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+      const said = () => holder.querySelector(".said").textContent;
+      for (let turn = 0; turn < 20 && !holder.dataset.ready; turn += 1) await wait(100);
+      const pen = canvas.getContext("2d");
+      const painted = () => new Set(pen.getImageData(0, 0, canvas.width, canvas.height).data).size > 8;
       for (let turn = 0; turn < 10 && !painted(); turn += 1) await wait(100);
-      const first = painted(), select = document.querySelector(".timeline select");
+      const first = painted(), select = holder.querySelector("select.marks");
       select.value = "1"; select.dispatchEvent(new Event("change"));
-      await wait(300);
-      const box = canvas.getBoundingClientRect(); let tip = "";
-      for (let x = 0; x < box.width && !tip; x += 1) {
+      for (let turn = 0; turn < 10 && !painted(); turn += 1) await wait(100);
+      const box = canvas.getBoundingClientRect();
+      const found = { painted: [first, painted()], options: select.options.length };
+      let bar = 0;
+      for (let x = 0; x < box.width && !found.tip; x += 1) {
         const at = { clientX: box.left + x, clientY: box.top + 42, bubbles: true };
         canvas.dispatchEvent(new PointerEvent("pointermove", at));
-        tip = canvas.dataset.tip || "";
+        found.tip = canvas.dataset.tip || ""; bar = at;
       }
-      document.title = `${first} ${painted()} ${select.options.length} ${tip}`;
+      canvas.dispatchEvent(new PointerEvent("pointerdown", bar));
+      canvas.dispatchEvent(new PointerEvent("pointerup", bar));
+      found.told = Array.from(holder.querySelectorAll(".told dd"), (one) => one.textContent);
+      const search = holder.querySelector(".search"), regex = holder.querySelector(".regex input");
+      const input = () => search.dispatchEvent(new Event("input"));
+      const look = (text) => { search.value = text; input(); return said(); };
+      found.text = look("NVJET"); found.none = look("no such kernel"); regex.checked = true;
+      found.regex = look("^nvjet_(g|x)emm$"); found.bad = look("("); look("");
+      canvas.focus();
+      const press = (key) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+      ["n", "n", "+", "ArrowRight", "Escape", "p"].forEach(press);
+      found.keys = holder.querySelectorAll(".told dd").length;
+      const by = holder.querySelector("select.by");
+      by.value = "op"; by.dispatchEvent(new Event("change"));
+      await wait(100);
+      found.legend = Array.from(holder.querySelectorAll(".keys .key"), (one) => one.textContent);
+      holder.querySelector(".keys .key").click();
+      found.lit = said();
+      document.title = JSON.stringify(found);
     });</script></body>"""
     text = page.read_text()
+    assert "http:" not in text.replace("http://www.w3.org", "") and "https:" not in text, (
+        "no external requests"
+    )
     start = text.index('<meta http-equiv="Content-Security-Policy"')
     text = text[:start] + text[text.index(">", start) + 1 :]
     copy = tmp_path / "probe.html"
@@ -57,5 +86,14 @@ def test_the_timeline_draws_zooms_and_shows_tips_in_a_browser(tmp_path):
         timeout=900,
         check=False,
     )
-    title = done.stdout[done.stdout.index("<title>") + 7 : done.stdout.index("</title>")]
-    assert title.startswith("true true 4 nvjet_gemm · 10.00 µs at "), title
+    title = html.unescape(done.stdout[done.stdout.index("<title>") + 7 : done.stdout.index("</title>")])
+    found = json.loads(title)
+    assert found["painted"] == [True, True] and found["options"] == 4
+    assert found["tip"].startswith("nvjet_gemm · 10.00 µs at ") and found["tip"].endswith("aten::mm")
+    assert found["told"][:4] == ["nvjet_gemm", "matrix products", "aten::mm", found["told"][3]]
+    assert found["told"][3].startswith("[[") and found["told"][7] == "GPU 0 stream 7 compute"
+    assert found["text"] == found["regex"].replace("^nvjet_(g|x)emm$", "NVJET")
+    assert found["text"].startswith("6 of 15 launches, 60.00 µs")
+    assert found["none"].startswith("0 of 15 launches") and "not a valid regular expression" in found["bad"]
+    assert found["keys"] == 11, "p chose a launch after escape had forgotten the last one"
+    assert "aten::mm" in found["legend"] and "of 15 launches" in found["lit"]

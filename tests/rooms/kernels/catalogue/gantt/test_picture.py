@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lab.errors import MissingError
-from lab.rooms.kernels.catalogue.gantt.bars import FAMILIES, bars_of
-from lab.rooms.kernels.catalogue.gantt.canvas import packed
+from lab.recordings.gantt.bars import FAMILIES
+from lab.recordings.gantt.packed import packed
+from lab.rooms.kernels.catalogue.gantt.bars import bars_of
 from lab.rooms.kernels.catalogue.gantt.picture import merged, window
 from lab.rooms.kernels.catalogue.rank import read_rank
 from lab.rooms.kernels.trails import Trail

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.rooms.kernels.catalogue.gantt.tables import bar_table, busy_table, write_gantt
+from lab.recordings.gantt.bars import busy_table
+from lab.rooms.kernels.catalogue.gantt.tables import bar_table, write_gantt
 
 
 def test_the_table_is_that_of_the_original_scripts(bars, tmp_path):

@@ -1,0 +1,176 @@
+"""Bars: every launch with its place on the chart, and the texts that a reader can search and colour by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from lab.recordings.integrity.words import AT_LEAST, AT_MOST, bound
+from lab.recordings.lacks import Lack
+from lab.stats.intervals import intersect, spans, total, union
+
+COMPUTE, COMM, COPY = 0, 1, 2
+CPU, UNKNOWN_DEVICE = -1, -2  # in place of a GPU's number
+GROUPS = ("compute", "communication", "copies")
+# Families of classes, each with a colour role of the page's palette.
+FAMILIES = (
+    ("matrix products", "computation", ("gemm", "gemv", "splitk_reduce", "conv", "quant")),
+    ("attention", "ok", ("attention", "rope")),
+    ("norm, softmax, sums", "warn", ("norm", "softmax", "reduce", "optimizer")),
+    ("elementwise and other", "unknown", ("elementwise", "mask", "rng", "triton", "other", "copy", "index")),
+    ("communication", "communication", ("comm",)),
+    ("copies and fills", "memcpy", ("memcpy", "memset")),
+)
+FAMILY_OF = {kind: index for index, (_, _, kinds) in enumerate(FAMILIES) for kind in kinds}
+GROUP_OF_FAMILY = np.array([COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMM, COPY], dtype=np.int8)
+LABELS = ("op", "module", "phase", "shapes", "source")  # what a bar may say beside its name
+
+
+@dataclass(frozen=True)
+class Span:
+    """A forward or step on the device: from the first start to the last end of what it launched, us."""
+
+    name: str
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars (n,) by row, then start. row is an index into `rows`, name into `names`, family into FAMILIES.
+
+    labels: of LABELS those that are known, each as indices (n,) into `texts`, -1 where a bar has none.
+    """
+
+    rows: list[str]
+    lane: list[tuple[int, int]]  # (rank, device) of each row: what can overlap
+    row: np.ndarray
+    start_us: np.ndarray
+    dur_us: np.ndarray
+    family: np.ndarray
+    name: np.ndarray
+    names: list[str]
+    device: np.ndarray
+    stream: np.ndarray
+    marks: list[Span]
+    overlap: dict[tuple[int, int], np.ndarray]  # (rank, device) -> union of spans (m, 2), us
+    labels: dict[str, np.ndarray]
+    texts: list[str]
+
+    @property
+    def end_us(self) -> float:
+        return float((self.start_us + self.dur_us).max()) if len(self.row) else 0.0
+
+
+def assemble(frame: pd.DataFrame, marks: Sequence[Span], ranks: dict[int, str] | None = None) -> Bars:
+    """Bars of launches: columns rank, device, stream, start_us, dur_us, family, name, and any of LABELS.
+
+    device is CPU for a CPU's threads. ranks names the ranks on the rows where there are several.
+    """
+    frame = frame.assign(group=GROUP_OF_FAMILY[frame["family"].to_numpy()])
+    keys = ["rank", "device", "stream", "group"]
+    names = ranks or {}
+    if not names and frame["rank"].nunique() > 1:
+        names = {rank: f"rank {rank}" for rank in frame["rank"].unique().tolist()}
+    grouped = frame.groupby(keys, sort=True)
+    frame = frame.assign(row=grouped.ngroup()).sort_values(["row", "start_us"], kind="stable")
+    lanes = frame[keys].drop_duplicates().to_numpy().tolist()
+    codes, kernel_names = pd.factorize(frame["name"])
+    labels, texts = _labels(frame)
+    return Bars(
+        rows=[_row_label(lane, names) for lane in lanes],
+        lane=[(lane[0], lane[1]) for lane in lanes],
+        row=frame["row"].to_numpy(),
+        start_us=frame["start_us"].to_numpy(),
+        dur_us=frame["dur_us"].to_numpy(),
+        family=frame["family"].to_numpy(),
+        name=codes,
+        names=[str(name) for name in kernel_names],
+        device=frame["device"].to_numpy(),
+        stream=frame["stream"].to_numpy(),
+        marks=list(marks),
+        overlap=_overlaps(frame),
+        labels=labels,
+        texts=texts,
+    )
+
+
+def _labels(frame: pd.DataFrame) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The labels that any bar has, and their texts."""
+    labels: dict[str, np.ndarray] = {}
+    texts: list[str] = []
+    for name in LABELS:
+        if name not in frame:
+            continue
+        codes, known = pd.factorize(frame[name].where(frame[name] != "", None))
+        if len(known):
+            labels[name] = np.where(codes >= 0, codes + len(texts), -1)
+            texts += [str(text) for text in known]
+    return labels, texts
+
+
+def _row_label(lane: Sequence[int], names: dict[int, str]) -> str:
+    rank, device, stream, group = lane
+    gpu = "GPU of unknown number" if device == UNKNOWN_DEVICE else f"GPU {device}"
+    stream_name = f"stream {stream}" if stream >= 0 else "unknown stream"
+    where = f"CPU thread {stream}" if device == CPU else f"{gpu} {stream_name}"
+    return f"{names.get(rank, '')} {where} {GROUPS[group]}".strip()
+
+
+def _overlaps(frame: pd.DataFrame) -> dict[tuple[int, int], np.ndarray]:
+    """Where compute runs beside communication or copies of the same rank and device, us."""
+    found = {}
+    for _, rows in frame.groupby(["rank", "device"]):
+        every = np.stack([rows["start_us"], rows["start_us"] + rows["dur_us"]], axis=1)
+        every = np.rint(every * 1000).astype(np.int64)
+        compute = (rows["group"] == COMPUTE).to_numpy()
+        lane = int(rows["rank"].iloc[0]), int(rows["device"].iloc[0])
+        found[lane] = intersect(every[compute], every[~compute]) / 1000
+    return found
+
+
+def head(bars: Bars, most: int) -> Bars:
+    """The first `most` bars by time, rows as they are."""
+    kept = np.zeros(len(bars.row), dtype=bool)
+    kept[np.argsort(bars.start_us, kind="stable")[:most]] = True
+    columns = ("row", "start_us", "dur_us", "family", "name", "device", "stream")
+    labels = {name: ids[kept] for name, ids in bars.labels.items()}
+    return replace(bars, labels=labels, **{name: getattr(bars, name)[kept] for name in columns})
+
+
+def busy_table(bars: Bars, lacks: Sequence[Lack] = ()) -> pd.DataFrame:
+    """One row per rank and device: ms busy, idle, of each group, and of compute beside the others.
+
+    bound says `busy at least, idle at most` where `lacks` names lost GPU rows.
+    """
+    bounds = f"busy {AT_LEAST}, idle {AT_MOST}" if bound(lacks, "gpu") else ""
+    rows = []
+    for lane in sorted(set(bars.lane)):
+        mine = np.isin(bars.row, [row for row, one in enumerate(bars.lane) if one == lane])
+        every = spans(
+            np.rint(bars.start_us[mine] * 1000).astype(np.int64),
+            np.rint(bars.dur_us[mine] * 1000).astype(np.int64),
+        )
+        group = GROUP_OF_FAMILY[bars.family[mine]]
+        merged_ns = union(every)
+        whole = int(merged_ns[-1, 1] - merged_ns[0, 0]) if len(merged_ns) else 0
+        parts = {f"{name}_ms": total(every[group == index]) / 1e6 for index, name in enumerate(GROUPS)}
+        overlap = bars.overlap[lane]
+        rows.append(
+            {
+                "rank": lane[0],
+                "device": lane[1],
+                "launches": int(mine.sum()),
+                "span_ms": whole / 1e6,
+                "busy_ms": total(every) / 1e6,
+                "idle_ms": (whole - total(every)) / 1e6,
+                **parts,
+                "overlap_ms": float((overlap[:, 1] - overlap[:, 0]).sum()) / 1000,
+                "bound": bounds,
+            }
+        )
+    found: pd.DataFrame = pd.DataFrame(rows)
+    return found

@@ -1,0 +1,101 @@
+"""Bars of a capture, whatever tool recorded it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from lab.recordings.capture import GRAPH, MEMCPY, MEMSET, OP, Capture
+from lab.recordings.gantt.bars import FAMILY_OF, UNKNOWN_DEVICE, Bars, Span, assemble
+from lab.recordings.names import kernel_class
+from lab.recordings.projection import Projection
+
+_MODULE = "nn.Module: "
+
+
+def bars_of_capture(projection: Projection) -> Bars:
+    """Every operation on its GPU, one rank per process; phases, modules and operators from the projection."""
+    capture = projection.capture
+    ops = capture.ops
+    zero_ns = int(ops.start_ns.min()) if len(ops) else 0
+    ranges = capture.ranges
+    operator = projection.nearest(ranges.kind == OP)
+    module = projection.nearest(_named(capture, lambda text: text.startswith(_MODULE)))
+    frame = pd.DataFrame(
+        {
+            "rank": ops.process,
+            "device": np.where(ops.device < 0, UNKNOWN_DEVICE, ops.device),
+            "stream": ops.stream,
+            "start_us": (ops.start_ns - zero_ns) / 1000,
+            "dur_us": (ops.end_ns - ops.start_ns) / 1000,
+            "family": _families(capture),
+            "name": capture.text(ops.name_id),
+            "op": _texts(capture, ranges.name_id, operator),
+            "module": _texts(capture, ranges.name_id, module),
+            "phase": _phases(projection),
+            "shapes": _texts(capture, ranges.dims_id, operator),
+        }
+    )
+    return assemble(frame, _marks(projection, zero_ns), _process_names(capture))
+
+
+def _named(capture: Capture, rule: Callable[[str], bool]) -> np.ndarray:
+    """Mask (n,) of the ranges whose name fits."""
+    fits = np.array([*map(rule, capture.strings), False])
+    found: np.ndarray = fits[capture.ranges.name_id]
+    return found
+
+
+def _families(capture: Capture) -> np.ndarray:
+    by_name = [FAMILY_OF[kernel_class(text)] for text in capture.strings]
+    found: np.ndarray = np.array([*by_name, FAMILY_OF["other"]], dtype=np.int8)[capture.ops.name_id]
+    found[np.isin(capture.ops.kind, (MEMCPY, MEMSET))] = FAMILY_OF["memcpy"]
+    found[capture.ops.kind == GRAPH] = FAMILY_OF["other"]
+    return found
+
+
+def _texts(capture: Capture, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The text (n,) of the range in `rows`, "" where there is none."""
+    texts: np.ndarray = capture.text(np.append(ids, -1)[rows])
+    return texts
+
+
+def _phases(projection: Projection) -> np.ndarray:
+    """The path (n,) of the program's own ranges around each operation, without steps' numbers."""
+    capture, tree = projection.capture, projection.tree
+    steps = set(projection.capture.ranges.name_id[projection.steps].tolist())
+    own = np.zeros(len(capture.strings) + 1, dtype=bool)
+    own[capture.ranges.name_id[capture.ranges.kind != OP]] = True
+    own &= np.array([*("#" not in text and not text.startswith(_MODULE) for text in capture.strings), False])
+    paths = [""]
+    for node in range(1, len(tree)):
+        above, name = paths[tree.parent[node]], int(tree.name_id[node])
+        paths.append(f"{above}/{capture.name(name)}".strip("/") if own[name] and name not in steps else above)
+    texts: np.ndarray = np.array(paths, dtype=object)[projection.ops.path]
+    return texts
+
+
+def _marks(projection: Projection, zero_ns: int) -> list[Span]:
+    """The steps, by what they launched."""
+    capture, steps = projection.capture, projection.steps
+    first, last = projection.instances.first_ns[steps], projection.instances.last_ns[steps]
+    names = capture.text(capture.ranges.name_id[steps]).tolist()
+    return [
+        Span(name, (start - zero_ns) / 1000, (end - zero_ns) / 1000)
+        for name, start, end in zip(names, first.tolist(), last.tolist(), strict=True)
+        if start >= 0
+    ]
+
+
+def _process_names(capture: Capture) -> dict[int, str]:
+    """Words for each process, where there are several."""
+    if len(capture.processes) < 2:
+        return {}
+    return {
+        index: f"rank {one.rank}"
+        if one.rank is not None
+        else f"process {index if one.pid is None else one.pid}"
+        for index, one in enumerate(capture.processes)
+    }

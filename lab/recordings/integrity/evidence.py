@@ -1,0 +1,145 @@
+"""The columns that the rules look at, of a capture or of a trace, and how calls and GPU rows join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lab.recordings.integrity.calls import BEGIN_CAPTURE, END_CAPTURE, kinds_of
+from lab.recordings.tables import Table, Trace
+
+if TYPE_CHECKING:
+    from lab.recordings.capture import Capture
+
+FOREVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """ops and api need only: process, start_ns, end_ns, corr, name_id; ops also kind, graph, graph_node; api
+    also pid and tid. optional is the domains that the recorder traces only if asked (rule T)."""
+
+    ops: Table
+    api: Table
+    strings: Sequence[str]
+    num_processes: int
+    optional_copies: bool
+
+    @cached_property
+    def call_kinds(self) -> np.ndarray:
+        return kinds_of(self.strings, self.api.name_id)
+
+    @cached_property
+    def has_row(self) -> np.ndarray:
+        """Of each call (n,): whether a row on the GPU carries its correlation, in its process."""
+        return joined(self.api, self.ops)
+
+    @cached_property
+    def has_call(self) -> np.ndarray:
+        """Of each row on the GPU (n,): whether the call with its correlation is here."""
+        return joined(self.ops, self.api)
+
+    @cached_property
+    def windows(self) -> np.ndarray:
+        """Stream captures (m, 4): process, thread (an index of `threads`), first and last ns."""
+        return _capture_windows(self)
+
+    @cached_property
+    def threads(self) -> np.ndarray:
+        """The thread (n,) of each call, as a dense index over process, pid and tid."""
+        keys = np.stack([self.api.process, self.api.pid, self.api.tid], axis=1).astype(np.int64)
+        if not len(keys) or (keys == keys[0]).all():
+            return np.zeros(len(keys), dtype=np.int64)
+        return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+
+    @cached_property
+    def window_of(self) -> np.ndarray:
+        """Index (n,) of the capture window of its own thread that each call was made in, or -1."""
+        found = np.full(len(self.api), -1, dtype=np.int64)
+        for index, (_, thread, first, last) in enumerate(self.windows.tolist()):
+            found[(self.threads == thread) & (self.api.start_ns >= first) & (self.api.start_ns <= last)] = (
+                index
+            )
+        return found
+
+
+# Of these tools every domain is a flag of its own; CUPTI's activities come together.
+_BY_DOMAIN = ("rocpd", "rpd", "rocprofv3", "pftrace")
+
+
+def of_capture(capture: Capture) -> Evidence:
+    return Evidence(
+        capture.ops,
+        capture.api,
+        capture.strings,
+        max(len(capture.processes), 1),
+        capture.collector in _BY_DOMAIN,
+    )
+
+
+def of_trace(trace: Trace) -> Evidence:
+    """The same columns of a Kineto trace, without copying any of them."""
+    kernels, runtime = trace.kernels, trace.runtime
+    ops = {
+        "process": np.zeros(len(kernels), dtype=np.int32),
+        "start_ns": kernels.ts_ns,
+        "end_ns": kernels.ts_ns + kernels.dur_ns,
+        "corr": kernels.correlation,
+        **{name: getattr(kernels, name) for name in ("kind", "name_id")},
+        **{name: _column(kernels, name) for name in ("graph", "graph_node")},
+    }
+    api = {
+        "process": np.zeros(len(runtime), dtype=np.int32),
+        "start_ns": runtime.ts_ns,
+        "corr": runtime.correlation,
+        **{name: getattr(runtime, name) for name in ("pid", "tid", "name_id")},
+    }
+    return Evidence(Table(ops), Table(api), trace.strings, 1, optional_copies=False)
+
+
+def _column(table: Table, name: str) -> np.ndarray:
+    found: np.ndarray = getattr(table, name) if name in set(table) else np.full(len(table), -1)
+    return found
+
+
+def joined(one: Table, other: Table) -> np.ndarray:
+    """Rows (n,) of `one` that share process and correlation with a row of `other` (0: none recorded)."""
+    here, there = one.corr, other.corr
+    if len(here) == 0 or len(there) == 0:
+        return np.zeros(len(here), dtype=bool)
+    known = here > 0
+    if (one.process == one.process[0]).all() and (other.process == one.process[0]).all():
+        return known & np.isin(here, there)
+    used = np.unique(there)
+    at = np.minimum(np.searchsorted(used, here), len(used) - 1)
+    key = one.process.astype(np.int64) * len(used) + at
+    keys = other.process.astype(np.int64) * len(used) + np.searchsorted(used, there)
+    both: np.ndarray = known & (used[at] == here) & np.isin(key, keys)
+    return both
+
+
+def _capture_windows(of: Evidence) -> np.ndarray:
+    """Begin to end on one thread; a window that the recording cuts off runs to that edge."""
+    begin, end = of.call_kinds == BEGIN_CAPTURE, of.call_kinds == END_CAPTURE
+    if not (begin | end).any():
+        return np.empty((0, 4), dtype=np.int64)
+    rows = np.flatnonzero(begin | end)
+    rows = rows[np.lexsort((of.api.start_ns[rows], of.threads[rows]))]
+    found: list[tuple[int, int, int, int]] = []
+    first: dict[int, int] = {}
+    seen: set[int] = set()
+    process: dict[int, int] = {}
+    for row in rows.tolist():
+        thread, when = int(of.threads[row]), int(of.api.start_ns[row])
+        process[thread] = int(of.api.process[row])
+        if begin[row]:
+            first.setdefault(thread, when)
+        elif thread in first or thread not in seen:
+            found.append((process[thread], thread, first.pop(thread, -FOREVER), when))
+        seen.add(thread)
+    found += [(process[thread], thread, when, FOREVER) for thread, when in first.items()]
+    return np.array(found, dtype=np.int64).reshape(-1, 4)

@@ -1,0 +1,65 @@
+"""Rule S over the ranks of one job: a rank that stops early, or has no GPU rows where the others have some.
+
+Unequal numbers of rows are no sign: pipeline stages and sharded tables make them. Clocks of ranks differ, so
+a rank's end counts from the start of its own first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.recordings.capture import Capture
+from lab.recordings.lacks import Lack
+
+_STEPS = ("ProfilerStep#", "step_", "Iteration", "iteration")
+FEWEST = 2
+
+
+def lacks_over_ranks(shapes: Sequence[Shape]) -> list[tuple[Lack, ...]]:
+    """What each rank's recording lacks when compared with the others'; signs, no proofs, hence unknown."""
+    return [_lacks(index, shapes) for index in range(len(shapes))]
+
+
+class Shape:
+    """Of one rank: rows on the GPU, names of its steps, ns from its first step to its last GPU row."""
+
+    def __init__(self, rows: int, steps: tuple[str, ...], reach_ns: int, step_ns: int) -> None:
+        self.rows, self.steps, self.reach_ns, self.step_ns = rows, steps, reach_ns, step_ns
+
+
+def shape_of(capture: Capture) -> Shape:
+    wanted = [i for i, text in enumerate(capture.strings) if text.startswith(_STEPS)]
+    rows = np.flatnonzero(np.isin(capture.ranges.text_id, wanted))
+    rows = rows[np.argsort(capture.ranges.start_ns[rows], kind="stable")]
+    steps = tuple(capture.name(int(i)) for i in capture.ranges.text_id[rows])
+    starts = capture.ranges.start_ns[rows]
+    end_ns = int(capture.ops.end_ns.max()) if len(capture.ops) else 0
+    reach_ns = end_ns - int(starts[0]) if len(starts) and len(capture.ops) else -1
+    step_ns = int(np.median(capture.ranges.end_ns[rows] - starts)) if len(rows) else 0
+    return Shape(len(capture.ops), steps, reach_ns, step_ns)
+
+
+def _lacks(index: int, shapes: Sequence[Shape]) -> tuple[Lack, ...]:
+    mine, others = shapes[index], [one for i, one in enumerate(shapes) if i != index]
+    if len(shapes) < FEWEST:
+        return ()
+    if not mine.rows and any(one.rows for one in others):
+        text = f"this rank has no GPU row, {sum(one.rows > 0 for one in others)} of the others have some"
+        return (Lack("gpu", "all", "S", 0, 0, 0, None, text, unknown=True),)
+    longest = max((one.steps for one in others), key=len)
+    absent = [name for name in longest if name not in mine.steps]
+    if absent and mine.steps and all(len(one.steps) > len(mine.steps) for one in others):
+        n, of = len(absent), len(longest)
+        text = f"{n} of {plural(of, 'step')} that every other rank has are not here ({absent[0]} first)"
+        return (Lack("gpu", "tail", "S", 0, n, of, None, text, unknown=True),)
+    reaches = [one.reach_ns for one in others if one.reach_ns >= 0 and one.steps == mine.steps]
+    if mine.reach_ns < 0 or not reaches or not mine.step_ns:
+        return ()
+    short_ns = min(reaches) - mine.reach_ns
+    if short_ns <= mine.step_ns:
+        return ()
+    text = f"this rank's GPU rows end {short_ns / 1e6:.3f} ms before those of every other rank"
+    return (Lack("gpu", "tail", "S", 0, 0, 0, None, text, unknown=True),)

@@ -1,0 +1,235 @@
+"""Rule R: replays of graphs. One launch stands for hundreds of rows, so joins see nothing that a replay lost.
+
+Rows of a replay are compared as a multiset of kernel names (by graph node, where the recorder tells it):
+several streams may swap rows from one replay to the next. A replay is proven by an equal one, or by the
+capture it comes from. A shorter one that is alone has lost rows; what has nothing to be compared with is
+unknown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.recordings.capture import GRAPH
+from lab.recordings.integrity.calls import COPY, FILL, GRAPH_LAUNCH, LAUNCH
+from lab.recordings.integrity.evidence import Evidence
+from lab.recordings.lacks import Lack, Place
+
+# A recording with more distinct replays than this is not compared pair by pair.
+MOST_CLASSES = 2000
+# A replay is taken for a shortened other one only if so much of it is left.
+LEAST_LEFT = 0.25
+ALMOST_ALL = 0.9
+MANY = 16
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Of each stream capture (m,) of a recording: its process, and how many calls made nodes, at least
+    (without memsets) and at most. exact: HIP's captures have a call for every node; CUDA's have more."""
+
+    least: np.ndarray
+    most: np.ndarray
+    process: np.ndarray
+    exact: bool = False
+
+    def __len__(self) -> int:
+        return len(self.least)
+
+
+@dataclass
+class _Class:
+    """Replays with equal rows: their indices, and how often each name (or node) occurs in one."""
+
+    replays: np.ndarray
+    names: Counter[int]
+    graph: int
+    process: int
+
+    @property
+    def rows(self) -> int:
+        return self.names.total()
+
+
+def windows_of(of: Evidence) -> Windows:
+    """The stream captures of a recording; those without any call are left out."""
+    inside = of.window_of
+    count = len(of.windows)
+    nodes = np.isin(of.call_kinds, (LAUNCH, COPY)) & (inside >= 0)
+    fills = (of.call_kinds == FILL) & (inside >= 0)
+    least = np.bincount(inside[nodes], minlength=count)
+    most = least + np.bincount(inside[fills], minlength=count)
+    used = most > 0
+    hip = any(of.strings[i].startswith("hip") for i in np.unique(of.api.name_id[nodes]).tolist())
+    return Windows(least[used], most[used], of.windows[used, 0], exact=hip)
+
+
+def replay_lacks(of: Evidence, more: Sequence[Windows] = ()) -> list[Lack]:
+    """The findings of rule R, one per process and place."""
+    found = _summed_up(of)
+    launches = np.flatnonzero(of.call_kinds == GRAPH_LAUNCH)
+    replay = _replay_of(of, launches)
+    rows = np.flatnonzero(replay >= 0)
+    if not len(rows):
+        return found
+    windows = windows_of(of)
+    classes = _classes(of, replay, rows)
+    if classes is None:
+        return [*found, _unknown(of, -1, rows, "too many different replays to compare")]
+    for process in sorted({one.process for one in classes}):
+        mine = [one for one in classes if one.process == process]
+        found += _judged(of, process, mine, replay, windows, more)
+    return found
+
+
+def _summed_up(of: Evidence) -> list[Lack]:
+    """Replays recorded as one row each: nobody knows what ran in them."""
+    rows = np.flatnonzero(of.ops.kind == GRAPH)
+    if not len(rows):
+        return []
+    return [_unknown(of, -1, rows, f"{plural(len(rows), 'graph replay')} recorded as one row each")]
+
+
+def _unknown(of: Evidence, process: int, rows: np.ndarray, why: str) -> Lack:
+    time_ns = of.ops.end_ns - of.ops.start_ns
+    mine = time_ns if process < 0 else time_ns[of.ops.process == process]
+    whole = int(mine.sum())
+    share = int(time_ns[rows].sum()) / whole if whole else None
+    part = f" ({share:.1%} of GPU time)" if share is not None else ""
+    text = f"{why}{part}: nobody knows whether all of it is here"
+    return Lack("gpu", "all", "R", process, len(rows), len(mine), share, text, unknown=True)
+
+
+def _replay_of(of: Evidence, launches: np.ndarray) -> np.ndarray:
+    """The replay (n,) of each GPU row, as an index over process and correlation; -1: of none."""
+    ops, none = of.ops, np.full(len(of.ops), -1, dtype=np.int64)
+    in_graph = (ops.graph_node > 0) & (ops.corr > 0)
+    if len(launches):
+        corr = of.api.corr[launches]
+        in_graph |= np.isin(ops.corr, corr[corr > 0]) & (ops.corr > 0)
+    rows = np.flatnonzero(in_graph & (ops.kind != GRAPH))
+    if not len(rows):
+        return none
+    keys = np.stack([ops.process[rows].astype(np.int64), ops.corr[rows]], axis=1)
+    _, index = np.unique(keys, axis=0, return_inverse=True)
+    none[rows] = index.reshape(-1)
+    return none
+
+
+def _classes(of: Evidence, replay: np.ndarray, rows: np.ndarray) -> list[_Class] | None:
+    """Replays by equal rows; None for too many kinds."""
+    ids = _identities(of, rows)
+    which = replay[rows]
+    weights = np.random.default_rng(17).integers(1, 2**63, int(ids.max()) + 1, dtype=np.uint64)
+    order = np.argsort(which, kind="stable")
+    starts = np.flatnonzero(np.diff(which[order], prepend=-1))
+    process = of.ops.process[rows][order][starts].astype(np.uint64)
+    graph = of.ops.graph[rows][order][starts]
+    sums = np.add.reduceat(weights[ids[order]], starts) ^ (process * np.uint64(0x9E3779B97F4A7C15))
+    sums ^= graph.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
+    _, first, kind = np.unique(sums, return_index=True, return_inverse=True)
+    if len(first) > MOST_CLASSES:
+        return None
+    ends = np.append(starts[1:], len(order))
+    found = []
+    for index, at in enumerate(first.tolist()):
+        mine = ids[order[starts[at] : ends[at]]]
+        found.append(
+            _Class(np.flatnonzero(kind == index), Counter(mine.tolist()), int(graph[at]), int(process[at]))
+        )
+    return found
+
+
+def _identities(of: Evidence, rows: np.ndarray) -> np.ndarray:
+    """What a row is compared by: its node within its graph if all have one, else its name."""
+    nodes = of.ops.graph_node[rows]
+    of_node = bool((nodes > 0).all())
+    ids: np.ndarray = np.unique(nodes if of_node else of.ops.name_id[rows], return_inverse=True)[1]
+    return ids.reshape(-1)
+
+
+def _judged(
+    of: Evidence,
+    process: int,
+    classes: list[_Class],
+    replay: np.ndarray,
+    windows: Windows,
+    more: Sequence[Windows],
+) -> list[Lack]:
+    own = windows.process == process
+    sizes = [(windows.least[own], windows.most[own]), *((one.least, one.most) for one in more)]
+    # One graph was captured here: replays of almost its size are of it.
+    captured = windows.least[own][:1] if own.sum() == 1 else windows.least[:0]
+    beside = np.unique(np.concatenate([captured, *(one.least for one in more if one.exact)]))
+    lost: dict[Place, int] = {}
+    expected = 0
+    open_rows: list[np.ndarray] = []
+    for one in classes:
+        missing = 0 if _captured_so(one, sizes) else _missing(one, classes, beside)
+        expected += len(one.replays) * (one.rows + missing)
+        if missing:
+            for index in one.replays.tolist():
+                place = _place(of, replay, index, process)
+                lost[place] = lost.get(place, 0) + missing
+        elif len(one.replays) == 1 and not _captured_so(one, sizes):
+            open_rows.append(np.flatnonzero(np.isin(replay, one.replays)))
+    found = [_lossy(process, place, n, expected) for place, n in lost.items()]
+    if open_rows:
+        rows = np.concatenate(open_rows)
+        count = plural(len(open_rows), "graph replay")
+        found.append(_unknown(of, process, rows, f"{count} without an equal one or a capture to compare"))
+    return found
+
+
+def _captured_so(one: _Class, sizes: list[tuple[np.ndarray, np.ndarray]]) -> bool:
+    return any(((least <= one.rows) & (one.rows <= most)).any() for least, most in sizes)
+
+
+def _missing(one: _Class, classes: list[_Class], captured: np.ndarray) -> int:
+    """Rows that each of these replays lost; 0 where nothing says that it lost any. captured: the sizes (k,)
+    of graphs that it may be a replay of."""
+    almost = captured[(ALMOST_ALL * captured <= one.rows) & (one.rows < captured)]
+    if len(almost) == 1:
+        return int(almost[0]) - one.rows
+    if len(one.replays) > 1:
+        return 0
+    larger = [other for other in classes if _same_graph(one, other)]
+    if not larger:
+        return 0
+    best = min(larger, key=lambda other: other.rows)
+    return best.rows - one.rows
+
+
+def _same_graph(one: _Class, other: _Class) -> bool:
+    """Whether `other` is a longer replay of the graph of `one`."""
+    if other.rows <= one.rows or one.rows < LEAST_LEFT * other.rows:
+        return False
+    if one.graph != other.graph or any(n > other.names[name] for name, n in one.names.items()):
+        return False
+    if one.graph >= 0:
+        return True
+    if one.names.keys() == other.names.keys():
+        return other.rows >= MANY or len(other.replays) > 1
+    return other.rows >= MANY and one.rows >= ALMOST_ALL * other.rows
+
+
+def _place(of: Evidence, replay: np.ndarray, index: int, process: int) -> Place:
+    """The first and the last GPU work of a process may be cut by the window; anything else is a hole."""
+    rows = np.flatnonzero(replay == index)
+    mine = of.ops.process == process
+    if of.ops.end_ns[rows].max() >= of.ops.end_ns[mine].max():
+        return "tail"
+    if of.ops.start_ns[rows].min() <= of.ops.start_ns[mine].min():
+        return "head"
+    return "hole"
+
+
+def _lossy(process: int, place: Place, n: int, expected: int) -> Lack:
+    where = {"tail": " of the last replay", "head": " of the first replay"}.get(place, "")
+    text = f"{n:,} of {plural(expected, 'row')} that graph replays should have are missing{where}"
+    return Lack("gpu", place, "R", process, n, expected, n / expected, text)

@@ -1,0 +1,179 @@
+"""Rules G, H, S and T of each process; R stands in `replays`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH
+from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
+from lab.recordings.lacks import Lack, Place
+from lab.recordings.tables import GRAPH, MEMCPY, Trace
+
+if TYPE_CHECKING:
+    from lab.recordings.capture import Capture
+    from lab.recordings.integrity.replays import Windows
+
+_WHEN: dict[Place, str] = {
+    "head": "at its start",
+    "tail": "at its end",
+    "hole": "in its middle",
+    "all": "anywhere in it",
+}
+
+
+_LAUNCHED: dict[Place, str] = {
+    "head": "launched before the window",
+    "tail": "launched after the last call that was recorded",
+    "hole": "the calls are missing in the middle",
+}
+
+
+def integrity_of(capture: Capture, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
+    """What `capture` lacks by its own tables. more: captures of graphs that were recorded beside it."""
+    return lacks_of(of_capture(capture), more)
+
+
+def integrity_of_trace(trace: Trace, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
+    """The same for a Kineto trace."""
+    return lacks_of(of_trace(trace), more)
+
+
+def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
+    """Every finding, process by process."""
+    if not len(of.ops) and not len(of.api):
+        return ()
+    due, not_traced = _due(of)
+    found = list(not_traced)
+    for process in range(of.num_processes):
+        ops = _mine(of.ops.process, process, of.num_processes)
+        api = _mine(of.api.process, process, of.num_processes)
+        if len(ops) and not len(api):
+            found += _no_calls(process, len(ops))
+            continue
+        found += _gpu_rows(of, process, api[due[api]], len(ops))
+        found += _host_rows(of, process, ops, api)
+    if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
+        from lab.recordings.integrity.replays import replay_lacks
+
+        found += replay_lacks(of, more)
+    return tuple(found)
+
+
+def _mine(processes: np.ndarray, process: int, count: int) -> np.ndarray:
+    return np.arange(len(processes)) if count == 1 else np.flatnonzero(processes == process)
+
+
+def _due(of: Evidence) -> tuple[np.ndarray, list[Lack]]:
+    """Which calls (n,) owe the GPU timeline a row, and the finding if copies were not traced at all."""
+    kinds = of.call_kinds
+    owed = (kinds == LAUNCH) | (kinds == GRAPH_LAUNCH) | (kinds == COPY)
+    if len(of.windows):
+        owed &= ~_captured(of)
+    copies = owed & (kinds == COPY)
+    if not of.optional_copies or not copies.any() or of.has_row[copies].any():
+        return owed, []
+    if (of.ops.kind == MEMCPY).any():
+        return owed, []
+    n = int(copies.sum())
+    text = f"copies were not recorded: {plural(n, 'call')} that copy, and no row of a copy anywhere"
+    return owed & ~copies, [Lack("gpu", "all", "T", -1, n, n, None, text, unknown=True)]
+
+
+def _captured(of: Evidence) -> np.ndarray:
+    """Calls (n,) that went into a graph: those of the capturing thread, and those of another thread during
+    the window if none of its calls made a row (autograd's threads launch into the capture, too)."""
+    found = of.window_of >= 0
+    for process, thread, first, last in of.windows.tolist():
+        during = (of.api.process == process) & (of.api.start_ns >= first) & (of.api.start_ns <= last)
+        others = np.unique(of.threads[during & (of.threads != thread)])
+        for other in others.tolist():
+            its = during & (of.threads == other)
+            if not of.has_row[its].any():
+                found |= its
+    return found
+
+
+def _no_calls(process: int, rows: int) -> list[Lack]:
+    why = "no API calls were recorded"
+    return [
+        Lack("host", "all", "H", process, rows, rows, None, f"{why}: nobody knows who launched what", True),
+        Lack("gpu", "all", "G", process, 0, rows, None, f"{why}: lost GPU rows cannot be seen", True),
+    ]
+
+
+def _gpu_rows(of: Evidence, process: int, due: np.ndarray, rows: int) -> list[Lack]:
+    """Rule G: calls that owe a row and have none, by where they stand among those that have one."""
+    if not len(due):
+        return []
+    due = due[np.argsort(of.api.start_ns[due], kind="stable")]
+    hit = of.has_row[due]
+    if hit.all():
+        return []
+    if not hit.any():
+        rule, what = ("G", "has a row of its own") if rows else ("S", "has a row: no GPU row was recorded")
+        text = f"none of {plural(len(due), 'launch')} {what}"
+        return [Lack("gpu", "all", rule, process, len(due), len(due), 1.0, text)]
+    index = np.arange(len(due))
+    first, last = int(hit.argmax()), len(due) - 1 - int(hit[::-1].argmax())
+    parts: list[tuple[Place, np.ndarray]] = [
+        ("head", index < first),
+        ("hole", (index > first) & (index < last)),
+        ("tail", index > last),
+    ]
+    found = []
+    for place, where in parts:
+        n = int((where & ~hit).sum())
+        if n:
+            share = n / len(due)
+            text = (
+                f"{n:,} of {plural(len(due), 'launch')} ({share:.1%}) without a GPU row, {_WHEN[place]}"
+                + _runs(~hit & where, place)
+            )
+            found.append(Lack("gpu", place, "G", process, n, len(due), share, text))
+    return found
+
+
+def _runs(lost: np.ndarray, place: Place) -> str:
+    runs = int((np.diff(lost.astype(np.int8), prepend=0) == 1).sum())
+    return f", at {plural(runs, 'place')}" if place == "hole" else ""
+
+
+def _host_rows(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+    """Rule H: GPU rows whose call is not here. Older than every recorded call: launched before the window;
+    newer than every one: the calls end before the GPU rows do."""
+    orphans = ops[~of.has_call[ops]]
+    if not len(orphans):
+        return []
+    calls = of.api.corr[api]
+    calls = calls[calls > 0]
+    corr = of.ops.corr[orphans]
+    early = (corr > 0) & (corr < (calls.min() if len(calls) else 0))
+    late = corr > (calls.max() if len(calls) else np.iinfo(np.int64).max)
+    whole_ns = int(_dur_ns(of, ops).sum())
+    found = []
+    parts: tuple[tuple[Place, np.ndarray], ...] = (
+        ("head", orphans[early]),
+        ("hole", orphans[~early & ~late]),
+        ("tail", orphans[late]),
+    )
+    for place, rows in parts:
+        if not len(rows):
+            continue
+        ns = int(_dur_ns(of, rows).sum())
+        share = ns / whole_ns if whole_ns else len(rows) / len(ops)
+        text = (
+            f"{len(rows):,} of {plural(len(ops), 'GPU row')} ({share:.1%} of GPU time) without an API call: "
+            f"{_LAUNCHED[place]}"
+        )
+        all_of_it: Place = "all" if len(rows) == len(ops) and place == "hole" else place
+        found.append(Lack("host", all_of_it, "H", process, len(rows), len(ops), share, text))
+    return found
+
+
+def _dur_ns(of: Evidence, rows: np.ndarray) -> np.ndarray:
+    dur: np.ndarray = of.ops.end_ns[rows] - of.ops.start_ns[rows]
+    return dur

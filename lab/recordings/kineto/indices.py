@@ -1,0 +1,100 @@
+"""Rule C: torch.profiler numbers its own events from 0; a number that is not there was taken out afterwards.
+
+All phases count (instants have numbers, too). torch writes operators and annotations first, Python's
+functions after them, so a gap between two operators lies inside the recording, and one at that seam at the
+end of what was kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.recordings.lacks import Lack, Place
+
+_INDEX = attrgetter("args.ev_idx")
+# GPU rows and API calls have none.
+_WITHOUT = ("kernels", "runtime")
+_OPERATORS = ("ops", "ranges")
+
+
+class EventIndices:
+    """Collects the field `Ev Idx` of the events of one process."""
+
+    def __init__(self) -> None:
+        self._operators: list[np.ndarray] = []
+        self._others: list[np.ndarray] = []
+
+    def add(self, rows: Mapping[str, Sequence[Any]]) -> None:
+        """The events of one piece, by the table that they go to."""
+        for table, events in rows.items():
+            if table in _WITHOUT:
+                continue
+            found = _numbers(events)
+            found = found[found >= 0]
+            if len(found):
+                (self._operators if table in _OPERATORS else self._others).append(found)
+
+    def lacks(self) -> tuple[Lack, ...]:
+        """What is missing up to the largest number; events after it cannot be known."""
+        operators, others = _joined(self._operators), _joined(self._others)
+        if _contiguous(operators, others):
+            return ()
+        found = np.concatenate([operators, others])
+        order = np.argsort(found, kind="stable")  # fast, because most of it is in order
+        seen = found[order]
+        is_operator = order < len(operators)
+        is_new = np.append(True, seen[1:] > seen[:-1])
+        seen, is_operator = seen[is_new], is_operator[is_new]
+        gaps = np.flatnonzero(np.diff(seen) > 1)
+        sizes = seen[gaps + 1] - seen[gaps] - 1
+        inside = is_operator[gaps] & is_operator[gaps + 1]
+        counts: dict[Place, tuple[int, int]] = {
+            "head": (int(seen[0]), 1),
+            "hole": (int(sizes[inside].sum()), int(inside.sum())),
+            "tail": (int(sizes[~inside].sum()), int((~inside).sum())),
+        }
+        whole = int(seen[-1]) + 1
+        return tuple(_lack(place, n, whole, runs) for place, (n, runs) in counts.items() if n)
+
+
+def cut_short(why: str | None) -> tuple[Lack, ...]:
+    """The finding for a file that ends too early; its events are in no order of time."""
+    return () if why is None else (Lack("gpu", "tail", "C", 0, 0, 0, None, f"the file is not whole: {why}"),)
+
+
+def _lack(place: Place, n: int, whole: int, runs: int) -> Lack:
+    where = {
+        "head": "before the first one here",
+        "hole": f"between operators, at {plural(runs, 'place')}",
+        "tail": "after the operators, or between Python's functions",
+    }[place]
+    text = f"{n:,} of {plural(whole, 'event')} of torch.profiler ({n / whole:.1%}) were taken out {where}"
+    return Lack("ops", place, "C", 0, n, whole, n / whole, text)
+
+
+def _numbers(events: Sequence[Any]) -> np.ndarray:
+    try:
+        return np.fromiter(map(_INDEX, events), np.int64, len(events))
+    except (OverflowError, ValueError, TypeError):
+        usable = [i if isinstance(i, int) and 0 <= i < 2**62 else -1 for i in map(_INDEX, events)]
+        return np.array(usable, dtype=np.int64)
+
+
+def _contiguous(*parts: np.ndarray) -> bool:
+    """Whether these are all numbers from 0 on (true of none), without sorting them."""
+    count = sum(map(len, parts))
+    present = np.zeros(count, dtype=bool)
+    for part in parts:
+        if len(part) and part.max() >= count:
+            return False
+        present[part] = True
+    return bool(present.all())
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

@@ -1,0 +1,99 @@
+"""How programs and frameworks name their steps and the phases of a step: the one list that lab reads.
+
+Names are matched in full, without regard to case; blanks and underscores are alike. Further ones are given
+with `--phase`. A name that contains the word somewhere (`my_forward_helper`) is none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer_step"
+
+# phase -> who names it so -> the names. Other phases than the three are found, and stand for themselves.
+NAMES: dict[str, dict[str, tuple[str, ...]]] = {
+    FORWARD: {
+        "any program": (r"forward([_ ](pass|step))?([_ ]\d+)?", r"## forward ##"),
+        "PyTorch": (r"(DistributedDataParallel|FullyShardedDataParallel)\.forward",),
+        "Megatron": (r"forward-compute", r"(megatron\.[\w.]+\.)?forward_step(_helper)?"),
+        "Lightning": (r"\[pl\]\[profile\](\[Strategy\]\w+\.)?(training|validation|test|predict)_step",),
+        "DeepSpeed": (r"DeepSpeedEngine\.forward",),
+        "Hugging Face": (r"(\w*Trainer\.)?compute_loss",),
+        "torchtitan": (r"Forward \d+",),  # of a microbatch, by torch.distributed.pipelining
+        "vLLM": (r"gpu_model_runner: forward",),
+    },
+    BACKWARD: {
+        "any program": (r"backward([_ ](pass|step))?([_ ]\d+)?", r"## backward ##", r"loss\.backward(\(\))?"),
+        "Megatron": (r"backward-compute", r"(megatron\.[\w.]+\.)?backward_step(_helper)?"),
+        "Lightning": (r"\[pl\]\[profile\](\[Strategy\]\w+\.)?backward",),
+        "DeepSpeed": (r"(DeepSpeedEngine|DeepSpeedZeroOptimizer\w*)\.backward",),
+        "Hugging Face": (r"(Accelerator|accelerator)\.backward",),
+        "torchtitan": (r"Backward \d+",),
+    },
+    OPTIMIZER: {
+        "any program": (
+            r"optimizer([_ ](pass|step))?([_ ]\d+)?",
+            r"## optimizer ##",
+            r"optimizer\.step(\(\))?",
+        ),
+        "PyTorch": (r"Optimizer\.step#.*",),
+        "Megatron": (r"optimizer-(inner-)?step", r"megatron\.[\w.]*Optimizer\.step"),
+        "Lightning": (r"\[pl\]\[profile\](\[(Strategy|LightningModule)\]\w+\.)?optimizer_step",),
+        "DeepSpeed": (r"(DeepSpeedEngine|DeepSpeedZeroOptimizer\w*)\.step",),
+        "Hugging Face": (r"AcceleratedOptimizer\.step",),
+    },
+    "loss": {"any program": (r"loss",)},
+    "zero_grad": {
+        "any program": (r"zero_grad", r"optimizer\.zero_grad(\(\))?"),
+        "PyTorch": (r"Optimizer\.zero_grad#.*",),
+        "Lightning": (r"\[pl\]\[profile\](\[LightningModule\]\w+\.)?optimizer_zero_grad",),
+        "DeepSpeed": (r"DeepSpeed\w+\.zero_grad",),
+    },
+}
+
+STEP_NAMES: dict[str, tuple[str, ...]] = {
+    "any program": (r"(training|train|forward|measure)?[_ ]?step[_ #]?\d+", r"iter(ation)?[_ ]?\d+"),
+    "PyTorch": (r"ProfilerStep#\d+",),
+    "Lightning": (r"\[pl\]\[profile\]run_training_batch",),
+    "Hugging Face": (r"\w*Trainer\.training_step",),
+}
+
+WARMUP_NAMES = (r"warm[-_ ]?up.*",)
+
+
+def _any(patterns: list[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{one})" for one in patterns), re.IGNORECASE)
+
+
+_OF_PHASE = {
+    phase: _any([one for names in by_framework.values() for one in names])
+    for phase, by_framework in NAMES.items()
+}
+PHASES = _any([one.pattern for one in _OF_PHASE.values()])
+STEPS = _any([one for names in STEP_NAMES.values() for one in names])
+WARMUPS = _any(list(WARMUP_NAMES))
+
+
+@dataclass(frozen=True)
+class PhaseNames:
+    """The list above, and a person's own names before it: (phase, or "" for the name itself; a pattern)."""
+
+    own: tuple[tuple[str, re.Pattern[str]], ...] = ()
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Fits every name of a phase in full."""
+        own = [f"(?-i:{one.pattern})" for _, one in self.own]
+        return _any([*own, PHASES.pattern]) if own else PHASES
+
+    def phase_of(self, text: str) -> str:
+        """The phase of a range's name, "" for none."""
+        for phase, pattern in self.own:
+            if pattern.fullmatch(text):
+                return phase or text
+        bare = re.sub(r"[\s_]+", "_", text.strip())
+        return next(
+            (phase for phase, one in _OF_PHASE.items() if one.fullmatch(text) or one.fullmatch(bare)), ""
+        )

@@ -1,0 +1,204 @@
+"""A part of a projected recording: some ranges, some steps, a window of time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.errors import MissingError
+from lab.recordings.capture import Capture
+from lab.recordings.projection.nest import RangeForest, nearest_ancestor
+from lab.recordings.projection.paths import path_tree
+from lab.recordings.projection.phase_names import PHASES
+from lab.recordings.projection.result import Part, Projection
+from lab.recordings.projection.sums import instance_sums
+from lab.recordings.projection.threads import phases_of_other_threads
+from lab.recordings.tables import Table
+
+_NUMBER = re.compile(r"(\d+)\D*$")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to select; everything that is given must hold.
+
+    range: name of ranges, or a regular expression that fits names in full; steps: numbers of measured
+    steps, as in their names; start_ns and end_ns: a window on the recording's clock, end excluded.
+    """
+
+    range: str | None = None
+    steps: frozenset[int] | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+
+    def __bool__(self) -> bool:
+        return self != Wanted()
+
+
+def select(projection: Projection, wanted: Wanted, phases: re.Pattern[str] = PHASES) -> Projection:
+    """The operations, calls, ranges and steps of a part of the recording.
+
+    An operation or call is in a range or a step by the rules of the projection, and in a window if it begins
+    in it. Steps count if they own any of the operations that are left, and lie whole in the window.
+    Raises MissingError where nothing fits.
+    """
+    if not wanted:
+        return projection
+    capture = projection.capture
+    whole = _Masks(*(np.ones(len(table), dtype=bool) for table in _tables(capture)))
+    steps = projection.steps
+    words: list[str] = []
+    for rows, what in _ranges_asked_for(projection, wanted):
+        whole &= _launched_in(projection, rows, phases)
+        words.append(what)
+    if wanted.start_ns is not None or wanted.end_ns is not None:
+        whole &= _Masks(*(_begins_in(table, wanted) for table in _tables(capture)))
+        steps = steps[_begins_in(capture.ranges.take(steps), wanted)]
+        if wanted.end_ns is not None:
+            steps = steps[capture.ranges.end_ns[steps] <= wanted.end_ns]
+        words.append(_window_text(wanted, capture))
+    if not any(mask.any() for mask in whole.all):
+        raise MissingError(f"nothing was recorded in {', '.join(words)}", where=capture.source)
+    used = np.unique(projection.owners(steps)[whole.ops])
+    steps = steps[used[used >= 0]]
+    return _reduced(projection, whole, Part(", ".join(words), whole.api, whole.ranges, whole.osrt, steps))
+
+
+def _tables(capture: Capture) -> tuple[Table, Table, Table, Table]:
+    return capture.ops, capture.api, capture.ranges, capture.osrt
+
+
+@dataclass
+class _Masks:
+    ops: np.ndarray
+    api: np.ndarray
+    ranges: np.ndarray
+    osrt: np.ndarray
+
+    @property
+    def all(self) -> tuple[np.ndarray, ...]:
+        return self.ops, self.api, self.ranges, self.osrt
+
+    def __iand__(self, other: _Masks) -> _Masks:
+        return _Masks(*(mine & its for mine, its in zip(self.all, other.all, strict=True)))
+
+
+def _ranges_asked_for(projection: Projection, wanted: Wanted) -> list[tuple[np.ndarray, str]]:
+    found = []
+    if wanted.steps is not None:
+        found.append((_steps_numbered(projection, wanted.steps), _steps_text(wanted.steps)))
+    if wanted.range is not None:
+        found.append((_ranges_named(projection, wanted.range), f"ranges `{wanted.range}`"))
+    return found
+
+
+def _steps_numbered(projection: Projection, wanted: frozenset[int]) -> np.ndarray:
+    """Rows of the steps with these numbers in their names; without numbers, counted from 0."""
+    capture, steps = projection.capture, projection.steps
+    names = [capture.name(int(index)) for index in capture.ranges.name_id[steps]]
+    numbers = [int(found[1]) if (found := _NUMBER.search(name)) else i for i, name in enumerate(names)]
+    rows = steps[[number in wanted for number in numbers]] if len(steps) else steps
+    if not len(rows):
+        there = _numbers(frozenset(numbers)) if numbers else "none"
+        raise MissingError(
+            f"no measured {_steps_text(wanted)}; the recording has {there}", where=capture.source
+        )
+    return rows
+
+
+def _steps_text(numbers: frozenset[int]) -> str:
+    return f"step{'s' if len(numbers) > 1 else ''} {_numbers(numbers)}"
+
+
+def _numbers(numbers: frozenset[int]) -> str:
+    shown = sorted(numbers)
+    return ", ".join(map(str, shown[:8])) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
+
+
+def _ranges_named(projection: Projection, name: str) -> np.ndarray:
+    capture = projection.capture
+    try:
+        pattern = re.compile(name)
+    except re.error:
+        pattern = re.compile(re.escape(name))
+    fits = [text == name or pattern.fullmatch(text) is not None for text in capture.strings]
+    rows = np.flatnonzero(np.array([*fits, False])[capture.ranges.name_id])
+    if not len(rows):
+        used = {capture.name(int(index)) for index in np.unique(capture.ranges.name_id)}
+        near = sorted(one for one in used if name.lower() in one.lower())[:5]
+        hint = (
+            f"there are {', '.join(near)}" if near else f"{plural(len(used), 'name')} of ranges are recorded"
+        )
+        raise MissingError(f"no range is named {name!r}: {hint}", where=capture.source)
+    return rows
+
+
+def _launched_in(projection: Projection, rows: np.ndarray, phases: re.Pattern[str]) -> _Masks:
+    """What belongs to one of the ranges `rows`: by its own thread, by inheritance, or by start and end."""
+    capture, parent = projection.capture, projection.instances.parent
+    wanted = np.zeros(len(capture.ranges), dtype=bool)
+    wanted[rows] = True
+
+    def below(at: np.ndarray) -> np.ndarray:
+        inside: np.ndarray = nearest_ancestor(parent, at, wanted) >= 0
+        return inside
+
+    ops = below(projection.ops.range) | below(projection.ops.inherited)
+    ops[projection.loose.op[wanted[projection.loose.range]]] = True
+    nest = RangeForest(capture)
+    every = np.arange(len(capture.api))
+    inner = nest.around(capture, every)
+    api = below(inner)
+    if projection.attribution == "full":
+        inherited, _ = phases_of_other_threads(capture, nest, every, inner, phases)
+        api |= below(inherited)
+    launched = projection.ops.api[ops]
+    api[launched[launched >= 0]] = True
+    of_os = nest.around(replace(capture, api=capture.osrt), np.arange(len(capture.osrt)))
+    return _Masks(ops, api, below(np.arange(len(capture.ranges))), below(of_os))
+
+
+def _begins_in(table: Table, wanted: Wanted) -> np.ndarray:
+    inside = np.ones(len(table), dtype=bool)
+    if wanted.start_ns is not None:
+        inside &= table.start_ns >= wanted.start_ns
+    if wanted.end_ns is not None:
+        inside &= table.start_ns < wanted.end_ns
+    return inside
+
+
+def _window_text(wanted: Wanted, capture: Capture) -> str:
+    first = first_ns(capture)
+    ends = [("from", wanted.start_ns), ("to", wanted.end_ns)]
+    return " ".join(f"{word} {(at - first) / 1e6:g} ms" for word, at in ends if at is not None)
+
+
+def first_ns(capture: Capture) -> int:
+    """The earliest time in a recording, 0 in an empty one."""
+    starts = [int(table.start_ns.min()) for table in _tables(capture) if len(table)]
+    return min(starts, default=0)
+
+
+def _reduced(projection: Projection, masks: _Masks, part: Part) -> Projection:
+    """The projection with these operations alone, and every sum made from them."""
+    keep = np.flatnonzero(masks.ops)
+    capture = replace(projection.capture, ops=projection.capture.ops.take(keep))
+    ops = projection.ops.take(keep)
+    place = np.full(len(masks.ops), -1, dtype=np.int64)
+    place[keep] = np.arange(len(keep))
+    loose = projection.loose.where(masks.ops[projection.loose.op])
+    loose = Table({"op": place[loose.op], "range": loose.range})
+    instances, tree = projection.instances, projection.tree
+    sums = instance_sums(capture, instances, ops.range, ops.inherited, loose.op, loose.range)
+    return replace(
+        projection,
+        capture=capture,
+        ops=ops,
+        tree=path_tree(capture, tree.parent.tolist(), tree.name_id.tolist(), ops.path),
+        instances=Table({**instances.as_dict(), **sums}),
+        loose=loose,
+        part=part,
+    )

@@ -1,0 +1,140 @@
+"""From one or several databases to a capture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.errors import BadDataError
+from lab.recordings import sqlite
+from lab.recordings.capture import (
+    API_COLUMNS,
+    OPS_COLUMNS,
+    RANGE_COLUMNS,
+    SYNC_COLUMNS,
+    Capture,
+    Device,
+    Process,
+    Strings,
+)
+from lab.recordings.lacks import Lack
+from lab.recordings.rocm import dispatch_lacks, repeated_dispatches
+from lab.recordings.rocpd.people import People, people_of
+from lab.recordings.rocpd.rows import read_calls, read_copies, read_dispatches
+from lab.recordings.rocpd.section import Section, sections_of
+from lab.recordings.tables import Schema, Table, concat
+
+
+@dataclass
+class _Read:
+    """What has been read so far, of all sections."""
+
+    ops: list[Table] = field(default_factory=list)
+    api: list[Table] = field(default_factory=list)
+    ranges: list[Table] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+    devices: list[Device] = field(default_factory=list)
+    nodes: set[int] = field(default_factory=set)
+    lacks: list[Lack] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def load(path: Path | str) -> Capture:
+    """Read one database, of one or several processes.
+
+    Raises MissingError without the file; BadDataError if it is truncated, damaged, holds values of wrong
+    types, or has no table of kernel dispatches.
+    """
+    path = Path(path)
+    strings, read = Strings(), _Read()
+    with sqlite.opened(path) as connection:
+        database = sqlite.Database(connection, path)
+        sections = sections_of(database)
+        if not sections:
+            raise BadDataError("a rocpd database without a table rocpd_kernel_dispatch_*", where=path)
+        for section in sections:
+            _add(section, strings, read)
+        schema = _schema(sections[0])
+    problems = [*read.problems, *database.problems]
+    if len(read.nodes) > 1:
+        problems.append(f"{len(read.nodes)} machines recorded: times of one do not compare with another's")
+    return Capture(
+        source=path,
+        collector="rocpd",
+        version=None,
+        schema=schema,
+        ops=_joined(read.ops, OPS_COLUMNS),
+        api=_joined(read.api, API_COLUMNS),
+        ranges=_joined(read.ranges, RANGE_COLUMNS),
+        sync=concat([], SYNC_COLUMNS),
+        strings=strings.texts,
+        devices=tuple(read.devices),
+        problems=problems,
+        info={"vendor": "amd", "ids": " ".join(str(one.guid) for one in sections)},
+        processes=tuple(read.processes),
+        lacks=tuple(read.lacks),
+    )
+
+
+def _add(section: Section, strings: Strings, read: _Read) -> None:
+    people = people_of(section, len(read.processes))
+    kernels, dispatches = read_dispatches(section, people, strings)
+    api, ranges = read_calls(section, people, strings)
+    for index in range(len(people.processes)):
+        process = people.first + index
+        ids, calls = dispatches[kernels.process == process], bool((api.process == process).any())
+        read.lacks += dispatch_lacks(process, ids, calls=calls)
+        read.lacks += _untraced_kernels(people, index, len(ids))
+        read.lacks += _short_replays(section, people, process, kernels.where(kernels.process == process))
+        read.problems += repeated_dispatches(ids)
+    read.ops += [kernels, read_copies(section, people, strings)]
+    read.api.append(api)
+    read.ranges.append(ranges)
+    read.processes += people.processes
+    read.devices += people.devices
+    read.nodes |= set(people.nodes)
+    if counters := len(section.integers("pmc_event", "id")["id"]):
+        read.problems.append(f"{plural(counters, 'counter value')} in the file: lab shows no counters")
+
+
+def _untraced_kernels(people: People, index: int, num_kernels: int) -> list[Lack]:
+    """Rule T: the profiler's own settings name other domains, but not kernels."""
+    traced = people.environments[index] if index < len(people.environments) else {}
+    traced = {name: value for name, value in traced.items() if name.startswith("ROCPROF_")}
+    if num_kernels or not traced or traced.get("ROCPROF_KERNEL_TRACE", "0").lower() in ("1", "true", "on"):
+        return []
+    text = "kernels were not traced: record with --kernel-trace"
+    return [Lack("gpu", "all", "T", people.first + index, 0, 0, None, text, unknown=True)]
+
+
+def _short_replays(section: Section, people: People, process: int, kernels: Table) -> list[Lack]:
+    """Rule R: newer tools count a graph's kernels at its launch; fewer rows of that graph are a loss."""
+    launches = section.integers("graph_launch", "pid graph_exec_id kernel_dispatch_count")
+    mine = people.process_of(launches["pid"]) == process
+    graphs, counts = launches["graph_exec_id"][mine], np.maximum(launches["kernel_dispatch_count"][mine], 0)
+    missing = sum(
+        max(int(counts[graphs == graph].sum()) - int((kernels.graph == graph).sum()), 0)
+        for graph in np.unique(graphs[graphs > 0]).tolist()
+    )
+    due = int(counts[graphs > 0].sum())
+    if not missing:
+        return []
+    text = f"{missing:,} of {plural(due, 'kernel')} that graph launches counted are not here"
+    return [Lack("gpu", "hole", "R", process, missing, due, missing / due, text)]
+
+
+def _joined(parts: list[Table], schema: Schema) -> Table:
+    return concat([part.as_dict() for part in parts], schema)
+
+
+def _schema(section: Section) -> str | None:
+    table = section.name("metadata")
+    if not {"tag", "value"} <= section.database.columns.get(table, frozenset()):
+        return None
+    row = section.database.connection.execute(
+        f"SELECT value FROM {sqlite.quoted(table)} WHERE tag = 'schema_version' AND typeof(value) = 'text'"
+    ).fetchone()
+    return str(row[0])[:32] if row else None

@@ -1,0 +1,75 @@
+"""The tables of one process group (guid) of a rocpd database, and the lookups that its rows need."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lab.recordings.sqlite import Database, lookup, quoted
+
+TABLE = re.compile(r"rocpd_kernel_dispatch(_[0-9A-Fa-f]{8}(?:_[0-9A-Fa-f]{4}){3}_[0-9A-Fa-f]{12}|)")
+_WITH_ROWS = ("info_process", "kernel_dispatch", "memory_copy", "region", "sample")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One guid's rows: of the tables `rocpd_*<suffix>` those with its guid; all, if it is alone in them."""
+
+    database: Database
+    suffix: str
+    guid: str | None
+    alone: bool = True
+
+    def name(self, table: str) -> str:
+        return f"rocpd_{table}{self.suffix}"
+
+    @property
+    def _only(self) -> tuple[str, tuple[object, ...]]:
+        return ("", ()) if self.alone else ("WHERE guid IS ?", (self.guid,))
+
+    def integers(self, table: str, needed: str, optional: str = "") -> dict[str, np.ndarray]:
+        """Columns (n,) named as in the file; see `Database.integers`."""
+        only, values = self._only
+        wanted, more = ({name: name for name in names.split()} for names in (needed, optional))
+        return self.database.integers(self.name(table), wanted, more, only, values)
+
+    def texts(self, table: str, text: str, key: str = "id") -> dict[int, str]:
+        return self.database.texts(self.name(table), key, text, *self._only)
+
+    @cached_property
+    def strings(self) -> dict[int, str]:
+        return self.texts("string", "string")
+
+    @cached_property
+    def events(self) -> dict[str, np.ndarray]:
+        return self.integers("event", "id category_id stack_id")
+
+    def of_event(self, column: str, event_ids: np.ndarray) -> np.ndarray:
+        return lookup(self.events["id"], self.events[column], event_ids)
+
+
+def sections_of(database: Database) -> list[Section]:
+    """One section per guid, in the order of the tables' names."""
+    found: list[Section] = []
+    for table in database.columns:
+        if match := TABLE.fullmatch(table):
+            suffix = match[1]
+            guids = _guids(database, suffix)
+            default = suffix.strip("_").replace("_", "-") or None
+            alone = len(guids) < 2
+            found += [Section(database, suffix, guid, alone) for guid in (guids or [default])]
+    return found
+
+
+def _guids(database: Database, suffix: str) -> list[str | None]:
+    """The guids in the rows of tables of one suffix: one, unless somebody merged files into them."""
+    found: set[str | None] = set()
+    for name in _WITH_ROWS:
+        table = f"rocpd_{name}{suffix}"
+        if "guid" in database.columns.get(table, ()):
+            rows = database.connection.execute(f"SELECT DISTINCT guid FROM {quoted(table)} LIMIT 10000")
+            found |= {None if guid is None else str(guid) for (guid,) in rows}
+    return sorted(found, key=str)

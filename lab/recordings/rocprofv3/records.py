@@ -1,0 +1,160 @@
+"""The rows of rocprofv3's JSON, as msgspec decodes them, and as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+# A number beyond it is an error of the decoder rather than of a column.
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Corr(msgspec.Struct, gc=False, frozen=True):
+    internal: Int64 = -1
+
+
+class Handle(msgspec.Struct, gc=False, frozen=True):
+    handle: Int64 = -1
+
+
+class Sizes(msgspec.Struct, gc=False, frozen=True):
+    x: Int64 = -1
+    y: Int64 = -1
+    z: Int64 = -1
+
+
+class DispatchInfo(msgspec.Struct, gc=False, frozen=True):
+    kernel_id: Int64
+    agent_id: Handle = Handle()
+    dispatch_id: Int64 = -1
+    group_segment_size: Int64 = -1
+    workgroup_size: Sizes = Sizes()
+    grid_size: Sizes = Sizes()
+
+
+class Call(msgspec.Struct, gc=False, frozen=True):
+    """An API call or a marker."""
+
+    start_timestamp: Int64
+    end_timestamp: Int64
+    kind: Int64 = -1
+    operation: Int64 = -1
+    thread_id: Int64 = -1
+    correlation_id: Corr = Corr()
+
+
+class Dispatch(msgspec.Struct, gc=False, frozen=True):
+    start_timestamp: Int64
+    end_timestamp: Int64
+    dispatch_info: DispatchInfo
+    correlation_id: Corr = Corr()
+    stream_id: Handle = Handle()
+    graph_exec_id: Handle = Handle()
+    graph_node_id: Handle = Handle()
+
+
+class Copy(msgspec.Struct, gc=False, frozen=True):
+    start_timestamp: Int64
+    end_timestamp: Int64
+    kind: Int64 = -1
+    operation: Int64 = -1
+    correlation_id: Corr = Corr()
+    stream_id: Handle = Handle()
+    dst_agent_id: Handle = Handle()
+    src_agent_id: Handle = Handle()
+    bytes_: Int64 = msgspec.field(name="bytes", default=-1)
+    graph_exec_id: Handle = Handle()
+    graph_node_id: Handle = Handle()
+
+
+class Symbol(msgspec.Struct, gc=False, frozen=True):
+    kernel_id: Int64
+    formatted_kernel_name: str = ""
+    kernel_name: str = ""
+    group_segment_size: Int64 = -1
+    arch_vgpr_count: Int64 = -1
+    accum_vgpr_count: Int64 = -1
+
+
+class Kind(msgspec.Struct, frozen=True):
+    kind: str = ""
+    operations: list[str] = []
+
+
+class Marker(msgspec.Struct, gc=False, frozen=True):
+    key: Int64
+    value: str
+
+
+class Process(msgspec.Struct, frozen=True):
+    """Of the metadata only this."""
+
+    pid: Int64 = -1
+    init_time: Int64 = -1
+    fini_time: Int64 = -1
+
+
+Columns = dict[str, np.ndarray]
+_OF: dict[str, dict[str, Callable[[Any], int]]] = {
+    "call": {
+        "start_ns": lambda row: row.start_timestamp,
+        "end_ns": lambda row: row.end_timestamp,
+        "kind": lambda row: row.kind,
+        "operation": lambda row: row.operation,
+        "tid": lambda row: row.thread_id,
+        "corr": lambda row: row.correlation_id.internal,
+    },
+    "dispatch": {
+        "start_ns": lambda row: row.start_timestamp,
+        "end_ns": lambda row: row.end_timestamp,
+        "corr": lambda row: row.correlation_id.internal,
+        "stream": lambda row: row.stream_id.handle,
+        "graph": lambda row: row.graph_exec_id.handle,
+        "graph_node": lambda row: row.graph_node_id.handle,
+        "agent": lambda row: row.dispatch_info.agent_id.handle,
+        "kernel": lambda row: row.dispatch_info.kernel_id,
+        "dispatch": lambda row: row.dispatch_info.dispatch_id,
+        "shared": lambda row: row.dispatch_info.group_segment_size,
+        "block_x": lambda row: row.dispatch_info.workgroup_size.x,
+        "block_y": lambda row: row.dispatch_info.workgroup_size.y,
+        "block_z": lambda row: row.dispatch_info.workgroup_size.z,
+        "items_x": lambda row: row.dispatch_info.grid_size.x,
+        "items_y": lambda row: row.dispatch_info.grid_size.y,
+        "items_z": lambda row: row.dispatch_info.grid_size.z,
+    },
+    "copy": {
+        "start_ns": lambda row: row.start_timestamp,
+        "end_ns": lambda row: row.end_timestamp,
+        "kind": lambda row: row.kind,
+        "operation": lambda row: row.operation,
+        "corr": lambda row: row.correlation_id.internal,
+        "stream": lambda row: row.stream_id.handle,
+        "graph": lambda row: row.graph_exec_id.handle,
+        "graph_node": lambda row: row.graph_node_id.handle,
+        "target": lambda row: row.dst_agent_id.handle,
+        "origin": lambda row: row.src_agent_id.handle,
+        "bytes": lambda row: row.bytes_,
+    },
+}
+CALLS = msgspec.json.Decoder(list[Call])
+DISPATCHES = msgspec.json.Decoder(list[Dispatch])
+COPIES = msgspec.json.Decoder(list[Copy])
+MARKERS = msgspec.json.Decoder(list[Marker])
+SYMBOLS = msgspec.json.Decoder(list[Symbol])
+
+
+def columns_of(what: str, rows: Sequence[Any]) -> Columns:
+    """Columns (n,) of int64 of one piece's rows."""
+    return {
+        name: np.fromiter((of(row) for row in rows), dtype=np.int64, count=len(rows))
+        for name, of in _OF[what].items()
+    }
+
+
+def together(what: str, pieces: Sequence[Columns]) -> Columns:
+    """The columns of all pieces."""
+    empty = np.empty(0, dtype=np.int64)
+    return {name: np.concatenate([empty, *(piece[name] for piece in pieces)]) for name in _OF[what]}

@@ -1,0 +1,172 @@
+"""`lab analyze` of a recording, or of a folder of recordings, that no experiment of lab made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.core.files import make_folder
+from lab.core.words import plural, printable
+from lab.errors import BadDataError, LabError, MissingError
+from lab.recordings.capture import Capture
+from lab.recordings.integrity.words import sentences
+from lab.recordings.lacks import holes
+from lab.recordings.load import format_of, is_recording, load_capture
+from lab.recordings.processes import with_processes
+from lab.report.page import Files, Page, Section, Status, Table, write_page
+from lab.report.tables import write_csv
+from lab.rooms.nsys.captures.metrics import FORMAT, NO_TIMELINE, write_metrics
+from lab.rooms.nsys.captures.page import NO_KERNELS, Written, write_recording
+from lab.rooms.nsys.captures.part import PartOptions, phase_names, projections_of
+from lab.rooms.nsys.captures.summary import Summary, summaries
+from lab.rooms.nsys.captures.summary_text import summaries_text
+
+MOST_FILES = 256  # of a folder
+_SMALL_JSON = 1 << 16  # bytes below which a JSON file is searched for events before it counts as a trace
+
+
+@dataclass
+class Findings:
+    """What was found; `lacking` is what the figures rest on and the recording does not have."""
+
+    verdict: list[str] = field(default_factory=list)
+    status: Status = "ok"
+    files: list[Path] = field(default_factory=list)
+    terminal: str = ""
+    lacking: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+
+
+def holds_recordings(path: Path) -> bool:
+    """Whether `path` is a recording of any format, or a folder with at least one."""
+    if path.is_dir():
+        return is_recording(path) or bool(recordings_in(path))
+    try:
+        format_of(path)
+    except BadDataError:
+        return False
+    return True
+
+
+def recordings_in(folder: Path) -> list[Path]:
+    """Files and folders directly in `folder` that are recordings, by name."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or _other_json(path):
+            continue
+        try:
+            if is_recording(path) if path.is_dir() else _reads(path):
+                found.append(path)
+        except LabError:
+            continue
+    return found
+
+
+def _reads(path: Path) -> bool:
+    kind = format_of(path)
+    return kind.load is not None or kind.name == FORMAT
+
+
+def _other_json(path: Path) -> bool:
+    """A small JSON file without events: a manifest, settings, results."""
+    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > _SMALL_JSON:
+        return False
+    text = path.read_bytes()
+    return b"traceEvents" not in text and b"rocprofiler-sdk-tool" not in text and text.lstrip()[:1] == b"{"
+
+
+def analyse_recordings(path: Path, out: Path, progress: Callable[[str], None]) -> Findings:
+    """Page, tables and summary of one recording in `out`; of a folder of them one folder below it for each.
+
+    Raises what the reader raises for one recording; of a folder, a recording that cannot be read is named in
+    `lacking` and leaves the others intact.
+    """
+    if not path.is_dir() or is_recording(path):
+        return _one(path, out)
+    paths = recordings_in(path)
+    if len(paths) > MOST_FILES:
+        raise MissingError(f"{len(paths)} recordings in one folder: more than {MOST_FILES}", where=path)
+    return _several(path, paths, out, progress)
+
+
+def _one(path: Path, out: Path) -> Findings:
+    if format_of(path).name == FORMAT:
+        metrics, text = write_metrics(path, out)
+        return Findings(metrics.verdict, metrics.status, metrics.files, text, incomplete=[NO_TIMELINE])
+    capture = with_processes(load_capture(path))
+    if not any(map(len, (capture.ops, capture.api, capture.ranges, capture.sync))):
+        raise BadDataError(
+            "the recording holds no events",
+            where=path,
+            fix="record while the program works, and stop the profiler before it ends",
+        )
+    make_folder(out)
+    found = _summaries(capture)
+    written = write_recording(capture, found, out)
+    lacking = sentences(holes(capture.lacks), processes=len(capture.processes))
+    if NO_KERNELS in written.unknown:
+        lacking.append(NO_KERNELS)
+    return Findings(
+        verdict=written.verdict,
+        status=written.status,
+        files=written.files,
+        terminal=_terminal(found, written),
+        lacking=lacking,
+        incomplete=sentences(capture.lacks, processes=len(capture.processes)),
+    )
+
+
+def _summaries(capture: Capture) -> list[Summary]:
+    """One summary per process with GPU work."""
+    if not len(capture.ops):
+        return []
+    names = phase_names(())
+    parts = projections_of(capture, "full", names, PartOptions())
+    return summaries([(index, one) for index, one in parts if len(one.capture.ops)], names.pattern)
+
+
+def _terminal(found: list[Summary], written: Written) -> str:
+    text = summaries_text(found) if found else "\n".join(written.verdict) + "\n"
+    unknown = "".join(f"unknown: {one}\n" for one in written.unknown) if found else ""
+    return f"{printable(text)}{unknown}{written.files[0]}"
+
+
+def _several(path: Path, paths: list[Path], out: Path, progress: Callable[[str], None]) -> Findings:
+    """Each recording in a folder of its own, and a page that lists them."""
+    import pandas as pd
+
+    every, rows, entries = Findings(), [], []
+    for index, one in enumerate(paths, start=1):
+        progress(f"{index} of {len(paths)}: {one.name}")
+        try:
+            done = _one(one, out / one.name)
+        except LabError as error:
+            every.lacking.append(f"{printable(one.name)}: {error.what}")
+            rows.append({"recording": one.name, "verdict": "unreadable", "what": error.what})
+            continue
+        every.files += done.files
+        every.lacking += [f"{printable(one.name)}: {text}" for text in done.lacking]
+        every.incomplete += [f"{printable(one.name)}: {text}" for text in done.incomplete]
+        entries.append((f"{one.name}/report.html", one.name))
+        rows.append({"recording": one.name, "verdict": done.status, "what": done.verdict[0]})
+    table = pd.DataFrame(rows)
+    every.status = "warn" if every.lacking or every.incomplete else "ok"
+    every.verdict = [f"{plural(len(entries), 'recording')} of {len(paths)} analysed."]
+    csv = write_csv(table, out / "tables" / "recordings.csv")
+    page = Page(
+        title=path.resolve().name,
+        question="Which recordings are here, and are they complete?",
+        verdict=every.verdict,
+        status=every.status,
+        sections=[
+            Section(
+                "Recordings", [Files("A page each", entries), Table(table, "All", "tables/recordings.csv")]
+            )
+        ],
+        room="recording",
+    )
+    every.files = [write_page(page, out / "report.html"), csv, *every.files]
+    lines = [f"{row['recording']}: {row['verdict']}: {row['what']}" for row in rows]
+    every.terminal = printable("\n".join([*every.verdict, *lines])) + f"\n{every.files[0]}"
+    return every

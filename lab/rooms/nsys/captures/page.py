@@ -1,0 +1,297 @@
+"""The page and tables of one recording, whatever tool made it: phases, classes, kernels, Gantt, integrity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.core.words import plural
+from lab.recordings.capture import Capture
+from lab.recordings.gantt.bars import FAMILIES, LABELS, Bars, busy_table
+from lab.recordings.gantt.capture import bars_of_capture
+from lab.recordings.gantt.packed import packed
+from lab.recordings.integrity.words import bound, marked, sentences
+from lab.recordings.lacks import AXES, verdict_of
+from lab.recordings.names import kernel_class, short_name
+from lab.recordings.processes import process_label
+from lab.recordings.projection import project
+from lab.report.page import Block, Card, Page, Points, Prose, Section, Status, Table, Timeline, write_page
+from lab.report.provenance import provenance
+from lab.report.tables import number, write_csv
+from lab.rooms.nsys.captures.summary import TOP, Summary
+from lab.rooms.nsys.captures.summary_text import TOOLS
+
+CAPTION = (
+    "Every GPU operation by process, device and stream. Grey bands are steps; red shade is compute beside "
+    "communication or copies; the darker a pixel, the busier it is. Scroll to zoom, drag to move, click for "
+    "what is known of an operation. Keys: arrows, + and -, 0, n and p for the next and previous that fits."
+)
+NO_KERNELS = "no kernels were recorded: kernel times, shares and idle time cannot be known"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written of one recording; `unknown` are the sentences about what cannot be known."""
+
+    files: list[Path]
+    verdict: list[str]
+    status: Status
+    unknown: list[str] = field(default_factory=list)
+
+
+def write_recording(capture: Capture, found: Sequence[Summary], out: Path) -> Written:
+    """report.html and tables/*.csv of one recording in `out`. Raises StorageError where it cannot write."""
+    bars = bars_of_capture(project(capture)) if len(capture.ops) else None
+    tables = _tables(capture, found)
+    if bars is not None:
+        tables |= {"gantt": bar_table(bars), "busy": busy_table(bars, capture.lacks)}
+    files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
+    unknown = unknowns(capture)
+    verdict = _sentences(capture, found, unknown)
+    status: Status = "ok" if verdict_of(capture.lacks) == "complete" and not unknown else "warn"
+    page = Page(
+        title=capture.source.name,
+        question="What ran on the GPU, for how long, and is the recording complete?",
+        verdict=verdict,
+        status=status,
+        cards=_cards(capture, found),
+        sections=_sections(capture, found, tables, bars),
+        provenance=provenance(capture.source, None) | {"Recorder": _recorder(capture)},
+        footnotes=[*(offer.sentence for one in found for offer in one.offers[:8]), *capture.problems[:20]],
+        room="recording",
+    )
+    return Written([write_page(page, out / "report.html"), *files], verdict, status, unknown)
+
+
+def unknowns(capture: Capture) -> list[str]:
+    """Sentences about the tables that are not there, and what therefore nobody can say."""
+    found = []
+    if not capture.kernels.any():
+        found.append(NO_KERNELS)
+    if not len(capture.ranges):
+        found.append("no ranges and no operators were recorded: phases cannot be known")
+    if not len(capture.api):
+        found.append("no API calls were recorded: who launched what cannot be known")
+    if len(capture.ops) and not (capture.ops.name_id >= 0).any():
+        found.append("no names were recorded (no StringIds): classes and kernels cannot be told apart")
+    return found
+
+
+def _sentences(capture: Capture, found: Sequence[Summary], unknown: Sequence[str]) -> list[str]:
+    kernels = int(capture.kernels.sum())
+    dur_ns = (capture.ops.end_ns - capture.ops.start_ns)[capture.kernels]
+    processes = plural(max(len(found), 1), "process")
+    first = (
+        f"{marked(bound(capture.lacks, 'gpu'))}{plural(kernels, 'kernel')}, "
+        f"{int(dur_ns.sum()) / 1e6:,.3f} ms of kernel time, of {processes}, "
+        f"recorded by {TOOLS.get(capture.collector, capture.collector)}."
+    )
+    axes = ", ".join(f"{axis} {verdict_of(capture.lacks, axis)}" for axis in AXES)
+    recording = f"The recording is {verdict_of(capture.lacks)} ({axes})."
+    return [first, recording, *(f"{one[0].upper()}{one[1:]}." for one in unknown)]
+
+
+def _cards(capture: Capture, found: Sequence[Summary]) -> list[Card]:
+    cards = [Card("recording", verdict_of(capture.lacks), "tables/integrity.csv")]
+    for one in found[:4]:
+        if one.phases and one.phases[0].kernels != (0,):
+            whole, where = one.phases[0], f" of {one.label}" if len(found) > 1 else ""
+            at_least = marked(bound(one.lacks, "gpu"))
+            steps = (
+                f"{at_least}mean of {plural(len(one.steps), 'step')}" if one.steps else f"{at_least}in all"
+            )
+            label = f"kernel time{where}"
+            cards.append(Card(label, number(whole.kernel_ms, 3), "tables/phases.csv", "ms", steps))
+    return cards
+
+
+def _tables(capture: Capture, found: Sequence[Summary]) -> dict[str, pd.DataFrame]:
+    """Tables by the name of their CSV; every row names its process."""
+    phases: list[dict[str, Any]] = []
+    classes: list[dict[str, Any]] = []
+    gpus: list[dict[str, Any]] = []
+    for one in found:
+        where: dict[str, Any] = {"process": one.label}
+        for phase in one.phases:
+            phases.append(
+                where
+                | {
+                    "phase": "/".join(phase.path) or ("step" if one.steps else "the whole recording"),
+                    "instances_per_step": phase.instances_per_step,
+                    "kernels": "-".join(map(str, sorted({min(phase.kernels), max(phase.kernels)}))),
+                    "kernel_ms": phase.kernel_ms,
+                    "kernel_sd_ms": phase.kernel_sd_ms,
+                    "busy_ms": phase.busy_ms,
+                    "span_ms": phase.span_ms,
+                    "host_ms": phase.host_ms,
+                    "share_percent": None if phase.share is None else 100 * phase.share,
+                    "bound": bound(one.lacks),
+                }
+            )
+        classes += [
+            where
+            | {
+                "class": kind.name,
+                "kernels": kind.kernels,
+                "kernel_ms": kind.kernel_ms,
+                "share_percent": 100 * kind.share,
+                "bound": bound(one.lacks, "gpu"),
+            }
+            for kind in one.classes
+        ]
+        gpus += [
+            where
+            | {
+                "gpu": gpu.device,
+                "name": gpu.name,
+                "busy_ms": gpu.busy_ms,
+                "idle_ms": gpu.idle_ms,
+                "longest_gap_ms": gpu.longest_gap_ms,
+            }
+            for gpu in one.gpus
+        ]
+    integrity = [
+        {
+            "axis": lack.axis,
+            "place": lack.place,
+            "rule": lack.rule,
+            "process": _process_of(capture, lack.process),
+            "missing": lack.n,
+            "of": lack.of,
+            "share_percent": None if lack.share is None else 100 * lack.share,
+            "proven": not lack.unknown,
+            "what": lack.text,
+        }
+        for lack in capture.lacks
+    ]
+    made = {"phases": phases, "classes": classes, "gpus": gpus}
+    tables = {name: pd.DataFrame(rows) for name, rows in made.items() if rows}
+    columns = ["axis", "place", "rule", "process", "missing", "of", "share_percent", "proven", "what"]
+    return tables | {
+        "kernels": _kernel_table(capture),
+        "integrity": pd.DataFrame(integrity, columns=columns),
+        "processes": _process_table(capture),
+    }
+
+
+def _process_of(capture: Capture, index: int) -> str:
+    return process_label(capture.processes[index], index) if 0 <= index < len(capture.processes) else "all"
+
+
+def _kernel_table(capture: Capture) -> pd.DataFrame:
+    """Every kernel of every process by name, costliest first: count, ms, mean, share of its process."""
+    ops = capture.ops.where(capture.kernels)
+    keys = np.stack([ops.process, ops.name_id], axis=1).astype(np.int64)
+    used, which = np.unique(keys, axis=0, return_inverse=True)
+    dur_ms = np.bincount(which.ravel(), ops.end_ns - ops.start_ns, minlength=len(used)) / 1e6
+    counts = np.bincount(which.ravel(), minlength=len(used))
+    names = [capture.name(int(one)) or "(no name recorded)" for one in used[:, 1]]
+    table = pd.DataFrame(
+        {
+            "process": [_process_of(capture, int(one)) for one in used[:, 0]],
+            "kernel": [short_name(name) for name in names],
+            "class": [kernel_class(name) for name in names],
+            "launches": counts,
+            "kernel_ms": dur_ms,
+            "mean_us": 1000 * dur_ms / np.maximum(counts, 1),
+            "name": names,
+        }
+    )
+    whole = table.groupby("process")["kernel_ms"].transform("sum")
+    table.insert(6, "share_percent", 100 * table["kernel_ms"] / whole.where(whole > 0))
+    ordered: pd.DataFrame = table.sort_values(
+        ["process", "kernel_ms"], ascending=[True, False], kind="stable"
+    )
+    return ordered
+
+
+def _process_table(capture: Capture) -> pd.DataFrame:
+    """A row per process: rows of each table, and when its GPU operations began and ended."""
+    rows = []
+    for index in range(len(capture.processes)):
+        ops = capture.ops.where(capture.ops.process == index)
+        rows.append(
+            {
+                "process": _process_of(capture, index),
+                "gpu_operations": len(ops),
+                "api_calls": int((capture.api.process == index).sum()),
+                "ranges": int((capture.ranges.process == index).sum()),
+                "span_ms": (int(ops.end_ns.max()) - int(ops.start_ns.min())) / 1e6 if len(ops) else None,
+            }
+        )
+    table: pd.DataFrame = pd.DataFrame(rows)
+    return table
+
+
+def bar_table(bars: Bars) -> pd.DataFrame:
+    """One row per bar of the chart, with all that the chart knows of it."""
+    names = np.array(bars.names, dtype=object)
+    families = np.array([name for name, _, _ in FAMILIES], dtype=object)
+    texts = np.array([*bars.texts, ""], dtype=object)
+    columns = {
+        "row": np.array(bars.rows, dtype=object)[bars.row],
+        "name": names[bars.name],
+        "start_ms": bars.start_us / 1000,
+        "dur_ms": bars.dur_us / 1000,
+        "category": families[bars.family],
+        **{name: texts[bars.labels[name]] for name in LABELS if name in bars.labels},
+    }
+    table: pd.DataFrame = pd.DataFrame(columns)
+    return table
+
+
+def _sections(
+    capture: Capture, found: Sequence[Summary], tables: dict[str, pd.DataFrame], bars: Bars | None
+) -> list[Section]:
+    def table(name: str, caption: str, frame: pd.DataFrame | None = None) -> Table:
+        return Table(tables[name] if frame is None else frame, caption, f"tables/{name}.csv")
+
+    def few(name: str) -> pd.DataFrame:
+        frame = tables[name]
+        return frame if len(capture.processes) > 1 else frame.drop(columns="process", errors="ignore")
+
+    integrity: list[Block] = [Points(sentences(capture.lacks, processes=len(capture.processes)))]
+    if not capture.lacks:
+        integrity = [
+            Prose("Every launch has its rows, and every row its launch: nothing is known to be missing.")
+        ]
+    else:
+        integrity.append(table("integrity", "What the recording lacks, by rule"))
+    sections = [Section("Integrity", integrity)]
+    if "phases" in tables:
+        words = "Means over the measured steps; warm-up and what lies outside of steps are left out"
+        if not any(one.steps for one in found):
+            left = sum(one.warmup_left_out for one in found)
+            warmup = f"without {plural(left, 'operation')} of warm-up" if left else "with any warm-up in it"
+            words = f"No range is a step: the whole recording, {warmup}"
+        sections.append(Section("Phases", [table("phases", words, few("phases"))]))
+    if "classes" in tables:
+        sections.append(Section("Kernel classes", [table("classes", "Kernel time by class", few("classes"))]))
+    if capture.kernels.any():
+        most = tables["kernels"].groupby("process", sort=False).head(TOP)
+        most = most if len(capture.processes) > 1 else most.drop(columns="process")
+        caption = f"The {TOP} costliest kernels by name, over the whole recording; the CSV has all"
+        sections.append(
+            Section("Costliest kernels", [Table(most, caption, "tables/kernels.csv", open_rows=60)])
+        )
+    if bars is not None:
+        chart = Timeline("gantt", packed(bars), CAPTION, "tables/gantt.csv")
+        sections.append(Section("Gantt", [chart, table("busy", "Times of each device")]))
+    if len(capture.processes) > 1:
+        sections.append(Section("Processes", [table("processes", "One row per process")]))
+    return sections
+
+
+def _recorder(capture: Capture) -> dict[str, str]:
+    known = {
+        "tool": TOOLS.get(capture.collector, capture.collector),
+        "version": capture.version or "unknown",
+        "schema": capture.schema or "none",
+        **capture.info,
+    }
+    return {name: str(value) for name, value in known.items()}

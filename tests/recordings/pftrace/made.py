@@ -1,0 +1,168 @@
+"""A writer of Perfetto files through the official definitions, so that reader and writer share no code."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+
+BEGIN, END = 1, 2
+
+
+class Writer:
+    """Packets of one sequence; names are interned when `intern` is true, with ids counted from 1."""
+
+    def __init__(self, *, intern: bool = True) -> None:
+        self.packets: list[pb.TracePacket] = []
+        self.intern = intern
+        self.ids: dict[tuple[str, str], int] = {}
+        self.clear = True
+
+    def packet(self) -> pb.TracePacket:
+        made = pb.TracePacket(trusted_packet_sequence_id=1)
+        made.sequence_flags = 3 if self.clear else 2
+        self.clear = False
+        self.packets.append(made)
+        return made
+
+    def clear_names(self) -> None:
+        """Names are flushed: ids start anew, with other meanings."""
+        self.ids, self.clear = {}, True
+
+    def iid(self, packet: pb.TracePacket, kind: str, text: str) -> int:
+        if (kind, text) not in self.ids:
+            self.ids[kind, text] = 1 + sum(one == kind for one, _ in self.ids)
+            entry = getattr(packet.interned_data, kind).add()
+            entry.iid = self.ids[kind, text]
+            if kind == "debug_annotation_string_values":
+                entry.str = text.encode()
+            else:
+                entry.name = text
+        return self.ids[kind, text]
+
+    def process(self, uuid: int, pid: int, name: str = "") -> int:
+        track = self.packet().track_descriptor
+        track.uuid, track.process.pid, track.process.process_name = uuid, pid, name
+        return uuid
+
+    def thread(self, uuid: int, pid: int, tid: int, name: str = "", parent: int = 0) -> int:
+        track = self.packet().track_descriptor
+        track.uuid, track.thread.pid, track.thread.tid, track.parent_uuid = uuid, pid, tid, parent
+        track.thread.thread_name = name
+        return uuid
+
+    def track(self, uuid: int, name: str, parent: int = 0) -> int:
+        track = self.packet().track_descriptor
+        track.uuid, track.name, track.parent_uuid = uuid, name, parent
+        return uuid
+
+    def begin(self, track: int, ts: int, category: str, name: str, flow: int = 0, **args: object) -> None:
+        packet = self.packet()
+        event = packet.track_event
+        packet.timestamp, event.type, event.track_uuid = ts, BEGIN, track
+        if self.intern:
+            event.category_iids.append(self.iid(packet, "event_categories", category))
+            event.name_iid = self.iid(packet, "event_names", name)
+        else:
+            event.categories.append(category)
+            event.name = name
+        if flow:
+            event.flow_ids.append(flow)
+        for key, value in args.items():
+            one = event.debug_annotations.add()
+            key = key.replace("__", " ")
+            if self.intern:
+                one.name_iid = self.iid(packet, "debug_annotation_names", key)
+            else:
+                one.name = key
+            self._set(packet, one, value)
+
+    def _set(self, packet: pb.TracePacket, one: pb.DebugAnnotation, value: object) -> None:
+        if isinstance(value, bool):
+            one.bool_value = value
+        elif isinstance(value, int):
+            one.int_value = value
+        elif isinstance(value, float):
+            one.double_value = value
+        elif isinstance(value, list):
+            for item in value:
+                self._set(packet, one.array_values.add(), item)
+        elif self.intern:
+            one.string_value_iid = self.iid(packet, "debug_annotation_string_values", str(value))
+        else:
+            one.string_value = str(value)
+
+    def end(self, track: int, ts: int) -> None:
+        packet = self.packet()
+        packet.timestamp, packet.track_event.type, packet.track_event.track_uuid = ts, END, track
+
+    def slice(self, track: int, start: int, end: int, category: str, name: str, **more: object) -> None:
+        self.begin(track, start, category, name, **more)
+        self.end(track, end)
+
+    def data(self) -> bytes:
+        return pb.Trace(packet=self.packets).SerializeToString()
+
+    def compressed(self) -> bytes:
+        """All packets inside two compressed ones."""
+        half = len(self.packets) // 2
+        parts = [self.packets[:half], self.packets[half:]]
+        made = [
+            pb.TracePacket(compressed_packets=zlib.compress(pb.Trace(packet=part).SerializeToString()))
+            for part in parts
+        ]
+        return pb.Trace(packet=made).SerializeToString()
+
+    def write(self, path: Path) -> Path:
+        path.write_bytes(self.data())
+        return path
+
+
+def torch_trace(*, intern: bool = True, clear: bool = False) -> Writer:
+    """Two kernels that touch and a copy on stream 7 of GPU 0, launched by thread 21 of process 20.
+
+    All in aten::mm. As torch writes it: grouped by kind, ends after the begins, the last kernel first.
+    """
+    made = Writer(intern=intern)
+    made.process(1, 20, "python")
+    made.thread(2, 20, 21, "main", parent=1)
+    made.process(3, 0, "GPU 0")
+    made.thread(4, 0, 7, "stream 7", parent=3)
+    shapes = {"Input__Dims": [[2, 3], [3, 4]], "Input__type": ["float", "float"]}
+    made.begin(2, 1000, "cpu_op", "aten::mm", External__id=5, **shapes)
+    made.begin(2, 900, "user_annotation", "forward")
+    made.end(2, 2000)
+    made.end(2, 2100)
+    if clear:
+        made.clear_names()
+    for ts, corr in ((1100, 31), (1300, 32), (1500, 33)):
+        made.begin(2, ts, "cuda_runtime", "cudaLaunchKernel", flow=corr, correlation=corr)
+    for ts in (1200, 1400, 1600):
+        made.end(2, ts)
+    sizes = {"grid": [8, 2, 1], "block": [256, 1, 1], "stream": 7, "device": 0, "External__id": 5}
+    made.begin(4, 3100, "kernel", "second", flow=32, correlation=32, **sizes)
+    made.begin(4, 3000, "kernel", "first", flow=31, **sizes)
+    made.end(4, 3250)
+    made.end(4, 3100)
+    kinds = {"copy__kind": "HtoD", "src__kind": "Pageable", "dst__kind": "Device", "bytes": 64}
+    made.slice(4, 3300, 3350, "gpu_memcpy", "Memcpy", correlation=33, stream=7, **kinds)
+    return made
+
+
+def rocm_trace() -> Writer:
+    """rocprofv3's categories, tracks and arguments: two kernels cut where they overlapped, a copy."""
+    made = Writer()
+    made.process(1, 77, "app")
+    made.track(2, "THREAD 1 (78)", parent=1)
+    made.track(3, "STREAM [ 4 ]", parent=1)
+    made.track(4, "COPY to AGENT [2] THREAD [1]", parent=1)
+    made.slice(2, 100, 150, "hip_api", "hipLaunchKernel", corr_id=9, tid=78)
+    made.slice(2, 160, 190, "hip_api", "hipLaunchKernel", corr_id=10, tid=78)
+    made.slice(2, 195, 199, "hip_api", "hipMemcpyAsync", corr_id=11, tid=78)
+    made.slice(2, 50, 500, "marker_api", "step_0", tid=78)
+    more = {"agent": 2, "VGPR_Count": 32, "LDS_Block_Size": 1024, "grid_size": 4096, "workgroup_size": 256}
+    made.slice(3, 200, 300, "kernel_dispatch", "gemm.kd", corr_id=9, stream_ID=4, **more)
+    made.slice(3, 300, 420, "kernel_dispatch", "relu.kd", corr_id=10, stream_ID=4, **more)
+    made.slice(4, 430, 440, "memory_copy", "MEMORY_COPY_HOST_TO_DEVICE", corr_id=11)
+    return made

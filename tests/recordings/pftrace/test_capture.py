@@ -1,0 +1,211 @@
+"""Perfetto files of torch.profiler, rocprofv3 and lab's own merge fill the tables of a capture."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("perfetto")
+
+from lab.errors import BadDataError
+from lab.recordings.cache import load_trace
+from lab.recordings.capture import KERNEL, MEMCPY, OP, PUSH_POP
+from lab.recordings.load import format_of, load_capture
+from lab.recordings.merge.pftrace.merge import merge_pftrace
+from tests.recordings.pftrace.made import Writer, rocm_trace, torch_trace
+from tests.tracegen import TraceWriter, training_step
+
+
+def durations(table):
+    return (table.end_ns - table.start_ns).tolist()
+
+
+@pytest.mark.parametrize("form", ["plain", "gz", "compressed", "inline", "cleared"])
+def test_torch_s_own_file_reads_the_same_in_every_form(tmp_path, form):
+    made = torch_trace(intern=form != "inline", clear=form == "cleared")
+    data = made.compressed() if form == "compressed" else made.data()
+    path = tmp_path / "recording"
+    path.write_bytes(gzip.compress(data) if form == "gz" else data)
+    capture = load_capture(path)
+    assert (capture.collector, capture.info["writer"]) == ("pftrace", "torch.profiler")
+    ops, api, ranges = capture.ops, capture.api, capture.ranges
+    names = capture.text(ops.name_id).tolist()
+    assert names == ["first", "second", "Memcpy HtoD (Pageable -> Device)"]
+    assert ops.start_ns.tolist() == [3000, 3100, 3300] and durations(ops) == [100, 150, 50]
+    assert ops.kind.tolist() == [KERNEL, KERNEL, MEMCPY]
+    assert ops.corr.tolist() == [31, 32, 33]  # from the flow where the argument was left out
+    assert ops.device.tolist() == [0, 0, 0] and ops.stream.tolist() == [7, 7, 7]
+    assert [ops.grid_x[0], ops.grid_y[0], ops.grid_z[0], ops.block_x[0]] == [8, 2, 1, 256]
+    assert ops.copy_kind.tolist() == [-1, -1, 1] and ops.bytes.tolist() == [-1, -1, 64]
+    assert ops.external_id.tolist() == [5, 5, -1] and ops.pid.tolist() == [20, 20, 20]
+    assert api.corr.tolist() == [31, 32, 33] and durations(api) == [100, 100, 100]
+    assert ranges.kind.tolist() == [PUSH_POP, OP] and durations(ranges) == [1200, 1000]
+    assert (ranges.pid.tolist(), ranges.tid.tolist()) == ([20, 20], [21, 21])
+    assert capture.text(ranges.dims_id).tolist() == ["", "[[2,3],[3,4]]"]
+    assert capture.processes[0].pid == 20 and capture.lacks == () and capture.problems == []
+
+
+def test_a_flushed_id_has_its_new_meaning_afterwards(tmp_path):
+    made = Writer()
+    made.thread(1, 0, 7)
+    made.slice(1, 10, 20, "kernel", "before")
+    made.clear_names()
+    made.slice(1, 30, 40, "kernel", "after")
+    assert made.packets[1].track_event.name_iid == made.packets[3].track_event.name_iid == 1
+    capture = load_capture(made.write(tmp_path / "a"))
+    assert capture.text(capture.ops.name_id).tolist() == ["before", "after"]
+
+
+def test_rocprofv3_s_file_says_what_its_writer_did_to_the_times(tmp_path):
+    capture = load_capture(rocm_trace().write(tmp_path / "a.pftrace"))
+    ops = capture.ops
+    assert capture.text(ops.name_id).tolist() == ["gemm.kd", "relu.kd", "MEMORY_COPY_HOST_TO_DEVICE"]
+    assert ops.kind.tolist() == [KERNEL, KERNEL, MEMCPY] and durations(ops) == [100, 120, 10]
+    assert ops.stream.tolist() == [4, 4, -1] and ops.device.tolist()[:2] == [2, 2]
+    assert ops.copy_kind.tolist() == [-1, -1, 1] and ops.corr.tolist() == [9, 10, 11]
+    assert ops.grid_x.tolist() == [-1, -1, -1], "a product is no grid"
+    assert capture.api.corr.tolist() == [9, 10, 11] and set(capture.api.tid.tolist()) == {78}
+    assert capture.text(capture.ranges.name_id).tolist() == ["step_0"]
+    assert capture.info["writer"] == "rocprofv3" and capture.processes[0].pid == 77
+    assert capture.verdict == "unknown" and "drops what does not fit" in capture.lacks[0].text
+    assert any("cut in the middle of the overlap" in one for one in capture.problems)
+    assert any("1 operation of 3 end exactly where the next" in one for one in capture.problems)
+
+
+def test_what_perfetto_counted_as_lost_makes_the_recording_lossy(tmp_path):
+    made = torch_trace()
+    made.packets[-1].previous_packet_dropped = 1
+    stats = made.packet().trace_stats
+    stats.chunks_discarded = 7
+    capture = load_capture(made.write(tmp_path / "a"))
+    assert capture.verdict == "lossy"
+    assert [(lack.rule, lack.place, lack.n) for lack in capture.lacks] == [
+        ("packets", "hole", 1),
+        ("buffer", "hole", 7),
+    ]
+
+
+def test_slices_without_an_end_are_counted_not_invented(tmp_path):
+    made = torch_trace()
+    made.begin(4, 9000, "kernel", "cut off")
+    capture = load_capture(made.write(tmp_path / "a"))
+    assert "cut off" not in capture.text(capture.ops.name_id)
+    assert capture.problems == ["1 slice without an end left out"]
+    assert [(lack.rule, lack.n) for lack in capture.lacks] == [("pairs", 1)]
+
+
+def test_render_stages_are_named_as_not_read(tmp_path):
+    made = torch_trace()
+    made.packet().gpu_render_stage_event.duration = 5
+    lacks = load_capture(made.write(tmp_path / "a")).lacks
+    assert [(lack.rule, lack.n) for lack in lacks] == [("stages", 1)]
+
+
+def test_gpu_rows_of_two_processes_join_the_one_that_launched_them(tmp_path):
+    made = Writer()
+    for pid in (20, 30):
+        made.thread(pid, pid, pid + 1)
+    made.thread(4, 0, 7)
+    for pid, corr in ((20, 1), (30, 2), (20, 3), (30, 3)):
+        made.slice(pid, 100 * corr, 100 * corr + 9, "cuda_runtime", "cudaLaunchKernel", correlation=corr)
+    for corr in (1, 2, 3):
+        made.slice(4, 1000 * corr, 1000 * corr + 9, "kernel", "k", correlation=corr)
+    capture = load_capture(made.write(tmp_path / "a"))
+    assert [one.pid for one in capture.processes] == [20, 30, None]
+    assert capture.ops.process.tolist() == [0, 1, 2], "both launched correlation 3"
+
+
+def test_a_merged_file_reads_back_as_its_ranks_and_says_so(tmp_path):
+    sources = []
+    for rank in (0, 3):
+        writer = TraceWriter(rank=rank, world_size=4)
+        for number in range(3):
+            training_step(writer, number, 1000 + 50 * number)
+        sources.append((rank, writer.write(tmp_path / f"rank{rank}.json")))
+    target = tmp_path / "merged.pftrace.gz"
+    merge_pftrace(sources, target, load=load_trace)
+    merged = load_capture(target)
+    assert format_of(target).name == "pftrace" and merged.info["writer"] == "lab"
+    assert [one.rank for one in merged.processes] == [0, 3]
+    assert "a file that lab merged from the traces of 2 ranks (0, 3)" in merged.problems[0]
+    for index, (_, path) in enumerate(sources):
+        own = load_capture(path)
+        for name in ("ops", "api", "ranges"):
+            mine, its = getattr(own, name), getattr(merged, name)
+            its = its.where(its.process == index)
+            assert len(mine) == len(its) > 0
+            rows = [np.lexsort((one.end_ns, one.start_ns)) for one in (mine, its)]
+            for column in {
+                "start_ns",
+                "end_ns",
+                "corr",
+                "device",
+                "stream",
+                "external_id",
+                "pid",
+                "kind",
+                "bytes",
+            }:
+                if column in set(mine):
+                    a, b = getattr(mine, column)[rows[0]], getattr(its, column)[rows[1]]
+                    assert np.array_equal(a, b), (name, column)
+            assert sorted(own.text(mine.name_id)) == sorted(merged.text(its.name_id))
+
+
+def test_a_perfetto_file_of_something_else_is_named(tmp_path):
+    made = Writer()
+    made.slice(1, 10, 20, "gfx", "doFrame")
+    with pytest.raises(BadDataError, match="of no profiler that lab knows \\(categories: gfx\\)"):
+        load_capture(made.write(tmp_path / "a"))
+
+
+def test_every_truncation_is_an_error_that_names_the_file(tmp_path):
+    data, path = torch_trace().data(), tmp_path / "a.pftrace"
+    whole = len(data)
+    ends = {0}
+    at = 0
+    while at < whole:  # packets of this file are shorter than 16 KiB: lengths of one or two bytes
+        length, size = (
+            (data[at + 1], 2) if data[at + 1] < 128 else (data[at + 1] & 127 | data[at + 2] << 7, 3)
+        )
+        at += size + length
+        ends.add(at)
+    for keep in [*range(1, 40), *range(whole - 60, whole)]:
+        path.write_bytes(data[:keep])
+        if keep in ends:
+            continue
+        with pytest.raises(BadDataError) as caught:
+            load_capture(path)
+        assert caught.value.where == str(path), keep
+
+
+def test_damaged_bytes_never_end_in_a_traceback(tmp_path):
+    data, path = torch_trace().data(), Path(tmp_path / "a.pftrace")
+    for at in range(0, len(data), 8):
+        for value in (0x00, 0xFF):
+            path.write_bytes(data[:at] + bytes([value]) + data[at + 1 :])
+            try:
+                load_capture(path)
+            except BadDataError:
+                pass
+
+
+def test_a_compressed_packet_that_inflates_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("lab.recordings.pftrace.packets.MOST_BYTES", 1 << 16)
+    made = Writer(intern=False)
+    made.slice(1, 10, 20, "kernel", "k" * (1 << 17))
+    (tmp_path / "a").write_bytes(made.compressed())
+    with pytest.raises(BadDataError, match="cut, or larger than lab reads"):
+        load_capture(tmp_path / "a")
+
+
+def test_numbers_that_no_column_holds_count_as_not_recorded(tmp_path):
+    made = Writer()
+    made.thread(1, 0, 7)
+    huge = {"device": 2**40, "stream": -(2**63), "bytes": "9" * 30, "grid": [2**40, 1], "correlation": 1e30}
+    made.slice(1, 10, 20, "kernel", "k", **huge)
+    ops = load_capture(made.write(tmp_path / "a")).ops
+    assert (ops.device[0], ops.bytes[0], ops.grid_x[0], ops.grid_y[0], ops.corr[0]) == (-1, -1, -1, 1, -1)
