@@ -8,7 +8,7 @@ from statistics import mean
 
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import plural, printable
 from lab.recordings.ranks import path as paths
 from lab.recordings.ranks import replay
 from lab.recordings.ranks.account import Account
@@ -314,7 +314,7 @@ def _host_words(account: Account, one: Finding) -> str:
         "no op": "outside any op (Python, data loading)",
     }[name]
     op = max(ops, key=lambda key: ops[key]) if ops else ""
-    before = f", most of it before {op}" if op else ""
+    before = f", most of it before {printable(op)}" if op else ""
     return f" ({100 * ns / total:.0f} % of it {what}{before})"
 
 

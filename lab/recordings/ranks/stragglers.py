@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lab.core.words import printable
 from lab.recordings.names import kernel_class
 from lab.recordings.ranks.account import Account, Row
 from lab.recordings.ranks.common import UNKNOWN
@@ -185,7 +186,7 @@ def _extra_words(table: _Keys, extra: np.ndarray) -> str:
         return ""
     most = int(extra.argmax())
     op, _, _, kernel, _ = table.names[most]
-    return f"{int(extra.sum())} more kernels, {int(extra[most])} of them {op or kernel[:60]}"
+    return f"{int(extra.sum())} more kernels, {int(extra[most])} of them {printable(op or kernel[:60])}"
 
 
 def _slow_words(table: _Keys, at: int, usual_ns: np.ndarray) -> str:

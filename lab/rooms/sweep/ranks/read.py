@@ -9,10 +9,14 @@ from pathlib import Path
 
 from lab.core.words import plural
 from lab.errors import BadDataError, LabError
+from lab.recordings.as_trace import load_traces
 from lab.recordings.cache import load_trace
+from lab.recordings.integrity.words import sentences
+from lab.recordings.lacks import holes
 from lab.recordings.pool import map_traces
 from lab.recordings.ranks import Account, RankWork, account_of, work_of
 from lab.recordings.ranks.explain import Explained, explain
+from lab.recordings.tables import Trace
 from lab.rooms.sweep.layout import ConfigDir, configs_of
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.tables import Progress
@@ -31,11 +35,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Read:
-    """What one trace gave: the rank's work, the world's size, and what was odd about the trace."""
+    """What one process gave: the rank's work, the world's size, what is odd, and what was lost."""
 
     work: RankWork
     world_size: int | None
     problems: tuple[str, ...]
+    lost: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -104,21 +109,35 @@ def read_settings(
     ]
 
 
-def read_work(job: Job) -> Read:
-    """One trace's work. Raises LabError if it cannot be read or holds no events."""
-    trace = load_trace(job.path, cache=job.cache, salvage=job.salvage)
-    work = work_of(trace, job.rank)
-    if not len(work):
+def read_work(job: Job) -> list[Read]:
+    """The work of each process in a recording of any format, one in most.
+
+    Raises LabError if it cannot be read or holds no events.
+    """
+    if job.salvage:
+        traces = [load_trace(job.path, cache=job.cache, salvage=True)]
+    else:
+        traces, _ = load_traces(job.path, cache=job.cache)
+    found = [Read(work_of(trace, job.rank), trace.meta.world_size, *_doubts(trace)) for trace in traces]
+    if not any(len(one.work) for one in found):
         raise BadDataError(
             "the trace holds no events: it is no readable rank",
             where=job.path,
             fix="record this rank again, or leave its file out",
         )
-    return Read(work, trace.meta.world_size, tuple(trace.problems))
+    return [one for one in found if len(one.work)]
+
+
+def _doubts(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is odd about a trace, and what it has lost of the axes that the account rests on."""
+    lost = [lack for lack in holes(trace.lacks) if lack.axis in ("gpu", "host")]
+    rest = [lack for lack in trace.lacks if lack not in lost]
+    cut = ("the trace is truncated: only its readable part is accounted for",) if trace.truncated else ()
+    return (*trace.problems, *sentences(rest)), (*cut, *sentences(lost))
 
 
 def _collect(
-    found: Sequence[tuple[Job, Read | LabError]],
+    found: Sequence[tuple[Job, list[Read] | LabError]],
 ) -> tuple[dict[int, RankWork], int, list[str], list[str]]:
     """(works by rank, world size, what is missing, problems) of one setting."""
     works: dict[int, RankWork] = {}
@@ -127,16 +146,17 @@ def _collect(
         if isinstance(result, LabError):
             missing.append(f"{job.path.name}: {result.what}")
             continue
-        rank = result.work.rank
-        if rank < 0 or rank in works:
-            said = f"another trace says rank {rank} too" if rank in works else "the trace names no rank"
-            rank = next(number for number in range(len(found) + len(works)) if number not in works)
-            problems.append(f"{job.path.name}: {said}; counted as rank {rank}")
-            missing += [f"{job.path.name}: {said}"] if "another" in said else []
-            result = Read(_renamed(result.work, rank), result.world_size, result.problems)
-        works[rank] = result.work
-        world = max(world, result.world_size or 0)
-        problems += [f"rank {rank}: {text}" for text in result.problems]
+        for one in result:
+            rank = one.work.rank
+            if rank < 0 or rank in works:
+                said = f"another trace says rank {rank} too" if rank in works else "the trace names no rank"
+                missing += [f"{job.path.name}: {said}"] if rank in works else []
+                rank = next(number for number in range(len(works) + 1) if number not in works)
+                problems.append(f"{job.path.name}: {said}; counted as rank {rank}")
+            works[rank] = _renamed(one.work, rank)
+            world = max(world, one.world_size or 0)
+            problems += [f"rank {rank}: {text}" for text in one.problems]
+            missing += [f"rank {rank}: {text}" for text in one.lost]
     gone = sorted(set(range(world)) - set(works)) if len(works) > 1 else []
     if gone:
         missing.append(f"{len(works)} of {world} ranks are here; missing: {', '.join(map(str, gone))}")

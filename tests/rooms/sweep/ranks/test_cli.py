@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from pathlib import Path
 
@@ -139,3 +140,27 @@ def test_hangs_are_told_in_the_agreed_form(tmp_path):
     assert "not joined: rank 1 never entered call 4" in call("hang", tmp_path).stdout
     (tmp_path / "fr_1.json").unlink()
     assert isinstance(call("hang", tmp_path, ok=False).exception, StepFailed)
+
+
+def test_a_salvaged_rank_is_used_and_the_exit_code_knows_it(tmp_path):
+    write_job(tmp_path, world=2)
+    path = tmp_path / "rank1/trace_step7.json.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-900]))
+    done = call(tmp_path, "--json", ok=False)
+    assert isinstance(done.exception, StepFailed) and "truncated" in str(done.exception)
+    done = call(tmp_path, "--json", "--salvage", ok=False)
+    assert isinstance(done.exception, StepFailed) and "only its readable part" in str(done.exception)
+    assert {row["rank"] for row in json.loads(done.stdout)["steps"]} == {0, 1}
+
+
+def test_names_from_outside_reach_no_terminal_as_they_are(tmp_path):
+    write_job(tmp_path, late={1: 2500.0})
+    for rank in range(3):
+        path = tmp_path / f"rank{rank}/trace_step7.json.gz"
+        text = gzip.decompress(path.read_bytes()).decode()
+        text = text.replace('"record_param_comms"', '"\\u001b[2J=HYPERLINK"').replace(
+            "aten::mm", "\\u001b[31mred"
+        )
+        path.write_bytes(gzip.compress(text.encode()))
+    done = call(tmp_path, "--out", tmp_path / "out")
+    assert "\x1b" not in done.stdout and "launches late" in done.stdout
