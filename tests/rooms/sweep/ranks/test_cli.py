@@ -123,6 +123,22 @@ def test_a_sweep_is_told_setting_by_setting(tmp_path):
     assert [(one["threads"], one["channels"]) for one in found["settings"]] == [(256, 28), (256, 42)]
 
 
+def test_cpu_ranks_are_accounted_for_with_ops_for_kernels(tmp_path):
+    for rank in (0, 1):
+        writer = TraceWriter(rank=rank, world_size=2, vendor="none")
+        for number, at in ((1, 1000), (2, 9000)):
+            writer.step(number, at, 8000)
+            writer.op("aten::mm", at + 100, 500 + 3000 * rank)
+            begin = at + 700 + 3000 * rank
+            writer.gloo("all_reduce", 512, begin, at + 3800 - begin)
+        writer.write(tmp_path / f"rank{rank}" / "trace_step2.json")
+    found = answer(tmp_path)
+    for row in found["steps"]:
+        assert row["wait_ns"] == (3_000_000 if row["rank"] == 0 else 0)
+        assert row["transfer_ns"] == 100_000 and row["compute_ns"] == 500_000 + 3_000_000 * row["rank"]
+    assert [(f["rank"], f["cause"]) for f in found["findings"]] == [(1, "slow_kernels")]
+
+
 def test_hangs_are_told_in_the_agreed_form(tmp_path):
     entry = {
         "process_group": ["0", "default"],
