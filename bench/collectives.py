@@ -38,6 +38,18 @@ PAIRING = """
     assert len(found) == int(sys.argv[2]) and found.complete.all()
     Path(sys.argv[3]).write_text(str(time.process_time() - start))
 """
+ACCOUNT = """
+    import sys, time; from pathlib import Path
+    from lab.recordings.kineto import read_kineto
+    from lab.recordings.ranks import account_of, work_of
+    from lab.recordings.ranks.explain import explain
+    ranks = {r: Path(sys.argv[1]) / f"rank{r}" / "trace.json" for r in range(8)}
+    works = {rank: work_of(read_kineto(path)) for rank, path in ranks.items()}
+    start = time.process_time()
+    (found,) = explain([account_of(works)])
+    assert found.account.num_complete == int(sys.argv[2])
+    Path(sys.argv[3]).write_text(str(time.process_time() - start))
+"""
 THEIRS = """
     import sys; from pathlib import Path
     from TraceLens.Reporting.generate_multi_rank_collective_report_pytorch import generate_collective_report
@@ -72,6 +84,8 @@ def grown(folder: Path, calls: int) -> None:
         f"{RANKS} ranks x {calls}: {whole.cpu_s:.2f} s {whole.peak_mb:.0f} MB, "
         f"of which pairing {seconds.read_text():.5} s"
     )
+    cost(ACCOUNT, str(folder), str(calls), str(seconds))
+    print(f"    account of every rank, with replays: {seconds.read_text():.5} s")
 
 
 def made(folder: Path, calls: int) -> Path:

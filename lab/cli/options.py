@@ -81,7 +81,7 @@ KNOBS: list[Decorator] = [
         "--stall-timeout",
         "stall_timeout_s",
         type=click.FloatRange(min=0, min_open=True),
-        help="Stop a step that has printed nothing for this long, s.",
+        help="Stop a step that is silent for so long, s; training ranks first dump what they wait for.",
     ),
     choice(
         "--analysis",

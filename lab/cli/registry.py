@@ -27,7 +27,10 @@ ROOMS = (
         "sweep",
         "How do NCCL/RCCL channels × threads starve GEMMs, and which rank waits for whom?",
         run={"sweep": "Sweep channels x threads of NCCL/RCCL."},
-        read={"gemm": "Why GEMM times vary: Excel reports, overlap, cause, merged traces."},
+        read={
+            "gemm": "Why GEMM times vary: Excel reports, overlap, cause, merged traces.",
+            "ranks": "Which rank makes the others wait, why, and what a repair gives; hangs.",
+        },
         smoke="sweep -c 28 -t 256 --ranks 2",
     ),
     Room(

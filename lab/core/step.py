@@ -12,6 +12,8 @@ import msgspec
 
 from lab.errors import ConfigError
 
+# Tells a training run's ranks the limit at which the engine would end them silently (lab.workload.stall).
+STALL_LIMIT = "LAB_STALL_TIMEOUT_S"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 
 
@@ -58,7 +60,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def fingerprint(self, *context: str) -> str:
         """Identifies what is measured: command, environment, tools and `context` (image id, config)."""
         hardware = (self.num_gpus,) if self.nodes == 1 else (self.num_gpus, self.nodes)
-        measured = (self.argv, sorted(self.env.items()), *hardware, self.tools, context)
+        env = sorted(item for item in self.env.items() if item[0] != STALL_LIMIT)
+        measured = (self.argv, env, *hardware, self.tools, context)
         return hashlib.sha256(msgspec.json.encode(measured)).hexdigest()[:16]
 
 

@@ -16,7 +16,7 @@ from lab.core.options import Options
 from lab.core.plan import Experiment, Plan, Site
 from lab.core.run import Run, new_root, utc_now
 from lab.core.snapshot import take_snapshot
-from lab.core.step import Outcome, Status, Step
+from lab.core.step import STALL_LIMIT, Outcome, Status, Step
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
 from lab.driver.execute import Lease, StepRunner, check_gpus
@@ -262,8 +262,9 @@ def interrupted(run: Run) -> Interrupted:
 
 
 def _with_limits(step: Step, options: Options) -> Step:
+    stall_s = options.stall_timeout_s or step.stall_timeout_s
+    # Ranks that know the limit say who is waited for before the engine ends them.
+    env = {**step.env, STALL_LIMIT: f"{stall_s:g}"} if stall_s else step.env
     return msgspec.structs.replace(
-        step,
-        timeout_s=options.timeout_s or step.timeout_s,
-        stall_timeout_s=options.stall_timeout_s or step.stall_timeout_s,
+        step, timeout_s=options.timeout_s or step.timeout_s, stall_timeout_s=stall_s, env=env
     )

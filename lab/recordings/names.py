@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from lab.recordings.communication import communication
+
 CLASSES = (
     "gemm",
     "gemv",
@@ -48,7 +50,7 @@ _LIBRARIES = [
 _NOT_GEMM = re.compile(r"flash|fmha|attn|attention|splitKreduce|execute_split_k", re.IGNORECASE)
 
 # First match counts; a class may come twice. Reasons for the order:
-# comm before reduce (ncclDevKernel_ReduceScatter), copies before all (names of copies contain other words),
+# copies before all (names of copies contain other words), then communication, by a table of its own;
 # attention before split-K (flash_fwd_splitkv) and GEMM (fmha_cutlassF), split-K before GEMM
 # (execute_split_k_kernel only adds up, while nvjet's splitK multiplies), conv before GEMM (implicit GEMM),
 # inductor's fused kernels before the ops that their names list, optimizer before norm (LpNormFunctor).
@@ -58,15 +60,12 @@ _TABLE = [
         r"^(\[?CUDA )?memcpy|^__amd_rocclr_copy(Buffer|Image)|^Copy(Host|Device)To|^MEMORY_COPY|^hip ?memcpy",
     ),
     ("memset", r"^(CUDA |\[CUDA )?memset|^__amd_rocclr_fill(Buffer|Image)|^FillBuffer|^hip ?memset"),
-    (
-        "comm",
-        r"nccl|rccl|msccl|nvshmem|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter_|one_shot|two_shot",
-    ),
     ("gemm", r"^triton_tem_\w*(mm|matmul)|fused_moe_kernel|moe_gemm"),
     ("attention", r"^triton_tem_\w*attention"),
     ("triton", r"^triton_"),
     ("attention", r"flash|fmha|attn|attention|_sdpa_|(^|[^a-z])mha_|compute_dot_do_o|convert_dq_to_16bits"),
     ("splitk_reduce", r"split_?k_?reduce|reduce_?split_?k|execute_split_k_kernel|PostGSU"),
+    ("elementwise", r"upsample_"),
     (
         "conv",
         r"conv(?!ert|ersion)|winograd|im2col|col2im|(^|_)igemm_(fwd|bwd|wrw)|miopenSp3|[fbdw]prop|[dw]grad_",
@@ -103,7 +102,8 @@ _RETURNS = re.compile(r"^void\s+")
 def kernel_class(name: str) -> str:
     """One of CLASSES: the first row of the table that fits the kernel's name; `other` where none does."""
     bare = _RETURNS.sub("", name)
-    return next((kind for kind, pattern in _CLASS_PATTERNS if pattern.search(bare)), "other")
+    found = next((kind for kind, pattern in _CLASS_PATTERNS if pattern.search(bare)), "other")
+    return "comm" if found not in ("memcpy", "memset") and communication(bare) else found
 
 
 def is_matmul(name: str) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -74,26 +73,6 @@ def permutation_p(
     return float((1 + _reaches(np.asarray(shuffled), observed).sum()) / (1 + resamples))
 
 
-def explained_shares(values: np.ndarray, factors: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Share of the variance of `values` (n,) that each factor adds, in the order given, and `unexplained`.
-
-    factors: integer labels (n,), one level each. Shares are increments of the adjusted R squared of nested
-    least-squares fits, not below 0, so a factor without effect gets about 0 however many levels it has; they
-    add up to 1. All NaN below 3 values or without variance. What two factors share goes to the first.
-    Source: Montgomery, Design and Analysis of Experiments (2017), chapter 10 (sequential sums of squares).
-    """
-    spread = float(((values - values.mean()) ** 2).sum()) if len(values) > 2 else 0.0
-    if spread <= 0:
-        return dict.fromkeys([*factors, "unexplained"], math.nan)
-    design = np.ones((len(values), 1))
-    shares, reached = {}, 0.0
-    for name, labels in factors.items():
-        design = np.column_stack([design, _dummies(labels)])
-        fitted = max(reached, _adjusted_r2(design, values, spread))
-        shares[name], reached = fitted - reached, fitted
-    return {**shares, "unexplained": 1 - reached}
-
-
 def _resampled_medians(sample: np.ndarray, resamples: int, random: np.random.Generator) -> np.ndarray:
     ordered = np.sort(np.asarray(sample, dtype=float))
     n = len(ordered)
@@ -127,19 +106,3 @@ def _normal_p(observed: float, centred: list[np.ndarray], num_treated: list[int]
         k * (len(x) - k) / len(x) * float(x.var(ddof=1)) for x, k in zip(centred, num_treated, strict=True)
     )
     return math.erfc(observed / math.sqrt(2 * variance)) if variance > 0 else 1.0
-
-
-def _dummies(labels: np.ndarray) -> np.ndarray:
-    levels = np.unique(labels)[1:]
-    result: np.ndarray = (np.asarray(labels)[:, None] == levels).astype(float)
-    return result
-
-
-def _adjusted_r2(design: np.ndarray, values: np.ndarray, spread: float) -> float:
-    solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
-    free = len(values) - rank
-    if free <= 0:
-        return 0.0
-    residual = float(((values - design @ solution) ** 2).sum())
-    result: float = 1 - residual / free * (len(values) - 1) / spread
-    return result

@@ -1,10 +1,11 @@
-"""Whether two means differ, judged by their standard errors."""
+"""Means with their intervals, and whether two differ, judged by their standard errors."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,15 @@ def mean_ci(sample: Sample, *, level: float = 0.95) -> tuple[float, float]:
         return math.nan, math.nan
     half = student_t(1 - level, sample.n - 1) * sample.standard_error
     return sample.mean - half, sample.mean + half
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of (n,) values and its 95 % interval by Student's t; NaN edges below 2 values, NaN for none."""
+    if not values:
+        return math.nan, math.nan, math.nan
+    sd = stdev(values) if len(values) > 1 else math.nan
+    low, high = mean_ci(Sample(fmean(values), sd, len(values)))
+    return fmean(values), low, high
 
 
 def difference_ci(a: Sample, b: Sample, *, level: float = 0.95) -> tuple[float, float]:

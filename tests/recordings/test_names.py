@@ -90,7 +90,7 @@ CLASSES_OF_NAMES = [
     ("triton_tem_fused_flex_attention_0", "attention"),
     ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "comm"),
     ("ncclKernel_AllReduce_RING_LL_Sum_int8_t(ncclWork)", "comm"),
-    ("void vllm::cross_device_reduce_1stage<half>", "reduce"),
+    ("void vllm::cross_device_reduce_1stage<half>", "comm"),
     (
         ATEN_ANONYMOUS + "multi_tensor_apply_kernel<TensorListMetadata<2>, CopyFunctor<float>>",
         "copy",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.stats.effects import explained_shares, median_ratio_ci, permutation_p
+from lab.stats.effects import median_ratio_ci, permutation_p
 from lab.stats.robust import bootstrap_ci
 
 
@@ -156,40 +156,3 @@ def test_p_values_are_uniform_without_an_effect():
         for _ in range(200)
     ]
     assert 0.02 <= np.mean(np.array(found) < 0.1) <= 0.18
-
-
-def test_shares_of_known_causes_add_up_to_one():
-    random = np.random.default_rng(2)
-    overlap, cold = random.integers(0, 2, 2000), random.integers(0, 2, 2000)
-    values = 100 + 3 * overlap + 4 * cold + random.normal(0, 2, 2000)  # variances 2.25, 4 and 4
-    shares = explained_shares(
-        values, {"overlap": overlap, "cold": cold, "nothing": random.integers(0, 5, 2000)}
-    )
-    assert sum(shares.values()) == pytest.approx(1)
-    assert shares == pytest.approx(
-        {"overlap": 2.25 / 10.25, "cold": 4 / 10.25, "nothing": 0, "unexplained": 4 / 10.25}, abs=0.03
-    )
-
-
-def test_three_values_suffice_for_shares():
-    # The squares around 14/3 sum to 134/3; those within {1, 3} and {10} to 2, with 1 degree of freedom.
-    share = 1 - (2 / 1) / (134 / 3 / 2)
-    for scale in (1, 1e-3):
-        shares = explained_shares(scale * np.array([1.0, 3.0, 10.0]), {"cold": np.array([0, 0, 1])})
-        assert shares == pytest.approx({"cold": share, "unexplained": 1 - share})
-
-
-def test_two_values_have_no_shares():
-    shares = explained_shares(np.array([1.0, 3.0]), {"cold": np.array([0, 0])})
-    assert shares == pytest.approx({"cold": math.nan, "unexplained": math.nan}, nan_ok=True)
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_label_of_its_own_for_every_value_explains_nothing():
-    values = np.random.default_rng(4).normal(0, 1, 12)
-    assert explained_shares(values, {"id": np.arange(12)}) == {"id": 0.0, "unexplained": 1.0}
-
-
-def test_no_spread_has_no_shares():
-    shares = explained_shares(np.full(9, 5.0), {"overlap": np.arange(9) % 2})
-    assert all(math.isnan(share) for share in shares.values())

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from lab.stats.means import Sample, difference_ci, student_t
+from lab.stats.means import Sample, difference_ci, mean_interval, student_t
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,16 @@ def test_the_interval_covers_the_true_difference_as_often_as_it_says():
         low, high = difference_ci(*samples)
         covered += low <= 1 <= high
     assert 0.93 <= covered / 1500 <= 0.97
+
+
+def test_the_interval_of_few_runs_is_students():
+    mean, low, high = mean_interval([10.0, 12.0, 14.0])
+    assert mean == 12.0 and high - mean == pytest.approx(4.303 * 2 / math.sqrt(3), abs=0.01)
+    assert mean - low == pytest.approx(high - mean)
+    assert mean_interval([3.0] * 50) == (3.0, 3.0, 3.0)
+
+
+def test_one_run_has_no_interval_and_none_no_mean():
+    mean, low, high = mean_interval([5.0])
+    assert mean == 5.0 and math.isnan(low) and math.isnan(high)
+    assert all(math.isnan(value) for value in mean_interval([]))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lab.recordings.pairing.clocks import DRIFT_WINDOW_NS, clock_line
 from lab.recordings.pairing.rows import CallRows
 
 # Clocks of GPUs differ by this much, so a short call may seem to end before its last rank has started.
@@ -16,18 +17,25 @@ MEET_NS = 50_000
 MAX_CELLS = 1 << 25
 
 
-def align_ranks(
-    rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray], start: np.ndarray, *, in_time: bool
-) -> np.ndarray:
+# Ends of one call agree on one clock within this; pairs further apart than FARTHEST_NS are other calls.
+END_SCALE_NS, FARTHEST_NS = 200_000, 500_000
+# A clock is voted for only with so many pairs, and with clearly more than the clocks as recorded.
+FEWEST_VOTES, CLEARLY_MORE = 3, 1.5
+_BIN_NS = 100_000
+_MOST_VOTERS = 256  # calls of one rank that vote, each with all equal calls of the others
+
+
+def align_ranks(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]) -> np.ndarray:
     """Calls (m,) by aligning one rank after the other, the longest first, with the calls known so far."""
-    lanes = [_lane_of(rows, members[index], start) for index in lists]
+    lanes = [_lane_of(rows, members[index], rows.start) for index in lists]
     order = sorted(range(len(lists)), key=lambda i: -len(lists[i]))
     known, number = lanes[order[0]], np.arange(len(lists[order[0]]))
     call = np.full(len(members), -1, dtype=np.int64)
     call[lists[order[0]]] = number
     num_calls = len(number)
     for i in order[1:]:
-        a, b, left_out = _common_order(known, lanes[i], in_time=in_time)
+        lanes[i] = lanes[i].moved(_voted_clock(known, lanes[i]))
+        a, b, left_out = _common_order(known, lanes[i])
         rows.not_aligned = max(rows.not_aligned, left_out)
         theirs = np.full(len(lanes[i]), -1, dtype=np.int64)
         theirs[b] = number[a]
@@ -55,6 +63,9 @@ class _Lane:
     def take(self, index: np.ndarray) -> _Lane:
         return _Lane(*(values[index] for values in vars(self).values()))
 
+    def moved(self, offset_ns: np.ndarray) -> _Lane:
+        return replace(self, begin=self.begin - offset_ns, end=self.end - offset_ns)
+
     def joined(self, other: _Lane) -> _Lane:
         columns = zip(vars(self).values(), vars(other).values(), strict=True)
         return _Lane(*(np.concatenate(both) for both in columns))
@@ -68,6 +79,44 @@ def _lane_of(rows: CallRows, index: np.ndarray, start: np.ndarray) -> _Lane:
         start[index],
         start[index] + rows.dur[index],
     )
+
+
+def _voted_clock(known: _Lane, lane: _Lane) -> np.ndarray:
+    """How far the clock of `lane` is ahead at each of its calls (n,), in ns: one offset, or a line.
+
+    Over long recordings each stretch of time votes on its own, because a clock may drift.
+    """
+    length = int(lane.end.max() - lane.end.min()) if len(lane) else 0
+    if length < DRIFT_WINDOW_NS:
+        return np.full(len(lane), _voted_offset(known, lane))
+    stretch = (lane.end - lane.end.min()) // (DRIFT_WINDOW_NS // 4)
+    parts = [np.flatnonzero(stretch == number) for number in np.unique(stretch).tolist()]
+    votes = np.array([_voted_offset(known, lane.take(part)) for part in parts])
+    when = np.array([int(np.median(lane.end[part])) for part in parts])
+    offset, slope, middle = clock_line(when, votes)
+    return np.rint(offset + slope * (lane.end - middle)).astype(np.int64)
+
+
+def _voted_offset(known: _Lane, lane: _Lane) -> int:
+    """Where most ends of equal calls differ by the same; 0 where the clocks as recorded do nearly as well."""
+    voters = np.flatnonzero(lane.blocking)
+    if len(voters) > _MOST_VOTERS:
+        voters = voters[np.linspace(0, len(voters) - 1, _MOST_VOTERS).astype(np.int64)]
+    differences = []
+    for voter in voters.tolist():
+        same = known.blocking & (known.signature == lane.signature[voter]) & (known.step == lane.step[voter])
+        differences.append(lane.end[voter] - known.end[same])
+    votes = np.sort(np.concatenate([*differences, np.empty(0, dtype=np.int64)]))
+    if not len(votes):
+        return 0
+    count = np.searchsorted(votes, votes + _BIN_NS, side="right") - np.arange(len(votes))
+    as_recorded = int(((votes >= -_BIN_NS // 2) & (votes <= _BIN_NS // 2)).sum())
+    most = int(count.max())
+    if most < max(FEWEST_VOTES, len(voters) / 2) or most <= CLEARLY_MORE * as_recorded:
+        return 0
+    densest = np.flatnonzero(count == most)
+    at = densest[np.argmin(np.abs(votes[densest]))]
+    return int(np.median(votes[at : at + most]))
 
 
 def _merged(
@@ -89,7 +138,7 @@ def _merged(
     return merged, np.concatenate([number, theirs[new]])[order]
 
 
-def _common_order(a: _Lane, b: _Lane, *, in_time: bool) -> tuple[np.ndarray, np.ndarray, int]:
+def _common_order(a: _Lane, b: _Lane) -> tuple[np.ndarray, np.ndarray, int]:
     """The best common order of two lanes: indices into a (k,) and into b (k,), both rising.
 
     The third value: how many calls of b were in blocks too large to be aligned.
@@ -106,7 +155,7 @@ def _common_order(a: _Lane, b: _Lane, *, in_time: bool) -> tuple[np.ndarray, np.
         if len(of_a) * len(of_b) > MAX_CELLS:
             left_out += len(of_b)
         else:
-            i, j = _best_path(a.take(of_a), b.take(of_b), in_time=in_time)
+            i, j = _best_path(a.take(of_a), b.take(of_b))
             found.append((of_a[i], of_b[j]))
     left, right = (np.concatenate(part) for part in zip(*found, strict=True))
     order = np.argsort(left)
@@ -115,13 +164,13 @@ def _common_order(a: _Lane, b: _Lane, *, in_time: bool) -> tuple[np.ndarray, np.
     return left[rising], right[rising], left_out
 
 
-def _best_path(a: _Lane, b: _Lane, *, in_time: bool) -> tuple[np.ndarray, np.ndarray]:
+def _best_path(a: _Lane, b: _Lane) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the pairs whose scores sum highest; a row of the table at a time."""
     best = np.zeros(len(b) + 1)
     diagonal = np.zeros((len(a), len(b)), dtype=bool)
     upward = np.zeros((len(a), len(b)), dtype=bool)
     for i in range(len(a)):
-        score = _scores(a, i, b, in_time=in_time)
+        score = _scores(a, i, b)
         paired = np.where(score > 0, best[:-1] + score, -1.0)
         step = np.maximum(paired, best[1:])
         row = np.concatenate([[0.0], np.maximum.accumulate(step)])
@@ -142,12 +191,11 @@ def _best_path(a: _Lane, b: _Lane, *, in_time: bool) -> tuple[np.ndarray, np.nda
     return found[:, 0], found[:, 1]
 
 
-def _scores(a: _Lane, i: int, b: _Lane, *, in_time: bool) -> np.ndarray:
-    """How well call i of `a` fits each call of `b` (m,): 0 for not at all, up to 2 for the same time."""
+def _scores(a: _Lane, i: int, b: _Lane) -> np.ndarray:
+    """How well call i of `a` fits each call of `b` (m,): 0 for not at all, up to 1.2 for the same end."""
     same: np.ndarray = b.signature == a.signature[i]
-    if not in_time or not a.blocking[i]:
+    if not a.blocking[i]:
         return np.where(same, 1.0, 0.0)
-    shared = np.minimum(b.end, a.end[i]) - np.maximum(b.begin, a.begin[i])
-    shortest = np.maximum(np.minimum(b.end - b.begin, a.end[i] - a.begin[i]), 0)
-    share = np.clip((shared + MEET_NS) / (shortest + MEET_NS), 0, 1)
-    return np.where(same & (shared >= -MEET_NS), 1 + share, 0.0)
+    met = np.minimum(b.end, a.end[i]) - np.maximum(b.begin, a.begin[i]) >= -MEET_NS
+    apart = np.abs(b.end - a.end[i])
+    return np.where(same & met & (apart <= FARTHEST_NS), 0.2 + np.exp(-apart / END_SCALE_NS), 0.0)

@@ -1,55 +1,263 @@
-"""How far the clock of each rank is off, from the ends of collectives that end together."""
+"""How far the clock of each rank is off: nobody leaves a collective before all have entered it.
+
+Against a reference rank, every blocking call bounds a rank's clock on both sides; the median difference of
+the ends is the estimate (Duda 1987; Moon, Skelly and Towsley, INFOCOM 1999, for the bounds). A rank is
+corrected only where the recorded times are impossible, or where the ranks are on different hosts: a rank that
+merely leaves late (a slow link) keeps its times.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from lab.recordings.pairing.rows import NO_MATCH, CallRows, Match
 
-# Ends on one host differ by some tens of us; a clock is corrected only for clearly more than that.
-MIN_OFFSET_NS = 200_000
-OFFSET_OVER_SPREAD = 5
+# Clocks of GPUs on one host, and the ends of one collective, differ by some tens of us.
+SAME_HOST_NS = 50_000
+# Below this length drift hides in the noise of the ends (200 ppm over 70 ms are 14 us).
+DRIFT_WINDOW_NS = 5_000_000_000
+FEWEST_CALLS = 3
+_MOST_SLOPES = 300  # calls whose pairs give the slope: 45,000 pairs
 
 
-def clock_offsets(rows: CallRows, matches: Sequence[Match]) -> tuple[dict[int, int], np.ndarray]:
-    """Clock deviation of each rank in ns, and the part of it that is corrected (ranks,).
+@dataclass(frozen=True)
+class Clock:
+    """One rank's clock against the reference rank's.
 
-    A rank's deviation is the median, over blocking collectives, of its end minus the median end of all. It is
-    corrected only if it is large and steady: ends that differ for other reasons scatter.
+    offset_ns is the median difference of the ends of collectives, at `at_ns`; low_ns and high_ns are the
+    bounds that the calls leave (NaN without a common call), drift_ppm is 0 where none is shown. corrected:
+    offset and drift were taken out of the rank's times. plausible is False where the bounds contradict each
+    other, so that either the pairing or the clock is wrong.
     """
-    correct = np.zeros(len(rows.ranks), dtype=np.int64)
-    deviation = _end_deviations(rows, matches)
-    estimated = {}
-    for index, rank in enumerate(rows.ranks):
-        mine = deviation[rows.rank_index == index]
-        mine = mine[~np.isnan(mine)]
-        if len(mine) == 0:
-            continue
-        middle = float(np.median(mine))
-        spread = float(np.median(np.abs(mine - middle)))
-        estimated[rank] = round(middle)
-        if abs(middle) > max(MIN_OFFSET_NS, OFFSET_OVER_SPREAD * spread) and len(mine) > 2:
-            correct[index] = round(middle)
-    return estimated, correct
+
+    rank: int
+    offset_ns: float
+    low_ns: float
+    high_ns: float
+    drift_ppm: float
+    at_ns: int
+    num_calls: int
+    corrected: bool
+    plausible: bool
+
+    def error_ns(self, ts_ns: np.ndarray) -> np.ndarray:
+        """What is taken from this rank's own times (n,) to put them on the common clock."""
+        if not self.corrected:
+            return np.zeros(len(ts_ns), dtype=np.int64)
+        drifted = (np.asarray(ts_ns, dtype=np.int64) - self.at_ns) * (self.drift_ppm * 1e-6)
+        error: np.ndarray = np.rint(self.offset_ns + drifted).astype(np.int64)
+        return error
 
 
-def _end_deviations(rows: CallRows, matches: Sequence[Match]) -> np.ndarray:
-    """Each row's end minus the median end of its call (n,), NaN for unmatched and non-blocking calls."""
-    deviation = np.full(len(rows.rank), np.nan)
-    base = rows.start.min() if len(rows.start) else 0
-    end = (rows.start - base + rows.dur).astype(float)
-    for group, match in enumerate(matches):
-        call, members = match.call, rows.of_group(group)
-        if match is NO_MATCH:
-            continue
-        wanted = (call >= 0) & rows.blocking[members]
-        index, which = members[wanted], call[wanted]
-        order = np.lexsort((end[index], which))
-        index, which = index[order], which[order]
-        first = np.searchsorted(which, which)
-        size = np.searchsorted(which, which, side="right") - first
-        middle = (end[index[first + (size - 1) // 2]] + end[index[first + size // 2]]) / 2
-        deviation[index] = np.where(size > 1, end[index] - middle, np.nan)
+def clocks_of(
+    rows: CallRows, matches: Sequence[Match], *, hosts: Mapping[int, str] | None = None
+) -> tuple[Clock, ...]:
+    """The clock of every rank against the median rank's; hosts: where they run, if that is known."""
+    grids = [_grid(rows, group, match) for group, match in enumerate(matches)]
+    known = [grid for grid in grids if grid is not None]
+    several = hosts is not None and len({hosts.get(rank, "") for rank in rows.ranks}) > 1
+    deviation = _median_deviation(len(rows.ranks), known)
+    reference = _middle_rank(deviation)
+    found = {reference: _Estimate(np.zeros(1), np.zeros(1, dtype=np.int64), 0.0, 0.0, 0.0)}
+    todo = [reference]
+    while todo:  # a rank that shares no group with the reference is reached over one that does
+        base = todo.pop(0)
+        for grid in known:
+            for index, estimate in _against(grid, base, found[base]):
+                if index not in found:
+                    found[index] = estimate
+                    todo.append(index)
+    ranks = range(len(rows.ranks))
+    offsets = np.array([_offset_ns(found[i]) if i in found else 0.0 for i in ranks])
+    apart = _never_met(known, offsets)
+    clocks = [_clock(rows.ranks[i], found.get(i), i == reference, several or i in apart) for i in ranks]
+    return _of_hosts(clocks, hosts) if several and hosts else tuple(clocks)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Blocking calls of one group: start and end (calls, ranks) in ns, NaN where a rank has none."""
+
+    ranks: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    origin: int
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    differences: np.ndarray
+    when: np.ndarray
+    base_ns: float
+    low_ns: float
+    high_ns: float
+
+
+def _grid(rows: CallRows, group: int, match: Match) -> _Grid | None:
+    if match is NO_MATCH or not len(match.call):
+        return None
+    members = rows.of_group(group)
+    wanted = (match.call >= 0) & rows.blocking[members]
+    if not wanted.any():
+        return None
+    index, call = members[wanted], match.call[wanted]
+    ranks = np.unique(rows.rank_index[index])
+    if len(ranks) < 2:
+        return None
+    shape = (int(call.max()) + 1, len(ranks))
+    start, end = np.full(shape, np.nan), np.full(shape, np.nan)
+    where = call, np.searchsorted(ranks, rows.rank_index[index])
+    origin = int(rows.start[index].min())
+    start[where] = rows.start[index] - origin
+    end[where] = rows.start[index] - origin + rows.dur[index]
+    return _Grid(ranks, start, end, origin)
+
+
+def _median_deviation(num_ranks: int, grids: Sequence[_Grid]) -> np.ndarray:
+    """Each rank's median end relative to the median end of the call (ranks,), NaN for none."""
+    deviation = np.full(num_ranks, np.nan)
+    for grid in grids:
+        middle = _row_medians(grid.end)
+        for column, index in enumerate(grid.ranks.tolist()):
+            mine = grid.end[:, column] - middle
+            mine = mine[~np.isnan(mine)]
+            if len(mine) and math.isnan(deviation[index]):
+                deviation[index] = np.median(mine)
     return deviation
+
+
+def _row_medians(values: np.ndarray) -> np.ndarray:
+    """The middle of each row (calls,), the lower one of two; NaN sorts last and does not count."""
+    ordered = np.sort(values, axis=1)
+    count = (~np.isnan(values)).sum(axis=1)
+    middle: np.ndarray = ordered[np.arange(len(values)), np.maximum(count - 1, 0) // 2]
+    return middle
+
+
+def _middle_rank(deviation: np.ndarray) -> int:
+    known = np.flatnonzero(~np.isnan(deviation))
+    if not len(known):
+        return 0
+    order = known[np.lexsort((known, deviation[known]))]
+    return int(order[(len(order) - 1) // 2])
+
+
+def _against(grid: _Grid, base: int, of_base: _Estimate) -> list[tuple[int, _Estimate]]:
+    """Estimates of every other rank of a group that the rank `base` is in."""
+    at = np.flatnonzero(grid.ranks == base)
+    if not len(at):
+        return []
+    found = []
+    for column, index in enumerate(grid.ranks.tolist()):
+        both = ~np.isnan(grid.end[:, column] - grid.end[:, at[0]])
+        if index == base or not both.any():
+            continue
+        start, end = grid.start[both, column], grid.end[both, column]
+        start0, end0 = grid.start[both, at[0]], grid.end[both, at[0]]
+        low, high = float((start - end0).max()), float((end - start0).min())
+        shift = _offset_ns(of_base)
+        found.append(
+            (
+                index,
+                _Estimate(
+                    end - end0,
+                    end.astype(np.int64) + grid.origin,
+                    shift,
+                    low + of_base.low_ns,
+                    high + of_base.high_ns,
+                ),
+            )
+        )
+    return found
+
+
+def _offset_ns(estimate: _Estimate) -> float:
+    return float(np.median(estimate.differences)) + estimate.base_ns
+
+
+def _never_met(grids: Sequence[_Grid], offsets: np.ndarray) -> set[int]:
+    """Ranks that left a call before another had entered it; of such two, the one that is further off."""
+    found = set()
+    for grid in grids:
+        latest = np.nanmax(np.where(np.isnan(grid.start), -np.inf, grid.start), axis=1)
+        soonest = np.nanmin(np.where(np.isnan(grid.end), np.inf, grid.end), axis=1)
+        calls = np.flatnonzero(latest - soonest > SAME_HOST_NS)
+        if not len(calls):
+            continue
+        last = grid.ranks[np.nanargmax(grid.start[calls], axis=1)]
+        first = grid.ranks[np.nanargmin(grid.end[calls], axis=1)]
+        worst = np.where(np.abs(offsets[last]) >= np.abs(offsets[first]), last, first)
+        found |= {index for index in np.unique(worst).tolist() if abs(offsets[index]) > SAME_HOST_NS}
+    return found
+
+
+def _clock(rank: int, estimate: _Estimate | None, is_reference: bool, suspect: bool) -> Clock:
+    if estimate is None:
+        return Clock(rank, 0.0, math.nan, math.nan, 0.0, 0, 0, corrected=False, plausible=True)
+    if is_reference:
+        return Clock(rank, 0.0, 0.0, 0.0, 0.0, 0, 0, corrected=False, plausible=True)
+    offset, slope, middle = clock_line(estimate.when, estimate.differences)
+    offset += estimate.base_ns
+    low, high = estimate.low_ns, estimate.high_ns
+    contradicts = low > high + SAME_HOST_NS and not slope
+    impossible = low > SAME_HOST_NS or high < -SAME_HOST_NS
+    enough = len(estimate.differences) >= FEWEST_CALLS
+    if low <= high and not slope:
+        offset = min(max(offset, low), high)
+    return Clock(
+        rank,
+        offset,
+        low,
+        high,
+        1e6 * slope,
+        middle,
+        len(estimate.differences),
+        corrected=bool(enough and not contradicts and (impossible or slope or suspect)),
+        plausible=not contradicts,
+    )
+
+
+def clock_line(when: np.ndarray, differences: np.ndarray) -> tuple[float, float, int]:
+    """Offset in the middle, slope (ns per ns), and the middle, of a clock by its `differences` (n,)."""
+    slope, middle = _slope(when, differences), int(np.median(when))
+    return float(np.median(differences - slope * (when - middle))), slope, middle
+
+
+def _slope(when: np.ndarray, differences: np.ndarray) -> float:
+    """Drift (ns per ns) by Theil and Sen, 0 unless it stands clear of the noise over a long window."""
+    length = int(when.max() - when.min()) if len(when) else 0
+    if length < DRIFT_WINDOW_NS or len(when) < FEWEST_CALLS:
+        return 0.0
+    chosen = np.unique(np.linspace(0, len(when) - 1, _MOST_SLOPES).astype(np.int64))
+    t, x = when[chosen], differences[chosen]
+    i, j = np.triu_indices(len(t), 1)
+    apart = t[j] != t[i]
+    slope = float(np.median((x[j] - x[i])[apart] / (t[j] - t[i])[apart]))
+    rest = x - slope * (t - t[0])
+    noise = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
+    return slope if abs(slope) * length > max(2 * SAME_HOST_NS, 3 * noise) else 0.0
+
+
+def _of_hosts(clocks: Sequence[Clock], hosts: Mapping[int, str]) -> tuple[Clock, ...]:
+    """Ranks of one host share its clock: the median of their offsets; the reference's host is not moved."""
+    by_host: dict[str, list[Clock]] = {}
+    for one in clocks:
+        by_host.setdefault(hosts.get(one.rank, ""), []).append(one)
+    moved = []
+    for one in clocks:
+        mates = [mate for mate in by_host[hosts.get(one.rank, "")] if mate.num_calls]
+        at_home = any(mate.num_calls == 0 and mate.low_ns == 0 for mate in by_host[hosts.get(one.rank, "")])
+        if at_home or not mates:
+            outside = one.low_ns > SAME_HOST_NS or one.high_ns < -SAME_HOST_NS
+            moved.append(_with(one, one.offset_ns, one.corrected and (outside or one.drift_ppm != 0)))
+        else:
+            moved.append(_with(one, float(np.median([mate.offset_ns for mate in mates])), one.corrected))
+    return tuple(moved)
+
+
+def _with(clock: Clock, offset_ns: float, corrected: bool) -> Clock:
+    return Clock(**{**vars(clock), "offset_ns": offset_ns, "corrected": corrected})

@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-# Part of a collective's name without underscores -> its kind; the first match counts.
-KINDS = (
-    ("reducescatter", "reduce_scatter"),
-    ("allreduce", "all_reduce"),
-    ("allgather", "all_gather"),
-    ("alltoall", "all_to_all"),
-    ("barrier", "all_reduce"),
-    ("broadcast", "broadcast"),
-    ("sendrecv", "p2p"),
-    ("send", "p2p"),
-    ("recv", "p2p"),
-    ("reduce", "reduce"),
-    ("gather", "gather"),
-    ("scatter", "scatter"),
-)
+from lab.recordings.communication import communication, kind_in
 
 # No rank leaves such a call before the last has entered it, so their times overlap and their ends agree.
 BLOCKING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -27,12 +13,17 @@ SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter")
 
 def kind_of(collective: str, kernel: str = "") -> str:
     """all_reduce, all_gather, ... from the profiler's name, otherwise the kernel's; "" if unknown."""
-    for text in (collective, kernel.split("(")[0]):
-        plain = text.lower().replace("_", "")
-        for part, kind in KINDS:
-            if part in plain:
-                return kind
-    return ""
+    found = kind_in(collective)
+    if found or not kernel:
+        return found
+    known = communication(kernel)
+    return known.kind if known else kind_in(kernel)
+
+
+def is_blocking(kind: str, kernel: str = "") -> bool:
+    """Whether no rank leaves the call before all have entered it."""
+    known = communication(kernel) if kernel else None
+    return kind in BLOCKING and (known is None or known.blocking)
 
 
 def bus_factor(kind: str, group_size: int) -> float:

@@ -1,4 +1,8 @@
-"""Which rows of different ranks are one call, for each process group."""
+"""Which rows of different ranks are one call, for each process group.
+
+Equal lists of calls join by their place in them, whatever the clocks say: a clock is a result of pairing,
+never a condition for it. Lists that differ are aligned on a clock that all pairs of equal calls vote for.
+"""
 
 from __future__ import annotations
 
@@ -7,64 +11,118 @@ from collections.abc import Sequence
 import numpy as np
 
 from lab.recordings.pairing.align import MEET_NS, align_ranks
-from lab.recordings.pairing.clocks import clock_offsets
-from lab.recordings.pairing.rows import NO_MATCH, CallRows, Match, numbered, running_count
+from lab.recordings.pairing.clocks import clock_line
+from lab.recordings.pairing.rows import CallRows, Match, numbered, running_count
+
+# Ends of one call agree within some tens of us, those of neighbouring calls lie ms apart.
+STEADY_NS = 100_000
+# Windows cut at different calls: equal lists may be shifted by so many.
+MOST_SHIFTED = 8
+BETTER_SHIFT = 5
+FEWEST_CALLS = 3
 
 
 def match_calls(rows: CallRows) -> list[Match]:
-    """One match per group. Clocks are corrected only if most calls of a rank meet no other as recorded."""
-    by_seq = [_match_seq(rows, group) for group in range(rows.num_groups)]
-    _, offsets = clock_offsets(rows, [match or NO_MATCH for match in by_seq])
-    start = rows.start - offsets[rows.rank_index]
-    as_recorded = [match or _match_in_time(rows, g, start) for g, match in enumerate(by_seq)]
-    if _shares_met(rows, as_recorded).min(initial=1.0) > 0.5:
-        return as_recorded
-    in_order = [match or _match_order(rows, g, rows.start, in_time=False) for g, match in enumerate(by_seq)]
-    _, offsets = clock_offsets(rows, in_order)
-    start = rows.start - offsets[rows.rank_index]
-    corrected = [match or _match_in_time(rows, g, start) for g, match in enumerate(by_seq)]
-    return max(as_recorded, corrected, key=lambda matches: float(_shares_met(rows, matches).sum()))
+    """One match per group."""
+    return [_match_group(rows, group) for group in range(rows.num_groups)]
 
 
-def _match_seq(rows: CallRows, group: int) -> Match | None:
+def _match_group(rows: CallRows, group: int) -> Match:
     members = rows.of_group(group)
-    return Match(_by_seq(rows, members), "seq") if (rows.seq[members] >= 0).all() else None
+    if (rows.seq[members] >= 0).all():
+        return Match(_by_seq(rows, members), "seq")
+    p2p = rows.p2p[members]
+    call = np.full(len(members), -1, dtype=np.int64)
+    call[~p2p], confidence = _by_order(rows, members[~p2p])
+    if p2p.any() and len(np.unique(rows.rank_index[members[p2p]])) == 2:
+        pairs, _ = _by_order(rows, members[p2p])
+        call[p2p] = np.where(pairs >= 0, pairs + call.max(initial=-1) + 1, -1)
+    return Match(call, confidence if rows.groups[group][2] == "" else "stream")
 
 
-def _match_in_time(rows: CallRows, group: int, start: np.ndarray) -> Match:
-    """Calls by order where that is possible in time, otherwise by alignment."""
-    match = _match_order(rows, group, start, in_time=False)
-    aligned = match.confidence != "lcs" and _all_met(rows, rows.of_group(group), match.call, start)
-    return match if aligned else _match_order(rows, group, start, in_time=True)
-
-
-def _match_order(rows: CallRows, group: int, start: np.ndarray, *, in_time: bool) -> Match:
-    """Calls of one group by their order; with in_time the rows of one call must have met."""
-    members = rows.of_group(group)
-    has_metadata = rows.groups[group][2] == ""
+def _by_order(rows: CallRows, members: np.ndarray) -> tuple[np.ndarray, str]:
+    """Calls (m,) by index where all lists are equal and their ends steady, otherwise by alignment."""
+    if not len(members):
+        return np.empty(0, dtype=np.int64), "order"
     lists = _per_rank(rows, members)
     signatures = [rows.signature[members[index]] for index in lists]
-    same = all(np.array_equal(signatures[0], other) for other in signatures[1:])
-    if same and not in_time:
-        call, confidence = running_count(rows.rank_index[members]), "order"
-    else:
-        call, confidence = align_ranks(rows, members, lists, start, in_time=in_time), "lcs"
-    return Match(_no_p2p(rows, members, call), confidence if has_metadata else "stream")
+    if all(np.array_equal(signatures[0], other) for other in signatures[1:]):
+        call = running_count(rows.rank_index[members])
+        if _all_met(rows, members, call, rows.start[members]):
+            return call, "order"
+        shifts = _shifts(rows, members, lists)
+        if shifts is not None:
+            shifted = call + shifts[np.repeat(np.arange(len(lists)), [len(index) for index in lists])]
+            start = rows.start[members] - _offsets(rows, members, lists, shifts)
+            if _all_met(rows, members, shifted, start):
+                return shifted - shifted.min(), "order" if not shifts.any() else "lcs"
+    return align_ranks(rows, members, lists), "lcs"
 
 
-def _shares_met(rows: CallRows, matches: Sequence[Match]) -> np.ndarray:
-    """The share of paired blocking calls, for each rank that could pair any."""
-    wanted = np.zeros(len(rows.ranks), dtype=np.int64)
-    met = np.zeros(len(rows.ranks), dtype=np.int64)
-    for group, match in enumerate(matches):
-        members = rows.of_group(group)
-        chosen = rows.blocking[members] & (match.call >= 0)
-        ranks, call = rows.rank_index[members[chosen]], match.call[chosen]
-        if len(np.unique(ranks)) > 1:
-            np.add.at(wanted, ranks, 1)
-            np.add.at(met, ranks, np.bincount(call)[call] > 1)
-    found: np.ndarray = met[wanted > 0] / wanted[wanted > 0]
+def _shifts(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]) -> np.ndarray | None:
+    """By how many calls each rank's list is shifted against the first one's; None if no shift is steady.
+
+    Place 0 wins unless another is clearly steadier.
+    """
+    ends = rows.start[members] + rows.dur[members]
+    first = ends[lists[0]]
+    if len(first) < FEWEST_CALLS:
+        return None
+    found = []
+    for index in lists:
+        spreads = {0: _spread(ends[index], first, 0)}
+        if spreads[0] > STEADY_NS / BETTER_SHIFT:
+            most = min(MOST_SHIFTED, len(first) - FEWEST_CALLS)
+            spreads |= {k: _spread(ends[index], first, k) for k in range(-most, most + 1) if k}
+        best = min(spreads, key=lambda k: (spreads[k], abs(k)))
+        shift = best if spreads[best] * BETTER_SHIFT < spreads[0] else 0
+        if spreads[shift] > STEADY_NS:
+            return None
+        found.append(shift)
+    return np.array(found, dtype=np.int64)
+
+
+def _pairs_of(mine: np.ndarray, first: np.ndarray, shift: int) -> tuple[np.ndarray, np.ndarray]:
+    """This rank's ends and those of the first rank's calls that stand `shift` places later."""
+    count = len(first) - abs(shift)
+    a, b = max(0, -shift), max(0, shift)
+    return mine[a : a + count], first[b : b + count]
+
+
+def _spread(mine: np.ndarray, first: np.ndarray, shift: int) -> float:
+    """How far 9 of 10 differences of the ends lie from their median at most, drift taken out."""
+    a, b = _pairs_of(mine, first, shift)
+    offset, slope, middle = clock_line(a, a - b)
+    return float(np.percentile(np.abs(a - b - offset - slope * (a - middle)), 90))
+
+
+def _offsets(
+    rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray], shifts: np.ndarray
+) -> np.ndarray:
+    """The clock of each row's rank against the first rank's (m,) in ns, from the ends."""
+    ends = rows.start[members] + rows.dur[members]
+    found = np.zeros(len(members), dtype=np.int64)
+    for index, shift in zip(lists, shifts.tolist(), strict=True):
+        a, b = _pairs_of(ends[index], ends[lists[0]], shift)
+        offset, slope, middle = clock_line(a, a - b)
+        found[index] = np.rint(offset + slope * (ends[index] - middle)).astype(np.int64)
     return found
+
+
+def _all_met(rows: CallRows, members: np.ndarray, call: np.ndarray, start: np.ndarray) -> bool:
+    """Whether in every blocking call the last rank started before the first one ended.
+
+    If most calls need the tolerance of the clocks, they are different calls.
+    """
+    wanted = (call >= 0) & rows.blocking[members]
+    if not wanted.any():
+        return True
+    which = call[wanted] - call[wanted].min()
+    starts, ends = start[wanted], start[wanted] + rows.dur[members[wanted]]
+    last = np.full(which.max() + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last, which, starts)
+    late_ns = last[which] - ends
+    return bool((late_ns <= MEET_NS).all() and (late_ns <= 0).mean() > 0.5)
 
 
 def _by_seq(rows: CallRows, members: np.ndarray) -> np.ndarray:
@@ -77,28 +135,14 @@ def _by_seq(rows: CallRows, members: np.ndarray) -> np.ndarray:
 
 
 def _no_p2p(rows: CallRows, members: np.ndarray, call: np.ndarray) -> np.ndarray:
-    """A send and its receive are a pair only in groups of two ranks."""
-    if len(np.unique(rows.rank_index[members])) <= 2:
+    """A send and its receive are a pair only where two ranks exchange."""
+    p2p = rows.p2p[members]
+    if not p2p.any() or len(np.unique(rows.rank_index[members[p2p]])) <= 2:
         return call
-    return np.where(rows.p2p[members], -1, call)
+    return np.where(p2p, -1, call)
 
 
 def _per_rank(rows: CallRows, members: np.ndarray) -> list[np.ndarray]:
     """For each rank that has rows: the indices of its rows in `members`."""
     edges = np.flatnonzero(np.diff(rows.rank_index[members])) + 1
     return np.split(np.arange(len(members)), edges)
-
-
-def _all_met(rows: CallRows, members: np.ndarray, call: np.ndarray, start: np.ndarray) -> bool:
-    """Whether in every blocking call the last rank started before the first one ended.
-
-    If most calls need the tolerance of the clocks, they are different calls.
-    """
-    wanted = (call >= 0) & rows.blocking[members]
-    if not wanted.any():
-        return True
-    index, which = members[wanted], call[wanted]
-    last = np.full(which.max() + 1, np.iinfo(np.int64).min)
-    np.maximum.at(last, which, start[index])
-    late_ns = last[which] - (start + rows.dur)[index]
-    return bool((late_ns <= MEET_NS).all() and (late_ns <= 0).mean() > 0.5)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.pairing.clocks import clock_offsets
+from lab.recordings.pairing.clocks import Clock, clocks_of
 from lab.recordings.pairing.match import match_calls
 from lab.recordings.pairing.rows import CallRows, Match
 from lab.recordings.pairing.summary import CallSummary
@@ -20,16 +20,17 @@ class Pairs:
     """The collectives of a set of ranks.
 
     collectives: one row per matched call, in order of its earliest start. Columns: collective_id, pg_name,
-    pg_desc, pg_ranks, collective, kind, dtype, in_nelems, out_nelems, msg_bytes, group_size,
-    index_in_group, num_ranks, complete, missing_ranks (text `1, 5`), ts_ns, latency_us (the shortest, so
-    the transfer without the waiting), start_skew_us, end_skew_us, mean_wait_us, straggler_rank (started
-    last), first_rank, algbw_gb_s, busbw_gb_s (GB = 1e9 bytes; NaN where unknown), stream, step, confidence
-    (`seq`, `order`, `lcs` or, without metadata, `stream`). A call seen on one rank alone has NaN skews and
-    straggler_rank -1.
+    pg_desc, pg_ranks, collective, kind, blocks (no rank leaves before all are in), dtype, in_nelems,
+    out_nelems, msg_bytes, group_size, index_in_group, num_ranks, complete, missing_ranks (text `1, 5`),
+    ts_ns, latency_us (the shortest, so the transfer without the waiting), start_skew_us, end_skew_us,
+    mean_wait_us, straggler_rank (started last), first_rank, algbw_gb_s, busbw_gb_s (GB = 1e9 bytes; NaN where
+    unknown), stream, step, confidence (`seq`, `order`, `lcs` or, without metadata, `stream`). A call seen on
+    one rank alone has NaN skews and straggler_rank -1.
     instances: the rows of every rank's table with rank, collective_id (-1: cannot be matched), wait_us (how
     long this rank waited for the last one) and ts_ns corrected by offsets_ns.
-    offsets_ns: what was subtracted from each rank's clock; estimated_offsets_ns: what was measured, of which
-    only clear deviations are corrected. problems: sentences.
+    clocks: each rank's clock against the reference rank's, with bounds; offsets_ns: what was subtracted from
+    each rank's times in the middle of the recording; estimated_offsets_ns: what was measured, of which only
+    impossible times are corrected. problems: sentences.
     """
 
     ranks: tuple[int, ...]
@@ -38,6 +39,7 @@ class Pairs:
     offsets_ns: dict[int, int]
     estimated_offsets_ns: dict[int, int]
     problems: tuple[str, ...]
+    clocks: tuple[Clock, ...] = ()
 
     def by_rank(self, column: str) -> np.ndarray:
         """A column of `instances` as floats (collectives, ranks); NaN where a rank has no row."""
@@ -48,26 +50,25 @@ class Pairs:
         return grid
 
 
-def pair_collectives(ranks: Mapping[int, Table]) -> Pairs:
+def pair_collectives(ranks: Mapping[int, Table], *, hosts: Mapping[int, str] | None = None) -> Pairs:
     """Match the rows of `views.collective_instances`, one table per rank.
 
-    A rank without rows or without a table is missing in every collective of its groups. Cost: a sort of all
+    A rank without rows or without a table is missing in every collective of its groups. hosts: the host of
+    each rank where it is known; ranks of different hosts are put on one clock. Cost: a sort of all
     rows where calls have sequence numbers or every rank has all of them; otherwise the square
     of the calls between two steps.
     """
     rows = CallRows(ranks)
     matches = match_calls(rows)
-    estimated, offsets = clock_offsets(rows, matches)
-    return _pairs_of(rows, matches, rows.start - offsets[rows.rank_index], estimated, offsets)
+    return _pairs_of(rows, matches, clocks_of(rows, matches, hosts=hosts))
 
 
-def _pairs_of(
-    rows: CallRows,
-    matches: Sequence[Match],
-    start: np.ndarray,
-    estimated: dict[int, int],
-    offsets: np.ndarray,
-) -> Pairs:
+def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...]) -> Pairs:
+    start = np.array(rows.start, dtype=np.int64)
+    for index, clock in enumerate(clocks):
+        if clock.corrected:
+            mine = rows.rank_index == index
+            start[mine] -= clock.error_ns(start[mine])
     call = np.full(len(rows.rank), -1, dtype=np.int64)
     confidence: list[str] = []
     for group, match in enumerate(matches):
@@ -86,9 +87,10 @@ def _pairs_of(
         ranks=rows.ranks,
         collectives=collectives,
         instances=Table(instances),
-        offsets_ns={rank: int(ns) for rank, ns in zip(rows.ranks, offsets, strict=True)},
-        estimated_offsets_ns=estimated,
-        problems=tuple(_problems_of(rows, call, collectives, offsets)),
+        offsets_ns={one.rank: round(one.offset_ns) if one.corrected else 0 for one in clocks},
+        estimated_offsets_ns={one.rank: round(one.offset_ns) for one in clocks if not np.isnan(one.low_ns)},
+        problems=tuple(_problems_of(rows, call, collectives, clocks)),
+        clocks=clocks,
     )
 
 
@@ -103,7 +105,9 @@ def _in_order_of_time(
     return number[call], [confidence[i] for i in order]
 
 
-def _problems_of(rows: CallRows, call: np.ndarray, collectives: Table, offsets: np.ndarray) -> Iterator[str]:
+def _problems_of(
+    rows: CallRows, call: np.ndarray, collectives: Table, clocks: Sequence[Clock]
+) -> Iterator[str]:
     unmatched, num = int((call < 0).sum()), len(collectives)
     if unmatched:
         yield f"sends and receives in groups of more than two ranks are not paired: {unmatched}"
@@ -117,9 +121,16 @@ def _problems_of(rows: CallRows, call: np.ndarray, collectives: Table, offsets: 
     if rows.not_aligned:
         calls = plural(rows.not_aligned, "collective")
         yield f"{calls} of one rank not aligned: too many between two steps"
-    for rank, ns in zip(rows.ranks, offsets.tolist(), strict=True):
-        if ns:
-            yield f"the clock of rank {rank} was off by {ns / 1e3:.1f} us: corrected"
+    for one in clocks:
+        drift = f" and drifts by {one.drift_ppm:.1f} ppm" if one.drift_ppm else ""
+        if one.corrected:
+            yield f"the clock of rank {one.rank} was off by {one.offset_ns / 1e3:.1f} us{drift}: corrected"
+        if not one.plausible:
+            yield (
+                f"the clock of rank {one.rank} contradicts the collectives: it is at least "
+                f"{one.low_ns / 1e3:.0f} us and at most {one.high_ns / 1e3:.0f} us ahead; "
+                "its pairing or its clock is wrong"
+            )
 
 
 _TEXTS = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks", "kernel")

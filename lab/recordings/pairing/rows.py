@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.recordings.pairing.kinds import BLOCKING, SAME_SIZES, kind_of
+from lab.recordings.pairing.kinds import SAME_SIZES, is_blocking, kind_of
 from lab.recordings.tables import Table
 
 
@@ -28,10 +28,11 @@ class CallRows:
         self.dur = self.column("dur_ns")
         self.seq = self.column("seq")
         self.step = self.column("step")
-        self.kinds = [
-            kind_of(*pair) for pair in zip(self._list("collective"), self._list("kernel"), strict=True)
-        ]
-        self.blocking = np.array([kind in BLOCKING for kind in self.kinds], dtype=bool)
+        calls = list(zip(self._list("collective"), self._list("kernel"), strict=True))
+        known = {pair: kind_of(*pair) for pair in set(calls)}
+        blocking = {pair: is_blocking(kind, pair[1]) for pair, kind in known.items()}
+        self.kinds = [known[pair] for pair in calls]
+        self.blocking = np.array([blocking[pair] for pair in calls], dtype=bool)
         self.p2p = np.array([kind == "p2p" for kind in self.kinds], dtype=bool)
         self.signature = numbered(self._signatures())[0]
         self.group, self.groups = numbered(self._groups())
@@ -62,6 +63,9 @@ class CallRows:
         sizes = zip(self._list("in_nelems"), self._list("out_nelems"), strict=True)
         labels = zip(self._list("collective"), self._list("dtype"), self._list("kernel"), strict=True)
         for kind, size, (collective, dtype, kernel) in zip(self.kinds, sizes, labels, strict=True):
+            if kind == "p2p":  # what one rank sends, the other receives
+                yield kind, dtype, max(size)
+                continue
             name = collective or kernel
             yield (name, dtype, size) if kind in SAME_SIZES else (name, dtype)
 

@@ -35,6 +35,7 @@ class CallSummary:
         for name in ("pg_name", "pg_desc", "pg_ranks", "collective"):
             columns[name] = rows.column(name)[lead]
         columns["kind"] = _objects(kinds)
+        columns["blocks"] = rows.blocking[lead]
         columns["dtype"] = rows.column("dtype")[lead]
         for name in ("in_nelems", "out_nelems", "msg_bytes"):
             columns[name] = self._reduce(np.maximum, rows.column(name))

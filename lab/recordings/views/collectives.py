@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.recordings.communication import OPS, communication, kind_in
 from lab.recordings.tables import Table, Trace
 from lab.recordings.views.launches import device_of, first_index, kernel_steps, link_ops, steps_at
 from lab.recordings.views.shapes import column_of, int_sizes, json_list
@@ -66,6 +67,7 @@ def _collectives_on_gpu(trace: Trace) -> dict[str, np.ndarray]:
     columns = {name: metadata(name) for name in ("in_nelems", "out_nelems", "group_size", "seq")}
     texts = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks", "in_split", "out_split")
     columns |= {name: trace.text(metadata(f"{name}_id")) for name in texts}
+    columns["collective"] = _named_by_ops(trace, rows, columns["collective"])
     copied = ("ts_ns", "dur_ns", "stream", "correlation", "grid_x", "block_x")
     columns |= {name: getattr(kernels, name) for name in copied}
     return columns | {
@@ -73,6 +75,42 @@ def _collectives_on_gpu(trace: Trace) -> dict[str, np.ndarray]:
         "kernel": trace.text(kernels.name_id),
         "row": rows,
     }
+
+
+def _named_by_ops(trace: Trace, rows: np.ndarray, names: np.ndarray) -> np.ndarray:
+    """`names` (n,) with the launching op's where there is none and the kernel's own does not say the kind.
+
+    Without metadata an all-to-all and a send look alike (SendRecv), and RCCL's kernels all look alike.
+    """
+    texts = trace.text(trace.kernels.name_id[rows])
+    vague = {text for text in set(texts.tolist()) if _is_vague(text)}
+    unnamed = np.flatnonzero([not name and text in vague for name, text in zip(names, texts, strict=True)])
+    if not len(unnamed):
+        return names
+    found: np.ndarray = names.copy()
+    link = link_ops(trace)[rows[unnamed]]
+    for index, op in zip(unnamed[link >= 0].tolist(), link[link >= 0].tolist(), strict=True):
+        found[index] = _telling_op(trace, op)
+    return found
+
+
+def _is_vague(kernel: str) -> bool:
+    known = communication(kernel)
+    return known is not None and known.kind in ("", "p2p")
+
+
+def _telling_op(trace: Trace, op: int) -> str:
+    """The name of the innermost op around `op` that says a kind of collective; "" if none does."""
+    ops = trace.ops
+    start, end = ops.ts_ns[op], ops.ts_ns[op] + ops.dur_ns[op]
+    around = (ops.pid == ops.pid[op]) & (ops.tid == ops.tid[op]) & (ops.ts_ns <= start)
+    around &= ops.ts_ns + ops.dur_ns >= end
+    candidates = np.flatnonzero(around)
+    for index in candidates[np.argsort(ops.dur_ns[candidates], kind="stable")].tolist():
+        name: str = trace.strings[ops.name_id[index]]
+        if name.startswith(OPS) and kind_in(name.partition(":")[2]):
+            return name
+    return ""
 
 
 def _comm_metadata(trace: Trace, rows: np.ndarray) -> Callable[[str], np.ndarray]:

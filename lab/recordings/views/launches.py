@@ -43,7 +43,7 @@ def kernel_steps(trace: Trace) -> np.ndarray:
 
 def steps_at(trace: Trace, ts_ns: np.ndarray) -> np.ndarray:
     """Number N of the ProfilerStep#N range around each time (n,), -1 outside all."""
-    numbers = np.array([*(_step_number(text) for text in trace.strings), -1])
+    numbers = np.array([*(step_number(text) for text in trace.strings), -1])
     found = trace.ranges.where((numbers[trace.ranges.name_id] >= 0) & ~trace.ranges.on_gpu)
     found = found.take(np.argsort(found.ts_ns, kind="stable"))
     if len(found) == 0:
@@ -70,7 +70,7 @@ def innermost(ops: Table, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -
     return result
 
 
-def _step_number(text: str) -> int:
+def step_number(text: str) -> int:
     digits = text.removeprefix(STEP_PREFIX)
     return int(digits) if digits != text and digits.isdecimal() and len(digits) < 10 else -1
 

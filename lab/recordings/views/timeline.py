@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lab.recordings.tables import MEMCPY, Table, Trace
+from lab.recordings.communication import communication
+from lab.recordings.tables import KERNEL, MEMCPY, Table, Trace
 from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at
 from lab.stats.intervals import spans, subtract, total, union
 
@@ -42,13 +43,14 @@ def gpu_timeline(
 
 def classify(trace: Trace) -> np.ndarray:
     """COMP, COMM or MEMCOPY (n,) for each row of `kernels`; fills count as computation."""
-    names = [name.lower() for name in trace.strings]
-    is_comm = np.array([*("nccl" in name or "rccl" in name for name in names), False])
-    is_copy = np.array([*("rocclr_copy" in name for name in names), False])
     kernels = trace.kernels
+    is_comm, is_copy = (np.zeros(len(trace.strings) + 1, dtype=bool) for _ in range(2))
+    for index in np.unique(kernels.name_id[kernels.name_id >= 0]).tolist():
+        is_comm[index] = communication(trace.strings[index]) is not None
+        is_copy[index] = "rocclr_copy" in trace.strings[index].lower()
     classes = np.full(len(kernels), COMP, dtype=np.int8)
     classes[(kernels.kind == MEMCPY) | is_copy[kernels.name_id]] = MEMCOPY
-    classes[is_comm[kernels.name_id]] = COMM
+    classes[is_comm[kernels.name_id] & (kernels.kind == KERNEL)] = COMM
     classes[trace.collectives.kernel] = COMM
     return classes
 
@@ -75,7 +77,7 @@ def _cpu_activity(trace: Trace, steps: Sequence[int] | None) -> dict[int, np.nda
         return spans(table.ts_ns[keep], table.dur_ns[keep])
 
     comm = np.concatenate([of(trace.ops, _is_comm_op), of(trace.ranges, is_gloo)])
-    return {COMP: of(trace.ops, _is_computation), COMM: comm, MEMCOPY: comm[:0]}
+    return {COMP: of(trace.ops, is_computation), COMM: comm, MEMCOPY: comm[:0]}
 
 
 def _is_comm_op(name: str) -> bool:
@@ -86,6 +88,6 @@ def is_gloo(name: str) -> bool:
     return name.startswith(GLOO_PREFIX)
 
 
-def _is_computation(name: str) -> bool:
+def is_computation(name: str) -> bool:
     """Operators have a namespace; autograd's and the profiler's only wrap or wait."""
     return "::" in name and not name.startswith(NOT_COMPUTATION)

@@ -52,8 +52,12 @@ def stacked_panels(
     parts: Sequence[Mapping[str, np.ndarray]],
     *,
     axis: str,
+    words: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Small multiples of stacked bars on one scale; each panel's `parts` is as in `stacked_bars`."""
+    """Small multiples of stacked bars on one scale; each panel's `parts` is as in `stacked_bars`.
+
+    words: what a role is called in the legend, where that is not its own name.
+    """
     across = min(4, len(titles))
     down = -(-len(titles) // across)
     tallest = max(len(panel) for panel in labels)
@@ -65,7 +69,7 @@ def stacked_panels(
         ax.set_visible(False)
     for ax in axes[max(0, len(titles) - across) : len(titles)]:
         ax.set_xlabel(axis)
-    add_legend(figure, parts[0], [])
+    add_legend(figure, parts[0], [], words)
     return figure
 
 

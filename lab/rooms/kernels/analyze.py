@@ -23,7 +23,7 @@ def frame_of(found: Catalogue) -> pd.DataFrame:
     for launch in found.launches:
         op = ops.get((launch.rank, launch.op_id))
         names = (op.name, folded(op.module_path)) if op else ("", "")
-        rows.append((launch.class_, *names, launch.phase, launch.dur_us))
+        rows.append((launch.class_, *names, launch.phase, launch.own_us))
     columns = ["class", "op", "module", "phase", "dur_us"]
     frame: pd.DataFrame = pd.DataFrame(rows, columns=columns)
     return frame

@@ -111,6 +111,12 @@ class Launch(msgspec.Struct, kw_only=True, omit_defaults=True):
     forward: int = -1
     correlation: int = -1
     row: int = -1  # of `kernels` (of `ops` for cpu_op) as lab.recordings.kineto reads the rank's trace
+    wait_us: float = 0.0  # of dur_us: a collective before its last rank came
+
+    @property
+    def own_us(self) -> float:
+        """What the launch costs: its duration without waiting for other ranks."""
+        return self.dur_us - self.wait_us
 
 
 class OpRecord(msgspec.Struct, kw_only=True, omit_defaults=True):

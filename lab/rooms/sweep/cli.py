@@ -1,4 +1,4 @@
-"""`lab run sweep` and `lab sweep`; `lab gemm` is in gemm/cli.py."""
+"""`lab run sweep` and `lab sweep`; `lab gemm` is in gemm/cli.py, `lab ranks` in ranks/cli.py."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from lab.rooms.sweep.gemm.cli import gemm
+from lab.rooms.sweep.ranks.cli import ranks
 from lab.terminal.click_types import IntList, options_of
 from lab.terminal.options import ONE_OR_MORE, choice, option, seed
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment
 
-__all__ = ["gemm", "run_sweep"]
+__all__ = ["gemm", "ranks", "run_sweep"]
 
 
 @click.command("sweep")

@@ -9,22 +9,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from lab.core.run import Run
 from lab.core.step import Status
 from lab.core.words import plural
 from lab.errors import LabError
 from lab.recordings.cache import load_trace
 from lab.recordings.views import device_of
-from lab.report.page import Files, Points, Section
+from lab.report.figures import save
+from lab.report.page import Block, Figure, Files, Points, Section, Table
 from lab.report.provenance import provenance
+from lab.report.tables import write_csv
 from lab.rooms.sweep.analyze import analyze
 from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.gemm.merge import MergeOptions
+from lab.rooms.sweep.gemm.pairs import explained_of
 from lab.rooms.sweep.gemm.places import Places, within
 from lab.rooms.sweep.gemm.report import Report as GemmReport
 from lab.rooms.sweep.gemm.steps import run_all
 from lab.rooms.sweep.layout import configs_of
+from lab.rooms.sweep.names import long_name
+from lab.rooms.sweep.ranks.page import SPAN_CAPTION
+from lab.rooms.sweep.ranks.picture import step_picture
+from lab.rooms.sweep.ranks.tables import account_table
 from lab.rooms.sweep.report import Findings, report
+from lab.rooms.sweep.unprofiled import sentences, unprofiled_table
+from lab.rooms.sweep.verdict.ranks import Settings, ranking
 
 STATUS = {Status.ok: "ok", Status.skipped: "ok"}
 
@@ -53,16 +64,22 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
         )
         progress("  GEMM pipeline: reports, variance, overlap, cause, plots, merged traces")
         tables, done = data.tables, run_all(where, data, MergeOptions(workers=workers))
+        explained = explained_of(data)
     else:
+        explained = {}
         tables, done = analyze(folder, expected=expected, workers=workers, progress=each), None
     manifest = run.manifest if run else None
+    steps = unprofiled_table(configs_of(folder, may_be_empty=True))
+    write_csv(steps, out / "tables" / "unprofiled.csv")
     found = report(
         tables,
         out=out,
         title=f"Sweep {folder.resolve().name}",
         provenance=provenance(folder, manifest),
         kind=manifest.kind.value if manifest else "measured",
-        more=[gemm_section(done, out)] if done else (),
+        more=[rank_section(explained, out), gemm_section(done, out)] if done else (),
+        ranks=explained,
+        outcome=sentences(steps),
     )
     return joined(found, done) if done else found
 
@@ -76,6 +93,34 @@ def on_gpu(where: Places) -> bool:
             except LabError:
                 continue
     return False
+
+
+def rank_section(settings: Settings, out: Path) -> Section:
+    """Settings as measured and without waiting; the account of the setting whose ranks wait longest."""
+    table = ranking(settings)
+    write_csv(table, out / "tables" / "ranking.csv")
+    frames = [
+        account_table(one).assign(threads=threads, channel=channel, repeat=repeat)
+        for (threads, channel, repeat), one in settings.items()
+    ]
+    account = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    write_csv(account, out / "tables" / "ranks.csv")
+    blocks: list[Block] = [
+        Table(table, "Settings as measured, and with waiting for late ranks taken out", "tables/ranking.csv")
+    ]
+    waits = {key: sum(wait.ns for wait in one.account.waits) for key, one in settings.items()}
+    if waits:
+        worst = max(waits, key=lambda key: waits[key])
+        one = settings[worst]
+        for step in one.account.together.steps[:2]:
+            name = f"ranks_step_{step}"
+            svg = save(step_picture(one, step), out / "figures", name)
+            caption = f"{long_name(*worst[:2])}, step {step}. {SPAN_CAPTION}"
+            blocks.append(Figure(svg, caption, f"figures/{name}.png", "tables/ranks.csv"))
+    blocks.append(Table(account, "Every rank and step, ns; the parts sum to the step", "tables/ranks.csv"))
+    return Section(
+        "Which rank makes the others wait", [b for b in blocks if not isinstance(b, Table) or len(b.frame)]
+    )
 
 
 def gemm_section(done: GemmReport, out: Path) -> Section:

@@ -15,6 +15,7 @@ from lab.rooms.sweep.config.checks import ignored_keys, planned_steps
 from lab.rooms.sweep.config.load import dump_train_config, load_train_config
 from lab.rooms.sweep.config.sweep import SweepConfig
 from lab.rooms.sweep.config.train import TrainConfig
+from lab.rooms.sweep.design import design_note
 
 TRAIN_CONFIG = "train.yaml"
 CPU_RANKS = 2
@@ -35,7 +36,7 @@ def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = F
         inputs={TRAIN_CONFIG: dump_train_config(train)},
         config=msgspec.to_builtins(config),
         skipped=done,
-        notes=_notes(train, site),
+        notes=_notes(config, train, site),
     )
 
 
@@ -129,8 +130,10 @@ def collective_env(vendor: str, threads: int, channels: int, folder: str, channe
     return {"NCCL_NTHREADS": str(threads), **channel_env, **logs}
 
 
-def _notes(train: TrainConfig, site: Site) -> tuple[str, ...]:
+def _notes(config: SweepConfig, train: TrainConfig, site: Site) -> tuple[str, ...]:
     notes = []
+    if site.gpus and (note := design_note(len(config.threads) * len(config.channels), config.repeats)):
+        notes.append(note)
     if keys := ignored_keys(train):
         notes.append(f"these keys of the training config have no effect here: {', '.join(keys)}")
     if site.vendor == "none":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.errors import LabError
+from lab.errors import BadDataError, LabError
 from lab.recordings import views
 from lab.recordings.cache import load_trace
 from lab.recordings.integrity.words import AT_LEAST, AT_MOST, bound
@@ -44,7 +44,10 @@ def read_rank(found: TraceFile) -> RankFigures:
 
 
 def figures_of(found: TraceFile, trace: Trace) -> RankFigures:
-    """Figures of a trace that has been read."""
+    """Figures of a trace that has been read. Raises BadDataError if it holds no events: that is no rank."""
+    if not len(trace.kernels) and not len(trace.ops):
+        fix = "record this rank again, or leave its file out"
+        raise BadDataError("the trace holds no events: it is no readable rank", where=found.path, fix=fix)
     named = UNKNOWN_RANK if found.rank is None else found.rank
     problems = list(trace.problems)
     rank = trace.meta.rank if trace.meta.rank is not None else named

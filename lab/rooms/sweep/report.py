@@ -20,7 +20,8 @@ from lab.rooms.sweep.tables import SETTING, SweepTables
 from lab.rooms.sweep.verdict.gemms import gemm_change, starved
 from lab.rooms.sweep.verdict.honoured import honoured
 from lab.rooms.sweep.verdict.ranking import Contender, certainty, contenders, headline, tied, uneven_steps
-from lab.rooms.sweep.verdict.time import cpu_only, exposed_share, left_out, on_cpu, origin, straggler
+from lab.rooms.sweep.verdict.ranks import Settings, bound_by_hosts, ranking, stragglers, who_wins
+from lab.rooms.sweep.verdict.time import cpu_only, exposed_share, left_out, on_cpu, origin
 
 QUESTION = "Which NCCL or RCCL setting starves the GEMMs, why, and did the setting take effect at all?"
 TABLES = ("timeline", "effective", "gemm", "configs", "problems")
@@ -60,15 +61,18 @@ def report(
     provenance: dict[str, dict[str, str]],
     kind: str = "measured",
     more: Sequence[Section] = (),
+    ranks: Settings | None = None,
+    outcome: Sequence[str] = (),
 ) -> Findings:
     """Write `out/tables/*.csv`, `out/figures/*.png` and `out/report.html`, and say what they show.
 
-    `kind` is measured, replayed or synthetic; `more` are sections that follow the sweep's own. Raises
+    `kind` is measured, replayed or synthetic; `more` are sections that follow the sweep's own; `ranks` is the
+    account of each setting, where there is one; `outcome` what the unprofiled steps say. Raises
     StorageError if `out` cannot be written.
     """
     files = [write_csv(getattr(tables, name), out / "tables" / f"{name}.csv") for name in TABLES]
     ranked = contenders(tables.configs)
-    sentences, status = _verdict(tables, ranked, kind), _status(tables, ranked)
+    sentences, status = _verdict(tables, ranked, kind, ranks or {}, outcome), _status(tables, ranked)
     page = Page(
         title=title,
         question=QUESTION,
@@ -100,15 +104,20 @@ def report(
     )
 
 
-def _verdict(tables: SweepTables, ranked: list[Contender], kind: str) -> list[str]:
+def _verdict(
+    tables: SweepTables, ranked: list[Contender], kind: str, ranks: Settings, outcome: Sequence[str]
+) -> list[str]:
     headlines = _headlines(tables, ranked)
     sentences = [
+        bound_by_hosts(ranks),  # before any comparison of settings
+        *outcome,
         headlines[0],
         origin(kind),
         *headlines[1:],
+        who_wins(ranking(ranks)),
         exposed_share(tables.configs),
         *([] if on_cpu(tables.timeline) else _of_settings(tables)),
-        straggler(tables.timeline),
+        *stragglers(ranks),
         *left_out(tables.configs),
     ]
     return [sentence for sentence in sentences if sentence]

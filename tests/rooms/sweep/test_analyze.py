@@ -159,9 +159,22 @@ def test_the_rank_of_the_trace_counts_when_the_folder_says_another(tmp_path):
 
 def test_two_traces_of_one_rank_are_reported(tmp_path):
     for name in ("rank0", "rank1"):
-        TraceWriter(rank=0, world_size=2).write(tmp_path / name / "trace_step1.json")
+        writer = TraceWriter(rank=0, world_size=2)
+        writer.gemm(4, 4, 4, 100, 10)
+        writer.write(tmp_path / name / "trace_step1.json")
     problems = analyze(tmp_path, workers=1).problems
     assert problems.what.str.contains("2 traces say that they are rank 0").sum() == 2
+
+
+def test_a_trace_without_events_is_no_readable_rank(tmp_path):
+    for rank in (0, 1):
+        writer = TraceWriter(rank=rank, world_size=2)
+        if rank == 0:
+            writer.gemm(4, 4, 4, 100, 10)
+        writer.write(tmp_path / f"rank{rank}" / "trace_step1.json")
+    tables = analyze(tmp_path, workers=1)
+    assert tables.configs.status.tolist() == ["incomplete"]
+    assert tables.problems.what.str.contains("holds no events").sum() == 1
 
 
 def test_a_cpu_run_says_that_it_is_one(tmp_path):

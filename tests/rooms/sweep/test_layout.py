@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from lab.errors import MissingError
+from lab.errors import MissingError, UsageError
 from lab.rooms.sweep.layout import find_configs, newest_trace
 
 
@@ -83,7 +84,8 @@ def test_every_nccl_log_of_a_setting_is_found(tmp_path):
         tmp_path, config(256, 28), config(256, 28, "nccl.node1.77.log"), config(256, 28, "nccl_channels.log")
     )
     touch(tmp_path, config(256, 28, "run_output.log"))
-    assert [p.name for p in find_configs(tmp_path)[0].nccl_logs] == ["nccl.node1.77.log", "nccl_channels.log"]
+    logs = ["nccl.node1.77.log", "nccl_channels.log", "run_output.log"]
+    assert [p.name for p in find_configs(tmp_path)[0].nccl_logs] == logs
 
 
 @pytest.mark.parametrize("start", ["", "256thread", "256thread/nccl_28channels"])
@@ -127,3 +129,35 @@ def test_the_h200_sweep_is_found_whole(shared_data):
     assert [(c.threads, c.channels) for c in found] == [(256, 28), (256, 42), (512, 28), (512, 42)]
     assert [[t.rank for t in c.traces] for c in found] == [list(range(8))] * 4
     assert all(len(c.nccl_logs) == 1 and c.traces[0].step == 7 for c in found)
+
+
+def test_a_parent_of_worker_traces_is_a_run_and_workers_are_ranks(tmp_path):
+    touch(tmp_path, *(f"job/out/worker{n}.17.pt.trace.json.gz" for n in (0, 1, 10)))
+    (found,) = find_configs(tmp_path)
+    assert found.path == tmp_path / "job/out" and [trace.rank for trace in found.traces] == [0, 1, 10]
+
+
+def test_a_tree_of_runs_is_one_configuration_per_folder_of_ranks(tmp_path):
+    touch(tmp_path, *(f"{run}/deep/rank{rank}/trace_step3.json" for run in "ab" for rank in (0, 1)))
+    found = find_configs(tmp_path)
+    assert [config.path for config in found] == [tmp_path / "a/deep", tmp_path / "b/deep"]
+
+
+def test_settings_with_a_suffix_are_found_and_told_apart(tmp_path):
+    touch(tmp_path, config(256, 28), "256thread/nccl_28channels_slow5/torch_profiler/rank0/trace_step3.json")
+    found = find_configs(tmp_path)
+    assert [(c.channels, c.repeat) for c in found] == [(28, 1), (28, 2)]
+    assert found[1].notes == ("nccl_28channels_slow5: counted as repeat 2 of its setting",)
+    (alone,) = find_configs(tmp_path / "256thread/nccl_28channels_slow5")
+    assert alone.channels == 28 and len(alone.traces) == 1
+
+
+def test_a_pattern_says_which_part_of_any_path_is_the_rank(tmp_path):
+    touch(tmp_path, *(f"host{host}/gpu{gpu}/t.json" for host in (0, 1) for gpu in (0, 1)))
+    touch(tmp_path, "host0/gpu0/notes.txt")
+    runs = find_configs(tmp_path, ranks=re.compile(r"gpu(\d+)/"))
+    assert [[trace.rank for trace in run.traces] for run in runs] == [[0, 1], [0, 1]]
+    (hosts,) = find_configs(tmp_path, ranks=re.compile(r"host(\d+)/gpu1/"))
+    assert [trace.rank for trace in hosts.traces] == [0, 1]
+    with pytest.raises(UsageError, match="no group"):
+        find_configs(tmp_path, ranks=re.compile(r"gpu\d+/"))

@@ -10,7 +10,7 @@ a trace without GPU rows, CPU ops stand in for launches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -22,6 +22,7 @@ from lab.rooms.kernels.catalogue.ops import OpBook
 from lab.rooms.kernels.catalogue.rank import RankData, no_launches, read_ranks
 from lab.rooms.kernels.catalogue.signatures import signatures_of
 from lab.rooms.kernels.catalogue.unique import unique_table
+from lab.rooms.kernels.catalogue.waits import mark_waits
 from lab.rooms.kernels.schema import Launch, OpRecord, Signatures
 from lab.rooms.kernels.trails import Trail
 
@@ -39,6 +40,7 @@ class Catalogue:
     signatures: Signatures
     unique: pd.DataFrame
     problems: list[str]
+    waits: dict[tuple[int, int], float] = field(default_factory=dict)  # ms by (waiting, awaited rank)
 
     @property
     def lacks(self) -> list[Lack]:
@@ -66,9 +68,10 @@ def put_together(ranks: list[RankData]) -> Catalogue:
         book = OpBook(rank, zero_ns)
         launches += launches_of(rank, book, zero_ns)
         ops += book.records()
+    waits = mark_waits(ranks, launches)
     signatures = signatures_of(ranks, launches)
     problems = [text for rank in ranks for text in rank.problems]
     problems += [*uneven_ranks(signatures), *launches_without_op(launches, ranks)]
     at_least = bound([lack for rank in ranks for lack in rank.trace.lacks])
     unique = unique_table(signatures, launches, at_least)
-    return Catalogue(ranks, launches, ops, signatures, unique, problems)
+    return Catalogue(ranks, launches, ops, signatures, unique, problems, waits)

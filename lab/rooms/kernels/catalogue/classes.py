@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lab.recordings import communication
 from lab.recordings.names import kernel_class
 
 # Class -> names of ops, without namespace and trailing underscore. For CPU ops this is the only source.
@@ -40,12 +41,11 @@ _OPS = {
 CLASS_OF_OP = {name: kind for kind, names in _OPS.items() for name in names.split()}
 # A kernel of these classes only says how it loops; the op knows better.
 VAGUE = ("elementwise", "other")
-COLLECTIVE_OPS = ("c10d::", "_c10d_functional::", "record_param_comms", "gloo:", "nccl:")
 
 
 def class_of_op(op: str) -> str:
     """One of lab.recordings.names' classes for an op; elementwise if nothing else is known."""
-    if op.startswith(COLLECTIVE_OPS):
+    if op.startswith(communication.OPS):
         return "comm"
     return CLASS_OF_OP.get(op.partition("::")[2].rstrip("_"), "elementwise")
 

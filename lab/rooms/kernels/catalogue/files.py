@@ -101,6 +101,7 @@ def _params(one: Launch, meta: Any) -> dict[str, Any]:
         "collective_name": one.coll,
         "ts_us": one.ts_us,
         "dur_us": one.dur_us,
+        "wait_us": one.wait_us,
         "category": one.class_,
         "op_id": _known(one.op_id),
         "phase": one.phase,

@@ -70,7 +70,7 @@ def _signature(
         count_per_forward=len(lines) / len(by_rank) / runs,
         count_by_rank=dict(sorted(by_rank.items())),
         modules={path: n for path, n in modules.most_common() if path},
-        dur_us=spread(np.array([launches[line].dur_us for line in lines])),
+        dur_us=spread(np.array([launches[line].own_us for line in lines])),
         launches=lines,
     )
 

@@ -27,6 +27,7 @@ def verdict_sentences(found: Catalogue, tables: dict[str, pd.DataFrame], busy: p
         f"Most time goes to {top['class']}: {top['share_percent']:.0f} % in "
         f"{plural(int(top['launches']), 'launch')}."
     )
+    sentences += _waits(found)
     sentences += [_phase_sentence(row) for row in tables["by_phase"].to_dict("records") if row["forwards"]]
     if found.signatures.device == "gpu":
         sentences += [
@@ -39,7 +40,7 @@ def verdict_sentences(found: Catalogue, tables: dict[str, pd.DataFrame], busy: p
 
 def _count_sentence(found: Catalogue) -> str:
     signatures = found.signatures
-    total_ms = sum(one.dur_us for one in found.launches) / 1000
+    total_ms = sum(one.own_us for one in found.launches) / 1000
     noun = ("launch", "launches") if signatures.device == "gpu" else ("CPU op with work", "CPU ops with work")
     forwards = ", ".join(f"{count} {phase}" for phase, count in signatures.forwards.items())
     ranks = f" over {len(signatures.ranks)} ranks" if len(signatures.ranks) > 1 else ""
@@ -49,6 +50,20 @@ def _count_sentence(found: Catalogue) -> str:
         f"{at_least}{count}, {len(signatures.signatures):,} distinct, "
         f"{total_ms:.2f} ms of their own time{f' in {forwards}' if forwards else ''}{ranks}."
     )
+
+
+def _waits(found: Catalogue) -> list[str]:
+    """How long collectives only waited, and for whom; this is neither communication nor an op's cost."""
+    if not found.waits:
+        return []
+    named = sorted(found.waits.items(), key=lambda item: -item[1])
+    parts = [f"rank {rank} for rank {awaited} {ms:.2f} ms" for (rank, awaited), ms in named[:3] if ms >= 0.01]
+    total = sum(found.waits.values())
+    where = f": {', '.join(parts)}" if parts else ""
+    return [
+        f"Beside that, collectives wait {total:.2f} ms for ranks that come later{where}; this counts as no "
+        "communication and for no op or module (`lab ranks` says why they wait)."
+    ]
 
 
 def _phase_sentence(row: dict[Any, Any]) -> str:

@@ -7,6 +7,7 @@ test then takes whole ranks as its units, and says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.effect import BY_RANK, effect, split_effects
 from lab.rooms.sweep.gemm.groups import usable
 from lab.rooms.sweep.gemm.report import Report
-from lab.rooms.sweep.gemm.shares import FACTORS, shares
+from lab.rooms.sweep.gemm.shares import SHARES, Pooled, in_words, pooled, shares
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.tables import SETTING, column_names, grouped
 
@@ -43,8 +44,7 @@ CAUSES = [
     *SETTING,
     *GROUP,
     *column_names("n median_us std_us time_spread_us2"),
-    *(f"{name}_share" for name in FACTORS),
-    *column_names("clocks_share unexplained_share verdict"),
+    *SHARES,
 ]
 CLOCKS = "traces hold no clocks, so their share is part of the rank's share or of the unexplained one"
 
@@ -61,7 +61,7 @@ def write_causes(data: SweepData, out: Path) -> Report:
         "gemm_variance_causes": causes,
     }
     files = [write_csv(table, out / f"{name}.csv") for name, table in tables.items()]
-    return Report(files, list(data.missing), list(data.problems), findings(effects, causes))
+    return Report(files, list(data.missing), list(data.problems), findings(effects, pooled_by_setting(data)))
 
 
 def effect_tables(data: SweepData) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -88,8 +88,16 @@ def effect_tables(data: SweepData) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataF
     )
 
 
-def findings(effects: pd.DataFrame, causes: pd.DataFrame) -> list[str]:
-    """Per configuration: how much longer GEMMs take beside a collective, and what that explains."""
+def pooled_by_setting(data: SweepData) -> dict[tuple[int, int], Pooled]:
+    """For each configuration what the spread of all its GEMMs goes with."""
+    return {
+        (int(threads), int(channel)): pooled(rows)
+        for (threads, channel), rows in grouped(usable(data), SETTING)
+    }
+
+
+def findings(effects: pd.DataFrame, spread: Mapping[tuple[int, int], Pooled]) -> list[str]:
+    """Per configuration: how much longer GEMMs take beside a collective, and what their spread goes with."""
     sentences = []
     for (threads, channel), rows in grouped(effects, SETTING):
         compared = rows.dropna(subset=["slowdown"])
@@ -97,8 +105,9 @@ def findings(effects: pd.DataFrame, causes: pd.DataFrame) -> list[str]:
         if compared.empty:
             sentences.append(f"{name}: no GEMM ran both with and without a collective beside it")
             continue
-        same = (causes["threads"] == threads) & (causes["channel"] == channel)
-        sentences.append(f"{name}: {_slowdown_words(compared)}; {_explained_words(causes[same])}")
+        sentences.append(
+            f"{name}: {_slowdown_words(compared)}; {in_words(spread[int(threads), int(channel)])}"
+        )
     return [*sentences, *([CLOCKS] if sentences else [])]
 
 
@@ -113,11 +122,3 @@ def _slowdown_words(compared: pd.DataFrame) -> str:
         f"{plural(len(compared), 'shape')}, {slowdown.min():.2f} to {slowdown.max():.2f}, {clear} clearly "
         f"longer{doubt}), which adds {added_ms:.1f} ms over all ranks and steps"
     )
-
-
-def _explained_words(causes: pd.DataFrame) -> str:
-    spread = causes["time_spread_us2"]
-    if not spread.sum():
-        return "the times of a shape do not vary"
-    percent = 100 * (causes["overlap_share"].fillna(0) * spread).sum() / spread.sum()
-    return f"this overlap explains {percent:.0f} % of the variance within shapes"

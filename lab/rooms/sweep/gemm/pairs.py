@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from lab.recordings.pairing import Pairs, pair_collectives
+from lab.recordings.ranks.explain import Explained
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.data import SweepData
+from lab.rooms.sweep.ranks.read import by_setting
 
 
 def pairs_of(data: SweepData) -> dict[tuple[int, int, int], Pairs]:
@@ -20,6 +22,18 @@ def pairs_of(data: SweepData) -> dict[tuple[int, int, int], Pairs]:
             if ranks
         }
     found: dict[tuple[int, int, int], Pairs] = data.memo["pairs"]
+    return found
+
+
+def explained_of(data: SweepData) -> dict[tuple[int, int, int], Explained]:
+    """The account of every configuration with a readable rank; what crosses streams is learnt over all."""
+    if "explained" not in data.memo:
+        works = {
+            setting: {rank: one.work for rank, one in ranks.items() if one.work is not None}
+            for setting, ranks in data.ranks.items()
+        }
+        data.memo["explained"] = by_setting(works)
+    found: dict[tuple[int, int, int], Explained] = data.memo["explained"]
     return found
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from lab.recordings import views
 from lab.recordings.cache import load_trace
+from lab.recordings.ranks import RankWork, work_of
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.instances import gemm_table, with_columns
 from lab.rooms.sweep.gemm.naming import report_name
@@ -42,7 +43,7 @@ class RankTables:
     """What one trace yields; all but figures are empty for a broken trace.
 
     gemm has one row per executed GEMM, groups one per shape: the GEMM sheet and, in columns _*, its key.
-    sheets holds those that reports over ranks need.
+    sheets holds those that reports over ranks need, work what the account of the ranks is made from.
     """
 
     figures: RankFigures
@@ -53,6 +54,7 @@ class RankTables:
     num_devices: int = 0
     sheets: dict[str, pd.DataFrame] = field(default_factory=dict)
     file: Path | None = None
+    work: RankWork | None = None
 
 
 def read_rank_tables(job: RankJob) -> RankTables:
@@ -79,4 +81,5 @@ def read_rank_tables(job: RankJob) -> RankTables:
         num_devices=len(trace.meta.devices),
         sheets={name: sheets[name] for name in ("gpu_timeline", "ops_summary", "coll_analysis")},
         file=file,
+        work=work_of(trace, figures.rank),
     )

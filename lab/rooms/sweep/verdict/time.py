@@ -1,11 +1,11 @@
-"""Where the time goes over the whole sweep, which rank is late, and what is left out."""
+"""Where the time goes over the whole sweep, and what is left out."""
 
 from __future__ import annotations
 
 import pandas as pd
 
 from lab.rooms.sweep.names import first_few, long_name, short_name
-from lab.rooms.sweep.tables import SETTING, grouped
+from lab.rooms.sweep.tables import SETTING
 from lab.rooms.sweep.verdict.ranking import Contender
 
 
@@ -26,20 +26,6 @@ def exposed_share(configs: pd.DataFrame) -> str | None:
         f"Exposed communication takes from {100 * shares.iloc[0]:.0f} % of the total time "
         f"({long_name(*low)}) to {100 * shares.iloc[-1]:.0f} % ({long_name(*high)})."
     )
-
-
-def straggler(timeline: pd.DataFrame) -> str | None:
-    """Ranks that spend less than half the others' time in collectives: the others wait there for them."""
-    cases = []
-    for (threads, channel), rows in grouped(timeline, SETTING):
-        comm_ms = rows.groupby("rank")["total_comm_time_ms"].median().sort_values()
-        if len(comm_ms) < 3 or comm_ms.iloc[0] >= 0.5 * comm_ms.iloc[1:].median():
-            continue
-        times = f"{comm_ms.iloc[0]:.0f} ms in collectives, the others {comm_ms.iloc[1:].median():.0f} ms"
-        cases.append(f"rank {comm_ms.index[0]} in {short_name(threads, channel)} ({times})")
-    if not cases:
-        return None
-    return f"One rank is late and the others wait for it inside their collectives: {first_few(cases)}."
 
 
 def left_out(configs: pd.DataFrame) -> list[str]:

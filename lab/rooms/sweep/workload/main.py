@@ -9,6 +9,7 @@ Without torchrun it runs as world size 1. It writes into DIR (JSON and traces wh
 - `rank_{rr:02d}_metrics.jsonl`: one line per optimizer step, flushed. A NaN or infinite figure is null there
   and spelled out in `nonfinite`. `profile.overlap` stays empty: DDP's reducer cannot be timed from Python;
   the overlap is in the trace.
+- `hang/rank{r}.pkl` and `.stack.txt`: only of a step that stalled (`--stall-timeout`, `lab ranks hang`).
 - `environment.json` (rank 0): versions, devices, variables that steer them, the GPUs before and after.
 
 Exit codes are those of lab.errors, 1 for any other exception, 130 and 143 for SIGINT and SIGTERM.
@@ -20,7 +21,7 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from lab.rooms.sweep.workload.profiler import profile_phase, profiler
 from lab.rooms.sweep.workload.trainer import Trainer
 from lab.workload.environment import describe_environment, gpu_state
 from lab.workload.rank import RankContext, choose_device, process_group
+from lab.workload.stall import watch_for_stall
 from lab.workload.start import start, write_json
 
 log = logging.getLogger("lab.workload")
@@ -69,13 +71,19 @@ def run(config: TrainConfig, out: Path, context: RankContext) -> None:
     if context.rank == 0:
         environment = {**describe_environment(context, device), "ignored_keys": ignored_keys(config)}
         write_json(out / "environment.json", environment)
-    with process_group(context, device):
-        train(config, out, context, device)
+    with watch_for_stall(out, context) as progressed, process_group(context, device):
+        train(config, out, context, device, progressed)
     if environment:
         write_json(out / "environment.json", {**environment, "smi_after": gpu_state()})
 
 
-def train(config: TrainConfig, out: Path, context: RankContext, device: torch.device) -> None:
+def train(
+    config: TrainConfig,
+    out: Path,
+    context: RankContext,
+    device: torch.device,
+    progressed: Callable[[], None] = lambda: None,
+) -> None:
     """The loop: one optimizer step, one line of metrics, one step of the profiler."""
     total_steps, steps_per_epoch = planned_steps(config, context.world_size)
     trainer = Trainer(config, context, device)
@@ -103,6 +111,7 @@ def train(config: TrainConfig, out: Path, context: RankContext, device: torch.de
                 metrics.flush()
             if profile is not None:
                 profile.step()
+            progressed()
 
 
 def report_step(line: dict[str, Any], log_interval: int, total_steps: int) -> None:

@@ -23,6 +23,7 @@ def instances(dur_us, beside, *, rank=0, step=None, other_share=0.0, cold=False)
             "ts_ns": 0,
             "end_ns": dur_ns,
             "comm_ns": dur_ns * beside,
+            "comm_share": beside.astype(float),
             "overlap": np.where(beside, FULL, FREE),
             "family": "nvjet",
             "cold": cold,

@@ -69,5 +69,6 @@ def test_the_h200_sweep_gives_its_golden_slowdowns(shared_data):
     row = at_42.loc[(4096, 8192, 2048, "(2048, 1) (1, 2048)")]
     assert (row["free_median_us"], row["overlapped_median_us"]) == pytest.approx((178.5, 262.0), abs=0.1)
     assert effects["ci_low"].min() > 1
+    # What the overlap and the rank share goes to neither alone.
     weighted = (causes["overlap_share"] * causes["time_spread_us2"]).sum() / causes["time_spread_us2"].sum()
-    assert weighted > 0.9
+    assert 0.4 < weighted < 0.8

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from lab.rooms.sweep.verdict.ranking import Contender
-from lab.rooms.sweep.verdict.time import cpu_only, exposed_share, left_out, on_cpu, origin, straggler
+from lab.rooms.sweep.verdict.time import cpu_only, exposed_share, left_out, on_cpu, origin
 
 
 def shares(*rows):
@@ -42,42 +42,6 @@ def test_no_exposed_communication_at_all_is_not_told():
     assert shares((256, 0, 100, "ok"), (512, 0, 100, "ok")) is None
     assert "from 0 %" in shares((256, 0, 100, "ok"), (512, 1, 100, "ok"))
     assert "from 0 % of" in shares((256, 0, 100, "ok"), (512, 30, 100, "ok"))
-
-
-def late(*comm_ms, threads=256):
-    return pd.DataFrame(
-        {"threads": threads, "channel": 28, "rank": range(len(comm_ms)), "total_comm_time_ms": comm_ms}
-    )
-
-
-@pytest.mark.parametrize(
-    ("comm_ms", "named"),
-    [
-        ((100, 49, 100), True),
-        ((100, 50, 100), False),
-        ((100, 51, 100), False),
-        ((100, 49), False),
-        ((49, 90, 100, 110), True),
-        ((49, 90, 97, 200), False),
-    ],
-)
-def test_a_rank_is_late_below_half_the_median_of_at_least_two_others(comm_ms, named):
-    assert (straggler(late(*comm_ms)) is not None) is named
-
-
-def test_the_late_rank_is_named_with_its_time_and_that_of_the_others():
-    assert "rank 2 in 256t 28ch (10 ms in collectives, the others 95 ms)" in straggler(late(90, 95, 10, 130))
-
-
-def test_repeats_of_a_rank_count_by_their_median():
-    rows = pd.concat([late(100, 10, 100), late(100, 100, 100), late(100, 100, 100)])
-    assert straggler(rows) is None
-
-
-def test_configurations_without_a_straggler_do_not_hide_those_with_one():
-    text = straggler(pd.concat([late(100, 90, 100), late(10, 100, 100, threads=512)]))
-    assert "rank 0 in 512t 28ch" in text and "256t" not in text
-    assert straggler(pd.concat([late(100, 90), late(10, 100, 100, threads=512)])) is not None
 
 
 def test_what_is_left_out_is_grouped_by_status_and_reason():

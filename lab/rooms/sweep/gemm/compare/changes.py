@@ -49,6 +49,9 @@ def config_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
         )
     frame: pd.DataFrame = pd.DataFrame(rows)
     frame["p_holm"] = holm(frame["p_value"].to_numpy(dtype=float))
+    tested = int(frame["p_value"].notna().sum())
+    pairs = zip(frame["repeats_base"], frame["repeats_other"], strict=True)
+    frame["least_p_holm"] = [min(1.0, tested * least_p(*pair)) for pair in pairs]
     frame["judgement"] = [_judge(row) for row in frame.itertuples()]
     return frame
 
@@ -83,6 +86,18 @@ def gemm_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
     return ordered
 
 
+def least_p(repeats_base: int, repeats_other: int) -> float:
+    """The least two-sided p of a permutation test of so many repeats: 2 over their arrangements."""
+    if min(repeats_base, repeats_other) < 1:
+        return 1.0
+    return min(1.0, 2 / math.comb(repeats_base + repeats_other, repeats_base))
+
+
+def repeats_needed(comparisons: int) -> int:
+    """How many repeats of each let the clearest of so many differences reach significance after Holm."""
+    return next(n for n in range(2, 50) if comparisons * least_p(n, n) <= SIGNIFICANT)
+
+
 def holm(p_values: np.ndarray) -> np.ndarray:
     """Holm's step-down correction of (n,) p-values; NaN stays NaN and does not count.
 
@@ -102,7 +117,7 @@ def _judge(row: Any) -> str:
         return "not in both"
     if fewest == 1:
         return "one run each"
-    if 2 / math.comb(row.repeats_base + row.repeats_other, row.repeats_base) > SIGNIFICANT:
+    if row.least_p_holm > SIGNIFICANT:
         return "too few repeats"  # not even the clearest difference could reach significance
     if row.p_holm >= SIGNIFICANT:
         return "no difference shown"

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lab.core.words import plural
+from lab.rooms.sweep.gemm.compare.changes import SIGNIFICANT, repeats_needed
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
 from lab.rooms.sweep.names import first_few, short_name
 
@@ -48,7 +49,23 @@ def _headline(rows: pd.DataFrame, base: str, other: str) -> str:
     change = f"{low:+.1f} %" if low == high else f"{low:+.1f} to {high:+.1f} %"
     return (
         f"{other} against {base}: total time changes by {change} over "
-        f"{plural(len(rows), 'configuration')}; {UNPROVEN[rows['judgement'].mode()[0]]}."
+        f"{plural(len(rows), 'configuration')}; {UNPROVEN[rows['judgement'].mode()[0]]}{_advice(rows)}."
+    )
+
+
+def _advice(rows: pd.DataFrame) -> str:
+    """What these repeats could have shown, and what design could show more."""
+    tested = int(rows["p_value"].notna().sum())
+    if not tested:
+        return "; 4 fresh runs of one pair of settings each, named beforehand, could show a difference"
+    least = float(rows["least_p_holm"].min())
+    if least <= SIGNIFICANT:
+        return ""
+    needed = repeats_needed(tested)
+    return (
+        f": over {plural(tested, 'comparison')} the least p that they can give is {least:.2f} after Holm, so "
+        f"{SIGNIFICANT:g} is out of reach whatever the difference. {needed} repeats of each would reach it; "
+        f"or compare the best alone with fresh runs ({repeats_needed(1)} of each)"
     )
 
 

@@ -1,15 +1,14 @@
-"""Which rank keeps the others waiting, and why."""
+"""Which rank keeps the others waiting; why, is what the account of the ranks says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
-from lab.core.words import plural
 from lab.recordings.pairing import Pairs
+from lab.recordings.ranks.explain import Explained
 from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.pairs import of_rank, times_by_rank
 from lab.rooms.sweep.gemm.rank import RankTables
@@ -23,23 +22,24 @@ STRAGGLERS = column_names(
     "verdict times_arrived_first mean_wait_time_us caused_wait_time_us computation_time_ms "
     "idle_time_ms end_deviation_us total_nccl_dur_us repeat"
 )
-# A rank is named only if it is last 1.5 times as often as by chance, and in at least 15 % of the collectives.
-NAMED_SHARE, LEAST_SHARE = 1.5, 0.15
-# Without any fault, the ends of a collective differ by about 20 us around a ring (8 H200).
-NOTABLE_END_US, NOTABLE_END_SHARE = 50.0, 0.1
 
 
-def stragglers(data: SweepData, paired: Mapping[tuple[int, int, int], Pairs]) -> pd.DataFrame:
-    """One row per configuration and rank with a verdict: who keeps the others waiting, and the evidence."""
+def stragglers(
+    data: SweepData,
+    paired: Mapping[tuple[int, int, int], Pairs],
+    explained: Mapping[tuple[int, int, int], Explained],
+) -> pd.DataFrame:
+    """One row per configuration and rank: who waited and who caused it, and what the account finds on it."""
     frames = {}
     for setting, pairs in paired.items():
         summary = straggler_summary(pairs, data.ranks[setting], Nodes(data.ranks[setting]))
         times = [data.ranks[setting][rank].figures.timeline or {} for rank in summary["rank"]]
         for name in ("computation_time_ms", "idle_time_ms"):
             summary[name] = [row.get(name, np.nan) for row in times]
-        latency_us = float(np.median(pairs.collectives.latency_us)) if len(pairs.collectives) else np.nan
-        records = summary.to_dict("records")
-        summary["verdict"] = [straggler_verdict(row, records, latency_us) for row in records]
+        found = explained[setting].findings if setting in explained else ()
+        summary["verdict"] = [
+            "; ".join(one.text for one in found if one.rank == rank) for rank in summary["rank"]
+        ]
         frames[setting] = summary
     return over_settings(frames, STRAGGLERS)
 
@@ -75,40 +75,12 @@ def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Node
     return result
 
 
-def straggler_verdict(
-    row: Mapping[Any, Any], everyone: Sequence[Mapping[Any, Any]], latency_us: float
-) -> str:
-    """Why this rank arrives last; "" if it does not do so notably often.
-
-    Measured against the medians of the others: more GPU idle time means that its work is launched late, more
-    computation that it computes longer. A rank that arrives in time and still ends late has a slower link.
-    """
-    others = [one for one in everyone if one["rank"] != row["rank"]]
-    if not others or not row["num_collectives"]:
-        return ""
-    late_end = row["end_deviation_us"] > max(NOTABLE_END_US, NOTABLE_END_SHARE * latency_us)
-    share = row["times_arrived_last"] / row["num_collectives"]
-    if share < max(NAMED_SHARE / len(everyone), LEAST_SHARE):
-        end = f"its link is slower: it ends {row['end_deviation_us']:.0f} µs after the others"
-        return end if late_end else ""
-    mine = {name: float(row[name]) for name in ("computation_time_ms", "idle_time_ms")}
-    usual = {name: float(np.median([one[name] for one in others])) for name in mine}
-    more_comp, more_idle = (mine[name] - usual[name] for name in mine)
-    comp, idle = (f"{mine[name]:.1f} ms (others {usual[name]:.1f} ms)" for name in mine)
-    if more_idle > max(more_comp, 0):
-        return f"starts later: its GPU is idle for {idle} and computes {comp}, so its launches come late"
-    if more_comp > 0:
-        return f"computes longer: {comp}; idle {idle}"
-    return f"arrives last without a cause in the trace: computes {comp}, idle {idle}"
-
-
-def straggler_findings(late: pd.DataFrame) -> list[str]:
-    """One sentence per named straggler."""
-    named = late[late["verdict"] != ""]
+def straggler_findings(explained: Mapping[tuple[int, int, int], Explained]) -> list[str]:
+    """One sentence per finding, setting by setting, those that bind first."""
     return [
-        f"{long_name(row['threads'], row['channel'])}: rank {row['rank']} arrives last in "
-        f"{row['times_arrived_last']} of {plural(row['num_collectives'], 'collective')}; {row['verdict']}"
-        for row in named.to_dict("records")
+        f"{long_name(threads, channel)}: {finding.text}"
+        for (threads, channel, _), one in explained.items()
+        for finding in one.findings
     ]
 
 

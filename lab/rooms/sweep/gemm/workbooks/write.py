@@ -18,7 +18,7 @@ from lab.report.excel import write_workbook
 from lab.report.tables import write_csv
 from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.naming import report_name
-from lab.rooms.sweep.gemm.pairs import pairs_of
+from lab.rooms.sweep.gemm.pairs import explained_of, pairs_of
 from lab.rooms.sweep.gemm.report import Report
 from lab.rooms.sweep.gemm.workbooks.collectives import collective_sheets
 from lab.rooms.sweep.gemm.workbooks.comparisons import write_comparisons
@@ -50,7 +50,8 @@ def write_reports(data: SweepData, out: Path) -> Report:
         sheets = collective_sheets(pairs, data.ranks[setting])
         files.append(write_workbook(sheets, out / report_name("collective", setting, "")))
     files += write_comparisons(data, out)
-    late = stragglers(data, paired)
+    explained = explained_of(data)
+    late = stragglers(data, paired, explained)
     tables = csv_tables(data, paired, late)
     files += [write_csv(frame, out / f"{name}.csv") for name, frame in tables.items()]
     problems = [
@@ -58,7 +59,7 @@ def write_reports(data: SweepData, out: Path) -> Report:
         for (threads, channel, _), pairs in paired.items()
         for what in pairs.problems
     ]
-    return Report(files, list(data.missing), [*data.problems, *problems], straggler_findings(late))
+    return Report(files, list(data.missing), [*data.problems, *problems], straggler_findings(explained))
 
 
 def csv_tables(

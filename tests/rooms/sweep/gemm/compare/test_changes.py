@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes, holm
+from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes, holm, repeats_needed
+from lab.rooms.sweep.gemm.compare.sentences import compared_in_words
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments
 from tests.rooms.sweep.made import sweep as made
+
+_NO_GEMM = pd.DataFrame(columns=["other", "ci_low_percent", "ci_high_percent"])
+_SAME = pd.DataFrame(columns=["what", "state"])
 
 
 def one(label: str, totals_ms: dict[tuple[int, int], list[float]], **facts: str) -> Sweep:
@@ -29,6 +34,23 @@ def test_one_run_each_is_never_called_faster_or_slower() -> None:
 
 def test_three_repeats_cannot_reach_significance_and_the_page_says_so() -> None:
     assert judgement([100.0, 101.0, 102.0], [50.0, 51.0, 52.0]) == "too few repeats"
+
+
+def test_over_many_configurations_the_page_says_that_no_difference_could_be_shown_and_what_could() -> None:
+    cells = [(threads, channel) for threads in (256, 512) for channel in (28, 42, 56, 70)]
+    before = {cell: [100.0, 101.0, 102.0, 103.0] for cell in cells}
+    after = {cell: [150.0, 151.0, 152.0, 153.0] for cell in cells}
+    frame = config_changes(one("a", before), one("b", after))
+    assert set(frame["judgement"]) == {"too few repeats"}
+    assert frame["least_p_holm"].tolist() == pytest.approx([8 * 2 / 70] * 8)
+    text = compared_in_words(frame.assign(other="b"), _NO_GEMM, _SAME, one("a", {}), [one("b", {})])[0]
+    assert "least p that they can give is 0.23" in text and "6 repeats of each" in text
+    assert "fresh runs (4 of each)" in text
+
+
+@pytest.mark.parametrize(("comparisons", "repeats"), [(1, 4), (3, 5), (6, 5), (7, 6), (28, 7)])
+def test_the_repeats_needed_are_those_of_the_exact_test(comparisons: int, repeats: int) -> None:
+    assert repeats_needed(comparisons) == repeats
 
 
 def test_clear_repeats_are_slower_or_faster() -> None:

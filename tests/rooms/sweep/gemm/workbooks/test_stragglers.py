@@ -5,124 +5,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from lab.recordings.pairing import Pairs
+from lab.recordings.ranks.explain import Finding
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.workbooks.nodes import Nodes
 from lab.rooms.sweep.gemm.workbooks.stragglers import (
     STRAGGLERS,
     straggler_findings,
     straggler_summary,
-    straggler_verdict,
     stragglers,
 )
 
 pytestmark = pytest.mark.filterwarnings("error")  # an empty mean would warn on every page
-
-
-def ranks(**late: float) -> list[dict[str, float]]:
-    usual = {
-        "num_collectives": 48,
-        "times_arrived_last": 0,
-        "computation_time_ms": 47.0,
-        "idle_time_ms": 2.5,
-        "end_deviation_us": 0.0,
-    }
-    return [
-        {**usual, "rank": 0, "times_arrived_last": 48, **late},
-        *({**usual, "rank": r} for r in range(1, 8)),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("late", "verdict"),
-    [
-        ({"computation_time_ms": 34.8, "idle_time_ms": 102.1}, "starts later"),
-        ({"computation_time_ms": 60.0, "idle_time_ms": 2.0}, "computes longer"),
-        ({"times_arrived_last": 3, "end_deviation_us": 400.0}, "its link is slower"),
-        ({"computation_time_ms": 46.0, "idle_time_ms": 2.0}, "arrives last without a cause"),
-        ({"times_arrived_last": 3}, ""),
-        ({"times_arrived_last": 6, "end_deviation_us": 40.0}, ""),
-    ],
-)
-def test_a_straggler_is_named_with_the_evidence(late, verdict):
-    rows = ranks(**late)
-    assert straggler_verdict(rows[0], rows, 300.0).startswith(verdict)
-    assert bool(verdict) == bool(straggler_verdict(rows[0], rows, 300.0))
-    assert straggler_verdict(rows[0], rows[:1], 300.0) == ""
-
-
-def named(last, collectives, of_ranks):
-    """Whether a rank that was last so many times is named, without any other sign."""
-    usual = {"computation_time_ms": 1.0, "idle_time_ms": 1.0, "end_deviation_us": 0.0}
-    rows = [{**usual, "rank": rank, "num_collectives": collectives} for rank in range(of_ranks)]
-    rows[0]["times_arrived_last"] = last
-    return bool(straggler_verdict(rows[0], rows, 300.0))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "collectives", "least"),
-    [
-        (2, 4, 3),  # 1.5 times as often as by chance: 3/4
-        (4, 1000, 375),  # 3/8
-        (8, 16, 3),  # 3/16
-        (8, 1000, 188),
-        (10, 100, 15),  # from 10 ranks on, 15 %
-        (11, 100, 15),
-        (64, 100, 15),
-        (64, 1000, 150),
-    ],
-)
-def test_a_straggler_is_last_notably_often(ranks, collectives, least):
-    assert named(least, collectives, ranks) and named(collectives, collectives, ranks)
-    assert not named(least - 1, collectives, ranks) and not named(0, collectives, ranks)
-
-
-@pytest.mark.parametrize(
-    ("latency_us", "limit_us"), [(0.0, 50.0), (300.0, 50.0), (500.0, 50.0), (510.0, 51.0), (4000.0, 400.0)]
-)
-def test_an_end_is_late_beyond_50_us_and_a_tenth_of_the_latency(latency_us, limit_us):
-    for end_us, late in ((limit_us - 0.01, False), (limit_us, False), (limit_us + 0.01, True)):
-        rows = ranks(times_arrived_last=0, end_deviation_us=end_us)
-        verdict = straggler_verdict(rows[0], rows, latency_us)
-        assert bool(verdict) is late and (not late or f"ends {end_us:.0f} µs after" in verdict)
-
-
-def test_a_rank_without_collectives_or_alone_is_no_straggler():
-    rows = ranks(num_collectives=0)
-    assert straggler_verdict(rows[0], rows, 300.0) == ""
-    rows = ranks(num_collectives=1, times_arrived_last=1)
-    assert straggler_verdict(rows[0], rows, 300.0) and not straggler_verdict(rows[0], rows[:1], 300.0)
-
-
-@pytest.mark.parametrize(
-    ("more_comp_ms", "more_idle_ms", "cause"),
-    [
-        (0.0, 0.5, "starts later"),
-        (-2.0, 0.5, "starts later"),
-        (0.5, 1.0, "starts later"),
-        (0.5, 0.5, "computes longer"),
-        (0.5, 0.0, "computes longer"),
-        (0.5, -9.0, "computes longer"),
-        (0.0, 0.0, "arrives last without a cause"),
-        (-0.5, 0.0, "arrives last without a cause"),
-        (0.0, -0.5, "arrives last without a cause"),
-    ],
-)
-def test_the_larger_excess_over_the_others_is_the_cause(more_comp_ms, more_idle_ms, cause):
-    rows = ranks(computation_time_ms=47.0 + more_comp_ms, idle_time_ms=2.5 + more_idle_ms)
-    assert straggler_verdict(rows[0], rows, 300.0).startswith(cause)
-
-
-def test_the_others_are_measured_by_their_median_and_the_numbers_are_told():
-    rows = ranks(computation_time_ms=50.25, idle_time_ms=30.5)[:4]
-    for row, computes_ms, idle_ms in zip(rows[1:], (40.0, 48.0, 900.0), (1.0, 3.0, 700.0), strict=True):
-        row.update(computation_time_ms=computes_ms, idle_time_ms=idle_ms)
-    told = straggler_verdict(rows[0], rows, 300.0)
-    assert told.startswith("starts later")
-    assert "idle for 30.5 ms (others 3.0 ms)" in told and "computes 50.2 ms (others 48.0 ms)" in told
 
 
 def matched(*calls, latencies_us=(), complete=()):
@@ -244,37 +140,33 @@ def test_the_table_has_a_row_per_configuration_and_rank_with_the_evidence_from_i
         (512, 28, 2): {0: rank(None), 1: rank({"idle_time_ms": 7.0}), 2: rank(busy)},
     }
     pairs = {setting: matched(FIRST, SECOND, THIRD, TORN) for setting in settings}
-    table = stragglers(SimpleNamespace(ranks=settings), pairs)
+    late_host = Finding(1, "host_late", True, 4.0, (5,), 3.5, "rank 1: its host launches late")
+    explained = {(256, 28, 1): SimpleNamespace(findings=(late_host,))}
+    table = stragglers(SimpleNamespace(ranks=settings), pairs, explained)
     assert list(table) == STRAGGLERS and len(table) == 6
     assert table["threads"].tolist() == [256] * 3 + [512] * 3
     assert table["channel"].tolist() == [28] * 6 and table["repeat"].tolist() == [1] * 3 + [2] * 3
     assert table["rank"].tolist() == [0, 1, 2] * 2
     np.testing.assert_array_equal(table["computation_time_ms"], [10, 11, 10, np.nan, np.nan, 10])
     np.testing.assert_array_equal(table["idle_time_ms"], [1, 5, 1, np.nan, 7, 1])
-    assert [bool(verdict) for verdict in table["verdict"]] == [False, True, False] * 2
-    assert "idle for 5.0 ms (others 1.0 ms)" in table["verdict"][1]
-
-
-@pytest.mark.parametrize(("latencies_us", "late"), [((1, 200, 9000), True), ((1, 900, 901), False)])
-def test_a_late_end_is_held_against_the_median_latency(latencies_us, late):
-    calls = [{0: (at, 100), 1: (at + 5, 95), 2: (at - 5, 185)} for at in (1000, 2000, 3000)]
-    pairs = {(256, 28, 1): matched(*calls, latencies_us=latencies_us)}
-    table = stragglers(SimpleNamespace(ranks={(256, 28, 1): {n: rank(None) for n in range(3)}}), pairs)
-    assert ("ends 80 µs after" in table["verdict"][2]) is late
+    assert table["verdict"].tolist() == ["", "rank 1: its host launches late", "", "", "", ""]
 
 
 def test_a_configuration_without_collectives_names_nobody():
     nothing = matched(FIRST)
     none = Pairs((), nothing.collectives.take([]), nothing.instances.take([]), {}, {}, ())
-    table = stragglers(SimpleNamespace(ranks={(256, 28, 1): {0: rank(None)}}), {(256, 28, 1): none})
+    table = stragglers(SimpleNamespace(ranks={(256, 28, 1): {0: rank(None)}}), {(256, 28, 1): none}, {})
     assert table["verdict"].tolist() == [""] and table["num_collectives"].tolist() == [0]
     assert table["caused_wait_time_us"].tolist() == table["end_deviation_us"].tolist() == [0]
 
 
-def test_a_finding_names_configuration_rank_and_count():
-    rows = [(256, 28, 3, 1, 1, "computes longer: why"), (512, 42, 0, 0, 48, ""), (512, 0, 5, 6, 48, "late")]
-    columns = ["threads", "channel", "rank", "times_arrived_last", "num_collectives", "verdict"]
-    assert straggler_findings(pd.DataFrame(rows, columns=columns)) == [
-        "256 threads, 28 channels: rank 3 arrives last in 1 of 1 collective; computes longer: why",
-        "512 threads: rank 5 arrives last in 6 of 48 collectives; late",
+def test_findings_name_the_configuration_and_what_is_hidden_too():
+    found = (
+        Finding(7, "host_late", True, 107.0, (5, 6), 90.0, "rank 7: its host launches late"),
+        Finding(5, "more_work", False, 13.0, (5, 6), 0.0, "rank 5: it has more work; hidden"),
+    )
+    explained = {(256, 28, 1): SimpleNamespace(findings=found), (512, 0, 1): SimpleNamespace(findings=())}
+    assert straggler_findings(explained) == [
+        "256 threads, 28 channels: rank 7: its host launches late",
+        "256 threads, 28 channels: rank 5: it has more work; hidden",
     ]

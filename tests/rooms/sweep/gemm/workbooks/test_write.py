@@ -159,7 +159,8 @@ def test_the_late_rank_is_named_and_its_wait_is_on_the_others_rows(report):
     assert late["times_arrived_last"].tolist() == [2, 2] and late["total_wait_time_us"].tolist() == [0, 0]
     assert waits["total_wait_time_us"].tolist() == [300, 300]
     assert late["caused_wait_time_us"].tolist() == [300, 300]
-    assert all(late["verdict"]) and not any(waits["verdict"])
+    # 0.15 ms late is below what names a straggler (0.5 ms): no word on either.
+    assert not any(late["verdict"]) and not any(waits["verdict"])
 
 
 def test_bandwidth_is_bytes_over_the_shortest_time_with_nccl_tests_factor(report):
@@ -218,8 +219,14 @@ def test_the_h200_sweep_gives_its_golden_stragglers(shared_data, tmp_path):
         (512, 28): {0: 16, 5: 22, 6: 10},
         (512, 42): {0: 48},
     }
-    assert last["verdict"].str.startswith("starts later").all()
-    assert late.drop(last.index)["verdict"].isna().all()
+    assert last["verdict"].str.contains("its host launches late").all()
+    others = late.drop(last.index).dropna(subset=["verdict"])
+    assert list(zip(others["threads"], others["channel"], others["rank"], strict=True)) == [
+        (512, 42, 6),
+        (512, 42, 7),
+    ]
+    assert others["verdict"].str.contains("enters the recording late").all()
+    assert others["verdict"].str.contains("costs nothing until rank 0 is repaired").all()
     skew = pd.read_csv(tmp_path / "collectives.csv").groupby(["threads", "channel"])["start_skew_us"]
     assert skew.mean().tolist() == pytest.approx([2790.6, 2270.4, 2355.4, 2634.6], abs=0.05)
     assert skew.max().tolist() == pytest.approx([6916.6, 6917.4, 6877.9, 7243.6], abs=0.05)

@@ -1,0 +1,97 @@
+"""Kernels that move data between ranks: one table for timelines, pairing, classes and colours.
+
+Kernels of NCCL and RCCL carry metadata in most recordings; the others (custom all-reduce, symmetric memory,
+expert dispatch) have a name only, so the kind of call comes from it or from the op that launched it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class Communication(NamedTuple):
+    """What a communication kernel is.
+
+    kind is that of `pairing.kinds`, "" where the name does not say. blocking: no rank leaves before all have
+    entered. fused: it computes as well (a norm behind the all-reduce), so it is both.
+    """
+
+    library: str
+    kind: str
+    blocking: bool = True
+    fused: bool = False
+
+
+# Part of a name without underscores -> kind; the first match counts.
+KINDS = (
+    ("reducescatter", "reduce_scatter"),
+    ("allreduce", "all_reduce"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("barrier", "all_reduce"),
+    ("broadcast", "broadcast"),
+    ("sendrecv", "p2p"),
+    ("send", "p2p"),
+    ("recv", "p2p"),
+    ("reduce", "reduce"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+)
+
+# Names that hold the words and move nothing between ranks: copies, generated reductions, layouts.
+_LOCAL = re.compile(
+    r"__amd_rocclr_|^triton_(?!.*(symm|nvshmem))|get_dispatch_layout|^(void )?(at::native|cub::)",
+    re.IGNORECASE,
+)
+
+# (library, pattern, kind or "" for the name's own words, blocking, fused); the first match counts.
+_TABLE = [
+    ("NCCL symmetric", r"ncclSymk\w*Kernel_", "", True, False),
+    ("MSCCL", r"mscclKernel_", "", True, False),
+    ("MSCCL++", r"mscclpp", "", True, False),
+    ("NVSHMEM", r"nvshmem", "", True, False),
+    ("NCCL", r"nccl|rccl(?!r)", "", True, False),
+    ("custom all-reduce", r"cross_device_reduce_[12]stage", "all_reduce", True, False),
+    ("quick all-reduce", r"quickreduce|allreduce_prototype", "all_reduce", True, False),
+    ("TensorRT-LLM", r"allreduce_fusion_kernel|(one|two)shotAllreduce\w*Norm", "all_reduce", True, True),
+    ("TensorRT-LLM", r"(one|two)shotAllreduce", "all_reduce", True, False),
+    ("symmetric memory", r"multimem_all_gather", "all_gather", True, False),
+    ("symmetric memory", r"multimem_(one_shot_|two_shot_)?(all_)?reduce", "all_reduce", True, False),
+    ("symmetric memory", r"(one|two)_shot_(all_reduce|reduce_scatter)|(one|two)_shot", "", True, False),
+    ("DeepEP", r"internode_ll::(dispatch|combine)", "all_to_all", False, False),
+    ("DeepEP", r"(deep_ep|intra_?node|inter_?node).*(dispatch|combine)", "all_to_all", True, False),
+    ("MORI", r"\bEp(Dispatch|Combine)\w*", "all_to_all", True, False),
+    ("", r"all_?reduce|all_?gather|all_?to_?all|reduce_?scatter_", "", True, False),
+]
+_PATTERNS = [(re.compile(pattern, re.IGNORECASE), row) for pattern, row in ((row[1], row) for row in _TABLE)]
+
+# Ops that launch communication, by the start of their names.
+OPS = (
+    "c10d::",
+    "_c10d_functional::",
+    "record_param_comms",
+    "gloo:",
+    "nccl:",
+    "_C_custom_ar::",
+    "symm_mem::",
+)
+
+
+@lru_cache(maxsize=1 << 16)
+def communication(kernel: str) -> Communication | None:
+    """What a kernel communicates, by its name; None if it does not."""
+    if _LOCAL.search(kernel):
+        return None
+    for pattern, (library, _, kind, blocking, fused) in _PATTERNS:
+        if pattern.search(kernel):
+            return Communication(library, kind or kind_in(kernel), blocking, fused)
+    return None
+
+
+def kind_in(text: str) -> str:
+    """The kind of call that a collective's, an op's or a kernel's name says; "" if none."""
+    head = re.split(r"[(<]", text, maxsplit=1)[0] if "(" in text or "<" in text else text
+    plain = head.lower().replace("_", "")
+    return next((kind for part, kind in KINDS if part in plain), "")

@@ -1,0 +1,244 @@
+"""Dumps of the flight recorder by rank: pickles and JSON, any names, numbers that may be texts."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import pickletools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.errors import BadDataError, MissingError
+
+MOST_BYTES, MOST_FILES, MOST_ENTRIES = 256 << 20, 16_384, 1_000_000
+# All that a dump of texts, numbers, lists and dicts needs; none of these calls or imports anything.
+_FORBIDDEN = {
+    *("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX"),
+    *("EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "NEXT_BUFFER", "READONLY_BUFFER"),
+}
+_RANK = re.compile(r"rank[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_LAST_NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
+_STACK = re.compile(r"stack|py-?spy|traceback", re.IGNORECASE)
+_DUMPS = ("", ".pkl", ".pickle", ".json", ".bin", ".dump", ".trace")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One collective as a rank recorded it; sizes and dtypes as written; frames innermost first.
+
+    state is scheduled, started or completed; is_real says whether the backend fills it (gloo does not).
+    """
+
+    group: str
+    seq: int
+    is_p2p: bool
+    name: str
+    backend: str
+    input_sizes: tuple[tuple[int, ...], ...]
+    output_sizes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    state: str
+    retired: bool
+    record: int
+    created_ns: int
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dump:
+    """One rank's dump. groups: name -> its ranks, empty where not recorded; status: (enqueued, completed).
+
+    stack: the Python stack that lies beside the dump, "" for none.
+    """
+
+    rank: int
+    path: Path
+    entries: tuple[Entry, ...]
+    groups: Mapping[str, tuple[int, ...]]
+    descriptions: Mapping[str, str]
+    status: Mapping[str, tuple[int, int]]
+    stack: str = ""
+
+
+def read_dumps(folder: Path) -> dict[str, dict[int, Dump]]:
+    """Every set of dumps below `folder`: name of the set -> rank -> dump; "" where there is one set only.
+
+    Files of one set differ in their rank alone; of a pickle and a JSON of one rank the pickle is read, for it
+    has the source lines. Raises MissingError without dumps, BadDataError where one cannot be read.
+    """
+    if folder.is_file():
+        files = [folder]
+    elif folder.is_dir():
+        files = sorted(path for path in folder.iterdir() if path.is_file())[:MOST_FILES]
+    else:
+        raise MissingError("no such folder", where=folder, fix="give the folder of the ranks' dumps")
+    sets: dict[str, dict[int, Path]] = {}
+    stacks: dict[tuple[str, int], Path] = {}
+    for path in files:
+        rank, name = _rank_and_set(path)
+        if _STACK.search(path.name):
+            stacks[_STACK.sub("", name).strip("_.-"), rank] = path
+        elif path.suffix.lower() in _DUMPS or path.suffix[1:].isdigit():
+            known = sets.setdefault(name, {})
+            if rank not in known or path.suffix.lower() != ".json":
+                known[rank] = path
+    found = {
+        name: {rank: _read(path, rank, _stack(stacks, name, rank)) for rank, path in sorted(paths.items())}
+        for name, paths in sets.items()
+    }
+    if not found:
+        raise MissingError(
+            "no flight-recorder dumps here",
+            where=folder,
+            fix="set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT, or use `lab run --stall-timeout`",
+        )
+    return {"": next(iter(found.values()))} if len(found) == 1 else found
+
+
+def _rank_and_set(path: Path) -> tuple[int, str]:
+    """The rank in a file's name, and the rest of the name; rank 0 where the name has no number."""
+    stem = path.name[: -len(path.suffix)] if path.suffix.lower() in (*_DUMPS[1:], ".txt") else path.name
+    match = _RANK.search(stem) or _LAST_NUMBER.search(stem)
+    if match is None:
+        return 0, stem
+    return int(match.group(1)), (stem[: match.start()] + stem[match.end() :]).strip("_.-")
+
+
+def _stack(stacks: Mapping[tuple[str, int], Path], name: str, rank: int) -> str:
+    path = stacks.get((name, rank)) or stacks.get(("", rank))
+    if path is None:
+        path = next((one for (_, number), one in sorted(stacks.items()) if number == rank), None)
+    if path is None:
+        return ""
+    with path.open("rb") as file:
+        return file.read(1 << 16).decode("utf-8", "replace")
+
+
+def _read(path: Path, rank: int, stack: str) -> Dump:
+    if path.stat().st_size > MOST_BYTES:
+        raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB: no flight-recorder dump", where=path)
+    data = path.read_bytes()
+    document = _json(data, path) if data.lstrip()[:1] in (b"{", b"[") else _unpickled(data, path)
+    if not isinstance(document, dict) or not isinstance(document.get("entries", []), list):
+        raise BadDataError("no flight-recorder dump: it has no list of entries", where=path)
+    entries = document.get("entries", [])
+    if len(entries) > MOST_ENTRIES:
+        raise BadDataError(f"more than {MOST_ENTRIES} entries", where=path)
+    groups, descriptions = _groups(document.get("pg_config"))
+    return Dump(
+        rank=rank,
+        path=path,
+        entries=tuple(_entry(one) for one in entries if isinstance(one, dict)),
+        groups=groups,
+        descriptions=descriptions,
+        status=_status(document.get("pg_status")),
+        stack=stack,
+    )
+
+
+def _json(data: bytes, path: Path) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadDataError(f"no flight-recorder dump: not JSON ({error})", where=path) from error
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
+
+
+def _unpickled(data: bytes, path: Path) -> Any:
+    """The plain values of a pickle. Its program is checked first: it may neither import nor call."""
+    fix = "only dumps of plain values are read: texts, numbers, lists and dicts"
+    try:
+        for opcode, argument, position in pickletools.genops(data):
+            if opcode.name in _FORBIDDEN:
+                raise BadDataError(
+                    f"the pickle wants to run code ({opcode.name} at byte {position}): refused",
+                    where=path,
+                    fix=fix,
+                )
+            if opcode.name in ("LONG_BINPUT", "PUT") and int(str(argument)) > len(data):
+                raise BadDataError(
+                    f"the pickle asks for too much memory at byte {position}", where=path, fix=fix
+                )
+        return _Plain(io.BytesIO(data)).load()
+    except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError) as error:
+        raise BadDataError(
+            f"no flight-recorder dump: not a whole pickle ({error})", where=path, fix=fix
+        ) from error
+    except (AttributeError, MemoryError, RecursionError, OverflowError) as error:
+        raise BadDataError(f"no flight-recorder dump: {type(error).__name__}", where=path, fix=fix) from error
+
+
+def _entry(one: Mapping[Any, Any]) -> Entry:
+    group = one.get("process_group")
+    name = _text(group[0]) if isinstance(group, (list, tuple)) and group else _text(one.get("pg_id", ""))
+    backend, _, call = _text(one.get("profiling_name", "")).rpartition(":")
+    is_p2p = bool(one.get("is_p2p"))
+    return Entry(
+        group=name,
+        seq=_int(one.get("p2p_seq_id" if is_p2p else "collective_seq_id")),
+        is_p2p=is_p2p,
+        name=call,
+        backend=backend,
+        input_sizes=_sizes(one.get("input_sizes")),
+        output_sizes=_sizes(one.get("output_sizes")),
+        dtypes=tuple(_text(kind) for kind in _list(one.get("input_dtypes"))[:64]),
+        state=_text(one.get("state", "")),
+        retired=bool(one.get("retired")),
+        record=_int(one.get("record_id")),
+        created_ns=_int(one.get("time_created_ns")),
+        frames=tuple(_frame(frame) for frame in _list(one.get("frames"))[:64] if isinstance(frame, dict)),
+    )
+
+
+def _frame(frame: Mapping[Any, Any]) -> str:
+    return f"{_text(frame.get('filename', '?'))}:{_int(frame.get('line'))} in {_text(frame.get('name', '?'))}"
+
+
+def _groups(config: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    ranks: dict[str, tuple[int, ...]] = {}
+    words: dict[str, str] = {}
+    for key, one in config.items() if isinstance(config, dict) else ():
+        if not isinstance(one, dict):
+            continue
+        name = _text(one.get("name", key))
+        text = one.get("ranks", "")
+        numbers = text if isinstance(text, (list, tuple)) else re.findall(r"\d{1,7}", str(text)[: 1 << 20])
+        ranks[name] = tuple(sorted({_int(number) for number in numbers}))
+        words[name] = _text(one.get("desc", ""))
+    return ranks, words
+
+
+def _status(status: Any) -> dict[str, tuple[int, int]]:
+    return {
+        _text(key): (_int(one.get("last_enqueued_collective")), _int(one.get("last_completed_collective")))
+        for key, one in (status.items() if isinstance(status, dict) else ())
+        if isinstance(one, dict)
+    }
+
+
+def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(_int(n) for n in _list(shape)[:16]) for shape in _list(value)[:4096])
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _int(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+
+
+def _text(value: Any) -> str:
+    """Printable and short: dumps come from outside, and their texts reach a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in str(value)[:300])

@@ -1,0 +1,181 @@
+"""The account of all steps: parts that sum to the step, waits by cause, and clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.recordings.pairing import Clock
+from lab.recordings.ranks.causes import HostLate, Wait, late_hosts, waits_of
+from lab.recordings.ranks.common import UNKNOWN, Together, together
+from lab.recordings.ranks.contention import Contention, contention_of
+from lab.recordings.ranks.labels import (
+    COMPUTE,
+    COPYING,
+    LAUNCH_GAP,
+    LAUNCH_LATE,
+    TAIL,
+    TRANSFER,
+    UNEXPLAINED,
+    WAIT,
+    Segments,
+    segments_of,
+)
+from lab.recordings.ranks.work import RankWork
+
+PARTS = (
+    "compute_ns",
+    "contention_ns",
+    "transfer_ns",
+    "wait_ns",
+    "copy_ns",
+    "launch_late_ns",
+    "launch_gap_ns",
+    "tail_ns",
+    "unexplained_ns",
+)
+_LABEL_OF = {
+    "compute_ns": COMPUTE,
+    "transfer_ns": TRANSFER,
+    "wait_ns": WAIT,
+    "copy_ns": COPYING,
+    "launch_late_ns": LAUNCH_LATE,
+    "launch_gap_ns": LAUNCH_GAP,
+    "tail_ns": TAIL,
+    "unexplained_ns": UNEXPLAINED,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rank and step in ns; the PARTS sum to step_ns. wait_for: the rank waited for longest, or None.
+
+    not_separable_ns is inside compute: kernels beside collectives that never ran alone. contention beside a
+    collective that only waited is in beside_wait_ns. entered_ns: how much later than the median rank the step
+    began, on the common clock.
+    """
+
+    step: int
+    rank: int
+    step_ns: int
+    parts: dict[str, int]
+    wait_for: int | None
+    not_separable_ns: int
+    beside_wait_ns: int
+    entered_ns: int
+
+
+@dataclass(frozen=True)
+class Account:
+    """The account of one recording; together and segments are what it was made from."""
+
+    together: Together
+    segments: tuple[Segments, ...]
+    contention: tuple[Contention, ...]
+    rows: tuple[Row, ...]
+    waits: tuple[Wait, ...]
+    hosts: tuple[HostLate, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.together.ranks
+
+    @property
+    def clocks(self) -> tuple[Clock, ...]:
+        return self.together.pairs.clocks
+
+    @property
+    def num_calls(self) -> int:
+        return len(self.together.pairs.collectives)
+
+    @property
+    def num_complete(self) -> int:
+        return int(self.together.pairs.collectives.complete.sum()) if self.num_calls else 0
+
+    def row(self, step: int, rank: int) -> Row | None:
+        return next((row for row in self.rows if (row.step, row.rank) == (step, rank)), None)
+
+
+def account_of(works: Mapping[int, RankWork]) -> Account:
+    """The account of the ranks' work; ranks without operations take no part."""
+    ranks = together({rank: work for rank, work in works.items() if len(work)})
+    segments = tuple(
+        segments_of(work, call, windows)
+        for work, call, windows in zip(ranks.works, ranks.calls, ranks.windows, strict=True)
+    )
+    contention = tuple(contention_of(ranks.works, ranks.calls))
+    return Account(
+        together=ranks,
+        segments=segments,
+        contention=contention,
+        rows=tuple(_rows(ranks, segments, contention)),
+        waits=tuple(waits_of(ranks, segments)),
+        hosts=tuple(late_hosts(ranks, segments)),
+    )
+
+
+def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Contention]) -> list[Row]:
+    entered = _entered(ranks)
+    found = []
+    for index, one in enumerate(segments):
+        windows = ranks.windows[index]
+        sums = {
+            name: _sums(one.length, one.window, len(windows), one.label == label)
+            for name, label in _LABEL_OF.items()
+        }
+        work, extra = ranks.works[index], contention[index]
+        window = np.searchsorted(windows[:, 1], work.start, side="right") - 1
+        inside = (window >= 0) & (work.start < windows[np.maximum(window, 0), 2])
+        costs = [
+            _sums(values, window, len(windows), inside)
+            for values in (extra.cost_ns, extra.not_separable_ns, extra.beside_wait_ns)
+        ]
+        for at, (step, begin, end) in enumerate(windows.tolist()):
+            contended = min(int(costs[0][at]), int(sums["compute_ns"][at]))
+            parts = {name: int(values[at]) for name, values in sums.items()}
+            parts["compute_ns"] -= contended
+            parts["contention_ns"] = contended
+            found.append(
+                Row(
+                    step=step,
+                    rank=work.rank,
+                    step_ns=end - begin,
+                    parts={name: parts[name] for name in PARTS},
+                    wait_for=_waited_for(ranks, one, at),
+                    not_separable_ns=int(costs[1][at]),
+                    beside_wait_ns=int(costs[2][at]),
+                    entered_ns=entered.get((step, index), 0),
+                )
+            )
+    return sorted(found, key=lambda row: (row.step, row.rank))
+
+
+def _sums(values: np.ndarray, group: np.ndarray, num_groups: int, chosen: np.ndarray) -> np.ndarray:
+    """Integer sums of the chosen values by group; float weights would round above 2**53."""
+    sums = np.zeros(num_groups, dtype=np.int64)
+    np.add.at(sums, group[chosen], values[chosen])
+    return sums
+
+
+def _waited_for(ranks: Together, one: Segments, window: int) -> int | None:
+    rows = np.flatnonzero((one.window == window) & (one.awaited != UNKNOWN))
+    if not len(rows):
+        return None
+    sums = np.bincount(one.awaited[rows], weights=one.length[rows])
+    return ranks.ranks[int(sums.argmax())]
+
+
+def _entered(ranks: Together) -> dict[tuple[int, int], int]:
+    """(step, index of rank) -> ns after the median rank's begin."""
+    found = {}
+    for step in ranks.steps:
+        begins = {}
+        for index in range(len(ranks.works)):
+            window = ranks.window(index, step)
+            if window is not None:
+                begins[index] = int(ranks.common(index, np.array([window[0]]))[0])
+        middle = int(np.median(list(begins.values()))) if begins else 0
+        found.update({(step, index): begin - middle for index, begin in begins.items()})
+    return found

@@ -1,0 +1,143 @@
+"""Why the last rank was late, and what a late host was doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.recordings.ranks.common import UNKNOWN, Together
+from lab.recordings.ranks.labels import (
+    COMPUTE,
+    COPYING,
+    LABELS,
+    LAUNCH_GAP,
+    LAUNCH_LATE,
+    TAIL,
+    TRANSFER,
+    WAIT,
+    Segments,
+)
+from lab.stats.intervals import overlap, subtract, union
+
+# What the awaited rank did while the others waited -> the cause in words.
+WORK, LAUNCH, LINK, COPY = "work", "launch", "link", "copy"
+CHAIN, CLOCK, BEFORE, UNEXPLAINED = "chain", "clock", "entered_late", "unexplained"
+BECAUSE = {
+    COMPUTE: WORK,
+    TRANSFER: LINK,
+    WAIT: CHAIN,
+    COPYING: COPY,
+    LAUNCH_LATE: LAUNCH,
+    LAUNCH_GAP: LAUNCH,
+    TAIL: LAUNCH,
+}
+BLOCKED, RUNTIME, OP, NO_OP = "blocking call", "runtime call", "op", "no op"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """How long a rank waits for another in one step, and what that one did meanwhile."""
+
+    step: int
+    rank: int
+    awaited: int
+    because: str
+    ns: int
+
+
+@dataclass(frozen=True)
+class HostLate:
+    """Late launches of one rank and step: by what the host did, and before which ops, largest first."""
+
+    step: int
+    rank: int
+    by_activity: dict[str, int]
+    by_op: tuple[tuple[str, int], ...]
+
+
+def waits_of(together: Together, segments: Sequence[Segments]) -> list[Wait]:
+    """Every wait by (step, rank, awaited rank, cause), sorted in this order; exact in ns."""
+    watchers = [_Watcher(one) for one in segments]
+    found: list[Wait] = []
+    for index, one in enumerate(segments):
+        rows = np.flatnonzero(one.awaited != UNKNOWN)
+        numbers = together.windows[index][:, 0]
+        for awaited in np.unique(one.awaited[rows]).tolist():
+            mine = rows[one.awaited[rows] == awaited]
+            spans = [
+                together.own(awaited, together.common(index, edge[mine])) for edge in (one.begin, one.end)
+            ]
+            parts = watchers[awaited].parts(*spans)
+            for window in np.unique(one.window[mine]).tolist():
+                inside = one.window[mine] == window
+                whole = int(one.length[mine[inside]].sum())
+                causes = _causes(parts[inside], whole, plausible=together.clock(awaited).plausible)
+                step, ranks = int(numbers[window]), together.ranks
+                found += [Wait(step, ranks[index], ranks[awaited], why, ns) for why, ns in causes.items()]
+    return sorted(found, key=lambda one: (one.step, one.rank, one.awaited, -one.ns))
+
+
+def late_hosts(together: Together, segments: Sequence[Segments]) -> list[HostLate]:
+    """What each late host did, from the recorded calls and ops of the threads that launch."""
+    found = []
+    for index, one in enumerate(segments):
+        work = together.works[index]
+        rows = np.flatnonzero(one.label == LAUNCH_LATE)
+        if not len(rows):
+            continue
+        spans = np.stack([one.begin[rows], one.end[rows]], axis=1)
+        blocked = union(work.blocking_calls)
+        calls = subtract(work.calls, blocked)
+        ops = subtract(subtract(work.host_ops, blocked), calls)
+        covered = {
+            name: overlap(spans, cover) for name, cover in ((BLOCKED, blocked), (RUNTIME, calls), (OP, ops))
+        }
+        covered[NO_OP] = one.length[rows] - sum(covered.values())
+        op = work.op[one.next_row[rows]]
+        for window in np.unique(one.window[rows]).tolist():
+            inside = one.window[rows] == window
+            by_op = np.bincount(op[inside], weights=one.length[rows][inside], minlength=len(work.ops))
+            largest = np.argsort(-by_op, kind="stable")[:3]
+            found.append(
+                HostLate(
+                    step=int(together.windows[index][window, 0]),
+                    rank=work.rank,
+                    by_activity={name: int(ns[inside].sum()) for name, ns in covered.items()},
+                    by_op=tuple((work.ops[i], int(by_op[i])) for i in largest.tolist() if by_op[i] > 0),
+                )
+            )
+    return found
+
+
+class _Watcher:
+    """What one rank does in any span of time: the running sum of each of its labels."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._begin, self._end = segments.begin, segments.end
+        self._label = segments.label
+
+    def parts(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Time of each label in each span (n, labels)."""
+        result = np.zeros((len(begin), len(LABELS)), dtype=np.int64)
+        for label in range(len(LABELS)):
+            chosen = self._label == label
+            if chosen.any():
+                cover = np.stack([self._begin[chosen], self._end[chosen]], axis=1)
+                result[:, label] = overlap(np.stack([begin, end], axis=1), cover)
+        return result
+
+
+def _causes(parts: np.ndarray, whole_ns: int, *, plausible: bool) -> dict[str, int]:
+    if not plausible:
+        return {CLOCK: whole_ns}
+    sums: dict[str, int] = {}
+    for label, ns in enumerate(parts.sum(axis=0).tolist()):
+        if ns:
+            why = BECAUSE.get(label, UNEXPLAINED)
+            sums[why] = sums.get(why, 0) + ns
+    rest = whole_ns - sum(sums.values())
+    if rest:  # outside the awaited rank's windows: it had not entered its step
+        sums[BEFORE] = sums.get(BEFORE, 0) + rest
+    return sums

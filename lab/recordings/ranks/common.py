@@ -1,0 +1,198 @@
+"""All ranks together: one origin, matched collectives, clocks and windows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.recordings.pairing import Clock, Pairs, pair_collectives
+from lab.recordings.ranks.work import RankWork
+
+HOST_STEPS, GPU_STEPS, WHOLE = "host", "gpu", "whole recording"
+# GPU work of a step that ends so much of it later spills into the next step.
+SPILLS = 0.05
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class Call:
+    """The collectives of one rank: row of its operations, number of the call, and when all were in.
+
+    all_in is on the rank's own clock; last is the index of the rank that came last, UNKNOWN where this is
+    not to be told (a kind that does not block, or no partner). late_ns: how much later than the median rank
+    this one left (NaN alone).
+    """
+
+    row: np.ndarray
+    call: np.ndarray
+    all_in: np.ndarray
+    last: np.ndarray
+    late_ns: np.ndarray
+
+
+@dataclass(frozen=True)
+class Together:
+    """The ranks of one recording. windows[i] are rows (number, begin, end) on rank i's own clock."""
+
+    works: tuple[RankWork, ...]
+    pairs: Pairs
+    calls: tuple[Call, ...]
+    windows: tuple[np.ndarray, ...]
+    window_kind: str
+    origin_ns: int
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(work.rank for work in self.works)
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted({int(number) for rows in self.windows for number in rows[:, 0]})
+
+    def clock(self, index: int) -> Clock:
+        return self.pairs.clocks[index]
+
+    def common(self, index: int, ts_ns: np.ndarray) -> np.ndarray:
+        """Times of rank `index` (n,) on the common clock."""
+        common: np.ndarray = ts_ns - self.clock(index).error_ns(ts_ns)
+        return common
+
+    def own(self, index: int, common_ns: np.ndarray) -> np.ndarray:
+        """Times of the common clock (n,) on the clock of rank `index`."""
+        clock = self.clock(index)
+        near = common_ns + clock.error_ns(common_ns)
+        own: np.ndarray = common_ns + clock.error_ns(near)
+        return own
+
+    def window(self, index: int, step: int) -> tuple[int, int] | None:
+        rows = self.windows[index]
+        at = np.flatnonzero(rows[:, 0] == step)
+        return (int(rows[at[0], 1]), int(rows[at[0], 2])) if len(at) else None
+
+
+def together(works: Mapping[int, RankWork]) -> Together:
+    """The ranks' work, paired. Raises nothing for odd input: what does not fit is in `pairs.problems`."""
+    ordered = tuple(works[rank] for rank in sorted(works))
+    hosts = {work.rank: work.host for work in ordered}
+    known = hosts if all(hosts.values()) else None
+    pairs = pair_collectives({work.rank: work.collectives for work in ordered}, hosts=known)
+    windows, kind = _windows(ordered)
+    origin = min((int(work.start.min()) for work in ordered if len(work)), default=0)
+    return Together(ordered, pairs, _calls(ordered, pairs), windows, kind, origin)
+
+
+def _calls(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[Call, ...]:
+    rows = pairs.instances
+    if not len(rows):
+        nothing = np.empty(0, dtype=np.int64)
+        return tuple(Call(nothing, nothing, nothing, nothing, nothing.astype(float)) for _ in works)
+    index = np.searchsorted(np.array([work.rank for work in works]), rows.rank)
+    number, num_calls = rows.collective_id, len(pairs.collectives)
+    paired = number >= 0
+    start = rows.ts_ns
+    last_start = np.full(num_calls + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last_start, number[paired], start[paired])
+    last = np.full(num_calls + 1, UNKNOWN, dtype=np.int64)
+    is_last = np.flatnonzero(paired & (start == last_start[number]))[::-1]
+    last[number[is_last]] = index[is_last]  # of equals, the lowest rank
+    kinds = np.append(pairs.collectives.blocks.astype(bool), False)
+    tells = kinds[number] & paired & (np.append(pairs.collectives.num_ranks, 0)[number] > 1)
+    late = _lateness(number, index, start + rows.dur_ns, num_calls, len(works))
+    found = []
+    for i, work in enumerate(works):
+        mine = np.flatnonzero(index == i)
+        common = np.where(tells[mine], last_start[number[mine]], start[mine])
+        begin = work.start[rows.row[mine]]
+        # The correction is an integer per row, so a rank's own time of the last arrival is exact.
+        all_in = np.maximum(begin, common + (begin - start[mine]))
+        own_last = np.where(tells[mine], last[number[mine]], UNKNOWN)
+        found.append(
+            Call(
+                row=rows.row[mine],
+                call=number[mine],
+                all_in=np.minimum(all_in, work.end[rows.row[mine]]),
+                last=own_last,
+                late_ns=np.where(tells[mine], late[mine], np.nan),
+            )
+        )
+    return tuple(found)
+
+
+def _lateness(
+    number: np.ndarray, index: np.ndarray, end: np.ndarray, num_calls: int, num_ranks: int
+) -> np.ndarray:
+    """Each row's end minus the median end of its call (n,) in ns; NaN for unpaired rows."""
+    grid = np.full((num_calls, num_ranks), np.nan)
+    paired = number >= 0
+    base = int(end.min())
+    grid[number[paired], index[paired]] = end[paired] - base
+    ordered = np.sort(grid, axis=1)
+    count = (~np.isnan(grid)).sum(axis=1)
+    rows = np.arange(num_calls)
+    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, np.maximum(count - 1, 0))
+    middle = (ordered[rows, low] + ordered[rows, high]) / 2
+    late = np.full(len(number), np.nan)
+    late[paired] = end[paired] - base - middle[number[paired]]
+    return late
+
+
+def _windows(works: tuple[RankWork, ...]) -> tuple[tuple[np.ndarray, ...], str]:
+    """Each rank's windows: the host's steps; the GPU's where work spills over; else the whole recording."""
+    if any(not len(work.steps) for work in works):
+        return tuple(_whole(work) for work in works), WHOLE
+    if any(_spills(work) for work in works):
+        return tuple(_gpu_windows(work) for work in works), GPU_STEPS
+    return tuple(work.steps for work in works), HOST_STEPS
+
+
+def _whole(work: RankWork) -> np.ndarray:
+    if not len(work):
+        return np.empty((0, 3), dtype=np.int64)
+    begin = min(
+        int(work.start.min()), int(work.call_begin[work.call_begin >= 0].min(initial=work.start.min()))
+    )
+    return np.array([[-1, begin, int(work.end.max())]], dtype=np.int64)
+
+
+def _step_of_launch(work: RankWork) -> np.ndarray:
+    """Row of `steps` in which each operation was launched (n,), UNKNOWN outside."""
+    when = np.where(work.call_begin >= 0, work.call_begin, work.start)
+    at = np.searchsorted(work.steps[:, 1], when, side="right") - 1
+    inside = (at >= 0) & (when < work.steps[np.maximum(at, 0), 2])
+    found: np.ndarray = np.where(inside, at, UNKNOWN)
+    return found
+
+
+def _last_ends(work: RankWork) -> np.ndarray:
+    """The end of the last operation that each step launched (steps,), its begin where there is none."""
+    ends: np.ndarray = work.steps[:, 1].copy()
+    step = _step_of_launch(work)
+    np.maximum.at(ends, step[step >= 0], work.end[step >= 0])
+    return ends
+
+
+def _spills(work: RankWork) -> bool:
+    length = work.steps[:, 2] - work.steps[:, 1]
+    return bool((_last_ends(work) - work.steps[:, 2] > SPILLS * length).any())
+
+
+def _gpu_windows(work: RankWork) -> np.ndarray:
+    ends = np.maximum.accumulate(_last_ends(work))
+    begins = np.append(work.steps[0, 1], ends[:-1])
+    return np.stack([work.steps[:, 0], begins, ends], axis=1)
+
+
+def launched_in(together: Together, index: int, step: int) -> np.ndarray:
+    """Rows of the operations that rank `index` launched in a step, in the order of their launch."""
+    work = together.works[index]
+    if together.window_kind == WHOLE:
+        rows = np.arange(len(work))
+    else:
+        numbers = work.steps[:, 0]
+        at = _step_of_launch(work)
+        rows = np.flatnonzero((at >= 0) & (numbers[np.maximum(at, 0)] == step))
+    when = np.where(work.call_begin >= 0, work.call_begin, work.start)
+    ordered: np.ndarray = rows[np.lexsort((work.start[rows], when[rows]))]
+    return ordered

@@ -1,0 +1,124 @@
+"""How much longer kernels take because collectives run beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.recordings.names import CLASSES, kernel_class
+from lab.recordings.ranks.common import Call
+from lab.recordings.ranks.work import COMM, COMP, RankWork
+from lab.stats.intervals import overlap, spans, union
+
+# A kernel's usual time needs so many instances without a collective beside it; a rank's own speed so many.
+FEWEST_FREE, FEWEST_RATIOS = 3, 5
+
+
+@dataclass(frozen=True)
+class Contention:
+    """Per operation of one rank (n,) in ns: what collectives cost it, of which beside a waiting one.
+
+    not_separable is the time beside collectives of kernels that never ran alone: it stays in compute.
+    """
+
+    cost_ns: np.ndarray
+    beside_wait_ns: np.ndarray
+    not_separable_ns: np.ndarray
+
+
+def contention_of(works: Sequence[RankWork], calls: Sequence[Call]) -> list[Contention]:
+    """One per rank. A kernel's usual time is the median of the same kernel (op, shapes, grid) alone.
+
+    On the same rank from three instances on; otherwise over all ranks times the rank's own speed (the median
+    ratio of its free kernels of that class), so that a slow rank's own slowness is not booked as contention.
+    """
+    shared, numbers = _common_keys(works)
+    overlaps = [_overlaps(work, call) for work, call in zip(works, calls, strict=True)]
+    beside, waiting = [one[:2] for one in overlaps], [one[2] for one in overlaps]
+    computes = [work.kind == COMP for work in works]
+    free = [mask & (total == 0) for mask, (total, _) in zip(computes, beside, strict=True)]
+    rank = np.repeat(np.arange(len(works)), [int(mask.sum()) for mask in free])
+    key = np.concatenate([numbers[i][mask] for i, mask in enumerate(free)])
+    dur = np.concatenate([(work.end - work.start)[mask] for work, mask in zip(works, free, strict=True)])
+    usual = _medians(key, dur, len(shared))
+    own = _medians(rank * len(shared) + key, dur, len(works) * len(shared))
+    classes = np.array([CLASSES.index(kernel_class(one[3])) for one in shared], dtype=np.int64)
+    speed = _speeds(rank, key, dur, usual, classes, len(works))
+    found = []
+    for i, work in enumerate(works):
+        at = numbers[i]
+        mine_median, mine_count = (part[i * len(shared) + at] for part in own)
+        enough_all = usual[1][at] >= FEWEST_FREE
+        base = np.where(mine_count >= FEWEST_FREE, mine_median, usual[0][at] * speed[i, classes[at]])
+        known = (mine_count >= FEWEST_FREE) | enough_all
+        _, mine = beside[i]
+        slower = np.clip(work.end - work.start - base, 0, mine)
+        cost = np.where(computes[i] & known & (mine > 0), slower, 0.0)
+        share = np.divide(waiting[i], mine, out=np.zeros(len(mine)), where=mine > 0)
+        found.append(
+            Contention(
+                np.rint(cost).astype(np.int64),
+                np.rint(cost * np.minimum(share, 1)).astype(np.int64),
+                np.where(computes[i] & ~known, mine, 0),
+            )
+        )
+    return found
+
+
+def _common_keys(works: Sequence[RankWork]) -> tuple[list[tuple[str, ...]], list[np.ndarray]]:
+    """All ranks' keys as one list, and each rank's operations by number in it."""
+    known: dict[tuple[str, ...], int] = {}
+    numbers = []
+    for work in works:
+        of_rank = np.array([known.setdefault(key, len(known)) for key in work.keys], dtype=np.int64)
+        numbers.append(of_rank[work.key] if len(work.keys) else np.empty(0, dtype=np.int64))
+    return list(known), numbers
+
+
+def _overlaps(work: RankWork, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Per operation: time beside collectives, of it owned, of that beside a waiting one.
+
+    Where kernels overlap, the one that started first owns the time, so that no instant counts twice.
+    """
+    every = spans(work.start, work.end - work.start)
+    comm = union(every[work.kind == COMM])
+    owned = every.copy()
+    rows = np.flatnonzero(work.kind == COMP)
+    rows = rows[np.lexsort((rows, work.start[rows]))]
+    if len(rows):
+        reach = np.maximum.accumulate(work.end[rows])
+        owned[rows[1:], 0] = np.minimum(np.maximum(work.start[rows[1:]], reach[:-1]), work.end[rows[1:]])
+    waits = union(np.stack([work.start[call.row], call.all_in], axis=1)) if len(call.row) else comm[:0]
+    return overlap(every, comm), overlap(owned, comm), overlap(owned, waits)
+
+
+def _medians(group: np.ndarray, values: np.ndarray, num_groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Median and count of each group 0..num_groups-1; 0 where it is empty."""
+    order = np.lexsort((values, group))
+    ordered = values[order].astype(float)
+    count = np.bincount(group, minlength=num_groups)
+    first = np.cumsum(count) - count
+    middle = np.zeros(num_groups)
+    some = count > 0
+    low, high = (first + (count - 1) // 2)[some], (first + count // 2)[some]
+    middle[some] = (ordered[low] + ordered[high]) / 2
+    return middle, count
+
+
+def _speeds(
+    rank: np.ndarray,
+    key: np.ndarray,
+    dur: np.ndarray,
+    usual: tuple[np.ndarray, np.ndarray],
+    classes: np.ndarray,
+    num_ranks: int,
+) -> np.ndarray:
+    """Time of each rank's free kernels over the usual one (ranks, classes), 1 where too few are known."""
+    num_classes = len(CLASSES)
+    wanted = usual[0][key] > 0
+    ratio = dur[wanted] / usual[0][key[wanted]]
+    group = rank[wanted] * num_classes + classes[key[wanted]]
+    middle, count = _medians(group, ratio, num_ranks * num_classes)
+    return np.where(count >= FEWEST_RATIOS, middle, 1.0).reshape(num_ranks, num_classes)

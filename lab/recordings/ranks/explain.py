@@ -1,0 +1,354 @@
+"""What the account means: findings ranked by time, what a repair gives, the path, and words for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+
+import numpy as np
+
+from lab.core.words import plural, printable
+from lab.recordings.ranks import path as paths
+from lab.recordings.ranks import replay
+from lab.recordings.ranks.account import Account
+from lab.recordings.ranks.common import WHOLE, launched_in
+from lab.recordings.ranks.path import Piece
+from lab.recordings.ranks.replay import Outcome, Step
+from lab.recordings.ranks.stragglers import (
+    ENTERED_LATE,
+    HOST_LATE,
+    MISSING,
+    MORE_WORK,
+    SLOW_KERNELS,
+    SLOW_LINK,
+    Excess,
+    excesses_of,
+    missing_of,
+)
+from lab.recordings.ranks.work import COMP, COPY
+from lab.stats.intervals import overlap
+
+# A cause binds if its repair shortens the step by so much of its size, and by so much in all.
+BINDS_SHARE, BINDS_NS = 0.1, 200_000
+MOST_HOSTS = 3  # slowest hosts repaired one after another
+RECORDED, READY, READY_FREE = "as recorded", "all hosts ready", "all hosts ready, no contention"
+FREE = "no contention"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause on one rank. cost_ms: its size per step, over the others; saves_ms: what its repair gives.
+
+    binding: the steps would be shorter without it; otherwise it is hidden behind another. saves_ms is None
+    where no replay could tell.
+    """
+
+    rank: int
+    cause: str
+    binding: bool
+    cost_ms: float
+    steps: tuple[int, ...]
+    saves_ms: float | None
+    text: str
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """One step replayed with something changed; change names it, length_ms is the whole step over ranks."""
+
+    step: int
+    change: str
+    ranks: tuple[int, ...]
+    length_ms: float
+    recorded_ms: float
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One account with its replays. withheld says why a step has no what-if."""
+
+    account: Account
+    findings: tuple[Finding, ...]
+    what_if: tuple[WhatIf, ...]
+    path: dict[int, list[Piece]]
+    host_ms: dict[tuple[int, int], float]
+    withheld: tuple[str, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def length_ms(self, change: str) -> float | None:
+        """The median length over steps with this change, None where it is not known."""
+        found = [one.length_ms for one in self.what_if if one.change == change]
+        return float(np.median(found)) if found else None
+
+
+def explain(accounts: Sequence[Account]) -> list[Explained]:
+    """One per account; settings that launch the same operations share what is learnt about dependencies."""
+    steps = [_replayable(account) for account in accounts]
+    groups = replay.with_dependencies([found for found, _ in steps])
+    return [
+        _explained(account, group, notes)
+        for account, group, (_, notes) in zip(accounts, groups, steps, strict=True)
+    ]
+
+
+def _replayable(account: Account) -> tuple[list[Step], list[str]]:
+    """The steps that can be replayed, and why others cannot."""
+    together = account.together
+    if len(together.works) < 2:
+        return [], ["one rank alone has nobody to wait for: nothing is replayed"]
+    wrong = [one.rank for one in account.clocks if not one.plausible]
+    if wrong:
+        return [], [f"clocks contradict each other (rank {_join(wrong)}): no what-if is given"]
+    steps = replay.steps_of(together)
+    left = [number for number in together.steps if number not in {one.number for one in steps}]
+    notes = (
+        [f"step {_join(left)}: not every rank recorded all launches, so no what-if is given"] if left else []
+    )
+    small = [one for one in steps if one.size <= replay.MOST_OPERATIONS]
+    if len(small) < len(steps):
+        notes.append(f"{plural(len(steps) - len(small), 'step')} too large to replay: no what-if is given")
+    return small, notes
+
+
+def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) -> Explained:
+    played: dict[int, tuple[Step, Outcome]] = {}
+    withheld = list(notes)
+    for step in steps:
+        outcome = replay.play(step)
+        if outcome is None:
+            withheld.append(f"step {step.number}: collectives are launched in contradicting orders")
+        elif not replay.accepted(step, outcome):
+            off = 100 * abs(outcome.finish - step.begin - step.recorded_ns) / step.recorded_ns
+            withheld.append(
+                f"step {step.number}: the replay of the unchanged recording is off by {off:.1f} % or more on "
+                "a rank (0.2 % is accepted), so no what-if is given"
+            )
+        else:
+            played[step.number] = (step, outcome)
+    findings = _findings(account, played)
+    return Explained(
+        account=account,
+        findings=tuple(findings),
+        what_if=tuple(row for step, outcome in played.values() for row in _what_if(account, step, outcome)),
+        path={number: _path(account, *one) for number, one in played.items()},
+        host_ms={
+            (step.number, rank): (float(one.ready.max()) - one.begin) / 1e6
+            for step in steps
+            for rank, one in step.ranks.items()
+        },
+        withheld=tuple(withheld),
+    )
+
+
+def _path(account: Account, step: Step, outcome: Outcome) -> list[Piece]:
+    kinds = {}
+    for rank, one in step.ranks.items():
+        work = account.together.works[account.ranks.index(rank)]
+        names = {COMP: paths.COMPUTE, COPY: paths.COPY}
+        kinds[rank] = [names.get(kind, paths.TRANSFER) for kind in work.kind[one.rows].tolist()]
+    return paths.critical_path(step, outcome, kinds)
+
+
+def _what_if(account: Account, step: Step, outcome: Outcome) -> list[WhatIf]:
+    recorded = step.recorded_ns / 1e6
+
+    def row(change: str, changed: Step | None, ranks: Sequence[int] = ()) -> list[WhatIf]:
+        length = replay.length_ms(changed, replay.play(changed)) if changed is not None else float("nan")
+        known = not np.isnan(length)
+        return [WhatIf(step.number, change, tuple(ranks), length, recorded)] if known else []
+
+    rows = [WhatIf(step.number, RECORDED, (), replay.length_ms(step, outcome), recorded)]
+    span = {rank: float(one.ready.max()) - one.begin for rank, one in step.ranks.items()}
+    slowest = sorted(span, key=lambda rank: -span[rank])[: min(MOST_HOSTS, len(span) - 1)]
+    for count in range(1, len(slowest) + 1):
+        fixed = slowest[:count]
+        rows += row(f"host of rank {_join(fixed)} as the others'", replay.hosts_as_others(step, fixed), fixed)
+    free = _contention(account, step)
+    rows += row(FREE, replay.shorter(step, free))
+    ready = replay.hosts_ready(step)
+    rows += row(READY, ready)
+    rows += row(READY_FREE, replay.shorter(ready, free))
+    return rows
+
+
+def _contention(account: Account, step: Step) -> dict[int, np.ndarray]:
+    costs = dict(zip(account.ranks, account.contention, strict=True))
+    return {rank: costs[rank].cost_ns[one.rows].astype(float) for rank, one in step.ranks.items()}
+
+
+def _findings(account: Account, played: dict[int, tuple[Step, Outcome]]) -> list[Finding]:
+    groups: dict[tuple[int, str, bool], list[tuple[Excess, float | None]]] = {}
+    for one in excesses_of(account):
+        saves = _saves(account, one, played.get(one.step))
+        groups.setdefault((one.rank, one.cause, _binds(account, one, saves)), []).append((one, saves))
+    found = []
+    for (rank, cause, binding), parts in groups.items():
+        known = [saves for _, saves in parts if saves is not None]
+        found.append(
+            Finding(
+                rank=rank,
+                cause=cause,
+                binding=binding,
+                cost_ms=mean(one.ns for one, _ in parts) / 1e6,
+                steps=tuple(one.step for one, _ in parts),
+                saves_ms=mean(known) / 1e6 if known else None,
+                text="",
+            )
+        )
+    found = [_with_text(account, one, groups) for one in found]
+    found.sort(key=lambda one: (not one.binding, -(one.saves_ms or 0), -one.cost_ms))
+    for rank, count, steps in missing_of(account):
+        gone = "its recording is missing" if rank not in account.ranks else "it did not record them"
+        text = f"rank {rank} lacks {plural(count, 'collective')} that others recorded: {gone}"
+        found.append(Finding(rank, MISSING, False, 0.0, steps, None, text))
+    return found
+
+
+def _saves(account: Account, one: Excess, played: tuple[Step, Outcome] | None) -> float | None:
+    """By how many ns the step is shorter with this repaired."""
+    if played is None:
+        return None
+    step, outcome = played
+    if one.cause == HOST_LATE:
+        changed = replay.hosts_as_others(step, [one.rank])
+    elif one.cause == ENTERED_LATE:
+        changed = replay.entry_as_others(step, one.rank)
+    elif one.less_ns is not None:
+        changed = replay.shorter(step, {one.rank: one.less_ns[step.ranks[one.rank].rows]})
+    else:
+        return None
+    length = replay.length_ms(changed, replay.play(changed)) if changed is not None else float("nan")
+    return None if np.isnan(length) else max(0.0, 1e6 * (replay.length_ms(step, outcome) - length))
+
+
+def _binds(account: Account, one: Excess, saves: float | None) -> bool:
+    if saves is not None and (saves > max(BINDS_NS, BINDS_SHARE * one.ns) or not _hosts_follow(account, one)):
+        return saves > max(BINDS_NS, BINDS_SHARE * one.ns)
+    waited: dict[int, int] = {}
+    for wait in account.waits:
+        if (wait.step, wait.awaited) == (one.step, one.rank):
+            waited[wait.rank] = waited.get(wait.rank, 0) + wait.ns
+    others = [waited.get(rank, 0) for rank in account.ranks if rank != one.rank]
+    return float(np.median(others)) > max(BINDS_NS, BINDS_SHARE * one.ns)
+
+
+def _hosts_follow(account: Account, one: Excess) -> bool:
+    """Whether the others' hosts wait for their GPUs in mid-step, so that their launches are no floor.
+
+    A replay takes launches as recorded; then who is waited for says more than what it saves.
+    """
+    blocked = []
+    together = account.together
+    for index, work in enumerate(together.works):
+        window, rows = together.window(index, one.step), launched_in(together, index, one.step)
+        if work.rank == one.rank or window is None or not len(rows):
+            continue
+        until = max(window[0], int(work.call_begin[rows].max()))
+        span = np.array([[window[0], until]], dtype=np.int64)
+        blocked.append(int(overlap(span, work.blocking_calls)[0]))
+    return bool(blocked) and float(np.median(blocked)) > max(BINDS_NS, BINDS_SHARE * one.ns)
+
+
+_WORDS = {
+    HOST_LATE: "its host launches late",
+    ENTERED_LATE: "it enters the recording late",
+    MORE_WORK: "it has more work",
+    SLOW_KERNELS: "its kernels are slower",
+    SLOW_LINK: "it leaves collectives late",
+    "copies": "it copies more",
+}
+
+
+def _with_text(
+    account: Account, one: Finding, groups: dict[tuple[int, str, bool], list[tuple[Excess, float | None]]]
+) -> Finding:
+    details = [excess.detail for excess, _ in groups[one.rank, one.cause, one.binding] if excess.detail]
+    detail = f" ({details[0]})" if details else _host_words(account, one)
+    where = f"in {'step' if len(one.steps) == 1 else 'steps'} {_join(one.steps)}"
+    where = where if account.together.window_kind != WHOLE else "over the whole recording"
+    size = f"+{one.cost_ms:.1f} ms over the others {where}"
+    if one.binding:
+        effect = f"; its repair alone saves {one.saves_ms:.1f} ms a step" if one.saves_ms is not None else ""
+    else:
+        first = _binding_ranks(groups, one)
+        until = f" until {ranks_in_words(first, 'is', 'are')} repaired" if first else ""
+        effect = f"; hidden: it costs nothing{until}"
+    text = f"rank {one.rank}: {_WORDS[one.cause]}{detail}, {size}{effect}"
+    return Finding(one.rank, one.cause, one.binding, one.cost_ms, one.steps, one.saves_ms, text)
+
+
+def _binding_ranks(
+    groups: dict[tuple[int, str, bool], list[tuple[Excess, float | None]]], hidden: Finding
+) -> list[int]:
+    steps = set(hidden.steps)
+    return sorted(
+        {
+            rank
+            for (rank, _, binding), parts in groups.items()
+            if binding and rank != hidden.rank and steps & {excess.step for excess, _ in parts}
+        }
+    )
+
+
+def _host_words(account: Account, one: Finding) -> str:
+    """What a late host did, and before which op."""
+    if one.cause != HOST_LATE:
+        return ""
+    mine = [host for host in account.hosts if host.rank == one.rank and host.step in one.steps]
+    activity: dict[str, int] = {}
+    ops: dict[str, int] = {}
+    for host in mine:
+        for name, ns in host.by_activity.items():
+            activity[name] = activity.get(name, 0) + ns
+        for name, ns in host.by_op:
+            ops[name] = ops.get(name, 0) + ns
+    total = sum(activity.values())
+    if not total:
+        return ""
+    name, ns = max(activity.items(), key=lambda item: item[1])
+    what = {
+        "blocking call": "in a blocking call",
+        "runtime call": "in launch calls",
+        "op": "dispatching ops",
+        "no op": "outside any op (Python, data loading)",
+    }[name]
+    op = max(ops, key=lambda key: ops[key]) if ops else ""
+    before = f", most of it before {printable(op)}" if op else ""
+    return f" ({100 * ns / total:.0f} % of it {what}{before})"
+
+
+def host_bound(one: Explained) -> str | None:
+    """A sentence if the hosts, not the GPUs, set the pace: how many ranks, and by how much."""
+    ready = one.length_ms(READY)
+    if ready is None:
+        return None
+    ranks = sorted({rank for _, rank in one.host_ms})
+    spans = {
+        rank: float(np.median([ms for (_, r), ms in one.host_ms.items() if r == rank])) for rank in ranks
+    }
+    bound = [rank for rank in ranks if spans[rank] > 1.05 * ready]
+    if not bound:
+        return None
+    if len(bound) == len(ranks):
+        who = f"All {len(ranks)} ranks are bound by their hosts"
+    else:
+        who = f"{ranks_in_words(bound, 'is', 'are').capitalize()} bound by the host"
+    low, high = (f"{edge(spans[rank] for rank in bound):.0f}" for edge in (min, max))
+    span = low if low == high else f"{low}-{high}"
+    return (
+        f"{who}: {span} ms of launching per step for {ready:.1f} ms of GPU work. Try a lighter profile first "
+        "(no shapes, no CPU ops), then larger shapes, compile or CUDA graphs."
+    )
+
+
+def ranks_in_words(ranks: Sequence[int], one: str, several: str) -> str:
+    """`rank 3 is`, `ranks 3 and 5 are`."""
+    return f"rank {_join(ranks)} {one}" if len(ranks) == 1 else f"ranks {_join(ranks)} {several}"
+
+
+def _join(numbers: Sequence[int]) -> str:
+    texts = [str(number) for number in numbers]
+    if len(texts) > 6:
+        return f"{', '.join(texts[:4])} and {len(texts) - 4} more"
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]])) if texts else ""

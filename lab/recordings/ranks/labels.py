@@ -1,0 +1,103 @@
+"""One label for each instant of a rank: what its GPU did, or what it lacked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.recordings.ranks.common import UNKNOWN, Call
+from lab.recordings.ranks.work import COMM, COMP, COPY, RankWork
+
+COMPUTE, TRANSFER, WAIT, COPYING, LAUNCH_LATE, LAUNCH_GAP, TAIL, UNEXPLAINED = range(8)
+LABELS = ("compute", "transfer", "wait", "copy", "launch_late", "launch_gap", "tail", "unexplained")
+_FAR = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Consecutive spans of one rank inside its windows, on its own clock.
+
+    window is the row of the rank's windows; label one of the constants above; awaited the index of the rank
+    that is waited for (UNKNOWN otherwise); next_row the operation that ends an idle span (UNKNOWN otherwise).
+    """
+
+    begin: np.ndarray
+    end: np.ndarray
+    window: np.ndarray
+    label: np.ndarray
+    awaited: np.ndarray
+    next_row: np.ndarray
+
+    @property
+    def length(self) -> np.ndarray:
+        length: np.ndarray = self.end - self.begin
+        return length
+
+
+def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
+    """The labels of one rank; the lengths of a window's segments sum to the window exactly."""
+    waits = _oldest_waits(work, call)
+    launched = work.call_end[work.call_end >= 0]
+    edges = np.unique(
+        np.concatenate(
+            [windows[:, 1:].ravel(), work.start, work.end, call.all_in, waits[0], waits[1], launched]
+        )
+    )
+    begin, end = edges[:-1], edges[1:]
+    window = np.searchsorted(windows[:, 1], begin, side="right") - 1
+    inside = (window >= 0) & (begin < windows[np.maximum(window, 0), 2])
+    begin, end, window = begin[inside], end[inside], window[inside]
+
+    def runs(start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        begun = np.searchsorted(np.sort(start), begin, side="right")
+        over = np.searchsorted(np.sort(stop), begin, side="right")
+        active: np.ndarray = begun > over
+        return active
+
+    computes, talks, copies = (
+        runs(work.start[work.kind == k], work.end[work.kind == k]) for k in (COMP, COMM, COPY)
+    )
+    moves = runs(call.all_in, work.end[call.row])
+    at = np.searchsorted(waits[0], begin, side="right") - 1
+    in_wait = (
+        (at >= 0) & (begin < waits[1][np.maximum(at, 0)])
+        if len(at) and len(waits[0])
+        else np.zeros(len(begin), bool)
+    )
+    awaited = np.where(in_wait, waits[2][np.maximum(at, 0)] if len(waits[2]) else UNKNOWN, UNKNOWN)
+    unpaired = talks & ~moves & ~in_wait  # a collective without a row here: it moves data, as far as known
+    order = np.argsort(work.start, kind="stable")
+    coming = np.searchsorted(work.start[order], begin, side="right")
+    there = coming < len(order)
+    next_row = np.where(there, order[np.minimum(coming, len(order) - 1)] if len(order) else UNKNOWN, UNKNOWN)
+    next_start = np.where(there, work.start[next_row] if len(order) else _FAR, _FAR)
+    returned = np.where(there, work.call_end[next_row] if len(order) else UNKNOWN, UNKNOWN)
+    idle = ~(computes | talks | copies)
+    label = np.full(len(begin), UNEXPLAINED)
+    label[idle & (returned >= 0)] = LAUNCH_GAP
+    label[idle & (returned > begin)] = LAUNCH_LATE
+    label[idle & (next_start >= windows[window, 2])] = TAIL
+    label[copies] = COPYING
+    label[talks] = WAIT
+    label[moves & talks | unpaired] = TRANSFER
+    label[computes] = COMPUTE
+    return Segments(
+        begin,
+        end,
+        window,
+        label,
+        np.where(label == WAIT, awaited, UNKNOWN),
+        np.where(idle & (label != TAIL), next_row, UNKNOWN),
+    )
+
+
+def _oldest_waits(work: RankWork, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Disjoint spans of waiting and who is waited for: of several calls the oldest counts."""
+    begin, end = work.start[call.row], call.all_in
+    order = np.lexsort((end, begin))
+    begin, end, last = begin[order], end[order], call.last[order]
+    reach = np.maximum.accumulate(end) if len(end) else end
+    begin = np.maximum(begin, np.concatenate([[np.iinfo(np.int64).min], reach[:-1]])) if len(end) else begin
+    kept = begin < end
+    return begin[kept], end[kept], last[kept]

@@ -1,0 +1,77 @@
+"""The critical path over ranks: from the last end back, always to what held the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lab.recordings.ranks.replay import HOST, Outcome, Step
+
+ENTERED, HOST_TIME, COMPUTE, TRANSFER, COPY, GAP = (
+    "entered late",
+    "host",
+    "compute",
+    "transfer",
+    "copy",
+    "gap",
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of the path: whose time, of which kind, from when to when (ns since the step's begin).
+
+    key is the operation's key on its rank, -1 for the host. Pieces tile the step from begin to end.
+    """
+
+    rank: int
+    kind: str
+    begin_ns: float
+    end_ns: float
+    key: int = -1
+
+    @property
+    def ns(self) -> float:
+        return self.end_ns - self.begin_ns
+
+
+def critical_path(step: Step, outcome: Outcome, kinds: dict[int, list[str]]) -> list[Piece]:
+    """Pieces in order of time; kinds[rank][place] is compute, transfer or copy for each operation."""
+    rank = max(outcome.end, key=lambda one: max(outcome.end[one]))
+    ends = outcome.end[rank]
+    place = max(range(len(ends)), key=ends.__getitem__)
+    origin = step.begin
+    pieces: list[Piece] = []
+    until = ends[place]
+    while True:
+        one = step.ranks[rank]
+        call = int(one.call[place])
+        if call >= 0:  # from the last arrival on it moves data, before that its last rank counts
+            last = outcome.last[call]
+            there = place if last == rank else int((step.ranks[last].call == call).argmax())
+            begun = outcome.start[last][there]
+            pieces.append(Piece(rank, TRANSFER, begun - origin, until - origin, int(one.key[place])))
+            rank, place, one = last, there, step.ranks[last]
+        else:
+            begun = outcome.start[rank][place]
+            pieces.append(
+                Piece(rank, kinds[rank][place], begun - origin, until - origin, int(one.key[place]))
+            )
+        bound, before = outcome.bound[rank][place]
+        if bound == HOST:
+            break
+        until = outcome.end[rank][before]
+        pieces.append(Piece(rank, GAP, until - origin, begun - origin))
+        place = before
+    one = step.ranks[rank]
+    pieces.append(Piece(rank, HOST_TIME, one.begin - origin, begun - origin))
+    if one.begin > origin:
+        pieces.append(Piece(rank, ENTERED, 0.0, one.begin - origin))
+    return [piece for piece in reversed(pieces) if piece.ns > 0]
+
+
+def shares(path: list[Piece]) -> list[tuple[int, str, float]]:
+    """(rank, kind, ns) summed, largest first."""
+    sums: dict[tuple[int, str], float] = {}
+    for piece in path:
+        sums[piece.rank, piece.kind] = sums.get((piece.rank, piece.kind), 0.0) + piece.ns
+    return sorted(((rank, kind, ns) for (rank, kind), ns in sums.items()), key=lambda one: -one[2])

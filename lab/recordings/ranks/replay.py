@@ -1,0 +1,345 @@
+"""One step played again from its launches, as recorded and with one thing changed.
+
+An operation starts after its launch, its predecessor on the stream and what it waits for on other streams; a
+collective ends where the last rank started plus what it took from there. What crosses streams is mined from
+the recordings: the latest earlier operation of each other stream that had always ended, kept only where it
+was what was waited for at least once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lab.recordings.ranks.common import UNKNOWN, Together, launched_in
+
+LAUNCH_NS, STREAM_NS = 2_000, 1_000
+# An operation was held up by another stream if it started so soon after that, and so late after all else.
+BOUND_NS, FREE_NS = 8_000, 15_000
+ACCEPTED_SHARE = 0.002
+# Steps with more operations are not replayed: their rows would take minutes in plain Python.
+MOST_OPERATIONS = 400_000
+
+HOST, STREAM, OTHER_STREAM, COLLECTIVE = range(4)
+
+
+@dataclass(frozen=True)
+class Played:
+    """The operations of one rank in one step, in the order of their launch, on the common clock.
+
+    ready is when the launch call returned, lag what start then takes at most; dur is a collective's transfer.
+    before and other are the operations (places) that must have ended; call is -1 for no collective.
+    """
+
+    rank: int
+    begin: float
+    rows: np.ndarray
+    key: np.ndarray
+    stream: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    ready: np.ndarray
+    lag: np.ndarray
+    dur: np.ndarray
+    call: np.ndarray
+    before: np.ndarray
+    other: tuple[tuple[int, ...], ...] = ()
+    floor: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Start and end (n,) of every rank's operations; bound is what held each start: HOST, or a place."""
+
+    start: dict[int, list[float]]
+    end: dict[int, list[float]]
+    bound: dict[int, list[tuple[int, int]]]
+    last: dict[int, int]
+    finish: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of all ranks, ready to be replayed; None in place of it where that is not possible."""
+
+    number: int
+    ranks: dict[int, Played]
+    begin: float
+    recorded_ns: float
+
+    @property
+    def size(self) -> int:
+        return sum(len(one.rows) for one in self.ranks.values())
+
+
+def steps_of(together: Together) -> list[Step]:
+    """Every step that all ranks recorded with launches, without dependencies across streams."""
+    found = []
+    for number in together.steps:
+        ranks = {}
+        for index, work in enumerate(together.works):
+            played = _played(together, index, number)
+            if played is None:
+                break
+            ranks[work.rank] = played
+        else:
+            begin = min(one.begin for one in ranks.values())
+            end = max(float(one.end.max()) for one in ranks.values())
+            found.append(Step(number, ranks, begin, end - begin))
+    return found
+
+
+def _played(together: Together, index: int, number: int) -> Played | None:
+    work, window = together.works[index], together.window(index, number)
+    rows = launched_in(together, index, number)
+    if window is None or not len(rows) or (work.call_end[rows] < 0).any():
+        return None
+    origin = together.origin_ns
+    start, end, ready = (
+        (together.common(index, values[rows]) - origin).astype(float)
+        for values in (work.start, work.end, work.call_end)
+    )
+    call = np.full(len(work), UNKNOWN, dtype=np.int64)
+    moved = np.zeros(len(work))
+    mine = together.calls[index]
+    call[mine.row] = np.where(mine.last != UNKNOWN, mine.call, UNKNOWN)
+    moved[mine.row] = work.end[mine.row] - mine.all_in
+    stream = work.stream[rows]
+    begin = float(together.common(index, np.array([window[0]]))[0] - origin)
+    return Played(
+        rank=work.rank,
+        begin=begin,
+        rows=rows,
+        key=work.key[rows],
+        stream=stream,
+        start=start,
+        end=end,
+        ready=ready,
+        lag=np.minimum(LAUNCH_NS, start - ready),
+        dur=np.where(call[rows] != UNKNOWN, moved[rows], end - start),
+        call=call[rows],
+        before=_before(stream),
+        floor=_floor(together, index, rows, stream),
+    )
+
+
+def _floor(together: Together, index: int, rows: np.ndarray, stream: np.ndarray) -> np.ndarray:
+    """The end of the last operation that an earlier step left on each one's stream (n,), -inf for none."""
+    work = together.works[index]
+    floor = np.full(len(rows), -np.inf)
+    first = int(rows[0])
+    for one in np.unique(stream).tolist():
+        at = int(np.flatnonzero(stream == one)[0])
+        earlier = np.flatnonzero((work.stream == one) & (work.start < work.start[rows[at]]))
+        if len(earlier) and first >= 0:
+            floor[at] = float(together.common(index, work.end[earlier].max()[None])[0] - together.origin_ns)
+    return floor
+
+
+def _before(stream: np.ndarray) -> np.ndarray:
+    """The place of each operation's predecessor on its stream (n,), -1 for none."""
+    order = np.argsort(stream, kind="stable")
+    before = np.full(len(stream), -1, dtype=np.int64)
+    same = stream[order][1:] == stream[order][:-1]
+    before[order[1:][same]] = order[:-1][same]
+    return before
+
+
+def signature(one: Played) -> bytes:
+    """Equal for ranks and steps that launch the same operations on the same streams."""
+    _, streams = np.unique(one.stream, return_inverse=True)
+    return np.stack([streams.ravel(), one.call != UNKNOWN], axis=1).astype(np.int32).tobytes()
+
+
+def mined(instances: Sequence[Played]) -> tuple[tuple[int, ...], ...]:
+    """What each operation (n,) waits for on other streams, from instances with one signature."""
+    first = instances[0]
+    base = np.array([[one.begin] for one in instances])
+    start, end, ready = (
+        np.stack([getattr(one, name) for one in instances]) - base for name in ("start", "end", "ready")
+    )
+    streams = np.unique(first.stream)
+    before_end = np.where(first.before >= 0, end[:, first.before], -np.inf)
+    free = start - np.maximum(ready, before_end)
+    waits: list[list[int]] = [[] for _ in range(len(first.stream))]
+    for stream in streams.tolist():
+        places = np.flatnonzero(first.stream == stream)
+        asked = np.flatnonzero(first.stream != stream)
+        earlier = np.searchsorted(places, asked)
+        ended = np.stack(
+            [
+                np.searchsorted(
+                    np.maximum.accumulate(end[i, places]), start[i, asked] + STREAM_NS, side="right"
+                )
+                for i in range(len(instances))
+            ]
+        ).min(axis=0)
+        at = np.minimum(ended, earlier) - 1
+        asked, at = asked[at >= 0], at[at >= 0]
+        gap = start[:, asked] - end[:, places[at]]
+        binds = ((gap < BOUND_NS) & (free[:, asked] > FREE_NS)).any(axis=0)
+        for op, place in zip(asked[binds].tolist(), places[at][binds].tolist(), strict=True):
+            waits[op].append(place)
+    return tuple(tuple(one) for one in waits)
+
+
+def with_dependencies(groups: Sequence[Sequence[Step]]) -> list[list[Step]]:
+    """The steps with their dependencies, mined over all groups (settings) that launch the same operations."""
+    by_signature: dict[bytes, list[Played]] = {}
+    for steps in groups:
+        for step in steps:
+            for one in step.ranks.values():
+                by_signature.setdefault(signature(one), []).append(one)
+    known = {name: mined(found) for name, found in by_signature.items()}
+    return [
+        [
+            Step(
+                step.number,
+                {rank: _replace(one, other=known[signature(one)]) for rank, one in step.ranks.items()},
+                step.begin,
+                step.recorded_ns,
+            )
+            for step in steps
+        ]
+        for steps in groups
+    ]
+
+
+def _replace(one: Played, **changes: object) -> Played:
+    return Played(**{**vars(one), **changes})
+
+
+def play(step: Step) -> Outcome | None:
+    """The step from its launches; None where the orders of collectives contradict each other."""
+    members: Counter[int] = Counter()
+    for one in step.ranks.values():
+        members.update(one.call[one.call >= 0].tolist())
+    lanes = {rank: _Lane(one) for rank, one in step.ranks.items()}
+    entered: dict[int, list[tuple[float, int, int]]] = {}
+    todo = True
+    while todo:
+        todo = False
+        for lane in lanes.values():
+            todo |= lane.advance(entered)
+        for call in [call for call, ins in entered.items() if len(ins) == members[call]]:
+            latest = max(entered[call])
+            for _, rank, place in entered.pop(call):
+                lanes[rank].leave(place, latest[0], latest[1])
+            todo = True
+    if any(lane.at < len(lane.start) or lane.inside != UNKNOWN for lane in lanes.values()):
+        return None
+    ends = {rank: lane.end for rank, lane in lanes.items()}
+    return Outcome(
+        start={rank: lane.start for rank, lane in lanes.items()},
+        end=ends,
+        bound={rank: lane.bound for rank, lane in lanes.items()},
+        last={call: rank for lane in lanes.values() for call, rank in lane.last_of.items()},
+        finish=max(max(end) for end in ends.values()),
+    )
+
+
+class _Lane:
+    """One rank while it is played."""
+
+    def __init__(self, one: Played) -> None:
+        count = len(one.rows)
+        self.at, self.inside = 0, UNKNOWN
+        self.rank = one.rank
+        self.start, self.end = [0.0] * count, [0.0] * count
+        self.bound: list[tuple[int, int]] = [(HOST, UNKNOWN)] * count
+        self.last_of: dict[int, int] = {}
+        self._first = (one.ready + one.lag).tolist()
+        self._floor = one.floor.tolist()
+        self._before, self._other = one.before.tolist(), one.other or ((),) * count
+        self._dur, self._call = one.dur.tolist(), one.call.tolist()
+
+    def advance(self, entered: dict[int, list[tuple[float, int, int]]]) -> bool:
+        """Play on until a collective, whose partners may not be there yet."""
+        begun = self.at
+        while self.at < len(self.start) and self.inside == UNKNOWN:
+            self._begin(self.at)
+            if self._call[self.at] >= 0:
+                self.inside = self.at
+                entered.setdefault(self._call[self.at], []).append((self.start[self.at], self.rank, self.at))
+            else:
+                self.end[self.at] = self.start[self.at] + self._dur[self.at]
+            self.at += 1
+        return self.at > begun
+
+    def leave(self, place: int, all_in: float, last: int) -> None:
+        self.end[place] = max(all_in + self._dur[place], self.start[place])
+        self.last_of[self._call[place]] = last
+        self.inside = UNKNOWN
+
+    def _begin(self, place: int) -> None:
+        start, bound = self._first[place], (HOST, UNKNOWN)
+        if self._floor[place] + STREAM_NS > start:
+            start = self._floor[place] + STREAM_NS
+        before = self._before[place]
+        if before >= 0 and self.end[before] + STREAM_NS > start:
+            start, bound = self.end[before] + STREAM_NS, (STREAM, before)
+        for other in self._other[place]:
+            if self.end[other] + STREAM_NS > start:
+                start, bound = self.end[other] + STREAM_NS, (OTHER_STREAM, other)
+        self.start[place], self.bound[place] = start, bound
+
+
+def accepted(step: Step, outcome: Outcome) -> bool:
+    """Whether the unchanged replay ends where the recording did, on every rank within 0.2 % of the step."""
+    errors = [abs(max(outcome.end[rank]) - one.end.max()) for rank, one in step.ranks.items()]
+    return bool(max(errors) <= ACCEPTED_SHARE * step.recorded_ns)
+
+
+def length_ms(step: Step, outcome: Outcome | None) -> float:
+    """From the first begin over ranks to the last end, in ms; NaN where it could not be played."""
+    if outcome is None:
+        return float("nan")
+    return (outcome.finish - min(one.begin for one in step.ranks.values())) / 1e6
+
+
+def hosts_as_others(step: Step, fixed: Sequence[int]) -> Step | None:
+    """The step with the hosts of these ranks, and their entry, as the median of the others."""
+    others = [one for rank, one in step.ranks.items() if rank not in fixed]
+    ranks = dict(step.ranks)
+    for rank in fixed:
+        mine = ranks[rank]
+        alike = [one for one in others if signature(one) == signature(mine)]
+        if not alike:
+            return None
+        begin = float(np.median([one.begin for one in others]))
+        ready = begin + np.median([one.ready - one.begin for one in alike], axis=0)
+        ranks[rank] = _replace(mine, begin=begin, ready=ready, floor=mine.floor + (begin - mine.begin))
+    return Step(step.number, ranks, min(one.begin for one in ranks.values()), step.recorded_ns)
+
+
+def entry_as_others(step: Step, rank: int) -> Step:
+    """The step with this rank entering it when the others do, its host otherwise as recorded."""
+    others = [one.begin for other, one in step.ranks.items() if other != rank]
+    mine = step.ranks[rank]
+    earlier = mine.begin - float(np.median(others))
+    moved = {name: getattr(mine, name) - earlier for name in ("begin", "ready", "floor")}
+    ranks = {**step.ranks, rank: _replace(mine, **moved)}
+    return Step(step.number, ranks, min(one.begin for one in ranks.values()), step.recorded_ns)
+
+
+def hosts_ready(step: Step) -> Step:
+    """The step with everything launched at its begin: what the GPUs alone need."""
+    ranks = {
+        rank: _replace(
+            one, begin=step.begin, ready=np.full(len(one.ready), step.begin), floor=one.floor - np.inf
+        )
+        for rank, one in step.ranks.items()
+    }
+    return Step(step.number, ranks, step.begin, step.recorded_ns)
+
+
+def shorter(step: Step, less: Mapping[int, np.ndarray]) -> Step:
+    """The step with operations shortened: rank -> ns less, by place (n,)."""
+    ranks = {
+        rank: _replace(one, dur=np.maximum(one.dur - less[rank], 0)) if rank in less else one
+        for rank, one in step.ranks.items()
+    }
+    return Step(step.number, ranks, step.begin, step.recorded_ns)

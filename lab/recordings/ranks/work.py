@@ -1,0 +1,196 @@
+"""What one rank did: its GPU operations with their launches, its steps, and its host's calls."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lab.recordings import views
+from lab.recordings.tables import Table, Trace
+
+COMP, COMM, COPY = views.COMP, views.COMM, views.MEMCOPY
+
+# Calls in which the host waits: for the device, for memory, or for a pageable copy.
+_BLOCKING = re.compile(r"Synchronize|(cuda|hip)Malloc(?!Async)|(cuda|hip)Free(?!Async)|(cuda|hip)Memcpy$")
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """One rank's operations in the order of the recording, times in ns on the rank's own clock.
+
+    kind is COMP, COMM or COPY; call_begin and call_end are the launch call's, -1 where it was not recorded;
+    key indexes `keys`: (op, dims, strides, kernel, grid); op indexes `ops` (what launched it, 0: unknown).
+    steps: rows of (number, begin, end), which tile; empty without step marks. blocking_calls, calls and
+    host_ops are spans (n, 2) of the threads that launch. On a CPU ops stand in for kernels.
+    """
+
+    rank: int
+    device: str
+    host: str
+    start: np.ndarray
+    end: np.ndarray
+    kind: np.ndarray
+    stream: np.ndarray
+    call_begin: np.ndarray
+    call_end: np.ndarray
+    key: np.ndarray
+    keys: tuple[tuple[str, ...], ...]
+    op: np.ndarray
+    ops: tuple[str, ...]
+    steps: np.ndarray
+    blocking_calls: np.ndarray
+    calls: np.ndarray
+    host_ops: np.ndarray
+    collectives: Table
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def work_of(trace: Trace, rank: int | None = None) -> RankWork:
+    """The work of one trace; rank: used where the trace does not say which it is."""
+    mine = trace.meta.rank if trace.meta.rank is not None else (rank if rank is not None else -1)
+    on_gpu = views.device_of(trace) == "gpu"
+    work = _of_gpu(trace, mine) if on_gpu else _of_cpu(trace, mine)
+    return replace(
+        work, host=trace.meta.host or "", steps=_steps(trace), collectives=_collectives(trace, work)
+    )
+
+
+def _of_gpu(trace: Trace, rank: int) -> RankWork:
+    kernels, runtime = trace.kernels, trace.runtime
+    call = views.launch_calls(trace)
+    known = call >= 0
+    begin, end = np.full(len(kernels), -1, dtype=np.int64), np.full(len(kernels), -1, dtype=np.int64)
+    begin[known] = runtime.ts_ns[call[known]]
+    end[known] = begin[known] + runtime.dur_ns[call[known]]
+    link = views.link_ops(trace)
+    key, keys = _keys(trace, link)
+    op, ops = _op_names(trace, link)
+    devices = kernels.device.astype(np.int64) - min(kernels.device.min(initial=0), 0)
+    return RankWork(
+        rank=rank,
+        device="gpu",
+        host="",
+        start=kernels.ts_ns,
+        end=kernels.ts_ns + kernels.dur_ns,
+        kind=views.classify(trace),
+        stream=kernels.stream + (devices << 32),
+        call_begin=begin,
+        call_end=end,
+        key=key,
+        keys=keys,
+        op=op,
+        ops=ops,
+        steps=_NO_STEPS,
+        **_host_spans(trace, call[known]),
+        collectives=_NO_ROWS,
+    )
+
+
+def _of_cpu(trace: Trace, rank: int) -> RankWork:
+    """Computing ops and gloo's ranges as operations that launch themselves."""
+    names = trace.strings
+    computes = np.array([*(views.timeline.is_computation(text) for text in names), False])
+    talks = np.array([*(views.timeline.is_gloo(text) for text in names), False])
+    ops = trace.ops.where(computes[trace.ops.name_id])
+    found = np.flatnonzero(talks[trace.ranges.name_id])
+    comm = trace.ranges.take(found)
+    start = np.concatenate([ops.ts_ns, comm.ts_ns])
+    name_id = np.concatenate([ops.name_id, comm.name_id])
+    used, key = np.unique(name_id, return_inverse=True)
+    texts = tuple(names[index] for index in used.tolist())
+    return RankWork(
+        rank=rank,
+        device="cpu",
+        host="",
+        start=start,
+        end=start + np.concatenate([ops.dur_ns, comm.dur_ns]),
+        kind=np.repeat(np.array([COMP, COMM], dtype=np.int8), [len(ops), len(comm)]),
+        stream=np.concatenate([ops.tid, comm.tid]),
+        call_begin=start,
+        call_end=start,
+        key=key.ravel(),
+        keys=tuple((text, "", "", text, "") for text in texts),
+        op=key.ravel() + 1,
+        ops=("", *texts),
+        steps=_NO_STEPS,
+        blocking_calls=_NO_SPANS,
+        calls=_NO_SPANS,
+        host_ops=_NO_SPANS,
+        collectives=_NO_ROWS,
+    )
+
+
+def _collectives(trace: Trace, work: RankWork) -> Table:
+    """`views.collective_instances` with `row` as the row of this work."""
+    table = views.collective_instances(trace)
+    if work.device == "gpu":
+        return table
+    # Rows of ranges -> rows of this work, where gloo's ranges stand behind the ops in the same order.
+    first = int((work.kind == COMP).sum())
+    place = np.searchsorted(np.sort(table.row), table.row)
+    return Table({**table.as_dict(), "row": first + place})
+
+
+def _keys(trace: Trace, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
+    """What makes two kernels the same: op, dims, strides, kernel and grid."""
+    kernels, ops = trace.kernels, trace.ops
+    columns = [
+        np.where(link >= 0, getattr(ops, name)[link], -1) if len(ops) else np.full(len(link), -1)
+        for name in ("name_id", "dims_id", "strides_id")
+    ]
+    columns += [kernels.name_id, kernels.grid_x, kernels.grid_y, kernels.grid_z]
+    rows = np.stack([np.asarray(column, dtype=np.int64) for column in columns], axis=1)
+    distinct, key = np.unique(rows, axis=0, return_inverse=True)
+
+    def text(index: int) -> str:
+        return trace.strings[index] if index >= 0 else ""
+
+    keys = tuple(
+        (text(op), text(dims), text(strides), text(name), f"{x},{y},{z}")
+        for op, dims, strides, name, x, y, z in distinct.tolist()
+    )
+    return key.ravel(), keys
+
+
+def _op_names(trace: Trace, link: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    names = np.where(link >= 0, trace.ops.name_id[link], -1) if len(trace.ops) else np.full(len(link), -1)
+    used, op = np.unique(np.append(names, -1), return_inverse=True)
+    return op.ravel()[:-1], tuple(trace.strings[index] if index >= 0 else "" for index in used.tolist())
+
+
+def _host_spans(trace: Trace, launches: np.ndarray) -> dict[str, np.ndarray]:
+    """What the threads that launch kernels did."""
+    runtime, ops = trace.runtime, trace.ops
+    threads = np.unique(runtime.tid[launches]) if len(launches) else np.empty(0, dtype=np.int64)
+    waits = np.array([*(bool(_BLOCKING.search(text)) for text in trace.strings), False])
+    calls = runtime.where(np.isin(runtime.tid, threads))
+    busy = ops.where(np.isin(ops.tid, threads))
+    spans = np.stack([calls.ts_ns, calls.ts_ns + calls.dur_ns], axis=1)
+    blocking = waits[calls.name_id]
+    return {
+        "blocking_calls": spans[blocking],
+        "calls": spans[~blocking],
+        "host_ops": np.stack([busy.ts_ns, busy.ts_ns + busy.dur_ns], axis=1),
+    }
+
+
+def _steps(trace: Trace) -> np.ndarray:
+    """(number, begin, end) of each ProfilerStep#N of the host, by begin."""
+    numbers = np.array([*(views.launches.step_number(text) for text in trace.strings), -1])
+    ranges = trace.ranges
+    found = ranges.where((numbers[ranges.name_id] >= 0) & ~ranges.on_gpu)
+    rows = np.stack([numbers[found.name_id], found.ts_ns, found.ts_ns + found.dur_ns], axis=1)
+    rows = np.unique(rows.astype(np.int64), axis=0)
+    rows = rows[np.argsort(rows[:, 1], kind="stable")]
+    # Windows must not overlap, or an instant would count twice.
+    rows[:-1, 2] = np.minimum(rows[:-1, 2], rows[1:, 1])
+    return rows
+
+
+_NO_SPANS = np.empty((0, 2), dtype=np.int64)
+_NO_STEPS = np.empty((0, 3), dtype=np.int64)
+_NO_ROWS = Table({})

@@ -1,0 +1,172 @@
+"""`lab ranks`: the account of a folder of ranks, hangs, tuner files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.errors import StepFailed, UsageError, needs
+from lab.rooms.sweep.gemm.options import IN_PLACE, JSON, QUIET, SALVAGE, WORKERS
+from lab.terminal.click_types import with_options
+from lab.terminal.options import out
+
+DEFAULT = "account"
+
+
+class _Ranks(click.Group):
+    """A group whose first argument may be a folder: that is `lab ranks account FOLDER`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "--help", "-h"):
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Ranks)
+def ranks() -> None:
+    """Which rank makes the others wait, why, and what a repair gives.
+
+    lab ranks FOLDER explains every step of a folder of rank traces, of a sweep, or of a run of lab.
+    """
+
+
+@ranks.command(DEFAULT)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--ranks",
+    "pattern",
+    metavar="REGEX",
+    help="Traces by their path below FOLDER; the first group is the rank, as in 'node0/gpu(\\d+)/'.",
+)
+@out("Tables and page. [default: FOLDER/ranks for a run of lab, else experiments/NAME_analysis/ranks]")
+@with_options(IN_PLACE, SALVAGE, WORKERS, QUIET, JSON)
+def account(
+    folder: Path,
+    pattern: str | None,
+    out: Path | None,
+    in_place: bool,
+    salvage: bool,
+    workers: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Account for every step of every rank: work, launches, waiting for whom and why, transfer, contention.
+
+    With --json nothing is written, unless --out is given.
+    """
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm.session import num_workers, show_progress
+        from lab.rooms.sweep.ranks.read import read_settings
+    from lab.rooms.sweep.gemm.places import places
+    from lab.terminal.console import Console
+
+    where = places(folder, out, in_place=in_place)
+    settings = read_settings(
+        folder,
+        ranks=_regex(pattern),
+        cache=where.cache if not as_json or out else None,
+        workers=workers or min(2, num_workers()),
+        salvage=salvage,
+        progress=show_progress(Console(quiet=quiet)),
+    )
+    target = out or where.home / "ranks"
+    files: list[Path] = []
+    if not as_json or out:
+        from lab.rooms.sweep.ranks.page import write_account
+
+        done = write_account(settings, target, source=folder)
+        files = done.files
+    _show(settings, files, as_json=as_json)
+
+
+@ranks.command("hang")
+@click.argument("folder", type=click.Path(path_type=Path))
+@JSON
+def hang(folder: Path, as_json: bool) -> None:
+    """Say who a stalled job waits for, from its ranks' flight-recorder dumps (pickle or JSON, any names).
+
+    Python stacks beside them (rank1.stack.txt) are shown for ranks that never came. The exit code is 0
+    whatever the verdict, and 1 where dumps are missing or nothing can be told.
+    """
+    from lab.recordings.flight import read_dumps, verdict_of
+
+    found = {name: verdict_of(dumps) for name, dumps in read_dumps(folder).items()}
+    if as_json:
+        import msgspec
+
+        parts = [{**({"case": name} if name else {}), **_verdict_json(one)} for name, one in found.items()]
+        click.echo(msgspec.json.encode(parts[0] if len(parts) == 1 else {"cases": parts}).decode())
+    else:
+        for name, one in found.items():
+            click.echo(f"{name + ': ' if name else ''}{one.kind.replace('_', ' ')}: {one.text}")
+    unsure = [one for one in found.values() if one.kind == "unknown" or one.missing]
+    if unsure:
+        raise StepFailed(
+            "the dumps do not tell everything:\n" + "\n".join(f"  {one.text}" for one in unsure),
+            where=folder,
+            fix="dump every rank; a rank that leaves no dump is dead or was not asked",
+        )
+
+
+def _verdict_json(one: Any) -> dict[str, Any]:
+    return {
+        "class": one.kind,
+        "ranks": list(one.ranks),
+        "group": one.group,
+        "seq": one.seq,
+        "collective": one.collective,
+        "frame": one.frame,
+        "text": one.text,
+        "missing": list(one.missing),
+    }
+
+
+def _show(settings: Any, files: list[Path], *, as_json: bool) -> None:
+    from lab.rooms.sweep.ranks.tables import as_json as encoded
+    from lab.rooms.sweep.ranks.words import sentences
+
+    missing = [f"{one.name}: {text}" for one in settings for text in one.missing]
+    if as_json:
+        import msgspec
+
+        parts = [
+            {
+                "threads": one.config.threads,
+                "channels": one.config.channels,
+                "repeat": one.config.repeat,
+                **encoded(one.explained),
+                "lacking": one.missing,
+                "problems": [*one.problems, *one.account.together.pairs.problems],
+            }
+            for one in settings
+        ]
+        document = parts[0] if len(parts) == 1 else {"settings": parts}
+        click.echo(msgspec.json.encode({**document, "files": [str(path) for path in files]}).decode())
+    else:
+        for one in settings:
+            if len(settings) > 1:
+                click.echo(f"{one.name}:")
+            for sentence in sentences(one):
+                click.echo(f"- {sentence}")
+            for problem in one.problems[:8]:
+                click.echo(f"note: {problem}")
+        for path in files:
+            if path.suffix == ".html" or len(files) <= 12:
+                click.echo(f"wrote {path}")
+    if missing:
+        raise StepFailed(
+            "the account is incomplete:\n" + "\n".join(f"  {line}" for line in missing),
+            fix="the rest is accounted for; add what is missing and repeat the command",
+        )
+
+
+def _regex(pattern: str | None) -> re.Pattern[str] | None:
+    if pattern is None:
+        return None
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--ranks {pattern!r} is not a valid regular expression: {error}") from error

@@ -1,0 +1,150 @@
+"""The account as files: CSV tables, pictures and one page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from lab.report.figures import save
+from lab.report.page import Block, Card, Figure, Page, Points, Section, Table, write_page
+from lab.report.provenance import provenance
+from lab.report.tables import write_csv
+from lab.rooms.sweep.ranks.picture import account_picture, step_picture
+from lab.rooms.sweep.ranks.read import Setting
+from lab.rooms.sweep.ranks.tables import tables
+from lab.rooms.sweep.ranks.words import sentences
+
+QUESTION = "Which rank makes the others wait, why, and what would a repair give?"
+MOST_STEPS = 4
+SPAN_CAPTION = (
+    "Ranks by time on one clock. Arrows point from a rank that waits to the rank it waits for, at the end of "
+    "the longest waits."
+)
+PARTS_CAPTION = (
+    "The parts of each rank's step; they sum to it exactly. Contention is what collectives beside a kernel "
+    "cost it."
+)
+FOOTNOTES = (
+    "Transfer is the part of a collective after its last rank has entered it; what comes before is waiting "
+    "for that rank, and is followed to what that rank did meanwhile.",
+    "Late launches are idle GPU time in which the host had not yet launched the next operation.",
+    "A straggler is named by the time that its excess over the other ranks takes, not by how often it is "
+    "last.",
+    "What-if lengths come from replaying the launches; where the unchanged replay is off by more than 0.2 %, "
+    "none is given. Host times are as recorded: a host that waits for its GPU in mid-step is not sped up.",
+)
+
+
+@dataclass
+class Written:
+    """What was written and found, over all settings."""
+
+    files: list[Path] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def write_account(settings: Sequence[Setting], out: Path, *, source: Path) -> Written:
+    """Write CSV files, pictures and ranks.html below `out`. Raises StorageError if that fails."""
+    done = Written()
+    sections: list[Section] = []
+    for setting in settings:
+        several = len(settings) > 1
+        folder = out / _slug(setting.name) if several else out
+        files, blocks = _of_setting(setting, folder, out)
+        if not several:  # its sentences are the page's verdict already
+            blocks = blocks[1:]
+        done.files += files
+        prefix = f"{setting.name}: " if several else ""
+        done.findings += [f"{prefix}{text}" for text in sentences(setting)]
+        done.missing += [f"{prefix}{text}" for text in setting.missing]
+        done.problems += [f"{prefix}{text}" for text in setting.problems]
+        sections.append(Section(setting.name if several else "The account", blocks))
+    named = any(setting.explained.findings for setting in settings)
+    page = Page(
+        title=f"Ranks of {source.resolve().name}",
+        question=QUESTION,
+        verdict=[*(done.findings if len(settings) == 1 else done.findings[:8]), *done.missing],
+        status="warn" if named or done.missing else "ok",
+        cards=[card for setting in settings[:1] for card in _cards(setting)],
+        sections=sections,
+        provenance=provenance(source, None),
+        footnotes=FOOTNOTES,
+        room="sweep",
+        kind="measured",
+    )
+    done.files.append(write_page(page, out / "ranks.html"))
+    return done
+
+
+def _of_setting(setting: Setting, folder: Path, out: Path) -> tuple[list[Path], list[Block]]:
+    frames = tables(setting.explained)
+    files = [write_csv(frame, folder / f"{name}.csv") for name, frame in frames.items()]
+    at = folder.relative_to(out).as_posix()
+    base = "" if at == "." else f"{at}/"
+    blocks: list[Block] = [Points(sentences(setting))]
+    if setting.account.rows:
+        files.append(folder / "account.png")
+        svg = save(account_picture(setting.explained), folder, "account")
+        blocks.append(Figure(svg, PARTS_CAPTION, f"{base}account.png", f"{base}account.csv"))
+    for step in setting.account.together.steps[:MOST_STEPS]:
+        name = f"step_{step}" if step >= 0 else "recording"
+        svg = save(step_picture(setting.explained, step), folder, name)
+        files.append(folder / f"{name}.png")
+        blocks.append(Figure(svg, SPAN_CAPTION, f"{base}{name}.png", f"{base}account.csv"))
+    blocks += [
+        Table(_in_ms(frames["account"]), "Parts of every rank and step", f"{base}account.csv"),
+        Table(_matrix(frames["waits"]), "Who waits for whom, ms over all steps", f"{base}waits.csv"),
+        Table(frames["findings"], "Findings", f"{base}findings.csv"),
+        Table(frames["what_if"], "What if: steps replayed with one change", f"{base}what_if.csv"),
+        Table(frames["clocks"], "Clocks against the median rank, with bounds", f"{base}clocks.csv"),
+        Table(frames["path"], "Critical path over ranks", f"{base}path.csv", limit=200),
+    ]
+    return files, [block for block in blocks if not isinstance(block, Table) or len(block.frame)]
+
+
+def _in_ms(account: pd.DataFrame) -> pd.DataFrame:
+    ns = [str(name) for name in account if str(name).endswith("_ns")]
+    shown: pd.DataFrame = account.copy()
+    shown[ns] = shown[ns] / 1e6
+    renamed: pd.DataFrame = shown.rename(columns={name: f"{name.removesuffix('_ns')}_ms" for name in ns})
+    return renamed
+
+
+def _matrix(waits: pd.DataFrame) -> pd.DataFrame:
+    """Rows wait, columns are waited for."""
+    if waits.empty:
+        return waits
+    total = (
+        waits.pivot_table(index="rank", columns="for", values="wait_ns", aggfunc="sum", fill_value=0) / 1e6
+    )
+    total.columns = [f"for rank {rank}" for rank in total.columns]
+    matrix: pd.DataFrame = total.reset_index()
+    return matrix
+
+
+def _cards(setting: Setting) -> list[Card]:
+    rows = setting.account.rows
+    if not rows:
+        return []
+    frame = pd.DataFrame([{"step_ns": row.step_ns, **row.parts} for row in rows]) / 1e6
+
+    def card(label: str, column: str) -> Card:
+        return Card(
+            label, f"{frame[column].median():.1f}", "account.csv", "ms", "median over ranks and steps"
+        )
+
+    return [
+        card("step", "step_ns"),
+        card("waiting for ranks", "wait_ns"),
+        card("contention", "contention_ns"),
+    ]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:60] or "setting"

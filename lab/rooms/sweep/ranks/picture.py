@@ -1,0 +1,130 @@
+"""One picture per step: ranks by time, with arrows from who waits to who is waited for."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure as Drawing
+
+from lab.recordings.ranks.account import PARTS, Account
+from lab.recordings.ranks.common import UNKNOWN
+from lab.recordings.ranks.explain import Explained
+from lab.recordings.ranks.labels import (
+    COMPUTE,
+    COPYING,
+    LAUNCH_GAP,
+    LAUNCH_LATE,
+    TAIL,
+    TRANSFER,
+    UNEXPLAINED,
+    WAIT,
+)
+from lab.report.figures import stacked_panels, timeline
+
+ROLES = {
+    COMPUTE: ("compute", "computation"),
+    TRANSFER: ("transfer", "communication"),
+    WAIT: ("wait for a rank", "idle"),
+    COPYING: ("copy", "memcpy"),
+    LAUNCH_LATE: ("launched late", "fail"),
+    LAUNCH_GAP: ("launch gap", "muted"),
+    TAIL: ("tail", "rule"),
+    UNEXPLAINED: ("unexplained", "unknown"),
+}
+PART_ROLES = dict(
+    zip(
+        PARTS,
+        ("computation", "ok", "communication", "idle", "memcpy", "fail", "muted", "rule", "unknown"),
+        strict=True,
+    )
+)
+PART_WORDS = {role: name.removesuffix("_ns").replace("_", " ") for name, role in PART_ROLES.items()}
+MOST_ARROWS, MOST_BARS = 24, 20_000
+
+
+def step_picture(one: Explained, step: int) -> Drawing:
+    """Every rank's labels over one step on the common clock, in ms since the first begin."""
+    account = one.account
+    origin = min(_edges(account, index, step)[0] for index in _with(account, step))
+    parts: dict[tuple[str, str], list[np.ndarray]] = {}
+    arrows: list[tuple[float, float, int, int]] = []
+    last = 0.0
+    for row, index in enumerate(_with(account, step)):
+        segments = account.segments[index]
+        window = account.together.windows[index][:, 0]
+        mine = np.flatnonzero(window[segments.window] == step)
+        begin = (account.together.common(index, segments.begin[mine]) - origin) / 1e6
+        length = segments.length[mine] / 1e6
+        last = max(last, float((begin + length).max(initial=0)))
+        for label, role in ROLES.items():
+            chosen = segments.label[mine] == label
+            if chosen.any():
+                bars = _merged(begin[chosen], length[chosen])
+                parts.setdefault(role, []).append(
+                    np.column_stack([np.full(len(bars), row), bars, np.ones(len(bars))])
+                )
+        arrows += _waits(account, index, row, mine, begin, length, step)
+    arrows.sort(reverse=True)
+    order = [role for role in ROLES.values() if role in parts]
+    return timeline(
+        [f"rank {account.ranks[index]}" for index in _with(account, step)],
+        {role: np.concatenate(parts[role])[:MOST_BARS] for role in order},
+        span=(0.0, max(last, 1e-3)),
+        bands=(),
+        shades=(),
+        axis="ms since the first rank began the step",
+        arrows=[(at, row, target) for _, at, row, target in arrows[:MOST_ARROWS]],
+    )
+
+
+def account_picture(one: Explained) -> Drawing:
+    """The parts of every rank and step as stacked bars, ms."""
+    titles, labels, parts = [], [], []
+    account = one.account
+    for step in account.together.steps[:12]:
+        rows = [row for row in account.rows if row.step == step]
+        titles.append(f"step {step}" if step >= 0 else "whole recording")
+        labels.append([f"r{row.rank}" for row in rows])
+        parts.append(
+            {role: np.array([row.parts[name] / 1e6 for row in rows]) for name, role in PART_ROLES.items()}
+        )
+    return stacked_panels(titles, labels, parts, axis="ms", words=PART_WORDS)
+
+
+def _with(account: Account, step: int) -> list[int]:
+    return [i for i in range(len(account.ranks)) if account.together.window(i, step) is not None]
+
+
+def _edges(account: Account, index: int, step: int) -> tuple[int, int]:
+    begin, end = account.together.common(index, np.array(account.together.window(index, step) or (0, 0)))
+    return int(begin), int(end)
+
+
+def _merged(begin: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Bars (m, 2) of start and length, where neighbours that touch are one."""
+    end = begin + length
+    opens = np.append(True, begin[1:] > end[:-1] + 1e-9)
+    first = np.flatnonzero(opens)
+    ends = np.append(end[first[1:] - 1], end[-1])
+    return np.column_stack([begin[first], ends - begin[first]])
+
+
+def _waits(
+    account: Account,
+    index: int,
+    row: int,
+    mine: np.ndarray,
+    begin: np.ndarray,
+    length: np.ndarray,
+    step: int,
+) -> list[tuple[float, float, int, int]]:
+    """(ms waited, time of the end of the wait, row, row of who is waited for)."""
+    places = {one: at for at, one in enumerate(_with(account, step))}
+    awaited = account.segments[index].awaited[mine]
+    chosen = np.flatnonzero(awaited != UNKNOWN)
+    found: list[tuple[float, float, int, int]] = []
+    for who in np.unique(awaited[chosen]).tolist():
+        if who in places:
+            theirs = chosen[awaited[chosen] == who]
+            bars = _merged(begin[theirs], length[theirs])
+            found += [(ms, at + ms, row, places[who]) for at, ms in bars.tolist()]
+    return found

@@ -1,0 +1,176 @@
+"""A folder of rank traces -> the work of every rank, setting by setting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.core.words import plural
+from lab.errors import BadDataError, LabError
+from lab.recordings.as_trace import load_traces
+from lab.recordings.cache import load_trace
+from lab.recordings.integrity.words import sentences
+from lab.recordings.lacks import holes
+from lab.recordings.pool import map_traces
+from lab.recordings.ranks import Account, RankWork, account_of, work_of
+from lab.recordings.ranks.explain import Explained, explain
+from lab.recordings.tables import Trace
+from lab.rooms.sweep.layout import ConfigDir, configs_of
+from lab.rooms.sweep.names import long_name
+from lab.rooms.sweep.tables import Progress
+
+
+@dataclass(frozen=True)
+class Job:
+    """One trace to read."""
+
+    path: Path
+    rank: int | None
+    config: int
+    cache: Path | None
+    salvage: bool
+
+
+@dataclass(frozen=True)
+class Read:
+    """What one process gave: the rank's work, the world's size, what is odd, and what was lost."""
+
+    work: RankWork
+    world_size: int | None
+    problems: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One configuration with what its ranks show. missing: what its account lacks; problems: what is odd."""
+
+    config: ConfigDir
+    explained: Explained
+    world_size: int
+    missing: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def account(self) -> Account:
+        return self.explained.account
+
+    @property
+    def name(self) -> str:
+        if self.config.threads is None and self.config.channels is None:
+            return (
+                self.config.notes[0]
+                if self.config.notes and self.config.repeat > 1
+                else self.config.path.name
+            )
+        repeat = f", repeat {self.config.repeat}" if self.config.repeat > 1 else ""
+        return long_name(self.config.threads or 0, self.config.channels or 0) + repeat
+
+
+def read_settings(
+    folder: Path,
+    *,
+    ranks: re.Pattern[str] | None = None,
+    cache: Path | None = None,
+    workers: int = 2,
+    salvage: bool = False,
+    progress: Progress | None = None,
+) -> list[Setting]:
+    """Every setting below `folder` that has a readable rank.
+
+    Raises MissingError where there are no traces, BadDataError where none of them can be read.
+    """
+    configs = configs_of(folder, ranks=ranks)
+    jobs = [
+        Job(trace.path, trace.rank, number, cache, salvage)
+        for number, config in enumerate(configs)
+        for trace in config.traces
+    ]
+    on_done = None if progress is None else lambda done, total, job: progress(done, total, job.path)
+    results = map_traces(read_work, jobs, workers=workers, progress=on_done)
+    if jobs and all(isinstance(result, LabError) for result in results):
+        first = next(result for result in results if isinstance(result, LabError))
+        raise BadDataError(
+            f"none of {plural(len(jobs), 'trace')} can be read: {first.what}",
+            where=first.where,
+            fix=first.fix,
+        )
+    collected = []
+    for number, config in enumerate(configs):
+        mine = [(job, result) for job, result in zip(jobs, results, strict=True) if job.config == number]
+        if mine:
+            collected.append((config, *_collect(mine)))
+    explained = explain([account_of(works) for _, works, *_ in collected])
+    return [
+        Setting(config, found, world, missing, problems)
+        for (config, _, world, missing, problems), found in zip(collected, explained, strict=True)
+    ]
+
+
+def read_work(job: Job) -> list[Read]:
+    """The work of each process in a recording of any format, one in most.
+
+    Raises LabError if it cannot be read or holds no events.
+    """
+    if job.salvage:
+        traces = [load_trace(job.path, cache=job.cache, salvage=True)]
+    else:
+        traces, _ = load_traces(job.path, cache=job.cache)
+    found = [Read(work_of(trace, job.rank), trace.meta.world_size, *_doubts(trace)) for trace in traces]
+    if not any(len(one.work) for one in found):
+        raise BadDataError(
+            "the trace holds no events: it is no readable rank",
+            where=job.path,
+            fix="record this rank again, or leave its file out",
+        )
+    return [one for one in found if len(one.work)]
+
+
+def _doubts(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is odd about a trace, and what it has lost of the axes that the account rests on."""
+    lost = [lack for lack in holes(trace.lacks) if lack.axis in ("gpu", "host")]
+    rest = [lack for lack in trace.lacks if lack not in lost]
+    cut = ("the trace is truncated: only its readable part is accounted for",) if trace.truncated else ()
+    return (*trace.problems, *sentences(rest)), (*cut, *sentences(lost))
+
+
+def _collect(
+    found: Sequence[tuple[Job, list[Read] | LabError]],
+) -> tuple[dict[int, RankWork], int, list[str], list[str]]:
+    """(works by rank, world size, what is missing, problems) of one setting."""
+    works: dict[int, RankWork] = {}
+    missing, problems, world = [], [], 0
+    for job, result in found:
+        if isinstance(result, LabError):
+            missing.append(f"{job.path.name}: {result.what}")
+            continue
+        for one in result:
+            rank = one.work.rank
+            if rank < 0 or rank in works:
+                said = f"another trace says rank {rank} too" if rank in works else "the trace names no rank"
+                missing += [f"{job.path.name}: {said}"] if rank in works else []
+                rank = next(number for number in range(len(works) + 1) if number not in works)
+                problems.append(f"{job.path.name}: {said}; counted as rank {rank}")
+            works[rank] = _renamed(one.work, rank)
+            world = max(world, one.world_size or 0)
+            problems += [f"rank {rank}: {text}" for text in one.problems]
+            missing += [f"rank {rank}: {text}" for text in one.lost]
+    gone = sorted(set(range(world)) - set(works)) if len(works) > 1 else []
+    if gone:
+        missing.append(f"{len(works)} of {world} ranks are here; missing: {', '.join(map(str, gone))}")
+    return works, world, missing, problems
+
+
+def _renamed(work: RankWork, rank: int) -> RankWork:
+    return RankWork(**{**vars(work), "rank": rank})
+
+
+def by_setting(
+    works: Mapping[tuple[int, int, int], Mapping[int, RankWork]],
+) -> dict[tuple[int, int, int], Explained]:
+    """Explained accounts of settings that are in memory; dependencies are learnt over all of them."""
+    filled = {key: found for key, found in works.items() if any(len(work) for work in found.values())}
+    accounts = [account_of(found) for found in filled.values()]
+    return dict(zip(filled, explain(accounts), strict=True))

@@ -1,0 +1,180 @@
+"""The account of one setting in sentences, most important first."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.recordings.ranks.common import GPU_STEPS, WHOLE
+from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, host_bound, ranks_in_words
+from lab.recordings.ranks.path import shares
+from lab.rooms.sweep.ranks.read import Setting
+
+CAUSED_MS = 0.5  # smallest wait per step and rank worth a sentence
+
+
+def sentences(setting: Setting) -> list[str]:
+    """What the setting's account says."""
+    one, account = setting.explained, setting.account
+    if len(account.ranks) < 2:
+        return _alone(setting)
+    return [
+        sentence
+        for sentence in (
+            host_bound(one),
+            *(f"{finding.text[:1].upper()}{finding.text[1:]}." for finding in one.findings),
+            None if one.findings else _nobody(setting),
+            _where_time_goes(setting),
+            _caused(setting),
+            _what_if(setting),
+            _path(setting),
+            *_clocks(setting),
+            _windows(setting),
+            *(f"Withheld: {text}." for text in one.withheld),
+            *(
+                f"{text[:1].upper()}{text[1:]}."
+                for text in account.together.pairs.problems
+                if "clock" not in text
+            ),
+        )
+        if sentence
+    ]
+
+
+def _alone(setting: Setting) -> list[str]:
+    account = setting.account
+    if not account.ranks:
+        return ["No rank has operations."]
+    of = f" of a job of {setting.world_size} ranks" if setting.world_size > 1 else ""
+    where = ""
+    if setting.world_size > 1:
+        where = " Waiting cannot be told from transfer: that needs the other ranks' traces."
+    parts = account.rows
+    names = {"compute_ns": "compute", "transfer_ns": "collectives", "launch_late_ns": "late launches"}
+    medians = {words: np.median([row.parts[name] for row in parts]) / 1e6 for name, words in names.items()}
+    busy = ", ".join(f"{words} {ms:.2f} ms" for words, ms in medians.items())
+    step = np.median([row.step_ns for row in parts]) / 1e6
+    return [
+        f"This is one trace, of rank {account.ranks[0]}{of}.{where}",
+        f"A step takes {step:.2f} ms: {busy}.",
+    ]
+
+
+def _nobody(setting: Setting) -> str:
+    return (
+        f"No rank stands out: none of {plural(len(setting.account.ranks), 'rank')} has more than the others."
+    )
+
+
+def _where_time_goes(setting: Setting) -> str:
+    rows = setting.account.rows
+    step = float(np.median([row.step_ns for row in rows])) / 1e6
+
+    def part(name: str) -> str:
+        return f"{np.median([row.parts[name] for row in rows]) / 1e6:.2f}"
+
+    return (
+        f"A step takes {step:.2f} ms (median over ranks and steps): compute {part('compute_ns')}, contention "
+        f"{part('contention_ns')}, transfer {part('transfer_ns')}, waiting for others {part('wait_ns')}, "
+        f"late launches {part('launch_late_ns')}, copies {part('copy_ns')} ms."
+    )
+
+
+def _caused(setting: Setting) -> str | None:
+    """Who is waited for, and because of what."""
+    account = setting.account
+    caused: Counter[int] = Counter()
+    why: dict[int, Counter[str]] = {}
+    for wait in account.waits:
+        caused[wait.awaited] += wait.ns
+        why.setdefault(wait.awaited, Counter())[wait.because] += wait.ns
+    num_steps = max(1, len(account.together.steps))
+    named = [
+        rank for rank, ns in caused.most_common(4) if ns / 1e6 / num_steps / len(account.ranks) > CAUSED_MS
+    ]
+    if not named:
+        return None
+    parts = []
+    for rank in named:
+        causes = ", ".join(
+            f"{ns / 1e6 / num_steps:.1f} {_BECAUSE[name]}" for name, ns in why[rank].most_common(2)
+        )
+        parts.append(f"rank {rank} causes {caused[rank] / 1e6 / num_steps:.1f} ms ({causes})")
+    return f"Waiting per step, summed over ranks: {'; '.join(parts)}."
+
+
+_BECAUSE = {
+    "work": "because of its work",
+    "launch": "because of its launches",
+    "link": "because of its transfers",
+    "copy": "because of its copies",
+    "chain": "while it waits itself",
+    "clock": "by a clock that is wrong",
+    "entered_late": "before it entered the step",
+    "unexplained": "unexplained",
+}
+
+
+def _what_if(setting: Setting) -> str | None:
+    one = setting.explained
+    recorded, ready, free = (one.length_ms(name) for name in (RECORDED, READY, READY_FREE))
+    if recorded is None or ready is None or free is None:
+        return None
+    repairs = [row for row in one.what_if if len(row.ranks) == 1]
+    first = max(repairs, key=lambda row: row.recorded_ms - row.length_ms, default=None)
+    alone = ""
+    if first is not None:
+        lengths = f"{first.length_ms:.1f} for {first.recorded_ms:.1f} ms"
+        alone = f" With {first.change}, step {first.step} takes {lengths};"
+    return (
+        f"Replayed from its launches:{alone} with all hosts ready a step takes {ready:.1f} ms, without "
+        f"contention {free:.1f} ms, for {recorded:.1f} ms as recorded."
+    )
+
+
+def _path(setting: Setting) -> str | None:
+    paths = setting.explained.path
+    if not paths:
+        return None
+    step, pieces = max(paths.items(), key=lambda item: sum(piece.ns for piece in item[1]))
+    parts = [f"{kind} of rank {rank} {ns / 1e6:.2f} ms" for rank, kind, ns in shares(pieces)[:4] if ns > 1e4]
+    return f"Critical path of step {step}: {', '.join(parts)}."
+
+
+def _clocks(setting: Setting) -> list[str]:
+    found = []
+    for clock in setting.account.clocks:
+        bounds = f"between {clock.low_ns / 1e3:.0f} and {clock.high_ns / 1e3:.0f} us"
+        drift = f", and it drifts by {clock.drift_ppm:.1f} ppm" if clock.drift_ppm else ""
+        if not clock.plausible:
+            found.append(
+                f"The clock of rank {clock.rank} contradicts the collectives ({bounds}); do not trust it."
+            )
+        elif clock.corrected:
+            found.append(
+                f"The clock of rank {clock.rank} is {clock.offset_ns / 1e3:.1f} us ahead ({bounds}{drift}): "
+                "corrected."
+            )
+    wide = [
+        clock.rank
+        for clock in setting.account.clocks
+        if clock.high_ns - clock.low_ns > 1e6 and not clock.corrected
+    ]
+    if wide:
+        most = max(c.high_ns - c.low_ns for c in setting.account.clocks if c.rank in wide) / 1e6
+        verb = ranks_in_words(wide, "is", "are")
+        found.append(
+            f"The clocks of {verb} bounded only to within {most:.1f} ms: a smaller error would not show."
+        )
+    return found
+
+
+def _windows(setting: Setting) -> str | None:
+    kind = setting.account.together.window_kind
+    if kind == WHOLE:
+        return "The recording has no step marks: it is one window from the first operation to the last."
+    if kind == GPU_STEPS:
+        return "GPU work spills over the host's steps: a step here ends with the last kernel it launched."
+    return None

@@ -1,0 +1,140 @@
+"""Step times without the profiler: what a sweep compares; the profile only says why.
+
+Every rank writes a line of metrics per step, with the profiler's state. A step of the job takes as long as
+its slowest rank; the first steps are warm-up and do not count.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.rooms.sweep.layout import ConfigDir
+from lab.rooms.sweep.names import long_name
+from lab.rooms.sweep.tables import SETTING, column_names, grouped
+from lab.stats.means import mean_interval
+
+WARM_UP_STEPS = 3
+FEWEST_STEPS = 5
+# A profile that makes steps longer than this disturbs what it measures.
+NOTABLE_COST = 1.1
+NOTABLE_DRIFT = 0.05
+COLUMNS = column_names(
+    "threads channel repeat unprofiled_steps unprofiled_ms p5_ms p95_ms drift profiled_steps profiled_ms "
+    "profile_cost"
+)
+_MOST_LINES = 100_000
+
+
+def unprofiled_table(configs: Iterable[ConfigDir]) -> pd.DataFrame:
+    """One row per run that has metrics. drift: the last third's median over the first third's, minus 1.
+
+    profile_cost: the profiled steps' median over the unprofiled ones'. NaN where there are no such steps.
+    """
+    rows = []
+    for config in configs:
+        steps = _steps(sorted(config.path.glob("rank_*_metrics.jsonl")))
+        if steps:
+            rows.append(_row(config, steps))
+    table: pd.DataFrame = pd.DataFrame(rows, columns=COLUMNS)
+    return table
+
+
+def sentences(table: pd.DataFrame) -> list[str]:
+    """Which setting is fastest without the profiler, how steady its steps are, and what the profile costs."""
+    known = table[table["unprofiled_steps"] >= FEWEST_STEPS]
+    if known.empty:
+        few = int(table["unprofiled_steps"].max()) if len(table) else 0
+        why = f"at most {few} per run" if few else "none after warm-up"
+        said = f"Unprofiled steps are too few to compare settings by ({why}): the times below are profiled."
+        return [said] if len(table) else []
+    return [text for text in (_fastest(known), _cost(table), _drift(known)) if text]
+
+
+def _fastest(known: pd.DataFrame) -> str:
+    rows = []
+    for setting, runs in grouped(known, SETTING):
+        rows.append((*mean_interval(runs["unprofiled_ms"].tolist()), long_name(*setting), len(runs)))
+    rows.sort()
+    mean, low, high, name, count = rows[0]
+    edges = "" if math.isnan(low) else f" ({low:.1f} to {high:.1f})"
+    said = f"Without the profiler {name} is fastest: {mean:.1f} ms per step{edges}"
+    if len(rows) == 1:
+        return f"Without the profiler {name} takes {mean:.1f} ms per step{edges}."
+    other, other_low, _, second, _ = rows[1]
+    if count < 2 or math.isnan(other_low):
+        return f"{said}, {second} takes {other:.1f} ms; with one run each this order may be chance."
+    verdict = "apart" if high < other_low else "within each other's interval: neither is shown to be faster"
+    return f"{said}, {second} takes {other:.1f} ms; they lie {verdict}."
+
+
+def _cost(table: pd.DataFrame) -> str | None:
+    cost = table["profile_cost"].dropna()
+    if cost.empty:
+        return None
+    middle = float(cost.median())
+    if middle <= NOTABLE_COST:
+        return f"The profile makes a step {middle:.2f} times as long."
+    return (
+        f"The profile makes a step {middle:.2f} times as long: compare by the unprofiled times, "
+        "take the cause only from the traces, and try a lighter profile."
+    )
+
+
+def _drift(known: pd.DataFrame) -> str | None:
+    moving = known[known["drift"].abs() > NOTABLE_DRIFT]
+    if moving.empty:
+        return None
+    worst = float(moving["drift"].loc[moving["drift"].abs().idxmax()])
+    return f"Steps drift within {len(moving)} of {len(known)} runs, by {100 * worst:+.0f} % at most."
+
+
+def _row(config: ConfigDir, steps: dict[int, tuple[float, str]]) -> dict[str, Any]:
+    free = [steps[at][0] for at in sorted(steps) if steps[at][1] in ("none", "off")]
+    free = free[WARM_UP_STEPS:] if len(free) > WARM_UP_STEPS else []
+    recorded = [ms for ms, phase in steps.values() if phase.startswith("record")]
+    middle, profiled = (float(np.median(part)) if part else math.nan for part in (free, recorded))
+    third = len(free) // 3
+    drift = float(np.median(free[-third:]) / np.median(free[:third]) - 1) if third else math.nan
+    edges = np.percentile(free, [5, 95]) if free else (math.nan, math.nan)
+    return {
+        "threads": config.threads or 0,
+        "channel": config.channels or 0,
+        "repeat": config.repeat,
+        "unprofiled_steps": len(free),
+        "unprofiled_ms": middle,
+        "p5_ms": float(edges[0]),
+        "p95_ms": float(edges[1]),
+        "drift": drift,
+        "profiled_steps": len(recorded),
+        "profiled_ms": profiled,
+        "profile_cost": profiled / middle,
+    }
+
+
+def _steps(paths: Sequence[Path]) -> dict[int, tuple[float, str]]:
+    """(ms of the slowest rank, the profiler's phase) of each step that every rank has a line of."""
+    per_rank = [dict(_lines(path)) for path in paths]
+    common = set.intersection(*(set(found) for found in per_rank)) if per_rank else set()
+    return {
+        step: (max(found[step][0] for found in per_rank), per_rank[0][step][1]) for step in sorted(common)
+    }
+
+
+def _lines(path: Path) -> Iterable[tuple[int, tuple[float, str]]]:
+    """Step, ms and phase of each line that can be read; a line that a killed rank cut is left out."""
+    with path.open("rb") as file:
+        for _, text in zip(range(_MOST_LINES), file, strict=False):
+            try:
+                line = json.loads(text)
+                profile = line["profile"]
+                marker = str(profile["markers"][0]["name"]).removeprefix("profiler_")
+                yield int(line["global_step"]), (float(profile["total_ms"]), marker)
+            except (ValueError, KeyError, TypeError, IndexError):
+                continue

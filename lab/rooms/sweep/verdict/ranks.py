@@ -1,0 +1,143 @@
+"""What the ranks' account says about the settings: who is waited for, and who wins without the waiting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from lab.core.words import plural
+from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, Explained, host_bound
+from lab.rooms.sweep.names import long_name, short_name
+from lab.rooms.sweep.tables import SETTING, column_names
+from lab.stats.means import mean_interval
+
+Settings = Mapping[tuple[int, int, int], Explained]
+RANKING = column_names(
+    "threads channel runs measured_ms measured_low_ms measured_high_ms without_waits_ms without_waits_low_ms "
+    "without_waits_high_ms no_contention_ms place_measured place_without_waits"
+)
+# Settings that differ by less than this share of the fastest are told to be alike.
+ALIKE = 0.01
+
+
+def ranking(settings: Settings) -> pd.DataFrame:
+    """One row per setting, fastest first: its step as measured, and with the waits for late ranks taken out.
+
+    Without waits every host is ready and each operation takes as long as recorded. The unit is a run: each
+    one's value is the median over its steps, and the interval (95 %) is that of the mean over runs; with one
+    run there is none.
+    """
+    by_setting: dict[tuple[int, int], list[Explained]] = {}
+    for (threads, channel, _), one in settings.items():
+        by_setting.setdefault((threads, channel), []).append(one)
+    rows = []
+    for (threads, channel), runs in by_setting.items():
+        lengths = {name: _of_runs(runs, name) for name in (RECORDED, READY, READY_FREE)}
+        measured, without = mean_interval(lengths[RECORDED]), mean_interval(lengths[READY])
+        free = lengths[READY_FREE]
+        rows.append(
+            {
+                "threads": threads,
+                "channel": channel,
+                "runs": len(lengths[RECORDED]),
+                **dict(zip(("measured_ms", "measured_low_ms", "measured_high_ms"), measured, strict=True)),
+                **dict(
+                    zip(
+                        ("without_waits_ms", "without_waits_low_ms", "without_waits_high_ms"),
+                        without,
+                        strict=True,
+                    )
+                ),
+                "no_contention_ms": float(np.mean(free)) if free else math.nan,
+            }
+        )
+    frame = pd.DataFrame(rows, columns=RANKING)
+    for name in ("measured", "without_waits"):
+        frame[f"place_{name}"] = frame[f"{name}_ms"].rank(method="min")
+    ordered: pd.DataFrame = frame.sort_values(["without_waits_ms", *SETTING], kind="stable").reset_index(
+        drop=True
+    )
+    return ordered
+
+
+def _of_runs(runs: list[Explained], change: str) -> list[float]:
+    lengths = [one.length_ms(change) for one in runs]
+    return [length for length in lengths if length is not None]
+
+
+def bound_by_hosts(settings: Settings) -> str | None:
+    """Said before any comparison: in how many settings the hosts set the pace, and what the GPUs need."""
+    bound = [key for key, one in settings.items() if host_bound(one) is not None]
+    ready = [ms for one in settings.values() if (ms := one.length_ms(READY)) is not None]
+    if not bound or not ready:
+        return None
+    if len(settings) == 1:
+        return host_bound(next(iter(settings.values())))
+    where = (
+        "in every setting" if len(bound) == len(settings) else f"in {len(bound)} of {len(settings)} settings"
+    )
+    low, high = f"{min(ready):.1f}", f"{max(ready):.1f}"
+    span = low if low == high else f"{low} to {high}"
+    recorded = [ms for one in settings.values() if (ms := one.length_ms(RECORDED)) is not None]
+    return (
+        f"The hosts set the pace {where}: a step takes {min(recorded):.0f} to {max(recorded):.0f} ms as "
+        f"recorded and {span} ms once all hosts are ready. Comparing settings by the recorded time compares "
+        "hosts. Try a lighter profile first (no shapes, no CPU ops), then larger shapes, compile or CUDA "
+        "graphs."
+    )
+
+
+def who_wins(table: pd.DataFrame) -> str | None:
+    """Both rankings in a sentence, where there are two settings or more to rank."""
+    known = table.dropna(subset=["measured_ms", "without_waits_ms"])
+    if len(known) < 2:
+        return None
+    first = known.iloc[0]
+    measured = known.sort_values("measured_ms", kind="stable").iloc[0]
+    name, recorded = _name(first), _name(measured)
+    second = known.iloc[1]
+    lead = second["without_waits_ms"] - first["without_waits_ms"]
+    alike = lead < ALIKE * first["without_waits_ms"]
+    overlap = _overlap(first, second)
+    best_ms, second_ms = (f"{row['without_waits_ms']:.1f} ms" for row in (first, second))
+    what = f"{name} is fastest with {best_ms}, {lead:.1f} ms before {_name(second)}"
+    if alike:
+        what = f"{name} and {_name(second)} take {best_ms} and {second_ms}"
+    sure = "one run each, so neither order is proven" if overlap is None else overlap
+    same = (
+        "the same as measured"
+        if name == recorded
+        else f"as measured {recorded} is ({measured['measured_ms']:.1f} ms)"
+    )
+    return f"With waiting for late ranks taken out, {what}; {same}; {sure}."
+
+
+def _overlap(first: pd.Series, second: pd.Series) -> str | None:
+    edges = [first["without_waits_high_ms"], second["without_waits_low_ms"]]
+    if any(math.isnan(edge) for edge in edges):
+        return None
+    return "the intervals overlap" if edges[0] >= edges[1] else "the intervals do not overlap"
+
+
+def stragglers(settings: Settings) -> list[str]:
+    """The rank that binds most in each setting, then how many more causes bind, and what is hidden."""
+    said: list[str] = []
+    hidden: list[str] = []
+    more = 0
+    for (threads, channel, _), one in settings.items():
+        binding = [finding for finding in one.findings if finding.binding]
+        hidden += [f"{short_name(threads, channel)} {f.text}" for f in one.findings if not f.binding]
+        more += max(0, len(binding) - 1)
+        if binding:
+            said.append(f"The others wait in {short_name(threads, channel)}: {binding[0].text}.")
+    rest = [f"{plural(more, 'further cause')} of waiting below" if more else ""]
+    rest.append(f"{len(hidden)} hidden behind them, such as {hidden[0]}" if hidden else "")
+    tail = "; ".join(filter(None, rest))
+    return [*said, *([f"{tail[:1].upper()}{tail[1:]}."] if tail else [])]
+
+
+def _name(row: pd.Series) -> str:
+    return long_name(int(row["threads"]), int(row["channel"]))

@@ -1,0 +1,79 @@
+"""Dumps come from outside: nothing in them runs, and what they are is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from lab.errors import BadDataError, MissingError
+from lab.recordings.flight import read_dumps
+
+
+class Runs:
+    def __reduce__(self):
+        return os.mkdir, ("/tmp/lab_pickle_ran",)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_a_pickle_that_wants_to_run_something_is_refused_and_does_not(tmp_path, protocol):
+    (tmp_path / "rank0.pkl").write_bytes(pickle.dumps({"entries": [Runs()]}, protocol=protocol))
+    with pytest.raises(BadDataError, match="run code"):
+        read_dumps(tmp_path)
+    assert not Path("/tmp/lab_pickle_ran").exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x04",
+        b"",
+        b"not a pickle",
+        b'{"entries": ',
+        b"[1, 2]",
+        pickle.dumps([1, 2, 3]),
+        pickle.dumps({"entries": "many"}),
+        b"\x80\x04]r\xff\xff\xff\x7f.",  # a memo of two billion places
+        b"(lp0\n0g0\n.",
+    ],
+)
+def test_what_is_no_dump_is_said_with_its_file(tmp_path, data):
+    (tmp_path / "rank0.pkl").write_bytes(data)
+    with pytest.raises(BadDataError) as caught:
+        read_dumps(tmp_path)
+    assert str(caught.value.where).endswith("rank0.pkl")
+
+
+def test_odd_values_in_entries_are_unknown_and_texts_are_made_printable(tmp_path):
+    odd = {"process_group": 7, "collective_seq_id": "x", "input_sizes": "big", "frames": [3, {"line": None}]}
+    named = {"process_group": ["\x1b[31mred", ""], "profiling_name": "nccl:all\x07reduce", "state": None}
+    (tmp_path / "rank3.json").write_text(json.dumps({"entries": [odd, named, 5]}))
+    (dumps,) = read_dumps(tmp_path).values()
+    first, second = dumps[3].entries
+    assert (first.seq, first.input_sizes) == (-1, ()) and "\x1b" not in second.group + second.name
+
+
+def test_names_tell_the_rank_in_many_ways(tmp_path):
+    for name in ("nccl_trace_rank_0", "dump.host2.1", "rank02.pkl", "job7_rank-3.json"):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        folder = tmp_path / name.replace(".", "_")
+        folder.mkdir()
+        (folder / name).write_bytes(pickle.dumps({"entries": []}))
+        (dumps,) = read_dumps(folder).values()
+        assert list(dumps) == [int(name.replace(".pkl", "").replace(".json", "")[-1])]
+
+
+def test_a_python_stack_beside_a_dump_belongs_to_its_rank(tmp_path):
+    (tmp_path / "rank1.pkl").write_bytes(pickle.dumps({"entries": []}))
+    (tmp_path / "rank1.stack.txt").write_text('Thread MainThread\n  File "/app/load.py", line 3 in read\n')
+    (dumps,) = read_dumps(tmp_path).values()
+    assert "load.py" in dumps[1].stack
+
+
+def test_no_folder_and_no_dumps_are_missing(tmp_path):
+    for path in (tmp_path / "gone", tmp_path):
+        with pytest.raises(MissingError):
+            read_dumps(path)

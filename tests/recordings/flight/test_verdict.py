@@ -1,0 +1,150 @@
+"""Which rank is waited for, in which call: recorded hangs of gloo and NCCL, and made ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.recordings.flight import read_dumps, verdict_of
+from lab.recordings.flight.verdict import Verdict
+
+RECORDED = [
+    ("flight_recorder_gloo", "ok", "none", (), -1, ""),
+    ("flight_recorder_gloo", "notjoined", "not_joined", (1,), 4, "all_reduce"),
+    ("flight_recorder_gloo", "mismatch_op", "mismatched", (0, 1), 4, "all_reduce"),
+    ("flight_recorder_nccl", "healthy", "none", (), -1, ""),
+    ("flight_recorder_nccl", "not_joined", "not_joined", (1,), 4, "all_reduce"),
+    ("flight_recorder_nccl", "op_mismatch", "mismatched", (0, 1), 4, "all_reduce"),
+    ("flight_recorder_nccl", "stuck_kernel", "stuck_kernel", (1,), 4, "all_reduce"),
+]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("ending", ["pkl", "json"])
+@pytest.mark.parametrize(("folder", "case", "kind", "ranks", "seq", "collective"), RECORDED)
+def test_recorded_hangs_are_named(shared_data, tmp_path, folder, case, kind, ranks, seq, collective, ending):
+    for rank, name in enumerate(("mine_0", "node7-rank_1")):
+        shutil.copy(shared_data / "ranks" / folder / f"{case}_rank{rank}.{ending}", tmp_path / "x")
+        (tmp_path / "x").rename(
+            tmp_path / f"dump_{name.replace('node7-', '').replace('mine', 'rank')}.{ending}"
+        )
+    (dumps,) = read_dumps(tmp_path).values()
+    found = verdict_of(dumps)
+    assert (found.kind, found.ranks, found.seq, found.collective) == (kind, ranks, seq, collective)
+    if ranks and ending == "pkl":
+        assert ".py:" in found.frame and "torch/distributed" not in found.frame
+    assert found.missing == ()
+
+
+@pytest.mark.data
+def test_a_folder_of_several_hangs_is_read_case_by_case_and_pickles_win(shared_data):
+    found = read_dumps(shared_data / "ranks/flight_recorder_nccl")
+    assert sorted(found) == ["healthy", "not_joined", "op_mismatch", "stuck_kernel"]
+    assert all(dump.path.suffix == ".pkl" for dumps in found.values() for dump in dumps.values())
+
+
+@pytest.mark.data
+def test_a_rank_without_a_dump_is_the_suspect(shared_data, tmp_path):
+    shutil.copy(shared_data / "ranks/flight_recorder_nccl/not_joined_rank0.pkl", tmp_path / "rank0.pkl")
+    (dumps,) = read_dumps(tmp_path).values()
+    found = verdict_of(dumps)
+    assert (found.kind, found.ranks, found.missing) == ("not_joined", (1,), (1,))
+    assert "left no dump" in found.text
+    shutil.copy(shared_data / "ranks/flight_recorder_nccl/healthy_rank0.pkl", tmp_path / "rank0.pkl")
+    (dumps,) = read_dumps(tmp_path).values()
+    assert verdict_of(dumps).kind == "unknown"  # nothing hangs there, but that is no all-clear
+
+
+def entry(seq: int, name: str = "nccl:all_reduce", *, group: str = "0", **more: Any) -> dict[str, Any]:
+    usual = {
+        "process_group": [group, "default"],
+        "collective_seq_id": seq,
+        "profiling_name": name,
+        "input_sizes": [[1024]],
+        "output_sizes": [[1024]],
+        "input_dtypes": ["Float"],
+        "state": "completed",
+        "retired": True,
+        "record_id": seq,
+        "time_created_ns": seq,
+        "frames": [{"name": "step", "filename": "/app/train.py", "line": 10 + seq}],
+    }
+    return {**usual, **more}
+
+
+def made(folder: Path, ranks: dict[int, list[dict[str, Any]]], groups: dict[str, list[int]]) -> Verdict:
+    config = {name: {"name": name, "desc": "", "ranks": str(members)} for name, members in groups.items()}
+    for rank, entries in ranks.items():
+        document = {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
+        (folder / f"trace_{rank}").write_text(json.dumps(document))
+    (dumps,) = read_dumps(folder).values()
+    return verdict_of(dumps)
+
+
+STARTED = {"state": "started", "retired": False}
+SCHEDULED = {"state": "scheduled", "retired": False}
+
+
+def test_of_many_ranks_the_minority_mismatches(tmp_path):
+    usual = [entry(1), entry(2, **STARTED)]
+    odd = [entry(1), entry(2, input_sizes=[[512]], **STARTED)]
+    found = made(tmp_path, {0: usual, 1: usual, 2: odd, 3: usual}, {"0": [0, 1, 2, 3]})
+    assert (found.kind, found.ranks, found.seq) == ("mismatched", (2,), 2)
+    assert "[512]" in found.text and found.frame == "/app/train.py:12 in step"
+
+
+def test_dtypes_must_agree_too_and_gathers_by_their_inputs_only(tmp_path):
+    gather = {"name": "nccl:_all_gather_base"}
+    ranks = {rank: [entry(1, **gather, output_sizes=[[8 + rank]], **STARTED)] for rank in (0, 1)}
+    assert made(tmp_path, ranks, {"0": [0, 1]}).kind == "stuck_kernel"
+    ranks[1][0]["input_dtypes"] = ["BFloat16"]
+    assert made(tmp_path, ranks, {"0": [0, 1]}).kind == "mismatched"
+
+
+def test_a_host_that_waits_in_another_group_is_followed_to_who_waits_nowhere(tmp_path):
+    """Rank 0 waits for 1 in group 0; 1 waits for 2 in group 1; 2 is stuck elsewhere."""
+    ranks = {
+        0: [entry(1, **STARTED)],
+        1: [entry(1, group="1", **STARTED)],
+        2: [],
+    }
+    found = made(tmp_path, ranks, {"0": [0, 1], "1": [1, 2]})
+    assert (found.kind, found.ranks, found.group) == ("not_joined", (2,), "1")
+
+
+def test_groups_entered_in_different_orders_are_a_deadlock(tmp_path):
+    ranks = {
+        0: [entry(1, group="0", **STARTED), entry(1, group="1", **SCHEDULED)],
+        1: [entry(1, group="1", **STARTED), entry(1, group="0", **SCHEDULED)],
+    }
+    found = made(tmp_path, ranks, {"0": [0, 1], "1": [0, 1]})
+    assert (found.kind, found.ranks) == ("order_deadlock", (0, 1))
+    assert "different orders" in found.text
+
+
+def test_all_started_and_none_ended_is_stuck_with_nobody_singled_out(tmp_path):
+    ranks = {rank: [entry(1), entry(2, **STARTED)] for rank in range(4)}
+    found = made(tmp_path, ranks, {"0": [0, 1, 2, 3]})
+    assert (found.kind, found.ranks, found.seq) == ("stuck_kernel", (0, 1, 2, 3), 2)
+
+
+def test_a_backend_without_states_cannot_tell_a_kernel_from_a_host(tmp_path):
+    ranks = {rank: [entry(1, "gloo:all_reduce", **SCHEDULED)] for rank in (0, 1)}
+    found = made(tmp_path, ranks, {"0": [0, 1]})
+    assert found.kind == "unknown" and "cannot be told" in found.text
+
+
+def test_overwritten_entries_of_a_ring_count_as_entered(tmp_path):
+    config = {"0": {"name": "0", "desc": "", "ranks": "[0, 1]"}}
+    for rank, first in ((0, 90), (1, 96)):
+        entries = [entry(seq) for seq in range(first, 100)] + [entry(100, **STARTED)][: 1 - rank]
+        status = {"0": {"last_enqueued_collective": str(100 - rank), "last_completed_collective": "99"}}
+        document = {"pg_config": config, "pg_status": status, "entries": entries}
+        (tmp_path / f"r{rank}.json").write_text(json.dumps(document))
+    (dumps,) = read_dumps(tmp_path).values()
+    found = verdict_of(dumps)
+    assert (found.kind, found.ranks, found.seq) == ("not_joined", (1,), 100)

@@ -1,0 +1,185 @@
+"""Jobs played forward by plain loops, so that each effect is consistent over ranks and of known size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lab.recordings.ranks import RankWork
+from lab.recordings.ranks.work import COMM, COMP, COPY
+from lab.recordings.tables import Table
+
+MS, US = 1_000_000, 1_000
+ORIGIN = 1_700_000_000_000_000_000
+LAYERS = 6
+GEMM_US, BESIDE_US, TRANSFER_US, LAUNCH_US = 900, 250, 400, 40
+
+
+@dataclass
+class Job:
+    """A job of `ranks` ranks that runs `steps` steps; every change is by rank, in ms or as a factor.
+
+    late: (rank, step) -> ms that the host stops before a layer. extra: rank -> more GEMMs a step of
+    GEMM_US each. slower: rank -> factor on its GEMMs. leaves_late: rank -> us. copies: rank -> ms copied at
+    the end of the step. clock: rank -> ms added to its times; drift: rank -> ppm. dropped: (rank, number of
+    the collective). gap_ms: pause between steps, for long recordings. late_layer: where a late host stops.
+    """
+
+    ranks: int = 8
+    steps: int = 3
+    late: dict[tuple[int, int], float] = field(default_factory=dict)
+    extra: dict[int, int] = field(default_factory=dict)
+    slower: dict[int, float] = field(default_factory=dict)
+    leaves_late: dict[int, float] = field(default_factory=dict)
+    copies: dict[int, float] = field(default_factory=dict)
+    clock: dict[int, float] = field(default_factory=dict)
+    drift: dict[int, float] = field(default_factory=dict)
+    dropped: set[tuple[int, int]] = field(default_factory=set)
+    gap_ms: float = 0.0
+    link: float = 1.0
+    late_layer: int = 2
+    seed: int = 1
+
+    def play(self) -> dict[int, RankWork]:
+        random = np.random.default_rng(self.seed)
+        lanes = [_Rank(rank) for rank in range(self.ranks)]
+        for step in range(self.steps):
+            for lane in lanes:
+                lane.open_step(self.gap_ms)
+            for layer in range(LAYERS):
+                for lane in lanes:
+                    self._compute(lane, step, layer, random)
+                ready = [lane.launch(28, after=lane.last) for lane in lanes]
+                end = max(ready) + (TRANSFER_US * self.link + random.integers(0, 8)) * US
+                for lane, start in zip(lanes, ready, strict=True):
+                    leaves = (
+                        end + int(self.leaves_late.get(lane.rank, 0) * US) + int(random.integers(0, 3)) * US
+                    )
+                    lane.run("collective", COMM, 28, start, leaves)
+                    begin = lane.launch(7)
+                    lane.run("beside", COMP, 7, begin, begin + BESIDE_US * US)
+                    lane.next_after = leaves
+            for lane in lanes:
+                lane.close_step(self.copies.get(lane.rank, 0.0))
+        return {lane.rank: self._work(lane) for lane in lanes}
+
+    def _compute(self, lane: _Rank, step: int, layer: int, random: np.random.Generator) -> None:
+        if layer == self.late_layer and (lane.rank, step) in self.late:
+            lane.host += int(self.late[lane.rank, step] * MS)
+        count = 1 + (self.extra.get(lane.rank, 0) if layer == 3 else 0)
+        for _ in range(count):
+            start = lane.launch(7, after=lane.next_after)
+            length = GEMM_US * self.slower.get(lane.rank, 1.0) * US + int(random.integers(0, 5)) * US
+            lane.run("gemm", COMP, 7, start, start + int(length))
+
+    def _work(self, lane: _Rank) -> RankWork:
+        wanted, number = [], 0
+        for row in lane.rows:
+            if row[0] == "collective":
+                number += 1
+                if (lane.rank, number - 1) in self.dropped:
+                    continue
+            wanted.append(row)
+
+        def clocked(ts: np.ndarray) -> np.ndarray:
+            ppm = self.drift.get(lane.rank, 0.0)
+            shift = self.clock.get(lane.rank, 0.0) * MS
+            return ORIGIN + ts + np.rint(shift + ppm * 1e-6 * ts).astype(np.int64)
+
+        names = [row[0] for row in wanted]
+        columns = np.array([row[1:] for row in wanted], dtype=np.int64)
+        kind, stream, start, end, call = columns.T
+        known = ("gemm", "beside", "collective", "copy")
+        key = np.array([known.index(name) for name in names])
+        steps = np.array(lane.steps, dtype=np.int64)
+        return RankWork(
+            rank=lane.rank,
+            device="gpu",
+            host="",
+            start=clocked(start),
+            end=clocked(end),
+            kind=kind.astype(np.int8),
+            stream=stream,
+            call_begin=clocked(call - LAUNCH_US * US // 4),
+            call_end=clocked(call),
+            key=key,
+            keys=tuple((f"aten::{name}", "", "", f"{name}_kernel", "1,1,1") for name in known),
+            op=key + 1,
+            ops=("", *(f"aten::{name}" for name in known)),
+            steps=np.column_stack([steps[:, 0], clocked(steps[:, 1]), clocked(steps[:, 2])]),
+            blocking_calls=np.empty((0, 2), dtype=np.int64),
+            calls=np.column_stack([clocked(call - LAUNCH_US * US // 4), clocked(call)]),
+            host_ops=np.empty((0, 2), dtype=np.int64),
+            collectives=_collectives(np.flatnonzero(kind == COMM), clocked(start), end - start, self.ranks),
+        )
+
+
+class _Rank:
+    """One rank while it is played: its host's time, the ends of its streams, and its rows."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.host = 0
+        self.ends = {7: 0, 28: 0}
+        self.last = self.next_after = 0
+        self.rows: list[tuple[str, int, int, int, int, int]] = []
+        self.steps: list[tuple[int, int, int]] = []
+        self._call = 0
+
+    def open_step(self, gap_ms: float) -> None:
+        self.host += int(gap_ms * MS)
+        self._begin = self.host
+
+    def launch(self, stream: int, after: int = 0) -> int:
+        """The start of the next operation on a stream: after its launch, its stream, and `after`."""
+        self.host += LAUNCH_US * US
+        self._call = self.host
+        return max(self.host + 2 * US, self.ends[stream] + US, after + US if after else 0)
+
+    def run(self, name: str, kind: int, stream: int, start: int, end: int) -> None:
+        self.rows.append((name, kind, stream, start, end, self._call))
+        self.ends[stream] = end
+        if stream == 7 and name == "gemm":
+            self.last = end
+
+    def close_step(self, copy_ms: float) -> None:
+        if copy_ms:
+            start = self.launch(7)
+            self.run("copy", COPY, 7, start, start + int(copy_ms * MS))
+        self.host = max(self.host, *self.ends.values()) + 20 * US
+        self.steps.append((5 + len(self.steps), self._begin, self.host))
+
+
+def _collectives(rows: np.ndarray, start: np.ndarray, dur: np.ndarray, ranks: int) -> Table:
+    def text(value: str) -> np.ndarray:
+        column = np.empty(len(rows), dtype=object)
+        column[:] = value
+        return column
+
+    def number(value: int) -> np.ndarray:
+        return np.full(len(rows), value, dtype=np.int64)
+
+    return Table(
+        {
+            "collective": text("allreduce"),
+            "in_nelems": number(1024),
+            "out_nelems": number(1024),
+            "dtype": text("Float"),
+            "group_size": number(ranks),
+            "msg_bytes": number(4096),
+            "pg_name": text("0"),
+            "pg_desc": text("default_pg"),
+            "pg_ranks": text(str(list(range(ranks)))),
+            "seq": number(-1),
+            "ts_ns": start[rows],
+            "dur_ns": dur[rows],
+            "stream": number(28),
+            "correlation": np.arange(len(rows)),
+            "grid_x": number(28),
+            "block_x": number(288),
+            "step": number(-1),
+            "kernel": text("ncclDevKernel_AllReduce"),
+            "row": rows,
+        }
+    )

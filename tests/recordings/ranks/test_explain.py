@@ -1,0 +1,127 @@
+"""What a repair gives: replays against the golden table, and the planted sets of the shared data."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from lab.recordings.ranks import Account
+from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, Explained, explain, host_bound
+from lab.recordings.ranks.path import shares
+from tests.recordings.ranks.test_account import SWEEP, account_in, folder_of, golden_of
+
+WANTED = {
+    "base": set(),
+    "clock": set(),
+    "host_late": {(3, "host_late", True, (5,))},
+    "slow_gemm": {(5, "slow_kernels", True, (5, 6))},
+    "two": {
+        (3, "host_late", True, (5,)),
+        (5, "slow_kernels", False, (5,)),
+        (5, "slow_kernels", True, (6,)),
+    },
+    "dropped": {(2, "missing", False, (5,))},
+    "slow_link": {(6, "slow_link", True, (5, 6))},
+}
+
+
+@lru_cache(maxsize=1)
+def _sweep(shared_data: Path) -> dict[str, Explained]:
+    accounts: list[Account] = [account_in(folder_of(shared_data, name)) for name in SWEEP]
+    return dict(zip(SWEEP, explain(accounts), strict=True))
+
+
+@pytest.fixture
+def sweep(shared_data) -> dict[str, Explained]:
+    """The four settings, explained once for all tests: what crosses streams is learnt over all of them."""
+    return _sweep(shared_data)
+
+
+def lengths(one: Explained, step: int) -> dict[str, float]:
+    return {row.change: row.length_ms for row in one.what_if if row.step == step}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", SWEEP)
+def test_the_unchanged_replay_is_the_recording_within_100_us(shared_data, sweep, name):
+    golden = golden_of(shared_data, name)["counterfactual"]
+    assert sweep[name].withheld == ()
+    for step in (5, 6):
+        wanted = golden[str(step)]
+        found = lengths(sweep[name], step)
+        assert found[RECORDED] == pytest.approx(wanted["recorded_ms"], abs=0.1)
+        recorded = [row.recorded_ms for row in sweep[name].what_if if row.step == step]
+        assert recorded[0] == pytest.approx(wanted["recorded_ms"], abs=0.006)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", SWEEP)
+def test_repaired_hosts_and_ready_hosts_give_the_golden_lengths(shared_data, sweep, name):
+    golden = golden_of(shared_data, name)["counterfactual"]
+    for step in (5, 6):
+        wanted = golden[str(step)]
+        found = lengths(sweep[name], step)
+        repaired = [
+            (row.ranks, row.length_ms) for row in sweep[name].what_if if row.step == step and row.ranks
+        ]
+        assert repaired == [
+            (tuple(one["hosts_fixed"]), pytest.approx(one["step_ms"], abs=0.01))
+            for one in wanted["fix_slowest_hosts"]
+        ]
+        assert found[READY] == pytest.approx(wanted["gpu_bound_ms"]["recorded_durations"], abs=0.03)
+        # It rests on the medians of few free kernels (test_account): 1.5 %.
+        assert found[READY_FREE] == pytest.approx(wanted["gpu_bound_ms"]["no_contention"], rel=0.015)
+        for rank, ms in wanted["host_ms"].items():
+            assert sweep[name].host_ms[step, int(rank)] == pytest.approx(ms, abs=0.006)
+
+
+@pytest.mark.data
+def test_the_recorded_sweeps_are_bound_by_their_hosts_and_say_so_first(sweep):
+    said = host_bound(sweep["256t_28ch"])
+    assert said is not None and said.startswith("All 8 ranks are bound by their hosts")
+    assert "24.6 ms of GPU work" in said
+
+
+@pytest.mark.data
+def test_the_critical_path_telescopes_to_the_step(sweep):
+    for one in sweep.values():
+        for step, pieces in one.path.items():
+            begins = [piece.begin_ns for piece in pieces]
+            ends = [piece.end_ns for piece in pieces]
+            assert begins[0] == 0 and begins[1:] == ends[:-1]
+            assert ends[-1] / 1e6 == pytest.approx(lengths(one, step)[RECORDED], abs=1e-6)
+    parts = {kind: ns / 1e6 for rank, kind, ns in shares(sweep["256t_28ch"].path[5]) if rank == 1}
+    assert parts["host"] == pytest.approx(73.8, abs=0.02) and parts["entered late"] == pytest.approx(
+        6.2, abs=0.05
+    )
+    assert parts["compute"] == pytest.approx(0.16, abs=0.01)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", WANTED)
+def test_planted_sets_are_named_as_planted_and_nobody_else(shared_data, name):
+    (one,) = explain([account_in(folder_of(shared_data, name))])
+    assert {(f.rank, f.cause, f.binding, f.steps) for f in one.findings} == WANTED[name]
+    assert one.withheld == ()
+    complete = 47 if name == "dropped" else 48
+    assert (one.account.num_calls, one.account.num_complete) == (48, complete)
+
+
+@pytest.mark.data
+def test_planted_sizes_come_out_within_a_tenth(shared_data):
+    sizes = {("host_late", 3): 20.0, ("slow_gemm", 5): 2.7, ("two", 5): 2.7, ("slow_link", 6): 2.9}
+    for (name, rank), ms in sizes.items():
+        (one,) = explain([account_in(folder_of(shared_data, name))])
+        costs = [finding.cost_ms for finding in one.findings if finding.rank == rank]
+        assert costs and all(cost == pytest.approx(ms, rel=0.1) for cost in costs)
+    (late,) = explain([account_in(folder_of(shared_data, "host_late"))])
+    assert late.findings[0].saves_ms == pytest.approx(41.6 - 21.65, abs=0.1)
+
+
+@pytest.mark.data
+def test_hidden_causes_say_what_hides_them(shared_data):
+    (one,) = explain([account_in(folder_of(shared_data, "two"))])
+    hidden = next(finding for finding in one.findings if not finding.binding)
+    assert "+2.7 ms" in hidden.text and "costs nothing until rank 3 is repaired" in hidden.text

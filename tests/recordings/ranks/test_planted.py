@@ -1,0 +1,128 @@
+"""Planted truth: each effect is named with its size, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.recordings.ranks import account_of
+from lab.recordings.ranks.explain import Explained, explain
+from tests.recordings.ranks.made import GEMM_US, LAYERS, Job
+
+
+def explained(job: Job) -> Explained:
+    (found,) = explain([account_of(job.play())])
+    return found
+
+
+def named(one: Explained) -> set[tuple[int, str]]:
+    return {(finding.rank, finding.cause) for finding in one.findings}
+
+
+def cost_ms(one: Explained, rank: int, cause: str) -> float:
+    found = [finding for finding in one.findings if (finding.rank, finding.cause) == (rank, cause)]
+    assert found
+    return sum(f.cost_ms * len(f.steps) for f in found) / sum(len(f.steps) for f in found)
+
+
+def test_a_job_without_faults_names_nobody_and_replays_itself():
+    one = explained(Job())
+    assert one.findings == () and one.withheld == () and not any(c.corrected for c in one.account.clocks)
+    assert one.account.num_calls == one.account.num_complete == 3 * LAYERS
+
+
+@pytest.mark.parametrize("delay_ms", [4, 20, 80])
+def test_a_late_host_is_named_with_its_delay(delay_ms):
+    one = explained(Job(late={(3, 1): delay_ms}))
+    assert named(one) == {(3, "host_late")}
+    (finding,) = one.findings
+    # What the host was ahead of its GPU before hides the first part of the delay.
+    ahead_ms = 20 - cost_ms(explained(Job(late={(3, 1): 20})), 3, "host_late")
+    assert finding.steps == (6,) and finding.binding
+    assert finding.cost_ms + ahead_ms == pytest.approx(delay_ms, rel=0.1)
+
+
+@pytest.mark.parametrize("count", [2, 10])
+def test_more_kernels_are_more_work(count):
+    one = explained(Job(extra={5: count}))
+    assert named(one) == {(5, "more_work")}
+    assert cost_ms(one, 5, "more_work") == pytest.approx(count * GEMM_US / 1e3, rel=0.1)
+    assert f"{count} more kernels" in one.findings[0].text and one.findings[0].steps == (5, 6, 7)
+
+
+@pytest.mark.parametrize("factor", [1.15, 1.3, 2.0])
+def test_slower_kernels_are_named_with_their_factor(factor):
+    one = explained(Job(slower={2: factor}))
+    assert named(one) == {(2, "slow_kernels")}
+    assert cost_ms(one, 2, "slow_kernels") == pytest.approx(LAYERS * GEMM_US * (factor - 1) / 1e3, rel=0.1)
+    assert f"{factor:.2f} times as long" in one.findings[0].text
+
+
+def test_a_slow_leave_is_a_link_and_no_clock():
+    one = explained(Job(leaves_late={6: 400}))
+    assert named(one) == {(6, "slow_link")} and not any(c.corrected for c in one.account.clocks)
+    assert "after the others" in one.findings[0].text
+
+
+def test_a_slower_link_of_all_names_no_rank_and_shows_in_the_transfer():
+    usual, slow = explained(Job()), explained(Job(link=3.0))
+    assert slow.findings == ()
+    ratio = sum(r.parts["transfer_ns"] for r in slow.account.rows) / sum(
+        r.parts["transfer_ns"] for r in usual.account.rows
+    )
+    assert ratio > 2
+
+
+def test_more_copies_are_named():
+    one = explained(Job(copies={4: 3.0}))
+    assert named(one) == {(4, "copies")} and cost_ms(one, 4, "copies") == pytest.approx(3.0, rel=0.1)
+
+
+@pytest.mark.parametrize("shift_ms", [0.5, -0.5, 3.3, -7, 50, -50])
+def test_a_shifted_clock_is_measured_within_a_tenth_and_changes_no_part(shift_ms):
+    usual, shifted = explained(Job()), explained(Job(clock={4: shift_ms}))
+    assert shifted.findings == ()
+    clocks = {clock.rank: clock for clock in shifted.account.clocks}
+    assert [rank for rank, clock in clocks.items() if clock.corrected] == [4]
+    assert clocks[4].offset_ns / 1e6 == pytest.approx(shift_ms, rel=0.1)
+    assert clocks[4].low_ns <= clocks[4].offset_ns <= clocks[4].high_ns
+    for before, after in zip(usual.account.rows, shifted.account.rows, strict=True):
+        assert all(abs(before.parts[name] - after.parts[name]) < 50_000 for name in before.parts)
+
+
+@pytest.mark.parametrize("dropped", [set(), {(2, 100), (3, 50)}])
+def test_drift_is_measured_over_long_windows_and_not_claimed_over_short_ones(dropped):
+    long = explained(Job(steps=60, gap_ms=200, drift={2: 50}, dropped=dropped))
+    clock = next(clock for clock in long.account.clocks if clock.rank == 2)
+    assert clock.corrected and clock.drift_ppm == pytest.approx(50, rel=0.1)
+    assert [c.rank for c in long.account.clocks if c.drift_ppm] == [2]
+    assert named(long) == {(rank, "missing") for rank, _ in dropped}
+    assert long.account.num_calls == 60 * LAYERS
+    short = explained(Job(drift={2: 50}))
+    assert not any(clock.drift_ppm or clock.corrected for clock in short.account.clocks)
+
+
+def test_dropped_calls_are_missing_and_shift_no_other():
+    one = explained(Job(dropped={(2, 7), (5, 11)}, clock={5: 2.0}))
+    assert named(one) == {(2, "missing"), (5, "missing")}
+    assert (one.account.num_calls, one.account.num_complete) == (3 * LAYERS, 3 * LAYERS - 2)
+
+
+def test_hidden_causes_are_said_beside_the_one_that_binds():
+    one = explained(Job(late={(7, 0): 30, (7, 1): 30, (7, 2): 30}, extra={5: 4}, clock={1: -12}))
+    assert named(one) == {(7, "host_late"), (5, "more_work")}
+    late, more = one.findings
+    assert late.rank == 7 and late.binding and more.rank == 5
+    assert cost_ms(one, 5, "more_work") == pytest.approx(4 * GEMM_US / 1e3, rel=0.1)
+
+
+def test_without_the_binding_rank_the_hidden_one_would_be_the_straggler():
+    both = explained(Job(late={(7, step): 30 for step in range(3)}, late_layer=LAYERS - 1, slower={5: 1.2}))
+    hidden = next(finding for finding in both.findings if finding.rank == 5)
+    assert not hidden.binding and "until rank 7 is repaired" in hidden.text
+    alone = explained(Job(slower={5: 1.2}))
+    assert alone.findings[0].binding
+
+
+def test_two_ranks_are_told_apart_as_well_as_eight():
+    one = explained(Job(ranks=2, slower={1: 1.3}))
+    assert named(one) == {(1, "slow_kernels")}

@@ -1,0 +1,182 @@
+"""`lab ranks`: what it prints, writes and returns."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lab.errors import BadDataError, MissingError, StepFailed
+from lab.rooms.sweep.ranks.cli import ranks
+from tests.tracegen import TraceWriter
+
+STEPS, STEP_US, CALLS = 2, 8000, 3
+
+
+def write_job(
+    root: Path, world: int = 3, *, late: dict[int, float] | None = None, only: tuple[int, ...] = ()
+) -> Path:
+    """Steps of GEMMs and all-reduces; a late rank's host stops for so many us before the 2nd all-reduce."""
+    late = late or {}
+    for rank in only or range(world):
+        writer = TraceWriter(rank=rank, world_size=world)
+        for step in range(STEPS):
+            at = 1000 + STEP_US * step
+            writer.step(5 + step, at, STEP_US)
+            own = after = 0.0
+            for call in range(CALLS):
+                own = after + (late.get(rank, 0.0) if call == 1 else 0.0)
+                writer.gemm(64, 32, 128, at + own + 100, 300)
+                begun = at + own + 401
+                last = at + after + 401 + (max(late.values(), default=0.0) if call == 1 else 0.0)
+                end = last + 120
+                writer.all_reduce(1024, begun, end - begun)
+                after = end - at
+        writer.write(root / f"rank{rank}" / "trace_step7.json.gz")
+    return root
+
+
+def call(*words: object, ok: bool = True) -> Result:
+    done = CliRunner().invoke(ranks, [str(word) for word in words])
+    if ok and done.exception:
+        raise done.exception
+    return done
+
+
+def answer(*words: object) -> dict:
+    return json.loads(call(*words, "--json").stdout)
+
+
+def test_json_has_what_scripts_rely_on(tmp_path):
+    found = answer(write_job(tmp_path, late={1: 2500.0}))
+    assert len(found["steps"]) == STEPS * 3
+    parts = ["compute", "contention", "transfer", "wait", "copy"]
+    parts += ["launch_late", "launch_gap", "tail", "unexplained"]
+    for row in found["steps"]:
+        assert sum(row[f"{part}_ns"] for part in parts) == row["step_ns"] == STEP_US * 1000
+    assert {row["wait_for"] for row in found["steps"] if row["rank"] != 1} == {1}
+    assert found["collectives"] == {"calls": STEPS * CALLS, "complete": STEPS * CALLS}
+    assert [
+        set(clock) >= {"rank", "offset_us", "low_us", "high_us", "corrected"} for clock in found["clocks"]
+    ]
+    (finding,) = found["findings"]
+    assert (finding["rank"], finding["cause"]) == (1, "host_late")
+    assert set(finding) >= {"rank", "cause", "binding", "cost_ms", "steps"}
+    assert finding["cost_ms"] == pytest.approx(2.5, rel=0.05) and finding["steps"] == [5, 6]
+
+
+def test_without_json_it_writes_tables_pictures_and_a_page(tmp_path):
+    done = call(write_job(tmp_path / "job", late={1: 2500.0}), "--out", tmp_path / "out")
+    assert "Rank 1: its host launches late" in done.stdout
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"account.csv", "waits.csv", "clocks.csv", "what_if.csv", "findings.csv", "path.csv"} <= names
+    assert {"ranks.html", "account.png", "step_5.png", "step_6.png"} <= names
+    rows = list(csv.DictReader((tmp_path / "out/account.csv").open()))
+    assert len(rows) == 6 and rows[0]["step_ns"] == str(STEP_US * 1000)
+
+
+def test_one_trace_of_a_larger_job_says_what_it_is_and_is_no_failure(tmp_path):
+    write_job(tmp_path, world=8, only=(3,))
+    done = call(tmp_path / "rank3/trace_step7.json.gz", "--json")
+    found = json.loads(done.stdout)
+    assert (
+        done.exit_code == 0 and found["findings"] and {f["cause"] for f in found["findings"]} == {"missing"}
+    )
+    done = call(tmp_path / "rank3/trace_step7.json.gz", "--out", tmp_path / "out")
+    assert "one trace, of rank 3 of a job of 8 ranks" in done.stdout
+
+
+def test_a_missing_rank_leaves_an_account_and_exit_code_1(tmp_path):
+    write_job(tmp_path, world=3, only=(0, 2))
+    done = call(tmp_path, "--json", ok=False)
+    assert isinstance(done.exception, StepFailed) and "missing: 1" in str(done.exception)
+    assert len(json.loads(done.stdout)["steps"]) == STEPS * 2
+
+
+def test_a_rank_without_events_is_unreadable_and_the_rest_is_told(tmp_path):
+    write_job(tmp_path, world=3)
+    TraceWriter(rank=1, world_size=3).write(tmp_path / "rank1/trace_step7.json.gz")
+    done = call(tmp_path, "--json", ok=False)
+    assert isinstance(done.exception, StepFailed) and "holds no events" in str(done.exception)
+    empty = tmp_path / "empty"
+    TraceWriter(rank=0, world_size=1).write(empty / "rank0/trace_step1.json")
+    assert isinstance(call(empty, ok=False).exception, BadDataError)
+
+
+def test_no_folder_is_missing_and_any_tree_is_read_by_a_pattern(tmp_path):
+    assert isinstance(call(tmp_path / "gone", ok=False).exception, MissingError)
+    write_job(tmp_path / "job")
+    for rank in range(3):
+        (tmp_path / "job" / f"rank{rank}").rename(tmp_path / "job" / f"gpu-{rank}-x")
+    found = answer(tmp_path / "job", "--ranks", r"gpu-(\d+)-")
+    assert found["collectives"]["complete"] == STEPS * CALLS
+
+
+def test_a_sweep_is_told_setting_by_setting(tmp_path):
+    for channels in (28, 42):
+        write_job(tmp_path / f"256thread/nccl_{channels}channels/torch_profiler")
+    found = answer(tmp_path)
+    assert [(one["threads"], one["channels"]) for one in found["settings"]] == [(256, 28), (256, 42)]
+
+
+def test_cpu_ranks_are_accounted_for_with_ops_for_kernels(tmp_path):
+    for rank in (0, 1):
+        writer = TraceWriter(rank=rank, world_size=2, vendor="none")
+        for number, at in ((1, 1000), (2, 9000)):
+            writer.step(number, at, 8000)
+            writer.op("aten::mm", at + 100, 500 + 3000 * rank)
+            begin = at + 700 + 3000 * rank
+            writer.gloo("all_reduce", 512, begin, at + 3800 - begin)
+        writer.write(tmp_path / f"rank{rank}" / "trace_step2.json")
+    found = answer(tmp_path)
+    for row in found["steps"]:
+        assert row["wait_ns"] == (3_000_000 if row["rank"] == 0 else 0)
+        assert row["transfer_ns"] == 100_000 and row["compute_ns"] == 500_000 + 3_000_000 * row["rank"]
+    assert [(f["rank"], f["cause"]) for f in found["findings"]] == [(1, "slow_kernels")]
+
+
+def test_hangs_are_told_in_the_agreed_form(tmp_path):
+    entry = {
+        "process_group": ["0", "default"],
+        "collective_seq_id": 4,
+        "profiling_name": "nccl:all_reduce",
+        "state": "started",
+        "frames": [{"filename": "/app/train.py", "line": 20, "name": "step"}],
+    }
+    config = {"0": {"name": "0", "desc": "", "ranks": "[0, 1]"}}
+    for rank, entries in ((0, [entry]), (1, [])):
+        (tmp_path / f"fr_{rank}.json").write_text(json.dumps({"pg_config": config, "entries": entries}))
+    found = answer("hang", tmp_path)
+    assert (found["class"], found["ranks"], found["group"], found["seq"]) == ("not_joined", [1], "0", 4)
+    assert found["collective"] == "all_reduce" and found["frame"] == "/app/train.py:20 in step"
+    assert "not joined: rank 1 never entered call 4" in call("hang", tmp_path).stdout
+    (tmp_path / "fr_1.json").unlink()
+    assert isinstance(call("hang", tmp_path, ok=False).exception, StepFailed)
+
+
+def test_a_salvaged_rank_is_used_and_the_exit_code_knows_it(tmp_path):
+    write_job(tmp_path, world=2)
+    path = tmp_path / "rank1/trace_step7.json.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-900]))
+    done = call(tmp_path, "--json", ok=False)
+    assert isinstance(done.exception, StepFailed) and "truncated" in str(done.exception)
+    done = call(tmp_path, "--json", "--salvage", ok=False)
+    assert isinstance(done.exception, StepFailed) and "only its readable part" in str(done.exception)
+    assert {row["rank"] for row in json.loads(done.stdout)["steps"]} == {0, 1}
+
+
+def test_names_from_outside_reach_no_terminal_as_they_are(tmp_path):
+    write_job(tmp_path, late={1: 2500.0})
+    for rank in range(3):
+        path = tmp_path / f"rank{rank}/trace_step7.json.gz"
+        text = gzip.decompress(path.read_bytes()).decode()
+        text = text.replace('"record_param_comms"', '"\\u001b[2J=HYPERLINK"').replace(
+            "aten::mm", "\\u001b[31mred"
+        )
+        path.write_bytes(gzip.compress(text.encode()))
+    done = call(tmp_path, "--out", tmp_path / "out")
+    assert "\x1b" not in done.stdout and "launches late" in done.stdout

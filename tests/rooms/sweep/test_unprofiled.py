@@ -1,0 +1,60 @@
+"""Steps without the profiler are what a sweep compares."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lab.rooms.sweep.layout import ConfigDir
+from lab.rooms.sweep.unprofiled import sentences, unprofiled_table
+
+
+def run(root: Path, channels: int, ms: list[float], *, profiled: list[float], repeat: int = 1) -> ConfigDir:
+    """A run whose rank 1 is 1 ms slower in every step; the profiled steps come last."""
+    folder = root / f"{channels}-{repeat}"
+    folder.mkdir(parents=True)
+    phases = ["none"] * len(ms) + ["record"] * len(profiled)
+    for rank in (0, 1):
+        lines = [
+            {
+                "global_step": at + 1,
+                "profile": {"total_ms": total + rank, "markers": [{"name": f"profiler_{phase}"}]},
+            }
+            for at, (total, phase) in enumerate(zip([*ms, *profiled], phases, strict=True))
+        ]
+        text = "\n".join(json.dumps(line) for line in lines)
+        (folder / f"rank_{rank:02d}_metrics.jsonl").write_text(text + '\n{"global_step": 99, "prof')
+    return ConfigDir(folder, 256, channels, repeat, (), (), ())
+
+
+def test_the_outcome_is_the_slowest_ranks_median_step_after_warm_up(tmp_path):
+    config = run(tmp_path, 28, [900, 80, 60, 40, 41, 42, 40, 41, 42], profiled=[60, 62])
+    row = unprofiled_table([config]).iloc[0]
+    assert (row["unprofiled_steps"], row["unprofiled_ms"]) == (6, 42.0)
+    assert (row["profiled_steps"], row["profiled_ms"]) == (2, 62.0)
+    assert row["profile_cost"] == pytest.approx(62 / 42) and row["drift"] == pytest.approx(0.0, abs=0.03)
+
+
+def test_the_fastest_is_named_with_what_the_profile_costs(tmp_path):
+    configs = [
+        run(tmp_path, channels, [500, 50, 50, *[base + repeat / 10] * 9], profiled=[70], repeat=repeat)
+        for channels, base in ((28, 39.0), (42, 45.0))
+        for repeat in (1, 2, 3)
+    ]
+    told = sentences(unprofiled_table(configs))
+    assert told[0].startswith("Without the profiler 256 threads, 28 channels is fastest: 40.2 ms per step")
+    assert "they lie apart" in told[0] and "times as long: compare by the unprofiled times" in told[1]
+
+
+def test_one_run_each_may_be_chance_and_drift_is_said(tmp_path):
+    configs = [run(tmp_path, c, [9, 9, 9, *[40.0] * 6, *[50.0] * 6], profiled=[]) for c in (28, 42)]
+    told = sentences(unprofiled_table(configs))
+    assert "may be chance" in told[0] and "drift within 2 of 2 runs, by +24 %" in told[-1]
+
+
+def test_too_few_unprofiled_steps_are_said_and_none_at_all_is_silence(tmp_path):
+    config = run(tmp_path, 28, [900, 80, 60, 40], profiled=[60, 62])
+    assert "too few to compare" in sentences(unprofiled_table([config]))[0]
+    assert sentences(unprofiled_table([])) == []
