@@ -13,6 +13,7 @@ import numpy as np
 
 from lab.compare.split import Row
 from lab.compare.units import Units
+from lab.stats.student import quantile
 
 FLOOR_SHARE, FLOOR_NS = 0.03, 1000.0
 EXACT = ("count", "other_kernel", "op_gone", "op_new")
@@ -53,14 +54,12 @@ def judge_by_repeats(rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[
 
 def welch(a: np.ndarray, b: np.ndarray, level: float = 0.99) -> tuple[float, float]:
     """The interval of mean(b) - mean(a) for samples of unequal spread."""
-    from lab.stats.gate import t_quantile
-
     va, vb = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
     middle, error = float(b.mean() - a.mean()), math.sqrt(va + vb)
     if error == 0:
         return middle, middle
     freedom = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
-    half = t_quantile(1 - (1 - level) / 2, freedom) * error
+    half = quantile(1 - (1 - level) / 2, freedom) * error
     return middle - half, middle + half
 
 
