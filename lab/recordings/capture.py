@@ -71,7 +71,9 @@ API_COLUMNS = {
     "pid": np.int64,
     "tid": np.int64,
     "corr": np.int64,
+    "external_id": np.int64,  # of the operator around it, as the recorder wrote it
     "name_id": np.int32,
+    "kernel_id": np.int32,  # the kernel that a launch names, as on ROCm
 }
 RANGE_COLUMNS = {
     "process": np.int32,

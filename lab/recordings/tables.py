@@ -32,6 +32,8 @@ KERNEL_COLUMNS = {
     "bytes": np.int64,
     "smem_bytes": np.int32,
     "regs": np.int32,
+    "graph": np.int64,
+    "graph_node": np.int64,
 }
 OP_COLUMNS = {
     "ts_ns": np.int64,
@@ -53,7 +55,9 @@ RUNTIME_COLUMNS = {
     "pid": np.int64,
     "tid": np.int64,
     "correlation": np.int64,
+    "external_id": np.int64,
     "name_id": np.int32,
+    "kernel_id": np.int32,  # the kernel that a launch names, as on ROCm
 }
 RANGE_COLUMNS = {
     "ts_ns": np.int64,
@@ -193,6 +197,7 @@ class TraceMeta:
     process_groups: tuple[ProcessGroup, ...]
     host: str | None = None
     num_sms: tuple[int, ...] = ()
+    stacks: bool = False  # Python calls or modules were recorded
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,8 @@ class Columns:
                 columns[f"{name}_{axis}"] = _int32(sizes[index::3])
         for name in ("smem_bytes", "regs"):
             columns[name] = _int32(self._encode.ints(args, name))
+        for name in ("graph", "graph_node"):
+            columns[name] = self._encode.ints(args, name)
         self._append("kernels", columns, events)
         self._add_collectives("collectives", "kernel", "kernels", args)
 
@@ -164,6 +166,8 @@ class Columns:
         if events:
             args = list(map(_ARGS, events))
             columns["correlation"] = self._encode.ints(args, "correlation")
+            columns["external_id"] = self._encode.ints(args, "external_id")
+            columns["kernel_id"] = self._encode.texts(args, attrgetter("kernel"))
             self._append("runtime", columns, events)
             if any(map(_has_grid, args)):
                 self._geometry.update(

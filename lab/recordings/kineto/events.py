@@ -17,7 +17,10 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     rf_id: int = msgspec.field(name="Record function id", default=-1)
     device: int | str = -1  # HIP runtime calls write some of these as text
     stream: int | str = -1
+    kernel: str = ""
     correlation: int = -1
+    graph: int = msgspec.field(name="graph id", default=-1)
+    graph_node: int = msgspec.field(name="graph node id", default=-1)
     regs: int = msgspec.field(name="registers per thread", default=-1)
     smem_bytes: int = msgspec.field(name="shared memory", default=-1)
     bytes_: int | str = msgspec.field(name="bytes", default=-1)
