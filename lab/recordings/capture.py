@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.recordings.lacks import Lack, Verdict, verdict_of
-from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Schema, Table
+from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Schema, Table, concat
 
 __all__ = [
     "GRAPH",
@@ -95,6 +95,14 @@ RANGE_COLUMNS = {
     "strides_id": np.int32,
     "concrete_id": np.int32,
 }
+NODE_COLUMNS = {
+    "process": np.int32,
+    "start_ns": np.int64,
+    "pid": np.int64,
+    "tid": np.int64,
+    "node": np.int64,  # what `ops.graph_node` refers to
+    "original": np.int64,  # the node that it is a copy of, as in an instantiated graph; -1: none
+}
 SYNC_COLUMNS = {
     "process": np.int32,
     "start_ns": np.int64,
@@ -169,7 +177,8 @@ class Capture:
     """One recording. Columns of the tables stand at the top of this module; rows keep the recording's order.
 
     ops: kernels, copies, fills (`kind`), and graph replays of which the kernels were not recorded;
-    api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits.
+    api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits;
+    nodes: when, and by which thread, each node of a graph was made.
     collector is `nsys`, `kineto`, `rocpd`, `rpd`, `rocprofv3` or `pftrace`, version the tool's (or torch's),
     schema that of the export. processes are what the tables' `process` refers to. problems are sentences
     about what was odd; whatever was left out is named there. lacks says what the recording itself is missing.
@@ -189,6 +198,7 @@ class Capture:
     info: dict[str, str] = field(default_factory=dict)
     processes: tuple[Process, ...] = (Process(),)
     lacks: tuple[Lack, ...] = ()
+    nodes: Table = field(default_factory=lambda: concat([], NODE_COLUMNS))
 
     @property
     def verdict(self) -> Verdict:

@@ -1,4 +1,4 @@
-"""CUDA and HIP graphs: which captured launch each replayed kernel is, and so its op, module, layer and shapes.
+"""CUDA and HIP graphs: which captured launch each replayed kernel is: its op, module, layer and shapes.
 
 A replay is one API call that makes hundreds of GPU rows; the framework's operators ran once, at the capture.
 During a capture the launches are recorded without GPU rows, so the two are matched (`op_rule`, best first):
@@ -8,7 +8,7 @@ During a capture the launches are recorded without GPU rows, so the two are matc
 | external_id, correlation | not of a graph: the recorder's own link, or the call and the operator around it |
 | node | graph node ids, which count the nodes of a graph in the order of their capture |
 | order | the sequence of kernel names equals that of the capture, or fits it at one place only |
-| name | every captured launch of that name has the same op (the position is not known, so neither is the layer) |
+| name | every captured launch of that name has the same op (the position, so the layer, is not known) |
 | none | nothing fits; the row stays unattributed and is counted |
 
 Where a replay lost kernels, its rows are embedded into the capture as early and as late as possible; a row

@@ -98,9 +98,7 @@ def _in_lanes(part: np.ndarray, whole: np.ndarray, lane: np.ndarray) -> Places:
         for row, choices in enumerate(allowed):
             low, high = int(first[row]), int(last[row])
             allowed[row] = (
-                [low]
-                if row in done
-                else [one for one in choices if low <= one <= high and one not in taken]
+                [low] if row in done else [one for one in choices if low <= one <= high and one not in taken]
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 
@@ -37,16 +38,14 @@ def fills(name: str) -> bool:
     return bool(_FILL.match(name))
 
 
-def calls_that(capture: Capture, rule: object) -> np.ndarray:
+def calls_that(capture: Capture, rule: Callable[[str], bool]) -> np.ndarray:
     """Mask (n,) of `api`: calls whose name the rule accepts."""
-    assert callable(rule)
     return _fits(capture, capture.api.name_id, rule)
 
 
-def _fits(capture: Capture, name_id: np.ndarray, rule: object) -> np.ndarray:
-    assert callable(rule)
+def _fits(capture: Capture, name_id: np.ndarray, rule: Callable[[str], bool]) -> np.ndarray:
     used, which = np.unique(name_id, return_inverse=True)
-    fits = np.array([bool(rule(capture.name(int(index)))) for index in used], dtype=bool)
+    fits = np.array([rule(capture.name(int(index))) for index in used], dtype=bool)
     found: np.ndarray = fits[which.ravel()] if len(used) else np.zeros(0, dtype=bool)
     return found
 
@@ -54,10 +53,10 @@ def _fits(capture: Capture, name_id: np.ndarray, rule: object) -> np.ndarray:
 def call_of(capture: Capture) -> np.ndarray:
     """Row of `api` (n,) that made each GPU operation, by process and correlation; -1 where it is missing."""
     ops, api = capture.ops, capture.api
-    return first_index(_process_keys(ops.process, ops.corr), _process_keys(api.process, api.corr))
+    return first_index(process_keys(ops.process, ops.corr), process_keys(api.process, api.corr))
 
 
-def _process_keys(process: np.ndarray, number: np.ndarray) -> np.ndarray:
+def process_keys(process: np.ndarray, number: np.ndarray) -> np.ndarray:
     """One number (n,) of two: below zero where the second is unknown."""
     within = np.bitwise_and(number, (1 << 44) - 1)
     return np.where(number < 0, -1, process.astype(np.int64) << 44 | within)
@@ -68,11 +67,12 @@ def in_graph(capture: Capture, call: np.ndarray) -> np.ndarray:
     if not len(capture.api):
         return capture.ops.graph_node > 0
     by_call = np.append(calls_that(capture, launches_graph), False)[call]
-    return (by_call | (capture.ops.graph_node > 0)) & (capture.ops.kind != GRAPH)
+    found: np.ndarray = (by_call | (capture.ops.graph_node > 0)) & (capture.ops.kind != GRAPH)
+    return found
 
 
 def operators(capture: Capture, external_id: np.ndarray, call: np.ndarray) -> np.ndarray:
-    """Row of `ranges` (n,) of the operator with the External id, else of the innermost around the call; -1."""
+    """Row of `ranges` (n,) of the operator with the External id, else the innermost around the call."""
     rows = np.flatnonzero(capture.ranges.kind == OP)
     ranges = capture.ranges.take(rows)
     found = first_index(external_id, ranges.external_id)
@@ -80,7 +80,8 @@ def operators(capture: Capture, external_id: np.ndarray, call: np.ndarray) -> np
     if len(todo) and len(rows):
         calls = capture.api.take(call[todo])
         found[todo] = innermost(_timed(ranges), calls.pid, calls.tid, calls.start_ns)
-    return np.where(found >= 0, rows[found], -1) if len(rows) else found
+    owners: np.ndarray = np.where(found >= 0, rows[found], -1) if len(rows) else found
+    return owners
 
 
 def _timed(ranges: Table) -> Table:

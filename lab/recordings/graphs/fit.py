@@ -1,4 +1,4 @@
-"""Whether a replay is a run of a captured graph (or of an eager forward), and where each of its rows stands."""
+"""Whether a replay is a run of a captured graph or an eager forward, and where each of its rows stands."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _by_order(pattern: Pattern, sequence: Sequence) -> Fit:
 
 
 def _by_count(pattern: Pattern, sequence: Sequence, words: Words) -> Fit | str:
-    """Without names at capture: number and kind of the launches, and whether the pairing contradicts itself."""
+    """Without names at capture: number and kind of the launches, and no pair against another."""
     if len(pattern) != len(sequence):
         return f"{len(pattern)} rows for {len(sequence)} launches that the capture has no names of"
     if len(np.unique(pattern.lane)) > 1:
@@ -122,9 +122,7 @@ def _by_count(pattern: Pattern, sequence: Sequence, words: Words) -> Fit | str:
 def products_agree(pattern: Pattern, found: Fit, op_names: list[str], words: Words) -> bool:
     """Whether each matrix product of the framework owns a kernel that multiplies matrices."""
     multiplies: dict[int, bool] = {}
-    for word, row, name in zip(
-        pattern.words.tolist(), found.sequence.op.tolist(), op_names, strict=True
-    ):
+    for word, row, name in zip(pattern.words.tolist(), found.sequence.op.tolist(), op_names, strict=True):
         if row >= 0 and name in GEMM_OPS:
             multiplies[row] = multiplies.get(row, False) or is_matmul(words.list[word])
     return all(multiplies.values())

@@ -101,11 +101,7 @@ def layers_of(paths: list[tuple[str, ...]]) -> list[str]:
             siblings.setdefault((path[:depth], class_of(name)), set()).add(name)
     known = {
         path: next(
-            (
-                name
-                for depth, name in enumerate(path)
-                if len(siblings[path[:depth], class_of(name)]) > 1
-            ),
+            (name for depth, name in enumerate(path) if len(siblings[path[:depth], class_of(name)]) > 1),
             "",
         )
         for path in set(paths)

@@ -9,24 +9,23 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from lab.core.words import plural
 from lab.recordings.capture import Capture
 from lab.recordings.graphs import calls
 from lab.recordings.graphs.fit import Fit, Pattern, fit, products_agree
 from lab.recordings.graphs.frames import class_of
 from lab.recordings.graphs.replays import COPY, FILL, Replays, Words, replays_of, words_of_rows
-from lab.recordings.graphs.sequences import Sequence, captured, eager
+from lab.recordings.graphs.sequences import CAPTURED, Sequence, captured, eager
 from lab.recordings.graphs.sources import Source
 from lab.recordings.lacks import Lack
-from lab.recordings.views.launches import first_index
+from lab.recordings.views.launches import launches_graph
 
 RULES = ("none", "external_id", "correlation", "node", "order", "name")
 NONE, EXTERNAL_ID, CORRELATION, NODE, ORDER, NAME = range(len(RULES))
-# unknown: the place in the graph is not certain; none: nothing is known of the row, or no layers were recorded.
+# unknown: the place in the graph is not certain; none: no layers were recorded, or nothing is known.
 LAYER_RULES = ("none", "external_id", "correlation", "node", "order", "unknown")
 LAYER_UNKNOWN = LAYER_RULES.index("unknown")
-# exact: the whole sequence is equal; certain: rows are missing, this one has one place only; count: names were
-# not recorded at capture; name: by the kernel's name alone.
+# exact: the whole sequence is equal; certain: rows are missing, this one has one place only; count: the
+# capture recorded no names; name: by the kernel's name alone.
 CONFIDENCES = ("", "exact", "certain", "count", "name")
 
 _EXECUTED = re.compile(r"execute_(\d{1,9})_context")
@@ -38,7 +37,8 @@ MAX_TIES = 256
 class Rows:
     """What is known of each row, columns (n,); indices of RULES, LAYER_RULES, CONFIDENCES and `Join.texts`.
 
-    source: index of `Join.sources`, op: row of its `ranges` whose arguments are those of the call, or -1.
+    source: index of `Join.sources`, op: row of its `ranges` whose arguments are those of the call, or -1;
+    call: row of its `api` that launched the row at capture, -1 where the place is not certain.
     """
 
     rule: np.ndarray
@@ -46,6 +46,7 @@ class Rows:
     confidence: np.ndarray
     source: np.ndarray
     op: np.ndarray
+    call: np.ndarray
     op_name: np.ndarray
     module: np.ndarray
     layer: np.ndarray
@@ -94,8 +95,8 @@ class Join:
 
 
 def executed_batches(capture: Capture) -> list[int | None]:
-    """The batch size of each graph launch (`execute_32_context_...` around it), each once; None if unknown."""
-    call = np.flatnonzero(calls.calls_that(capture, calls.launches_graph))
+    """The batch size of each graph launch (`execute_32_context_...`), each once; None if unknown."""
+    call = np.flatnonzero(calls.calls_that(capture, launches_graph))
     return sorted(set(_batches(capture, call)), key=lambda one: -1 if one is None else one)
 
 
@@ -117,7 +118,7 @@ class _Joiner:
         self.texts: dict[str, int] = {"": 0}
         self.problems: list[str] = []
         self.accepted: set[int] = set()
-        self.reasons: dict[int, list[str]] = defaultdict(list)
+        self.reasons: dict[int, list[tuple[str, str]]] = defaultdict(list)
         self._tried: dict[tuple[tuple[bytes, ...], int, int, str], Fit | str] = {}
         self.patterns = self._patterns()
         self.graphs: list[Sequence] = []
@@ -140,9 +141,7 @@ class _Joiner:
     def _read_sources(self) -> None:
         longest = max(map(len, self.patterns))
         for index, source in enumerate(self.sources):
-            graphs, problems = captured(
-                source.capture, index, self.words, source.frames, source.batch
-            )
+            graphs, problems = captured(source.capture, index, self.words, source.frames, source.batch)
             self.graphs += graphs
             self.problems += [f"{source.path.name}: {text}" for text in problems]
             if index or graphs:
@@ -179,7 +178,12 @@ class _Joiner:
         )
 
     def _try(self, pattern: Pattern, sequence: Sequence) -> Fit | str:
-        key = (pattern.key, sequence.source, sequence.number, sequence.origin + sequence.label + str(len(sequence)))
+        key = (
+            pattern.key,
+            sequence.source,
+            sequence.number,
+            sequence.origin + sequence.label + str(len(sequence)),
+        )
         if key not in self._tried:
             found = fit(pattern, sequence, self.words)
             if isinstance(found, Fit) and found.by == "count":
@@ -188,7 +192,7 @@ class _Joiner:
                     found = "the number of launches agrees, but matrix products would own other kernels"
             self._tried[key] = found
             if isinstance(found, str):
-                self.reasons[sequence.source].append(found)
+                self.reasons[sequence.source].append((sequence.origin, found))
             else:
                 self.accepted.add(sequence.source)
         return self._tried[key]
@@ -206,7 +210,8 @@ class _Joiner:
         large = [one.batch for one in self.graphs if one.batch is not None and one.batch >= batch]
         for one in self.graphs:
             if one.batch is not None and one.batch < batch:
-                self.reasons[one.source].append(f"captured for batch {one.batch}, {batch} were executed")
+                why = f"captured for batch {one.batch}, {batch} were executed"
+                self.reasons[one.source].append((CAPTURED, why))
         return [one for one in self.graphs if one.batch is None or (large and one.batch == min(large))]
 
     def _pinned(self, batches: list[int | None]) -> dict[int, tuple[int, int]]:
@@ -265,7 +270,8 @@ class _Joiner:
             rule=np.where(owned, rule, NONE),
             layer_rule=np.where(known_layer, rule, 0),
             confidence=np.where(owned, confidence, 0),
-            source=np.where(owned, sequence.source, -1),
+            source=np.where(sure, sequence.source, -1),
+            call=np.where(sure, sequence.call[at], -1),
             op=np.where(owned, sequence.op[at], -1),
             op_name=np.where(owned, names[at], 0),
             module=np.where(sure, modules[at], 0),
@@ -326,23 +332,22 @@ class _Joiner:
 
     def _weaken(self, rows: Rows, other: Rows) -> None:
         apart = rows.op_name != other.op_name
-        for name, empty in (("rule", NONE), ("confidence", 0), ("source", -1), ("op", -1), ("op_name", 0)):
+        for name, empty in (("rule", NONE), ("confidence", 0), ("op", -1), ("op_name", 0)):
             getattr(rows, name)[apart] = empty
+        rows.call[(rows.call != other.call) | (rows.source != other.source)] = -1
         rows.module[apart] = rows.layer[apart] = 0
         texts = list(self.texts)
         modules = np.flatnonzero((rows.module != other.module) & ~apart)
         for row in modules.tolist():
-            mine, theirs = (texts[int(one.module[row])].split(".") for one in (rows, other))
-            same = list(map(class_of, mine)) == list(map(class_of, theirs))
-            rows.module[row] = self._text(".".join(map(class_of, mine))) if same else 0
+            paths = [texts[int(one.module[row])].split(".") for one in (rows, other)]
+            mine, theirs = (".".join(map(class_of, path)) for path in paths)
+            rows.module[row] = self._text(mine) if mine == theirs else 0
         unsure = (rows.layer != other.layer) | np.isin(np.arange(len(apart)), modules)
         rows.layer_rule[unsure & (rows.layer_rule > 0)] = LAYER_UNKNOWN
         rows.layer[unsure] = 0
         for row in np.flatnonzero((rows.op >= 0) & (other.op >= 0)).tolist():
-            mine, theirs = (
-                self._args(int(one.source[row]), int(one.op[row])) for one in (rows, other)
-            )
-            if mine != theirs:
+            shapes = [self._args(int(one.source[row]), int(one.op[row])) for one in (rows, other)]
+            if shapes[0] != shapes[1]:
                 rows.op[row] = -1
         rows.op[other.op < 0] = -1
 
@@ -403,10 +408,14 @@ class _Joiner:
             if not len(self.replays):
                 why = "the recording has no graph replays"
             elif reasons := self.reasons.get(index):
-                why = max(set(reasons), key=reasons.count)
+                of_graphs = [text for origin, text in reasons if origin == CAPTURED]
+                texts = of_graphs or [text for _, text in reasons]
+                why = max(dict.fromkeys(texts), key=texts.count)
             else:
                 why = "it holds neither a captured graph nor eager launches"
-            self.problems.append(f"capture {source.path.name} is not of these replays and was not used: {why}")
+            self.problems.append(
+                f"capture {source.path.name} is not of these replays and was not used: {why}"
+            )
 
 
 def _no_rows(size: int) -> Rows:
@@ -419,6 +428,7 @@ def _no_rows(size: int) -> Rows:
         confidence=full(0),
         source=full(-1),
         op=full(-1),
+        call=full(-1),
         op_name=full(0),
         module=full(0),
         layer=full(0),
@@ -480,7 +490,9 @@ def _steps(capture: Capture, call: np.ndarray) -> list[object]:
         if ranges.end_ns[row] > latest:
             outer.append(row)
             latest = int(ranges.end_ns[row])
-    return [row if row >= 0 else None for row in _around(capture, call, np.array(outer, dtype=np.int64)).tolist()]
+    return [
+        row if row >= 0 else None for row in _around(capture, call, np.array(outer, dtype=np.int64)).tolist()
+    ]
 
 
 def _around(capture: Capture, call: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -492,6 +504,3 @@ def _around(capture: Capture, call: np.ndarray, rows: np.ndarray) -> np.ndarray:
     index = np.searchsorted(capture.ranges.start_ns[rows], at_ns, side="right") - 1
     inside = (index >= 0) & (at_ns <= capture.ranges.end_ns[rows[index]]) & (call >= 0)
     return np.where(inside, rows[index], -1)
-
-
-__all__ = ["CONFIDENCES", "LAYER_RULES", "RULES", "Join", "executed_batches", "first_index", "join"]

@@ -63,31 +63,27 @@ def lacks_of(joined: Join) -> tuple[Lack, ...]:
     )
 
 
-def _lossy(
-    lost: dict[tuple[int, Place], int], due: dict[int, int], against: dict[int, str]
-) -> list[Lack]:
+def _lossy(lost: dict[tuple[int, Place], int], due: dict[int, int], against: dict[int, str]) -> list[Lack]:
     found = []
     for (process, place), missing in lost.items():
         whole = due[process]
         by = f"against {against[process]}" if process in against else "against the other replays"
-        verb = "launch has" if missing == 1 else "launches have"
-        text = f"graph replays: {missing:,} of {whole:,} captured {verb} no GPU row ({by})"
+        text = f"graph replays lack {missing:,} of {plural(whole, 'captured launch')} as GPU rows ({by})"
         found.append(Lack("gpu", place, RULE, process, missing, whole, missing / whole, text))
     return found
 
 
 def _place(joined: Join, index: int, found: Fit) -> Place:
-    """The window's edge, if the rows at the start or the end are missing and nothing runs beyond; else a hole."""
+    """The window's edge, if rows at its start or end are missing and nothing runs beyond; else a hole."""
     ops, rows = joined.sources[0].capture.ops, joined.replays.of(index)
     part, whole = joined.patterns[index].words, found.sequence.words
     mine = ops.process == ops.process[rows[0]]
-    if np.array_equal(part, whole[: len(part)]) and not (
-        ops.start_ns[mine] > ops.start_ns[rows].max()
-    ).any():
+    if np.array_equal(part, whole[: len(part)]) and not (ops.start_ns[mine] > ops.start_ns[rows].max()).any():
         return "tail"
-    if np.array_equal(part, whole[len(whole) - len(part) :]) and not (
-        ops.start_ns[mine] < ops.start_ns[rows].min()
-    ).any():
+    if (
+        np.array_equal(part, whole[len(whole) - len(part) :])
+        and not (ops.start_ns[mine] < ops.start_ns[rows].min()).any()
+    ):
         return "head"
     return "hole"
 

@@ -50,7 +50,7 @@ def words_of_rows(capture: Capture, words: Words) -> np.ndarray:
 class Replays:
     """Graph launches in order of their first row: rows of replay r are rows[bounds[r]:bounds[r + 1]].
 
-    rows (k,) of `ops`, by node id where the recording has them, otherwise by start; call (r,) of `api`, or -1.
+    rows (k,) of `ops`, by start; call (r,) of `api`, or -1.
     """
 
     rows: np.ndarray

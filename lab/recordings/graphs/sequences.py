@@ -1,4 +1,4 @@
-"""The launches of a captured graph, and those of an eager forward, in order: what a replay is matched with."""
+"""The launches of a captured graph, or of an eager forward, in order: what a replay is matched with."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def captured(
     windows, problems = _windows(capture, begins)
     api = capture.api
     with_rows = first_index(
-        _numbered(api.process, api.corr), _numbered(capture.ops.process, capture.ops.corr)
+        calls.process_keys(api.process, api.corr), calls.process_keys(capture.ops.process, capture.ops.corr)
     )
     work = calls.calls_that(capture, calls.launches_work) & (with_rows < 0)
     order = np.argsort(api.start_ns, kind="stable")
@@ -72,10 +72,6 @@ def captured(
                 _sequence(capture, source, number, label, known if batch is None else batch, rows, words)
             )
     return [_with_modules(capture, one, frames) for one in found], problems
-
-
-def _numbered(process: np.ndarray, corr: np.ndarray) -> np.ndarray:
-    return calls._process_keys(process, corr)
 
 
 def _windows(capture: Capture, begins: np.ndarray) -> tuple[list[tuple[int, int, int]], list[str]]:

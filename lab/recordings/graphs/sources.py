@@ -138,7 +138,9 @@ def _read(one: _File) -> Source:
     try:
         trace = read_kineto(one.path)
     except LabError as error:
-        raise type(error)(f"the capture: {error.what}", where=error.where or one.path, fix=error.fix) from error
+        raise type(error)(
+            f"the capture: {error.what}", where=error.where or one.path, fix=error.fix
+        ) from error
     frames = read_frames(one.path) if trace.meta.stacks else None
     return Source(one.path, from_kineto(trace), frames, one.batch, one.mode, trace.meta.rank)
 

@@ -12,7 +12,7 @@ from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Capture, by_process
 from lab.recordings.nsys.export import Export
 from lab.recordings.nsys.info import check_counts, check_presence, read_devices, read_info
-from lab.recordings.nsys.operations import read_api_calls, read_operations, read_waits
+from lab.recordings.nsys.operations import read_api_calls, read_graph_nodes, read_operations, read_waits
 from lab.recordings.nsys.ranges import read_ranges, with_bare_names
 from lab.recordings.nsys.strings import StringIds
 from lab.recordings.sqlite import opened
@@ -37,8 +37,9 @@ def load(path: Path | str) -> Capture:
             read_api_calls(export, strings),
             read_ranges(export, strings),
             read_waits(export),
+            read_graph_nodes(export),
         ]
-        (ops, api, ranges, sync), processes = by_process(read)
+        (ops, api, ranges, sync, nodes), processes = by_process(read)
         meta = export.pairs("META_DATA_EXPORT")
         capture = Capture(
             source=path,
@@ -49,6 +50,7 @@ def load(path: Path | str) -> Capture:
             api=strings.named(api, ("name_id",)),
             ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
             sync=sync,
+            nodes=nodes,
             strings=strings.strings.texts,
             devices=read_devices(export),
             problems=export.problems,

@@ -40,7 +40,7 @@ def launches_graph(name: str) -> bool:
 
 
 def of_graphs(trace: Trace, call: np.ndarray) -> np.ndarray:
-    """Mask (n,) of `kernels`: launched by a graph replay; call (n,): row of `runtime` that made each, or -1."""
+    """Mask (n,) of `kernels`: launched by a graph replay; call (n,): its row of `runtime`, or -1."""
     is_graph = np.array([*map(launches_graph, trace.strings), False])
     names = np.append(trace.runtime.name_id, -1)[call]
     found: np.ndarray = is_graph[names] | (trace.kernels.graph_node > 0)

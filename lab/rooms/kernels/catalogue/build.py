@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 
@@ -37,9 +38,9 @@ class Catalogue:
     problems: list[str]
 
 
-def read_catalogue(trails: Sequence[Trail]) -> Catalogue:
-    """The catalogue of all ranks. Raises the reader's error for a trace that cannot be read."""
-    return put_together([read_rank(trail) for trail in trails])
+def read_catalogue(trails: Sequence[Trail], captures: Sequence[Path] = ()) -> Catalogue:
+    """The catalogue of all ranks. Raises the reader's error for a trace or capture that cannot be read."""
+    return put_together([read_rank(trail, captures=captures) for trail in trails])
 
 
 def put_together(ranks: list[RankData]) -> Catalogue:

@@ -8,30 +8,41 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.errors import needs
+from lab.errors import StepFailed, needs
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
-from lab.rooms.kernels.options import OUT, TABLE_OUTPUT, TRACES
+from lab.rooms.kernels.options import CAPTURE, OUT, TABLE_OUTPUT, TRACES
 
 if TYPE_CHECKING:
     from lab.rooms.kernels.catalogue.build import Catalogue
+    from lab.rooms.kernels.catalogue.rank import RankData
 
-_UNIQUE = "kernel class op arg_summary phase count count_per_forward dur_sum_us dur_median_us time_share"
-_LAUNCHES = "ts_us dur_us kernel category op phase grid block rank device stream"
+_UNIQUE = (
+    "kernel class op op_rule arg_summary phase count count_per_forward dur_sum_us dur_median_us time_share"
+)
+_LAUNCHES = "ts_us dur_us kernel category op op_rule layer phase grid block rank device stream"
 
 
 @click.command("unique")
 @TRACES
+@CAPTURE
 @click.option(
     "--bucketed", is_flag=True, help="Without arguments and geometry in the key: a growing cache is one row."
 )
 @TABLE_OUTPUT
-def unique(traces: tuple[Path, ...], bucketed: bool, out: Path | None, as_json: bool, top: int) -> None:
+def unique(
+    traces: tuple[Path, ...],
+    captures: tuple[Path, ...],
+    bucketed: bool,
+    out: Path | None,
+    as_json: bool,
+    top: int,
+) -> None:
     """Distinct launches of TRACES (a RUN, or one Kineto trace per rank), with counts and times.
 
     Writes tables/unique_kernels.csv, signatures.json, unique_bucketed.csv, and unique_kernels.jsonl in the
     original scripts' format. Counts sum to all launches of the traces, times to their kernel time.
     """
-    found, home = _read(traces, out)
+    found, home = _read(traces, captures, out)
     from lab.rooms.kernels.catalogue import files
     from lab.rooms.kernels.catalogue.unique import bucketed as without_arguments
 
@@ -39,38 +50,44 @@ def unique(traces: tuple[Path, ...], bucketed: bool, out: Path | None, as_json: 
     table = without_arguments(found.unique) if bucketed else found.unique
     table = table[[name for name in _UNIQUE.split() if name in table.columns]] if not as_json else table
     _show(table, found, written, as_json, top)
+    _raise_for(found.ranks)
 
 
 @click.command("launches")
 @TRACES
+@CAPTURE
 @TABLE_OUTPUT
-def launches(traces: tuple[Path, ...], out: Path | None, as_json: bool, top: int) -> None:
+def launches(
+    traces: tuple[Path, ...], captures: tuple[Path, ...], out: Path | None, as_json: bool, top: int
+) -> None:
     """Every launch of TRACES with grid, block, stream, op and phase.
 
     Writes tables/launches.jsonl and ops.jsonl, and CSV files of parameters and counts.
     """
-    found, home = _read(traces, out)
+    found, home = _read(traces, captures, out)
     from lab.recordings.names import short_name
     from lab.rooms.kernels.catalogue import files
 
     written = files.write_launches(found, home)
     table = files.launch_params(found)
-    table["op"] = _ops_of(found)
+    table["op"], table["module"] = _ops_of(found)
     table["kernel"] = [short_name(name) for name in table["name"]]
     for name in ("grid", "block"):
         table[name] = [_sizes(row) for row in table[[f"{name}_{axis}" for axis in "xyz"]].to_numpy()]
     _show(table if as_json else table[_LAUNCHES.split()], found, written, as_json, top)
+    _raise_for(found.ranks)
 
 
 @click.command("gantt")
 @TRACES
+@CAPTURE
 @click.option(
     "--step",
     metavar="NAME",
     help="Zoom to a forward or step: prefill, decode_3, or a profiler step's number.",
 )
 @OUT
-def gantt(traces: tuple[Path, ...], step: str | None, out: Path | None) -> None:
+def gantt(traces: tuple[Path, ...], captures: tuple[Path, ...], step: str | None, out: Path | None) -> None:
     """Who ran when: figures/gantt.png, gantt.html (zoom, hover) and tables/gantt.csv."""
     from lab.core.words import plural
 
@@ -79,23 +96,41 @@ def gantt(traces: tuple[Path, ...], step: str | None, out: Path | None) -> None:
         from lab.rooms.kernels.catalogue.gantt.page import write_gantt_page
         from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
         from lab.rooms.kernels.catalogue.rank import read_rank
-    bars = bars_of([read_rank(trail) for trail in trails_of(traces)])
+    ranks = [read_rank(trail, captures=captures) for trail in trails_of(traces)]
+    bars = bars_of(ranks)
     home = out or home_of(traces)
     written = [*write_gantt(bars, home, step=step), write_gantt_page(bars, home, traces)]
     click.echo(f"{plural(len(bars.row), 'launch')} on {plural(len(bars.rows), 'row')}")
     for path in written:
         click.echo(str(path))
+    _raise_for(ranks)
 
 
-def _read(traces: Sequence[Path], out: Path | None) -> tuple[Catalogue, Path]:
+def _read(traces: Sequence[Path], captures: Sequence[Path], out: Path | None) -> tuple[Catalogue, Path]:
     with needs("analysis"):
         from lab.rooms.kernels.catalogue.build import read_catalogue
-    return read_catalogue(trails_of(traces)), out or home_of(traces)
+    return read_catalogue(trails_of(traces), captures), out or home_of(traces)
 
 
-def _ops_of(found: Catalogue) -> list[str]:
-    names = {(op.rank, op.op_id): op.name for op in found.ops}
-    return [names.get((one.rank, one.op_id), "") for one in found.launches]
+def _raise_for(ranks: Sequence[RankData]) -> None:
+    """Raise StepFailed, once all is written, where replays lack rows or a given capture did not serve."""
+    from lab.recordings.lacks import holes
+
+    replayed = [rank.replayed for rank in ranks if rank.replayed is not None]
+    lines = [lack.text for one in replayed for lack in holes(one.lacks)]
+    lines += [text for one in replayed for text in one.refused]
+    if lines:
+        raise StepFailed(
+            "written, but incomplete:\n" + "\n".join(f"  {line}" for line in dict.fromkeys(lines)),
+            where=ranks[0].path,
+        )
+
+
+def _ops_of(found: Catalogue) -> tuple[list[str], list[str]]:
+    """Names and module paths of the owners of all launches."""
+    ops = {(op.rank, op.op_id): op for op in found.ops}
+    owners = [ops.get((one.rank, one.op_id)) for one in found.launches]
+    return [op.name if op else "" for op in owners], [op.module_path if op else "" for op in owners]
 
 
 def _sizes(row: Any) -> str:

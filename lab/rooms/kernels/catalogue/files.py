@@ -106,6 +106,10 @@ def _params(one: Launch, meta: Any) -> dict[str, Any]:
         "phase": one.phase,
         "forward": _known(one.forward),
         "sig_id": one.sig_id,
+        "op_rule": one.op_rule,
+        "layer_rule": one.layer_rule,
+        "layer": one.layer,
+        "confidence": one.confidence,
     }
 
 

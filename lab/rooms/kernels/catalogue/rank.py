@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import LabError
 from lab.recordings.cache import load_trace
+from lab.recordings.graphs.frames import layers_of, read_frames
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Trace
-from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops
+from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops, of_graphs
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
 from lab.rooms.kernels.catalogue.classes import moves_no_data
 from lab.rooms.kernels.catalogue.cpu_work import working_ops
+from lab.rooms.kernels.catalogue.replayed import Replayed, read_replayed
 from lab.rooms.kernels.schema import Generation, RecordedOp
 from lab.rooms.kernels.trails import Trail, read_json, read_lines
 
@@ -50,15 +53,30 @@ class RankData:
     parent: np.ndarray  # (ops,) row of the op around each op
     call: np.ndarray  # (ops,) index of the recorded call, -1
     problems: list[str] = field(default_factory=list)
+    op_rule: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=object))  # (n,) of graphs.RULES
+    modules: list[str] = field(default_factory=list)  # (ops,) around each op, by the Python stack
+    layers: list[str] = field(default_factory=list)  # (ops,) of these
+    replayed: Replayed | None = None  # its owners are numbered from len(trace.ops) upwards
 
     def start_ns(self) -> np.ndarray:
         table = self.trace.kernels if self.on_gpu else self.trace.ops
         found: np.ndarray = table.ts_ns[self.rows]
         return found
 
+    def op_names(self) -> np.ndarray:
+        """The owner's name (n,) of each launch, "" for none."""
+        trace = self.trace
+        borrowed = [op.name for op in self.replayed.ops] if self.replayed else []
+        names: np.ndarray = np.array([*trace.text(trace.ops.name_id), *borrowed, ""], dtype=object)
+        found: np.ndarray = names[self.owner]
+        return found
 
-def read_rank(trail: Trail, *, cache: Path | None = None) -> RankData:
-    """One rank's trace, with what its recorder and its generation files say."""
+
+def read_rank(trail: Trail, *, cache: Path | None = None, captures: Sequence[Path] = ()) -> RankData:
+    """One rank's trace, with what its recorder and its generation files say.
+
+    captures: recordings, or folders of them, with the operators of the graphs that it replays.
+    """
     trace = load_trace(trail.trace, cache=cache)
     problems = [f"{trail.trace.name}: {text}" for text in trace.problems]
     recorded: list[RecordedOp] = []
@@ -76,6 +94,15 @@ def read_rank(trail: Trail, *, cache: Path | None = None) -> RankData:
     owner = link_ops(trace) if on_gpu else rows
     call = align(trace.ops, names, marks.spans_ns, recorded)
     when = launch_times(trace, owner) if on_gpu else trace.ops.ts_ns[rows]
+    frames = read_frames(trail.trace) if trace.meta.stacks else None
+    paths = frames.modules(trace.ops.pid, trace.ops.tid, trace.ops.ts_ns) if frames else []
+    op_rule = _rules(trace, owner) if on_gpu else np.where(owner >= 0, "external_id", "none").astype(object)
+    replayed = None
+    if captures or (on_gpu and of_graphs(trace, launch_calls(trace)).any()):
+        replayed = read_replayed(trail.rank, trace, frames, captures, len(trace.ops))
+        owner = np.where(replayed.inside, replayed.owner, owner) if on_gpu else owner
+        op_rule = np.where(replayed.inside, replayed.rule, op_rule) if on_gpu else op_rule
+        problems += replayed.problems
     return RankData(
         rank=trail.rank,
         path=trail.trace,
@@ -90,7 +117,19 @@ def read_rank(trail: Trail, *, cache: Path | None = None) -> RankData:
         parent=parent,
         call=call,
         problems=[*problems, *_unaligned(trail.rank, recorded, call)],
+        op_rule=op_rule,
+        modules=[".".join(path) for path in paths],
+        layers=layers_of(paths),
+        replayed=replayed,
     )
+
+
+def _rules(trace: Trace, owner: np.ndarray) -> np.ndarray:
+    """How each launch (n,) found its owner, of those that no graph replayed."""
+    by_id = np.append(trace.ops.external_id, -1)[owner] == trace.kernels.external_id
+    rules = np.where(by_id, "external_id", "correlation").astype(object)
+    rules[owner < 0] = "none"
+    return rules
 
 
 def _unaligned(rank: int, recorded: list[RecordedOp], call: np.ndarray) -> list[str]:

@@ -29,15 +29,30 @@ ATTRIBUTION = ["full", "nsys"]
     help="Names of ranges that also own launches of other threads. "
     "[default: forward, backward, optimizer_step and the like]",
 )
+@click.option(
+    "--capture",
+    "captures",
+    multiple=True,
+    metavar="FILE|FOLDER",
+    type=click.Path(path_type=Path),
+    help="Trace of the graphs' capture, or of an eager run, that names their operators. Repeatable.",
+)
 @out("Folder for ANALYSIS_SUMMARY.txt and stats_reports/*.csv.")
 @as_json("The figures")
-def summary(file: Path, attribution: str, phases: str | None, out: Path | None, as_json: bool) -> None:
+def summary(
+    file: Path,
+    attribution: str,
+    phases: str | None,
+    captures: tuple[Path, ...],
+    out: Path | None,
+    as_json: bool,
+) -> None:
     """Phases, kernel classes, GPU busy and idle time of FILE (.sqlite[.gz], .nsys-rep, .json[.gz])."""
     from lab.errors import MissingError
     from lab.rooms.nsys.captures.summary import summarise
     from lab.rooms.nsys.captures.summary_text import summary_text
 
-    projection = _projected(file, attribution, phases)
+    projection = _projected(file, attribution, phases, captures)
     capture = projection.capture
     if not len(capture.ops):
         raise MissingError(
@@ -59,6 +74,7 @@ def summary(file: Path, attribution: str, phases: str | None, out: Path | None, 
         )
     for reason in missing:
         click.echo(f"not written: {reason}", err=True)
+    _raise_for_replays(projection, captures)
 
 
 @click.command()
@@ -120,19 +136,44 @@ def scrub(file: Path, target: Path) -> None:
     )
 
 
-def _projected(file: Path, attribution: str, phases: str | None) -> Any:
+def _raise_for_replays(projection: Any, captures: tuple[Path, ...]) -> None:
+    """Raise StepFailed, once all is written, where replays lack rows or a given capture did not serve."""
+    from lab.errors import StepFailed
+    from lab.recordings.lacks import holes
+
+    origins = projection.origins
+    lines = [lack.text for lack in holes(origins.lacks)] if origins else []
+    lines += origins.problems if origins and captures else []
+    if lines:
+        raise StepFailed(
+            "written, but incomplete:\n" + "\n".join(f"  {line}" for line in lines),
+            where=projection.capture.source,
+        )
+
+
+def _projected(
+    file: Path, attribution: str, phases: str | None, captures: tuple[Path, ...] | None = None
+) -> Any:
     import re
 
     from lab.errors import UsageError, needs
 
     with needs("analysis"):
+        from lab.recordings.graphs import load_sources
+        from lab.recordings.graphs.join import executed_batches
+        from lab.recordings.graphs.origins import origins_of
         from lab.recordings.load import load_capture
         from lab.recordings.projection import PHASES, project
     try:
         pattern = re.compile(phases) if phases else PHASES
     except re.error as error:
         raise UsageError(f"--phase is not a valid regular expression: {error}") from error
-    return project(load_capture(file), attribution, pattern)
+    capture = load_capture(file)
+    if captures is None:  # reports in nsys' own figures
+        return project(capture, attribution, pattern)
+    beside, notes = load_sources(captures, executed_batches(capture)) if captures else ([], [])
+    capture.problems.extend(notes)
+    return project(capture, attribution, pattern, origins_of(capture, beside))
 
 
 def _contents(capture: Any) -> str:

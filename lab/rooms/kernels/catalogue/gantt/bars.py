@@ -95,9 +95,7 @@ def _frame(rank: RankData) -> pd.DataFrame:
     table = rank.trace.kernels if rank.on_gpu else rank.trace.ops
     table = table.take(rank.rows)
     names = rank.trace.text(table.name_id)
-    ops = np.full(len(table), "", dtype=object)
-    known = rank.owner >= 0
-    ops[known] = rank.trace.text(rank.trace.ops.name_id[rank.owner[known]])
+    ops = rank.op_names()
     kinds = [KINDS[kind] for kind in table.kind.tolist()] if rank.on_gpu else ["cpu_op"] * len(table)
     comm = set(rank.trace.collectives.kernel.tolist()) if rank.on_gpu else set()
     family = {}
