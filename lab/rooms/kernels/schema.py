@@ -36,7 +36,7 @@ _COLUMNS = """
     grid_x grid_y grid_z block_x block_y block_z smem_bytes regs
     count count_per_forward ranks
     dur_sum_us dur_min_us dur_p10_us dur_median_us dur_p90_us dur_p95_us dur_max_us time_share
-    arg_src kind bytes streams module modules op_rule layer_rule confidence layers name
+    arg_src kind bytes streams module modules op_rule layer_rule confidence layers kernel_hash name
 """
 UNIQUE_COLUMNS = tuple(_COLUMNS.split())
 
@@ -116,6 +116,7 @@ class Launch(msgspec.Struct, kw_only=True, omit_defaults=True):
     layer_rule: str = "none"
     layer: str = ""
     confidence: str = ""
+    kernel_hash: str = ""  # of the file of an Inductor kernel
 
 
 class OpRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -185,6 +186,7 @@ class Signature(msgspec.Struct, kw_only=True):
     layer_rule: str = "none"
     confidence: str = ""
     layers: int = 0  # distinct ones
+    kernel_hash: str = ""
 
 
 class Signatures(msgspec.Struct, kw_only=True):

@@ -38,9 +38,11 @@ class Catalogue:
     problems: list[str]
 
 
-def read_catalogue(trails: Sequence[Trail], captures: Sequence[Path] = ()) -> Catalogue:
+def read_catalogue(
+    trails: Sequence[Trail], captures: Sequence[Path] = (), inductor: Sequence[Path] = ()
+) -> Catalogue:
     """The catalogue of all ranks. Raises the reader's error for a trace or capture that cannot be read."""
-    return put_together([read_rank(trail, captures=captures) for trail in trails])
+    return put_together([read_rank(trail, captures=captures, inductor=inductor) for trail in trails])
 
 
 def put_together(ranks: list[RankData]) -> Catalogue:

@@ -26,12 +26,21 @@ _LAUNCHES = "ts_us dur_us kernel category op op_rule layer phase grid block rank
 @TRACES
 @CAPTURE
 @click.option(
+    "--inductor",
+    multiple=True,
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="What torch.compile wrote (torch_compile_debug, or its cache): fused ops and lines of the model. "
+    "Such folders beside the trace are found. Repeatable.",
+)
+@click.option(
     "--bucketed", is_flag=True, help="Without arguments and geometry in the key: a growing cache is one row."
 )
 @TABLE_OUTPUT
 def unique(
     traces: tuple[Path, ...],
     captures: tuple[Path, ...],
+    inductor: tuple[Path, ...],
     bucketed: bool,
     out: Path | None,
     as_json: bool,
@@ -40,13 +49,16 @@ def unique(
     """Distinct launches of TRACES (a RUN, or one Kineto trace per rank), with counts and times.
 
     Writes tables/unique_kernels.csv, signatures.json, unique_bucketed.csv, and unique_kernels.jsonl in the
-    original scripts' format. Counts sum to all launches of the traces, times to their kernel time.
+    original scripts' format; compiled_kernels.csv for what torch.compile made. Counts sum to all launches of
+    the traces, times to their kernel time.
     """
-    found, home = _read(traces, captures, out)
+    found, home = _read(traces, captures, out, inductor)
     from lab.rooms.kernels.catalogue import files
+    from lab.rooms.kernels.catalogue.compiled import compiled_kernels, sentences
     from lab.rooms.kernels.catalogue.unique import bucketed as without_arguments
 
     written = [*files.write_unique(found, home), *files.write_launches(found, home)]
+    found.problems += sentences(compiled_kernels(found))
     table = without_arguments(found.unique) if bucketed else found.unique
     table = table[[name for name in _UNIQUE.split() if name in table.columns]] if not as_json else table
     _show(table, found, written, as_json, top)
@@ -106,10 +118,12 @@ def gantt(traces: tuple[Path, ...], captures: tuple[Path, ...], step: str | None
     _raise_for(ranks)
 
 
-def _read(traces: Sequence[Path], captures: Sequence[Path], out: Path | None) -> tuple[Catalogue, Path]:
+def _read(
+    traces: Sequence[Path], captures: Sequence[Path], out: Path | None, inductor: Sequence[Path] = ()
+) -> tuple[Catalogue, Path]:
     with needs("analysis"):
         from lab.rooms.kernels.catalogue.build import read_catalogue
-    return read_catalogue(trails_of(traces), captures), out or home_of(traces)
+    return read_catalogue(trails_of(traces), captures, inductor), out or home_of(traces)
 
 
 def _raise_for(ranks: Sequence[RankData]) -> None:

@@ -58,6 +58,9 @@ def launches_of(rank: RankData, book: OpBook, zero_ns: int) -> list[Launch]:
             key = (*key, launch.op_rule, launch.layer_rule, launch.confidence)
         elif record and rank.layers and rank.layers[launch.op_id]:
             launch.layer, launch.layer_rule = rank.layers[launch.op_id], launch.op_rule
+        if rank.compiled is not None and rank.compiled.hashes[index]:
+            launch.kernel_hash = rank.compiled.hashes[index]
+            key = (*key, launch.kernel_hash)
         launch.sig_id = sig_id_of(key)
         found.append(launch)
     return found

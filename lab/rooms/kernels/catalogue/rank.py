@@ -11,11 +11,14 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import LabError
 from lab.recordings.cache import load_trace
+from lab.recordings.compiled import is_inductor
+from lab.recordings.graphs import Source
 from lab.recordings.graphs.frames import layers_of, read_frames
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Trace
 from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops, of_graphs
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
 from lab.rooms.kernels.catalogue.classes import moves_no_data
+from lab.rooms.kernels.catalogue.compiled import Compiled, own_capture, read_compiled
 from lab.rooms.kernels.catalogue.cpu_work import working_ops
 from lab.rooms.kernels.catalogue.replayed import Replayed, read_replayed
 from lab.rooms.kernels.schema import Generation, RecordedOp
@@ -57,6 +60,7 @@ class RankData:
     modules: list[str] = field(default_factory=list)  # (ops,) around each op, by the Python stack
     layers: list[str] = field(default_factory=list)  # (ops,) of these
     replayed: Replayed | None = None  # its owners are numbered from len(trace.ops) upwards
+    compiled: Compiled | None = None
 
     def start_ns(self) -> np.ndarray:
         table = self.trace.kernels if self.on_gpu else self.trace.ops
@@ -72,10 +76,17 @@ class RankData:
         return found
 
 
-def read_rank(trail: Trail, *, cache: Path | None = None, captures: Sequence[Path] = ()) -> RankData:
+def read_rank(
+    trail: Trail,
+    *,
+    cache: Path | None = None,
+    captures: Sequence[Path] = (),
+    inductor: Sequence[Path] = (),
+) -> RankData:
     """One rank's trace, with what its recorder and its generation files say.
 
-    captures: recordings, or folders of them, with the operators of the graphs that it replays.
+    captures: recordings, or folders of them, with the operators of the graphs that it replays;
+    inductor: folders of the files that torch.compile wrote.
     """
     trace = load_trace(trail.trace, cache=cache)
     problems = [f"{trail.trace.name}: {text}" for text in trace.problems]
@@ -103,6 +114,11 @@ def read_rank(trail: Trail, *, cache: Path | None = None, captures: Sequence[Pat
         owner = np.where(replayed.inside, replayed.owner, owner) if on_gpu else owner
         op_rule = np.where(replayed.inside, replayed.rule, op_rule) if on_gpu else op_rule
         problems += replayed.problems
+    compiled = None
+    if on_gpu and any(map(is_inductor, trace.strings)):
+        joined = replayed.joined if replayed else None
+        own = Source(trail.trace, own_capture(trace, joined), frames)
+        compiled = read_compiled(trace, own, owner, joined, inductor)
     return RankData(
         rank=trail.rank,
         path=trail.trace,
@@ -121,6 +137,7 @@ def read_rank(trail: Trail, *, cache: Path | None = None, captures: Sequence[Pat
         modules=[".".join(path) for path in paths],
         layers=layers_of(paths),
         replayed=replayed,
+        compiled=compiled,
     )
 
 

@@ -39,6 +39,7 @@ class Replayed:
     problems: list[str] = field(default_factory=list)
     lacks: tuple[Lack, ...] = ()
     refused: list[str] = field(default_factory=list)
+    joined: Join | None = None
 
 
 def read_replayed(
@@ -69,6 +70,7 @@ def read_replayed(
         problems=problems,
         lacks=lacks,
         refused=refused if captures else [],
+        joined=found,
     )
 
 

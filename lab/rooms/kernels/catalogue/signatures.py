@@ -75,6 +75,7 @@ def _signature(
         op_rule=first.op_rule,
         layer_rule=first.layer_rule,
         confidence=first.confidence,
+        kernel_hash=first.kernel_hash,
         layers=len({launches[line].layer for line in lines} - {""}),
     )
 
