@@ -201,7 +201,8 @@ class _Joiner:
         """The fits that cannot be told apart, of the best rank."""
         found = [one for one in (self._try(pattern, one) for one in sequences) if isinstance(one, Fit)]
         best = min((one.rank for one in found), default=None)
-        return [one for one in found if one.rank == best][:MAX_TIES]
+        ties = [one for one in found if one.rank == best]
+        return sorted(ties, key=lambda one: not any(one.sequence.modules))[:MAX_TIES]
 
     def _of_batch(self, batch: int | None) -> list[Sequence]:
         """Captured graphs that a server may replay for a batch: of the smallest size that is large enough."""
@@ -249,9 +250,9 @@ class _Joiner:
             ties, forwards = forwards, []
         if not ties:
             return self._by_own_names(pattern), None
-        rows = self._agreed([self._rows_of(pattern, one) for one in ties])
+        rows = self._agreed(pattern, ties)
         if forwards:
-            rows = self._with_modules(rows, [self._rows_of(pattern, one) for one in forwards])
+            rows = self._with_modules(rows, self._agreed(pattern, forwards))
         return rows, ties[0]
 
     def _rows_of(self, pattern: Pattern, found: Fit) -> Rows:
@@ -323,10 +324,16 @@ class _Joiner:
             int(getattr(ranges, name)[row]) for name in ("dims_id", "types_id", "strides_id", "concrete_id")
         )
 
-    def _agreed(self, found: list[Rows]) -> Rows:
-        """What all fits of one rank say; where they differ the row is known less well, or not at all."""
-        first = found[0]
-        for other in found[1:]:
+    def _agreed(self, pattern: Pattern, ties: list[Fit]) -> Rows:
+        """What all fits of one rank say; where they differ the row is known less well, or not at all.
+
+        Those with modules come first: a recording without modules does not contradict them.
+        """
+        first = self._rows_of(pattern, ties[0])
+        for tie in ties[1:]:
+            other = self._rows_of(pattern, tie)
+            if not any(tie.sequence.modules) and any(ties[0].sequence.modules):
+                other = replace(other, module=first.module.copy(), layer=first.layer.copy())
             self._weaken(first, other)
         return first
 
@@ -355,9 +362,8 @@ class _Joiner:
         capture = self.sources[source].capture
         return tuple(capture.name(index) for index in self._shape(source, row))
 
-    def _with_modules(self, rows: Rows, found: list[Rows]) -> Rows:
+    def _with_modules(self, rows: Rows, eager_rows: Rows) -> Rows:
         """Modules of an eager run for the rows that agree with it in their operator, where none is known."""
-        eager_rows = self._agreed(found)
         take = (rows.module == 0) & (eager_rows.module > 0) & (rows.op_name == eager_rows.op_name)
         module = np.where(take, eager_rows.module, rows.module)
         layer = np.where(take & (rows.layer == 0), eager_rows.layer, rows.layer)

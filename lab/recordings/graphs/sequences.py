@@ -71,7 +71,8 @@ def captured(
             found.append(
                 _sequence(capture, source, number, label, known if batch is None else batch, rows, words)
             )
-    return [_with_modules(capture, one, frames) for one in found], problems
+    found = [_with_modules(capture, one, frames) for one in found]
+    return _with_layers(capture, found), problems
 
 
 def _windows(capture: Capture, begins: np.ndarray) -> tuple[list[tuple[int, int, int]], list[str]]:
@@ -165,7 +166,7 @@ def eager(
         modules=[()] * len(rows),
         layers=[""] * len(rows),
     )
-    whole = _with_modules(capture, whole, frames)
+    whole = _with_layers(capture, [_with_modules(capture, whole, frames)])[0]
     spans: dict[tuple[int, int], str] = {(0, len(rows)): ""}
     ranges = capture.ranges
     for row in np.flatnonzero(ranges.kind != OP).tolist():
@@ -184,13 +185,18 @@ def _part(whole: Sequence, low: int, high: int, label: str) -> Sequence:
 
 def _with_modules(capture: Capture, one: Sequence, frames: Frames | None) -> Sequence:
     api = capture.api.take(one.call)
-    modules = one.modules
-    if frames is not None and len(frames.table):
-        modules = frames.modules(api.pid, api.tid, api.start_ns)
-    layers = layers_of(modules)
-    if not any(layers):
-        layers = _compiled_calls(capture, one)
-    return replace(one, modules=modules, layers=layers)
+    if frames is None or not len(frames.table):
+        return one
+    return replace(one, modules=frames.modules(api.pid, api.tid, api.start_ns))
+
+
+def _with_layers(capture: Capture, several: list[Sequence]) -> list[Sequence]:
+    """Layers of sequences of one recording, in which each may be a piece of the model."""
+    layers = iter(layers_of([path for one in several for path in one.modules]))
+    known = [replace(one, layers=[next(layers) for _ in one.modules]) for one in several]
+    if any(any(one.layers) for one in known):
+        return known
+    return [replace(one, layers=_compiled_calls(capture, one)) for one in several]
 
 
 def _compiled_calls(capture: Capture, one: Sequence) -> list[str]:

@@ -50,7 +50,7 @@ _BESIDE = re.compile(r".*_resources\Z|torch_compile_debug\Z|torchinductor(_\w+)?
 class Compiled:
     """Columns (n,) with a row per launch, "" where it is not of Inductor or nothing is known.
 
-    hashes: of the kernel's file; regions, graphs: around its op; lines: of the generated file that launched it.
+    hashes: of the kernel's file; regions, graphs: around its op; lines: of the generated file.
     """
 
     hashes: np.ndarray
