@@ -13,6 +13,7 @@ import pandas as pd
 from lab.core.files import write_atomic
 
 ABSENT = "–"
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 UNITS = {
     **{unit: unit for unit in ("ns", "ms", "s")},
     "us": "µs",
@@ -35,10 +36,28 @@ class Heading(NamedTuple):
 def write_csv(frame: pd.DataFrame, path: Path) -> Path:
     """Write `frame` atomically; floats in their shortest text that reads back to the same number.
 
+    A text that a spreadsheet would run (`=cmd`, `@name`) begins with an apostrophe in the file.
+
     Raises StorageError where the file cannot be written.
     """
+    frame = frame.copy()
+    for index in range(frame.shape[1]):
+        if not is_numeric(frame.iloc[:, index]):
+            frame.isetitem(index, frame.iloc[:, index].map(_inert))
     write_atomic(path, frame.to_csv(index=False, lineterminator="\n").encode())
     return path
+
+
+def _inert(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in _FORMULAS and not _is_number(cell) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def heading(column: str) -> Heading:

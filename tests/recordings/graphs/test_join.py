@@ -381,7 +381,7 @@ def test_damaged_and_absent_captures_are_errors_that_name_the_file(tmp_path):
         load_sources([cut])
     binary = tmp_path / "binary.json"
     binary.write_bytes(b"SQLite format 3\0")
-    with pytest.raises(BadDataError, match="torch.profiler"):
+    with pytest.raises(BadDataError, match=r"torch\.profiler"):
         load_sources([binary])
 
 
