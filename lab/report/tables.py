@@ -43,7 +43,7 @@ def write_csv(frame: pd.DataFrame, path: Path) -> Path:
     frame = frame.copy()
     for index in range(frame.shape[1]):
         if not is_numeric(frame.iloc[:, index]):
-            frame.isetitem(index, frame.iloc[:, index].map(_inert))
+            frame.isetitem(index, frame.iloc[:, index].map(_inert).array)
     write_atomic(path, frame.to_csv(index=False, lineterminator="\n").encode())
     return path
 

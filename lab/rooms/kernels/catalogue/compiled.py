@@ -203,7 +203,7 @@ def _first(texts: list[str]) -> str:
 
 
 def why_not(hash_: str, provenance: Provenance) -> str:
-    """Why a kernel cannot be replayed from its file; "" if it can."""
+    """Why `lab run kernels replay --inductor` cannot replay a kernel from its file; "" if it can."""
     if not hash_:
         return "no: the recording has no kernel_hash (record_shapes=True with torch 2.6 or newer has)"
     if hash_ not in provenance.sources:
