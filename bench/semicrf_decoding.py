@@ -2,8 +2,8 @@
 
 Before timing, what is found is checked: scores and paths of Viterbi and of the 5 best against the torch form,
 and each label's share of the frames in draws against the posteriors. `arrays` are segments as the compiled
-form returns them; `lists` is the user's call, with its checks and Python's tuples. In the random model nearly
-every frame is a segment of its own: the longest lists that there are.
+form returns them; `paths` is the user's call, with its checks. In the random model nearly every frame is a
+segment of its own: the longest paths that there are.
 
     python -m bench.semicrf_decoding --device cuda
 """
@@ -53,11 +53,13 @@ def compare(shape: Shape, device: str) -> None:
     calls: dict[str, Callable[[], Any]] = {
         "forward": lambda: api.log_partition(*model, backend="native", **start),
         "Viterbi, arrays": lambda: form.best(problem, 1),
-        "Viterbi, lists": lambda: api.viterbi(*model, **start),
+        "Viterbi, paths": lambda: api.viterbi(*model, **start),
         f"{COUNT} best, arrays": lambda: form.best(problem, COUNT),
-        f"{COUNT} best, lists": lambda: api.kbest(*model, count=COUNT, **start),
+        f"{COUNT} best, paths": lambda: api.kbest(*model, count=COUNT, **start),
+        "1 draw, arrays": lambda: form.draws(problem, 1, 0),
+        "1 draw, paths": lambda: api.sample(*model, samples=1, **start),
         f"{SAMPLES} draws, arrays": lambda: form.draws(problem, SAMPLES, 0),
-        f"{SAMPLES} draws, lists": lambda: api.sample(*model, samples=SAMPLES, **start),
+        f"{SAMPLES} draws, paths": lambda: api.sample(*model, samples=SAMPLES, **start),
     }
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(TIMES + 1):

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
+# C0 but newline and tab, DEL, C1, and what turns the direction of text: a terminal obeys them.
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """`text` with control characters as `\\x1b`: a recording's names must not command the terminal."""
+    return _COMMANDS.sub(lambda one: ascii(one[0])[1:-1], text)
+
 
 def plural(count: int, noun: str, many: str | None = None) -> str:
     """`1 step`, `2 steps`, `1,024 launches`: the number and the noun that goes with it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from lab.core.files import write_atomic
+from lab.core.words import printable
 
 ABSENT = "–"
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 UNITS = {
     **{unit: unit for unit in ("ns", "ms", "s")},
     "us": "µs",
@@ -28,6 +29,9 @@ UNITS = {
 }
 
 
+_FORMULA = re.compile(r"[\t\r]|\s*(?:[=@]|[+-](?=.*[(|!]))")
+
+
 class Heading(NamedTuple):
     words: str
     unit: str
@@ -36,28 +40,32 @@ class Heading(NamedTuple):
 def write_csv(frame: pd.DataFrame, path: Path) -> Path:
     """Write `frame` atomically; floats in their shortest text that reads back to the same number.
 
-    A text that a spreadsheet would run (`=cmd`, `@name`) begins with an apostrophe in the file.
-
-    Raises StorageError where the file cannot be written.
+    A text that a spreadsheet would run as a formula gets a quote before it. Raises StorageError where the
+    file cannot be written.
     """
-    frame = frame.copy()
-    for index in range(frame.shape[1]):
-        if not is_numeric(frame.iloc[:, index]):
-            frame.isetitem(index, frame.iloc[:, index].map(_inert).array)
-    write_atomic(path, frame.to_csv(index=False, lineterminator="\n").encode())
+    write_atomic(path, without_formulas(frame).to_csv(index=False, lineterminator="\n").encode())
     return path
 
 
-def _inert(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in _FORMULAS and not _is_number(cell) else cell
+def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same, with a quote before each text that is a formula in a spreadsheet."""
+    found = [at for at in range(frame.shape[1]) if not is_numeric(frame.iloc[:, at])]
+    found = [at for at in found if frame.iloc[:, at].map(is_formula).any()]
+    if not found:
+        return frame
+    changed: pd.DataFrame = frame.copy()
+    for at in found:
+        changed.isetitem(at, frame.iloc[:, at].map(inert).to_numpy())
+    return changed
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def inert(value: Any) -> Any:
+    return f"'{value}" if is_formula(value) else value
+
+
+def is_formula(value: Any) -> bool:
+    """Whether a spreadsheet would run this text; a sign before a word or a number, as in `-inf`, is none."""
+    return isinstance(value, str) and _FORMULA.match(value) is not None
 
 
 def heading(column: str) -> Heading:
@@ -103,7 +111,7 @@ def terminal_table(frame: pd.DataFrame, *, width: int = 110) -> str:
         header = Text(f"{words} {unit}".strip())
         table.add_column(header, justify="right" if is_numeric(values) else "left", overflow="fold")
     for row in zip(*(cell_texts(values) for values in columns), strict=True):
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     buffer = io.StringIO()
     Console(file=buffer, width=width, color_system=None, force_terminal=False).print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().strip("\n").splitlines())

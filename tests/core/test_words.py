@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.core.words import plural
+from lab.core.words import plural, printable
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,9 @@ def test_the_noun_goes_with_the_number(count, noun, text):
 def test_an_irregular_plural_is_named_by_the_caller():
     assert plural(2, "axis", "axes") == "2 axes"
     assert plural(1, "axis", "axes") == "1 axis"
+
+
+def test_printable_text_keeps_lines_and_shows_every_other_control_character():
+    assert printable("a\tb\nc µs ✓ –") == "a\tb\nc µs ✓ –"
+    hostile = "".join(map(chr, [*range(9), *range(11, 32), *range(127, 160)])) + "\u202e\u2066\u200f"
+    assert not any(char in printable(hostile) for char in hostile) and "\\x1b" in printable("\x1b[2J")

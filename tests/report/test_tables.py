@@ -79,3 +79,21 @@ def test_terminal_lines_keep_brackets_and_fit_the_width() -> None:
 
 def test_an_empty_table_is_a_header() -> None:
     assert "rank" in terminal_table(pd.DataFrame({"rank": []}))
+
+
+@pytest.mark.parametrize("text", ["=cmd|' /C'!A0", "@SUM(A1)", "+cmd|'x'!A0", "-1+cmd(2)", "\t=1", " =1"])
+def test_a_text_that_a_spreadsheet_would_run_gets_a_quote(tmp_path: Path, text: str) -> None:
+    frame = pd.DataFrame({"kernel": [text, "plain"], "again": ["x", "y"], "n": [1, -2]})
+    read = pd.read_csv(write_csv(frame, tmp_path / "t.csv"))
+    assert read["kernel"].tolist() == [f"'{text}", "plain"] and read["n"].tolist() == [1, -2]
+    assert frame["kernel"][0] == text, "the caller's table stays as it was"
+
+
+@pytest.mark.parametrize("text", ["-infinity", "-R7", "+INF", "-0.5", "void f(int)", "a=b", "x@y"])
+def test_a_text_that_no_spreadsheet_runs_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    assert pd.read_csv(write_csv(pd.DataFrame({"k": [text, "w"]}), tmp_path / "t.csv"))["k"][0] == text
+
+
+def test_a_terminal_table_shows_control_characters_and_obeys_none() -> None:
+    shown = terminal_table(pd.DataFrame({"kernel": ["\x1b]0;owned\x07 \x9b2J\u202egnp"]}))
+    assert "\\x1b]0;owned\\x07 \\x9b2J\\u202egnp" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,7 @@ def _experiment(ctx: click.Context, names: tuple[str, ...], settings: dict[str, 
 
     from lab.core.plan import Experiment, Plan, Site
     from lab.rooms.nan.config import NanConfig
+    from lab.rooms.nan.nixnan.preflight import check_named
     from lab.rooms.nan.plan import experiments, plan
 
     # A step works in the run's folder, where a relative path would name another one.
@@ -80,6 +82,9 @@ def _experiment(ctx: click.Context, names: tuple[str, ...], settings: dict[str, 
         options = msgspec.structs.replace(options, gpus="none")
 
     def make_plan(site: Site, root: Path) -> Plan:
-        return plan(config, site)
+        planned = plan(config, site)
+        if config.sass and options.recording is None:
+            check_named(os.environ, in_container=options.image is not None)
+        return planned
 
     return Experiment("nan", make_plan, options)

@@ -34,9 +34,12 @@ KERNELS = _names("experiment phase kernel launches baseline_launches")
 FUNCTIONS = _names("experiment function category lines nan_lines nan_sites twin_of")
 
 # What the page's ranking, the terminal and the page's table of instructions show of EXPERIMENTS.
+# As many as a page of 1,280 pixels holds; the others follow below.
 RANKING = _names("""
-    rank experiment status verdict nan inf bad_leaves bad_logit_steps first_producer cause confidence
-    same_text characters kl_mean top1_agreement reason
+    rank experiment status verdict bad_leaves bad_logit_steps first_producer cause
+""")
+OUTPUTS = _names("""
+    experiment nan inf confidence same_text characters kl_mean top1_agreement reason
 """)
 TERMINAL = _names("""
     rank experiment status verdict bad_leaves bad_logit_steps sass_nan_lines first_producer

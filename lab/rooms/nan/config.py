@@ -46,6 +46,7 @@ class NixnanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bin_spec: Annotated[str | None, _help("JSON of exponent bins, as text")] = None
     only_kernels: Annotated[tuple[str, ...], _help("exact short names; all others are left alone")] = ()
     not_kernels: Annotated[tuple[str, ...], _help("exact short names that are left alone")] = ()
+    inventory: Annotated[bool, _help("only list the kernels (LOG_KERNELS); nothing is checked")] = False
     fun_detail: Annotated[bool, _help("full names on repeats")] = False
     attach: Annotated[
         Literal["auto", "inject", "preload"],

@@ -41,6 +41,7 @@ class Evidence:
     log_error: str = ""
     folder: Path | None = None
     published: bool = False
+    inventory: bool = False  # nixnan only listed the kernels
 
     @property
     def watch(self) -> dict[str, Any] | None:

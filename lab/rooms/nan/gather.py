@@ -117,7 +117,7 @@ def _read_log(one: Evidence, root: Path, progress: Progress) -> None:
     record, log = folder / "nixnan.json", folder / "nixnan.log"
     try:
         if record.exists():
-            read_json(record)
+            one.inventory = bool((read_json(record).get("flags") or {}).get("inventory"))
     except BadDataError as error:
         one.log_error = error.what
     if log.exists():

@@ -88,6 +88,11 @@ NIXNAN = with_options(
         multiple=True,
         help="Do not instrument this exact short name; repeatable.",
     ),
+    click.option(
+        "--inventory",
+        is_flag=True,
+        help="Only list the kernels, as options for --only-kernel. Fast; checks nothing.",
+    ),
     click.option("--fun-detail", is_flag=True, help="Write full names of kernels on repeats too."),
     choice(
         "--attach",

@@ -11,7 +11,7 @@ from lab.report.figures import save, stacked_bars
 from lab.report.page import Block, Figure, Prose, Table
 from lab.report.tables import Heading
 from lab.rooms.nan.analyze import NanTables
-from lab.rooms.nan.columns import RANKING, SASS
+from lab.rooms.nan.columns import OUTPUTS, RANKING, SASS
 
 MOST_BARS = 12
 _OF_PILL = {
@@ -38,7 +38,12 @@ def ranking_blocks(tables: NanTables) -> list[Block]:
     """Every experiment that was asked for or found."""
     frame = _without_empty_columns(tables.experiments[RANKING])
     caption = "Every experiment that was asked for or found; only what ran and took effect is compared"
-    return [Table(frame, caption, "tables/experiments.csv", HEADINGS, PILLS, open_rows=40)]
+    others = _without_empty_columns(tables.experiments[OUTPUTS])
+    further = "What the outputs held, how sure the cause is, and the text against the baseline's"
+    return [
+        Table(frame, caption, "tables/experiments.csv", HEADINGS, PILLS, open_rows=40),
+        Table(others, further, "tables/experiments.csv", HEADINGS, PILLS, open_rows=40),
+    ]
 
 
 def birth_blocks(tables: NanTables) -> list[Block]:

@@ -71,6 +71,15 @@ def _notes(config: NanConfig, wanted: tuple[str, ...]) -> tuple[str, ...]:
     notes = []
     if "baseline" not in wanted:
         notes.append("no baseline among the experiments: there is nothing to compare with")
+    if config.sass and config.nixnan.inventory:
+        notes.append("an inventory lists kernels and checks none of them: it finds no NaN and clears nothing")
+    elif config.sass and not config.nixnan.only_kernels:
+        passes = f"{len(wanted)} x {config.max_new_tokens}"
+        notes.append(
+            f"every instruction of every kernel is checked, for {passes} tokens: 4 tokens of `tiny` took "
+            "68 s on an H200, a 7B model takes hours. --inventory lists the kernels in one quick pass; "
+            "--only-kernel then checks the few that matter"
+        )
     if config.sass and config.nixnan.sampling:
         notes.append(f"SAMPLING={config.nixnan.sampling} leaves launches out: births in them are not seen")
     return tuple(notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -155,14 +155,23 @@ def watch_cost(evidence: Sequence[Evidence]) -> list[str]:
     timings = [timing for one in clean if (timing := (one.result or {}).get("timing"))]
     if not timings:
         return []
-    parts = []
-    for phase in ("prefill", "decode"):
-        percent = pd.Series([timing[phase]["overhead_percent"] for timing in timings])
-        plain = pd.Series([timing[phase]["plain_ms"] for timing in timings])
-        parts.append(f"{percent.median():+.1f} % of a {phase} of {plain.median():.1f} ms")
     tokens, counter = timings[0]["prompt_tokens"], timings[0]["counter"]
     how = f"medians of clean forwards of {tokens} and 1 tokens; counter: {counter}"
-    return [f"Watching cost {' and '.join(parts)} ({how})."]
+    costs = [_cost_of([timing[phase] for timing in timings], phase) for phase in ("prefill", "decode")]
+    shown = [f"{percent:+.1f} % of a {what}" for percent, clear, what in costs if clear]
+    unclear = [f"{what} ({percent:+.1f} %)" for percent, clear, what in costs if not clear]
+    found = [f"Watching cost {' and '.join(shown)} ({how})."] if shown else []
+    if unclear:
+        found.append(f"What watching cost is within this machine's own variation: {' and '.join(unclear)}.")
+    return found
+
+
+def _cost_of(timings: Sequence[Mapping[str, float]], phase: str) -> tuple[float, bool, str]:
+    """Median percent, whether the repeats agree that there is a cost at all, and the phase with its time."""
+    percent = pd.Series([timing["overhead_percent"] for timing in timings]).median()
+    lowest = pd.Series([timing.get("low_percent", timing["overhead_percent"]) for timing in timings]).median()
+    plain_ms = pd.Series([timing["plain_ms"] for timing in timings]).median()
+    return percent, percent > 0 and lowest > 0, f"{phase} of {plain_ms:.1f} ms"
 
 
 def quality(evidence: Sequence[Evidence]) -> list[str]:

@@ -81,6 +81,8 @@ def _instruction(one: Evidence) -> Link:
     nans, infs = kind_lines(one, "NaN"), kind_lines(one, "infinity") + kind_lines(one, "-infinity")
     if nans or infs:
         return "yes", f"NaN in {plural(nans, 'line')}, infinity in {plural(infs, 'line')}"
+    if one.inventory:
+        return "?", "no kernel was instrumented"
     return "no", "no line, in what nixnan can see"
 
 
@@ -89,6 +91,8 @@ def _stored(one: Evidence) -> Link:
         return "?", one.log_error or "not run under nixnan"
     if stored_nan(one.log):
         return "yes", plural(memory_nan_lines(one.log), "line")
+    if one.inventory:
+        return "?", "no kernel was instrumented"
     return "no", "0 stored by instrumented stores"
 
 

@@ -67,3 +67,12 @@ def test_sampling_is_said_to_hide_births():
 def test_a_label_tells_the_knob_that_the_experiment_turns():
     assert label(config("all", scale=0.25), "attention_scale") == "attention_scale@0.25"
     assert label(config("all"), "eager") == "eager"
+
+
+def test_a_plan_under_nixnan_says_what_it_will_cost_and_what_an_inventory_is_not():
+    notes = plan(config("baseline", sass=True, max_new_tokens=4), NVIDIA).notes
+    assert any("1 x 4 tokens" in note and "--inventory" in note for note in notes)
+    chosen = plan(config("baseline", sass=True, nixnan=NixnanConfig(only_kernels=("k",))), NVIDIA).notes
+    assert not any("--inventory" in note for note in chosen)
+    listing = plan(config("baseline", sass=True, nixnan=NixnanConfig(inventory=True)), NVIDIA).notes
+    assert any("clears nothing" in note for note in listing) and not any("hours" in note for note in listing)

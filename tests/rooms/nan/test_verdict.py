@@ -229,3 +229,10 @@ def test_a_text_is_compared_with_the_baselines():
     assert "no text" in of_result(base, logits=None).text[1]
     assert "no text" in of_result(None, text=["a"]).text[1]
     assert chain_of(base, base).text == ("?", "this is the baseline")
+
+
+def test_an_inventory_of_kernels_says_nothing_of_their_numbers():
+    log = seen(f32={}, bf16={}, f16={}, f64={})
+    listed, looked = (chain_of(evidence(log=log, inventory=flag), None) for flag in (True, False))
+    assert listed.instruction == listed.stored == ("?", "no kernel was instrumented")
+    assert looked.instruction[0] == looked.stored[0] == "no"

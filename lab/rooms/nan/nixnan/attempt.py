@@ -16,6 +16,7 @@ import msgspec
 from lab.core.files import write_atomic
 from lab.errors import EngineError
 from lab.rooms.nan.config import NixnanConfig
+from lab.rooms.nan.nixnan.inventory import LISTED
 from lab.rooms.nan.nixnan.preflight import scrubbed
 
 LOG, RECORD = "nixnan.log", "nixnan.json"
@@ -93,6 +94,8 @@ def child_env(job: Job, mode: str, line_info: bool, log: Path) -> dict[str, str]
     }
     attach = "CUDA_INJECTION64_PATH" if mode == "inject" else "LD_PRELOAD"
     spec = {"BIN_SPEC_FILE": str(log.with_name("bin_spec.json"))} if config.bin_spec else {}
+    if config.inventory:
+        spec["LOG_KERNELS"] = str(log.with_name(LISTED))
     return {
         **scrubbed(job.env),
         **{name: str(value) for name, value in flags.items()},

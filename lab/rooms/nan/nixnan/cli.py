@@ -40,6 +40,7 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, strict:
     """
     import msgspec
 
+    from lab.core.words import plural
     from lab.errors import LabError, StepFailed
     from lab.rooms.nan.nixnan import parse as reader
     from lab.rooms.nan.nixnan.terminal import described
@@ -65,6 +66,12 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, strict:
         total = len(failed) + len(read)
         raise StepFailed(f"{len(failed)} of {total} logs could not be read", where=failed[0].where)
     _refuse_foreign(read)
+    if empty := [log.file for log in read if log.integrity == "empty"]:
+        raise StepFailed(
+            f"{len(empty)} of {plural(len(read), 'log')} hold no event and no report: nothing was watched",
+            where=empty[0],
+            fix="look whether the program used a GPU, and whether a child process overwrote the log",
+        )
     incomplete = [log.file for log in read if log.integrity != "complete"]
     if strict and incomplete:
         raise StepFailed(f"{len(incomplete)} of {len(read)} logs are not complete", where=incomplete[0])

@@ -1,7 +1,9 @@
 """Which sites of two logs differ, and whether that is more than a run differs from its own repeat.
 
 Sites (function, SASS, operand) are compared, not lines: two runs of one baseline differed by 13 % in lines
-and by 0.5 % in sites. Without a repeated baseline no difference is judged.
+and by 0.5 % in sites. Each site has a grade, by the worst that it saw: thousands of equal sites do not
+outvote one that begins to make a NaN, or to store one. Without a complete repeat of the baseline there is no
+noise floor, and only a grade that the baseline does not have at all is judged.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from typing import Any
 from lab.core.words import plural
 from lab.rooms.nan.nixnan.categories import category, label
 from lab.rooms.nan.nixnan.log import Log, Site
+from lab.rooms.nan.nixnan.opcodes import is_store
+from lab.rooms.nan.nixnan.sites import Instruction, instructions
 
+GRADES = ("near zero", "infinite", "NaN", "NaN born", "NaN stored")
+"""What a site saw, harmless first: subnormal or a division by zero; an infinity; a NaN in a source, or handed
+on; a NaN in the result alone; a NaN written to memory."""
+INFINITE, NAN, BORN, STORED = 1, 2, 3, 4
 FACTOR = 2.0  # a difference is one beyond this many times what the baseline's own repeat shows
 ROWS = 500
 _REGISTERS = re.compile(r"\b(U?R|U?P)\d+\b")
@@ -24,13 +32,16 @@ def diff(a: Log, b: Log, noise: Log | None = None) -> dict[str, Any]:
     """Compare the sites of two logs; `noise` is a second run of the program of `a`.
 
     Keys: a, b, noise (file, integrity, sites); sites_a, sites_b, common, jaccard, jaccard_as_logged (device
-    functions' repeated entries not merged); appeared, vanished, changed, moved (rows, at most ROWS, and their
-    numbers in appeared_count and so on); noise {distance, flickering}; distance (1 - jaccard), beyond_noise
-    (None: not judged), by_category, twins, verdict, warnings. `moved` are appeared and vanished sites alike
-    except for their registers.
+    functions' repeated entries not merged); grades, a row per grade from an infinity up: a, b, new (sites of
+    it only in b), floor (the same between `a` and its repeat; None without one); appeared, vanished, changed,
+    moved (rows, at most ROWS, and their numbers in appeared_count and so on); noise {distance,
+    graded_distance, flickering}; distance (1 - jaccard), graded_distance (a site of another grade is
+    another), beyond_noise (None: not judged), by_category, twins, verdict, warnings. `moved` are appeared and
+    vanished sites alike except for their registers.
     """
     table_a, table_b = _table(a), _table(b)
-    flickering = _table(noise).keys() ^ table_a.keys() if noise else set()
+    floor = noise if noise and noise.integrity == a.integrity == "complete" else None
+    flickering = _table(floor).keys() ^ table_a.keys() if floor else set()
     new, gone = table_b.keys() - table_a.keys(), table_a.keys() - table_b.keys()
     appeared, vanished = new - flickering, gone - flickering
     moved = _moved([table_b[key] for key in appeared], [table_a[key] for key in vanished])
@@ -48,20 +59,27 @@ def diff(a: Log, b: Log, noise: Log | None = None) -> dict[str, Any]:
         "jaccard": _jaccard(table_a.keys(), table_b.keys()),
         "jaccard_as_logged": _jaccard({site.key for site in a.sites}, {site.key for site in b.sites}),
         "distance": 1 - _jaccard(table_a.keys(), table_b.keys()),
+        "graded_distance": 1 - _jaccard(graded(a).items(), graded(b).items()),
         **_rows("appeared", [table_b[key] for key in appeared]),
         **_rows("vanished", [table_a[key] for key in vanished]),
         "changed": [_change(table_a[key], table_b[key]) for key in sorted(changed, key=str)][:ROWS],
         "changed_count": len(changed),
         "moved_count": moved,
         "in_noise_count": len((new | gone) & flickering),
+        "grades": _grade_rows(graded(a), graded(b), graded(floor) if floor else None),
         "noise": None,
         "twins": {**a.twins, **b.twins},
         "warnings": _warnings(a, b, noise),
     }
-    if noise:
-        distance = 1 - _jaccard(table_a.keys(), _table(noise).keys())
-        result["noise"] = {**_identity(noise), "distance": distance, "flickering": len(flickering)}
-    result["by_category"] = _by_category(table_a, table_b, flickering if noise else None)
+    if floor:
+        distance = 1 - _jaccard(table_a.keys(), _table(floor).keys())
+        result["noise"] = {
+            **_identity(floor),
+            "distance": distance,
+            "graded_distance": 1 - _jaccard(graded(a).items(), graded(floor).items()),
+            "flickering": len(flickering),
+        }
+    result["by_category"] = _by_category(table_a, table_b, flickering if floor else None)
     result["beyond_noise"], result["verdict"] = _verdict(result)
     return result
 
@@ -77,22 +95,97 @@ def _jaccard(a: Any, b: Any) -> float:
     return len(a & b) / together if together else 1.0
 
 
+def graded(log: Log) -> dict[Key, int]:
+    """Each site's grade, an index of GRADES, without device functions that repeat a kernel's entries."""
+    return {
+        site.key: _grade(one, operand) for one in instructions(log) for operand, site in one.sites.items()
+    }
+
+
+def _grade(one: Instruction, operand: int | None) -> int:
+    kinds = one.kinds(operand)
+    if "NaN" not in kinds:
+        return int(bool(kinds & {"infinity", "-infinity"}))
+    if is_store(one.opcode):
+        return STORED
+    return BORN if operand == 0 and one.class_of("NaN") == "birth" else NAN
+
+
+def _grade_rows(a: dict[Key, int], b: dict[Key, int], noise: dict[Key, int] | None) -> list[dict[str, Any]]:
+    """One row per grade from an infinity up, the worst first."""
+    rows = []
+    for grade in (STORED, BORN, NAN, INFINITE):
+        new = _risen(a, b, grade) if noise is None else _risen(a, b, grade) - noise_of(a, noise, grade)
+        rows.append(
+            {
+                "grade": GRADES[grade],
+                "a": sum(one >= grade for one in a.values()),
+                "b": sum(one >= grade for one in b.values()),
+                "new": len(new),
+                "floor": None if noise is None else len(noise_of(a, noise, grade)),
+                "sites": [list(key) for key in sorted(new, key=str)[:ROWS]],
+            }
+        )
+    return rows
+
+
+def noise_of(a: dict[Key, int], noise: dict[Key, int], grade: int) -> set[Key]:
+    """Sites that are of this grade or worse in only one of two equal runs."""
+    return _risen(a, noise, grade) | _risen(noise, a, grade)
+
+
+def _risen(before: dict[Key, int], after: dict[Key, int], grade: int) -> set[Key]:
+    return {key for key, one in after.items() if one >= grade > before.get(key, -1)}
+
+
+def _worse(result: dict[str, Any]) -> list[str]:
+    """What is new in B beyond doubt, worst first: a grade that A has nowhere, or more of it than A's noise.
+
+    Infinities, and NaN in sources, come in thousands: there the share of differing sites decides, except
+    where A has none.
+    """
+    found = []
+    for row in result["grades"]:
+        none_before = not row["a"] and not row["floor"]
+        counted = row["grade"] in (GRADES[BORN], GRADES[STORED]) and row["floor"] is not None
+        if row["new"] and (none_before or (counted and row["new"] > FACTOR * row["floor"])):
+            found.append(
+                f"{plural(row['new'], 'site')} of grade `{row['grade']}` or worse that A does not have "
+                f"(A has {row['a']}, B {row['b']})"
+            )
+    return found
+
+
 def _verdict(result: dict[str, Any]) -> tuple[bool | None, str]:
-    distance, noise = result["distance"], result["noise"]
+    distance, noise = result["graded_distance"], result["noise"]
     common = f"{plural(result['common'], 'common site')} of {result['sites_a']:,} and {result['sites_b']:,}"
+    whole_a, whole_b = (result[side]["integrity"] == "complete" for side in "ab")
+    worse = _worse(result)
+    if worse and whole_a:
+        how = "More than the noise" if noise else "New in B"
+        return True, f"{common}. {how}: {'; '.join(worse)}."
+    if not (whole_a and whole_b):
+        which = " and ".join(name for name, whole in (("A", whole_a), ("B", whole_b)) if not whole)
+        return None, f"{common}. Not judged: {which} did not come to its end, so sites may be missing."
     if noise is None:
-        return None, f"{common}. Not judged: name a repeat of the first run (--noise) as the noise floor."
+        return (
+            None,
+            f"{common}. Not judged: name a complete repeat of the first run (--noise) as noise floor.",
+        )
     if distance == 0:
-        return False, f"{common}: the same sites."
-    floor = noise["distance"]
+        other = (
+            f"; {plural(result['changed_count'], 'site')} of other kinds" if result["changed_count"] else ""
+        )
+        return False, f"{common}: the same sites, none of another grade{other}."
+    floor = noise["graded_distance"]
     compared = (
-        f"{common}: {100 * distance:.1f} % of all sites differ; the baseline's own repeat differs by "
-        f"{100 * floor:.1f} %"
+        f"{common}: {100 * distance:.1f} % of all sites or their grades differ; the baseline's own repeat "
+        f"differs by {100 * floor:.1f} %"
     )
     if distance <= FACTOR * floor:
         return False, f"{compared}. Within noise."
     change = f"{result['appeared_count']} appeared, {result['vanished_count']} vanished"
-    return True, f"{compared}. More than the noise: {change}."
+    return True, f"{compared}. More than the noise: {change}, {result['changed_count']} of other kinds."
 
 
 def _moved(appeared: list[Site], vanished: list[Site]) -> int:
@@ -168,9 +261,8 @@ def _warnings(a: Log, b: Log, noise: Log | None) -> list[str]:
     found = []
     for name, log in (("A", a), ("B", b), ("the noise run", noise)):
         if log and log.integrity != "complete":
-            found.append(
-                f"{name} is {log.integrity}: a site missing from it proves nothing. {log.reasons[0]}"
-            )
+            so = "it gives no noise floor" if log is noise else "a site missing from it proves nothing"
+            found.append(f"{name} is {log.integrity}: {so}. {log.reasons[0]}")
         if log and log.site_count > len(log.sites):
             sites = f"{len(log.sites)} of {log.site_count} sites"
             found.append(f"{name} lists {sites}: the others are not compared.")

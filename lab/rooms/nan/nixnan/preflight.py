@@ -35,6 +35,7 @@ FLAGS = (
     "HISTOGRAM",
     "BIN_SPEC_FILE",
     "ENABLE_FUN_DETAIL",
+    "LOG_KERNELS",
     "LOGFILE",
 )
 
@@ -59,6 +60,19 @@ def find_tool(env: Mapping[str, str]) -> Path:
         where=", ".join(KNOWN_PATHS),
         fix="build it from parfloat/nixnan and name it in NIXNAN_SO",
     )
+
+
+def check_named(env: Mapping[str, str], *, in_container: bool) -> None:
+    """Whether steps will find the tool, as far as this machine can say, before the first of them starts.
+
+    Raises MissingError for no file, UsageError for one that is no x86-64 shared object.
+    """
+    if in_container and not env.get("NIXNAN_SO"):
+        raise MissingError(
+            "NIXNAN_SO is not set: containers get the nixnan.so that it names",
+            fix="build it from parfloat/nixnan, then NIXNAN_SO=/path/to/nixnan.so lab run nixnan ...",
+        )
+    check_shared_object(find_tool(env))
 
 
 def preflight(tool: Path, env: Mapping[str, str]) -> Path:

@@ -20,6 +20,7 @@ _SUMS = ("FADD", "DADD", "HADD2")
 _PRODUCTS = ("FMUL", "DMUL", "HMUL2")
 _FUSED = ("FFMA", "DFMA", "HFMA2")
 _TENSOR = ("HMMA", "DMMA")
+_LITERAL = re.compile(r"(?P<sign>[+-]?)\s*INF\b", re.IGNORECASE)
 # Where softmax's code is found under cut names.
 _MAY_BE_SOFTMAX = ("attention", "softmax", "unnamed", "reduce")
 
@@ -63,8 +64,7 @@ def _inf_minus_inf(one: Instruction) -> Found | None:
     """
     if not _born(one, "NaN"):
         return None
-    infinite = set(INFINITIES)
-    if _base(one) in _FUSED and (one.kinds(1) | one.kinds(2)) & infinite and one.kinds(3) & infinite:
+    if _base(one) in _FUSED and (_signs(one, 1) | _signs(one, 2)) and _signs(one, 3):
         return Found(
             "medium",
             False,
@@ -99,13 +99,26 @@ def _masked_why(one: Instruction) -> str:
 
 
 def _signs(one: Instruction, operand: int) -> set[int]:
-    """Signs of the infinities in this source; empty if there were none."""
+    """Signs of the infinities that this source brings into the operation; empty if there were none.
+
+    They are of a register, before a minus or bars in the text apply; or the text itself is an infinity.
+    """
+    texts = operands(one.sass)
+    text = texts[operand] if len(texts) > operand else ""
+    if literal := _LITERAL.match(text):
+        return {-1 if literal["sign"] == "-" else 1}
     kinds = one.kinds(operand)
     signs = {1} if "infinity" in kinds else set()
     # a mask with both infinities prints `infinity` alone
     signs |= {-1} if "-infinity" in kinds else set()
-    texts = operands(one.sass)
-    return {-sign for sign in signs} if len(texts) > operand and texts[operand].startswith("-") else signs
+    if "|" in text:
+        signs = {1} if signs else signs
+    return {-sign for sign in signs} if text.startswith("-") else signs
+
+
+def _takes_infinity(one: Instruction) -> bool:
+    """Whether a source was infinite, be it written in the instruction."""
+    return any(_signs(one, operand) for operand in range(1, max(4, len(operands(one.sass)))))
 
 
 def operands(sass: str) -> list[str]:
@@ -117,12 +130,11 @@ def operands(sass: str) -> list[str]:
 def _zero_times_inf(one: Instruction) -> Found | None:
     if not _born(one, "NaN"):
         return None
-    factors = one.kinds(1) | one.kinds(2)
-    infinite = bool(factors & set(INFINITIES))
+    infinite = bool(_signs(one, 1) | _signs(one, 2))
     if _base(one) in _PRODUCTS and infinite:
         return Found("high", False, "A factor was infinite and none was NaN: the other was zero.")
     if _base(one) in _FUSED and infinite:
-        if one.kinds(3) & set(INFINITIES):
+        if _signs(one, 3):
             return Found(
                 "medium",
                 False,
@@ -131,7 +143,7 @@ def _zero_times_inf(one: Instruction) -> Found | None:
         return Found(
             "medium", False, "A factor was infinite and the addend was not: the other factor was zero."
         )
-    if _base(one) in _FUSED and one.kinds(3) & set(INFINITIES):
+    if _base(one) in _FUSED and _signs(one, 3):
         return Found(
             "medium", False, "The addend was infinite: the product overflowed to the opposite infinity."
         )
@@ -141,7 +153,7 @@ def _zero_times_inf(one: Instruction) -> Found | None:
 def _in_product_sum(one: Instruction) -> Found | None:
     if _base(one) not in _TENSOR or not _born(one, "NaN"):
         return None
-    if any(one.in_sources(kind) for kind in INFINITIES):
+    if one.in_sources(*INFINITIES):
         return Found(
             "medium",
             False,
@@ -172,6 +184,14 @@ def _division_by_zero(one: Instruction) -> Found | None:
     if ".RSQ" in one.opcode:
         return Found("high", True, "rsqrt(0): a square root written as x * rsqrt(x) passes here when x is 0.")
     return Found("high", False, "The reciprocal of 0 was taken.")
+
+
+def _written_infinity(one: Instruction) -> Found | None:
+    if not any(kind in one.result for kind in INFINITIES) or one.in_sources("NaN", "div0", *INFINITIES):
+        return None
+    if not _takes_infinity(one):
+        return None
+    return Found("high", True, "The infinity is an operand written in the instruction.")
 
 
 def _overflow(one: Instruction) -> Found | None:
@@ -212,9 +232,9 @@ def _perhaps_inf_minus_inf(one: Instruction) -> Found | None:
     if not pairs & {(1, -1), (-1, 1)}:
         return None
     sources = [site for operand, site in one.sites.items() if operand]
-    infinite = min(line for site in sources for kind in INFINITIES if (line := site.first_of.get(kind)))
+    infinite = [line for site in sources for kind in INFINITIES if (line := site.first_of.get(kind))]
     if (
-        infinite
+        min(infinite, default=0)  # 0: both are written in the instruction
         < one.sites[0].first_of["NaN"]
         < min(line for site in sources if (line := site.first_of.get("NaN")))
     ):
@@ -274,6 +294,7 @@ RULES = (
     Rule("outside the domain", "a special function outside its domain", _bad_domain),
     Rule("born unseen", "NaN without a visible reason", _unseen_birth),
     Rule("division by zero", "reciprocal of zero", _division_by_zero),
+    Rule("constant infinity", "an infinity in the code itself", _written_infinity),
     Rule("overflow", "finite in, infinite out", _overflow),
     Rule("perhaps inf - inf", "a sum that took opposite infinities and NaN", _perhaps_inf_minus_inf),
     Rule("NaN passing", "NaN handed on", _passing),

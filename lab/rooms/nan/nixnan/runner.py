@@ -34,6 +34,7 @@ from lab.errors import (
 )
 from lab.rooms.nan.config import CONFIG, NanConfig, NixnanConfig
 from lab.rooms.nan.nixnan.attempt import LOG, RECORD, Attempt, Job, crashed_by_line_info, start, write_lists
+from lab.rooms.nan.nixnan.inventory import LISTED, advice, launched
 from lab.rooms.nan.nixnan.preflight import find_tool, preflight
 
 FIX = (
@@ -82,6 +83,8 @@ def run(config: NixnanConfig, out: Path, command: Sequence[str], env: Mapping[st
         if attempts[-1].attached or attempts[-1].exit_code:
             break
     record(out, tool, config, attempts)
+    if config.inventory:
+        print("\n".join(advice(launched([out / LISTED, out / LOG]))), flush=True)
     return judge(attempts, out)
 
 

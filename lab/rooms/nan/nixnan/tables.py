@@ -152,6 +152,8 @@ def _differences(logged: Sequence[Evidence]) -> tuple[pd.DataFrame, list[str]]:
         )
     same = [row["experiment"] for row in rows if row["beyond_noise"] == "no"]
     sentences = [f"Within noise of the baseline by their sites: {', '.join(same)}."] if same else []
+    if rows and noise is not None and not (noise.integrity == base.log.integrity == "complete"):
+        sentences.append("The baseline or its repeat is not complete: there is no noise floor.")
     if rows and noise is None:
         sentences.append("The baseline was not repeated: without the noise floor, no difference is judged.")
     return pd.DataFrame(rows, columns=DIFFERENCES), sentences

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from lab.core.words import plural
+from lab.core.words import plural, printable
 from lab.report.tables import terminal_table
 from lab.rooms.nan.nixnan.log import Log
 from lab.rooms.nan.nixnan.summary import summary
@@ -41,7 +41,7 @@ def described(log: Log) -> str:
         f"{twin['function']} repeats {plural(twin['sites'], 'entry')} of {twin['same_as']}: counted once."
         for twin in found["twins"]
     ]
-    return "\n".join([*parts, ""])
+    return printable("\n".join([*parts, ""]))
 
 
 def compared(result: dict[str, Any]) -> str:
@@ -57,6 +57,9 @@ def compared(result: dict[str, Any]) -> str:
         parts.append(f"{plural(moved, 'appeared site')} only changed registers: the code was compiled again.")
     if changed := result["changed_count"]:
         parts.append(f"{plural(changed, 'common site')} with different kinds.")
+    if any(row["new"] for row in result["grades"]):
+        table = pd.DataFrame(result["grades"]).drop(columns="sites")
+        parts += ["", "Sites by the worst they saw (each grade with those above it)", terminal_table(table)]
     if result["by_category"]:
         parts += ["", terminal_table(pd.DataFrame(result["by_category"]).drop(columns="category"))]
     for name in ("appeared", "vanished"):
@@ -66,7 +69,7 @@ def compared(result: dict[str, Any]) -> str:
             f"    {'/'.join(row['kinds'])} operand {row['operand']}  {row['sass']}  in {row['function']}"
             for row in result[name][:MOST_ROWS]
         ]
-    return "\n".join(parts)
+    return printable("\n".join(parts))
 
 
 def _cause_lines(cause: dict[str, Any]) -> list[str]:

@@ -21,7 +21,10 @@ WARM_UP_STEPS = 2  # the watch makes its templates in the first decode steps
 
 @torch.no_grad()
 def overhead(model: Any, ids: Tensor, mask: Tensor, repeats: int, counter: str) -> dict[str, Any]:
-    """Prefill and decode with and without the watch, in turns; medians in ms, after a warm-up of each."""
+    """Prefill and decode with and without the watch, in turns; medians in ms, after a warm-up of each.
+
+    low_percent and high_percent are the quartiles of the neighbours' ratios.
+    """
     plain, watched = Times(), Times()
     for repeat in range(repeats + 1):
         _one_round(model, ids, mask, plain if repeat else Times())
@@ -30,10 +33,14 @@ def overhead(model: Any, ids: Tensor, mask: Tensor, repeats: int, counter: str) 
     found: dict[str, Any] = {"repeats": repeats, "counter": counter, "prompt_tokens": int(ids.shape[1])}
     for phase in ("prefill", "decode"):
         before, after = (statistics.median(getattr(times, phase)) for times in (plain, watched))
+        pairs = zip(getattr(plain, phase), getattr(watched, phase), strict=True)
+        ratios = sorted(100 * (one / other - 1) for other, one in pairs)
         found[phase] = {
             "plain_ms": before,
             "watched_ms": after,
             "overhead_percent": 100 * (after / before - 1),
+            "low_percent": ratios[len(ratios) // 4],
+            "high_percent": ratios[-1 - len(ratios) // 4],
         }
     return found
 

@@ -24,6 +24,7 @@ What is not finite, the same on every backend:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -143,7 +144,7 @@ def viterbi(
     *,
     backend: str = "auto",
     **terms: Tensor | None,
-) -> tuple[Tensor, list[list[Segment]]]:
+) -> tuple[Tensor, Sequence[Sequence[Segment]]]:
     """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
 
     An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest
@@ -167,7 +168,7 @@ def sample(
     seed: int = 0,
     backend: str = "auto",
     **terms: Tensor | None,
-) -> list[list[list[Segment]]]:
+) -> Sequence[Sequence[Sequence[Segment]]]:
     """`samples` exact draws for each sequence: lists of (start, end exclusive, label).
 
     They depend on the seed, the backend, the model and the sequence's own scores, never on the batch or the
@@ -188,7 +189,7 @@ def kbest(
     count: int = 5,
     backend: str = "auto",
     **terms: Tensor | None,
-) -> list[list[tuple[float, list[Segment]]]]:
+) -> Sequence[Sequence[tuple[float, Sequence[Segment]]]]:
     """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist.
 
     Ties: read from the sequence's end, the smaller label, then the smaller duration where they differ first.

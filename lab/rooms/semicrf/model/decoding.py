@@ -7,6 +7,7 @@ here: NaN is refused, and scores that would swallow the digits of others are tak
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +20,11 @@ from lab.rooms.semicrf.model.naive import LARGE, Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import Problem, inside, masked
 
-Scored = list[tuple[float, list[Segment]]]
+Segmentation = Sequence[Segment]
+Scored = Sequence[tuple[float, Segmentation]]
 
 
-def viterbi(problem: Problem, backend: str) -> tuple[Tensor, list[list[Segment]]]:
+def viterbi(problem: Problem, backend: str) -> tuple[Tensor, Sequence[Segmentation]]:
     """The best score (B,) and its segments; -inf and [] where nothing is feasible."""
     found = best(problem, 1, backend)
     scores = [one[0][0] if one else -math.inf for one in found]
@@ -30,13 +32,14 @@ def viterbi(problem: Problem, backend: str) -> tuple[Tensor, list[list[Segment]]
     return score_B, [one[0][1] if one else [] for one in found]
 
 
-def best(problem: Problem, count: int, backend: str) -> list[Scored]:
+def best(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
     """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
     if count < 1:
         raise UsageError(f"count must be at least 1, got {count}")
     top_BT = reject_nan(problem)
-    found = best_by_form(problem, count, backend)
-    large = (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1).tolist()
+    found = list(best_by_form(problem, count, backend))
+    large_B = None if top_BT is None else (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1)
+    large = [False] * len(found) if large_B is None else large_B.tolist()
     again = [b for b, one in enumerate(found) if one and (large[b] or has_large(problem, b, one[0]))]
     if again:
         rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
@@ -47,7 +50,7 @@ def best(problem: Problem, count: int, backend: str) -> list[Scored]:
     return found
 
 
-def sample(problem: Problem, samples: int, seed: int, backend: str) -> list[list[list[Segment]]]:
+def sample(problem: Problem, samples: int, seed: int, backend: str) -> Sequence[Sequence[Segmentation]]:
     """`samples` draws of each sequence; [] for each where nothing is feasible."""
     if samples < 0:
         raise UsageError(f"samples must not be negative, got {samples}")
@@ -55,7 +58,7 @@ def sample(problem: Problem, samples: int, seed: int, backend: str) -> list[list
     if not is_compiled(problem, backend) or samples == 0:
         return paths.sample(problem, samples, seed)
     decoded, lost_B = compiled_form(problem).draws(problem, samples, seed)
-    found: list[list[list[Segment]]] = decoded.paths()
+    found: list[Sequence[Segmentation]] = decoded.paths()
     again = lost_B.nonzero()[:, 0].tolist()
     if again:
         rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
@@ -64,7 +67,7 @@ def sample(problem: Problem, samples: int, seed: int, backend: str) -> list[list
     return found
 
 
-def best_by_form(problem: Problem, count: int, backend: str) -> list[Scored]:
+def best_by_form(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
     if is_compiled(problem, backend):
         score_BN, decoded = compiled_form(problem).best(problem, count)
         both = zip(score_BN.tolist(), decoded.paths(), strict=True)
@@ -91,14 +94,17 @@ def compiled_form(problem: Problem) -> Any:
     return decode
 
 
-def reject_nan(problem: Problem) -> Tensor:
-    """The largest score of each frame (B, T), 0 in the padding.
+def reject_nan(problem: Problem) -> Tensor | None:
+    """The largest score of each frame (B, T), 0 in the padding; None if no frame's is large.
 
     Raises BadDataError for NaN and +inf: no comparison with them means anything, so any path could come out.
     """
     score_BTC = problem.score_BTC.detach()
     narrow = score_BTC.dtype not in (torch.float32, torch.float64)
-    top_BT = (score_BTC.float() if narrow else score_BTC).amax(-1).double()
+    top_BT = (score_BTC.float() if narrow else score_BTC).amax(-1)
+    if problem.plain and is_ordinary(problem, top_BT):
+        return None
+    top_BT = top_BT.double()
     top_BT = torch.where(inside(problem), top_BT, torch.zeros_like(top_BT))
     others = [read(problem, name) for name in problem.names()[1:]]
     tops = torch.stack([top_BT.amax(), *(value.amax() for value in others)])
@@ -112,6 +118,13 @@ def reject_nan(problem: Problem) -> Tensor:
             raise BadDataError(f"NaN or +inf in {name}", where=f"{name}{first(bad)}", fix=fix)
     b, t = first(~(top_BT < torch.inf))
     raise BadDataError(f"NaN or +inf in the scores of sequence {b}", where=f"frame {t}", fix=fix)
+
+
+def is_ordinary(problem: Problem, top_BT: Tensor) -> bool:
+    """Whether nothing is NaN, +inf or a large top, padding included: seldom not, and one wait for a GPU."""
+    others = torch.cat([value.detach().reshape(-1).to(top_BT.dtype) for value in problem.floats()[1:]])
+    low, high, other = torch.stack([*torch.aminmax(top_BT), others.amax()]).tolist()
+    return bool(low >= -LARGE and high <= LARGE and other < math.inf)
 
 
 def read(problem: Problem, name: str) -> Tensor:
@@ -135,7 +148,7 @@ def first(bad: Tensor) -> list[int]:
     return [int(i) for i in bad.nonzero()[0].tolist()]
 
 
-def has_large(problem: Problem, b: int, found: tuple[float, list[Segment]]) -> bool:
+def has_large(problem: Problem, b: int, found: tuple[float, Segmentation]) -> bool:
     """Whether a path pays a score so large that sums with it lose digits."""
     score, path = found
     if abs(score) <= LARGE:
@@ -156,7 +169,7 @@ def without_tops(problem: Problem) -> Problem:
     return replace(problem, score_BTC=score_BTC - top_BT[..., None])
 
 
-def exact_score(problem: Problem, b: int, path: list[Segment]) -> float:
+def exact_score(problem: Problem, b: int, path: Segmentation) -> float:
     """The score of one segmentation, summed without rounding."""
     terms = [float(problem.start_C[path[0][2]]), float(problem.end_C[path[-1][2]])]
     before = None

@@ -166,11 +166,11 @@ class SegmentDistribution:
         p, q = self._beside(other, counted=True)
         return information.expected(q.problem, p.posteriors)
 
-    def argmax(self) -> list[list[Segment]]:
+    def argmax(self) -> Sequence[Sequence[Segment]]:
         """The most probable segmentation of each sequence; ties as in `api.viterbi`."""
         return api.viterbi(**arguments(self.problem), backend=self.backend)[1]
 
-    def topk(self, k: int) -> list[list[tuple[float, list[Segment]]]]:
+    def topk(self, k: int) -> Sequence[Sequence[tuple[float, Sequence[Segment]]]]:
         """The k most probable segmentations of each sequence, (log p, segments), best first."""
         if k < 1:
             raise UsageError(f"k must be 1 or more, got {k}")
@@ -181,7 +181,7 @@ class SegmentDistribution:
             for paths, log_z in zip(found, log_z_B.tolist(), strict=True)
         ]
 
-    def sample(self, n: int = 1, seed: int = 0) -> list[list[list[Segment]]]:
+    def sample(self, n: int = 1, seed: int = 0) -> Sequence[Sequence[Sequence[Segment]]]:
         """`n` exact, independent draws for each sequence; the same for the same seed."""
         if n < 0:
             raise UsageError(f"n must be 0 or more, got {n}")

@@ -32,10 +32,10 @@ def finish(problem: Problem, found: Posteriors) -> bool:
     """
     worst_B = audited(problem, found)
     allowed = tolerance_of(found.label_BTC.dtype, found.label_BTC.shape[1])
-    unsound_B = ~(worst_B.cpu() <= allowed)  # the one wait for a GPU; NaN is unsound too
-    if not bool(unsound_B.any()):
+    sound_B = worst_B.cpu().numpy() <= allowed  # the one wait for a GPU; NaN is not sound
+    if sound_B.all():
         return False
-    again = unsound_B.nonzero()[:, 0].to(worst_B.device)
+    again = torch.from_numpy((~sound_B).nonzero()[0]).to(worst_B.device)
     counts = log_domain.posteriors(problem.rows(again))
     wrong_B = beyond(found.log_z_B[again], counts.log_z_B, found.label_BTC.dtype)
     found.replace_rows(again, counts)

@@ -8,7 +8,7 @@ position and label, differentiated by autograd; `enumerate_segmentations` lists 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -160,7 +160,7 @@ def segmentations(length: int, longest: int, labels: int) -> Iterator[list[Segme
                 yield [*head, (length - duration, length, label)]
 
 
-def path_score(problem: Problem, b: int, path: list[Segment]) -> Tensor:
+def path_score(problem: Problem, b: int, path: Sequence[Segment]) -> Tensor:
     """The score of one segmentation of sequence `b`, a float64 scalar."""
     score_TC = problem.score_BTC[b].double()
     total = problem.start_C.double()[path[0][2]] + problem.end_C.double()[path[-1][2]]

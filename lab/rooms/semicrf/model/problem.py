@@ -13,6 +13,7 @@ that.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
@@ -230,8 +231,8 @@ def make_problem(
     if not score_BTC.is_floating_point():
         raise UsageError(f"score must be floating point, got {score_BTC.dtype}")
     if start_C is None or end_C is None:
-        zeros = score_BTC.new_zeros(2, labels)  # one kernel on a GPU
-        start_C, end_C = zeros[0] if start_C is None else start_C, zeros[1] if end_C is None else end_C
+        zero_C = default(score_BTC, labels)
+        start_C, end_C = zero_C if start_C is None else start_C, zero_C if end_C is None else end_C
     per_frame = (batch, frames, labels)
     for name, value, shape in (
         ("start", start_C, (labels,)),
@@ -248,6 +249,31 @@ def make_problem(
     end_C = nan_if_spoiled(end_C, tuple(x for x in (transition, duration_KC, start_C) if x.dim() < 4))
     extras = (seg_start_BTC, seg_end_BTC, segment_BTKC)
     return Problem(score_BTC, transition, duration_KC, held_B, start_C, end_C, *extras)
+
+
+def default(score_BTC: Tensor, labels: int) -> Tensor:
+    """Zeros (C,) for what is not given."""
+    if score_BTC.device.type != "cuda" or is_recorded():
+        return score_BTC.new_zeros(labels)
+    return constant(score_BTC.device, score_BTC.dtype, labels, 0)
+
+
+def is_recorded() -> bool:
+    """Whether a tensor made now may not outlive the call: it would be traced, or belong to a CUDA graph."""
+    modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+    transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+    compiler: Any = getattr(torch, "compiler", None)
+    compiling = getattr(compiler, "is_compiling", lambda: False)
+    return bool(modes() or transforms() or compiling() or torch.cuda.is_current_stream_capturing())
+
+
+@functools.lru_cache(maxsize=64)
+def constant(device: torch.device, dtype: torch.dtype, size: int, value: int) -> Tensor:
+    """One tensor for all calls, never written to: a kernel and an allocation less in each on a GPU."""
+    with torch.inference_mode(False):
+        made = torch.full((size,), value, dtype=dtype, device=device)
+    torch.cuda.current_stream(device).synchronize()  # once: other streams will read it
+    return made
 
 
 def nan_if_spoiled(end_C: Tensor, others: tuple[Tensor, ...]) -> Tensor:
@@ -273,6 +299,8 @@ def checked_lengths(
     reading one would wait for all queued work, it is held to 1..T, and its sequence gets log Z = NaN.
     """
     if lengths_B is None:
+        if device.type == "cuda" and not is_recorded():
+            return constant(device, torch.int64, batch, frames), None
         return torch.full((batch,), frames, dtype=torch.int64, device=device), None
     check_kind_of_lengths(lengths_B, batch)
     if hidden(lengths_B) and lengths_B.device.type == "cpu":

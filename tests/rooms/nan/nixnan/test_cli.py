@@ -88,11 +88,11 @@ def test_exit_codes_tell_what_is_missing(tmp_path):
     assert missing.returncode == 4 and "no such log" in missing.stderr and "Traceback" not in missing.stderr
 
 
-def test_a_file_of_something_else_is_an_error_an_empty_one_a_result(tmp_path):
+def test_a_file_of_something_else_is_an_error_an_empty_one_a_result_that_clears_nothing(tmp_path):
     nothing, other = nixgen.write(tmp_path / "a", [""]), nixgen.write(tmp_path / "b", ["hello"])
     nothing.write_bytes(b"")
     assert (
-        lab("parse", nothing).returncode == 0
+        lab("parse", nothing).returncode == 1
         and json.loads(run("parse", "--json", nothing).stdout)["integrity"] == "empty"
     )
     done = lab("parse", other)

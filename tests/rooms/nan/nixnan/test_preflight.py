@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -68,3 +70,19 @@ def test_only_this_tool_is_taken_out_of_an_environment():
         }
     )
     assert kept == {"LD_PRELOAD": "/x/libjemalloc.so", "A": "b"}
+
+
+def test_a_tool_that_is_not_there_ends_the_plan_before_any_step_or_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "text.so"
+    text.write_text("no library")
+    for so, code, says in ((tmp_path / "no.so", 4, "NIXNAN_SO does not exist"), (text, 2, "not an ELF")):
+        done = subprocess.run(
+            [sys.executable, "-m", "lab", "run", "--image", "cuda", "--dry-run", "nixnan", "baseline"],
+            env={**os.environ, "NIXNAN_SO": str(so)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code and says in done.stderr, done.stderr
+        assert not (tmp_path / "experiments").exists()

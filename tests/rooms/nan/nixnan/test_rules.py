@@ -46,6 +46,49 @@ RULES = {
         "medium",
         False,
     ),
+    "an infinity written in a sum": (
+        [
+            error("-infinity", "DADD R2, R4, +INF", operand=1, type="f64", function="f"),
+            error("NaN", "DADD R2, R4, +INF", type="f64", function="f"),
+        ],
+        "inf - inf",
+        "high",
+        False,
+    ),
+    "an infinity written in a sum, and nothing infinite seen": (
+        [error("NaN", "DADD R2, R4, +INF", type="f64", function="f")],
+        "inf - inf",
+        "medium",
+        False,
+    ),
+    "a zero that met a written infinity": (
+        [error("NaN", "FMUL R2, R4, -INF", function="f")],
+        "0 x inf",
+        "high",
+        False,
+    ),
+    "a written infinity that is the addend": (
+        [error("NaN", "DFMA R2, R4, R6, +INF", type="f64", function="f")],
+        "0 x inf",
+        "medium",
+        False,
+    ),
+    "a written infinity handed on": (
+        [error("infinity", "DFMA R2, R4, R6, +INF", type="f64", function="f")],
+        "constant infinity",
+        "high",
+        True,
+    ),
+    "bars make an infinity positive": (
+        [
+            *(error("-infinity", "FADD R2, |R4|, -R6", operand=1, function="f"),),
+            *(error("infinity", "FADD R2, |R4|, -R6", operand=2, function="f"),),
+            error("NaN", "FADD R2, |R4|, -R6", function="f"),
+        ],
+        "inf - inf",
+        "high",
+        False,
+    ),
     "tensor cores": (
         [
             error("infinity", "HMMA.16816.F32 R0, R4, R6, R0", operand=1, type="f16"),

@@ -170,3 +170,18 @@ def test_a_good_bin_specification_reaches_the_tool_as_a_file(tmp_path, env):
     assert start(tmp_path, env, bin_spec='{"count": 1, "f16": [[-24, -14]]}') == 0
     seen = json.loads((tmp_path / "out" / "seen.json").read_text())
     assert json.loads(Path(seen["env"]["BIN_SPEC_FILE"]).read_text())["count"] == 1
+
+
+def test_an_inventory_only_lists_kernels_and_prints_the_options_that_watch_them(tmp_path, env, capfd):
+    listed = (
+        "open(os.environ['LOG_KERNELS'], 'w').write("
+        "'#nixnan: kernel [void at::native::softmax_warp_forward<float>(float*)] ...\\n' * 3 + "
+        "\"#nixnan: kernel [void it's::gemm(int)] ...\\n\" + 'noise\\n')"
+    )
+    assert start(tmp_path, env, listed, inventory=True) == 0
+    shown = capfd.readouterr().out
+    assert "2 kernels by nixnan's short names" in shown
+    assert "--only-kernel 'void at::native::softmax_warp_forward'\n" in shown
+    assert "--only-kernel 'void it'\\''s::gemm'" in shown
+    assert start(tmp_path, env) == 0, "without the option nothing is listed"
+    assert "LOG_KERNELS" not in json.loads((tmp_path / "out" / "seen.json").read_text())["env"]

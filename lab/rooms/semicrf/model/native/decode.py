@@ -6,11 +6,8 @@ label, 24 for more than one best. Draws walk back through the messages of the li
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import gc
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import cpu as native_cpu
 from lab.rooms.semicrf.model.native.build import SOURCE, built
+from lab.rooms.semicrf.model.path import Path
 from lab.rooms.semicrf.model.problem import Problem
 
 
@@ -34,37 +31,18 @@ class Decoded:
     size_BN: Tensor
     backwards: bool = False
 
-    def paths(self) -> list[list[list[Segment]]]:
-        """Lists of (start, end exclusive, label) for each sequence."""
+    def paths(self) -> list[list[Path]]:
+        """The segmentations of each sequence."""
         batch, count, frames, _ = self.segments_BNT2.shape
         pairs_NT = self.segments_BNT2.numpy().reshape(batch * count, 2 * frames).view(np.int64)
         sizes_N, frame_T = self.size_BN.flatten().numpy(), np.arange(frames)
         if self.backwards:
             pairs_NT, frame_T = pairs_NT[:, ::-1], frame_T[::-1]
         used = pairs_NT[frame_T < sizes_N[:, None]].view(np.int32).reshape(-1, 2)
-        boundary = np.empty(int(used[:, 0].max(initial=0)) + 1, dtype=object)
-        boundary[:] = range(
-            len(boundary)
-        )  # the same few integers for all tuples: new ones cost more than tuples
-        ends, labels, stops = boundary[used[:, 0]].tolist(), used[:, 1].tolist(), sizes_N.cumsum().tolist()
-        found = []
-        with collector_paused():
-            for begin, stop in zip([0, *stops], stops, strict=False):
-                own = ends[begin:stop]
-                found.append(list(zip([0, *own], own, labels[begin:stop], strict=False)))
+        ends, labels, stops = used[:, 0], used[:, 1], sizes_N.cumsum().tolist()
+        spans = zip([0, *stops], stops, strict=False)
+        found = [Path(ends[begin:stop], labels[begin:stop]) for begin, stop in spans]
         return [found[b * count : (b + 1) * count] for b in range(batch)]
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Python's collector looks again and again at many new tuples, three times the cost of making them."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import UsageError  # noqa: E402
-from lab.rooms.semicrf.model import ledger, naive  # noqa: E402
+from lab.rooms.semicrf.model import api, ledger, naive  # noqa: E402
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
 from lab.rooms.semicrf.model.factorised.messages import State as FactorisedState  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
@@ -584,3 +584,24 @@ def test_a_log_z_that_is_nan_makes_the_kernels_gradients_nan_unless_the_loss_lea
     expected = found.transition[[0, 2]].sum(0)
     assert torch.allclose(kept[1].double(), expected.double(), atol=1e-6)
     assert all(bool(torch.isfinite(value).all()) for value in kept)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
+)
+def test_what_is_not_given_can_be_trained_after_an_inference():
+    """The defaults are shared between calls: none may belong to the mode of the call that came first."""
+    shape = (3, 11, 4, 7)  # sizes that no other test has
+    problem = on_the_gpu(random_problem(*shape, dtype=torch.float32))
+    score, transition, duration = problem.floats()[:3]
+    with torch.inference_mode():
+        inferred_B = api.log_partition(score, transition, duration)
+    trained = score.clone().requires_grad_()
+    log_z_B = api.log_partition(trained, transition, duration)
+    log_z_B.sum().backward()
+    assert torch.equal(log_z_B, inferred_B) and torch.allclose(
+        trained.grad.sum(-1), torch.ones(3, 11, device="cuda"), atol=1e-5
+    )
+    wide = api.log_partition(score.double(), transition.double(), duration.double())
+    assert torch.allclose(wide, log_z_B, atol=1e-4)

@@ -1,0 +1,67 @@
+"""A segmentation as a decoder returns it: a read-only sequence of (start, end exclusive, label) over arrays.
+
+Tuples are made when somebody looks at them: where segments are short they cost more than the decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import numpy as np
+
+from lab.rooms.semicrf.model.naive import Segment
+
+
+class Path(Sequence[Segment]):
+    """Segments that tile a sequence, in order; equal to the list of the same tuples.
+
+    `end_n` and `label_n` (n,) int32 are the segments' ends (exclusive) and labels: a segment starts where the
+    one before it ends. `array` is all three columns.
+    """
+
+    __slots__ = ("end_n", "label_n")
+    __hash__ = None  # type: ignore[assignment]  # as a list: it equals one
+
+    def __init__(self, end_n: np.ndarray, label_n: np.ndarray) -> None:
+        self.end_n, self.label_n = end_n, label_n
+
+    @property
+    def array(self) -> np.ndarray:
+        """(n, 3) int64: start, end (exclusive), label."""
+        start_n = np.concatenate([[0], self.end_n[:-1]]) if len(self) else self.end_n
+        return np.stack([start_n, self.end_n, self.label_n], axis=1).astype(np.int64)
+
+    def tolist(self) -> list[Segment]:
+        ends = self.end_n.tolist()
+        return list(zip([0, *ends], ends, self.label_n.tolist(), strict=False))
+
+    def __len__(self) -> int:
+        return len(self.end_n)
+
+    @overload
+    def __getitem__(self, index: int) -> Segment: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Segment]: ...
+    def __getitem__(self, index: int | slice) -> Segment | list[Segment]:
+        if isinstance(index, slice):
+            return self.tolist()[index]
+        at = range(len(self))[index]  # raises IndexError as a list does
+        return int(self.end_n[at - 1]) if at else 0, int(self.end_n[at]), int(self.label_n[at])
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Path):
+            return np.array_equal(self.end_n, other.end_n) and np.array_equal(self.label_n, other.label_n)
+        return self.tolist() == other if isinstance(other, list) else NotImplemented
+
+    def __add__(self, other: Sequence[Segment]) -> list[Segment]:
+        return [*self, *other]
+
+    def __radd__(self, other: Sequence[Segment]) -> list[Segment]:
+        return [*other, *self]
+
+    def __repr__(self) -> str:
+        return repr(self.tolist())
