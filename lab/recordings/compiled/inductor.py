@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from lab.recordings.pieces import EventPieces, Piece
+from lab.recordings.pieces import EventPieces, Piece, is_json
 
 _NAME = re.compile(r"triton_(poi|red|per|tem|for|cpr|spl|unk|mm)_\w+\Z")
 _CATEGORIES = {
@@ -64,6 +64,8 @@ def read_inductor(path: Path) -> dict[int, InductorKernel]:
     Raises what `read_kineto` raises for a file that is not a trace.
     """
     found: dict[int, InductorKernel] = {}
+    if not is_json(path):  # only torch.profiler records them
+        return found
     for piece in EventPieces(path, salvage=True):
         if _MARK in piece.text:
             for event in _events(piece):

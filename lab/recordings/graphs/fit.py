@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ MIN_IN_ORDER = 0.9
 MIN_COVERED = 0.2
 # Kernels of another shape run with other grids: then the eager run is of another batch.
 MIN_SAME_GRID = 0.5
+_MAY_MULTIPLY = re.compile(
+    r"mm|mv|dot|conv|attention|linear|matmul|einsum|rnn|lstm|gru|bilinear|inverse|solve"
+)
 
 
 @dataclass(frozen=True)
@@ -120,11 +124,14 @@ def _by_count(pattern: Pattern, sequence: Sequence, words: Words) -> Fit | str:
 
 
 def products_agree(pattern: Pattern, found: Fit, op_names: list[str], words: Words) -> bool:
-    """Whether each matrix product of the framework owns a kernel that multiplies matrices."""
+    """Whether each matrix product of the framework owns a kernel that multiplies, and no other op does."""
     multiplies: dict[int, bool] = {}
     for word, row, name in zip(pattern.words.tolist(), found.sequence.op.tolist(), op_names, strict=True):
+        product = is_matmul(words.list[word])
         if row >= 0 and name in GEMM_OPS:
-            multiplies[row] = multiplies.get(row, False) or is_matmul(words.list[word])
+            multiplies[row] = multiplies.get(row, False) or product
+        elif row >= 0 and product and name.startswith("aten::") and not _MAY_MULTIPLY.search(name):
+            return False
     return all(multiplies.values())
 
 

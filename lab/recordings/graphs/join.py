@@ -120,6 +120,7 @@ class _Joiner:
         self.accepted: set[int] = set()
         self.reasons: dict[int, list[tuple[str, str]]] = defaultdict(list)
         self._tried: dict[tuple[tuple[bytes, ...], int, int, str], Fit | str] = {}
+        self._by_batch: dict[int, list[Sequence]] = {}
         self.patterns = self._patterns()
         self.graphs: list[Sequence] = []
         self.forwards: list[Sequence] = []
@@ -144,10 +145,7 @@ class _Joiner:
             graphs, problems = captured(source.capture, index, self.words, source.frames, source.batch)
             self.graphs += graphs
             self.problems += [f"{source.path.name}: {text}" for text in problems]
-            if index or graphs:
-                self.forwards += eager(source.capture, index, self.words, source.frames, longest)
-            elif index == 0:
-                self.forwards += eager(source.capture, 0, self.words, source.frames, longest)
+            self.forwards += eager(source.capture, index, self.words, source.frames, longest)
         self.graphs = _with_inferred_names(self.graphs, self.forwards, self.sources)
 
     def joined(self, inside: np.ndarray) -> Join:
@@ -208,12 +206,17 @@ class _Joiner:
         """Captured graphs that a server may replay for a batch: of the smallest size that is large enough."""
         if batch is None:
             return self.graphs
+        if batch in self._by_batch:
+            return self._by_batch[batch]
         large = [one.batch for one in self.graphs if one.batch is not None and one.batch >= batch]
         for one in self.graphs:
             if one.batch is not None and one.batch < batch:
                 why = f"captured for batch {one.batch}, {batch} were executed"
                 self.reasons[one.source].append((CAPTURED, why))
-        return [one for one in self.graphs if one.batch is None or (large and one.batch == min(large))]
+        smallest = min(large, default=None)
+        found = [one for one in self.graphs if one.batch is None or one.batch == smallest]
+        self._by_batch[batch] = found
+        return found
 
     def _pinned(self, batches: list[int | None]) -> dict[int, tuple[int, int]]:
         """Replay -> (source, window) where a step replays all windows of a capture, one after the other."""

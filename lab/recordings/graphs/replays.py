@@ -50,7 +50,7 @@ def words_of_rows(capture: Capture, words: Words) -> np.ndarray:
 class Replays:
     """Graph launches in order of their first row: rows of replay r are rows[bounds[r]:bounds[r + 1]].
 
-    rows (k,) of `ops`, by start; call (r,) of `api`, or -1.
+    rows (k,) of `ops`, by stream, then start; call (r,) of `api`, or -1.
     """
 
     rows: np.ndarray
@@ -76,7 +76,7 @@ def replays_of(capture: Capture, call: np.ndarray, inside: np.ndarray) -> Replay
     rank = np.empty(len(began), dtype=np.int64)
     rank[np.argsort(began, kind="stable")] = np.arange(len(began))
     which = rank[which]
-    order = np.lexsort((ops.end_ns, ops.start_ns, which))
+    order = np.lexsort((ops.end_ns, ops.start_ns, ops.stream, which))
     bounds = np.searchsorted(which[order], np.arange(len(began) + 1))
     rows = rows[order]
     return Replays(rows, bounds, call[rows[bounds[:-1]]] if len(began) else np.empty(0, dtype=np.int64))

@@ -60,11 +60,16 @@ def captured(
     with_rows = first_index(
         calls.process_keys(api.process, api.corr), calls.process_keys(capture.ops.process, capture.ops.corr)
     )
-    work = calls.calls_that(capture, calls.launches_work) & (with_rows < 0)
+    work = calls.calls_that(capture, calls.launches_work)
+    with_rows = np.where(work, with_rows, -1)
+    work &= with_rows < 0
     order = np.argsort(api.start_ns, kind="stable")
     found = []
-    for number, (process, start, end) in enumerate(windows):
-        inside = work & (api.process == process) & (api.start_ns >= start) & (api.start_ns < end)
+    for number, (process, tid, start, end) in enumerate(windows):
+        within = (api.process == process) & (api.start_ns >= start) & (api.start_ns < end)
+        # A thread that also launches eagerly takes no part in the capture; autograd's thread does.
+        eager_tids = set(api.tid[within & (with_rows >= 0)].tolist()) - {tid}
+        inside = work & within & ~np.isin(api.tid, list(eager_tids))
         rows = order[inside[order]]
         if len(rows):
             label, known = _label(capture, process, start)
@@ -75,28 +80,28 @@ def captured(
     return _with_layers(capture, found), problems
 
 
-def _windows(capture: Capture, begins: np.ndarray) -> tuple[list[tuple[int, int, int]], list[str]]:
-    """(process, start, end) of each capture, by start. Captures of one process that overlap become one."""
+def _windows(capture: Capture, begins: np.ndarray) -> tuple[list[tuple[int, int, int, int]], list[str]]:
+    """(process, thread, start, end) of each capture, by start. Overlapping ones of a process become one."""
     api = capture.api
     ends = np.flatnonzero(calls.calls_that(capture, calls.ends_capture))
-    found: list[tuple[int, int, int]] = []
+    found: list[tuple[int, int, int, int]] = []
     problems: list[str] = []
     for process in np.unique(api.process[begins]).tolist():
         marks = sorted(
-            [(int(api.start_ns[row]), 1) for row in begins[api.process[begins] == process]]
-            + [(int(api.end_ns[row]), -1) for row in ends[api.process[ends] == process]]
+            [(int(api.start_ns[row]), 1, int(api.tid[row])) for row in begins[api.process[begins] == process]]
+            + [(int(api.end_ns[row]), -1, -1) for row in ends[api.process[ends] == process]]
         )
-        depth, start = 0, 0
-        for at, step in marks:
+        depth, start, tid = 0, -1, -1
+        for at, step, thread in marks:
             if step > 0 and depth == 0:
-                start = at
+                start, tid = at, thread
             depth = max(0, depth + step)
-            if step < 0 and depth == 0 and start:
-                found.append((process, start, at))
-                start = 0
+            if step < 0 and depth == 0 and start >= 0:
+                found.append((process, tid, start, at))
+                start = -1
         if depth:
             problems.append("a stream capture has no end in the recording: the graph is not used")
-    return sorted(found, key=lambda one: one[1]), problems
+    return sorted(found, key=lambda one: one[2]), problems
 
 
 def _label(capture: Capture, process: int, start_ns: int) -> tuple[str, int | None]:
@@ -169,10 +174,10 @@ def eager(
     whole = _with_layers(capture, [_with_modules(capture, whole, frames)])[0]
     spans: dict[tuple[int, int], str] = {(0, len(rows)): ""}
     ranges = capture.ranges
-    for row in np.flatnonzero(ranges.kind != OP).tolist():
-        low, high = np.searchsorted(at_ns, [ranges.start_ns[row], ranges.end_ns[row]]).tolist()
-        if high > low:
-            spans.setdefault((low, high), capture.name(int(ranges.name_id[row])))
+    own = np.flatnonzero(ranges.kind != OP)
+    low, high = (np.searchsorted(at_ns, ns) for ns in (ranges.start_ns[own], ranges.end_ns[own]))
+    for row in np.flatnonzero(high > low).tolist():
+        spans.setdefault((int(low[row]), int(high[row])), capture.name(int(ranges.name_id[own[row]])))
     target = near or max(high - low for low, high in spans)
     nearest = sorted(spans, key=lambda span: (abs(span[1] - span[0] - target), span))[:MAX_EAGER]
     return [_part(whole, low, high, spans[low, high]) for low, high in nearest]

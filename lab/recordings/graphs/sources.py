@@ -13,6 +13,7 @@ from lab.core.words import plural
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.capture import Capture
 from lab.recordings.graphs.frames import Frames, read_frames
+from lab.recordings.pieces import is_json
 
 DETAILS = "execution_details.json"
 _DETAILS_BYTES = 16 << 20
@@ -94,8 +95,11 @@ def _listed(folder: Path) -> tuple[list[_File], list[str]]:
 
 
 def _from_details(folder: Path, details: Path) -> tuple[list[_File], list[str]]:
-    with details.open("rb") as file:
-        text = file.read(_DETAILS_BYTES + 1)
+    try:
+        with details.open("rb") as file:
+            text = file.read(_DETAILS_BYTES + 1)
+    except OSError as error:
+        raise MissingError(f"cannot be read: {error.strerror}", where=details) from error
     if len(text) > _DETAILS_BYTES:
         raise BadDataError("too large to be a list of captures", where=details)
     try:
@@ -129,7 +133,7 @@ def _read(one: _File) -> Source:
     from lab.recordings.kineto import read_kineto
     from lab.recordings.kineto.capture import from_kineto
 
-    if not _is_json(one.path):
+    if not is_json(one.path):
         raise BadDataError(
             "not a trace of torch.profiler, which alone records operators at capture",
             where=one.path,
@@ -143,12 +147,3 @@ def _read(one: _File) -> Source:
         ) from error
     frames = read_frames(one.path) if trace.meta.stacks else None
     return Source(one.path, from_kineto(trace), frames, one.batch, one.mode, trace.meta.rank)
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            start = file.read(16)
-    except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
-    return start[:2] == b"\x1f\x8b" or start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")

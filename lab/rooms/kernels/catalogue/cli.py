@@ -115,6 +115,9 @@ def gantt(traces: tuple[Path, ...], captures: tuple[Path, ...], step: str | None
     click.echo(f"{plural(len(bars.row), 'launch')} on {plural(len(bars.rows), 'row')}")
     for path in written:
         click.echo(str(path))
+    for rank in ranks:
+        for problem in rank.replayed.problems if rank.replayed is not None else []:
+            click.echo(f"! {problem}")
     _raise_for(ranks)
 
 

@@ -52,7 +52,7 @@ def launches_of(rank: RankData, book: OpBook, zero_ns: int) -> list[Launch]:
         )
         key: tuple[Any, ...] = (name, kind, sizes, op, record.overload if record else None, args_key(record))
         key = (*key, launch.phase)
-        if rank.replayed is not None and rank.replayed.inside[index]:
+        if rank.on_gpu and rank.replayed is not None and rank.replayed.inside[index]:
             launch.layer_rule = rank.replayed.layer_rule[index]
             launch.layer, launch.confidence = rank.replayed.layer[index], rank.replayed.confidence[index]
             key = (*key, launch.op_rule, launch.layer_rule, launch.confidence)

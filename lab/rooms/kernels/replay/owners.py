@@ -46,8 +46,9 @@ def find_owners(
     for index, op in enumerate(ops):
         threads[(op.event.pid, op.event.tid)].append(index)
     found = {}
+    of_graphs = graph_rows(gpu, runtime)
     for index, (_, args) in enumerate(gpu):
-        if args.correlation in runtime and launches_graph(runtime[args.correlation].name):
+        if index in of_graphs:
             continue  # its External id is that of the op around the graph's launch
         owner = by_id.get(args.external_id, -1)
         if owner < 0 and args.correlation in runtime:
@@ -55,6 +56,12 @@ def find_owners(
         if owner >= 0:
             found[index] = _callable(ops, owner)
     return found
+
+
+def graph_rows(gpu: Sequence[tuple[Event, TraceArgs]], runtime: dict[int, Event]) -> set[int]:
+    """Indices in `gpu` of what a graph replayed."""
+    launched = {number for number, call in runtime.items() if launches_graph(call.name)}
+    return {index for index, (_, args) in enumerate(gpu) if args.correlation in launched}
 
 
 def _around(ops: list[Op], threads: dict[tuple[Any, Any], list[int]], call: Event) -> int:

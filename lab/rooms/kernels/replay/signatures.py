@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -37,13 +37,19 @@ class SignatureBook:
         self.orphans: list[Orphan] = []
 
     def add_launches(
-        self, gpu: Sequence[tuple[Event, TraceArgs]], owners: dict[int, int], forwards: ForwardSpans
+        self,
+        gpu: Sequence[tuple[Event, TraceArgs]],
+        owners: dict[int, int],
+        forwards: ForwardSpans,
+        of_graphs: Collection[int] = (),
     ) -> None:
         """Group launches by the op that owns them; collectives and launches without op are orphans."""
         groups: dict[int, list[int]] = defaultdict(list)
         for index, (event, args) in enumerate(gpu):
             owner = owners.get(index, -1)
             reason = why_orphan(event.name, self._ops[owner] if owner >= 0 else None)
+            if index in of_graphs:
+                reason = "a graph replayed it: replay an eager trace of the same model"
             reason = reason or self._why_not(self._ops[owner])
             if reason:
                 self.orphans.append(Orphan(launch_of(event, args), event.dur, reason))

@@ -16,7 +16,7 @@ from lab.rooms.kernels.replay.args import Origin, ReplayPlan
 from lab.rooms.kernels.replay.cpu_ops import working
 from lab.rooms.kernels.replay.forwards import ForwardSpans
 from lab.rooms.kernels.replay.inductor import InductorKernels, is_inductor
-from lab.rooms.kernels.replay.owners import find_owners, gather, nest
+from lab.rooms.kernels.replay.owners import find_owners, gather, graph_rows, nest
 from lab.rooms.kernels.replay.recorded_calls import RecordedCalls
 from lab.rooms.kernels.replay.signatures import SignatureBook
 from lab.rooms.kernels.replay.trace import decode_trace, sort_events
@@ -52,7 +52,7 @@ def read_plan(
     if gpu:
         owners = find_owners(ops, gpu, runtime)
         owners = owners if nodes else recorder.recorded_owners(owners, ops)
-        book.add_launches(gpu, gather(ops, owners), forwards)
+        book.add_launches(gpu, gather(ops, owners), forwards, graph_rows(gpu, runtime))
     else:
         book.add_leaves(forwards)
     if nodes and not any(signature.args is not None for signature in book.signatures):

@@ -149,3 +149,49 @@ def test_flux_credits_no_kernel_to_the_region_that_launched_the_graph(unique, sh
     assert replayed["count"].sum() == 993
     region = table[table["op"] == "Torch-Compiled Region: 0/0"]
     assert region["count"].sum() == 0
+
+
+def test_a_recording_without_graphs_or_without_a_gpu_refuses_the_capture(unique, tmp_path):
+    def eager(events):
+        for one in decoder():
+            events.row(one.kernel, events.launch(one), external_id=events.ids)
+
+    captured = capture(tmp_path)
+    done, table = unique(tmp_path, written(tmp_path, "eager.json", eager), "--capture", captured)
+    assert done.exit_code == 1 and "the recording has no graph replays" in done.output
+    assert set(table["op_rule"]) == {"external_id"} and table["layers"].max() == 4
+    on_cpu = written(tmp_path, "cpu.json", lambda events: [events.launch(one) for one in decoder()])
+    done, table = unique(tmp_path, on_cpu, "--capture", captured)
+    assert done.exit_code == 1 and len(table)
+
+
+def test_eager_launches_have_modules_and_layers_of_the_recorded_stack(run, tmp_path):
+    def eager(events):
+        for one in decoder():
+            events.row(one.kernel, events.launch(one), external_id=events.ids)
+
+    trace = written(tmp_path, "eager.json", eager)
+    done = run("launches", trace, "--out", tmp_path / "l", "--json")
+    rows = json.loads(done.stdout)
+    assert [row["module"] for row in rows] == [".".join(one.modules) for one in decoder()]
+    assert [row["layer"] for row in rows[1:5]] == ["Block_0"] * 4
+
+
+def test_each_rank_is_matched_with_the_capture_of_its_rank(unique, tmp_path):
+    paths = []
+    for rank in (0, 1):
+        launches = [one._replace(op=f"{one.op}_of_{rank}") for one in decoder()]
+        for name, fill in (
+            (f"rank{rank}.json", lambda events: replay_into(events, NAMES)),
+            (f"bs_4_rank{rank}.json", lambda events, made=launches: capture_into(events, made)),
+        ):
+            events = Events()
+            fill(events)
+            paths.append(events.write(tmp_path / name, distributedInfo={"rank": rank}))
+    replays, captures = paths[::2], paths[1::2]
+    done, table = unique(tmp_path, *replays, *(word for path in captures for word in ("--capture", path)))
+    assert done.exit_code == 0, done.output
+    assert {(op[-1], ranks) for op, ranks in zip(table["op"], table["ranks"], strict=True)} == {
+        ("0", 0),
+        ("1", 1),
+    }

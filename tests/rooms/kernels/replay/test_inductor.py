@@ -86,4 +86,6 @@ def test_rows_of_a_graph_are_not_replayed_as_the_op_around_its_launch(tmp_path):
     for name in ("a", "b"):
         events.row(name, correlation, external_id=1)
     plan = read_plan(events.write(tmp_path / "trace.json"))
-    assert [orphan.reason for orphan in plan.orphans] == ["no op owns it"] * 2
+    assert [orphan.reason for orphan in plan.orphans] == [
+        "a graph replayed it: replay an eager trace of the same model"
+    ] * 2
