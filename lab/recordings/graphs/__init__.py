@@ -19,8 +19,10 @@ names at capture: they are taken from an eager run of the same operators, or els
 launches are compared (confidence `count`).
 """
 
-from lab.recordings.graphs.join import CONFIDENCES, LAYER_RULES, RULES, Join, join
+from lab.recordings.graphs.batches import executed_batches
+from lab.recordings.graphs.join import Join, join
 from lab.recordings.graphs.loss import replay_lacks
+from lab.recordings.graphs.rows import CONFIDENCES, LAYER_RULES, RULES
 from lab.recordings.graphs.sources import Source, load_sources, own_source
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "RULES",
     "Join",
     "Source",
+    "executed_batches",
     "join",
     "load_sources",
     "own_source",

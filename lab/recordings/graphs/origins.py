@@ -11,7 +11,8 @@ from lab.core.words import plural
 from lab.recordings.capture import OP, START_END, Capture
 from lab.recordings.graphs import calls
 from lab.recordings.graphs.frames import class_of
-from lab.recordings.graphs.join import NONE, RULES, Join, join
+from lab.recordings.graphs.join import Join, join
+from lab.recordings.graphs.rows import NONE, RULES
 from lab.recordings.graphs.sources import Source
 from lab.recordings.lacks import Lack
 from lab.recordings.tables import Table

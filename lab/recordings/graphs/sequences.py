@@ -180,12 +180,14 @@ def eager(
         spans.setdefault((int(low[row]), int(high[row])), capture.name(int(ranges.name_id[own[row]])))
     target = near or max(high - low for low, high in spans)
     nearest = sorted(spans, key=lambda span: (abs(span[1] - span[0] - target), span))[:MAX_EAGER]
-    return [_part(whole, low, high, spans[low, high]) for low, high in nearest]
+    return [_part(whole, number, low, high, spans[low, high]) for number, (low, high) in enumerate(nearest)]
 
 
-def _part(whole: Sequence, low: int, high: int, label: str) -> Sequence:
+def _part(whole: Sequence, number: int, low: int, high: int, label: str) -> Sequence:
     columns = ("words", "kinds", "api", "call", "op", "geometry", "modules", "layers")
-    return replace(whole, label=label, **{name: getattr(whole, name)[low:high] for name in columns})
+    return replace(
+        whole, number=number, label=label, **{name: getattr(whole, name)[low:high] for name in columns}
+    )
 
 
 def _with_modules(capture: Capture, one: Sequence, frames: Frames | None) -> Sequence:

@@ -10,8 +10,8 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, Join, Source, join, load_sources
+from lab.recordings.graphs.batches import executed_batches
 from lab.recordings.graphs.frames import Frames
-from lab.recordings.graphs.join import executed_batches
 from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.lacks import Lack
 from lab.recordings.tables import Trace

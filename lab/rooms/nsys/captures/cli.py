@@ -160,7 +160,7 @@ def _projected(
 
     with needs("analysis"):
         from lab.recordings.graphs import load_sources
-        from lab.recordings.graphs.join import executed_batches
+        from lab.recordings.graphs.batches import executed_batches
         from lab.recordings.graphs.origins import origins_of
         from lab.recordings.load import load_capture
         from lab.recordings.projection import PHASES, project
