@@ -88,10 +88,11 @@ class Choice:
         return found
 
     def refused(self, num_replays: int) -> list[str]:
-        """Why each given capture was not used that no replay fits."""
+        """Why each given capture was not used that no replay fits; a folder with one that fits served."""
         found = []
+        served = {self.sources[index].folder for index in self.accepted} - {None}
         for index, source in enumerate(self.sources):
-            if index == 0 or index in self.accepted:
+            if index == 0 or index in self.accepted or source.folder in served:
                 continue
             if not num_replays:
                 why = "the recording has no graph replays"

@@ -24,7 +24,10 @@ _BATCH = re.compile(r"(?:^|_)bs_(\d{1,9})_")
 
 @dataclass(frozen=True)
 class Source:
-    """One recording to take operators from. batch, mode: as execution_details.json says, None unknown."""
+    """One recording to take operators from. batch, mode: as execution_details.json says, None unknown.
+
+    folder: the one it was found in, None for a file that was named itself.
+    """
 
     path: Path
     capture: Capture
@@ -32,6 +35,7 @@ class Source:
     batch: int | None = None
     mode: str | None = None
     rank: int | None = None
+    folder: Path | None = None
 
 
 class _Detail(msgspec.Struct):
@@ -66,7 +70,8 @@ def load_sources(
             raise MissingError("no such capture", where=path)
         files, notes = _listed(path) if path.is_dir() else ([_File(path)], [])
         problems += notes
-        found += [_read(one) for one in _needed(files, executed)]
+        folder = path if path.is_dir() else None
+        found += [_read(one, folder) for one in _needed(files, executed)]
     return found, problems
 
 
@@ -129,7 +134,7 @@ def _needed(files: list[_File], executed: Sequence[int | None]) -> list[_File]:
     return [one for one in files if one.batch in wanted]
 
 
-def _read(one: _File) -> Source:
+def _read(one: _File, folder: Path | None) -> Source:
     from lab.recordings.kineto import read_kineto
     from lab.recordings.kineto.capture import from_kineto
 
@@ -146,4 +151,4 @@ def _read(one: _File) -> Source:
             f"the capture: {error.what}", where=error.where or one.path, fix=error.fix
         ) from error
     frames = read_frames(one.path) if trace.meta.stacks else None
-    return Source(one.path, from_kineto(trace), frames, one.batch, one.mode, trace.meta.rank)
+    return Source(one.path, from_kineto(trace), frames, one.batch, one.mode, trace.meta.rank, folder)

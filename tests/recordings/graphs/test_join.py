@@ -411,3 +411,13 @@ def test_two_processes_with_equal_correlations_are_kept_apart(tmp_path):
 
     found = join(Source(one.source, two), [captured(tmp_path)])
     assert len(found.replays) == 2 and told(found) == TRUTH * 2
+
+
+def test_a_folder_serves_if_one_of_its_recordings_does(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    captured(folder, name="right.json")
+    captured(folder, [one._replace(kernel=one.kernel + "_x") for one in decoder()], "wrong.json")
+    own = replayed(folder, NAMES)
+    found = join(own, load_sources([folder])[0])
+    assert told(found) == TRUTH and found.problems == []
