@@ -112,8 +112,8 @@ class Launch(msgspec.Struct, kw_only=True, omit_defaults=True):
     forward: int = -1
     correlation: int = -1
     row: int = -1  # of `kernels` (of `ops` for cpu_op) as lab.recordings.kineto reads the rank's trace
-    op_rule: str = "none"
-    layer_rule: str = "none"
+    op_rule: str = ""
+    layer_rule: str = ""
     layer: str = ""
     confidence: str = ""
     kernel_hash: str = ""  # of the file of an Inductor kernel

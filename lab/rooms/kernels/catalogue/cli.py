@@ -82,7 +82,6 @@ def launches(
 
     written = files.write_launches(found, home)
     table = files.launch_params(found)
-    table["op"], table["module"] = _ops_of(found)
     table["kernel"] = [short_name(name) for name in table["name"]]
     for name in ("grid", "block"):
         table[name] = [_sizes(row) for row in table[[f"{name}_{axis}" for axis in "xyz"]].to_numpy()]
@@ -141,13 +140,6 @@ def _raise_for(ranks: Sequence[RankData]) -> None:
             "written, but incomplete:\n" + "\n".join(f"  {line}" for line in dict.fromkeys(lines)),
             where=ranks[0].path,
         )
-
-
-def _ops_of(found: Catalogue) -> tuple[list[str], list[str]]:
-    """Names and module paths of the owners of all launches."""
-    ops = {(op.rank, op.op_id): op for op in found.ops}
-    owners = [ops.get((one.rank, one.op_id)) for one in found.launches]
-    return [op.name if op else "" for op in owners], [op.module_path if op else "" for op in owners]
 
 
 def _sizes(row: Any) -> str:

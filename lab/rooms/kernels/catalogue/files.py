@@ -81,6 +81,10 @@ def launch_params(found: Catalogue) -> pd.DataFrame:
     """One row per launch, columns as in the original; blocks and warps per SM from the geometry."""
     metas = {rank.rank: rank.trace.meta for rank in found.ranks}
     table: pd.DataFrame = pd.DataFrame([_params(one, metas[one.rank]) for one in found.launches])
+    ops = {(op.rank, op.op_id): op for op in found.ops}
+    owners = [ops.get((one.rank, one.op_id)) for one in found.launches]
+    table["op"] = [op.name if op else "" for op in owners]
+    table["module"] = [op.module_path if op else "" for op in owners]
     return table
 
 

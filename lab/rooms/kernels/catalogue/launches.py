@@ -49,6 +49,7 @@ def launches_of(rank: RankData, book: OpBook, zero_ns: int) -> list[Launch]:
             correlation=int(columns["correlation"][index]),
             row=int(rank.rows[index]),
             op_rule=rank.op_rule[index],
+            layer_rule="none",
         )
         key: tuple[Any, ...] = (name, kind, sizes, op, record.overload if record else None, args_key(record))
         key = (*key, launch.phase)

@@ -103,6 +103,9 @@ def test_launches_and_gantt_take_captures_too(run, tmp_path):
     assert rows[2]["module"] == "Model_0.Block_0.Linear_0" and rows[2]["op"] == "aten::mm"
     table = pd.read_csv(tmp_path / "l" / "tables" / "kernel_launch_params.csv", keep_default_na=False)
     assert set(table["op_rule"]) == {"order"} and set(table["layer_rule"]) == {"order", "none"}
+    assert table["op"][2] == "aten::mm" and table["module"][2] == "Model_0.Block_0.Linear_0"
+    lines = (tmp_path / "l" / "tables" / "launches.jsonl").read_text().splitlines()
+    assert {json.loads(line)["layer_rule"] for line in lines} == {"order", "none"}
     done = run("gantt", own, "--capture", captured, "--out", tmp_path / "g")
     assert done.exit_code == 0 and (tmp_path / "g" / "figures" / "gantt.png").exists()
 
