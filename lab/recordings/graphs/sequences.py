@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, replace
 
@@ -17,8 +18,8 @@ CAPTURED, EAGER = "capture", "eager run"
 _BATCH = re.compile(r"capture_(\d+)_(\w+)\Z")
 _COMPILED = re.compile(r"## Call CompiledFxGraph ")
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
-# A trace may hold thousands of ranges; a forward of the replay's length is among the nearest in length.
-MAX_EAGER = 64
+# A trace may hold many different ranges; a forward of the replay's length is among the nearest in length.
+MAX_EAGER = 128
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def eager(
 ) -> list[Sequence]:
     """Forwards that were launched one by one: what each range of the program launched, and all of it.
 
-    near: the length of the replay that is looked for; the MAX_EAGER nearest in length are kept.
+    near: the length of the replay that is looked for; the MAX_EAGER nearest in length, and the whole.
     """
     call = calls.call_of(capture)
     alone = ~calls.in_graph(capture, call) & (call >= 0) & (capture.ops.kind != GRAPH)
@@ -178,9 +179,23 @@ def eager(
     low, high = (np.searchsorted(at_ns, ns) for ns in (ranges.start_ns[own], ranges.end_ns[own]))
     for row in np.flatnonzero(high > low).tolist():
         spans.setdefault((int(low[row]), int(high[row])), capture.name(int(ranges.name_id[own[row]])))
-    target = near or max(high - low for low, high in spans)
-    nearest = sorted(spans, key=lambda span: (abs(span[1] - span[0] - target), span))[:MAX_EAGER]
+    distinct = _distinct(capture, whole, list(spans))
+    target = near or len(rows)
+    nearest = sorted(distinct, key=lambda span: (abs(span[1] - span[0] - target), span))[:MAX_EAGER]
+    nearest = list(dict.fromkeys([*nearest, (0, len(rows))]))
     return [_part(whole, number, low, high, spans[low, high]) for number, (low, high) in enumerate(nearest)]
+
+
+def _distinct(capture: Capture, whole: Sequence, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """One span of each kind: steps repeat the same launches of the same operators, shapes and modules."""
+    ids = [np.append(getattr(capture.ranges, name), -1)[whole.op] for name in ("name_id", "dims_id")]
+    paths: dict[tuple[str, ...], int] = {}
+    module = np.array([paths.setdefault(path, len(paths)) for path in whole.modules], dtype=np.int64)
+    rows = np.column_stack([whole.words, *ids, module, whole.geometry]).astype(np.int64)
+    found: dict[bytes, tuple[int, int]] = {}
+    for low, high in spans:
+        found.setdefault(hashlib.blake2b(rows[low:high].tobytes()).digest(), (low, high))
+    return list(found.values())
 
 
 def _part(whole: Sequence, number: int, low: int, high: int, label: str) -> Sequence:

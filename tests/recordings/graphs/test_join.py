@@ -421,3 +421,16 @@ def test_a_folder_serves_if_one_of_its_recordings_does(tmp_path):
     own = replayed(folder, NAMES)
     found = join(own, load_sources([folder])[0])
     assert told(found) == TRUTH and found.problems == []
+
+
+def test_a_name_is_one_ops_only_if_the_whole_run_says_so(tmp_path):
+    """Its second operator is the last of many forwards, of which only some are looked at closely."""
+    events = Events()
+    for index in range(80):
+        start = events.now
+        one = Launched("work", "aten::b" if index == 79 else "aten::a")
+        events.row(one.kernel, events.launch(one), external_id=events.ids)
+        events.add("user_annotation", f"step_{index}", start - 2, events.now - start, {})
+    replay_into(events, ["work"])
+    found = join(source(events.write(tmp_path / "own.json")))
+    assert found.texts[found.rows.op_name[found.inside][0]] == ""
