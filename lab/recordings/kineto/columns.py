@@ -181,6 +181,8 @@ class Columns:
         if events:
             args = list(map(_ARGS, events))
             columns["correlation"] = self._encode.ints(args, "correlation")
+            columns["external_id"] = self._encode.ints(args, "external_id")
+            columns["kernel_id"] = self._encode.texts(args, attrgetter("kernel"))
             self._append("runtime", columns, events)
             if any(map(_has_grid, args)):
                 self._geometry.update(

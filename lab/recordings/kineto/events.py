@@ -18,6 +18,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     device: int | str = -1  # HIP runtime calls write some of these as text
     stream: int | str = -1
     original_stream: int | str = -1  # where a viewer's lane has replaced stream
+    kernel: str = ""
     correlation: int = -1
     graph: int = msgspec.field(name="graph id", default=0)  # 0: launched without a graph
     graph_node: int = msgspec.field(name="graph node id", default=0)

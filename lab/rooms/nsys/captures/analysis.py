@@ -122,7 +122,7 @@ def _summaries(capture: Capture) -> list[Summary]:
     if not len(capture.ops):
         return []
     names = phase_names(())
-    parts = projections_of(capture, "full", names, PartOptions())
+    parts = projections_of(capture, "full", names, PartOptions(), captures=())
     return summaries([(index, one) for index, one in parts if len(one.capture.ops)], names.pattern)
 
 

@@ -23,6 +23,7 @@ from lab.recordings.projection import project
 from lab.report.page import Block, Card, Page, Points, Prose, Section, Status, Table, Timeline, write_page
 from lab.report.provenance import provenance
 from lab.report.tables import number, write_csv
+from lab.rooms.nsys.captures.part import with_origins
 from lab.rooms.nsys.captures.summary import TOP, Summary
 from lab.rooms.nsys.captures.summary_text import TOOLS
 
@@ -46,7 +47,7 @@ class Written:
 
 def write_recording(capture: Capture, found: Sequence[Summary], out: Path) -> Written:
     """report.html and tables/*.csv of one recording in `out`. Raises StorageError where it cannot write."""
-    bars = bars_of_capture(project(capture)) if len(capture.ops) else None
+    bars = bars_of_capture(project(capture, origins=with_origins(capture)[1])) if len(capture.ops) else None
     tables = _tables(capture, found)
     if bars is not None:
         tables |= {"gantt": bar_table(bars), "busy": busy_table(bars, capture.lacks)}
