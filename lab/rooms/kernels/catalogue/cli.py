@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.errors import needs
+from lab.errors import BadDataError, needs
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
 from lab.rooms.kernels.options import OUT, TABLE_OUTPUT, TRACES
 from lab.terminal.integrity import REQUIRE, raise_for_lacks
@@ -92,6 +92,8 @@ def gantt(traces: tuple[Path, ...], step: str | None, out: Path | None, require:
         from lab.rooms.kernels.catalogue.rank import read_rank
     ranks = [read_rank(trail) for trail in trails_of(traces)]
     bars, lacks = bars_of(ranks), [lack for rank in ranks for lack in rank.trace.lacks]
+    if not len(bars.row):
+        raise BadDataError("the trace holds neither kernels nor ops", where=traces[0])
     home = out or home_of(traces)
     written = [*write_gantt(bars, home, step=step), write_gantt_page(bars, home, traces, lacks)]
     click.echo(f"{plural(len(bars.row), 'launch')} on {plural(len(bars.rows), 'row')}")
