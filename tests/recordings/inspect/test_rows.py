@@ -73,6 +73,20 @@ def test_a_folder_names_what_it_knows_and_passes_over_the_rest(tmp_path):
     }
 
 
+def test_a_folder_that_holds_anything_beside_a_recordings_parts_is_walked(tmp_path, monkeypatch):
+    from lab.recordings.inspect import walk
+
+    monkeypatch.setattr(walk, "format_of", lambda folder: None)  # whatever it is, it says it is one recording
+    for name in ("a.parquet", "b.parquet"):
+        (tmp_path / name).write_bytes(b"PAR1")
+    assert walk.is_recording(tmp_path)
+    (tmp_path / "t.json").write_text("{}")
+    assert not walk.is_recording(tmp_path)
+    (tmp_path / "t.json").unlink()
+    (tmp_path / "below").mkdir()
+    assert not walk.is_recording(tmp_path)
+
+
 def test_what_cannot_be_read_is_a_row_with_its_reason(tmp_path):
     whole = trace(tmp_path / "whole.json").read_bytes()
     (tmp_path / "cut_trace.json").write_bytes(whole[: len(whole) // 2])
