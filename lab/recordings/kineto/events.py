@@ -42,10 +42,10 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     pg_ranks: str = msgspec.field(name="Process Group Ranks", default="")
     seq: int = msgspec.field(name="Seq", default=-1)
     concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_RAW)
-    ev_idx: int | str = msgspec.field(name="Ev Idx", default=-1)
     types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_RAW)
     strides: msgspec.Raw = msgspec.field(name="Input Strides", default=_NO_RAW)
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_RAW)
+    ev_idx: int | str = msgspec.field(name="Ev Idx", default=-1)
     name: msgspec.Raw = _NO_RAW  # of a process or thread
     labels: msgspec.Raw = _NO_RAW
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.errors import StepFailed, needs
+from lab.errors import BadDataError, StepFailed, needs
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
 from lab.rooms.kernels.options import CAPTURE, OUT, TABLE_OUTPUT, TRACES
 from lab.terminal.integrity import REQUIRE, raise_for_lacks
@@ -126,6 +126,8 @@ def gantt(
         from lab.rooms.kernels.catalogue.rank import read_ranks
     ranks = read_ranks(trails_of(traces), captures=captures)
     bars, lacks = bars_of(ranks), [lack for rank in ranks for lack in rank.lacks]
+    if not len(bars.row):
+        raise BadDataError("the trace holds neither kernels nor ops", where=traces[0])
     home = out or home_of(traces)
     written = [*write_gantt(bars, home, step=step), write_gantt_page(bars, home, traces, lacks)]
     click.echo(f"{plural(len(bars.row), 'launch')} on {plural(len(bars.rows), 'row')}")
