@@ -111,6 +111,7 @@ class Foreign(NamedTuple):
     """A line that is not nixnan's: the program's own output, or a comment."""
 
 
+_ERROR_HEAD = "#nixnan: error ["
 TORN, FOREIGN = Torn(), Foreign()
 Line = Event | Other | Torn | Foreign
 
@@ -133,13 +134,17 @@ def read_line(raw: bytes) -> Line:
     if raw.startswith(b"##"):
         return FOREIGN
     text = raw.rstrip().decode("utf-8", "backslashreplace")
+    if text.startswith(_ERROR_HEAD) and text.find("#nixnan", 1) < 0:  # most lines are of events
+        return _event(found) if (found := ERROR.fullmatch(text)) else _other(text)
     twice = text.find("#nixnan", 1) > 0
     if found := IMMEDIATE.fullmatch(text):
         return Other("immediate", found.groups()) if text.count("#nixnan") <= 2 else TORN
     if twice or not text.startswith("#nixnan:"):
         return TORN
-    if found := ERROR.fullmatch(text):
-        return _event(found)
+    return _other(text)
+
+
+def _other(text: str) -> Line:
     for what, pattern in _OTHERS:
         if found := pattern.fullmatch(text):
             return Other(what, found.groups())

@@ -123,10 +123,11 @@ def counted(cells: dict[tuple[str, bool, str], int]) -> dict[str, Any]:
 def _site(key: tuple[str, str, int | None], tally: SiteTally, file: str) -> Site:
     function, sass, operand = key
     labels: dict[str, int] = {}
-    masks: dict[tuple[str, ...], int] = {}
+    kinds: dict[str, int] = {}
     for (of, label), lines in tally.by.items():
         labels[label] = labels.get(label, 0) + lines
-        masks[of] = masks.get(of, 0) + lines
+        for kind in of:
+            kinds[kind] = kinds.get(kind, 0) + lines
     opcode = opcode_of(sass)
     return Site(
         function=function,
@@ -136,7 +137,7 @@ def _site(key: tuple[str, str, int | None], tally: SiteTally, file: str) -> Site
         type=type_of(opcode, operand) or max(labels, key=lambda label: labels[label], default="unknown"),
         lines=tally.lines,
         masks=len(tally.by),
-        kinds=_per_kind(masks),
+        kinds=kinds,
         labels=labels,
         places=tuple(tally.places),
         file=file,
