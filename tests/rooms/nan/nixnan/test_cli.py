@@ -109,7 +109,7 @@ def test_a_comparison_with_a_file_of_something_else_is_an_error(tmp_path):
 def test_a_log_given_for_a_run_is_told_apart_from_a_missing_folder(tmp_path):
     a = nixgen.write(tmp_path / "a.nixnan", log(*A[:10]))
     assert "lab nan parse" in lab("analyze", a).stderr, "the command for a log"
-    assert "no such file or folder" in lab("analyze", tmp_path / "nowhere").stderr
+    assert "no such folder" in lab("analyze", tmp_path / "nowhere").stderr
 
 
 def test_one_log_that_cannot_be_read_does_not_hide_the_others(tmp_path):
