@@ -89,7 +89,7 @@ def _sentences(capture: Capture, found: Sequence[Summary], unknown: Sequence[str
     first = (
         f"{marked(bound(capture.lacks, 'gpu'))}{plural(kernels, 'kernel')}, "
         f"{int(dur_ns.sum()) / 1e6:,.3f} ms of kernel time, of {processes}, "
-        f"recorded by {TOOLS.get(capture.collector, capture.collector)}."
+        f"recorded by {_tool(capture)}."
     )
     axes = ", ".join(f"{axis} {verdict_of(capture.lacks, axis)}" for axis in AXES)
     recording = f"The recording is {verdict_of(capture.lacks)} ({axes})."
@@ -285,9 +285,15 @@ def _sections(
     return sections
 
 
+def _tool(capture: Capture) -> str:
+    """The tool; of a Perfetto file the program that wrote it."""
+    tool = TOOLS.get(capture.collector, capture.collector)
+    return f"{capture.info['writer']} (Perfetto file)" if "writer" in capture.info else tool
+
+
 def _recorder(capture: Capture) -> dict[str, str]:
     known = {
-        "tool": TOOLS.get(capture.collector, capture.collector),
+        "tool": _tool(capture),
         "version": capture.version or "unknown",
         "schema": capture.schema or "none",
         **capture.info,
