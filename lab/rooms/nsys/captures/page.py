@@ -272,7 +272,7 @@ def _sections(
         sections.append(Section("Kernel classes", [table("classes", "Kernel time by class", few("classes"))]))
     if capture.kernels.any():
         most = tables["kernels"].groupby("process", sort=False).head(TOP)
-        most = most if len(capture.processes) > 1 else most.drop(columns="process")
+        most = most.drop(columns=["name"] if len(capture.processes) > 1 else ["name", "process"])
         caption = f"The {TOP} costliest kernels by name, over the whole recording; the CSV has all"
         sections.append(
             Section("Costliest kernels", [Table(most, caption, "tables/kernels.csv", open_rows=60)])
