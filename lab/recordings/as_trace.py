@@ -127,12 +127,12 @@ def _kernels(ops: Table) -> Table:
 
 
 def _ops(ranges: Table) -> Table:
-    return _renamed(ranges, OP_COLUMNS, sequence=ranges.seq, name_id=ranges.text_id)
+    return _renamed(ranges, OP_COLUMNS, sequence=ranges.seq)
 
 
 def _ranges(ranges: Table) -> Table:
     on_gpu = np.zeros(len(ranges), dtype=bool)
-    return _renamed(ranges, RANGE_COLUMNS, name_id=ranges.text_id, on_gpu=on_gpu)
+    return _renamed(ranges, RANGE_COLUMNS, on_gpu=on_gpu)
 
 
 def _renamed(table: Table, schema: Schema, **more: np.ndarray) -> Table:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.recordings.lacks import Lack, Verdict, verdict_of
-from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Schema, Table, concat
+from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Schema, Table, concat
 
 __all__ = [
     "GRAPH",
@@ -31,7 +31,6 @@ __all__ = [
     "by_process",
 ]
 
-GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
 PUSH_POP, START_END, OP = 0, 1, 2  # kinds of ranges; OP: an operator recorded by the framework
 
 # -1: not recorded. *_id and domain index `strings`; times are integer ns on one clock.
@@ -244,10 +243,15 @@ class Strings:
         return self.id(bare), min(int(seq.group(1)), 2**62) if seq else -1
 
 
+def distinct(values: np.ndarray) -> np.ndarray:
+    """The distinct values (m,); without a sort where there is only one, as in most recordings."""
+    return values[:1] if len(values) and (values == values[0]).all() else np.unique(values)
+
+
 def by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ...]]:
     """The tables with `process` filled in from their pids, and the processes by pid; -1 (not recorded) joins
     the only process there is, or becomes one of its own."""
-    pids = np.unique(np.concatenate([np.unique(table.pid) for table in tables]))
+    pids = np.unique(np.concatenate([distinct(table.pid) for table in tables]))
     if len(pids) > 1 and len(pids[pids >= 0]) == 1:
         pids = pids[pids >= 0]
     found = tuple(Process(pid=int(pid) if pid != -1 else None) for pid in pids) or (Process(),)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lab.recordings.capture import Capture, Process, by_process
+from lab.recordings.capture import Capture, Process, by_process, distinct
 from lab.recordings.tables import Table
 
 _TABLES = ("ops", "api", "ranges", "sync", "osrt")
@@ -29,7 +29,7 @@ def single_processes(capture: Capture) -> dict[int, Capture]:
     and `devices` are those of the process and of the whole recording.
     """
     capture = with_processes(capture)
-    found = np.unique(np.concatenate([np.unique(getattr(capture, name).process) for name in _TABLES]))
+    found = np.unique(np.concatenate([distinct(getattr(capture, name).process) for name in _TABLES]))
     if len(found) <= 1 and len(capture.processes) <= 1:
         return {0: capture}
     indices = [*found[found >= 0].tolist(), *found[found < 0].tolist()]

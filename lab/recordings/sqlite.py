@@ -37,7 +37,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
             connection.execute("PRAGMA query_only = 1")
             connection.execute("PRAGMA trusted_schema = 0")
             yield connection
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # sqlite3 decodes a damaged schema on its own
         raise BadDataError(f"SQLite cannot read it: {error}", where=path, fix="export it again") from error
 
 

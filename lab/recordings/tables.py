@@ -12,6 +12,7 @@ import numpy as np
 from lab.recordings.lacks import Lack
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
+GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
 Schema = Mapping[str, Any]
 
 # Column names and types of each table. -1: not recorded; *_id columns index `strings`.

@@ -21,6 +21,14 @@ class Sample:
         return self.sd / math.sqrt(self.n) if self.n > 1 else math.nan
 
 
+def mean_ci(sample: Sample, *, level: float = 0.95) -> tuple[float, float]:
+    """Interval of a mean, by Student's t; (NaN, NaN) for a single value."""
+    if sample.n < 2:
+        return math.nan, math.nan
+    half = student_t(1 - level, sample.n - 1) * sample.standard_error
+    return sample.mean - half, sample.mean + half
+
+
 def difference_ci(a: Sample, b: Sample, *, level: float = 0.95) -> tuple[float, float]:
     """Interval of a.mean - b.mean for samples of unequal spread; (NaN, NaN) below two values of either.
 

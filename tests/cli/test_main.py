@@ -74,23 +74,16 @@ def test_the_rocm_plan_is_right_without_daemon_gpu_or_torch(tmp_path):
 
 
 def test_the_nixnan_plan_is_right_without_daemon_or_gpu(tmp_path):
-    done = lab(
-        "run",
-        "--image",
-        "cuda",
-        "--dry-run",
-        "--json",
-        "nixnan",
-        "baseline",
-        cwd=tmp_path,
-        env={"NIXNAN_SO": "/x/nixnan.so"},
-    )
+    tool = tmp_path / "nixnan.so"
+    tool.write_bytes(b"\x7fELF\x02\x01\x01" + b"\0" * 9 + b"\x03\x00\x3e\x00")  # of a library for x86-64
+    words = ("run", "--image", "cuda", "--dry-run", "--json", "nixnan", "baseline")
+    done = lab(*words, cwd=tmp_path, env={"NIXNAN_SO": str(tool)})
     assert done.returncode == 0, done.stderr
     (step,) = json.loads(done.stdout)["steps"]
     starts = step["starts"]
     assert step["tools"] == ["nixnan"] and step["num_gpus"] == 1 and "--no-hooks" in step["argv"]
     assert starts["env"]["CUDA_INJECTION64_PATH"] == "/opt/lab/nixnan.so"
-    assert {"source": "/x/nixnan.so", "target": "/opt/lab/nixnan.so", "read_only": True} in starts["mounts"]
+    assert {"source": str(tool), "target": "/opt/lab/nixnan.so", "read_only": True} in starts["mounts"]
     assert starts["device_requests"][0]["device_ids"] == ["<uuid of GPU 0>"]
     assert starts["network_mode"] == "none" and starts["cap_add"] == []
 

@@ -12,16 +12,6 @@ What a format can prove about itself, its reader puts into `Capture.lacks`: C (K
 (nsys' own counts), D (AMD's dispatch ids).
 """
 
-from lab.recordings.integrity.evidence import Evidence
-from lab.recordings.integrity.ranks import lacks_over_ranks
-from lab.recordings.integrity.replays import Windows, windows_of
 from lab.recordings.integrity.rules import integrity_of, integrity_of_trace
 
-__all__ = [
-    "Evidence",
-    "Windows",
-    "integrity_of",
-    "integrity_of_trace",
-    "lacks_over_ranks",
-    "windows_of",
-]
+__all__ = ["integrity_of", "integrity_of_trace"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lab.recordings.capture import Capture
 from lab.recordings.integrity.calls import BEGIN_CAPTURE, END_CAPTURE, kinds_of
 from lab.recordings.tables import Table, Trace
+
+if TYPE_CHECKING:
+    from lab.recordings.capture import Capture
 
 FOREVER = np.iinfo(np.int64).max
 

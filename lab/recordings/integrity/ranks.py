@@ -18,9 +18,8 @@ _STEPS = ("ProfilerStep#", "step_", "Iteration", "iteration")
 FEWEST = 2
 
 
-def lacks_over_ranks(captures: Sequence[Capture]) -> list[tuple[Lack, ...]]:
+def lacks_over_ranks(shapes: Sequence[Shape]) -> list[tuple[Lack, ...]]:
     """What each rank's recording lacks when compared with the others'; signs, no proofs, hence unknown."""
-    shapes = [shape_of(one) for one in captures]
     return [_lacks(index, shapes) for index in range(len(shapes))]
 
 

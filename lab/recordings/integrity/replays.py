@@ -30,12 +30,13 @@ MANY = 16
 
 @dataclass(frozen=True)
 class Windows:
-    """Of each stream capture (m,) of a recording: calls that make nodes, at least (without memsets) and at
-    most; process is where it was, -1 for a recording beside."""
+    """Of each stream capture (m,) of a recording: its process, and how many calls made nodes, at least
+    (without memsets) and at most. exact: HIP's captures have a call for every node; CUDA's have more."""
 
     least: np.ndarray
     most: np.ndarray
     process: np.ndarray
+    exact: bool = False
 
     def __len__(self) -> int:
         return len(self.least)
@@ -64,7 +65,8 @@ def windows_of(of: Evidence) -> Windows:
     least = np.bincount(inside[nodes], minlength=count)
     most = least + np.bincount(inside[fills], minlength=count)
     used = most > 0
-    return Windows(least[used], most[used], of.windows[used, 0])
+    hip = any(of.strings[i].startswith("hip") for i in np.unique(of.api.name_id[nodes]).tolist())
+    return Windows(least[used], most[used], of.windows[used, 0], exact=hip)
 
 
 def replay_lacks(of: Evidence, more: Sequence[Windows] = ()) -> list[Lack]:
@@ -161,17 +163,20 @@ def _judged(
 ) -> list[Lack]:
     own = windows.process == process
     sizes = [(windows.least[own], windows.most[own]), *((one.least, one.most) for one in more)]
+    # One graph was captured here: replays of almost its size are of it.
+    captured = windows.least[own][:1] if own.sum() == 1 else windows.least[:0]
+    beside = np.unique(np.concatenate([captured, *(one.least for one in more if one.exact)]))
     lost: dict[Place, int] = {}
     expected = 0
     open_rows: list[np.ndarray] = []
     for one in classes:
-        missing = _missing(one, classes, windows.least[own])
+        missing = 0 if _captured_so(one, sizes) else _missing(one, classes, beside)
         expected += len(one.replays) * (one.rows + missing)
         if missing:
             for index in one.replays.tolist():
                 place = _place(of, replay, index, process)
                 lost[place] = lost.get(place, 0) + missing
-        elif not _proven(one, sizes):
+        elif len(one.replays) == 1 and not _captured_so(one, sizes):
             open_rows.append(np.flatnonzero(np.isin(replay, one.replays)))
     found = [_lossy(process, place, n, expected) for place, n in lost.items()]
     if open_rows:
@@ -181,18 +186,16 @@ def _judged(
     return found
 
 
-def _proven(one: _Class, sizes: list[tuple[np.ndarray, np.ndarray]]) -> bool:
-    captured = any(((least <= one.rows) & (one.rows <= most)).any() for least, most in sizes)
-    return len(one.replays) > 1 or captured
+def _captured_so(one: _Class, sizes: list[tuple[np.ndarray, np.ndarray]]) -> bool:
+    return any(((least <= one.rows) & (one.rows <= most)).any() for least, most in sizes)
 
 
 def _missing(one: _Class, classes: list[_Class], captured: np.ndarray) -> int:
-    """Rows that each of these replays lost; 0 where nothing says that it lost any."""
-    if len(captured) == 1:
-        # One graph was captured here: replays of almost its size are of it.
-        whole = int(captured[0])
-        if ALMOST_ALL * whole <= one.rows < whole:
-            return whole - one.rows
+    """Rows that each of these replays lost; 0 where nothing says that it lost any. captured: the sizes (k,)
+    of graphs that it may be a replay of."""
+    almost = captured[(ALMOST_ALL * captured <= one.rows) & (one.rows < captured)]
+    if len(almost) == 1:
+        return int(almost[0]) - one.rows
     if len(one.replays) > 1:
         return 0
     larger = [other for other in classes if _same_graph(one, other)]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.capture import Capture
 from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH
 from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
-from lab.recordings.integrity.replays import Windows, replay_lacks
 from lab.recordings.lacks import Lack, Place
-from lab.recordings.tables import MEMCPY, Trace
+from lab.recordings.tables import GRAPH, MEMCPY, Trace
+
+if TYPE_CHECKING:
+    from lab.recordings.capture import Capture
+    from lab.recordings.integrity.replays import Windows
 
 _WHEN: dict[Place, str] = {
     "head": "at its start",
@@ -53,7 +56,11 @@ def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
             continue
         found += _gpu_rows(of, process, api[due[api]], len(ops))
         found += _host_rows(of, process, ops, api)
-    return (*found, *replay_lacks(of, more))
+    if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
+        from lab.recordings.integrity.replays import replay_lacks
+
+        found += replay_lacks(of, more)
+    return tuple(found)
 
 
 def _mine(processes: np.ndarray, process: int, count: int) -> np.ndarray:

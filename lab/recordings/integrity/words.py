@@ -38,7 +38,10 @@ def integrity_lines(lacks: Sequence[Lack], *, processes: int = 1) -> list[str]:
 
 def sentences(lacks: Iterable[Lack], *, processes: int = 1) -> list[str]:
     """One sentence per finding: axis, process if there are several, what is missing, by which rule."""
-    return [f"{lack.axis}{_process(lack, processes)}: {printable(lack.text)} [{lack.rule}]" for lack in lacks]
+    return [
+        f"{lack.axis}{_process(lack, processes)}: {printable(lack.text.replace(chr(10), ' '))} [{lack.rule}]"
+        for lack in lacks
+    ]
 
 
 def _process(lack: Lack, processes: int) -> str:

@@ -42,12 +42,16 @@ class EventIndices:
     def lacks(self) -> tuple[Lack, ...]:
         """What is missing up to the largest number; events after it cannot be known."""
         operators, others = _joined(self._operators), _joined(self._others)
-        seen = np.union1d(operators, others)
-        if not len(seen):
+        if _contiguous(operators, others):
             return ()
+        found = np.concatenate([operators, others])
+        order = np.argsort(found, kind="stable")  # fast, because most of it is in order
+        seen = found[order]
+        is_operator = order < len(operators)
+        is_new = np.append(True, seen[1:] > seen[:-1])
+        seen, is_operator = seen[is_new], is_operator[is_new]
         gaps = np.flatnonzero(np.diff(seen) > 1)
         sizes = seen[gaps + 1] - seen[gaps] - 1
-        is_operator = np.isin(seen, operators)
         inside = is_operator[gaps] & is_operator[gaps + 1]
         counts: dict[Place, tuple[int, int]] = {
             "head": (int(seen[0]), 1),
@@ -79,6 +83,17 @@ def _numbers(events: Sequence[Any]) -> np.ndarray:
     except (OverflowError, ValueError, TypeError):
         usable = [i if isinstance(i, int) and 0 <= i < 2**62 else -1 for i in map(_INDEX, events)]
         return np.array(usable, dtype=np.int64)
+
+
+def _contiguous(*parts: np.ndarray) -> bool:
+    """Whether these are all numbers from 0 on (true of none), without sorting them."""
+    count = sum(map(len, parts))
+    present = np.zeros(count, dtype=bool)
+    for part in parts:
+        if len(part) and part.max() >= count:
+            return False
+        present[part] = True
+    return bool(present.all())
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

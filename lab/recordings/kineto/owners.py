@@ -14,9 +14,9 @@ def owners(trace: Trace, api: Table, num_processes: int) -> tuple[np.ndarray, li
     """The process (n,) of each row of `trace.kernels`, -1 where it is not known; and what was odd.
 
     One process owns everything. Among several, an operation belongs to the process that made a call of its
-    correlation id; where several did (numbers repeat between merged files), to the one that owns its row in
-    the file: the process of all operations of that row that only one process can have launched, or else
-    the only process that launched every operation of the row before it ran.
+    correlation id before it ran. Numbers repeat between merged files; where several processes called, an
+    operation belongs to the one that is left when the others have theirs, or else to the only process that
+    owns anything in its row of the file, unless that row has the number twice.
     """
     kernels = trace.kernels
     if num_processes == 1 or not len(kernels):
@@ -30,12 +30,41 @@ def owners(trace: Trace, api: Table, num_processes: int) -> tuple[np.ndarray, li
         called = _called(kernels, api, process)
         one.add(called, process)
         all_of_row.add(np.bincount(row_of[called], minlength=len(rows)) == size, process)
-    found, owner = one.found(), all_of_row.found()
+    found, owner = _the_one_left(one.found(), kernels.correlation, api), all_of_row.found()
     for row, certain in _certain(found, row_of):
         owner[row] = certain
-    found = np.where(found >= 0, found, owner[row_of])
+    alone = _alone(np.stack([row_of, kernels.correlation], axis=1))
+    found = np.where((found < 0) & alone, owner[row_of], found)
     lost = int((found < 0).sum())
     return found, [_unknown(len(callers), lost)] if lost else []
+
+
+def _alone(keys: np.ndarray) -> np.ndarray:
+    """Which rows (n,) of keys (n, k) occur once."""
+    _, which, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    alone: np.ndarray = count[which.ravel()] == 1
+    return alone
+
+
+def _the_one_left(found: np.ndarray, corr: np.ndarray, api: Table) -> np.ndarray:
+    """`found` (n,), filled in where as many operations as processes have a number, and all but one are known
+    to be of different ones."""
+    numbers, which = np.unique(corr, return_inverse=True)
+    calls = np.unique(np.stack([api.corr, api.process], axis=1)[api.corr >= 0], axis=0)
+    at = np.minimum(np.searchsorted(numbers, calls[:, 0]), len(numbers) - 1)
+    calls, at = calls[numbers[at] == calls[:, 0]], at[numbers[at] == calls[:, 0]]
+    known = found >= 0
+    pairs = np.unique(np.stack([which[known], found[known]], axis=1), axis=0)
+    of_calls, of_rows, of_known = (
+        np.bincount(one, minlength=len(numbers)) for one in (at, which, which[known])
+    )
+    distinct = np.bincount(pairs[:, 0], minlength=len(numbers))
+    clear = (of_calls == of_rows) & (of_known == of_rows - 1) & (distinct == of_known)
+    left = np.zeros(len(numbers), dtype=np.int64)
+    np.add.at(left, at, calls[:, 1])
+    np.subtract.at(left, which[known], found[known])
+    filled: np.ndarray = np.where(~known & clear[which], left[which], found)
+    return filled
 
 
 def _unknown(processes: int, operations: int) -> str:

@@ -89,7 +89,7 @@ class _Masks:
 def _ranges_asked_for(projection: Projection, wanted: Wanted) -> list[tuple[np.ndarray, str]]:
     found = []
     if wanted.steps is not None:
-        found.append((_steps_numbered(projection, wanted.steps), f"steps {_numbers(wanted.steps)}"))
+        found.append((_steps_numbered(projection, wanted.steps), _steps_text(wanted.steps)))
     if wanted.range is not None:
         found.append((_ranges_named(projection, wanted.range), f"ranges `{wanted.range}`"))
     return found
@@ -104,9 +104,13 @@ def _steps_numbered(projection: Projection, wanted: frozenset[int]) -> np.ndarra
     if not len(rows):
         there = _numbers(frozenset(numbers)) if numbers else "none"
         raise MissingError(
-            f"no measured step {_numbers(wanted)}; the recording has {there}", where=capture.source
+            f"no measured {_steps_text(wanted)}; the recording has {there}", where=capture.source
         )
     return rows
+
+
+def _steps_text(numbers: frozenset[int]) -> str:
+    return f"step{'s' if len(numbers) > 1 else ''} {_numbers(numbers)}"
 
 
 def _numbers(numbers: frozenset[int]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.recordings import sqlite
@@ -86,6 +88,7 @@ def _add(section: Section, strings: Strings, read: _Read) -> None:
         ids, calls = dispatches[kernels.process == process], bool((api.process == process).any())
         read.lacks += dispatch_lacks(process, ids, calls=calls)
         read.lacks += _untraced_kernels(people, index, len(ids))
+        read.lacks += _short_replays(section, people, process, kernels.where(kernels.process == process))
         read.problems += repeated_dispatches(ids)
     read.ops += [kernels, read_copies(section, people, strings)]
     read.api.append(api)
@@ -105,6 +108,22 @@ def _untraced_kernels(people: People, index: int, num_kernels: int) -> list[Lack
         return []
     text = "kernels were not traced: record with --kernel-trace"
     return [Lack("gpu", "all", "T", people.first + index, 0, 0, None, text, unknown=True)]
+
+
+def _short_replays(section: Section, people: People, process: int, kernels: Table) -> list[Lack]:
+    """Rule R: newer tools count a graph's kernels at its launch; fewer rows of that graph are a loss."""
+    launches = section.integers("graph_launch", "pid graph_exec_id kernel_dispatch_count")
+    mine = people.process_of(launches["pid"]) == process
+    graphs, counts = launches["graph_exec_id"][mine], np.maximum(launches["kernel_dispatch_count"][mine], 0)
+    missing = sum(
+        max(int(counts[graphs == graph].sum()) - int((kernels.graph == graph).sum()), 0)
+        for graph in np.unique(graphs[graphs > 0]).tolist()
+    )
+    due = int(counts[graphs > 0].sum())
+    if not missing:
+        return []
+    text = f"{missing:,} of {plural(due, 'kernel')} that graph launches counted are not here"
+    return [Lack("gpu", "hole", "R", process, missing, due, missing / due, text)]
 
 
 def _joined(parts: list[Table], schema: Schema) -> Table:

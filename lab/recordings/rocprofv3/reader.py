@@ -167,10 +167,7 @@ def _read_records(scan: Scan, into: _Element) -> None:
             continue
         what, decoder = _DECODERS[kind]
         for rows in scan.rows(decoder):
-            try:
-                into.pieces[what].append(records.columns_of(what, rows))
-            except OverflowError as error:
-                raise scan.bad(f"{kind} has numbers beyond 64 bits") from error
+            into.pieces[what].append(records.columns_of(what, rows))
 
 
 def _count_counters(scan: Scan) -> int:
@@ -198,17 +195,18 @@ def _handle(agent: dict[str, Any]) -> int:
     return handle if isinstance(handle, int) and 0 <= handle < 1 << 62 else -1
 
 
+def _ordinal(agent: dict[str, Any]) -> int:
+    found = agent.get("logical_node_type_id")
+    return found if isinstance(found, int) and 0 <= found < 1 << 31 else -1
+
+
 def _gpus(agents: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    return {
-        _handle(one): one
-        for one in agents
-        if one.get("type") == 2 and isinstance(one.get("logical_node_type_id"), int)
-    }
+    return {_handle(one): one for one in agents if one.get("type") == 2 and _ordinal(one) >= 0}
 
 
 def _devices(agents: list[dict[str, Any]], process: int) -> list[Device]:
     return [
-        device_of_agent(one, one["logical_node_type_id"], str(one.get("product_name", "")), process)
+        device_of_agent(one, _ordinal(one), str(one.get("product_name", "")), process)
         for one in _gpus(agents).values()
     ]
 
@@ -216,7 +214,7 @@ def _devices(agents: list[dict[str, Any]], process: int) -> list[Device]:
 def _device_of(agents: list[dict[str, Any]], handles: np.ndarray) -> np.ndarray:
     """The GPU's ordinal (n,) by its agent's handle; -1 for a CPU."""
     gpus = _gpus(agents)
-    ordinals = [int(one["logical_node_type_id"]) for one in gpus.values()]
+    ordinals = [_ordinal(one) for one in gpus.values()]
     return narrow(lookup(np.array(list(gpus), dtype=np.int64), np.array(ordinals, dtype=np.int64), handles))
 
 

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
+# A number beyond it is an error of the decoder rather than of a column.
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
 
 class Corr(msgspec.Struct, gc=False, frozen=True):
-    internal: int = -1
+    internal: Int64 = -1
 
 
 class Handle(msgspec.Struct, gc=False, frozen=True):
-    handle: int = -1
+    handle: Int64 = -1
 
 
 class Sizes(msgspec.Struct, gc=False, frozen=True):
-    x: int = -1
-    y: int = -1
-    z: int = -1
+    x: Int64 = -1
+    y: Int64 = -1
+    z: Int64 = -1
 
 
 class DispatchInfo(msgspec.Struct, gc=False, frozen=True):
-    kernel_id: int
+    kernel_id: Int64
     agent_id: Handle = Handle()
-    dispatch_id: int = -1
-    group_segment_size: int = -1
+    dispatch_id: Int64 = -1
+    group_segment_size: Int64 = -1
     workgroup_size: Sizes = Sizes()
     grid_size: Sizes = Sizes()
 
@@ -35,17 +38,17 @@ class DispatchInfo(msgspec.Struct, gc=False, frozen=True):
 class Call(msgspec.Struct, gc=False, frozen=True):
     """An API call or a marker."""
 
-    start_timestamp: int
-    end_timestamp: int
-    kind: int = -1
-    operation: int = -1
-    thread_id: int = -1
+    start_timestamp: Int64
+    end_timestamp: Int64
+    kind: Int64 = -1
+    operation: Int64 = -1
+    thread_id: Int64 = -1
     correlation_id: Corr = Corr()
 
 
 class Dispatch(msgspec.Struct, gc=False, frozen=True):
-    start_timestamp: int
-    end_timestamp: int
+    start_timestamp: Int64
+    end_timestamp: Int64
     dispatch_info: DispatchInfo
     correlation_id: Corr = Corr()
     stream_id: Handle = Handle()
@@ -54,26 +57,26 @@ class Dispatch(msgspec.Struct, gc=False, frozen=True):
 
 
 class Copy(msgspec.Struct, gc=False, frozen=True):
-    start_timestamp: int
-    end_timestamp: int
-    kind: int = -1
-    operation: int = -1
+    start_timestamp: Int64
+    end_timestamp: Int64
+    kind: Int64 = -1
+    operation: Int64 = -1
     correlation_id: Corr = Corr()
     stream_id: Handle = Handle()
     dst_agent_id: Handle = Handle()
     src_agent_id: Handle = Handle()
-    bytes_: int = msgspec.field(name="bytes", default=-1)
+    bytes_: Int64 = msgspec.field(name="bytes", default=-1)
     graph_exec_id: Handle = Handle()
     graph_node_id: Handle = Handle()
 
 
 class Symbol(msgspec.Struct, gc=False, frozen=True):
-    kernel_id: int
+    kernel_id: Int64
     formatted_kernel_name: str = ""
     kernel_name: str = ""
-    group_segment_size: int = -1
-    arch_vgpr_count: int = -1
-    accum_vgpr_count: int = -1
+    group_segment_size: Int64 = -1
+    arch_vgpr_count: Int64 = -1
+    accum_vgpr_count: Int64 = -1
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -82,16 +85,16 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class Marker(msgspec.Struct, gc=False, frozen=True):
-    key: int
+    key: Int64
     value: str
 
 
 class Process(msgspec.Struct, frozen=True):
     """Of the metadata only this."""
 
-    pid: int = -1
-    init_time: int = -1
-    fini_time: int = -1
+    pid: Int64 = -1
+    init_time: Int64 = -1
+    fini_time: Int64 = -1
 
 
 Columns = dict[str, np.ndarray]
@@ -144,7 +147,7 @@ SYMBOLS = msgspec.json.Decoder(list[Symbol])
 
 
 def columns_of(what: str, rows: Sequence[Any]) -> Columns:
-    """Columns (n,) of int64 of one piece's rows. Raises OverflowError for a number that no int64 holds."""
+    """Columns (n,) of int64 of one piece's rows."""
     return {
         name: np.fromiter((of(row) for row in rows), dtype=np.int64, count=len(rows))
         for name, of in _OF[what].items()

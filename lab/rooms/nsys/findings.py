@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 
 from lab.core.run import Run
@@ -103,25 +104,31 @@ def results_of_one(
     problems: list[dict[str, str]] = []
     rows: list[dict[str, object]] = []
     for process, recording in recordings_of(load_capture(path), names):
-        found = Found(
-            cell=Cell(
-                size=spec.name if spec else path.name,
-                context=context,
-                type=_type_of(recording),
-                parts=tuple(PART_TYPES),
+        size, kind = spec.name if spec else path.name, _type_of(recording)
+        found = _of_process(
+            Found(
+                cell=Cell(size=size, context=context, type=kind, parts=tuple(PART_TYPES)),
+                capture=path,
+                spec=spec,
+                batch=batch if spec else None,
             ),
-            capture=path,
-            spec=spec,
-            batch=batch if spec else None,
+            process,
         )
-        tables = tables_of(recording, spec, found.batch, context, "fp32")
-        cell = CellData(found, recording, tables, process)
+        cell = CellData(found, recording, tables_of(recording, spec, found.batch, context, "fp32"))
         problems += [_problem(cell, path.name, text) for text in _notes(recording)]
         reason = "" if recording.steps else NO_STEPS
         rows.append(cell_row(cell, *outcome_of(cell, None, reason)))
         data.append(cell)
     answers = sorted((answer for cell in data for answer in one_of_each(cell)), key=lambda one: one.part)
     return Results(pd.DataFrame(rows), data, answers, pd.DataFrame(problems, columns=PROBLEMS))
+
+
+def _of_process(found: Found, process: str) -> Found:
+    """The cell of one process of several: no table or figure may put two into one place."""
+    if not process:
+        return found
+    cell = msgspec.structs.replace(found.cell, size=f"{found.cell.size}, {process}")
+    return msgspec.structs.replace(found, cell=cell)
 
 
 def _type_of(recording: Recording) -> ProfileType:
@@ -184,7 +191,7 @@ def read_cell(
     for process, recording in recordings:
         dtype = asked.dtype if asked else "fp32"
         tables = tables_of(recording, found.spec, found.batch, found.cell.context, dtype)
-        cell = CellData(found, recording, tables, process)
+        cell = CellData(_of_process(found, process), recording, tables)
         reason = "" if recording.steps else f"no measured steps: {NO_STEPS}"
         problems += [_problem(cell, name, text) for text in (*_notes(recording), *filter(None, [reason]))]
         cells.append((cell, reason))
@@ -211,7 +218,7 @@ def _siblings(cell: CellData, data: Sequence[CellData]) -> list[CellData]:
     return [
         other
         for other in data
-        if other.found is not cell.found and (other.found.cell.size, other.found.cell.context) == key
+        if other is not cell and (other.found.cell.size, other.found.cell.context) == key
     ]
 
 

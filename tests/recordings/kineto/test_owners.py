@@ -76,6 +76,25 @@ def test_what_two_processes_may_have_launched_is_attributed_to_none(tmp_path):
     assert (project(capture).ops.api < 0).all(), "a false partner is worse than none"
 
 
+def test_a_copy_that_ran_later_is_of_the_process_that_is_left(tmp_path):
+    """The earlier process called every number, too: before is not enough, once each has one."""
+    events = [event for i in range(3) for event in launch(i + 1, 100 * i, pid=10, row=0)]
+    events += [event for i in range(3) for event in launch(i + 1, 10_000 + 100 * i, pid=20, row=0)]
+    capture = load_capture(write(tmp_path / "t.json", events))
+    assert owned(capture) == [10] * 3 + [20] * 3
+    assert capture.text(capture.ops.name_id).tolist() == ["k10"] * 3 + ["k20"] * 3
+    assert not capture.problems
+
+
+def test_a_row_with_a_number_twice_is_no_proof_of_its_owner(tmp_path):
+    """A third row of one number, after both calls: whose it is cannot be known."""
+    events = launch(1, 0, pid=10, row=0) + launch(1, 10_000, pid=20, row=0)
+    events += [*launch(5, 20_000, pid=10, row=0), {**launch(1, 30_000, pid=20, row=0)[1], "name": "odd"}]
+    capture = load_capture(write(tmp_path / "t.json", events))
+    assert owned(capture)[-1] is None and owned(capture)[0] == 10
+    assert "attributed to none" in capture.problems[0]
+
+
 def test_a_process_without_gpu_work_changes_nothing(tmp_path):
     events = launch(1, 0, pid=10, row=0)
     events.append(

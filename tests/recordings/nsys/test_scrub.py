@@ -12,7 +12,7 @@ import pytest
 from lab.errors import BadDataError, StorageError, UsageError
 from lab.recordings import nsys
 from lab.recordings.nsys.scrub import scrub
-from tests.recordings.sqlgen import PREFIX, training_step
+from tests.recordings.sqlgen import PREFIX, Export, global_tid, training_step
 
 SECRETS = {
     "META_DATA_CAPTURE": [
@@ -132,3 +132,14 @@ def test_scrubbing_a_file_onto_itself_or_a_foreign_file_changes_nothing(tmp_path
     with pytest.raises(BadDataError):
         scrub(tmp_path / "b.sqlite", tmp_path / "c.sqlite")
     assert not (tmp_path / "c.sqlite").exists()
+
+
+def test_calls_of_the_os_runtime_stay_with_their_names_and_numbers_only(tmp_path):
+    export = training_step(Export())
+    row = {"start": 5, "end": 9, "globalTid": global_tid(1, 1), "nameId": export.string("poll")}
+    export.add("OSRT_API", **row, callchain="hush")
+    scrub(export.write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite")
+    assert b"hush" not in (tmp_path / "b.sqlite").read_bytes()
+    capture = nsys.load(tmp_path / "b.sqlite")
+    assert capture.text(capture.osrt.name_id).tolist() == ["poll"]
+    assert (capture.osrt.end_ns - capture.osrt.start_ns).tolist() == [4]

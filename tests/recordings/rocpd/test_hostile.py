@@ -113,3 +113,11 @@ def test_environments_that_are_no_objects_give_no_rank(tmp_path):
 def test_a_database_without_rows_is_empty_not_broken(tmp_path):
     capture = load_capture(write(tmp_path / "a.db", Process(GUIDS[0], 5)))
     assert len(capture.ops) == len(capture.api) == len(capture.ranges) == 0
+
+
+def test_a_schema_that_is_no_text_is_an_error_with_the_file(tmp_path):
+    path = write(tmp_path / "a.db", two()[0])
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE", b"CREATE T\xf5BLE", 1))
+    with pytest.raises(BadDataError, match="SQLite cannot read it") as caught:
+        load_capture(path)
+    assert caught.value.where == str(path)

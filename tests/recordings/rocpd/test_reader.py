@@ -237,6 +237,20 @@ def test_graphs_keep_their_execution_and_node(tmp_path):
     assert ops.graph.tolist() == [9, 9, -1] and ops.graph_node.tolist() == [3, 4, -1]
 
 
+@pytest.mark.parametrize(("counted", "missing"), [(2, 0), (5, 6)])
+def test_a_replay_with_fewer_kernels_than_its_launch_counted_is_short(tmp_path, counted, missing):
+    process = Process(GUIDS[0], 5)
+    for index in range(2):
+        at = 100 * index
+        process.call("hipGraphLaunch", (at, at + 5), index + 1)
+        process.add("graph_launch", pid=5, start=at, graph_exec_id=9, kernel_dispatch_count=counted)
+        process.kernel("a", (at + 10, at + 20), index + 1, graph_exec_id=9, graph_node_id=3)
+        process.kernel("b", (at + 20, at + 30), index + 1, graph_exec_id=9, graph_node_id=4)
+    lacks = load_capture(write(tmp_path / "a.db", process)).lacks
+    found = [(one.place, one.n, one.of, one.share) for one in lacks if one.rule == "R" and not one.unknown]
+    assert found == ([("hole", missing, 2 * counted, missing / (2 * counted))] if missing else [])
+
+
 def test_the_rank_is_taken_from_the_environment_and_no_secret_is(tmp_path):
     capture = load_capture(write(tmp_path / "a.db", Process(GUIDS[0], 5, environment={"RANK": "3"})))
     assert capture.processes[0].rank == 3

@@ -166,6 +166,8 @@ def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path, element, share, pac
         ('"start_timestamp":320,', ""),
         ('"kernel_id":2,"dispatch_id"', '"kernel_id":"x","dispatch_id"'),
         ('"pid":9', '"pid":[]'),
+        ('"pid":9', f'"pid":{10**30}'),
+        ('"arch_vgpr_count":40', f'"arch_vgpr_count":{2**64}'),
         ('"handle":3}', '"handle":3}}'),
         ('},{"size":184', '} {"size":184'),
         ('},{"size":184', '},7,{"size":184'),
@@ -179,6 +181,17 @@ def test_rows_of_wrong_types_and_broken_json_name_the_file(tmp_path, element, ol
     with pytest.raises(BadDataError) as caught:
         load_capture(path)
     assert str(path) in caught.value.where
+
+
+@pytest.mark.parametrize("value", [10**30, -1, "0", None, 1.5])
+def test_agents_of_impossible_numbers_are_no_devices(tmp_path, element, value):
+    document = element.document()
+    document["agents"][2]["logical_node_type_id"] = value
+    document["agents"].append("no agent")
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"rocprofiler-sdk-tool": [document]}))
+    capture = load_capture(path)
+    assert capture.ops.device.tolist() == [-1, -1, 1]
 
 
 @pytest.mark.parametrize("depth", [10_000, 200_000])

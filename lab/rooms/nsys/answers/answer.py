@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pandas as pd
 
 from lab.core.words import plural
 from lab.rooms.nsys.analyze import CellTables
 from lab.rooms.nsys.layout import CellResult, Found
 from lab.rooms.nsys.measured import Recording
-from lab.stats.means import Sample
+from lab.rooms.nsys.steps import sample_sd, summed
+from lab.stats.means import Sample, mean_ci
 
 OK, FAILED, OPEN = "ok", "failed", "not checked"
 
@@ -52,11 +55,10 @@ class CellData:
     found: Found
     recording: Recording | None = None
     tables: CellTables | None = None
-    process: str = ""  # which of the capture's processes, where it has several
 
     @property
     def label(self) -> str:
-        return f"{self.found.label}, {self.process}" if self.process else self.found.label
+        return self.found.label
 
     def phase(self, name: str) -> pd.Series | None:
         """A phase's row; None where the capture has no such phase."""
@@ -85,6 +87,29 @@ def spread(sample: Sample) -> str:
     return f"{sample.mean:.2f}" + (
         f" ± {sample.sd:.2f} ms (n = {sample.n})" if sample.n > 1 else " ms (n = 1)"
     )
+
+
+def interval_values(name: str, unit: str, per_step: np.ndarray) -> dict[str, float | str]:
+    """The 95 % interval of a mean over steps, as `name_low_unit` and `name_high_unit`; {} for one step."""
+    sample = Sample(float(per_step.mean()), sample_sd(per_step), len(per_step)) if len(per_step) else None
+    if sample is None or sample.n < 2:
+        return {}
+    low, high = mean_ci(sample)
+    return {f"{name}_low_{unit}": low, f"{name}_high_{unit}": high}
+
+
+def kernel_ns_by_step(
+    cell: CellData, phases: Sequence[str], chosen: Callable[[pd.DataFrame], pd.Series]
+) -> np.ndarray:
+    """Time of the chosen kernels in each step (steps,) in ns, in these phases; in the whole step for none."""
+    assert cell.recording is not None
+    ops = cell.recording.ops
+    mask = ops["kernel"].astype(bool) & chosen(ops)
+    if phases:
+        mask &= ops["phase"].isin(phases)
+    ops = ops[mask]
+    dur_ns = (ops["end_ns"] - ops["start_ns"]).to_numpy(np.int64)
+    return summed(dur_ns, ops["step"].to_numpy(np.int64), len(cell.recording.steps))
 
 
 def python_sample(result: CellResult | None, phase: str) -> Sample | None:

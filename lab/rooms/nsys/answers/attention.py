@@ -6,7 +6,16 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from lab.rooms.nsys.answers.answer import OPEN, Answer, CellData, Check, check, no_answer
+from lab.rooms.nsys.answers.answer import (
+    OPEN,
+    Answer,
+    CellData,
+    Check,
+    check,
+    interval_values,
+    kernel_ns_by_step,
+    no_answer,
+)
 from lab.rooms.nsys.answers.ceilings import ceilings
 from lab.rooms.nsys.measured import FINAL, SCORES, SOFTMAX
 
@@ -23,6 +32,8 @@ def part_e(cell: CellData, _: Sequence[CellData]) -> Answer:
     softmax_us = float(rows[SOFTMAX]["us_per_layer"])
     scores_us = float(rows[SCORES]["matmul_us_per_layer"])
     values: dict[str, float | str] = {f"{part}_us": float(row["us_per_layer"]) for part, row in rows.items()}
+    softmax_ns = kernel_ns_by_step(cell, [], lambda ops: ops["part"] == SOFTMAX)
+    values |= interval_values("softmax", "us", softmax_ns / rows[SOFTMAX]["ranges"] / 1e3)
     values |= {"qk_gemm_us": scores_us, "time_ratio": softmax_us / scores_us}
     sentence = (
         f"Per layer, softmax takes {softmax_us:.1f} µs and the GEMM of QK^T {scores_us:.1f} µs: "

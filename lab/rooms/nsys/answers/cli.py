@@ -126,7 +126,7 @@ def as_text(given: list[Answer], recordings: Mapping[str, Recording], *, as_json
 
     recordings: of each cell, by the cell's label.
     """
-    from lab.core.words import printable
+    from lab.core.words import plural, printable
     from lab.recordings.integrity.words import integrity_lines
 
     if as_json:
@@ -141,10 +141,12 @@ def as_text(given: list[Answer], recordings: Mapping[str, Recording], *, as_json
         for number, line in enumerate(integrity_lines(one.lacks))
     ]
     for answer in given:
-        lines.append(f"({answer.part}) {answer.cell}: {answer.sentence}")
+        one = recordings.get(answer.cell)
+        counted = f" ({plural(len(one.steps), 'step')})" if one and one.steps else ""
+        lines.append(f"({answer.part}) {answer.cell}{counted}: {answer.sentence}")
         lines += [f"    [{c.state}] {c.name}: expected {c.expected}, found {c.found}" for c in answer.checks]
     lines += [f"note: {cell}: {text}" for cell, one in recordings.items() for text in one.problems]
-    return "\n".join(map(printable, lines))
+    return "\n".join(printable(line.replace("\n", "\\n")) for line in lines)
 
 
 def _as_json(answer: Answer, recording: Recording | None) -> dict[str, object]:

@@ -6,8 +6,16 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from lab.recordings.projection.phase_names import FORWARD
 from lab.rooms.nsys.analyze import MATMUL_CLASSES
-from lab.rooms.nsys.answers.answer import Answer, CellData, check, no_answer
+from lab.rooms.nsys.answers.answer import (
+    Answer,
+    CellData,
+    check,
+    interval_values,
+    kernel_ns_by_step,
+    no_answer,
+)
 from lab.rooms.nsys.answers.checks import every_kernel_has_a_phase, gemm_counts, launches_repeat
 
 NOTABLE_PERCENT = 1.0
@@ -28,6 +36,8 @@ def part_b(cell: CellData, _: Sequence[CellData]) -> Answer:
         "percent": top.percent,
         "name": top["name"],
     }
+    spent_ns = kernel_ns_by_step(cell, [FORWARD], lambda ops: ops["name"] == top["name"])
+    values |= interval_values("kernel", "ms", spent_ns / 1e6)
     sentence = f"In forward, {_kernel_sentence(top)}."
     whole = kernels[kernels["phase"].isin(("forward", "backward"))]
     if (whole["phase"] == "backward").any():
@@ -76,6 +86,10 @@ def part_c(cell: CellData, _: Sequence[CellData]) -> Answer:
     share = float(others["percent"].sum())
     values: dict[str, float | str] = {f"{row['class']}_percent": row.percent for _, row in others.iterrows()}
     values["not_matmul_percent"] = share
+    every_ns = kernel_ns_by_step(cell, [FORWARD], lambda ops: ops["class"] != "")
+    others_ns = kernel_ns_by_step(cell, [FORWARD], lambda ops: ~ops["class"].isin(MATMUL_CLASSES))
+    if every_ns.all():
+        values |= interval_values("not_matmul", "percent", 100 * others_ns / every_ns)
     named = ", ".join(_class_share(row) for _, row in notable.iterrows()) or "no class of them reaches 1 %"
     sentence = f"{share:.1f} % of forward's kernel time is not matrix products: {named}."
     total = float(forward["percent"].sum())

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lab.rooms.nsys.answers.answer import Answer, CellData, no_answer, python_sample, spread
 from lab.rooms.nsys.answers.checks import AGREE, clocks_agree, times_nest
-from lab.stats.means import Sample, difference_ci
+from lab.stats.means import Sample, difference_ci, mean_ci
 
 
 def part_a(cell: CellData, _: Sequence[CellData]) -> Answer:
@@ -19,6 +19,8 @@ def part_a(cell: CellData, _: Sequence[CellData]) -> Answer:
         return no_answer("a", cell, "the capture has no range `forward`")
     ranges = Sample(float(row.wall_ms), float(row.wall_sd_ms), int(row.steps))
     values: dict[str, float | str] = {"range_ms": ranges.mean, "range_sd_ms": ranges.sd, "range_n": ranges.n}
+    low, high = mean_ci(ranges)
+    values |= {} if math.isnan(low) else {"range_low_ms": low, "range_high_ms": high}
     if cell.recording is not None and cell.recording.has_kernels:
         values |= {"busy_ms": row.busy_ms, "span_ms": row.span_ms, "kernel_ms": row.kernel_ms}
     inside = python_sample(cell.found.result, "forward")

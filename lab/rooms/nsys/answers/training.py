@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lab.core.words import plural
-from lab.rooms.nsys.answers.answer import OPEN, Answer, CellData, Check, check, no_answer
+from lab.rooms.nsys.analyze import MATMUL_CLASSES
+from lab.rooms.nsys.answers.answer import (
+    OPEN,
+    Answer,
+    CellData,
+    Check,
+    check,
+    interval_values,
+    kernel_ns_by_step,
+    no_answer,
+)
 from lab.rooms.nsys.answers.checks import every_kernel_has_a_phase, gemm_counts
 from lab.rooms.nsys.measured import PHASES, STEP
 
@@ -35,6 +45,11 @@ def part_d(cell: CellData, siblings: Sequence[CellData]) -> Answer:
     }
     values |= {f"{name}_ms": row.kernel_ms for name, row in phases.items()}
     values |= {"step_matmul_percent": step.matmul_percent, "step_ms": step.kernel_ms}
+    every_ns = kernel_ns_by_step(cell, [], lambda ops: ops["class"] != "")
+    products_ns = kernel_ns_by_step(cell, [], lambda ops: ops["class"].isin(MATMUL_CLASSES))
+    values |= interval_values("step", "ms", every_ns / 1e6)
+    if every_ns.all():
+        values |= interval_values("step_matmul", "percent", 100 * products_ns / every_ns)
     if inference is not None:
         values["inference_matmul_percent"] = inference.matmul_percent
     before = inference if inference is not None else phases["forward"]

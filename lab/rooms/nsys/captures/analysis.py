@@ -16,6 +16,7 @@ from lab.recordings.load import format_of, is_recording, load_capture
 from lab.recordings.processes import with_processes
 from lab.report.page import Files, Page, Section, Status, Table, write_page
 from lab.report.tables import write_csv
+from lab.rooms.nsys.captures.metrics import FORMAT, NO_TIMELINE, write_metrics
 from lab.rooms.nsys.captures.page import NO_KERNELS, Written, write_recording
 from lab.rooms.nsys.captures.part import PartOptions, phase_names, projections_of
 from lab.rooms.nsys.captures.summary import Summary, summaries
@@ -55,11 +56,16 @@ def recordings_in(folder: Path) -> list[Path]:
         if path.name.startswith(".") or _other_json(path):
             continue
         try:
-            if is_recording(path) if path.is_dir() else format_of(path).load is not None:
+            if is_recording(path) if path.is_dir() else _reads(path):
                 found.append(path)
         except LabError:
             continue
     return found
+
+
+def _reads(path: Path) -> bool:
+    kind = format_of(path)
+    return kind.load is not None or kind.name == FORMAT
 
 
 def _other_json(path: Path) -> bool:
@@ -85,6 +91,9 @@ def analyse_recordings(path: Path, out: Path, progress: Callable[[str], None]) -
 
 
 def _one(path: Path, out: Path) -> Findings:
+    if format_of(path).name == FORMAT:
+        metrics, text = write_metrics(path, out)
+        return Findings(metrics.verdict, metrics.status, metrics.files, text, incomplete=[NO_TIMELINE])
     capture = with_processes(load_capture(path))
     if not any(map(len, (capture.ops, capture.api, capture.ranges, capture.sync))):
         raise BadDataError(

@@ -62,7 +62,7 @@ def write_recording(capture: Capture, found: Sequence[Summary], out: Path) -> Wr
         cards=_cards(capture, found),
         sections=_sections(capture, found, tables, bars),
         provenance=provenance(capture.source, None) | {"Recorder": _recorder(capture)},
-        footnotes=capture.problems[:20],
+        footnotes=[*(offer.sentence for one in found for offer in one.offers[:8]), *capture.problems[:20]],
         room="recording",
     )
     return Written([write_page(page, out / "report.html"), *files], verdict, status, unknown)
@@ -266,7 +266,9 @@ def _sections(
     if "phases" in tables:
         words = "Means over the measured steps; warm-up and what lies outside of steps are left out"
         if not any(one.steps for one in found):
-            words = "No range is a step: the whole recording, with any warm-up in it"
+            left = sum(one.warmup_left_out for one in found)
+            warmup = f"without {plural(left, 'operation')} of warm-up" if left else "with any warm-up in it"
+            words = f"No range is a step: the whole recording, {warmup}"
         sections.append(Section("Phases", [table("phases", words, few("phases"))]))
     if "classes" in tables:
         sections.append(Section("Kernel classes", [table("classes", "Kernel time by class", few("classes"))]))

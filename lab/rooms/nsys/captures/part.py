@@ -144,6 +144,8 @@ def projections_of(
         start_ns=at(part.from_time, "--from"),
         end_ns=at(part.to_time, "--to"),
     )
+    if wanted.start_ns is not None and wanted.end_ns is not None and wanted.end_ns <= wanted.start_ns:
+        raise UsageError("--to is not after --from", fix="give the earlier time to --from")
     singles = list((single_processes(capture) if part.process or not whole else {0: capture}).items())
     if part.process:
         singles = [(i, one) for i, one in singles if str(one.processes[0].pid) == part.process]

@@ -42,9 +42,8 @@ class Phase:
 def phases_of(projection: Projection, frame: np.ndarray, steps: np.ndarray) -> tuple[Phase, ...]:
     """The step itself, then the ranges in it by path: a parent before its children, those by time."""
     below = _paths_below_step(projection, steps)
-    shown = sorted(
-        {path[:depth] for path in below if path for depth in range(1, min(len(path), MAX_DEPTH) + 1)}
-    )
+    used = [path for path, num_ops in zip(below, projection.tree.num_ops, strict=True) if path and num_ops]
+    shown = sorted({path[:depth] for path in used for depth in range(1, min(len(path), MAX_DEPTH) + 1)})
     gemms = _gemm_flops(projection)
     found: dict[tuple[str, ...], Phase] = {}
     for path in [(), *shown]:

@@ -22,7 +22,12 @@ TOOLS = {
 
 
 def summary_text(summary: Summary) -> str:
-    return "\n".join(printable(line).rstrip() for line in _lines(summary)) + "\n"
+    return "\n".join(map(_one_line, _lines(summary))) + "\n"
+
+
+def _one_line(line: str) -> str:
+    """A name from outside may neither command the terminal nor begin a line of its own."""
+    return printable(line.replace("\n", "\\n")).rstrip()
 
 
 def summaries_text(found: Sequence[Summary]) -> str:
@@ -37,7 +42,7 @@ def summaries_text(found: Sequence[Summary]) -> str:
         times = "".join(f"{ms:>10.3f}" for ms in (whole.kernel_ms, whole.busy_ms, whole.span_ms))
         counts = f"{len(one.steps) or '-':>10}{_launches(whole.kernels):>10}"
         rows.append(f"  {one.label[:41]:<42}{counts}{times}{_share(one.matmul_share):>16}")
-    overview = "\n".join(printable(row).rstrip() for row in rows) + "\n"
+    overview = "\n".join(map(_one_line, rows)) + "\n"
     return "\n".join([overview, *map(summary_text, found)])
 
 

@@ -60,7 +60,7 @@ def time_blocks(results: Results, tables: dict[str, pd.DataFrame], folder: Path)
     if len(classes):
         drawing = phase_drawing(results)
         caption = (
-            "Mean kernel time per step of each phase, by class of kernel; "
+            "Mean kernel time per measured step (warm-up left out) of each phase, by class of kernel; "
             "for each size and context the profile type with most phases."
         )
         blocks.append(
@@ -79,15 +79,19 @@ def time_blocks(results: Results, tables: dict[str, pd.DataFrame], folder: Path)
             svg = save(drawing, folder, "share_over_context")
             blocks.append(Figure(svg, caption, "figures/share_over_context.png", "tables/phases.csv"))
     if len(phases):
-        blocks.append(Table(phases, "Phases", "tables/phases.csv"))
+        blocks.append(Table(phases, "Phases, per measured step", "tables/phases.csv"))
     if not len(classes) and len(tables["cpu_ops"]):
         top = tables["cpu_ops"].groupby("cell", sort=False).head(10)
         blocks.append(
-            Table(top, "The ten costliest CPU operators of a step, by self time", "tables/cpu_ops.csv")
+            Table(
+                top, "The ten costliest CPU operators of a measured step, by self time", "tables/cpu_ops.csv"
+            )
         )
     if len(classes):
         whole = classes[classes["phase"] != "step"]
-        blocks.append(Table(whole, "Classes of kernels", "tables/classes.csv", open_rows=12))
+        blocks.append(
+            Table(whole, "Classes of kernels, per measured step", "tables/classes.csv", open_rows=12)
+        )
         top = tables["kernels"].groupby(["cell", "phase"], sort=False).head(5)
         top = top[top["phase"] != "step"].drop(columns=["name"])
         blocks.append(

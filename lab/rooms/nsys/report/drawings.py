@@ -77,7 +77,7 @@ def phase_drawing(results: Results) -> Drawing:
     return stacked_bars(
         labels,
         drawn,
-        axis="ms of kernel time per step",
+        axis="ms of kernel time per measured step",
         words={role: w for role, (w, _) in CLASS_COLOURS.items()},
     )
 

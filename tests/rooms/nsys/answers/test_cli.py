@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from lab.errors import BadDataError, StepFailed, UsageError
 from lab.rooms.nsys.answers.answer import OK
 from lab.rooms.nsys.answers.cli import answers
+from tests.recordings.sqlgen import Export
 from tests.rooms.nsys.made import truth, write_trace
 
 
@@ -33,6 +34,34 @@ def test_the_command_writes_a_page_where_it_is_told(tmp_path):
     assert (tmp_path / "page" / "report.html").exists() and (
         tmp_path / "page" / "tables" / "checks.csv"
     ).exists()
+
+
+def test_a_phase_by_another_name_is_offered_and_answered_for_once_it_is_named(tmp_path):
+    export = Export()
+    for step in range(2):
+        t = 100_000 * step
+        export.range(f"step_{step}", (1, 1), t, t + 90_000)
+        export.range("forward", (1, 1), t + 100, t + 10_000)
+        export.launch("gemm_f", (1, 1), (t + 200, t + 210), (t + 300, t + 1_300))
+        export.range("bwd", (1, 1), t + 20_000, t + 60_000)
+        export.launch("gemm_b", (1, 2), (t + 21_000, t + 21_010), (t + 22_000, t + 25_000))
+    path = export.write(tmp_path / "a.sqlite")
+    plain = asked_of(path, "-p", "b")
+    assert "Over forward and backward" not in plain.stdout
+    assert "2 kernels ran under `bwd`: --phase bwd" in plain.stdout, "they are not silently lost"
+    (row,) = json.loads(asked_of(path, "-p", "b", "--json", "--phase", "backward=bwd").stdout)
+    assert row["values"]["both_kernel"] == "gemm_b" and row["values"]["both_ms"] == pytest.approx(3e-3)
+    assert not [note for note in row["notes"] if "bwd" in note]
+    guessed = json.loads(asked_of(path, "-p", "b", "--json", "--phase", "bwd").stdout)
+    assert guessed[0]["values"] == row["values"]
+    assert isinstance(asked_of(path, "--phase", "xyz").exception, UsageError)
+    assert isinstance(asked_of(tmp_path, "--phase", "bwd").exception, UsageError)
+
+
+def test_a_row_names_its_process_and_its_number_of_steps(tmp_path):
+    (row, *_) = json.loads(asked_of(write_trace(tmp_path / "mine.json"), "--json").stdout)
+    assert (row["process"], row["pid"], row["steps"]) == (0, 4321, 2)
+    assert "(a) mine.json training (2 steps): The range" in asked_of(tmp_path / "mine.json").stdout
 
 
 def test_the_command_refuses_what_it_cannot_read(tmp_path):

@@ -130,6 +130,23 @@ def test_what_the_data_cannot_answer_is_said_and_not_guessed(tmp_path):
     assert not part_d(cell(tmp_path, "forward"), []).given
 
 
+def test_means_over_steps_carry_their_interval(tmp_path):
+    """Two steps whose forward differs by one GEMM of 20 us: t(0.05, 1 df) = 12.706."""
+    one = cell(tmp_path, "forward", extra_gemm=True)
+    values = part_b(one, []).values
+    half = 12.7062 * (made.GEMM_US / 2) / 1e3
+    assert values["kernel_low_ms"] == pytest.approx(values["ms"] - half, rel=1e-4)
+    assert values["kernel_high_ms"] == pytest.approx(values["ms"] + half, rel=1e-4)
+    steady = cell(tmp_path, "training", steps=3)
+    found = part_d(steady, []).values
+    assert found["step_low_ms"] == found["step_high_ms"] == pytest.approx(found["step_ms"])
+    assert found["step_matmul_low_percent"] == pytest.approx(found["step_matmul_percent"])
+    softmax = part_e(steady, []).values
+    assert softmax["softmax_low_us"] == pytest.approx(softmax["computing_softmax_us"])
+    single = cell(tmp_path, "forward", steps=1)
+    assert not {name for name in part_b(single, []).values if "_low_" in name}, "one step has no interval"
+
+
 def test_each_part_is_asked_of_the_captures_that_can_tell(tmp_path):
     def asked(kind):
         return [answer.part for answer in answers_of(cell(tmp_path, kind), [], "abcde")]

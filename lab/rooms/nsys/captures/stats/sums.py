@@ -89,16 +89,15 @@ def api_names(capture: Capture) -> np.ndarray:
 
 
 def operation_names(capture: Capture) -> np.ndarray:
-    """nsys' name (n,) of each copy and fill of `ops`; a kernel's own name for a kernel."""
-    copies = np.array(
-        [*(f"[CUDA memcpy {COPY_KINDS[kind]}]" if kind in COPY_KINDS else "" for kind in range(14)), ""]
-    )
-    copies = copies.astype(object)
+    """nsys' name (n,) of each copy and fill (HIP for CUDA on ROCm); a kernel's own name for a kernel."""
+    maker = "HIP" if capture.collector in ("rocpd", "rpd", "rocprofv3") else "CUDA"
+    known = (f"[{maker} memcpy {COPY_KINDS[kind]}]" if kind in COPY_KINDS else "" for kind in range(14))
+    copies = np.array([*known, ""], dtype=object)
     names = capture.text(capture.ops.name_id)
     kinds = np.clip(capture.ops.copy_kind, -1, 13)
     is_copy = (capture.ops.kind == MEMCPY) & (copies[kinds] != "")
     names = np.where(is_copy, copies[kinds], names)
-    return np.where(capture.ops.kind == MEMSET, "[CUDA memset]", names)
+    return np.where(capture.ops.kind == MEMSET, f"[{maker} memset]", names)
 
 
 def _memory_ops(projection: Projection) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,45 @@
+"""Reading a trace of 55 MB with its integrity against reading alone, in turns (bar: 1.10x).
+
+LAB_BENCH_BEFORE names a checkout of lab to compare with; without it, the same reader without its indices.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from bench import traces
+from bench.measure import cost, side_by_side
+
+JUDGED = "import sys; from lab.recordings.cache import load_trace; load_trace(sys.argv[1])"
+ALONE = """
+    import sys
+    from lab.recordings import cache
+    from lab.recordings.kineto import indices
+    indices.EventIndices.add = lambda self, rows: None
+    cache.integrity_of_trace = lambda trace: ()
+    cache.load_trace(sys.argv[1])
+"""
+BEFORE = """
+    import sys
+    sys.path.insert(0, sys.argv[2])
+    from lab.recordings.cache import load_trace
+    load_trace(sys.argv[1])
+"""
+ROUNDS = 9
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = traces.big(Path(name), 55)
+        before = os.environ.get("LAB_BENCH_BEFORE")
+        peer = partial(cost, BEFORE, str(path), before) if before else partial(cost, ALONE, str(path))
+        cost(JUDGED, str(path))  # the file into the page cache
+        judged, alone = side_by_side(ROUNDS, partial(cost, JUDGED, str(path)), peer)
+        print(
+            f"{path.name}: read and judged {judged.cpu_s:.3f} s {judged.peak_mb:.0f} MB, "
+            f"{'before' if before else 'read alone'} {alone.cpu_s:.3f} s {alone.peak_mb:.0f} MB: "
+            f"{judged.cpu_s / alone.cpu_s:.2f}x the time"
+        )

@@ -1,0 +1,51 @@
+"""`lab inspect`: what is this, who recorded it, what is missing, what can read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lab.errors import BadDataError, MissingError, needs
+from lab.terminal.integrity import REQUIRE, raise_unless_complete
+from lab.terminal.options import PATH, as_json
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=PATH, metavar="FILE|FOLDER...")
+@as_json("One object per file")
+@REQUIRE
+def inspect(paths: tuple[Path, ...], as_json: bool, require: str | None) -> None:
+    """What is in FILEs and FOLDERs, who recorded it, what is missing from it, and what can read it.
+
+    Every recording gets a verdict: complete, lossy or unknown, on three axes: rows of the GPU, calls of the
+    host, operators of the framework. Files that cannot be read are rows with their reason (exit 5).
+    """
+    import msgspec
+
+    from lab.recordings.integrity.words import sentences
+
+    with needs("analysis"):
+        from lab.recordings.inspect.rows import inspect_all, row_text
+    rows = inspect_all(paths)
+    if not rows:
+        raise MissingError(
+            "no recording, and nothing else that lab knows",
+            where=", ".join(map(str, paths)),
+            fix="name a trace, an export or a database of a profiler, or a folder of them",
+        )
+    if as_json:
+        click.echo(msgspec.json.encode(rows).decode())
+    else:
+        click.echo("\n\n".join(map(row_text, rows)))
+    unread = [row for row in rows if row.error is not None]
+    if unread:
+        raise BadDataError(
+            f"{len(unread)} of {len(rows)} cannot be read:\n"
+            + "\n".join(f"  {row.path}: {row.error}" for row in unread)
+        )
+    if require == "complete":
+        doubtful = [row for row in rows if row.verdict not in ("complete", None)]
+        raise_unless_complete(
+            [f"{row.path}: {text}" for row in doubtful for text in sentences(row.lacks)], ""
+        )

@@ -1,0 +1,102 @@
+"""`lab diff A B` and `lab check BASE HEAD`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import click
+
+from lab.terminal.options import as_json, option, out
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command("diff")
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
+@click.option("--repeat-a", "repeats_a", type=PATH, multiple=True, help="A further process of A; repeatable.")
+@click.option("--repeat-b", "repeats_b", type=PATH, multiple=True, help="A further process of B; repeatable.")
+@option("--top", type=click.IntRange(min=1), default=12, help="Findings on the terminal.")
+@out("Folder for diff.html, tables/*.csv and findings.json.")
+@as_json("The comparison")
+def diff(
+    a: Path,
+    b: Path,
+    repeats_a: tuple[Path, ...],
+    repeats_b: tuple[Path, ...],
+    top: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """What changed from A to B: recordings of any format, or folders with one per rank.
+
+    The change of a step is split by op, shapes and kernel, and the parts add up. One pair of processes
+    suggests; repeats (--repeat-a, --repeat-b) prove. Exit code 1 where the two are not comparable.
+    """
+    import msgspec
+
+    from lab.compare.diff import compare
+    from lab.compare.text import text
+    from lab.errors import StepFailed, needs
+
+    with needs("analysis"):
+        found = compare(a, b, repeats_a=repeats_a, repeats_b=repeats_b)
+    shown = found.shown
+    if out:
+        from lab.compare.page import write
+
+        written = write(found, out)
+    if as_json:
+        whole = {**msgspec.to_builtins(shown), "ranks": msgspec.to_builtins(found.ranks), "a_path": found.a}
+        whole |= {"b_path": found.b, "missing": found.missing, "problems": found.problems}
+        click.echo(msgspec.json.encode(whole))
+    else:
+        click.echo(text(found, top))
+        if out:
+            click.echo("\n".join(map(str, written)))
+    if not shown.comparable:
+        raise StepFailed(f"not comparable: {shown.reason}", where=f"{a} and {b}")
+    if found.missing or found.problems:
+        raise StepFailed(
+            "some ranks are not compared", where=f"{a} and {b}", fix="; ".join(found.missing[:3])
+        )
+
+
+class Share(click.ParamType[float]):
+    """`2%` or `0.02`, finite and not negative."""
+
+    name = "share"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        try:
+            found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            self.fail(f"{text!r} is not a share such as 2% or 0.02", param, ctx)
+        if not (math.isfinite(found) and 0 <= found < 1):
+            self.fail(f"{text!r} is not a share between 0 and 1", param, ctx)
+        return found
+
+
+@click.command("check")
+@click.argument("base", type=PATH)
+@click.argument("head", type=PATH)
+@option("--max-slowdown", type=Share(), default="2%", help="The largest slowdown that passes.")
+@as_json("The decision of each metric")
+@click.pass_context
+def check(ctx: click.Context, base: Path, head: Path, max_slowdown: float, as_json: bool) -> None:
+    """Whether HEAD is slower than BASE: two folders with one recording per process.
+
+    Exit code 0: a slowdown beyond --max-slowdown is excluded. 1: proven. 3: undecided, and how many more
+    processes would decide. Processes are the samples; at least three a side.
+    """
+    import msgspec
+
+    from lab.compare.gate import judge, processes, sentences
+    from lab.errors import needs
+
+    with needs("analysis"):
+        found = judge(processes(base), processes(head), max_slowdown)
+    click.echo(msgspec.json.encode(found) if as_json else "\n".join(sentences(found)))
+    ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[found.outcome])

@@ -1,0 +1,107 @@
+"""What a difference is worth: exact figures first, durations only beyond a floor.
+
+Steps of one process are not samples. Kernel sums of equal processes differ by 0.3 % and single kernels by up
+to 2 % (copies below a microsecond more), so one pair can only suggest; counts repeat exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from lab.compare.split import Row
+from lab.compare.units import Units
+
+FLOOR_SHARE, FLOOR_NS = 0.03, 1000.0
+EXACT = ("count", "other_kernel", "op_gone", "op_new")
+LEAST_COMMON_SHARE = 0.5
+SIGMAS = 3.0
+ONE_PAIR, BELOW, PROVEN, WITHIN = (
+    "one pair only",
+    "below floor",
+    "proven by repeats",
+    "within the repeats' noise",
+)
+
+
+def judge_rows(rows: Sequence[Row]) -> None:
+    """Give each row its confidence, where no repeats speak."""
+    for row in rows:
+        if row.kind in EXACT:
+            row.confidence = ONE_PAIR if row.ns else BELOW
+        else:
+            share = abs(row.ns) / max(row.ns_a, 1.0)
+            row.confidence = ONE_PAIR if share > FLOOR_SHARE and abs(row.ns) > FLOOR_NS else BELOW
+
+
+def judge_by_repeats(rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[Units]) -> None:
+    """Intervals (99 %, Welch) over processes for durations of shared kernels; two a side at least."""
+    for row in rows:
+        if row.kind != "same_kernel_duration" or row.kernel_a is None:
+            continue
+        key = (row.op, row.dims, row.types, row.kernel_a)
+        a, b = (np.array([one.sums[key][1] for one in side if key in one.sums]) for side in (of_a, of_b))
+        if min(len(a), len(b)) < 2:
+            continue
+        row.interval = welch(a, b)
+        beyond = row.interval[0] > 0 or row.interval[1] < 0
+        strong = row.confidence != BELOW
+        row.confidence = PROVEN if beyond and strong else WITHIN if not beyond else BELOW
+
+
+def welch(a: np.ndarray, b: np.ndarray, level: float = 0.99) -> tuple[float, float]:
+    """The interval of mean(b) - mean(a) for samples of unequal spread."""
+    from lab.stats.gate import t_quantile
+
+    va, vb = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    middle, error = float(b.mean() - a.mean()), math.sqrt(va + vb)
+    if error == 0:
+        return middle, middle
+    freedom = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
+    half = t_quantile(1 - (1 - level) / 2, freedom) * error
+    return middle - half, middle + half
+
+
+def incomparable(a: Units, b: Units) -> str:
+    """Why the two are not the same work; "" if they may be."""
+    ops_a = {key[:2] for key in a.sums if key[0]}
+    ops_b = {key[:2] for key in b.sums if key[0]}
+    if not ops_a or not ops_b:
+        names_a, names_b = {key[3] for key in a.sums}, {key[3] for key in b.sums}
+        share = _share(a, lambda key: key[3] in names_b)
+        if share < LEAST_COMMON_SHARE and not names_a & names_b:
+            return "no op is known on one side, and no kernel has a common name: nothing can be aligned"
+        return ""
+    share = min(
+        _share(a, lambda key: not key[0] or key[:2] in ops_b),
+        _share(b, lambda key: not key[0] or key[:2] in ops_a),
+    )
+    if share >= LEAST_COMMON_SHARE:
+        return ""
+    names = {op for op, _ in ops_a} & {op for op, _ in ops_b}
+    shapes_only = min(
+        _share(a, lambda key: not key[0] or key[0] in names),
+        _share(b, lambda key: not key[0] or key[0] in names),
+    )
+    if shapes_only >= LEAST_COMMON_SHARE:
+        return (
+            f"only {100 * share:.0f} % of the GPU time is in ops of shapes that both have: another batch, "
+            "sequence length or model, or shapes were recorded on one side only"
+        )
+    return f"only {100 * share:.0f} % of the GPU time is in ops that both have: these are different programs"
+
+
+def _share(units: Units, chosen: object) -> float:
+    assert callable(chosen)
+    every = sum(ns for _, ns in units.sums.values())
+    return sum(ns for key, (_, ns) in units.sums.items() if chosen(key)) / every if every else 0.0
+
+
+def time_is_named(a: Units, b: Units, name: str) -> bool:
+    """Whether idle or exposed time changed by more than its own steps vary, and by 3 % of the unit."""
+    before, after = a.times_ns[name], b.times_ns[name]
+    change = abs(float(after.mean() - before.mean()))
+    floor = max(FLOOR_SHARE * a.mean_ns("span"), FLOOR_NS)
+    return change > floor and change > SIGMAS * max(float(before.std()), float(after.std()))

@@ -1,0 +1,166 @@
+"""One side of a comparison: the ranks of a recording, and the GPU work of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from lab.errors import BadDataError, LabError, MissingError
+from lab.recordings.cache import load_trace
+from lab.recordings.tables import MEMSET, Trace
+from lab.recordings.views import MEMCOPY, classify, launch_calls, link_ops
+
+RECORDINGS = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep", ".db", ".db.gz", ".rpd", ".pftrace")
+STEP = re.compile(
+    r"(ProfilerStep#|(?:.*[^a-z])?(?:train_?|eval_?)?(?:step|iteration|iter)[ _#:.-]*)(\d+)", re.IGNORECASE
+)
+_RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+Key = tuple[str, str, str, str]  # op, dims, types, kernel; op is "" where no op is known
+
+
+@dataclass(frozen=True)
+class Work:
+    """The GPU work of one rank. Arrays (n,) are of its GPU operations, by start."""
+
+    rank: int
+    trace: Trace
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        found: np.ndarray = np.argsort(self.trace.kernels.ts_ns, kind="stable")
+        return found
+
+    @cached_property
+    def start_ns(self) -> np.ndarray:
+        found: np.ndarray = self.trace.kernels.ts_ns[self.order]
+        return found
+
+    @cached_property
+    def dur_ns(self) -> np.ndarray:
+        found: np.ndarray = self.trace.kernels.dur_ns[self.order]
+        return found
+
+    @cached_property
+    def launched_ns(self) -> np.ndarray:
+        """When the CPU launched it; its own start where the launch was not recorded."""
+        trace = self.trace
+        call = launch_calls(trace)
+        when = trace.kernels.ts_ns.copy()
+        when[call >= 0] = trace.runtime.ts_ns[call[call >= 0]]
+        found: np.ndarray = when[self.order]
+        return found
+
+    @cached_property
+    def classes(self) -> np.ndarray:
+        """COMP, COMM or MEMCOPY; fills count as copies: both wait for memory, and neither computes."""
+        classes = classify(self.trace)
+        found: np.ndarray = np.where(self.trace.kernels.kind == MEMSET, MEMCOPY, classes)[self.order]
+        return found
+
+    @cached_property
+    def keys(self) -> tuple[list[Key], np.ndarray]:
+        """The distinct (op, dims, types, kernel), and the index of each operation's own (n,)."""
+        trace, kernels = self.trace, self.trace.kernels
+        op = link_ops(trace)
+        columns = [kernels.name_id]
+        for name in ("name_id", "dims_id", "types_id"):
+            ids = getattr(trace.ops, name)
+            columns.append(
+                np.where(op >= 0, ids[np.maximum(op, 0)], -1) if len(ids) else np.full(len(op), -1)
+            )
+        distinct, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        text = [*trace.strings, ""]
+        keys = [(text[o], text[d], text[t], kernel_name(text[k])) for k, o, d, t in distinct.tolist()]
+        return keys, which.reshape(-1)[self.order]
+
+    @property
+    def unlinked(self) -> int:
+        """GPU operations without a known op."""
+        keys, which = self.keys
+        bare = np.array([key[0] == "" for key in keys], dtype=bool)
+        return int(bare[which].sum()) if len(which) else 0
+
+    @cached_property
+    def steps_ns(self) -> np.ndarray:
+        """(m, 2): the steps that the program marked, by start, none inside another; perhaps none."""
+        return marked_steps(self.trace)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A recording, or a folder with one per rank."""
+
+    path: Path
+    ranks: dict[int, Work]
+    problems: list[str]
+
+
+def read_side(path: Path) -> Side:
+    """The ranks at `path`: a file, or a folder of them.
+
+    Raises MissingError where there is none, what the readers raise for a file that was named itself.
+    """
+    if not path.is_dir():
+        return Side(path, {0: read_work(path)}, [])
+    ranks: dict[int, Work] = {}
+    problems = []
+    for file in sorted(one for one in path.rglob("*") if one.is_file() and one.name.endswith(RECORDINGS)):
+        try:
+            work = read_work(file)
+        except LabError as error:
+            problems.append(f"{file.relative_to(path)} is left out: {error.what}")
+            continue
+        if work.rank in ranks:
+            raise BadDataError(
+                f"two recordings of rank {work.rank}: {ranks[work.rank].trace.source.name} and {file.name}",
+                where=path,
+                fix="name a folder that holds one recording per rank",
+            )
+        ranks[work.rank] = work
+    if not ranks:
+        raise MissingError(
+            "no recording in this folder", where=path, fix=f"lab reads {', '.join(RECORDINGS)}"
+        )
+    return Side(path, ranks, problems)
+
+
+def read_work(path: Path) -> Work:
+    trace = load_trace(path)
+    if not len(trace.kernels):
+        raise BadDataError(
+            "no GPU operation in this recording", where=path, fix="record on a GPU: see lab inspect"
+        )
+    named = _RANK.search(path.name) or _RANK.search(path.parent.name)
+    rank = trace.meta.rank if trace.meta.rank is not None else int(named[1]) if named else 0
+    return Work(rank, trace)
+
+
+def kernel_name(text: str) -> str:
+    """A kernel's name as both tools of a pair write it."""
+    return text.removesuffix(".kd").strip()
+
+
+def marked_steps(trace: Trace) -> np.ndarray:
+    """Ranges on the CPU that are numbered steps, of the kind with most of them, profiler steps first."""
+    families: dict[str, set[int]] = {}
+    used = set(np.unique(trace.ranges.name_id[~trace.ranges.on_gpu]).tolist()) - {-1}
+    for index in used:
+        found = STEP.fullmatch(trace.strings[index])
+        if found:
+            families.setdefault(found[1], set()).add(index)
+    for prefix in sorted(families, key=lambda one: (not one.startswith("ProfilerStep"), -len(families[one]))):
+        mask = np.isin(trace.ranges.name_id, list(families[prefix])) & ~trace.ranges.on_gpu
+        spans = np.stack([trace.ranges.ts_ns[mask], (trace.ranges.ts_ns + trace.ranges.dur_ns)[mask]], axis=1)
+        spans = spans[np.argsort(spans[:, 0], kind="stable")]
+        if (spans[1:, 0] >= spans[:-1, 1]).all():
+            return spans
+    return np.empty((0, 2), dtype=np.int64)
+
+
+def common_ranks(sides: Sequence[Side]) -> list[int]:
+    return sorted(set.intersection(*(set(side.ranks) for side in sides)))

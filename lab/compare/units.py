@@ -1,0 +1,142 @@
+"""The unit of work that is compared: a marked step, or else a call of the kernel that takes most of the time.
+
+A fixed window is no unit: two windows of one length hold another number of steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.compare.side import Key, Work
+from lab.recordings.views import COMM, COMP, MEMCOPY
+from lab.stats.intervals import spans, subtract, total, union
+
+LEAST_CALLS = 4
+Sums = dict[Key, tuple[float, float]]  # calls and ns per unit
+
+TIMES = ("span", "busy", "idle", "overlap", "compute", "exposed_comm", "exposed_copy", "kernel_sum")
+
+
+@dataclass(frozen=True)
+class Units:
+    """One rank's work per unit. `times_ns[name]` (u,) are of each unit; a window is one, divided already."""
+
+    unit: str
+    count: float
+    sums: Sums
+    times_ns: dict[str, np.ndarray]
+    calls: dict[str, float]
+    sequence: list[Key]  # of the unit with the usual number of operations, in order of launch
+    outside: int  # operations launched outside every unit
+
+    def mean_ns(self, name: str) -> float:
+        return float(self.times_ns[name].mean())
+
+
+def unit_of(a: Work, b: Work) -> str | None:
+    """`step`, or the name of the kernel whose calls are counted; None if there is none."""
+    if len(a.steps_ns) and len(b.steps_ns):
+        return "step"
+    counts = [Counter(work.keys[0][one][3] for one in work.keys[1].tolist()) for work in (a, b)]
+    sums: Counter[str] = Counter()
+    keys, which = a.keys
+    for index, dur_ns in enumerate(np.bincount(which, weights=a.dur_ns, minlength=len(keys))):
+        sums[keys[index][3]] += dur_ns
+    able = [name for name in sums if min(count[name] for count in counts) >= LEAST_CALLS]
+    return max(able, key=lambda name: sums[name], default=None)
+
+
+def units(work: Work, unit: str) -> Units:
+    return by_step(work) if unit == "step" else by_call(work, unit)
+
+
+def by_step(work: Work) -> Units:
+    """Each operation belongs to the step in which it was launched."""
+    edges = work.steps_ns
+    step = np.searchsorted(edges[:, 0], work.launched_ns, side="right") - 1
+    inside = (step >= 0) & (work.launched_ns < edges[np.maximum(step, 0), 1])
+    step = np.where(inside, step, -1)
+    steps = [one for one in range(len(edges)) if (step == one).any()]
+    times = [times_of(work, np.flatnonzero(step == one)) for one in steps]
+    return Units(
+        unit="step",
+        count=len(steps),
+        sums=sums_of(work, step >= 0, len(steps)),
+        times_ns={name: np.array([one[name] for one in times], dtype=float) for name in TIMES},
+        # Up to the recording's end: what waits for the last step stands behind it.
+        calls=calls_of(work, work.trace.runtime.ts_ns >= edges[0, 0], len(steps)),
+        sequence=usual_sequence(work, step, steps),
+        outside=int((step < 0).sum()),
+    )
+
+
+def by_call(work: Work, kernel: str) -> Units:
+    """The whole recording, divided by the calls of one kernel."""
+    keys, which = work.keys
+    anchors = np.array([key[3] == kernel for key in keys], dtype=bool)[which]
+    count = int(anchors.sum())
+    whole = times_of(work, np.arange(len(work.dur_ns)))
+    return Units(
+        unit=f"call of {kernel}",
+        count=count,
+        sums=sums_of(work, np.ones(len(work.dur_ns), dtype=bool), count),
+        times_ns={name: np.array([whole[name] / count]) for name in TIMES},
+        calls=calls_of(work, np.ones(len(work.trace.runtime), dtype=bool), count),
+        sequence=[],
+        outside=0,
+    )
+
+
+def times_of(work: Work, rows: np.ndarray) -> dict[str, int]:
+    """Unions of one unit's operations in ns: busy = compute + exposed communication + exposed copies."""
+    every = spans(work.start_ns[rows], work.dur_ns[rows])
+    classes = work.classes[rows]
+    comp, comm, copy = (union(every[classes == one]) for one in (COMP, COMM, MEMCOPY))
+    busy = union(every)
+    span_ns = int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0
+    summed, busy_ns = int(work.dur_ns[rows].sum()), total(busy)
+    return {
+        "span": span_ns,
+        "busy": busy_ns,
+        "idle": span_ns - busy_ns,
+        "overlap": summed - busy_ns,
+        "compute": total(comp),
+        "exposed_comm": total(subtract(comm, comp)),
+        "exposed_copy": total(subtract(subtract(copy, comp), comm)),
+        "kernel_sum": summed,
+    }
+
+
+def sums_of(work: Work, chosen: np.ndarray, count: float) -> Sums:
+    keys, which = work.keys
+    calls = np.bincount(which[chosen], minlength=len(keys))
+    sums = np.bincount(which[chosen], weights=work.dur_ns[chosen], minlength=len(keys))
+    found: dict[Key, list[float]] = {}
+    for index in np.flatnonzero(calls).tolist():  # names that differ only in a suffix are one key
+        one = found.setdefault(keys[index], [0.0, 0.0])
+        one[0] += calls[index]
+        one[1] += sums[index]
+    return {key: (float(n / count), float(ns / count)) for key, (n, ns) in found.items()}
+
+
+def calls_of(work: Work, chosen: np.ndarray, count: float) -> dict[str, float]:
+    ids, calls = np.unique(work.trace.runtime.name_id[chosen], return_counts=True)
+    text = [*work.trace.strings, ""]
+    pairs = zip(ids.tolist(), calls.tolist(), strict=True)
+    return {text[index]: n / count for index, n in pairs if text[index]}
+
+
+def usual_sequence(work: Work, step: np.ndarray, steps: list[int]) -> list[Key]:
+    """The operations of the first step with the most common number of them, in order of launch."""
+    if not steps:
+        return []
+    sizes = Counter(np.bincount(step[step >= 0], minlength=max(steps) + 1)[steps].tolist())
+    usual = sizes.most_common(1)[0][0]
+    one = next(one for one in steps if (step == one).sum() == usual)
+    rows = np.flatnonzero(step == one)
+    rows = rows[np.argsort(work.launched_ns[rows], kind="stable")]
+    keys, which = work.keys
+    return [keys[index] for index in which[rows].tolist()]

@@ -1,0 +1,65 @@
+"""From arguments to the things to look at: files, folders that are one recording, runs of lab."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.core.run import Run
+from lab.errors import LabError, MissingError
+from lab.recordings.load import format_of
+
+
+@dataclass(frozen=True)
+class Item:
+    """named: given by the user, so that it must be something; run: a folder that lab made."""
+
+    path: Path
+    named: bool
+    run: bool = False
+
+
+def items_of(paths: Sequence[Path]) -> Iterator[Item]:
+    """Each path once, in the given order; folders in the order of their names. Links to folders are not
+    followed. Raises MissingError for a path that is not there."""
+    for path in paths:
+        if not path.exists():
+            raise MissingError("no such file or folder", where=path)
+    seen: set[Path] = set()
+    for path in paths:
+        for item in _below(path):
+            if (real := item.path.resolve()) not in seen:
+                seen.add(real)
+                yield item
+
+
+def _below(path: Path) -> Iterator[Item]:
+    if not path.is_dir():
+        yield Item(path, named=True)
+        return
+    if is_recording(path):
+        yield Item(path, named=True)
+        return
+    for folder, folders, files in os.walk(path):
+        here = Path(folder)
+        if here != path and is_recording(here):
+            folders.clear()
+            yield Item(here, named=False)
+            continue
+        if Run.is_run(here):
+            yield Item(here, named=False, run=True)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if not name.startswith(".") and (here / name).is_file():
+                yield Item(here / name, named=False)
+
+
+def is_recording(folder: Path) -> bool:
+    """Whether the folder as a whole is one recording, such as an export of nsys to Parquet."""
+    try:
+        format_of(folder)
+    except LabError:
+        return False
+    return True

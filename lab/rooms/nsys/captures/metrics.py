@@ -1,0 +1,99 @@
+"""`lab analyze` of a database without a timeline: the costliest kernels, their metrics and the roof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from lab.core.files import make_folder
+from lab.core.words import plural, printable
+from lab.errors import BadDataError
+from lab.recordings.names import short_name
+from lab.recordings.rocprof_compute import Metrics, load_metrics
+from lab.report.page import Page, Section, Table, write_page
+from lab.report.provenance import provenance
+from lab.report.tables import terminal_table, write_csv
+from lab.rooms.nsys.captures.page import Written
+
+FORMAT = "rocprof-compute"
+NO_TIMELINE = (
+    "Kernel metrics, no timeline: the times are those of passes that replayed each kernel for counters, "
+    "not the application's."
+)
+_SHOWN = (
+    "kernel dispatches dur_us time_share gflop_per_s flop_per_byte_hbm roof_hbm_gflop_per_s of_roof "
+    "hbm_gb_per_s hbm_of_peak"
+)
+_TOP = 20
+
+
+def write_metrics(path: Path, out: Path) -> tuple[Written, str]:
+    """report.html and tables of one database in `out`, and the lines for a terminal.
+
+    Raises what `load_metrics` raises; BadDataError without kernels.
+    """
+    metrics = load_metrics(path)
+    if not metrics.kernels:
+        raise BadDataError("the database holds no kernels", where=path)
+    make_folder(out)
+    tables = {
+        "kernel_metrics": pd.DataFrame(metrics.rows()),
+        "metric_values": pd.DataFrame(metrics.value_rows()),
+        "roof_peaks": pd.DataFrame(
+            [
+                {"workload": workload, "peak": name, "value": value}
+                for workload, peaks in metrics.peaks.items()
+                for name, value in peaks.items()
+            ]
+        ),
+    }
+    files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
+    shown = tables["kernel_metrics"][_SHOWN.split()].head(_TOP)
+    shown = shown.assign(kernel=[short_name(name) for name in shown["kernel"]])
+    page = Page(
+        title=path.name,
+        question="Which kernels cost most, and how far from the roof are they?",
+        verdict=_sentences(metrics),
+        status="warn",
+        sections=[
+            Section("Kernels", [Table(shown, "Costliest first", "tables/kernel_metrics.csv")]),
+            Section(
+                "Measured peaks", [Table(tables["roof_peaks"], "GB/s and GFLOP/s", "tables/roof_peaks.csv")]
+            ),
+        ],
+        provenance=provenance(path, None) | {"Recorder": _machine(metrics)},
+        footnotes=list(metrics.problems),
+        room="recording",
+    )
+    files = [write_page(page, out / "report.html"), *files]
+    lines = [*_sentences(metrics), terminal_table(shown, width=150), *metrics.problems, str(files[0])]
+    text = "\n".join(printable(line) for lines_of in lines for line in lines_of.splitlines())
+    return Written(files, _sentences(metrics), "warn"), text
+
+
+def _sentences(metrics: Metrics) -> list[str]:
+    first, whole_ns = metrics.kernels[0], sum(one.dur_ns for one in metrics.kernels)
+    found = [NO_TIMELINE]
+    if whole_ns:
+        found.append(
+            f"{short_name(first.name)} costs most: {first.dur_ns / 1000:.1f} us in "
+            f"{plural(first.dispatches, 'dispatch')}, {first.dur_ns / whole_ns:.1%} of "
+            f"{plural(len(metrics.kernels), 'kernel')}."
+        )
+    row = metrics.rows()[0]
+    if row["of_roof"] is not None:
+        found.append(
+            f"It runs at {row['gflop_per_s']:.1f} GFLOP/s, {row['of_roof']:.1%} of the "
+            f"{row['roof_hbm_gflop_per_s']:.1f} GFLOP/s that the measured HBM bandwidth allows it."
+        )
+    return found
+
+
+def _machine(metrics: Metrics) -> dict[str, str]:
+    tool = {"rocprof-compute": metrics.version or "unknown", "schema": metrics.schema or "unknown"}
+    return tool | {
+        f"{workload}, {name}": value
+        for workload, found in metrics.machine.items()
+        for name, value in found.items()
+    }

@@ -1,0 +1,250 @@
+"""A change is split exactly, named alone, and never claimed between equal runs."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from click.testing import CliRunner
+
+from lab.compare.cli import diff as command
+from lab.compare.diff import compare
+from lab.compare.split import PARTS
+from lab.errors import MissingError
+from tests.compare.made import layer, trace
+from tests.conftest import SHARED
+
+SERVE = SHARED / "serve"
+shared = pytest.mark.skipif(not SERVE.exists(), reason="the shared recordings are not here")
+BASE = [layer() + layer()] * 4
+
+
+def of(tmp_path, a=BASE, b=BASE, **more):
+    return compare(trace(tmp_path / "a.json", a), trace(tmp_path / "b.json", b, **more)).shown
+
+
+def adds_up(found):
+    assert sum(found.parts.values()) == pytest.approx(found.delta_kernel_ns, abs=1e-6)
+    assert sum(row.ns for row in found.rows) == pytest.approx(found.delta_kernel_ns, abs=1e-3)
+    assert found.residual_ns == pytest.approx(0, abs=1e-3)
+    span = found.compute_ns + found.exposed_comm_ns + found.exposed_copy_ns + found.idle_ns
+    assert span == pytest.approx(found.span_ns, abs=1e-3)
+
+
+def test_equal_recordings_differ_in_nothing(tmp_path):
+    found = of(tmp_path)
+    adds_up(found)
+    assert found.comparable and found.findings == [] and set(found.parts.values()) == {0.0}
+    assert (found.span_ns, found.idle_ns, found.units_a) == (0, 0, 4)
+
+
+def test_one_op_five_percent_slower_is_named_alone_with_its_size(tmp_path):
+    slow = [
+        [(op, dims, k, dur * (1.05 if op == "aten::mm" else 1)) for op, dims, k, dur in step] for step in BASE
+    ]
+    found = of(tmp_path, b=slow)
+    adds_up(found)
+    assert [one.kind for one in found.findings] == ["same_kernel_duration"]
+    assert found.findings[0].ns == pytest.approx(2 * 2000) and "aten::mm" in found.findings[0].text
+    assert (
+        found.parts["same_kernel_duration"] == pytest.approx(4000)
+        and found.rows[0].confidence == "one pair only"
+    )
+
+
+def test_a_kernel_that_serves_two_ops_is_told_apart_by_its_op(tmp_path):
+    moved = {"aten::add": 3.0, "aten::mul": -3.0}
+    other = [[(op, dims, k, dur + moved.get(op, 0)) for op, dims, k, dur in step] for step in BASE]
+    found = of(tmp_path, b=other)
+    adds_up(found)
+    by_op = {row.op: row.ns for row in found.rows if row.ns}
+    assert by_op == {"aten::add": pytest.approx(6000), "aten::mul": pytest.approx(-6000)}
+    assert found.delta_kernel_ns == pytest.approx(0)
+
+
+def test_another_kernel_for_an_op_is_one_exchange(tmp_path):
+    other = [
+        [
+            (op, dims, "gemm_256" if op == "aten::mm" else k, dur + 2 * (op == "aten::mm"))
+            for op, dims, k, dur in s
+        ]
+        for s in BASE
+    ]
+    found = of(tmp_path, b=other)
+    adds_up(found)
+    row = next(row for row in found.rows if row.ns)
+    assert (row.kind, row.kernel_a, row.kernel_b, row.n_a, row.n_b) == (
+        "other_kernel",
+        "gemm_128",
+        "gemm_256",
+        2,
+        2,
+    )
+    assert row.ns == found.parts["other_kernel"] == pytest.approx(4000) and len(found.findings) == 1
+
+
+def test_a_launch_more_is_a_count_and_a_layer_more_is_all_counts(tmp_path):
+    once = [[*step, layer()[3]] for step in BASE]
+    found = of(tmp_path, b=once)
+    adds_up(found)
+    assert found.parts["count"] == pytest.approx(3000) == found.delta_kernel_ns
+    deeper = of(tmp_path, b=[step + layer() for step in BASE])
+    adds_up(deeper)
+    assert deeper.parts["count"] == pytest.approx(55_000)
+    assert {row.op: row.n_b - row.n_a for row in deeper.rows if row.kind == "count"} == dict.fromkeys(
+        ("aten::mm", "aten::add", "aten::mul", "aten::relu"), 1.0
+    )
+
+
+def test_ops_that_took_the_place_of_others_are_one_block_for_all_layers(tmp_path):
+    def swapped(step):
+        out = []
+        for op, dims, kernel, dur in step:
+            if op == "aten::relu":
+                out += [("aten::exp", dims, "exp", 4.0), ("aten::sum", dims, "sum", 5.0)]
+            else:
+                out.append((op, dims, kernel, dur))
+        return out
+
+    found = of(tmp_path, b=[swapped(step) for step in BASE])
+    adds_up(found)
+    block = found.blocks[0]
+    assert (block.ops_a, block.ops_b, block.times) == (["aten::relu"], ["aten::exp", "aten::sum"], 2)
+    assert block.ns == pytest.approx(2 * (9 - 3) * 1000) and len(found.blocks) == 1
+    assert [one.kind for one in found.findings][:1] == ["replaced_block"]
+
+
+def test_a_gap_on_the_gpu_is_idle_time_and_nothing_else(tmp_path):
+    gap = [[(*launch, 60.0) if at == 3 else launch for at, launch in enumerate(step)] for step in BASE]
+    found = of(tmp_path, b=gap)
+    adds_up(found)
+    assert found.idle_ns == found.span_ns == pytest.approx(60_000) and found.delta_kernel_ns == 0
+    assert [one.kind for one in found.findings] == ["idle"]
+
+
+def test_a_further_synchronisation_is_named_though_no_time_changed(tmp_path):
+    found = of(tmp_path, calls=[(step, "cudaDeviceSynchronize") for step in range(4)])
+    assert [one.kind for one in found.findings] == ["api"] and "0 -> 1 calls" in found.findings[0].text
+    assert (found.api[0].name, found.api[0].n_a, found.api[0].n_b) == ("cudaDeviceSynchronize", 0.0, 1.0)
+
+
+def test_a_difference_turned_around_is_its_negative(tmp_path):
+    random.seed(4)
+    other = [[(op, dims, k, dur * random.uniform(0.5, 2)) for op, dims, k, dur in step[:-1]] for step in BASE]
+    a, b = trace(tmp_path / "a.json", BASE), trace(tmp_path / "b.json", other)
+    there, back = compare(a, b).shown, compare(b, a).shown
+    for part in ("count", "other_kernel", "same_kernel_duration"):
+        assert there.parts[part] == pytest.approx(-back.parts[part])
+    assert there.parts["op_gone"] == pytest.approx(-back.parts["op_new"])
+    assert there.span_ns == pytest.approx(-back.span_ns)
+
+
+@pytest.mark.parametrize("prefix", ["ProfilerStep#", "step_", "train_step ", "iteration:"])
+def test_a_shifted_clock_and_another_name_of_steps_change_nothing(tmp_path, prefix):
+    a = trace(tmp_path / "a.json", BASE, prefix=prefix)
+    b = trace(tmp_path / "b.json", BASE, prefix=prefix, shift_us=123_456)
+    found = compare(a, b).shown
+    assert found.unit == "step" and found.units_b == 4 and found.findings == [] and found.span_ns == 0
+
+
+def test_without_steps_a_call_of_the_longest_kernel_is_the_unit_and_windows_may_differ(tmp_path):
+    a = trace(tmp_path / "a.json", BASE, prefix="nothing ")
+    b = trace(tmp_path / "b.json", [layer() + layer()] * 6, prefix="nothing ")
+    found = compare(a, b).shown
+    assert found.unit == "call of gemm_128" and (found.units_a, found.units_b) == (8, 12)
+    assert found.delta_kernel_ns == pytest.approx(0) and any("edges" in note for note in found.notes)
+
+
+def test_programs_without_common_work_are_not_comparable_and_end_with_1(tmp_path):
+    other = [[("aten::conv2d", [[1, 3, 8, 8]], "conv", 50.0)]] * 4
+    a, b = trace(tmp_path / "a.json", BASE), trace(tmp_path / "b.json", other)
+    assert "different programs" in compare(a, b).shown.reason
+    wider = [[(op, [[128, 64], [64, 64]], k, dur) for op, _, k, dur in step] for step in BASE]
+    assert "another batch" in compare(a, trace(tmp_path / "c.json", wider)).shown.reason
+    done = CliRunner().invoke(command, [str(a), str(b), "--json"], standalone_mode=False)
+    assert done.exception is not None and json.loads(done.stdout)["comparable"] is False
+
+
+def test_ranks_are_compared_with_their_own_kind_and_a_missing_one_is_said(tmp_path):
+    slow = [[(op, dims, k, dur * 1.2) for op, dims, k, dur in step] for step in BASE]
+    for rank in range(3):
+        trace(tmp_path / "a" / f"rank{rank}.json", BASE, rank=rank)
+    for rank, steps in ((0, BASE), (1, slow)):
+        trace(tmp_path / "b" / f"rank{rank}.json", steps, rank=rank)
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert [one.rank for one in found.ranks] == [0, 1] and found.shown.rank == 1
+    assert found.ranks[0].findings == [] and len(found.ranks[1].findings) == 4
+    assert found.missing == [f"rank 2 is only in {tmp_path / 'a'}"]
+    with pytest.raises(MissingError, match="no rank is on both sides"):
+        compare(trace(tmp_path / "c" / "rank7.json", BASE, rank=7).parent, tmp_path / "b")
+
+
+def test_repeats_prove_what_one_pair_suggests_and_take_back_what_is_noise(tmp_path):
+    def process(name, scale, noise):
+        random.seed(name)
+        steps = [
+            [(op, d, k, dur * scale * random.uniform(1 - noise, 1 + noise)) for op, d, k, dur in s]
+            for s in BASE
+        ]
+        return trace(tmp_path / f"{name}.json", steps)
+
+    a, *more_a = (process(f"a{n}", 1.0, 0.01) for n in range(6))
+    b, *more_b = (process(f"b{n}", 1.1, 0.01) for n in range(6))
+    found = compare(a, b, repeats_a=more_a, repeats_b=more_b).shown
+    product = next(row for row in found.rows if row.op == "aten::mm")
+    assert product.confidence == "proven by repeats"
+    low, high = product.interval
+    assert low < 8000 < high and low > 0
+    wild_a, *wild_more = (process(f"c{n}", 1.0, 0.5) for n in range(6))
+    wild_b, *wild_more_b = (process(f"d{n}", 1.0, 0.5) for n in range(6))
+    noisy = compare(wild_a, wild_b, repeats_a=wild_more, repeats_b=wild_more_b).shown
+    assert not any(row.confidence == "proven by repeats" for row in noisy.rows)
+
+
+@shared
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        *(("a_base01", one) for one in ("a_base02", "a_slow01", "a_swap01", "a_idle01")),
+        ("falconsai_h100", "falconsai_mi300"),
+        ("qwen_h100", "qwen_mi300"),
+    ],
+)
+def test_the_golden_pairs_are_split_to_the_nanosecond(a, b):
+    pair = f"{a}_{b.removeprefix(a.partition('_')[0] + '_')}" if not a.startswith("a_") else f"{a}_{b}"
+    golden = next(one for one in json.loads((SERVE / "golden.json").read_text()) if one["pair"] == pair)
+    found = compare(SERVE / f"{a}.json.gz", SERVE / f"{b}.json.gz").shown
+    adds_up(found)
+    names = {"op_gone": "op_only_in_A", "op_new": "op_only_in_B"}
+    expected = {
+        part: golden["split_by_op_dims_types_ns_per_step"].get(names.get(part, part), 0.0) for part in PARTS
+    }
+    assert found.parts == pytest.approx(expected, abs=0.1)
+    assert found.delta_kernel_ns == pytest.approx(golden["delta_sum_ns_per_step"], abs=0.1)
+    for side, own in (("a", found.a), ("b", found.b)):
+        steps = golden[side]["steps"]
+        for name in (
+            "span_ns",
+            "busy_ns",
+            "idle_ns",
+            "overlap_ns",
+            "compute_ns",
+            "exposed_comm_ns",
+            "exposed_copy_ns",
+        ):
+            assert own[name] == pytest.approx(sum(step[name] for step in steps) / len(steps)), name
+
+
+@shared
+def test_of_real_runs_the_planted_change_is_named_alone_and_equal_runs_name_nothing():
+    def named(b):
+        return compare(SERVE / "a_base01.json.gz", SERVE / f"{b}.json.gz").shown.findings
+
+    assert named("a_base02") == []
+    (slow,) = named("a_slow01")
+    assert "spin_kernel" in slow.text and slow.ns == pytest.approx(7617, rel=0.01)
+    (idle,) = named("a_idle01")
+    assert idle.text == "cudaDeviceSynchronize: 1.125 -> 2.125 calls per unit"
+    swap = named("a_swap01")
+    assert [one.kind for one in swap[:2]] == ["replaced_block"] * 2

@@ -1,0 +1,168 @@
+"""Rules G, H, S and T on made captures, where every loss is planted."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.recordings.integrity import integrity_of
+from lab.recordings.integrity.calls import (
+    BEGIN_CAPTURE,
+    COPY,
+    END_CAPTURE,
+    FILL,
+    GRAPH_LAUNCH,
+    LAUNCH,
+    OTHER,
+    kind_of,
+)
+from lab.recordings.integrity.words import bound, idle_bound, integrity_lines
+from lab.recordings.lacks import Lack, holes, verdict_of
+from tests.recordings.integrity.made import judged, made
+
+LAUNCHES = [("cudaLaunchKernel", i) for i in range(1, 11)]
+
+
+def rows(*corrs: int):
+    return [("k", corr) for corr in corrs]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("cudaLaunchKernel_v7000", LAUNCH),
+        ("cudaLaunchKernelExC_v11060", LAUNCH),
+        ("cuLaunchKernelEx", LAUNCH),
+        ("hipExtModuleLaunchKernel", LAUNCH),
+        ("hipModuleLaunchKernel", LAUNCH),
+        ("hipLaunchCooperativeKernel", LAUNCH),
+        ("cudaLaunchCooperativeKernelMultiDevice", LAUNCH),
+        ("cudaGraphLaunch_v10000", GRAPH_LAUNCH),
+        ("hipGraphLaunch", GRAPH_LAUNCH),
+        ("cudaMemcpyAsync_ptsz", COPY),
+        ("hipMemcpyWithStream", COPY),
+        ("cuMemcpyHtoDAsync_v2", COPY),
+        ("cudaMemsetAsync_v3020", FILL),
+        ("cudaStreamBeginCapture_v10000", BEGIN_CAPTURE),
+        ("hipStreamEndCapture", END_CAPTURE),
+        ("cudaLaunchHostFunc", OTHER),
+        ("cudaGraphAddMemcpyNode", OTHER),
+        ("__hipPushCallConfiguration", OTHER),
+        ("cudaStreamSynchronize", OTHER),
+    ],
+)
+def test_a_call_owes_what_its_name_says(name, kind):
+    assert kind_of(name) == kind
+
+
+def test_a_launch_with_its_row_is_complete_and_callbacks_memsets_and_waits_owe_nothing():
+    calls = [*LAUNCHES, ("cudaMemsetAsync", 20), ("cudaLaunchHostFunc", 21), ("cudaDeviceSynchronize", 22)]
+    assert integrity_of(made(calls, rows(*range(1, 11)))) == ()
+
+
+def test_lost_rows_are_head_tail_or_hole_by_the_time_of_their_calls():
+    found = judged(made(LAUNCHES, rows(3, 4, 6, 7)))
+    places = {place: (one.n, one.of, one.share) for (_, place, _), one in found.items()}
+    assert places == {"head": (2, 10, 0.2), "hole": (1, 10, 0.1), "tail": (3, 10, 0.3)}
+    assert holes(list(found.values())) == [found["gpu", "hole", "G"]]
+
+
+def test_rows_older_than_every_call_are_head_and_newer_ones_tail_and_others_a_hole():
+    found = judged(made([("cudaLaunchKernel", 10), ("cudaLaunchKernel", 30)], rows(5, 10, 20, 30, 40, -1)))
+    assert {place: one.n for (axis, place, _), one in found.items() if axis == "host"} == {
+        "head": 1,
+        "hole": 2,  # 20, and the row without a correlation: not older than anything
+        "tail": 1,
+    }
+
+
+def test_the_host_share_is_of_gpu_time_and_not_of_rows():
+    capture = made([("cudaLaunchKernel", 10)], rows(10, 11))
+    ends = capture.ops.end_ns.copy()
+    ends[1] += 992  # 8 ns and 1000 ns
+    from dataclasses import replace
+
+    from lab.recordings.tables import Table
+
+    capture = replace(capture, ops=Table(capture.ops.as_dict() | {"end_ns": ends}))
+    assert judged(capture)["host", "tail", "H"].share == pytest.approx(1000 / 1008)
+
+
+def test_launches_without_any_gpu_row_are_wholly_lost():
+    one = judged(made(LAUNCHES, []))["gpu", "all", "S"]
+    assert (one.n, one.of, one.share) == (10, 10, 1.0)
+
+
+def test_without_api_calls_nothing_is_known():
+    found = integrity_of(made([], rows(1, 2)))
+    assert verdict_of(found) == "unknown" and {one.axis for one in found} == {"gpu", "host"}
+
+
+def test_captured_launches_are_no_loss_on_the_capturing_thread_or_on_autograds():
+    calls = [
+        ("cudaLaunchKernel", 1),
+        ("cudaStreamBeginCapture", 2),
+        ("cudaLaunchKernel", 3),
+        ("cudaLaunchKernel", 4),
+        ("cudaStreamEndCapture", 5),
+        ("cudaLaunchKernel", 6),
+    ]
+    assert integrity_of(made(calls, rows(1, 6), tid=[1, 1, 1, 2, 1, 1])) == ()
+
+
+def test_a_launch_after_the_capture_ended_is_lost_again():
+    calls = [
+        ("cudaStreamBeginCapture", 1),
+        ("cudaLaunchKernel", 2),
+        ("cudaStreamEndCapture", 3),
+        ("cudaLaunchKernel", 4),
+        ("cudaLaunchKernel", 5),
+    ]
+    assert judged(made(calls, rows(5)))["gpu", "head", "G"].n == 1
+
+
+def test_another_thread_that_runs_eagerly_beside_a_capture_still_owes_its_rows():
+    calls = [
+        ("cudaStreamBeginCapture", 1),
+        *[("cudaLaunchKernel", corr) for corr in (2, 3, 4)],
+        ("cudaStreamEndCapture", 5),
+    ]
+    found = judged(made(calls, rows(2, 4), tid=[1, 2, 2, 2, 1]))
+    assert found["gpu", "hole", "G"].n == 1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_capture_window_that_the_recording_cuts_reaches_to_that_edge(ends):
+    mark = ("cudaStreamEndCapture", 9) if ends else ("cudaStreamBeginCapture", 9)
+    inside = [("cudaLaunchKernel", 1), ("cudaLaunchKernel", 2)]
+    calls = [*inside, mark, ("cudaLaunchKernel", 10)] if ends else [("cudaLaunchKernel", 10), mark, *inside]
+    assert integrity_of(made(calls, rows(10))) == ()
+
+
+def test_copies_count_like_launches_where_the_recorder_always_traces_them():
+    calls = [("cudaMemcpyAsync", 1), ("cudaLaunchKernel", 2)]
+    assert judged(made(calls, rows(2)))["gpu", "head", "G"].share == 0.5
+
+
+def test_copies_that_amd_was_not_asked_to_trace_are_unknown_and_not_lost():
+    calls = [("hipMemcpy", 1), ("hipLaunchKernel", 2), ("hipMemcpy", 3)]
+    (one,) = integrity_of(made(calls, rows(2), collector="rocpd"))
+    assert (one.rule, one.n, one.share, one.unknown) == ("T", 2, None, True)
+    found = judged(made(calls, [("k", 2), ("MemcpyHtoD", 3)], collector="rocpd"))
+    assert found["gpu", "head", "G"].n == 1  # a copy is there, so they were traced, and one is lost
+
+
+def test_a_correlation_counts_in_its_own_process_only():
+    capture = made([("cudaLaunchKernel", 1), ("cudaLaunchKernel", 1)], rows(1), processes=2, process=[0, 1])
+    (one,) = integrity_of(capture)
+    assert (one.process, one.rule, one.n) == (1, "S", 1)
+
+
+def test_figures_of_a_lossy_axis_are_bounds_and_unknown_ones_are_not_marked():
+    lost = Lack("gpu", "hole", "G", 0, 1, 3, 1 / 3, "1 of 3\nlaunches \x1b[2J")
+    assert bound([lost]) == bound([lost], "gpu") == "at least" and idle_bound([lost]) == "at most "
+    assert bound([lost], "host") == "" and idle_bound([]) == ""
+    unknown = Lack("gpu", "all", "R", 0, 1, 3, None, "?", unknown=True)
+    assert bound([unknown]) == "" and verdict_of([unknown]) == "unknown"
+    first, second = integrity_lines([lost])
+    assert first == "recording: lossy (gpu lossy, host complete, ops complete)"
+    assert "\x1b" not in second and "\n" not in second

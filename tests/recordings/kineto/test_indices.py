@@ -1,0 +1,56 @@
+"""Rule C: the numbers that torch.profiler gives its events."""
+
+from __future__ import annotations
+
+import json
+
+from lab.recordings.kineto import read_kineto
+
+
+def trace(tmp_path, events):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return {one.place: one for one in read_kineto(path).lacks}
+
+
+def event(index, cat="cpu_op", ph="X", **args):
+    return {"ph": ph, "cat": cat, "name": "x", "pid": 1, "tid": 1, "ts": index, "dur": 1, "args": args}
+
+
+def numbered(*indices, cat="cpu_op", ph="X"):
+    return [event(i, cat, ph, **{"Ev Idx": i}) for i in indices]
+
+
+def test_contiguous_numbers_are_complete_whatever_the_phase_and_the_order(tmp_path):
+    events = [
+        *numbered(3, 1, 0),
+        *numbered(2, ph="i", cat="cpu_instant_event"),
+        *numbered(5, 4, cat="python_function"),
+        event(9, "cuda_runtime", correlation=1),
+    ]
+    assert trace(tmp_path, events) == {}
+
+
+def test_a_trace_without_numbers_says_nothing(tmp_path):
+    assert trace(tmp_path, [event(0), event(1)]) == {}
+
+
+def test_missing_operators_are_a_hole_of_their_share(tmp_path):
+    one = trace(tmp_path, numbered(0, 1, 4, 5, 7, 9))["hole"]
+    assert (one.axis, one.rule, one.n, one.of, one.share) == ("ops", "C", 4, 10, 0.4)
+
+
+def test_a_window_cut_out_of_a_longer_trace_is_an_edge(tmp_path):
+    events = [*numbered(100, 101), *numbered(900, 902, cat="python_function")]
+    found = trace(tmp_path, events)
+    assert {place: one.n for place, one in found.items()} == {"head": 100, "tail": 798 + 1}
+    assert all(one.of == 903 for one in found.values())
+
+
+def test_numbers_that_are_none_are_left_alone(tmp_path):
+    events = [*numbered(0, 1), event(5, **{"Ev Idx": "many"}), event(6, **{"Ev Idx": -4})]
+    assert trace(tmp_path, events) == {}
+
+
+def test_an_instant_that_was_taken_out_is_missing(tmp_path):
+    assert trace(tmp_path, numbered(0, 1, 3))["hole"].n == 1

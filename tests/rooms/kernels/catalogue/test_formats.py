@@ -1,0 +1,156 @@
+"""The kernels room on AMD's recordings: every launch of every process once, phases from what was marked."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from lab.errors import StepFailed
+from lab.rooms.kernels.catalogue.build import read_catalogue
+from lab.rooms.kernels.catalogue.gantt.bars import bars_of
+from lab.rooms.kernels.catalogue.rank import read_rank, read_ranks
+from lab.rooms.kernels.catalogue.sources import home_of, trails_of
+from lab.rooms.kernels.trails import Trail
+from tests.recordings.rocpdgen import GUIDS, Process, two, write
+from tests.rooms.kernels.test_cli import run
+from tests.tracegen import TraceWriter, training_step
+
+REAL = {
+    "rocpd_ck_batched_gemm_mi300x.db.gz": (151, 2_604_546),
+    "rocprofv3_aorta_mi350x_dispatch_1_20000.json.gz": (20_000, 2_876_374_360),
+    "matmul_small_schema2.rpd.gz": (85, 26_399_795 + 334_758 + 157_178_063 + 5_440),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_launch_of_the_shared_recordings_is_in_the_catalogue_once(shared_data, name):
+    path = shared_data / "captures" / name
+    if not path.exists():
+        pytest.skip("no shared recordings of AMD")
+    count, dur_ns = REAL[name]
+    ranks = read_ranks([Trail(rank=0, trace=path)])
+    found = read_catalogue([Trail(rank=0, trace=path)]) if count < 1_000 else None
+    assert sum(len(rank.rows) for rank in ranks) == count == len(bars_of(ranks).row)
+    assert sum(int(rank.trace.kernels.dur_ns.sum()) for rank in ranks) == dur_ns
+    if found is not None:
+        assert found.unique["count"].sum() == count
+        assert round(found.unique["dur_sum_us"].sum() * 1000) == dur_ns
+
+
+def test_processes_of_one_file_are_ranks_and_equal_the_single_ones(tmp_path):
+    one, other = two()
+    together = read_catalogue([Trail(rank=0, trace=write(tmp_path / "both.db", one, other))])
+    assert [rank.rank for rank in together.ranks] == [0, 1]
+    assert [(launch.rank, launch.name) for launch in together.launches] == [(0, "first")] * 4 + [
+        (1, "second")
+    ] * 4
+    alone = read_catalogue([Trail(rank=0, trace=write(tmp_path / "one.db", one))])
+    mine = [launch for launch in together.launches if launch.rank == 0]
+    assert [(a.ts_us, a.dur_us, a.sig_id) for a in mine] == [
+        (a.ts_us, a.dur_us, a.sig_id) for a in alone.launches
+    ]
+
+
+def test_ranks_are_those_of_the_environment_where_they_tell_processes_apart(tmp_path):
+    processes = [Process(guid, 9, environment={"RANK": rank}) for guid, rank in zip(GUIDS, "31", strict=True)]
+    for process in processes:
+        process.launch("k", (0, 5), (10, 20), 1)
+    path = write(tmp_path / "a.db", *processes)
+    assert [rank.rank for rank in read_ranks([Trail(rank=0, trace=path)])] == [3, 1]
+
+
+def test_no_rank_is_given_twice_over_several_recordings(tmp_path):
+    both = write(tmp_path / "a.db", *two())
+    third = write(tmp_path / "b.db", two()[0])
+    trails = [Trail(rank=0, trace=both), Trail(rank=1, trace=third)]
+    assert [rank.rank for rank in read_ranks(trails)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="unpack"):
+        read_rank(trails[0])
+
+
+def marked():
+    process = Process(GUIDS[0], 5)
+    process.mark("train", (0, 1_000), 90)
+    for step in range(2):
+        at = 400 * step
+        process.mark(f"forward #{step}", (at, at + 100), 91 + step)
+        process.mark("attention", (at + 10, at + 50), 95 + step)
+        process.mark(f"backward_{step}", (at + 100, at + 200), 93 + step)
+        process.launch("fwd", (at + 20, at + 30), (at + 150, at + 160), 10 * step + 1)
+        process.launch("bwd", (at + 120, at + 130), (at + 210, at + 220), 10 * step + 2)
+    process.launch("after", (990, 995), (1_100, 1_200), 50)
+    return process
+
+
+def test_the_outermost_ranges_are_phases_by_launch_not_by_time_on_the_gpu(tmp_path):
+    found = read_catalogue([Trail(rank=0, trace=write(tmp_path / "a.db", marked()))])
+    phases = [(launch.name, launch.phase) for launch in found.launches]
+    assert phases == [("fwd", "forward"), ("bwd", "backward")] * 2 + [("after", "")]
+    assert found.signatures.forwards == {"forward": 2, "backward": 2}
+
+
+def test_ranges_of_a_thread_that_launches_nothing_mark_no_phase(tmp_path):
+    process = Process(GUIDS[0], 5)
+    process.add("info_thread", id=6, pid=5, tid=1006)
+    event = process.event("MARKER_CORE_RANGE_API", 70, "loader")
+    process.add("region", pid=5, tid=6, start=0, end=500, name_id=process.string("x"), event_id=event)
+    process.launch("k", (10, 20), (30, 40), 1)
+    found = read_catalogue([Trail(rank=0, trace=write(tmp_path / "a.db", process))])
+    assert [launch.phase for launch in found.launches] == [""]
+
+
+def test_a_trace_of_torch_keeps_its_own_phases(tmp_path):
+    writer = TraceWriter()
+    writer.event("user_annotation", "my block", 0, 500)
+    training_step(writer, 3, 10)
+    found = read_catalogue([Trail(rank=0, trace=writer.write(tmp_path / "t.json"))])
+    assert {launch.phase for launch in found.launches} <= {"step", ""}
+
+
+def test_a_folder_of_one_job_is_a_source_and_the_output_goes_elsewhere(tmp_path):
+    job = tmp_path / "job"
+    for host, process in zip(("h0", "h1"), two(), strict=True):
+        (job / host).mkdir(parents=True)
+        write(job / host / "28_results.db", process)
+    (trail,) = trails_of([job])
+    assert trail.trace == job and len(read_ranks([trail])) == 2
+    assert home_of([job]).name == "job_analysis" and home_of([tmp_path / "a.db.gz"]).name == "a_analysis"
+
+
+@pytest.fixture
+def work(tmp_path):
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+@pytest.mark.parametrize("command", ["unique", "launches", "gantt"])
+def test_commands_write_their_files_elsewhere_and_tell_the_verdict(tmp_path, work, monkeypatch, command):
+    path = write(tmp_path / "a.db", *two())
+    done = run(f"kernels {command}", path, cwd=work, monkeypatch=monkeypatch)
+    assert done.exception is None, done.output
+    assert "8 launches" in done.output and "recording: complete" in done.output
+    assert {one.name for one in tmp_path.iterdir()} == {"a.db", "work"}
+
+
+@pytest.mark.parametrize("command", ["unique", "launches", "gantt"])
+def test_a_hole_in_the_dispatch_ids_is_written_marked_and_fails(tmp_path, work, monkeypatch, command):
+    process, _ = two()
+    for table in ("kernel_dispatch", "region"):
+        del process.rows[table][1]
+    path = write(tmp_path / "a.db", process)
+    done = run(f"kernels {command}", path, cwd=work, monkeypatch=monkeypatch)
+    assert isinstance(done.exception, StepFailed) and done.exception.exit_code == 1
+    assert "1 of 4 dispatches are missing between others: ids 2" in done.output
+    assert (work / "experiments" / "a_analysis" / "tables").is_dir()
+
+
+def test_names_from_the_file_reach_table_and_terminal_neutralised(tmp_path, work, monkeypatch):
+    process = Process(GUIDS[0], 5)
+    process.launch("=cmd|' /C calc'!A0", (0, 5), (10, 20), 1)
+    process.launch("\x1b[31mred<script>", (20, 25), (30, 40), 2)
+    done = run("kernels unique", write(tmp_path / "a.db", process), cwd=work, monkeypatch=monkeypatch)
+    assert done.exception is None and "\x1b[31mred" not in done.output
+    with (work / "experiments/a_analysis/tables/unique_kernels.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 and not any(row["name"].startswith("=") for row in rows)
