@@ -90,7 +90,7 @@ def _sentences(capture: Capture, found: Sequence[Summary], unknown: Sequence[str
     first = (
         f"{marked(bound(capture.lacks, 'gpu'))}{plural(kernels, 'kernel')}, "
         f"{int(dur_ns.sum()) / 1e6:,.3f} ms of kernel time, of {processes}, "
-        f"recorded by {TOOLS.get(capture.collector, capture.collector)}."
+        f"recorded by {_tool(capture)}."
     )
     axes = ", ".join(f"{axis} {verdict_of(capture.lacks, axis)}" for axis in AXES)
     recording = f"The recording is {verdict_of(capture.lacks)} ({axes})."
@@ -275,7 +275,7 @@ def _sections(
         sections.append(Section("Kernel classes", [table("classes", "Kernel time by class", few("classes"))]))
     if capture.kernels.any():
         most = tables["kernels"].groupby("process", sort=False).head(TOP)
-        most = most if len(capture.processes) > 1 else most.drop(columns="process")
+        most = most.drop(columns=["name"] if len(capture.processes) > 1 else ["name", "process"])
         caption = f"The {TOP} costliest kernels by name, over the whole recording; the CSV has all"
         sections.append(
             Section("Costliest kernels", [Table(most, caption, "tables/kernels.csv", open_rows=60)])
@@ -288,9 +288,15 @@ def _sections(
     return sections
 
 
+def _tool(capture: Capture) -> str:
+    """The tool; of a Perfetto file the program that wrote it."""
+    tool = TOOLS.get(capture.collector, capture.collector)
+    return f"{capture.info['writer']} (Perfetto file)" if "writer" in capture.info else tool
+
+
 def _recorder(capture: Capture) -> dict[str, str]:
     known = {
-        "tool": TOOLS.get(capture.collector, capture.collector),
+        "tool": _tool(capture),
         "version": capture.version or "unknown",
         "schema": capture.schema or "none",
         **capture.info,

@@ -18,7 +18,7 @@ TOOLS = {
     "kineto": "torch.profiler",
     "rocpd": "rocprofv3 (rocpd)",
     "rpd": "rocmProfileData",
-    "pftrace": "a Perfetto trace",
+    "pftrace": "a tool that writes Perfetto files",
 }
 
 
