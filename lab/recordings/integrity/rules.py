@@ -90,7 +90,7 @@ def _due(of: Evidence) -> tuple[np.ndarray, list[Lack]]:
         return owed, []
     n = int(copies.sum())
     text = f"copies were not recorded: {plural(n, 'call')} that copy, and no row of a copy anywhere"
-    return owed & ~copies, [Lack("gpu", "all", "T", -1, n, n, None, text, unknown=True)]
+    return owed & ~copies, [Lack("gpu", "all", "T", -1, n, n, None, text, unknown=True, untraced=True)]
 
 
 def _captured(of: Evidence) -> np.ndarray:

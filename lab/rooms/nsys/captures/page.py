@@ -94,7 +94,8 @@ def _sentences(capture: Capture, found: Sequence[Summary], unknown: Sequence[str
     )
     axes = ", ".join(f"{axis} {verdict_of(capture.lacks, axis)}" for axis in AXES)
     recording = f"The recording is {verdict_of(capture.lacks)} ({axes})."
-    return [first, recording, *(f"{one[0].upper()}{one[1:]}." for one in unknown)]
+    untraced = [f"{lack.text[0].upper()}{lack.text[1:]}." for lack in capture.lacks if lack.untraced]
+    return [first, recording, *untraced, *(f"{one[0].upper()}{one[1:]}." for one in unknown)]
 
 
 def _cards(capture: Capture, found: Sequence[Summary]) -> list[Card]:
