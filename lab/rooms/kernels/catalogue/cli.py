@@ -165,11 +165,14 @@ def _sizes(row: Any) -> str:
 
 
 def _show(table: Any, found: Catalogue, written: list[Path], as_json: bool, top: int) -> None:
+    from lab.recordings.integrity.words import bound, integrity_lines, marked
+
     if as_json:
         click.echo(table.to_json(orient="records"))
+        doubts = [integrity_lines(found.lacks)[0], *(f"! {problem}" for problem in found.problems)]
+        click.echo("\n".join(doubts), err=True)
         return
     from lab.core.words import plural
-    from lab.recordings.integrity.words import bound, integrity_lines, marked
     from lab.report.tables import terminal_table
     from lab.rooms.kernels.report.terminal import shortened
 
