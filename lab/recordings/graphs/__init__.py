@@ -22,7 +22,6 @@ launches are compared (confidence `count`).
 from lab.recordings.graphs.batches import executed_batches
 from lab.recordings.graphs.calls import replays_graphs
 from lab.recordings.graphs.join import Join, join
-from lab.recordings.graphs.loss import replay_lacks
 from lab.recordings.graphs.rows import CONFIDENCES, LAYER_RULES, RULES
 from lab.recordings.graphs.sources import Source, load_sources, own_source
 
@@ -36,6 +35,5 @@ __all__ = [
     "join",
     "load_sources",
     "own_source",
-    "replay_lacks",
     "replays_graphs",
 ]

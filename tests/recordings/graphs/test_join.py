@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lab.errors import BadDataError, MissingError
-from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, join, load_sources, replay_lacks
+from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, join, load_sources
 from lab.recordings.kineto import read_kineto
 from lab.recordings.views import link_ops
 from tests.recordings.graphs.made import (
@@ -387,7 +387,7 @@ def test_damaged_and_absent_captures_are_errors_that_name_the_file(tmp_path):
 
 def test_an_empty_recording_and_one_without_graphs_join_to_nothing(tmp_path):
     empty = source(Events().write(tmp_path / "empty.json"))
-    assert not join(empty).inside.any() and replay_lacks(empty.capture) == ()
+    assert not join(empty).inside.any() and join(empty).lacks() == ()
     found = join(empty, [captured(tmp_path)])
     assert "no graph replays" in found.problems[0]
 
