@@ -71,9 +71,7 @@ class RankData:
     @property
     def lacks(self) -> tuple[Lack, ...]:
         """What its recording is missing; of replays by the captures that they were matched with."""
-        if self.replayed is None:
-            return self.trace.lacks
-        return (*(lack for lack in self.trace.lacks if lack.rule != REPLAYS), *self.replayed.lacks)
+        return _lacks(self.trace, self.replayed)
 
     def start_ns(self) -> np.ndarray:
         table = self.trace.kernels if self.on_gpu else self.trace.ops
@@ -161,7 +159,7 @@ def _ranks_of(trail: Trail, known: Sequence[int | None], taken: Set[int]) -> lis
 
 def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool, beside: Beside) -> RankData:
     """annotated: torch.profiler's steps and lab's forwards are all that marks a phase."""
-    problems = [f"{label}: {text}" for text in (*trace.problems, *sentences(trace.lacks))]
+    problems = [f"{label}: {text}" for text in trace.problems]
     recorded: list[RecordedOp] = []
     generation = None
     try:
@@ -188,6 +186,7 @@ def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool, beside: Be
         owner = np.where(replayed.inside, replayed.owner, owner) if on_gpu else owner
         op_rule = np.where(replayed.inside, replayed.rule, op_rule) if on_gpu else op_rule
         problems += replayed.problems
+    problems += [f"{label}: {text}" for text in sentences(_lacks(trace, replayed))]
     compiled = None
     if on_gpu and any(map(is_inductor, trace.strings)):
         joined = replayed.joined if replayed else None
@@ -213,6 +212,12 @@ def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool, beside: Be
         replayed=replayed,
         compiled=compiled,
     )
+
+
+def _lacks(trace: Trace, replayed: Replayed | None) -> tuple[Lack, ...]:
+    if replayed is None:
+        return trace.lacks
+    return (*(lack for lack in trace.lacks if lack.rule != REPLAYS), *replayed.lacks)
 
 
 def _rules(trace: Trace, owner: np.ndarray) -> np.ndarray:

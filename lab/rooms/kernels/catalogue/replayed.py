@@ -54,7 +54,7 @@ def read_replayed(
     rows, texts = found.rows, np.array([*found.texts], dtype=object)
     lost, lost_ns = found.unattributed
     lacks = found.lacks()
-    problems = [*notes, *found.problems, *_counted(found), *(lack.text for lack in lacks)]
+    problems = [*notes, *found.problems, *_counted(found)]
     refused = list(found.problems)
     if captures and lost:
         what = plural(lost, "replayed kernel")
