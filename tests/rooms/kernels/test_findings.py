@@ -81,7 +81,10 @@ def test_a_replay_of_this_run_that_lies_beside_it_joins_the_page(tmp_path):
         config={"source": str(folder)},
         steps=[],
     )
-    Run.create(tmp_path / "kernels_2", manifest)
+    (other / "replay.json").rename(tmp_path / "replay.json")
+    other.rmdir()
+    Run.create(other, manifest)
+    (tmp_path / "replay.json").rename(other / "replay.json")
     result, home = sibling(folder, "replay.json", ReplayResult)
     assert result.rows[0].kernel == "nvjet_gemm" and home.name == "kernels_2"
     analyse_profile(folder, folder, None, lambda _: None)
