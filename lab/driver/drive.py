@@ -26,7 +26,7 @@ from lab.driver.models import look_up, refuse_missing, same_models, with_models
 from lab.driver.show import raise_for_steps, show_plan
 from lab.driver.which_lab import check_folder, hold_to, named_in
 from lab.engines import engine_class, engine_for
-from lab.engines.base import Engine
+from lab.engines.base import Engine, refuse_other_gpus
 from lab.errors import Interrupted, MissingError, UsageError
 from lab.gpus.leases import hold
 from lab.rooms import room
@@ -183,6 +183,8 @@ def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options)
         return Run.create(root, manifest, inputs=plan.inputs)
     run = Run.open(root)
     same_source(run, manifest)
+    if engine_class(run.manifest.engine).runs_here:
+        refuse_other_gpus(run.manifest.gpus, manifest.gpus)
     known = {record.step.name for record in run.manifest.steps}
     if manifest.lab.used and any(record.step.name not in known for record in manifest.steps):
         hold_to(run, manifest.lab)
