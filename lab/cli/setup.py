@@ -13,6 +13,7 @@ from lab.core.gpu import Gpu
 from lab.engines.docker.nature import ask
 from lab.errors import EngineError, GpuError, StepFailed
 from lab.gpus.discover import discover
+from lab.gpus.nvidia import cards_without_driver
 from lab.images import acquire
 from lab.images import build as imagebuild
 from lab.images import smoke as imagesmoke
@@ -60,7 +61,11 @@ def setup(
     from this checkout. Nothing else in lab pulls images.
     """
     console = Console(quiet=quiet)
-    image = image or image_for(discover())
+    if image is None:
+        gpus = discover()
+        if not gpus and (cards := cards_without_driver(os.environ)):
+            console.say(f"note: {cards}: this prepares runs on the CPU; install it, then lab setup again")
+        image = image_for(gpus)
     asked = targets([image])
     image = asked[0].image  # a target's name, such as cpu-torch, is no --image
     wanted = list({target.name: target for target in (*asked, *targets(["cpu"])[:1])}.values())

@@ -30,6 +30,7 @@ NVIDIA_QUERY = (
 NEWER_QUERY = ("compute_cap", "mig.mode.current")  # unknown to drivers before 510 and 450
 TIMEOUT_S = 30
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
+CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")  # made by Docker and podman
 NO_GPU = re.compile("No devices were found")
 NO_DRIVER = re.compile("couldn't communicate with the NVIDIA driver")
 UNKNOWN_COLUMN = re.compile("is not a valid field to query", re.IGNORECASE)
@@ -159,6 +160,30 @@ def _none_without_driver(env: Mapping[str, str], text: str) -> list[Gpu]:
     return []
 
 
+def _none_without_tools(env: Mapping[str, str]) -> list[Gpu]:
+    """Where nothing can list GPUs there are none, unless the driver's own device is here: torch may see them."""
+    device = Path(env.get("LAB_DEV_ROOT", "/dev")) / "nvidiactl"
+    if device.exists():
+        raise GpuError(
+            "NVIDIA's driver is loaded, and nothing here can list its GPUs: no nvidia-smi, no NVML",
+            where=device,
+            fix="install the driver's nvidia-smi, or nvidia-ml-py (in a container: "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility); --gpus none runs on the CPU",
+        )
+    return []
+
+
+def cards_without_driver(env: Mapping[str, str]) -> str | None:
+    """A sentence on NVIDIA GPUs that the PCI bus has and no driver offers; for where no GPU was found.
+
+    None in a container too, which sees the host's bus and need not have been given its GPUs.
+    """
+    inside = "LAB_IMAGE" in env or any(Path(mark).exists() for mark in CONTAINER_MARKS)
+    cards = [] if inside else _cards(env)
+    what = "an NVIDIA GPU is" if len(cards) == 1 else f"{len(cards)} NVIDIA GPUs are"
+    return f"{what} on the PCI bus ({', '.join(cards)}) without NVIDIA's driver" if cards else None
+
+
 def _cards(env: Mapping[str, str]) -> list[str]:
     """The PCI addresses of NVIDIA's display controllers (VGA and 3D), as the kernel lists them."""
     folder = Path(env.get("LAB_SYS_ROOT", "/sys")) / "bus/pci/devices"
@@ -217,13 +242,13 @@ def _nvml(env: Mapping[str, str]) -> list[Gpu]:
     try:
         import pynvml
     except ImportError:
-        return []
+        return _none_without_tools(env)
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         code = getattr(error, "value", None)
         if code == NVML_NO_LIBRARY:
-            return []
+            return _none_without_tools(env)
         if code == NVML_NO_DRIVER:
             return _none_without_driver(env, str(error))
         raise _nvml_error(error) from error

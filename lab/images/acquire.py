@@ -24,8 +24,10 @@ from lab.images.tree import Say
 REGISTRY = "LAB_REGISTRY"
 BY_DIGEST = re.compile(r"[a-z0-9](?!.*//)[a-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 # Registries that are many owners' homes: without an owner's name their `lab` is not this project's.
-OF_MANY_OWNERS = ("docker.io", "index.docker.io", "registry-1.docker.io", "ghcr.io", "quay.io", "gcr.io")
-OF_MANY_OWNERS += ("registry.gitlab.com", "public.ecr.aws", "nvcr.io")
+OF_MANY_OWNERS = (
+    *("docker.io", "index.docker.io", "registry-1.docker.io", "ghcr.io", "quay.io", "gcr.io"),
+    *("registry.gitlab.com", "public.ecr.aws", "nvcr.io"),
+)
 ANY_DIGEST = f"sha256:{'0' * 64}"
 VERSION_LABEL = "org.opencontainers.image.version"
 

@@ -22,6 +22,7 @@ from lab.engines.log_writer import LogWriter, last_log_lines
 from lab.engines.verdict import Ending, judge, oom_kills, oom_kills_since
 from lab.errors import EngineError, UsageError, storage_error
 from lab.gpus.discover import discover
+from lab.gpus.nvidia import cards_without_driver
 from lab.gpus.selection import MASKS, parse_spec, select, visible_env
 from lab.secrets import TOKEN_VARIABLES, redact_env, secret_values
 
@@ -51,6 +52,10 @@ class LocalEngine(Engine):
         chosen = tuple(select(discover(), options.gpus) if parse_spec(options.gpus) != [] else ())
         vendor = chosen[0].vendor if chosen else "none"
         return Site(vendor=vendor, gpus=chosen), cls(vendor=vendor)
+
+    def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+        cards = None if gpus else cards_without_driver(os.environ)
+        return (f"{cards}: steps run on the CPU",) if cards else ()
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         env = redact_env(self._env(step, gpus), secret_values())
