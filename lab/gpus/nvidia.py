@@ -161,7 +161,7 @@ def _none_without_driver(env: Mapping[str, str], text: str) -> list[Gpu]:
 
 
 def _none_without_tools(env: Mapping[str, str]) -> list[Gpu]:
-    """Where nothing can list GPUs there are none, unless the driver's own device is here: torch may see them."""
+    """Where nothing can list GPUs there are none, unless the driver's own device is here."""
     device = Path(env.get("LAB_DEV_ROOT", "/dev")) / "nvidiactl"
     if device.exists():
         raise GpuError(

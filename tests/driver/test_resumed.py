@@ -1,4 +1,4 @@
-"""A run goes on with the GPUs that it began with: its manifest names one set for all steps."""
+"""A run goes on with the GPUs and the CPU that it began with: its manifest names them once for all steps."""
 
 from __future__ import annotations
 
@@ -95,6 +95,15 @@ def test_a_gpu_that_is_hidden_now_is_named(begun, monkeypatch):
     with pytest.raises(GpuError, match=f"goes on only with the GPUs .*{SECOND}") as raised:
         resume(begun.root, Options(analysis="none", quiet=True))
     assert raised.value.fix == "make them visible again, or start a new run"
+
+
+def test_a_run_is_not_continued_on_another_machine(begun):
+    begun.manifest.host["cpu"] = "another CPU"
+    begun.save()
+    with pytest.raises(UsageError, match="began on another machine"):
+        resume(begun.root, Options(analysis="none", quiet=True))
+    with pytest.raises(UsageError, match="began on another machine"):
+        _drive(begun.root, "b", gpus="1-1", skip_existing=True)
 
 
 def test_a_run_is_not_continued_with_another_driver(begun, tmp_path, monkeypatch):
