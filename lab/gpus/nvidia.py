@@ -32,6 +32,7 @@ TIMEOUT_S = 30
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")  # made by Docker and podman
 NO_GPU = re.compile("No devices were found")
+LOST = re.compile(r"Unable to determine the device handle|GPU is lost|fallen off the bus", re.IGNORECASE)
 NO_DRIVER = re.compile("couldn't communicate with the NVIDIA driver")
 UNKNOWN_COLUMN = re.compile("is not a valid field to query", re.IGNORECASE)
 # A line of `nvidia-smi -L`: a GPU, or below it one of its MIG instances.
@@ -58,9 +59,9 @@ def nvidia_gpus(env: Mapping[str, str] | None = None) -> list[Gpu]:
     if code:
         return _none_or_error(code, text.strip(), env)
     gpus = parse_nvidia_smi(text, columns)
-    if not gpus and text.strip() and not NO_GPU.search(text):
+    if LOST.search(text) or (not gpus and not NO_GPU.search(text)):
         raise GpuError(
-            f"unreadable answer of nvidia-smi: {text.strip()[:300]}",
+            f"unreadable answer of nvidia-smi: {text.strip()[:300] or '(empty)'}",
             fix="see `nvidia-smi`; --gpus none runs on the CPU",
         )
     divided = divided_by_mig(text, columns)
@@ -74,7 +75,13 @@ def nvidia_gpus(env: Mapping[str, str] | None = None) -> list[Gpu]:
 
 def parse_nvidia_smi(text: str, columns: Sequence[str] = (*NVIDIA_QUERY, *NEWER_QUERY)) -> list[Gpu]:
     """Read the CSV of `nvidia-smi --query-gpu` with these columns."""
-    return [_gpu(row) for row in _rows(text, columns)]
+    rows = _rows(text, columns)
+    if unreadable := next((row for row in rows if not row["index"].isdecimal()), None):
+        raise GpuError(
+            f"nvidia-smi lists a GPU that it cannot read: {', '.join(unreadable.values())[:300]}",
+            fix="see `nvidia-smi` and the kernel's log (Xid); --gpus none runs on the CPU",
+        )
+    return [_gpu(row) for row in rows]
 
 
 def divided_by_mig(text: str, columns: Sequence[str]) -> set[str]:
@@ -132,7 +139,12 @@ def _smi(*arguments: str) -> tuple[int, str]:
     """-> exit code, and what it printed (with its complaints, if it failed)."""
     try:
         done = subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            ["nvidia-smi", *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GpuError(

@@ -158,10 +158,29 @@ def test_a_driver_too_old_for_the_newer_columns_is_asked_without_them(smi):
     assert (gpu.uuid, gpu.driver, gpu.arch) == ("GPU-aa-1", "470.82.01", None)
 
 
-@pytest.mark.parametrize("text", ["0, GPU-1, Tesla T4, 535.1", "WARNING: infoROM is corrupted"])
+@pytest.mark.parametrize("text", ["0, GPU-1, Tesla T4, 535.1", "WARNING: infoROM is corrupted", ""])
 def test_an_answer_without_a_readable_row_is_never_no_gpu(smi, text):
     smi(f"#!/bin/sh\necho '{text}'\n")
     with pytest.raises(GpuError, match="unreadable answer of nvidia-smi"):
+        nvidia_gpus()
+
+
+def test_an_answer_of_bytes_is_an_error_and_no_traceback(smi):
+    smi("#!/bin/sh\nprintf '\\377\\376'\n")
+    with pytest.raises(GpuError, match="unreadable answer of nvidia-smi"):
+        nvidia_gpus()
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("Unable to determine the device handle for GPU 0000:02:00.0: GPU is lost.", "GPU is lost"),
+        (ROW.replace("3, GPU", "[Unknown Error], GPU", 1), "cannot read: .Unknown Error., GPU"),
+    ],
+)
+def test_a_lost_gpu_beside_a_good_one_is_an_error_and_never_one_gpu_less(smi, line, said):
+    smi(f"#!/bin/sh\ncat <<'END'\n{ROW}\n{line}\nEND\n".replace("cat", "/bin/cat"))
+    with pytest.raises(GpuError, match=said):
         nvidia_gpus()
 
 
