@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
 # Names that match the pattern above but are not secret, as found on GPU nodes.
@@ -16,6 +16,8 @@ NOT_SECRET = re.compile(
 )
 HIDDEN = "[redacted]"
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+USERINFO = re.compile(r"(https?://|//|(?<![^\s=]))([^\s/?#]+)@", re.IGNORECASE)
+NO_PASSWORD = ("", "x-oauth-basic", "x-oauth-token")  # code hosts take a token as the name
 _SHORTEST = 6  # shorter values ("1", "true") would blank out innocent text
 _MOST_TOKEN_BYTES = 4096
 
@@ -34,7 +36,7 @@ def secret_values(env: Mapping[str, str] | None = None) -> frozenset[str]:
     env: instead of this process's environment, and without the token file of the Hub's login.
     """
     source = os.environ if env is None else env
-    values = {value for name, value in source.items() if is_secret(name)}
+    values = {text for name, value in source.items() if is_secret(name) for text in (value, value.strip())}
     values |= {password for value in source.values() for password in _passwords(value)}
     if env is None and (token := hub_token(source)):
         values.add(token)
@@ -60,12 +62,17 @@ def hub_token(env: Mapping[str, str]) -> str | None:
 
 
 def _passwords(value: str) -> Iterator[str]:
-    """The password of a URL such as http://user:password@proxy:3128, as written and decoded."""
-    if "://" not in value or "@" not in value:
-        return
-    with contextlib.suppress(ValueError):  # not a URL after all
-        if password := urlsplit(value).password:
+    """What a value such as http://user:password@proxy:3128 gives away, as written and decoded.
+
+    Several URLs, one behind an option's `=`, and a proxy without its scheme are read too; in http://NAME@host,
+    and before a password that stands for none, the name is the secret.
+    """
+    for scheme, info in USERINFO.findall(value) if "@" in value else ():
+        name, colon, password = info.partition(":")
+        if colon:
             yield from (password, unquote(password))
+        if scheme.lower().startswith("http") and password in NO_PASSWORD:
+            yield from (name, unquote(name))
 
 
 def redact(text: str, secrets: frozenset[str]) -> str:

@@ -72,3 +72,31 @@ def test_the_token_of_the_hubs_own_login_is_a_secret_too(monkeypatch, tmp_path):
 def test_the_password_of_a_proxy_is_a_secret_as_written_and_decoded():
     found = secret_values({"HTTPS_PROXY": "http://me:p%40ssword@proxy:3128", "BAD": "http://[x@y"})
     assert found == {"p%40ssword", "p@ssword"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "someone:{}@proxy:3128",
+        "http://{}@proxy:3128",
+        "https://a:short-one@h/ https://b:{}@h/simple",
+        "--index-url=https://b:{}@h/simple",
+        "https://{}:x-oauth-basic@h/",
+        "socks5h://b:{}@h:1",
+        "http://b:in@side{}@h",
+    ],
+)
+def test_what_a_url_in_any_variable_gives_away_is_hidden(value):
+    token = "hf_0123456789"
+    env = {"SOME_ARGS": value.format(token)}
+    assert token not in str(redact_env(env, secret_values(env)))
+
+
+def test_a_secret_with_a_line_break_around_it_is_hidden_without_it_too():
+    env = {"HF_TOKEN": " hf_0123456789\n"}
+    assert redact("Bearer hf_0123456789.", secret_values(env)) == "Bearer [redacted]."
+
+
+@pytest.mark.parametrize("value", ["ssh://developer@host/x", "git@example.org:a/b", "https://h/@scope/name"])
+def test_names_that_are_no_secret_stay(value):
+    assert redact_env({"A": value}, secret_values({"A": value})) == {"A": value}

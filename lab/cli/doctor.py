@@ -16,6 +16,7 @@ from lab.core.gpu import Gpu
 from lab.errors import LabError, StepFailed
 from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
 from lab.gpus.discover import discover
+from lab.gpus.nvidia import cards_without_driver
 from lab.images import spec as images
 from lab.images.preflight import suits
 
@@ -83,8 +84,17 @@ def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Finding]]:
         gpus = with_cdi_names(discover(), cdi)
     except LabError as error:
         return [], [("gpu", "bad", str(error))]
-    rows = [_gpu_row(gpu) for gpu in gpus] or [("gpu", "-", "none found: runs here use the CPU")]
+    rows = [_gpu_row(gpu) for gpu in gpus] or [_no_gpu_row()]
     return gpus, rows + [("cdi", "warn", f"not read: {problem}") for problem in cdi.problems]
+
+
+def _no_gpu_row() -> Finding:
+    cards = cards_without_driver(os.environ)
+    return (
+        ("gpu", "warn", f"{cards}: runs use the CPU")
+        if cards
+        else ("gpu", "-", "none found: runs here use the CPU")
+    )
 
 
 def _gpu_row(gpu: Gpu) -> Finding:

@@ -13,11 +13,12 @@ from lab.core.gpu import Gpu
 from lab.engines.docker.nature import ask
 from lab.errors import EngineError, GpuError, StepFailed
 from lab.gpus.discover import discover
+from lab.gpus.nvidia import cards_without_driver
 from lab.images import acquire
 from lab.images import build as imagebuild
 from lab.images import smoke as imagesmoke
 from lab.images.acquire import Way
-from lab.images.docker_cli import built, engine_cli, id_of
+from lab.images.docker_cli import engine_cli, id_of, listed
 from lab.images.endpoint import endpoint_of
 from lab.images.preflight import suits
 from lab.images.spec import load, names
@@ -27,6 +28,7 @@ from lab.terminal.console import Console
 from lab.terminal.options import as_json, quiet
 
 TIMEOUT_S = 5
+LISTING_S = 60.0  # an engine under load is slow, and not one without images
 
 
 @click.command()
@@ -59,8 +61,14 @@ def setup(
     from this checkout. Nothing else in lab pulls images.
     """
     console = Console(quiet=quiet)
-    image = image or image_for(discover())
-    wanted = list({target.name: target for target in (*targets([image]), *targets(["cpu"])[:1])}.values())
+    if image is None:
+        gpus = discover()
+        if not gpus and (cards := cards_without_driver(os.environ)):
+            console.say(f"note: {cards}: this prepares runs on the CPU; install it, then lab setup again")
+        image = image_for(gpus)
+    asked = targets([image])
+    image = asked[0].image  # a target's name, such as cpu-torch, is no --image
+    wanted = list({target.name: target for target in (*asked, *targets(["cpu"])[:1])}.values())
     ways = _ways(wanted, acquire.registry_given(registry), release)
     if not dry_run:
         for target, way in zip(wanted, ways, strict=True):
@@ -91,12 +99,12 @@ def image_for(gpus: Sequence[Gpu]) -> str:
 
 
 def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) -> list[Way]:
-    ids = built()
+    ids, cli = listed(LISTING_S), engine_cli() or ()
     named = acquire.read_release(release) if release else None
     return [
         acquire.choose(
             target,
-            here=id_of(target.ref, ids) is not None,
+            here=acquire.version_of(cli, target.ref) if id_of(target.ref, ids) else None,
             registry=registry,
             release=named,
             has_tree=is_tree(ROOT),
@@ -115,7 +123,7 @@ def _bring(target: Target, way: Way, base: str | None, console: Console) -> None
     elif way.how == "build":
         for done in imagebuild.build([target.name], base=base, network="host", say=console.detail):
             console.say(f"✓ {done.ref}: built in {done.seconds:.1f} s")
-        if id_of(target.ref, built()) is None:
+        if id_of(target.ref, listed(LISTING_S)) is None:
             raise EngineError(
                 f"{target.ref} was built, but not by the engine at {endpoint_of(os.environ)}, which runs use",
                 fix=f"docker save {target.ref} | podman load",

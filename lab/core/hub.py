@@ -21,6 +21,7 @@ from lab.secrets import hub_home
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?\Z", re.ASCII)
 REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,199}\Z", re.ASCII)
 DEFAULT_REVISION = "main"
+MODELS = "models.json"  # in the run folder: which commit of each model the run's steps load
 # Set for every step but a fetch: a model that is missing fails at once instead of after retries.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # In the order in which transformers looks for them; an index names the files of a checkpoint in parts.

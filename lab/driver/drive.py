@@ -26,7 +26,7 @@ from lab.driver.models import look_up, refuse_missing, same_models, with_models
 from lab.driver.show import raise_for_steps, show_plan
 from lab.driver.which_lab import check_folder, hold_to, named_in
 from lab.engines import engine_class, engine_for
-from lab.engines.base import Engine
+from lab.engines.base import Engine, refuse_other_gpus
 from lab.errors import Interrupted, MissingError, UsageError
 from lab.gpus.leases import hold
 from lab.rooms import room
@@ -87,6 +87,8 @@ def resume(folder: Path, options: Options, *, attach: bool = False) -> None:
     console = Console(quiet=options.quiet)
     same_image(run, engine)
     same_models(run, engine)
+    if engine.runs_here and run.pending():
+        same_cpu(run)
     console.say(f"resuming {folder}: {len(run.pending())} of {len(recorded.steps)} steps to do")
     carry_out(run, engine, site, options, console, attach=attach)
 
@@ -183,6 +185,9 @@ def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options)
         return Run.create(root, manifest, inputs=plan.inputs)
     run = Run.open(root)
     same_source(run, manifest)
+    if engine_class(run.manifest.engine).runs_here:
+        refuse_other_gpus(run.manifest.gpus, manifest.gpus)
+        same_cpu(run)
     known = {record.step.name for record in run.manifest.steps}
     if manifest.lab.used and any(record.step.name not in known for record in manifest.steps):
         hold_to(run, manifest.lab)
@@ -238,6 +243,17 @@ def same_source(run: Run, manifest: Manifest) -> None:
             f"{', '.join(source(manifest))}",
             where=run.root,
             fix="choose another --output-dir",
+        )
+
+
+def same_cpu(run: Run) -> None:
+    """Refuse to continue on another CPU than the one that the manifest names for all steps."""
+    then, now = run.manifest.host, provenance.host()
+    if any(name in then and then[name] != now[name] for name in ("machine", "cpu")):
+        raise UsageError(
+            "this run began on another machine, and its results would not be comparable with new ones",
+            where=f"{then.get('name')} ({then.get('cpu')}) then, {now['name']} ({now['cpu']}) now",
+            fix="continue it there, or start a new run here",
         )
 
 

@@ -39,6 +39,7 @@ from lab.errors import (
     StepFailed,
     StorageError,
     UsageError,
+    writing,
 )
 from lab.images.container import HUB_CACHE, network_settings
 from lab.secrets import hub_token, redact, secret_values
@@ -117,8 +118,9 @@ def _follow(engine: Engine, root: Path, lines: list[str], stop: Stop, console: C
 
 
 def _new_run(root: Path, manifest: Any) -> Run:
-    if Run.is_run(root):
-        shutil.rmtree(root)  # the record of an earlier fetch of the same model
+    if root.exists():  # an earlier fetch's record, or what one left that was killed before it had a manifest
+        with writing(root):
+            shutil.rmtree(root)
     return Run.create(root, manifest)
 
 

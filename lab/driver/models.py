@@ -9,14 +9,21 @@ from pathlib import Path
 
 import msgspec
 
-from lab.core.hub import CachedModel, State, check_hub_id, find_model, hub_cache, is_offline, offline_settings
+from lab.core.hub import (
+    MODELS,
+    CachedModel,
+    State,
+    check_hub_id,
+    find_model,
+    hub_cache,
+    is_offline,
+    offline_settings,
+)
 from lab.core.plan import ModelNeed, Plan
 from lab.core.run import Run
 from lab.core.words import size_text
 from lab.engines.base import Engine
 from lab.errors import BadDataError, MissingError, UsageError
-
-MODELS = "models.json"  # an input of the run: which commit of each model its steps load
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from lab.core.plan import Site
 from lab.core.run import Run, utc_now
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
-from lab.errors import UsageError
+from lab.errors import GpuError, UsageError
 
 
 class Engine(abc.ABC):
@@ -40,9 +40,23 @@ class Engine(abc.ABC):
 
     @classmethod
     def restore(cls, run: Run, options: Options) -> tuple[Site, Engine]:
-        """The same for an earlier run that continues: its image, and the GPUs of this machine."""
+        """The same for an earlier run that continues, with its image and its GPUs.
+
+        Raises GpuError where those GPUs cannot be had, UsageError for other ones: the manifest names one set.
+        """
         image = run.manifest.image.name if run.manifest.image else None
-        return cls.prepare(msgspec.structs.replace(options, image=image, engine=cls.name))
+        began = run.manifest.gpus
+        gpus = (",".join(gpu.uuid for gpu in began) or "none") if options.gpus == "all" else options.gpus
+        try:
+            found = cls.prepare(msgspec.structs.replace(options, image=image, engine=cls.name, gpus=gpus))
+        except GpuError as error:
+            raise GpuError(
+                f"the run goes on only with the GPUs that it began with: {error.what}",
+                where=error.where,
+                fix="make them visible again, or start a new run",
+            ) from error
+        refuse_other_gpus(began, found[0].gpus)
+        return found
 
     # Steps
 
@@ -142,6 +156,22 @@ class Engine(abc.ABC):
     ) -> Outcome:
         """`lab analyze` of `ours` on the run, read-only; its results are under /out in the step's folder."""
         raise NotImplementedError
+
+
+def refuse_other_gpus(then: Sequence[Gpu], now: Sequence[Gpu]) -> None:
+    """Raises UsageError for GPUs, or a driver of them, that are not those that a run's manifest names."""
+
+    def named(gpus: Sequence[Gpu]) -> str:
+        texts = (f"{gpu.uuid} (driver {gpu.driver or 'unknown'})" for gpu in gpus)
+        return ", ".join(sorted(texts)) or "no GPU"
+
+    if named(then) != named(now):
+        raise UsageError(
+            "this run began with other GPUs, or another driver, and its results would not be comparable "
+            "with new ones",
+            where=f"{named(then)} then; {named(now)} now",
+            fix="start a new run, in another --output-dir",
+        )
 
 
 @runtime_checkable

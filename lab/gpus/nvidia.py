@@ -30,7 +30,9 @@ NVIDIA_QUERY = (
 NEWER_QUERY = ("compute_cap", "mig.mode.current")  # unknown to drivers before 510 and 450
 TIMEOUT_S = 30
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
+CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")  # made by Docker and podman
 NO_GPU = re.compile("No devices were found")
+LOST = re.compile(r"Unable to determine the device handle|GPU is lost|fallen off the bus", re.IGNORECASE)
 NO_DRIVER = re.compile("couldn't communicate with the NVIDIA driver")
 UNKNOWN_COLUMN = re.compile("is not a valid field to query", re.IGNORECASE)
 # A line of `nvidia-smi -L`: a GPU, or below it one of its MIG instances.
@@ -57,9 +59,9 @@ def nvidia_gpus(env: Mapping[str, str] | None = None) -> list[Gpu]:
     if code:
         return _none_or_error(code, text.strip(), env)
     gpus = parse_nvidia_smi(text, columns)
-    if not gpus and text.strip() and not NO_GPU.search(text):
+    if LOST.search(text) or (not gpus and not NO_GPU.search(text)):
         raise GpuError(
-            f"unreadable answer of nvidia-smi: {text.strip()[:300]}",
+            f"unreadable answer of nvidia-smi: {text.strip()[:300] or '(empty)'}",
             fix="see `nvidia-smi`; --gpus none runs on the CPU",
         )
     divided = divided_by_mig(text, columns)
@@ -73,7 +75,13 @@ def nvidia_gpus(env: Mapping[str, str] | None = None) -> list[Gpu]:
 
 def parse_nvidia_smi(text: str, columns: Sequence[str] = (*NVIDIA_QUERY, *NEWER_QUERY)) -> list[Gpu]:
     """Read the CSV of `nvidia-smi --query-gpu` with these columns."""
-    return [_gpu(row) for row in _rows(text, columns)]
+    rows = _rows(text, columns)
+    if unreadable := next((row for row in rows if not row["index"].isdecimal()), None):
+        raise GpuError(
+            f"nvidia-smi lists a GPU that it cannot read: {', '.join(unreadable.values())[:300]}",
+            fix="see `nvidia-smi` and the kernel's log (Xid); --gpus none runs on the CPU",
+        )
+    return [_gpu(row) for row in rows]
 
 
 def divided_by_mig(text: str, columns: Sequence[str]) -> set[str]:
@@ -131,7 +139,12 @@ def _smi(*arguments: str) -> tuple[int, str]:
     """-> exit code, and what it printed (with its complaints, if it failed)."""
     try:
         done = subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            ["nvidia-smi", *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GpuError(
@@ -157,6 +170,30 @@ def _none_without_driver(env: Mapping[str, str], text: str) -> list[Gpu]:
             fix="sudo modprobe nvidia, or install the driver for this kernel; --gpus none runs on the CPU",
         )
     return []
+
+
+def _none_without_tools(env: Mapping[str, str]) -> list[Gpu]:
+    """Where nothing can list GPUs there are none, unless the driver's own device is here."""
+    device = Path(env.get("LAB_DEV_ROOT", "/dev")) / "nvidiactl"
+    if device.exists():
+        raise GpuError(
+            "NVIDIA's driver is loaded, and nothing here can list its GPUs: no nvidia-smi, no NVML",
+            where=device,
+            fix="install the driver's nvidia-smi, or nvidia-ml-py (in a container: "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility); --gpus none runs on the CPU",
+        )
+    return []
+
+
+def cards_without_driver(env: Mapping[str, str]) -> str | None:
+    """A sentence on NVIDIA GPUs that the PCI bus has and no driver offers; for where no GPU was found.
+
+    None in a container too, which sees the host's bus and need not have been given its GPUs.
+    """
+    inside = "LAB_IMAGE" in env or any(Path(mark).exists() for mark in CONTAINER_MARKS)
+    cards = [] if inside else _cards(env)
+    what = "an NVIDIA GPU is" if len(cards) == 1 else f"{len(cards)} NVIDIA GPUs are"
+    return f"{what} on the PCI bus ({', '.join(cards)}) without NVIDIA's driver" if cards else None
 
 
 def _cards(env: Mapping[str, str]) -> list[str]:
@@ -217,13 +254,13 @@ def _nvml(env: Mapping[str, str]) -> list[Gpu]:
     try:
         import pynvml
     except ImportError:
-        return []
+        return _none_without_tools(env)
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         code = getattr(error, "value", None)
         if code == NVML_NO_LIBRARY:
-            return []
+            return _none_without_tools(env)
         if code == NVML_NO_DRIVER:
             return _none_without_driver(env, str(error))
         raise _nvml_error(error) from error

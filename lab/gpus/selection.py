@@ -10,6 +10,9 @@ from lab.core.words import plural
 from lab.errors import GpuError, UsageError
 
 SPEC_HELP = "use all, none, a count (4), indices (0,2 or 0-3), MIG instances (0:1), UUIDs, or CDI names"
+# HIP does not read an empty value as "none", and counts its own among those that ROCR leaves.
+HIDING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+MASKS = (*HIDING, "GPU_DEVICE_ORDINAL")
 CDI_NAME = re.compile(r"(?:nvidia|amd)\.com/gpu=[0-9A-Za-z:._-]+")
 
 
@@ -81,7 +84,9 @@ def placeholders(vendor: str, spec: str, default: int) -> list[Gpu]:
 
 
 def visible_env(gpus: Sequence[Gpu], vendor: str) -> dict[str, str]:
-    """The environment in which a process sees these GPUs and no others."""
+    """The environment in which a process sees these GPUs and no others, once MASKS are taken out of it."""
+    if not gpus:
+        return dict.fromkeys(HIDING, "-1")
     if vendor == "amd":
         return {"ROCR_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in gpus)}
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus)}

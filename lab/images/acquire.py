@@ -22,7 +22,12 @@ from lab.images.targets import Target
 from lab.images.tree import Say
 
 REGISTRY = "LAB_REGISTRY"
-BY_DIGEST = re.compile(r"[a-z0-9][a-z0-9._:/-]*@sha256:[0-9a-f]{64}")
+BY_DIGEST = re.compile(r"[a-z0-9](?!.*//)[a-z0-9._:/-]*@sha256:[0-9a-f]{64}")
+# Registries that are many owners' homes: without an owner's name their `lab` is not this project's.
+OF_MANY_OWNERS = (
+    *("docker.io", "index.docker.io", "registry-1.docker.io", "ghcr.io", "quay.io", "gcr.io"),
+    *("registry.gitlab.com", "public.ecr.aws", "nvcr.io"),
+)
 ANY_DIGEST = f"sha256:{'0' * 64}"
 VERSION_LABEL = "org.opencontainers.image.version"
 
@@ -38,13 +43,17 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 def choose(
     target: Target,
     *,
-    here: bool,
+    here: str | None,
     registry: str | None,
     release: dict[str, str] | None,
     has_tree: bool,
 ) -> Way:
-    """The image that is here, else the release's, else the registry's for this version, else a build."""
-    if here:
+    """The image that is here, else the release's, else the registry's for this version, else a build.
+
+    here: the version of lab in the image of this name, None without one. A checkout mounts its own lab into
+    any; an installed lab is refused by runs in an image of another version, so that is not kept.
+    """
+    if here is not None and (has_tree or here == lab.__version__):
         return Way(target=target.name, how="here")
     if release is not None:
         if target.name not in release:
@@ -60,14 +69,25 @@ def choose(
     if has_tree:
         return Way(target=target.name, how="build")
     raise MissingError(
-        f"{target.ref} is not here, and nothing says where to get it",
+        f"{target.ref} is {_other(here)}, and nothing says where to get it"
+        f"{'' if here is None else f' for lab {lab.__version__}'}",
         fix=f"--release images.json of lab {lab.__version__}, --registry, or a checkout of lab",
     )
+
+
+def _other(here: str | None) -> str:
+    return "not here" if here is None else f"of lab {here or '(no version)'}"
 
 
 def registry_given(option: str | None) -> str | None:
     """The registry of the option or LAB_REGISTRY. Raises ConfigError for one that docker.io would answer."""
     given = (option or os.environ.get(REGISTRY) or "").rstrip("/")
+    if given.removeprefix("https://").removeprefix("http://") in OF_MANY_OWNERS:
+        raise ConfigError(
+            f"{given!r} names no owner: {given}/lab is somebody else's",
+            where=REGISTRY,
+            fix=f"add the owner, such as {given}/OWNER",
+        )
     if given and (registry_of(f"{given}/lab") is None or not BY_DIGEST.fullmatch(f"{given}@{ANY_DIGEST}")):
         raise ConfigError(
             f"{given!r} names no registry: it would be looked up on docker.io",
@@ -99,7 +119,7 @@ def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
             f"cannot pull {way.ref}: {tail[-1] if tail else f'exit code {code}'}",
             fix="check the name, the network and `docker login`, or build it: lab images build",
         )
-    version = _inspect(cli, f'{{{{index .Config.Labels "{VERSION_LABEL}"}}}}', way.ref)
+    version = version_of(cli, way.ref)
     if version != lab.__version__:
         raise BadDataError(
             f"the image is of lab {version or '(no version)'}, this is lab {lab.__version__}",
@@ -109,6 +129,11 @@ def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
     digests = _inspect(cli, '{{join .RepoDigests " "}}', way.ref).split()
     output_of([*cli, "tag", way.ref, target.ref])
     return next((one for one in digests if registry_of(one) == registry_of(way.ref)), way.ref)
+
+
+def version_of(cli: Sequence[str], ref: str) -> str:
+    """The version of lab that an image on the engine is labelled with; "" if with none."""
+    return _inspect(cli, f'{{{{index .Config.Labels "{VERSION_LABEL}"}}}}', ref)
 
 
 def _inspect(cli: Sequence[str], template: str, ref: str) -> str:

@@ -42,14 +42,25 @@ def engine_cli() -> list[str] | None:
 
 def built(timeout_s: float = 3.0) -> dict[str, str]:
     """Reference -> id of the images on the engine; empty if none answers in time."""
+    try:
+        return listed(timeout_s)
+    except EngineError:
+        return {}
+
+
+def listed(timeout_s: float) -> dict[str, str]:
+    """The same, for whom an engine that does not answer is not one without images. Raises EngineError."""
     argv = ["image", "ls", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}"]
     cli = engine_cli()
     if cli is None:
-        return {}
+        raise EngineError("neither docker nor podman is on PATH", fix="install one: see lab doctor")
     try:
         done = subprocess.run([*cli, *argv], capture_output=True, text=True, timeout=timeout_s, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineError(f"the engine does not answer: {error}", fix="see lab doctor") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise EngineError(f"the engine does not list its images: {last}", fix="see lab doctor")
     return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
 
 

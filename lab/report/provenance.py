@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import lab
 from lab.core.manifest import ImageRecord, Kind, Lab, Manifest
-from lab.core.provenance import lab_identity
+from lab.core.provenance import lab_identity, lab_with_content
 
 
 def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, str]]:
@@ -17,6 +18,7 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
             "Recording": {"folder": str(folder), "manifest": "none: this recording was not made by lab"},
             "Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"},
         }
+    by = analysed_by(manifest)
     made = manifest.lab
     # The manifest's machine is the one where lab ran: for a replay not the one that was measured.
     replayed = manifest.kind is Kind.replayed
@@ -30,10 +32,10 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
             "engine": " ".join(filter(None, [manifest.engine, manifest.engine_version])),
             **origin,
             "image": _image(manifest.image),
-            **({"analysis image": _image(manifest.analysis_image)} if manifest.analysis_image else {}),
             "lab": f"{made.version} {made.commit or ''}{' with local changes' if made.dirty else ''}".strip(),
             **_content(made),
         },
+        "Analysed by": by,
         f"Host{here}": {name: str(value) for name, value in manifest.host.items()},
         "GPUs": {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in manifest.gpus}
         or {"none": "CPU run"},
@@ -42,6 +44,18 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
         "Configuration": {name: str(value) for name, value in manifest.config.items()},
     }
     return {title: rows for title, rows in groups.items() if rows}
+
+
+def analysed_by(manifest: Manifest) -> dict[str, str]:
+    """The lab that makes this page now, which need not be the run's: a run can be analysed again later."""
+    ours = lab_with_content()
+    if ours.sha256 == manifest.lab.sha256:
+        name = "the run's own"
+    else:
+        name = " ".join(filter(None, [ours.version, ours.commit, "with local changes" if ours.dirty else ""]))
+    image = manifest.analysis_image if os.environ.get("LAB_IMAGE") else None
+    content = {"lab's content": ours.sha256[:16]} if ours.sha256 else {}
+    return {"lab": name, **content, **({"image": _image(image)} if image else {})}
 
 
 def _image(image: ImageRecord | None) -> str:

@@ -6,13 +6,43 @@ import os
 import shlex
 from pathlib import Path
 
-from lab.core.hub import State, find_model, hub_cache, is_offline
-from lab.errors import MissingError
+import msgspec
+
+from lab.core.hub import DEFAULT_REVISION, MODELS, State, find_model, hub_cache, is_offline
+from lab.errors import BadDataError, MissingError
+
+
+class _Recorded(msgspec.Struct):
+    model: str
+    commit: str
+
+
+def run_revision(model: str) -> str:
+    """The commit of this model that the run began with, "" if without it; the default where none is named.
+
+    A step works in its run's folder. A fetch in the meantime moves the default to another commit.
+    """
+    path = Path(MODELS)
+    try:
+        rows = msgspec.json.decode(path.read_bytes(), type=list[_Recorded])
+    except FileNotFoundError:
+        return DEFAULT_REVISION
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"not a list of models: {error}", where=path.absolute()) from error
+    return next((row.commit for row in rows if row.model == model), DEFAULT_REVISION)
+
+
+def revision_to_load(model: str) -> str:
+    """The same for a step that may download what its run began without."""
+    return run_revision(model) or DEFAULT_REVISION
 
 
 def is_loadable(model: str) -> bool:
-    """Whether the Hub's cache here has a config, and all weights that it names."""
-    return find_model(model, hub_cache()).state in (State.complete, State.unclear)
+    """Whether the Hub's cache has the run's commit with a config, and all weights that it names."""
+    revision = run_revision(model)
+    if not revision:  # steps of one run do not load what others were without
+        return False
+    return find_model(model, hub_cache(), revision).state in (State.complete, State.unclear)
 
 
 def check_model(model: str) -> None:
@@ -26,7 +56,7 @@ def check_model(model: str) -> None:
             fix="containers see only the run folder and the caches: run without --image, or name a Hub id",
         )
     where = "this container is offline" if os.environ.get("LAB_IMAGE") else "steps run offline"
-    found = find_model(model, hub_cache())
+    found = find_model(model, hub_cache(), revision_to_load(model))
     state = "only partly" if found.state is State.incomplete else "not"
     raise MissingError(
         f"the model {model} is {state} in the Hub's cache, and {where}",

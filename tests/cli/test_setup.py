@@ -13,9 +13,10 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from click.testing import CliRunner
 
 import lab
-from lab.cli.setup import image_for
+from lab.cli.setup import image_for, setup
 from lab.core.gpu import Gpu
 from lab.errors import BadDataError, ConfigError, EngineError, GpuError, MissingError, UsageError
 from lab.images import acquire
@@ -23,7 +24,7 @@ from lab.images.targets import targets
 
 CPU = targets(["cpu"])[0]
 DIGEST = "sha256:" + "ab" * 32
-NOWHERE = {"here": False, "registry": None, "release": None, "has_tree": False}
+NOWHERE = {"here": None, "registry": None, "release": None, "has_tree": False}
 
 
 def gpu(vendor, arch):
@@ -53,7 +54,7 @@ def test_no_gpu_needs_the_cpu_image_and_a_gpu_without_code_is_an_error():
 def test_what_is_here_is_kept_then_release_then_registry_then_a_build():
     release = {"cpu": f"ghcr.io/me/lab/cpu@{DIGEST}"}
     given = {**NOWHERE, "release": release, "registry": "ghcr.io/me", "has_tree": True}
-    assert acquire.choose(CPU, **{**given, "here": True}).how == "here"
+    assert acquire.choose(CPU, **{**given, "here": lab.__version__}).how == "here"
     assert acquire.choose(CPU, **given).ref == release["cpu"]
     way = acquire.choose(CPU, **{**given, "release": None})
     assert (way.how, way.ref) == ("pull", f"ghcr.io/me/lab/cpu:{lab.__version__}")
@@ -78,6 +79,43 @@ def test_a_registry_without_a_host_is_refused_from_option_and_environment(monkey
     assert acquire.registry_given("ghcr.io/me/") == "ghcr.io/me"
     monkeypatch.delenv(acquire.REGISTRY)
     assert acquire.registry_given(None) is None
+
+
+@pytest.mark.parametrize("given", ["docker.io", "index.docker.io/", "ghcr.io", "https://ghcr.io"])
+def test_a_public_registry_without_an_owner_is_refused(given):
+    with pytest.raises(ConfigError, match="names no owner"):
+        acquire.registry_given(given)
+
+
+def test_an_address_is_no_registrys_name_and_a_registry_of_ones_own_needs_no_owner():
+    with pytest.raises(ConfigError):
+        acquire.registry_given("https://ghcr.io/me")
+    for own in ("localhost:5000", "registry.example.org", "registry.example.org:5000/gpu/team"):
+        assert acquire.registry_given(own) == own
+
+
+def test_an_installed_lab_does_not_keep_an_image_of_another_lab_and_a_checkout_does():
+    """Runs refuse it, and setup must not call it ready."""
+    old = {**NOWHERE, "here": "0.0.9"}
+    assert acquire.choose(CPU, **{**old, "registry": "ghcr.io/me"}).how == "pull"
+    assert acquire.choose(CPU, **{**old, "has_tree": True}).how == "here"
+    with pytest.raises(MissingError, match=rf"is of lab 0\.0\.9, .* for lab {lab.__version__}"):
+        acquire.choose(CPU, **old)
+    with pytest.raises(MissingError, match=r"is of lab \(no version\)"):
+        acquire.choose(CPU, **{**NOWHERE, "here": ""})
+
+
+def test_an_engine_that_does_not_answer_is_not_one_without_images(monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/engine.sock")
+    done = CliRunner().invoke(setup, ["cpu", "--dry-run"])
+    assert isinstance(done.exception, EngineError) and "build" not in done.output
+
+
+@pytest.mark.docker
+def test_the_next_command_names_an_image_where_a_target_was_asked_for(monkeypatch):
+    monkeypatch.setenv(acquire.REGISTRY, "ghcr.io/me")
+    done = CliRunner().invoke(setup, ["cpu-torch", "--dry-run"], catch_exceptions=False)
+    assert "next: lab run --image cpu sweep -c 28,42 --ranks 2" in done.output
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,16 @@ def test_kill_9_at_ten_moments_leaves_the_token_nowhere_and_the_next_fetch_succe
     lab(tmp_path, "fetch", "org/gated", HF_ENDPOINT=hub.url, HF_TOKEN=TOKEN)
 
 
+def test_a_record_without_its_manifest_is_no_obstacle(hub, tmp_path):
+    """What a kill leaves between the making of the folder and its manifest, or during its removal."""
+    env = {"XDG_STATE_HOME": str(tmp_path / ".local/state")}
+    left = record_folder("org/m", "main", env) / ".manifest.json.x.tmp"
+    left.parent.mkdir(parents=True)
+    left.write_text("{")
+    lab(tmp_path, "fetch", "org/m", HF_ENDPOINT=hub.url, **env)
+    assert not left.exists()
+
+
 def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(hub, tmp_path):
     hub.slow_s = 60.0
     driver = start(tmp_path, "fetch", "org/m", HF_ENDPOINT=hub.url)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from lab.core.hub import MODELS
 from lab.core.options import SlurmOptions
 from lab.core.plan import ModelNeed, Plan
 from lab.core.run import Run
-from lab.driver.models import MODELS, look_up, refuse_missing, same_models, with_models
+from lab.driver.models import look_up, refuse_missing, same_models, with_models
 from lab.engines.local.engine import LocalEngine
 from lab.engines.slurm.engine import SlurmEngine
 from lab.errors import BadDataError, MissingError, UsageError

@@ -129,6 +129,15 @@ def test_nvml_serves_where_nvidia_smi_is_missing(monkeypatch, tmp_path):
     ]
 
 
+def test_the_beginning_of_several_uuids_names_none_of_them(fake_smi, monkeypatch):
+    fake_smi(TWO_H200)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+    assert [gpu.index for gpu in discover()] == [1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-")
+    with pytest.raises(GpuError, match="begins several UUIDs"):
+        discover()
+
+
 @pytest.mark.parametrize(
     "mask, indices",
     [

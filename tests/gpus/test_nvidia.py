@@ -9,8 +9,10 @@ import types
 
 import pytest
 
+from lab.engines.local.engine import LocalEngine
 from lab.errors import GpuError
-from lab.gpus.nvidia import nvidia_gpus, parse_nvidia_smi
+from lab.gpus import nvidia
+from lab.gpus.nvidia import cards_without_driver, nvidia_gpus, parse_nvidia_smi
 
 ROW = "3, GPU-aa-1, NVIDIA H200, 580.159.04, 143771, 700.00, 1980, 3201, 9.0, Disabled"
 
@@ -82,12 +84,16 @@ def test_a_machine_that_says_it_has_no_gpu_has_none(smi, text, stream, tmp_path)
     assert nvidia_gpus({"LAB_SYS_ROOT": str(tmp_path)}) == []
 
 
-@pytest.mark.parametrize("kind, is_gpu", [("0x030200", True), ("0x030000", True), ("0x040300", False)])
-def test_a_gpu_on_the_bus_whose_driver_is_not_loaded_is_an_error(smi, tmp_path, kind, is_gpu):
-    card = tmp_path / "sys/bus/pci/devices/0000:0b:00.0"
+def card_on_the_bus(sys_root, kind="0x030200"):
+    card = sys_root / "bus/pci/devices/0000:0b:00.0"
     card.mkdir(parents=True)
     (card / "vendor").write_text("0x10de\n")
     (card / "class").write_text(f"{kind}\n")
+
+
+@pytest.mark.parametrize("kind, is_gpu", [("0x030200", True), ("0x030000", True), ("0x040300", False)])
+def test_a_gpu_on_the_bus_whose_driver_is_not_loaded_is_an_error(smi, tmp_path, kind, is_gpu):
+    card_on_the_bus(tmp_path / "sys", kind)
     smi('#!/bin/sh\necho "It failed because it couldn\'t communicate with the NVIDIA driver."; exit 9\n')
     env = {"LAB_SYS_ROOT": str(tmp_path / "sys")}
     if not is_gpu:  # its sound device alone
@@ -152,10 +158,29 @@ def test_a_driver_too_old_for_the_newer_columns_is_asked_without_them(smi):
     assert (gpu.uuid, gpu.driver, gpu.arch) == ("GPU-aa-1", "470.82.01", None)
 
 
-@pytest.mark.parametrize("text", ["0, GPU-1, Tesla T4, 535.1", "WARNING: infoROM is corrupted"])
+@pytest.mark.parametrize("text", ["0, GPU-1, Tesla T4, 535.1", "WARNING: infoROM is corrupted", ""])
 def test_an_answer_without_a_readable_row_is_never_no_gpu(smi, text):
     smi(f"#!/bin/sh\necho '{text}'\n")
     with pytest.raises(GpuError, match="unreadable answer of nvidia-smi"):
+        nvidia_gpus()
+
+
+def test_an_answer_of_bytes_is_an_error_and_no_traceback(smi):
+    smi("#!/bin/sh\nprintf '\\377\\376'\n")
+    with pytest.raises(GpuError, match="unreadable answer of nvidia-smi"):
+        nvidia_gpus()
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("Unable to determine the device handle for GPU 0000:02:00.0: GPU is lost.", "GPU is lost"),
+        (ROW.replace("3, GPU", "[Unknown Error], GPU", 1), "cannot read: .Unknown Error., GPU"),
+    ],
+)
+def test_a_lost_gpu_beside_a_good_one_is_an_error_and_never_one_gpu_less(smi, line, said):
+    smi(f"#!/bin/sh\ncat <<'END'\n{ROW}\n{line}\nEND\n".replace("cat", "/bin/cat"))
+    with pytest.raises(GpuError, match=said):
         nvidia_gpus()
 
 
@@ -281,6 +306,31 @@ def test_nvml_names_the_instances_of_a_gpu_that_mig_divides(pynvml):
     ]
 
 
-def test_without_any_tool_there_are_no_gpus(smi, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvidia_gpus() == []
+@pytest.mark.parametrize("nvml", ["no package", "no library"])
+def test_without_any_tool_there_are_no_gpus_but_where_the_driver_is_loaded_that_is_an_error(
+    pynvml, monkeypatch, tmp_path, nvml
+):
+    pynvml.nvmlInit = raises(NvmlError(12))
+    if nvml == "no package":
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    env = {"LAB_DEV_ROOT": str(tmp_path)}
+    assert nvidia_gpus(env) == []
+    (tmp_path / "nvidiactl").touch()
+    with pytest.raises(GpuError, match="nothing here can list its GPUs") as caught:
+        nvidia_gpus(env)
+    assert "--gpus none" in caught.value.fix
+
+
+def test_a_gpu_without_any_driver_is_said_where_none_was_found_but_not_in_a_container(tmp_path, monkeypatch):
+    env = {"LAB_SYS_ROOT": str(tmp_path)}
+    monkeypatch.setattr(nvidia, "CONTAINER_MARKS", ())
+    assert cards_without_driver(env) is None
+    card_on_the_bus(tmp_path)
+    said = "an NVIDIA GPU is on the PCI bus (0000:0b:00.0) without NVIDIA's driver"
+    assert cards_without_driver(env) == said
+    monkeypatch.setenv("LAB_SYS_ROOT", str(tmp_path))
+    monkeypatch.delenv("LAB_IMAGE", raising=False)
+    assert LocalEngine().notes(()) == (f"{said}: steps run on the CPU",)
+    assert cards_without_driver({**env, "LAB_IMAGE": "cpu"}) is None
+    monkeypatch.setattr(nvidia, "CONTAINER_MARKS", (str(tmp_path),))
+    assert cards_without_driver(env) is None and LocalEngine().notes(()) == ()

@@ -7,7 +7,7 @@ import pytest
 from lab.core.gpu import Gpu
 from lab.errors import GpuError, UsageError
 from lab.gpus.nvidia import parse_nvidia_smi
-from lab.gpus.selection import parse_spec, placeholders, select, visible_env
+from lab.gpus.selection import HIDING, parse_spec, placeholders, select, visible_env
 
 H200 = "NVIDIA H200, 580.159.04, 143771"
 TWO_H200 = f"""\
@@ -77,7 +77,8 @@ def test_gpus_that_are_not_here_are_an_error_that_lists_those_present():
 def test_a_plain_process_sees_only_its_gpus():
     gpu = Gpu(vendor="nvidia", index=3, uuid="GPU-x")
     assert visible_env([gpu], "nvidia")["CUDA_VISIBLE_DEVICES"] == "GPU-x"
-    assert visible_env([], "nvidia")["CUDA_VISIBLE_DEVICES"] == ""
+    for vendor in ("nvidia", "amd", "none"):
+        assert set(visible_env([], vendor).items()) == {(name, "-1") for name in HIDING}
     assert visible_env([gpu], "amd") == {"ROCR_VISIBLE_DEVICES": "3"}
 
 

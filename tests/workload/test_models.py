@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from lab.core.hub import OFFLINE
-from lab.errors import MissingError
-from lab.workload.models import check_model, fetch_command
-from tests.core.test_hub import cached
+from lab.core.hub import MODELS, OFFLINE
+from lab.errors import BadDataError, MissingError
+from lab.workload.models import check_model, fetch_command, is_loadable, revision_to_load
+from tests.core.test_hub import COMMIT, cached
 
 
 @pytest.fixture
@@ -56,3 +58,40 @@ def test_a_folder_that_the_container_does_not_have_is_not_offered_a_fetch(cache)
 
 def test_a_name_is_quoted_for_the_shell(cache):
     assert fetch_command("a;b") == "lab fetch 'a;b'"
+
+
+@pytest.fixture
+def run_of(cache, tmp_path, monkeypatch):
+    """The folder of a run that began with this commit of org/m, as a step sees it: it works in there."""
+
+    def begun(commit: str) -> None:
+        folder = tmp_path / "run"
+        folder.mkdir()
+        folder.joinpath(MODELS).write_text(json.dumps([{"model": "org/m", "commit": commit, "without": ""}]))
+        monkeypatch.chdir(folder)
+
+    return begun
+
+
+def test_a_step_loads_the_commit_that_its_run_began_with_though_a_fetch_brought_another(cache, run_of):
+    cached(cache, "config.json", "model.safetensors")
+    cached(cache, "config.json", commit="d" * 40)  # the next fetch, and half done
+    assert revision_to_load("org/m") == "main" and not (cache / f"models--org--m/refs/{COMMIT}").exists()
+    run_of(COMMIT)
+    assert revision_to_load("org/m") == COMMIT and is_loadable("org/m")
+    check_model("org/m")
+    assert revision_to_load("org/other") == "main"
+
+
+def test_steps_of_a_run_that_began_without_a_model_do_not_load_what_is_fetched_since(cache, run_of):
+    run_of("")
+    cached(cache, "config.json", "model.safetensors")
+    assert not is_loadable("org/m")
+
+
+def test_a_damaged_record_is_no_leave_to_load_anything(cache, run_of):
+    run_of(COMMIT)
+    with open(MODELS, "w") as file:
+        file.write("{")
+    with pytest.raises(BadDataError, match="not a list of models"):
+        revision_to_load("org/m")

@@ -22,7 +22,8 @@ from lab.engines.log_writer import LogWriter, last_log_lines
 from lab.engines.verdict import Ending, judge, oom_kills, oom_kills_since
 from lab.errors import EngineError, UsageError, storage_error
 from lab.gpus.discover import discover
-from lab.gpus.selection import parse_spec, select, visible_env
+from lab.gpus.nvidia import cards_without_driver
+from lab.gpus.selection import MASKS, parse_spec, select, visible_env
 from lab.secrets import TOKEN_VARIABLES, redact_env, secret_values
 
 GRACE_S = 10.0
@@ -51,6 +52,10 @@ class LocalEngine(Engine):
         chosen = tuple(select(discover(), options.gpus) if parse_spec(options.gpus) != [] else ())
         vendor = chosen[0].vendor if chosen else "none"
         return Site(vendor=vendor, gpus=chosen), cls(vendor=vendor)
+
+    def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+        cards = None if gpus else cards_without_driver(os.environ)
+        return (f"{cards}: steps run on the CPU",) if cards else ()
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         env = redact_env(self._env(step, gpus), secret_values())
@@ -128,14 +133,17 @@ class LocalEngine(Engine):
 
     def _env(self, step: Step, gpus: Sequence[Gpu]) -> dict[str, str]:
         """What the step gets on top of this process's environment."""
-        shown = visible_env(gpus, self.vendor) if self.vendor != "none" else {}
+        # A wrapped step's program (apptainer, srun) has no vendor: its container is told the GPUs.
+        shown = visible_env(gpus, self.vendor) if self.vendor != "none" or not gpus else {}
         promised = {PROMISE: str(len(gpus))}
         return {"PYTHONUNBUFFERED": "1", **offline_settings(os.environ), **promised, **shown, **step.env}
 
 
 def _inherited(env: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without the Hub's token, which only a fetch gets, on its standard input."""
-    return {name: value for name, value in env.items() if name not in TOKEN_VARIABLES}
+    """The caller's environment without the Hub's token, which only a fetch gets, on its standard input, and
+    without masks of GPUs: a step's own count its GPUs from the first, and another mask would hide them.
+    """
+    return {name: value for name, value in env.items() if name not in (*TOKEN_VARIABLES, *MASKS)}
 
 
 def _refuse_image_tools(step: Step) -> None:

@@ -8,6 +8,7 @@ import lab
 from lab.core.manifest import Manifest
 from lab.core.provenance import lab_identity
 from lab.core.run import Run
+from lab.report.provenance import analysed_by
 from lab.rooms.kernels.schema import Generation
 from lab.rooms.kernels.trails import read_json, trails
 
@@ -23,6 +24,7 @@ def provenance(folder: Path, run: Run | None) -> dict[str, dict[str, str]]:
     gpus = {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in manifest.gpus}
     groups = {
         "Run": _run(manifest),
+        "Analysed by": analysed_by(manifest),
         "GPUs": gpus or {"none": "CPU run"},
         "Weights": _weights(folder),
         "Versions": manifest.versions,

@@ -96,6 +96,13 @@ def test_a_run_folder_behind_a_link_is_refused(host, tmp_path):
         checked(with_source(spec(host), "/out", tmp_path / "link"))
 
 
+def test_a_link_is_refused_before_a_run_is_written_behind_it(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(UsageError, match="symbolic link"):
+        check_run_folder(str(tmp_path / "link"))
+
+
 def test_nixnan_must_be_named_be_there_and_be_loadable(host, tmp_path):
     with pytest.raises(MissingError, match="NIXNAN_SO is not set"):
         checked(spec(host, tools=("nixnan",)))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.core.gpu import Gpu
 from lab.core.run import Run
 from lab.core.step import Status, Step
 from lab.core.stop import Stop
@@ -265,3 +266,37 @@ def test_a_fetch_reads_its_token_from_memory_and_is_online(tmp_path, monkeypatch
     lines: list[str] = []
     LocalEngine().fetch(run, step, stdin=b"token" * 50_000, on_line=lines.append, stop=Stop())
     assert lines == ["250000 0 None", "True"]
+
+
+MASKS = {"CUDA_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "2,3", "GPU_DEVICE_ORDINAL": "2,3"}
+
+
+@pytest.mark.parametrize(
+    "vendor, index, seen",
+    [
+        (
+            "none",
+            None,
+            {"CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"},
+        ),
+        ("nvidia", 2, {"CUDA_VISIBLE_DEVICES": "GPU-a"}),
+        (
+            "amd",
+            2,
+            {"ROCR_VISIBLE_DEVICES": "2"},
+        ),  # a mask of HIP's or CUDA's would hide the one that is left
+    ],
+)
+def test_a_step_sees_its_gpus_and_none_without_any_whatever_mask_the_caller_has(
+    tmp_path, monkeypatch, vendor, index, seen
+):
+    for name, value in MASKS.items():
+        monkeypatch.setenv(name, value)
+    gpus = [] if index is None else [Gpu(vendor=vendor, index=index, uuid="GPU-a")]
+    step = python(
+        "import os; print(sorted((k, v) for k, v in os.environ.items() if 'VISIBLE' in k or 'ORDINAL' in k))"
+    )
+    run, lines = Run.create(tmp_path / "run", a_manifest(step)), []
+    run.begin(step)
+    LocalEngine(vendor=vendor).run(run, step, gpus, on_line=lines.append, stop=Stop())
+    assert lines == [str(sorted(seen.items()))]

@@ -17,7 +17,7 @@ from lab.errors import ConfigError, MissingError, UsageError
 from lab.rooms.kernels.config import MODELS, KernelsConfig, known
 from lab.rooms.kernels.preflight import version
 from lab.rooms.kernels.workload.checkpoint import checkpoint_source
-from lab.workload.models import fetch_command
+from lab.workload.models import fetch_command, revision_to_load
 
 
 class Loaded(NamedTuple):
@@ -98,6 +98,7 @@ def from_checkpoint(source: str, config: KernelsConfig, dtype: torch.dtype, targ
 
     auto: Any = transformers.AutoModelForCausalLM
     more: dict[str, Any] = {} if config.attn == "auto" else {"attn_implementation": config.attn}
+    more["revision"] = revision_to_load(source)
     more["dtype" if version(transformers.__version__) >= (5,) else "torch_dtype"] = dtype
     if config.eight_bit:
         quantized: Any = transformers.BitsAndBytesConfig

@@ -8,6 +8,7 @@ import zlib
 from lab.rooms.kernels.config import MODELS, KernelsConfig, known
 from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.workload.model import Loaded
+from lab.workload.models import revision_to_load
 
 
 def prompt_of(config: KernelsConfig) -> str:
@@ -23,7 +24,7 @@ def encode(loaded: Loaded, config: KernelsConfig, vocab_size: int) -> tuple[list
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(loaded.note)
+        tokenizer = AutoTokenizer.from_pretrained(loaded.note, revision=revision_to_load(loaded.note))
     except (OSError, ValueError, ImportError) as error:  # the model still runs, on other tokens
         reason = f"one id per word, because the tokenizer cannot be loaded: {first_line(error)}"
         return word_ids(text, vocab_size), reason

@@ -14,7 +14,7 @@ from lab.errors import MissingError, UsageError, needs
 from lab.rooms.nan.config import NanConfig
 from lab.rooms.nan.workload.cell import DTYPES, SHAPES, Cell
 from lab.rooms.nan.workload.tokenizers import ByteTokenizer, HubTokenizer
-from lab.workload.models import check_model
+from lab.workload.models import check_model, revision_to_load
 
 log = logging.getLogger("lab.workload")
 INITIAL_STD = 0.02
@@ -88,14 +88,15 @@ def _draw(model: nn.Module, seed: int) -> None:
 
 def _from_hub(library: Any, config: NanConfig, cell: Cell) -> Loaded:
     check_model(config.model)
-    options: dict[str, Any] = {"torch_dtype": DTYPES[cell.dtype]}
+    revision = revision_to_load(config.model)
+    options: dict[str, Any] = {"torch_dtype": DTYPES[cell.dtype], "revision": revision}
     if cell.attn != "auto":
         options["attn_implementation"] = cell.attn
     if cell.quant != "none":
         options["quantization_config"] = _bits(library, cell)
         options["device_map"] = {"": 0}  # all of it on one GPU: what is offloaded is another experiment
     try:
-        tokenizer = library.AutoTokenizer.from_pretrained(config.model)
+        tokenizer = library.AutoTokenizer.from_pretrained(config.model, revision=revision)
         model = library.AutoModelForCausalLM.from_pretrained(config.model, **options)
     except (OSError, ValueError) as error:  # what is absent, and what is no model
         raise MissingError(
