@@ -134,8 +134,8 @@ class Replay:
         if order.memory.parted:
             results = plural(order.memory.parted, "result")
             self.notes = (
-                f"{results} came back in memory that the recording keeps apart: the older tensor got a buffer of "
-                "its own, so caches may differ from the model's there",
+                f"{results} came back in memory that the recording keeps apart: the older tensor got a "
+                "buffer of its own, so caches may differ from the model's there",
             )
         return collect(observer, [call for call, _, _ in order.steps])
 
