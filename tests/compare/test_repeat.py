@@ -122,7 +122,7 @@ def false_alarms(level, pairs=6000):
 
 
 def test_three_looks_at_equal_sides_keep_the_false_alarms_of_one():
-    """One metric may cost 0.25 % on the slower side; the full level at each look costs about twice as much."""
+    """One metric may cost 0.25 % on the slower side; the full level at each look costs twice as much."""
     one = 1 - (1 - LEVEL) / len(METRICS)
     assert false_alarms(1 - (1 - one) / len(LOOKS)) <= 0.0035 * 6000
     assert false_alarms(one) > 0.0035 * 6000
