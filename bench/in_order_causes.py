@@ -1,6 +1,6 @@
 """Why short kernels take longer in order than in the model: one factor at a time, on one GPU.
 
-    python bench/in_order_causes.py [--repeats 200]
+    python -m bench.in_order_causes [--repeats 200]
 
 A softmax and an addition of a decode step run under torch's profiler: back to back, after a gap on the host,
 with a fresh output each time, with an input that a kernel wrote just before, with other kernels in between

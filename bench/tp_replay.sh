@@ -1,10 +1,11 @@
 #!/bin/sh
-# Tensor-parallel replay on two GPUs: bash bench/tp_replay.sh [FOLDER]
+# Tensor-parallel replay on two GPUs, from the repository's root: sh bench/tp_replay.sh [FOLDER]
 # Profiles bloom-560m's shape with --tp 2, replays each rank in order (two passes each, run twice), hot and cold, and
 # fails if a replay does not end with 0 or 1 (1: collectives are not replayed), or if the two runs' same-kernel shares
 # of computation differ.
 set -eu
 out=${1:-tp_replay}
+export PYTHONPATH="$(pwd)${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$out"
 cd "$out"
 python -m lab run kernels profile bloom-560m --tp 2 --max-new-tokens 4 --weights random | tail -n 25
@@ -23,7 +24,7 @@ import collections, glob, json
 shares = collections.defaultdict(set)
 for path in sorted(glob.glob("experiments/*/replay.json")):
     found = json.load(open(path))
-    kernel = found["coverage"]["kernel"]
+    kernel = found["coverage"].get("kernel") or found["coverage"]["cpu_op"]
     shares[found["mode"], kernel["launches"]].add(kernel["same_launches"])
     print(path, found["mode"], kernel, [note for note in found["notes"] if "apart" in note])
 different = {key: sorted(values) for key, values in shares.items() if len(values) > 1}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -245,13 +246,23 @@ def facts(tensor: Tensor) -> dict[str, Any]:
         "sample_at": at,
         "sample": picked,
     }
-    if not size:
-        return {**found, "l2": 0.0, "absmax": 0.0, "nan": 0, "inf": 0}
-    whole = flat.double()
-    counts = {"nan": 0, "inf": 0}
-    if tensor.is_floating_point() or tensor.is_complex():
-        counts = {"nan": int(whole.isnan().sum()), "inf": int(whole.isinf().sum())}
-    return {**found, **counts, "l2": float(whole.norm()), "absmax": float(whole.abs().max())}
+    return {**found, **_norms(flat)}
+
+
+def _norms(flat: Tensor) -> dict[str, Any]:
+    """L2 norm, largest magnitude and counts over all elements, by parts: all in float64 may not fit."""
+    squares, largest, nan, inf = 0.0, 0.0, 0, 0
+    for start in range(0, flat.numel(), CHUNK):
+        part = flat[start : start + CHUNK].double()
+        squares += float(part.square().sum())
+        largest = max(largest, float(part.abs().max()))
+        nan, inf = nan + int(part.isnan().sum()), inf + int(part.isinf().sum())
+    return {
+        "l2": math.sqrt(squares) if squares >= 0 else squares,
+        "absmax": math.nan if nan else largest,
+        "nan": nan,
+        "inf": inf,
+    }
 
 
 def sample_places(size: int) -> list[int]:
@@ -262,7 +273,7 @@ def sample_places(size: int) -> list[int]:
 
 
 def _checksum(tensor: Tensor) -> str:
-    """The sum of mix64(bits xor key(place)) over all elements, mod 2^64: swaps and sign flips change it."""
+    """The sum of mix64(bits xor key(place)) over all elements: swaps and sign flips change it."""
     if _no_memory(tensor):
         return ""
     flat = tensor.detach().contiguous().reshape(-1)

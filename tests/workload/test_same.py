@@ -130,6 +130,7 @@ def test_a_compiled_model_compares_at_its_ends_with_the_eager_one(runs, tmp_path
     found = judge(a, b, floors, None)
     assert (found.level, found.outcome, found.n_only_a, found.n_only_b) == ("ends", "same bits", 0, 0)
     assert found.paired == 2 * len(list(model.parameters())) + 2
+    assert found.values.unknown == 0
 
 
 def test_a_program_that_fails_leaves_a_recording_that_says_so(tmp_path):
@@ -195,3 +196,20 @@ def test_lines_are_json_without_nan(tmp_path):
         [None, None],
         None,
     )
+
+
+def test_norms_cover_all_elements_of_a_tensor_larger_than_a_part(monkeypatch):
+    monkeypatch.setattr("lab.workload.same.CHUNK", 7)
+    torch.manual_seed(5)
+    x = torch.randn(5, 10)
+    x[4, 9] = -50.0
+    found = facts(x)
+    assert found["l2"] == pytest.approx(float(x.double().norm()), rel=1e-12)
+    assert (found["absmax"], found["nan"], found["inf"]) == (50.0, 0, 0)
+    parts = found["ck"]
+    monkeypatch.setattr("lab.workload.same.CHUNK", 1000)
+    assert facts(x)["ck"] == parts
+    x[0, 0], x[0, 1] = float("nan"), float("inf")
+    found = facts(x)
+    assert (found["nan"], found["inf"]) == (1, 1)
+    assert found["absmax"] != found["absmax"] and found["l2"] != found["l2"]

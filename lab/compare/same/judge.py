@@ -8,9 +8,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from lab.compare.same.numbers import FLOATS, LEAST, change, local_ratio, relative, ulps
+from lab.compare.same.numbers import EPS, FLOATS, LEAST, change, local_ratio, relative, ulps
 from lab.compare.same.pairs import Pairs, pair
 from lab.compare.same.recording import Recording, Row
+from lab.errors import UsageError
 
 BEYOND = 10.0  # times the floor
 OWN = 50.0  # times the peers' own error; the worst of equal runs was 1.9
@@ -95,7 +96,17 @@ class _Columns(NamedTuple):
 
 
 def judge(a: Recording, b: Recording, floors: Sequence[Recording], reference: Recording | None) -> Verdict:
-    """Compare. The floor is the largest difference to A of `floors` and of the float64 `reference`. Pure."""
+    """Compare. The floor is the largest difference to A of `floors` and of the float64 `reference`. Pure.
+
+    Raises UsageError for a floor of another precision than A or without any noise, and for a reference that
+    is not in float64.
+    """
+    for floor in floors:
+        _check_floor(a, floor)
+    if reference and not _mostly_float64(reference):
+        raise UsageError(
+            f"{reference.path} is not in float64", fix="record model.double() on the same inputs"
+        )
     level = min((_level(a), _level(b)), key=LEVELS.index)
     rows_a, rows_b = _at(a, level), _at(b, level)
     pairs = pair([a.rows[k] for k in rows_a], [b.rows[k] for k in rows_b])
@@ -143,6 +154,26 @@ def judge(a: Recording, b: Recording, floors: Sequence[Recording], reference: Re
     )
     verdict.outcome, verdict.reason = _outcome(verdict, pairs, len(rows_a), len(rows_b))
     return verdict
+
+
+def _check_floor(a: Recording, floor: Recording) -> None:
+    """A floor of lower precision would call everything noise."""
+    types, others = ({row.dtype for row in one.rows if row.dtype in FLOATS} for one in (a, floor))
+    if types != others:
+        both = f"{', '.join(sorted(others))}, A in {', '.join(sorted(types))}"
+        raise UsageError(
+            f"the floor {floor.path} is in {both}", fix="record the same model with nudged weights"
+        )
+    if [row.ck for row in a.rows] == [row.ck for row in floor.rows]:
+        raise UsageError(
+            f"the floor {floor.path} equals A bit by bit: it shows no noise",
+            fix="record it inside lab.same.nudged",
+        )
+
+
+def _mostly_float64(one: Recording) -> bool:
+    types = [row.dtype for row in one.rows if row.dtype in FLOATS]
+    return 2 * types.count("float64") > len(types)
 
 
 def _outcome(found: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[str, str]:
@@ -197,8 +228,10 @@ def _columns(
         mine = [first[k] for k in pairs.a]
         theirs = [floor.rows[k] for k in pairs.b]
         found = _differences(mine, theirs, a.samples[at_a][pairs.a], floor.samples[pairs.b])
+        coarser = [EPS.get(y.dtype, 0.0) > EPS.get(x.dtype, 0.0) for x, y in zip(mine, theirs, strict=True)]
         for limit, difference in zip(limits, found, strict=True):
-            limit[pairs.a] = np.fmax(limit[pairs.a], np.where(np.isfinite(difference), difference, np.nan))
+            usable = np.isfinite(difference) & ~np.array(coarser, dtype=bool)
+            limit[pairs.a] = np.fmax(limit[pairs.a], np.where(usable, difference, np.nan))
     limits = [np.where(np.isnan(limit), np.nan, np.fmax(limit, LEAST)) for limit in limits]
     over = [d > BEYOND * limit for d, limit in zip(differences, limits, strict=True)]  # False without a floor
     beyond = np.logical_or.reduce(over) | _counts_differ(first, second)
@@ -249,7 +282,8 @@ class _Places:
     def at(self, index: int, why: str = "") -> Place:
         a, b, columns = self._a[index], self._b[index], self._columns
         floor = columns.floor[index]
-        steps = ulps(self._at_a[index], self._at_b[index], a.dtype) if a.dtype == b.dtype else np.nan
+        alike = a.dtype == b.dtype and a.sample_at == b.sample_at
+        steps = ulps(self._at_a[index], self._at_b[index], a.dtype) if alike else np.nan
         return Place(
             i=a.i,
             kind=a.kind,

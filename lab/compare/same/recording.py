@@ -14,7 +14,8 @@ from lab.core.words import printable
 from lab.errors import BadDataError, MissingError
 
 MAX_LINE = 1 << 20  # bytes; a row has at most 64 samples
-MAX_ROWS = 5_000_000
+MAX_ROWS = 1_000_000
+MAX_BYTES = 1 << 31  # unpacked: a small file can unpack to any size
 MAX_SAMPLES = 64
 GZIP = b"\x1f\x8b"
 
@@ -70,15 +71,15 @@ def read(path: Path) -> Recording:
     rows: list[Row] = []
     meta: dict[str, Any] = {}
     end: dict[str, Any] | None = None
-    number = 0
+    number = size = 0
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP
         with gzip.open(path, "rb") if packed else path.open("rb") as file:
             while line := file.readline(MAX_LINE + 1):
-                number += 1
-                if len(line) > MAX_LINE or len(rows) > MAX_ROWS:
-                    raise BadDataError(f"line {number} is too long, or the file has too many", where=path)
+                number, size = number + 1, size + len(line)
+                if len(line) > MAX_LINE or len(rows) > MAX_ROWS or size > MAX_BYTES:
+                    raise BadDataError(f"line {number} is too long, or the file too large", where=path)
                 if number == 1:
                     meta = msgspec.json.decode(line, type=_Meta).meta
                 elif line.startswith(b'{"end"'):

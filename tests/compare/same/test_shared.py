@@ -6,6 +6,7 @@ import pytest
 
 from lab.compare.same.judge import judge
 from lab.compare.same.recording import read
+from lab.errors import UsageError
 from tests.compare.same.made import SHARED, lines, shared, write
 
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared recordings are not here")
@@ -112,3 +113,32 @@ def test_nan_on_one_side_is_beyond_any_floor(base, tmp_path):
     found = judge(base[0], read(write(tmp_path / "b.gz", rows)), [], None)
     assert (found.outcome, found.values.first.i) == ("differs", rows[100]["i"])
     assert found.values.first.why == "0 NaN and 0 infinities in A, 3 and 0 in B"
+
+
+def test_a_floor_of_lower_precision_or_without_noise_and_a_reference_in_float32_are_refused(base):
+    a, noisy = base[0], read(shared("fault_tf32"))
+    for floors, reference, words in (
+        ([read(shared("bf16"))], None, "is in bfloat16, A in float32"),
+        ([read(shared("fp32_a_again"))], None, "shows no noise"),
+        ([], noisy, "is not in float64"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            judge(a, noisy, floors, reference)
+
+
+def test_samples_at_other_places_are_not_compared_and_the_norms_are(base, tmp_path):
+    rows = lines(shared("fp32_2threads"))
+    for row in rows[1:]:
+        row["sample_at"] = [place + 1 for place in row["sample_at"]]
+        row["sample"] = [1e6 for _ in row["sample"]]
+    found = judge(base[0], read(write(tmp_path / "b.gz", rows)), base[1], None)
+    assert found.bits.first.ulps is None
+    assert found.bits.first.relative < 1e-6
+    assert found.outcome == "within noise"
+
+
+def test_a_coarser_row_of_the_reference_is_no_floor(base, tmp_path):
+    rows, coarse = lines(shared("f64_ref")), lines(shared("bf16"))
+    rows[92] = coarse[92]
+    found = judge(base[0], read(shared("fp32_2threads")), [], read(write(tmp_path / "r.gz", rows)))
+    assert (found.outcome, found.values.unknown) == ("undecided", 1)
