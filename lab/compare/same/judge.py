@@ -14,6 +14,7 @@ from lab.compare.same.recording import Recording, Row
 from lab.errors import UsageError
 
 BEYOND = 10.0  # times the floor
+FEW = 8  # sampled elements, below which an output's own floor is a matter of luck
 OWN = 50.0  # times the peers' own error; the worst of equal runs was 1.9
 PAIRED = 0.5  # the share of A's rows that must have a partner
 LISTED = 2000  # rows in the JSON; the counts are of all
@@ -232,7 +233,7 @@ def _columns(
         for limit, difference in zip(limits, found, strict=True):
             usable = np.isfinite(difference) & ~np.array(coarser, dtype=bool)
             limit[pairs.a] = np.fmax(limit[pairs.a], np.where(usable, difference, np.nan))
-    limits = [np.where(np.isnan(limit), np.nan, np.fmax(limit, LEAST)) for limit in limits]
+    limits = _steadied(limits, np.array([len(row.sample) for row in first]))
     over = [d > BEYOND * limit for d, limit in zip(differences, limits, strict=True)]  # False without a floor
     beyond = np.logical_or.reduce(over) | _counts_differ(first, second)
     comparable = a.checksum == b.checksum
@@ -240,6 +241,19 @@ def _columns(
     equal = np.array([x.ck == y.ck for x, y in zip(first, second, strict=True)], dtype=np.int64)
     bits = np.where(np.array(alike, dtype=bool), equal, -1)
     return _Columns(differences[0], limits[0], beyond & (bits != 1), bits)
+
+
+def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]:
+    """Floors that a lucky draw cannot make too low: few recordings of one number may all lie close to A.
+
+    An output of few elements has at least the median floor; norms, which are one number each, at least the
+    floor of the elements, which bounds the change of the L2 norm.
+    """
+    elements, *norms = limits
+    known = elements[~np.isnan(elements)]
+    least = np.where(sampled < FEW, np.median(known) if len(known) else LEAST, LEAST)
+    elements = np.where(np.isnan(elements), np.nan, np.fmax(elements, least))
+    return [elements, *(np.where(np.isnan(norm), np.nan, np.fmax(norm, elements)) for norm in norms)]
 
 
 def _differences(
@@ -283,7 +297,7 @@ class _Places:
         a, b, columns = self._a[index], self._b[index], self._columns
         floor = columns.floor[index]
         alike = a.dtype == b.dtype and a.sample_at == b.sample_at
-        steps = ulps(self._at_a[index], self._at_b[index], a.dtype) if alike else np.nan
+        steps = ulps(*_of_size(self._at_a[index], self._at_b[index]), a.dtype) if alike else np.nan
         return Place(
             i=a.i,
             kind=a.kind,
@@ -336,6 +350,15 @@ class _Places:
         """Those whose bits are not known to be equal."""
         known = self._columns.bits
         return [self.at(k) for k, row in enumerate(self._a) if row.kind == kind and known[k] != 1]
+
+
+def _of_size(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The elements whose ULPs mean something: of one sign, and not far below the RMS of their output."""
+    size = np.abs(a)
+    keep = (size >= np.sqrt(np.nanmean(np.square(a))) / 16 if np.isfinite(a).any() else size < 0) & (
+        a * b >= 0
+    )
+    return a[keep], b[keep]
 
 
 def _name(row: Row) -> str:
