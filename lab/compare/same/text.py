@@ -65,6 +65,8 @@ def _values(found: Verdict) -> str:
 
 
 def _made_by(found: Verdict, top: int) -> list[str]:
+    if not found.with_own_error:
+        return ["own errors: not judged, no op has one in both recordings"]
     if not found.made_by:
         judged = f"{found.with_own_error:,} of {plural(found.ops, 'output')} of ops have one"
         return [f"own errors: no op is more than {OWN:g} times worse than its peers ({judged})"]
