@@ -99,8 +99,12 @@ SCHEMAS: dict[str, Schema] = {
     "threads": THREAD_COLUMNS,
     "processes": PROCESS_COLUMNS,
 }
-TEXT_COLUMNS = {name for schema in SCHEMAS.values() for name in schema if name.endswith("_id")} - {
-    "external_id"
+# Ids of texts are 32 bits wide; `external_id` and `rf_id` are numbers of the recorder's, 64 bits wide.
+TEXT_COLUMNS = {
+    name
+    for schema in SCHEMAS.values()
+    for name, kind in schema.items()
+    if name.endswith("_id") and kind is np.int32
 }
 
 
