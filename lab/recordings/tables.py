@@ -59,7 +59,9 @@ RUNTIME_COLUMNS = {
     "pid": np.int64,
     "tid": np.int64,
     "correlation": np.int64,
+    "external_id": np.int64,
     "name_id": np.int32,
+    "kernel_id": np.int32,  # the kernel that a launch names, as on ROCm
 }
 RANGE_COLUMNS = {
     "ts_ns": np.int64,
@@ -203,6 +205,7 @@ class TraceMeta:
     process_groups: tuple[ProcessGroup, ...]
     host: str | None = None
     num_sms: tuple[int, ...] = ()
+    stacks: bool = False  # Python calls or modules were recorded
 
 
 @dataclass(frozen=True)
