@@ -87,13 +87,27 @@ class Share(click.ParamType[float]):
 
 
 @click.command("check")
-@click.argument("base", type=PATH)
-@click.argument("head", type=PATH)
+@click.argument("base")
+@click.argument("head")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @option("--max-slowdown", type=Share(), default="2%", help="The largest slowdown that passes.")
+@out("With COMMAND: an empty folder for the recordings of every process.")
 @as_json("The decision of each metric")
 @click.pass_context
-def check(ctx: click.Context, base: Path, head: Path, max_slowdown: float, as_json: bool) -> None:
+def check(
+    ctx: click.Context,
+    base: str,
+    head: str,
+    command: tuple[str, ...],
+    max_slowdown: float,
+    out: Path | None,
+    as_json: bool,
+) -> None:
     """Whether HEAD is slower than BASE: two folders with one recording per process.
+
+    With `-- COMMAND` the processes are run first: BASE and HEAD are git revisions (worktrees) or folders to
+    run in, and {out} in COMMAND is the trace that a process writes. Fresh processes, interleaved, the first
+    of each side dropped, until decided or at most 12 a side.
 
     Exit code 0: a slowdown beyond --max-slowdown is excluded. 1: proven. 3: undecided, and how many more
     processes would decide. Processes are the samples; at least three a side.
@@ -101,9 +115,17 @@ def check(ctx: click.Context, base: Path, head: Path, max_slowdown: float, as_js
     import msgspec
 
     from lab.compare.gate import judge, processes, sentences
-    from lab.errors import needs
+    from lab.errors import UsageError, needs
 
     with needs("analysis"):
-        found = judge(processes(base), processes(head), max_slowdown)
+        if command:
+            from lab.compare.repeat import repeat, sides
+
+            if out is None:
+                raise UsageError("a command needs a folder for its recordings", fix="-o FOLDER")
+            with sides(base, head) as both:
+                found = repeat(both, command, out, max_slowdown, lambda text: click.echo(text, err=True))
+        else:
+            found = judge(processes(Path(base)), processes(Path(head)), max_slowdown)
     click.echo(msgspec.json.encode(found) if as_json else "\n".join(sentences(found)))
     ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[found.outcome])

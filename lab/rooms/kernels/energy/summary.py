@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 from lab.core.words import plural
 from lab.report.page import Status
 from lab.rooms.kernels.energy.result import EnergyClosure, EnergyResult, EnergyRow, ModelEnergy
 
+NAMED = 3  # calls named per reason; all are in tables/energy.csv
 HEAD = (
     f"  {'net mJ':>9} {'95 %':>8} {'gross mJ':>9} {'W':>6} {'busy':>5} {'i/c':>5} {'calls':>6} {'run J':>8}  "
     "op, kernel"
@@ -60,11 +62,27 @@ def status(result: EnergyResult) -> Status:
 
 def missing_sentences(result: EnergyResult) -> list[str]:
     """What was refused, and the calls that have no energy."""
-    without = [row for row in result.rows if row.net_j is None]
-    return [
-        *_refused(result),
-        *(f"{row.op} ({row.sig_id}): {'; '.join(row.flags) or 'no window'}" for row in without),
-    ]
+    reasons: dict[str, list[EnergyRow]] = defaultdict(list)
+    for row in result.rows:
+        if row.net_j is None:
+            reasons[row.flags[0] if row.flags else "no window"].append(row)
+    all_us = sum(row.count * row.trace_us for row in result.rows)
+    groups = sorted(reasons.items(), key=lambda item: -_time_us(item[1]))
+    return [*_refused(result), *(_without(why, rows, all_us) for why, rows in groups)]
+
+
+def _time_us(rows: list[EnergyRow]) -> float:
+    return sum(row.count * row.trace_us for row in rows)
+
+
+def _without(why: str, rows: list[EnergyRow], all_us: float) -> str:
+    """One reason: how many calls have no energy because of it, their share of the time, the longest three."""
+    longest = sorted(rows, key=lambda row: -row.count * row.trace_us)
+    names = ", ".join(f"{row.op} ({row.sig_id})" for row in longest[:NAMED])
+    more = f" and {len(rows) - NAMED:,} more" if len(rows) > NAMED else ""
+    share = f"{100 * _time_us(rows) / all_us:.1f} %" if all_us else "an unknown share"
+    calls = plural(len(rows), "distinct call")
+    return f"no energy for {calls}, {share} of the calls' recorded time: {why}: {names}{more}"
 
 
 def terminal(result: EnergyResult) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lab.rooms.kernels.replay.args import Launch, ReplayPlan, Signature
 from lab.rooms.kernels.replay.raw import CallRun, RawReplay, SignatureRun
-from lab.rooms.kernels.replay.result import EXACT, GEOMETRY, NONE, NOT_RUN, OTHER, VARIED
+from lab.rooms.kernels.replay.result import EXACT, GEOMETRY, NONE, NOT_RUN, OP_ONLY, OTHER, VARIED
 
 
 @dataclass
@@ -58,7 +58,7 @@ def _alone(signature: Signature, run: SignatureRun, raw: RawReplay, index: int) 
 def compare(original: Sequence[Launch], replayed: Sequence[Launch]) -> str:
     """Compare two groups of launches in order: name, grid, block, shared memory; copies by kind and bytes."""
     if not original:
-        return EXACT if not replayed else OTHER
+        return OP_ONLY if not replayed else OTHER
     if not replayed:
         return NONE
     if [(one.kind, one.name) for one in original] != [(one.kind, one.name) for one in replayed]:

@@ -19,6 +19,7 @@ from lab.rooms.kernels.replay.trace import Event, Op, TraceArgs
 # Ops that cannot be called by themselves: the op around them is replayed instead.
 INTERNAL = re.compile(r"aten::_(flash|efficient|cudnn)_attention_(forward|backward)\Z")
 COLLECTIVES = re.compile(r"nccl|rccl|all_?reduce.*kernel", re.IGNORECASE)
+COLLECTIVE = "a collective: it needs the other ranks, and a replay is one process"
 
 
 def nest(ops: list[Op]) -> None:
@@ -100,7 +101,7 @@ def gather(ops: list[Op], owners: dict[int, int]) -> dict[int, int]:
 def why_orphan(name: str, op: Op | None) -> str:
     """Why a launch cannot be replayed through its op; "" if it can."""
     if COLLECTIVES.search(name):
-        return "a collective: replayed apart, by size"
+        return COLLECTIVE
     if op is None:
         return "no op owns it"
     return (

@@ -95,7 +95,7 @@ def _count(sums: list[float], us: float, rebuilt: bool, same: bool) -> None:
 
 def _errors(rows: list[Row]) -> dict[str, float | None]:
     """|error| over distinct launches: median, 90th percentile, and mean weighted by recorded time."""
-    held = [row for row in rows if row.err_pct is not None and row.kind in ("kernel", "cpu_op")]
+    held = [row for row in rows if row.err_pct is not None and row.kind == "kernel"]
     if not held:
         unknown = dict.fromkeys(("median_abs_pct", "weighted_abs_pct", "p90_abs_pct"))
         return {**unknown, "distinct": 0, "often": 0}
@@ -162,7 +162,8 @@ def _notes(plan: ReplayPlan, raw: RawReplay) -> list[str]:
     notes = []
     if not plan.origin.has_kernels and raw.device == "cpu":
         notes.append(
-            "recorded CPU times include the profiler's own work, so replayed times are shown but not compared"
+            "ops were called again on a CPU: no kernel is proven, and CPU times are shown but not compared, "
+            "because the recorded ones include the profiler's own work"
         )
     if plan.origin.has_kernels and raw.device == "cpu":
         notes.append(

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 # How the launches of a call compare with the recorded ones.
+OP_ONLY = "op called again, no kernel"  # on a CPU: nothing was launched, so nothing is proven
 EXACT, GEOMETRY, OTHER = "exact", "other geometry", "other kernel"
 NONE, VARIED, NOT_RUN = "nothing launched", "varied", "not replayed"
 REBUILT = ("ran", "shapes")  # statuses of calls whose arguments were made again

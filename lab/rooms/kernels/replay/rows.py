@@ -14,7 +14,7 @@ from lab.recordings.names import kernel_class, short_name
 from lab.rooms.kernels.replay.args import SOURCES, Launch, ReplayPlan, Signature
 from lab.rooms.kernels.replay.compare import CallProof
 from lab.rooms.kernels.replay.raw import RawReplay, SignatureRun
-from lab.rooms.kernels.replay.result import EXACT, GEOMETRY, NOT_RUN, OTHER, Row
+from lab.rooms.kernels.replay.result import EXACT, GEOMETRY, NOT_RUN, OP_ONLY, OTHER, Row
 from lab.stats.effects import median_ratio_ci
 
 
@@ -44,7 +44,7 @@ def rows_of(
             n_ran=len(replayed),
             us=_us(recorded, replayed),
             same_kernel=same.most_common(1)[0][0] if same else NOT_RUN,
-            err_pct=_error(recorded, replayed),
+            err_pct=None if set(same) == {OP_ONLY} else _error(recorded, replayed),
             arg_src=worst_source(run),
             origin=origin_of(signature, run),
             launched=_other_name(launch, position, made),
@@ -54,8 +54,8 @@ def rows_of(
 
 
 def _replayed_us(made: list[CallProof], position: int) -> np.ndarray:
-    """The times of all passes that launched the same kernels (n,)."""
-    passes = [times for one in made if one.same == EXACT for times in one.dur_us]
+    """The times of all passes that launched the same kernels, or on a CPU called the same op (n,)."""
+    passes = [times for one in made if one.same in (EXACT, OP_ONLY) for times in one.dur_us]
     return np.array([times[position] for times in passes if position < len(times)])
 
 

@@ -14,7 +14,7 @@ from lab.rooms.kernels.replay.cpu_ops import working
 from lab.rooms.kernels.replay.described import Described, from_execution_trace, from_recorder
 from lab.rooms.kernels.replay.forwards import ForwardSpans
 from lab.rooms.kernels.replay.inductor import InductorKernels, is_inductor
-from lab.rooms.kernels.replay.owners import why_orphan
+from lab.rooms.kernels.replay.owners import COLLECTIVE, why_orphan
 from lab.rooms.kernels.replay.recorded_calls import RecordedCalls
 from lab.rooms.kernels.replay.schemas import Unresolved
 from lab.rooms.kernels.replay.trace import Event, Op, TraceArgs, as_number, launch_of
@@ -73,6 +73,10 @@ class SignatureBook:
             leaves = self._recorder.recorded_owners(leaves, self._ops)
         for op in sorted(set(leaves.values())):
             event = self._ops[op].event
+            if event.name.startswith("c10d::"):
+                launch = Launch(name=event.name, kind="cpu_op")
+                self.orphans.append(Orphan(launch, event.dur, COLLECTIVE))
+                continue
             self._add(op, (), [(event, self._ops[op].args)], forwards.at(event.ts))
 
     def _add(

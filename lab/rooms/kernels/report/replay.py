@@ -8,9 +8,11 @@ from typing import Any
 import pandas as pd
 
 from lab.report.page import Block, Chart, Points, Section, Series, Table
-from lab.rooms.kernels.replay.result import EXACT, Result, Row
+from lab.rooms.kernels.replay.result import EXACT, OP_ONLY, Coverage, Result, Row
+from lab.rooms.kernels.replay.summary import CPU_ONLY, QUESTIONS
 
-ROLES = {"same kernel": "ok", "other kernel or none": "fail"}
+ROLES = {"same kernel": "ok", "op on the CPU, no kernel": "warn", "other kernel or none": "fail"}
+NAMES = {EXACT: "same kernel", OP_ONLY: "op on the CPU, no kernel"}
 MET = {True: "met", False: "not met", None: "not tested here"}
 
 
@@ -20,9 +22,13 @@ def replay_section(result: Result | None, home: str = "") -> list[Section]:
         return []
     csv = f"{home}tables/replay.csv"
     bars = [f"{name.replace('_', ' ')}: {MET[met]}" for name, met in result.bars.items()]
-    blocks: list[Block] = [Points([*bars, *result.notes]), *_charts(result, csv)]
-    blocks += [Table(_coverage(result), "Coverage", csv), Table(_closure(result), "Sums per forward", csv)]
-    return [Section("Replay", blocks)]
+    asked = f"{result.mode} answers: {QUESTIONS.get(result.mode, 'unknown mode')}"
+    first = [CPU_ONLY] if result.device == "cpu" else [asked]
+    blocks: list[Block] = [Points([*first, *bars, *result.notes]), *_charts(result, csv)]
+    blocks.append(Table(_coverage(result), "Coverage", csv))
+    if any(one.compared_us for one in result.closure):
+        blocks.append(Table(_closure(result), "Sums per forward", csv))
+    return [Section("Op replay" if result.device == "cpu" else "Replay", blocks)]
 
 
 def _coverage(result: Result) -> pd.DataFrame:
@@ -31,14 +37,20 @@ def _coverage(result: Result) -> pd.DataFrame:
             "launches_of": name,
             "launches": one.launches,
             "rebuilt": one.rebuilt_launches,
-            "same": one.same_launches,
             "time_us": one.time_us,
-            "same_of_time_percent": one.percent("same", "time_us"),
+            **_proof(one, result.device),
         }
         for name, one in result.coverage.items()
     ]
     frame: pd.DataFrame = pd.DataFrame(rows)
     return frame
+
+
+def _proof(one: Coverage, device: str) -> dict[str, Any]:
+    """How much was proven; on a CPU there is no kernel to prove, which is not the same as 0 %."""
+    if device == "cpu":
+        return {"same_kernel": "not looked at (CPU)"}
+    return {"same_kernel": one.same_launches, "same_of_time_percent": one.percent("same", "time_us")}
 
 
 def _closure(result: Result) -> pd.DataFrame:
@@ -65,13 +77,14 @@ def _charts(result: Result, csv: str) -> list[Block]:
         median = float(row.us["median"]) if row.us else 0.0
         if median <= 0 or row.trace_median_us <= 0:
             continue
-        name = "same kernel" if row.same_kernel == EXACT else "other kernel or none"
+        name = NAMES.get(row.same_kernel, "other kernel or none")
         across, hover = math.log10(row.trace_median_us), _hover(row, median)
         medians[name].append((across, math.log10(median), hover))
         if row.err_pct is not None and math.isfinite(row.err_pct):
             errors[name].append((across, row.err_pct, hover))
     axis = "log10 of the recorded µs"
-    equal = f"Median time of each kernel, recorded and replayed ({result.mode}); equal on the diagonal."
+    what = "op" if result.device == "cpu" else "kernel"
+    equal = f"Median time of each {what}, recorded and replayed ({result.mode}); equal on the diagonal."
     short = "Error of each kernel's median; short kernels vary most."
     charts = [
         Chart("replay", axis, ["log10 of the replayed µs"], _series(medians), equal, csv, diagonal=True),

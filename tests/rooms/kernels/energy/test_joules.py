@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lab.rooms.kernels.energy.joules import evaluate
@@ -65,3 +66,26 @@ def test_sensors_that_disagree_are_flagged():
     raw = a_raw()
     raw.signatures[0].windows = [a_window(2500.0, launches=50_000, integral=1500.0)]
     assert any("disagree" in flag for row in evaluate(a_plan(), raw).rows for flag in row.flags)
+
+
+def test_calls_without_energy_are_one_line_per_reason_with_their_share_of_the_time():
+    result = evaluate(a_plan(), a_raw())
+    row = result.rows[0]
+    blank = [
+        msgspec.structs.replace(
+            row,
+            sig_id=f"s{i}",
+            op=f"aten::op{i}",
+            net_j=None,
+            count=1,
+            trace_us=1.0 + i,
+            flags=["its stand-in has no energy"],
+        )
+        for i in range(50)
+    ]
+    result.rows = [msgspec.structs.replace(row, count=1, trace_us=1275.0, net_j=1.0), *blank]
+    result.refused = []
+    assert missing_sentences(result) == [
+        "no energy for 50 distinct calls, 50.0 % of the calls' recorded time: its stand-in has no energy: "
+        "aten::op49 (s49), aten::op48 (s48), aten::op47 (s47) and 47 more"
+    ]

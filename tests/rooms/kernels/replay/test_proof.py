@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lab.errors import BadDataError
-from lab.rooms.kernels.replay.args import Orphan
+from lab.rooms.kernels.replay.args import Call, Origin, Orphan
 from lab.rooms.kernels.replay.proof import evaluate, total_closure
 from lab.rooms.kernels.replay.raw import CallRun
 from lab.rooms.kernels.replay.summary import missing_sentences, status, terminal
@@ -83,3 +84,41 @@ def test_files_of_two_runs_are_not_mixed(tmp_path):
     raw.signatures = raw.signatures[:1]
     with pytest.raises(BadDataError, match="different runs"):
         evaluate(a_plan(), raw)
+
+
+def cpu_recording():
+    """A plan without kernels and its replay: ops with their own times, ten times slower the second time."""
+    plan, raw = a_plan(), a_raw(launches=(), device="cpu")
+    plan = msgspec.structs.replace(
+        plan,
+        origin=Origin(has_kernels=False),
+        signatures=tuple(msgspec.structs.replace(one, launches=()) for one in plan.signatures),
+        calls=(Call(0, 0, (10.0,)), Call(0, 1, (12.0,)), Call(1, 1, (1.0,))),
+    )
+    raw.calls = tuple(CallRun(place, 0, ((100.0,), (100.0,))) for place in range(3))
+    raw.launch_sets = ((),)
+    return plan, raw
+
+
+def test_ops_called_again_on_a_cpu_are_no_kernel_proof_and_their_times_are_not_compared():
+    plan, raw = cpu_recording()
+    result = evaluate(plan, raw)
+    assert {row.same_kernel for row in result.rows} == {"op called again, no kernel"}
+    assert {row.us["median"] for row in result.rows} == {100.0}
+    assert {row.err_pct for row in result.rows} == {None}
+    assert (result.coverage["cpu_op"].rebuilt_launches, result.coverage["cpu_op"].same_launches) == (3, 0)
+    assert result.error["median_abs_pct"] is None
+    text = terminal(result, plan)
+    assert text.startswith("op replay, mode in-order")
+    assert "not a kernel replay" in text
+    assert "closure" not in text and "+900" not in text
+    assert status(result) == "warn"
+
+
+def test_nothing_tested_is_not_ok():
+    raw = a_raw()
+    raw.device_name = "NVIDIA A100"
+    assert status(evaluate(a_plan(), raw)) == "warn"
+    raw = a_raw()
+    raw.calls = (CallRun(0, 0, ((10.0, 2.0),)), CallRun(1, 0, ((12.0, 2.0),)), CallRun(2, 1, ((1.0,),)))
+    assert status(evaluate(a_plan(), raw)) == "ok"

@@ -82,7 +82,7 @@ def test_collectives_and_launches_without_op_are_counted_as_uncovered(tmp_path):
         tmp_path, [mul_op(), kernel("ncclDevKernel_AllReduce", 12.0, 9.0, 1), kernel("lost", 40.0, 2.0, 77)]
     )
     assert {orphan.reason for orphan in plan.orphans} == {
-        "a collective: replayed apart, by size",
+        "a collective: it needs the other ranks, and a replay is one process",
         "no op owns it",
     }
     assert sum(orphan.dur_us for orphan in plan.orphans) == 11.0

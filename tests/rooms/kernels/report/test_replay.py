@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from lab.rooms.kernels.replay.result import OP_ONLY
 from lab.rooms.kernels.report.replay import replay_section
 from tests.rooms.kernels.report.made import replayed
 
@@ -14,3 +17,18 @@ def test_the_replay_section_tells_same_kernels_from_others():
         "other kernel or none",
     ] and chart.diagonal
     assert replay_section(None) == []
+
+
+def test_an_op_replay_on_a_cpu_shows_no_share_of_same_kernels_and_no_sums():
+    one = replayed()
+    one.device, one.device_name = "cpu", "x86_64"
+    one.rows = [msgspec.structs.replace(row, same_kernel=OP_ONLY, err_pct=None) for row in one.rows]
+    one.closure[0].compared_us = one.closure[0].replay_sum_us = 0.0
+    (section,) = replay_section(one)
+    tables = [block for block in section.blocks if block.kind == "table"]
+    assert section.title == "Op replay"
+    assert [table.caption for table in tables] == ["Coverage"]
+    assert tables[0].frame["same_kernel"].tolist() == ["not looked at (CPU)"]
+    assert "same_of_time_percent" not in tables[0].frame
+    charts = [block for block in section.blocks if block.kind == "chart"]
+    assert [[series.name for series in chart.series] for chart in charts] == [["op on the CPU, no kernel"]]

@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     args, _ = start(parser, argv)
     device = pick(args.device)
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # as recorded; threads on a shared machine make equal calls differ
     run(args.plan, args.out, mode=args.mode, repeats=args.repeats, pace=args.pace, device=device)
 
 

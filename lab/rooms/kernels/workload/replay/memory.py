@@ -1,4 +1,8 @@
-"""The storages of a recording, as buffers on this machine."""
+"""The storages of a recording, as buffers on this machine.
+
+An execution trace names a storage by its address. Every tensor without memory (empty ones, and the wrappers
+that tensor parallel ops return) is recorded under the one id of the null address, so that id is no storage.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +25,37 @@ class Memory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.now: dict[int, Any] = {}
+        self.parted = 0  # results whose memory the recording keeps apart from what it still belongs to here
         self._kept: dict[tuple[int, int], Tensor] = {}
+        self._owner: dict[int, int] = {}  # address -> the storage id that was put there last
 
     def tensor(self, key: tuple[int, int], spec: TensorArg, storage: int, offset: int) -> Tensor:
         """The recorded tensor over its buffer; `key` identifies this use of it, the same in every pass."""
         dtype: torch.dtype = getattr(torch, spec.dtype)
+        if 0 in spec.shape:  # an op that grows it must not grow the memory of another one
+            return torch.empty(0, dtype=dtype, device=self._place(spec)).as_strided(spec.shape, spec.stride)
         needed = (offset + extent(spec.shape, spec.stride)) * ITEM_BYTES[spec.dtype]
-        wanted = "cpu" if spec.device == "cpu" else self.device.type
         held = self.now.get(storage)
-        if held is None or held.nbytes() < needed or held.device.type != wanted:
+        if held is None or held.nbytes() < needed or held.device.type != self._place(spec).type:
             held = self.now[storage] = self._filled(key, spec, offset)
         return over(held, dtype, offset, spec)
+
+    def put(self, storage: int, result: Tensor) -> None:
+        """From now on `result` is what the storage holds; a result without memory empties its place."""
+        if not has_memory(result):
+            self.now.pop(storage, None)
+            return
+        memory = storage_of(result)
+        other = self._owner.get(memory.data_ptr(), storage)
+        held = self.now.get(other)
+        if other != storage and held is not None and held.data_ptr() == memory.data_ptr():
+            del self.now[other]  # two recorded storages never share a buffer: the older one gets a new one
+            self.parted += 1
+        self._owner[memory.data_ptr()] = storage
+        self.now[storage] = memory
+
+    def _place(self, spec: TensorArg) -> torch.device:
+        return torch.device("cpu") if spec.device == "cpu" else self.device
 
     def _filled(self, key: tuple[int, int], spec: TensorArg, offset: int) -> Any:
         if key not in self._kept:
@@ -45,6 +69,11 @@ class Memory:
             )
             self._kept[key] = make("", whole, self.device, seed=key[0])
         return storage_of(self._kept[key])
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether the elements of `tensor` lie in its storage: a wrapper's has a size but no address."""
+    return type(tensor) in (Tensor, torch.nn.Parameter) and storage_of(tensor).data_ptr() != 0
 
 
 def storage_of(tensor: Tensor) -> Any:

@@ -19,7 +19,7 @@ from lab.rooms.kernels.replay.args import Arg, Call, ReplayPlan, TensorArg
 from lab.rooms.kernels.workload.replay.build import Bound, bind, flat_outputs, footprint_bytes, with_tensors
 from lab.rooms.kernels.workload.replay.fill import make
 from lab.rooms.kernels.workload.replay.machine import l2_bytes, synchronize
-from lab.rooms.kernels.workload.replay.memory import Memory, storage_of
+from lab.rooms.kernels.workload.replay.memory import Memory
 
 ROTATED_BYTES = 1 << 20  # smaller calls keep their buffers
 MOST_SETS = 64
@@ -58,7 +58,7 @@ class InOrder:
             with around(index):
                 result = function(*args, **kwargs)
             for tensor, (storage, _) in zip(flat_outputs(result), call.outs, strict=False):
-                self.memory.now[storage] = storage_of(tensor)
+                self.memory.put(storage, tensor)
 
     def once(self) -> None:
         """One pass without an observer, until the GPU has finished."""

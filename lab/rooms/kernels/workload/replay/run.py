@@ -55,6 +55,7 @@ def run(plan_path: Path, out: Path, *, mode: str, repeats: int, pace: str, devic
         write_atomic(out / RAW, msgspec.json.encode(raw))
         if mode == "in-order" and (device.type == "cuda" or not plan.origin.has_kernels):
             raw.calls, raw.launch_sets = replay.in_order()
+            raw.notes = (*raw.notes, *replay.notes)
             write_atomic(out / RAW, msgspec.json.encode(raw))
     return raw
 
@@ -65,6 +66,7 @@ class Replay:
     def __init__(self, plan: ReplayPlan, device: torch.device, repeats: int, pace: str) -> None:
         self.plan, self.device, self.repeats, self.pace = plan, device, repeats, pace
         self.ready: dict[int, Ready] = {}
+        self.notes: tuple[str, ...] = ()
 
     def alone(self, mode: str) -> tuple[SignatureRun, ...]:
         """Each signature by itself: whether it runs, what it launches, how long it takes hot or cold."""
@@ -131,6 +133,12 @@ class Replay:
                     torch.cuda._sleep(int(2e8))  # type: ignore[no-untyped-call]
                 order.run(lambda call: observer.label(str(call)))
             progress(f"pass {turn + 1} of {self.repeats}: {plural(len(order.steps), 'call')}")
+        if order.memory.parted:
+            results = plural(order.memory.parted, "result")
+            self.notes = (
+                f"{results} came back in memory that the recording keeps apart: the older tensor got a "
+                "buffer of its own, so caches may differ from the model's there",
+            )
         return collect(observer, [call for call, _, _ in order.steps])
 
 

@@ -1,0 +1,146 @@
+"""`lab check BASE HEAD -- CMD`: both sides in fresh processes, interleaved, until the gate can decide.
+
+The order is B H H B B H H B, so that drift of the machine falls on both. The first process of each side warms
+up and is dropped. The gate looks at 3, 6 and 12 processes a side, each look with a third of the allowed false
+alarms, because looking again and again at the full level calls equal sides different.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lab.compare.gate import Verdict, judge, processes
+from lab.compare.units import Units
+from lab.core.files import make_folder
+from lab.core.words import plural
+from lab.errors import BusyError, MissingError, StepFailed, UsageError
+
+LOOKS = (3, 6, 12)  # processes a side
+PLACE = "{out}"  # in the command: the recording that this process writes
+VARIABLE = "LAB_CHECK_OUT"  # the same, for a program that reads its environment
+LAST_LINES = 5
+
+
+class Side(NamedTuple):
+    """`name` is base or head; the command runs in `folder`."""
+
+    name: str
+    folder: Path
+
+
+def schedule(looks: Sequence[int] = LOOKS) -> list[tuple[int, str]]:
+    """(round, side) of every process in order; round 0 warms up."""
+    order = (("base", "head"), ("head", "base"))
+    return [(turn, name) for turn in range(looks[-1] + 1) for name in order[turn % 2]]
+
+
+@contextlib.contextmanager
+def sides(base: str, head: str) -> Iterator[tuple[Side, Side]]:
+    """Where each side's command runs: a folder as it is, a git revision in a worktree that goes away again.
+
+    Raises MissingError for what is neither.
+    """
+    with tempfile.TemporaryDirectory(prefix="lab-check-") as root, contextlib.ExitStack() as stack:
+        found = []
+        for name, given in (("base", base), ("head", head)):
+            if Path(given).is_dir():
+                found.append(Side(name, Path(given)))
+            else:
+                found.append(Side(name, stack.enter_context(_worktree(given, Path(root) / name))))
+        yield found[0], found[1]
+
+
+@contextlib.contextmanager
+def _worktree(revision: str, folder: Path) -> Iterator[Path]:
+    commit = _git(
+        "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", where=revision
+    )
+    _git("worktree", "add", "--detach", str(folder), commit, where=revision)
+    try:
+        yield folder
+    finally:
+        _git("worktree", "remove", "--force", str(folder), where=revision)
+
+
+def _git(*words: str, where: str) -> str:
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise MissingError("git is not installed", where=where, fix="give two folders instead") from error
+    if done.returncode:
+        said = done.stderr.strip() or "no such folder or git revision here"
+        raise MissingError(said, where=where, fix="name a folder, or a revision of the repository you are in")
+    return done.stdout.strip()
+
+
+def repeat(
+    both: tuple[Side, Side], command: Sequence[str], out: Path, allowed: float, say: Callable[[str], None]
+) -> Verdict:
+    """Run processes until the gate decides or the last look is over; recordings and logs stay in `out`.
+
+    Raises UsageError for a command without a place for its recording, BusyError for a folder with earlier
+    recordings, StepFailed for a process that fails or records nothing.
+    """
+    if not command:
+        raise UsageError(
+            "no command to run", fix="lab check BASE HEAD -o OUT -- python train.py --trace {out}"
+        )
+    for side in both:
+        folder = out / side.name
+        if folder.is_dir() and any(folder.iterdir()):
+            raise BusyError("recordings of earlier processes are here", where=folder, fix="name another -o")
+        make_folder(folder)
+    by_name = {side.name: side for side in both}
+    units: dict[str, list[Units]] = {side.name: [] for side in both}
+    for turn, name in schedule():
+        recording = _one(by_name[name], command, out, turn)
+        if turn:
+            units[name] += processes(recording)
+        say(f"{name} {turn} of {LOOKS[-1]}" + ("" if turn else ", warm-up, dropped"))
+        done = min(len(one) for one in units.values())
+        if done in LOOKS and len(units["base"]) == len(units["head"]):
+            found = judge(units["base"], units["head"], allowed, looks=len(LOOKS))
+            say(f"look at {plural(done, 'process', 'processes')} a side: {found.outcome}")
+            if found.outcome != "undecided" or done == LOOKS[-1]:
+                return found
+    raise AssertionError("the last look ends the loop")
+
+
+def _one(side: Side, command: Sequence[str], out: Path, turn: int) -> Path:
+    """One fresh process; its recording."""
+    folder = out / ("warm-up" if turn == 0 else side.name)
+    make_folder(folder)
+    recording = (folder / f"{side.name}_{turn:02}.json").resolve()
+    log = recording.with_suffix(".log")
+    words = [word.replace(PLACE, str(recording)) for word in command]
+    with log.open("wb") as file:
+        try:
+            done = subprocess.run(
+                words,
+                cwd=side.folder,
+                env={**os.environ, VARIABLE: str(recording)},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        except OSError as error:
+            raise MissingError(f"cannot start {words[0]}: {error.strerror}", where=side.folder) from error
+    if done.returncode:
+        last = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        raise StepFailed(
+            f"{side.name}, process {turn}, ended with {done.returncode}: " + " | ".join(last), where=log
+        )
+    if not recording.is_file():
+        raise StepFailed(
+            f"{side.name}, process {turn}, wrote no recording",
+            where=recording,
+            fix=f"write a trace to {PLACE} in the command, or to the path in {VARIABLE}",
+        )
+    return recording

@@ -1,0 +1,369 @@
+"""The verdict over two recordings: by bits, by values against a measured floor, and by who made the error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from lab.compare.same.numbers import EPS, FLOATS, LEAST, change, local_ratio, relative, ulps
+from lab.compare.same.pairs import Pairs, pair
+from lab.compare.same.recording import Recording, Row
+from lab.errors import UsageError
+
+BEYOND = 10.0  # times the floor
+FEW = 8  # sampled elements, below which an output's own floor is a matter of luck
+OWN = 50.0  # times the peers' own error; the worst of equal runs was 1.9
+PAIRED = 0.5  # the share of A's rows that must have a partner
+LISTED = 2000  # rows in the JSON; the counts are of all
+LEVELS = ("ends", "module", "op")  # from the fewest rows to the most
+
+
+class Place(msgspec.Struct, kw_only=True):
+    """A pair of outputs. ratio: relative over floor, None without a floor.
+
+    own: the op's error against float64 on the inputs it got; own_ratio: over its peers'.
+    """
+
+    i: int
+    kind: str
+    op: str
+    op_b: str
+    out: int
+    phase: str
+    module: str
+    node: str
+    shape: tuple[int, ...]
+    bits_equal: bool | None  # None: another precision or checksum
+    relative: float | None  # None: not finite on one side
+    ulps: float | None
+    floor: float | None
+    ratio: float | None
+    why: str = ""
+    own: float | None = None
+    own_ratio: float | None = None
+    side: str = ""  # the run whose own error it is
+
+
+class Bits(msgspec.Struct):
+    compared: int
+    differ: int
+    first: Place | None
+
+
+class Values(msgspec.Struct):
+    """floors: recordings that the floor rests on; unknown: paired outputs without a floor."""
+
+    floors: int
+    unknown: int
+    beyond: int
+    largest_ratio: float | None
+    first: Place | None
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """outcome: same bits | within noise | differs | undecided | not comparable."""
+
+    outcome: str
+    reason: str
+    level: str
+    precision: str  # "equal" or "float32 against bfloat16"
+    paired: int
+    bits: Bits
+    values: Values
+    made_by: list[Place]  # outputs whose own error is beyond their peers', in A's order
+    on_equal_inputs: list[Place]  # ops whose inputs are bit-equal and whose outputs are not
+    modules: list[Place]
+    grads: list[Place]
+    only_a: list[str]
+    only_b: list[str]
+    n_only_a: int
+    n_only_b: int
+    samples: int
+    ops: int  # paired outputs of ops
+    with_own_error: int  # of them, those whose own error both runs recorded (at another precision: either)
+    problems: list[str]
+
+
+class _Columns(NamedTuple):
+    """Per pair (n,): differences, floors (NaN: unknown), and whether bits are equal (1, 0; -1: unknown)."""
+
+    rel: np.ndarray
+    floor: np.ndarray
+    beyond: np.ndarray
+    bits: np.ndarray
+
+
+def judge(a: Recording, b: Recording, floors: Sequence[Recording], reference: Recording | None) -> Verdict:
+    """Compare. The floor is the largest difference to A of `floors` and of the float64 `reference`. Pure.
+
+    Raises UsageError for a floor of another precision than A or without any noise, and for a reference that
+    is not in float64.
+    """
+    for floor in floors:
+        _check_floor(a, floor)
+    if reference and not _mostly_float64(reference):
+        raise UsageError(
+            f"{reference.path} is not in float64", fix="record model.double() on the same inputs"
+        )
+    level = min((_level(a), _level(b)), key=LEVELS.index)
+    rows_a, rows_b = _at(a, level), _at(b, level)
+    pairs = pair([a.rows[k] for k in rows_a], [b.rows[k] for k in rows_b])
+    at_a, at_b = rows_a[pairs.a], rows_b[pairs.b]
+    first = [a.rows[k] for k in at_a]
+    second = [b.rows[k] for k in at_b]
+    used = [*floors, *([reference] if reference else [])]
+    columns = _columns(a, b, at_a, at_b, used)
+    types = {(x.dtype, y.dtype) for x, y in zip(first, second, strict=True) if _other(x, y)}
+    other = sorted(" against ".join(both) for both in types)
+    places = _Places(first, second, a.samples[at_a], b.samples[at_b], columns)
+    made = places.made_by(_own_errors(first, second, bool(other)))
+    equal_inputs = places.on_equal_inputs()
+    beyond = np.flatnonzero(columns.beyond) if not other else np.flatnonzero(_counts_differ(first, second))
+    known = ~np.isnan(columns.floor)
+    ratio = columns.rel[known] / columns.floor[known]
+    verdict = Verdict(
+        outcome="",
+        reason="",
+        level=level,
+        precision="; ".join(other) or "equal",
+        paired=len(first),
+        bits=Bits(
+            int((columns.bits >= 0).sum()), int((columns.bits == 0).sum()), places.first(columns.bits == 0)
+        ),
+        values=Values(
+            floors=len(used),
+            unknown=int((~known).sum()),
+            beyond=len(beyond),
+            largest_ratio=_finite(ratio.max()) if len(ratio) else None,
+            first=places.at(int(beyond[0]), places.why(int(beyond[0]))) if len(beyond) else None,
+        ),
+        made_by=made[:LISTED],
+        on_equal_inputs=equal_inputs[:LISTED],
+        modules=places.of_kind("module")[:LISTED],
+        grads=places.of_kind("grad")[:LISTED],
+        only_a=[_name(a.rows[rows_a[k]]) for k in pairs.only_a[:LISTED]],
+        only_b=[_name(b.rows[rows_b[k]]) for k in pairs.only_b[:LISTED]],
+        n_only_a=len(pairs.only_a),
+        n_only_b=len(pairs.only_b),
+        samples=int(max((len(row.sample) for row in first), default=0)),
+        ops=sum(row.kind == "op" for row in first),
+        with_own_error=_with_own_error(first, second, bool(other)),
+        problems=[f"{one.path.name}: {lack}" for one in (a, b, *used) for lack in one.lacks],
+    )
+    verdict.outcome, verdict.reason = _outcome(verdict, pairs, len(rows_a), len(rows_b))
+    return verdict
+
+
+def _check_floor(a: Recording, floor: Recording) -> None:
+    """A floor of lower precision would call everything noise."""
+    types, others = ({row.dtype for row in one.rows if row.dtype in FLOATS} for one in (a, floor))
+    if types != others:
+        both = f"{', '.join(sorted(others))}, A in {', '.join(sorted(types))}"
+        raise UsageError(
+            f"the floor {floor.path} is in {both}", fix="record the same model with nudged weights"
+        )
+    if [row.ck for row in a.rows] == [row.ck for row in floor.rows]:
+        raise UsageError(
+            f"the floor {floor.path} equals A bit by bit: it shows no noise",
+            fix="record it inside lab.same.nudged",
+        )
+
+
+def _mostly_float64(one: Recording) -> bool:
+    types = [row.dtype for row in one.rows if row.dtype in FLOATS]
+    return 2 * types.count("float64") > len(types)
+
+
+def _outcome(found: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[str, str]:
+    """The outcome and why; what was not seen is never an all-clear."""
+    if found.paired < PAIRED * max(rows_a, rows_b):
+        return "not comparable", f"{found.paired:,} of {rows_a:,} and {rows_b:,} outputs have a partner"
+    if found.values.beyond or found.made_by:
+        return "differs", "an output is beyond the noise floor, or an op's own error beyond its peers'"
+    unseen = [*found.problems]
+    if pairs.only_a or pairs.only_b:
+        unseen.append(f"{len(pairs.only_a):,} outputs of A and {len(pairs.only_b):,} of B have no partner")
+    if unseen:
+        return "undecided", "; ".join(unseen)
+    if found.bits.compared == found.paired and not found.bits.differ:
+        return "same bits", "every output is equal bit by bit"
+    if found.precision != "equal":
+        return (
+            "undecided",
+            f"other precision ({found.precision}): no op's own error stands out among its peers",
+        )
+    if not found.values.floors:
+        return "undecided", "bits differ and no noise floor was measured: give --floor or --reference"
+    if found.values.unknown:
+        return "undecided", f"{found.values.unknown:,} outputs have no noise floor"
+    return "within noise", f"no output is beyond {BEYOND:g} times the measured floor"
+
+
+def _level(one: Recording) -> str:
+    level = str(one.meta.get("level", "op"))
+    return level if level in LEVELS else "op"
+
+
+def _at(one: Recording, level: str) -> np.ndarray:
+    """The rows of a recording that a recording at `level` has too."""
+    if level == "op":
+        return np.arange(len(one.rows))
+    keep = [
+        row.kind != "op" and (level == "module" or row.kind != "module" or row.module == "")
+        for row in one.rows
+    ]
+    return np.flatnonzero(keep)
+
+
+def _columns(
+    a: Recording, b: Recording, at_a: np.ndarray, at_b: np.ndarray, floors: Sequence[Recording]
+) -> _Columns:
+    first, second = [a.rows[k] for k in at_a], [b.rows[k] for k in at_b]
+    differences = _differences(first, second, a.samples[at_a], b.samples[at_b])
+    limits = [np.full(len(at_a), np.nan) for _ in differences]
+    for floor in floors:
+        pairs = pair(first, floor.rows)
+        mine = [first[k] for k in pairs.a]
+        theirs = [floor.rows[k] for k in pairs.b]
+        found = _differences(mine, theirs, a.samples[at_a][pairs.a], floor.samples[pairs.b])
+        coarser = [EPS.get(y.dtype, 0.0) > EPS.get(x.dtype, 0.0) for x, y in zip(mine, theirs, strict=True)]
+        for limit, difference in zip(limits, found, strict=True):
+            usable = np.isfinite(difference) & ~np.array(coarser, dtype=bool)
+            limit[pairs.a] = np.fmax(limit[pairs.a], np.where(usable, difference, np.nan))
+    limits = _steadied(limits, np.array([len(row.sample) for row in first]))
+    over = [d > BEYOND * limit for d, limit in zip(differences, limits, strict=True)]  # False without a floor
+    beyond = np.logical_or.reduce(over) | _counts_differ(first, second)
+    comparable = a.checksum == b.checksum
+    alike = [comparable and x.dtype == y.dtype for x, y in zip(first, second, strict=True)]
+    equal = np.array([x.ck == y.ck for x, y in zip(first, second, strict=True)], dtype=np.int64)
+    bits = np.where(np.array(alike, dtype=bool), equal, -1)
+    return _Columns(differences[0], limits[0], beyond & (bits != 1), bits)
+
+
+def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]:
+    """Floors that a lucky draw cannot make too low: few recordings of one number may all lie close to A.
+
+    An output of few elements has at least the median floor; norms, which are one number each, at least the
+    floor of the elements, which bounds the change of the L2 norm.
+    """
+    elements, *norms = limits
+    known = elements[~np.isnan(elements)]
+    least = np.where(sampled < FEW, np.median(known) if len(known) else LEAST, LEAST)
+    elements = np.where(np.isnan(elements), np.nan, np.fmax(elements, least))
+    return [elements, *(np.where(np.isnan(norm), np.nan, np.fmax(norm, elements)) for norm in norms)]
+
+
+def _differences(
+    a: Sequence[Row], b: Sequence[Row], samples_a: np.ndarray, samples_b: np.ndarray
+) -> list[np.ndarray]:
+    """Of sampled elements, of the L2 norm and of the largest magnitude (three columns (n,))."""
+    moved = [x.sample_at != y.sample_at for x, y in zip(a, b, strict=True)]
+    sampled = np.where(moved, np.nan, relative(samples_a, samples_b))
+    sampled = np.where(np.isnan(sampled), change([x.l2 for x in a], [y.l2 for y in b]), sampled)
+    norms = change([x.l2 for x in a], [y.l2 for y in b])
+    return [sampled, norms, change([x.absmax for x in a], [y.absmax for y in b])]
+
+
+def _counts_differ(a: Sequence[Row], b: Sequence[Row]) -> np.ndarray:
+    return np.array([(x.nan, x.inf) != (y.nan, y.inf) for x, y in zip(a, b, strict=True)], dtype=bool)
+
+
+def _other(a: Row, b: Row) -> bool:
+    return a.dtype != b.dtype and a.dtype in FLOATS and b.dtype in FLOATS
+
+
+def _own_errors(a: Sequence[Row], b: Sequence[Row], other: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Of A and of B, each op's own error over its peers' in the other run; at another precision its own."""
+    return (local_ratio(a, a), local_ratio(b, b)) if other else (local_ratio(a, b, b), local_ratio(b, a, a))
+
+
+def _with_own_error(a: Sequence[Row], b: Sequence[Row], other: bool) -> int:
+    need = any if other else all
+    return sum(need(one.local_rel is not None for one in rows) for rows in zip(a, b, strict=True))
+
+
+class _Places:
+    """Pairs as rows of the verdict."""
+
+    def __init__(
+        self, a: Sequence[Row], b: Sequence[Row], at_a: np.ndarray, at_b: np.ndarray, columns: _Columns
+    ) -> None:
+        self._a, self._b, self._at_a, self._at_b, self._columns = a, b, at_a, at_b, columns
+
+    def at(self, index: int, why: str = "") -> Place:
+        a, b, columns = self._a[index], self._b[index], self._columns
+        floor = columns.floor[index]
+        alike = a.dtype == b.dtype and a.sample_at == b.sample_at
+        steps = ulps(*_of_size(self._at_a[index], self._at_b[index]), a.dtype) if alike else np.nan
+        return Place(
+            i=a.i,
+            kind=a.kind,
+            op=a.op,
+            op_b="" if a.op == b.op else b.op,
+            out=a.out,
+            phase=a.phase,
+            module=a.module,
+            node=a.node,
+            shape=a.shape,
+            bits_equal=None if columns.bits[index] < 0 else bool(columns.bits[index]),
+            relative=_finite(columns.rel[index]),
+            ulps=_finite(steps),
+            floor=_finite(floor),
+            ratio=_finite(columns.rel[index] / floor),
+            why=why,
+        )
+
+    def first(self, mask: np.ndarray) -> Place | None:
+        found = np.flatnonzero(mask)
+        return self.at(int(found[0])) if len(found) else None
+
+    def why(self, index: int) -> str:
+        a, b = self._a[index], self._b[index]
+        if (a.nan, a.inf) != (b.nan, b.inf):
+            return f"{a.nan:,} NaN and {a.inf:,} infinities in A, {b.nan:,} and {b.inf:,} in B"
+        over = self._columns.rel[index] > BEYOND * self._columns.floor[index]
+        return "" if over else "in the norm of all elements or the largest one, not in the sampled ones"
+
+    def made_by(self, ratios: tuple[np.ndarray, np.ndarray]) -> list[Place]:
+        found = []
+        for index in np.flatnonzero((ratios[0] > OWN) | (ratios[1] > OWN)).tolist():
+            side = "B" if np.nan_to_num(ratios[1][index]) >= np.nan_to_num(ratios[0][index]) else "A"
+            row = (self._a if side == "A" else self._b)[index]
+            place = self.at(index)
+            place.own, place.side = row.local_rel, side
+            place.own_ratio = _finite(ratios[side == "B"][index])
+            found.append(place)
+        return found
+
+    def on_equal_inputs(self) -> list[Place]:
+        pairs = zip(self._a, self._b, self._columns.bits, strict=True)
+        return [
+            self.at(index)
+            for index, (a, b, equal) in enumerate(pairs)
+            if equal == 0 and a.in_ck and a.in_ck == b.in_ck
+        ]
+
+    def of_kind(self, kind: str) -> list[Place]:
+        """Those whose bits are not known to be equal."""
+        known = self._columns.bits
+        return [self.at(k) for k, row in enumerate(self._a) if row.kind == kind and known[k] != 1]
+
+
+def _of_size(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The elements whose ULPs mean something: of one sign, and not far below the RMS of their output."""
+    size = np.abs(a)
+    keep = (size >= np.sqrt(np.nanmean(np.square(a))) / 16 if np.isfinite(a).any() else size < 0) & (
+        a * b >= 0
+    )
+    return a[keep], b[keep]
+
+
+def _name(row: Row) -> str:
+    return f"{row.i} {row.kind} {row.op} {row.module} {list(row.shape)}".replace("  ", " ")
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,130 @@
+"""A recording of `lab.same` as columns."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from lab.core.words import printable
+from lab.errors import BadDataError, MissingError
+
+MAX_LINE = 1 << 20  # bytes; a row has at most 64 samples
+MAX_ROWS = 1_000_000
+MAX_BYTES = 1 << 31  # unpacked: a small file can unpack to any size
+MAX_SAMPLES = 64
+GZIP = b"\x1f\x8b"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One output. kind: op, module, input, weight or grad. Norms and samples are None where not finite."""
+
+    op: str
+    dtype: str
+    shape: tuple[int, ...]
+    ck: str
+    l2: float | None
+    absmax: float | None
+    i: int = 0
+    out: int = 0
+    kind: str = "op"
+    phase: str = ""
+    node: str = ""
+    module: str = ""
+    nan: int = 0
+    inf: int = 0
+    in_ck: tuple[str, ...] = ()
+    local_rel: float | None = None
+    local_max_rms: float | None = None
+    sample_at: tuple[int, ...] = ()
+    sample: tuple[float | None, ...] = ()
+
+
+class Recording(NamedTuple):
+    """samples (rows, MAX_SAMPLES) in float64, NaN where absent; lacks: what is known to be missing."""
+
+    path: Path
+    meta: dict[str, Any]
+    rows: tuple[Row, ...]
+    samples: np.ndarray
+    lacks: tuple[str, ...]
+
+    @property
+    def checksum(self) -> str:
+        return str(self.meta.get("checksum", "bits"))
+
+
+class _Meta(msgspec.Struct):
+    meta: dict[str, Any]
+
+
+class _End(msgspec.Struct):
+    end: dict[str, Any]
+
+
+def read(path: Path) -> Recording:
+    """Read a recording. Raises MissingError, and BadDataError with the line that cannot be read."""
+    rows: list[Row] = []
+    meta: dict[str, Any] = {}
+    end: dict[str, Any] | None = None
+    number = size = 0
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == GZIP
+        with gzip.open(path, "rb") if packed else path.open("rb") as file:
+            while line := file.readline(MAX_LINE + 1):
+                number, size = number + 1, size + len(line)
+                if len(line) > MAX_LINE or len(rows) > MAX_ROWS or size > MAX_BYTES:
+                    raise BadDataError(f"line {number} is too long, or the file too large", where=path)
+                if number == 1:
+                    meta = msgspec.json.decode(line, type=_Meta).meta
+                elif line.startswith(b'{"end"'):
+                    end = msgspec.json.decode(line, type=_End).end
+                else:
+                    rows.append(_checked(msgspec.json.decode(line, type=Row), path, number))
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise MissingError("no such recording", where=path, fix="write one with lab.same.record") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadDataError(f"cut off or damaged after line {number}: {error}", where=path) from error
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"line {number} is not a row of a recording: {error}", where=path) from error
+    if not rows:
+        raise BadDataError(
+            "the recording has no rows", where=path, fix="run the model inside lab.same.record"
+        )
+    return Recording(path, meta, tuple(rows), _samples(rows), _lacks(meta, end, len(rows)))
+
+
+def _checked(row: Row, path: Path, number: int) -> Row:
+    if len(row.sample) > MAX_SAMPLES or len(row.sample) != len(row.sample_at):
+        raise BadDataError(
+            f"line {number}: {len(row.sample)} samples at {len(row.sample_at)} places", where=path
+        )
+    texts = {
+        name: printable(getattr(row, name)) for name in ("op", "module", "node", "dtype", "kind", "phase")
+    }
+    return msgspec.structs.replace(row, **texts)
+
+
+def _samples(rows: list[Row]) -> np.ndarray:
+    found = np.full((len(rows), MAX_SAMPLES), np.nan)
+    for index, row in enumerate(rows):
+        found[index, : len(row.sample)] = [np.nan if one is None else one for one in row.sample]
+    return found
+
+
+def _lacks(meta: dict[str, Any], end: dict[str, Any] | None, rows: int) -> tuple[str, ...]:
+    if "format" not in meta:
+        return ()  # a recording of another program, which writes no end
+    if meta["format"] != 1:
+        return (f"format {meta['format']!r} is newer than this lab",)
+    if end is None:
+        return ("it has no end mark, so rows may be missing",)
+    found = [f"the recorded program ended with {printable(str(end['error']))}"] if end.get("error") else []
+    if end.get("rows") != rows:
+        found.append(f"it has {rows:,} rows, its end mark says {printable(str(end.get('rows')))}")
+    return tuple(found)

@@ -1,0 +1,128 @@
+"""`lab check BASE HEAD -- CMD`: fresh processes of both sides, interleaved, until the gate decides."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from lab.compare.cli import check
+from lab.compare.gate import METRICS
+from lab.compare.repeat import LOOKS, schedule, sides
+from lab.errors import BusyError, MissingError, StepFailed, UsageError
+from lab.stats.gate import LEVEL, t_cdf
+from tests.compare.made import layer, trace
+
+PROGRAM = """
+import json, os, random, sys
+trace = json.load(open("template.json"))
+random.seed(os.path.basename(sys.argv[1]) + os.getcwd())
+own = float(open("scale").read()) * random.uniform(1 - NOISE, 1 + NOISE)
+for event in trace["traceEvents"]:
+    if event["cat"] == "kernel":
+        event["dur"] *= own
+assert sys.argv[1] == os.environ["LAB_CHECK_OUT"]
+json.dump(trace, open(sys.argv[1], "w"))
+"""
+
+
+def side(folder, scale, noise=0.002):
+    trace(folder / "template.json", [layer() + layer()] * 3)
+    (folder / "scale").write_text(str(scale))
+    (folder / "work.py").write_text(PROGRAM.replace("NOISE", str(noise)))
+    return folder
+
+
+def run(*words, program="work.py"):
+    typed = [*map(str, words), "--", sys.executable, program, "{out}"]
+    return CliRunner().invoke(check, typed)
+
+
+def test_the_order_alternates_which_side_goes_first_and_every_look_is_balanced():
+    order = schedule((2,))
+    assert order == [(0, "base"), (0, "head"), (1, "head"), (1, "base"), (2, "base"), (2, "head")]
+    assert len(schedule()) == 2 * (LOOKS[-1] + 1)
+
+
+@pytest.mark.parametrize(("scale", "code", "word"), [(1.2, 1, "proven"), (1.0, 0, "excluded")])
+def test_a_clear_case_ends_at_the_first_look(tmp_path, scale, code, word):
+    base, head = side(tmp_path / "b", 1.0), side(tmp_path / "h", scale)
+    done = run(base, head, "--max-slowdown", "5%", "-o", tmp_path / "out")
+    assert done.exit_code == code and word in done.stdout
+    assert len(list((tmp_path / "out" / "base").glob("*.json"))) == 3
+    assert len(list((tmp_path / "out" / "warm-up").glob("*.json"))) == 2
+
+
+def test_a_noisy_case_ends_undecided_after_12_a_side(tmp_path):
+    base, head = side(tmp_path / "b", 1.0, 0.3), side(tmp_path / "h", 1.0, 0.3)
+    done = run(base, head, "-o", tmp_path / "out")
+    assert done.exit_code == 3
+    assert len(list((tmp_path / "out" / "head").glob("*.json"))) == 12
+
+
+def test_the_verdict_is_that_of_the_recordings_that_stay_at_a_stricter_level(tmp_path):
+    base, head = side(tmp_path / "b", 1.0), side(tmp_path / "h", 1.2)
+    first = json.loads(run(base, head, "-o", tmp_path / "o", "--json").stdout)["metrics"][0]
+    later = CliRunner().invoke(check, [str(tmp_path / "o" / "base"), str(tmp_path / "o" / "head"), "--json"])
+    again = json.loads(later.stdout)["metrics"][0]
+    assert again["change"] == first["change"]
+    assert first["low"] < again["low"] < again["high"] < first["high"]
+
+
+def test_git_revisions_run_in_worktrees_that_go_away(tmp_path, monkeypatch):
+    repository = side(tmp_path / "repo", 1.0)
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], cwd=repository, check=True)
+    (repository / "scale").write_text("1.3")
+    subprocess.run([*git, "commit", "-qam", "two"], cwd=repository, check=True)
+    monkeypatch.chdir(repository)
+    done = run("HEAD~1", "HEAD", "-o", tmp_path / "out")
+    assert done.exit_code == 1 and "+30" in done.stdout.replace("+29", "+30")
+    listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
+    assert len(listed.splitlines()) == 1
+    for name in ("no-such", "--help"):
+        with pytest.raises(MissingError), sides(name, "HEAD"):
+            pass
+
+
+def test_a_process_that_fails_or_records_nothing_ends_the_check(tmp_path):
+    base, head = side(tmp_path / "b", 1.0), side(tmp_path / "h", 1.0)
+    (head / "work.py").write_text("import sys; sys.exit('broken here')")
+    caught = run(base, head, "-o", tmp_path / "one").exception
+    assert isinstance(caught, StepFailed) and "head, process 0, ended with 1: broken here" in caught.what
+    (head / "work.py").write_text("pass")
+    assert "wrote no recording" in str(run(base, head, "-o", tmp_path / "two").exception)
+
+
+def test_a_folder_with_recordings_and_a_command_without_a_folder_are_refused(tmp_path):
+    base = side(tmp_path / "b", 1.0)
+    (tmp_path / "out" / "base").mkdir(parents=True)
+    (tmp_path / "out" / "base" / "old.json").write_text("{}")
+    assert isinstance(run(base, base, "-o", tmp_path / "out").exception, BusyError)
+    assert isinstance(run(base, base).exception, UsageError)
+
+
+def false_alarms(level, pairs=6000):
+    """Of equal pairs, looked at with 3, 6 and 12 processes a side: those that look slower at least once."""
+    sides = np.random.default_rng(4).lognormal(0, 0.03, (2, pairs, LOOKS[-1]))
+    found = np.zeros(pairs, dtype=bool)
+    for n in LOOKS:
+        x, y = np.log(sides[:, :, :n])
+        parts = np.stack([x.var(axis=1, ddof=1), y.var(axis=1, ddof=1)]) / n
+        t = (y.mean(axis=1) - x.mean(axis=1)) / np.sqrt(parts.sum(axis=0))
+        freedom = parts.sum(axis=0) ** 2 / (parts**2 / (n - 1)).sum(axis=0)
+        for pair in np.flatnonzero(t > 2):
+            found[pair] |= t_cdf(t[pair], freedom[pair]) > 1 - (1 - level) / 2
+    return int(found.sum())
+
+
+def test_three_looks_at_equal_sides_keep_the_false_alarms_of_one():
+    """One metric may cost 0.25 % on the slower side; the full level at each look costs twice as much."""
+    one = 1 - (1 - LEVEL) / len(METRICS)
+    assert false_alarms(1 - (1 - one) / len(LOOKS)) <= 0.0035 * 6000
+    assert false_alarms(one) > 0.0035 * 6000

@@ -1,0 +1,215 @@
+"""Recording a model, and what the comparison says of real plants in it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import pairwise
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from lab import same  # noqa: E402
+from lab.compare.same.judge import judge  # noqa: E402
+from lab.compare.same.recording import read  # noqa: E402
+from lab.errors import UsageError  # noqa: E402
+from lab.workload.same import facts, sample_places  # noqa: E402
+
+
+class Plant(TorchDispatchMode):
+    """Cuts results of the float32 calls of `op` with these numbers to 10 mantissa bits."""
+
+    def __init__(self, op, *numbers):
+        super().__init__()
+        self.op, self.numbers, self.count = op, numbers, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if str(func) == self.op and result.dtype == torch.float32:
+            if self.count in self.numbers:
+                result = (result.view(torch.int32) & ~0x1FFF).view(torch.float32)
+            self.count += 1
+        return result
+
+
+def network():
+    torch.manual_seed(0)
+    block = [torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.LayerNorm(32)]
+    return torch.nn.Sequential(*block, torch.nn.Linear(32, 32), torch.nn.Linear(32, 8))
+
+
+def step(model, path, **options):
+    torch.manual_seed(1)
+    x = torch.randn(4, 6, 32)
+    model.zero_grad(set_to_none=True)
+    with same.record(model, path, **options):
+        model(x).softmax(-1).pow(2).sum().backward()
+    return read(path)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One network recorded, recorded again, and three times with nudged weights."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder, model = tmp_path_factory.mktemp("same"), network()
+    floors = []
+    for seed in range(3):
+        with same.nudged(model, seed):
+            floors.append(step(model, folder / f"floor{seed}.gz"))
+    yield folder, model, step(model, folder / "a.gz"), floors
+    torch.set_num_threads(before)
+
+
+def test_a_recording_has_every_weight_module_gradient_and_op_and_the_recorders_own_ops_are_not_in_it(runs):
+    _, model, a, _ = runs
+    kinds = {kind: [row for row in a.rows if row.kind == kind] for kind in ("weight", "module", "grad", "op")}
+    names = [name for name, _ in model.named_parameters()]
+    assert [row.op for row in kinds["weight"]] == [row.op for row in kinds["grad"]] == names
+    assert [row.module for row in kinds["module"]] == ["0", "1", "2", "3", "4", ""]
+    forward = [row.op for row in kinds["op"] if row.phase == "fwd" and row.module]
+    assert forward == [
+        *["aten.addmm.default", "aten.gelu.default", *["aten.native_layer_norm.default"] * 3],
+        *["aten.addmm.default"] * 2,
+    ]
+    assert {row.node for row in kinds["op"] if row.op.startswith("aten.gelu_backward")} == {"GeluBackward0"}
+    assert a.lacks == ()
+
+
+def test_equal_runs_are_equal_and_nothing_stays_on_the_model(runs, tmp_path):
+    _, model, a, floors = runs
+    found = judge(a, step(model, tmp_path / "b.gz"), floors, None)
+    assert (found.outcome, found.bits.differ) == ("same bits", 0)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_nudged_weights_are_noise_and_go_back(runs, tmp_path):
+    _, model, a, floors = runs
+    before = [one.clone() for one in model.parameters()]
+    with same.nudged(model, 7):
+        noisy = step(model, tmp_path / "b.gz")
+    assert all(map(torch.equal, before, model.parameters()))
+    found = judge(a, noisy, floors, None)
+    assert found.bits.differ > 20
+    assert found.outcome == "within noise"
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_planted_ops_are_the_first_named_each_of_them_also_under_upstream_noise(runs, tmp_path, noise):
+    """Forward addmm 1 of 3, and the last mm of the backward."""
+    _, model, a, floors = runs
+    mms = sum(row.op == "aten.mm.default" for row in a.rows)
+    with Plant("aten.addmm.default", 1), Plant("aten.mm.default", mms - 1):
+        if noise:
+            with same.nudged(model, 9):
+                b = step(model, tmp_path / "b.gz")
+        else:
+            b = step(model, tmp_path / "b.gz")
+    found = judge(a, b, floors, None)
+    assert found.outcome == "differs"
+    assert (found.values.first.op, found.values.first.module) == ("aten.addmm.default", "3")
+    assert [(one.op, one.module, one.side) for one in found.made_by] == [
+        ("aten.addmm.default", "3", "B"),
+        ("aten.mm.default", "", "B"),
+    ]
+    if not noise:
+        assert [one.op for one in found.on_equal_inputs] == ["aten.addmm.default"]
+    assert found.modules[-1].module == ""
+
+
+def test_a_compiled_model_compares_at_its_ends_with_the_eager_one(runs, tmp_path):
+    _, model, a, floors = runs
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(UsageError, match="compiled"):
+        step(compiled, tmp_path / "no.gz")
+    b = step(compiled, tmp_path / "b.gz", level="ends")
+    found = judge(a, b, floors, None)
+    assert (found.level, found.outcome, found.n_only_a, found.n_only_b) == ("ends", "same bits", 0, 0)
+    assert found.paired == 2 * len(list(model.parameters())) + 2
+    assert found.values.unknown == 0
+
+
+def test_a_program_that_fails_leaves_a_recording_that_says_so(tmp_path):
+    model = network()
+    with pytest.raises(RuntimeError), same.record(model, tmp_path / "a.gz"):
+        model(torch.zeros(1, 5))
+    assert read(tmp_path / "a.gz").lacks == ("the recorded program ended with RuntimeError",)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gz"]
+
+
+def test_another_precision_is_judged_by_own_errors(runs, tmp_path):
+    _, _, a, floors = runs
+    model = network().double()
+    x = torch.zeros(0)
+    with same.record(model, tmp_path / "b.gz"):
+        torch.manual_seed(1)
+        x = torch.randn(4, 6, 32).double()
+        model(x).softmax(-1).pow(2).sum().backward()
+    found = judge(a, read(tmp_path / "b.gz"), floors, None)
+    assert (found.outcome, found.precision) == ("undecided", "float32 against float64")
+    assert judge(a, a, [], read(tmp_path / "b.gz")).values.unknown == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int32", "bool"])
+def test_the_checksum_sees_swaps_signs_and_one_bit_and_not_the_layout(dtype):
+    torch.manual_seed(3)
+    x = (torch.randn(8, 5) * 4).to(getattr(torch, dtype))
+    x[0, 0], x[0, 1] = 1, 0
+    swapped = x.clone()
+    swapped[0, 0], swapped[0, 1] = x[0, 1], x[0, 0]
+    ck = facts(x)["ck"]
+    assert facts(x.t().contiguous().t())["ck"] == ck
+    assert facts(swapped)["ck"] != ck
+    if x.is_floating_point():
+        flipped = x.clone()
+        flipped[3, 3], flipped[4, 4] = -flipped[3, 3], -flipped[4, 4]
+        assert facts(flipped)["ck"] != ck
+
+
+def test_constant_tensors_do_not_collide():
+    sums = {facts(torch.full((64,), value))["ck"] for value in (0.0, -0.0, 1.0, 7.0)}
+    assert len(sums) == 4
+    assert facts(torch.zeros(64))["ck"] != facts(torch.zeros(65))["ck"]
+
+
+def test_sampled_places_are_the_same_for_a_size_distinct_and_spread():
+    assert sample_places(5) == [0, 1, 2, 3, 4]
+    places = sample_places(10**9)
+    assert places == sample_places(10**9) and len(set(places)) == 32
+    assert max(b - a for a, b in pairwise(places)) < 10**8
+    assert places == sorted(places) and places[0] >= 0 and places[-1] < 10**9
+
+
+def test_lines_are_json_without_nan(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    with same.record(model, tmp_path / "a.gz"):
+        model(torch.tensor([[float("nan"), float("inf")]]))
+    row = json.loads(gzip.decompress((tmp_path / "a.gz").read_bytes()).splitlines()[3])
+    assert (row["kind"], row["nan"], row["inf"], row["sample"], row["l2"]) == (
+        "input",
+        1,
+        1,
+        [None, None],
+        None,
+    )
+
+
+def test_norms_cover_all_elements_of_a_tensor_larger_than_a_part(monkeypatch):
+    monkeypatch.setattr("lab.workload.same.CHUNK", 7)
+    torch.manual_seed(5)
+    x = torch.randn(5, 10)
+    x[4, 9] = -50.0
+    found = facts(x)
+    assert found["l2"] == pytest.approx(float(x.double().norm()), rel=1e-12)
+    assert (found["absmax"], found["nan"], found["inf"]) == (50.0, 0, 0)
+    parts = found["ck"]
+    monkeypatch.setattr("lab.workload.same.CHUNK", 1000)
+    assert facts(x)["ck"] == parts
+    x[0, 0], x[0, 1] = float("nan"), float("inf")
+    found = facts(x)
+    assert (found["nan"], found["inf"]) == (1, 1)
+    assert found["absmax"] != found["absmax"] and found["l2"] != found["l2"]
