@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-MOST_TRIALS = 1_000  # `trials_per_cell` says None beyond
+MOST_TRIALS = 400  # `trials_per_cell` says None beyond
 _GRID = np.arange(1, 20) / 20
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,3 +54,13 @@ class Sprt:
     def fails_left(self, fail: int, n: int) -> int:
         """Trials left if each of them fails."""
         return max(0, math.ceil((self.bound - self.score(fail, n)) / self.per_fail - 1e-9))
+
+
+def first_answer(test: Sprt, fails: Sequence[bool]) -> Answer:
+    """The first answer in the order of the trials: later ones cannot take it back."""
+    fail = 0
+    for n, failed in enumerate(fails, start=1):
+        fail += failed
+        if (answer := test.answer(fail, n)) != "undecided":
+            return answer
+    return "undecided"

@@ -21,7 +21,7 @@ from lab.stats.rates import (
     trials_per_cell,
     upper_bound,
 )
-from lab.stats.sprt import Sprt
+from lab.stats.sprt import Sprt, first_answer
 
 ONE_RATE = [
     ((0, 10), (0, 0.308497), 0.258866, (0, 0.376987)),
@@ -135,16 +135,9 @@ def test_the_sequential_test_is_wrong_as_seldom_as_the_tables_say():
     test, random = Sprt(0.01, 0.1), np.random.default_rng(1)
     wrong = {}
     for rate, right in ((0.01, "fixed"), (0.1, "not fixed")):
-        answers = [_sequential(test, random.random(400) < rate) for _ in range(4000)]
+        answers = [first_answer(test, random.random(400) < rate) for _ in range(4000)]
         wrong[rate] = np.mean([one != right for one in answers])
     assert wrong[0.01] < 0.035 and wrong[0.1] < 0.06
-
-
-def _sequential(test, fails):
-    for n, fail in enumerate(np.cumsum(fails), start=1):
-        if (answer := test.answer(int(fail), n)) != "undecided":
-            return answer
-    return "undecided"
 
 
 RATES = (0.01, 0.1, 0.5)
