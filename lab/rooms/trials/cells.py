@@ -64,7 +64,11 @@ def msgspec_of(text: bytes | str, kind: Any, *, where: str) -> Any:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not valid YAML: {str(error).splitlines()[0]}", where=where) from error
     except msgspec.ValidationError as error:
-        raise ConfigError(f"does not fit: {error}", where=where) from error
+        raise ConfigError(
+            f"does not fit: {error}",
+            where=where,
+            fix="a cell has name, mitigations, env and args; the image is one per run: lab run --image NAME",
+        ) from error
 
 
 def cells_of(matrix: Matrix) -> tuple[Cell, ...]:

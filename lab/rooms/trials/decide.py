@@ -106,7 +106,9 @@ def _comparisons(by_cell: dict[str, list[Trial]], baseline: str, stop: bool) -> 
     others = {name: _judged(trials) for name, trials in by_cell.items() if name != baseline}
     testable = [name for name, trials in others.items() if trials and base]
     p_values = [_stopping_p(base, others[n]) if stop else _fisher(base, others[n]) for n in testable]
-    corrected = dict(zip(testable, holm(p_values), strict=True))
+    # Cells that cannot be tested yet count too: a correction must not grow while trials come in.
+    padded = holm([*p_values, *[1.0] * (len(others) - len(testable))])
+    corrected = dict(zip(testable, padded, strict=False))
     raw = dict(zip(testable, p_values, strict=True))
     return [
         _comparison(name, baseline, base, others[name], raw.get(name), corrected.get(name), stop)

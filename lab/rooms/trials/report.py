@@ -31,7 +31,7 @@ from lab.rooms.trials.decide import (
     Rate,
     decide,
 )
-from lab.stats.rates import MOST_TRIALS, trials_per_cell, upper_bound
+from lab.stats.rates import MOST_TRIALS, trials_per_cell
 
 PILLS = {
     "pass": "ok",
@@ -89,7 +89,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
                 [
                     Section(
                         "Comparisons",
-                        [Table(compared, _method(found), "tables/comparisons.csv", pills=PILLS)],
+                        [Table(_short(compared), _method(found), "tables/comparisons.csv", pills=PILLS)],
                     )
                 ]
                 if len(compared)
@@ -133,6 +133,10 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
     lines += [_against(one, rates) for one in decision.comparisons]
     if not lines:
         lines.append(_rate_sentence(decision.cells[0]))
+    if decision.p_order is not None and decision.p_order <= ALPHA:
+        lines.append(f"Failures drift with time (p {decision.p_order:.2g}): no cell has one fixed rate.")
+    if decision.p_place is not None and decision.p_place <= ALPHA:
+        lines.append(f"Hosts or GPUs fail at different rates (p {decision.p_place:.2g}).")
     errors = sum(one.error for one in decision.cells)
     if errors:
         verb = "is" if errors == 1 else "are"
@@ -143,12 +147,8 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
 def _rate_sentence(one: Rate) -> str:
     if one.rate is None:
         return f"{one.name}: no trial passed or failed, so there is no rate."
-    at_most = (
-        f"; at most {upper_bound(0, one.n):.1%} with 95 % confidence, never zero" if not one.fail else ""
-    )
-    return (
-        f"{one.name} failed {one.fail} of {one.n}: {one.rate:.1%} [{one.low:.1%}, {one.high:.1%}]{at_most}."
-    )
+    clean = "" if one.fail else "; no failure seen is not a rate of zero"
+    return f"{one.name} failed {one.fail} of {one.n}: {one.rate:.1%} [{one.low:.1%}, {one.high:.1%}]{clean}."
 
 
 def _until_sentence(decision: Decision, found: Gathered) -> str:
@@ -170,7 +170,7 @@ def _against(one: Comparison, rates: dict[str, Rate]) -> str:
     if one.verdict == NO_TRIALS:
         return f"{counts}: not compared, because a side has no trial that passed or failed."
     if one.verdict == LESS:
-        at_most = f"; its rate is shown to be below {upper_bound(cell.fail, cell.n):.1%}, not zero"
+        at_most = f"; a rate of up to {cell.high:.1%} stays possible"
         return f"{counts}: fails less{p}{at_most}{slower}."
     if one.verdict == SLOWER:
         return f"{counts}: fails less{p}, but is not told apart from mere slowness{slower}."
@@ -193,7 +193,9 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
     for one in decision.cells:
         total = one.n + one.error
         if one.n == 0 and total:
-            lines.append(f"{one.name}: all {plural(total, 'trial')} ended in error, so it has no rate")
+            lines.append(
+                f"{one.name}: no trial passed or failed ({plural(total, 'error')}), so it has no rate"
+            )
         elif total and one.error / total >= UNRELIABLE:
             lines.append(
                 f"{one.name}: {one.error} of {total} trials ended in error, so its rate is unreliable"
@@ -242,6 +244,14 @@ def _cells(decision: Decision) -> pd.DataFrame:
 def _compared(decision: Decision) -> pd.DataFrame:
     frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in decision.comparisons])
     return frame
+
+
+def _short(compared: pd.DataFrame) -> pd.DataFrame:
+    """Small p-values as people write them; the CSV keeps every digit."""
+    names = ("p", "p_corrected", "p_by_place")
+    texts = {name: ["" if pd.isna(p) else f"{p:.2g}" for p in compared[name]] for name in names}
+    short: pd.DataFrame = compared.assign(**texts)
+    return short
 
 
 def _trials(trials: list[Trial]) -> pd.DataFrame:

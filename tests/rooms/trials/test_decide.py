@@ -130,3 +130,27 @@ def test_a_row_that_is_no_trial_is_named(tmp_path, row):
     with pytest.raises(BadDataError) as error:
         read_table(path)
     assert error.value.where.endswith(("csv:2", "csv:3"))
+
+
+def test_cells_without_trials_yet_count_in_the_correction():
+    base, cell = rows("none", "F" * 8), rows("a", "." * 8)
+    alone = of(base, cell).comparisons[0]
+    more = of(base, cell, rows("b", "-" * 8), rows("c", "E" * 8)).comparisons[0]
+    assert more.p == alone.p and more.p_corrected == pytest.approx(3 * alone.p_corrected)
+
+
+def test_no_false_cure_through_the_whole_decision_with_stopping_on():
+    """200 matrices in which a bad node makes half of all blocks fail, looked at after every tenth block."""
+    import numpy as np
+
+    random, wrong = np.random.default_rng(3), 0
+    for _ in range(200):
+        rates = np.where(random.random(40) < 0.5, 0.8, 0.05)
+        fails = {name: random.random(40) < rates for name in ("none", "a", "b")}
+        texts = {name: "".join("F" if one else "." for one in row) for name, row in fails.items()}
+        for n in range(10, 41, 10):
+            decision = of(*(rows(name, text[:n]) for name, text in texts.items()), stop=True)
+            if any(one.verdict == "fails less" for one in decision.comparisons):
+                wrong += 1
+                break
+    assert wrong <= 10
