@@ -1,4 +1,4 @@
-# NVIDIA GPUs from Ampere on: torch, triton and transformers from the lock, nvcc and nvdisasm from the base, a C compiler
+# NVIDIA GPUs from Turing on: torch, triton and transformers from the lock, nvcc and nvdisasm from the base, a C compiler
 # for what torch and triton compile at run time, and Nsight Systems from NVIDIA's own package repository.
 # Nsight Systems is under NVIDIA's software license agreement, as the base's CUDA is under its own: whoever builds this image
 # accepts both. `lab images build cuda --build-arg NSYS_PACKAGE=` leaves Nsight Systems out.

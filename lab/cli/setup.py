@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,19 +10,23 @@ import click
 import msgspec
 
 from lab.core.gpu import Gpu
+from lab.engines.docker.nature import ask
 from lab.errors import EngineError, GpuError, StepFailed
 from lab.gpus.discover import discover
 from lab.images import acquire
 from lab.images import build as imagebuild
 from lab.images import smoke as imagesmoke
 from lab.images.acquire import Way
-from lab.images.docker_cli import built, docker_programs, id_of
+from lab.images.docker_cli import built, engine_cli, id_of
+from lab.images.endpoint import endpoint_of
 from lab.images.preflight import suits
 from lab.images.spec import load, names
 from lab.images.targets import Target, targets
 from lab.images.tree import ROOT, is_tree
 from lab.terminal.console import Console
 from lab.terminal.options import as_json, quiet
+
+TIMEOUT_S = 5
 
 
 @click.command()
@@ -102,19 +107,26 @@ def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) 
 
 def _bring(target: Target, way: Way, base: str | None, console: Console) -> None:
     if way.how == "pull":
-        docker = next(iter(docker_programs()), None)
-        if docker is None:
-            raise EngineError("there is no docker program on PATH", fix="install Docker: see lab doctor")
+        cli = engine_cli()
+        if cli is None:
+            raise EngineError("neither docker nor podman is on PATH", fix="install one: see lab doctor")
         console.say(f"pulling {way.ref}")
-        console.say(f"✓ {target.ref} is {acquire.pull(docker, way, target, console.detail)}")
+        console.say(f"✓ {target.ref} is {acquire.pull(cli, way, target, console.detail)}")
     elif way.how == "build":
         for done in imagebuild.build([target.name], base=base, network="host", say=console.detail):
             console.say(f"✓ {done.ref}: built in {done.seconds:.1f} s")
+        if id_of(target.ref, built()) is None:
+            raise EngineError(
+                f"{target.ref} was built, but not by the engine at {endpoint_of(os.environ)}, which runs use",
+                fix=f"docker save {target.ref} | podman load",
+            )
 
 
 def _try(wanted: Sequence[Target], console: Console) -> None:
     """lab starts in each image, as the caller, without network or rights."""
-    rows = list(imagesmoke.smoke([target.name for target in wanted], {}))
+    nature = ask(endpoint_of(os.environ), TIMEOUT_S)
+    mapping = nature.user_mapping if nature else "same"
+    rows = list(imagesmoke.smoke([target.name for target in wanted], {}, user_mapping=mapping))
     failed = [f"{row.image}: {row.what}: {row.detail}" for row in rows if row.state == "failed"]
     for row in rows:
         console.detail(f"{row.state:6} {row.image} {row.what}")

@@ -32,7 +32,8 @@ def diff(
     """What changed from A to B: recordings of any format, or folders with one per rank.
 
     The change of a step is split by op, shapes and kernel, and the parts add up. One pair of processes
-    suggests; repeats (--repeat-a, --repeat-b) prove. Exit code 1 where the two are not comparable.
+    suggests; repeats (--repeat-a, --repeat-b) prove. Exit code 1 where the two are not comparable, or GPU
+    work is missing from one of them.
     """
     import msgspec
 
@@ -49,7 +50,7 @@ def diff(
         written = write(found, out)
     if as_json:
         whole = {**msgspec.to_builtins(shown), "ranks": msgspec.to_builtins(found.ranks), "a_path": found.a}
-        whole |= {"b_path": found.b, "missing": found.missing, "problems": found.problems}
+        whole |= {"b_path": found.b, "missing": found.missing, "problems": found.problems, "torn": found.torn}
         click.echo(msgspec.json.encode(whole))
     else:
         click.echo(text(found, top))
@@ -57,6 +58,12 @@ def diff(
             click.echo("\n".join(map(str, written)))
     if not shown.comparable:
         raise StepFailed(f"not comparable: {shown.reason}", where=f"{a} and {b}")
+    if found.torn:
+        raise StepFailed(
+            "the recordings are incomplete:\n" + "\n".join(f"  {one}" for one in found.torn[:20]),
+            where=f"{a} and {b}",
+            fix="figures are bounds where GPU work is missing; record again for exact ones",
+        )
     if found.missing or found.problems:
         raise StepFailed(
             "some ranks are not compared", where=f"{a} and {b}", fix="; ".join(found.missing[:3])

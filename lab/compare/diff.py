@@ -14,6 +14,7 @@ from lab.compare.split import Row, parts_of, split
 from lab.compare.units import TIMES, Units, unit_of, units
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
+from lab.recordings.integrity.words import sentences
 from lab.recordings.names import short_name
 
 MOST_FINDINGS = 20
@@ -75,6 +76,7 @@ class Difference(msgspec.Struct, kw_only=True):
     ranks: list[Comparison]
     missing: list[str]
     problems: list[str]
+    torn: list[str] = []  # sentences about GPU work that is missing from either side
 
     @property
     def shown(self) -> Comparison:
@@ -106,7 +108,11 @@ def compare(
         for rank in ranks
     ]
     problems = [*sides[0].problems, *sides[1].problems]
-    return Difference(a=str(a), b=str(b), ranks=found, missing=missing, problems=problems)
+    used = [
+        side.ranks[rank] for side in (*sides, *again[0], *again[1]) for rank in ranks if rank in side.ranks
+    ]
+    torn = list(dict.fromkeys(text for work in used for text in work.torn))
+    return Difference(a=str(a), b=str(b), ranks=found, missing=missing, problems=problems, torn=torn)
 
 
 def compare_work(
@@ -219,6 +225,7 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             found.append(
                 f"{side}: {work.unlinked} of {total} have no known op and are aligned by kernel name"
             )
+        found += [f"{side}: {text}" for text in sentences(work.lacks)]
         if of.outside:
             found.append(
                 f"{side}: {plural(of.outside, 'GPU operation')} launched outside every step, left out"

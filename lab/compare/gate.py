@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lab.compare.side import RECORDINGS, read_work
+from lab.compare.side import RECORDINGS, read_works
 from lab.compare.units import Units, by_step
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
@@ -59,10 +59,16 @@ def processes(folder: Path) -> list[Units]:
         raise MissingError("no recording in this folder", where=folder, fix="one recording per process")
     found = []
     for file in files:
-        work = read_work(file)
-        if not len(work.steps_ns):
-            raise BadDataError("no step is marked in this recording", where=file, fix=_MARK)
-        found.append(by_step(work))
+        for work in read_works(file):
+            if not len(work.steps_ns):
+                raise BadDataError("no step is marked in this recording", where=file, fix=_MARK)
+            if work.torn:
+                raise BadDataError(
+                    f"no sample, because GPU work is missing: {work.torn[0]}",
+                    where=file,
+                    fix="record it again",
+                )
+            found.append(by_step(work))
     return found
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from lab.errors import BadDataError, LabError, MissingError
-from lab.recordings.cache import load_trace
+from lab.recordings.as_trace import load_traces
+from lab.recordings.integrity.words import sentences
+from lab.recordings.lacks import Lack, holes
 from lab.recordings.tables import MEMSET, Trace
 from lab.recordings.views import MEMCOPY, classify, launch_calls, link_ops
 
@@ -29,6 +31,16 @@ class Work:
 
     rank: int
     trace: Trace
+
+    @property
+    def lacks(self) -> list[Lack]:
+        """What is known to be missing of its GPU operations, or may be."""
+        return [lack for lack in self.trace.lacks if lack.axis == "gpu"]
+
+    @property
+    def torn(self) -> list[str]:
+        """A sentence for each hole in them."""
+        return [f"{self.trace.source.name}: {text}" for text in sentences(holes(self.lacks))]
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -101,27 +113,30 @@ class Side:
 
 
 def read_side(path: Path) -> Side:
-    """The ranks at `path`: a file, or a folder of them.
+    """The ranks at `path`: a file with one or several processes, or a folder of them.
 
     Raises MissingError where there is none, what the readers raise for a file that was named itself.
     """
     if not path.is_dir():
-        return Side(path, {0: read_work(path)}, [])
+        works = read_works(path)
+        return Side(path, {work.rank if len(works) > 1 else 0: work for work in works}, [])
     ranks: dict[int, Work] = {}
     problems = []
     for file in sorted(one for one in path.rglob("*") if one.is_file() and one.name.endswith(RECORDINGS)):
         try:
-            work = read_work(file)
+            works = read_works(file)
         except LabError as error:
             problems.append(f"{file.relative_to(path)} is left out: {error.what}")
             continue
-        if work.rank in ranks:
-            raise BadDataError(
-                f"two recordings of rank {work.rank}: {ranks[work.rank].trace.source.name} and {file.name}",
-                where=path,
-                fix="name a folder that holds one recording per rank",
-            )
-        ranks[work.rank] = work
+        for work in works:
+            if work.rank in ranks:
+                before = ranks[work.rank].trace.source.name
+                raise BadDataError(
+                    f"two recordings of rank {work.rank}: {before} and {file.name}",
+                    where=path,
+                    fix="name a folder that holds one recording per rank",
+                )
+            ranks[work.rank] = work
     if not ranks:
         raise MissingError(
             "no recording in this folder", where=path, fix=f"lab reads {', '.join(RECORDINGS)}"
@@ -129,15 +144,23 @@ def read_side(path: Path) -> Side:
     return Side(path, ranks, problems)
 
 
-def read_work(path: Path) -> Work:
-    trace = load_trace(path)
-    if not len(trace.kernels):
+def read_works(path: Path) -> list[Work]:
+    """The GPU work of each process of a recording of any format; one without any work is left out."""
+    traces = [trace for trace in load_traces(path)[0] if len(trace.kernels)]
+    if not traces:
         raise BadDataError(
             "no GPU operation in this recording", where=path, fix="record on a GPU: see lab inspect"
         )
-    named = _RANK.search(path.name) or _RANK.search(path.parent.name)
-    rank = trace.meta.rank if trace.meta.rank is not None else int(named[1]) if named else 0
-    return Work(rank, trace)
+    if len(traces) == 1:
+        named = _RANK.search(path.name) or _RANK.search(path.parent.name)
+        known = traces[0].meta.rank
+        return [Work(known if known is not None else int(named[1]) if named else 0, traces[0])]
+    ranks = [trace.meta.rank for trace in traces]
+    told_apart = None not in ranks and len(set(ranks)) == len(ranks)
+    return [
+        Work(trace.meta.rank if told_apart and trace.meta.rank is not None else index, trace)
+        for index, trace in enumerate(traces)
+    ]
 
 
 def kernel_name(text: str) -> str:

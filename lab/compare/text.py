@@ -29,7 +29,8 @@ def text(difference: Difference, top: int = 12) -> str:
 
 
 def problems(difference: Difference) -> list[str]:
-    return [*difference.missing, *difference.problems]
+    torn = [f"GPU work is missing, so figures are bounds: {one}" for one in difference.torn]
+    return [*torn, *difference.missing, *difference.problems]
 
 
 def by_rank(difference: Difference) -> pd.DataFrame:

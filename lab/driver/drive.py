@@ -47,6 +47,9 @@ def drive(experiment: Experiment) -> None:
     plan = msgspec.structs.replace(plan, steps=tuple(_with_limits(step, options) for step in plan.steps))
     if site.resolved and engine.holds_gpus:
         check_gpus(plan.steps, site.gpus)
+    plan = msgspec.structs.replace(
+        plan, notes=(*plan.notes, *engine.notes(site.gpus if site.resolved else ()))
+    )
     models = look_up(plan.models, engine, options.image)
     plan = with_models(plan, models, engine)
     if options.dry_run:

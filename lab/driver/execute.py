@@ -53,7 +53,8 @@ class StepRunner:
         waiting, free = list(steps), list(gpus)
         running: dict[Future[None], list[Gpu]] = {}
         trouble: LabError | None = None
-        with ThreadPoolExecutor(jobs, thread_name_prefix="lab-step") as pool:
+        together = self.engine.starting(self.run, steps)
+        with together, ThreadPoolExecutor(jobs, thread_name_prefix="lab-step") as pool:
             while waiting or running:
                 go_on = not self.stop.is_set() and trouble is None
                 while go_on and waiting and len(running) < jobs and len(free) >= waiting[0].num_gpus:

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from lab.core.gpu import Gpu
 from lab.core.stop import Stop
-from lab.errors import BusyError, StorageError, writing
+from lab.errors import BusyError, StorageError, storage_error, writing
 
 RETRY_S = 0.5
 
@@ -26,10 +27,18 @@ RETRY_S = 0.5
 def lease_folder() -> Path:
     """The folder of the lock files: $LAB_LEASES, else one that every user of this machine may write."""
     folder = Path(os.environ.get("LAB_LEASES", "/var/lock/lab-gpus"))
-    with writing(folder):
+    try:
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o1777)
+    except PermissionError as error:
+        raise StorageError(
+            "not allowed to make the folder in which the users of this machine hold GPUs",
+            where=folder,
+            fix=f"sudo install -d -m 1777 {shlex.quote(str(folder))}; or LAB_LEASES=FOLDER, the same for all",
+        ) from error
+    except OSError as error:
+        raise storage_error(error, folder) from error
     return folder
 
 

@@ -57,6 +57,11 @@ def nvidia_gpus(env: Mapping[str, str] | None = None) -> list[Gpu]:
     if code:
         return _none_or_error(code, text.strip(), env)
     gpus = parse_nvidia_smi(text, columns)
+    if not gpus and text.strip() and not NO_GPU.search(text):
+        raise GpuError(
+            f"unreadable answer of nvidia-smi: {text.strip()[:300]}",
+            fix="see `nvidia-smi`; --gpus none runs on the CPU",
+        )
     divided = divided_by_mig(text, columns)
     if gpus and (divided or old):
         code, text = _smi("-L")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -90,25 +91,25 @@ def read_release(path: Path) -> dict[str, str]:
     return found
 
 
-def pull(docker: str, way: Way, target: Target, say: Say) -> str:
+def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
     """Pull, see that it is this lab's, and give it its local name; -> its reference by digest."""
-    code, tail = stream([docker, "pull", way.ref], env={}, cwd=Path.cwd(), say=say)
+    code, tail = stream([*cli, "pull", way.ref], env={}, cwd=Path.cwd(), say=say)
     if code:
         raise EngineError(
             f"cannot pull {way.ref}: {tail[-1] if tail else f'exit code {code}'}",
             fix="check the name, the network and `docker login`, or build it: lab images build",
         )
-    version = _inspect(docker, f'{{{{index .Config.Labels "{VERSION_LABEL}"}}}}', way.ref)
+    version = _inspect(cli, f'{{{{index .Config.Labels "{VERSION_LABEL}"}}}}', way.ref)
     if version != lab.__version__:
         raise BadDataError(
             f"the image is of lab {version or '(no version)'}, this is lab {lab.__version__}",
             where=way.ref,
             fix="name the release or the tag of this version",
         )
-    digests = _inspect(docker, '{{join .RepoDigests " "}}', way.ref).split()
-    output_of([docker, "tag", way.ref, target.ref])
+    digests = _inspect(cli, '{{join .RepoDigests " "}}', way.ref).split()
+    output_of([*cli, "tag", way.ref, target.ref])
     return next((one for one in digests if registry_of(one) == registry_of(way.ref)), way.ref)
 
 
-def _inspect(docker: str, template: str, ref: str) -> str:
-    return output_of([docker, "image", "inspect", "-f", template, ref])
+def _inspect(cli: Sequence[str], template: str, ref: str) -> str:
+    return output_of([*cli, "image", "inspect", "-f", template, ref])

@@ -21,7 +21,7 @@ from lab.errors import LabError
 from lab.images import bake, compose
 from lab.images import spec as images
 from lab.images.compare import differences
-from lab.images.docker_cli import built, docker_programs, id_of
+from lab.images.docker_cli import built, engine_cli, id_of
 from lab.images.dockerfile import shared_sections
 from lab.images.names import LOCAL, registry_of
 from lab.images.probe import PROBE, Contents, tools_of
@@ -108,15 +108,15 @@ def _hadolint(target: Target, root: Path) -> Row:
 
 def _check_built(target: Target, ids: Mapping[str, str], root: Path) -> Row:
     what = "as built"
-    docker = next(iter(docker_programs()), None)
-    if docker is None or not ids:
+    cli = engine_cli()
+    if cli is None or not ids:
         return _skipped(target.name, what, "no Docker engine answers, or it has no images")
     if not id_of(target.ref, ids):
         return _skipped(target.name, what, f"not built: lab images build {target.name}")
     image = images.load(target.image)
-    described = _docker_json([docker, "image", "inspect", "-f", "{{json .}}", target.ref])
+    described = _docker_json([*cli, "image", "inspect", "-f", "{{json .}}", target.ref])
     probe = ["python3", "-c", PROBE, *tools_of(image)]
-    answer = _docker_json([docker, "run", *UNPRIVILEGED, target.ref, *probe])
+    answer = _docker_json([*cli, "run", *UNPRIVILEGED, target.ref, *probe])
     if isinstance(described, str) or isinstance(answer, str):
         return _row(target, what, [part for part in (described, answer) if isinstance(part, str)])
     contents = msgspec.convert(answer, Contents)

@@ -14,6 +14,8 @@ def arguments_of(spec: ContainerSpec) -> list[str]:
         ("--ipc", spec.ipc_mode),
         ("--stop-signal", spec.stop_signal),
     ]
+    pairs += [("--hostname", spec.hostname)] if spec.hostname else []
+    pairs += [("--add-host", f"{name}:{address}") for name, address in spec.extra_hosts.items()]
     pairs += [("--shm-size", spec.shm_size)] if spec.shm_size else []
     pairs += [("--memory", spec.mem_limit)] if spec.mem_limit else []
     pairs += [("--pids-limit", str(spec.pids_limit))]

@@ -191,6 +191,8 @@ def _service(spec: ContainerSpec) -> dict[str, Any]:
         "pids_limit": spec.pids_limit,
         "ulimits": dict(spec.ulimits),
         "network_mode": spec.network_mode,
+        "hostname": spec.hostname,
+        "extra_hosts": [f"{name}:{address}" for name, address in spec.extra_hosts.items()],
         "stop_signal": spec.stop_signal,
     }
     return {key: value for key, value in service.items() if value not in (None, [], {})}

@@ -29,6 +29,11 @@ NETWORK_VARIABLES = (
     *("HF_ENDPOINT", "HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_DISABLE_XET"),
 )
 HUB_CACHE = "/hf"
+# Without a network no name server knows the container's own name, for which torch's rendezvous waits.
+ALONE = "lab"
+# For NVIDIA's runtime where it is the engine's default: many images of CUDA ask it for all GPUs.
+NO_GPUS = {"NVIDIA_VISIBLE_DEVICES": "void"}
+HOLDER_PIDS = 64  # runc's threads count too
 KEPT_HERE = re.compile(r"_VISIBLE_DEVICES$|_(HOME|PATH|PATH64|ROOT|DIR|FILE|VERSION)$")
 
 # How the users in an engine's containers relate to the host's: the same numbers; root inside is the caller
@@ -92,6 +97,8 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     mem_limit: str | None
     pids_limit: int
     network_mode: str
+    hostname: str | None  # None: the engine's choice
+    extra_hosts: dict[str, str]  # name -> address, in /etc/hosts
     tmpfs: dict[str, str]
     ulimits: dict[str, int]
     cap_drop: tuple[str, ...] = ("ALL",)
@@ -108,13 +115,14 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], host: HostCont
     tools = [_tool(image, name) for name in step.tools]
     several = len(gpus) > 1
     ipc = image.devices.multi_gpu_ipc if several else "private"
+    network = _network(step, gpus)
     return ContainerSpec(
         image=image.workload_ref or image.ref,
         command=_command(image, step, tools),
         user=user_inside(host.user_mapping, host.uid, host.gid),
         userns_mode=USERNS_MODE[host.user_mapping],
         group_add=_groups(host) if image.vendor == "amd" and gpus else (),
-        env={**_env(image, step, tools, host), **({PROMISE: str(len(gpus))} if gpus else {})},
+        env={**_env(image, step, tools, host), **_gpu_env(image, gpus, host)},
         mounts=_mounts(image, tools, host),
         devices=_devices(image, gpus, host),
         device_requests=_device_requests(image, gpus, host),
@@ -123,14 +131,23 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], host: HostCont
         shm_size=image.devices.shm_size if ipc == "private" else None,
         mem_limit=image.devices.mem_limit,
         pids_limit=image.devices.pids_limit,
-        # Ranks of one host connect over loopback, which exists without a network too. But NCCL and gloo
-        # wait for ever if there is no other interface, so several GPUs get the bridge. A step without GPUs
-        # gets it too, because the number of ranks it starts is unknown.
-        network_mode="bridge" if several or not gpus else "none",
+        network_mode=network,
+        hostname=ALONE if network == "none" else None,
+        extra_hosts={ALONE: "127.0.0.1"} if network == "none" else {},
         tmpfs={TMP: "size=8g,mode=1777,exec"},  # exec: compiled kernels are loaded from here
         ulimits={"stack": 67108864, **({"memlock": -1} if host.infiniband else {})},
         tools=step.tools,
     )
+
+
+def _network(step: Step, gpus: Sequence[Gpu]) -> str:
+    """Ranks of one host connect over loopback, which exists without a network too.
+
+    But NCCL waits for ever if there is no other interface, and no bridge reaches another host.
+    """
+    if step.nodes > 1:
+        return "host"
+    return "bridge" if len(gpus) > 1 else "none"
 
 
 def analysis_spec(image: Image, host: HostContext, *, inputs: str) -> ContainerSpec:
@@ -144,7 +161,7 @@ def analysis_spec(image: Image, host: HostContext, *, inputs: str) -> ContainerS
     base = container_spec(image, command, [], host)
     mounts = (Mount(source=host.run_dir, target="/out"), Mount(source=inputs, target="/in", read_only=True))
     env = {**base.env, "XDG_CACHE_HOME": TMP, "MPLCONFIGDIR": TMP}
-    return msgspec.structs.replace(base, image=image.ref, mounts=mounts, env=env, network_mode="none")
+    return msgspec.structs.replace(base, image=image.ref, mounts=mounts, env=env)
 
 
 def fetch_spec(image: Image, step: Step, host: HostContext) -> ContainerSpec:
@@ -159,7 +176,45 @@ def fetch_spec(image: Image, step: Step, host: HostContext) -> ContainerSpec:
         for mount in base.mounts
     )
     network = "host" if _through_loopback(host.host_env) else "bridge"
-    return msgspec.structs.replace(base, env=env, mounts=mounts, network_mode=network)
+    return msgspec.structs.replace(
+        base, env=env, mounts=mounts, network_mode=network, hostname=None, extra_hosts={}
+    )
+
+
+def holder_spec(spec: ContainerSpec) -> ContainerSpec:
+    """The container that does nothing but hold a network namespace for containers of `spec` to join.
+
+    It ends with its standard input. Pure.
+    """
+    return ContainerSpec(
+        image=spec.image,
+        command=("cat",),
+        user=spec.user,
+        userns_mode=spec.userns_mode,
+        group_add=(),
+        env=NO_GPUS,
+        mounts=(),
+        devices=(),
+        device_requests=(),
+        security_opt=("no-new-privileges:true",),
+        ipc_mode="private",
+        shm_size=None,
+        mem_limit=None,
+        pids_limit=HOLDER_PIDS,
+        network_mode=spec.network_mode,
+        hostname=spec.hostname,
+        extra_hosts=spec.extra_hosts,
+        tmpfs={},
+        ulimits={},
+        init=False,  # an image without this program is then an error at the start
+        stop_signal="SIGKILL",
+        working_dir="/",
+    )
+
+
+def joined(spec: ContainerSpec, holder: str) -> ContainerSpec:
+    """`spec` in the network namespace of the container `holder`, whose name and hosts it then has."""
+    return msgspec.structs.replace(spec, network_mode=f"container:{holder}", hostname=None, extra_hosts={})
 
 
 def network_settings(host_env: Mapping[str, str]) -> dict[str, str]:
@@ -216,6 +271,13 @@ def _env(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) -> 
     }
     wrapped = {name: value.format(folder=step.folder) for tool in tools for name, value in tool.env.items()}
     return {**home, **passed_on(host.host_env), **image.env, **wrapped, **step.env}
+
+
+def _gpu_env(image: Image, gpus: Sequence[Gpu], host: HostContext) -> dict[str, str]:
+    """What tells a step of its GPUs, and a default runtime of NVIDIA's that there are no others."""
+    promise = {PROMISE: str(len(gpus))} if gpus else {}
+    by_toolkit = bool(gpus) and not _by_cdi(gpus, host)
+    return promise if image.vendor != "nvidia" or by_toolkit else {**promise, **NO_GPUS}
 
 
 def passed_on(host_env: Mapping[str, str]) -> dict[str, str]:

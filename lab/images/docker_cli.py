@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab.errors import EngineError
+from lab.images.endpoint import endpoint_of
 from lab.images.tree import Say
 
 NOISE = re.compile(r"#\d+ sha256:[0-9a-f]{64}$")  # BuildKit of Docker 20.10 prints one for each of its steps
@@ -27,11 +28,26 @@ def docker_programs() -> list[str]:
     return list(found.values())
 
 
+def engine_cli() -> list[str] | None:
+    """What a command for the engine that runs use begins with: docker's program or podman's, and its place.
+
+    None: neither program is here.
+    """
+    endpoint = endpoint_of(os.environ)
+    if endpoint.endswith("/podman.sock") and (podman := shutil.which("podman")):
+        return [podman, "--remote", "--url", endpoint]
+    docker = next(iter(docker_programs()), None)
+    return [docker, "--host", endpoint] if docker else None
+
+
 def built(timeout_s: float = 3.0) -> dict[str, str]:
     """Reference -> id of the images on the engine; empty if none answers in time."""
-    argv = ["docker", "image", "ls", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}"]
+    argv = ["image", "ls", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}"]
+    cli = engine_cli()
+    if cli is None:
+        return {}
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run([*cli, *argv], capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return {}
     return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)

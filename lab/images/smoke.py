@@ -21,8 +21,8 @@ from lab.errors import EngineError
 from lab.images import spec as images
 from lab.images.check import Row
 from lab.images.command_line import arguments_of
-from lab.images.container import ContainerSpec, HostContext, container_spec
-from lab.images.docker_cli import built, docker_programs, id_of
+from lab.images.container import ContainerSpec, HostContext, UserMapping, container_spec
+from lab.images.docker_cli import built, engine_cli, id_of
 from lab.images.spec import Image
 from lab.images.targets import Target, targets
 
@@ -51,38 +51,49 @@ FOR_ANALYSIS = {**BASICS, "analysis": ("python3", "-c", ANALYSIS)}
 
 
 def smoke(
-    names: Sequence[str], rooms: Rooms, *, stand_in: bool = False, timeout_s: float = TIMEOUT_S
+    names: Sequence[str],
+    rooms: Rooms,
+    *,
+    stand_in: bool = False,
+    timeout_s: float = TIMEOUT_S,
+    user_mapping: UserMapping = "same",
 ) -> Iterator[Row]:
     """One row per command, as they end. An image that is not built fails, because it was asked for.
 
     rooms: name -> the arguments of `lab run` for its smallest experiment.
     """
     ids = built()
-    docker = next(iter(docker_programs()), None)
-    if docker is None or not ids:
-        raise EngineError("no Docker engine answers, or it has no images", fix="see lab doctor")
+    cli = engine_cli()
+    if cli is None or not ids:
+        raise EngineError("no engine answers, or it has no images", fix="see lab doctor")
     for target in targets(names):
         if not id_of(target.ref, ids):
             detail = f"not built: lab images build {target.name}"
             yield Row(image=target.name, what="built", state="failed", detail=detail)
             continue
         with tempfile.TemporaryDirectory(prefix="lab-smoke-") as folder:
-            yield from _smoke_one(docker, target, Path(folder), rooms, stand_in, timeout_s)
+            yield from _smoke_one(cli, target, Path(folder), rooms, stand_in, timeout_s, user_mapping)
 
 
 def _smoke_one(
-    docker: str, target: Target, folder: Path, rooms: Rooms, stand_in: bool, timeout_s: float
+    cli: Sequence[str],
+    target: Target,
+    folder: Path,
+    rooms: Rooms,
+    stand_in: bool,
+    timeout_s: float,
+    user_mapping: UserMapping,
 ) -> Iterator[Row]:
     image = images.load(target.image)
     for_analysis = bool(image.workload_ref) and target.ref == image.ref
     gpus = gpu_stand_ins(image, folder) if stand_in else []
-    host = _host(folder)
+    host = msgspec.structs.replace(_host(folder), user_mapping=user_mapping)
     commands = FOR_ANALYSIS if for_analysis else {**BASICS, **experiments(rooms)}
     for what, argv in commands.items():
         spec = container_spec(image, Step(name=what, argv=argv, num_gpus=len(gpus)), gpus, host)
         spec = msgspec.structs.replace(spec, image=target.ref, env=_without_promise(spec.env))
         began = time.monotonic()
-        problem, last = _run([docker, *docker_run_arguments(spec)], timeout_s)
+        problem, last = _run(cli, docker_run_arguments(spec), timeout_s)
         detail = problem or f"{time.monotonic() - began:.1f} s: {last}"
         yield Row(image=target.name, what=what, state="failed" if problem else "ok", detail=detail)
 
@@ -140,10 +151,10 @@ def _host(folder: Path) -> HostContext:
     )
 
 
-def _run(argv: Sequence[str], timeout_s: float) -> tuple[str | None, str]:
+def _run(cli: Sequence[str], argv: Sequence[str], timeout_s: float) -> tuple[str | None, str]:
     """-> what went wrong, or None, and the last line printed."""
     name = f"lab-smoke-{os.getpid()}-{time.monotonic_ns()}"
-    words = [*argv[:2], "--name", name, *argv[2:]]
+    words = [*cli, *argv[:1], "--name", name, *argv[1:]]
     try:
         done = subprocess.run(
             words,
@@ -156,7 +167,7 @@ def _run(argv: Sequence[str], timeout_s: float) -> tuple[str | None, str]:
         )
     except subprocess.TimeoutExpired:
         # Killing the client does not end its container.
-        subprocess.run([argv[0], "rm", "--force", name], capture_output=True, check=False)
+        subprocess.run([*cli, "rm", "--force", name], capture_output=True, check=False)
         return f"did not end in {timeout_s:.0f} s", ""
     lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
     if done.returncode:

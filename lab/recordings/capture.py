@@ -70,7 +70,9 @@ API_COLUMNS = {
     "pid": np.int64,
     "tid": np.int64,
     "corr": np.int64,
+    "external_id": np.int64,  # of the operator around it, as the recorder wrote it
     "name_id": np.int32,
+    "kernel_id": np.int32,  # the kernel that a launch names, as on ROCm
 }
 RANGE_COLUMNS = {
     "process": np.int32,
@@ -91,6 +93,14 @@ RANGE_COLUMNS = {
     "types_id": np.int32,
     "strides_id": np.int32,
     "concrete_id": np.int32,
+}
+NODE_COLUMNS = {
+    "process": np.int32,
+    "start_ns": np.int64,
+    "pid": np.int64,
+    "tid": np.int64,
+    "node": np.int64,  # what `ops.graph_node` refers to
+    "original": np.int64,  # the node that it is a copy of, as in an instantiated graph; -1: none
 }
 SYNC_COLUMNS = {
     "process": np.int32,
@@ -167,7 +177,8 @@ class Capture:
 
     ops: kernels, copies, fills (`kind`), and graph replays of which the kernels were not recorded;
     api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits;
-    osrt: calls of the operating system's libraries, with the columns of `api`.
+    osrt: calls of the operating system's libraries, with the columns of `api`;
+    nodes: when, and by which thread, each node of a graph was made.
     collector is `nsys`, `kineto`, `rocpd`, `rpd`, `rocprofv3` or `pftrace`, version the tool's (or torch's),
     schema that of the export. processes are what the tables' `process` refers to. problems are sentences
     about what was odd; whatever was left out is named there. lacks says what the recording itself is missing.
@@ -188,6 +199,7 @@ class Capture:
     processes: tuple[Process, ...] = (Process(),)
     lacks: tuple[Lack, ...] = ()
     osrt: Table = field(default_factory=lambda: concat([], API_COLUMNS))
+    nodes: Table = field(default_factory=lambda: concat([], NODE_COLUMNS))
 
     @property
     def verdict(self) -> Verdict:

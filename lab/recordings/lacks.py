@@ -24,7 +24,9 @@ class Lack(msgspec.Struct, frozen=True, omit_defaults=False):
 
     n of `of` are missing; share is of the axis' unit (launches for `gpu`, GPU time for `host`, events for
     `ops`), None where it cannot be known. `unknown` marks a finding that proves nothing: what it covers was
-    not recorded, so it may be there or not. process is an index of `Capture.processes`, -1 for all of them.
+    not recorded, so it may be there or not. `untraced` marks a domain that the recorder was not asked for: it
+    is told, and leaves the verdict on what was recorded alone. process is an index of `Capture.processes`, -1
+    for all of them.
     """
 
     axis: Axis
@@ -36,14 +38,20 @@ class Lack(msgspec.Struct, frozen=True, omit_defaults=False):
     share: float | None
     text: str
     unknown: bool = False
+    untraced: bool = False
 
 
 def verdict_of(lacks: Sequence[Lack], axis: Axis | None = None) -> Verdict:
     """The worst of the findings, of one axis or of all: something is lost, unknown, or nothing is missing."""
-    on = [lack for lack in lacks if axis in (None, lack.axis)]
+    on = [lack for lack in counted(lacks) if axis in (None, lack.axis)]
     if any(not lack.unknown for lack in on):
         return "lossy"
     return "unknown" if on else "complete"
+
+
+def counted(lacks: Sequence[Lack]) -> list[Lack]:
+    """The findings that a verdict rests on: all but those of what was never asked for."""
+    return [lack for lack in lacks if not lack.untraced]
 
 
 def holes(lacks: Sequence[Lack]) -> list[Lack]:

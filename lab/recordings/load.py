@@ -214,7 +214,7 @@ def _foreign(found: Found) -> BadDataError | MissingError:
             fix="for Nsight Systems: nsys export --type sqlite FILE.nsys-rep",
         )
     return BadDataError(
-        "not a recording: neither SQLite (nsys, rocpd, rpd) nor JSON (torch.profiler, rocprofv3)",
+        "not a recording: no SQLite (nsys, rocpd, rpd), JSON (torch.profiler, rocprofv3) or Perfetto file",
         where=found.path,
         fix="give FILE.sqlite (nsys export --type sqlite), FILE.db, FILE.rpd, or a trace FILE.json[.gz]",
     )

@@ -268,3 +268,18 @@ def inside_string(text: bytes) -> bool:
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     return text.count(b'"') % 2 == 1
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file, inflated if gzipped, begins as JSON. Raises MissingError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+    except OSError as error:
+        raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
+    if start[:2] == b"\x1f\x8b":
+        try:
+            start = zlib.decompressobj(31).decompress(start, 64)
+        except zlib.error:
+            return True  # a damaged one: its reader says where
+    return start.lstrip(_BOM + _SPACE)[:1] in (b"{", b"[")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from lab.recordings.capture import Capture, Process, by_process, distinct
 from lab.recordings.tables import Table
 
-_TABLES = ("ops", "api", "ranges", "sync", "osrt")
+_TABLES = ("ops", "api", "ranges", "sync", "osrt", "nodes")
 
 
 def with_processes(capture: Capture) -> Capture:
@@ -17,8 +18,9 @@ def with_processes(capture: Capture) -> Capture:
     tables = [getattr(capture, name) for name in _TABLES]
     if any((table.process >= 0).any() for table in tables) or not any(map(len, tables)):
         return capture
-    (ops, api, ranges, sync, osrt), processes = by_process(tables)
-    return replace(capture, processes=processes, ops=ops, api=api, ranges=ranges, sync=sync, osrt=osrt)
+    keyed, processes = by_process(tables)
+    changed: dict[str, Any] = dict(zip(_TABLES, keyed, strict=True))
+    return replace(capture, processes=processes, **changed)
 
 
 def single_processes(capture: Capture) -> dict[int, Capture]:
@@ -38,13 +40,10 @@ def single_processes(capture: Capture) -> dict[int, Capture]:
 
 def only_process(capture: Capture, index: int) -> Capture:
     """The rows of one process, as the process 0 of a capture of its own."""
+    rows: dict[str, Any] = {name: _rows_of(getattr(capture, name), index) for name in _TABLES}
     return replace(
         capture,
-        ops=_rows_of(capture.ops, index),
-        api=_rows_of(capture.api, index),
-        ranges=_rows_of(capture.ranges, index),
-        sync=_rows_of(capture.sync, index),
-        osrt=_rows_of(capture.osrt, index),
+        **rows,
         processes=(capture.processes[index] if index >= 0 else Process(),),
         lacks=tuple(lack for lack in capture.lacks if lack.process in (index, -1)),
         devices=tuple(one for one in capture.devices if _is_of(one.process, one.pid, index, capture)),

@@ -59,7 +59,9 @@ RUNTIME_COLUMNS = {
     "pid": np.int64,
     "tid": np.int64,
     "correlation": np.int64,
+    "external_id": np.int64,
     "name_id": np.int32,
+    "kernel_id": np.int32,  # the kernel that a launch names, as on ROCm
 }
 RANGE_COLUMNS = {
     "ts_ns": np.int64,
@@ -99,8 +101,12 @@ SCHEMAS: dict[str, Schema] = {
     "threads": THREAD_COLUMNS,
     "processes": PROCESS_COLUMNS,
 }
-TEXT_COLUMNS = {name for schema in SCHEMAS.values() for name in schema if name.endswith("_id")} - {
-    "external_id"
+# Ids of texts are 32 bits wide; `external_id` and `rf_id` are numbers of the recorder's, 64 bits wide.
+TEXT_COLUMNS = {
+    name
+    for schema in SCHEMAS.values()
+    for name, kind in schema.items()
+    if name.endswith("_id") and kind is np.int32
 }
 
 
@@ -199,6 +205,7 @@ class TraceMeta:
     process_groups: tuple[ProcessGroup, ...]
     host: str | None = None
     num_sms: tuple[int, ...] = ()
+    stacks: bool = False  # Python calls or modules were recorded
 
 
 @dataclass(frozen=True)

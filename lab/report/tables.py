@@ -50,7 +50,7 @@ def write_csv(frame: pd.DataFrame, path: Path) -> Path:
 def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
     """The same, with a quote before each text that is a formula in a spreadsheet."""
     found = [at for at in range(frame.shape[1]) if not is_numeric(frame.iloc[:, at])]
-    found = [at for at in found if frame.iloc[:, at].map(is_formula).any()]
+    found = [at for at in found if frame.iloc[:, at].astype(object).map(is_formula).any()]
     if not found:
         return frame
     changed: pd.DataFrame = frame.copy()

@@ -27,10 +27,10 @@ def raise_for_lacks(lacks: Sequence[Lack], where: Path | str, *, require: str | 
     """Raises StepFailed for a hole, which no edge of the recorded window explains; with `require` for
     anything but a complete recording."""
     from lab.recordings.integrity.words import sentences
-    from lab.recordings.lacks import holes
+    from lab.recordings.lacks import counted, holes
 
     if require == "complete":
-        raise_unless_complete(sentences(lacks), where)
+        raise_unless_complete(sentences(counted(lacks)), where)
     elif torn := holes(lacks):
         raise StepFailed(_listed("the recording is incomplete", sentences(torn)), where=where, fix=_FIX)
 

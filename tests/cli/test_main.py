@@ -120,7 +120,7 @@ def test_a_dry_run_here_shows_the_very_command(tmp_path):
         (["run", "--engine", "docker", "sweep"], 2, "needs an image"),
         (["run", "--resume", "nowhere"], 4, "not the folder of a run"),
         (["run", "--resume", "nowhere", "sweep"], 2, "drop 'sweep'"),
-        (["analyze", "nowhere"], 4, "no such folder"),
+        (["analyze", "nowhere"], 4, "no such file or folder"),
         (["runs", "show", "nowhere"], 4, "not the folder of a run"),
         (["images", "show", "nope"], 2, "no image 'nope'"),
         (["sweeep"], 2, "No such command"),

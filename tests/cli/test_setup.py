@@ -177,7 +177,7 @@ def test_an_image_of_a_registry_gets_its_local_name_and_is_known_by_digest(by):
         ref = named if by == "digest" else f"{address}/lab/cpu:{lab.__version__}"
         try:
             way = acquire.Way(target="cpu", how="pull", ref=ref)
-            assert acquire.pull("docker", way, target, print) == named
+            assert acquire.pull(["docker"], way, target, print) == named
             listed = subprocess.run(
                 ["docker", "image", "inspect", target.ref], capture_output=True, check=False
             )
@@ -193,9 +193,9 @@ def test_an_image_of_another_lab_or_a_dead_registry_gets_no_local_name():
         way = acquire.Way(target="cpu", how="pull", ref=f"{address}/lab/cpu@{digest}")
         try:
             with pytest.raises(BadDataError, match=r"lab 0\.0\.9"):
-                acquire.pull("docker", way, target, print)
+                acquire.pull(["docker"], way, target, print)
         finally:
             _remove(way.ref)
     with pytest.raises(EngineError, match="cannot pull"):
-        acquire.pull("docker", way, target, print)
+        acquire.pull(["docker"], way, target, print)
     assert target.ref not in _inspected(target.ref)

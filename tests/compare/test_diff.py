@@ -14,6 +14,7 @@ from lab.compare.split import PARTS
 from lab.errors import MissingError
 from tests.compare.made import layer, trace
 from tests.conftest import SHARED
+from tests.recordings.rocpdgen import GUIDS, Process, write
 
 SERVE = SHARED / "serve"
 shared = pytest.mark.skipif(not SERVE.exists(), reason="the shared recordings are not here")
@@ -248,3 +249,51 @@ def test_of_real_runs_the_planted_change_is_named_alone_and_equal_runs_name_noth
     assert idle.text == "cudaDeviceSynchronize: 1.125 -> 2.125 calls per unit"
     swap = named("a_swap01")
     assert [one.kind for one in swap[:2]] == ["replaced_block"] * 2
+
+
+@shared
+def test_two_windows_of_nsys_are_compared_per_call_of_their_longest_kernel():
+    golden = json.loads((SERVE / "golden_nsys.json").read_text())
+    pair = [SERVE / f"{golden['pair']}_{when}.sqlite.gz" for when in ("before", "after")]
+    found = compare(*pair).shown
+    adds_up(found)
+    assert "flash_fwd_kernel" in (found.unit or "")
+    for side, own, count in (("a", found.a, found.units_a), ("b", found.b, found.units_b)):
+        one = golden[side]
+        assert count == one["flash_fwd_calls"]
+        assert own["span_ns"] == pytest.approx(one["span_per_flash_call_ns"], abs=0.1)
+        assert own["busy_ns"] == pytest.approx(one["busy_per_flash_call_ns"], abs=0.1)
+        assert own["idle_ns"] == pytest.approx(one["idle_ns"] / count, abs=0.1)
+        assert own["exposed_comm_ns"] == pytest.approx(one["exposed_comm_ns"] / count, abs=0.1)
+        assert own["compute_ns"] == pytest.approx(one["compute_ns"] / count, abs=0.1)
+
+
+@pytest.mark.parametrize("torn", ["a", "b"])
+def test_a_recording_with_a_hole_is_compared_said_to_be_torn_and_ends_with_1(tmp_path, torn):
+    sides = {name: trace(tmp_path / f"{name}.json", BASE) for name in "ab"}
+    whole = json.loads(sides[torn].read_text())
+    kernels = [one for one in whole["traceEvents"] if one.get("cat") == "kernel"]
+    whole["traceEvents"].remove(kernels[len(kernels) // 2])
+    sides[torn].write_text(json.dumps(whole))
+    done = CliRunner().invoke(command, [str(sides["a"]), str(sides["b"]), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1 and "the recordings are incomplete" in str(done.exception)
+    assert f"{torn}.json" in done.output and "GPU work is missing" in done.output
+    assert "GPU work is missing" in (tmp_path / "out" / "diff.html").read_text()
+
+
+def two_kernels(path, second_ns):
+    process = Process(GUIDS[0], 28)
+    for index in range(8):
+        start, names = 1000 * index, ("gemm", "relu")
+        for at, (name, dur_ns) in enumerate(zip(names, (400, second_ns), strict=True)):
+            stack = 2 * index + at + 1
+            process.call("hipLaunchKernel", (start + at, start + at + 1), stack)
+            process.kernel(name, (start + 10 + 450 * at, start + 10 + 450 * at + dur_ns), stack)
+    return write(path, process)
+
+
+def test_an_amd_database_is_compared_too(tmp_path):
+    paths = [two_kernels(tmp_path / f"{name}.db", dur) for name, dur in (("a", 10), ("b", 13))]
+    found = compare(*paths).shown
+    adds_up(found)
+    assert found.units_a == 8 and found.delta_kernel_ns == pytest.approx(3)

@@ -335,3 +335,16 @@ def test_a_gpu_in_a_container_is_waited_for_without_holding_its_lock(monkeypatch
         assert mine is True
     assert len(said) == 1 and "GPU 0" in said[0] and "lab runs stop" in said[0]
     assert looks == [] and waits == [0.0, 0.0]
+
+
+def test_where_an_ordinary_user_may_not_make_the_folder_the_cure_is_named(tmp_path, monkeypatch):
+    """As on systems whose /run/lock is root's alone."""
+    monkeypatch.setenv("LAB_LEASES", str(tmp_path / "root's/gpus"))
+
+    def refuse(*_args, **_more):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StorageError, match="users of this machine hold GPUs") as caught:
+        lease_folder()
+    assert "sudo install -d -m 1777" in caught.value.fix and "LAB_LEASES" in caught.value.fix

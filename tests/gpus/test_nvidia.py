@@ -152,6 +152,13 @@ def test_a_driver_too_old_for_the_newer_columns_is_asked_without_them(smi):
     assert (gpu.uuid, gpu.driver, gpu.arch) == ("GPU-aa-1", "470.82.01", None)
 
 
+@pytest.mark.parametrize("text", ["0, GPU-1, Tesla T4, 535.1", "WARNING: infoROM is corrupted"])
+def test_an_answer_without_a_readable_row_is_never_no_gpu(smi, text):
+    smi(f"#!/bin/sh\necho '{text}'\n")
+    with pytest.raises(GpuError, match="unreadable answer of nvidia-smi"):
+        nvidia_gpus()
+
+
 def test_a_failure_is_told_with_its_code_and_its_first_words(smi):
     smi(f"#!/bin/sh\necho ' {'x' * 300}y'\nexit 18\n")
     with pytest.raises(GpuError, match=r"exit code 18.*: x{300}\n") as caught:

@@ -47,6 +47,8 @@ SERVICE = {
         "shm_size": TEXT,
         "pids_limit": {"type": "integer"},
         "network_mode": {"enum": ["none", "bridge", "host"]},
+        "hostname": TEXT,
+        "extra_hosts": TEXTS,
         "stop_signal": TEXT,
         "profiles": TEXTS,
         "group_add": TEXTS,

@@ -11,7 +11,15 @@ from lab.core.gpu import Gpu
 from lab.core.step import Step
 from lab.errors import UsageError
 from lab.images import spec as images
-from lab.images.container import HostContext, analysis_spec, container_spec, fetch_spec, network_settings
+from lab.images.container import (
+    HostContext,
+    analysis_spec,
+    container_spec,
+    fetch_spec,
+    holder_spec,
+    joined,
+    network_settings,
+)
 
 STEP = Step(
     name="s", argv=("python", "-m", "lab.rooms.nan.workload"), folder="steps/s", env={"NCCL_DEBUG": "INFO"}
@@ -178,8 +186,49 @@ def test_several_gpus_share_the_hosts_ipc_and_one_does_not():
     )
 
 
-def test_ranks_on_the_cpu_of_a_gpu_image_have_an_interface_to_meet_on():
-    assert spec("pascal").network_mode == spec("cpu").network_mode == "bridge"
+def test_without_a_network_a_containers_own_name_is_the_loopback_where_ranks_meet():
+    """torch's rendezvous asks for it, and would wait for a name server."""
+    for alone in (spec("pascal"), spec("cpu"), spec("cuda", nvidia(0))):
+        assert (alone.network_mode, alone.hostname) == ("none", "lab")
+        assert alone.extra_hosts == {"lab": "127.0.0.1"}
+    assert spec("cuda", nvidia(0), nodes=2).network_mode == spec("cpu", nodes=2).network_mode == "host"
+    assert (spec("cuda", nvidia(0, 1)).hostname, spec("cuda", nvidia(0, 1)).extra_hosts) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("image", "gpus", "cdi", "said"),
+    [
+        ("cuda", [], False, "void"),
+        ("cuda", nvidia(0), False, None),
+        ("cuda", [msgspec.structs.replace(nvidia(0)[0], cdi="nvidia.com/gpu=0")], True, "void"),
+        ("cpu", [], False, None),
+    ],
+)
+def test_nvidias_runtime_as_the_default_gives_no_gpu_that_was_not_asked_for(image, gpus, cdi, said):
+    """Images of CUDA say NVIDIA_VISIBLE_DEVICES=all; a request by UUID replaces that, nothing else does."""
+    got = container_spec(images.load(image), STEP, gpus, msgspec.structs.replace(HOST, cdi=cdi))
+    assert got.env.get("NVIDIA_VISIBLE_DEVICES") == said
+
+
+def test_a_holder_of_a_network_gets_nothing_but_that_and_the_users_number():
+    step = spec("cuda", nvidia(0), tools=("nixnan",))
+    holder = holder_spec(step)
+    assert (holder.image, holder.user, holder.network_mode) == (step.image, step.user, "none")
+    assert holder.mounts == holder.devices == holder.device_requests == holder.group_add == ()
+    assert (holder.tmpfs, holder.cap_drop, holder.cap_add, holder.read_only) == ({}, ("ALL",), (), True)
+    assert holder.env == {"NVIDIA_VISIBLE_DEVICES": "void"} and holder.pids_limit == 64
+
+
+def test_a_container_that_joins_a_network_differs_in_nothing_else():
+    step = spec("cuda", nvidia(0))
+    got = joined(step, "abc")
+    assert (got.network_mode, got.hostname, got.extra_hosts) == ("container:abc", None, {})
+    assert (
+        msgspec.structs.replace(
+            got, network_mode="none", hostname=step.hostname, extra_hosts=step.extra_hosts
+        )
+        == step
+    )
 
 
 def test_nixnan_is_injected_from_the_users_own_file_read_only():

@@ -26,6 +26,7 @@ def refusal(image: str, *gpus: Gpu) -> str:
     "image, card",
     [
         ("cuda", gpu("sm_80")),
+        ("cuda", gpu("sm_75")),  # a T4: the lock's torch has code for it
         ("cuda", gpu("sm_89")),  # runs the code for sm_86
         ("cuda", gpu("sm_103")),
         ("cuda", gpu("sm_90", "525.60.13")),

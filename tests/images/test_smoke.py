@@ -81,13 +81,13 @@ def test_a_command_that_fails_or_hangs_is_a_row_with_its_reason(tmp_path):
     hangs.write_text("#!/bin/sh\n[ $1 = rm ] && exit 0\nexec sleep 60\n")
     for script in (fails, hangs):
         script.chmod(0o755)
-    assert imagesmoke._run([str(fails), "run", "x"], 10) == ("exit code 3: broken", "")
-    assert imagesmoke._run([str(hangs), "run", "x"], 0.2)[0] == "did not end in 0 s"
+    assert imagesmoke._run([str(fails)], ["run", "x"], 10) == ("exit code 3: broken", "")
+    assert imagesmoke._run([str(hangs)], ["run", "x"], 0.2)[0] == "did not end in 0 s"
 
 
 def test_an_image_that_is_not_built_fails_the_smoke_that_asked_for_it(monkeypatch):
     monkeypatch.setattr(imagesmoke, "built", lambda: {"other:latest": "x"})
-    monkeypatch.setattr(imagesmoke, "docker_programs", lambda: ["docker"])
+    monkeypatch.setattr(imagesmoke, "engine_cli", lambda: ["docker"])
     (row,) = imagesmoke.smoke(["rocm70"], smoke_runs())
     assert row.state == "failed" and "lab images build rocm70" in row.detail
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import zipfile
@@ -181,3 +182,28 @@ def test_an_empty_trace_comes_back_with_its_types(tmp_path):
     path = tmp_path / "t.json"
     path.write_text('{"traceEvents": []}')
     assert same(load_trace(path, cache=tmp_path / "c"), load_trace(path, cache=tmp_path / "c"))
+
+
+def test_numbers_of_the_recorders_own_are_no_ids_of_texts(tmp_path, reads):
+    """Beside an execution trace each op has a Record function id far beyond the number of texts."""
+    large = 1 << 40
+    args = {"External id": large + 1, "Record function id": large + 2, "Sequence number": large + 3}
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2, "args": args},
+        {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 2, "dur": 1}
+        | {"args": {"External id": large + 1, "correlation": large + 4, "device": 0, "stream": 7}},
+    ]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    first, second = (load_trace(path, cache=tmp_path / "c") for _ in range(2))
+    assert (first.ops.rf_id[0], first.ops.external_id[0]) == (large + 2, large + 1)
+    assert reads == [path] and same(first, second) and second.problems == first.problems
+
+
+@pytest.mark.parametrize("table", tables.SCHEMAS)
+def test_a_column_of_text_ids_is_32_bits_wide_and_checked(table):
+    texts = {name for name in tables.SCHEMAS[table] if name in tables.TEXT_COLUMNS}
+    assert all(tables.SCHEMAS[table][name] is np.int32 for name in texts)
+    assert not texts & {"external_id", "rf_id", "correlation"} and ("name_id" in texts) == (
+        "name_id" in tables.SCHEMAS[table]
+    )

@@ -97,3 +97,10 @@ def test_a_text_that_no_spreadsheet_runs_stays_as_it_is(tmp_path: Path, text: st
 def test_a_terminal_table_shows_control_characters_and_obeys_none() -> None:
     shown = terminal_table(pd.DataFrame({"kernel": ["\x1b]0;owned\x07 \x9b2J\u202egnp"]}))
     assert "\\x1b]0;owned\\x07 \\x9b2J\\u202egnp" in shown
+
+
+def test_formulas_are_found_in_categories_as_well(tmp_path):
+    frame = pd.DataFrame({"name": pd.Categorical(["=cmd", "x", "=cmd"])})
+    assert write_csv(frame, tmp_path / "a.csv").read_text() == "name\n'=cmd\nx\n'=cmd\n"
+    plain = pd.DataFrame({"name": pd.Categorical(["y", "x"])})
+    assert write_csv(plain, tmp_path / "b.csv").read_text() == "name\ny\nx\n"

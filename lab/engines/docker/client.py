@@ -10,9 +10,10 @@ import docker
 import docker.utils
 
 from lab.engines.docker.errors import Context, translated
-from lab.engines.docker.nature import endpoint_of, nature_of
+from lab.engines.docker.nature import nature_of
 from lab.errors import EngineError
 from lab.images.container import UserMapping
+from lab.images.endpoint import endpoint_of
 
 ALLOW_REMOTE = "LAB_ALLOW_REMOTE_ENGINE"
 TIMEOUT_S = 120  # for one answer; waiting for a container and following its log have no limit

@@ -77,6 +77,37 @@ def start(
     return _start(client, fewer, name, labels, context, stdin, podman), [warning]
 
 
+def start_waiting(
+    client: docker.APIClient,
+    spec: ContainerSpec,
+    *,
+    name: str,
+    labels: Mapping[str, str],
+    context: Context,
+) -> tuple[str, Any]:
+    """Create and start a container that reads its standard input; -> its id and the connection to that.
+
+    When the connection closes, the container's input ends; when the container ends, the engine removes it.
+    """
+    with translated(context):
+        container = _create(client, spec, name, labels, reads=True, auto_remove=True)
+        try:
+            wire = client.attach_socket(container, params={"stdin": 1, "stream": 1})
+            client.start(container)
+        except FAILURES:
+            remove(client, container)
+            raise
+    return container, wire
+
+
+def runs(client: docker.APIClient, container: str, context: Context) -> bool:
+    with translated(context):
+        try:
+            return bool(client.inspect_container(container)["State"]["Running"])
+        except NotFound:
+            return False
+
+
 def _start(
     client: docker.APIClient,
     spec: ContainerSpec,
@@ -132,7 +163,13 @@ def _send(attached: Any, stdin: bytes) -> None:
 
 
 def _create(
-    client: docker.APIClient, spec: ContainerSpec, name: str, labels: Mapping[str, str], *, reads: bool
+    client: docker.APIClient,
+    spec: ContainerSpec,
+    name: str,
+    labels: Mapping[str, str],
+    *,
+    reads: bool,
+    auto_remove: bool = False,
 ) -> str:
     made = client.create_container(
         spec.image,
@@ -140,11 +177,12 @@ def _create(
         name=name,
         labels=dict(labels),
         user=spec.user,
+        hostname=spec.hostname,
         environment=spec.env,
         working_dir=spec.working_dir,
         stop_signal=spec.stop_signal,
         stdin_open=reads,
-        host_config=_host_config(client, spec),
+        host_config=_host_config(client, spec) | ({"AutoRemove": True} if auto_remove else {}),
     )
     return str(made["Id"])
 
@@ -197,6 +235,7 @@ def _host_config(client: docker.APIClient, spec: ContainerSpec) -> dict[str, Any
         pids_limit=spec.pids_limit,
         tmpfs=spec.tmpfs,
         network_mode=spec.network_mode,
+        extra_hosts=spec.extra_hosts or None,
         ulimits=[Ulimit(name=name, soft=value, hard=value) for name, value in spec.ulimits.items()],
         log_config=LogConfig(type="json-file", config={}),
     )

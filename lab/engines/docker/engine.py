@@ -5,13 +5,15 @@ Plans and dry runs import this module, so the Docker SDK is imported only where 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.base import Engine
 from lab.engines.docker.mounts import OPTION_OF, check_run_folder, checked
-from lab.engines.docker.nature import Nature, ask, endpoint_of
+from lab.engines.docker.nature import Nature, ask, how_gpus_reach
 from lab.engines.docker.site import site_for
 from lab.engines.docker.which_lab import choose, lab_inside
 from lab.engines.log_writer import LogWriter, last_log_lines
@@ -45,6 +47,7 @@ from lab.images.container import (
     container_spec,
     fetch_spec,
 )
+from lab.images.endpoint import endpoint_of
 from lab.images.spec import Image
 from lab.secrets import redact_env, secret_values
 
@@ -52,9 +55,15 @@ if TYPE_CHECKING:
     from lab.engines.docker.client import Daemon
     from lab.engines.docker.container import End
     from lab.engines.docker.errors import Context
+    from lab.engines.docker.holder import Holders
 
 GRACE_S = 10.0
 ANALYSIS_IMAGE = "cpu"
+SHARED_FROM = 3  # as many steps repay the making of a holder
+HOLDER_NOTE = (
+    f"in a run of {SHARED_FROM} or more steps the network namespace is a sleeping container's, which steps "
+    "join one at a time; nothing but the loopback is in it"
+)
 PREVIEW_TIMEOUT_S = 5  # a plan does not wait for an engine that hangs
 
 
@@ -78,6 +87,7 @@ class DockerEngine(Engine):
         self._mutex = threading.Lock()
         self._daemon: Daemon | None = None
         self._records: dict[str, ImageRecord] = {}
+        self._holders: Holders | None = None
 
     @classmethod
     def prepare(cls, options: Options) -> tuple[Site, Engine]:
@@ -133,20 +143,52 @@ class DockerEngine(Engine):
         # By content id: all steps of a run get one image, even if its name is moved to a newer one meanwhile.
         exact = msgspec.structs.replace(spec, image=self.image_record(spec.image).id)
         kills_before = oom_kills()
-        with LogWriter(run.log(step), on_line) as log:
-            container, warnings = containers.start(
-                daemon.client,
-                exact,
-                stdin=stdin,
-                name=container_name(run, step),
-                context=context,
-                labels=make_labels(run, step.name, _fingerprint(run, step), gpus, spec.image),
-                podman=daemon.endpoint if daemon.is_podman else None,
-            )
+        start = partial(
+            containers.start,
+            daemon.client,
+            stdin=stdin,
+            name=container_name(run, step),
+            context=context,
+            labels=make_labels(run, step.name, _fingerprint(run, step), gpus, spec.image),
+            podman=daemon.endpoint if daemon.is_podman else None,
+        )
+        with (
+            LogWriter(run.log(step), on_line) as log,
+            self._network_around(exact, start) as (container, warnings),
+        ):
             log.write(f"lab: {warning}" for warning in warnings)
             end = self._collect(daemon, container, step, log, context, stop)
         here = daemon.endpoint.startswith(("unix:", "http+unix:"))
         return self._outcome(run, step, log, end, oom_kills_since(kills_before) if here else None)
+
+    @contextlib.contextmanager
+    def starting(self, run: Run, steps: Sequence[Step]) -> Iterator[None]:
+        """Steps without network join the namespace of a sleeping container of the run.
+
+        On Docker as the system runs it only: a rootless engine or podman gives each its own.
+        """
+        from lab.engines.docker.holder import Holders
+        from lab.engines.docker.labels import holder_labels
+
+        if len(steps) < SHARED_FROM or not shares_network(self.daemon()):
+            yield
+            return
+        daemon = self.daemon()
+        context = dataclasses.replace(self._context(daemon, run, steps[0]), step="network namespace")
+        holders = Holders(daemon.client, run=_readable(run), labels=holder_labels(run), context=context)
+        self._holders = holders
+        try:
+            yield
+        finally:
+            self._holders = None
+            holders.close()
+
+    def _network_around(
+        self, spec: ContainerSpec, start: Callable[[ContainerSpec], tuple[str, list[str]]]
+    ) -> AbstractContextManager[tuple[str, list[str]]]:
+        if self._holders and spec.network_mode == "none":
+            return self._holders.around(spec, start)
+        return contextlib.nullcontext(start(spec))
 
     def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
         """Follow the container that an earlier driver left of this step, running or ended; None if there is
@@ -208,7 +250,7 @@ class DockerEngine(Engine):
         from lab.engines.docker.leftovers import stop_run
 
         stopped = stop_run(run.manifest.id, run_dir=run.root)
-        return [f"stopped {one.name} (step {one.step})" for one in stopped]
+        return [f"stopped {one.name} (step {one.step})" for one in stopped if not one.holder]
 
     def version(self) -> str | None:
         said = self.daemon().client.version()
@@ -262,7 +304,17 @@ class DockerEngine(Engine):
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         host = host_context(run_dir, gpus, self._nature)
-        return _shown(container_spec(self.image, step, gpus, host))
+        spec = container_spec(self.image, step, gpus, host)
+        shared = spec.network_mode == "none" and (self._nature is None or shares_network(self._nature))
+        note = {"network_holder": HOLDER_NOTE} if shared else {}
+        return {**_shown(spec), **note}
+
+    def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+        nature = self._nature
+        if not (gpus and isinstance(nature, Nature)):
+            return ()
+        state, detail = how_gpus_reach(nature, gpus, toolkit=nature.toolkit)
+        return (f"GPUs may not reach the containers: {detail}",) if state == "warn" else ()
 
     def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
         return _shown(fetch_spec(self.image, step, host_context(run_dir, (), self._nature)))
@@ -366,9 +418,17 @@ def _shown(spec: ContainerSpec) -> dict[str, object]:
 
 def container_name(run: Run, step: Step) -> str:
     """One name per step of a run folder; it is a lock, because the engine refuses a second such container."""
-    readable = re.sub(r"[^a-zA-Z0-9_.-]", "_", run.manifest.id)[:40]
     key = hashlib.sha256(f"{run.root.resolve()}\0{step.name}".encode()).hexdigest()[:16]
-    return f"lab-{readable}-{key}"
+    return f"lab-{_readable(run)}-{key}"
+
+
+def _readable(run: Run) -> str:
+    return re.sub(r"[^a-zA-Z0-9_.-]", "_", run.manifest.id)[:40]
+
+
+def shares_network(engine: Daemon | Nature) -> bool:
+    """Whether containers of this engine can join another's network namespace: not across user namespaces."""
+    return not engine.is_podman and engine.user_mapping == "same"
 
 
 def host_context(run_dir: str, gpus: Sequence[Gpu], engine: Daemon | Nature | None = None) -> HostContext:

@@ -31,16 +31,24 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     created_utc: str
     driver_alive: bool
     slurm_job: str = ""  # the job whose task started it
+    holder: bool = False  # it only holds a network namespace for steps
 
     @property
     def running(self) -> bool:
         return self.state in ALIVE
 
 
+def holder_labels(run: Run) -> dict[str, str]:
+    return {**_run_labels(run), "lab.holder": "1", **driver_labels()}
+
+
+def _run_labels(run: Run) -> dict[str, str]:
+    return {"lab.run": run.manifest.id, "lab.run_dir": str(run.root.resolve())}
+
+
 def make_labels(run: Run, step: str, fingerprint: str, gpus: Sequence[Gpu], ref: str) -> dict[str, str]:
     return {
-        "lab.run": run.manifest.id,
-        "lab.run_dir": str(run.root.resolve()),
+        **_run_labels(run),
         "lab.step": step,
         "lab.gpus": ",".join(gpu.uuid for gpu in gpus),
         "lab.fingerprint": fingerprint,
@@ -74,6 +82,7 @@ def read_labels(row: Mapping[str, Any]) -> Leftover:
         gpus=tuple(filter(None, labels.get("lab.gpus", "").split(","))),
         driver_alive=_driver_alive(labels),
         slurm_job=labels.get("lab.slurm_job", ""),
+        holder="lab.holder" in labels,
         created_utc=datetime.fromtimestamp(row["Created"], timezone.utc).isoformat(),
     )
 

@@ -59,7 +59,7 @@ def stop_run(
 def reap(
     *, running: bool = False, slurm_job: str | None = None, daemon: Daemon | None = None
 ) -> list[Leftover]:
-    """Remove the containers that nobody will collect; -> those removed. Running ones only if asked for.
+    """Remove the containers that nobody will collect; -> those removed. Running steps only if asked for.
 
     slurm_job: only those of this job, running or not. For a site's Epilog, when all processes of the job
     are dead.
@@ -69,7 +69,7 @@ def reap(
     for one in leftovers(daemon=daemon):
         if slurm_job is not None and one.slurm_job != slurm_job:
             continue
-        if (one.running and not (running or slurm_job)) or not _abandoned(one):
+        if (one.running and not (running or slurm_job or one.holder)) or not _abandoned(one):
             continue
         _end(daemon, GRACE_S, one)
         removed.append(one)
@@ -91,8 +91,8 @@ def _abandoned(one: Leftover) -> bool:
     """Whether nobody waits for it: its driver is dead, its run has the step's outcome already, or is gone."""
     if not one.driver_alive:
         return True
-    if not one.run:
-        return False  # its driver reads which lab an image holds
+    if not one.run or one.holder:
+        return False  # its driver reads which lab an image holds, or starts further steps
     try:
         steps = Run.open(Path(one.run_dir)).manifest.steps
     except MissingError:

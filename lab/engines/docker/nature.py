@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
+import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from lab.core.gpu import Gpu
 from lab.images.container import UserMapping
 
-SOCKET = "unix:///var/run/docker.sock"
-PODMAN_SOCKET = "unix:///run/podman/podman.sock"
+HOOK = "nvidia-container-runtime-hook"  # dockerd gives NVIDIA GPUs if this program is on its PATH
+
+
+class HasNature(Protocol):
+    @property
+    def is_podman(self) -> bool: ...
+    @property
+    def cdi(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -24,16 +31,7 @@ class Nature:
     is_podman: bool = False
     user_mapping: UserMapping = "same"
     cdi: bool = False  # whether it gives devices by the host's CDI specifications
-
-
-def endpoint_of(env: Mapping[str, str]) -> str:
-    """$DOCKER_HOST, else the first socket that this user may use: the system's Docker, the user's own Docker
-    or podman, the system's podman. Where there is none: the system's Docker, for the error to name."""
-    if given := env.get("DOCKER_HOST"):
-        return given
-    own = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
-    usual = (SOCKET, f"unix://{own}/docker.sock", f"unix://{own}/podman/podman.sock", PODMAN_SOCKET)
-    return next((one for one in usual if os.access(one.removeprefix("unix://"), os.R_OK | os.W_OK)), SOCKET)
+    toolkit: bool = True  # whether NVIDIA's container toolkit is seen
 
 
 def nature_of(version: Mapping[str, Any], info: Mapping[str, Any]) -> Nature:
@@ -41,7 +39,27 @@ def nature_of(version: Mapping[str, Any], info: Mapping[str, Any]) -> Nature:
     component = (version.get("Components") or [{}])[0]
     is_podman = component.get("Name") == "Podman Engine"
     cdi = podman_cdi(component.get("Version", "")) if is_podman else bool(info.get("CDISpecDirs"))
-    return Nature(is_podman, user_mapping_of(info, is_podman=is_podman), cdi)
+    return Nature(is_podman, user_mapping_of(info, is_podman=is_podman), cdi, has_toolkit(info))
+
+
+def has_toolkit(info: Mapping[str, Any]) -> bool:
+    """Whether NVIDIA's container toolkit is seen, as a runtime of the engine or as its hook on this host."""
+    return "nvidia" in (info.get("Runtimes") or {}) or shutil.which(HOOK) is not None
+
+
+def how_gpus_reach(engine: HasNature, gpus: Sequence[Gpu], *, toolkit: bool) -> tuple[str, str]:
+    """How a container would get these GPUs, all of one vendor; -> "ok" or "warn", and a sentence."""
+    if engine.cdi and all(gpu.cdi for gpu in gpus):
+        return "ok", f"by CDI: {' '.join(gpu.cdi for gpu in gpus if gpu.cdi)}"
+    if gpus[0].vendor == "amd":
+        return "ok", "by their device nodes"
+    if engine.is_podman:
+        cure = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+        return "warn", f"podman needs a CDI specification that names these GPUs: {cure}"
+    if toolkit:
+        return "ok", "by NVIDIA's container toolkit"
+    cure = "install nvidia-container-toolkit; sudo nvidia-ctk runtime configure --runtime=docker; restart it"
+    return "warn", f"NVIDIA's container toolkit was not found: {cure}"
 
 
 def user_mapping_of(info: Mapping[str, Any], *, is_podman: bool) -> UserMapping:

@@ -99,6 +99,8 @@ def _spec(image_id: str, python: str, mapping: UserMapping) -> ContainerSpec:
         mem_limit=None,
         pids_limit=PIDS,
         network_mode="none",
+        hostname=None,
+        extra_hosts={},
         tmpfs={TMP: "size=64m,mode=1777"},
         ulimits={},
         working_dir="/",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from lab.recordings.integrity.words import AT_LEAST, AT_MOST, bound
+from lab.recordings.integrity.words import AT_LEAST, AT_MOST, idle_bound
 from lab.recordings.lacks import Lack
 from lab.stats.intervals import intersect, spans, total, union
 
@@ -141,12 +141,32 @@ def head(bars: Bars, most: int) -> Bars:
     return replace(bars, labels=labels, **{name: getattr(bars, name)[kept] for name in columns})
 
 
+def folded(bars: Bars, most: int) -> Bars:
+    """At most `most` rows: those with least time are one, the last, which counts them."""
+    if len(bars.rows) <= most:
+        return bars
+    time_us = np.bincount(bars.row, weights=bars.dur_us, minlength=len(bars.rows))
+    kept = np.sort(np.argsort(-time_us, kind="stable")[: most - 1])
+    place = np.full(len(bars.rows), len(kept))
+    place[kept] = np.arange(len(kept))
+    others = len(bars.rows) - len(kept)
+    share = 1 - float(time_us[kept].sum()) / max(float(time_us.sum()), 1e-9)
+    nowhere = (min(rank for rank, _ in bars.lane) - 1, UNKNOWN_DEVICE)
+    return replace(
+        bars,
+        rows=[*(bars.rows[row] for row in kept.tolist()), f"{others:,} more rows, {share:.1%} of the time"],
+        lane=[*(bars.lane[row] for row in kept.tolist()), nowhere],
+        row=place[bars.row],
+        overlap={**bars.overlap, nowhere: np.empty((0, 2))},
+    )
+
+
 def busy_table(bars: Bars, lacks: Sequence[Lack] = ()) -> pd.DataFrame:
     """One row per rank and device: ms busy, idle, of each group, and of compute beside the others.
 
     bound says `busy at least, idle at most` where `lacks` names lost GPU rows.
     """
-    bounds = f"busy {AT_LEAST}, idle {AT_MOST}" if bound(lacks, "gpu") else ""
+    bounds = f"busy {AT_LEAST}, idle {AT_MOST}" if idle_bound(lacks) else ""
     rows = []
     for lane in sorted(set(bars.lane)):
         mine = np.isin(bars.row, [row for row, one in enumerate(bars.lane) if one == lane])

@@ -57,7 +57,19 @@ def _below(path: Path) -> Iterator[Item]:
 
 
 def is_recording(folder: Path) -> bool:
-    """Whether the folder as a whole is one recording, such as an export of nsys to Parquet."""
+    """Whether the folder as a whole is one recording: an export of nsys to Parquet, the files of one job.
+
+    A folder that holds anything else beside them is walked: nothing in it may be passed over.
+    """
+    try:
+        inside = [one for one in folder.iterdir() if not one.name.startswith(".")]
+    except OSError:
+        return False
+    kinds = {one.name.removesuffix(".gz").rpartition(".")[2] for one in inside}
+    if len(kinds) != 1 or not all(one.is_file() for one in inside):
+        return False
+    if len(inside) == 1 and kinds != {"parquet"}:
+        return False
     try:
         format_of(folder)
     except LabError:

@@ -69,11 +69,11 @@ def windows_of(of: Evidence) -> Windows:
     return Windows(least[used], most[used], of.windows[used, 0], exact=hip)
 
 
-def replay_lacks(of: Evidence, more: Sequence[Windows] = ()) -> list[Lack]:
-    """The findings of rule R, one per process and place."""
+def replay_lacks(of: Evidence, more: Sequence[Windows] = (), judged: np.ndarray | None = None) -> list[Lack]:
+    """The findings of rule R, one per process and place. judged: GPU rows (n,) that are left out."""
     found = _summed_up(of)
     launches = np.flatnonzero(of.call_kinds == GRAPH_LAUNCH)
-    replay = _replay_of(of, launches)
+    replay = _replay_of(of, launches, judged)
     rows = np.flatnonzero(replay >= 0)
     if not len(rows):
         return found
@@ -105,13 +105,15 @@ def _unknown(of: Evidence, process: int, rows: np.ndarray, why: str) -> Lack:
     return Lack("gpu", "all", "R", process, len(rows), len(mine), share, text, unknown=True)
 
 
-def _replay_of(of: Evidence, launches: np.ndarray) -> np.ndarray:
+def _replay_of(of: Evidence, launches: np.ndarray, judged: np.ndarray | None) -> np.ndarray:
     """The replay (n,) of each GPU row, as an index over process and correlation; -1: of none."""
     ops, none = of.ops, np.full(len(of.ops), -1, dtype=np.int64)
     in_graph = (ops.graph_node > 0) & (ops.corr > 0)
     if len(launches):
         corr = of.api.corr[launches]
         in_graph |= np.isin(ops.corr, corr[corr > 0]) & (ops.corr > 0)
+    if judged is not None:
+        in_graph &= ~judged
     rows = np.flatnonzero(in_graph & (ops.kind != GRAPH))
     if not len(rows):
         return none
@@ -170,11 +172,11 @@ def _judged(
     expected = 0
     open_rows: list[np.ndarray] = []
     for one in classes:
-        missing = 0 if _captured_so(one, sizes) else _missing(one, classes, beside)
+        missing, like = (0, None) if _captured_so(one, sizes) else _missing(one, classes, beside)
         expected += len(one.replays) * (one.rows + missing)
         if missing:
             for index in one.replays.tolist():
-                place = _place(of, replay, index, process)
+                place = _place(of, replay, index, process, like)
                 lost[place] = lost.get(place, 0) + missing
         elif len(one.replays) == 1 and not _captured_so(one, sizes):
             open_rows.append(np.flatnonzero(np.isin(replay, one.replays)))
@@ -190,19 +192,19 @@ def _captured_so(one: _Class, sizes: list[tuple[np.ndarray, np.ndarray]]) -> boo
     return any(((least <= one.rows) & (one.rows <= most)).any() for least, most in sizes)
 
 
-def _missing(one: _Class, classes: list[_Class], captured: np.ndarray) -> int:
-    """Rows that each of these replays lost; 0 where nothing says that it lost any. captured: the sizes (k,)
-    of graphs that it may be a replay of."""
+def _missing(one: _Class, classes: list[_Class], captured: np.ndarray) -> tuple[int, _Class | None]:
+    """Rows that each of these replays lost, and longer replays of its graph; 0 where nothing says that it
+    lost any. captured: the sizes (k,) of graphs that it may be a replay of."""
     almost = captured[(ALMOST_ALL * captured <= one.rows) & (one.rows < captured)]
     if len(almost) == 1:
-        return int(almost[0]) - one.rows
+        return int(almost[0]) - one.rows, None
     if len(one.replays) > 1:
-        return 0
+        return 0, None
     larger = [other for other in classes if _same_graph(one, other)]
     if not larger:
-        return 0
+        return 0, None
     best = min(larger, key=lambda other: other.rows)
-    return best.rows - one.rows
+    return best.rows - one.rows, best
 
 
 def _same_graph(one: _Class, other: _Class) -> bool:
@@ -218,15 +220,28 @@ def _same_graph(one: _Class, other: _Class) -> bool:
     return other.rows >= MANY and one.rows >= ALMOST_ALL * other.rows
 
 
-def _place(of: Evidence, replay: np.ndarray, index: int, process: int) -> Place:
-    """The first and the last GPU work of a process may be cut by the window; anything else is a hole."""
+def _place(of: Evidence, replay: np.ndarray, index: int, process: int, like: _Class | None) -> Place:
+    """The first and the last GPU work of a process may be cut by the window; anything else is a hole, and so
+    is what is missing in the middle of such a replay, by a longer one of its graph."""
     rows = np.flatnonzero(replay == index)
     mine = of.ops.process == process
-    if of.ops.end_ns[rows].max() >= of.ops.end_ns[mine].max():
+    last = of.ops.end_ns[rows].max() >= of.ops.end_ns[mine].max()
+    first = of.ops.start_ns[rows].min() <= of.ops.start_ns[mine].min()
+    part = _in_time(of, rows)
+    whole = part if like is None else _in_time(of, np.flatnonzero(replay == like.replays[0]))
+    if last and np.array_equal(part, whole[: len(part)]):
         return "tail"
-    if of.ops.start_ns[rows].min() <= of.ops.start_ns[mine].min():
+    if first and np.array_equal(part, whole[len(whole) - len(part) :]):
         return "head"
     return "hole"
+
+
+def _in_time(of: Evidence, rows: np.ndarray) -> np.ndarray:
+    """The names (or nodes) of rows by time."""
+    rows = rows[np.argsort(of.ops.start_ns[rows], kind="stable")]
+    nodes = of.ops.graph_node[rows]
+    names: np.ndarray = nodes if (nodes > 0).all() else of.ops.name_id[rows]
+    return names
 
 
 def _lossy(process: int, place: Place, n: int, expected: int) -> Lack:

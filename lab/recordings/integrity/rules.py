@@ -10,7 +10,7 @@ import numpy as np
 from lab.core.words import plural
 from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH
 from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
-from lab.recordings.lacks import Lack, Place
+from lab.recordings.lacks import AXES, Lack, Place
 from lab.recordings.tables import GRAPH, MEMCPY, Trace
 
 if TYPE_CHECKING:
@@ -32,13 +32,23 @@ _LAUNCHED: dict[Place, str] = {
 }
 
 
+# An empty recording proves nothing about the program.
+NOTHING = tuple(
+    Lack(axis, "all", "S", -1, 0, 0, None, "nothing at all was recorded", unknown=True) for axis in AXES
+)
+
+
 def integrity_of(capture: Capture, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
     """What `capture` lacks by its own tables. more: captures of graphs that were recorded beside it."""
+    if not (len(capture.ops) or len(capture.api) or len(capture.ranges)):
+        return NOTHING
     return lacks_of(of_capture(capture), more)
 
 
 def integrity_of_trace(trace: Trace, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
     """The same for a Kineto trace."""
+    if not (len(trace.kernels) or len(trace.runtime) or len(trace.ops) or len(trace.ranges)):
+        return NOTHING
     return lacks_of(of_trace(trace), more)
 
 
@@ -80,7 +90,7 @@ def _due(of: Evidence) -> tuple[np.ndarray, list[Lack]]:
         return owed, []
     n = int(copies.sum())
     text = f"copies were not recorded: {plural(n, 'call')} that copy, and no row of a copy anywhere"
-    return owed & ~copies, [Lack("gpu", "all", "T", -1, n, n, None, text, unknown=True)]
+    return owed & ~copies, [Lack("gpu", "all", "T", -1, n, n, None, text, unknown=True, untraced=True)]
 
 
 def _captured(of: Evidence) -> np.ndarray:

@@ -25,8 +25,9 @@ def marked(word: str) -> str:
 
 
 def idle_bound(lacks: Sequence[Lack]) -> str:
-    """`at most ` where GPU rows are lost: what ran in them reads as idle time."""
-    return marked(AT_MOST if bound(lacks, "gpu") else "")
+    """`at most ` where GPU rows are lost, or copies were not traced: what ran in them reads as idle time."""
+    lost = bound(lacks, "gpu") or any(lack.axis == "gpu" and lack.untraced for lack in lacks)
+    return marked(AT_MOST if lost else "")
 
 
 def integrity_lines(lacks: Sequence[Lack], *, processes: int = 1) -> list[str]:

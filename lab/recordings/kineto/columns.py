@@ -17,7 +17,7 @@ from lab.recordings.kineto.events import (
     Args,
 )
 from lab.recordings.kineto.frame import integer_of, trace_meta
-from lab.recordings.kineto.indices import EventIndices, cut_short
+from lab.recordings.kineto.indices import EventIndices, cut_short, owners_are_here
 from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
 from lab.recordings.kineto.values import ColumnEncoder, Lookup
 from lab.recordings.pieces import EventPieces, Piece
@@ -89,7 +89,7 @@ class Columns:
             strings=self._encode.strings.list,
             problems=[text if n == 1 else f"{text} ({n} times)" for text, n in self.problems.items()],
             truncated=self._pieces.cut is not None,
-            lacks=(*self._indices.lacks(), *cut_short(self._pieces.cut)),
+            lacks=(*self._indices.lacks(owners_are_here(found)), *cut_short(self._pieces.cut)),
             **found,
         )
 
@@ -181,6 +181,8 @@ class Columns:
         if events:
             args = list(map(_ARGS, events))
             columns["correlation"] = self._encode.ints(args, "correlation")
+            columns["external_id"] = self._encode.ints(args, "external_id")
+            columns["kernel_id"] = self._encode.texts(args, attrgetter("kernel"))
             self._append("runtime", columns, events)
             if any(map(_has_grid, args)):
                 self._geometry.update(

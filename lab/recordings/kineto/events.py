@@ -18,6 +18,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     device: int | str = -1  # HIP runtime calls write some of these as text
     stream: int | str = -1
     original_stream: int | str = -1  # where a viewer's lane has replaced stream
+    kernel: str = ""
     correlation: int = -1
     graph: int = msgspec.field(name="graph id", default=0)  # 0: launched without a graph
     graph_node: int = msgspec.field(name="graph node id", default=0)
@@ -41,10 +42,10 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     pg_ranks: str = msgspec.field(name="Process Group Ranks", default="")
     seq: int = msgspec.field(name="Seq", default=-1)
     concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_RAW)
-    ev_idx: int | str = msgspec.field(name="Ev Idx", default=-1)
     types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_RAW)
     strides: msgspec.Raw = msgspec.field(name="Input Strides", default=_NO_RAW)
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_RAW)
+    ev_idx: int | str = msgspec.field(name="Ev Idx", default=-1)
     name: msgspec.Raw = _NO_RAW  # of a process or thread
     labels: msgspec.Raw = _NO_RAW
 

@@ -50,6 +50,7 @@ def trace_meta(frame: dict[str, Any], base_ns: int, num_gpu_rows: int) -> TraceM
         hip_version=integer_of(frame.get("hip_runtime_version")),
         process_groups=groups,
         host=_text_of(frame.get("host_name")),
+        stacks=any(frame.get(key) not in (None, 0, "0", False) for key in ("with_stack", "with_modules")),
         num_sms=tuple(_num_sms(device) for device in _items(frame.get("deviceProperties"))),
     )
 

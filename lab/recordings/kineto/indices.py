@@ -15,6 +15,7 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.lacks import Lack, Place
+from lab.recordings.tables import Table
 
 _INDEX = attrgetter("args.ev_idx")
 # GPU rows and API calls have none.
@@ -39,8 +40,12 @@ class EventIndices:
             if len(found):
                 (self._operators if table in _OPERATORS else self._others).append(found)
 
-    def lacks(self) -> tuple[Lack, ...]:
-        """What is missing up to the largest number; events after it cannot be known."""
+    def lacks(self, owners_here: bool = False) -> tuple[Lack, ...]:
+        """What is missing up to the largest number; events after it cannot be known.
+
+        owners_here: every GPU row still has its operator, so the trace was thinned with care, and nothing
+        that is said of the GPU rests on what was taken out.
+        """
         operators, others = _joined(self._operators), _joined(self._others)
         if _contiguous(operators, others):
             return ()
@@ -52,7 +57,7 @@ class EventIndices:
         seen, is_operator = seen[is_new], is_operator[is_new]
         gaps = np.flatnonzero(np.diff(seen) > 1)
         sizes = seen[gaps + 1] - seen[gaps] - 1
-        inside = is_operator[gaps] & is_operator[gaps + 1]
+        inside = is_operator[gaps] & is_operator[gaps + 1] & (not owners_here)
         counts: dict[Place, tuple[int, int]] = {
             "head": (int(seen[0]), 1),
             "hole": (int(sizes[inside].sum()), int(inside.sum())),
@@ -60,6 +65,13 @@ class EventIndices:
         }
         whole = int(seen[-1]) + 1
         return tuple(_lack(place, n, whole, runs) for place, (n, runs) in counts.items() if n)
+
+
+def owners_are_here(tables: Mapping[str, Table]) -> bool:
+    """Whether GPU rows name operators by External id, and each of these is in the trace."""
+    wanted = tables["kernels"].external_id
+    wanted = wanted[wanted > 0]
+    return len(wanted) > 0 and bool(np.isin(wanted, tables["ops"].external_id).all())
 
 
 def cut_short(why: str | None) -> tuple[Lack, ...]:
@@ -71,7 +83,7 @@ def _lack(place: Place, n: int, whole: int, runs: int) -> Lack:
     where = {
         "head": "before the first one here",
         "hole": f"between operators, at {plural(runs, 'place')}",
-        "tail": "after the operators, or between Python's functions",
+        "tail": "at the end, or where no GPU row's operator is missing",
     }[place]
     text = f"{n:,} of {plural(whole, 'event')} of torch.profiler ({n / whole:.1%}) were taken out {where}"
     return Lack("ops", place, "C", 0, n, whole, n / whole, text)

@@ -10,7 +10,7 @@ from lab.recordings.pieces import PIECE_BYTES, EventPieces
 from lab.recordings.tables import Trace
 
 # Increase it whenever the same file would give other columns: older cache entries are then ignored.
-READER_VERSION = 4
+READER_VERSION = 7
 
 
 def read_kineto(path: Path | str, *, salvage: bool = False, piece_bytes: int = PIECE_BYTES) -> Trace:

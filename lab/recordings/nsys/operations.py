@@ -12,6 +12,7 @@ from lab.recordings.capture import (
     KERNEL,
     MEMCPY,
     MEMSET,
+    NODE_COLUMNS,
     OPS_COLUMNS,
     SYNC_COLUMNS,
     filled,
@@ -138,3 +139,14 @@ def read_waits(export: Export) -> Table:
         return filled(SYNC_COLUMNS, 0, {})
     found = export.numbers(table, _DEVICE_SIDE)
     return filled(SYNC_COLUMNS, len(found["corr"]), found | {"pid": host_pid_of(found["global_pid"])})
+
+
+def read_graph_nodes(export: Export) -> Table:
+    """When and where each node of a CUDA graph was made, or copied for an instantiated graph."""
+    table = "CUDA_GRAPH_NODE_EVENTS"
+    needed = {"start_ns": "start", "at": "globalTid", "node": "graphNodeId"}
+    if not set(needed.values()) <= export.tables.get(table, set()):
+        return filled(NODE_COLUMNS, 0, {})
+    found = export.numbers(table, needed, {"original": "originalGraphNodeId"})
+    found |= {"pid": host_pid_of(found["at"]), "tid": tid_of(found["at"])}
+    return filled(NODE_COLUMNS, len(found["at"]), found)

@@ -13,7 +13,13 @@ from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Capture, Process, by_process
 from lab.recordings.nsys.export import Export, SqliteExport, pid_of
 from lab.recordings.nsys.info import check_presence, count_lacks, read_devices, read_info
-from lab.recordings.nsys.operations import read_api_calls, read_operations, read_os_calls, read_waits
+from lab.recordings.nsys.operations import (
+    read_api_calls,
+    read_graph_nodes,
+    read_operations,
+    read_os_calls,
+    read_waits,
+)
 from lab.recordings.nsys.ranges import read_ranges, with_bare_names
 from lab.recordings.nsys.strings import StringIds
 from lab.recordings.sqlite import opened
@@ -44,8 +50,9 @@ def capture_of(export: Export) -> Capture:
         read_ranges(export, strings),
         read_waits(export),
         read_os_calls(export, strings),
+        read_graph_nodes(export),
     ]
-    (ops, api, ranges, sync, osrt), processes = _by_process(read)
+    (ops, api, ranges, sync, osrt, nodes), processes = _by_process(read)
     meta = export.pairs("META_DATA_EXPORT")
     capture = Capture(
         source=export.path,
@@ -57,6 +64,7 @@ def capture_of(export: Export) -> Capture:
         ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
         sync=sync,
         osrt=strings.named(osrt, ("name_id",)),
+        nodes=nodes,
         strings=strings.strings.texts,
         devices=read_devices(export),
         problems=export.problems,

@@ -416,9 +416,12 @@ def _item(slices: Slices, ids: np.ndarray, index: int) -> np.ndarray:
     def number(text: str) -> int:
         if not text.startswith("["):
             return -1
-        value = json.loads(text)
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return -1
         one = value[index] if index < len(value) else None
-        return one if isinstance(one, int) and abs(one) < 1 << 31 else -1
+        return one if type(one) is int and abs(one) < 1 << 31 else -1
 
     return _by_text(slices, ids, number)
 

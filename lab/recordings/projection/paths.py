@@ -41,6 +41,12 @@ class Paths:
             self.name.append(name)
         return node
 
+    def below(self, path: int, names: tuple[int, ...]) -> int:
+        """The path with these names at its end."""
+        for name in names:
+            path = self.child(path, name)
+        return path
+
     def of(self, inherited: np.ndarray, inner: np.ndarray) -> np.ndarray:
         """Path (n,) of operations: the inherited range's, then their own; 0 if neither."""
         of_range = np.append(self.of_range, 0)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
 from lab.core.words import plural
 from lab.errors import BadDataError
-from lab.recordings.capture import GRAPH, Capture
+from lab.recordings.capture import GRAPH, OP, Capture, Strings
+from lab.recordings.graphs.calls import in_graph
+from lab.recordings.graphs.origins import Origins
 from lab.recordings.processes import with_processes
 from lab.recordings.projection.loose import loose_pairs
-from lab.recordings.projection.nest import RangeForest
+from lab.recordings.projection.nest import RangeForest, nearest_ancestor
 from lab.recordings.projection.origins import forward_origins
 from lab.recordings.projection.paths import Paths, path_tree
 from lab.recordings.projection.phase_names import PHASES
@@ -29,10 +32,17 @@ from lab.recordings.projection.threads import phases_of_other_threads
 from lab.recordings.tables import Table
 
 
-def project(capture: Capture, attribution: str = "full", phases: re.Pattern[str] = PHASES) -> Projection:
+def project(
+    capture: Capture,
+    attribution: str = "full",
+    phases: re.Pattern[str] = PHASES,
+    origins: Origins | None = None,
+) -> Projection:
     """Project a capture. attribution is `full` or `nsys`.
 
     phases: names (matched in full) of ranges whose operations on other threads inherit them.
+    origins: where the operations of graph replays came from at capture; their paths go on with these ranges.
+    An operator around a graph's launch owns none of its operations.
 
     Cost is that of sorting: n log n in ranges, calls and operations.
     """
@@ -43,6 +53,9 @@ def project(capture: Capture, attribution: str = "full", phases: re.Pattern[str]
     call = _launch_calls(capture, problems)
     nest = RangeForest(capture)
     inner = nest.around(capture, call)
+    replayed = in_graph(capture, call)
+    is_op = capture.ranges.kind == OP
+    inner[replayed] = nearest_ancestor(nest.parent, inner[replayed], ~is_op)
     inherited, ambiguous = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=bool)
     if attribution == "full":
         inherited, ambiguous = phases_of_other_threads(capture, nest, call, inner, phases)
@@ -50,9 +63,12 @@ def project(capture: Capture, attribution: str = "full", phases: re.Pattern[str]
     sums = instance_sums(capture, nest, inner, inherited, loose_op, loose_range)
     paths = Paths(capture, nest, sums["num_ops"] > 0)
     path = paths.of(inherited, inner)
+    if origins is not None:
+        capture, path = _with_origins(capture, paths, path, origins)
+        problems += origins.problems
     _note_problems(capture, nest, ambiguous, problems)
     columns = {"api": call, "range": inner, "inherited": inherited, "path": path}
-    columns["rule"] = _rules(capture, call, inner, inherited, ambiguous)
+    columns["rule"] = _rules(capture, call, inner, inherited, ambiguous, replayed)
     columns["origin"] = forward_origins(capture, nest, paths, call, inner)
     return Projection(
         capture=capture,
@@ -62,7 +78,21 @@ def project(capture: Capture, attribution: str = "full", phases: re.Pattern[str]
         instances=Table({"parent": nest.parent, "level": nest.level, "path": paths.of_range, **sums}),
         loose=Table({"op": loose_op, "range": loose_range}),
         problems=problems,
+        origins=origins,
     )
+
+
+def _with_origins(
+    capture: Capture, paths: Paths, path: np.ndarray, origins: Origins
+) -> tuple[Capture, np.ndarray]:
+    """The capture with the names at capture among its strings, and the paths (n,) with them at their ends."""
+    words = Strings(capture.strings)
+    names = [tuple(map(words.id, one)) for one in origins.paths]
+    pairs = np.stack([path, origins.path], axis=1)
+    used, which = np.unique(pairs, axis=0, return_inverse=True)
+    longer = [paths.below(front, names[back]) for front, back in used.tolist()]
+    found = np.array(longer, dtype=np.int64)[which.ravel()] if len(used) else path
+    return replace(capture, strings=words.texts), found
 
 
 def _launch_calls(capture: Capture, problems: list[str]) -> np.ndarray:
@@ -91,9 +121,14 @@ def _launch_calls(capture: Capture, problems: list[str]) -> np.ndarray:
 
 
 def _rules(
-    capture: Capture, call: np.ndarray, inner: np.ndarray, inherited: np.ndarray, ambiguous: np.ndarray
+    capture: Capture,
+    call: np.ndarray,
+    inner: np.ndarray,
+    inherited: np.ndarray,
+    ambiguous: np.ndarray,
+    replayed: np.ndarray,
 ) -> np.ndarray:
-    replayed = (capture.ops.graph_node > 0) | (capture.ops.kind == GRAPH)
+    replayed = replayed | (capture.ops.kind == GRAPH)
     found = (inner >= 0) | (inherited >= 0)
     cases = [call < 0, ambiguous, replayed & found, inherited >= 0, inner >= 0]
     rules: np.ndarray = np.select(cases, [UNATTRIBUTED, AMBIGUOUS, GRAPH_LAUNCH, CROSS, SAME], OUTSIDE)

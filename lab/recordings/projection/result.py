@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from lab.recordings.capture import Capture
+from lab.recordings.graphs.origins import Origins
 from lab.recordings.projection.nest import nearest_ancestor
 from lab.recordings.projection.rules import RULES, is_step, is_warmup
 from lab.recordings.projection.sums import sums_by_group
@@ -67,6 +68,7 @@ class Projection:
     loose: Table
     problems: list[str]
     part: Part | None = None
+    origins: Origins | None = None
 
     def path(self, index: int) -> tuple[str, ...]:
         """The names along a path of the tree, outermost first; () for the root."""

@@ -201,4 +201,5 @@ def _reduced(projection: Projection, masks: _Masks, part: Part) -> Projection:
         instances=Table({**instances.as_dict(), **sums}),
         loose=loose,
         part=part,
+        origins=projection.origins.take(keep) if projection.origins is not None else None,
     )

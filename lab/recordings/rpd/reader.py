@@ -67,10 +67,9 @@ def load(path: Path | str) -> Capture:
         texts = _texts(database, calls)
         ops, waits = _operations(database, strings, texts, calls, strides)
         api, ranges = _api(database, strings, texts, calls)
+        ops, waits = _with_ordinals(database, strides, ops, waits)
         problems = database.problems
     (ops, api, ranges, waits), processes = by_process([ops, api, ranges, waits])
-    if not (strides.gpu > 0 and (ops.device >= strides.gpu).any()) and len(ops):
-        problems.append("devices are numbered by the node's gpuId, which counts CPUs before GPUs")
     return Capture(
         source=path,
         collector="rpd",
@@ -86,6 +85,40 @@ def load(path: Path | str) -> Capture:
         info={"vendor": "amd"},
         processes=tuple(_local(one, strides) for one in processes),
     )
+
+
+def _with_ordinals(database: Database, strides: Strides, ops: Table, waits: Table) -> tuple[Table, Table]:
+    """Devices by their ordinal. The node's gpuId counts CPUs before GPUs; where the GPUs that the file has
+    sensors of are as many as those with work, the order of both is one."""
+    used = np.unique(np.concatenate([ops.device, waits.device]))
+    sensed = _sensed_gpus(database)
+    if not len(used) or strides.gpu > 0 or len(sensed) != len(used):
+        if len(used):
+            database.problems.append(
+                "devices are numbered by gpuId of their node, which counts CPUs before GPUs"
+            )
+        return ops, waits
+    ordinal = np.array(sensed, dtype=np.int32)
+    ops, waits = (
+        Table({**table.as_dict(), "device": ordinal[np.searchsorted(used, table.device)]})
+        for table in (ops, waits)
+    )
+    return ops, waits
+
+
+_MOST_GPUS = 1024
+
+
+def _sensed_gpus(database: Database) -> list[int]:
+    """The ordinals of the GPUs whose clocks and power were recorded, in order; none for odd values."""
+    if not {"deviceType", "deviceId"} <= database.columns.get("rocpd_monitor", frozenset()):
+        return []
+    rows = database.connection.execute(
+        f"SELECT DISTINCT deviceId FROM rocpd_monitor WHERE deviceType = 'gpu' LIMIT {_MOST_GPUS + 1}"
+    )
+    found = [one for (one,) in rows]
+    sound = all(isinstance(one, int) and 0 <= one < _MOST_GPUS for one in found)
+    return sorted(found) if sound else []
 
 
 def _local(process: Process, strides: Strides) -> Process:

@@ -11,7 +11,9 @@ from lab.recordings.views.launches import (
     innermost,
     kernel_steps,
     launch_calls,
+    launches_graph,
     link_ops,
+    of_graphs,
     steps_at,
 )
 from lab.recordings.views.timeline import COMM, COMP, MEMCOPY, classify, gpu_timeline
@@ -31,6 +33,8 @@ __all__ = [
     "innermost",
     "kernel_steps",
     "launch_calls",
+    "launches_graph",
     "link_ops",
+    "of_graphs",
     "steps_at",
 ]

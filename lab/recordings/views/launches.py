@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from lab.recordings.tables import Table, Trace
 
 STEP_PREFIX = "ProfilerStep#"
+_GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
 
 
 def device_of(trace: Trace) -> str:
@@ -18,6 +21,8 @@ def link_ops(trace: Trace) -> np.ndarray:
     """Row of `ops` that launched each row of `kernels` (n,), -1 where the launch was not recorded.
 
     By External id; else by correlation to the runtime call, then the innermost op around it on its thread.
+    A kernel of a graph has none here: its op ran at the capture, and its External id is that of the op around
+    the graph's launch (`lab.recordings.graphs` finds the op).
     """
     by_id = first_index(trace.kernels.external_id, trace.ops.external_id)
     call = launch_calls(trace)
@@ -25,7 +30,21 @@ def link_ops(trace: Trace) -> np.ndarray:
     if len(todo):
         calls = trace.runtime.take(call[todo])
         by_id[todo] = innermost(trace.ops, calls.pid, calls.tid, calls.ts_ns)
+    by_id[of_graphs(trace, call)] = -1
     return by_id
+
+
+def launches_graph(name: str) -> bool:
+    """Whether an API call of this name replays a graph, on CUDA or HIP."""
+    return bool(_GRAPH_LAUNCH.match(name))
+
+
+def of_graphs(trace: Trace, call: np.ndarray) -> np.ndarray:
+    """Mask (n,) of `kernels`: launched by a graph replay; call (n,): its row of `runtime`, or -1."""
+    is_graph = np.array([*map(launches_graph, trace.strings), False])
+    names = np.append(trace.runtime.name_id, -1)[call]
+    found: np.ndarray = is_graph[names] | (trace.kernels.graph_node > 0)
+    return found
 
 
 def launch_calls(trace: Trace) -> np.ndarray:

@@ -27,6 +27,15 @@ RANK = option(
 
 # Commands that read traces.
 TRACES = click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+CAPTURE = click.option(
+    "--capture",
+    "captures",
+    multiple=True,
+    metavar="FILE|FOLDER",
+    type=click.Path(path_type=Path),
+    help="Where the graphs' operators are: the trace of their capture, the folder that vLLM or SGLang wrote, "
+    "an eager trace of the same model. Repeat it for several.",
+)
 OUT = out("Where files go. [default: the run; for a bare trace, experiments/NAME_analysis]")
 TABLE_OUTPUT = with_options(
     OUT,

@@ -36,7 +36,7 @@ _COLUMNS = """
     grid_x grid_y grid_z block_x block_y block_z smem_bytes regs
     count count_per_forward ranks
     dur_sum_us dur_min_us dur_p10_us dur_median_us dur_p90_us dur_p95_us dur_max_us time_share
-    arg_src kind bytes streams module modules name bound
+    arg_src kind bytes streams module modules op_rule layer_rule confidence layers kernel_hash name bound
 """
 UNIQUE_COLUMNS = tuple(_COLUMNS.split())
 
@@ -88,6 +88,7 @@ class Launch(msgspec.Struct, kw_only=True, omit_defaults=True):
     phase: prefill, decode, step (a profiler step) or "" (outside all, or no marks).
     forward: number of the mark from 0, -1 outside all.
     op_id: that of the owning op.
+    op_rule, layer_rule, confidence: how op and layer were found (lab.recordings.graphs).
     -1: not recorded.
     """
 
@@ -111,6 +112,11 @@ class Launch(msgspec.Struct, kw_only=True, omit_defaults=True):
     forward: int = -1
     correlation: int = -1
     row: int = -1  # of `kernels` (of `ops` for cpu_op) as lab.recordings.kineto reads the rank's trace
+    op_rule: str = ""
+    layer_rule: str = ""
+    layer: str = ""
+    confidence: str = ""
+    kernel_hash: str = ""  # of the file of an Inductor kernel
 
 
 class OpRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -176,6 +182,11 @@ class Signature(msgspec.Struct, kw_only=True):
     modules: dict[str, int]  # module path -> launches
     dur_us: Durations
     launches: list[int]
+    op_rule: str = "none"  # how its launches found their op, as in Launch
+    layer_rule: str = "none"
+    confidence: str = ""
+    layers: int = 0  # distinct ones
+    kernel_hash: str = ""
 
 
 class Signatures(msgspec.Struct, kw_only=True):

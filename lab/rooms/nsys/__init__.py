@@ -56,9 +56,10 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
     """
     from lab.errors import needs
 
-    with needs("analysis"):
-        from lab.rooms.nsys.captures.analysis import analyse_recordings
-        from lab.rooms.nsys.findings import analyse_nsys
     if run is None and not (folder.is_dir() and recognises(folder)):
+        with needs("analysis"):
+            from lab.rooms.nsys.captures.analysis import analyse_recordings
         return analyse_recordings(folder, out, progress)
+    with needs("analysis"):
+        from lab.rooms.nsys.findings import analyse_nsys
     return analyse_nsys(folder, out, run, progress)

@@ -73,7 +73,7 @@ def _step(
     name = f"{threads}t_{channels}ch" + (f"_repeat{repeat}" if repeat > 1 else "")
     ranks = config.ranks or 1
     world_size = ranks * config.nodes
-    # One rank needs no torchrun, whose rendezvous a container without network cannot have.
+    # One rank needs no torchrun.
     launcher = torchrun(ranks, name, config.nodes) if world_size > 1 else ("python",)
     traces = tuple(f"{folder}/torch_profiler/rank{rank}/*.json*" for rank in range(world_size))
     metrics = tuple(f"{folder}/rank_{rank:02d}_metrics.jsonl" for rank in range(world_size))

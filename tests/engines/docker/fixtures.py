@@ -42,6 +42,7 @@ APPLETS = (
     "env",
     "grep",
     "head",
+    "hostname",
     "id",
     "kill",
     "ls",

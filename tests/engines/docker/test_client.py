@@ -21,10 +21,11 @@ from lab.engines.docker import engine as docker_engine
 from lab.engines.docker.client import Daemon, connect
 from lab.engines.docker.engine import DockerEngine, _allowed
 from lab.engines.docker.errors import Context
-from lab.engines.docker.nature import Nature, ask, endpoint_of
+from lab.engines.docker.nature import Nature, ask
 from lab.errors import EngineError, GpuError
 from lab.images import spec as images
 from lab.images.container import HostContext, container_spec
+from lab.images.endpoint import endpoint_of
 from tests.core.test_manifest import a_run
 
 CONTEXT = Context(
@@ -133,7 +134,9 @@ def test_an_engine_says_whether_it_is_rootless(tmp_path, said, mapping):
     with an_engine(tmp_path / "e.sock", **said) as env:
         daemon, nature = connect(env), ask(env["DOCKER_HOST"], 5)
     assert daemon.user_mapping == mapping
-    assert nature == Nature(daemon.is_podman, mapping, daemon.cdi), "as a plan asks, without the SDK"
+    assert nature is not None
+    same = Nature(daemon.is_podman, mapping, daemon.cdi, nature.toolkit)
+    assert nature == same, "as a plan asks, without the SDK"
 
 
 def test_a_plan_waits_for_no_engine_that_is_not_there_or_does_not_speak(tmp_path):

@@ -11,7 +11,10 @@ pytest.importorskip("docker")
 from lab.core.gpu import Gpu
 from lab.engines.docker import health
 from lab.engines.docker.client import Daemon
-from lab.engines.docker.health import check_engine, how_gpus_reach
+from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.health import check_engine
+from lab.engines.docker.nature import has_toolkit, how_gpus_reach
+from tests.engines.docker.fixtures import an_image
 from tests.engines.docker.test_client import DOCKER, PODMAN, an_engine
 
 GPU = Gpu(vendor="nvidia", index=0, uuid="GPU-0")
@@ -78,5 +81,15 @@ def test_an_engine_that_answers_is_named_with_its_version(tmp_path, said, words)
 )
 def test_how_a_container_would_get_the_gpus(engine, info, gpu, state, words, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    row = how_gpus_reach(engine, info, [gpu])
-    assert row.state == state and words in row.detail
+    said, detail = how_gpus_reach(engine, [gpu], toolkit=has_toolkit(info))
+    assert said == state and words in detail
+
+
+def test_a_plan_says_that_the_toolkit_is_missing(tmp_path, monkeypatch):
+    """Else a dry run looks well, and the run fails at its first step."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with an_engine(tmp_path / "e.sock", **DOCKER) as env:
+        monkeypatch.setenv("DOCKER_HOST", env["DOCKER_HOST"])
+        (note,) = DockerEngine(an_image("nvidia")).notes([GPU])
+        assert "toolkit was not found: install nvidia-container-toolkit" in note
+        assert DockerEngine(an_image("amd")).notes([AMD]) == DockerEngine(an_image()).notes([]) == ()

@@ -26,6 +26,7 @@ import contextlib, io, json, os, pwd, sys
 from pathlib import Path
 import difflib, rich.live, rich.table, rich.markdown, rich.progress
 import lab.cli.main, lab.driver.drive, lab.driver.job, lab.rooms.sweep.cli, lab.engines.docker.leftovers
+import lab.cli.setup
 import encodings.idna, docker
 from lab.core.stop import Stop
 from lab.engines.docker.client import connect
@@ -146,10 +147,14 @@ def test_a_sweep_and_its_analysis_run_to_their_page(as_user):
         except docker.errors.NotFound:
             print("not loaded"); raise SystemExit
         del os.environ["DOCKER_HOST"]
+        sys.argv = ["lab", "setup"]
+        with contextlib.suppress(SystemExit):
+            lab.cli.main.main()
         sys.argv = ["lab", *"run --image cpu -o r sweep -c 28 -t 256 --ranks 2".split()]
         raise SystemExit(lab.cli.main.main())
     """)
     if said == "not loaded\n":
         pytest.skip("this podman has no lab/cpu: scripts/podman-user.sh REF... copies images to it")
+    assert said.startswith("here  cpu-torch\nhere  cpu\nnext: lab run --image cpu sweep"), said
     assert (as_user.folder / "r/report.html").stat().st_size > 10_000
     assert owners(as_user.folder) == {pwd.getpwnam(PODMAN_USER).pw_uid}

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-import time
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,24 +19,25 @@ from lab.engines.docker.client import connect
 from lab.errors import GpuError
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.images.command_line import arguments_of
-from tests.engines.docker.fixtures import _tree, an_image, nvidia, own_caches, run_step, shell  # noqa: F401
+from tests.engines.docker.fixtures import _tree, an_image, nvidia, own_caches, run_step, shell, until  # noqa: F401
 
 FOLDER = Path("/var/run/cdi")
 pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.usefixtures("own_caches")]
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory) -> Iterator[str]:
+def podman() -> Iterator[str]:
     """A podman of this test's own, with its own storage; -> its endpoint."""
     if shutil.which("podman") is None:
         pytest.skip("no podman here")
     if shutil.which("busybox") is None:
         pytest.skip("no busybox here (Debian: busybox-static)")
-    here = tmp_path_factory.mktemp("podman")
-    storage = ["--root", f"{here}/root", "--runroot", f"{here}/run", "--storage-driver", "vfs"]
-    own = ["podman", *storage, *(["--runtime", "runc"] if shutil.which("runc") else [])]
-    endpoint = f"unix://{here}/p.sock"
-    yield from _serve(here, own, endpoint)
+    # Not pytest's folder: podman refuses a runroot of more than 50 characters.
+    with tempfile.TemporaryDirectory(prefix="lab-podman-", dir="/tmp") as name:
+        here = Path(name)
+        storage = ["--root", f"{here}/root", "--runroot", f"{here}/run", "--storage-driver", "vfs"]
+        own = ["podman", *storage, *(["--runtime", "runc"] if shutil.which("runc") else [])]
+        yield from _serve(here, own, f"unix://{here}/p.sock")
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +48,12 @@ def kept_limits(monkeypatch) -> None:
 
 
 def _serve(here: Path, own: list[str], endpoint: str) -> Iterator[str]:
-    service = subprocess.Popen([*own, "system", "service", "-t", "0", endpoint], stderr=subprocess.DEVNULL)
+    log = here / "service.log"
+    with log.open("wb") as said:
+        service = subprocess.Popen([*own, "system", "service", "-t", "0", endpoint], stderr=said)
     try:
-        end = time.monotonic() + 60
-        while not (here / "p.sock").exists():
-            assert service.poll() is None and time.monotonic() < end, "podman does not serve"
-            time.sleep(0.05)
+        until(lambda: service.poll() is not None or (here / "p.sock").exists())
+        assert service.poll() is None, f"podman does not serve: {log.read_text()}"
         remote = ["podman", "--remote", "--url", endpoint]
         words = ["import", "-c", "ENV PATH=/bin", "-", "localhost/lab-test/busybox:cdi"]
         subprocess.run([*remote, *words], input=_tree(Path(shutil.which("busybox") or "")), check=True)

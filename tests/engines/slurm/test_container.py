@@ -64,6 +64,7 @@ def test_apptainer_gets_mounts_environment_tools_and_a_tag():
     assert got.argv[at + 1 : at + 3] == ("nsys", "profile") and got.argv[-3:] == ("python3", "-m", "x")
     assert got.env["APPTAINERENV_A"] == "1,2" and got.env["APPTAINERENV_HF_HUB_CACHE"] == "/hf"
     assert got.env["APPTAINERENV_CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-3"
+    assert got.env["APPTAINERENV_LAB_NUM_GPUS"] == "2"
     assert "APPTAINERENV_HOME" not in got.env, "apptainer does not permit it, and sets HOME itself"
 
 
@@ -103,6 +104,7 @@ def test_pyxis_gets_the_same(monkeypatch):
         got.env["A"] == "1,2"
         and got.env["HOME"] == "/tmp"
         and got.env["CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-3"
+        and got.env["LAB_NUM_GPUS"] == "2"
     )
     assert got.argv[got.argv.index("nsys") :][:2] == ("nsys", "profile") and got.argv[-2:] == ("-m", "x")
 

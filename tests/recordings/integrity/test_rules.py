@@ -92,6 +92,10 @@ def test_launches_without_any_gpu_row_are_wholly_lost():
     assert (one.n, one.of, one.share) == (10, 10, 1.0)
 
 
+def test_an_empty_recording_is_no_all_clear():
+    assert verdict_of(integrity_of(made([], []))) == "unknown"
+
+
 def test_without_api_calls_nothing_is_known():
     found = integrity_of(made([], rows(1, 2)))
     assert verdict_of(found) == "unknown" and {one.axis for one in found} == {"gpu", "host"}

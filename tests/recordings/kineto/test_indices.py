@@ -31,6 +31,16 @@ def test_contiguous_numbers_are_complete_whatever_the_phase_and_the_order(tmp_pa
     assert trace(tmp_path, events) == {}
 
 
+def test_a_trace_thinned_down_to_the_owners_of_its_kernels_is_marked_and_has_no_hole(tmp_path):
+    def thinned(*owners: int):
+        kernels = [event(50 + i, "kernel", correlation=i, **{"External id": i}) for i in owners]
+        ops = [event(i, **{"Ev Idx": i, "External id": i}) for i in (1, 4, 9)]
+        return trace(tmp_path, [*ops, *kernels])
+
+    assert {place: one.n for place, one in thinned(1, 4).items()} == {"head": 1, "tail": 6}
+    assert {place: one.n for place, one in thinned(1, 5).items()} == {"head": 1, "hole": 6}
+
+
 def test_a_trace_without_numbers_says_nothing(tmp_path):
     assert trace(tmp_path, [event(0), event(1)]) == {}
 

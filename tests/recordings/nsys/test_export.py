@@ -47,8 +47,8 @@ def test_a_needed_column_that_is_gone_is_named(tmp_path, export):
     ("content", "error", "said"),
     [
         (b"", BadDataError, "empty"),
-        (b"hello", BadDataError, "neither"),
-        (b"\x00" * 5000, BadDataError, "neither"),
+        (b"hello", BadDataError, "not a recording"),
+        (b"\x00" * 5000, BadDataError, "not a recording"),
         (b"SQLite format 3\x00", BadDataError, "truncated"),
         (b"{}", BadDataError, "traceEvents"),
         (b'{"traceEvents": [', BadDataError, "ends"),

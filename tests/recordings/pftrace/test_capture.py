@@ -202,6 +202,27 @@ def test_a_compressed_packet_that_inflates_without_end_is_refused(tmp_path, monk
         load_capture(tmp_path / "a")
 
 
+@pytest.mark.parametrize("grid", ["[", "[" * 50_000, "[1", "[true, null]", '["a"]', "{}", ""])
+def test_a_grid_that_is_no_list_of_sizes_counts_as_not_recorded(tmp_path, grid):
+    made = Writer(intern=False)
+    made.thread(1, 0, 7)
+    made.slice(1, 10, 20, "kernel", "k", grid=grid)
+    ops = load_capture(made.write(tmp_path / "a")).ops
+    assert len(ops) == 1 and ops.grid_y[0] == -1
+    assert ops.grid_x[0] == -1
+
+
+def test_lists_nested_without_end_are_an_error_not_a_crash(tmp_path):
+    made = Writer(intern=False)
+    made.begin(1, 10, "kernel", "k", grid=[1])
+    one = made.packets[-1].track_event.debug_annotations[0]
+    for _ in range(40):
+        one = one.array_values.add()
+    made.end(1, 20)
+    with pytest.raises(BadDataError, match="damaged packets"):
+        load_capture(made.write(tmp_path / "a"))
+
+
 def test_numbers_that_no_column_holds_count_as_not_recorded(tmp_path):
     made = Writer()
     made.thread(1, 0, 7)

@@ -32,7 +32,7 @@ def test_the_real_file_has_the_counts_and_times_of_its_own_sql(real):
     ops = capture.ops
     with closing(sqlite3.connect(real)) as own:
         rows = own.execute(
-            "SELECT o.start, o.end, o.gpuId, x.api_id, s.string, t.string FROM rocpd_op o "
+            "SELECT o.start, o.end, o.gpuId - 2, x.api_id, s.string, t.string FROM rocpd_op o "
             "JOIN rocpd_api_ops x ON x.op_id = o.id JOIN rocpd_string s ON s.id = o.description_id "
             "JOIN rocpd_string t ON t.id = o.opType_id ORDER BY o.id"
         ).fetchall()
@@ -41,6 +41,21 @@ def test_the_real_file_has_the_counts_and_times_of_its_own_sql(real):
         ops.start_ns.tolist(), ops.end_ns.tolist(), ops.device.tolist(), ops.corr.tolist(), names, strict=True
     )
     assert list(read) == [(*row[:4], row[4] or row[5]) for row in rows]
+
+
+def test_devices_are_ordinals_where_as_many_gpus_have_sensors_and_else_it_is_said(real):
+    assert set(load_capture(real).ops.device.tolist()) == {0} and not load_capture(real).problems
+    with closing(sqlite3.connect(real)) as own, own:
+        own.execute(
+            "INSERT INTO rocpd_monitor (deviceType, deviceId, monitorType, start, end, value) "
+            "VALUES ('gpu', 1, 'sclk', 1, 2, '800')"
+        )
+    two = load_capture(real)
+    assert set(two.ops.device.tolist()) == {2}
+    assert [one for one in two.problems if "counts CPUs before GPUs" in one]
+    with closing(sqlite3.connect(real)) as own, own:
+        own.execute("UPDATE rocpd_monitor SET deviceId = 'x' || deviceId WHERE deviceId = 0")
+    assert set(load_capture(real).ops.device.tolist()) == {2}
 
 
 def test_the_real_file_has_the_golden_numbers(real):

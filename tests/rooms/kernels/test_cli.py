@@ -46,7 +46,8 @@ def test_unique_as_json_is_one_document_on_stdout(tmp_path, monkeypatch):
         cwd=tmp_path,
         monkeypatch=monkeypatch,
     )
-    rows = json.loads(done.output)
+    rows = json.loads(done.stdout)
+    assert "recording: " in done.stderr  # what the rows rest on
     assert sum(row["count"] for row in rows) == 12 and "signatures" in rows[0]
 
 

@@ -64,9 +64,9 @@ def test_without_a_trace_the_findings_say_so(tmp_path):
 
 def test_a_replay_of_this_run_that_lies_beside_it_joins_the_page(tmp_path):
     folder = profile_folder(tmp_path / "kernels_1")
-    other = tmp_path / "kernels_2"
-    other.mkdir()
-    (other / "replay.json").write_bytes(msgspec.json.encode(replayed()))
+    replay = msgspec.json.encode(replayed())
+    (tmp_path / "kernels_3").mkdir()
+    (tmp_path / "kernels_3/replay.json").write_bytes(replay)
     assert sibling(folder, "replay.json", ReplayResult)[0] is None, (
         "nothing says that it was made from this run"
     )
@@ -82,6 +82,7 @@ def test_a_replay_of_this_run_that_lies_beside_it_joins_the_page(tmp_path):
         steps=[],
     )
     Run.create(tmp_path / "kernels_2", manifest)
+    (tmp_path / "kernels_2/replay.json").write_bytes(replay)
     result, home = sibling(folder, "replay.json", ReplayResult)
     assert result.rows[0].kernel == "nvjet_gemm" and home.name == "kernels_2"
     analyse_profile(folder, folder, None, lambda _: None)

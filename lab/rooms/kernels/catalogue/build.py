@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 
@@ -43,12 +44,14 @@ class Catalogue:
     @property
     def lacks(self) -> list[Lack]:
         """What the recordings of all ranks are missing."""
-        return [lack for rank in self.ranks for lack in rank.trace.lacks]
+        return [lack for rank in self.ranks for lack in rank.lacks]
 
 
-def read_catalogue(trails: Sequence[Trail]) -> Catalogue:
-    """The catalogue of all ranks. Raises the reader's error for a trace that cannot be read."""
-    return put_together(read_ranks(trails))
+def read_catalogue(
+    trails: Sequence[Trail], captures: Sequence[Path] = (), inductor: Sequence[Path] = ()
+) -> Catalogue:
+    """The catalogue of all ranks. Raises the reader's error for a trace or capture that cannot be read."""
+    return put_together(read_ranks(trails, captures=captures, inductor=inductor))
 
 
 def put_together(ranks: list[RankData]) -> Catalogue:
@@ -69,6 +72,6 @@ def put_together(ranks: list[RankData]) -> Catalogue:
     signatures = signatures_of(ranks, launches)
     problems = [text for rank in ranks for text in rank.problems]
     problems += [*uneven_ranks(signatures), *launches_without_op(launches, ranks)]
-    at_least = bound([lack for rank in ranks for lack in rank.trace.lacks])
+    at_least = bound([lack for rank in ranks for lack in rank.lacks])
     unique = unique_table(signatures, launches, at_least)
     return Catalogue(ranks, launches, ops, signatures, unique, problems)

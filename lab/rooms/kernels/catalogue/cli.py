@@ -8,71 +8,99 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.errors import needs
+from lab.errors import BadDataError, StepFailed, needs
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
-from lab.rooms.kernels.options import OUT, TABLE_OUTPUT, TRACES
+from lab.rooms.kernels.options import CAPTURE, OUT, TABLE_OUTPUT, TRACES
 from lab.terminal.integrity import REQUIRE, raise_for_lacks
 
 if TYPE_CHECKING:
     from lab.rooms.kernels.catalogue.build import Catalogue
+    from lab.rooms.kernels.catalogue.rank import RankData
 
-_UNIQUE = "kernel class op arg_summary phase count count_per_forward dur_sum_us dur_median_us time_share"
-_LAUNCHES = "ts_us dur_us kernel category op phase grid block rank device stream"
+_UNIQUE = (
+    "kernel class op op_rule arg_summary phase count count_per_forward dur_sum_us dur_median_us time_share"
+)
+_LAUNCHES = "ts_us dur_us kernel category op op_rule layer phase grid block rank device stream"
 
 
 @click.command("unique")
 @TRACES
+@CAPTURE
+@click.option(
+    "--inductor",
+    multiple=True,
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="What torch.compile wrote (torch_compile_debug, or its cache): fused ops and lines of the model. "
+    "Such folders beside the trace are found. Repeatable.",
+)
 @click.option(
     "--bucketed", is_flag=True, help="Without arguments and geometry in the key: a growing cache is one row."
 )
 @TABLE_OUTPUT
 @REQUIRE
 def unique(
-    traces: tuple[Path, ...], bucketed: bool, out: Path | None, as_json: bool, top: int, require: str | None
+    traces: tuple[Path, ...],
+    captures: tuple[Path, ...],
+    inductor: tuple[Path, ...],
+    bucketed: bool,
+    out: Path | None,
+    as_json: bool,
+    top: int,
+    require: str | None,
 ) -> None:
     """Distinct launches of TRACES (a RUN, or recordings of any format), with counts and times.
 
     Writes tables/unique_kernels.csv, signatures.json, unique_bucketed.csv, and unique_kernels.jsonl in the
-    original scripts' format. Counts sum to all launches of the traces, times to their kernel time.
+    original scripts' format; compiled_kernels.csv for what torch.compile made. Counts sum to all launches of
+    the traces, times to their kernel time.
     """
-    found, home = _read(traces, out)
+    found, home = _read(traces, captures, out, inductor)
     from lab.rooms.kernels.catalogue import files
+    from lab.rooms.kernels.catalogue.compiled import compiled_kernels, sentences
     from lab.rooms.kernels.catalogue.unique import bucketed as without_arguments
 
     written = [*files.write_unique(found, home), *files.write_launches(found, home)]
+    found.problems += sentences(compiled_kernels(found))
     table = without_arguments(found.unique) if bucketed else found.unique
     table = table[[name for name in _UNIQUE.split() if name in table.columns]] if not as_json else table
     _show(table, found, written, as_json, top)
-    raise_for_lacks(found.lacks, traces[0], require=require)
+    _raise_for(found.ranks, require)
 
 
 @click.command("launches")
 @TRACES
+@CAPTURE
 @TABLE_OUTPUT
 @REQUIRE
 def launches(
-    traces: tuple[Path, ...], out: Path | None, as_json: bool, top: int, require: str | None
+    traces: tuple[Path, ...],
+    captures: tuple[Path, ...],
+    out: Path | None,
+    as_json: bool,
+    top: int,
+    require: str | None,
 ) -> None:
     """Every launch of TRACES with grid, block, stream, op and phase.
 
     Writes tables/launches.jsonl and ops.jsonl, and CSV files of parameters and counts.
     """
-    found, home = _read(traces, out)
+    found, home = _read(traces, captures, out)
     from lab.recordings.names import short_name
     from lab.rooms.kernels.catalogue import files
 
     written = files.write_launches(found, home)
     table = files.launch_params(found)
-    table["op"] = _ops_of(found)
     table["kernel"] = [short_name(name) for name in table["name"]]
     for name in ("grid", "block"):
         table[name] = [_sizes(row) for row in table[[f"{name}_{axis}" for axis in "xyz"]].to_numpy()]
     _show(table if as_json else table[_LAUNCHES.split()], found, written, as_json, top)
-    raise_for_lacks(found.lacks, traces[0], require=require)
+    _raise_for(found.ranks, require)
 
 
 @click.command("gantt")
 @TRACES
+@CAPTURE
 @click.option(
     "--step",
     metavar="NAME",
@@ -80,7 +108,13 @@ def launches(
 )
 @OUT
 @REQUIRE
-def gantt(traces: tuple[Path, ...], step: str | None, out: Path | None, require: str | None) -> None:
+def gantt(
+    traces: tuple[Path, ...],
+    captures: tuple[Path, ...],
+    step: str | None,
+    out: Path | None,
+    require: str | None,
+) -> None:
     """Who ran when: figures/gantt.png, gantt.html (zoom, hover) and tables/gantt.csv."""
     from lab.core.words import plural
 
@@ -90,26 +124,39 @@ def gantt(traces: tuple[Path, ...], step: str | None, out: Path | None, require:
         from lab.rooms.kernels.catalogue.gantt.page import write_gantt_page
         from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
         from lab.rooms.kernels.catalogue.rank import read_ranks
-    ranks = read_ranks(trails_of(traces))
-    bars, lacks = bars_of(ranks), [lack for rank in ranks for lack in rank.trace.lacks]
+    ranks = read_ranks(trails_of(traces), captures=captures)
+    bars, lacks = bars_of(ranks), [lack for rank in ranks for lack in rank.lacks]
+    if not len(bars.row):
+        raise BadDataError("the trace holds neither kernels nor ops", where=traces[0])
     home = out or home_of(traces)
     written = [*write_gantt(bars, home, step=step), write_gantt_page(bars, home, traces, lacks)]
     click.echo(f"{plural(len(bars.row), 'launch')} on {plural(len(bars.rows), 'row')}")
     click.echo("\n".join(integrity_lines(lacks)))
     for path in written:
         click.echo(str(path))
-    raise_for_lacks(lacks, traces[0], require=require)
+    for rank in ranks:
+        for problem in rank.replayed.problems if rank.replayed is not None else []:
+            click.echo(f"! {problem}")
+    _raise_for(ranks, require)
 
 
-def _read(traces: Sequence[Path], out: Path | None) -> tuple[Catalogue, Path]:
+def _read(
+    traces: Sequence[Path], captures: Sequence[Path], out: Path | None, inductor: Sequence[Path] = ()
+) -> tuple[Catalogue, Path]:
     with needs("analysis"):
         from lab.rooms.kernels.catalogue.build import read_catalogue
-    return read_catalogue(trails_of(traces)), out or home_of(traces)
+    return read_catalogue(trails_of(traces), captures, inductor), out or home_of(traces)
 
 
-def _ops_of(found: Catalogue) -> list[str]:
-    names = {(op.rank, op.op_id): op.name for op in found.ops}
-    return [names.get((one.rank, one.op_id), "") for one in found.launches]
+def _raise_for(ranks: Sequence[RankData], require: str | None) -> None:
+    """Raise StepFailed, once all is written, for a hole in a recording, or a capture that did not serve."""
+    raise_for_lacks([lack for rank in ranks for lack in rank.lacks], ranks[0].path, require=require)
+    refused = [text for rank in ranks if rank.replayed is not None for text in rank.replayed.refused]
+    if refused:
+        raise StepFailed(
+            "written, but incomplete:\n" + "\n".join(f"  {line}" for line in dict.fromkeys(refused)),
+            where=ranks[0].path,
+        )
 
 
 def _sizes(row: Any) -> str:
@@ -118,11 +165,14 @@ def _sizes(row: Any) -> str:
 
 
 def _show(table: Any, found: Catalogue, written: list[Path], as_json: bool, top: int) -> None:
+    from lab.recordings.integrity.words import bound, integrity_lines, marked
+
     if as_json:
         click.echo(table.to_json(orient="records"))
+        doubts = [integrity_lines(found.lacks)[0], *(f"! {problem}" for problem in found.problems)]
+        click.echo("\n".join(doubts), err=True)
         return
     from lab.core.words import plural
-    from lab.recordings.integrity.words import bound, integrity_lines, marked
     from lab.report.tables import terminal_table
     from lab.rooms.kernels.report.terminal import shortened
 

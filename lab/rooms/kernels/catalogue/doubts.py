@@ -8,7 +8,6 @@ from lab.rooms.kernels.catalogue.unique import ranks_text
 from lab.rooms.kernels.schema import Launch, Signatures
 
 MARKED = ("prefill", "decode")
-GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 
 
 def uneven_ranks(found: Signatures) -> list[str]:
@@ -31,12 +30,20 @@ def uneven_ranks(found: Signatures) -> list[str]:
 
 
 def launches_without_op(launches: list[Launch], ranks: list[RankData]) -> list[str]:
-    """One sentence with their number and share of time, if there are any."""
-    orphans = [one.dur_us for one in launches if one.op_id < 0]
-    if not orphans:
-        return []
-    share = 100 * sum(orphans) / (sum(one.dur_us for one in launches) or 1.0)
-    graphs = any(name in rank.trace.strings for rank in ranks for name in GRAPH_LAUNCHES)
-    why = "CUDA graphs hide them" if graphs else "their ops began outside the recording, or were not recorded"
+    """A sentence with their number and share of time, for replayed ones and for others, if there are any."""
+    graphs = {rank.rank: rank.replayed.inside for rank in ranks if rank.replayed is not None and rank.on_gpu}
+    orphans: dict[bool, list[float]] = {True: [], False: []}
+    for one in launches:
+        if one.op_id < 0:
+            orphans[one.rank in graphs and bool(graphs[one.rank][one.row])].append(one.dur_us)
+    total_us = sum(one.dur_us for one in launches) or 1.0
     whole = plural(len(launches), "launch")
-    return [f"{len(orphans)} of {whole} ({share:.1f} % of the time) have no op: {why}"]
+    why = {
+        True: "graphs replayed them: give their capture, or an eager trace of the same model, with --capture",
+        False: "their ops began outside the recording, or were not recorded",
+    }
+    return [
+        f"{len(us)} of {whole} ({100 * sum(us) / total_us:.1f} % of the time) have no op: {why[of_graph]}"
+        for of_graph, us in orphans.items()
+        if us
+    ]

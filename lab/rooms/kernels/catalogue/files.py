@@ -12,6 +12,7 @@ import pandas as pd
 from lab.core.files import replacing, write_atomic
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.build import Catalogue
+from lab.rooms.kernels.catalogue.compiled import compiled_kernels
 from lab.rooms.kernels.catalogue.launches import GEOMETRY
 from lab.rooms.kernels.catalogue.unique import bucketed
 from lab.rooms.kernels.schema import LAUNCHES, OPS, SIGNATURES, TABLES, UNIQUE, Launch, Signature
@@ -21,6 +22,7 @@ PARAMS = "kernel_launch_params.csv"
 COUNTS = "kernel_counts.csv"
 SEED_UNIQUE = "unique_kernels.jsonl"
 BUCKETS = "unique_bucketed.csv"
+COMPILED = "compiled_kernels.csv"
 # Threads per warp on NVIDIA, per wavefront on AMD's compute GPUs.
 WARP = {"nvidia": 32, "amd": 64, "none": 32}
 
@@ -29,7 +31,9 @@ def write_unique(found: Catalogue, out: Path) -> list[Path]:
     """Distinct launches: the room's CSV and JSON, the bucketed view, and the original's JSONL."""
     tables = out / TABLES
     write_atomic(tables / SIGNATURES, msgspec.json.encode(found.signatures))
+    compiled = compiled_kernels(found)
     return [
+        *([write_csv(compiled, tables / COMPILED)] if len(compiled) else []),
         write_csv(found.unique, tables / UNIQUE),
         tables / SIGNATURES,
         write_csv(bucketed(found.unique), tables / BUCKETS),
@@ -77,6 +81,10 @@ def launch_params(found: Catalogue) -> pd.DataFrame:
     """One row per launch, columns as in the original; blocks and warps per SM from the geometry."""
     metas = {rank.rank: rank.trace.meta for rank in found.ranks}
     table: pd.DataFrame = pd.DataFrame([_params(one, metas[one.rank]) for one in found.launches])
+    ops = {(op.rank, op.op_id): op for op in found.ops}
+    owners = [ops.get((one.rank, one.op_id)) for one in found.launches]
+    table["op"] = [op.name if op else "" for op in owners]
+    table["module"] = [op.module_path if op else "" for op in owners]
     return table
 
 
@@ -106,6 +114,10 @@ def _params(one: Launch, meta: Any) -> dict[str, Any]:
         "phase": one.phase,
         "forward": _known(one.forward),
         "sig_id": one.sig_id,
+        "op_rule": one.op_rule,
+        "layer_rule": one.layer_rule,
+        "layer": one.layer,
+        "confidence": one.confidence,
     }
 
 

@@ -48,8 +48,20 @@ def launches_of(rank: RankData, book: OpBook, zero_ns: int) -> list[Launch]:
             forward=mark,
             correlation=int(columns["correlation"][index]),
             row=int(rank.rows[index]),
+            op_rule=rank.op_rule[index],
+            layer_rule="none",
         )
-        key = (name, kind, sizes, op, record.overload if record else None, args_key(record), launch.phase)
+        key: tuple[Any, ...] = (name, kind, sizes, op, record.overload if record else None, args_key(record))
+        key = (*key, launch.phase)
+        if rank.on_gpu and rank.replayed is not None and rank.replayed.inside[index]:
+            launch.layer_rule = rank.replayed.layer_rule[index]
+            launch.layer, launch.confidence = rank.replayed.layer[index], rank.replayed.confidence[index]
+            key = (*key, launch.op_rule, launch.layer_rule, launch.confidence)
+        elif record and rank.layers and rank.layers[launch.op_id]:
+            launch.layer, launch.layer_rule = rank.layers[launch.op_id], launch.op_rule
+        if rank.compiled is not None and rank.compiled.hashes[index]:
+            launch.kernel_hash = rank.compiled.hashes[index]
+            key = (*key, launch.kernel_hash)
         launch.sig_id = sig_id_of(key)
         found.append(launch)
     return found

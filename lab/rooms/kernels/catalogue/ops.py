@@ -19,6 +19,10 @@ class OpBook:
 
     def own(self, row: int) -> OpRecord:
         """The record of the op at `row`, which owns one more launch; the ops around it are kept too."""
+        if row >= len(self.names):
+            record = self.kept.setdefault(row, self._borrowed(row))
+            record.num_launches += 1
+            return record
         record = self._keep(row)
         record.num_launches += 1
         above = record.parent
@@ -30,13 +34,21 @@ class OpBook:
         return [self.kept[row] for row in sorted(self.kept)]
 
     def module_of(self, row: int) -> str:
-        """The module path of the nearest recorded call around the op at `row`."""
+        """The module path of the nearest recorded call around the op at `row`, else by its Python stack."""
+        if row >= len(self.names):
+            return self._borrowed(row).module_path
+        by_stack = self.rank.modules[row] if row >= 0 and self.rank.modules else ""
         while row >= 0:
             call = self.rank.call[row]
             if call >= 0:
                 return str(self.rank.recorded[call].module_path)
             row = int(self.rank.parent[row])
-        return ""
+        return by_stack
+
+    def _borrowed(self, row: int) -> OpRecord:
+        """The op at capture of a replayed kernel."""
+        assert self.rank.replayed is not None
+        return self.rank.replayed.ops[row - len(self.names)]
 
     def _keep(self, row: int) -> OpRecord:
         if row in self.kept:

@@ -13,12 +13,19 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import BadDataError, LabError
 from lab.recordings.as_trace import load_traces
+from lab.recordings.compiled import is_inductor
+from lab.recordings.graphs import Source
+from lab.recordings.graphs.frames import layers_of, read_frames
+from lab.recordings.graphs.loss import RULE as REPLAYS
 from lab.recordings.integrity.words import sentences
+from lab.recordings.lacks import Lack
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Trace
-from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops
+from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops, of_graphs
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
 from lab.rooms.kernels.catalogue.classes import moves_no_data
+from lab.rooms.kernels.catalogue.compiled import Compiled, own_capture, read_compiled
 from lab.rooms.kernels.catalogue.cpu_work import working_ops
+from lab.rooms.kernels.catalogue.replayed import Replayed, read_replayed
 from lab.rooms.kernels.schema import Generation, RecordedOp
 from lab.rooms.kernels.trails import Trail, read_json, read_lines
 
@@ -55,28 +62,73 @@ class RankData:
     parent: np.ndarray  # (ops,) row of the op around each op
     call: np.ndarray  # (ops,) index of the recorded call, -1
     problems: list[str] = field(default_factory=list)
+    op_rule: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=object))  # (n,) of graphs.RULES
+    modules: list[str] = field(default_factory=list)  # (ops,) around each op, by the Python stack
+    layers: list[str] = field(default_factory=list)  # (ops,) of these
+    replayed: Replayed | None = None  # its owners are numbered from len(trace.ops) upwards
+    compiled: Compiled | None = None
+
+    @property
+    def lacks(self) -> tuple[Lack, ...]:
+        """What its recording is missing; of replays by the captures that they were matched with."""
+        return _lacks(self.trace, self.replayed)
 
     def start_ns(self) -> np.ndarray:
         table = self.trace.kernels if self.on_gpu else self.trace.ops
         found: np.ndarray = table.ts_ns[self.rows]
         return found
 
+    def op_names(self) -> np.ndarray:
+        """The owner's name (n,) of each launch, "" for none."""
+        trace = self.trace
+        borrowed = [op.name for op in self.replayed.ops] if self.replayed else []
+        names: np.ndarray = np.array([*trace.text(trace.ops.name_id), *borrowed, ""], dtype=object)
+        found: np.ndarray = names[self.owner]
+        return found
 
-def read_ranks(trails: Sequence[Trail], *, cache: Path | None = None) -> list[RankData]:
+
+@dataclass(frozen=True)
+class Beside:
+    """What was given beside the traces.
+
+    captures: recordings, or folders of them, with the operators of the graphs that a trace replays;
+    inductor: folders of the files that torch.compile wrote.
+    """
+
+    captures: Sequence[Path] = ()
+    inductor: Sequence[Path] = ()
+
+
+def read_ranks(
+    trails: Sequence[Trail],
+    *,
+    cache: Path | None = None,
+    captures: Sequence[Path] = (),
+    inductor: Sequence[Path] = (),
+) -> list[RankData]:
     """The ranks of all traces. A recording of several processes is as many ranks."""
     found: list[RankData] = []
+    beside = Beside(captures, inductor)
     for trail in trails:
-        found += read_trail(trail, {one.rank for one in found}, cache=cache)
+        found += read_trail(trail, {one.rank for one in found}, cache=cache, beside=beside)
     return found
 
 
-def read_rank(trail: Trail, *, cache: Path | None = None) -> RankData:
+def read_rank(
+    trail: Trail,
+    *,
+    cache: Path | None = None,
+    captures: Sequence[Path] = (),
+    inductor: Sequence[Path] = (),
+) -> RankData:
     """The only rank of a recording of one process."""
-    (only,) = read_trail(trail, cache=cache)
+    (only,) = read_trail(trail, cache=cache, beside=Beside(captures, inductor))
     return only
 
 
-def read_trail(trail: Trail, taken: Set[int] = frozenset(), *, cache: Path | None = None) -> list[RankData]:
+def read_trail(
+    trail: Trail, taken: Set[int] = frozenset(), *, cache: Path | None = None, beside: Beside = Beside()
+) -> list[RankData]:
     """One recording, process by process, with what its recorder and its generation files say.
 
     Ranks in `taken` are not given again.
@@ -90,6 +142,7 @@ def read_trail(trail: Trail, taken: Set[int] = frozenset(), *, cache: Path | Non
             trace,
             f"{trail.trace.name}, rank {rank}" if several else trail.trace.name,
             annotated,
+            beside,
         )
         for rank, trace in zip(ranks, traces, strict=True)
     ]
@@ -104,9 +157,9 @@ def _ranks_of(trail: Trail, known: Sequence[int | None], taken: Set[int]) -> lis
     return list(range(first, first + len(known)))
 
 
-def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool) -> RankData:
+def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool, beside: Beside) -> RankData:
     """annotated: torch.profiler's steps and lab's forwards are all that marks a phase."""
-    problems = [f"{label}: {text}" for text in (*trace.problems, *sentences(trace.lacks))]
+    problems = [f"{label}: {text}" for text in trace.problems]
     recorded: list[RecordedOp] = []
     generation = None
     try:
@@ -124,6 +177,21 @@ def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool) -> RankDat
     owner = link_ops(trace) if on_gpu else rows
     call = align(trace.ops, names, marks.spans_ns, recorded)
     when = launch_times(trace, owner) if on_gpu else trace.ops.ts_ns[rows]
+    frames = read_frames(trail.trace) if trace.meta.stacks else None
+    paths = frames.modules(trace.ops.pid, trace.ops.tid, trace.ops.ts_ns) if frames else []
+    op_rule = _rules(trace, owner) if on_gpu else np.where(owner >= 0, "external_id", "none").astype(object)
+    replayed = None
+    if beside.captures or (on_gpu and of_graphs(trace, launch_calls(trace)).any()):
+        replayed = read_replayed(trail.rank, trace, frames, beside.captures, len(trace.ops))
+        owner = np.where(replayed.inside, replayed.owner, owner) if on_gpu else owner
+        op_rule = np.where(replayed.inside, replayed.rule, op_rule) if on_gpu else op_rule
+        problems += replayed.problems
+    problems += [f"{label}: {text}" for text in sentences(_lacks(trace, replayed))]
+    compiled = None
+    if on_gpu and any(map(is_inductor, trace.strings)):
+        joined = replayed.joined if replayed else None
+        own = Source(trail.trace, own_capture(trace, joined), frames)
+        compiled = read_compiled(trace, own, owner, joined, beside.inductor)
     return RankData(
         rank=trail.rank,
         path=trail.trace,
@@ -138,7 +206,26 @@ def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool) -> RankDat
         parent=parent,
         call=call,
         problems=[*problems, *_unaligned(trail.rank, recorded, call)],
+        op_rule=op_rule,
+        modules=[".".join(path) for path in paths],
+        layers=layers_of(paths),
+        replayed=replayed,
+        compiled=compiled,
     )
+
+
+def _lacks(trace: Trace, replayed: Replayed | None) -> tuple[Lack, ...]:
+    if replayed is None:
+        return trace.lacks
+    return (*(lack for lack in trace.lacks if lack.rule != REPLAYS), *replayed.lacks)
+
+
+def _rules(trace: Trace, owner: np.ndarray) -> np.ndarray:
+    """How each launch (n,) found its owner, of those that no graph replayed."""
+    by_id = np.append(trace.ops.external_id, -1)[owner] == trace.kernels.external_id
+    rules = np.where(by_id, "external_id", "correlation").astype(object)
+    rules[owner < 0] = "none"
+    return rules
 
 
 def _unaligned(rank: int, recorded: list[RecordedOp], call: np.ndarray) -> list[str]:

@@ -72,6 +72,11 @@ def _signature(
         modules={path: n for path, n in modules.most_common() if path},
         dur_us=spread(np.array([launches[line].dur_us for line in lines])),
         launches=lines,
+        op_rule=first.op_rule,
+        layer_rule=first.layer_rule,
+        confidence=first.confidence,
+        kernel_hash=first.kernel_hash,
+        layers=len({launches[line].layer for line in lines} - {""}),
     )
 
 

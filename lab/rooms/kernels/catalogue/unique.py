@@ -24,6 +24,10 @@ def _row(one: Signature, launches: list[Launch], total_us: float) -> dict[str, A
     same = ("sig_id", "kernel", "op", "phase", "smem_bytes", "regs", "count", "count_per_forward")
     return {
         **{name: getattr(one, name) for name in (*same, "arg_src", "kind", "bytes", "name")},
+        **{
+            name: getattr(one, name)
+            for name in ("op_rule", "layer_rule", "confidence", "layers", "kernel_hash")
+        },
         "class": one.class_,
         "overload": one.overload or "",
         "arg_summary": summary(one.args),

@@ -95,7 +95,7 @@ def _arg_of_trace(param: Param, raw: RawArgs, i: int, launches: Sequence[Launch]
     stride = raw.strides[i] if i < len(raw.strides) else []
     common: dict[str, Any] = {"name": param.name, "type": param.type, "kwarg_only": param.kwarg_only}
     if kind in DTYPES:
-        tensor = _traced_tensor(kind, raw.dims[i], stride)
+        tensor = traced_tensor(kind, raw.dims[i], stride)
         return Arg(**common, tensor=tensor, src="synthetic" if tensor.number else "recorded")
     if kind == "TensorList":
         dtype = dtype_of_launches(launches)
@@ -104,7 +104,7 @@ def _arg_of_trace(param: Param, raw: RawArgs, i: int, launches: Sequence[Launch]
         if not sizes or not all(isinstance(size, list) for size in sizes):
             raise Unresolved("the trace does not hold the sizes of a list of tensors")
         tensors = tuple(
-            _traced_tensor(dtype, size, step, number=False) for size, step in zip(sizes, steps, strict=True)
+            traced_tensor(dtype, size, step, number=False) for size, step in zip(sizes, steps, strict=True)
         )
         return Arg(**common, tensors=tensors, src="synthetic")
     if literal:
@@ -123,7 +123,7 @@ def _missing(param: Param, common: dict[str, Any], kind: str) -> Arg:
     raise Unresolved(f"the trace does not hold the argument {param.name!r} of type {param.type}")
 
 
-def _traced_tensor(kind: str, size: list[int], stride: list[int], *, number: bool | None = None) -> TensorArg:
+def traced_tensor(kind: str, size: list[int], stride: list[int], *, number: bool | None = None) -> TensorArg:
     shape = tuple(size)
     steps = tuple(stride) if len(stride) == len(shape) else contiguous_stride(shape)
     # A Python number is recorded as a 0-dim double or long; real tensors rarely are.

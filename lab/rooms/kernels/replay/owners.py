@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from lab.recordings.compiled import is_inductor
+from lab.recordings.views.launches import launches_graph
 from lab.rooms.kernels.replay.trace import Event, Op, TraceArgs
 
 # Ops that cannot be called by themselves: the op around them is replayed instead.
@@ -44,13 +46,22 @@ def find_owners(
     for index, op in enumerate(ops):
         threads[(op.event.pid, op.event.tid)].append(index)
     found = {}
+    of_graphs = graph_rows(gpu, runtime)
     for index, (_, args) in enumerate(gpu):
+        if index in of_graphs:
+            continue  # its External id is that of the op around the graph's launch
         owner = by_id.get(args.external_id, -1)
         if owner < 0 and args.correlation in runtime:
             owner = _around(ops, threads, runtime[args.correlation])
         if owner >= 0:
             found[index] = _callable(ops, owner)
     return found
+
+
+def graph_rows(gpu: Sequence[tuple[Event, TraceArgs]], runtime: dict[int, Event]) -> set[int]:
+    """Indices in `gpu` of what a graph replayed."""
+    launched = {number for number, call in runtime.items() if launches_graph(call.name)}
+    return {index for index, (_, args) in enumerate(gpu) if args.correlation in launched}
 
 
 def _around(ops: list[Op], threads: dict[tuple[Any, Any], list[int]], call: Event) -> int:
@@ -65,7 +76,11 @@ def _around(ops: list[Op], threads: dict[tuple[Any, Any], list[int]], call: Even
 
 def _callable(ops: list[Op], op: int) -> int:
     """The nearest op, from `op` upwards, that can be called by itself."""
-    while ops[op].parent >= 0 and (INTERNAL.match(ops[op].event.name) or "::" not in ops[op].event.name):
+    while (
+        ops[op].parent >= 0
+        and not is_inductor(ops[op].event.name)
+        and (INTERNAL.match(ops[op].event.name) or "::" not in ops[op].event.name)
+    ):
         op = ops[op].parent
     return op
 
@@ -76,7 +91,8 @@ def gather(ops: list[Op], owners: dict[int, int]) -> dict[int, int]:
     for owner in launching:
         best, above = owner, ops[owner].parent
         while above >= 0:
-            best, above = (above if above in launching else best), ops[above].parent
+            callable_ = above in launching and "::" in ops[above].event.name
+            best, above = (above if callable_ else best), ops[above].parent
         outermost[owner] = best
     return {launch: outermost[owner] for launch, owner in owners.items()}
 
@@ -87,4 +103,8 @@ def why_orphan(name: str, op: Op | None) -> str:
         return "a collective: replayed apart, by size"
     if op is None:
         return "no op owns it"
-    return "" if "::" in op.event.name else f"launched by {op.event.name!r}, which is no registered op"
+    return (
+        ""
+        if "::" in op.event.name or is_inductor(op.event.name)
+        else f"launched by {op.event.name!r}, which is no registered op"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core.run import Run
@@ -13,13 +14,17 @@ from lab.rooms.kernels.trails import Trail, read_json, trails
 
 
 def read_source(
-    source: Path, execution_trace: Path | None = None, recorded_ops: Path | None = None, rank: int = 0
+    source: Path,
+    execution_trace: Path | None = None,
+    recorded_ops: Path | None = None,
+    rank: int = 0,
+    inductor: Sequence[Path] = (),
 ) -> ReplayPlan:
     """The plan of a trace file, or of one rank of a run. Raises MissingError, UsageError and BadDataError."""
     if not source.exists():
         raise MissingError("no such run or trace", where=source)
     if source.is_file():
-        return read_plan(source, execution_trace, recorded_ops)
+        return read_plan(source, execution_trace, recorded_ops, inductor=inductor)
     trail = _trail(source, rank)
     made = read_json(trail.generation, Generation) if trail.generation else None
     return read_plan(
@@ -29,6 +34,7 @@ def read_source(
         run=str(source),
         state=made.flags if made else {},
         config=_config_of(source, made),
+        inductor=inductor,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -13,6 +13,7 @@ from lab.rooms.kernels.replay.args import Call, Launch, Orphan, RawArgs, Signatu
 from lab.rooms.kernels.replay.cpu_ops import working
 from lab.rooms.kernels.replay.described import Described, from_execution_trace, from_recorder
 from lab.rooms.kernels.replay.forwards import ForwardSpans
+from lab.rooms.kernels.replay.inductor import InductorKernels, is_inductor
 from lab.rooms.kernels.replay.owners import why_orphan
 from lab.rooms.kernels.replay.recorded_calls import RecordedCalls
 from lab.rooms.kernels.replay.schemas import Unresolved
@@ -22,21 +23,34 @@ from lab.rooms.kernels.replay.trace import Event, Op, TraceArgs, as_number, laun
 class SignatureBook:
     """Signatures and calls in the order they are added; equal calls share a signature."""
 
-    def __init__(self, ops: list[Op], nodes: dict[int, Node], recorder: RecordedCalls) -> None:
-        self._ops, self._nodes, self._recorder = ops, nodes, recorder
+    def __init__(
+        self,
+        ops: list[Op],
+        nodes: dict[int, Node],
+        recorder: RecordedCalls,
+        inductor: InductorKernels | None = None,
+    ) -> None:
+        self._ops, self._nodes, self._recorder, self._inductor = ops, nodes, recorder, inductor
         self._index: dict[bytes, int] = {}
         self.signatures: list[Signature] = []
         self.calls: list[Call] = []
         self.orphans: list[Orphan] = []
 
     def add_launches(
-        self, gpu: Sequence[tuple[Event, TraceArgs]], owners: dict[int, int], forwards: ForwardSpans
+        self,
+        gpu: Sequence[tuple[Event, TraceArgs]],
+        owners: dict[int, int],
+        forwards: ForwardSpans,
+        of_graphs: Collection[int] = (),
     ) -> None:
         """Group launches by the op that owns them; collectives and launches without op are orphans."""
         groups: dict[int, list[int]] = defaultdict(list)
         for index, (event, args) in enumerate(gpu):
             owner = owners.get(index, -1)
             reason = why_orphan(event.name, self._ops[owner] if owner >= 0 else None)
+            if index in of_graphs:
+                reason = "a graph replayed it: replay an eager trace of the same model"
+            reason = reason or self._why_not(self._ops[owner])
             if reason:
                 self.orphans.append(Orphan(launch_of(event, args), event.dur, reason))
             else:
@@ -45,6 +59,12 @@ class SignatureBook:
             events = [gpu[index] for index in indices]
             launches = tuple(launch_of(event, args) for event, args in events)
             self._add(owner, launches, events, forwards.at(self._ops[owner].event.ts))
+
+    def _why_not(self, op: Op) -> str:
+        """Why an Inductor kernel cannot be replayed; "" for other ops."""
+        if self._inductor is None or not is_inductor(op.event.name):
+            return ""
+        return self._inductor.reason(op)
 
     def add_leaves(self, forwards: ForwardSpans) -> None:
         """Without a GPU: every op that works on data, with its own time instead of a kernel's."""
@@ -103,6 +123,8 @@ class SignatureBook:
         op, call = self._ops[owner], self._recorder.call(owner)
         node = self._nodes.get(op.args.rf_id)
         try:
+            if self._inductor is not None and is_inductor(op.event.name):
+                return self._inductor.describe(op)
             if node is not None and node.name == op.event.name and node.op_schema:
                 return from_execution_trace(node, call)
             if call is not None and not self._nodes:

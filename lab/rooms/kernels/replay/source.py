@@ -6,6 +6,7 @@ there, otherwise from the recorder, otherwise from the trace itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from lab.rooms.kernels.catalogue.execution_trace import read_execution_trace
 from lab.rooms.kernels.replay.args import Origin, ReplayPlan
 from lab.rooms.kernels.replay.cpu_ops import working
 from lab.rooms.kernels.replay.forwards import ForwardSpans
-from lab.rooms.kernels.replay.owners import find_owners, gather, nest
+from lab.rooms.kernels.replay.inductor import InductorKernels, is_inductor
+from lab.rooms.kernels.replay.owners import find_owners, gather, graph_rows, nest
 from lab.rooms.kernels.replay.recorded_calls import RecordedCalls
 from lab.rooms.kernels.replay.signatures import SignatureBook
 from lab.rooms.kernels.replay.trace import decode_trace, sort_events
@@ -28,8 +30,9 @@ def read_plan(
     run: str = "",
     state: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
+    inductor: Sequence[Path] = (),
 ) -> ReplayPlan:
-    """Everything a replay of `trace` needs.
+    """Everything a replay of `trace` needs. inductor: folders with the files of Inductor's kernels.
 
     Raises MissingError and BadDataError for files that cannot be read.
     """
@@ -44,11 +47,12 @@ def read_plan(
     nodes = read_execution_trace(execution_trace) if execution_trace else {}
     nest(ops)
     recorder = RecordedCalls(ops, marks, recorded_ops)
-    book, forwards = SignatureBook(ops, nodes, recorder), ForwardSpans(marks, ops)
+    generated = InductorKernels(trace, inductor) if any(is_inductor(op.event.name) for op in ops) else None
+    book, forwards = SignatureBook(ops, nodes, recorder, generated), ForwardSpans(marks, ops)
     if gpu:
         owners = find_owners(ops, gpu, runtime)
         owners = owners if nodes else recorder.recorded_owners(owners, ops)
-        book.add_launches(gpu, gather(ops, owners), forwards)
+        book.add_launches(gpu, gather(ops, owners), forwards, graph_rows(gpu, runtime))
     else:
         book.add_leaves(forwards)
     if nodes and not any(signature.args is not None for signature in book.signatures):
@@ -77,6 +81,7 @@ def read_plan(
         state=state or {},
         config=config or {},
         notes=_notes(execution_trace, recorded_ops),
+        kernels=tuple(generated.needed.values()) if generated else (),
     )
 
 

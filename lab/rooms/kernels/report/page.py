@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.recordings.gantt.bars import busy_table
 from lab.recordings.integrity.words import sentences
-from lab.recordings.lacks import holes
+from lab.recordings.lacks import counted, holes
 from lab.report.page import Figure, Page, Status, write_page
 from lab.report.tables import write_csv
 from lab.rooms.kernels import analyze
@@ -118,7 +118,7 @@ def write_report(
     files = [*paths, *chart, *figures, page_path]
     lacking = [*missing, *sentences(holes(found.lacks))]
     text = terminal_text(verdict, found, page_path)
-    return Findings(verdict, status, files, text, lacking, sentences(found.lacks))
+    return Findings(verdict, status, files, text, lacking, sentences(counted(found.lacks)))
 
 
 def _tables(found: Catalogue) -> dict[str, pd.DataFrame]:

@@ -8,7 +8,6 @@ import pandas as pd
 
 from lab.core.words import plural
 from lab.recordings.integrity.words import bound, integrity_lines, marked
-from lab.recordings.lacks import verdict_of
 from lab.report.page import Card
 from lab.rooms.kernels.catalogue.build import Catalogue
 
@@ -16,7 +15,7 @@ from lab.rooms.kernels.catalogue.build import Catalogue
 def verdict_sentences(found: Catalogue, tables: dict[str, pd.DataFrame], busy: pd.DataFrame) -> list[str]:
     """How much was launched, where the time goes, how busy each GPU is, where arguments come from."""
     sentences = [_count_sentence(found)]
-    if verdict_of(found.lacks) != "complete":
+    if found.lacks:
         sentences += integrity_lines(found.lacks)
     if found.signatures.device == "cpu":
         sentences.append(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from lab.core.words import plural
 from lab.rooms.nsys.analyze import CellTables
 from lab.rooms.nsys.layout import CellResult, Found
 from lab.rooms.nsys.measured import Recording
@@ -71,6 +72,9 @@ def no_answer(part: str, cell: CellData, why: str) -> Answer:
     """An answer that only states why the question is open."""
     if cell.recording is not None and not cell.recording.has_kernels:
         why = "the capture has no GPU kernels (no_gpu_data): it was made on a CPU or without GPU tracing"
+        if cell.recording.outside_steps:
+            operations = plural(cell.recording.outside_steps, "GPU operation")
+            why = f"no step owns any of the {operations} recorded (no_gpu_data): their launches are unknown"
     return Answer(part, cell.label, f"Cannot be answered: {why}.", given=False)
 
 

@@ -11,7 +11,7 @@ from lab.core.words import plural, printable
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import sentences
-from lab.recordings.lacks import holes
+from lab.recordings.lacks import counted, holes
 from lab.recordings.load import format_of, is_recording, load_capture
 from lab.recordings.processes import with_processes
 from lab.report.page import Files, Page, Section, Status, Table, write_page
@@ -113,7 +113,7 @@ def _one(path: Path, out: Path) -> Findings:
         files=written.files,
         terminal=_terminal(found, written),
         lacking=lacking,
-        incomplete=sentences(capture.lacks, processes=len(capture.processes)),
+        incomplete=sentences(counted(capture.lacks), processes=len(capture.processes)),
     )
 
 
@@ -122,7 +122,7 @@ def _summaries(capture: Capture) -> list[Summary]:
     if not len(capture.ops):
         return []
     names = phase_names(())
-    parts = projections_of(capture, "full", names, PartOptions())
+    parts = projections_of(capture, "full", names, PartOptions(), captures=())
     return summaries([(index, one) for index, one in parts if len(one.capture.ops)], names.pattern)
 
 

@@ -33,6 +33,14 @@ ATTRIBUTION = ["full", "nsys"]
 )
 @PHASE
 @PART
+@click.option(
+    "--capture",
+    "captures",
+    multiple=True,
+    metavar="FILE|FOLDER",
+    type=click.Path(path_type=Path),
+    help="Trace of the graphs' capture, or of an eager run, that names their operators. Repeatable.",
+)
 @out("Folder for ANALYSIS_SUMMARY.txt and stats_reports/*.csv.")
 @as_json("The figures")
 @REQUIRE
@@ -40,6 +48,7 @@ def summary(
     file: Path,
     attribution: str,
     phases: tuple[str, ...],
+    captures: tuple[Path, ...],
     out: Path | None,
     as_json: bool,
     require: str | None,
@@ -54,7 +63,7 @@ def summary(
         from lab.rooms.nsys.captures.summary import summaries
         from lab.rooms.nsys.captures.summary_text import summaries_text
 
-        every = projections(file, attribution, names, part)
+        every = projections(file, attribution, names, part, captures=captures)
     used = [(index, one) for index, one in every if len(one.capture.ops)]
     if not used:
         raise MissingError(
@@ -77,6 +86,7 @@ def summary(
             fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
         )
     raise_for_lacks(_lacks(every), file, require=require)
+    _raise_for_captures([one for _, one in every], captures)
 
 
 def _json(found: Sequence[Summary]) -> str:
@@ -100,6 +110,19 @@ def _idle_processes(every: Sequence[tuple[int, Projection]]) -> list[str]:
 
 def _lacks(every: Sequence[tuple[int, Projection]]) -> list[Lack]:
     return list(dict.fromkeys(lack for _, one in every for lack in one.capture.lacks))
+
+
+def _raise_for_captures(every: Sequence[Projection], captures: tuple[Path, ...]) -> None:
+    """Raise StepFailed, once all is written, where a given capture did not serve."""
+    from lab.errors import StepFailed
+
+    origins = [one.origins for one in every if one.origins is not None]
+    lines = list(dict.fromkeys(text for one in origins for text in one.problems)) if captures else []
+    if lines:
+        raise StepFailed(
+            "written, but incomplete:\n" + "\n".join(f"  {line}" for line in lines),
+            where=every[0].capture.source,
+        )
 
 
 @click.command()

@@ -23,6 +23,7 @@ from lab.recordings.projection import project
 from lab.report.page import Block, Card, Page, Points, Prose, Section, Status, Table, Timeline, write_page
 from lab.report.provenance import provenance
 from lab.report.tables import number, write_csv
+from lab.rooms.nsys.captures.part import with_origins
 from lab.rooms.nsys.captures.summary import TOP, Summary
 from lab.rooms.nsys.captures.summary_text import TOOLS
 
@@ -46,7 +47,7 @@ class Written:
 
 def write_recording(capture: Capture, found: Sequence[Summary], out: Path) -> Written:
     """report.html and tables/*.csv of one recording in `out`. Raises StorageError where it cannot write."""
-    bars = bars_of_capture(project(capture)) if len(capture.ops) else None
+    bars = bars_of_capture(project(capture, origins=with_origins(capture)[1])) if len(capture.ops) else None
     tables = _tables(capture, found)
     if bars is not None:
         tables |= {"gantt": bar_table(bars), "busy": busy_table(bars, capture.lacks)}
@@ -89,11 +90,12 @@ def _sentences(capture: Capture, found: Sequence[Summary], unknown: Sequence[str
     first = (
         f"{marked(bound(capture.lacks, 'gpu'))}{plural(kernels, 'kernel')}, "
         f"{int(dur_ns.sum()) / 1e6:,.3f} ms of kernel time, of {processes}, "
-        f"recorded by {TOOLS.get(capture.collector, capture.collector)}."
+        f"recorded by {_tool(capture)}."
     )
     axes = ", ".join(f"{axis} {verdict_of(capture.lacks, axis)}" for axis in AXES)
     recording = f"The recording is {verdict_of(capture.lacks)} ({axes})."
-    return [first, recording, *(f"{one[0].upper()}{one[1:]}." for one in unknown)]
+    untraced = [f"{lack.text[0].upper()}{lack.text[1:]}." for lack in capture.lacks if lack.untraced]
+    return [first, recording, *untraced, *(f"{one[0].upper()}{one[1:]}." for one in unknown)]
 
 
 def _cards(capture: Capture, found: Sequence[Summary]) -> list[Card]:
@@ -274,7 +276,7 @@ def _sections(
         sections.append(Section("Kernel classes", [table("classes", "Kernel time by class", few("classes"))]))
     if capture.kernels.any():
         most = tables["kernels"].groupby("process", sort=False).head(TOP)
-        most = most if len(capture.processes) > 1 else most.drop(columns="process")
+        most = most.drop(columns=["name"] if len(capture.processes) > 1 else ["name", "process"])
         caption = f"The {TOP} costliest kernels by name, over the whole recording; the CSV has all"
         sections.append(
             Section("Costliest kernels", [Table(most, caption, "tables/kernels.csv", open_rows=60)])
@@ -287,9 +289,15 @@ def _sections(
     return sections
 
 
+def _tool(capture: Capture) -> str:
+    """The tool; of a Perfetto file the program that wrote it."""
+    tool = TOOLS.get(capture.collector, capture.collector)
+    return f"{capture.info['writer']} (Perfetto file)" if "writer" in capture.info else tool
+
+
 def _recorder(capture: Capture) -> dict[str, str]:
     known = {
-        "tool": TOOLS.get(capture.collector, capture.collector),
+        "tool": _tool(capture),
         "version": capture.version or "unknown",
         "schema": capture.schema or "none",
         **capture.info,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,20 +114,34 @@ def phase_names(given: Sequence[str], *, named: bool = False) -> Any:
 
 
 def projections(
-    file: Path, attribution: str, names: Any, part: PartOptions, *, whole: bool = False
+    file: Path,
+    attribution: str,
+    names: Any,
+    part: PartOptions,
+    *,
+    whole: bool = False,
+    captures: Sequence[Path] | None = None,
 ) -> list[tuple[int, Any]]:
     """(index of the process in the recording, its projection) for each process that was asked for.
 
-    whole: all processes in one projection, unless one is asked for. Raises MissingError where the recording
-    has no such process, range or step, or nothing in the window.
+    whole: all processes in one projection, unless one is asked for. captures: recordings that name the
+    operators of graph replays; None leaves replays as they were recorded, as the reports of nsys do.
+    Raises MissingError where the recording has no such process, range or step, or nothing in the window.
     """
     from lab.recordings.load import load_capture
 
-    return projections_of(load_capture(file), attribution, names, part, whole=whole)
+    capture = load_capture(file)
+    return projections_of(capture, attribution, names, part, whole=whole, captures=captures)
 
 
 def projections_of(
-    capture: Any, attribution: str, names: Any, part: PartOptions, *, whole: bool = False
+    capture: Any,
+    attribution: str,
+    names: Any,
+    part: PartOptions,
+    *,
+    whole: bool = False,
+    captures: Sequence[Path] | None = None,
 ) -> list[tuple[int, Any]]:
     from lab.recordings.processes import single_processes, with_processes
     from lab.recordings.projection import Wanted, first_ns, project, select
@@ -155,13 +169,34 @@ def projections_of(
                 f"no process {part.process[:20]}; the recording has {pids[:300]}", where=capture.source
             )
     found: list[tuple[int, Any]] = []
+    origins = None
     errors: list[MissingError] = []
     for index, one in singles:
         try:
-            projection = project(one, attribution, names.pattern)
+            if captures is not None:
+                one, origins = with_origins(one, captures)
+            projection = project(one, attribution, names.pattern, origins)
             found.append((index, select(projection, wanted, names.pattern)))
         except MissingError as error:
             errors.append(error)
     if not found:
         raise errors[0]
     return found
+
+
+def with_origins(capture: Any, captures: Sequence[Path] = ()) -> tuple[Any, Any]:
+    """A capture of one process, judged by the captures that its replays are of, and where these came from.
+
+    None where no graph was replayed and no capture given.
+    """
+    from lab.recordings.graphs import load_sources, replays_graphs
+    from lab.recordings.graphs.batches import executed_batches
+    from lab.recordings.graphs.loss import RULE
+    from lab.recordings.graphs.origins import origins_of
+
+    if not captures and not replays_graphs(capture):
+        return capture, None
+    beside, notes = load_sources(captures, executed_batches(capture)) if captures else ([], [])
+    origins = origins_of(capture, beside)
+    lacks = (*(lack for lack in capture.lacks if lack.rule != RULE), *origins.lacks)
+    return replace(capture, problems=[*capture.problems, *notes], lacks=lacks), origins

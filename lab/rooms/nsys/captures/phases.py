@@ -70,6 +70,9 @@ def _paths_below_step(projection: Projection, steps: np.ndarray) -> list[tuple[s
     ranges = capture.ranges
     own = np.zeros(len(capture.strings) + 1, dtype=bool)
     own[ranges.name_id[ranges.kind != OP]] = True
+    if projection.origins is not None:
+        at_capture = {name for path in projection.origins.paths for name in path}
+        own |= np.array([*(text in at_capture for text in capture.strings), False])
     own &= np.array([*(_of_the_program(text) for text in capture.strings), False])
     at_step = set(projection.instances.path[steps].tolist())
     below: list[tuple[str, ...] | None] = [None if len(steps) else ()]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from lab.recordings.capture import Capture
+from lab.recordings.graphs import RULES as GRAPH_RULES
 from lab.recordings.integrity.words import as_json, bound, idle_bound
 from lab.recordings.lacks import Lack
 from lab.recordings.names import CLASSES, is_matmul, kernel_class
@@ -52,7 +53,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of a capture; rules: operations and ms by rule of attribution, over the whole capture."""
+    """The figures of a capture; rules: operations and ms by rule of attribution, over the whole capture;
+    replayed: kernels of graph replays by their operator at capture, replay_rules: how it was found."""
 
     source: str
     collector: str
@@ -66,6 +68,8 @@ class Summary:
     origins: tuple[Share, ...]
     matmul_share: float | None
     gpus: tuple[Gpu, ...]
+    replayed: tuple[Share, ...]
+    replay_rules: dict[str, tuple[int, float]]
     rules: dict[str, tuple[int, float]]
     left_out: tuple[int, float]
     problems: tuple[str, ...]
@@ -137,6 +141,8 @@ def summarise(projection: Projection, phases: re.Pattern[str] = PHASES) -> Summa
         origins=_origins(projection, kernels, num_steps),
         matmul_share=_matmul_share(by_name),
         gpus=_gpus(capture, measured),
+        replayed=_replayed(projection, kernels, num_steps),
+        replay_rules=_replay_rules(projection),
         rules=_rules(projection),
         left_out=(int(outside.sum()), int(dur_ns[outside].sum()) / 1e6),
         problems=(*capture.problems, *projection.problems),
@@ -208,6 +214,28 @@ def _origins(projection: Projection, kernels: np.ndarray, num_steps: int) -> tup
     if not linked.any():
         return ()
     return tuple(_shares(projection.capture, projection.tree.name_id[origin], linked, num_steps))
+
+
+def _replayed(projection: Projection, kernels: np.ndarray, num_steps: int) -> tuple[Share, ...]:
+    """Kernels of graph replays by their operator at capture, "" for none."""
+    origins = projection.origins
+    if origins is None or not (origins.op > 0).any():
+        return ()
+    named = replace(projection.capture, strings=origins.op_names)
+    return tuple(_shares(named, origins.op, kernels & origins.inside, num_steps))
+
+
+def _replay_rules(projection: Projection) -> dict[str, tuple[int, float]]:
+    """Operations of graph replays and ms, by how range or operator at capture were found."""
+    origins, ops = projection.origins, projection.capture.ops
+    if origins is None:
+        return {}
+    found = {}
+    for index, rule in enumerate(GRAPH_RULES):
+        mine = origins.inside & (origins.rule == index)
+        if mine.any():
+            found[rule] = (int(mine.sum()), int((ops.end_ns - ops.start_ns)[mine].sum()) / 1e6)
+    return found
 
 
 def _gpus(capture: Capture, measured: np.ndarray) -> tuple[Gpu, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lab.core.words import plural, printable
 from lab.recordings.integrity.words import bound, idle_bound, integrity_lines, marked
 from lab.recordings.names import short_name
 from lab.recordings.projection import Offer
 from lab.rooms.nsys.captures.phases import Phase
-from lab.rooms.nsys.captures.summary import Share, Summary
+from lab.rooms.nsys.captures.summary import TOP, Share, Summary
 
 _WHOLE_CAPTURE = "the whole capture"
 TOOLS = {
@@ -17,7 +18,7 @@ TOOLS = {
     "kineto": "torch.profiler",
     "rocpd": "rocprofv3 (rocpd)",
     "rpd": "rocmProfileData",
-    "pftrace": "a Perfetto trace",
+    "pftrace": "a tool that writes Perfetto files",
 }
 
 
@@ -70,7 +71,13 @@ def _lines(one: Summary) -> list[str]:
     if one.origins:
         title = f"backward kernels by the forward range they belong to, {_per_step(one)}"
         lines += ["", *_share_lines(title, one.origins, _bound(bound(one.lacks)))]
-    lines += ["", *_gpu_lines(one), "", *_rule_lines(one)]
+    if one.replayed:
+        named = tuple(
+            replace(share, name=share.name or "(no operator known)") for share in one.replayed[:TOP]
+        )
+        title = f"kernels of graph replays by their operator at capture, {_per_step(one)}"
+        lines += ["", *_share_lines(title, named, at_least)]
+    lines += ["", *_gpu_lines(one), "", *_rule_lines(one), *_replay_lines(one)]
     lines += [f"note: {offer.sentence} ({_offered(offer)})" for offer in one.offers[:8]]
     return lines + [f"note: {problem}" for problem in one.problems]
 
@@ -200,3 +207,18 @@ def _rule_lines(one: Summary) -> list[str]:
         if ops or total == 0
     ]
     return lines
+
+
+def _replay_lines(one: Summary) -> list[str]:
+    meaning = {
+        "node": "by the graph node, made inside a range of the capture",
+        "order": "by its place in the capture",
+        "name": "by its name alone",
+        "none": "nothing at capture is known",
+    }
+    if not one.replay_rules:
+        return []
+    lines = ["", f"{'how operations of graph replays found their capture':<88}{'ops':>8}{'ms':>12}"]
+    return lines + [
+        f"  {name:<14}{meaning[name]:<72}{ops:>8}{ms:>12.3f}" for name, (ops, ms) in one.replay_rules.items()
+    ]

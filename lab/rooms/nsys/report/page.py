@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from lab.recordings.integrity.words import sentences
-from lab.recordings.lacks import holes
+from lab.recordings.lacks import counted, holes
 from lab.report.page import Block, Card, Figure, Page, Points, Prose, Section, Status, Table, write_page
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nsys.answers.answer import FAILED, OK, Answer
@@ -82,7 +82,7 @@ def report(
 def incomplete(results: Results) -> list[str]:
     """One sentence per finding about the recording of each cell."""
     recorded = [(cell.label, cell.recording) for cell in results.data]
-    return [f"{name}: {text}" for name, one in recorded if one for text in sentences(one.lacks)]
+    return [f"{name}: {text}" for name, one in recorded if one for text in sentences(counted(one.lacks))]
 
 
 def missing_cells(results: Results) -> list[str]:

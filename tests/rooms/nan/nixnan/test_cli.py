@@ -108,7 +108,7 @@ def test_a_comparison_with_a_file_of_something_else_is_an_error(tmp_path):
 
 def test_a_log_given_for_a_run_is_told_apart_from_a_missing_folder(tmp_path):
     a = nixgen.write(tmp_path / "a.nixnan", log(*A[:10]))
-    assert "this is a file, not a folder" in lab("analyze", a).stderr
+    assert "lab nan parse" in lab("analyze", a).stderr, "the command for a log"
     assert "no such folder" in lab("analyze", tmp_path / "nowhere").stderr
 
 

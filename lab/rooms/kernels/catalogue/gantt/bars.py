@@ -25,8 +25,8 @@ def bars_of(ranks: Sequence[RankData]) -> Bars:
 def _frame(rank: RankData) -> pd.DataFrame:
     table = rank.trace.kernels if rank.on_gpu else rank.trace.ops
     table = table.take(rank.rows)
-    ops = rank.trace.ops
-    op_id = np.append(ops.name_id, -1)[rank.owner]
+    ops, texts, op_id = rank.trace.ops, *_owners(rank)
+    own = np.where(rank.owner < len(ops), rank.owner, -1)
     bars: pd.DataFrame = pd.DataFrame(
         {
             "rank": rank.rank,
@@ -34,23 +34,33 @@ def _frame(rank: RankData) -> pd.DataFrame:
             "stream": table.stream if rank.on_gpu else table.tid,
             "start_ns": table.ts_ns,
             "dur_us": table.dur_ns / 1000,
-            "family": _families(rank, table.name_id, op_id, table.kind if rank.on_gpu else None),
+            "family": _families(rank, texts, table.name_id, op_id, table.kind if rank.on_gpu else None),
             "name": rank.trace.text(table.name_id),
-            "op": rank.trace.text(op_id),
+            "op": np.array(texts, dtype=object)[op_id],
             "module": _modules(rank),
             "phase": np.array([*rank.marks.phases, ""], dtype=object)[rank.mark],
-            "shapes": rank.trace.text(np.append(ops.dims_id, -1)[rank.owner]),
+            "shapes": rank.trace.text(np.append(ops.dims_id, -1)[own]),
         }
     )
     return bars
 
 
-def _families(rank: RankData, name_id: np.ndarray, op_id: np.ndarray, kind: np.ndarray | None) -> np.ndarray:
+def _owners(rank: RankData) -> tuple[list[str], np.ndarray]:
+    """Texts, "" at the end, and the index of its owner's name (n,) of each launch, replayed ones included."""
+    trace = rank.trace
+    borrowed = [op.name for op in rank.replayed.ops] if rank.replayed else []
+    names = len(trace.strings) + np.arange(len(borrowed))
+    op_id: np.ndarray = np.concatenate([trace.ops.name_id, names, [-1]])[rank.owner]
+    return [*trace.strings, *borrowed, ""], op_id
+
+
+def _families(
+    rank: RankData, texts: list[str], name_id: np.ndarray, op_id: np.ndarray, kind: np.ndarray | None
+) -> np.ndarray:
     """The family (n,) of each launch by its kernel, op and kind; each combination is looked up once."""
     kinds = np.full(len(name_id), -1) if kind is None else kind.astype(np.int64)
     keys = np.stack([name_id, op_id, kinds], axis=1)
     used, which = np.unique(keys, axis=0, return_inverse=True)
-    texts = [*rank.trace.strings, ""]
     found = np.array(
         [FAMILY_OF[class_of_launch(texts[a], texts[b], KINDS.get(c, "cpu_op"))] for a, b, c in used.tolist()],
         dtype=np.int8,
@@ -62,10 +72,16 @@ def _families(rank: RankData, name_id: np.ndarray, op_id: np.ndarray, kind: np.n
 
 
 def _modules(rank: RankData) -> np.ndarray:
-    """The path (n,) of the module that each launch's recorded call was made in, "" where it is not known."""
+    """The path (n,) of the module around each launch's operator, "" where it is not known.
+
+    As its recorded call says, else the Python stack, else the capture of the graph that replayed it.
+    """
     paths = np.array([*(one.module_path for one in rank.recorded), ""], dtype=object)
-    call = np.append(rank.call, -1)[rank.owner]
-    found: np.ndarray = paths[call]
+    of_ops = paths[rank.call]
+    if rank.modules:
+        of_ops = np.where(of_ops == "", np.array(rank.modules, dtype=object), of_ops)
+    borrowed = [op.module_path for op in rank.replayed.ops] if rank.replayed else []
+    found: np.ndarray = np.concatenate([of_ops, np.array([*borrowed, ""], dtype=object)])[rank.owner]
     return found
 
 

@@ -28,7 +28,7 @@ def write_gantt_page(bars: Bars, out: Path, traces: Sequence[Path], lacks: Seque
     page = Page(
         title=f"Gantt of {traces[0].name}" + (f" and {len(traces) - 1} more" if len(traces) > 1 else ""),
         question="Who ran when?",
-        verdict=[_sentence(bars), *([] if verdict_of(lacks) == "complete" else integrity_lines(lacks))],
+        verdict=[_sentence(bars), *(integrity_lines(lacks) if lacks else [])],
         status="ok" if verdict_of(lacks) == "complete" else "warn",
         room="kernels",
         provenance={"Traces": {str(index): str(path) for index, path in enumerate(traces)}},

@@ -8,14 +8,17 @@ import numpy as np
 import pandas as pd
 
 from lab.errors import MissingError
-from lab.recordings.gantt.bars import FAMILIES, Bars
+from lab.recordings.gantt.bars import FAMILIES, Bars, folded
 from lab.recordings.gantt.packed import PIXELS, joined
 from lab.report.figures import timeline
 from lab.stats.intervals import union
 
+MOST_ROWS = 40  # of a picture; the page has all
+
 
 def draw(bars: Bars, *, step: str | None = None) -> Any:
-    """A matplotlib Figure: one row per stream and group, families by colour."""
+    """A matplotlib Figure: one row per stream and group, families by colour; rows of little time as one."""
+    bars = folded(bars, MOST_ROWS)
     low_us, high_us = window(bars, step)
     shown = merged(bars, low_us, high_us)
     bands = [

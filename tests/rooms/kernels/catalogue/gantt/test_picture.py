@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lab.errors import MissingError
-from lab.recordings.gantt.bars import FAMILIES
+from lab.recordings.gantt.bars import FAMILIES, folded
 from lab.recordings.gantt.packed import packed
 from lab.rooms.kernels.catalogue.gantt.bars import bars_of
-from lab.rooms.kernels.catalogue.gantt.picture import merged, window
+from lab.rooms.kernels.catalogue.gantt.picture import MOST_ROWS, draw, merged, window
 from lab.rooms.kernels.catalogue.rank import read_rank
 from lab.rooms.kernels.trails import Trail
 from tests.tracegen import TraceWriter
@@ -42,3 +42,17 @@ def test_a_zoom_shows_a_forward_and_an_unknown_one_is_an_error(bars):
     with pytest.raises(MissingError, match="decode_9") as caught:
         window(bars, "decode_9")
     assert "prefill" in caught.value.fix
+
+
+def test_many_streams_of_little_time_are_one_row_that_counts_them(tmp_path):
+    writer = TraceWriter()
+    for stream in range(100):
+        writer.kernel("nvjet_gemm", 10 * stream, 9 if stream in (13, 77) else 1, stream=stream)
+    every = bars_of([read_rank(Trail(rank=0, trace=writer.write(tmp_path / "t.json")))])
+    few = folded(every, 3)
+    assert few.rows[:2] == ["GPU 0 stream 13 compute", "GPU 0 stream 77 compute"]
+    assert few.rows[2] == "98 more rows, 84.5% of the time"
+    assert [int((few.row == row).sum()) for row in range(3)] == [1, 1, 98]
+    assert float(few.dur_us.sum()) == float(every.dur_us.sum())
+    assert len(draw(every).axes[0].get_yticks()) == MOST_ROWS
+    assert folded(few, 3) is few

@@ -1,0 +1,159 @@
+"""Python calls and modules that the profiler recorded (with_stack, with_modules), and who was inside what.
+
+They are ten times as many as all other events, so they are read in a pass of their own, and only from the
+recordings in which a module or a line is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lab.recordings.kineto.decode import EventDecoder, clean_text
+from lab.recordings.kineto.frame import decode_frame, integer_of
+from lab.recordings.kineto.times import digits_us_to_ns, float_us_to_ns
+from lab.recordings.pieces import EventPieces
+from lab.recordings.tables import Table
+from lab.recordings.views.launches import innermost, thread_nesting
+
+MODULE = "nn.Module: "
+_NUMBER = re.compile(r"_\d+\Z")
+_LINE = re.compile(r"(.+\.py)\((\d+)\): (.+)\Z")
+# Files of the framework itself: a line in them says nothing about the model.
+_FRAMEWORK = re.compile(r"(^|/)(torch|triton|torch_guard\.py|threading\.py|multiprocessing)(/|\Z)|^<")
+# Inductor names its generated files by a hash of 52 letters in base 32.
+GENERATED = re.compile(r"(^|/)c[a-z2-7]{50,52}\.py\Z")
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Python calls: Table of ts_ns, dur_ns, pid, tid, name_id; name_id indexes `names`."""
+
+    table: Table
+    names: list[str]
+
+    def modules(self, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -> list[tuple[str, ...]]:
+        """Instances of modules around each time (n,), outermost first: ("Model_0", "Block_3", "Linear_7")."""
+        is_module = np.array([name.startswith(MODULE) for name in self.names], dtype=bool)
+        table = self._only(is_module)
+        at = innermost(table, pid, tid, ts_ns)
+        parent = _parents(table)
+        known: dict[int, tuple[str, ...]] = {-1: ()}
+        return [self._chain(row, table.name_id, parent, known) for row in at.tolist()]
+
+    def _chain(
+        self, row: int, name_id: np.ndarray, parent: np.ndarray, known: dict[int, tuple[str, ...]]
+    ) -> tuple[str, ...]:
+        todo = []
+        while row not in known:
+            todo.append(row)
+            row = int(parent[row])
+        path = known[row]
+        for one in reversed(todo):
+            path = known[one] = (*path, clean_text(self.names[name_id[one]].removeprefix(MODULE)))
+        return path
+
+    def lines(self, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray, *, generated: bool) -> list[str]:
+        """`file.py:12 function` of the innermost call around each time (n,), "" where none was recorded.
+
+        generated: of a file that Inductor wrote; otherwise of neither such a file nor the framework.
+        """
+        fits = np.array([_is_line(name, generated) for name in self.names], dtype=bool)
+        table = self._only(fits)
+        found = innermost(table, pid, tid, ts_ns)
+        return [line_of(self.names[table.name_id[row]]) if row >= 0 else "" for row in found.tolist()]
+
+    def _only(self, wanted: np.ndarray) -> Table:
+        return self.table.where(wanted[self.table.name_id]) if len(self.names) else self.table
+
+
+def _is_line(name: str, generated: bool) -> bool:
+    found = _LINE.match(name)
+    if not found:
+        return False
+    return bool(GENERATED.search(found[1])) if generated else not _FRAMEWORK.search(found[1])
+
+
+def line_of(name: str) -> str:
+    """`dir/file.py(12): call` as `file.py:12 call`."""
+    found = _LINE.match(name)
+    return f"{found[1].rpartition('/')[2]}:{found[2]} {found[3]}" if found else ""
+
+
+def _parents(table: Table) -> np.ndarray:
+    """Row of the call around each row (n,) on its thread, or -1."""
+    parent = np.full(len(table), -1, dtype=np.int64)
+    for pid, tid in sorted(set(zip(table.pid.tolist(), table.tid.tolist(), strict=True))):
+        rows, above = thread_nesting(table, pid, tid)
+        parent[rows] = np.where(above >= 0, rows[above], -1)
+    return parent
+
+
+def layers_of(paths: list[tuple[str, ...]]) -> list[str]:
+    """The layer in each module path (n,): its outermost instance beside others of its class, "" for none."""
+    siblings: dict[tuple[tuple[str, ...], str], set[str]] = {}
+    for path in set(paths):
+        for depth, name in enumerate(path):
+            siblings.setdefault((path[:depth], class_of(name)), set()).add(name)
+    known = {
+        path: next(
+            (name for depth, name in enumerate(path) if len(siblings[path[:depth], class_of(name)]) > 1),
+            "",
+        )
+        for path in set(paths)
+    }
+    return [known[path] for path in paths]
+
+
+def class_of(module: str) -> str:
+    """`Linear` of `Linear_7`."""
+    return _NUMBER.sub("", module)
+
+
+def read_frames(path: Path) -> Frames:
+    """The Python calls of a Kineto file, times in absolute ns. Raises what `read_kineto` raises."""
+    problems: Counter[str] = Counter()
+    pieces = EventPieces(path, salvage=True)
+    decoder = EventDecoder(pieces, problems)
+    decoder.exact = True
+    names: dict[str, int] = {}
+    chunks = []
+    for piece in pieces:
+        events = [
+            event
+            for event in decoder.decode(piece)
+            if event.cat == "python_function" and _is_id(event.pid) and _is_id(event.tid)
+        ]
+        if events:
+            chunks.append(_columns(events, names))
+    base_ns = integer_of(decode_frame(pieces, problems).get("baseTimeNanoseconds")) or 0
+    columns = {
+        name: np.concatenate([np.empty(0, dtype=np.int64), *(chunk[name] for chunk in chunks)])
+        for name in ("ts_ns", "dur_ns", "pid", "tid", "name_id")
+    }
+    columns["ts_ns"] += base_ns if 0 <= base_ns < 2**62 else 0
+    return Frames(Table(columns), list(names))
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and abs(value) < 2**62
+
+
+def _columns(events: list[object], names: dict[str, int]) -> dict[str, np.ndarray]:
+    ts_ns, known = digits_us_to_ns([bytes(event.ts) for event in events])  # type: ignore[attr-defined]
+    dur_ns, _ = float_us_to_ns(np.array([event.dur for event in events]))  # type: ignore[attr-defined]
+    columns = {
+        "ts_ns": ts_ns,
+        "dur_ns": np.maximum(dur_ns, 0),
+        "pid": np.array([event.pid for event in events], dtype=np.int64),  # type: ignore[attr-defined]
+        "tid": np.array([event.tid for event in events], dtype=np.int64),  # type: ignore[attr-defined]
+        "name_id": np.array(
+            [names.setdefault(event.name, len(names)) for event in events],  # type: ignore[attr-defined]
+            dtype=np.int64,
+        ),
+    }
+    return {name: column[known] for name, column in columns.items()}

@@ -1,0 +1,219 @@
+"""What a fit says of each row of a replay, and what several fits say together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lab.recordings.graphs.fit import Fit, Pattern
+from lab.recordings.graphs.frames import class_of
+from lab.recordings.graphs.replays import COPY, FILL, Words
+from lab.recordings.graphs.sequences import Sequence
+from lab.recordings.graphs.sources import Source
+
+RULES = ("none", "external_id", "correlation", "node", "order", "name")
+NONE, EXTERNAL_ID, CORRELATION, NODE, ORDER, NAME = range(len(RULES))
+# unknown: the place in the graph is not certain; none: no layers were recorded, or nothing is known.
+LAYER_RULES = ("none", "external_id", "correlation", "node", "order", "unknown")
+LAYER_UNKNOWN = LAYER_RULES.index("unknown")
+# exact: the whole sequence is equal; certain: rows are missing, this one has one place only; count: the
+# capture recorded no names; name: by the kernel's name alone.
+CONFIDENCES = ("", "exact", "certain", "count", "name")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is known of each row, columns (n,); indices of RULES, LAYER_RULES, CONFIDENCES and `Join.texts`.
+
+    source: index of `Join.sources`, op: row of its `ranges` whose arguments are those of the call, or -1;
+    call: row of its `api` that launched the row at capture, -1 where the place is not certain.
+    """
+
+    rule: np.ndarray
+    layer_rule: np.ndarray
+    confidence: np.ndarray
+    source: np.ndarray
+    op: np.ndarray
+    call: np.ndarray
+    op_name: np.ndarray
+    module: np.ndarray
+    layer: np.ndarray
+
+
+def no_rows(size: int) -> Rows:
+    def full(value: int) -> np.ndarray:
+        return np.full(size, value, dtype=np.int64)
+
+    return Rows(
+        rule=full(NONE),
+        layer_rule=full(0),
+        confidence=full(0),
+        source=full(-1),
+        op=full(-1),
+        call=full(-1),
+        op_name=full(0),
+        module=full(0),
+        layer=full(0),
+    )
+
+
+class RowMaker:
+    """Makes Rows of fits; `texts` numbers every operator, module and layer that they name."""
+
+    def __init__(self, sources: tuple[Source, ...], words: Words, forwards: Many[Sequence]) -> None:
+        self.sources, self.words, self.forwards = sources, words, forwards
+        self.texts: dict[str, int] = {"": 0}
+
+    def rows_of(self, pattern: Pattern, found: Fit) -> Rows:
+        """The rows of one replay by one fit: certain ones by place, others by name."""
+        sequence, sure = found.sequence, found.places.sure
+        at = np.where(sure, found.places.first, 0)
+        names = self._texts(self.op_names(sequence, sequence.op))
+        modules = self._texts([".".join(path) for path in sequence.modules])
+        layers = self._texts(sequence.layers)
+        owned = sure & (sequence.op[at] >= 0)
+        exact = found.num_missing == 0 and found.places.num_matched == len(pattern)
+        confidence = CONFIDENCES.index("count" if found.by == "count" else "exact" if exact else "certain")
+        rule = NODE if found.by == "node" else ORDER
+        known_layer = sure & (layers[at] > 0)
+        rows = Rows(
+            rule=np.where(owned, rule, NONE),
+            layer_rule=np.where(known_layer, rule, 0),
+            confidence=np.where(owned, confidence, 0),
+            source=np.where(sure, sequence.source, -1),
+            call=np.where(sure, sequence.call[at], -1),
+            op=np.where(owned, sequence.op[at], -1),
+            op_name=np.where(owned, names[at], 0),
+            module=np.where(sure, modules[at], 0),
+            layer=np.where(known_layer, layers[at], 0),
+        )
+        self._drop_other_shapes(pattern, found, rows)
+        self._by_name(pattern, found, rows, names, any(sequence.layers))
+        return rows
+
+    def _drop_other_shapes(self, pattern: Pattern, found: Fit, rows: Rows) -> None:
+        """Of a row with another grid than its launch, the operator is right and its shapes are not."""
+        sure = np.flatnonzero(found.places.sure)
+        mine, theirs = pattern.geometry[sure], found.sequence.geometry[found.places.first[sure]]
+        other = (mine[:, 0] > 0) & (theirs[:, 0] > 0) & (mine != theirs).any(axis=1)
+        rows.op[sure[other]] = -1
+
+    def _by_name(self, pattern: Pattern, found: Fit, rows: Rows, names: np.ndarray, layered: bool) -> None:
+        """Rows without a certain place: what all launches of their name have in common, where they may be."""
+        sequence, known = found.sequence, {}
+        for row in np.flatnonzero(~found.places.sure).tolist():
+            low, high = int(found.places.first[row]), int(found.places.last[row])
+            key = (int(pattern.words[row]), low, high)
+            if key not in known:
+                known[key] = self._common(sequence, names, *key)
+            name, module, op = known[key]
+            if name:
+                rows.rule[row], rows.confidence[row] = NAME, CONFIDENCES.index("name")
+                rows.op_name[row], rows.module[row] = name, module
+                rows.op[row], rows.source[row] = op, sequence.source
+            rows.layer_rule[row] = LAYER_UNKNOWN if layered else 0
+
+    def _common(
+        self, sequence: Sequence, names: np.ndarray, word: int, low: int, high: int
+    ) -> tuple[int, int, int]:
+        """(operator, module, row with its arguments) of all launches of a name between two places."""
+        at = np.flatnonzero(sequence.words == word)
+        if low >= 0:
+            at = at[(at >= low) & (at <= high)]
+        if not len(at) or len(set(names[at].tolist())) > 1 or (sequence.op[at] < 0).any():
+            return 0, 0, -1
+        paths = {tuple(map(class_of, sequence.modules[index])) for index in at.tolist()}
+        module = self._text(".".join(paths.pop())) if len(paths) == 1 else 0
+        shapes = {self._shape(sequence.source, int(row)) for row in sequence.op[at].tolist()}
+        return int(names[at[0]]), module, int(sequence.op[at[0]]) if len(shapes) == 1 else -1
+
+    def _shape(self, source: int, row: int) -> tuple[int, ...]:
+        ranges = self.sources[source].capture.ranges
+        return tuple(
+            int(getattr(ranges, name)[row]) for name in ("dims_id", "types_id", "strides_id", "concrete_id")
+        )
+
+    def agreed(self, pattern: Pattern, ties: list[Fit]) -> Rows:
+        """What all fits of one rank say; where they differ the row is known less well, or not at all.
+
+        Those with modules come first: a recording without modules does not contradict them.
+        """
+        first = self.rows_of(pattern, ties[0])
+        for tie in ties[1:]:
+            other = self.rows_of(pattern, tie)
+            if not any(tie.sequence.modules) and any(ties[0].sequence.modules):
+                other = replace(other, module=first.module.copy(), layer=first.layer.copy())
+            self._weaken(first, other)
+        return first
+
+    def _weaken(self, rows: Rows, other: Rows) -> None:
+        apart = rows.op_name != other.op_name
+        for name, empty in (("rule", NONE), ("confidence", 0), ("op", -1), ("op_name", 0)):
+            getattr(rows, name)[apart] = empty
+        rows.call[(rows.call != other.call) | (rows.source != other.source)] = -1
+        rows.module[apart] = rows.layer[apart] = 0
+        texts = list(self.texts)
+        modules = np.flatnonzero((rows.module != other.module) & ~apart)
+        for row in modules.tolist():
+            paths = [texts[int(one.module[row])].split(".") for one in (rows, other)]
+            mine, theirs = (".".join(map(class_of, path)) for path in paths)
+            rows.module[row] = self._text(mine) if mine == theirs else 0
+        unsure = (rows.layer != other.layer) | np.isin(np.arange(len(apart)), modules)
+        rows.layer_rule[unsure & (rows.layer_rule > 0)] = LAYER_UNKNOWN
+        rows.layer[unsure] = 0
+        for row in np.flatnonzero((rows.op >= 0) & (other.op >= 0)).tolist():
+            shapes = [self._args(int(one.source[row]), int(one.op[row])) for one in (rows, other)]
+            if shapes[0] != shapes[1]:
+                rows.op[row] = -1
+        rows.op[other.op < 0] = -1
+
+    def _args(self, source: int, row: int) -> tuple[str, ...]:
+        capture = self.sources[source].capture
+        return tuple(capture.name(index) for index in self._shape(source, row))
+
+    def with_modules(self, rows: Rows, eager_rows: Rows) -> Rows:
+        """Modules of an eager run for the rows that agree with it in their operator, where none is known."""
+        take = (rows.module == 0) & (eager_rows.module > 0) & (rows.op_name == eager_rows.op_name)
+        module = np.where(take, eager_rows.module, rows.module)
+        layer = np.where(take & (rows.layer == 0), eager_rows.layer, rows.layer)
+        layer_rule = np.where(take & (rows.layer == 0), eager_rows.layer_rule, rows.layer_rule)
+        return replace(rows, module=module, layer=layer, layer_rule=layer_rule)
+
+    def by_own_names(self, pattern: Pattern) -> Rows:
+        """Without a capture: the operator that launches kernels of this name elsewhere in the same run."""
+        rows = no_rows(len(pattern))
+        known = self._own_names()
+        for index, word in enumerate(pattern.words.tolist()):
+            if name := known.get(word, 0):
+                rows.rule[index], rows.confidence[index] = NAME, CONFIDENCES.index("name")
+                rows.op_name[index] = name
+        return rows
+
+    def _own_names(self) -> dict[int, int]:
+        if not hasattr(self, "_names"):
+            found: dict[int, set[int]] = defaultdict(set)
+            for one in self.forwards:
+                if one.source == 0:
+                    names = self._texts(self.op_names(one, one.op))
+                    for word, name in zip(one.words.tolist(), names.tolist(), strict=True):
+                        found[word].add(name)
+            self._names = {
+                word: next(iter(names))
+                for word, names in found.items()
+                if len(names) == 1 and word >= 0 and self.words.list[word] not in (COPY, FILL)
+            }
+        return self._names
+
+    def op_names(self, sequence: Sequence, rows: np.ndarray) -> list[str]:
+        capture = self.sources[sequence.source].capture
+        ids = np.append(capture.ranges.name_id, -1)[rows]
+        return [capture.name(int(index)) for index in ids]
+
+    def _text(self, text: str) -> int:
+        return self.texts.setdefault(text, len(self.texts))
+
+    def _texts(self, texts: Many[str]) -> np.ndarray:
+        return np.array([self._text(text) for text in texts], dtype=np.int64)

@@ -1,0 +1,234 @@
+"""The launches of a captured graph, or of an eager forward, in order: what a replay is matched with."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, MEMSET, OP, Capture
+from lab.recordings.graphs import calls
+from lab.recordings.graphs.frames import Frames, layers_of
+from lab.recordings.graphs.replays import COPY, FILL, Words, words_of_rows
+from lab.recordings.views.launches import first_index
+
+CAPTURED, EAGER = "capture", "eager run"
+_BATCH = re.compile(r"capture_(\d+)_(\w+)\Z")
+_COMPILED = re.compile(r"## Call CompiledFxGraph ")
+_GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+# A trace may hold many different ranges; a forward of the replay's length is among the nearest in length.
+MAX_EAGER = 128
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Launches in order, columns (m,). source: index of its recording; number: of its window there.
+
+    words: names, -1 unknown (CUDA records none at capture); kinds: of capture.KERNEL and so on; api: the
+    call's name id; op: row of that recording's `ranges`, or -1; geometry (m, 6), -1 unknown; modules: paths.
+    batch: for how many sequences it was captured, None unknown.
+    """
+
+    source: int
+    number: int
+    origin: str
+    label: str
+    batch: int | None
+    words: np.ndarray
+    kinds: np.ndarray
+    api: np.ndarray
+    call: np.ndarray
+    op: np.ndarray
+    geometry: np.ndarray
+    modules: list[tuple[str, ...]]
+    layers: list[str]
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+
+def captured(
+    capture: Capture, source: int, words: Words, frames: Frames | None, batch: int | None = None
+) -> tuple[list[Sequence], list[str]]:
+    """The graphs that were captured while this was recorded, by start; and what was odd about them."""
+    begins = np.flatnonzero(calls.calls_that(capture, calls.begins_capture))
+    if not len(begins):
+        return [], []
+    windows, problems = _windows(capture, begins)
+    api = capture.api
+    with_rows = first_index(
+        calls.process_keys(api.process, api.corr), calls.process_keys(capture.ops.process, capture.ops.corr)
+    )
+    work = calls.calls_that(capture, calls.launches_work)
+    with_rows = np.where(work, with_rows, -1)
+    work &= with_rows < 0
+    order = np.argsort(api.start_ns, kind="stable")
+    found = []
+    for number, (process, tid, start, end) in enumerate(windows):
+        within = (api.process == process) & (api.start_ns >= start) & (api.start_ns < end)
+        # A thread that also launches eagerly takes no part in the capture; autograd's thread does.
+        eager_tids = set(api.tid[within & (with_rows >= 0)].tolist()) - {tid}
+        inside = work & within & ~np.isin(api.tid, list(eager_tids))
+        rows = order[inside[order]]
+        if len(rows):
+            label, known = _label(capture, process, start)
+            found.append(
+                _sequence(capture, source, number, label, known if batch is None else batch, rows, words)
+            )
+    found = [_with_modules(capture, one, frames) for one in found]
+    return _with_layers(capture, found), problems
+
+
+def _windows(capture: Capture, begins: np.ndarray) -> tuple[list[tuple[int, int, int, int]], list[str]]:
+    """(process, thread, start, end) of each capture, by start. Overlapping ones of a process become one."""
+    api = capture.api
+    ends = np.flatnonzero(calls.calls_that(capture, calls.ends_capture))
+    found: list[tuple[int, int, int, int]] = []
+    problems: list[str] = []
+    for process in np.unique(api.process[begins]).tolist():
+        marks = sorted(
+            [(int(api.start_ns[row]), 1, int(api.tid[row])) for row in begins[api.process[begins] == process]]
+            + [(int(api.end_ns[row]), -1, -1) for row in ends[api.process[ends] == process]]
+        )
+        depth, start, tid = 0, -1, -1
+        for at, step, thread in marks:
+            if step > 0 and depth == 0:
+                start, tid = at, thread
+            depth = max(0, depth + step)
+            if step < 0 and depth == 0 and start >= 0:
+                found.append((process, tid, start, at))
+                start = -1
+        if depth:
+            problems.append("a stream capture has no end in the recording: the graph is not used")
+    return sorted(found, key=lambda one: one[2]), problems
+
+
+def _label(capture: Capture, process: int, start_ns: int) -> tuple[str, int | None]:
+    """The range `capture_32_FULL` around a window and its batch size, as serving frameworks name it."""
+    ranges = capture.ranges
+    around = (ranges.process == process) & (ranges.kind != OP)
+    around &= (ranges.start_ns <= start_ns) & (ranges.end_ns >= start_ns)
+    for row in np.flatnonzero(around).tolist():
+        if match := _BATCH.match(capture.name(int(ranges.name_id[row]))):
+            return match[0], int(match[1][:9])
+    return "", None
+
+
+def _sequence(
+    capture: Capture, source: int, number: int, label: str, batch: int | None, rows: np.ndarray, words: Words
+) -> Sequence:
+    api = capture.api.take(rows)
+    named = words.of(capture.strings, api.kernel_id)
+    names = [capture.name(int(index)) for index in api.name_id]
+    copy = np.array([calls.copies(name) for name in names], dtype=bool)
+    fill = np.array([calls.fills(name) for name in names], dtype=bool)
+    return Sequence(
+        source=source,
+        number=number,
+        origin=CAPTURED,
+        label=label,
+        batch=batch,
+        words=np.where(copy, words[COPY], np.where(fill, words[FILL], named)),
+        kinds=np.where(copy, MEMCPY, np.where(fill, MEMSET, KERNEL)),
+        api=api.name_id,
+        call=rows,
+        op=calls.operators(capture, api.external_id, rows),
+        geometry=np.full((len(rows), 6), -1),
+        modules=[()] * len(rows),
+        layers=[""] * len(rows),
+    )
+
+
+def eager(
+    capture: Capture, source: int, words: Words, frames: Frames | None, near: int | None = None
+) -> list[Sequence]:
+    """Forwards that were launched one by one: what each range of the program launched, and all of it.
+
+    near: the length of the replay that is looked for; the MAX_EAGER nearest in length, and the whole.
+    """
+    call = calls.call_of(capture)
+    alone = ~calls.in_graph(capture, call) & (call >= 0) & (capture.ops.kind != GRAPH)
+    rows = np.flatnonzero(alone)
+    rows = rows[np.lexsort((capture.ops.start_ns[rows], capture.api.start_ns[call[rows]]))]
+    if not len(rows):
+        return []
+    ops, made = capture.ops.take(rows), call[rows]
+    at_ns = capture.api.start_ns[made]
+    op = calls.operators(capture, ops.external_id, made)
+    whole = Sequence(
+        source=source,
+        number=0,
+        origin=EAGER,
+        label="",
+        batch=None,
+        words=words_of_rows(capture, words)[rows],
+        kinds=ops.kind.astype(np.int64),
+        api=capture.api.name_id[made],
+        call=made,
+        op=op,
+        geometry=np.stack([getattr(ops, name) for name in _GEOMETRY], axis=1),
+        modules=[()] * len(rows),
+        layers=[""] * len(rows),
+    )
+    whole = _with_layers(capture, [_with_modules(capture, whole, frames)])[0]
+    spans: dict[tuple[int, int], str] = {(0, len(rows)): ""}
+    ranges = capture.ranges
+    own = np.flatnonzero(ranges.kind != OP)
+    low, high = (np.searchsorted(at_ns, ns) for ns in (ranges.start_ns[own], ranges.end_ns[own]))
+    for row in np.flatnonzero(high > low).tolist():
+        spans.setdefault((int(low[row]), int(high[row])), capture.name(int(ranges.name_id[own[row]])))
+    distinct = _distinct(capture, whole, list(spans))
+    target = near or len(rows)
+    nearest = sorted(distinct, key=lambda span: (abs(span[1] - span[0] - target), span))[:MAX_EAGER]
+    nearest = list(dict.fromkeys([*nearest, (0, len(rows))]))
+    return [_part(whole, number, low, high, spans[low, high]) for number, (low, high) in enumerate(nearest)]
+
+
+def _distinct(capture: Capture, whole: Sequence, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """One span of each kind: steps repeat the same launches of the same operators, shapes and modules."""
+    ids = [np.append(getattr(capture.ranges, name), -1)[whole.op] for name in ("name_id", "dims_id")]
+    paths: dict[tuple[str, ...], int] = {}
+    module = np.array([paths.setdefault(path, len(paths)) for path in whole.modules], dtype=np.int64)
+    rows = np.column_stack([whole.words, *ids, module, whole.geometry]).astype(np.int64)
+    found: dict[bytes, tuple[int, int]] = {}
+    for low, high in spans:
+        found.setdefault(hashlib.blake2b(rows[low:high].tobytes()).digest(), (low, high))
+    return list(found.values())
+
+
+def _part(whole: Sequence, number: int, low: int, high: int, label: str) -> Sequence:
+    columns = ("words", "kinds", "api", "call", "op", "geometry", "modules", "layers")
+    return replace(
+        whole, number=number, label=label, **{name: getattr(whole, name)[low:high] for name in columns}
+    )
+
+
+def _with_modules(capture: Capture, one: Sequence, frames: Frames | None) -> Sequence:
+    api = capture.api.take(one.call)
+    if frames is None or not len(frames.table):
+        return one
+    return replace(one, modules=frames.modules(api.pid, api.tid, api.start_ns))
+
+
+def _with_layers(capture: Capture, several: list[Sequence]) -> list[Sequence]:
+    """Layers of sequences of one recording, in which each may be a piece of the model."""
+    layers = iter(layers_of([path for one in several for path in one.modules]))
+    known = [replace(one, layers=[next(layers) for _ in one.modules]) for one in several]
+    if any(any(one.layers) for one in known):
+        return known
+    return [replace(one, layers=_compiled_calls(capture, one)) for one in several]
+
+
+def _compiled_calls(capture: Capture, one: Sequence) -> list[str]:
+    """In a compiled model the i-th call of a compiled graph stands for the layer; "" where there is one."""
+    texts = np.array([*map(bool, map(_COMPILED.match, capture.strings)), False])
+    ranges, at_ns = capture.ranges, capture.api.start_ns[one.call]
+    rows = np.flatnonzero(texts[ranges.name_id] & (ranges.kind != OP))
+    if len(at_ns):
+        rows = rows[(ranges.end_ns[rows] >= at_ns.min()) & (ranges.start_ns[rows] <= at_ns.max())]
+    if len(rows) < 2 or not len(at_ns):
+        return [""] * len(one)
+    index = np.searchsorted(np.sort(ranges.start_ns[rows]), at_ns, side="right") - 1
+    return [f"CompiledFxGraph_{number}" if number >= 0 else "" for number in index.tolist()]

@@ -1,0 +1,154 @@
+"""`--capture FILE|FOLDER`: the recordings beside a replay that hold its operators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from lab.core.words import plural
+from lab.errors import BadDataError, LabError, MissingError
+from lab.recordings.capture import Capture
+from lab.recordings.graphs.frames import Frames, read_frames
+from lab.recordings.pieces import is_json
+
+DETAILS = "execution_details.json"
+_DETAILS_BYTES = 16 << 20
+MAX_FILES = 512
+_SUFFIXES = (".json", ".json.gz")
+_BATCH = re.compile(r"(?:^|_)bs_(\d{1,9})_")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One recording to take operators from. batch, mode: as execution_details.json says, None unknown.
+
+    folder: the one it was found in, None for a file that was named itself.
+    """
+
+    path: Path
+    capture: Capture
+    frames: Frames | None = None
+    batch: int | None = None
+    mode: str | None = None
+    rank: int | None = None
+    folder: Path | None = None
+
+
+class _Detail(msgspec.Struct):
+    file: str
+    batch_size: int | None = None
+    mode: str | None = None
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    batch: int | None = None
+    mode: str | None = None
+
+
+def load_sources(
+    paths: Sequence[Path], executed: Sequence[int | None] = (None,)
+) -> tuple[list[Source], list[str]]:
+    """The recordings at `paths`, files or folders, and what was odd.
+
+    executed: the batch sizes of the replays. Where every one is known and the folder says which file is of
+    which batch, only those files are read that a server would have replayed: the smallest captured batch that
+    is large enough.
+
+    Raises MissingError for an absent path or a folder without recordings; BadDataError for a damaged
+    execution_details.json or a recording that cannot be read.
+    """
+    found: list[Source] = []
+    problems: list[str] = []
+    for path in paths:
+        if not path.exists():
+            raise MissingError("no such capture", where=path)
+        files, notes = _listed(path) if path.is_dir() else ([_File(path)], [])
+        problems += notes
+        folder = path if path.is_dir() else None
+        found += [_read(one, folder) for one in _needed(files, executed)]
+    return found, problems
+
+
+def own_source(path: Path, capture: Capture, *, stacks: bool) -> Source:
+    """The replay's own recording as a source; stacks: it holds Python calls."""
+    return Source(path, capture, read_frames(path) if stacks else None)
+
+
+def _listed(folder: Path) -> tuple[list[_File], list[str]]:
+    details = folder / DETAILS
+    if details.is_file():
+        return _from_details(folder, details)
+    files = sorted(path for path in folder.iterdir() if path.name.endswith(_SUFFIXES) and path.is_file())
+    if not files:
+        raise MissingError(
+            f"this folder holds neither {DETAILS} nor a trace",
+            where=folder,
+            fix="name the folder that vLLM or SGLang wrote its capture traces to, or a trace",
+        )
+    if len(files) > MAX_FILES:
+        raise BadDataError(f"more than {MAX_FILES} traces", where=folder, fix="name the capture's own trace")
+    named = [_BATCH.search(path.name) for path in files]
+    return [
+        _File(path, int(match[1]) if match else None) for path, match in zip(files, named, strict=True)
+    ], []
+
+
+def _from_details(folder: Path, details: Path) -> tuple[list[_File], list[str]]:
+    try:
+        with details.open("rb") as file:
+            text = file.read(_DETAILS_BYTES + 1)
+    except OSError as error:
+        raise MissingError(f"cannot be read: {error.strerror}", where=details) from error
+    if len(text) > _DETAILS_BYTES:
+        raise BadDataError("too large to be a list of captures", where=details)
+    try:
+        rows = msgspec.json.decode(text, type=list[_Detail])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadDataError(f"not a list of captures: {error}", where=details) from error
+    files, absent = [], []
+    for row in rows[:MAX_FILES]:
+        inside = Path(row.file).name == row.file and row.file not in ("", ".", "..")
+        if inside and (folder / row.file).is_file():
+            files.append(_File(folder / row.file, row.batch_size, row.mode))
+        else:
+            absent.append(row.file)
+    if not files:
+        raise MissingError("none of the captures that it lists is in this folder", where=details)
+    if not absent:
+        return files, []
+    names = ", ".join(repr(name[:80]) for name in absent[:3])
+    return files, [f"{details.name}: {plural(len(absent), 'capture')} not in the folder: {names}"]
+
+
+def _needed(files: list[_File], executed: Sequence[int | None]) -> list[_File]:
+    batches = sorted({one.batch for one in files if one.batch is not None})
+    if not batches or any(one.batch is None for one in files) or any(one is None for one in executed):
+        return files
+    wanted = {next((size for size in batches if size >= (one or 0)), batches[-1]) for one in executed}
+    return [one for one in files if one.batch in wanted]
+
+
+def _read(one: _File, folder: Path | None) -> Source:
+    from lab.recordings.kineto import read_kineto
+    from lab.recordings.kineto.capture import from_kineto
+
+    if not is_json(one.path):
+        raise BadDataError(
+            "not a trace of torch.profiler, which alone records operators at capture",
+            where=one.path,
+            fix="give the Kineto trace of the capture, or of an eager run of the same model",
+        )
+    try:
+        trace = read_kineto(one.path)
+    except LabError as error:
+        raise type(error)(
+            f"the capture: {error.what}", where=error.where or one.path, fix=error.fix
+        ) from error
+    frames = read_frames(one.path) if trace.meta.stacks else None
+    return Source(one.path, from_kineto(trace), frames, one.batch, one.mode, trace.meta.rank, folder)

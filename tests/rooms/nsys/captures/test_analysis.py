@@ -1,0 +1,191 @@
+"""`lab analyze` of a recording that no experiment of lab made: page, tables, summary, exit code."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from lab.cli.main import main
+from tests.recordings.sqlgen import PREFIX, Export, training_step
+from tests.tracegen import TraceWriter
+from tests.tracegen import training_step as traced_step
+
+HOSTILE = "=cmd|'/C calc'!A0 \x1b[2J<script>alert(1)</script>"
+
+
+def analyze(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["analyze", *map(str, arguments)])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def rows(path):
+    return list(csv.DictReader(path.open(newline="")))
+
+
+@pytest.fixture
+def trace(tmp_path):
+    writer = TraceWriter()
+    for number in range(3):
+        traced_step(writer, number, 1000 + 50 * number)
+    return writer.write(tmp_path / "trace.json")
+
+
+def test_a_trace_gets_a_page_with_its_phases_kernels_chart_and_verdict(trace, tmp_path, capsys):
+    out = tmp_path / "out"
+    code, said, _ = analyze(capsys, trace, "-o", out)
+    assert code == 0 and "costliest kernels" in said and str(out / "report.html") in said
+    page = (out / "report.html").read_text()
+    for title in ("Integrity", "Phases", "Kernel classes", "Costliest kernels", "Gantt"):
+        assert f"<h2>{title}</h2>" in page
+    assert "data-timeline" in page and "The recording is " in page
+    kernels = rows(out / "tables" / "kernels.csv")
+    assert sum(int(row["launches"]) for row in kernels) == 6
+    chart = rows(out / "tables" / "gantt.csv")
+    assert len(chart) == 9 and {row["op"] for row in chart} >= {"aten::mm"}, "copies are on the chart, too"
+    assert sum(float(row["share_percent"]) for row in kernels) == pytest.approx(100)
+    assert trace.parent.joinpath("trace.json").exists() and not (trace.parent / "report.html").exists()
+
+
+def test_by_default_it_writes_below_experiments_and_never_beside_the_recording(
+    trace, tmp_path, capsys, monkeypatch
+):
+    elsewhere = tmp_path / "work"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    before = sorted(trace.parent.iterdir())
+    assert analyze(capsys, trace)[0] == 0
+    assert (elsewhere / "experiments" / "trace.json_analysis" / "report.html").exists()
+    assert sorted(trace.parent.iterdir()) == before
+
+
+def test_every_process_has_rows_of_its_own(tmp_path, capsys):
+    export = Export()
+    for pid in (11, 22):
+        export.launch("gemm", (pid, 1), (10, 20), (30, 130 + pid), corr=1)
+    code, said, _ = analyze(capsys, export.write(tmp_path / "two.sqlite"), "-o", tmp_path / "out")
+    assert code == 0 and "2 processes" in said
+    kernels = rows(tmp_path / "out" / "tables" / "kernels.csv")
+    assert [(row["process"], float(row["kernel_ms"])) for row in kernels] == [
+        ("process 11", 0.000111),
+        ("process 22", 0.000122),
+    ]
+    chart = rows(tmp_path / "out" / "tables" / "gantt.csv")
+    assert [row["row"].split(" GPU")[0] for row in chart] == ["process 11", "process 22"]
+
+
+def test_hostile_names_stay_text_on_page_csv_and_terminal(tmp_path, capsys):
+    writer = TraceWriter()
+    op = writer.op(HOSTILE, 0, 5)
+    writer.kernel(HOSTILE, 10, 5, op=op)
+    code, said, _ = analyze(capsys, writer.write(tmp_path / "t.json"), "-o", tmp_path / "out")
+    assert code == 0 and "\x1b" not in said
+    assert "<script>alert" not in (tmp_path / "out" / "report.html").read_text()
+    for name in ("kernels", "gantt"):
+        (row, *_) = rows(tmp_path / "out" / "tables" / f"{name}.csv")
+        assert row["name"].startswith("'=cmd")
+
+
+def test_a_lossy_recording_has_its_page_and_exit_code_1(tmp_path, capsys):
+    writer = TraceWriter()
+    for number in range(9):
+        op = writer.op("aten::mm", 100 * number, 5)
+        writer.kernel("gemm", 100 * number + 10, 5, op=op)
+    writer.events = [one for one in writer.events if (one["cat"], one["ts"]) != ("kernel", 410)]
+    path = writer.write(tmp_path / "t.json")
+    code, said, error = analyze(capsys, path, "-o", tmp_path / "out")
+    assert code == 1 and "lossy" in said and "1 of 9 launches" in error
+    (lack,) = [row for row in rows(tmp_path / "out" / "tables" / "integrity.csv") if row["rule"] == "G"]
+    assert (lack["place"], lack["missing"], lack["of"]) == ("hole", "1", "9")
+    assert "at least" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_without_kernels_nothing_is_said_about_shares_or_idle_time(tmp_path, capsys):
+    writer = TraceWriter()
+    name = "Memcpy HtoD (Pageable -> Device)"
+    writer.event("gpu_memcpy", name, 1, 2, args={"device": 0, "stream": 7}, pid=0, tid=7)
+    code, said, error = analyze(capsys, writer.write(tmp_path / "t.json"), "-o", tmp_path / "out")
+    assert code == 1 and "no kernels were recorded" in error
+    assert "100.0%" not in said and "matrix products: 0.0%" not in said
+
+
+@pytest.mark.parametrize(
+    "text", ['{"traceEvents": []}', "{}", "[]", "", "not a recording", '{"traceEvents": [{']
+)
+def test_a_file_without_events_is_an_error_and_leaves_no_folder(tmp_path, capsys, text):
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    code, said, error = analyze(capsys, path, "-o", tmp_path / "out")
+    assert code in (4, 5) and said == "" and str(path) in error and "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_without_stringids_says_that_names_are_unknown(tmp_path, capsys):
+    path = training_step(Export()).write(tmp_path / "t.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TABLE StringIds")
+        database.commit()
+    code, said, error = analyze(capsys, path, "-o", tmp_path / "out")
+    assert code == 1 and "no StringIds: names of kernels" in error
+    assert "matrix products: 0.0%" not in said
+
+
+def test_a_folder_of_recordings_has_a_page_each_and_names_what_it_could_not_read(trace, tmp_path, capsys):
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    shutil.copy(trace, folder / "a.json")
+    training_step(Export()).write(folder / "b.sqlite")
+    (folder / "settings.json").write_text('{"who": "me"}')
+    (folder / "notes.txt").write_text("nothing")
+    (folder / "cut.json").write_text('{"traceEvents": [{"ph": "X"')
+    code, said, error = analyze(capsys, folder, "-o", tmp_path / "out")
+    assert code == 1 and "cut.json" in error and "2 recordings of 3 analysed" in said
+    for name in ("a.json", "b.sqlite"):
+        assert (tmp_path / "out" / name / "report.html").exists()
+        assert f"{name}/report.html" in (tmp_path / "out" / "report.html").read_text()
+    assert "settings.json" not in said + error
+
+
+def test_json_has_the_verdict_and_the_files(trace, tmp_path, capsys):
+    code, said, _ = analyze(capsys, trace, "-o", tmp_path / "out", "--json")
+    found = json.loads(said)
+    assert code == 0 and str(tmp_path / "out" / "report.html") in found["files"]
+    assert found["verdict"][1].startswith("The recording is ")
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "kernels", "kernel_ns"),
+    [
+        ("rocpd_ck_batched_gemm_mi300x.db.gz", 151, 2_604_546),
+        ("rocprofv3_aorta_mi350x_dispatch_1_20000.json.gz", 20_000, 2_876_374_360),
+        ("matmul_small_schema2.rpd.gz", 29, 26_399_795),
+        ("h200_decoder/nsys_graph_nodes_parquetdir", 187, None),
+        ("h200_decoder/infer_eager.json.gz", 129, None),
+    ],
+)
+def test_every_format_of_the_shared_recordings_gets_its_page(
+    shared_data, tmp_path, capsys, name, kernels, kernel_ns
+):
+    path = shared_data / "captures" / name
+    if not path.exists():
+        pytest.skip("the shared captures are not here")
+    code, _, error = analyze(capsys, path, "-o", tmp_path)
+    assert code == 0, error
+    found = rows(tmp_path / "tables" / "kernels.csv")
+    assert sum(int(row["launches"]) for row in found) == kernels
+    if kernel_ns:
+        assert sum(float(row["kernel_ms"]) for row in found) * 1e6 == pytest.approx(kernel_ns, abs=0.5)
+
+
+def test_a_table_that_is_no_kernel_table_is_no_kernel(tmp_path, capsys):
+    export = training_step(Export())
+    export.rows.pop(PREFIX + "KERNEL")
+    code, said, error = analyze(capsys, export.write(tmp_path / "t.sqlite"), "-o", tmp_path / "out")
+    assert code == 1 and "cannot be known" in error and "idle 0" not in said
