@@ -143,3 +143,40 @@ def test_a_command_that_cannot_start_is_an_error_and_no_rate(tmp_path):
     (cell,) = json.loads(done.stdout)["cells"]
     assert done.returncode == 1 and (cell["n"], cell["error"], cell["rate"]) == (0, 1, None)
     assert "cannot start" in rows(tmp_path / "out")[0]["reason"]
+
+
+def test_at_top_level_the_command_keeps_its_flags_and_gets_those_of_a_run(tmp_path, capsys, monkeypatch):
+    from lab.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as error:
+        main(["trials", "--dry-run", "--json", "-n", "2", "--", "true"])
+    plan = json.loads(capsys.readouterr().out)
+    assert error.value.code == 0 and [step["name"] for step in plan["steps"]] == ["none-0000", "none-0001"]
+
+
+def test_output_that_never_ends_a_line_and_a_command_that_leaves_children(tmp_path):
+    """Bounded memory, no escape in the table, nothing left running."""
+    code = (
+        "import subprocess, sys; subprocess.Popen(['sleep', '987']);"
+        "sys.stdout.write('=1+1(x)\\x1b[31m' + 'A' * 300000); sys.exit(3)"
+    )
+    words = ("trials", "-n", "1", "--fail", "/A{9}$/", "--", sys.executable, "-c", code)
+    done = lab("-q", "-o", "out", *words, cwd=tmp_path)
+    (row,) = rows(tmp_path / "out")
+    assert row["verdict"] == "fail" and done.returncode == 0, done.stderr
+    assert not [p for p in os.listdir("/proc") if p.isdigit() and b"sleep\x00987" in _command_of(p)]
+
+
+def _command_of(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def test_a_trial_that_runs_past_its_limit_is_an_error(tmp_path):
+    words = ("trials", "-n", "1", "--trial-timeout", "0.5", "--", "sleep", "60")
+    lab("-q", "-o", "out", *words, cwd=tmp_path)
+    assert rows(tmp_path / "out")[0]["reason"] == "ran past --trial-timeout"
