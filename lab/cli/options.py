@@ -117,7 +117,7 @@ EARLIER: list[Decorator] = [
 ]
 
 
-def make_options(as_json: bool, **flags: Any) -> Options:
+def make_options(as_json: bool = False, **flags: Any) -> Options:
     """The flags as values. Raises UsageError for an option of an engine that was not asked for."""
     engine = flags.get("engine")
     slurm = {name: flags.pop(name) for name in SlurmOptions.__struct_fields__ if name in flags}

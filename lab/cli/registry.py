@@ -63,6 +63,12 @@ ROOMS = (
         run={"semicrf": "Train, diagnose and check a streaming semi-Markov CRF."},
         smoke="semicrf check --batches 2",
     ),
+    Room(
+        "trials",
+        "How often does a command fail, and which change makes it fail less?",
+        run={"trials": "Run a command many times, in cells: how often it fails, what cures it."},
+        smoke="trials -n 3 --cell none --cell tf32_off -- python -c pass",
+    ),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -44,6 +45,9 @@ def analyse_run(run: Run, engine: Engine, options: Options, console: Console) ->
     return analyse(run.root, None, console)
 
 
+SHARED = ("run", "verdict", "status", "files", "terminal", "lacking")  # keys that every room's JSON has
+
+
 class Summary(msgspec.Struct):
     """Findings as `lab analyze --json` prints them. `paths` becomes `files`."""
 
@@ -52,6 +56,7 @@ class Summary(msgspec.Struct):
     paths: list[str] = msgspec.field(name="files")
     terminal: str
     lacking: list[str]
+    answer: dict[str, Any] = {}
 
     @property
     def files(self) -> list[Path]:
@@ -97,6 +102,7 @@ def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -
         )
     try:
         summary = msgspec.json.decode(answer, type=Summary)
+        more = {key: value for key, value in msgspec.json.decode(answer).items() if key not in SHARED}
     except msgspec.DecodeError as error:
         raise EngineError(
             f"the image and this host run incompatible versions of lab: {error}",
@@ -105,6 +111,7 @@ def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -
         ) from error
     return msgspec.structs.replace(
         summary,
+        answer=more,
         paths=[path.replace("/out", str(run.root), 1) for path in summary.paths],
         terminal=summary.terminal.replace("/out/", f"{run.root}/"),
     )

@@ -1,1 +1,3 @@
-"""Interval arithmetic (`intervals`), robust statistics (`robust`) and effects of conditions (`effects`)."""
+"""Intervals of time (`intervals`), robust statistics (`robust`), effects of conditions (`effects`), rates of
+failure (`rates`), the sequential test of a cure (`sprt`).
+"""

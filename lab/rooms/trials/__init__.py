@@ -1,0 +1,46 @@
+"""Trials: how often a command fails, and which change makes it fail less.
+
+Question: how often does it fail, what cures it, and is a cell's luck only luck?
+
+Method: the same command runs many times in cells that differ in one thing each, shuffled within blocks that
+hold every cell once. A trial passes, fails or is an error; an error is in no rate. Rates get exact intervals,
+cells are compared with the baseline by Fisher's exact test and Holm's correction, or, where the run may stop
+early, by a test that holds at every look. Time, GPU, node and speed are tested beside each claim.
+
+Source: Clopper and Pearson (1934), Fisher (1935), Wald (1945), Robbins (1970), Holm (1979); lab.stats.rates.
+
+What it cannot tell: whether a setting took effect inside the command; what a failure is, beyond its words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab.core.plan import Silent
+
+if TYPE_CHECKING:
+    from lab.core.run import Run
+    from lab.rooms.trials.report import Findings
+
+
+def recognises(folder: Path) -> bool:
+    """Whether `folder` holds a trials.csv of cells, trials and verdicts, whoever made it."""
+    from lab.rooms.trials.analyze import is_table
+
+    return is_table(folder / "trials.csv")
+
+
+def watcher(run: Run) -> Silent:
+    """Each trial leaves its result when it ends."""
+    return Silent()
+
+
+def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
+    """Results of the trials -> tables, figures, findings and report.html in `out`."""
+    from lab.errors import needs
+
+    with needs("analysis"):
+        from lab.rooms.trials.report import report
+    return report(folder, out, run)

@@ -1,0 +1,116 @@
+"""The trials of a run, or of a trials.csv that lab did not make, one row each."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.core.manifest import StepRecord
+from lab.core.run import Run
+from lab.core.step import Status
+from lab.errors import BadDataError
+from lab.rooms.trials.config import CONFIG, NOT_RUN, VERDICTS, Trial, TrialsConfig
+from lab.rooms.trials.rows import read_settings, read_trial
+
+COLUMNS = {"cell", "trial", "verdict"}
+MOST_ROWS = 1_000_000
+LOST = (Status.failed, Status.oom, Status.timeout)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Every trial once, and the settings; `missing` in sentences."""
+
+    trials: list[Trial]
+    names: list[str]
+    baseline: str
+    config: TrialsConfig | None
+    missing: list[str] = field(default_factory=list)
+
+
+def is_table(path: Path) -> bool:
+    """Whether this CSV has the columns of trials."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return set(next(csv.reader(file), [])) >= COLUMNS
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return False
+
+
+def gather(run: Run) -> Gathered:
+    """The rows of a run: what the manifest says of a step counts, not what lies in its folder."""
+    config = read_settings(run.root / CONFIG)
+    trials = [_row(run, record) for record in run.manifest.steps]
+    lost = [t for t in trials if t.verdict == NOT_RUN and t.reason != "decided before"]
+    missing = [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
+    return Gathered(trials, [one.name for one in config.cells], config.baseline, config, missing)
+
+
+def _row(run: Run, record: StepRecord) -> Trial:
+    step, outcome = record.step, record.outcome
+    if outcome is not None and outcome.status is Status.ok:
+        row = read_trial(run.folder(step))
+        if row is not None:
+            return row
+    lost = outcome is not None and (outcome.status in LOST or outcome.status is Status.ok)
+    return Trial(
+        cell=str(step.labels["cell"]),
+        trial=int(step.labels["trial"]),
+        verdict="error" if lost else NOT_RUN,
+        reason=(outcome.reason or outcome.status.value) if outcome else "did not run",
+        order=int(step.labels["order"]),
+        seed=int(step.labels["seed"]),
+        step=step.name,
+        log=f"{step.folder}/run_output.log",
+    )
+
+
+def read_table(path: Path) -> Gathered:
+    """A trials.csv of cell, trial, verdict, and where it has them order, node, step_ms and others.
+
+    The baseline is the cell `none` or `baseline`, else the first. Raises BadDataError with the row.
+    """
+    trials: list[Trial] = []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for at, row in enumerate(csv.DictReader(file), start=2):
+                if at > MOST_ROWS:
+                    raise BadDataError(f"more than {MOST_ROWS:,} trials", where=path)
+                trials.append(_of_row(row, path, at))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadDataError(f"not a table of trials: {error}", where=path) from error
+    if not trials:
+        raise BadDataError("no trials in this table", where=path)
+    seen: set[tuple[str, int]] = set()
+    for at, one in enumerate(trials, start=2):
+        if (one.cell, one.trial) in seen:
+            raise BadDataError(f"trial {one.trial} of {one.cell!r} is there twice", where=f"{path}:{at}")
+        seen.add((one.cell, one.trial))
+    names = list(dict.fromkeys(one.cell for one in trials))
+    baseline = next((name for name in ("none", "baseline") if name in names), names[0])
+    return Gathered(trials, names, baseline, None)
+
+
+def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
+    try:
+        verdict = row["verdict"]
+        if verdict not in (*VERDICTS, NOT_RUN):
+            raise ValueError(f"verdict {verdict!r} is none of {', '.join(VERDICTS)}")
+        number = row.get("step_time") or row.get("step_ms")
+        return Trial(
+            cell=row["cell"],
+            trial=int(row["trial"]),
+            verdict=verdict,
+            reason=row.get("reason") or "",
+            order=int(row["order"]) if row.get("order") else None,
+            step_time=float(number) if number else None,
+            host=row.get("host") or row.get("node") or "",
+            gpus=row.get("gpus") or "",
+            started_utc=row.get("started_utc") or "",
+            step=row.get("step") or "",
+            log=row.get("log") or "",
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadDataError(f"not a trial: {error}", where=f"{path}:{at}") from error

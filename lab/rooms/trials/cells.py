@@ -1,0 +1,140 @@
+"""Cells from the command line and from a MATRIX.yaml."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from lab.errors import ConfigError, MissingError, UsageError
+from lab.rooms.trials.config import Cell
+from lab.rooms.trials.presets import MITIGATIONS
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}\Z")
+VARIABLE = re.compile(r"[A-Za-z_]\w*\Z")
+LIMIT_BYTES = 1 << 20
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a person writes for a cell, or for one level of an axis."""
+
+    name: str | None = None
+    mitigations: tuple[str, ...] = ()
+    env: dict[str, str | int | float] = {}
+    args: tuple[str | int | float, ...] = ()
+
+
+class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A MATRIX.yaml. `axes` maps an axis to its levels; their product joins `cells`."""
+
+    command: str | tuple[str, ...]
+    fail: str = "exit!=0"
+    trials: int = 20
+    baseline: str | None = None
+    cells: tuple[str | Part, ...] = ()
+    axes: dict[str, dict[str, Part]] = {}
+    seed: int = 0
+    step_time: str | None = None
+    stop: bool = False
+
+
+def read_matrix(path: Path) -> Matrix:
+    """Raises MissingError, or ConfigError that names the field."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(LIMIT_BYTES + 1)
+    except OSError as error:
+        raise MissingError(f"cannot read the matrix: {error.strerror}", where=path) from error
+    if len(text) > LIMIT_BYTES:
+        raise ConfigError("a matrix of more than 1 MiB", where=path)
+    matrix: Matrix = msgspec_of(text, Matrix, where=str(path))
+    return matrix
+
+
+def msgspec_of(text: bytes | str, kind: Any, *, where: str) -> Any:
+    """YAML as `kind`, without aliases, which could grow without bound."""
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise ConfigError("YAML aliases are not read here", where=where)
+        return msgspec.convert(yaml.safe_load(text), kind)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not valid YAML: {str(error).splitlines()[0]}", where=where) from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"does not fit: {error}",
+            where=where,
+            fix="a cell has name, mitigations, env and args; the image is one per run: lab run --image NAME",
+        ) from error
+
+
+def cells_of(matrix: Matrix) -> tuple[Cell, ...]:
+    """The cells of a matrix, those of its axes last."""
+    listed = [cell(one) for one in matrix.cells]
+    crossed = []
+    if matrix.axes:
+        for levels in itertools.product(*(axis.items() for axis in matrix.axes.values())):
+            parts = [part for _, part in levels]
+            crossed.append(
+                _made(
+                    "-".join(str(name) for name, _ in levels),
+                    Part(
+                        mitigations=tuple(m for part in parts for m in part.mitigations),
+                        env={k: v for part in parts for k, v in part.env.items()},
+                        args=tuple(a for part in parts for a in part.args),
+                    ),
+                )
+            )
+    return checked([*listed, *crossed] or [cell("none")])
+
+
+def cell(text: str | Part) -> Cell:
+    """`none`, a preset, presets joined by `+`, or YAML: `{name: x, env: {A: 1}, args: [--flag]}`."""
+    if isinstance(text, Part):
+        return _made(text.name, text)
+    if text.lstrip().startswith("{"):
+        part = msgspec_of(text, Part, where=f"--cell {text}")
+        return _made(part.name, part)
+    return _made(text.replace("+", "-"), Part(mitigations=tuple(text.split("+"))))
+
+
+def checked(cells: list[Cell]) -> tuple[Cell, ...]:
+    """Raises UsageError for a name that two cells have."""
+    names = [one.name for one in cells]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"two cells are named {twice[0]!r}", fix="give one of them another name")
+    return tuple(cells)
+
+
+def _made(name: str | None, part: Part) -> Cell:
+    for one in part.mitigations:
+        if one not in MITIGATIONS:
+            raise UsageError(
+                f"no mitigation {one!r}",
+                fix=f"one of: {', '.join(MITIGATIONS)}; or YAML: '{{name: mine, env: {{A: 1}}}}'",
+            )
+    env = {k: v for one in part.mitigations for k, v in MITIGATIONS[one].env.items()}
+    env.update({name: _text(value) for name, value in part.env.items()})
+    if bad := [name for name in env if not VARIABLE.match(name)]:
+        raise UsageError(f"{bad[0]!r} is not the name of an environment variable")
+    args = tuple(_text(value) for value in part.args)
+    name = name or "-".join(part.mitigations) or _slug(env, args)
+    if not NAME.match(name):
+        raise UsageError(
+            f"{name!r} is not the name of a cell",
+            fix="at most 48 of a-z 0-9 . _ -, and a letter or digit first",
+        )
+    changes = "; ".join(MITIGATIONS[one].changes for one in part.mitigations)
+    return Cell(name=name, env=env, args=args, changes=changes)
+
+
+def _slug(env: dict[str, str], args: tuple[str, ...]) -> str:
+    words = [*(f"{name}-{value}" for name, value in env.items()), *args]
+    return re.sub(r"[^a-z0-9._]+", "-", "-".join(words).lower()).strip("-._")[:48] or "none"
+
+
+def _text(value: str | int | float) -> str:
+    return str(value)

@@ -1,0 +1,215 @@
+"""`lab run trials`: one command, many times, in cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lab.terminal.click_types import options_of
+from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, PATH, ZERO_OR_MORE, as_json, option, seed
+
+if TYPE_CHECKING:
+    from lab.core.plan import Experiment
+    from lab.rooms.trials.config import TrialsConfig
+
+RATE = click.FloatRange(min=0, max=1, min_open=True, max_open=True)
+UNTIL_TRIALS = 160
+
+
+@click.command("trials")
+@option("-n", "--trials", type=ONE_OR_MORE, help="Trials per cell. [default: 20; with --until 160]")
+@option(
+    "--cell",
+    "cells",
+    multiple=True,
+    metavar="NAME|YAML",
+    help="A cell: none, a preset, presets joined by +, or {name: x, env: {A: 1}, args: [--flag]}.",
+)
+@option("--baseline", help="The cell that others are compared with. [default: none, else the first]")
+@option(
+    "--fail",
+    metavar="WHEN",
+    help="A failure: exit!=0, nan in loss, loss > 3, /REGEX/ or timeout, joined by `or`. [default: exit!=0]",
+)
+@option(
+    "--step-time",
+    metavar="NAME",
+    help="The number in the output that is the time of one step: tells a cure from slowness.",
+)
+@option("--stop", is_flag=True, help="End a cell once it is shown to fail less; tests hold at every look.")
+@option("--until", type=click.Choice(["fixed"]), help="Run until it is fixed or not, against --was.")
+@option("--was", type=RATE, help="The old rate of failure.")
+@option("--fixed-at", type=RATE, help="The rate that counts as fixed. [default: a sixth of --was]")
+@option("--trial-timeout", "trial_timeout_s", type=ABOVE_ZERO, help="Limit of one trial, s.")
+@option("--num-gpus", type=ZERO_OR_MORE, default=1, help="GPUs of one trial, where there are any.")
+@option(
+    "--again",
+    type=PATH,
+    metavar="RUN/steps/TRIAL",
+    help="Run this trial of an earlier run again: its command, cell and seed.",
+)
+@seed(None, "Seed of the first trial, and of the order. Trial i gets {seed} = SEED + i. [default: 0]")
+@as_json("Rates, comparisons and whether it is decided")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="MATRIX.yaml | -- CMD")
+@click.pass_context
+def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment:
+    """Run a command many times, in cells that differ in one thing: how often does it fail, what cures it?
+
+    \b
+    lab run trials -n 40 --cell none --cell tf32_off --fail 'exit!=0 or nan in loss' -- python train.py
+    lab run trials --until fixed --was 0.3 -- python train.py
+    lab run trials MATRIX.yaml
+    lab run trials --again RUN/steps/none-0007 -n 5
+
+    Presets: none, tf32_off, cublas_workspace, launch_blocking, launch_blocking_hip, nccl_ring, nccl_simple,
+    nccl_no_p2p, one_queue, no_caching_allocator, expandable_segments, one_thread.
+    """
+    import msgspec
+
+    from lab.core.plan import Experiment, Plan, Site
+    from lab.rooms.trials.plan import plan
+
+    options = options_of(ctx)
+    if as_json:
+        options = msgspec.structs.replace(options, json=True)
+    config = _config(flags, here=options.image is None)
+
+    def make_plan(site: Site, root: Path) -> Plan:
+        return plan(config, site)
+
+    return Experiment("trials", make_plan, options)
+
+
+def _config(flags: dict[str, Any], *, here: bool) -> TrialsConfig:
+    """`here`: the command runs in the caller's folder; in an image that folder is not there."""
+    from lab.errors import UsageError
+    from lab.rooms.trials.cells import Matrix, cell, cells_of, checked, read_matrix
+    from lab.rooms.trials.failure import parse
+
+    words = flags["command"]
+    if flags["again"] is not None:
+        return _again(flags)
+    if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
+        if flags["cells"] or flags["until"]:
+            raise UsageError("a matrix names its own cells", fix="drop --cell and --until")
+        matrix = read_matrix(Path(words[0]))
+        cells = cells_of(matrix)
+    else:
+        if not words:
+            raise UsageError("no command to try", fix="lab run trials -n 40 -- python train.py")
+        matrix = Matrix(command=words)
+        cells = checked([cell(one) for one in flags["cells"]] or [cell("none")])
+    fail = flags["fail"] or matrix.fail
+    parse(fail)
+    until = _until(flags, len(cells))
+    settings = {
+        "command": _words(matrix.command),
+        "cells": cells,
+        "baseline": _baseline(flags["baseline"] or matrix.baseline, [one.name for one in cells]),
+        "trials": flags["trials"] or (UNTIL_TRIALS if until else matrix.trials),
+        "fail": fail,
+        "seed": matrix.seed if flags["seed"] is None else flags["seed"],
+        "step_time": flags["step_time"] or matrix.step_time,
+        "stop": flags["stop"] or matrix.stop,
+        "until": until,
+        "trial_timeout_s": flags["trial_timeout_s"],
+        "num_gpus": flags["num_gpus"],
+        "cwd": str(Path.cwd()) if here else None,
+    }
+    return _made(settings)
+
+
+def _again(flags: dict[str, Any]) -> TrialsConfig:
+    """One cell and one seed, as an earlier run had them."""
+    import msgspec
+
+    from lab.errors import BadDataError, MissingError, UsageError
+    from lab.rooms.trials.config import CONFIG
+    from lab.rooms.trials.rows import read_settings, read_trial
+
+    folder: Path = flags["again"]
+    given = ("cells", "baseline", "fail", "stop", "until", "was", "fixed_at", "seed", "command")
+    if any(flags[name] for name in given):
+        raise UsageError(
+            "--again takes command, cell and seed from the earlier run", fix="give -n alone with it"
+        )
+    row, path = read_trial(folder), folder.parent.parent / CONFIG
+    if row is None:
+        raise MissingError("no trial ended in this folder", where=folder, fix="name RUN/steps/CELL-0000")
+    config = read_settings(path)
+    cell = next((one for one in config.cells if one.name == row.cell), None)
+    if cell is None or row.seed is None:
+        raise BadDataError("the trial and its run do not belong together", where=folder)
+    return msgspec.structs.replace(
+        config,
+        cells=(cell,),
+        baseline=cell.name,
+        trials=flags["trials"] or 1,
+        seed=row.seed,
+        same_seed=True,
+        stop=False,
+        until=None,
+    )
+
+
+def _until(flags: dict[str, Any], cells: int) -> dict[str, float] | None:
+    from lab.errors import UsageError
+
+    was, fixed = flags["was"], flags["fixed_at"]
+    if not flags["until"]:
+        if was is not None or fixed is not None:
+            raise UsageError("--was and --fixed-at belong to --until fixed", fix="add --until fixed")
+        return None
+    if was is None:
+        raise UsageError("--until fixed needs the old rate of failure", fix="add --was 0.3")
+    if cells > 1:
+        raise UsageError("--until fixed asks about one cell", fix="name one --cell, or compare with --stop")
+    if flags["stop"]:
+        raise UsageError("--stop compares cells, --until asks about one", fix="drop one of them")
+    fixed = was / 6 if fixed is None else fixed
+    if fixed >= was:
+        raise UsageError(f"--fixed-at {fixed:g} is not below --was {was:g}")
+    return {"was": was, "fixed": fixed}
+
+
+def _baseline(asked: str | None, names: list[str]) -> str:
+    from lab.errors import UsageError
+
+    if asked is not None and asked not in names:
+        raise UsageError(f"no cell {asked!r} to compare with", fix=f"one of: {', '.join(names)}")
+    return asked or next((name for name in ("none", "baseline") if name in names), names[0])
+
+
+def _words(command: str | tuple[str, ...]) -> tuple[str, ...]:
+    import shlex
+
+    from lab.errors import ConfigError
+
+    try:
+        return tuple(shlex.split(command)) if isinstance(command, str) else command
+    except ValueError as error:
+        raise ConfigError(f"the command cannot be split into words: {error}", where=str(command)) from error
+
+
+def _made(settings: dict[str, Any]) -> TrialsConfig:
+    import msgspec
+
+    from lab.errors import ConfigError, UsageError
+    from lab.rooms.trials.config import TrialsConfig
+    from lab.secrets import redact, secret_values
+
+    secrets = secret_values()
+    words = [*settings["command"], *(v for one in settings["cells"] for v in (*one.env.values(), *one.args))]
+    if any(redact(word, secrets) != word for word in words):
+        raise UsageError(
+            "a secret stands in the command or in a cell, and a run keeps both on disk",
+            fix="leave it in its environment variable, which every trial inherits",
+        )
+    try:
+        return msgspec.convert(
+            {**settings, "cells": [msgspec.to_builtins(c) for c in settings["cells"]]}, TrialsConfig
+        )
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"these settings do not fit: {error}") from error

@@ -1,0 +1,73 @@
+"""The settings of the trials room: a command, its cells, and what a failure is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+CONFIG = "trials.json"
+RESULT = "trial.json"
+VERDICTS = ("pass", "fail", "error")
+NOT_RUN = "not run"  # planned, and either the question was decided before or the run ended
+RATIO = 1.15  # a cell slower than the baseline by more is not told apart from slowness
+ALPHA = 0.05
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One way to run the command: its variables and arguments on top of the baseline's."""
+
+    name: str
+    env: dict[str, str] = {}
+    args: tuple[str, ...] = ()
+    changes: str = ""
+
+
+class Until(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The two rates of the sequential test."""
+
+    was: float
+    fixed: float
+
+
+class TrialsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run of the room; `trials` per cell."""
+
+    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    cells: Annotated[tuple[Cell, ...], msgspec.Meta(min_length=1)]
+    baseline: str
+    trials: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+    fail: str
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    same_seed: bool = False  # every trial gets `seed`: a replay of one trial
+    cwd: str | None = None  # where the command runs; None: the run folder
+    step_time: str | None = None  # a number in the output: the time of one step
+    stop: bool = False  # end a cell as soon as it is decided
+    until: Until | None = None
+    trial_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    num_gpus: Annotated[int, msgspec.Meta(ge=0)] = 1
+
+
+def seed_of(config: TrialsConfig, trial: int) -> int:
+    """Trials of one block share a seed, so that cells meet the same draws."""
+    return config.seed if config.same_seed else config.seed + trial
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial as its row; `trial` counts within the cell and names the block."""
+
+    cell: str
+    trial: int
+    verdict: str
+    reason: str = ""
+    order: int | None = None
+    seed: int | None = None
+    exit_code: int | None = None
+    seconds: float | None = None
+    step_time: float | None = None  # median of what the output said
+    started_utc: str = ""
+    host: str = ""
+    gpus: str = ""
+    first_bad_line: int | None = None
+    step: str = ""
+    log: str = ""

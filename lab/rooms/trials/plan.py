@@ -1,0 +1,75 @@
+"""From a TrialsConfig and a site to one step per trial, shuffled within blocks. Pure."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from lab.core.plan import Plan, Site
+from lab.core.step import Step
+from lab.core.words import plural
+from lab.errors import GpuError
+from lab.rooms.trials.config import CONFIG, RESULT, Cell, TrialsConfig, seed_of
+from lab.stats.sprt import Sprt
+
+GRACE_S = 60.0  # beyond a trial's own limit, for the step around it
+
+
+def plan(config: TrialsConfig, site: Site) -> Plan:
+    """Block after block, each with every cell once in an order of its own: time falls on all cells alike."""
+    num_gpus = min(config.num_gpus, len(site.gpus)) if not site.gpus else config.num_gpus
+    if site.gpus and num_gpus > len(site.gpus):
+        raise GpuError(
+            f"a trial needs {plural(num_gpus, 'GPU')}, {len(site.gpus)} were picked",
+            fix="lower --num-gpus or widen --gpus",
+        )
+    ordered = [(trial, cell) for trial in range(config.trials) for cell in block(config, trial)]
+    return Plan(
+        steps=tuple(_step(config, at, trial, cell, num_gpus) for at, (trial, cell) in enumerate(ordered)),
+        inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},
+        config=msgspec.to_builtins(config),
+        notes=_notes(config),
+    )
+
+
+def block(config: TrialsConfig, trial: int) -> list[Cell]:
+    """The cells in the order of this block: the same for the same seed."""
+    cells = list(config.cells)
+    random.Random(f"{config.seed}:{trial}").shuffle(cells)
+    return cells
+
+
+def _step(config: TrialsConfig, order: int, trial: int, cell: Cell, num_gpus: int) -> Step:
+    name = f"{cell.name}-{trial:04d}"
+    folder = f"steps/{name}"
+    where = ("--cell", cell.name, "--trial", str(trial), "--order", str(order))
+    return Step(
+        name=name,
+        folder=folder,
+        num_gpus=num_gpus,
+        argv=("python", "-m", "lab.rooms.trials.workload", "--config", CONFIG, *where, "--out", folder),
+        timeout_s=None if config.trial_timeout_s is None else config.trial_timeout_s + GRACE_S,
+        expects=(f"{folder}/{RESULT}",),
+        labels={"cell": cell.name, "trial": trial, "order": order, "seed": seed_of(config, trial)},
+    )
+
+
+def _notes(config: TrialsConfig) -> tuple[str, ...]:
+    n, cells = config.trials, len(config.cells)
+    notes = []
+    if config.until:
+        test = Sprt(config.until.fixed, config.until.was)
+        notes.append(
+            f"old rate {config.until.was:g} against {config.until.fixed:g}: {test.passes_left(0, 0)} passes "
+            f"in a row say fixed, {plural(test.fails_left(0, 0), 'failure')} in a row not fixed; at most "
+            f"{plural(n, 'trial')}"
+        )
+    else:
+        bound = 1 - 0.05 ** (1 / n)
+        notes.append(
+            f"{plural(n, 'trial')} per cell: without a failure a rate of up to {bound:.1%} stays possible"
+        )
+    if cells > 1:
+        notes.append("whether a cell's variables and arguments take effect inside the command is not checked")
+    return tuple(notes)

@@ -1,0 +1,61 @@
+"""While trials run: how many more, and which cells need none. Loads numpy only where a run may stop early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lab.core.words import plural
+from lab.rooms.trials.config import NOT_RUN, Cell, Trial, TrialsConfig
+from lab.stats.sprt import Sprt, first_answer
+
+
+def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:
+    """One line: the counts, and how many more trials it takes."""
+    if config.until:
+        return _until(config, rows)
+    counts = {one.name: _counts(rows, one.name) for one in config.cells}
+    left = config.trials * len(config.cells) - len(rows)
+    said = ", ".join(f"{name} {fail}/{n}" for name, (fail, n) in counts.items())
+    open_cells = [one.name for one in config.cells if config.stop and not ended(config, one, rows)]
+    wanted = f" at most; still open: {', '.join(open_cells)}" if open_cells else ""
+    return f"{said} failed; {plural(left, 'trial')} left{wanted}" if left else f"{said} failed"
+
+
+def ended(config: TrialsConfig, cell: Cell, rows: Sequence[Trial]) -> bool:
+    """Whether no further trial of this cell is wanted: the baseline's are until all others are decided."""
+    if config.until:
+        return _answer(config, rows) != "undecided"
+    if not config.stop:
+        return False
+    from lab.rooms.trials.decide import LESS, decide
+
+    names = [one.name for one in config.cells]
+    compared = decide(rows, names, config.baseline, stop=True, until=None).comparisons
+    wanted = [one.verdict for one in compared if cell.name in (one.cell, config.baseline)]
+    return bool(wanted) and all(verdict == LESS for verdict in wanted)
+
+
+def _until(config: TrialsConfig, rows: Sequence[Trial]) -> str:
+    assert config.until
+    test = Sprt(config.until.fixed, config.until.was)
+    fail, n = _counts(rows, config.baseline)
+    answer = _answer(config, rows)
+    if answer != "undecided":
+        return f"{fail} of {n} failed: {answer}"
+    left = config.trials - sum(row.verdict != NOT_RUN for row in rows)
+    return (
+        f"{fail} of {n} failed; in a row, {plural(test.passes_left(fail, n), 'more pass')} would say fixed, "
+        f"{plural(test.fails_left(fail, n), 'more failure')} not fixed; {plural(left, 'trial')} left at most"
+    )
+
+
+def _answer(config: TrialsConfig, rows: Sequence[Trial]) -> str:
+    assert config.until
+    ordered = sorted(rows, key=lambda row: row.trial)
+    fails = [row.verdict == "fail" for row in ordered if row.verdict in ("pass", "fail")]
+    return first_answer(Sprt(config.until.fixed, config.until.was), fails)
+
+
+def _counts(rows: Sequence[Trial], name: str) -> tuple[int, int]:
+    verdicts = [row.verdict for row in rows if row.cell == name]
+    return verdicts.count("fail"), verdicts.count("pass") + verdicts.count("fail")

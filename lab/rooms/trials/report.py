@@ -1,0 +1,321 @@
+"""The page, the tables and the lines of a run of trials."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from lab.core.run import Run
+from lab.core.words import plural
+from lab.report.figures import Cell, cell_grid, ranges, save
+from lab.report.page import Card, Figure, Page, Points, Section, Status, Table, write_page
+from lab.report.provenance import provenance
+from lab.report.tables import terminal_table, write_csv
+from lab.rooms.trials.analyze import Gathered, gather, read_table
+from lab.rooms.trials.config import ALPHA, Trial
+from lab.rooms.trials.decide import (
+    BY_PLACE,
+    LESS,
+    MORE,
+    NO_TRIALS,
+    SLOWER,
+    UNRELIABLE,
+    Comparison,
+    Decision,
+    Rate,
+    decide,
+)
+from lab.stats.rates import MOST_TRIALS, trials_per_cell
+
+PILLS = {
+    "pass": "ok",
+    "fail": "fail",
+    "error": "warn",
+    LESS: "ok",
+    MORE: "fail",
+    SLOWER: "warn",
+    BY_PLACE: "warn",
+}
+COLUMNS = 48  # of the timeline; more blocks are counted together
+MOST_AGAIN = 5  # failing trials whose command to run again is on the page
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the analysis comes back with; `answer` joins the JSON on stdout."""
+
+    verdict: list[str]
+    status: Status
+    files: list[Path]
+    terminal: str
+    lacking: list[str]
+    answer: dict[str, Any] = field(default_factory=dict)
+
+
+def report(folder: Path, out: Path, run: Run | None) -> Findings:
+    """Tables, figures and report.html into `out`."""
+    found = gather(run) if run else read_table(folder / "trials.csv")
+    config = found.config
+    decision = decide(
+        found.trials,
+        found.names,
+        found.baseline,
+        stop=bool(config and config.stop),
+        until=config.until if config else None,
+    )
+    cells, compared, trials = _cells(decision), _compared(decision), _trials(found.trials)
+    files = [
+        write_csv(frame, out / "tables" / f"{name}.csv")
+        for name, frame in (("trials", trials), ("cells", cells), ("comparisons", compared))
+    ]
+    lacking = [*found.missing, *_lacking(decision, found)]
+    verdict = sentences(decision, found)
+    figures = [_intervals(decision, out), _timeline(found, out)]
+    page = Page(
+        title=f"Trials {run.manifest.id if run else folder.resolve().name}",
+        question="How often does it fail, and which change makes it fail less?",
+        verdict=verdict,
+        status="warn" if lacking or not decision.decided else "ok",
+        cards=[_card(one) for one in decision.cells[:6]],
+        sections=[
+            Section("Rates", [figures[0], Table(cells, "One row per cell", "tables/cells.csv")]),
+            *(
+                [
+                    Section(
+                        "Comparisons",
+                        [Table(_short(compared), _method(found), "tables/comparisons.csv", pills=PILLS)],
+                    )
+                ]
+                if len(compared)
+                else []
+            ),
+            Section("Over time", [figures[1], Points(_confounds(decision))]),
+            Section(
+                "Trials",
+                [*_again(found, run), Table(trials, "Every trial", "tables/trials.csv", pills=PILLS)],
+            ),
+        ],
+        provenance=provenance(folder, run.manifest if run else None),
+        room="trials",
+        kind=run.manifest.kind.value if run else "measured",
+        badge="" if decision.decided else "✕ undecided",
+    )
+    files += [out / one.png for one in figures]
+    files.append(write_page(page, out / "report.html"))
+    shown = cells.rename(columns={"error": "errors"})
+    terminal = "\n".join([*verdict, "", terminal_table(shown), "", f"report: {files[-1]}"])
+    return Findings(verdict, page.status, files, terminal, lacking, answer(decision))
+
+
+def answer(decision: Decision) -> dict[str, Any]:
+    """What scripts rely on: cells, comparisons, decided."""
+    keys = ("name", "n", "fail", "error", "rate", "low", "high")
+    compared = ("cell", "baseline", "p", "p_corrected", "verdict")
+    return {
+        "cells": [{key: getattr(one, key) for key in keys} for one in decision.cells],
+        "comparisons": [{key: getattr(one, key) for key in compared} for one in decision.comparisons],
+        "decided": decision.decided,
+    }
+
+
+def sentences(decision: Decision, found: Gathered) -> list[str]:
+    """The verdict: what was asked, first."""
+    rates = {one.name: one for one in decision.cells}
+    lines = []
+    if decision.until:
+        lines.append(_until_sentence(decision, found))
+    lines += [_against(one, rates) for one in decision.comparisons]
+    if not lines:
+        lines.append(_rate_sentence(decision.cells[0]))
+    if decision.p_order is not None and decision.p_order <= ALPHA:
+        lines.append(f"Failures drift with time (p {decision.p_order:.2g}): no cell has one fixed rate.")
+    if decision.p_place is not None and decision.p_place <= ALPHA:
+        lines.append(f"Hosts or GPUs fail at different rates (p {decision.p_place:.2g}).")
+    errors = sum(one.error for one in decision.cells)
+    if errors:
+        verb = "is" if errors == 1 else "are"
+        lines.append(f"{plural(errors, 'trial')} ended in error and {verb} in no rate.")
+    return lines
+
+
+def _rate_sentence(one: Rate) -> str:
+    if one.rate is None:
+        return f"{one.name}: no trial passed or failed, so there is no rate."
+    clean = "" if one.fail else "; no failure seen is not a rate of zero"
+    return f"{one.name} failed {one.fail} of {one.n}: {one.rate:.1%} [{one.low:.1%}, {one.high:.1%}]{clean}."
+
+
+def _until_sentence(decision: Decision, found: Gathered) -> str:
+    assert found.config and found.config.until
+    until, one = found.config.until, next(c for c in decision.cells if c.name == found.baseline)
+    words = {
+        "fixed": f"Fixed: a rate of {until.fixed:g} explains the trials better than the old {until.was:g}",
+        "not fixed": f"Not fixed: the old {until.was:g} explains the trials better than {until.fixed:g}",
+        "undecided": f"Undecided between the old rate of {until.was:g} and {until.fixed:g}",
+    }[decision.until or "undecided"]
+    return f"{words}: {one.fail} of {one.n} failed (wrong in at most 5 %)."
+
+
+def _against(one: Comparison, rates: dict[str, Rate]) -> str:
+    cell, base = rates[one.cell], rates[one.baseline]
+    counts = f"{one.cell} {cell.fail}/{cell.n} against {one.baseline} {base.fail}/{base.n}"
+    p = "" if one.p_corrected is None else f", corrected p {one.p_corrected:.2g}"
+    slower = "" if one.slowdown is None else f"; steps take {one.slowdown:.2f} times the baseline's"
+    if one.verdict == NO_TRIALS:
+        return f"{counts}: not compared, because a side has no trial that passed or failed."
+    if one.verdict == LESS:
+        at_most = f"; a rate of up to {cell.high:.1%} stays possible"
+        return f"{counts}: fails less{p}{at_most}{slower}."
+    if one.verdict == SLOWER:
+        return f"{counts}: fails less{p}, but is not told apart from mere slowness{slower}."
+    if one.verdict == BY_PLACE:
+        return (
+            f"{counts}: differs{p}, but not within a place (p {one.p_by_place:.2g}): host or GPU may be why."
+        )
+    if one.verdict == MORE:
+        return f"{counts}: fails more{p}{slower}."
+    if not base.fail:
+        return f"{counts}: no evidence{p}; the baseline never failed, so nothing can be seen to fail less."
+    # So that "no evidence" is not read as "no effect".
+    more = trials_per_cell(base.fail / base.n, base.fail / base.n / 2)
+    needed = f"about {more} trials per cell" if more else f"more than {MOST_TRIALS} trials per cell"
+    return f"{counts}: no evidence{p}; to see a halving takes {needed}."
+
+
+def _lacking(decision: Decision, found: Gathered) -> list[str]:
+    lines = []
+    for one in decision.cells:
+        total = one.n + one.error
+        if one.n == 0 and total:
+            lines.append(
+                f"{one.name}: no trial passed or failed ({plural(total, 'error')}), so it has no rate"
+            )
+        elif total and one.error / total >= UNRELIABLE:
+            lines.append(
+                f"{one.name}: {one.error} of {total} trials ended in error, so its rate is unreliable"
+            )
+    if not decision.decided:
+        open_ones = [one.cell for one in decision.comparisons if one.verdict not in (LESS, MORE)]
+        lines.append(f"undecided: {', '.join(open_ones) or found.baseline}")
+    return lines
+
+
+def _confounds(decision: Decision) -> list[str]:
+    lines = []
+    if decision.p_order is None:
+        lines.append("Whether failures drift with time: not tested, too few trials or failures.")
+    else:
+        drift = (
+            "failures drift with time"
+            if decision.p_order <= ALPHA
+            else "no drift of failures with time shown"
+        )
+        lines.append(f"Order: {drift} (permutation within cells, p {decision.p_order:.2g}).")
+    if decision.p_place is None:
+        lines.append("Host and GPU: all trials ran in one place, so its part is not known.")
+    else:
+        differ = "they fail at different rates" if decision.p_place <= ALPHA else "no difference shown"
+        lines.append(f"Host and GPU: {differ} (chi-squared, p {decision.p_place:.2g}).")
+    if not any(one.slowdown for one in decision.comparisons):
+        lines.append("Speed of the cells: not measured; --step-time NAME reads it from the output.")
+    lines.append("Temperature and clocks are not recorded per trial.")
+    return lines
+
+
+def _method(found: Gathered) -> str:
+    if found.config and found.config.stop:
+        return "Each cell against the baseline, paired by block, at every look; p corrected by Holm"
+    return "Each cell against the baseline: Fisher's exact test, two-sided; p corrected by Holm"
+
+
+def _cells(decision: Decision) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in decision.cells]).rename(
+        columns={"left": "not_run"}
+    )
+    return frame
+
+
+def _compared(decision: Decision) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in decision.comparisons])
+    return frame
+
+
+def _short(compared: pd.DataFrame) -> pd.DataFrame:
+    """Small p-values as people write them; the CSV keeps every digit."""
+    names = ("p", "p_corrected", "p_by_place")
+    texts = {name: ["" if pd.isna(p) else f"{p:.2g}" for p in compared[name]] for name in names}
+    short: pd.DataFrame = compared.assign(**texts)
+    return short
+
+
+def _trials(trials: list[Trial]) -> pd.DataFrame:
+    frame = pd.DataFrame([msgspec.to_builtins(one) for one in trials])
+    whole = dict.fromkeys(("order", "seed", "exit_code", "first_bad_line"), "Int64")
+    ordered: pd.DataFrame = frame.astype(whole).sort_values(["order", "cell", "trial"], ignore_index=True)
+    return ordered
+
+
+def _card(one: Rate) -> Card:
+    rate = "–" if one.rate is None else f"{one.rate:.1%}"
+    return Card(
+        one.name, rate, "tables/cells.csv", note=f"{one.fail} of {one.n}, [{one.low:.1%}, {one.high:.1%}]"
+    )
+
+
+def _intervals(decision: Decision, out: Path) -> Figure:
+    spans = [
+        (100 * c.low, float("nan") if c.rate is None else 100 * c.rate, 100 * c.high) for c in decision.cells
+    ]
+    drawn = ranges(
+        [one.name for one in decision.cells],
+        spans,
+        axis="failure rate, %",
+        reference=spans[0][1],
+        roles=["computation"] * len(spans),
+    )
+    svg = save(drawn, out / "figures", "rates")
+    return Figure(svg, "Failure rates with 95 % intervals", "figures/rates.png", "tables/cells.csv")
+
+
+def _timeline(found: Gathered, out: Path) -> Figure:
+    """Cells down, blocks across; several blocks share a column where there are many."""
+    last = max(one.trial for one in found.trials)
+    wide = last // COLUMNS + 1
+    tally: dict[tuple[str, int], Counter[str]] = {}
+    for one in found.trials:
+        tally.setdefault((one.cell, one.trial // wide), Counter())[one.verdict] += 1
+    columns = [str(at * wide) for at in range(last // wide + 1)]
+
+    def cell(down: int, across: int) -> Cell | None:
+        count = tally.get((found.names[down], across), Counter())
+        n = sum(count[verdict] for verdict in ("pass", "fail", "error"))
+        if not n:
+            return None
+        role = "fail" if count["fail"] else "warn" if count["error"] else "ok"
+        text = {"fail": "F", "warn": "E", "ok": ""}[role] if wide == 1 else str(count["fail"] or "")
+        hover = f"{found.names[down]} from {columns[across]}: {dict(count)}"
+        return Cell(text, role, max(count["fail"], count["error"]) / n if role != "ok" else 0.3, hover)
+
+    legend = {"failed": "fail", "error": "warn", "passed": "ok"}
+    drawn = cell_grid(found.names, columns, cell, legend=legend)
+    svg = save(drawn, out / "figures", "timeline")
+    per = "block" if wide == 1 else f"{wide} blocks, with the number of failures"
+    return Figure(svg, f"Trials in order, one column per {per}", "figures/timeline.png", "tables/trials.csv")
+
+
+def _again(found: Gathered, run: Run | None) -> list[Points]:
+    """How to run a failing trial again."""
+    failed = [one for one in found.trials if one.verdict == "fail" and one.step][:MOST_AGAIN]
+    if run is None or not failed:
+        return []
+    return [
+        Points(
+            [f"Again: lab run trials --again {shlex.quote(str(run.root / 'steps' / t.step))}" for t in failed]
+        )
+    ]

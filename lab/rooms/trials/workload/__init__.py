@@ -1,0 +1,1 @@
+"""One trial: the command runs, its output is judged as it comes, and its row is written at its end."""

@@ -1,0 +1,205 @@
+"""Run the command once, judge it, and say how many more trials it takes.
+
+A trial that lab ends leaves no row: it runs again when the run is resumed, and is counted once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import lab
+from lab.core.content import EXPECTED, REPORT
+from lab.core.run import LOG
+from lab.errors import LabError
+from lab.rooms.trials.config import NOT_RUN, RESULT, Cell, Trial, TrialsConfig, seed_of
+from lab.rooms.trials.failure import Reader, parse
+from lab.rooms.trials.progress import ended, progress
+from lab.rooms.trials.rows import read_settings, read_trial, write_trial
+
+LONGEST_LINE = 1 << 16  # bytes judged at a time
+GRACE_S = 5.0
+MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+CANNOT_START = 127
+
+
+class Stopped(Exception):
+    """lab was asked to end this trial."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _arguments(argv)
+    try:
+        config = read_settings(args.config)
+        cell = next(one for one in config.cells if one.name == args.cell)
+        (args.out / RESULT).unlink(missing_ok=True)
+        row = _already_decided(config, cell, args) or _trial(config, cell, args)
+        write_trial(args.out, row)
+        if row.verdict != NOT_RUN:
+            print(f"trial {cell.name} {args.trial}: {row.verdict}{f' ({row.reason})' if row.reason else ''}")
+            print(progress(config, _so_far(args.out.parent)))
+    except Stopped:
+        return 128 + signal.SIGINT
+    except LabError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m lab.rooms.trials.workload")
+    parser.add_argument("--config", required=True, type=Path)
+    parser.add_argument("--cell", required=True)
+    parser.add_argument("--trial", required=True, type=int)
+    parser.add_argument("--order", required=True, type=int)
+    parser.add_argument("--out", required=True, type=Path)
+    return parser.parse_args(argv)
+
+
+def command(config: TrialsConfig, cell: Cell, trial: int) -> list[str]:
+    """The words to start, with {seed}, {trial} and {cell} filled in."""
+    values = {"{seed}": str(seed_of(config, trial)), "{trial}": str(trial), "{cell}": cell.name}
+    words = [*config.command, *cell.args]
+    for mark, value in values.items():
+        words = [word.replace(mark, value) for word in words]
+    return words
+
+
+def environment(config: TrialsConfig, cell: Cell, trial: int) -> dict[str, str]:
+    """The caller's environment without what makes a step import lab's copy, and the cell's variables."""
+    env = dict(os.environ)
+    if env.pop(EXPECTED, None):
+        ours = str(Path(lab.__file__).parent.parent)
+        paths = [one for one in env.pop("PYTHONPATH", "").split(":") if one and one != ours]
+        env.update({"PYTHONPATH": ":".join(paths)} if paths else {})
+    env.pop(REPORT, None)
+    trials = {"LAB_TRIAL": str(trial), "LAB_TRIAL_CELL": cell.name}
+    return {**env, **trials, "LAB_TRIAL_SEED": str(seed_of(config, trial)), **cell.env}
+
+
+def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
+    reader = Reader(parse(config.fail), config.step_time)
+    started, began = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
+    env = environment(config, cell, args.trial)
+    words = command(config, cell, args.trial)
+    code, timed_out, failure = _run(words, env, config, reader)
+    verdict, reason = ("error", failure) if failure else reader.verdict(code, timed_out=timed_out)
+    step = args.out.name
+    return Trial(
+        cell=cell.name,
+        trial=args.trial,
+        verdict=verdict,
+        reason=reason,
+        order=args.order,
+        seed=seed_of(config, args.trial),
+        exit_code=None if failure else code,
+        seconds=round(time.monotonic() - began, 3),
+        step_time=reader.step_time,
+        started_utc=started,
+        host=platform.node(),
+        gpus=next((env[mask] for mask in MASKS if env.get(mask)), ""),
+        first_bad_line=min(reader.hits.values(), default=None),
+        step=step,
+        log=f"steps/{step}/{LOG}",
+    )
+
+
+def _run(
+    words: list[str], env: dict[str, str], config: TrialsConfig, reader: Reader
+) -> tuple[int, bool, str]:
+    """-> exit code, whether it ran past its limit, why it could not start."""
+    stopped: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: stopped.append(number))
+    try:
+        child = subprocess.Popen(
+            words,
+            env=env,
+            cwd=config.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return CANNOT_START, False, f"{words[0]} cannot start: {error.strerror}"
+    timed_out = _follow(child, reader, config.trial_timeout_s, stopped)
+    if stopped:
+        raise Stopped
+    return child.returncode, timed_out, ""
+
+
+def _follow(
+    child: subprocess.Popen[bytes], reader: Reader, limit_s: float | None, stopped: list[int]
+) -> bool:
+    """Pass the output on and judge it until the command has ended; -> whether its limit ended it."""
+    assert child.stdout is not None
+    source = child.stdout
+
+    def read() -> None:
+        while line := source.readline(LONGEST_LINE):
+            text = line.decode(errors="replace")
+            reader.line(text.rstrip("\r\n"))
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    timed_out = False
+    while child.poll() is None:
+        if stopped or (deadline is not None and time.monotonic() > deadline):
+            timed_out = not stopped
+            _end(child)
+            break
+        time.sleep(0.01)
+    _signal_group(child, signal.SIGKILL)  # what it left running would disturb the next trial
+    thread.join(timeout=GRACE_S)
+    return timed_out
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """SIGINT, time to write what it has, then SIGKILL, for its whole session."""
+    _signal_group(child, signal.SIGINT)
+    try:
+        child.wait(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        _signal_group(child, signal.SIGKILL)
+        child.wait()
+
+
+def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
+    try:
+        os.killpg(child.pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass  # all of it has ended
+
+
+def _already_decided(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial | None:
+    """A row that says so, if the trials before this one have decided its cell."""
+    if not (config.stop or config.until):
+        return None
+    if not ended(config, cell, _so_far(args.out.parent)):
+        return None
+    return Trial(
+        cell=cell.name,
+        trial=args.trial,
+        verdict=NOT_RUN,
+        reason="decided before",
+        order=args.order,
+        seed=seed_of(config, args.trial),
+        step=args.out.name,
+    )
+
+
+def _so_far(steps: Path) -> list[Trial]:
+    return [row for path in sorted(steps.iterdir()) if (row := read_trial(path)) is not None]

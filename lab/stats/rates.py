@@ -1,0 +1,287 @@
+"""Rates of failure: exact intervals, intervals that hold at every look, exact comparisons, sequential tests.
+
+A rate is `fail` of `n` trials. Everything is exact or conservative at any n; nothing rests on a normal limit
+but `chi2_p`, which says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+MOST_TRIALS = 400  # `trials_per_cell` says None beyond
+_GRID = np.arange(1, 20) / 20
+
+
+def exact_interval(fail: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Two-sided Clopper-Pearson interval of a rate, the number of trials fixed beforehand; (0, 1) for n = 0.
+
+    Source: Clopper and Pearson, Biometrika 26 (1934) 404-413.
+    """
+    _check(fail, n)
+    tail = (1 - level) / 2
+    low = 0.0 if fail == 0 else _root(lambda p: _at_least(fail, n, p) < tail, 0.0, fail / n)
+    high = 1.0 if fail == n else _root(lambda p: _at_most(fail, n, p) >= tail, fail / n, 1.0)
+    return low, high
+
+
+def upper_bound(fail: int, n: int, *, level: float = 0.95) -> float:
+    """One-sided upper bound of a rate: the first value of which `fail` or fewer of `n` is too unlikely."""
+    return exact_interval(fail, n, level=2 * level - 1)[1]
+
+
+def anytime_interval(fail: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
+    """An interval that covers the rate at every look at once, so that anyone may stop at any time.
+
+    Kept is each p whose likelihood is not 1 / (1 - level) times below Robbins' mixture with a Beta(1/2, 1/2)
+    prior. Source: Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409; Ville's inequality.
+    """
+    _check(fail, n)
+    if n == 0:
+        return 0.0, 1.0
+    mixture = _log_beta(fail + 0.5, n - fail + 0.5) - _log_beta(0.5, 0.5)
+
+    def kept(p: float) -> bool:
+        return mixture < _log_likelihood(fail, n, p) - math.log(1 - level)
+
+    rate = fail / n
+    low = 0.0 if fail == 0 else _root(lambda p: not kept(p), 0.0, rate)
+    return low, 1.0 if fail == n else _root(kept, rate, 1.0)
+
+
+def clean_trials(rate: float, *, level: float = 0.95) -> int:
+    """How many trials without a failure show, one-sided, that the rate is below `rate` (0 < rate < 1)."""
+    return math.ceil(math.log(1 - level) / math.log1p(-rate) - 1e-12)
+
+
+def fisher_p(fail: int, n: int, base_fail: int, base_n: int) -> float:
+    """Two-sided exact p-value that two rates are equal, in integers. Source: Fisher (1935), conditional."""
+    return stratified_p([(fail, n, base_fail, base_n)])
+
+
+def fisher_less_p(fail: int, n: int, base_fail: int, base_n: int) -> float:
+    """One-sided: how likely `fail` or fewer are in the first cell if its rate is no lower."""
+    weights, first = _table(fail, n, base_fail, base_n)
+    return float(Fraction(sum(weights[: fail - first + 1]), sum(weights)))
+
+
+def stratified_p(tables: Sequence[tuple[int, int, int, int]]) -> float:
+    """Two-sided exact p-value over strata (fail, n, base_fail, base_n), such as one per node.
+
+    The sum of the first cell's failures, given each stratum's margins: a convolution of hypergeometric
+    distributions. Source: Gart, Review of the ISI 39 (1971) 148-169.
+    """
+    total, lowest, seen = [1], 0, 0
+    for fail, n, base_fail, base_n in tables:
+        weights, first = _table(fail, n, base_fail, base_n)
+        total = _convolved(total, weights)
+        lowest, seen = lowest + first, seen + fail
+    observed = total[seen - lowest]
+    return float(Fraction(sum(one for one in total if one <= observed), sum(total)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number, in the order given. Source: Holm, Scand. J. Stat. 6 (1979) 65."""
+    order = sorted(range(len(p_values)), key=lambda at: p_values[at])
+    corrected, reached = [1.0] * len(p_values), 0.0
+    for place, at in enumerate(order):
+        reached = max(reached, min(1.0, (len(p_values) - place) * p_values[at]))
+        corrected[at] = reached
+    return corrected
+
+
+@lru_cache(maxsize=1 << 16)
+def paired_e(both: int, base_only: int, cell_only: int, neither: int) -> float:
+    """The evidence (log e) that a cell fails less often than its baseline, from pairs of one block each.
+
+    Any rule may stop: under "no less often" a running maximum of log(1 / alpha) is reached with probability
+    alpha at most, even where the rate drifts from block to block, as long as both cells share it. Each pair's
+    likelihood under two rates, the baseline's above the cell's, is divided by that under their mean; the
+    average is over a grid of such rates. Source: Turner, Ly and Gruenwald, Journal of Statistical Planning
+    and Inference 230 (2024), safe tests of two proportions.
+    """
+    counts = np.array([both, base_only, cell_only, neither], dtype=float)
+    return _mean_exp(_FACTORS @ counts)
+
+
+def e_path(pairs: Sequence[tuple[bool, bool]]) -> list[float]:
+    """The running maximum of `paired_e` after each (baseline failed, cell failed), as an anytime p-value."""
+    counts, path, best = [0, 0, 0, 0], [], 0.0
+    for base, cell in pairs:
+        counts[(0 if cell else 1) if base else (2 if cell else 3)] += 1
+        best = max(best, paired_e(*counts))
+        path.append(math.exp(-best))
+    return path
+
+
+def trials_per_cell(
+    base: float, cell: float, *, alpha: float = 0.05, power: float = 0.8, most: int = MOST_TRIALS
+) -> int | None:
+    """Trials of each cell for a one-sided Fisher test to see `cell` below `base` with this power.
+
+    None where it is more than `most`, or where `cell` is not below `base`.
+    """
+    if not 0 <= cell < base <= 1:
+        return None
+    n, enough = _first_guess(base, cell, alpha, power), 0
+    # Power falls back where the test's critical value jumps: wanted is the number from which it stays.
+    while n <= most:
+        if _power(base, cell, n, alpha) < power:
+            enough = 0
+        else:
+            enough = enough or n
+            if n >= enough + max(4, enough // 8):
+                return enough
+        n += 1
+    return None
+
+
+def chi2_p(fails: Sequence[int], trials: Sequence[int]) -> float:
+    """p-value that some groups (GPUs, nodes) fail at one rate: chi-squared, a limit for many trials.
+
+    Two groups get Yates' correction for continuity. 1.0 below two groups with trials, or where nothing or
+    everything failed.
+    """
+    k, n = (np.asarray(side, dtype=float) for side in (fails, trials))
+    k, n = k[n > 0], n[n > 0]
+    if len(n) < 2 or k.sum() in (0, n.sum()):
+        return 1.0
+    rate = k.sum() / n.sum()
+    off = np.abs(k - n * rate)
+    if len(n) == 2:
+        off = np.maximum(0, off - 0.5)
+    return _chi2_tail(float((off**2 / (n * rate * (1 - rate))).sum()), len(n) - 1)
+
+
+def _check(fail: int, n: int) -> None:
+    if not 0 <= fail <= n:
+        raise ValueError(f"{fail} failures of {n} trials is not a rate")
+
+
+def _root(left: Callable[[float], bool], low: float, high: float) -> float:
+    """Where `left` turns from true to false between low and high."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if left(middle) else (low, middle)
+    return (low + high) / 2
+
+
+def _log_choose(n: int) -> np.ndarray:
+    """log of n over k for k = 0..n, shape (n + 1,)."""
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+    found: np.ndarray = logs[n] - logs - logs[::-1]
+    return found
+
+
+def _masses(n: int, p: float) -> np.ndarray:
+    """Binomial probabilities of 0..n, shape (n + 1,)."""
+    k = np.arange(n + 1)
+    if p in (0.0, 1.0):
+        certain: np.ndarray = (k == (n if p else 0)).astype(float)
+        return certain
+    found: np.ndarray = np.exp(_log_choose(n) + k * math.log(p) + (n - k) * math.log1p(-p))
+    return found
+
+
+def _at_least(fail: int, n: int, p: float) -> float:
+    return float(_masses(n, p)[fail:].sum())
+
+
+def _at_most(fail: int, n: int, p: float) -> float:
+    return float(_masses(n, p)[: fail + 1].sum())
+
+
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
+def _log_likelihood(fail: int, n: int, p: float) -> float:
+    if (p <= 0 and fail) or (p >= 1 and fail < n):
+        return -math.inf
+    return (fail * math.log(p) if fail else 0.0) + ((n - fail) * math.log1p(-p) if fail < n else 0.0)
+
+
+def _table(fail: int, n: int, base_fail: int, base_n: int) -> tuple[list[int], int]:
+    """Integer weights of every possible number of failures in the first cell, and the lowest of them."""
+    _check(fail, n)
+    _check(base_fail, base_n)
+    failed = fail + base_fail
+    first, last = max(0, failed - base_n), min(n, failed)
+    return [math.comb(n, k) * math.comb(base_n, failed - k) for k in range(first, last + 1)], first
+
+
+def _convolved(a: list[int], b: list[int]) -> list[int]:
+    found = [0] * (len(a) + len(b) - 1)
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            found[i + j] += x * y
+    return found
+
+
+def _factors() -> np.ndarray:
+    """log of a pair's factor (rows: pairs of rates, columns: both, base only, cell only, neither)."""
+    rates = np.concatenate([[0.002], _GRID, [0.998]])
+    base, cell = (one.ravel() for one in np.meshgrid(rates, rates))
+    base, cell = base[base > cell], cell[base > cell]
+    mean = (base + cell) / 2
+    fails = [np.log(base / mean), np.log(cell / mean)]
+    passes = [np.log((1 - base) / (1 - mean)), np.log((1 - cell) / (1 - mean))]
+    columns = [fails[0] + fails[1], fails[0] + passes[1], passes[0] + fails[1], passes[0] + passes[1]]
+    return np.stack(columns, axis=1)
+
+
+_FACTORS = _factors()
+
+
+def _mean_exp(logs: np.ndarray) -> float:
+    top = float(logs.max())
+    return top + math.log(float(np.exp(logs - top).mean()))
+
+
+def _first_guess(base: float, cell: float, alpha: float, power: float) -> int:
+    """Below the true number: from the normal limit, without its correction."""
+    za, zb = _normal_quantile(1 - alpha), _normal_quantile(power)
+    mean = (base + cell) / 2
+    spread = za * math.sqrt(2 * mean * (1 - mean)) + zb * math.sqrt(base * (1 - base) + cell * (1 - cell))
+    return max(1, int(0.8 * (spread / (base - cell)) ** 2))
+
+
+def _normal_quantile(p: float) -> float:
+    return _root(lambda z: 0.5 * math.erfc(-z / math.sqrt(2)) < p, -10.0, 10.0)
+
+
+def _power(base: float, cell: float, n: int, alpha: float) -> float:
+    """How often the one-sided Fisher test of two cells of n trials claims, at these rates."""
+    choose = _log_choose(n)
+    chance = np.concatenate([[0.0], np.cumsum(_masses(n, cell))])  # of fewer than k failures in the cell
+    base_mass = _masses(n, base)
+    critical = np.array([_critical(choose, failed, n, alpha) for failed in range(2 * n + 1)])
+    # For y failures of the baseline, the cell's x counts where x <= critical[x + y], which is monotone in x.
+    x, y = np.arange(n + 1)[:, None], np.arange(n + 1)[None, :]
+    claims = (x <= critical[x + y]).sum(axis=0)
+    return float((base_mass * chance[claims]).sum())
+
+
+def _critical(choose: np.ndarray, failed: int, n: int, alpha: float) -> int:
+    """The most failures in the cell, of `failed` in both, that the test calls fewer (p < alpha); -1: none."""
+    k = np.arange(max(0, failed - n), min(n, failed) + 1)
+    logs = choose[k] + choose[failed - k]
+    mass = np.exp(logs - logs.max())
+    below = np.cumsum(mass) / mass.sum()
+    return int(k[0]) - 1 + int((below < alpha * (1 - 1e-12)).sum())
+
+
+def _chi2_tail(value: float, freedom: int) -> float:
+    """P(chi-squared >= value), by the finite sums for whole degrees of freedom."""
+    half = value / 2
+    if freedom % 2 == 0:
+        terms = [math.exp(-half + i * math.log(half) - math.lgamma(i + 1)) for i in range(freedom // 2)]
+        return min(1.0, sum(terms)) if half > 0 else 1.0
+    tail = math.erfc(math.sqrt(half))
+    for i in range((freedom - 1) // 2):
+        tail += math.exp(-half + (i + 0.5) * math.log(half) - math.lgamma(i + 1.5)) if half > 0 else 0.0
+    return min(1.0, tail)

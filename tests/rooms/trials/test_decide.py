@@ -1,0 +1,156 @@
+"""What trials decide: golden numbers of the shared table, and planted traps."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("numpy")
+from lab.rooms.trials.analyze import is_table, read_table
+from lab.rooms.trials.config import Trial, Until
+from lab.rooms.trials.decide import decide
+from tests.conftest import ROOT
+
+SHARED = ROOT.parent / "shared" / "data" / "training_numerics" / "trials.csv"
+
+
+def rows(cell, verdicts, **more):
+    return [
+        Trial(
+            cell=cell,
+            trial=at,
+            verdict={"F": "fail", ".": "pass", "E": "error", "-": "not run"}[one],
+            order=at,
+            **more,
+        )
+        for at, one in enumerate(verdicts)
+    ]
+
+
+def of(*cells, stop=False, until=None):
+    trials = [one for cell in cells for one in cell]
+    names = list(dict.fromkeys(one.cell for one in trials))
+    return decide(trials, names, names[0], stop=stop, until=until)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason=f"the shared recordings are not here ({SHARED})")
+def test_the_shared_table_gives_its_golden_numbers():
+    found = read_table(SHARED)
+    decision = decide(found.trials, found.names, found.baseline, stop=False, until=None)
+    cells = {one.name: one for one in decision.cells}
+    assert (cells["baseline"].fail, cells["baseline"].n, cells["baseline"].error) == (16, 39, 1)
+    by = {one.cell: one for one in decision.comparisons}
+    assert (by["real_fix"].p, by["real_fix"].p_corrected) == pytest.approx(
+        (4.38537e-06, 1.75415e-05), rel=1e-5
+    )
+    assert (by["serialize"].p, by["serialize"].p_corrected) == pytest.approx(
+        (4.38537e-06, 1.75415e-05), rel=1e-5
+    )
+    assert (by["tf32_off"].p, by["tf32_off"].p_corrected) == pytest.approx((0.229505, 0.45901), rel=1e-5)
+    assert by["unset_var"].p == pytest.approx(0.639775, rel=1e-5)
+    assert by["real_fix"].slowdown == pytest.approx(1.009, abs=5e-4)
+    assert by["serialize"].slowdown == pytest.approx(1.273, abs=5e-4)
+    assert [by[name].verdict for name in ("real_fix", "serialize", "tf32_off", "unset_var")] == [
+        "fails less",
+        "fails less, but slower",
+        "no evidence",
+        "no evidence",
+    ]
+    assert cells["real_fix"].high == pytest.approx(0.0925, abs=5e-5)
+    assert decision.p_place == pytest.approx(0.439, abs=5e-4)
+    assert not decision.decided
+
+
+def test_a_cell_that_only_crashes_has_no_rate_and_is_never_best():
+    decision = of(rows("none", "F.F.F.F."), rows("crash", "EEEEEEEE"))
+    assert decision.cells[1].rate is None and decision.cells[1].error == 8
+    assert decision.comparisons[0].verdict == "no trials" and not decision.decided
+
+
+def test_a_baseline_of_errors_compares_with_nothing():
+    decision = of(rows("none", "EEEE"), rows("a", "...."))
+    assert [(one.p, one.verdict) for one in decision.comparisons] == [(None, "no trials")]
+
+
+def test_a_bad_node_is_not_a_cure():
+    """9/12 against 1/12, but nearly all baseline trials ran on the node that fails."""
+    bad, good = {"host": "bad"}, {"host": "good"}
+    base = rows("none", "FFFFFFFFF.", **bad) + rows("none", "..", **good)
+    cell = rows("a", "F.", **bad) + rows("a", "." * 10, **good)
+    (one,) = of(base, cell).comparisons
+    assert one.p == pytest.approx(0.002759, abs=1e-6) and one.p_by_place == pytest.approx(0.318182, abs=1e-6)
+    assert one.verdict == "confounded with the place"
+
+
+def test_failures_that_come_late_are_seen():
+    assert of(rows("none", "." * 20 + "F" * 20)).p_order < 0.01
+    assert of(rows("none", ".F" * 20)).p_order > 0.5
+
+
+def test_a_cell_that_fails_more_is_told_so_and_decides():
+    decision = of(rows("none", "." * 20), rows("worse", "F" * 20))
+    assert decision.comparisons[0].verdict == "fails more" and decision.decided
+
+
+def test_with_stopping_the_p_value_holds_at_every_look_and_never_rises():
+    base, cell = "FF.F.FFF.FFF.FFFFFFF", "." * 20
+    seen = [of(rows("none", base[:n]), rows("a", cell[:n]), stop=True).comparisons[0].p for n in range(2, 21)]
+    assert seen == sorted(seen, reverse=True) and seen[-1] < 0.001
+    assert of(rows("none", base), rows("a", cell), stop=True).comparisons[0].verdict == "fails less"
+
+
+def test_unbalanced_blocks_are_paired_by_their_number():
+    """Errors in the baseline leave the cell's other blocks unpaired, not shifted."""
+    whole = of(rows("none", "FFFF...."), rows("a", "FFFF...."), stop=True).comparisons[0]
+    holes = of(rows("none", "EFFF...."), rows("a", "FFFF...."), stop=True).comparisons[0]
+    assert whole.p == holes.p == 1.0
+
+
+def test_until_stays_with_its_first_answer():
+    ten = rows("none", "." * 10)
+    assert of(ten[:9], until=Until(was=0.3, fixed=0.05)).until == "undecided"
+    late = rows("none", "." * 10 + "FFFF")
+    assert of(late, until=Until(was=0.3, fixed=0.05)).until == "fixed"
+
+
+def test_only_a_table_of_trials_is_one(tmp_path):
+    path = tmp_path / "trials.csv"
+    assert not is_table(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    assert not is_table(path)
+    path.write_text("cell,trial,verdict\nnone,0,pass\n")
+    assert is_table(path) and read_table(path).trials[0].verdict == "pass"
+
+
+@pytest.mark.parametrize("row", ["none,0,maybe", "none,x,pass", "none,0", "none,0,pass\nnone,0,fail"])
+def test_a_row_that_is_no_trial_is_named(tmp_path, row):
+    from lab.errors import BadDataError
+
+    path = tmp_path / "trials.csv"
+    path.write_text(f"cell,trial,verdict\n{row}\n")
+    with pytest.raises(BadDataError) as error:
+        read_table(path)
+    assert error.value.where.endswith(("csv:2", "csv:3"))
+
+
+def test_cells_without_trials_yet_count_in_the_correction():
+    base, cell = rows("none", "F" * 8), rows("a", "." * 8)
+    alone = of(base, cell).comparisons[0]
+    more = of(base, cell, rows("b", "-" * 8), rows("c", "E" * 8)).comparisons[0]
+    assert more.p == alone.p and more.p_corrected == pytest.approx(3 * alone.p_corrected)
+
+
+def test_no_false_cure_through_the_whole_decision_with_stopping_on():
+    """200 matrices in which a bad node makes half of all blocks fail, looked at after every tenth block."""
+    import numpy as np
+
+    random, wrong = np.random.default_rng(3), 0
+    for _ in range(200):
+        rates = np.where(random.random(40) < 0.5, 0.8, 0.05)
+        fails = {name: random.random(40) < rates for name in ("none", "a", "b")}
+        texts = {name: "".join("F" if one else "." for one in row) for name, row in fails.items()}
+        for n in range(10, 41, 10):
+            decision = of(*(rows(name, text[:n]) for name, text in texts.items()), stop=True)
+            if any(one.verdict == "fails less" for one in decision.comparisons):
+                wrong += 1
+                break
+    assert wrong <= 10

@@ -1,0 +1,72 @@
+"""What counts as a failure, what as an error, and that nothing unseen passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.errors import UsageError
+from lab.rooms.trials.failure import Reader, parse
+
+
+def judged(fail, *lines, code=0, timed_out=False):
+    reader = Reader(parse(fail))
+    for line in lines:
+        reader.line(line)
+    return reader.verdict(code, timed_out=timed_out)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["loss: nan", "loss=NaN", '{"loss": NaN}', "step 3 | loss nan: 1 loss = -nan", "loss: tensor(nan)"],
+)
+def test_a_nan_is_found_as_programs_write_it(line):
+    assert judged("nan in loss", line)[0] == "fail"
+
+
+@pytest.mark.parametrize(
+    "line", ["loss: 0.5", "val_loss: nan loss: 1", "loss: nanosecond loss: 2", "loss: inf"]
+)
+def test_what_is_no_nan_of_this_number_passes(line):
+    assert judged("nan in loss", line) == ("pass", "")
+
+
+def test_a_number_that_the_output_never_says_is_an_error_and_no_pass():
+    assert judged("nan in loss", "training", "done") == (
+        "error",
+        "the output never says loss: nothing to judge",
+    )
+
+
+def test_a_crash_is_an_error_unless_the_exit_code_is_the_failure():
+    assert judged("nan in loss", "loss: 1", code=1)[0] == "error"
+    assert judged("exit!=0 or nan in loss", code=1) == ("fail", "exit code 1")
+    assert judged("exit==3", code=3)[0] == "fail" and judged("exit==3", code=1)[0] == "error"
+    assert judged("exit==3")[0] == "pass"
+
+
+def test_numbers_fields_and_expressions():
+    assert judged("loss > 3", "loss: 2", "loss: 4", "loss: 1") == ("fail", "loss > 3: line 2")
+    assert judged("eval.acc < 0.9", '{"eval": {"acc": 0.5}}')[0] == "fail"
+    assert judged("eval.acc < 0.9", '{"eval": {"acc": 0.95}}')[0] == "pass"
+    assert judged("/Xid \\d+/", "NVRM: Xid 79")[0] == "fail" and judged("/Xid \\d+/", "fine")[0] == "pass"
+    assert judged("inf in loss", "loss: -inf")[0] == "fail"
+
+
+def test_a_timeout_is_an_error_unless_it_is_the_failure():
+    assert judged("exit!=0", code=-9, timed_out=True) == ("error", "ran past --trial-timeout")
+    assert judged("exit!=0 or timeout", code=-9, timed_out=True) == ("fail", "timeout")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nan", "loss", "exit", "loss ~ 3", "/(/", "loss > 1.2.3", "exit!=0 or "]
+)
+def test_what_says_no_failure_is_refused_by_its_words(text):
+    with pytest.raises(UsageError):
+        parse(text)
+
+
+def test_step_times_are_the_median_of_what_the_output_says():
+    reader = Reader(parse("exit!=0"), "step_ms")
+    for line in ("step_ms=9000", "step_ms=100", "step_ms=101", "step_ms: nan", '{"step_ms": 102}'):
+        reader.line(line)
+    assert reader.step_time == 101.5

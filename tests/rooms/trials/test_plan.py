@@ -1,0 +1,95 @@
+"""The order of trials, their seeds, and how cells are named and refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from lab.core.plan import Site
+from lab.errors import ConfigError, LabError, UsageError
+from lab.rooms.trials.cells import Matrix, Part, cell, cells_of, checked, read_matrix
+from lab.rooms.trials.config import TrialsConfig
+from lab.rooms.trials.plan import plan
+
+NOWHERE = Site(vendor="none")
+
+
+def made(cells=("none", "tf32_off", "nccl_ring"), **more):
+    made_of = tuple(cell(one) for one in cells)
+    config = TrialsConfig(
+        command=("true",), cells=made_of, baseline="none", **{"trials": 30, "fail": "exit!=0", **more}
+    )
+    return plan(config, NOWHERE)
+
+
+def test_every_block_holds_every_cell_once_and_in_changing_order():
+    steps = made().steps
+    blocks = [steps[at : at + 3] for at in range(0, 90, 3)]
+    orders = Counter(tuple(step.labels["cell"] for step in block) for block in blocks)
+    for number, block in enumerate(blocks):
+        assert {step.labels["cell"] for step in block} == {"none", "tf32_off", "nccl_ring"}
+        assert {step.labels["trial"] for step in block} == {number}
+    assert len(orders) > 3 and [step.labels["order"] for step in steps] == list(range(90))
+
+
+def test_the_seed_fixes_the_order_and_a_block_shares_one():
+    assert made(seed=1).steps == made(seed=1).steps != made(seed=2).steps
+    assert {(s.labels["trial"], s.labels["seed"]) for s in made(seed=5).steps} == {
+        (n, n + 5) for n in range(30)
+    }
+    assert {s.labels["seed"] for s in made(seed=5, same_seed=True).steps} == {5}
+
+
+def test_a_trial_takes_no_gpu_where_there_is_none():
+    assert {step.num_gpus for step in made(num_gpus=2).steps} == {0}
+
+
+def test_cells_are_presets_sums_of_them_and_yaml():
+    assert cell("none").env == {} and cell("tf32_off").env == {"NVIDIA_TF32_OVERRIDE": "0"}
+    both = cell("tf32_off+nccl_ring")
+    assert both.name == "tf32_off-nccl_ring" and set(both.env) == {"NVIDIA_TF32_OVERRIDE", "NCCL_ALGO"}
+    own = cell("{env: {A: 1, B: x y}, args: [--lr, 0.1]}")
+    assert (
+        own.env == {"A": "1", "B": "x y"} and own.args == ("--lr", "0.1") and own.name == "a-1-b-x-y-lr-0.1"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nope",
+        "{image: cuda}",
+        "{env: {'A=B': 1}}",
+        "{name: ../x}",
+        "{env: [1]}",
+        "{",
+        "{name: x, a: &a 1, b: *a}",
+    ],
+)
+def test_what_is_no_cell_is_refused(text):
+    with pytest.raises(LabError) as error:
+        cell(text)
+    assert isinstance(error.value, (UsageError, ConfigError))
+
+
+def test_two_cells_of_one_name_are_refused():
+    with pytest.raises(UsageError, match="two cells are named 'none'"):
+        checked([cell("none"), cell("none")])
+
+
+def test_axes_are_multiplied():
+    axes = {"a": {"x": Part(env={"A": 1}), "y": Part()}, "b": {"u": Part(args=("-u",)), "v": Part()}}
+    found = cells_of(Matrix(command="true", axes=axes, cells=("none",)))
+    assert [one.name for one in found] == ["none", "x-u", "x-v", "y-u", "y-v"]
+    assert found[1].env == {"A": "1"} and found[1].args == ("-u",)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "command: x\nnope: 1\n", "a: &a [1]\nb: *a\n", "command: !!python/name:os.system x"]
+)
+def test_a_matrix_that_does_not_fit_is_refused(tmp_path, text):
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        read_matrix(path)

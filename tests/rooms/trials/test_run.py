@@ -1,0 +1,182 @@
+"""Runs from the command line: rows, JSON, exit codes, resume, replay."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
+from tests.conftest import ROOT
+
+FLAKY = "import os; print('loss:', 'nan' if int('{seed}') % 2 and not os.environ.get('CURE') else 1.5)"
+
+
+def lab(*words, cwd, **more):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **more.pop("env", {})}
+    command = [sys.executable, "-m", "lab", "run", *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, **more)
+
+
+def rows(run):
+    with (run / "tables/trials.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_rates_comparisons_and_the_exit_code_of_an_undecided_run(tmp_path):
+    cells = ("--cell", "none", "--cell", "{name: cured, env: {CURE: 1}}")
+    command = ("--", sys.executable, "-c", FLAKY)
+    done = lab(
+        "-j",
+        "2",
+        "-o",
+        "out",
+        "trials",
+        "-n",
+        "4",
+        *cells,
+        "--fail",
+        "nan in loss",
+        "--json",
+        *command,
+        cwd=tmp_path,
+    )
+    answer = json.loads(done.stdout)
+    none, cured = answer["cells"]
+    assert (none["name"], none["n"], none["fail"], none["error"], none["rate"]) == ("none", 4, 2, 0, 0.5)
+    assert none["low"] < 0.5 < none["high"] and (cured["n"], cured["fail"]) == (4, 0)
+    (compared,) = answer["comparisons"]
+    assert set(compared) == {"cell", "baseline", "p", "p_corrected", "verdict"}
+    assert compared["p"] == pytest.approx(3 / 7) and compared["verdict"] == "no evidence"
+    assert answer["decided"] is False and done.returncode == 1, done.stderr
+    found = {(row["cell"], int(row["trial"])): row for row in rows(tmp_path / "out")}
+    assert len(found) == 8 and {key for key, row in found.items() if row["verdict"] == "fail"} == {
+        ("none", 1),
+        ("none", 3),
+    }
+    again = lab("-o", "again", "trials", "--again", "out/steps/none-0003", "-n", "2", "--json", cwd=tmp_path)
+    assert json.loads(again.stdout)["cells"][0]["fail"] == 2 and {
+        r["seed"] for r in rows(tmp_path / "again")
+    } == {"3"}
+
+
+def test_until_fixed_ends_after_ten_clean_trials(tmp_path):
+    words = ("trials", "--until", "fixed", "--was", "0.3", "-n", "12", "--json", "--", "true")
+    done = lab("-o", "out", *words, cwd=tmp_path)
+    answer = json.loads(done.stdout)
+    assert done.returncode == 0 and answer["decided"] and answer["cells"][0]["n"] == 10, done.stderr
+    assert [row["verdict"] for row in rows(tmp_path / "out")] == ["pass"] * 10 + ["not run"] * 2
+    assert "1 more pass would say fixed" in done.stderr
+
+
+def test_a_killed_run_that_is_resumed_loses_no_trial_and_counts_none_twice(tmp_path):
+    """The driver is killed in the middle of a trial; what each trial did is in a file of its own count."""
+    note = "import os, time; open('did', 'a').write('{cell} {trial}\\n'); time.sleep(0.7); print('loss: 1')"
+    command = [
+        sys.executable,
+        "-m",
+        "lab",
+        "run",
+        "-o",
+        "out",
+        "trials",
+        "-n",
+        "4",
+        "--fail",
+        "nan in loss",
+        "--",
+    ]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    driver = subprocess.Popen(
+        [*command, sys.executable, "-c", note], cwd=tmp_path, env=env, stderr=subprocess.DEVNULL
+    )
+    end = time.monotonic() + 120
+    while not (tmp_path / "did").exists() or (tmp_path / "did").read_text().count("\n") < 2:
+        assert time.monotonic() < end and driver.poll() is None
+        time.sleep(0.02)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    done = lab("--resume", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [(row["trial"], row["verdict"]) for row in rows(tmp_path / "out")] == [
+        (str(n), "pass") for n in range(4)
+    ]
+    did = (tmp_path / "did").read_text().split("\n")[:-1]
+    assert set(did) == {f"none {n}" for n in range(4)} and did.count("none 0") == 1
+
+
+@pytest.mark.parametrize(
+    "words, code, says",
+    [
+        (("--",), 2, "no command to try"),
+        (("--fail", "loss", "--", "true"), 2, "does not say what a failure is"),
+        (("--until", "fixed", "--", "true"), 2, "--was"),
+        (("--was", "0.3", "--", "true"), 2, "--until"),
+        (("--again", "nowhere"), 4, "no trial ended"),
+        (("nowhere.yaml",), 4, "cannot read the matrix"),
+        (("--cell", "{image: cuda}", "--", "true"), 3, "the image is one per run"),
+        (("--", "echo", "hf_planted_token_value"), 2, "a secret stands in the command"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_anything_runs(
+    tmp_path, capsys, monkeypatch, words, code, says
+):
+    from lab.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_planted_token_value")
+    with pytest.raises(SystemExit) as error:
+        main(["run", "trials", *words])
+    assert error.value.code == code and says in capsys.readouterr().err
+    assert not (tmp_path / "experiments").exists()
+
+
+def test_a_command_that_cannot_start_is_an_error_and_no_rate(tmp_path):
+    done = lab("-o", "out", "trials", "-n", "1", "--json", "--", "no-such-program", cwd=tmp_path)
+    (cell,) = json.loads(done.stdout)["cells"]
+    assert done.returncode == 1 and (cell["n"], cell["error"], cell["rate"]) == (0, 1, None)
+    assert "cannot start" in rows(tmp_path / "out")[0]["reason"]
+
+
+def test_at_top_level_the_command_keeps_its_flags_and_gets_those_of_a_run(tmp_path, capsys, monkeypatch):
+    from lab.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as error:
+        main(["trials", "--dry-run", "--json", "-n", "2", "--", "true"])
+    plan = json.loads(capsys.readouterr().out)
+    assert error.value.code == 0 and [step["name"] for step in plan["steps"]] == ["none-0000", "none-0001"]
+
+
+def test_output_that_never_ends_a_line_and_a_command_that_leaves_children(tmp_path):
+    """Bounded memory, no escape in the table, nothing left running."""
+    code = (
+        "import subprocess, sys; subprocess.Popen(['sleep', '987']);"
+        "sys.stdout.write('=1+1(x)\\x1b[31m' + 'A' * 300000); sys.exit(3)"
+    )
+    words = ("trials", "-n", "1", "--fail", "/A{9}$/", "--", sys.executable, "-c", code)
+    done = lab("-q", "-o", "out", *words, cwd=tmp_path)
+    (row,) = rows(tmp_path / "out")
+    assert row["verdict"] == "fail" and done.returncode == 0, done.stderr
+    assert not [p for p in os.listdir("/proc") if p.isdigit() and b"sleep\x00987" in _command_of(p)]
+
+
+def _command_of(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def test_a_trial_that_runs_past_its_limit_is_an_error(tmp_path):
+    words = ("trials", "-n", "1", "--trial-timeout", "0.5", "--", "sleep", "60")
+    lab("-q", "-o", "out", *words, cwd=tmp_path)
+    assert rows(tmp_path / "out")[0]["reason"] == "ran past --trial-timeout"
