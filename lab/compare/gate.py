@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lab.compare.side import RECORDINGS, read_works
+from lab.compare.side import read_works, recordings_at
 from lab.compare.units import Units, by_step
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
@@ -51,10 +51,7 @@ def processes(folder: Path) -> list[Units]:
 
     Raises MissingError for an empty folder, BadDataError for a recording without marked steps.
     """
-    if not folder.is_dir():
-        files = [folder]
-    else:
-        files = sorted(one for one in folder.rglob("*") if one.is_file() and one.name.endswith(RECORDINGS))
+    files = recordings_at(folder)
     if not files:
         raise MissingError("no recording in this folder", where=folder, fix="one recording per process")
     found = []

@@ -14,10 +14,12 @@ from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.as_trace import load_traces
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack, holes
+from lab.recordings.nsys.export import is_folder
 from lab.recordings.tables import MEMSET, Trace
 from lab.recordings.views import MEMCOPY, classify, launch_calls, link_ops
 
-RECORDINGS = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep", ".db", ".db.gz", ".rpd", ".pftrace")
+_GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".pftrace")
+RECORDINGS = (*_GZIPPED, *(f"{end}.gz" for end in _GZIPPED), ".nsys-rep")
 STEP = re.compile(
     r"(ProfilerStep#|(?:.*[^a-z])?(?:train_?|eval_?)?(?:step|iteration|iter)[ _#:.-]*)(\d+)", re.IGNORECASE
 )
@@ -117,12 +119,13 @@ def read_side(path: Path) -> Side:
 
     Raises MissingError where there is none, what the readers raise for a file that was named itself.
     """
-    if not path.is_dir():
+    files = recordings_at(path)
+    if files == [path]:
         works = read_works(path)
         return Side(path, {work.rank if len(works) > 1 else 0: work for work in works}, [])
     ranks: dict[int, Work] = {}
     problems = []
-    for file in sorted(one for one in path.rglob("*") if one.is_file() and one.name.endswith(RECORDINGS)):
+    for file in files:
         try:
             works = read_works(file)
         except LabError as error:
@@ -139,9 +142,26 @@ def read_side(path: Path) -> Side:
             ranks[work.rank] = work
     if not ranks:
         raise MissingError(
-            "no recording in this folder", where=path, fix=f"lab reads {', '.join(RECORDINGS)}"
+            "no recording in this folder",
+            where=path,
+            fix=f"lab reads {', '.join(RECORDINGS)}, and nsys' folders of Parquet files",
         )
     return Side(path, ranks, problems)
+
+
+def recordings_at(path: Path) -> list[Path]:
+    """The path itself if it is one recording, else those below it; nsys' export to Parquet is a folder."""
+    if not path.is_dir() or _is_export(path):
+        return [path]
+    return sorted(
+        one
+        for one in path.rglob("*")
+        if (one.is_file() and one.name.endswith(RECORDINGS)) or (one.is_dir() and _is_export(one))
+    )
+
+
+def _is_export(folder: Path) -> bool:
+    return is_folder([one.name for one in folder.iterdir()])
 
 
 def read_works(path: Path) -> list[Work]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 
 import pytest
 from click.testing import CliRunner
 
 from lab.compare.cli import diff as command
 from lab.compare.diff import compare
+from lab.compare.side import recordings_at
 from lab.compare.split import PARTS
 from lab.errors import MissingError
 from tests.compare.made import layer, trace
@@ -297,3 +299,22 @@ def test_an_amd_database_is_compared_too(tmp_path):
     found = compare(*paths).shown
     adds_up(found)
     assert found.units_a == 8 and found.delta_kernel_ns == pytest.approx(3)
+
+
+@pytest.mark.data
+def test_an_export_to_parquet_is_one_recording_alone_and_among_ranks(tmp_path):
+    home = SHARED / "captures" / "h200_decoder"
+    if not home.exists():
+        pytest.skip("the shared captures are not here")
+    export, database = home / "nsys_graph_nodes_parquetdir", home / "nsys_graph_nodes.sqlite.gz"
+    alone = compare(export, database).shown
+    assert alone.comparable and alone.units_a == 24 and alone.a == alone.b and alone.a["span_ns"] > 0
+    shutil.copytree(export, tmp_path / "rank0_pqtdir")
+    assert compare(tmp_path, database).shown.a == alone.a
+
+
+@pytest.mark.parametrize("name", ["a.db.gz", "a.rpd.gz", "a.pftrace.gz"])
+def test_recordings_of_every_ending_count_in_a_folder(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    (tmp_path / "notes.txt").write_bytes(b"")
+    assert recordings_at(tmp_path) == [tmp_path / name]

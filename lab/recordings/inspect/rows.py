@@ -32,7 +32,14 @@ TOOLS = {
     "rocprof-compute": "rocprof-compute",
 }
 NO_TIMELINE = ("rocprof-compute",)
-COMMANDS = ("lab nsys summary {}", "lab kernels unique {}", "lab kernels gantt {}", "lab nsys answers {}")
+ANALYZE = "lab analyze {}"
+COMMANDS = (
+    ANALYZE,
+    "lab nsys summary {}",
+    "lab kernels unique {}",
+    "lab kernels gantt {}",
+    "lab nsys answers {}",
+)
 # What only looks like a recording is passed over in a folder; these look like one, so they are rows.
 _RECORDINGS = re.compile(r"\.(sqlite|db|rpd|nsys-rep|qdrep|pftrace|pb)(\.gz)?\Z|trace.*\.json(\.gz)?\Z")
 _RANK = re.compile(r"rank[_-]?\d+", re.IGNORECASE)
@@ -103,7 +110,7 @@ def _run_row(path: Path) -> _Read:
         room = Run.open(path).manifest.room
     except LabError as error:
         return _unreadable(path, error, "lab-run")
-    commands = [f"lab analyze {shlex.quote(str(path))}"]
+    commands = _commands((ANALYZE,), path)
     what = f"a run of lab, room {room}; its recordings follow"
     return _plain(
         Row(path=str(path), format="lab-run", tool="lab", verdict=None, what=what, commands=commands), path
@@ -113,7 +120,7 @@ def _run_row(path: Path) -> _Read:
 def _of_item(item: Item) -> _Read | None:
     other = None if item.path.is_dir() else other_of(item.path)
     if other is not None:
-        commands = [one.format(shlex.quote(str(item.path))) for one in other.commands]
+        commands = _commands(other.commands, item.path)
         row = Row(
             path=str(item.path),
             format=other.format,
@@ -129,7 +136,14 @@ def _of_item(item: Item) -> _Read | None:
         looks_like_one = _RECORDINGS.search(item.path.name) is not None
         return _unreadable(item.path, error, None) if item.named or looks_like_one else None
     if kind.load is None and kind.name in NO_TIMELINE:
-        row = Row(path=str(item.path), format=kind.name, tool=TOOLS[kind.name], verdict=None, what=kind.what)
+        row = Row(
+            path=str(item.path),
+            format=kind.name,
+            tool=TOOLS[kind.name],
+            verdict=None,
+            what=kind.what,
+            commands=_commands((ANALYZE,), item.path),
+        )
         return _plain(row, item.path)
     try:
         return _recording(item.path, load_capture(item.path), kind.what)
@@ -137,6 +151,10 @@ def _of_item(item: Item) -> _Read | None:
         if not item.named and _no_recording(error):
             return None
         return _unreadable(item.path, error, kind.name)
+
+
+def _commands(forms: Sequence[str], path: Path) -> list[str]:
+    return [form.format(shlex.quote(str(path))) for form in forms]
 
 
 def _no_recording(error: LabError) -> bool:
@@ -169,7 +187,7 @@ def _recording(path: Path, capture: Capture, what: str) -> _Read:
             {"index": index, "pid": one.pid, "rank": one.rank} for index, one in enumerate(capture.processes)
         ],
         what=what,
-        commands=[one.format(shlex.quote(str(path))) for one in COMMANDS],
+        commands=_commands(COMMANDS, path),
     )
     ranked = len(capture.processes) == 1 and capture.processes[0].rank is not None
     shape = shape_of(capture) if ranked and _RANK.search(str(path)) else None

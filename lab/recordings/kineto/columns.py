@@ -62,6 +62,9 @@ class Columns:
 
     def feed(self, piece: Piece) -> None:
         """Decode one piece and append its rows; raises BadDataError for text that is not JSON."""
+        if functions := self._decoder.functions(piece):
+            self._indices.add({"functions": functions})
+            return
         try:
             self._add(self._decoder.decode(piece))
         except _TooLarge:

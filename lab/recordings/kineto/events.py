@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 _NO_RAW = msgspec.Raw(b"")
@@ -53,6 +55,33 @@ class Args(msgspec.Struct, gc=False, frozen=True):
 _NO_ARGS = Args()
 
 
+class FunctionArgs(msgspec.Struct, gc=False, frozen=True):
+    """In the order torch writes them; what is not read is named here all the same, which finds it at once."""
+
+    parent: msgspec.Raw = msgspec.field(name="Python parent id", default=_NO_RAW)
+    own: msgspec.Raw = msgspec.field(name="Python id", default=_NO_RAW)
+    ev_idx: int | str = msgspec.field(name="Ev Idx", default=-1)
+
+
+_NO_FUNCTION_ARGS = FunctionArgs()
+
+
+class Function(msgspec.Struct, gc=False):
+    """A frame of Python's stack: most events of a trace with stacks, of which only the number is read.
+
+    Its other fields are here to be checked as those of any event.
+    """
+
+    ph: Literal["X"]
+    cat: Literal["python_function"]
+    name: str = ""
+    pid: int | str = -1
+    tid: int | str = -1
+    ts: float = _NAN
+    dur: float = _NAN
+    args: FunctionArgs = _NO_FUNCTION_ARGS
+
+
 class Event(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str = ""
@@ -77,6 +106,7 @@ class ExactEvent(msgspec.Struct, gc=False):
     args: Args = _NO_ARGS
 
 
+FUNCTION_LIST = msgspec.json.Decoder(list[Function])
 FLOAT_LIST = msgspec.json.Decoder(list[Event])
 EXACT_LIST = msgspec.json.Decoder(list[ExactEvent])
 FLOAT_ONE = msgspec.json.Decoder(Event)

@@ -8,7 +8,6 @@ end of what was kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from lab.core.words import plural
 from lab.recordings.lacks import Lack, Place
 from lab.recordings.tables import Table
 
-_INDEX = attrgetter("args.ev_idx")
 # GPU rows and API calls have none.
 _WITHOUT = ("kernels", "runtime")
 _OPERATORS = ("ops", "ranges")
@@ -90,10 +88,11 @@ def _lack(place: Place, n: int, whole: int, runs: int) -> Lack:
 
 
 def _numbers(events: Sequence[Any]) -> np.ndarray:
+    found = [event.args.ev_idx for event in events]
     try:
-        return np.fromiter(map(_INDEX, events), np.int64, len(events))
+        return np.fromiter(found, np.int64, len(found))
     except (OverflowError, ValueError, TypeError):
-        usable = [i if isinstance(i, int) and 0 <= i < 2**62 else -1 for i in map(_INDEX, events)]
+        usable = [i if isinstance(i, int) and 0 <= i < 2**62 else -1 for i in found]
         return np.array(usable, dtype=np.int64)
 
 

@@ -84,7 +84,9 @@ def count_lacks(export: Export) -> tuple[Lack, ...]:
         elif expected and expected < rows:
             export.problems.append(f"nsys collected {expected} {what} events, but this export has {rows}")
     if not any("events collected" in text for text in texts):
-        text = "nsys' own counts of events are not in this export (trimmed, or an old nsys)"
+        text = (
+            "nsys' own counts of events (DIAGNOSTIC_EVENT) are not in this export (trimmed, or an old nsys)"
+        )
         found.append(Lack("gpu", "all", "N", -1, 0, 0, None, text, unknown=True))
     if "StringIds" not in export.tables and _num_gpu_rows(export):
         text = "the export has no StringIds: names of kernels, calls and ranges are unknown"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -38,6 +40,7 @@ def test_a_recording_has_its_tool_its_figures_its_processes_and_its_commands(tmp
     assert judged == ("kineto", "torch.profiler", "complete", [], None)
     assert (row.gpu_ops, row.gpu_time_ns) == (12, 120_000)
     assert row.processes == [{"index": 0, "pid": 4321, "rank": 2}]
+    assert row.commands[0] == f"lab analyze {tmp_path}/t.json.gz"
     assert f"lab kernels unique {tmp_path}/t.json.gz" in row.commands
 
 
@@ -46,6 +49,15 @@ def test_what_is_missing_is_in_the_row(tmp_path):
     (lack,) = row.lacks
     assert (row.verdict, lack.axis, lack.place, lack.n, lack.of) == ("lossy", "gpu", "hole", 2, 12)
     assert "2 of 12 launches (16.7%) without a GPU row" in row_text(row)
+
+
+def test_metrics_without_a_timeline_are_not_judged_and_have_the_command_that_reads_them(tmp_path):
+    path = tmp_path / "metrics of mine.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript("CREATE TABLE compute_dispatch(id); CREATE TABLE compute_metadata(id);")
+    (row,) = inspect_all([path])
+    assert (row.format, row.verdict, row.commands) == ("rocprof-compute", None, [f"lab analyze '{path}'"])
+    assert f"read it with: lab analyze '{path}'" in row_text(row)
 
 
 def test_a_folder_names_what_it_knows_and_passes_over_the_rest(tmp_path):

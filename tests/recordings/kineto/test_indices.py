@@ -64,3 +64,28 @@ def test_numbers_that_are_none_are_left_alone(tmp_path):
 
 def test_an_instant_that_was_taken_out_is_missing(tmp_path):
     assert trace(tmp_path, numbered(0, 1, 3))["hole"].n == 1
+
+
+def test_pieces_of_nothing_but_python_functions_give_the_same_numbers_as_mixed_ones(tmp_path):
+    kept = [i for i in range(400) if not 150 <= i < 170]
+    events = [*numbered(0, 1), *numbered(*kept[2:], cat="python_function")]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    whole, pieces = read_kineto(path), read_kineto(path, piece_bytes=2000)
+    assert [(one.place, one.n, one.of) for one in pieces.lacks] == [("tail", 20, 400)]
+    assert pieces.lacks == whole.lacks and pieces.problems == whole.problems == []
+    assert len(pieces.ops) == 2
+
+
+def test_an_odd_python_function_is_said_and_costs_only_itself(tmp_path):
+    functions = numbered(*range(40), cat="python_function")
+    functions[20]["ts"] = "soon"
+    text = json.dumps({"traceEvents": functions}).encode()
+    path = tmp_path / "trace.json"
+    path.write_bytes(text.replace(b'"name": "x"', b'"name": "\xff"', 1))
+    trace = read_kineto(path, salvage=True)
+    assert trace.lacks == ()
+    assert trace.problems == [
+        "odd events were read with replaced characters or without their odd fields (2 times)",
+        "odd 'ts' values were left out",
+    ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -51,6 +54,37 @@ def test_the_folder_and_the_database_of_one_real_capture_are_equal_row_by_row(sh
     folder = load_capture(home / "nsys_graph_nodes_parquetdir")
     assert len(folder.ops) == 211 and folder.ops.graph_node.max() > 0
     assert_same(folder, database)
+
+
+@pytest.mark.data
+def test_the_verdict_is_that_of_the_database_and_rests_on_nsys_own_counts(shared_data, tmp_path):
+    home = shared_data / "captures" / "h200_decoder"
+    if not home.exists():
+        pytest.skip("the shared captures are not here")
+    database, folder = tmp_path / "nodes.sqlite", tmp_path / "nodes"
+    database.write_bytes(gzip.decompress((home / "nsys_graph_nodes.sqlite.gz").read_bytes()))
+    folder.mkdir()
+    for one in (home / "nsys_graph_nodes_parquetdir").glob("*.parquet"):
+        (folder / one.name).write_bytes(one.read_bytes())
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute("SELECT * FROM DIAGNOSTIC_EVENT")
+        columns = [one[0] for one in rows.description]
+        counts = pa.table(dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True)))
+        pq.write_table(counts, folder / "DIAGNOSTIC_EVENT.parquet")
+        assert load_capture(folder).verdict == load_capture(database).verdict == "complete"
+
+        kernels = folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet"
+        whole = pq.read_table(kernels)
+        pq.write_table(whole.slice(0, len(whole) - 7), kernels)
+        (lack,) = [one for one in load_capture(folder).lacks if one.rule == "N"]
+        assert (lack.place, lack.n, lack.of) == ("hole", 7, 1778)
+        pq.write_table(whole, kernels)
+
+        (folder / "DIAGNOSTIC_EVENT.parquet").unlink()
+        connection.execute("DROP TABLE DIAGNOSTIC_EVENT")
+        connection.commit()
+    assert load_capture(folder).verdict == load_capture(database).verdict == "unknown"
+    assert load_capture(folder).lacks == load_capture(database).lacks
 
 
 def test_a_made_export_reads_the_same_from_both(tmp_path):

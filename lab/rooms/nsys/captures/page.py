@@ -15,7 +15,7 @@ from lab.recordings.capture import Capture
 from lab.recordings.gantt.bars import FAMILIES, LABELS, Bars, busy_table
 from lab.recordings.gantt.capture import bars_of_capture
 from lab.recordings.gantt.packed import packed
-from lab.recordings.integrity.words import bound, marked, sentences
+from lab.recordings.integrity.words import AT_LEAST, AT_MOST, bound, idle_bound, marked, sentences
 from lab.recordings.lacks import AXES, verdict_of
 from lab.recordings.names import kernel_class, short_name
 from lab.recordings.processes import process_label
@@ -154,6 +154,7 @@ def _tables(capture: Capture, found: Sequence[Summary]) -> dict[str, pd.DataFram
                 "busy_ms": gpu.busy_ms,
                 "idle_ms": gpu.idle_ms,
                 "longest_gap_ms": gpu.longest_gap_ms,
+                "bound": f"busy {AT_LEAST}, idle {AT_MOST}" if idle_bound(one.lacks) else "",
             }
             for gpu in one.gpus
         ]
@@ -204,6 +205,8 @@ def _kernel_table(capture: Capture) -> pd.DataFrame:
             "name": names,
         }
     )
+    bounds = _bounds(capture)
+    table["bound"] = [bounds[int(one)] for one in used[:, 0]]
     whole = table.groupby("process")["kernel_ms"].transform("sum")
     table.insert(6, "share_percent", 100 * table["kernel_ms"] / whole.where(whole > 0))
     ordered: pd.DataFrame = table.sort_values(
@@ -214,7 +217,7 @@ def _kernel_table(capture: Capture) -> pd.DataFrame:
 
 def _process_table(capture: Capture) -> pd.DataFrame:
     """A row per process: rows of each table, and when its GPU operations began and ended."""
-    rows = []
+    rows, bounds = [], _bounds(capture)
     for index in range(len(capture.processes)):
         ops = capture.ops.where(capture.ops.process == index)
         rows.append(
@@ -224,10 +227,19 @@ def _process_table(capture: Capture) -> pd.DataFrame:
                 "api_calls": int((capture.api.process == index).sum()),
                 "ranges": int((capture.ranges.process == index).sum()),
                 "span_ms": (int(ops.end_ns.max()) - int(ops.start_ns.min())) / 1e6 if len(ops) else None,
+                "bound": bounds[index],
             }
         )
     table: pd.DataFrame = pd.DataFrame(rows)
     return table
+
+
+def _bounds(capture: Capture) -> dict[int, str]:
+    """How to read counts and times of each process, by its index; of -1, those of no process."""
+    found = {}
+    for index in (*range(len(capture.processes)), -1):
+        found[index] = bound([one for one in capture.lacks if one.process in (-1, index)], "gpu")
+    return found
 
 
 def bar_table(bars: Bars) -> pd.DataFrame:

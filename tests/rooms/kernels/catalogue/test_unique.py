@@ -11,3 +11,8 @@ def test_a_growing_cache_is_one_signature_per_step_and_one_bucket(made):
     rows = bucketed(made.unique)
     row = rows[(rows["op"] == "aten::cat") & (rows["phase"] == "decode")]
     assert row["signatures"].item() == 2 and row["count"].item() == 2
+
+
+def test_a_bucket_is_a_bound_where_its_signatures_are(made):
+    assert set(bucketed(made.unique)["bound"]) == {""}
+    assert set(bucketed(made.unique.assign(bound="at least"))["bound"]) == {"at least"}

@@ -104,6 +104,27 @@ def test_a_lossy_recording_has_its_page_and_exit_code_1(tmp_path, capsys):
     (lack,) = [row for row in rows(tmp_path / "out" / "tables" / "integrity.csv") if row["rule"] == "G"]
     assert (lack["place"], lack["missing"], lack["of"]) == ("hole", "1", "9")
     assert "at least" in (tmp_path / "out" / "report.html").read_text()
+    for name in ("kernels", "processes"):
+        assert [row["bound"] for row in rows(tmp_path / "out" / "tables" / f"{name}.csv")] == ["at least"]
+    (gpu,) = rows(tmp_path / "out" / "tables" / "gpus.csv")
+    assert gpu["bound"] == "busy at least, idle at most"
+
+
+def test_only_the_process_that_lost_rows_has_bounds(tmp_path, capsys):
+    export = Export()
+    for pid, missing in ((11, 4), (22, -1)):
+        for number in range(9):
+            at = 1000 * number
+            export.launch("gemm", (pid, 1), (at, at + 20), (at + 30, at + 130), corr=number + 1)
+            if number == missing:
+                export.rows[f"{PREFIX}KERNEL"].pop()
+    assert analyze(capsys, export.write(tmp_path / "two.sqlite"), "-o", tmp_path / "out")[0] == 1
+    for name in ("kernels", "processes"):
+        found = rows(tmp_path / "out" / "tables" / f"{name}.csv")
+        assert [(row["process"], row["bound"]) for row in found] == [
+            ("process 11", "at least"),
+            ("process 22", ""),
+        ]
 
 
 def test_without_kernels_nothing_is_said_about_shares_or_idle_time(tmp_path, capsys):
