@@ -14,7 +14,8 @@ from lab.compare.cli import check
 from lab.compare.gate import METRICS
 from lab.compare.repeat import LOOKS, schedule, sides
 from lab.errors import BusyError, MissingError, StepFailed, UsageError
-from lab.stats.gate import LEVEL, t_cdf
+from lab.stats.gate import LEVEL
+from lab.stats.student import cdf
 from tests.compare.made import layer, trace
 
 PROGRAM = """
@@ -117,7 +118,7 @@ def false_alarms(level, pairs=6000):
         t = (y.mean(axis=1) - x.mean(axis=1)) / np.sqrt(parts.sum(axis=0))
         freedom = parts.sum(axis=0) ** 2 / (parts**2 / (n - 1)).sum(axis=0)
         for pair in np.flatnonzero(t > 2):
-            found[pair] |= t_cdf(t[pair], freedom[pair]) > 1 - (1 - level) / 2
+            found[pair] |= cdf(t[pair], freedom[pair]) > 1 - (1 - level) / 2
     return int(found.sum())
 
 

@@ -22,7 +22,7 @@ from lab.core.plan import Silent
 
 if TYPE_CHECKING:
     from lab.core.run import Run
-    from lab.rooms.trials.report import Findings
+    from lab.rooms.trials.findings import Findings
 
 
 def recognises(folder: Path) -> bool:
@@ -42,5 +42,5 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
     from lab.errors import needs
 
     with needs("analysis"):
-        from lab.rooms.trials.report import report
+        from lab.rooms.trials.findings import report
     return report(folder, out, run)

@@ -155,6 +155,6 @@ def test_a_sweep_and_its_analysis_run_to_their_page(as_user):
     """)
     if said == "not loaded\n":
         pytest.skip("this podman has no lab/cpu: scripts/podman-user.sh REF... copies images to it")
-    assert said.startswith("here  cpu-torch\nhere  cpu\nnext: lab run --image cpu sweep"), said
+    assert said.startswith("here  cpu\nhere  cpu-torch\nnext: lab run --image cpu sweep"), said
     assert (as_user.folder / "r/report.html").stat().st_size > 10_000
     assert owners(as_user.folder) == {pwd.getpwnam(PODMAN_USER).pw_uid}
