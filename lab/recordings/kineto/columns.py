@@ -17,7 +17,7 @@ from lab.recordings.kineto.events import (
     Args,
 )
 from lab.recordings.kineto.frame import integer_of, trace_meta
-from lab.recordings.kineto.indices import EventIndices, cut_short, owners_are_here
+from lab.recordings.kineto.indices import EventIndices, cut_short, untimed, owners_are_here
 from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
 from lab.recordings.kineto.values import ColumnEncoder, Lookup
 from lab.recordings.pieces import EventPieces, Piece
@@ -55,6 +55,8 @@ class Columns:
         self._indices = EventIndices()
         self._chunks: dict[str, list[dict[str, np.ndarray]]] = defaultdict(list)
         self._num_rows: Counter[str] = Counter()
+        self._num_slices: Counter[str] = Counter()  # by table
+        self._num_untimed: Counter[str] = Counter()  # of them, those whose times cannot be read
         self._table_of = Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
         self._kind_of = Lookup(lambda cat: GPU_KINDS[cat.lower()])
         self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch has it
@@ -89,7 +91,11 @@ class Columns:
             strings=self._encode.strings.list,
             problems=[text if n == 1 else f"{text} ({n} times)" for text, n in self.problems.items()],
             truncated=self._pieces.cut is not None,
-            lacks=(*self._indices.lacks(owners_are_here(found)), *cut_short(self._pieces.cut)),
+            lacks=(
+                *self._indices.lacks(owners_are_here(found)),
+                *cut_short(self._pieces.cut),
+                *untimed(self._num_untimed, self._num_slices),
+            ),
             **found,
         )
 
@@ -110,7 +116,7 @@ class Columns:
         for event in events:
             rows[self._table_of[event.cat]].append(event)
         # Times first: if they are too large, nothing of the piece has been added.
-        timed = {table: self._timed(rows[table]) for table in ("kernels", "ops", "runtime", "ranges")}
+        timed = {table: self._timed(table, rows[table]) for table in ("kernels", "ops", "runtime", "ranges")}
         self._add_gpu(*timed["kernels"])
         self._add_ops(*timed["ops"])
         self._add_runtime(*timed["runtime"])
@@ -223,22 +229,25 @@ class Columns:
         self._chunks[table].append(columns)
         self._num_rows[table] += len(rows)
 
-    def _timed(self, events: list[Any]) -> tuple[list[Any], dict[str, np.ndarray]]:
-        """The events that have a time, and the columns that every table has."""
+    def _timed(self, table: str, events: list[Any]) -> tuple[list[Any], dict[str, np.ndarray]]:
+        """The events that have a start and a duration, and the columns that every table has."""
         if list(map(_PH, events)).count("X") < len(events):
             events = [event for event in events if event.ph == "X"]
         if not events:
             return [], {}
-        ts_ns, known = self._starts_ns(events)
-        if not known.all():
-            self.problems["events without a readable ts were left out"] += int((~known).sum())
-            events = [event for event, is_known in zip(events, known, strict=True) if is_known]
-            ts_ns = ts_ns[known]
+        ts_ns, starts = self._starts_ns(events)
         dur_ns, known = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
-        odd = ~known | (dur_ns < 0)
-        if odd.any():
-            self.problems["events without a readable dur count as 0 ns long"] += int(odd.sum())
-            dur_ns[odd] = 0
+        known &= starts & (dur_ns >= 0)
+        self._num_slices[table] += len(events)
+        if not known.all():
+            for name, odd in (("ts", ~starts), ("dur", starts & ~known)):
+                if odd.any():
+                    self.problems[f"events without a readable {name} were left out"] += int(odd.sum())
+            self._num_untimed[table] += int((~known).sum())
+            events = [event for event, is_known in zip(events, known, strict=True) if is_known]
+            ts_ns, dur_ns = ts_ns[known], dur_ns[known]
+        if not events:
+            return [], {}
         return events, {
             "ts_ns": ts_ns,
             "dur_ns": dur_ns,
