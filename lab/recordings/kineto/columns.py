@@ -17,7 +17,7 @@ from lab.recordings.kineto.events import (
     Args,
 )
 from lab.recordings.kineto.frame import integer_of, trace_meta
-from lab.recordings.kineto.indices import EventIndices, cut_short, untimed, owners_are_here
+from lab.recordings.kineto.indices import EventIndices, cut_short, owners_are_here, untimed
 from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
 from lab.recordings.kineto.values import ColumnEncoder, Lookup
 from lab.recordings.pieces import EventPieces, Piece

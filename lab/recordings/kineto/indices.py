@@ -86,7 +86,7 @@ def cut_short(why: str | None) -> tuple[Lack, ...]:
 
 
 def untimed(lost: Mapping[str, int], whole: Mapping[str, int]) -> tuple[Lack, ...]:
-    """The findings for events whose start or duration cannot be read, which are left out; both counts are by table."""
+    """The findings for events left out because their times cannot be read; both counts are by table."""
     found = []
     for table, (axis, rows) in _ROWS_OF.items():
         n, of = lost.get(table, 0), whole.get(table, 0)

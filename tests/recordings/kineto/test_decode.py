@@ -47,7 +47,7 @@ def test_a_duration_that_cannot_be_read_is_missing_and_not_zero(tmp_path, dur, c
     event = '{"ph":"X","cat":"%s","name":"k","pid":0,"tid":7,"ts":%d%s}'
     timed = [event % (category, ts, ',"dur":4') for ts in (10, 20, 30)]
     odd = event % (category, 15, f',"dur":{dur}' if dur else "")
-    (tmp_path / "t.json").write_text('{"traceEvents":[%s]}' % ",".join([*timed, odd]))
+    (tmp_path / "t.json").write_text(f'{{"traceEvents":[{",".join([*timed, odd])}]}}')
     trace = read_kineto(tmp_path / "t.json")
     assert getattr(trace, table).ts_ns.tolist() == [10_000, 20_000, 30_000]
     assert set(getattr(trace, table).dur_ns.tolist()) == {4000}
