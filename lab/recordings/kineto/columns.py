@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain, compress
@@ -35,6 +36,7 @@ TABLE_OF = {
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "hip_runtime", "runtime"), "runtime"),
     **dict.fromkeys(("user_annotation", "gpu_user_annotation"), "ranges"),
     **dict.fromkeys(("cpu_op", "operator"), "ops"),
+    "fwdbwd": "flows",
     "": "names",
 }
 
@@ -42,6 +44,7 @@ _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "sme
 _PH, _CAT, _NAME, _TS, _DUR = (attrgetter(name) for name in ("ph", "cat", "name", "ts", "dur"))
 _ARGS = attrgetter("args")
 _COPY_KIND = attrgetter("copy_kind")
+_FLOW = re.compile(rb"\d{1,18}")
 
 
 class Columns:
@@ -117,11 +120,14 @@ class Columns:
             rows[self._table_of[event.cat]].append(event)
         # Times first: if they are too large, nothing of the piece has been added.
         timed = {table: self._timed(table, rows[table]) for table in ("kernels", "ops", "runtime", "ranges")}
+        flows = [event for event in rows["flows"] if event.ph in ("s", "f")]
+        flow_starts = self._starts_ns(flows)
         self._add_gpu(*timed["kernels"])
         self._add_ops(*timed["ops"])
         self._add_runtime(*timed["runtime"])
         self._add_ranges(*timed["ranges"])
         self._add_names([event for event in rows["names"] if event.ph == "M"])
+        self._add_flows(flows, *flow_starts)
         self._indices.add(rows)
 
     def _add_gpu(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
@@ -148,6 +154,21 @@ class Columns:
         self._name_copies(args, columns)
         self._append("kernels", columns, events)
         self._add_collectives("collectives", "kernel", "kernels", args)
+
+    def _add_flows(self, events: list[Any], ts_ns: np.ndarray, known: np.ndarray) -> None:
+        """Ends of arrows; one without a time or a number is no arrow."""
+        ids = [bytes(event.id).strip(b'"') for event in events]
+        numbers = np.array([int(one) if _FLOW.fullmatch(one) else -1 for one in ids], dtype=np.int64)
+        columns = {
+            "ts_ns": ts_ns,
+            "pid": self._encode.numbers_or_texts(events, attrgetter("pid")),
+            "tid": self._encode.numbers_or_texts(events, attrgetter("tid")),
+            "flow": numbers,
+            "is_end": np.array([event.ph == "f" for event in events], dtype=bool),
+        }
+        kept = known & (numbers >= 0)
+        if kept.any():
+            self._append("flows", {name: column[kept] for name, column in columns.items()}, events)
 
     def _name_copies(self, args: list[Args], columns: dict[str, np.ndarray]) -> None:
         """Kineto's name for the copies of torch's CUPTI monitor, whose kinds are arguments."""
@@ -257,7 +278,7 @@ class Columns:
         }
 
     def _starts_ns(self, events: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-        if self._decoder.exact:
+        if self._decoder.exact and events:
             return digits_us_to_ns(b"\0".join(map(_TS, events)).split(b"\0"))
         times_us = np.fromiter(map(_TS, events), np.float64, len(events))
         if (times_us >= FLOAT_EXACT_US).any():

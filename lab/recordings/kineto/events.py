@@ -62,6 +62,7 @@ class Event(msgspec.Struct, gc=False):
     ts: float = _NAN
     dur: float = _NAN
     args: Args = _NO_ARGS
+    id: msgspec.Raw = _NO_RAW  # of an arrow
 
 
 class ExactEvent(msgspec.Struct, gc=False):
@@ -75,6 +76,7 @@ class ExactEvent(msgspec.Struct, gc=False):
     ts: msgspec.Raw = _NO_RAW
     dur: float = _NAN
     args: Args = _NO_ARGS
+    id: msgspec.Raw = _NO_RAW  # of an arrow
 
 
 FLOAT_LIST = msgspec.json.Decoder(list[Event])

@@ -20,10 +20,11 @@ def gemm_table(found: Launches, collectives: Table) -> Table:
     """One row per executed GEMM, in order of time: the columns of views.gemm_instances, and ours.
 
     end_ns ends the op's last kernel or fill; [ts_ns, end_ns) is its window on the device. comm_ns and
-    comm_share say how much of the window a collective of the same rank covers, overlap is free (nothing), full (90 % and
-    more) or partial; other_ns is the time of other computing kernels inside the window. cold marks the first
-    recorded step, unfinished a last one with fewer GEMMs. GEMM kernels without a GEMM op (compiled ones, and
-    those launched before the window) are found by their name, with sizes -1 and the op's arguments in dims.
+    comm_share say how much of the window a collective of the same rank covers, overlap is free (nothing),
+    full (90 % and more) or partial; other_ns is the time of other computing kernels inside the window. cold
+    marks the first recorded step, unfinished a last one with fewer GEMMs. GEMM kernels without a GEMM op
+    (compiled ones, and those launched before the window) are found by their name, with sizes -1 and the
+    op's arguments in dims.
     """
     trace = found.trace
     known = views.gemm_instances(trace)
