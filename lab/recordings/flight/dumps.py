@@ -7,7 +7,7 @@ import json
 import pickle
 import pickletools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,17 @@ from typing import Any
 from lab.errors import BadDataError, MissingError
 
 MOST_BYTES, MOST_FILES, MOST_ENTRIES = 256 << 20, 16_384, 1_000_000
+# Groups and texts beyond these are no real job's.
+MOST_GROUPS, LONGEST_INT = 65_536, 1 << 63
 # All that a dump of texts, numbers, lists and dicts needs; none of these calls or imports anything.
 _FORBIDDEN = {
     *("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX"),
     *("EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "NEXT_BUFFER", "READONLY_BUFFER"),
 }
+# No pickler writes these into a dump; with them a few bytes could build a key that takes for ever to hash.
+_NEEDLESS = {"DUP", "POP", "POP_MARK", "FROZENSET", "EMPTY_SET", "ADDITEMS"}
+_TUPLES, _PUTS = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}, {"PUT", "BINPUT", "LONG_BINPUT"}
+_GETS, _STORES = {"GET", "BINGET", "LONG_BINGET"}, {"SETITEM", "SETITEMS", "APPEND", "APPENDS"}
 _RANK = re.compile(r"rank[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
 _STACK = re.compile(r"stack|py-?spy|traceback", re.IGNORECASE)
@@ -132,7 +138,7 @@ def _read(path: Path, rank: int, stack: str) -> Dump:
     return Dump(
         rank=rank,
         path=path,
-        entries=tuple(_entry(one) for one in entries if isinstance(one, dict)),
+        entries=tuple(_distinct(entries)),
         groups=groups,
         descriptions=descriptions,
         status=_status(document.get("pg_status")),
@@ -152,11 +158,42 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 
+class _NestedTuples:
+    """Finds a tuple that is built from references to earlier tuples: n of these double its hash n times."""
+
+    def __init__(self) -> None:
+        self._memo: set[int] = set()  # numbers of tuples
+        self._num_kept = 0
+        self._last, self._pending = "", False
+
+    def by_reference(self, opcode: str, argument: object) -> bool:
+        """Take the next opcode of the program; whether it builds such a tuple."""
+        if opcode == "MEMOIZE" or opcode in _PUTS:
+            number = self._num_kept if opcode == "MEMOIZE" else int(str(argument))
+            self._num_kept += 1
+            if self._last in _TUPLES:
+                self._memo.add(number)
+        elif opcode in _GETS:
+            self._pending |= int(str(argument)) in self._memo
+        elif opcode in _STORES:
+            self._pending = False
+        nested = self._pending and opcode in _TUPLES - {"EMPTY_TUPLE"}
+        self._last = opcode
+        return nested
+
+
 def _unpickled(data: bytes, path: Path) -> Any:
     """The plain values of a pickle. Its program is checked first: it may neither import nor call."""
     fix = "only dumps of plain values are read: texts, numbers, lists and dicts"
     try:
+        nests = _NestedTuples()
         for opcode, argument, position in pickletools.genops(data):
+            if opcode.name in _NEEDLESS or nests.by_reference(opcode.name, argument):
+                raise BadDataError(
+                    f"the pickle is no plain dump ({opcode.name} at byte {position}): refused",
+                    where=path,
+                    fix=fix,
+                )
             if opcode.name in _FORBIDDEN:
                 raise BadDataError(
                     f"the pickle wants to run code ({opcode.name} at byte {position}): refused",
@@ -174,6 +211,15 @@ def _unpickled(data: bytes, path: Path) -> Any:
         ) from error
     except (AttributeError, MemoryError, RecursionError, OverflowError) as error:
         raise BadDataError(f"no flight-recorder dump: {type(error).__name__}", where=path, fix=fix) from error
+
+
+def _distinct(entries: Sequence[Any]) -> Iterator[Entry]:
+    """The entries, each object once: a list that names one entry a million times has one."""
+    seen: set[int] = set()
+    for one in entries:
+        if isinstance(one, dict) and id(one) not in seen:
+            seen.add(id(one))
+            yield _entry(one)
 
 
 def _entry(one: Mapping[Any, Any]) -> Entry:
@@ -205,15 +251,22 @@ def _frame(frame: Mapping[Any, Any]) -> str:
 def _groups(config: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     ranks: dict[str, tuple[int, ...]] = {}
     words: dict[str, str] = {}
-    for key, one in config.items() if isinstance(config, dict) else ():
+    read: dict[int, tuple[int, ...]] = {}  # by identity: groups of a hostile dump may share one long list
+    for key, one in list(config.items())[:MOST_GROUPS] if isinstance(config, dict) else ():
         if not isinstance(one, dict):
             continue
         name = _text(one.get("name", key))
         text = one.get("ranks", "")
-        numbers = text if isinstance(text, (list, tuple)) else re.findall(r"\d{1,7}", str(text)[: 1 << 20])
-        ranks[name] = tuple(sorted({_int(number) for number in numbers}))
+        if id(text) not in read:
+            numbers = text if isinstance(text, (list, tuple)) else re.findall(r"\d{1,7}", _ranks_text(text))
+            read[id(text)] = tuple(sorted({_int(number) for number in numbers}))
+        ranks[name] = read[id(text)]
         words[name] = _text(one.get("desc", ""))
     return ranks, words
+
+
+def _ranks_text(text: Any) -> str:
+    return text[: 1 << 20] if isinstance(text, str) else _text(text)
 
 
 def _status(status: Any) -> dict[str, tuple[int, int]]:
@@ -233,12 +286,21 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def _int(value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
+    if not isinstance(value, (int, float, str)):
         return -1
+    try:
+        found = int(value)
+    except (ValueError, OverflowError):
+        return -1
+    return found if abs(found) < LONGEST_INT else -1
 
 
 def _text(value: Any) -> str:
     """Printable and short: dumps come from outside, and their texts reach a terminal."""
+    if isinstance(value, (bytes, bytearray)):
+        value = bytes(value[:300]).decode("utf-8", "replace")
+    elif isinstance(value, int):
+        value = value if abs(value) < LONGEST_INT else "?"
+    elif not isinstance(value, (str, float, type(None))):
+        value = f"a {type(value).__name__}"  # written out, a few shared lists could fill the memory
     return "".join(char if char.isprintable() else "?" for char in str(value)[:300])

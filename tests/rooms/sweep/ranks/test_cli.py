@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,25 @@ def test_names_from_outside_reach_no_terminal_as_they_are(tmp_path):
         path.write_bytes(gzip.compress(text.encode()))
     done = call(tmp_path, "--out", tmp_path / "out")
     assert "\x1b" not in done.stdout and "launches late" in done.stdout
+
+
+def test_a_second_trace_of_a_rank_takes_no_other_ranks_number(tmp_path: Path) -> None:
+    """It was counted as the next free rank, which pushed the rank of that number aside in turn."""
+    job = write_job(tmp_path / "job", late={2: 3000.0})
+    known = answer(job)
+    for number in (2, 1):
+        (job / f"rank{number}").rename(job / f"rank{number + 1}")
+    shutil.copytree(job / "rank0", job / "rank1")
+    done = call(job, "--json", "-q", ok=False)
+    assert isinstance(done.exception, StepFailed) and "rank 0 too" in str(done.exception)
+    found = json.loads(done.stdout)
+    assert found["steps"] == known["steps"] and found["findings"] == known["findings"]
+
+
+def test_a_copy_of_another_rank_is_left_out_and_its_own_rank_is_missing(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job")
+    copied = job / "rank1" / "trace_step7.json.gz"
+    copied.write_bytes((job / "rank0" / "trace_step7.json.gz").read_bytes())
+    done = call(job, "--json", "-q", ok=False)
+    assert isinstance(done.exception, StepFailed) and "missing: 1" in str(done.exception)
+    assert {row["rank"] for row in json.loads(done.stdout)["steps"]} == {0, 2}
