@@ -7,7 +7,7 @@ import json
 import pickle
 import pickletools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ _FORBIDDEN = {
 _NEEDLESS = {"DUP", "POP", "POP_MARK", "FROZENSET", "EMPTY_SET", "ADDITEMS"}
 _TUPLES, _PUTS = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}, {"PUT", "BINPUT", "LONG_BINPUT"}
 _GETS, _STORES = {"GET", "BINGET", "LONG_BINGET"}, {"SETITEM", "SETITEMS", "APPEND", "APPENDS"}
+Known = dict[tuple[str, int], tuple[Any, ...]]
 _RANK = re.compile(r"rank[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
 _STACK = re.compile(r"stack|py-?spy|traceback", re.IGNORECASE)
@@ -216,13 +217,22 @@ def _unpickled(data: bytes, path: Path) -> Any:
 def _distinct(entries: Sequence[Any]) -> Iterator[Entry]:
     """The entries, each object once: a list that names one entry a million times has one."""
     seen: set[int] = set()
+    known: Known = {}
     for one in entries:
         if isinstance(one, dict) and id(one) not in seen:
             seen.add(id(one))
-            yield _entry(one)
+            yield _entry(one, known)
 
 
-def _entry(one: Mapping[Any, Any]) -> Entry:
+def _entry(one: Mapping[Any, Any], known: Known) -> Entry:
+    """known: what was read of lists that entries share, by identity."""
+
+    def shared(read: Callable[[Any], tuple[Any, ...]], value: Any) -> tuple[Any, ...]:
+        key = read.__name__, id(value)
+        if key not in known:
+            known[key] = read(value)
+        return known[key]
+
     group = one.get("process_group")
     name = _text(group[0]) if isinstance(group, (list, tuple)) and group else _text(one.get("pg_id", ""))
     backend, _, call = _text(one.get("profiling_name", "")).rpartition(":")
@@ -233,15 +243,23 @@ def _entry(one: Mapping[Any, Any]) -> Entry:
         is_p2p=is_p2p,
         name=call,
         backend=backend,
-        input_sizes=_sizes(one.get("input_sizes")),
-        output_sizes=_sizes(one.get("output_sizes")),
-        dtypes=tuple(_text(kind) for kind in _list(one.get("input_dtypes"))[:64]),
+        input_sizes=shared(_sizes, one.get("input_sizes")),
+        output_sizes=shared(_sizes, one.get("output_sizes")),
+        dtypes=shared(_dtypes, one.get("input_dtypes")),
         state=_text(one.get("state", "")),
         retired=bool(one.get("retired")),
         record=_int(one.get("record_id")),
         created_ns=_int(one.get("time_created_ns")),
-        frames=tuple(_frame(frame) for frame in _list(one.get("frames"))[:64] if isinstance(frame, dict)),
+        frames=shared(_frames, one.get("frames")),
     )
+
+
+def _dtypes(value: Any) -> tuple[str, ...]:
+    return tuple(_text(kind) for kind in _list(value)[:64])
+
+
+def _frames(value: Any) -> tuple[str, ...]:
+    return tuple(_frame(frame) for frame in _list(value)[:64] if isinstance(frame, dict))
 
 
 def _frame(frame: Mapping[Any, Any]) -> str:
