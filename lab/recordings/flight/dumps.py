@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, LabError, MissingError
 
 MOST_BYTES, MOST_FILES, MOST_ENTRIES = 256 << 20, 16_384, 1_000_000
 # Groups and texts beyond these are no real job's.
@@ -71,8 +71,10 @@ class Dump:
     stack: str = ""
 
 
-def read_dumps(folder: Path) -> dict[str, dict[int, Dump]]:
+def read_dumps(folder: Path, unread: list[LabError] | None = None) -> dict[str, dict[int, Dump]]:
     """Every set of dumps below `folder`: name of the set -> rank -> dump; "" where there is one set only.
+
+    unread: takes the errors of files that cannot be read, if any other can; without it the first is raised.
 
     Files of one set differ in their rank alone; of a pickle and a JSON of one rank the pickle is read, for it
     has the source lines. Raises MissingError without dumps, BadDataError where one cannot be read.
@@ -93,10 +95,19 @@ def read_dumps(folder: Path) -> dict[str, dict[int, Dump]]:
             known = sets.setdefault(name, {})
             if rank not in known or path.suffix.lower() != ".json":
                 known[rank] = path
-    found = {
-        name: {rank: _read(path, rank, _stack(stacks, name, rank)) for rank, path in sorted(paths.items())}
-        for name, paths in sets.items()
-    }
+    found: dict[str, dict[int, Dump]] = {}
+    failed: list[LabError] = []
+    for name, paths in sets.items():
+        for rank, path in sorted(paths.items()):
+            try:
+                found.setdefault(name, {})[rank] = _read(path, rank, _stack(stacks, name, rank))
+            except LabError as error:
+                failed.append(error)
+    found = {name: dumps for name, dumps in found.items() if dumps}
+    if failed and (unread is None or not found):
+        raise failed[0]
+    if unread is not None:
+        unread += failed
     if not found:
         raise MissingError(
             "no flight-recorder dumps here",
@@ -104,6 +115,11 @@ def read_dumps(folder: Path) -> dict[str, dict[int, Dump]]:
             fix="set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT, or use `lab run --stall-timeout`",
         )
     return {"": next(iter(found.values()))} if len(found) == 1 else found
+
+
+def has_rank(path: Path) -> bool:
+    """Whether a file's name has a number, so that it may be the dump of that rank."""
+    return _LAST_NUMBER.search(path.stem) is not None
 
 
 def _rank_and_set(path: Path) -> tuple[int, str]:
@@ -130,7 +146,11 @@ def _read(path: Path, rank: int, stack: str) -> Dump:
         raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB: no flight-recorder dump", where=path)
     data = path.read_bytes()
     document = _json(data, path) if data.lstrip()[:1] in (b"{", b"[") else _unpickled(data, path)
-    if not isinstance(document, dict) or not isinstance(document.get("entries", []), list):
+    if (
+        not isinstance(document, dict)
+        or not isinstance(document.get("entries", []), list)
+        or not {"entries", "pg_config", "pg_status"} & document.keys()
+    ):
         raise BadDataError("no flight-recorder dump: it has no list of entries", where=path)
     entries = document.get("entries", [])
     if len(entries) > MOST_ENTRIES:

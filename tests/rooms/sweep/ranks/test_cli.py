@@ -203,3 +203,46 @@ def test_a_copy_of_another_rank_is_left_out_and_its_own_rank_is_missing(tmp_path
     done = call(job, "--json", "-q", ok=False)
     assert isinstance(done.exception, StepFailed) and "missing: 1" in str(done.exception)
     assert {row["rank"] for row in json.loads(done.stdout)["steps"]} == {0, 2}
+
+
+def write_dumps(folder: Path) -> Path:
+    """Three ranks of which rank 1 never enters the second call."""
+    folder.mkdir()
+    for rank in range(3):
+        entries = [
+            {"process_group": ["0", ""], "collective_seq_id": n, "profiling_name": "nccl:all_reduce"}
+            | {"state": "completed" if n == 1 else "started", "input_sizes": [[8]], "record_id": n}
+            for n in (1, 2)
+            if (rank, n) != (1, 2)
+        ]
+        config = {"0": {"name": "0", "ranks": "[0, 1, 2]"}}
+        document = {"entries": entries, "pg_config": config}
+        (folder / f"rank{rank}.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_foreign_files_beside_dumps_are_noted_and_are_no_case_of_their_own(tmp_path: Path) -> None:
+    """A JSON of something else was a case without a hang, and a README ended the command."""
+    folder = write_dumps(tmp_path / "dumps")
+    known = json.loads(call("hang", folder, "--json").stdout)
+    assert (known["class"], known["ranks"]) == ("not_joined", [1])
+    (folder / "config.json").write_text('{"model": "x"}')
+    (folder / "README").write_text("hello")
+    assert json.loads(call("hang", folder, "--json").stdout) == known
+    told = call("hang", folder).stdout
+    assert "note: README is left out" in told and "note: config.json is left out" in told
+
+
+def test_a_dump_that_cannot_be_read_is_said_after_the_verdict_over_the_others(tmp_path: Path) -> None:
+    folder = write_dumps(tmp_path / "dumps")
+    (folder / "rank2.json").write_text('{"entries": [')
+    done = call("hang", folder, ok=False)
+    assert isinstance(done.exception, BadDataError) and "rank2.json" in str(done.exception)
+    assert "not joined" in done.stdout and "rank 1" in done.stdout
+
+
+def test_dumps_without_any_collective_are_no_all_clear(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_text('{"entries": [], "pg_config": {}}')
+    done = call("hang", tmp_path, "--json", ok=False)
+    assert isinstance(done.exception, StepFailed)
+    assert json.loads(done.stdout)["class"] == "unknown"
