@@ -18,7 +18,7 @@ from lab.recordings.ranks import Account, RankWork, account_of, work_of
 from lab.recordings.ranks.explain import Explained, explain
 from lab.recordings.tables import Trace
 from lab.rooms.sweep.layout import ConfigDir, configs_of
-from lab.rooms.sweep.names import long_name
+from lab.rooms.sweep.names import first_few, long_name
 from lab.rooms.sweep.tables import Progress
 
 
@@ -165,7 +165,23 @@ def _collect(
     gone = sorted(set(range(world)) - set(works)) if len(works) > 1 else []
     if gone:
         missing.append(f"{len(works)} of {world} ranks are here; missing: {', '.join(map(str, gone))}")
+    missing += _steps_not_shared(works)
     return works, world, missing, problems
+
+
+def _steps_not_shared(works: Mapping[int, RankWork]) -> list[str]:
+    """Steps that only some ranks recorded: nobody can tell who was waited for in them."""
+    own = {rank: set(work.steps[:, 0].tolist()) for rank, work in works.items() if len(work.steps)}
+    every = set().union(*own.values())
+    lacking: dict[tuple[int, ...], list[int]] = {}
+    for rank, steps in sorted(own.items()):
+        if steps != every:
+            lacking.setdefault(tuple(sorted(every - steps)), []).append(rank)
+    return [
+        f"rank {first_few([str(rank) for rank in ranks], most=8)} recorded no step "
+        f"{first_few([str(step) for step in steps], most=8)}, which others did: waiting in it is not told"
+        for steps, ranks in lacking.items()
+    ]
 
 
 def _renamed(work: RankWork, rank: int) -> RankWork:

@@ -246,3 +246,17 @@ def test_dumps_without_any_collective_are_no_all_clear(tmp_path: Path) -> None:
     done = call("hang", tmp_path, "--json", ok=False)
     assert isinstance(done.exception, StepFailed)
     assert json.loads(done.stdout)["class"] == "unknown"
+
+
+def test_steps_that_not_every_rank_recorded_are_said_and_known_to_the_exit_code(tmp_path: Path) -> None:
+    """Half of the waiting went untold, with exit code 0."""
+    job = write_job(tmp_path / "job", late={1: 2500.0})
+    path = job / "rank2" / "trace_step7.json.gz"
+    text = gzip.decompress(path.read_bytes()).decode()
+    path.write_bytes(gzip.compress(text.replace("ProfilerStep#6", "ProfilerStep#16").encode()))
+    done = call(job, "--json", "-q", ok=False)
+    assert isinstance(done.exception, StepFailed)
+    assert json.loads(done.stdout)["lacking"] == [
+        "rank 0, 1 recorded no step 16, which others did: waiting in it is not told",
+        "rank 2 recorded no step 6, which others did: waiting in it is not told",
+    ]
