@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,8 @@ _COMM_COLUMNS = {
 COLLECTIVE_COLUMNS = {"kernel": np.int64, **_COMM_COLUMNS}
 COMM_OP_COLUMNS = {"op": np.int64, **_COMM_COLUMNS}
 THREAD_COLUMNS = {"pid": np.int64, "tid": np.int64, "name_id": np.int32}
+# Ends of the arrows from a forward operator to its backward one; `flow` pairs a start with its end.
+FLOW_COLUMNS = {"ts_ns": np.int64, "pid": np.int64, "tid": np.int64, "flow": np.int64, "is_end": np.bool_}
 PROCESS_COLUMNS = {"pid": np.int64, "name_id": np.int32, "label_id": np.int32}
 
 SCHEMAS: dict[str, Schema] = {
@@ -100,6 +102,7 @@ SCHEMAS: dict[str, Schema] = {
     "comm_ops": COMM_OP_COLUMNS,
     "threads": THREAD_COLUMNS,
     "processes": PROCESS_COLUMNS,
+    "flows": FLOW_COLUMNS,
 }
 # Ids of texts are 32 bits wide; `external_id` and `rf_id` are numbers of the recorder's, 64 bits wide.
 TEXT_COLUMNS = {
@@ -214,7 +217,8 @@ class Trace:
 
     kernels holds kernels, copies and fills (`kind`), collectives one row per kernel with NCCL metadata
     (`kernel` is its row), comm_ops the same for the ops that launched a collective (`op` is its row);
-    threads and processes hold the names that the recording gives them, each once.
+    threads and processes hold the names that the recording gives them, each once; flows the arrows from
+    forward to backward.
     problems are sentences about what was odd; truncated says that the end is missing; lacks is what the
     recording itself is missing.
     """
@@ -233,6 +237,7 @@ class Trace:
     problems: list[str]
     truncated: bool
     lacks: tuple[Lack, ...] = ()
+    flows: Table = field(default_factory=lambda: concat([], FLOW_COLUMNS))
 
     def text(self, ids: np.ndarray) -> np.ndarray:
         """Texts (n,) of string ids (n,) as an object array; "" where the id is -1."""

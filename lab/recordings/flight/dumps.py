@@ -7,19 +7,26 @@ import json
 import pickle
 import pickletools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, LabError, MissingError
 
 MOST_BYTES, MOST_FILES, MOST_ENTRIES = 256 << 20, 16_384, 1_000_000
+# Groups and texts beyond these are no real job's.
+MOST_GROUPS, LONGEST_INT = 65_536, 1 << 63
 # All that a dump of texts, numbers, lists and dicts needs; none of these calls or imports anything.
 _FORBIDDEN = {
     *("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX"),
     *("EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "NEXT_BUFFER", "READONLY_BUFFER"),
 }
+# No pickler writes these into a dump; with them a few bytes could build a key that takes for ever to hash.
+_NEEDLESS = {"DUP", "POP", "POP_MARK", "FROZENSET", "EMPTY_SET", "ADDITEMS"}
+_TUPLES, _PUTS = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}, {"PUT", "BINPUT", "LONG_BINPUT"}
+_GETS, _STORES = {"GET", "BINGET", "LONG_BINGET"}, {"SETITEM", "SETITEMS", "APPEND", "APPENDS"}
+Known = dict[tuple[str, int], tuple[Any, ...]]
 _RANK = re.compile(r"rank[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
 _STACK = re.compile(r"stack|py-?spy|traceback", re.IGNORECASE)
@@ -64,8 +71,10 @@ class Dump:
     stack: str = ""
 
 
-def read_dumps(folder: Path) -> dict[str, dict[int, Dump]]:
+def read_dumps(folder: Path, unread: list[LabError] | None = None) -> dict[str, dict[int, Dump]]:
     """Every set of dumps below `folder`: name of the set -> rank -> dump; "" where there is one set only.
+
+    unread: takes the errors of files that cannot be read, if any other can; without it the first is raised.
 
     Files of one set differ in their rank alone; of a pickle and a JSON of one rank the pickle is read, for it
     has the source lines. Raises MissingError without dumps, BadDataError where one cannot be read.
@@ -86,10 +95,19 @@ def read_dumps(folder: Path) -> dict[str, dict[int, Dump]]:
             known = sets.setdefault(name, {})
             if rank not in known or path.suffix.lower() != ".json":
                 known[rank] = path
-    found = {
-        name: {rank: _read(path, rank, _stack(stacks, name, rank)) for rank, path in sorted(paths.items())}
-        for name, paths in sets.items()
-    }
+    found: dict[str, dict[int, Dump]] = {}
+    failed: list[LabError] = []
+    for name, paths in sets.items():
+        for rank, path in sorted(paths.items()):
+            try:
+                found.setdefault(name, {})[rank] = _read(path, rank, _stack(stacks, name, rank))
+            except LabError as error:
+                failed.append(error)
+    found = {name: dumps for name, dumps in found.items() if dumps}
+    if failed and (unread is None or not found):
+        raise failed[0]
+    if unread is not None:
+        unread += failed
     if not found:
         raise MissingError(
             "no flight-recorder dumps here",
@@ -97,6 +115,11 @@ def read_dumps(folder: Path) -> dict[str, dict[int, Dump]]:
             fix="set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT, or use `lab run --stall-timeout`",
         )
     return {"": next(iter(found.values()))} if len(found) == 1 else found
+
+
+def has_rank(path: Path) -> bool:
+    """Whether a file's name has a number, so that it may be the dump of that rank."""
+    return _LAST_NUMBER.search(path.stem) is not None
 
 
 def _rank_and_set(path: Path) -> tuple[int, str]:
@@ -123,7 +146,11 @@ def _read(path: Path, rank: int, stack: str) -> Dump:
         raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB: no flight-recorder dump", where=path)
     data = path.read_bytes()
     document = _json(data, path) if data.lstrip()[:1] in (b"{", b"[") else _unpickled(data, path)
-    if not isinstance(document, dict) or not isinstance(document.get("entries", []), list):
+    if (
+        not isinstance(document, dict)
+        or not isinstance(document.get("entries", []), list)
+        or not {"entries", "pg_config", "pg_status"} & document.keys()
+    ):
         raise BadDataError("no flight-recorder dump: it has no list of entries", where=path)
     entries = document.get("entries", [])
     if len(entries) > MOST_ENTRIES:
@@ -132,7 +159,7 @@ def _read(path: Path, rank: int, stack: str) -> Dump:
     return Dump(
         rank=rank,
         path=path,
-        entries=tuple(_entry(one) for one in entries if isinstance(one, dict)),
+        entries=tuple(_distinct(entries)),
         groups=groups,
         descriptions=descriptions,
         status=_status(document.get("pg_status")),
@@ -152,11 +179,42 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 
+class _NestedTuples:
+    """Finds a tuple that is built from references to earlier tuples: n of these double its hash n times."""
+
+    def __init__(self) -> None:
+        self._memo: set[int] = set()  # numbers of tuples
+        self._num_kept = 0
+        self._last, self._pending = "", False
+
+    def by_reference(self, opcode: str, argument: object) -> bool:
+        """Take the next opcode of the program; whether it builds such a tuple."""
+        if opcode == "MEMOIZE" or opcode in _PUTS:
+            number = self._num_kept if opcode == "MEMOIZE" else int(str(argument))
+            self._num_kept += 1
+            if self._last in _TUPLES:
+                self._memo.add(number)
+        elif opcode in _GETS:
+            self._pending |= int(str(argument)) in self._memo
+        elif opcode in _STORES:
+            self._pending = False
+        nested = self._pending and opcode in _TUPLES - {"EMPTY_TUPLE"}
+        self._last = opcode
+        return nested
+
+
 def _unpickled(data: bytes, path: Path) -> Any:
     """The plain values of a pickle. Its program is checked first: it may neither import nor call."""
     fix = "only dumps of plain values are read: texts, numbers, lists and dicts"
     try:
+        nests = _NestedTuples()
         for opcode, argument, position in pickletools.genops(data):
+            if opcode.name in _NEEDLESS or nests.by_reference(opcode.name, argument):
+                raise BadDataError(
+                    f"the pickle is no plain dump ({opcode.name} at byte {position}): refused",
+                    where=path,
+                    fix=fix,
+                )
             if opcode.name in _FORBIDDEN:
                 raise BadDataError(
                     f"the pickle wants to run code ({opcode.name} at byte {position}): refused",
@@ -176,7 +234,25 @@ def _unpickled(data: bytes, path: Path) -> Any:
         raise BadDataError(f"no flight-recorder dump: {type(error).__name__}", where=path, fix=fix) from error
 
 
-def _entry(one: Mapping[Any, Any]) -> Entry:
+def _distinct(entries: Sequence[Any]) -> Iterator[Entry]:
+    """The entries, each object once: a list that names one entry a million times has one."""
+    seen: set[int] = set()
+    known: Known = {}
+    for one in entries:
+        if isinstance(one, dict) and id(one) not in seen:
+            seen.add(id(one))
+            yield _entry(one, known)
+
+
+def _entry(one: Mapping[Any, Any], known: Known) -> Entry:
+    """known: what was read of lists that entries share, by identity."""
+
+    def shared(read: Callable[[Any], tuple[Any, ...]], value: Any) -> tuple[Any, ...]:
+        key = read.__name__, id(value)
+        if key not in known:
+            known[key] = read(value)
+        return known[key]
+
     group = one.get("process_group")
     name = _text(group[0]) if isinstance(group, (list, tuple)) and group else _text(one.get("pg_id", ""))
     backend, _, call = _text(one.get("profiling_name", "")).rpartition(":")
@@ -187,15 +263,23 @@ def _entry(one: Mapping[Any, Any]) -> Entry:
         is_p2p=is_p2p,
         name=call,
         backend=backend,
-        input_sizes=_sizes(one.get("input_sizes")),
-        output_sizes=_sizes(one.get("output_sizes")),
-        dtypes=tuple(_text(kind) for kind in _list(one.get("input_dtypes"))[:64]),
+        input_sizes=shared(_sizes, one.get("input_sizes")),
+        output_sizes=shared(_sizes, one.get("output_sizes")),
+        dtypes=shared(_dtypes, one.get("input_dtypes")),
         state=_text(one.get("state", "")),
         retired=bool(one.get("retired")),
         record=_int(one.get("record_id")),
         created_ns=_int(one.get("time_created_ns")),
-        frames=tuple(_frame(frame) for frame in _list(one.get("frames"))[:64] if isinstance(frame, dict)),
+        frames=shared(_frames, one.get("frames")),
     )
+
+
+def _dtypes(value: Any) -> tuple[str, ...]:
+    return tuple(_text(kind) for kind in _list(value)[:64])
+
+
+def _frames(value: Any) -> tuple[str, ...]:
+    return tuple(_frame(frame) for frame in _list(value)[:64] if isinstance(frame, dict))
 
 
 def _frame(frame: Mapping[Any, Any]) -> str:
@@ -205,15 +289,22 @@ def _frame(frame: Mapping[Any, Any]) -> str:
 def _groups(config: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     ranks: dict[str, tuple[int, ...]] = {}
     words: dict[str, str] = {}
-    for key, one in config.items() if isinstance(config, dict) else ():
+    read: dict[int, tuple[int, ...]] = {}  # by identity: groups of a hostile dump may share one long list
+    for key, one in list(config.items())[:MOST_GROUPS] if isinstance(config, dict) else ():
         if not isinstance(one, dict):
             continue
         name = _text(one.get("name", key))
         text = one.get("ranks", "")
-        numbers = text if isinstance(text, (list, tuple)) else re.findall(r"\d{1,7}", str(text)[: 1 << 20])
-        ranks[name] = tuple(sorted({_int(number) for number in numbers}))
+        if id(text) not in read:
+            numbers = text if isinstance(text, (list, tuple)) else re.findall(r"\d{1,7}", _ranks_text(text))
+            read[id(text)] = tuple(sorted({_int(number) for number in numbers}))
+        ranks[name] = read[id(text)]
         words[name] = _text(one.get("desc", ""))
     return ranks, words
+
+
+def _ranks_text(text: Any) -> str:
+    return text[: 1 << 20] if isinstance(text, str) else _text(text)
 
 
 def _status(status: Any) -> dict[str, tuple[int, int]]:
@@ -233,12 +324,21 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def _int(value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
+    if not isinstance(value, (int, float, str)):
         return -1
+    try:
+        found = int(value)
+    except (ValueError, OverflowError):
+        return -1
+    return found if abs(found) < LONGEST_INT else -1
 
 
 def _text(value: Any) -> str:
     """Printable and short: dumps come from outside, and their texts reach a terminal."""
+    if isinstance(value, (bytes, bytearray)):
+        value = bytes(value[:300]).decode("utf-8", "replace")
+    elif isinstance(value, int):
+        value = value if abs(value) < LONGEST_INT else "?"
+    elif not isinstance(value, (str, float, type(None))):
+        value = f"a {type(value).__name__}"  # written out, a few shared lists could fill the memory
     return "".join(char if char.isprintable() else "?" for char in str(value)[:300])

@@ -53,6 +53,9 @@ class _Stall:
 def verdict_of(dumps: Mapping[int, Dump]) -> Verdict:
     """The verdict over one set of dumps; missing dumps are evidence, not an error."""
     missing = _missing(dumps)
+    if not any(dump.entries or dump.status for dump in dumps.values()):
+        text = "the dumps hold no collective: the recorder was off (TORCH_FR_BUFFER_SIZE), or none was called"
+        return Verdict(UNKNOWN, (), "", -1, "", "", text, missing)
     mismatch = _first_mismatch(dumps, missing)
     stalls = [stall for group in _group_names(dumps) if (stall := _stall(dumps, group, missing)) is not None]
     if mismatch is not None and (not stalls or any(_is_at(mismatch, stall) for stall in stalls)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain, compress
@@ -17,7 +18,7 @@ from lab.recordings.kineto.events import (
     Args,
 )
 from lab.recordings.kineto.frame import integer_of, trace_meta
-from lab.recordings.kineto.indices import EventIndices, cut_short, owners_are_here
+from lab.recordings.kineto.indices import EventIndices, cut_short, owners_are_here, untimed
 from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
 from lab.recordings.kineto.values import ColumnEncoder, Lookup
 from lab.recordings.pieces import EventPieces, Piece
@@ -35,6 +36,7 @@ TABLE_OF = {
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "hip_runtime", "runtime"), "runtime"),
     **dict.fromkeys(("user_annotation", "gpu_user_annotation"), "ranges"),
     **dict.fromkeys(("cpu_op", "operator"), "ops"),
+    "fwdbwd": "flows",
     "": "names",
 }
 
@@ -42,6 +44,7 @@ _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "sme
 _PH, _CAT, _NAME, _TS, _DUR = (attrgetter(name) for name in ("ph", "cat", "name", "ts", "dur"))
 _ARGS = attrgetter("args")
 _COPY_KIND = attrgetter("copy_kind")
+_FLOW = re.compile(rb"\d{1,18}")
 
 
 class Columns:
@@ -55,6 +58,8 @@ class Columns:
         self._indices = EventIndices()
         self._chunks: dict[str, list[dict[str, np.ndarray]]] = defaultdict(list)
         self._num_rows: Counter[str] = Counter()
+        self._num_slices: Counter[str] = Counter()  # by table
+        self._num_untimed: Counter[str] = Counter()  # of them, those whose times cannot be read
         self._table_of = Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
         self._kind_of = Lookup(lambda cat: GPU_KINDS[cat.lower()])
         self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch has it
@@ -92,7 +97,11 @@ class Columns:
             strings=self._encode.strings.list,
             problems=[text if n == 1 else f"{text} ({n} times)" for text, n in self.problems.items()],
             truncated=self._pieces.cut is not None,
-            lacks=(*self._indices.lacks(owners_are_here(found)), *cut_short(self._pieces.cut)),
+            lacks=(
+                *self._indices.lacks(owners_are_here(found)),
+                *cut_short(self._pieces.cut),
+                *untimed(self._num_untimed, self._num_slices),
+            ),
             **found,
         )
 
@@ -113,12 +122,15 @@ class Columns:
         for event in events:
             rows[self._table_of[event.cat]].append(event)
         # Times first: if they are too large, nothing of the piece has been added.
-        timed = {table: self._timed(rows[table]) for table in ("kernels", "ops", "runtime", "ranges")}
+        timed = {table: self._timed(table, rows[table]) for table in ("kernels", "ops", "runtime", "ranges")}
+        flows = [event for event in rows["flows"] if event.ph in ("s", "f")]
+        flow_starts = self._starts_ns(flows)
         self._add_gpu(*timed["kernels"])
         self._add_ops(*timed["ops"])
         self._add_runtime(*timed["runtime"])
         self._add_ranges(*timed["ranges"])
         self._add_names([event for event in rows["names"] if event.ph == "M"])
+        self._add_flows(flows, *flow_starts)
         self._indices.add(rows)
 
     def _add_gpu(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
@@ -145,6 +157,21 @@ class Columns:
         self._name_copies(args, columns)
         self._append("kernels", columns, events)
         self._add_collectives("collectives", "kernel", "kernels", args)
+
+    def _add_flows(self, events: list[Any], ts_ns: np.ndarray, known: np.ndarray) -> None:
+        """Ends of arrows; one without a time or a number is no arrow."""
+        ids = [bytes(event.id).strip(b'"') for event in events]
+        numbers = np.array([int(one) if _FLOW.fullmatch(one) else -1 for one in ids], dtype=np.int64)
+        columns = {
+            "ts_ns": ts_ns,
+            "pid": self._encode.numbers_or_texts(events, attrgetter("pid")),
+            "tid": self._encode.numbers_or_texts(events, attrgetter("tid")),
+            "flow": numbers,
+            "is_end": np.array([event.ph == "f" for event in events], dtype=bool),
+        }
+        kept = known & (numbers >= 0)
+        if kept.any():
+            self._append("flows", {name: column[kept] for name, column in columns.items()}, events)
 
     def _name_copies(self, args: list[Args], columns: dict[str, np.ndarray]) -> None:
         """Kineto's name for the copies of torch's CUPTI monitor, whose kinds are arguments."""
@@ -226,22 +253,25 @@ class Columns:
         self._chunks[table].append(columns)
         self._num_rows[table] += len(rows)
 
-    def _timed(self, events: list[Any]) -> tuple[list[Any], dict[str, np.ndarray]]:
-        """The events that have a time, and the columns that every table has."""
+    def _timed(self, table: str, events: list[Any]) -> tuple[list[Any], dict[str, np.ndarray]]:
+        """The events that have a start and a duration, and the columns that every table has."""
         if list(map(_PH, events)).count("X") < len(events):
             events = [event for event in events if event.ph == "X"]
         if not events:
             return [], {}
-        ts_ns, known = self._starts_ns(events)
-        if not known.all():
-            self.problems["events without a readable ts were left out"] += int((~known).sum())
-            events = [event for event, is_known in zip(events, known, strict=True) if is_known]
-            ts_ns = ts_ns[known]
+        ts_ns, starts = self._starts_ns(events)
         dur_ns, known = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
-        odd = ~known | (dur_ns < 0)
-        if odd.any():
-            self.problems["events without a readable dur count as 0 ns long"] += int(odd.sum())
-            dur_ns[odd] = 0
+        known &= starts & (dur_ns >= 0)
+        self._num_slices[table] += len(events)
+        if not known.all():
+            for name, odd in (("ts", ~starts), ("dur", starts & ~known)):
+                if odd.any():
+                    self.problems[f"events without a readable {name} were left out"] += int(odd.sum())
+            self._num_untimed[table] += int((~known).sum())
+            events = [event for event, is_known in zip(events, known, strict=True) if is_known]
+            ts_ns, dur_ns = ts_ns[known], dur_ns[known]
+        if not events:
+            return [], {}
         return events, {
             "ts_ns": ts_ns,
             "dur_ns": dur_ns,
@@ -251,7 +281,7 @@ class Columns:
         }
 
     def _starts_ns(self, events: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-        if self._decoder.exact:
+        if self._decoder.exact and events:
             return digits_us_to_ns(b"\0".join(map(_TS, events)).split(b"\0"))
         times_us = np.fromiter(map(_TS, events), np.float64, len(events))
         if (times_us >= FLOAT_EXACT_US).any():

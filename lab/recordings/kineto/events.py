@@ -91,6 +91,7 @@ class Event(msgspec.Struct, gc=False):
     ts: float = _NAN
     dur: float = _NAN
     args: Args = _NO_ARGS
+    id: msgspec.Raw = _NO_RAW  # of an arrow
 
 
 class ExactEvent(msgspec.Struct, gc=False):
@@ -104,6 +105,7 @@ class ExactEvent(msgspec.Struct, gc=False):
     ts: msgspec.Raw = _NO_RAW
     dur: float = _NAN
     args: Args = _NO_ARGS
+    id: msgspec.Raw = _NO_RAW  # of an arrow
 
 
 FUNCTION_LIST = msgspec.json.Decoder(list[Function])

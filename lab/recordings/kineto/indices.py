@@ -13,12 +13,18 @@ from typing import Any
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.lacks import Lack, Place
+from lab.recordings.lacks import Axis, Lack, Place
 from lab.recordings.tables import Table
 
 # GPU rows and API calls have none.
 _WITHOUT = ("kernels", "runtime")
 _OPERATORS = ("ops", "ranges")
+_ROWS_OF: dict[str, tuple[Axis, str]] = {
+    "kernels": ("gpu", "GPU row"),
+    "runtime": ("host", "API call"),
+    "ops": ("ops", "operator"),
+    "ranges": ("ops", "range"),
+}
 
 
 class EventIndices:
@@ -75,6 +81,18 @@ def owners_are_here(tables: Mapping[str, Table]) -> bool:
 def cut_short(why: str | None) -> tuple[Lack, ...]:
     """The finding for a file that ends too early; its events are in no order of time."""
     return () if why is None else (Lack("gpu", "tail", "C", 0, 0, 0, None, f"the file is not whole: {why}"),)
+
+
+def untimed(lost: Mapping[str, int], whole: Mapping[str, int]) -> tuple[Lack, ...]:
+    """The findings for events left out because their times cannot be read; both counts are by table."""
+    found = []
+    for table, (axis, rows) in _ROWS_OF.items():
+        n, of = lost.get(table, 0), whole.get(table, 0)
+        if n:
+            share = None if axis == "host" else n / of
+            text = f"{n:,} of {plural(of, rows)} have no readable start or duration and were left out"
+            found.append(Lack(axis, "hole", "C", 0, n, of, share, text))
+    return tuple(found)
 
 
 def _lack(place: Place, n: int, whole: int, runs: int) -> Lack:

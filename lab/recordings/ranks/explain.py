@@ -119,10 +119,10 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
         if outcome is None:
             withheld.append(f"step {step.number}: collectives are launched in contradicting orders")
         elif not replay.accepted(step, outcome):
-            off = 100 * abs(outcome.finish - step.begin - step.recorded_ns) / step.recorded_ns
+            off = 100 * replay.error_share(step, outcome)
             withheld.append(
-                f"step {step.number}: the replay of the unchanged recording is off by {off:.1f} % or more on "
-                "a rank (0.2 % is accepted), so no what-if is given"
+                f"step {step.number}: the replay of the unchanged recording is off by {off:.2f} % on a rank "
+                "(0.2 % is accepted), so no what-if is given"
             )
         else:
             played[step.number] = (step, outcome)

@@ -289,8 +289,13 @@ class _Lane:
 
 def accepted(step: Step, outcome: Outcome) -> bool:
     """Whether the unchanged replay ends where the recording did, on every rank within 0.2 % of the step."""
+    return error_share(step, outcome) <= ACCEPTED_SHARE
+
+
+def error_share(step: Step, outcome: Outcome) -> float:
+    """How far the end of the replay lies from the recorded one on the worst rank, as a share of the step."""
     errors = [abs(max(outcome.end[rank]) - one.end.max()) for rank, one in step.ranks.items()]
-    return bool(max(errors) <= ACCEPTED_SHARE * step.recorded_ns)
+    return float(max(errors)) / step.recorded_ns
 
 
 def length_ms(step: Step, outcome: Outcome | None) -> float:

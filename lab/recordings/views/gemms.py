@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.recordings.tables import KERNEL, Table, Trace
+from lab.recordings.tables import KERNEL, MEMSET, Table, Trace
 from lab.recordings.views.launches import device_of, link_ops, steps_at, thread_nesting
 from lab.recordings.views.shapes import column_of, int_sizes, json_list
 from lab.stats.intervals import spans, total
@@ -29,9 +29,9 @@ GEMM_OPS = {
 def gemm_instances(trace: Trace) -> Table:
     """One row per executed GEMM op, in order of time.
 
-    Columns: op, M, N, K, B, bias, dtype, strides, transpose, ts_ns, dur_ns (union of its kernels, fills left
-    out), rank, step, correlation (of its first kernel, -1 on a CPU), kernels (names joined by ` ; `), op_row,
-    tid.
+    Columns: op, M, N, K, B, bias, dtype, strides, transpose, ts_ns, dur_ns (union of its kernels and fills:
+    cuBLAS fills the workspace of a split-K product, and AMD does it by a kernel), rank, step, correlation (of
+    its first kernel, -1 on a CPU), kernels (names joined by ` ; `), op_row, tid.
     transpose has a letter per factor: T where its last dimension is not the contiguous one. Sizes that
     were not recorded are -1.
     """
@@ -52,21 +52,24 @@ def gemm_instances(trace: Trace) -> Table:
 def _gemms_on_gpu(trace: Trace) -> dict[str, Any]:
     link = link_ops(trace)
     is_gemm = np.array([*(text in GEMM_OPS for text in trace.strings), False])
-    linked = np.flatnonzero((link >= 0) & (trace.kernels.kind == KERNEL))
+    linked = np.flatnonzero((link >= 0) & np.isin(trace.kernels.kind, (KERNEL, MEMSET)))
     rows = linked[is_gemm[trace.ops.name_id[link[linked]]]]
+    rows = rows[np.isin(link[rows], link[rows[trace.kernels.kind[rows] == KERNEL]])]
     rows = rows[np.lexsort((trace.kernels.ts_ns[rows], link[rows]))]
     op_rows, first = np.unique(link[rows], return_index=True)
-    kernels = trace.kernels.take(rows)
-    names = trace.text(kernels.name_id)
-    joined = names[first]
-    ends = np.append(first[1:], len(rows))
-    for group in np.flatnonzero(ends - first > 1).tolist():
-        joined[group] = " ; ".join(names[first[group] : ends[group]])
+    work = trace.kernels.take(rows)
+    ran = rows[work.kind == KERNEL]
+    first_kernel = np.searchsorted(link[ran], op_rows)
+    names = trace.text(trace.kernels.name_id[ran])
+    joined = names[first_kernel]
+    ends = np.append(first_kernel[1:], len(ran))
+    for group in np.flatnonzero(ends - first_kernel > 1).tolist():
+        joined[group] = " ; ".join(names[first_kernel[group] : ends[group]])
     return {
         "op_row": op_rows,
-        "ts_ns": kernels.ts_ns[first],
-        "dur_ns": _covered_per_group(kernels.ts_ns, kernels.dur_ns, first),
-        "correlation": kernels.correlation[first],
+        "ts_ns": work.ts_ns[first],
+        "dur_ns": _covered_per_group(work.ts_ns, work.dur_ns, first),
+        "correlation": trace.kernels.correlation[ran[first_kernel]],
         "kernels": joined,
     }
 

@@ -77,3 +77,48 @@ def test_no_folder_and_no_dumps_are_missing(tmp_path):
     for path in (tmp_path / "gone", tmp_path):
         with pytest.raises(MissingError):
             read_dumps(path)
+
+
+def test_shared_lists_huge_numbers_and_repeated_entries_stay_small(tmp_path):
+    """Written out, the list would have 10^30 texts, and the number more digits than Python prints."""
+    laughs = ["ha"]
+    for _ in range(30):
+        laughs = [laughs] * 10
+    odd = {"process_group": [laughs, ""], "profiling_name": laughs, "state": 10**9999, "collective_seq_id": 1}
+    odd |= {"record_id": 10**9999, "input_sizes": [[10**9999, laughs]], "frames": [{"filename": laughs}]}
+    config = {"0": {"name": laughs, "desc": laughs, "ranks": laughs}}
+    (tmp_path / "rank0.pkl").write_bytes(pickle.dumps({"entries": [odd] * 1000, "pg_config": config}))
+    (dumps,) = read_dumps(tmp_path).values()
+    (entry,) = dumps[0].entries
+    assert (entry.record, entry.input_sizes, entry.state) == (-1, ((-1, -1),), "?")
+    assert max(map(len, (entry.group, entry.name, entry.frames[0], *dumps[0].groups))) < 320
+
+
+def nested_key(how: str) -> bytes:
+    """A key whose hash takes 2^64 steps, in some 300 bytes."""
+    program = [b"\x80\x02}", b"K\x01\x85"]
+    for number in range(64):
+        double = b"2" if how == "dup" else b"q%ch%c" % (number, number)
+        program += [double, b"\x86"]
+    return b"".join([*program, b"K\x01s."])
+
+
+@pytest.mark.parametrize("how", ["dup", "memo"])
+def test_a_key_that_takes_for_ever_to_hash_is_refused(tmp_path, how):
+    (tmp_path / "rank0.pkl").write_bytes(nested_key(how))
+    with pytest.raises(BadDataError, match="no plain dump"):
+        read_dumps(tmp_path)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+def test_tuples_that_entries_share_are_read(tmp_path, protocol):
+    group = ("0", "default")
+    entries = [
+        {"process_group": group, "collective_seq_id": n, "input_sizes": [[n, 2]], "frames": []}
+        for n in range(3)
+    ]
+    (tmp_path / "rank0.pkl").write_bytes(pickle.dumps({"entries": entries}, protocol=protocol))
+    (dumps,) = read_dumps(tmp_path).values()
+    assert [(one.group, one.seq, one.input_sizes) for one in dumps[0].entries] == [
+        ("0", n, ((n, 2),)) for n in range(3)
+    ]

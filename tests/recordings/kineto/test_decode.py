@@ -30,18 +30,36 @@ def test_odd_events_are_kept_as_far_as_they_can_be_read_and_counted(tmp_path):
     (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
     trace = read_kineto(tmp_path / "t.json")
     names = list(trace.text(trace.ops.name_id))
-    assert names == ["good", "text pid", "args as text", "args null", "id as float", "huge id", "good", ""]
-    assert trace.ops.external_id.tolist() == [-1] * 8
+    assert names == ["good", "text pid", "args as text", "args null", "id as float", "huge id", ""]
+    assert trace.ops.external_id.tolist() == [-1] * 7
     assert trace.ops.pid[1] == -2 - trace.strings.index("Spans") and trace.ops.tid[1] == -1
     report = "\n".join(trace.problems)
     assert "without a readable ts" in report and "without a readable dur" in report
     assert "64-bit" in report and "odd events" in report
 
 
+@pytest.mark.parametrize("dur", ["NaN", "1e400", "-3", '"long"', "null", ""])
+@pytest.mark.parametrize(
+    ("category", "table", "axis"),
+    [("kernel", "kernels", "gpu"), ("cuda_runtime", "runtime", "host"), ("cpu_op", "ops", "ops")],
+)
+def test_a_duration_that_cannot_be_read_is_missing_and_not_zero(tmp_path, dur, category, table, axis):
+    event = '{"ph":"X","cat":"%s","name":"k","pid":0,"tid":7,"ts":%d%s}'
+    timed = [event % (category, ts, ',"dur":4') for ts in (10, 20, 30)]
+    odd = event % (category, 15, f',"dur":{dur}' if dur else "")
+    (tmp_path / "t.json").write_text(f'{{"traceEvents":[{",".join([*timed, odd])}]}}')
+    trace = read_kineto(tmp_path / "t.json")
+    assert getattr(trace, table).ts_ns.tolist() == [10_000, 20_000, 30_000]
+    assert set(getattr(trace, table).dur_ns.tolist()) == {4000}
+    (lack,) = trace.lacks
+    assert (lack.axis, lack.place, lack.n, lack.of) == (axis, "hole", 1, 4)
+    assert "readable" in lack.text and any("without a readable dur" in text for text in trace.problems)
+
+
 def test_control_characters_and_bad_utf8_in_names_are_replaced_and_counted(tmp_path):
     raw = (
         b'{"traceEvents":[{"ph":"X","cat":"cpu_op","name":"a\x01b\nc","ts":1,"dur":1},'
-        b'{"ph":"X","cat":"cpu_op","name":"d\xff","ts":2,"dur":NaN},'
+        b'{"ph":"X","cat":"cpu_op","name":"d\xff","ts":2,"dur":1},'
         b'{"ph":"X","cat":"cpu_op","name":"\\ud800","ts":3,"dur":1},'
         b'{"ph":"X","cat":"cpu_op","name":"plain","ts":4.25,"dur":1}]}'
     )

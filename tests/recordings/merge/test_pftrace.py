@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,54 @@ def test_pftrace_flows_lead_from_the_launch_to_its_kernel(two, tmp_path: Path) -
     starts = [flow for packet in trace.packet for flow in packet.track_event.flow_ids]
     ends = [flow for packet in trace.packet for flow in packet.track_event.terminating_flow_ids]
     assert len(starts) == 8 and sorted(starts) == sorted(ends) and len(set(starts)) == 8
+
+
+def flows_of(path: Path) -> list[tuple[str, str]]:
+    """(name of the slice where it starts, name of the one where it ends) of every flow."""
+    pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    trace = pb.Trace()
+    trace.ParseFromString(gzip.decompress(path.read_bytes()))
+    names: dict[tuple[int, int], str] = {}
+    ends: dict[int, list[str]] = {}
+    for packet in trace.packet:
+        sequence = packet.trusted_packet_sequence_id
+        names |= {(sequence, entry.iid): entry.name for entry in packet.interned_data.event_names}
+        event = packet.track_event
+        for flow in event.flow_ids:
+            ends.setdefault(flow, ["", ""])[0] += names[sequence, event.name_iid]
+        for flow in event.terminating_flow_ids:
+            ends.setdefault(flow, ["", ""])[1] += names[sequence, event.name_iid]
+    return sorted((start, end) for start, end in ends.values())
+
+
+def test_arrows_lead_from_a_forward_operator_to_its_backward_one(tmp_path: Path) -> None:
+    paths = []
+    for rank in (0, 1):
+        writer = TraceWriter(rank=rank)
+        writer.op("aten::linear", 10, 20)
+        writer.op("aten::mm", 12, 5)
+        writer.op("MmBackward0", 50, 9)
+        document = writer.document()
+        for ph, ts, flow in (("s", 12, 1), ("f", 50, 1), ("s", 10, 2), ("f", 900, 3)):
+            more = {"cat": "fwdbwd", "name": "fwdbwd", "pid": 4321, "tid": 4321, "bp": "e"}
+            document["traceEvents"].append({"ph": ph, "ts": ts, "id": flow, **more})
+        paths.append((rank, tmp_path / f"rank{rank}.json"))
+        paths[-1][1].write_text(json.dumps(document))
+    merge_pftrace(paths, tmp_path / "o", load=read_kineto)
+    assert flows_of(tmp_path / "o") == [("aten::mm", "MmBackward0")] * 2
+    merge_pftrace(paths, tmp_path / "without", load=read_kineto, cpu_ops=False)
+    assert flows_of(tmp_path / "without") == []
+
+
+@pytest.mark.data
+def test_a_real_rank_has_all_its_arrows(shared_data: Path, tmp_path: Path) -> None:
+    """The file holds 716 ends of arrows from forward to backward; the other flows start at calls of CUDA."""
+    place = shared_data / "sweep_h200/256thread/nccl_28channels/torch_profiler/rank0/trace_step7.json.gz"
+    merge_pftrace([(0, place)], tmp_path / "o", load=read_kineto)
+    found = flows_of(tmp_path / "o")
+    arrows = [(start, end) for start, end in found if not start.startswith("cu")]
+    assert len(arrows) == 358
+    assert ("aten::mm", "MmBackward0") in arrows
 
 
 def test_kernels_that_overlap_on_one_stream_get_lanes(tmp_path: Path) -> None:

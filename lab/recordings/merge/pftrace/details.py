@@ -61,6 +61,7 @@ class SliceDetails:
         self._calls = views.launch_calls(trace)
         self._launched = np.zeros(len(trace.runtime), dtype=bool)
         self._launched[self._calls[self._calls >= 0]] = True
+        self._arrows = _arrows(trace, rank)
 
     def of_kernels(self) -> Callable[[int], bytes]:
         columns = {name: getattr(self._trace.kernels, name).tolist() for name in KERNEL_DETAILS}
@@ -93,7 +94,7 @@ class SliceDetails:
         known = self._detail("external_id", int(ops.external_id[row]))
         for name in OP_TEXTS:
             known += self._detail(name, self.text(int(getattr(ops, f"{name}_id")[row])))
-        return known
+        return known + self._arrows.get(row, b"")
 
     def _flow(self, call: int) -> int:
         """A launch's flow id, unique over ranks."""
@@ -107,3 +108,22 @@ class SliceDetails:
             return b""
         encoded = text_field(DETAIL_TEXT, value) if isinstance(value, str) else int_field(DETAIL_INT, value)
         return bytes_field(EVENT_DETAIL, int_field(DETAIL_NAME, NUMBER_OF_DETAIL[name]) + encoded)
+
+
+def _arrows(trace: Trace, rank: int) -> dict[int, bytes]:
+    """By row of `ops`, the encoded ends of its arrows from forward to backward.
+
+    An end lies in the innermost operator at its time, as in a viewer; arrows without both ends are left out.
+    """
+    flows = trace.flows
+    row = views.innermost(trace.ops, flows.pid, flows.tid, flows.ts_ns)
+    starts, ends = (
+        dict(zip(flows.flow[chosen].tolist(), row[chosen].tolist(), strict=True))
+        for chosen in ((row >= 0) & ~flows.is_end, (row >= 0) & flows.is_end)
+    )
+    found: dict[int, bytes] = {}
+    for at, flow in enumerate(sorted(starts.keys() & ends.keys())):
+        number = (rank + 1) << 40 | 1 << 39 | at
+        for op, kind in ((starts[flow], EVENT_FLOW), (ends[flow], EVENT_FLOW_END)):
+            found[op] = found.get(op, b"") + fixed_field(kind, number)
+    return found

@@ -24,6 +24,7 @@ VARIANCE = "top{k}_gemm_kernels_time_variance.csv"
 AXIS = "max − min of a GEMM's time, µs"
 KNOBS = {"threads": "threads", "channel": "channels", "rank": "ranks"}
 MOST_ROWS = 40
+UNKNOWN = "unknown"
 
 
 def draw_plots(out: Path, *, top_k: int = 5) -> Report:
@@ -87,9 +88,12 @@ def _interaction(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
     channels = sorted(settings["channel"].dropna().unique())
     means = table.groupby(SETTING)["time_diff_us"].mean().unstack("channel").reindex(columns=channels)
     threads = sorted(settings["threads"].dropna().unique())
-    series = {f"{int(one)} threads": row.to_numpy() for one, row in means.reindex(threads).iterrows()}
+    series = {
+        "threads unknown" if _value("threads", one) == UNKNOWN else f"{int(one)} threads": row.to_numpy()
+        for one, row in means.reindex(threads).iterrows()
+    }
     return lines(
-        [f"{int(one)}" for one in channels],
+        [_value("channel", one) for one in channels],
         series,
         across="channels",
         axis=f"mean of {AXIS}",
@@ -100,9 +104,13 @@ def _interaction(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
 def _groups(table: pd.DataFrame, settings: pd.DataFrame, knob: str) -> dict[str, np.ndarray]:
     found = dict(list(table.groupby(knob)["time_diff_us"]))
     empty = pd.Series(dtype=float)
-    return {
-        str(int(one)): found.get(one, empty).to_numpy() for one in sorted(settings[knob].dropna().unique())
-    }
+    values = sorted(settings[knob].dropna().unique())
+    return {_value(knob, one): found.get(one, empty).to_numpy() for one in values}
+
+
+def _value(knob: str, value: float) -> str:
+    """A setting as an axis shows it: threads and channels that nobody recorded are 0, such a rank is -1."""
+    return UNKNOWN if value < (0 if knob == "rank" else 1) else str(int(value))
 
 
 def _timeline(table: pd.DataFrame, _: pd.DataFrame) -> Figure:
@@ -115,10 +123,12 @@ def _timeline(table: pd.DataFrame, _: pd.DataFrame) -> Figure:
     return stacked_bars(_names(means.index), parts, axis=axis, marks=marks, mark_label="total time")
 
 
-def _stragglers(table: pd.DataFrame, _: pd.DataFrame) -> Figure:
+def _stragglers(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
     share = table.pivot_table(index=SETTING, columns="rank", values="pct_arrived_last")
+    if share.empty:
+        return None  # no collective was recorded by all its ranks
     share_of = share.to_numpy(dtype=float)
-    rows, columns = _names(share.index), [f"rank {rank}" for rank in share.columns]
+    rows, columns = _names(share.index), [f"rank {_value('rank', rank)}" for rank in share.columns]
 
     def cell(down: int, across: int) -> Cell | None:
         percent = share_of[down, across]

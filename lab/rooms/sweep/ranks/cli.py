@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lab.errors import StepFailed, UsageError, needs
+from lab.errors import BadDataError, LabError, StepFailed, UsageError, needs
 from lab.rooms.sweep.gemm.options import IN_PLACE, JSON, QUIET, SALVAGE, WORKERS
 from lab.terminal.click_types import with_options
 from lab.terminal.options import out
@@ -89,11 +89,13 @@ def hang(folder: Path, as_json: bool) -> None:
     """Say who a stalled job waits for, from its ranks' flight-recorder dumps (pickle or JSON, any names).
 
     Python stacks beside them (rank1.stack.txt) are shown for ranks that never came. The exit code is 0
-    whatever the verdict, and 1 where dumps are missing or nothing can be told.
+    whatever the verdict, 1 where dumps are missing or nothing can be told, 5 where one cannot be read.
     """
-    from lab.recordings.flight import read_dumps, verdict_of
+    from lab.recordings.flight import has_rank, read_dumps, verdict_of
 
-    found = {name: verdict_of(dumps) for name, dumps in read_dumps(folder).items()}
+    unread: list[LabError] = []
+    found = {name: verdict_of(dumps) for name, dumps in read_dumps(folder, unread).items()}
+    damaged = [error for error in unread if has_rank(Path(str(error.where)))]
     if as_json:
         import msgspec
 
@@ -102,6 +104,15 @@ def hang(folder: Path, as_json: bool) -> None:
     else:
         for name, one in found.items():
             click.echo(f"{name + ': ' if name else ''}{one.kind.replace('_', ' ')}: {one.text}")
+        for error in unread:
+            click.echo(f"note: {Path(str(error.where)).name} is left out: {error.what}")
+    if damaged:
+        raise BadDataError(
+            "dumps that cannot be read:\n"
+            + "\n".join(f"  {Path(str(error.where)).name}: {error.what}" for error in damaged),
+            where=folder,
+            fix="the verdict rests on the others; dump these ranks again, or take the files away",
+        )
     unsure = [one for one in found.values() if one.kind == "unknown" or one.missing]
     if unsure:
         raise StepFailed(

@@ -18,7 +18,7 @@ from lab.recordings.ranks import Account, RankWork, account_of, work_of
 from lab.recordings.ranks.explain import Explained, explain
 from lab.recordings.tables import Trace
 from lab.rooms.sweep.layout import ConfigDir, configs_of
-from lab.rooms.sweep.names import long_name
+from lab.rooms.sweep.names import first_few, long_name
 from lab.rooms.sweep.tables import Progress
 
 
@@ -142,25 +142,46 @@ def _collect(
     """(works by rank, world size, what is missing, problems) of one setting."""
     works: dict[int, RankWork] = {}
     missing, problems, world = [], [], 0
+    read: list[tuple[Job, Read]] = []
     for job, result in found:
         if isinstance(result, LabError):
             missing.append(f"{job.path.name}: {result.what}")
+        else:
+            read += [(job, one) for one in result]
+    # Ranks that say who they are come first, so that a trace without a rank takes no one's number.
+    for job, one in sorted(read, key=lambda pair: pair[1].work.rank < 0):
+        rank = one.work.rank
+        if rank in works:
+            where = "/".join(job.path.parts[-2:])
+            missing.append(f"{where}: another trace says rank {rank} too; left out")
             continue
-        for one in result:
-            rank = one.work.rank
-            if rank < 0 or rank in works:
-                said = f"another trace says rank {rank} too" if rank in works else "the trace names no rank"
-                missing += [f"{job.path.name}: {said}"] if rank in works else []
-                rank = next(number for number in range(len(works) + 1) if number not in works)
-                problems.append(f"{job.path.name}: {said}; counted as rank {rank}")
-            works[rank] = _renamed(one.work, rank)
-            world = max(world, one.world_size or 0)
-            problems += [f"rank {rank}: {text}" for text in one.problems]
-            missing += [f"rank {rank}: {text}" for text in one.lost]
+        if rank < 0:
+            rank = next(number for number in range(len(works) + 1) if number not in works)
+            problems.append(f"{job.path.name}: the trace names no rank; counted as rank {rank}")
+        works[rank] = _renamed(one.work, rank)
+        world = max(world, one.world_size or 0)
+        problems += [f"rank {rank}: {text}" for text in one.problems]
+        missing += [f"rank {rank}: {text}" for text in one.lost]
     gone = sorted(set(range(world)) - set(works)) if len(works) > 1 else []
     if gone:
         missing.append(f"{len(works)} of {world} ranks are here; missing: {', '.join(map(str, gone))}")
+    missing += _steps_not_shared(works)
     return works, world, missing, problems
+
+
+def _steps_not_shared(works: Mapping[int, RankWork]) -> list[str]:
+    """Steps that only some ranks recorded: nobody can tell who was waited for in them."""
+    own = {rank: set(work.steps[:, 0].tolist()) for rank, work in works.items() if len(work.steps)}
+    every = set().union(*own.values())
+    lacking: dict[tuple[int, ...], list[int]] = {}
+    for rank, steps in sorted(own.items()):
+        if steps != every:
+            lacking.setdefault(tuple(sorted(every - steps)), []).append(rank)
+    return [
+        f"rank {first_few([str(rank) for rank in ranks], most=8)} recorded no step "
+        f"{first_few([str(step) for step in steps], most=8)}, which others did: waiting in it is not told"
+        for steps, ranks in lacking.items()
+    ]
 
 
 def _renamed(work: RankWork, rank: int) -> RankWork:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from lab.errors import BadDataError
@@ -113,3 +114,33 @@ def test_a_file_that_is_no_table_is_an_error_with_its_name(tmp_path: Path) -> No
     with pytest.raises(BadDataError) as error:
         draw_plots(tmp_path)
     assert "timeline.csv" in str(error.value.where)
+
+
+def test_what_a_single_trace_does_not_say_is_unknown_on_the_axes_and_not_0_or_minus_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = variance_rows([(0, 0)])
+    rows["rank"] = -1
+    rows.to_csv(tmp_path / "top5_gemm_kernels_time_variance.csv", index=False)
+    ticks: dict[str, list[str]] = {}
+
+    def keep(figure: Figure, path: Path) -> Path:
+        figure.canvas.draw()
+        ticks[path.stem] = [tick.get_text() for ax in figure.axes for tick in ax.get_xticklabels()]
+        ticks[path.stem] += [text.get_text() for one in figure.legends for text in one.get_texts()]
+        return path
+
+    monkeypatch.setattr(module, "save_png", keep)
+    draw_plots(tmp_path)
+    assert set(ticks) == FIVE
+    for name in FIVE - {"variance_thread_channel_interaction"}:
+        assert {text.splitlines()[0] for text in ticks[name]} == {"unknown"}, name
+    assert "unknown" in ticks["variance_thread_channel_interaction"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_stragglers_without_a_complete_collective_are_not_drawn_and_no_library_warns(tmp_path: Path) -> None:
+    rows = [{"threads": 0, "channel": 0, "rank": r, "pct_arrived_last": float("nan")} for r in range(2)]
+    pd.DataFrame(rows).to_csv(tmp_path / "stragglers.csv", index=False)
+    report = draw_plots(tmp_path)
+    assert report.files == [] and any("straggler_heatmap" in text for text in report.problems)

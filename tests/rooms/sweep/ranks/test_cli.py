@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,82 @@ def test_names_from_outside_reach_no_terminal_as_they_are(tmp_path):
         path.write_bytes(gzip.compress(text.encode()))
     done = call(tmp_path, "--out", tmp_path / "out")
     assert "\x1b" not in done.stdout and "launches late" in done.stdout
+
+
+def test_a_second_trace_of_a_rank_takes_no_other_ranks_number(tmp_path: Path) -> None:
+    """It was counted as the next free rank, which pushed the rank of that number aside in turn."""
+    job = write_job(tmp_path / "job", late={2: 3000.0})
+    known = answer(job)
+    for number in (2, 1):
+        (job / f"rank{number}").rename(job / f"rank{number + 1}")
+    shutil.copytree(job / "rank0", job / "rank1")
+    done = call(job, "--json", "-q", ok=False)
+    assert isinstance(done.exception, StepFailed) and "rank 0 too" in str(done.exception)
+    found = json.loads(done.stdout)
+    assert found["steps"] == known["steps"] and found["findings"] == known["findings"]
+
+
+def test_a_copy_of_another_rank_is_left_out_and_its_own_rank_is_missing(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job")
+    copied = job / "rank1" / "trace_step7.json.gz"
+    copied.write_bytes((job / "rank0" / "trace_step7.json.gz").read_bytes())
+    done = call(job, "--json", "-q", ok=False)
+    assert isinstance(done.exception, StepFailed) and "missing: 1" in str(done.exception)
+    assert {row["rank"] for row in json.loads(done.stdout)["steps"]} == {0, 2}
+
+
+def write_dumps(folder: Path) -> Path:
+    """Three ranks of which rank 1 never enters the second call."""
+    folder.mkdir()
+    for rank in range(3):
+        entries = [
+            {"process_group": ["0", ""], "collective_seq_id": n, "profiling_name": "nccl:all_reduce"}
+            | {"state": "completed" if n == 1 else "started", "input_sizes": [[8]], "record_id": n}
+            for n in (1, 2)
+            if (rank, n) != (1, 2)
+        ]
+        config = {"0": {"name": "0", "ranks": "[0, 1, 2]"}}
+        document = {"entries": entries, "pg_config": config}
+        (folder / f"rank{rank}.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_foreign_files_beside_dumps_are_noted_and_are_no_case_of_their_own(tmp_path: Path) -> None:
+    """A JSON of something else was a case without a hang, and a README ended the command."""
+    folder = write_dumps(tmp_path / "dumps")
+    known = json.loads(call("hang", folder, "--json").stdout)
+    assert (known["class"], known["ranks"]) == ("not_joined", [1])
+    (folder / "config.json").write_text('{"model": "x"}')
+    (folder / "README").write_text("hello")
+    assert json.loads(call("hang", folder, "--json").stdout) == known
+    told = call("hang", folder).stdout
+    assert "note: README is left out" in told and "note: config.json is left out" in told
+
+
+def test_a_dump_that_cannot_be_read_is_said_after_the_verdict_over_the_others(tmp_path: Path) -> None:
+    folder = write_dumps(tmp_path / "dumps")
+    (folder / "rank2.json").write_text('{"entries": [')
+    done = call("hang", folder, ok=False)
+    assert isinstance(done.exception, BadDataError) and "rank2.json" in str(done.exception)
+    assert "not joined" in done.stdout and "rank 1" in done.stdout
+
+
+def test_dumps_without_any_collective_are_no_all_clear(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_text('{"entries": [], "pg_config": {}}')
+    done = call("hang", tmp_path, "--json", ok=False)
+    assert isinstance(done.exception, StepFailed)
+    assert json.loads(done.stdout)["class"] == "unknown"
+
+
+def test_steps_that_not_every_rank_recorded_are_said_and_known_to_the_exit_code(tmp_path: Path) -> None:
+    """Half of the waiting went untold, with exit code 0."""
+    job = write_job(tmp_path / "job", late={1: 2500.0})
+    path = job / "rank2" / "trace_step7.json.gz"
+    text = gzip.decompress(path.read_bytes()).decode()
+    path.write_bytes(gzip.compress(text.replace("ProfilerStep#6", "ProfilerStep#16").encode()))
+    done = call(job, "--json", "-q", ok=False)
+    assert isinstance(done.exception, StepFailed)
+    assert json.loads(done.stdout)["lacking"] == [
+        "rank 0, 1 recorded no step 16, which others did: waiting in it is not told",
+        "rank 2 recorded no step 6, which others did: waiting in it is not told",
+    ]

@@ -51,7 +51,8 @@ def config_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
     frame["p_holm"] = holm(frame["p_value"].to_numpy(dtype=float))
     tested = int(frame["p_value"].notna().sum())
     pairs = zip(frame["repeats_base"], frame["repeats_other"], strict=True)
-    frame["least_p_holm"] = [min(1.0, tested * least_p(*pair)) for pair in pairs]
+    least = np.array([min(1.0, tested * least_p(*pair)) for pair in pairs])
+    frame["least_p_holm"] = np.where(frame["p_value"].notna(), least, np.nan)  # untested: nothing to reach
     frame["judgement"] = [_judge(row) for row in frame.itertuples()]
     return frame
 

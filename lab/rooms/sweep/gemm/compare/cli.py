@@ -11,6 +11,7 @@ from lab.rooms.sweep.gemm.options import COMMON
 from lab.rooms.sweep.gemm.session import finish, num_workers, show_progress
 from lab.terminal.click_types import with_options
 from lab.terminal.console import Console
+from lab.terminal.integrity import raise_unless_complete
 from lab.terminal.options import out
 
 
@@ -28,6 +29,7 @@ def compare(
     workers: int | None,
     quiet: bool,
     as_json: bool,
+    require: str | None,
 ) -> None:
     """Two or more sweeps side by side on one page; the first is what the others are compared to."""
     with needs("analysis"):
@@ -36,3 +38,5 @@ def compare(
     progress = show_progress(Console(quiet=quiet))
     done = write_comparison(sweeps, out, labels=labels, workers=workers or num_workers(), progress=progress)
     finish(done, out, files=done.files, as_json=as_json)
+    if require == "complete":
+        raise_unless_complete(done.incomplete, out)

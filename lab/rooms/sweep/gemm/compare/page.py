@@ -66,10 +66,11 @@ def write_comparison(
         for folder, name in zip(folders, names, strict=True)
     ]
     base, others = sweeps[0], sweeps[1:]
-    configs = pd.concat([config_changes(base, other) for other in others], ignore_index=True)
-    gemm = pd.concat([gemm_changes(base, other) for other in others], ignore_index=True)
+    configs = rounded(pd.concat([config_changes(base, other) for other in others], ignore_index=True))
+    gemm = rounded(pd.concat([gemm_changes(base, other) for other in others], ignore_index=True))
     environment = environments(sweeps)
-    tables = {"configurations": configs, "gemm": gemm, "environment": environment, "ranks": _by_rank(sweeps)}
+    by_rank = rounded(_by_rank(sweeps))
+    tables = {"configurations": configs, "gemm": gemm, "environment": environment, "ranks": by_rank}
     files = [write_csv(table, out / "comparison" / f"{name}.csv") for name, table in tables.items()]
     missing = [f"{one.label}: {sentence}" for one in sweeps for sentence in left_out(one.tables.configs)]
     verdict = compared_in_words(configs, gemm, environment, base, others)
@@ -86,7 +87,25 @@ def write_comparison(
     )
     files.append(write_page(page, out / PAGE))
     problems = [f"{one.label}: {what}" for one in sweeps for what in one.tables.problems["what"]]
-    return Report(files=files, missing=missing, problems=problems, findings=verdict)
+    return Report(
+        files=files, missing=missing, problems=problems, incomplete=_incomplete(sweeps), findings=verdict
+    )
+
+
+def rounded(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same without digits that no clock gave: floats to six decimals, times thereby to ns or finer."""
+    result: pd.DataFrame = frame.round(6)
+    return result
+
+
+def _incomplete(sweeps: Sequence[Sweep]) -> list[str]:
+    """A sentence per trace whose recording is not, or not known to be, complete."""
+    return [
+        f"{one.label}: {name_of(row)} rank {row.rank}: the recording is {row.recording}"
+        for one in sweeps
+        for row in one.tables.timeline.itertuples()
+        if row.recording != "complete"
+    ]
 
 
 def _labels(folders: Sequence[Path], labels: Sequence[str]) -> list[str]:

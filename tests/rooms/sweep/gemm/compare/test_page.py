@@ -7,10 +7,13 @@ import re
 from html import unescape
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from click.testing import CliRunner
 
-from lab.errors import UsageError
-from lab.rooms.sweep.gemm.compare.page import PAGE, write_comparison
+from lab.errors import StepFailed, UsageError
+from lab.rooms.sweep.gemm.cli import gemm
+from lab.rooms.sweep.gemm.compare.page import PAGE, rounded, write_comparison
 from tests.rooms.sweep.gemm.recorded import write_sweep
 
 
@@ -46,6 +49,26 @@ def test_charts_hold_every_rank_of_every_sweep(pages: Path) -> None:
         6,
         3,
     ]  # two ranks and a median each
+
+
+def test_no_table_has_digits_that_no_clock_gave(pages: Path) -> None:
+    tables = sorted((pages / "comparison").glob("*.csv"))
+    assert len(tables) == 4
+    for table in tables:
+        assert not re.findall(r"\d\.\d{7,}", table.read_text()), table.name
+    assert rounded(pd.DataFrame({"ms": [149.61111549999998, 1 / 3]})).ms.tolist() == [149.611115, 0.333333]
+
+
+def test_the_command_compares_and_requires_complete_recordings(pages: Path, tmp_path: Path) -> None:
+    a, b = (str(pages.parent / name) for name in "ab")
+    done = CliRunner().invoke(gemm, ["compare", a, b, "-o", str(tmp_path), "-w", "1"])
+    assert done.exit_code == 0, done.exception
+    assert (tmp_path / PAGE).is_file()
+    required = CliRunner().invoke(
+        gemm, ["compare", a, b, "-o", str(tmp_path), "-w", "1", "--require", "complete"]
+    )
+    verdicts = set(pd.read_csv(tmp_path / "comparison/ranks.csv")["recording"])
+    assert isinstance(required.exception, StepFailed) == (verdicts != {"complete"})
 
 
 def test_comparing_twice_gives_the_same_page(pages: Path, tmp_path: Path) -> None:
