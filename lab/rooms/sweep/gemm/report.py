@@ -18,5 +18,5 @@ class Report:
     files: list[Path] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    incomplete: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
