@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lab.rooms.nan.guard.guard import Guard
+    from lab.rooms.nan.watch.guard.guard import Guard
     from lab.rooms.nan.watch.watch import Watch
 
 
@@ -35,7 +35,7 @@ def watch(model: Any, **options: Any) -> Watch:
 
 
 def guard(model: Any, optimizer: Any = None, scaler: Any = None, **options: Any) -> Guard:
-    """A guard over a training job; for the options see `lab.rooms.nan.guard.guard.Guard`.
+    """A guard over a training job; for the options see `lab.rooms.nan.watch.guard.guard.Guard`.
 
     on_bad="keep" goes on, "raise" stops before the update that would use a bad number, "replay" runs the bad
     step again to name its operator, a function is called with the GuardStep.
@@ -43,19 +43,19 @@ def guard(model: Any, optimizer: Any = None, scaler: Any = None, **options: Any)
     from lab.errors import needs
 
     with needs("workload"):
-        from lab.rooms.nan.guard.guard import Guard
+        from lab.rooms.nan.watch.guard.guard import Guard
     return Guard(model, optimizer, scaler, **options)
 
 
 def hugging_face_callback(**options: Any) -> Any:
     """The guard for `transformers.Trainer(callbacks=[...])`; its `.guard` has the findings."""
-    from lab.rooms.nan.guard.callbacks import hugging_face_callback as make
+    from lab.rooms.nan.watch.guard.callbacks import hugging_face_callback as make
 
     return make(**options)
 
 
 def lightning_callback(**options: Any) -> Any:
     """The guard for `lightning.Trainer(callbacks=[...])`; its `.guard` has the findings."""
-    from lab.rooms.nan.guard.callbacks import lightning_callback as make
+    from lab.rooms.nan.watch.guard.callbacks import lightning_callback as make
 
     return make(**options)

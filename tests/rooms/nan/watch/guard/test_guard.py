@@ -10,9 +10,9 @@ from torch import nn  # noqa: E402
 
 from lab import nan  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
-from lab.rooms.nan.guard.events import Event, GuardStep, corrected, first_of  # noqa: E402
+from lab.rooms.nan.watch.guard.events import Event, GuardStep, corrected, first_of  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
-from tests.rooms.nan.guard.zoo_faults import Switch, loop, stacked  # noqa: E402
+from tests.rooms.nan.watch.guard.zoo_faults import Switch, loop, stacked  # noqa: E402
 from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 
 NAN, INF = float("nan"), float("inf")

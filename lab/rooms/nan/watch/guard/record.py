@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lab.rooms.nan.guard.ranks import rank, world
+from lab.rooms.nan.watch.guard.ranks import rank, world
 
 FORMAT = 1
 NAME = "guard_rank{rank}{more}.json"

@@ -20,15 +20,19 @@ from torch import Tensor, nn
 
 from lab.core.words import plural
 from lab.errors import UsageError
-from lab.rooms.nan.guard.borders import Borders
-from lab.rooms.nan.guard.events import WORDS, Event, GuardStep, Op, corrected, first_of
-from lab.rooms.nan.guard.gradients import Collector, Taken
-from lab.rooms.nan.guard.headroom import Headroom
-from lab.rooms.nan.guard.ranks import strategy_of
-from lab.rooms.nan.guard.record import write
-from lab.rooms.nan.guard.replay import Saved, backward_op, forward_op, save
-from lab.rooms.nan.guard.scaling import Scaling
-from lab.rooms.nan.guard.updates import (
+from lab.rooms.nan.watch.batch import Batch
+from lab.rooms.nan.watch.choose import choose_counter, counter_named
+from lab.rooms.nan.watch.count import Counted, beginning
+from lab.rooms.nan.watch.forward import Forward, Seen
+from lab.rooms.nan.watch.guard.borders import Borders
+from lab.rooms.nan.watch.guard.events import WORDS, Event, GuardStep, Op, corrected, first_of
+from lab.rooms.nan.watch.guard.gradients import Collector, Taken
+from lab.rooms.nan.watch.guard.headroom import Headroom
+from lab.rooms.nan.watch.guard.ranks import strategy_of
+from lab.rooms.nan.watch.guard.record import write
+from lab.rooms.nan.watch.guard.replay import Saved, backward_op, forward_op, save
+from lab.rooms.nan.watch.guard.scaling import Scaling
+from lab.rooms.nan.watch.guard.updates import (
     Named,
     named_weights,
     negative_squares,
@@ -38,10 +42,6 @@ from lab.rooms.nan.guard.updates import (
     step_hooks,
     why_not_finite,
 )
-from lab.rooms.nan.watch.batch import Batch
-from lab.rooms.nan.watch.choose import choose_counter, counter_named
-from lab.rooms.nan.watch.count import Counted, beginning
-from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step
@@ -330,7 +330,7 @@ class Guard:
 
     def _backward_begins(self, tensors: Any) -> None:
         if self.meets_scalers and self.scaling.scaler is None and not self._looked_for_scaler:
-            from lab.rooms.nan.guard.auto import find_scaler
+            from lab.rooms.nan.watch.guard.auto import find_scaler
 
             self._looked_for_scaler = True
             self.scaling.adopt(find_scaler())

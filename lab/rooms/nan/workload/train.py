@@ -1,6 +1,6 @@
 """A training job under the guard: the user's command with the hook on its PYTHONPATH, or the tiny model.
 
-    python -m lab.rooms.nan.guard.train --config nan.json --out steps/train
+    python -m lab.rooms.nan.workload.train --config nan.json --out steps/train
 
 Leaves guard_rankN.json of every rank in --out, and planted.json for the tiny model. A command's exit code is
 this process's exit code.
@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[4]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(prog="lab.rooms.nan.guard.train", description="A training job, guarded.")
+    parser = argparse.ArgumentParser(
+        prog="lab.rooms.nan.workload.train", description="A training job, guarded."
+    )
     parser.add_argument("--config", required=True, type=Path, help="nan.json of the run")
     args, _ = start(parser, argv)
     logging.basicConfig(
@@ -63,7 +65,7 @@ def run_command(train: TrainConfig, out: Path) -> int:
 
 def run_tiny(config: NanConfig, train: TrainConfig, out: Path) -> None:
     """The tiny model with its planted cause."""
-    from lab.rooms.nan.guard.tiny import train_tiny
+    from lab.rooms.nan.workload.tiny import train_tiny
 
     if train.plant not in PLANTS:
         raise UsageError(f"no cause {train.plant!r}", fix=f"use one of: {', '.join(PLANTS)}")

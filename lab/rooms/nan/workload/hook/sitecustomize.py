@@ -1,7 +1,7 @@
 """Starts the NaN guard in a Python program that knows nothing of it; first on PYTHONPATH, so Python runs it.
 
 Only `LAB_NAN_GUARD` (the folder for the records) makes it do anything, and only once the program imports
-torch: then `lab.rooms.nan.guard.auto.start` meets models as they are called. Whatever sitecustomize the
+torch: then `lab.rooms.nan.watch.guard.auto.start` meets models as they are called. Whatever sitecustomize the
 program's own environment has runs too.
 """
 
@@ -50,10 +50,10 @@ def _start() -> None:
     try:
         if root and root not in sys.path:
             sys.path.append(root)
-        from lab.rooms.nan.guard.auto import start
+        from lab.rooms.nan.watch.guard.auto import start
 
         start(os.environ["LAB_NAN_GUARD"], os.environ.get("LAB_NAN_ON_BAD", "keep"))
-    except Exception as error:  # the program comes first; without a record the run is not clean
+    except Exception as error:  # noqa: BLE001  the program comes first; without a record it is not clean
         print(f"lab: the NaN guard could not start: {type(error).__name__}: {error}", file=sys.stderr)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lab.rooms.nan.guard.guard import Guard
 from lab.rooms.nan.watch import seam
+from lab.rooms.nan.watch.guard.guard import Guard
 from lab.rooms.nan.watch.lane import blind
 
 MOST_GUARDS = 8

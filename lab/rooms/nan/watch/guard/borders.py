@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.guard.gradients import Collector, Taken
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.forward import Forward
+from lab.rooms.nan.watch.guard.gradients import Collector, Taken
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.unseen_by_compile import hidden
 

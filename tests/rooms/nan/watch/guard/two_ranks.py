@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lab import nan
-from tests.rooms.nan.guard.zoo_faults import Switch
+from tests.rooms.nan.watch.guard.zoo_faults import Switch
 from tests.rooms.nan.watch.zoo_clean import bits, x
 
 STEPS, FAULT_STEP = 3, 1
@@ -97,7 +97,7 @@ def main():
                 g, _ = train(wrap, how, 1, True, on_bad)
                 say(wrap, how, g, on_bad=on_bad)
                 if on_bad == "keep":
-                    from lab.rooms.nan.guard.record import write
+                    from lab.rooms.nan.watch.guard.record import write
 
                     write(g, f"{out}/{wrap.__name__}_{how}")
     dist.destroy_process_group()

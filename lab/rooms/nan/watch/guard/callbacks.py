@@ -13,7 +13,7 @@ import importlib
 from typing import Any
 
 from lab.errors import MissingError
-from lab.rooms.nan.guard.guard import Guard
+from lab.rooms.nan.watch.guard.guard import Guard
 
 
 class _Guards:

@@ -36,7 +36,7 @@ def both(tmp_path_factory):
     }
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.rooms.nan.guard.two_ranks", str(out)],
+            [sys.executable, "-m", "tests.rooms.nan.watch.guard.two_ranks", str(out)],
             cwd=ROOT,
             env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,

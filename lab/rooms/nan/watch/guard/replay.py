@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.nan.guard.events import Op
+from lab.rooms.nan.watch.guard.events import Op
 from lab.rooms.nan.watch.lane import ASIDE, EVERYTHING
 from lab.rooms.nan.watch.leaves import leaves
 from lab.rooms.nan.watch.plain import as_counted
@@ -315,13 +315,11 @@ def _numbers(value: Any) -> list[Any]:
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _WATCH = os.path.dirname(os.path.abspath(leaves.__code__.co_filename)) + os.sep
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_OWN = {f"{_HERE}{name}.py" for name in ("replay", "guard", "borders", "gradients", "auto")}
 
 
 def _is_ours(file: str) -> bool:
     """Whether a line of code is torch's or the guard's, and not the program's."""
-    return file.startswith((_TORCH, _WATCH, "<")) or file in _OWN
+    return file.startswith((_TORCH, _WATCH, "<"))
 
 
 def _line() -> str:

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from lab import nan  # noqa: E402
-from lab.rooms.nan.guard.headroom import FORMATS, shares_of, trend_of  # noqa: E402
+from lab.rooms.nan.watch.guard.headroom import FORMATS, shares_of, trend_of  # noqa: E402
 from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from lab import nan  # noqa: E402
-from tests.rooms.nan.guard.zoo_faults import FAULTS  # noqa: E402
+from tests.rooms.nan.watch.guard.zoo_faults import FAULTS  # noqa: E402
 
 # No module's border shows it in forward: without a replay the same module's backward is named.
 ONLY_IN_BACKWARD = "an infinity that only backward shows"

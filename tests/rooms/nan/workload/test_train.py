@@ -15,9 +15,9 @@ pytestmark = pytest.mark.torch
 from click.testing import CliRunner  # noqa: E402
 
 from lab.rooms.nan.config import PLANTS, NanConfig, TrainConfig  # noqa: E402
-from lab.rooms.nan.guard.tiny import EXPECTED, FAULT_STEP, train_tiny  # noqa: E402
-from lab.rooms.nan.guard.train import run_command  # noqa: E402
 from lab.rooms.nan.plan import plan  # noqa: E402
+from lab.rooms.nan.workload.tiny import EXPECTED, FAULT_STEP, train_tiny  # noqa: E402
+from lab.rooms.nan.workload.train import run_command  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
 OPERATORS = hasattr(torch._C._autograd, "_get_sequence_nr")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.nan.config import PLANTS
-from lab.rooms.nan.guard.guard import Guard
+from lab.rooms.nan.watch.guard.guard import Guard
 from lab.rooms.nan.watch.watch import NonFiniteError
 
 STEPS, FAULT_STEP, WIDTH, WORDS = 6, 3, 32, 64
