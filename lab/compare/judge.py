@@ -6,19 +6,17 @@ to 2 % (copies below a microsecond more), so one pair can only suggest; counts r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-
-import numpy as np
 
 from lab.compare.split import Row
 from lab.compare.units import Units
-from lab.stats.student import quantile
+from lab.stats.means import Sample, difference_ci
 
 FLOOR_SHARE, FLOOR_NS = 0.03, 1000.0
 EXACT = ("count", "other_kernel", "op_gone", "op_new")
 LEAST_COMMON_SHARE = 0.5
 SIGMAS = 3.0
+LEVEL = 0.99
 ONE_PAIR, BELOW, PROVEN, WITHIN = (
     "one pair only",
     "below floor",
@@ -43,24 +41,13 @@ def judge_by_repeats(rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[
         if row.kind != "same_kernel_duration" or row.kernel_a is None:
             continue
         key = (row.op, row.dims, row.types, row.kernel_a)
-        a, b = (np.array([one.sums[key][1] for one in side if key in one.sums]) for side in (of_a, of_b))
+        a, b = ([float(one.sums[key][1]) for one in side if key in one.sums] for side in (of_a, of_b))
         if min(len(a), len(b)) < 2:
             continue
-        row.interval = welch(a, b)
+        row.interval = difference_ci(Sample.of(b), Sample.of(a), level=LEVEL)
         beyond = row.interval[0] > 0 or row.interval[1] < 0
         strong = row.confidence != BELOW
         row.confidence = PROVEN if beyond and strong else WITHIN if not beyond else BELOW
-
-
-def welch(a: np.ndarray, b: np.ndarray, level: float = 0.99) -> tuple[float, float]:
-    """The interval of mean(b) - mean(a) for samples of unequal spread."""
-    va, vb = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
-    middle, error = float(b.mean() - a.mean()), math.sqrt(va + vb)
-    if error == 0:
-        return middle, middle
-    freedom = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
-    half = quantile(1 - (1 - level) / 2, freedom) * error
-    return middle - half, middle + half
 
 
 def incomparable(a: Units, b: Units) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from lab.stats.student import quantile
+from lab.stats.means import Sample, difference_ci
 
 Outcome = Literal["regression", "excluded", "undecided"]
 LEVEL = 0.99
@@ -47,8 +47,8 @@ def decide(base: Sequence[float], head: Sequence[float], allowed: float, *, leve
     found["change"] = math.expm1(change)
     if min(len(a), len(b)) < LEAST:
         return found
-    va, vb = float(x.var(ddof=1)), float(y.var(ddof=1))
-    half = _half(va, vb, len(x), len(y), level)
+    sd_base, sd_head = float(x.std(ddof=1)), float(y.std(ddof=1))
+    half = _half(sd_base, sd_head, len(x), len(y), level)
     found.update(
         low=math.expm1(change - half), high=math.expm1(change + half), detectable=math.expm1(2 * half)
     )
@@ -58,28 +58,26 @@ def decide(base: Sequence[float], head: Sequence[float], allowed: float, *, leve
     elif change + half < limit:
         found["outcome"] = "excluded"
     else:
-        found["more"] = _more(va, vb, min(len(x), len(y)), abs(change - limit), level)
+        found["more"] = _more(sd_base, sd_head, min(len(x), len(y)), abs(change - limit), level)
     return found
 
 
-def _half(va: float, vb: float, n: int, m: int, level: float) -> float:
+def _half(sd_base: float, sd_head: float, n_base: int, n_head: int, level: float) -> float:
     """Half the width of Welch's two-sided interval."""
-    error = math.sqrt(va / n + vb / m)
-    if error == 0:
-        return 0.0
-    freedom = (va / n + vb / m) ** 2 / ((va / n) ** 2 / (n - 1) + (vb / m) ** 2 / (m - 1))
-    return quantile(1 - (1 - level) / 2, freedom) * error
+    return difference_ci(Sample(0.0, sd_head, n_head), Sample(0.0, sd_base, n_base), level=level)[1]
 
 
-def _more(va: float, vb: float, n: int, distance: float, level: float) -> int | None:
+def _more(sd_base: float, sd_head: float, n: int, distance: float, level: float) -> int | None:
     """Further processes a side until the interval is shorter than `distance`; None if more than 10,000."""
     enough = n
-    while _half(va, vb, enough, enough, level) >= distance:
+    while _half(sd_base, sd_head, enough, enough, level) >= distance:
         enough *= 2
         if enough > MOST_REPEATS:
             return None
     low = enough // 2
     while enough - low > 1:
         middle = (low + enough) // 2
-        low, enough = (low, middle) if _half(va, vb, middle, middle, level) < distance else (middle, enough)
+        low, enough = (
+            (low, middle) if _half(sd_base, sd_head, middle, middle, level) < distance else (middle, enough)
+        )
     return max(enough - n, 1)

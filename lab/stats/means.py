@@ -18,6 +18,11 @@ class Sample:
     sd: float
     n: int
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Sample:
+        """Of (n,) values, n >= 1; the deviation of a single one is NaN."""
+        return cls(fmean(values), stdev(values) if len(values) > 1 else math.nan, len(values))
+
     @property
     def standard_error(self) -> float:
         """Of the mean; NaN for a single value."""
@@ -36,9 +41,8 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Mean of (n,) values and its 95 % interval by Student's t; NaN edges below 2 values, NaN for none."""
     if not values:
         return math.nan, math.nan, math.nan
-    sd = stdev(values) if len(values) > 1 else math.nan
-    low, high = mean_ci(Sample(fmean(values), sd, len(values)))
-    return fmean(values), low, high
+    sample = Sample.of(values)
+    return sample.mean, *mean_ci(sample)
 
 
 def difference_ci(a: Sample, b: Sample, *, level: float = 0.95) -> tuple[float, float]:
