@@ -84,7 +84,7 @@ def _check_target(target: Target, ids: Mapping[str, str], root: Path) -> Iterato
         for what, problems in FILE_CHECKS.items():
             yield _row(target, what, problems(target, root))
         yield _hadolint(target, root)
-    yield _check_built(target, ids, root)
+    yield _check_built(target, ids)
 
 
 def _row(target: Target, what: str, problems: Sequence[str], if_ok: str = "") -> Row:
@@ -106,7 +106,7 @@ def _hadolint(target: Target, root: Path) -> Row:
     return _row(target, "hadolint", problems or (["failed"] if done.returncode else []))
 
 
-def _check_built(target: Target, ids: Mapping[str, str], root: Path) -> Row:
+def _check_built(target: Target, ids: Mapping[str, str]) -> Row:
     what = "as built"
     cli = engine_cli()
     if cli is None or not ids:

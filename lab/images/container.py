@@ -186,13 +186,33 @@ def holder_spec(spec: ContainerSpec) -> ContainerSpec:
 
     It ends with its standard input. Pure.
     """
+    nothing = least_spec(spec.image, ("cat",), spec.user, spec.userns_mode, NO_GPUS, HOLDER_PIDS)
+    return msgspec.structs.replace(
+        nothing,
+        network_mode=spec.network_mode,
+        hostname=spec.hostname,
+        extra_hosts=spec.extra_hosts,
+        init=False,  # an image without this program is then an error at the start
+        stop_signal="SIGKILL",
+    )
+
+
+def least_spec(
+    image: str,
+    command: tuple[str, ...],
+    user: str,
+    userns_mode: str | None,
+    env: dict[str, str],
+    pids_limit: int,
+) -> ContainerSpec:
+    """A container that gets nothing of this host: no folder, device, network or capability."""
     return ContainerSpec(
-        image=spec.image,
-        command=("cat",),
-        user=spec.user,
-        userns_mode=spec.userns_mode,
+        image=image,
+        command=command,
+        user=user,
+        userns_mode=userns_mode,
         group_add=(),
-        env=NO_GPUS,
+        env=env,
         mounts=(),
         devices=(),
         device_requests=(),
@@ -200,14 +220,12 @@ def holder_spec(spec: ContainerSpec) -> ContainerSpec:
         ipc_mode="private",
         shm_size=None,
         mem_limit=None,
-        pids_limit=HOLDER_PIDS,
-        network_mode=spec.network_mode,
-        hostname=spec.hostname,
-        extra_hosts=spec.extra_hosts,
+        pids_limit=pids_limit,
+        network_mode="none",
+        hostname=None,
+        extra_hosts={},
         tmpfs={},
         ulimits={},
-        init=False,  # an image without this program is then an error at the start
-        stop_signal="SIGKILL",
         working_dir="/",
     )
 

@@ -15,7 +15,7 @@ from lab.core.files import make_folder, write_atomic
 from lab.core.manifest import ImageRecord, Lab
 from lab.core.options import HostLab
 from lab.errors import UsageError, writing
-from lab.images.container import TMP, USERNS_MODE, ContainerSpec, UserMapping, user_inside
+from lab.images.container import TMP, USERNS_MODE, ContainerSpec, UserMapping, least_spec, user_inside
 from lab.images.saved_checks import saved_path
 
 if TYPE_CHECKING:
@@ -83,28 +83,10 @@ def _ask(daemon: Daemon, image_id: str, python: str) -> Inside:
 
 
 def _spec(image_id: str, python: str, mapping: UserMapping) -> ContainerSpec:
-    return ContainerSpec(
-        image=image_id,
-        command=(python, "-c", PROGRAM),
-        user=user_inside(mapping, os.getuid(), os.getgid()),
-        userns_mode=USERNS_MODE[mapping],
-        group_add=(),
-        env={"HOME": TMP, "PYTHONDONTWRITEBYTECODE": "1"},
-        mounts=(),
-        devices=(),
-        device_requests=(),
-        security_opt=("no-new-privileges:true",),
-        ipc_mode="private",
-        shm_size=None,
-        mem_limit=None,
-        pids_limit=PIDS,
-        network_mode="none",
-        hostname=None,
-        extra_hosts={},
-        tmpfs={TMP: "size=64m,mode=1777"},
-        ulimits={},
-        working_dir="/",
-    )
+    user = user_inside(mapping, os.getuid(), os.getgid())
+    env = {"HOME": TMP, "PYTHONDONTWRITEBYTECODE": "1"}
+    nothing = least_spec(image_id, (python, "-c", PROGRAM), user, USERNS_MODE[mapping], env, PIDS)
+    return msgspec.structs.replace(nothing, tmpfs={TMP: "size=64m,mode=1777"})
 
 
 def _cache_path(image_id: str, python: str) -> Path:

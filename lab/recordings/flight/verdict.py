@@ -62,14 +62,13 @@ def verdict_of(dumps: Mapping[int, Dump]) -> Verdict:
         return mismatch
     if not stalls:
         return _nothing(missing)
-    waits = {rank: stall for stall in stalls for rank in stall.waiting if stall.awaited}
     cycle = _cycle(stalls)
     if cycle:
-        return _deadlock(dumps, stalls, cycle, missing)
+        return _deadlock(stalls, cycle, missing)
     stalls.sort(key=lambda stall: min((entry.created_ns for entry in stall.entries.values()), default=0))
-    roots = [stall for stall in stalls if stall.awaited and not all(rank in waits for rank in stall.awaited)]
-    stall = (roots or stalls)[0]
-    return _of_stall(dumps, stall, waits, missing)
+    waiting = {rank for stall in stalls if stall.awaited for rank in stall.waiting}
+    roots = [stall for stall in stalls if not waiting.issuperset(stall.awaited)]
+    return _of_stall(dumps, (roots or stalls)[0], missing)
 
 
 def _missing(dumps: Mapping[int, Dump]) -> tuple[int, ...]:
@@ -237,9 +236,7 @@ def _reaches(waits: Mapping[int, set[int]], rank: int, target: int) -> bool:
     return False
 
 
-def _deadlock(
-    dumps: Mapping[int, Dump], stalls: Sequence[_Stall], cycle: tuple[int, ...], missing: tuple[int, ...]
-) -> Verdict:
+def _deadlock(stalls: Sequence[_Stall], cycle: tuple[int, ...], missing: tuple[int, ...]) -> Verdict:
     parts = []
     first: tuple[_Stall, Entry] | None = None
     for stall in stalls:
@@ -264,73 +261,35 @@ def _deadlock(
     )
 
 
-def _of_stall(
-    dumps: Mapping[int, Dump], stall: _Stall, waits: Mapping[int, _Stall], missing: tuple[int, ...]
-) -> Verdict:
+def _of_stall(dumps: Mapping[int, Dump], stall: _Stall, missing: tuple[int, ...]) -> Verdict:
     waiting = next((stall.entries[rank] for rank in stall.waiting if rank in stall.entries), None)
     name = waiting.name if waiting else ""
     call = f"call {stall.seq} of group {stall.group} ({name or 'unknown'})"
+
+    def found(kind: str, ranks: tuple[int, ...], text: str, entry: Entry | None = waiting) -> Verdict:
+        return Verdict(kind, ranks, stall.group, stall.seq, name, _source(entry), text, missing)
+
     if stall.absent:
-        return Verdict(
-            NOT_JOINED,
-            stall.absent,
-            stall.group,
-            stall.seq,
-            name,
-            _source(waiting) if waiting else "",
-            f"{_ranks(stall.absent)} never entered {call}, in which {_ranks(stall.waiting)} stand"
-            f"{_at(_source(waiting) if waiting else '')}; "
-            + "; ".join(_whereabouts(dumps, stall, rank) for rank in stall.absent[:8]),
-            missing,
-        )
+        where = "; ".join(_whereabouts(dumps, stall, rank) for rank in stall.absent[:8])
+        text = f"{_ranks(stall.absent)} never entered {call}, in which {_ranks(stall.waiting)} stand"
+        return found(NOT_JOINED, stall.absent, f"{text}{_at(_source(waiting))}; {where}")
     if not stall.states_known:
-        return Verdict(
-            UNKNOWN,
-            (),
-            stall.group,
-            stall.seq,
-            name,
-            _source(waiting) if waiting else "",
+        text = (
             f"all ranks entered {call} and did not leave it; this backend records no states, so whether it "
-            "was launched cannot be told",
-            missing,
         )
+        return found(UNKNOWN, (), f"{text}was launched cannot be told")
     if stall.awaited:
         culprit = stall.entries.get(stall.awaited[0])
-        return Verdict(
-            STUCK_KERNEL,
-            stall.awaited,
-            stall.group,
-            stall.seq,
-            name,
-            _source(culprit) if culprit else "",
-            f"{_ranks(stall.awaited)} scheduled {call} and never started it, {_ranks(stall.waiting)} did: "
-            f"an earlier kernel or a wait blocks its stream{_at(_source(culprit) if culprit else '')}",
-            missing,
-        )
-    states = {entry.state for entry in stall.entries.values()}
-    if states == {"scheduled"}:
-        return Verdict(
-            STUCK_KERNEL,
-            stall.waiting,
-            stall.group,
-            stall.seq,
-            name,
-            _source(waiting) if waiting else "",
-            f"every rank scheduled {call} and none started it: earlier work blocks the streams",
-            missing,
-        )
-    return Verdict(
-        STUCK_KERNEL,
-        stall.waiting,
-        stall.group,
-        stall.seq,
-        name,
-        _source(waiting) if waiting else "",
+        text = f"{_ranks(stall.awaited)} scheduled {call} and never started it, {_ranks(stall.waiting)} did: "
+        text += f"an earlier kernel or a wait blocks its stream{_at(_source(culprit))}"
+        return found(STUCK_KERNEL, stall.awaited, text, culprit)
+    if {entry.state for entry in stall.entries.values()} == {"scheduled"}:
+        text = f"every rank scheduled {call} and none started it: earlier work blocks the streams"
+        return found(STUCK_KERNEL, stall.waiting, text)
+    text = (
         f"{_ranks(stall.waiting)} started {call} and did not leave it: the network, a peer's GPU, or kernels "
-        "of another group that came first",
-        missing,
     )
+    return found(STUCK_KERNEL, stall.waiting, f"{text}of another group that came first")
 
 
 def _nothing(missing: tuple[int, ...]) -> Verdict:
@@ -362,8 +321,10 @@ def _stack_line(stack: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in chosen[0][:200]) if chosen else ""
 
 
-def _source(entry: Entry) -> str:
-    """The innermost frame outside torch."""
+def _source(entry: Entry | None) -> str:
+    """The innermost frame outside torch; "" for no entry."""
+    if entry is None:
+        return ""
     own = [frame for frame in entry.frames if not any(part in frame for part in _LIBRARY)]
     return (own or list(entry.frames) or [""])[0]
 

@@ -8,23 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.capture import MEMCPY, MEMSET, Capture
+from lab.recordings.kineto.values import Strings
 from lab.recordings.names import kernel_class
 
 # ROCm fills and copies with kernels, CUDA with rows of their own: on both sides one word.
 COPY, FILL = "[copy]", "[fill]"
 
 
-class Words(dict[str, int]):
-    """Numbers of texts, shared by all recordings of one join; "" is -1."""
-
-    def __init__(self) -> None:
-        super().__init__({"": -1})
-        self.list: list[str] = []
-
-    def __missing__(self, text: str) -> int:
-        self[text] = len(self.list)
-        self.list.append(text)
-        return self[text]
+class Words(Strings):
+    """Numbers of texts, shared by all recordings of one join."""
 
     def of(self, texts: Sequence[str], ids: np.ndarray) -> np.ndarray:
         """Words (n,) of string ids (n,): of a kernel's name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,20 @@ MOST_DEPTH = 16  # of arrays in arrays: hostile files nest without end
 
 def texts(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, strings: Strings) -> np.ndarray:
     """Ids (n,) of the texts data[starts:ends]; each distinct one is decoded once."""
+    return _ids(data, starts, ends, lambda text, start: strings.id(text.decode("utf-8", "replace")))
+
+
+def _ids(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, decode: Callable[[bytes, int], int]
+) -> np.ndarray:
+    """decode(bytes, where they start) of each of data[starts:ends] (n,); called once for equal bytes."""
     raw = data.tobytes() if len(starts) > 64 else b""
     seen: dict[bytes, int] = {}
     found = np.empty(len(starts), dtype=np.int64)
     for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         text = raw[start:end] if raw else data[start:end].tobytes()
         if (known := seen.get(text)) is None:
-            known = seen[text] = strings.id(text.decode("utf-8", "replace"))
+            known = seen[text] = decode(text, start)
         found[row] = known
     return found
 
@@ -65,17 +73,13 @@ def arguments(data: np.ndarray, given: Fields, strings: Strings) -> dict[str, np
 
 def _json_texts(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, strings: Strings) -> np.ndarray:
     """Ids (n,) of the JSON of annotations that hold lists; equal bytes are decoded once."""
-    raw = data.tobytes() if len(starts) > 64 else b""
-    seen: dict[bytes, int] = {}
-    found = np.empty(len(starts), dtype=np.int64)
-    for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        text = raw[start:end] if raw else data[start:end].tobytes()
-        if (known := seen.get(text)) is None:
-            padded = np.append(data[start:end], np.zeros(16, dtype=np.uint8))
-            value = _value(padded, 0, end - start, 0)
-            known = seen[text] = strings.id(json.dumps(value, separators=(",", ":")))
-        found[row] = known
-    return found
+
+    def as_json(text: bytes, start: int) -> int:
+        padded = np.append(data[start : start + len(text)], np.zeros(16, dtype=np.uint8))
+        value = _value(padded, 0, len(text), 0)
+        return strings.id(json.dumps(value, separators=(",", ":")))
+
+    return _ids(data, starts, ends, as_json)
 
 
 def _value(data: np.ndarray, start: int, end: int, depth: int) -> Any:

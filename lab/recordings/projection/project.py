@@ -66,7 +66,7 @@ def project(
     if origins is not None:
         capture, path = _with_origins(capture, paths, path, origins)
         problems += origins.problems
-    _note_problems(capture, nest, ambiguous, problems)
+    _note_problems(nest, ambiguous, problems)
     columns = {"api": call, "range": inner, "inherited": inherited, "path": path}
     columns["rule"] = _rules(capture, call, inner, inherited, ambiguous, replayed)
     columns["origin"] = forward_origins(capture, nest, paths, call, inner)
@@ -135,7 +135,7 @@ def _rules(
     return rules.astype(np.int8)
 
 
-def _note_problems(capture: Capture, nest: RangeForest, ambiguous: np.ndarray, problems: list[str]) -> None:
+def _note_problems(nest: RangeForest, ambiguous: np.ndarray, problems: list[str]) -> None:
     if nest.crossing:
         problems.append(
             f"{plural(nest.crossing, 'range')} only partly inside another one: counted, but in no path"

@@ -180,7 +180,7 @@ def _contention(account: Account, step: Step) -> dict[int, np.ndarray]:
 def _findings(account: Account, played: dict[int, tuple[Step, Outcome]]) -> list[Finding]:
     groups: dict[tuple[int, str, bool], list[tuple[Excess, float | None]]] = {}
     for one in excesses_of(account):
-        saves = _saves(account, one, played.get(one.step))
+        saves = _saves(one, played.get(one.step))
         groups.setdefault((one.rank, one.cause, _binds(account, one, saves)), []).append((one, saves))
     found = []
     for (rank, cause, binding), parts in groups.items():
@@ -205,7 +205,7 @@ def _findings(account: Account, played: dict[int, tuple[Step, Outcome]]) -> list
     return found
 
 
-def _saves(account: Account, one: Excess, played: tuple[Step, Outcome] | None) -> float | None:
+def _saves(one: Excess, played: tuple[Step, Outcome] | None) -> float | None:
     """By how many ns the step is shorter with this repaired."""
     if played is None:
         return None

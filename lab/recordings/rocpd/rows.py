@@ -143,7 +143,7 @@ def read_calls(section: Section, people: People, strings: Strings) -> tuple[Tabl
     corr = section.of_event("stack_id", rows["event"])
     api = filled(API_COLUMNS, len(names), shared | {"name_id": names, "corr": corr}).where(is_call)
     ranges = filled(RANGE_COLUMNS, len(names), shared).where(~is_call)
-    more = _range_columns(section, rows, category, strings, np.flatnonzero(~is_call))
+    more = _range_columns(section, rows, strings, np.flatnonzero(~is_call))
     return api, Table(ranges.as_dict() | more)
 
 
@@ -152,7 +152,7 @@ def _is_call(category: str) -> bool:
 
 
 def _range_columns(
-    section: Section, rows: dict[str, np.ndarray], category: np.ndarray, strings: Strings, at: np.ndarray
+    section: Section, rows: dict[str, np.ndarray], strings: Strings, at: np.ndarray
 ) -> dict[str, np.ndarray]:
     """text_id, name_id, seq and kind of the rows at `at`: a marker's text stands in its event."""
     messages = _messages(section) if len(at) else {}

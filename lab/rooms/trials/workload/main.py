@@ -6,6 +6,7 @@ A trial that lab ends leaves no row: it runs again when the run is resumed, and 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import signal
@@ -178,10 +179,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # all of it has ended
         os.killpg(child.pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # all of it has ended
 
 
 def _already_decided(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial | None:
