@@ -19,12 +19,13 @@ from lab.recordings.tables import Table
 class Part:
     """A part of a recording, as `select` made it.
 
-    `capture.ops` holds its operations alone; api and ranges (masks as those tables, which stay whole, because
-    operations refer to them) mark the calls and ranges in it, osrt the calls of the operating system; steps
-    are rows of ranges. text says what was asked for.
+    `capture.ops` holds its operations alone; ops is their mask in the whole recording. api and ranges
+    (masks as those tables, which stay whole, because operations refer to them) mark the calls and ranges in
+    it, osrt the calls of the operating system; steps are rows of ranges. text says what was asked for.
     """
 
     text: str
+    ops: np.ndarray
     api: np.ndarray
     ranges: np.ndarray
     osrt: np.ndarray

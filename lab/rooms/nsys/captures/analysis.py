@@ -18,9 +18,9 @@ from lab.report.page import Files, Page, Section, Status, Table, write_page
 from lab.report.tables import write_csv
 from lab.rooms.nsys.captures.metrics import FORMAT, NO_TIMELINE, write_metrics
 from lab.rooms.nsys.captures.page import NO_KERNELS, Written, write_recording
-from lab.rooms.nsys.captures.part import PartOptions, phase_names, projections_of
 from lab.rooms.nsys.captures.summary import Summary, summaries
 from lab.rooms.nsys.captures.summary_text import summaries_text
+from lab.terminal.part import PartOptions, phase_names, projections_of
 
 MOST_FILES = 256  # of a folder
 _SMALL_JSON = 1 << 16  # bytes below which a JSON file is searched for events before it counts as a trace

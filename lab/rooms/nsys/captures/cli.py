@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.rooms.nsys.captures.part import PART, PHASE, part_options, phase_names, projections
 from lab.terminal.integrity import REQUIRE, raise_for_lacks
 from lab.terminal.options import as_json, option, out
+from lab.terminal.part import PART, PHASE, part_options, phase_names, projections
 
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture

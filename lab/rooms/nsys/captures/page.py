@@ -23,9 +23,9 @@ from lab.recordings.projection import project
 from lab.report.page import Block, Card, Page, Points, Prose, Section, Status, Table, Timeline, write_page
 from lab.report.provenance import provenance
 from lab.report.tables import number, write_csv
-from lab.rooms.nsys.captures.part import with_origins
 from lab.rooms.nsys.captures.summary import TOP, Summary
 from lab.rooms.nsys.captures.summary_text import TOOLS
+from lab.terminal.part import with_origins
 
 CAPTION = (
     "Every GPU operation by process, device and stream. Grey bands are steps; red shade is compute beside "
