@@ -95,7 +95,7 @@ def _one(path: Path, out: Path) -> Findings:
         metrics, text = write_metrics(path, out)
         return Findings(metrics.verdict, metrics.status, metrics.files, text, incomplete=[NO_TIMELINE])
     capture = with_processes(load_capture(path))
-    if not any(map(len, (capture.ops, capture.api, capture.ranges, capture.sync))):
+    if not any(map(len, (capture.ops, capture.api, capture.ranges, capture.sync, capture.counters))):
         raise BadDataError(
             "the recording holds no events",
             where=path,
