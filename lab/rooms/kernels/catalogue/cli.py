@@ -10,7 +10,7 @@ import click
 
 from lab.errors import BadDataError, StepFailed, needs
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
-from lab.rooms.kernels.options import CAPTURE, OUT, TABLE_OUTPUT, TRACES
+from lab.rooms.kernels.options import CAPTURE, INDUCTOR, OUT, TABLE_OUTPUT, TRACES
 from lab.terminal.integrity import REQUIRE, raise_for_lacks
 from lab.terminal.part import PART, PHASE, check_part, part_options, phase_names
 
@@ -30,14 +30,7 @@ _LAUNCHES = "ts_us dur_us kernel category op op_rule layer phase grid block rank
 @CAPTURE
 @PART
 @PHASE
-@click.option(
-    "--inductor",
-    multiple=True,
-    metavar="FOLDER",
-    type=click.Path(path_type=Path),
-    help="What torch.compile wrote (torch_compile_debug, or its cache): fused ops and lines of the model. "
-    "Such folders beside the trace are found. Repeatable.",
-)
+@INDUCTOR
 @click.option(
     "--bucketed", is_flag=True, help="Without arguments and geometry in the key: a growing cache is one row."
 )
@@ -112,6 +105,7 @@ def launches(
 @click.command("gantt")
 @TRACES
 @CAPTURE
+@INDUCTOR
 @click.option(
     "--step",
     metavar="NAME",
@@ -122,6 +116,7 @@ def launches(
 def gantt(
     traces: tuple[Path, ...],
     captures: tuple[Path, ...],
+    inductor: tuple[Path, ...],
     step: str | None,
     out: Path | None,
     require: str | None,
@@ -135,7 +130,7 @@ def gantt(
         from lab.rooms.kernels.catalogue.gantt.page import write_gantt_page
         from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
         from lab.rooms.kernels.catalogue.rank import read_ranks
-    ranks = read_ranks(trails_of(traces), captures=captures)
+    ranks = read_ranks(trails_of(traces), captures=captures, inductor=inductor)
     bars, lacks = bars_of(ranks), [lack for rank in ranks for lack in rank.lacks]
     if not len(bars.row):
         raise BadDataError("the trace holds neither kernels nor ops", where=traces[0])

@@ -15,7 +15,7 @@ from lab.errors import BadDataError, LabError
 from lab.recordings.as_trace import load_recording
 from lab.recordings.compiled import is_inductor
 from lab.recordings.graphs import Source
-from lab.recordings.graphs.frames import layers_of, read_frames
+from lab.recordings.graphs.frames import Frames, layers_of, read_frames
 from lab.recordings.graphs.loss import RULE as REPLAYS
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack
@@ -68,6 +68,7 @@ class RankData:
     layers: list[str] = field(default_factory=list)  # (ops,) of these
     replayed: Replayed | None = None  # its owners are numbered from len(trace.ops) upwards
     compiled: Compiled | None = None
+    frames: Frames | None = None  # Python's, where they were recorded
     part: Kept | None = None  # what was asked for of the recording; None: all of it
 
     @property
@@ -262,6 +263,7 @@ def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool, beside: Be
         layers=layers_of(paths),
         replayed=replayed,
         compiled=compiled,
+        frames=frames,
     )
 
 
