@@ -108,8 +108,8 @@ def phase_names(given: Sequence[str], *, named: bool = False) -> Any:
 
     named: each needs its phase, which the first letter of the expression may tell. Raises UsageError.
     """
+    from lab.recordings.phase_names import BACKWARD, FORWARD, OPTIMIZER
     from lab.recordings.projection import PhaseNames
-    from lab.recordings.projection.phase_names import BACKWARD, FORWARD, OPTIMIZER
 
     known = (FORWARD, BACKWARD, OPTIMIZER)
     own = []

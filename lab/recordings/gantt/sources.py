@@ -21,7 +21,7 @@ def sources_of(capture: Capture, operator: np.ndarray) -> np.ndarray:
     with_stack; else Inductor's generated file. Only torch.profiler records either.
     """
     blank = np.full(len(operator), "", dtype=object)
-    if capture.collector != "kineto" or not len(operator):
+    if capture.collector != "kineto" or not (operator >= 0).any():
         return blank
     used, which = np.unique(operator, return_inverse=True)
     ranges = capture.ranges.take(np.maximum(used, 0))

@@ -9,8 +9,9 @@ import numpy as np
 
 from lab.recordings.capture import Capture
 from lab.recordings.graphs.origins import Origins
+from lab.recordings.phase_names import is_step, is_warmup
 from lab.recordings.projection.nest import nearest_ancestor
-from lab.recordings.projection.rules import RULES, is_step, is_warmup
+from lab.recordings.projection.rules import RULES
 from lab.recordings.projection.sums import sums_by_group
 from lab.recordings.tables import Table
 

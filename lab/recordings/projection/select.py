@@ -10,9 +10,9 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import MissingError
 from lab.recordings.capture import OP, Capture
+from lab.recordings.phase_names import PHASES
 from lab.recordings.projection.nest import RangeForest, nearest_ancestor
 from lab.recordings.projection.paths import path_tree
-from lab.recordings.projection.phase_names import PHASES
 from lab.recordings.projection.result import Part, Projection
 from lab.recordings.projection.sums import instance_sums
 from lab.recordings.projection.threads import phases_of_other_threads

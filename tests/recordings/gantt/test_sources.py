@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,7 @@ def test_other_tools_record_no_source(tmp_path):
     capture = load_capture(rocpdgen.write(tmp_path / "a.db", rocpdgen.two()[0]))
     assert sources_of(capture, np.array([-1, -1])).tolist() == ["", ""]
     assert sources_of(capture, np.array([], dtype=np.int64)).tolist() == []
+    assert sources_of(replace(capture, collector="kineto"), np.array([-1, -1])).tolist() == ["", ""]
 
 
 def test_the_lines_of_a_real_model(shared_data):

@@ -92,7 +92,7 @@ def _sources(rank: RankData, own: np.ndarray) -> np.ndarray:
     """Where each launch (n,) comes from: the model's line as Inductor or the Python stack tell it, else the
     line or file that Inductor generated, "" where nothing is known. own: rows of `ops`, -1 for none."""
     found = np.full(len(own), "", dtype=object)
-    if rank.frames is not None:
+    if rank.frames is not None and (own >= 0).any():
         ops = rank.trace.ops
         used, which = np.unique(own, return_inverse=True)
         at = np.maximum(used, 0)
