@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import chain, compress
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 
@@ -43,6 +43,7 @@ TABLE_OF = {
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes")
 _PH, _CAT, _NAME, _TS, _DUR = (attrgetter(name) for name in ("ph", "cat", "name", "ts", "dur"))
 _ARGS = attrgetter("args")
+_ID = attrgetter("id")
 _COPY_KIND = attrgetter("copy_kind")
 _FLOW = re.compile(rb"\d{1,18}")
 
@@ -98,7 +99,7 @@ class Columns:
             problems=[text if n == 1 else f"{text} ({n} times)" for text, n in self.problems.items()],
             truncated=self._pieces.cut is not None,
             lacks=(
-                *self._indices.lacks(owners_are_here(found)),
+                *self._indices.lacks(lambda: owners_are_here(found)),
                 *cut_short(self._pieces.cut),
                 *untimed(self._num_untimed, self._num_slices),
             ),
@@ -146,7 +147,7 @@ class Columns:
         columns["external_id"] = self._encode.ints(args, "external_id")
         columns["bytes"] = self._encode.ints(args, "bytes_")
         for name in ("grid", "block"):
-            sizes = self._encode.integers(chain.from_iterable(map(attrgetter(name), args)), 3 * len(args))
+            sizes = self._encode.triples(args, name)
             for index, axis in enumerate("xyz"):
                 columns[f"{name}_{axis}"] = _int32(sizes[index::3])
         for name in ("smem_bytes", "regs"):
@@ -160,14 +161,15 @@ class Columns:
 
     def _add_flows(self, events: list[Any], ts_ns: np.ndarray, known: np.ndarray) -> None:
         """Ends of arrows; one without a time or a number is no arrow."""
-        ids = [bytes(event.id).strip(b'"') for event in events]
-        numbers = np.array([int(one) if _FLOW.fullmatch(one) else -1 for one in ids], dtype=np.int64)
+        if not events:
+            return
+        numbers = _flow_numbers(events)
         columns = {
             "ts_ns": ts_ns,
             "pid": self._encode.numbers_or_texts(events, attrgetter("pid")),
             "tid": self._encode.numbers_or_texts(events, attrgetter("tid")),
             "flow": numbers,
-            "is_end": np.array([event.ph == "f" for event in events], dtype=bool),
+            "is_end": np.fromiter(map("f".__eq__, map(_PH, events)), bool, len(events)),
         }
         kept = known & (numbers >= 0)
         if kept.any():
@@ -287,6 +289,16 @@ class Columns:
         if (times_us >= FLOAT_EXACT_US).any():
             raise _TooLarge
         return float_us_to_ns(times_us)
+
+
+def _flow_numbers(events: Sequence[Any]) -> np.ndarray:
+    """The number (n,) of each arrow, in quotes or not; -1 where it is none."""
+    ids = list(map(bytes, map(_ID, events)))
+    digits = b"".join(ids)
+    if digits.isdigit() and all(ids) and max(map(len, ids)) <= 18:  # as Kineto writes them
+        return np.array(b",".join(ids).split(b","), dtype="S18").astype(np.int64)
+    bare = [one.strip(b'"') for one in ids]
+    return np.array([int(one) if _FLOW.fullmatch(one) else -1 for one in bare], dtype=np.int64)
 
 
 def copy_name(kind: str, source: str, target: str) -> str:

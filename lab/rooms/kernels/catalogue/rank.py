@@ -275,7 +275,8 @@ def _lacks(trace: Trace, replayed: Replayed | None) -> tuple[Lack, ...]:
 
 def _rules(trace: Trace, owner: np.ndarray) -> np.ndarray:
     """How each launch (n,) found its owner, of those that no graph replayed."""
-    by_id = np.append(trace.ops.external_id, -1)[owner] == trace.kernels.external_id
+    external_id = trace.kernels.external_id
+    by_id = (external_id >= 0) & (np.append(trace.ops.external_id, -1)[owner] == external_id)
     rules = np.where(by_id, "external_id", "correlation").astype(object)
     rules[owner < 0] = "none"
     return rules

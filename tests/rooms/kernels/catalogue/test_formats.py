@@ -213,3 +213,12 @@ def test_names_from_the_file_reach_table_and_terminal_neutralised(tmp_path, work
     with (work / "experiments/a_analysis/tables/unique_kernels.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 and not any(row["name"].startswith("=") for row in rows)
+
+
+def test_an_op_that_no_external_id_names_was_found_by_the_call(tmp_path):
+    """nsys and AMD's tools record none: -1 on both sides is no agreement."""
+    export = Export()
+    export.range("aten::mm, seq = 7, op_id = 9", (1, 1), 0, 100)
+    export.launch("k", (1, 1), (10, 20), (30, 40))
+    found = read_catalogue([Trail(rank=0, trace=export.write(tmp_path / "a.sqlite"))])
+    assert found.unique[["op", "op_rule"]].to_numpy().tolist() == [["aten::mm", "correlation"]]
