@@ -260,10 +260,10 @@ static int integer(State *s, int64_t *value)
     p += negative;
     const char *first = p;
     int64_t found = 0;
-    while (is_digit(*p) && p - first < 19)
+    while (is_digit(*p) && p - first < 18)
         found = 10 * found + (*p++ - '0');
     int64_t digits = p - first;
-    if (!digits || digits > 18 || (digits > 1 && *first == '0') || *p == '.' || *p == 'e' || *p == 'E')
+    if (!digits || (digits > 1 && *first == '0') || is_digit(*p) || *p == '.' || *p == 'e' || *p == 'E')
         return fail(s, ODD);
     *value = negative ? -found : found;
     s->at = p;
@@ -275,9 +275,9 @@ static int time_ns(State *s, int64_t *ns)
 {
     const char *p = s->at, *first = p;
     int64_t found = 0;
-    while (is_digit(*p) && p - first < 16)
+    while (is_digit(*p) && p - first < 15)
         found = 10 * found + (*p++ - '0');
-    if (p == first || p - first > 15 || (p - first > 1 && *first == '0'))
+    if (p == first || is_digit(*p) || (p - first > 1 && *first == '0'))
         return fail(s, ODD);
     found *= 1000;
     if (*p == '.') {

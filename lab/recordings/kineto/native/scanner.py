@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from lab.recordings.kineto.native.library import library
+from lab.recordings.kineto.native.find import library
 
 MISSING = -(2**63)  # a time that was not recorded
 SLICE, META, ARROW_START, ARROW_END = 1, 2, 3, 4  # phases X, M, s, f
