@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -41,6 +41,7 @@ TABLE_OF = {
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes")
 TIMED = ("kernels", "ops", "runtime", "ranges")
 _PH, _TS, _DUR = (attrgetter(name) for name in ("ph", "ts", "dur"))
+_ID = attrgetter("id")
 _FLOW = re.compile(rb"\d{1,18}")
 
 
@@ -99,7 +100,7 @@ class Columns:
             problems=[text if n == 1 else f"{text} ({n} times)" for text, n in self.problems.items()],
             truncated=self._pieces.cut is not None,
             lacks=(
-                *self._indices.lacks(owners_are_here(found)),
+                *self._indices.lacks(lambda: owners_are_here(found)),
                 *cut_short(self._pieces.cut),
                 *untimed(self._num_untimed, self._num_slices),
             ),
@@ -180,14 +181,14 @@ class Columns:
         """Ends of arrows; one without a time or a number is no arrow."""
         if not events:
             return
-        numbers = np.array([flow_number(bytes(event.id)) for event in events], dtype=np.int64)
+        numbers = _flow_numbers(events)
         fields = Decoded(events, self._encode)
         columns = {
             "ts_ns": ts_ns,
             "pid": fields.ids("pid"),
             "tid": fields.ids("tid"),
             "flow": numbers,
-            "is_end": np.array([event.ph == "f" for event in events], dtype=bool),
+            "is_end": np.fromiter(map("f".__eq__, map(_PH, events)), bool, len(events)),
         }
         kept = known & (numbers >= 0)
         if kept.any():
@@ -305,6 +306,15 @@ class Columns:
         if (times_us >= FLOAT_EXACT_US).any():
             raise _TooLarge
         return float_us_to_ns(times_us)
+
+
+def _flow_numbers(events: Sequence[Any]) -> np.ndarray:
+    """The number (n,) of each arrow, in quotes or not; -1 where it is none."""
+    ids = list(map(bytes, map(_ID, events)))
+    digits = b"".join(ids)
+    if digits.isdigit() and all(ids) and max(map(len, ids)) <= 18:  # as Kineto writes them
+        return np.array(b",".join(ids).split(b","), dtype="S18").astype(np.int64)
+    return np.array([flow_number(one) for one in ids], dtype=np.int64)
 
 
 def copy_name(kind: str, source: str, target: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, compress
+from functools import cached_property
+from itertools import compress
 from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
 
-from lab.recordings.kineto.events import NO_SIZE
+from lab.recordings.kineto.events import NO_SIZE, Args
 from lab.recordings.kineto.values import INT64, ColumnEncoder
 
 _ARGS, _CAT = attrgetter("args"), attrgetter("cat")
@@ -60,7 +61,10 @@ class Decoded:
 
     def __init__(self, events: Sequence[Any], encode: ColumnEncoder) -> None:
         self._events, self._encode = events, encode
-        self._args = list(map(_ARGS, events))
+
+    @cached_property
+    def _args(self) -> list[Args]:
+        return list(map(_ARGS, self._events))
 
     def __len__(self) -> int:
         return len(self._events)
@@ -84,8 +88,7 @@ class Decoded:
         return self._encode.raws(self._args, name)
 
     def sizes(self, name: str) -> np.ndarray:
-        flat = chain.from_iterable(map(attrgetter(name), self._args))
-        return self._encode.integers(flat, 3 * len(self)).reshape(-1, 3)
+        return self._encode.triples(self._args, name).reshape(-1, 3)
 
     def with_text(self, name: str) -> np.ndarray:
         index = compress(range(len(self)), map(attrgetter(name), self._args))

@@ -7,7 +7,8 @@ end of what was kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from lab.core.words import plural
 from lab.recordings.lacks import Axis, Lack, Place
 from lab.recordings.tables import Table
 
-# GPU rows and API calls have none.
-_WITHOUT = ("kernels", "runtime")
+# GPU rows, API calls and arrows have none.
+_WITHOUT = ("kernels", "runtime", "flows")
+_INDEX = attrgetter("args.ev_idx")
 _OPERATORS = ("ops", "ranges")
 _ROWS_OF: dict[str, tuple[Axis, str]] = {
     "kernels": ("gpu", "GPU row"),
@@ -50,10 +52,10 @@ class EventIndices:
             if len(found):
                 kept.append(found)
 
-    def lacks(self, owners_here: bool = False) -> tuple[Lack, ...]:
+    def lacks(self, owners_here: Callable[[], bool] = lambda: False) -> tuple[Lack, ...]:
         """What is missing up to the largest number; events after it cannot be known.
 
-        owners_here: every GPU row still has its operator, so the trace was thinned with care, and nothing
+        owners_here(): every GPU row still has its operator, so the trace was thinned with care, and nothing
         that is said of the GPU rests on what was taken out.
         """
         operators, others = _joined(self._operators), _joined(self._others)
@@ -67,7 +69,7 @@ class EventIndices:
         seen, is_operator = seen[is_new], is_operator[is_new]
         gaps = np.flatnonzero(np.diff(seen) > 1)
         sizes = seen[gaps + 1] - seen[gaps] - 1
-        inside = is_operator[gaps] & is_operator[gaps + 1] & (not owners_here)
+        inside = is_operator[gaps] & is_operator[gaps + 1] & (not owners_here())
         counts: dict[Place, tuple[int, int]] = {
             "head": (int(seen[0]), 1),
             "hole": (int(sizes[inside].sum()), int(inside.sum())),
@@ -116,11 +118,10 @@ def _lack(place: Place, n: int, whole: int, runs: int) -> Lack:
 
 
 def _numbers(events: Sequence[Any]) -> np.ndarray:
-    found = [event.args.ev_idx for event in events]
     try:
-        return np.fromiter(found, np.int64, len(found))
+        return np.fromiter(map(_INDEX, events), np.int64, len(events))
     except (OverflowError, ValueError, TypeError):
-        usable = [i if isinstance(i, int) and 0 <= i < 2**62 else -1 for i in found]
+        usable = [i if isinstance(i, int) and 0 <= i < 2**62 else -1 for i in map(_INDEX, events)]
         return np.array(usable, dtype=np.int64)
 
 

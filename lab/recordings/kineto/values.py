@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -44,6 +45,14 @@ class ColumnEncoder:
             return np.fromiter(map(values, args), np.int64, len(args))
         except (OverflowError, ValueError, TypeError):
             return self.integers(map(values, args), len(args))
+
+    def triples(self, args: Sequence[Args], name: str) -> np.ndarray:
+        """Three integers of each (3n,), one after the other."""
+        values = attrgetter(name)
+        try:
+            return np.fromiter(chain.from_iterable(map(values, args)), np.int64, 3 * len(args))
+        except OverflowError:
+            return self.integers(chain.from_iterable(map(values, args)), 3 * len(args))
 
     def integers(self, values: Iterable[int | str], count: int) -> np.ndarray:
         found = [value if isinstance(value, int) and value in INT64 else None for value in values]

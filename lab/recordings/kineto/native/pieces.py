@@ -94,11 +94,12 @@ class ScannedPieces:
         arrows = rows.where((table == _CODE["flows"]) & ((phase == ARROW_START) | (phase == ARROW_END)))
         exact |= bool((arrows.ts_ns >= _EXACT_NS).any())
         of_operators = (table == _CODE["ops"]) | (table == _CODE["ranges"])
-        of_gpu = (table == _CODE["kernels"]) | (table == _CODE["runtime"])
-        if (arrows.ts_ns == MISSING).any() or (marks[~of_gpu] & EV_IDX_TEXT).any():
+        of_others = ~of_operators & (table != _CODE["kernels"]) & (table != _CODE["runtime"])
+        of_others &= table != _CODE["flows"]
+        if (arrows.ts_ns == MISSING).any() or (marks[of_operators | of_others] & EV_IDX_TEXT).any():
             return None
         numbers = rows.ev_idx
-        indices = numbers[of_operators & (numbers >= 0)], numbers[~of_operators & ~of_gpu & (numbers >= 0)]
+        indices = numbers[of_operators & (numbers >= 0)], numbers[of_others & (numbers >= 0)]
         is_meta = np.flatnonzero((table == _CODE["names"]) & (phase == META))
         spans = zip(rows.start[is_meta].tolist(), rows.end[is_meta].tolist(), strict=True)
         meta = tuple(text[start:end] for start, end in spans)
