@@ -218,12 +218,19 @@ def _smi_error(code: int, text: str) -> GpuError:
 
 
 def _rows(text: str, columns: Sequence[str]) -> list[dict[str, str]]:
-    found = csv.reader(io.StringIO(text), skipinitialspace=True)
-    return [
-        dict(zip(columns, (cell.strip() for cell in row), strict=True))
-        for row in found
-        if len(row) == len(columns)
-    ]
+    """The rows of the CSV, without warnings between them. A row of a GPU with other columns is an error."""
+    found = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), skipinitialspace=True)]
+    if odd := next((row for row in found if len(row) != len(columns) and _is_of_a_gpu(row)), None):
+        raise GpuError(
+            f"unreadable answer of nvidia-smi: a GPU in {len(odd)} columns instead of {len(columns)}",
+            where=", ".join(odd)[:300],
+            fix="see `nvidia-smi`; --gpus none runs on the CPU",
+        )
+    return [dict(zip(columns, row, strict=True)) for row in found if len(row) == len(columns)]
+
+
+def _is_of_a_gpu(row: Sequence[str]) -> bool:
+    return len(row) > 1 and (row[0].isdecimal() or row[1].startswith("GPU-"))
 
 
 def _gpu(field: Mapping[str, str]) -> Gpu:
