@@ -137,7 +137,7 @@ def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Check]]:
     except LabError as error:
         return [], [Check("gpu", "bad", str(error), _load_driver())]
     rows = [_gpu_row(gpu) for gpu in gpus] or [_no_gpu_row()]
-    return gpus, rows + [Check("cdi", "warn", f"not read: {problem}") for problem in cdi.problems]
+    return gpus, rows + [Check("cdi", "warn", problem) for problem in cdi.problems]
 
 
 def _no_gpu_row() -> Check:

@@ -174,7 +174,7 @@ def _none_without_driver(env: Mapping[str, str], text: str) -> list[Gpu]:
 
 def _none_without_tools(env: Mapping[str, str]) -> list[Gpu]:
     """Where nothing can list GPUs there are none, unless the driver's own device is here."""
-    device = Path(env.get("LAB_DEV_ROOT", "/dev")) / "nvidiactl"
+    device = Path(env.get("LAB_DEV_ROOT") or "/dev") / "nvidiactl"
     if device.exists():
         raise GpuError(
             "NVIDIA's driver is loaded, and nothing here can list its GPUs: no nvidia-smi, no NVML",
@@ -190,7 +190,7 @@ def cards_without_driver(env: Mapping[str, str]) -> str | None:
 
     None in a container too, which sees the host's bus and need not have been given its GPUs.
     """
-    inside = "LAB_IMAGE" in env or any(Path(mark).exists() for mark in CONTAINER_MARKS)
+    inside = bool(env.get("LAB_IMAGE")) or any(Path(mark).exists() for mark in CONTAINER_MARKS)
     cards = [] if inside else _cards(env)
     what = "an NVIDIA GPU is" if len(cards) == 1 else f"{len(cards)} NVIDIA GPUs are"
     return f"{what} on the PCI bus ({', '.join(cards)}) without NVIDIA's driver" if cards else None
@@ -198,7 +198,7 @@ def cards_without_driver(env: Mapping[str, str]) -> str | None:
 
 def _cards(env: Mapping[str, str]) -> list[str]:
     """The PCI addresses of NVIDIA's display controllers (VGA and 3D), as the kernel lists them."""
-    folder = Path(env.get("LAB_SYS_ROOT", "/sys")) / "bus/pci/devices"
+    folder = Path(env.get("LAB_SYS_ROOT") or "/sys") / "bus/pci/devices"
     return sorted(
         card.name
         for card in folder.glob("*")

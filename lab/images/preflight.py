@@ -54,4 +54,4 @@ def _other_image(gpu: Gpu, catalogue: Sequence[Image]) -> str:
 
 def _version(text: str | None) -> tuple[int, ...] | None:
     parts = (text or "").split(".")
-    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else None
+    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else None
