@@ -49,7 +49,7 @@ def _other_image(gpu: Gpu, catalogue: Sequence[Image]) -> str:
     fitting = [one.name for one in catalogue if suits(one, gpu)]
     if fitting:
         return f"use --image {' or '.join(fitting)}"
-    return "no image of lab fits this GPU and driver: pick another GPU with --gpus, or --image cpu"
+    return "pick another GPU with --gpus, or --image cpu: no image of lab fits this GPU and driver"
 
 
 def _version(text: str | None) -> tuple[int, ...] | None:
