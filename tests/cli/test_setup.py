@@ -138,8 +138,11 @@ def test_a_release_that_names_anything_but_digests_in_a_registry_is_refused(tmp_
 
 
 @contextmanager
-def registry(version):
-    """A registry with one image, `lab/cpu`, that holds one file; -> its address and the image's digest."""
+def registry(version, title="lab/cpu", spoiled=""):
+    """A registry with one image, `lab/cpu`, that holds one file; -> its address and the image's digest.
+
+    spoiled: what it sends other bytes of, of the same length: the manifest or the layer.
+    """
     tarred = io.BytesIO()
     with tarfile.open(fileobj=tarred, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("a file"), io.BytesIO())
@@ -149,7 +152,7 @@ def registry(version):
         {
             "architecture": "amd64",
             "os": "linux",
-            "config": {"Labels": {acquire.VERSION_LABEL: version}},
+            "config": {"Labels": {acquire.VERSION_LABEL: version, acquire.TITLE_LABEL: title}},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{diff}"]},
         }
     ).encode()
@@ -167,14 +170,18 @@ def registry(version):
     ).encode()
     digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
     known = {lab.__version__: manifest, digest: manifest, **blobs}
+    if spoiled:
+        bad = digest if spoiled == "manifest" else next(iter(blobs))
+        known[bad] = known[bad][:-2] + b" }"
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             name = self.path.rsplit("/", 1)[-1]
             data = b"" if self.path == "/v2/" else known.get(name)
             self.send_response(404 if data is None else 200)
-            self.send_header("Content-Type", media if data is manifest else "application/octet-stream")
-            self.send_header("Docker-Content-Digest", digest if data is manifest else name)
+            of_image = name in (lab.__version__, digest)
+            self.send_header("Content-Type", media if of_image else "application/octet-stream")
+            self.send_header("Docker-Content-Digest", digest if of_image else name)
             self.send_header("Content-Length", str(len(data or b"")))
             self.end_headers()
             if self.command == "GET":
@@ -236,4 +243,27 @@ def test_an_image_of_another_lab_or_a_dead_registry_gets_no_local_name():
             _remove(way.ref)
     with pytest.raises(EngineError, match="cannot pull"):
         acquire.pull(["docker"], way, target, print)
+    assert target.ref not in _inspected(target.ref)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    "how, kind, said",
+    [
+        ({"title": "lab/pascal"}, BadDataError, "the image is lab/pascal, not lab/cpu"),
+        ({"title": ""}, BadDataError, "the image is none of lab"),
+        ({"spoiled": "manifest"}, EngineError, "cannot pull"),
+        ({"spoiled": "layer"}, EngineError, "cannot pull"),
+    ],
+)
+def test_what_is_not_the_image_that_was_named_gets_no_local_name(how, kind, said):
+    """Another of lab's images under a wrong entry of a release, and bytes that do not have their digest."""
+    target = _target("setup-wrong")
+    with registry(lab.__version__, **how) as (address, digest):
+        way = acquire.Way(target="cpu", how="pull", ref=f"{address}/lab/cpu@{digest}")
+        try:
+            with pytest.raises(kind, match=said):
+                acquire.pull(["docker"], way, target, print)
+        finally:
+            _remove(way.ref)
     assert target.ref not in _inspected(target.ref)

@@ -39,6 +39,7 @@ from lab.engines.log_writer import LogWriter, last_log_lines
 from lab.engines.verdict import Ending, judge, oom_kills, oom_kills_since
 from lab.errors import EngineError, EngineLost, GpuError, UsageError, storage_error
 from lab.images import spec as images
+from lab.images.acquire import TITLE_LABEL
 from lab.images.container import (
     ContainerSpec,
     HostContext,
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 ANALYSIS_IMAGE = "cpu"
-TITLE_LABEL = "org.opencontainers.image.title"
 SHARED_FROM = 3  # as many steps repay the making of a holder
 HOLDER_NOTE = (
     f"in a run of {SHARED_FROM} or more steps the network namespace is a sleeping container's, which steps "
