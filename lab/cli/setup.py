@@ -9,9 +9,12 @@ from pathlib import Path
 import click
 import msgspec
 
+from lab.core.checkup import Check
 from lab.core.gpu import Gpu
-from lab.engines.docker.nature import ask
-from lab.errors import EngineError, GpuError, StepFailed
+from lab.engines.docker.engine import device_gids
+from lab.engines.docker.nature import Nature, ask
+from lab.errors import EngineError, GpuError, StepFailed, needs
+from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import discover
 from lab.gpus.nvidia import cards_without_driver
 from lab.images import acquire
@@ -57,30 +60,62 @@ def setup(
 ) -> None:
     """Bring the image that this machine's GPUs need, and lab/cpu, which analyses; try them; say what is next.
 
+    The engine is looked at first, and the image is tried with one of the GPUs, which it has to see.
+
     An image that is here is kept. Otherwise it is pulled from a release or a registry that you name, or built
     from this checkout. Nothing else in lab pulls images.
     """
     console = Console(quiet=quiet)
+    gpus = _gpus(image)
     if image is None:
-        gpus = discover()
         if not gpus and (cards := cards_without_driver(os.environ)):
             console.say(f"note: {cards}: this prepares runs on the CPU; install it, then lab setup again")
         image = image_for(gpus)
     asked = targets([image])
     image = asked[0].image  # a target's name, such as cpu-torch, is no --image
+    mine = [gpu for gpu in gpus if suits(load(image), gpu)][:1]
+    unreachable = _look_at_engine(mine, console)
     wanted = list({target.name: target for target in (*asked, *targets(["cpu"])[:1])}.values())
     ways = _ways(wanted, acquire.registry_given(registry), release)
     if not dry_run:
         for target, way in zip(wanted, ways, strict=True):
             _bring(target, way, base, console)
-        _try(wanted, console)
+        _try(wanted, mine if not unreachable else [], console)
     if as_json:
         click.echo(msgspec.json.encode({"image": image, "ways": ways}).decode())
         return
     for way in ways:
         click.echo(f"{way.how:5} {way.target} {way.ref}".rstrip())
+    if unreachable:
+        raise StepFailed(f"the GPUs do not reach containers: {unreachable.detail}", fix=_cure(unreachable))
     ranks = " --ranks 2" if image == "cpu" else ""
     click.echo(f"next: lab run --image {image} sweep -c 28,42{ranks}")
+
+
+def _gpus(image: str | None) -> list[Gpu]:
+    """This host's GPUs, unless an image without GPUs is asked for, which a broken driver does not concern."""
+    if image is not None and load(targets([image])[0].image).vendor == "none":
+        return []
+    return with_cdi_names(discover(), read_cdi())
+
+
+def _look_at_engine(gpus: Sequence[Gpu], console: Console) -> Check | None:
+    """-> why containers would not get these GPUs, if so. Raises EngineError for an unusable engine."""
+    with needs("host"):
+        from lab.engines.docker.health import check_engine
+    checks = {check.what: check for check in check_engine(os.environ, gpus)}
+    engine = checks["engine"]
+    if engine.state != "ok":
+        raise EngineError(engine.detail, fix=_cure(engine))
+    for check in checks.values():
+        state = "note: " if check.state == "warn" else ""
+        console.detail(f"{state}{check.what}: {check.detail}")
+    access = checks.get("gpu access")
+    return access if access and access.state != "ok" else None
+
+
+def _cure(check: Check) -> str:
+    return f"{check.mend.text()}; or lab doctor --fix" if check.mend else "see lab doctor"
 
 
 def image_for(gpus: Sequence[Gpu]) -> str:
@@ -130,11 +165,11 @@ def _bring(target: Target, way: Way, base: str | None, console: Console) -> None
             )
 
 
-def _try(wanted: Sequence[Target], console: Console) -> None:
-    """lab starts in each image, as the caller, without network or rights."""
-    nature = ask(endpoint_of(os.environ), TIMEOUT_S)
-    mapping = nature.user_mapping if nature else "same"
-    rows = list(imagesmoke.smoke([target.name for target in wanted], {}, user_mapping=mapping))
+def _try(wanted: Sequence[Target], gpus: Sequence[Gpu], console: Console) -> None:
+    """lab starts in each image, as the caller, without network or rights, and sees the GPU it is given."""
+    nature = ask(endpoint_of(os.environ), TIMEOUT_S) or Nature()
+    box = imagesmoke.Box(nature.user_mapping, nature.cdi, tuple(gpus), device_gids(gpus))
+    rows = list(imagesmoke.smoke([target.name for target in wanted], {}, box=box))
     failed = [f"{row.image}: {row.what}: {row.detail}" for row in rows if row.state == "failed"]
     for row in rows:
         console.detail(f"{row.state:6} {row.image} {row.what}")

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import lab
 from lab.cli.setup import image_for, setup
 from lab.core.gpu import Gpu
-from lab.errors import BadDataError, ConfigError, EngineError, GpuError, MissingError, UsageError
+from lab.errors import BadDataError, ConfigError, EngineError, GpuError, MissingError, StepFailed, UsageError
 from lab.images import acquire
 from lab.images.targets import targets
 
@@ -267,3 +267,52 @@ def test_what_is_not_the_image_that_was_named_gets_no_local_name(how, kind, said
         finally:
             _remove(way.ref)
     assert target.ref not in _inspected(target.ref)
+
+
+@pytest.fixture
+def box(tmp_path, monkeypatch):
+    """An engine that answers and has no images, and one H200; -> what more the engine says of itself."""
+    pytest.importorskip("docker")
+    from tests.engines.docker.test_client import DOCKER, an_engine
+
+    monkeypatch.setattr("lab.cli.setup.listed", lambda _: {})
+    monkeypatch.setattr("lab.cli.setup.discover", lambda: [gpu("nvidia", "sm_90")])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("LAB_CDI_DIRS", str(tmp_path))
+    monkeypatch.setenv(acquire.REGISTRY, "ghcr.io/me")
+
+    @contextmanager
+    def serve(**said):
+        with an_engine(tmp_path / f"{len(said)}.sock", **DOCKER, **said) as env:
+            monkeypatch.setenv("DOCKER_HOST", env["DOCKER_HOST"])
+            yield
+
+    return serve
+
+
+def test_what_keeps_the_gpus_from_containers_is_no_success(box):
+    with box(Runtimes={"runc": {}}):
+        done = CliRunner().invoke(setup, ["--dry-run"])
+    assert isinstance(done.exception, StepFailed) and "toolkit was not found" in done.exception.what
+    assert "pull  cuda" in done.stdout and "next:" not in done.stdout
+    with box(Runtimes={"runc": {}, "nvidia": {}}, ContainersRunning=0):
+        done = CliRunner().invoke(setup, ["--dry-run"], catch_exceptions=False)
+    assert "next: lab run --image cuda sweep" in done.stdout
+
+
+def test_without_an_engine_the_cure_is_said_and_nothing_is_looked_up(box, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/engine.sock")
+    monkeypatch.setattr("lab.cli.setup.listed", lambda _: pytest.fail("no engine was to be asked"))
+    done = CliRunner().invoke(setup, ["cpu"])
+    assert isinstance(done.exception, EngineError) and "no Docker engine at" in done.exception.what
+
+
+def test_a_broken_driver_does_not_concern_an_image_without_gpus(box, monkeypatch):
+    def broken():
+        raise GpuError("nvidia-smi failed")
+
+    monkeypatch.setattr("lab.cli.setup.discover", broken)
+    with box():
+        done = CliRunner().invoke(setup, ["cpu-torch", "--dry-run"], catch_exceptions=False)
+        assert "next: lab run --image cpu" in done.stdout
+        assert isinstance(CliRunner().invoke(setup, ["--dry-run"]).exception, GpuError)
