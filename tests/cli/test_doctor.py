@@ -205,6 +205,15 @@ def test_the_systems_docker_is_started_by_root_only(ill):
     assert "systemctl start docker" in ill.called()
 
 
+def test_the_engine_that_died_is_started_and_not_another_that_would_stay_behind_it(ill):
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as left:
+        left.bind(str(ill.folder / "docker.sock"))
+    ill.program("podman")
+    ill.program("dockerd")
+    _, found, _ = ill.doctor()
+    assert found["engine"] == ("warn", "sudo systemctl start docker")
+
+
 def test_a_command_that_fails_is_said_and_the_exit_code_knows(ill):
     ill.program("podman")
     ill.program("systemctl", "echo Failed to connect to bus >&2; exit 1")

@@ -75,7 +75,8 @@ def _start(path: Path, env: Mapping[str, str]) -> Mend | None:
         f"{own}/podman/podman.sock": ("podman",),
     }
     programs: tuple[str, ...] = of_socket.get(str(path), ())
-    if not env.get("DOCKER_HOST") and os.geteuid() != 0:  # any engine serves: rather one that needs no root
+    # Without any socket each engine serves: rather one that needs no root. A dead socket goes before others.
+    if not env.get("DOCKER_HOST") and not _exists(path) and os.geteuid() != 0:
         programs = ("dockerd-rootless.sh", "podman", "dockerd")
     found = next((program for program in programs if program_path(program, env)), None)
     return Mend((STARTS[found],), needs_root="--user" not in STARTS[found]) if found else None
