@@ -111,6 +111,7 @@ def test_a_wrong_mask_does_not_keep_a_run_from_the_cpu_that_was_asked_for(box, t
 DOCKER = {"ApiVersion": "1.41", "Components": [{"Name": "Engine", "Version": "20.10.24"}]}
 PODMAN = {"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine", "Version": "4.3.1"}]}
 ONE_GPU = "0, GPU-5d5ba0d6, NVIDIA H200, 580.1, 143771, 700.00, 1980, 3201, 9.0, Disabled"
+VERSION = '[ "$1" != --version ] || { echo NVIDIA Container Toolkit CLI version 1.17.4; exit; }\n'
 SPEC = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: GPU-5d5ba0d6}]\n"
 
 
@@ -234,12 +235,13 @@ def test_nvidias_toolkit_is_registered_and_docker_restarted_unless_that_ends_con
     ill.program("nvidia-smi", f"echo '{ONE_GPU}'")
     hook = ill.folder / "bin/nvidia-container-runtime-hook"  # as dockerd finds it after its restart
     then = f"touch {hook}; chmod 755 {hook}"
-    ill.program("nvidia-ctk", "" if not running else then)
+    ill.program("nvidia-ctk", VERSION + ("" if not running else then))
     ill.program("systemctl", then)
     with ill.engine(**DOCKER, ContainersRunning=running, Runtimes={"runc": {}}):
         code, found, text = ill.doctor("--fix")
     assert (code, found["gpu access"]) == (0, ("ok", None)), text
-    calls = [call for call in ill.called() if not call.startswith("nvidia-smi")]
+    assert "by NVIDIA's container toolkit (NVIDIA Container Toolkit CLI version 1.17.4)" in text
+    calls = [call for call in ill.called() if not call.startswith(("nvidia-smi", "nvidia-ctk --version"))]
     restart = ["systemctl restart docker"] if not running else []
     assert calls == ["nvidia-ctk runtime configure --runtime=docker", *restart]
     assert ("still to do: restart Docker once its containers have ended" in text) == bool(running)
@@ -253,7 +255,7 @@ def test_podman_gets_a_cdi_specification_in_place_of_a_broken_one(ill):
     ill._patch.setenv("DOCKER_HOST", f"unix://{ill.folder}/real.sock")
     ill.user(0)
     ill.program("nvidia-smi", f"echo '{ONE_GPU}'")
-    ill.program("nvidia-ctk", f"printf '{SPEC}' >{file}")
+    ill.program("nvidia-ctk", f"{VERSION}printf '{SPEC}' >{file}")
     with ill.engine(**PODMAN):
         _, before, _ = ill.doctor()
         assert (before["gpu access"][0], before["cdi"][0]) == ("warn", "warn")

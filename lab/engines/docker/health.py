@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,22 @@ def _disk(info: Mapping[str, Any]) -> list[Check]:
 def _gpu_access(daemon: Daemon, info: Mapping[str, Any], gpus: Sequence[Gpu]) -> Check:
     state, detail = how_gpus_reach(daemon, gpus, toolkit=has_toolkit(info))
     mend = _give_access(daemon, info) if state == "warn" else None
-    return Check("gpu access", state, detail, mend)
+    version = _toolkit_version() if gpus[0].vendor == "nvidia" else ""
+    return Check("gpu access", state, f"{detail} ({version})" if version else detail, mend)
+
+
+def _toolkit_version() -> str:
+    """What NVIDIA's toolkit says of itself; "" where it is not here, or does not answer."""
+    if shutil.which("nvidia-ctk") is None:
+        return ""
+    argv = ["nvidia-ctk", "--version"]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (done.stdout.strip().splitlines() or [""])[0][:100]
 
 
 def _give_access(daemon: Daemon, info: Mapping[str, Any]) -> Mend | None:
