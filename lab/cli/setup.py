@@ -9,11 +9,14 @@ from pathlib import Path
 import click
 import msgspec
 
+import lab
 from lab.core.checkup import Check
 from lab.core.gpu import Gpu
-from lab.engines.docker.engine import device_gids
+from lab.core.provenance import lab_with_content
+from lab.engines.docker.engine import DockerEngine, device_gids
 from lab.engines.docker.nature import Nature, ask
-from lab.errors import EngineError, GpuError, StepFailed, needs
+from lab.engines.docker.which_lab import lab_inside
+from lab.errors import BadDataError, EngineError, GpuError, StepFailed, needs
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import discover
 from lab.gpus.nvidia import cards_without_driver
@@ -83,13 +86,13 @@ def setup(
         _try(wanted, mine if not unreachable else [], console)
     if as_json:
         click.echo(msgspec.json.encode({"image": image, "ways": ways}).decode())
-        return
-    for way in ways:
+    for way in () if as_json else ways:
         click.echo(f"{way.how:5} {way.target} {way.ref}".rstrip())
     if unreachable:
         raise StepFailed(f"the GPUs do not reach containers: {unreachable.detail}", fix=_cure(unreachable))
-    ranks = " --ranks 2" if image == "cpu" else ""
-    click.echo(f"next: lab run --image {image} sweep -c 28,42{ranks}")
+    if not as_json:
+        ranks = " --ranks 2" if image == "cpu" else ""
+        click.echo(f"next: lab run --image {image} sweep -c 28,42{ranks}")
 
 
 def _gpus(image: str | None) -> list[Gpu]:
@@ -139,13 +142,27 @@ def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) 
     return [
         acquire.choose(
             target,
-            here=acquire.version_of(cli, target.ref) if id_of(target.ref, ids) else None,
+            here=_version_here(cli, target) if id_of(target.ref, ids) else None,
             registry=registry,
             release=named,
             has_tree=is_tree(ROOT),
         )
         for target in wanted
     ]
+
+
+def _version_here(cli: Sequence[str], target: Target) -> str:
+    """The version of lab in the image; an installed lab is also compared by content, as runs do."""
+    version = acquire.version_of(cli, target.ref)
+    if is_tree(ROOT) or version != lab.__version__ or _holds_this_lab(target):
+        return version
+    return f"{version} with other content"
+
+
+def _holds_this_lab(target: Target) -> bool:
+    engine = DockerEngine(load(target.image))
+    id_here = str(engine.image_record(target.ref).id)
+    return lab_inside(engine.daemon(), id_here, engine.image.python).sha256 == lab_with_content().sha256
 
 
 def _bring(target: Target, way: Way, base: str | None, console: Console) -> None:
@@ -155,6 +172,12 @@ def _bring(target: Target, way: Way, base: str | None, console: Console) -> None
             raise EngineError("neither docker nor podman is on PATH", fix="install one: see lab doctor")
         console.say(f"pulling {way.ref}")
         console.say(f"✓ {target.ref} is {acquire.pull(cli, way, target, console.detail)}")
+        if not (is_tree(ROOT) or _holds_this_lab(target)):
+            raise BadDataError(
+                f"the image holds another lab {lab.__version__} than is installed here, so runs refuse it",
+                where=way.ref,
+                fix="install the wheel of the same release; or lab run --host-lab mount",
+            )
     elif way.how == "build":
         for done in imagebuild.build([target.name], base=base, network="host", say=console.detail):
             console.say(f"✓ {done.ref}: built in {done.seconds:.1f} s")

@@ -12,12 +12,14 @@ import tarfile
 import threading
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 import lab
 from lab.cli.setup import image_for, setup
 from lab.core.gpu import Gpu
+from lab.core.provenance import lab_with_content
 from lab.errors import BadDataError, ConfigError, EngineError, GpuError, MissingError, StepFailed, UsageError
 from lab.images import acquire
 from lab.images.targets import targets
@@ -199,8 +201,6 @@ def registry(version, title="lab/cpu", spoiled=""):
 
 
 def _target(name):
-    import msgspec
-
     return msgspec.structs.replace(CPU, ref=f"localhost/lab-test/{name}")
 
 
@@ -316,3 +316,16 @@ def test_a_broken_driver_does_not_concern_an_image_without_gpus(box, monkeypatch
         done = CliRunner().invoke(setup, ["cpu-torch", "--dry-run"], catch_exceptions=False)
         assert "next: lab run --image cpu" in done.stdout
         assert isinstance(CliRunner().invoke(setup, ["--dry-run"]).exception, GpuError)
+
+
+@pytest.mark.docker
+def test_an_installed_lab_keeps_no_image_whose_lab_is_another_of_the_same_version(cpu_images, monkeypatch):
+    """Runs refuse it, so `next: lab run` would be no next step."""
+    monkeypatch.delenv(acquire.REGISTRY, raising=False)
+    monkeypatch.setattr("lab.cli.setup.is_tree", lambda _: False)
+    done = CliRunner().invoke(setup, ["cpu", "--dry-run"], catch_exceptions=False)
+    assert done.stdout.startswith("here  cpu\n")
+    ours = msgspec.structs.replace(lab_with_content(), sha256="0" * 64)
+    monkeypatch.setattr("lab.cli.setup.lab_with_content", lambda: ours)
+    done = CliRunner().invoke(setup, ["cpu", "--dry-run"])
+    assert isinstance(done.exception, MissingError) and "with other content" in done.exception.what
