@@ -77,6 +77,8 @@ def setup(
     asked = targets([image])
     image = asked[0].image  # a target's name, such as cpu-torch, is no --image
     mine = [gpu for gpu in gpus if suits(load(image), gpu)][:1]
+    if not mine and load(image).vendor != "none":
+        console.say(f"note: no GPU here fits the image {image}: it is tried without one")
     unreachable = _look_at_engine(mine, console)
     wanted = list({target.name: target for target in (*asked, *targets(["cpu"])[:1])}.values())
     ways = _ways(wanted, acquire.registry_given(registry), release)

@@ -298,6 +298,9 @@ def test_what_keeps_the_gpus_from_containers_is_no_success(box):
     with box(Runtimes={"runc": {}, "nvidia": {}}, ContainersRunning=0):
         done = CliRunner().invoke(setup, ["--dry-run"], catch_exceptions=False)
     assert "next: lab run --image cuda sweep" in done.stdout
+    with box():
+        done = CliRunner().invoke(setup, ["pascal", "--dry-run"], catch_exceptions=False)
+    assert "no GPU here fits the image pascal: it is tried without one" in done.output
 
 
 def test_without_an_engine_the_cure_is_said_and_nothing_is_looked_up(box, monkeypatch):
