@@ -57,7 +57,7 @@ def unique(
     """
     found, home = _read(traces, captures, out, _ask(flags, phases), inductor)
     from lab.rooms.kernels.catalogue import files
-    from lab.rooms.kernels.catalogue.compiled import compiled_kernels, sentences
+    from lab.rooms.kernels.catalogue.inductor import compiled_kernels, sentences
     from lab.rooms.kernels.catalogue.unique import bucketed as without_arguments
 
     written = [*files.write_unique(found, home), *files.write_launches(found, home)]
