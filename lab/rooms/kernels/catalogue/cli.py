@@ -60,7 +60,7 @@ def unique(
     from lab.rooms.kernels.catalogue.inductor import compiled_kernels, sentences
     from lab.rooms.kernels.catalogue.unique import bucketed as without_arguments
 
-    written = [*files.write_unique(found, home), *files.write_launches(found, home)]
+    written = files.write_unique(found, home)
     found.problems += sentences(compiled_kernels(found))
     table = without_arguments(found.unique) if bucketed else found.unique
     table = table[[name for name in _UNIQUE.split() if name in table.columns]] if not as_json else table
