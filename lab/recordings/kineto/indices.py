@@ -46,6 +46,12 @@ class EventIndices:
             if len(found):
                 (self._operators if table in _OPERATORS else self._others).append(found)
 
+    def add_numbers(self, operators: np.ndarray, others: np.ndarray) -> None:
+        """The same from numbers (n,) that are known to be such."""
+        for kept, found in ((self._operators, operators), (self._others, others)):
+            if len(found):
+                kept.append(found)
+
     def lacks(self, owners_here: Callable[[], bool] = lambda: False) -> tuple[Lack, ...]:
         """What is missing up to the largest number; events after it cannot be known.
 
@@ -77,7 +83,11 @@ def owners_are_here(tables: Mapping[str, Table]) -> bool:
     """Whether GPU rows name operators by External id, and each of these is in the trace."""
     wanted = tables["kernels"].external_id
     wanted = wanted[wanted > 0]
-    return len(wanted) > 0 and bool(np.isin(wanted, tables["ops"].external_id).all())
+    here = np.sort(tables["ops"].external_id)
+    if not len(wanted) or not len(here):
+        return False
+    at = np.minimum(np.searchsorted(here, wanted), len(here) - 1)
+    return bool((here[at] == wanted).all())
 
 
 def cut_short(why: str | None) -> tuple[Lack, ...]:
