@@ -17,6 +17,12 @@ PATH = click.Path(path_type=Path)
 @click.argument("b", type=PATH)
 @click.option("--repeat-a", "repeats_a", type=PATH, multiple=True, help="A further process of A; repeatable.")
 @click.option("--repeat-b", "repeats_b", type=PATH, multiple=True, help="A further process of B; repeatable.")
+@click.option(
+    "--by",
+    type=click.Choice(["phase", "module", "op", "kernel"]),
+    multiple=True,
+    help="Also the change of kernel time by these; each adds up to the whole. Repeatable.",
+)
 @option("--top", type=click.IntRange(min=1), default=12, help="Findings on the terminal.")
 @out("Folder for diff.html, tables/*.csv and findings.json.")
 @as_json("The comparison")
@@ -25,6 +31,7 @@ def diff(
     b: Path,
     repeats_a: tuple[Path, ...],
     repeats_b: tuple[Path, ...],
+    by: tuple[str, ...],
     top: int,
     out: Path | None,
     as_json: bool,
@@ -37,23 +44,32 @@ def diff(
     """
     import msgspec
 
-    from lab.compare.diff import compare
+    from lab.compare.diff import compare_sides
+    from lab.compare.groups import KINDS
     from lab.compare.text import text
     from lab.errors import StepFailed, needs
 
     with needs("analysis"):
-        found = compare(a, b, repeats_a=repeats_a, repeats_b=repeats_b)
-    shown = found.shown
+        compared = compare_sides(
+            a,
+            b,
+            repeats_a=repeats_a,
+            repeats_b=repeats_b,
+            by=KINDS if out else by,
+            evidence=bool(out or as_json),
+        )
+    found, shown = compared.difference, compared.difference.shown
     if out:
         from lab.compare.page import write
 
-        written = write(found, out)
+        written = write(compared, out)
     if as_json:
         whole = {**msgspec.to_builtins(shown), "ranks": msgspec.to_builtins(found.ranks), "a_path": found.a}
         whole |= {"b_path": found.b, "missing": found.missing, "problems": found.problems, "torn": found.torn}
+        whole |= {"around": msgspec.to_builtins(found.around), "files": msgspec.to_builtins(found.files)}
         click.echo(msgspec.json.encode(whole))
     else:
-        click.echo(text(found, top))
+        click.echo(text(found, top, by))
         if out:
             click.echo("\n".join(map(str, written)))
     if not shown.comparable:

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from lab.compare.blocks import Block, replaced
+from lab.compare import evidence as rows_of
+from lab.compare.around import Differs, differences, unknown
+from lab.compare.blocks import Block, common, replaced
+from lab.compare.evidence import Evidence, File, files
+from lab.compare.groups import (
+    Group,
+    Placed,
+    by_kernel,
+    by_module,
+    by_op,
+    by_phase,
+    limits,
+    path_at,
+    placed,
+    places_at,
+)
 from lab.compare.judge import BELOW, EXACT, PROVEN, incomparable, judge_by_repeats, judge_rows, time_is_named
 from lab.compare.side import Work, common_ranks, read_side
 from lab.compare.split import Row, parts_of, split
@@ -17,7 +35,7 @@ from lab.errors import BadDataError, MissingError
 from lab.recordings.integrity.words import sentences
 from lab.recordings.names import short_name
 
-MOST_FINDINGS = 20
+LONGEST = 72  # letters of a kernel's name in a sentence
 
 
 class Call(msgspec.Struct, kw_only=True):
@@ -29,12 +47,17 @@ class Call(msgspec.Struct, kw_only=True):
 
 
 class Finding(msgspec.Struct, kw_only=True):
-    """A change that is named: its sentence, ns per unit (None for counts of calls), and how sure it is."""
+    """A change that is named: its sentence, ns per unit (None for counts of calls), how sure it is, and the
+    rows of the recordings that it rests on."""
 
     text: str
     ns: float | None
     kind: str
     confidence: str
+    where: str = ""  # phase and modules around it
+    rows: list[int] = []  # of Comparison.rows
+    call: str = ""  # the API function of a change of calls
+    evidence: list[Evidence] = []
 
 
 class Comparison(msgspec.Struct, kw_only=True):
@@ -66,6 +89,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     api: list[Call] = []
     findings: list[Finding] = []
     notes: list[str] = []
+    groups: dict[str, list[Group]] = {}  # by phase, module, op, kernel; each adds up to delta_kernel_ns
 
 
 class Difference(msgspec.Struct, kw_only=True):
@@ -77,16 +101,60 @@ class Difference(msgspec.Struct, kw_only=True):
     missing: list[str]
     problems: list[str]
     torn: list[str] = []  # sentences about GPU work that is missing from either side
+    around: list[Differs] = []
+    files: list[File] = []
 
     @property
     def shown(self) -> Comparison:
         return max(self.ranks, key=lambda one: abs(one.span_ns))
 
 
+@dataclass(frozen=True)
+class Pair:
+    """One rank of both sides with its units, None where there is no unit; `found` says what changed."""
+
+    a: Work
+    b: Work
+    of_a: Units | None
+    of_b: Units | None
+    found: Comparison
+
+    @cached_property
+    def placed(self) -> tuple[Placed, Placed]:
+        """Both with the place of each operation in the program. Raises what reading a recording raises."""
+        assert self.of_a is not None and self.of_b is not None
+        return placed(self.a, self.of_a), placed(self.b, self.of_b)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The comparison, and the work of the rank that it shows."""
+
+    difference: Difference
+    shown: Pair
+
+
 def compare(
     a: Path, b: Path, *, repeats_a: Sequence[Path] = (), repeats_b: Sequence[Path] = ()
 ) -> Difference:
     """Raises MissingError if no rank is on both sides, and what the readers raise."""
+    return compare_sides(a, b, repeats_a=repeats_a, repeats_b=repeats_b).difference
+
+
+def compare_sides(
+    a: Path,
+    b: Path,
+    *,
+    repeats_a: Sequence[Path] = (),
+    repeats_b: Sequence[Path] = (),
+    by: Sequence[str] = (),
+    evidence: bool = False,
+) -> Compared:
+    """`compare` with what is not written: the work itself.
+
+    by: of KINDS what the change of the shown rank is grouped by. evidence: its findings name rows of the
+    recordings.
+    """
     sides = [read_side(path) for path in (a, b)]
     again = [[read_side(path) for path in paths] for paths in (repeats_a, repeats_b)]
     ranks = common_ranks(sides)
@@ -98,8 +166,8 @@ def compare(
         for side in sides
         for rank in sorted(set(side.ranks) - set(ranks))
     ]
-    found = [
-        compare_work(
+    pairs = [
+        compare_pair(
             sides[0].ranks[rank],
             sides[1].ranks[rank],
             [one.ranks[rank] for one in again[0] if rank in one.ranks],
@@ -112,16 +180,83 @@ def compare(
         side.ranks[rank] for side in (*sides, *again[0], *again[1]) for rank in ranks if rank in side.ranks
     ]
     torn = list(dict.fromkeys(text for work in used for text in work.torn))
-    return Difference(a=str(a), b=str(b), ranks=found, missing=missing, problems=problems, torn=torn)
+    difference = Difference(
+        a=str(a),
+        b=str(b),
+        ranks=[pair.found for pair in pairs],
+        missing=missing,
+        problems=problems,
+        torn=torn,
+        around=differences(*sides),
+    )
+    shown = next(pair for pair in pairs if pair.found is difference.shown)
+    shown.found.notes += unknown(*sides)
+    _detail(shown, by, evidence)
+    if evidence:
+        for name, side in zip("AB", sides, strict=True):
+            difference.files += files(name, [side.ranks[rank] for rank in ranks])
+    return Compared(difference, shown)
+
+
+def _detail(pair: Pair, by: Sequence[str], evidence: bool) -> None:
+    """What only the shown rank has: groups and evidence."""
+    if pair.of_a is None or pair.of_b is None:
+        return
+    if "op" in by:
+        pair.found.groups["op"] = by_op(pair.of_a, pair.of_b)
+    if "kernel" in by:
+        pair.found.groups["kernel"] = by_kernel(pair.of_a, pair.of_b)
+    if {"phase", "module"} & set(by):
+        one, other = pair.placed
+        if "phase" in by:
+            pair.found.groups["phase"] = by_phase(one, other)
+        if "module" in by:
+            pair.found.groups["module"] = by_module(one, other)
+        pair.found.notes += limits(one, other)
+        _locate(pair, one, other)
+    if evidence:
+        for finding in pair.found.findings:
+            finding.evidence = _evidence(finding, pair)
+
+
+def _locate(pair: Pair, a: Placed, b: Placed) -> None:
+    """Say of each replaced block, and of each finding about one, where in the program it is."""
+    paths = [[path_at(side, row) for row in side.units.usual.tolist()] for side in (a, b)]
+    found = pair.found
+    for block, other in zip(
+        found.blocks, replaced(a.units.sequence, b.units.sequence, [], *paths), strict=True
+    ):
+        block.where = other.where
+    where = {block.index: block.where for block in found.blocks}
+    for finding in found.findings:
+        of = {found.rows[at].block for at in finding.rows}
+        if finding.kind == "replaced_block" and len(of) == 1:
+            finding.where = where.get(next(iter(of)) or 0, "")
+        elif finding.rows:
+            rows = [found.rows[at] for at in finding.rows]
+            finding.where = " / ".join(common([*_around_rows(a, rows), *_around_rows(b, rows)]))
+
+
+def _around_rows(side: Placed, rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Where the operations of these rows are on one side, each place once."""
+    wanted = {(row.op, row.dims, row.types) for row in rows}
+    kernels = {name for row in rows for name in (row.kernel_a, row.kernel_b)}
+    keys, which = side.work.keys
+    able = np.array([key[:3] in wanted and key[3] in kernels for key in keys], dtype=bool)
+    return places_at(side, np.flatnonzero(able[which] & side.units.chosen))
 
 
 def compare_work(
     a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Sequence[Work] = ()
 ) -> Comparison:
+    return compare_pair(a, b, repeats_a, repeats_b).found
+
+
+def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Sequence[Work] = ()) -> Pair:
     unit = unit_of(a, b)
     if unit is None:
         reason = "neither steps nor a kernel with several calls on both sides: there is no unit to compare by"
-        return Comparison(comparable=False, reason=reason, rank=a.rank, unit=None)
+        return Pair(a, b, None, None, Comparison(comparable=False, reason=reason, rank=a.rank, unit=None))
     of_a, of_b = units(a, unit), units(b, unit)
     if not of_a.count or not of_b.count:
         raise BadDataError("a step without any GPU operation", where=a.trace.source, fix="see lab inspect")
@@ -137,7 +272,7 @@ def compare_work(
     reason = incomparable(of_a, of_b)
     change = {name: of_b.mean_ns(name) - of_a.mean_ns(name) for name in TIMES}
     parts = parts_of(rows)
-    return Comparison(
+    found = Comparison(
         comparable=not reason,
         reason=reason,
         rank=a.rank,
@@ -155,7 +290,9 @@ def compare_work(
         api=calls(of_a, of_b),
         findings=findings(rows, blocks, of_a, of_b),
         notes=notes(a, b, of_a, of_b),
+        groups={},
     )
+    return Pair(a, b, of_a, of_b, found)
 
 
 def calls(a: Units, b: Units) -> list[Call]:
@@ -168,30 +305,52 @@ def calls(a: Units, b: Units) -> list[Call]:
 
 def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -> list[Finding]:
     """What is named: other counts and kernels, durations beyond the floor, calls, idle and exposed time."""
-    found = [_of_block(block) for block in blocks if block.ops_a or block.ops_b]
-    loose = [row for row in rows if row.block is None and row.confidence not in ("", BELOW)]
-    found += [
-        _of_row(row) for row in loose if row.kind in EXACT or row.confidence == PROVEN or _one_pair(row)
-    ]
+    found = []
+    for block in blocks:
+        if block.ops_a or block.ops_b:
+            found.append(_of_block(block, [at for at, row in enumerate(rows) if row.block == block.index]))
+    for at, row in enumerate(rows):
+        loose = row.block is None and row.confidence not in ("", BELOW)
+        if loose and (row.kind in EXACT or row.confidence == PROVEN or _one_pair(row)):
+            found.append(_of_row(row, at))
     for call in calls(a, b):
         if call.n_a != call.n_b:
             text = f"{call.name}: {call.n_a:g} -> {call.n_b:g} calls per unit"
-            found.append(Finding(text=text, ns=None, kind="api", confidence="exact count"))
+            found.append(Finding(text=text, ns=None, kind="api", confidence="exact count", call=call.name))
     for name in ("idle", "exposed_comm", "exposed_copy"):
         if time_is_named(a, b, name):
             before, after = a.mean_ns(name), b.mean_ns(name)
-            words = f"{name.replace('_', ' ')} time: {_us(before)} -> {_us(after)} per unit"
+            words = f"{name.replace('_', ' ')} time: {_time(before)} -> {_time(after)} per unit"
             found.append(Finding(text=words, ns=after - before, kind=name, confidence="one pair only"))
-    return sorted(found, key=lambda one: -abs(one.ns or 0.0))[:MOST_FINDINGS]
+    return sorted(found, key=lambda one: -abs(one.ns or 0.0))
+
+
+def _evidence(finding: Finding, pair: Pair) -> list[Evidence]:
+    """The rows of both recordings behind a finding."""
+    assert pair.of_a is not None and pair.of_b is not None
+    found: list[Evidence] = []
+    for side, work, of in (("A", pair.a, pair.of_a), ("B", pair.b, pair.of_b)):
+        if finding.call:
+            found += rows_of.of_call(side, work, finding.call)
+        elif finding.rows:
+            chosen = [pair.found.rows[at] for at in finding.rows]
+            names = [(row, row.kernel_a if side == "A" else row.kernel_b) for row in chosen]
+            keys = [(row.op, row.dims, row.types, name) for row, name in names if name is not None]
+            found += rows_of.of_keys(side, work, of, keys)
+        else:
+            found += rows_of.of_gap(side, work, of) if finding.kind == "idle" else []
+    return found
 
 
 def _one_pair(row: Row) -> bool:
     return row.confidence == "one pair only"
 
 
-def _of_row(row: Row) -> Finding:
+def _of_row(row: Row, at: int) -> Finding:
     op = f"{row.op or 'no known op'} {row.dims}".strip()
-    before, after = (short_name(name) if name else "nothing" for name in (row.kernel_a, row.kernel_b))
+    before, after = (_short(name) if name else "nothing" for name in (row.kernel_a, row.kernel_b))
+    if before == after and row.kernel_a != row.kernel_b:
+        after = f"another variant of {after}"
     if row.kind == "same_kernel_duration":
         share = 100 * row.ns / max(row.ns_a, 1.0)
         text = f"{op}: {before} takes {share:+.1f} % ({_us(row.ns)} per unit)"
@@ -199,17 +358,27 @@ def _of_row(row: Row) -> Finding:
         text = f"{op}: {before} runs {row.n_a:g} -> {row.n_b:g} times ({_us(row.ns)})"
     else:
         text = f"{op}: {before} -> {after} ({_us(row.ns)})"
-    return Finding(text=text, ns=row.ns, kind=row.kind, confidence=row.confidence)
+    return Finding(text=text, ns=row.ns, kind=row.kind, confidence=row.confidence, rows=[at])
 
 
-def _of_block(block: Block) -> Finding:
+def _of_block(block: Block, rows: list[int]) -> Finding:
     before, after = (
         ", ".join(ops[:6]) + (", ..." if len(ops) > 6 else "") or "nothing"
         for ops in (block.ops_a, block.ops_b)
     )
     times = plural(block.times, "time")
     text = f"{before} -> {after}, {times} per unit ({_us(block.ns)})"
-    return Finding(text=text, ns=block.ns, kind="replaced_block", confidence="one pair only")
+    return Finding(text=text, ns=block.ns, kind="replaced_block", confidence="one pair only", rows=rows)
+
+
+def _short(name: str) -> str:
+    """A name that fits a sentence; the row has all of it."""
+    short = short_name(name)
+    return short if len(short) <= LONGEST else f"{short[: LONGEST - 12]}…{short[-11:]}"
+
+
+def _time(ns: float) -> str:
+    return f"{ns / 1000:,.1f} µs"
 
 
 def _us(ns: float) -> str:

@@ -29,7 +29,7 @@ def judge_rows(rows: Sequence[Row]) -> None:
     """Give each row its confidence, where no repeats speak."""
     for row in rows:
         if row.kind in EXACT:
-            row.confidence = ONE_PAIR if row.ns else BELOW
+            row.confidence = ONE_PAIR  # another kernel of equal duration is another kernel, too
         else:
             share = abs(row.ns) / max(row.ns_a, 1.0)
             row.confidence = ONE_PAIR if share > FLOOR_SHARE and abs(row.ns) > FLOOR_NS else BELOW

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from lab.compare.diff import Comparison, Difference
+from lab.compare.groups import Group
 from lab.compare.judge import BELOW
 from lab.compare.split import PARTS
 from lab.core.words import plural, printable
+from lab.recordings.names import short_name
 from lab.report.tables import terminal_table
 
 WORDS = {
@@ -19,13 +23,69 @@ WORDS = {
 }
 
 
-def text(difference: Difference, top: int = 12) -> str:
+def text(difference: Difference, top: int = 12, by: Sequence[str] = ()) -> str:
     shown = difference.shown
     lines = [f"A {difference.a}", f"B {difference.b}", *(f"! {one}" for one in problems(difference)), ""]
     if len(difference.ranks) > 1:
         lines += [terminal_table(by_rank(difference)), ""]
     lines += of_rank(shown, top)
+    for name in by:
+        if name in shown.groups:
+            lines += ["", *by_group(name, shown, top)]
+    lines += ["", *around(difference, top)]
     return printable("\n".join(lines))
+
+
+def by_group(name: str, shown: Comparison, top: int) -> list[str]:
+    """The rows of --by; what is not shown is summed up, so that the column adds up to the whole."""
+    groups = shown.groups[name]
+    cut = groups if name == "module" else groups[:top]
+    rows: list[dict[str, object]] = [
+        {name: _indented(one.key) if name == "module" else one.key, **_group(one)} for one in cut
+    ]
+    if rest := groups[len(cut) :]:
+        words: dict[str, object] = {
+            name: plural(len(rest), "further row"),
+            "on": "",
+            "n_a": sum(one.n_a for one in rest),
+        }
+        words |= {"n_b": sum(one.n_b for one in rest), "change_us": sum(one.change_ns for one in rest) / 1000}
+        rows.append(words)
+    whole = {
+        name: "all",
+        "on": "",
+        "n_a": sum(one.n_a for one in groups),
+        "n_b": sum(one.n_b for one in groups),
+    }
+    rows.append({**whole, "change_us": sum(one.change_ns for one in groups) / 1000})
+    return [f"Kernel time by {name} (per unit; B against A)", terminal_table(pd.DataFrame(rows))]
+
+
+def _group(one: Group) -> dict[str, object]:
+    found: dict[str, object] = {
+        "on": one.on,
+        "n_a": one.n_a,
+        "n_b": one.n_b,
+        "change_us": one.change_ns / 1000,
+    }
+    if one.whole_change_ns is not None:
+        found["change_with_inner_us"] = one.whole_change_ns / 1000
+    return found
+
+
+def _indented(path: str) -> str:
+    parts = path.split(" / ")
+    return "  " * (len(parts) - 1) + parts[-1]
+
+
+def around(difference: Difference, top: int) -> list[str]:
+    """What differs beside the change."""
+    if not difference.around:
+        return ["Nothing that both recordings say of themselves (GPU, versions, ranks) differs."]
+    cut = difference.around[:top]
+    lines = [f"  {one.what}: {one.a or 'not said'} -> {one.b or 'not said'}  [{one.source}]" for one in cut]
+    more = len(difference.around) - len(cut)
+    return ["What else differs", *lines, *([f"  and {more} more: -o OUT, --json, or --top"] if more else [])]
 
 
 def problems(difference: Difference) -> list[str]:
@@ -58,7 +118,12 @@ def of_rank(one: Comparison, top: int) -> list[str]:
     lines += [headline(one), "", terminal_table(waterfall(one)), ""]
     if one.findings:
         lines.append("What changed (per unit; B against A)")
-        lines += [f"  {finding.text}  [{finding.confidence}]" for finding in one.findings[:top]]
+        lines += [
+            f"  {finding.text}{f', in {finding.where}' if finding.where else ''}  [{finding.confidence}]"
+            for finding in one.findings[:top]
+        ]
+        if more := len(one.findings) - top:
+            lines += [f"  and {plural(more, 'further change')}: --top, -o OUT, or --json"] if more > 0 else []
     else:
         lines.append("Nothing differs by more than equal runs do: same kernels, same counts, same calls.")
     named = [row for row in one.rows if row.confidence != BELOW]
@@ -73,10 +138,16 @@ def headline(one: Comparison) -> str:
     span = one.a["span_ns"]
     kernels = one.a["kernel_sum_ns"]
     return (
-        f"Rank {one.rank}, per {one.unit} ({one.units_a:g} in A, {one.units_b:g} in B): "
+        f"Rank {one.rank}, per {unit_words(one.unit)} ({one.units_a:g} in A, {one.units_b:g} in B): "
         f"span {span / 1e6:.3f} ms {signed(one.span_ns, span)}, "
         f"kernel time {kernels / 1e6:.3f} ms {signed(one.delta_kernel_ns, kernels)}."
     )
+
+
+def unit_words(unit: str | None) -> str:
+    """`step`, or `call of` a kernel's short name."""
+    name = (unit or "").removeprefix("call of ")
+    return f"call of {short_name(name)}" if name != unit else name
 
 
 def signed(change_ns: float, of_ns: float) -> str:

@@ -31,6 +31,8 @@ class Units:
     calls: dict[str, float]
     sequence: list[Key]  # of the unit with the usual number of operations, in order of launch
     outside: int  # operations launched outside every unit
+    chosen: np.ndarray  # mask (n,) of the operations in units, in the order of `Work`
+    usual: np.ndarray  # the rows of `sequence`
 
     def mean_ns(self, name: str) -> float:
         return float(self.times_ns[name].mean())
@@ -61,6 +63,8 @@ def by_step(work: Work) -> Units:
     step = np.where(inside, step, -1)
     steps = [one for one in range(len(edges)) if (step == one).any()]
     times = [times_of(work, np.flatnonzero(step == one)) for one in steps]
+    usual = usual_rows(work, step, steps)
+    keys, which = work.keys
     return Units(
         unit="step",
         count=len(steps),
@@ -68,8 +72,10 @@ def by_step(work: Work) -> Units:
         times_ns={name: np.array([one[name] for one in times], dtype=float) for name in TIMES},
         # Up to the recording's end: what waits for the last step stands behind it.
         calls=calls_of(work, work.trace.runtime.ts_ns >= edges[0, 0], len(steps)),
-        sequence=usual_sequence(work, step, steps),
+        sequence=[keys[index] for index in which[usual].tolist()],
         outside=int((step < 0).sum()),
+        chosen=step >= 0,
+        usual=usual,
     )
 
 
@@ -87,6 +93,8 @@ def by_call(work: Work, kernel: str) -> Units:
         calls=calls_of(work, np.ones(len(work.trace.runtime), dtype=bool), count),
         sequence=[],
         outside=0,
+        chosen=np.ones(len(work.dur_ns), dtype=bool),
+        usual=np.empty(0, dtype=np.int64),
     )
 
 
@@ -129,14 +137,13 @@ def calls_of(work: Work, chosen: np.ndarray, count: float) -> dict[str, float]:
     return {text[index]: n / count for index, n in pairs if text[index]}
 
 
-def usual_sequence(work: Work, step: np.ndarray, steps: list[int]) -> list[Key]:
-    """The operations of the first step with the most common number of them, in order of launch."""
+def usual_rows(work: Work, step: np.ndarray, steps: list[int]) -> np.ndarray:
+    """The operations (m,) of the first step with the most common number of them, in order of launch."""
     if not steps:
-        return []
+        return np.empty(0, dtype=np.int64)
     sizes = Counter(np.bincount(step[step >= 0], minlength=max(steps) + 1)[steps].tolist())
     usual = sizes.most_common(1)[0][0]
     one = next(one for one in steps if (step == one).sum() == usual)
     rows = np.flatnonzero(step == one)
-    rows = rows[np.argsort(work.launched_ns[rows], kind="stable")]
-    keys, which = work.keys
-    return [keys[index] for index in which[rows].tolist()]
+    found: np.ndarray = rows[np.argsort(work.launched_ns[rows], kind="stable")]
+    return found
