@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from lab.terminal.options import as_json, option, out
+
+if TYPE_CHECKING:
+    from lab.compare.diff import Compared
+    from lab.compare.replay import Asked
 
 PATH = click.Path(path_type=Path)
 
@@ -23,6 +28,15 @@ PATH = click.Path(path_type=Path)
     multiple=True,
     help="Also the change of kernel time by these; each adds up to the whole. Repeatable.",
 )
+@click.option(
+    "--replay",
+    is_flag=True,
+    help="Run the changed kernels again on this GPU: is the kernel slower, or its neighbourhood? Needs -o.",
+)
+@click.option("--execution-trace-a", type=PATH, help="With --replay: A's execution trace, for its memory.")
+@click.option("--execution-trace-b", type=PATH, help="With --replay: that of B.")
+@click.option("--image", metavar="NAME", help="With --replay: run the replays in this image.")
+@option("--repeats", type=click.IntRange(min=2, max=1000), default=10, help="With --replay: of each call.")
 @option("--top", type=click.IntRange(min=1), default=12, help="Findings on the terminal.")
 @out("Folder for diff.html, tables/*.csv and findings.json.")
 @as_json("The comparison")
@@ -32,6 +46,11 @@ def diff(
     repeats_a: tuple[Path, ...],
     repeats_b: tuple[Path, ...],
     by: tuple[str, ...],
+    replay: bool,
+    execution_trace_a: Path | None,
+    execution_trace_b: Path | None,
+    image: str | None,
+    repeats: int,
     top: int,
     out: Path | None,
     as_json: bool,
@@ -40,15 +59,22 @@ def diff(
 
     The change of a step is split by op, shapes and kernel, and the parts add up. One pair of processes
     suggests; repeats (--repeat-a, --repeat-b) prove. Exit code 1 where the two are not comparable, or GPU
-    work is missing from one of them.
+    work is missing from one of them; 7 where --replay finds no GPU.
     """
     import msgspec
 
     from lab.compare.diff import compare_sides
     from lab.compare.groups import KINDS
     from lab.compare.text import text
-    from lab.errors import StepFailed, needs
+    from lab.errors import StepFailed, UsageError, needs
 
+    if replay:
+        from lab.compare.replay import Asked, need_gpu
+
+        if out is None:
+            raise UsageError("--replay keeps what it ran", fix="-o FOLDER")
+        need_gpu()
+        asked = Asked((a, b), (execution_trace_a, execution_trace_b), out / "replay", image, repeats)
     with needs("analysis"):
         compared = compare_sides(
             a,
@@ -59,6 +85,8 @@ def diff(
             evidence=bool(out or as_json),
         )
     found, shown = compared.difference, compared.difference.shown
+    if replay and shown.unit:
+        _replay(compared, asked)
     if out:
         from lab.compare.page import write
 
@@ -66,6 +94,8 @@ def diff(
     if as_json:
         whole = {**msgspec.to_builtins(shown), "ranks": msgspec.to_builtins(found.ranks), "a_path": found.a}
         whole |= {"b_path": found.b, "missing": found.missing, "problems": found.problems, "torn": found.torn}
+        if found.replayed is not None:
+            whole |= {"replay": msgspec.to_builtins(found.replayed), "replay_notes": found.replay_notes}
         whole |= {"around": msgspec.to_builtins(found.around), "files": msgspec.to_builtins(found.files)}
         click.echo(msgspec.json.encode(whole))
     else:
@@ -84,6 +114,16 @@ def diff(
         raise StepFailed(
             "some ranks are not compared", where=f"{a} and {b}", fix="; ".join(found.missing[:3])
         )
+
+
+def _replay(compared: Compared, asked: Asked) -> None:
+    from lab.compare.replay import replay
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    found, notes = replay(compared.shown, asked, say)
+    compared.difference.replayed, compared.difference.replay_notes = found, notes
 
 
 class Share(click.ParamType[float]):

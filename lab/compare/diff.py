@@ -60,6 +60,18 @@ class Finding(msgspec.Struct, kw_only=True):
     evidence: list[Evidence] = []
 
 
+class Replayed(msgspec.Struct, kw_only=True):
+    """One finding's verdict. The changes are B - A per unit, None where a mode ran other kernels."""
+
+    finding: int
+    verdict: str
+    reason: str
+    recorded_ns: float
+    hot_ns: float | None = None
+    cold_ns: float | None = None
+    in_order_ns: float | None = None
+
+
 class Comparison(msgspec.Struct, kw_only=True):
     """One rank's change from A to B, everything per unit. Times without `_a` or `_b` are changes, B - A.
 
@@ -102,6 +114,8 @@ class Difference(msgspec.Struct, kw_only=True):
     problems: list[str]
     torn: list[str] = []  # sentences about GPU work that is missing from either side
     around: list[Differs] = []
+    replayed: list[Replayed] | None = None  # of the shown rank's findings; None: not asked for
+    replay_notes: list[str] = []
     files: list[File] = []
 
     @property
@@ -306,9 +320,16 @@ def calls(a: Units, b: Units) -> list[Call]:
 def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -> list[Finding]:
     """What is named: other counts and kernels, durations beyond the floor, calls, idle and exposed time."""
     found = []
+    counted = {row.op for row in rows if row.kind == "count"}
+    moved: dict[tuple[str, ...], int] = {}
     for block in blocks:
-        if block.ops_a or block.ops_b:
-            found.append(_of_block(block, [at for at, row in enumerate(rows) if row.block == block.index]))
+        mine = [at for at, row in enumerate(rows) if row.block == block.index]
+        if mine:
+            found.append(_of_block(block, mine))
+        elif not counted & {*block.ops_a, *block.ops_b}:  # else the rows of counts say it
+            ops = tuple(dict.fromkeys([*block.ops_a, *block.ops_b]))
+            moved[ops] = max(moved.get(ops, 0), block.times)
+    found += [_of_moved(ops, times) for ops, times in moved.items()]
     for at, row in enumerate(rows):
         loose = row.block is None and row.confidence not in ("", BELOW)
         if loose and (row.kind in EXACT or row.confidence == PROVEN or _one_pair(row)):
@@ -369,6 +390,12 @@ def _of_block(block: Block, rows: list[int]) -> Finding:
     times = plural(block.times, "time")
     text = f"{before} -> {after}, {times} per unit ({_us(block.ns)})"
     return Finding(text=text, ns=block.ns, kind="replaced_block", confidence="one pair only", rows=rows)
+
+
+def _of_moved(ops: Sequence[str], times: int) -> Finding:
+    names = ", ".join(ops[:6]) + (", ..." if len(ops) > 6 else "")
+    text = f"{names} launched in another order, {plural(times, 'time')} per unit"
+    return Finding(text=text, ns=None, kind="moved", confidence="one pair only")
 
 
 def _short(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 import pandas as pd
 
 from lab.compare.blocks import MOST
-from lab.compare.diff import Compared, Comparison, Difference
+from lab.compare.diff import Compared, Comparison, Difference, Replayed
 from lab.compare.groups import KINDS, Group
 from lab.compare.text import by_rank, headline, problems, unit_words, waterfall
 from lab.compare.timelines import Steps, timelines
@@ -78,9 +79,32 @@ def tables_of(difference: Difference, shown: Comparison) -> Frames:
         "findings": pd.DataFrame(
             found, columns=["what", "where", "kind", "change_us", "confidence", "evidence"]
         ),
+        **({} if difference.replayed is None else {"replay": _replays(difference.replayed, shown)}),
         "around": pd.DataFrame(around, columns=["what", "a", "b", "source"]),
         **{f"by_{name}": _groups(name, shown.groups[name]) for name in KINDS if name in shown.groups},
     }
+
+
+def _replays(found: Sequence[Replayed], shown: Comparison) -> pd.DataFrame:
+    rows = [
+        {
+            "what": shown.findings[one.finding].text,
+            "verdict": one.verdict,
+            "recorded_us": one.recorded_ns / 1000,
+            **{
+                name: None if ns is None else ns / 1000
+                for name, ns in (
+                    ("hot_us", one.hot_ns),
+                    ("cold_us", one.cold_ns),
+                    ("in_order_us", one.in_order_ns),
+                )
+            },
+            "why": one.reason,
+        }
+        for one in found
+    ]
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame
 
 
 def rows(ranks: list[Comparison]) -> pd.DataFrame:
@@ -124,6 +148,7 @@ def _page(difference: Difference, shown: Comparison, frames: Frames, steps: Step
         Section("The change", _change(shown, frames, out)),
         Section("Side by side", _side_by_side(shown, steps)),
         Section("What changed", _named(frames)),
+        Section("Replay", _replayed(difference, shown, frames)),
         Section("By structure", _by_structure(frames)),
         Section(
             "Rows",
@@ -230,6 +255,17 @@ def _named(frames: Frames) -> list[Block]:
         Table(shown, "Named changes, per unit", "tables/findings.csv", open_rows=40),
         Prose("The rows of the recordings behind each change are in findings.json and findings.csv."),
     ]
+
+
+def _replayed(difference: Difference, shown: Comparison, frames: Frames) -> list[Block]:
+    if difference.replayed is None:
+        return []
+    if not difference.replayed:
+        return [
+            Prose("No change of a kernel, or of ops that replaced others, is named: nothing was replayed.")
+        ]
+    words = "Recorded and replayed change per unit: alone with warm and with cold caches, and in order"
+    return [Table(frames["replay"], words, "tables/replay.csv"), Points(difference.replay_notes)]
 
 
 def _by_structure(frames: Frames) -> list[Block]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lab.compare.diff import Comparison, Difference
+from lab.compare.diff import Comparison, Difference, Replayed
 from lab.compare.groups import Group
 from lab.compare.judge import BELOW
 from lab.compare.split import PARTS
@@ -32,8 +32,20 @@ def text(difference: Difference, top: int = 12, by: Sequence[str] = ()) -> str:
     for name in by:
         if name in shown.groups:
             lines += ["", *by_group(name, shown, top)]
+    if difference.replayed is not None:
+        lines += ["", *replayed(difference.replayed, shown, difference.replay_notes)]
     lines += ["", *around(difference, top)]
     return printable("\n".join(lines))
+
+
+def replayed(found: Sequence[Replayed], shown: Comparison, notes: Sequence[str]) -> list[str]:
+    """What the replays say of each finding."""
+    if not found:
+        return ["Replay: no change of a kernel, or of ops that replaced others, is named."]
+    lines = ["Replay of the changed kernels on this GPU"]
+    for one in found:
+        lines += [f"  {shown.findings[one.finding].text}", f"    -> {one.verdict}: {one.reason}"]
+    return [*lines, *(f"  {note}" for note in notes)]
 
 
 def by_group(name: str, shown: Comparison, top: int) -> list[str]:

@@ -92,12 +92,22 @@ def test_a_launch_more_is_a_count_and_a_layer_more_is_all_counts(tmp_path):
     found = of(tmp_path, b=once)
     adds_up(found)
     assert found.parts["count"] == pytest.approx(3000) == found.delta_kernel_ns
+    assert {one.kind for one in found.findings} == {"count", "api"}
     deeper = of(tmp_path, b=[step + layer() for step in BASE])
     adds_up(deeper)
     assert deeper.parts["count"] == pytest.approx(55_000)
     assert {row.op: row.n_b - row.n_a for row in deeper.rows if row.kind == "count"} == dict.fromkeys(
         ("aten::mm", "aten::add", "aten::mul", "aten::relu"), 1.0
     )
+
+
+def test_an_op_that_moved_is_named_alone_and_takes_no_time(tmp_path):
+    mm, add, mul, relu = layer()
+    a = [[mm, add, mul, relu]] * 4
+    found = of(tmp_path, a=a, b=[[add, mm, mul, relu]] * 4)
+    adds_up(found)
+    assert [one.kind for one in found.findings] == ["moved"] and found.findings[0].ns is None
+    assert "launched in another order" in found.findings[0].text
 
 
 def test_ops_that_took_the_place_of_others_are_one_block_for_all_layers(tmp_path):
