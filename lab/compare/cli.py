@@ -148,6 +148,7 @@ class Share(click.ParamType[float]):
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @option("--max-slowdown", type=Share(), default="2%", help="The largest slowdown that passes.")
 @out("With COMMAND: an empty folder for the recordings of every process.")
+@click.option("--junit", type=PATH, metavar="FILE", help="Also the verdict as JUnit's XML.")
 @as_json("The decision of each metric")
 @click.pass_context
 def check(
@@ -157,13 +158,14 @@ def check(
     command: tuple[str, ...],
     max_slowdown: float,
     out: Path | None,
+    junit: Path | None,
     as_json: bool,
 ) -> None:
     """Whether HEAD is slower than BASE: two folders with one recording per process.
 
-    With `-- COMMAND` the processes are run first: BASE and HEAD are git revisions (worktrees) or folders to
-    run in, and {out} in COMMAND is the trace that a process writes. Fresh processes, interleaved, the first
-    of each side dropped, until decided or at most 12 a side.
+    With `-- COMMAND` the processes are run first: BASE and HEAD are git revisions (worktrees), folders to run
+    in, or images (image:NAME), and {out} in COMMAND is the trace, or {"step_ms": [...]}, that a process
+    writes. Fresh processes, interleaved, the first of each side dropped, until decided or at most 12 a side.
 
     Exit code 0: a slowdown beyond --max-slowdown is excluded. 1: proven. 3: undecided, and how many more
     processes would decide. Processes are the samples; at least three a side.
@@ -171,6 +173,7 @@ def check(
     import msgspec
 
     from lab.compare.gate import judge, processes, sentences
+    from lab.core.words import printable
     from lab.errors import UsageError, needs
 
     with needs("analysis"):
@@ -183,5 +186,9 @@ def check(
                 found = repeat(both, command, out, max_slowdown, lambda text: click.echo(text, err=True))
         else:
             found = judge(processes(Path(base)), processes(Path(head)), max_slowdown)
-    click.echo(msgspec.json.encode(found) if as_json else "\n".join(sentences(found)))
+    if junit:
+        from lab.compare.junit import write_junit
+
+        write_junit(found, junit)
+    click.echo(msgspec.json.encode(found) if as_json else printable("\n".join(sentences(found))))
     ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[found.outcome])
