@@ -63,9 +63,6 @@ def diff(
     """
     import msgspec
 
-    from lab.compare.diff import compare_sides
-    from lab.compare.groups import KINDS
-    from lab.compare.text import text
     from lab.errors import StepFailed, UsageError, needs
 
     if replay:
@@ -76,6 +73,10 @@ def diff(
         need_gpu()
         asked = Asked((a, b), (execution_trace_a, execution_trace_b), out / "replay", image, repeats)
     with needs("analysis"):
+        from lab.compare.diff import compare_sides
+        from lab.compare.groups import KINDS
+        from lab.compare.text import text
+
         compared = compare_sides(
             a,
             b,

@@ -421,11 +421,41 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             found.append(
                 f"{side}: {work.unlinked} of {total} have no known op and are aligned by kernel name"
             )
-        found += [f"{side}: {text}" for text in sentences(work.lacks)]
+        found += [f"{side}: {text}" for text in (*sentences(work.lacks), *uneven(work, of))]
         if of.outside:
             found.append(
                 f"{side}: {plural(of.outside, 'GPU operation')} launched outside every step, left out"
             )
-    if of_a.unit != "step":
+    if of_a.unit == "step":
+        found += of_one_size(of_a, of_b)
+    else:
         found.append("no steps are marked: counts at the edges of a recorded window may differ by one call")
     return found
+
+
+def uneven(work: Work, of: Units) -> list[str]:
+    """Steps that are not like the others: without GPU work, or of another number of operations."""
+    edges = work.steps_ns
+    if of.unit != "step" or not len(edges):
+        return []
+    step = np.searchsorted(edges[:, 0], work.launched_ns[of.chosen], side="right") - 1
+    sizes = np.bincount(step, minlength=len(edges))
+    found = []
+    if empty := int((sizes == 0).sum()):
+        left = " and are left out" if of.count < len(edges) else ""
+        found.append(f"{empty} of {plural(len(edges), 'marked step')} launched no GPU operation{left}")
+    sizes = sizes[sizes > 0]
+    if len(sizes) and sizes.min() != sizes.max():
+        used, times = np.unique(sizes, return_counts=True)
+        usual = int(used[times.argmax()])
+        found.append(
+            f"steps are uneven: {sizes.min():,} to {sizes.max():,} GPU operations, {usual:,} in "
+            f"{int(times.max())} of {len(sizes)}; figures per step are means over unequal work"
+        )
+    return found
+
+
+def of_one_size(a: Units, b: Units) -> list[str]:
+    """What one step on a side means: nothing is known of how much steps vary there."""
+    few = [name for name, of in (("A", a), ("B", b)) if of.count < 2]
+    return [f"{' and '.join(few)}: one step only, so how much steps vary is not known"] if few else []

@@ -71,11 +71,11 @@ def tables_of(difference: Difference, shown: Comparison) -> Frames:
     around = [msgspec.to_builtins(one) for one in difference.around]
     return {
         "rows": rows(difference.ranks),
-        "waterfall": waterfall(shown) if shown.unit else pd.DataFrame(),
+        "waterfall": pd.DataFrame(waterfall(shown) if shown.unit else []),
         "api": pd.DataFrame(
             [msgspec.to_builtins(call) for call in shown.api], columns=["name", "n_a", "n_b"]
         ),
-        "ranks": by_rank(difference),
+        "ranks": pd.DataFrame(by_rank(difference)),
         "findings": pd.DataFrame(
             found, columns=["what", "where", "kind", "change_us", "confidence", "evidence"]
         ),

@@ -169,6 +169,18 @@ def test_without_steps_a_call_of_the_longest_kernel_is_the_unit_and_windows_may_
     assert found.delta_kernel_ns == pytest.approx(0) and any("edges" in note for note in found.notes)
 
 
+def test_uneven_and_empty_steps_and_a_single_one_are_said(tmp_path):
+    found = of(tmp_path, b=[*BASE[:3], BASE[0] + layer(), []])
+    (uneven,) = [note for note in found.notes if "uneven" in note]
+    assert uneven.startswith("B: steps are uneven: 8 to 12 GPU operations, 8 in 3 of 4")
+    assert any(note.startswith("B: 1 of 5 marked steps launched no GPU operation") for note in found.notes)
+    even = of(tmp_path)
+    assert not any("uneven" in note or "no GPU operation" in note for note in even.notes)
+    assert any(
+        note.startswith("A and B: one step only") for note in of(tmp_path, a=BASE[:1], b=BASE[:1]).notes
+    )
+
+
 def test_programs_without_common_work_are_not_comparable_and_end_with_1(tmp_path):
     other = [[("aten::conv2d", [[1, 3, 8, 8]], "conv", 50.0)]] * 4
     a, b = trace(tmp_path / "a.json", BASE), trace(tmp_path / "b.json", other)
