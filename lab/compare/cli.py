@@ -95,6 +95,7 @@ def diff(
     if as_json:
         whole = {**msgspec.to_builtins(shown), "ranks": msgspec.to_builtins(found.ranks), "a_path": found.a}
         whole |= {"b_path": found.b, "missing": found.missing, "problems": found.problems, "torn": found.torn}
+        whole |= {"blurred": found.blurred, "lacks": msgspec.to_builtins(found.lacks)}
         if found.replayed is not None:
             whole |= {"replay": msgspec.to_builtins(found.replayed), "replay_notes": found.replay_notes}
         whole |= {"around": msgspec.to_builtins(found.around), "files": msgspec.to_builtins(found.files)}
@@ -105,11 +106,13 @@ def diff(
             click.echo("\n".join(map(str, written)))
     if not shown.comparable:
         raise StepFailed(f"not comparable: {shown.reason}", where=f"{a} and {b}")
-    if found.torn:
+    if found.torn or found.blurred:
         raise StepFailed(
-            "the recordings are incomplete:\n" + "\n".join(f"  {one}" for one in found.torn[:20]),
+            "the recordings are incomplete:\n"
+            + "\n".join(f"  {one}" for one in [*found.torn, *found.blurred][:20]),
             where=f"{a} and {b}",
-            fix="figures are bounds where GPU work is missing; record again for exact ones",
+            fix="figures are bounds where GPU work is missing, rows by op where launches or operators are; "
+            "record again for exact ones",
         )
     if found.missing or found.problems:
         raise StepFailed(

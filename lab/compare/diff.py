@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 from lab.compare import evidence as rows_of
 from lab.compare.around import Differs, differences, unknown
 from lab.compare.blocks import Block, common, replaced
+from lab.compare.detail import at_common_detail
 from lab.compare.evidence import Evidence, File, files
 from lab.compare.groups import (
     Group,
@@ -101,7 +102,19 @@ class Comparison(msgspec.Struct, kw_only=True):
     api: list[Call] = []
     findings: list[Finding] = []
     notes: list[str] = []
+    floor_share: float = 0.0  # no smaller change of a duration is named
     groups: dict[str, list[Group]] = {}  # by phase, module, op, kernel; each adds up to delta_kernel_ns
+
+
+class Missing(msgspec.Struct, kw_only=True):
+    """What one recording lacks: axis gpu, host or ops; place head, tail, hole or all; share of the axis."""
+
+    side: str
+    rank: int
+    axis: str
+    place: str
+    share: float | None
+    text: str
 
 
 class Difference(msgspec.Struct, kw_only=True):
@@ -113,6 +126,8 @@ class Difference(msgspec.Struct, kw_only=True):
     missing: list[str]
     problems: list[str]
     torn: list[str] = []  # sentences about GPU work that is missing from either side
+    blurred: list[str] = []  # the same about launches and operators: rows by op may be wrong
+    lacks: list[Missing] = []
     around: list[Differs] = []
     replayed: list[Replayed] | None = None  # of the shown rank's findings; None: not asked for
     replay_notes: list[str] = []
@@ -194,6 +209,7 @@ def compare_sides(
         side.ranks[rank] for side in (*sides, *again[0], *again[1]) for rank in ranks if rank in side.ranks
     ]
     torn = list(dict.fromkeys(text for work in used for text in work.torn))
+    blurred = list(dict.fromkeys(text for work in used for text in work.blurred))
     difference = Difference(
         a=str(a),
         b=str(b),
@@ -201,6 +217,13 @@ def compare_sides(
         missing=missing,
         problems=problems,
         torn=torn,
+        blurred=blurred,
+        lacks=[
+            Missing(side=name, rank=rank, axis=lack.axis, place=lack.place, share=lack.share, text=lack.text)
+            for name, side in zip("AB", sides, strict=True)
+            for rank in ranks
+            for lack in side.ranks[rank].lacks
+        ],
         around=differences(*sides),
     )
     shown = next(pair for pair in pairs if pair.found is difference.shown)
@@ -267,6 +290,10 @@ def compare_work(
 
 
 def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Sequence[Work] = ()) -> Pair:
+    a, b, coarse = at_common_detail(a, b)
+    repeats_a, repeats_b = (
+        [replace(one, drop=a.drop, plain=a.plain) for one in side] for side in (repeats_a, repeats_b)
+    )
     unit = unit_of(a, b)
     if unit is None:
         reason = "neither steps nor a kernel with several calls on both sides: there is no unit to compare by"
@@ -275,7 +302,7 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
     if not of_a.count or not of_b.count:
         raise BadDataError("a step without any GPU operation", where=a.trace.source, fix="see lab inspect")
     rows = split(of_a.sums, of_b.sums)
-    judge_rows(rows)
+    floor = judge_rows(rows)
     if repeats_a or repeats_b:
         judge_by_repeats(
             rows,
@@ -302,9 +329,14 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
         rows=rows,
         blocks=blocks,
         api=calls(of_a, of_b),
-        findings=findings(rows, blocks, of_a, of_b),
-        notes=notes(a, b, of_a, of_b),
+        findings=[
+            one
+            for one in findings(rows, blocks, of_a, of_b)
+            if one.kind != "api" or a.trace.meta.vendor == b.trace.meta.vendor
+        ],
+        notes=[*coarse, *notes(a, b, of_a, of_b)],
         groups={},
+        floor_share=floor,
     )
     return Pair(a, b, of_a, of_b, found)
 
@@ -334,7 +366,7 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
         loose = row.block is None and row.confidence not in ("", BELOW)
         if loose and (row.kind in EXACT or row.confidence == PROVEN or _one_pair(row)):
             found.append(_of_row(row, at))
-    for call in calls(a, b):
+    for call in calls(a, b) if a.calls and b.calls else []:
         if call.n_a != call.n_b:
             text = f"{call.name}: {call.n_a:g} -> {call.n_b:g} calls per unit"
             found.append(Finding(text=text, ns=None, kind="api", confidence="exact count", call=call.name))
@@ -416,7 +448,7 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
     """What limits the comparison."""
     found = []
     for side, work, of in (("A", a, of_a), ("B", b, of_b)):
-        if work.unlinked:
+        if work.unlinked and "op" not in work.drop:
             total = plural(len(work.dur_ns), "GPU operation")
             found.append(
                 f"{side}: {work.unlinked} of {total} have no known op and are aligned by kernel name"
@@ -426,10 +458,19 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             found.append(
                 f"{side}: {plural(of.outside, 'GPU operation')} launched outside every step, left out"
             )
+    for side, of in (("A", of_a), ("B", of_b)):
+        if not of.calls:
+            found.append(f"{side} records no API calls: they are not compared")
+        if not of.mean_ns("kernel_sum"):
+            found.append(f"{side}: no GPU operation has a duration, so nothing is known of times")
+    if a.trace.meta.vendor != b.trace.meta.vendor:
+        found.append("GPUs of two vendors: API calls are listed (-o, --json), none is named")
     if of_a.unit == "step":
         found += of_one_size(of_a, of_b)
     else:
-        found.append("no steps are marked: counts at the edges of a recorded window may differ by one call")
+        marked = [side for side, work in (("A", a), ("B", b)) if len(work.steps_ns)]
+        which = f"only {marked[0]} marks steps" if marked else "no steps are marked"
+        found.append(f"{which}: counts at the edges of a recorded window may differ by one call")
     return found
 
 

@@ -23,6 +23,9 @@ RECORDINGS = (*_GZIPPED, *(f"{end}.gz" for end in _GZIPPED), ".nsys-rep")
 STEP = re.compile(
     r"(ProfilerStep#|(?:.*[^a-z])?(?:train_?|eval_?)?(?:step|iteration|iter)[ _#:.-]*)(\d+)", re.IGNORECASE
 )
+_LAMBDA = re.compile(r"\[lambda\(([^()]*)\) \(instance (\d+)\)\]")
+_CAST = re.compile(r"\((?:unsigned |signed )?(?:char|short|int|long|long long)\)(?=-?\d)")
+_SUFFIX = re.compile(r"(?<=\d)(?:ull|ul|u|ll|l)\b")
 _RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 Key = tuple[str, str, str, str]  # op, dims, types, kernel; op is "" where no op is known
 
@@ -33,16 +36,27 @@ class Work:
 
     rank: int
     trace: Trace
+    drop: tuple[str, ...] = ()  # of op, dims and types what is not told apart (lab.compare.detail)
+    plain: bool = False  # names of kernels as nsys and torch.profiler both say them
 
     @property
     def lacks(self) -> list[Lack]:
-        """What is known to be missing of its GPU operations, or may be."""
-        return [lack for lack in self.trace.lacks if lack.axis == "gpu"]
+        """What is known to be missing of its recording, or may be, on every axis."""
+        return list(self.trace.lacks)
 
     @property
     def torn(self) -> list[str]:
-        """A sentence for each hole in them."""
-        return [f"{self.trace.source.name}: {text}" for text in sentences(holes(self.lacks))]
+        """A sentence for each hole in its GPU operations: figures are bounds."""
+        return self._holes(of_gpu=True)
+
+    @property
+    def blurred(self) -> list[str]:
+        """A sentence for each hole in its launches or operators: ops, phases and modules may be wrong."""
+        return self._holes(of_gpu=False)
+
+    def _holes(self, *, of_gpu: bool) -> list[str]:
+        found = [lack for lack in holes(self.lacks) if (lack.axis == "gpu") == of_gpu]
+        return [f"{self.trace.source.name}: {text}" for text in sentences(found)]
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -89,7 +103,11 @@ class Work:
             )
         distinct, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
         text = [*trace.strings, ""]
-        keys = [(text[o], text[d], text[t], kernel_name(text[k])) for k, o, d, t in distinct.tolist()]
+        named = plain_name if self.plain else kernel_name
+        for at, name in enumerate(("op", "dims", "types"), start=1):
+            if name in self.drop:
+                distinct[:, at] = -1
+        keys = [(text[o], text[d], text[t], named(text[k])) for k, o, d, t in distinct.tolist()]
         return keys, which.reshape(-1)[self.order]
 
     @property
@@ -181,6 +199,23 @@ def read_works(path: Path) -> list[Work]:
         Work(trace.meta.rank if told_apart and trace.meta.rank is not None else index, trace)
         for index, trace in enumerate(traces)
     ]
+
+
+def plain_name(text: str) -> str:
+    """A kernel's name as both nsys and torch.profiler say it: without its arguments, casts and blanks."""
+    name = text.replace("(anonymous namespace)", "unnamed").replace("<unnamed>", "unnamed")
+    name = _LAMBDA.sub(r"{lambda(\1)#\2}", name).removeprefix("void ")
+    name = name.replace("(bool)0", "false").replace("(bool)1", "true")
+    name = re.sub(r"\s+", "", _SUFFIX.sub("", _CAST.sub("", name)))
+    depth = 0
+    for at, letter in enumerate(name):
+        if letter in "<{":
+            depth += 1
+        elif letter in ">}" and name[at - 1 : at] != "-":
+            depth -= 1
+        elif letter == "(" and depth <= 0 and at:
+            return name[:at]
+    return name
 
 
 def kernel_name(text: str) -> str:

@@ -101,6 +101,7 @@ def around(difference: Difference, top: int) -> list[str]:
 
 def problems(difference: Difference) -> list[str]:
     torn = [f"GPU work is missing, so figures are bounds: {one}" for one in difference.torn]
+    torn += [f"ops, phases and modules may be wrong: {one}" for one in difference.blurred]
     return [*torn, *difference.missing, *difference.problems]
 
 
@@ -140,7 +141,8 @@ def of_rank(one: Comparison, top: int) -> list[str]:
     lines += [f"  {note}" for note in one.notes]
     below = len(one.rows) - len(named)
     if below:
-        lines.append(f"  {plural(below, 'row')} below the floor of 3 % and 1 µs are not named")
+        floor = f"{100 * one.floor_share:.2g} %"
+        lines.append(f"  {plural(below, 'row')} below the floor of {floor} and 1 µs are not named")
     return lines
 
 
@@ -174,4 +176,4 @@ def waterfall(one: Comparison) -> list[dict[str, Any]]:
         ("residual", one.residual_ns),
     ]
     rows.append(("change of the unit's span", one.span_ns))
-    return [{"class": name, "change_us": round(ns / 1000, 3)} for name, ns in rows]
+    return [{"class": name, "change_us": round(ns / 1000, 3) + 0.0} for name, ns in rows]  # no -0

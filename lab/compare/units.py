@@ -5,6 +5,7 @@ A fixed window is no unit: two windows of one length hold another number of step
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from lab.recordings.views import COMM, COMP, MEMCOPY
 from lab.stats.intervals import spans, subtract, total, union
 
 LEAST_CALLS = 4
+_VERSION = re.compile(r"_v\d+$")
 Sums = dict[Key, tuple[float, float]]  # calls and ns per unit
 
 TIMES = ("span", "busy", "idle", "overlap", "compute", "exposed_comm", "exposed_copy", "kernel_sum")
@@ -133,8 +135,12 @@ def sums_of(work: Work, chosen: np.ndarray, count: float) -> Sums:
 def calls_of(work: Work, chosen: np.ndarray, count: float) -> dict[str, float]:
     ids, calls = np.unique(work.trace.runtime.name_id[chosen], return_counts=True)
     text = [*work.trace.strings, ""]
-    pairs = zip(ids.tolist(), calls.tolist(), strict=True)
-    return {text[index]: n / count for index, n in pairs if text[index]}
+    found: dict[str, float] = {}
+    for index, n in zip(ids.tolist(), calls.tolist(), strict=True):
+        if text[index]:  # nsys writes cudaLaunchKernel_v7000
+            name = _VERSION.sub("", text[index]) if work.plain else text[index]
+            found[name] = found.get(name, 0.0) + n / count
+    return found
 
 
 def usual_rows(work: Work, step: np.ndarray, steps: list[int]) -> np.ndarray:
