@@ -75,7 +75,7 @@ def _of_recording(side: Side) -> dict[str, str]:
     for name in _META:
         values = dict.fromkeys(_meta(meta, name) for meta in metas)
         found[name.replace("_", " ")] = ", ".join(one for one in values if one)
-    found["ranks"] = ", ".join(map(str, sorted(side.ranks)))
+    found["ranks"] = ", ".join(map(str, sorted({rank for _, rank in side.ranks})))
     return {what: text for what, text in found.items() if text}
 
 

@@ -28,11 +28,12 @@ from lab.compare.groups import (
     places_at,
 )
 from lab.compare.judge import BELOW, EXACT, PROVEN, incomparable, judge_by_repeats, judge_rows, time_is_named
-from lab.compare.side import Work, common_ranks, read_side
+from lab.compare.side import Work, common_ranks, place_text, read_side
 from lab.compare.split import Row, parts_of, split
 from lab.compare.units import TIMES, Units, unit_of, units
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
+from lab.recordings.communication import communication
 from lab.recordings.integrity.words import sentences
 from lab.recordings.names import short_name
 
@@ -83,6 +84,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     reason: str
     rank: int
     unit: str | None
+    configuration: str = ""  # of a sweep
     units_a: float = 0
     units_b: float = 0
     delta_kernel_ns: float = 0.0
@@ -188,10 +190,12 @@ def compare_sides(
     again = [[read_side(path) for path in paths] for paths in (repeats_a, repeats_b)]
     ranks = common_ranks(sides)
     if not ranks:
-        had = " and ".join(f"{side.path.name} has {sorted(side.ranks)}" for side in sides)
+        had = " and ".join(
+            f"{side.path.name} has {', '.join(map(place_text, sorted(side.ranks)[:8]))}" for side in sides
+        )
         raise MissingError(f"no rank is on both sides: {had}", fix="name recordings of the same ranks")
     missing = [
-        f"rank {rank} is only in {side.path}"
+        f"{place_text(rank)} is only in {side.path}"
         for side in sides
         for rank in sorted(set(side.ranks) - set(ranks))
     ]
@@ -204,6 +208,8 @@ def compare_sides(
         )
         for rank in ranks
     ]
+    for rank, pair in zip(ranks, pairs, strict=True):
+        pair.found.configuration = rank[0]
     problems = [*sides[0].problems, *sides[1].problems]
     used = [
         side.ranks[rank] for side in (*sides, *again[0], *again[1]) for rank in ranks if rank in side.ranks
@@ -219,7 +225,9 @@ def compare_sides(
         torn=torn,
         blurred=blurred,
         lacks=[
-            Missing(side=name, rank=rank, axis=lack.axis, place=lack.place, share=lack.share, text=lack.text)
+            Missing(
+                side=name, rank=rank[1], axis=lack.axis, place=lack.place, share=lack.share, text=lack.text
+            )
             for name, side in zip("AB", sides, strict=True)
             for rank in ranks
             for lack in side.ranks[rank].lacks
@@ -334,8 +342,9 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
             for one in findings(rows, blocks, of_a, of_b)
             if one.kind != "api" or a.trace.meta.vendor == b.trace.meta.vendor
         ],
-        notes=[*coarse, *notes(a, b, of_a, of_b)],
+        notes=[*coarse, *notes(a, b, of_a, of_b), *of_collectives(rows)],
         groups={},
+        configuration="",
         floor_share=floor,
     )
     return Pair(a, b, of_a, of_b, found)
@@ -494,6 +503,15 @@ def uneven(work: Work, of: Units) -> list[str]:
             f"{int(times.max())} of {len(sizes)}; figures per step are means over unequal work"
         )
     return found
+
+
+def of_collectives(rows: Sequence[Row]) -> list[str]:
+    """A kernel of a collective is as long as its ranks wait for each other."""
+    named = [row for row in rows if row.confidence != BELOW and row.kind == "same_kernel_duration"]
+    waits = [row for row in named if row.kernel_a and communication(row.kernel_a) is not None]
+    if not waits:
+        return []
+    return ["a collective's kernel also waits for the last rank: `lab ranks` tells waiting from transfer"]
 
 
 def of_one_size(a: Units, b: Units) -> list[str]:

@@ -110,11 +110,18 @@ def _replays(found: Sequence[Replayed], shown: Comparison) -> pd.DataFrame:
 def rows(ranks: list[Comparison]) -> pd.DataFrame:
     """All parts of the change, one row each."""
     found = [
-        {"rank": one.rank, **msgspec.to_builtins(row), "change_us": row.ns / 1000}
+        {
+            "configuration": one.configuration,
+            "rank": one.rank,
+            **msgspec.to_builtins(row),
+            "change_us": row.ns / 1000,
+        }
         for one in ranks
         for row in one.rows
     ]
-    frame: pd.DataFrame = pd.DataFrame(found, columns=["rank", *ROWS, "types", "ns", "ns_a", "ns_b", "block"])
+    frame: pd.DataFrame = pd.DataFrame(
+        found, columns=["configuration", "rank", *ROWS, "types", "ns", "ns_a", "ns_b", "block"]
+    )
     return frame
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.core.run import MANIFEST
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.as_trace import load_traces
 from lab.recordings.integrity.words import sentences
@@ -27,6 +30,7 @@ _LAMBDA = re.compile(r"\[lambda\(([^()]*)\) \(instance (\d+)\)\]")
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:char|short|int|long|long long)\)(?=-?\d)")
 _SUFFIX = re.compile(r"(?<=\d)(?:ull|ul|u|ll|l)\b")
 _RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+_SNIFFED = 1 << 20  # of a JSON file in a run: a trace's first key of events stands within
 Key = tuple[str, str, str, str]  # op, dims, types, kernel; op is "" where no op is known
 
 
@@ -125,10 +129,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Side:
-    """A recording, or a folder with one per rank."""
+    """A recording, or a folder with one per rank; of a sweep with one per configuration and rank.
+
+    A key is (configuration, rank); the configuration is "" where there is one alone.
+    """
 
     path: Path
-    ranks: dict[int, Work]
+    ranks: dict[tuple[str, int], Work]
     problems: list[str]
 
 
@@ -140,31 +147,61 @@ def read_side(path: Path) -> Side:
     files = recordings_at(path)
     if files == [path]:
         works = read_works(path)
-        return Side(path, {work.rank if len(works) > 1 else 0: work for work in works}, [])
-    ranks: dict[int, Work] = {}
+        return Side(path, {("", work.rank if len(works) > 1 else 0): work for work in works}, [])
+    found: list[tuple[Path, Work]] = []
     problems = []
     for file in files:
+        if _is_of_lab(file, path):
+            continue
         try:
-            works = read_works(file)
+            found += [(file, work) for work in read_works(file)]
         except LabError as error:
             problems.append(f"{file.relative_to(path)} is left out: {error.what}")
-            continue
-        for work in works:
-            if work.rank in ranks:
-                before = ranks[work.rank].trace.source.name
-                raise BadDataError(
-                    f"two recordings of rank {work.rank}: {before} and {file.name}",
-                    where=path,
-                    fix="name a folder that holds one recording per rank",
-                )
-            ranks[work.rank] = work
-    if not ranks:
+    if not found:
         raise MissingError(
             "no recording in this folder",
             where=path,
-            fix=f"lab reads {', '.join(RECORDINGS)}, and nsys' folders of Parquet files",
+            fix="; ".join(problems[:2])
+            or f"lab reads {', '.join(RECORDINGS)}, and nsys' folders of Parquet files",
         )
+    several = len({work.rank for _, work in found}) < len(found)
+    ranks: dict[tuple[str, int], Work] = {}
+    for file, work in found:
+        key = (configuration_of(file, path) if several else "", work.rank)
+        if key in ranks:
+            before = ranks[key].trace.source.name
+            raise BadDataError(
+                f"two recordings of rank {work.rank}: {before} and {file.name}",
+                where=path / key[0],
+                fix="name a folder that holds one recording per rank, or per configuration and rank",
+            )
+        ranks[key] = work
     return Side(path, ranks, problems)
+
+
+def configuration_of(file: Path, path: Path) -> str:
+    """The folders between, without those that name a rank or the profiler."""
+    between = file.relative_to(path).parent.parts
+    return "/".join(part for part in between if not _RANK.fullmatch(part) and part != "torch_profiler")
+
+
+def place_text(key: tuple[str, int]) -> str:
+    return f"{key[0]}, rank {key[1]}" if key[0] else f"rank {key[1]}"
+
+
+def _is_of_lab(file: Path, path: Path) -> bool:
+    """Whether it is one of the files that lab itself writes into a run, and no recording."""
+    if ".json" not in file.suffixes[-2:] and file.suffix != ".json":
+        return False
+    above = [path, *(one for one in file.parents if one.is_relative_to(path))]
+    if not any((one / MANIFEST).is_file() for one in above):
+        return False
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+            start = opened.read(_SNIFFED)
+    except (OSError, EOFError, zlib.error):
+        return False  # damaged: the reader says what
+    return b'"traceEvents"' not in start and b'"rocprofiler-sdk-tool"' not in start
 
 
 def recordings_at(path: Path) -> list[Path]:
@@ -240,5 +277,5 @@ def marked_steps(trace: Trace) -> np.ndarray:
     return np.empty((0, 2), dtype=np.int64)
 
 
-def common_ranks(sides: Sequence[Side]) -> list[int]:
+def common_ranks(sides: Sequence[Side]) -> list[tuple[str, int]]:
     return sorted(set.intersection(*(set(side.ranks) for side in sides)))

@@ -106,8 +106,10 @@ def problems(difference: Difference) -> list[str]:
 
 
 def by_rank(difference: Difference) -> list[dict[str, Any]]:
+    several = any(one.configuration for one in difference.ranks)
     return [
         {
+            **({"configuration": one.configuration} if several else {}),
             "rank": one.rank,
             "span_us": one.span_ns / 1000,
             "kernel_sum_us": one.delta_kernel_ns / 1000,
@@ -149,8 +151,9 @@ def of_rank(one: Comparison, top: int) -> list[str]:
 def headline(one: Comparison) -> str:
     span = one.a["span_ns"]
     kernels = one.a["kernel_sum_ns"]
+    who = f"{one.configuration}, rank {one.rank}" if one.configuration else f"Rank {one.rank}"
     return (
-        f"Rank {one.rank}, per {unit_words(one.unit)} ({one.units_a:g} in A, {one.units_b:g} in B): "
+        f"{who}, per {unit_words(one.unit)} ({one.units_a:g} in A, {one.units_b:g} in B): "
         f"span {span / 1e6:.3f} ms {signed(one.span_ns, span)}, "
         f"kernel time {kernels / 1e6:.3f} ms {signed(one.delta_kernel_ns, kernels)}."
     )

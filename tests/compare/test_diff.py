@@ -13,7 +13,7 @@ from lab.compare.cli import diff as command
 from lab.compare.diff import compare, compare_work
 from lab.compare.side import read_works, recordings_at
 from lab.compare.split import PARTS
-from lab.errors import MissingError
+from lab.errors import BadDataError, MissingError
 from tests.compare.made import layer, trace
 from tests.conftest import SHARED
 from tests.recordings.rocpdgen import GUIDS, Process, write
@@ -215,6 +215,60 @@ def test_a_pair_that_scatters_has_a_higher_floor_and_says_it(tmp_path):
     assert ["aten::op7" in one.text for one in of(tmp_path, a=a, b=faster).findings] == [True]
     slower = of(tmp_path, a=a, b=[[(op, d, k, us * 1.04) for op, d, k, us in step] for step in a])
     assert slower.floor_share == 0.03 and len(slower.findings) == 40
+
+
+def test_a_sweep_is_compared_configuration_by_configuration(tmp_path):
+    slow = [[(op, d, k, us * (1.5 if op == "aten::mm" else 1)) for op, d, k, us in step] for step in BASE]
+    for side in "ab":
+        for channels in (28, 42):
+            steps = slow if (side, channels) == ("b", 42) else BASE
+            for rank in range(2):
+                folder = tmp_path / side / f"{channels}ch" / "torch_profiler" / f"rank_{rank}"
+                trace(folder / "trace.json", steps, rank=rank)
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert [(one.configuration, one.rank) for one in found.ranks] == [
+        ("28ch", 0),
+        ("28ch", 1),
+        ("42ch", 0),
+        ("42ch", 1),
+    ]
+    assert [len(one.findings) for one in found.ranks] == [0, 0, 1, 1] and found.shown.configuration == "42ch"
+    trace(tmp_path / "a" / "28ch" / "rank_0.json", BASE, rank=0)
+    with pytest.raises(BadDataError, match="two recordings of rank 0"):
+        compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_what_lab_itself_wrote_into_a_run_is_no_recording_that_failed(tmp_path):
+    for side in "ab":
+        trace(tmp_path / side / "steps" / "rank_0" / "trace.json", BASE, rank=0)
+        (tmp_path / side / "manifest.json").write_text("{}")
+        (tmp_path / side / "steps" / "environment.json").write_text('{"smi_before": {"clock": "1"}}')
+    assert compare(tmp_path / "a", tmp_path / "b").problems == []
+    (tmp_path / "a" / "manifest.json").unlink()
+    assert len(compare(tmp_path / "a", tmp_path / "b").problems) == 1
+
+
+def test_further_recordings_are_each_compared_with_the_first(tmp_path):
+    a = trace(tmp_path / "a.json", BASE)
+    slow = trace(tmp_path / "c.json", [[(*one[:3], one[3] * 1.2) for one in step] for step in BASE])
+    done = CliRunner().invoke(command, [str(a), str(a), str(slow), "--json", "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    first, second = json.loads(done.stdout)
+    assert first["findings"] == [] and len(second["findings"]) == 4
+    assert {one.name for one in (tmp_path / "out").iterdir()} == {"1_a.json", "2_c.json"}
+    alone = trace(tmp_path / "d.json", [[("aten::conv2d", [[1, 3, 8, 8]], "conv", 50.0)]] * 4)
+    done = CliRunner().invoke(command, [str(a), str(alone), str(slow)])
+    assert done.exit_code == 1 and "c.json" in done.output and "not comparable" in str(done.exception)
+
+
+def test_one_rank_that_is_not_comparable_ends_with_1_whichever_is_shown(tmp_path):
+    other = [[("aten::conv2d", [[1, 3, 8, 8]], "conv", 110.0)]] * 4
+    slow = [[(op, d, k, us * 3) for op, d, k, us in step] for step in BASE]
+    for side, steps in (("a", (BASE, BASE)), ("b", (other, slow))):
+        for rank, one in enumerate(steps):
+            trace(tmp_path / side / f"rank{rank}.json", one, rank=rank)
+    done = CliRunner().invoke(command, [str(tmp_path / "a"), str(tmp_path / "b")])
+    assert "not comparable (1 of 2 ranks)" in str(done.exception) and "Rank 1" in done.output
 
 
 def test_repeats_prove_what_one_pair_suggests_and_take_back_what_is_noise(tmp_path):
