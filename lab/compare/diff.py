@@ -27,6 +27,7 @@ from lab.compare.groups import (
     placed,
     places_at,
 )
+from lab.compare.idle import CAUSE_WORDS, CAUSES
 from lab.compare.judge import BELOW, EXACT, PROVEN, incomparable, judge_by_repeats, judge_rows, time_is_named
 from lab.compare.side import Work, common_ranks, place_text, read_side
 from lab.compare.split import Row, parts_of, split
@@ -77,7 +78,9 @@ class Replayed(msgspec.Struct, kw_only=True):
 class Comparison(msgspec.Struct, kw_only=True):
     """One rank's change from A to B, everything per unit. Times without `_a` or `_b` are changes, B - A.
 
-    span = (kernel sum - overlap) + idle on each side, so residual_ns, what the classes leave over, is 0.
+    span = (kernel sum - overlap) + idle on each side, so residual_ns, what the classes leave over, is 0. Idle
+    time
+    is late + wait + queued + unknown (lab.compare.idle).
     """
 
     comparable: bool
@@ -92,6 +95,10 @@ class Comparison(msgspec.Struct, kw_only=True):
     span_ns: float = 0.0
     busy_ns: float = 0.0
     idle_ns: float = 0.0
+    idle_late_ns: float = 0.0
+    idle_wait_ns: float = 0.0
+    idle_queued_ns: float = 0.0
+    idle_unknown_ns: float = 0.0
     overlap_ns: float = 0.0
     compute_ns: float = 0.0
     exposed_comm_ns: float = 0.0
@@ -383,8 +390,16 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
         if time_is_named(a, b, name):
             before, after = a.mean_ns(name), b.mean_ns(name)
             words = f"{name.replace('_', ' ')} time: {_time(before)} -> {_time(after)} per unit"
+            if name == "idle":
+                words += f", most of it {_idle_cause(a, b)}"
             found.append(Finding(text=words, ns=after - before, kind=name, confidence="one pair only"))
     return sorted(found, key=lambda one: -abs(one.ns or 0.0))
+
+
+def _idle_cause(a: Units, b: Units) -> str:
+    """The cause whose share of the idle time changed most."""
+    change = {cause: b.mean_ns(cause) - a.mean_ns(cause) for cause in CAUSES}
+    return CAUSE_WORDS[max(CAUSES, key=lambda cause: abs(change[cause]))]
 
 
 def _evidence(finding: Finding, pair: Pair) -> list[Evidence]:

@@ -29,6 +29,7 @@ STEP = re.compile(
 _LAMBDA = re.compile(r"\[lambda\(([^()]*)\) \(instance (\d+)\)\]")
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:char|short|int|long|long long)\)(?=-?\d)")
 _SUFFIX = re.compile(r"(?<=\d)(?:ull|ul|u|ll|l)\b")
+_WAIT = re.compile(r"(cuda|hip|cu)(\w*Synchronize|Memcpy(?!\w*Async)\w*)(_v\d+)?$")
 _RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _SNIFFED = 1 << 20  # of a JSON file in a run: a trace's first key of events stands within
 Key = tuple[str, str, str, str]  # op, dims, types, kernel; op is "" where no op is known
@@ -85,6 +86,22 @@ class Work:
         when = trace.kernels.ts_ns.copy()
         when[call >= 0] = trace.runtime.ts_ns[call[call >= 0]]
         found: np.ndarray = when[self.order]
+        return found
+
+    @cached_property
+    def launch_known(self) -> np.ndarray:
+        """Whether its launch was recorded."""
+        found: np.ndarray = (launch_calls(self.trace) >= 0)[self.order]
+        return found
+
+    @cached_property
+    def waits_ns(self) -> np.ndarray:
+        """(m, 2): the calls in which the host waits for the GPU, by end."""
+        runtime = self.trace.runtime
+        is_wait = np.array([*(bool(_WAIT.match(text)) for text in self.trace.strings), False])
+        rows = np.flatnonzero(is_wait[runtime.name_id])
+        spans = np.stack([runtime.ts_ns[rows], runtime.ts_ns[rows] + runtime.dur_ns[rows]], axis=1)
+        found: np.ndarray = spans[np.argsort(spans[:, 1], kind="stable")]
         return found
 
     @cached_property

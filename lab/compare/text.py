@@ -7,6 +7,7 @@ from typing import Any
 
 from lab.compare.diff import Comparison, Difference, Replayed
 from lab.compare.groups import Group
+from lab.compare.idle import CAUSE_WORDS, CAUSES
 from lab.compare.judge import BELOW
 from lab.compare.split import PARTS
 from lab.core.words import plural, printable
@@ -175,7 +176,7 @@ def waterfall(one: Comparison) -> list[dict[str, Any]]:
     rows = [(WORDS[part], one.parts[part]) for part in PARTS]
     rows += [
         ("less overlap of kernels", -one.overlap_ns),
-        ("idle GPU", one.idle_ns),
+        *((f"idle GPU, {CAUSE_WORDS[cause]}", getattr(one, f"{cause}_ns")) for cause in CAUSES),
         ("residual", one.residual_ns),
     ]
     rows.append(("change of the unit's span", one.span_ns))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lab.compare.idle import CAUSES, idle_of
 from lab.compare.side import Key, Work
 from lab.recordings.views import COMM, COMP, MEMCOPY
 from lab.stats.intervals import spans, subtract, total, union
@@ -19,7 +20,7 @@ LEAST_CALLS = 4
 _VERSION = re.compile(r"_v\d+$")
 Sums = dict[Key, tuple[float, float]]  # calls and ns per unit
 
-TIMES = ("span", "busy", "idle", "overlap", "compute", "exposed_comm", "exposed_copy", "kernel_sum")
+TIMES = (*CAUSES, "span", "busy", "idle", "overlap", "compute", "exposed_comm", "exposed_copy", "kernel_sum")
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ def times_of(work: Work, rows: np.ndarray) -> dict[str, int]:
         "span": span_ns,
         "busy": busy_ns,
         "idle": span_ns - busy_ns,
+        **idle_of(work, rows, busy),
         "overlap": summed - busy_ns,
         "compute": total(comp),
         "exposed_comm": total(subtract(comm, comp)),

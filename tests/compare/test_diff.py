@@ -33,6 +33,8 @@ def adds_up(found):
     assert found.residual_ns == pytest.approx(0, abs=1e-3)
     span = found.compute_ns + found.exposed_comm_ns + found.exposed_copy_ns + found.idle_ns
     assert span == pytest.approx(found.span_ns, abs=1e-3)
+    causes = found.idle_late_ns + found.idle_wait_ns + found.idle_queued_ns + found.idle_unknown_ns
+    assert causes == pytest.approx(found.idle_ns, abs=1e-3)
 
 
 def test_equal_recordings_differ_in_nothing(tmp_path):
@@ -134,6 +136,7 @@ def test_a_gap_on_the_gpu_is_idle_time_and_nothing_else(tmp_path):
     adds_up(found)
     assert found.idle_ns == found.span_ns == pytest.approx(60_000) and found.delta_kernel_ns == 0
     assert [one.kind for one in found.findings] == ["idle"]
+    assert found.idle_queued_ns == pytest.approx(60_000) and "between queued" in found.findings[0].text
 
 
 def test_a_further_synchronisation_is_named_though_no_time_changed(tmp_path):
