@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from functools import lru_cache
 
 import msgspec
 
@@ -11,7 +12,7 @@ from lab.compare.side import Key
 from lab.compare.split import Row
 from lab.recordings.graphs.frames import class_of
 
-MOST = 20_000  # operations of a unit that are aligned; more take too long
+MOST = 8_000  # operations of a unit that are aligned: seconds; the time grows with the square
 Op = tuple[str, str]  # op, dims
 Path = tuple[str, ...]  # a phase, then modules, outermost first
 
@@ -29,8 +30,12 @@ class Block(msgspec.Struct, kw_only=True):
 
 def opcodes(a: Sequence[Key], b: Sequence[Key]) -> list[tuple[str, int, int, int, int]]:
     """What turns the order of A's ops and shapes into B's, as difflib says it."""
-    ops_a, ops_b = ([key[:2] for key in side] for side in (a, b))
-    return list(SequenceMatcher(None, ops_a, ops_b, autojunk=False).get_opcodes())
+    return _opcodes(*(tuple(key[:2] for key in side) for side in (a, b)))
+
+
+@lru_cache(maxsize=4)  # blocks, their places and the timelines ask for the same pair
+def _opcodes(a: tuple[Op, ...], b: tuple[Op, ...]) -> list[tuple[str, int, int, int, int]]:
+    return list(SequenceMatcher(None, a, b, autojunk=False).get_opcodes())
 
 
 def replaced(

@@ -12,7 +12,7 @@ import numpy as np
 
 from lab.compare import evidence as rows_of
 from lab.compare.around import Differs, differences, unknown
-from lab.compare.blocks import Block, common, replaced
+from lab.compare.blocks import MOST, Block, common, replaced
 from lab.compare.detail import at_common_detail
 from lab.compare.evidence import Evidence, File, files
 from lab.compare.groups import (
@@ -489,6 +489,11 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             found.append(f"{side}: no GPU operation has a duration, so nothing is known of times")
     if a.trace.meta.vendor != b.trace.meta.vendor:
         found.append("GPUs of two vendors: API calls are listed (-o, --json), none is named")
+    if (longest := max(len(of_a.sequence), len(of_b.sequence))) > MOST:
+        found.append(
+            f"a step has {longest:,} GPU operations, more than {MOST:,}: ops that replaced others are not "
+            "joined, and there are no timelines"
+        )
     if of_a.unit == "step":
         found += of_one_size(of_a, of_b)
     else:

@@ -9,6 +9,8 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
+from lab.compare import blocks, timelines
+from lab.compare import diff as diff_module
 from lab.compare.cli import diff as command
 from lab.compare.diff import compare, compare_work
 from lab.compare.side import read_works, recordings_at
@@ -218,6 +220,23 @@ def test_a_pair_that_scatters_has_a_higher_floor_and_says_it(tmp_path):
     assert ["aten::op7" in one.text for one in of(tmp_path, a=a, b=faster).findings] == [True]
     slower = of(tmp_path, a=a, b=[[(op, d, k, us * 1.04) for op, d, k, us in step] for step in a])
     assert slower.floor_share == 0.03 and len(slower.findings) == 40
+
+
+def test_a_step_too_long_to_align_is_compared_and_said(tmp_path, monkeypatch):
+    other = [[("aten::exp", *one[1:]) if one[0] == "aten::relu" else one for one in step] for step in BASE]
+    for module in (blocks, diff_module, timelines):
+        monkeypatch.setattr(module, "MOST", 7)
+    done = CliRunner().invoke(
+        command,
+        [
+            str(trace(tmp_path / "a.json", BASE)),
+            str(trace(tmp_path / "b.json", other)),
+            "-o",
+            str(tmp_path / "o"),
+        ],
+    )
+    assert done.exit_code == 0 and "more than 7" in done.output and "aten::exp" in done.output
+    assert "No timelines" in (tmp_path / "o" / "diff.html").read_text()
 
 
 def test_a_sweep_is_compared_configuration_by_configuration(tmp_path):
