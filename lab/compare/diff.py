@@ -28,7 +28,17 @@ from lab.compare.groups import (
     places_at,
 )
 from lab.compare.idle import CAUSE_WORDS, CAUSES
-from lab.compare.judge import BELOW, EXACT, PROVEN, incomparable, judge_by_repeats, judge_rows, time_is_named
+from lab.compare.judge import (
+    BELOW,
+    EXACT,
+    FLOOR_SHARE,
+    PROVEN,
+    incomparable,
+    judge_by_repeats,
+    judge_rows,
+    time_is_large,
+    time_is_named,
+)
 from lab.compare.side import Work, common_ranks, place_text, read_side
 from lab.compare.split import Row, parts_of, split
 from lab.compare.units import TIMES, Units, unit_of, units
@@ -38,6 +48,7 @@ from lab.recordings.communication import communication
 from lab.recordings.integrity.words import sentences
 from lab.recordings.names import short_name
 
+TIMED = ("idle", "exposed_comm", "exposed_copy")
 LONGEST = 72  # letters of a kernel's name in a sentence
 
 
@@ -110,7 +121,9 @@ class Comparison(msgspec.Struct, kw_only=True):
     blocks: list[Block] = []
     api: list[Call] = []
     findings: list[Finding] = []
+    unnamed: list[str] = []  # large changes of idle and exposed time, of which the steps vary as much
     notes: list[str] = []
+    own_ns: float = 0.0  # of the span outside exposed communication
     floor_share: float = 0.0  # no smaller change of a duration is named
     groups: dict[str, list[Group]] = {}  # by phase, module, op, kernel; each adds up to delta_kernel_ns
 
@@ -127,7 +140,7 @@ class Missing(msgspec.Struct, kw_only=True):
 
 
 class Difference(msgspec.Struct, kw_only=True):
-    """All ranks of A against B; `shown` is the rank that changed most."""
+    """All ranks of A against B; `shown` is the rank that changed most by itself."""
 
     a: str
     b: str
@@ -144,7 +157,14 @@ class Difference(msgspec.Struct, kw_only=True):
 
     @property
     def shown(self) -> Comparison:
-        return max(self.ranks, key=lambda one: abs(one.span_ns))
+        """The one whose time outside communication changed most, if much; else one with findings. Where one
+        rank is slower all steps are longer, because the others wait for it."""
+
+        def change(one: Comparison) -> tuple[bool, bool, float]:
+            much = abs(one.own_ns) > FLOOR_SHARE * one.a.get("span_ns", 0.0)
+            return (much, bool(one.findings), abs(one.own_ns))
+
+        return max(self.ranks, key=change)
 
 
 @dataclass(frozen=True)
@@ -352,6 +372,8 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
         notes=[*coarse, *notes(a, b, of_a, of_b), *of_collectives(rows)],
         groups={},
         configuration="",
+        unnamed=unnamed(of_a, of_b),
+        own_ns=change["span"] - change["exposed_comm"],
         floor_share=floor,
     )
     return Pair(a, b, of_a, of_b, found)
@@ -386,7 +408,7 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
         if call.n_a != call.n_b:
             text = f"{call.name}: {call.n_a:g} -> {call.n_b:g} calls per unit"
             found.append(Finding(text=text, ns=None, kind="api", confidence="exact count", call=call.name))
-    for name in ("idle", "exposed_comm", "exposed_copy"):
+    for name in TIMED:
         if time_is_named(a, b, name):
             before, after = a.mean_ns(name), b.mean_ns(name)
             words = f"{name.replace('_', ' ')} time: {_time(before)} -> {_time(after)} per unit"
@@ -394,6 +416,15 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
                 words += f", most of it {_idle_cause(a, b)}"
             found.append(Finding(text=words, ns=after - before, kind=name, confidence="one pair only"))
     return sorted(found, key=lambda one: -abs(one.ns or 0.0))
+
+
+def unnamed(a: Units, b: Units) -> list[str]:
+    """Idle and exposed times that changed much, and of which the steps vary as much."""
+    return [
+        f"{name.replace('_', ' ')} time: {_time(a.mean_ns(name))} -> {_time(b.mean_ns(name))} per unit"
+        for name in TIMED
+        if time_is_large(a, b, name) and not time_is_named(a, b, name)
+    ]
 
 
 def _idle_cause(a: Units, b: Units) -> str:

@@ -109,7 +109,16 @@ def _share(units: Units, chosen: object) -> float:
 
 def time_is_named(a: Units, b: Units, name: str) -> bool:
     """Whether idle or exposed time changed by more than its own steps vary, and by 3 % of the unit."""
+    return time_is_large(a, b, name) and not _varies(a, b, name)
+
+
+def time_is_large(a: Units, b: Units, name: str) -> bool:
+    """Whether it changed by 3 % of the unit, however much its steps vary."""
+    floor = max(FLOOR_SHARE * a.mean_ns("span"), FLOOR_NS)
+    return abs(b.mean_ns(name) - a.mean_ns(name)) > floor
+
+
+def _varies(a: Units, b: Units, name: str) -> bool:
     before, after = a.times_ns[name], b.times_ns[name]
     change = abs(float(after.mean() - before.mean()))
-    floor = max(FLOOR_SHARE * a.mean_ns("span"), FLOOR_NS)
-    return change > floor and change > SIGMAS * max(float(before.std()), float(after.std()))
+    return change <= SIGMAS * max(float(before.std()), float(after.std()))

@@ -154,7 +154,7 @@ def _page(difference: Difference, shown: Comparison, frames: Frames, steps: Step
     sections = [
         Section("The change", _change(shown, frames, out)),
         Section("Side by side", _side_by_side(shown, steps)),
-        Section("What changed", _named(frames)),
+        Section("What changed", _named(shown, frames)),
         Section("Replay", _replayed(difference, shown, frames)),
         Section("By structure", _by_structure(frames)),
         Section(
@@ -253,13 +253,16 @@ def _side_by_side(shown: Comparison, steps: Steps | None) -> list[Block]:
     ]
 
 
-def _named(frames: Frames) -> list[Block]:
+def _named(shown: Comparison, frames: Frames) -> list[Block]:
     found = frames["findings"]
+    weak: list[Block] = [
+        Prose(f"Not named, because its steps vary as much: {text}.") for text in shown.unnamed
+    ]
     if not len(found):
-        return [Prose("Nothing differs by more than equal runs do.")]
-    shown = found.drop(columns="evidence")
+        return weak or [Prose("Nothing differs by more than equal runs do.")]
     return [
-        Table(shown, "Named changes, per unit", "tables/findings.csv", open_rows=40),
+        *weak,
+        Table(found.drop(columns="evidence"), "Named changes, per unit", "tables/findings.csv", open_rows=40),
         Prose("The rows of the recordings behind each change are in findings.json and findings.csv."),
     ]
 

@@ -28,6 +28,7 @@ def text(difference: Difference, top: int = 12, by: Sequence[str] = ()) -> str:
     lines = [f"A {difference.a}", f"B {difference.b}", *(f"! {one}" for one in problems(difference)), ""]
     if len(difference.ranks) > 1:
         lines += [rows_table(by_rank(difference)), ""]
+        lines += [f"Shown is {of_whom(shown)}: its own time, outside communication, changed most.", ""]
     lines += of_rank(shown, top)
     for name in by:
         if name in shown.groups:
@@ -113,9 +114,10 @@ def by_rank(difference: Difference) -> list[dict[str, Any]]:
             **({"configuration": one.configuration} if several else {}),
             "rank": one.rank,
             "span_us": one.span_ns / 1000,
+            "own_us": one.own_ns / 1000,
+            "exposed_comm_us": one.exposed_comm_ns / 1000,
             "kernel_sum_us": one.delta_kernel_ns / 1000,
             "idle_us": one.idle_ns / 1000,
-            "exposed_comm_us": one.exposed_comm_ns / 1000,
             "findings": len(one.findings),
         }
         for one in difference.ranks
@@ -138,8 +140,9 @@ def of_rank(one: Comparison, top: int) -> list[str]:
         ]
         if more := len(one.findings) - top:
             lines += [f"  and {plural(more, 'further change')}: --top, -o OUT, or --json"] if more > 0 else []
-    else:
+    elif not one.unnamed:
         lines.append("Nothing differs by more than equal runs do: same kernels, same counts, same calls.")
+    lines += [f"Not named, because its steps vary as much: {text}" for text in one.unnamed]
     named = [row for row in one.rows if row.confidence != BELOW]
     lines += [f"  {note}" for note in one.notes]
     below = len(one.rows) - len(named)
@@ -152,12 +155,17 @@ def of_rank(one: Comparison, top: int) -> list[str]:
 def headline(one: Comparison) -> str:
     span = one.a["span_ns"]
     kernels = one.a["kernel_sum_ns"]
-    who = f"{one.configuration}, rank {one.rank}" if one.configuration else f"Rank {one.rank}"
+    who = of_whom(one)
+    counts = f"{one.units_a:g} in A, {one.units_b:g} in B"
     return (
-        f"{who}, per {unit_words(one.unit)} ({one.units_a:g} in A, {one.units_b:g} in B): "
+        f"{who[0].upper()}{who[1:]}, per {unit_words(one.unit)} ({counts}): "
         f"span {span / 1e6:.3f} ms {signed(one.span_ns, span)}, "
         f"kernel time {kernels / 1e6:.3f} ms {signed(one.delta_kernel_ns, kernels)}."
     )
+
+
+def of_whom(one: Comparison) -> str:
+    return f"{one.configuration}, rank {one.rank}" if one.configuration else f"rank {one.rank}"
 
 
 def unit_words(unit: str | None) -> str:

@@ -293,6 +293,25 @@ def test_one_rank_that_is_not_comparable_ends_with_1_whichever_is_shown(tmp_path
     assert "not comparable (1 of 2 ranks)" in str(done.exception) and "Rank 1" in done.output
 
 
+@pytest.mark.skipif(not (SHARED / "ranks").exists(), reason="the shared recordings are not here")
+@pytest.mark.parametrize(
+    ("planted", "rank"), [("slow_gemm", 5), ("dropped", 2), ("host_late", 3), ("slow_link", 6)]
+)
+def test_the_rank_that_changed_is_shown_not_one_that_waits_for_it(planted, rank):
+    found = compare(SHARED / "ranks" / "planted" / "base", SHARED / "ranks" / "planted" / planted)
+    assert found.shown.rank == rank and (found.shown.findings or found.shown.unnamed)
+
+
+def test_idle_time_whose_steps_vary_as_much_is_said_and_no_all_clear(tmp_path):
+    gap = [BASE[0], [(*launch, 400.0) if at == 3 else launch for at, launch in enumerate(BASE[0])]]
+    a, b = trace(tmp_path / "a.json", BASE[:2]), trace(tmp_path / "b.json", gap)
+    found = compare(a, b).shown
+    assert found.findings == [] and found.unnamed == ["idle time: 0.0 µs -> 200.0 µs per unit"]
+    done = CliRunner().invoke(command, [str(a), str(b)])
+    assert "Not named, because its steps vary as much" in done.output
+    assert "Nothing differs by more" not in done.output
+
+
 def test_repeats_prove_what_one_pair_suggests_and_take_back_what_is_noise(tmp_path):
     def process(name, scale, noise):
         random.seed(name)
