@@ -33,6 +33,8 @@ from lab.compare.judge import (
     EXACT,
     FLOOR_SHARE,
     PROVEN,
+    beyond_edge,
+    edge_of,
     incomparable,
     judge_by_repeats,
     judge_rows,
@@ -337,7 +339,7 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
     if not of_a.count or not of_b.count:
         raise BadDataError("a step without any GPU operation", where=a.trace.source, fix="see lab inspect")
     rows = split(of_a.sums, of_b.sums)
-    floor = judge_rows(rows)
+    floor = judge_rows(rows, edge_of(of_a, of_b))
     if repeats_a or repeats_b:
         judge_by_repeats(
             rows,
@@ -405,7 +407,7 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
         if loose and (row.kind in EXACT or row.confidence == PROVEN or _one_pair(row)):
             found.append(_of_row(row, at))
     for call in calls(a, b) if a.calls and b.calls else []:
-        if call.n_a != call.n_b:
+        if beyond_edge(call.n_a, call.n_b, edge_of(a, b)):
             text = f"{call.name}: {call.n_a:g} -> {call.n_b:g} calls per unit"
             found.append(Finding(text=text, ns=None, kind="api", confidence="exact count", call=call.name))
     for name in TIMED:
@@ -530,7 +532,7 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
     else:
         marked = [side for side, work in (("A", a), ("B", b)) if len(work.steps_ns)]
         which = f"only {marked[0]} marks steps" if marked else "no steps are marked"
-        found.append(f"{which}: counts at the edges of a recorded window may differ by one call")
+        found.append(f"{which}: counts that the edges of a recorded window explain are not named")
     return found
 
 

@@ -29,12 +29,24 @@ ONE_PAIR, BELOW, PROVEN, WITHIN = (
 )
 
 
-def judge_rows(rows: Sequence[Row]) -> float:
+def edge_of(a: Units, b: Units) -> float:
+    """The units by which two recorded windows may differ at their edges; 0 for whole steps."""
+    return 0.0 if a.unit == "step" else 1 / a.count + 1 / b.count
+
+
+def beyond_edge(n_a: float, n_b: float, edge: float) -> bool:
+    """Whether counts per unit differ by more than what a window's edges may cut off, a unit's calls each."""
+    return abs(n_b - n_a) > edge * (1 + max(n_a, n_b)) if edge else n_a != n_b
+
+
+def judge_rows(rows: Sequence[Row], edge: float = 0.0) -> float:
     """Give each row its confidence, where no repeats speak; the share below which no duration is named."""
     floor = scatter_floor(rows)
     for row in rows:
-        if row.kind in EXACT:
-            row.confidence = ONE_PAIR  # another kernel of equal duration is another kernel, too
+        if row.kind in EXACT:  # another kernel of equal duration is another kernel, too
+            exchanged = row.kernel_a is not None and row.kernel_b is not None and row.kind == "other_kernel"
+            named = exchanged or beyond_edge(row.n_a, row.n_b, edge)
+            row.confidence = ONE_PAIR if named else BELOW
         else:
             share = abs(row.ns) / max(row.ns_a, 1.0)
             row.confidence = ONE_PAIR if share > floor and abs(row.ns) > FLOOR_NS else BELOW

@@ -186,6 +186,19 @@ def test_uneven_and_empty_steps_and_a_single_one_are_said(tmp_path):
     )
 
 
+def test_what_a_windows_edges_cut_off_is_not_named_and_what_they_cannot_is(tmp_path):
+    whole = [one for _ in range(10) for one in layer() + layer()]
+    a = trace(tmp_path / "a.json", [whole], prefix="nothing ")
+    cut = trace(tmp_path / "b.json", [whole[3:-2]], prefix="nothing ")
+    found = compare(a, cut).shown
+    assert found.unit == "call of gemm_128" and [one for one in found.findings if one.kind == "count"] == []
+    twice = [one for index in range(20) for one in (*layer(), *layer()[3:])]
+    more = compare(a, trace(tmp_path / "c.json", [twice], prefix="nothing ")).shown
+    assert [one.text.split(": ")[0] for one in more.findings if one.kind == "count"] == [
+        "aten::relu [[64,64]]"
+    ]
+
+
 def test_programs_without_common_work_are_not_comparable_and_end_with_1(tmp_path):
     other = [[("aten::conv2d", [[1, 3, 8, 8]], "conv", 50.0)]] * 4
     a, b = trace(tmp_path / "a.json", BASE), trace(tmp_path / "b.json", other)
