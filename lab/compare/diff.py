@@ -511,6 +511,12 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
                 f"{side}: {work.unlinked} of {total} have no known op and are aligned by kernel name"
             )
         found += [f"{side}: {text}" for text in (*sentences(work.lacks), *uneven(work, of))]
+        if of.empty:
+            whole = plural(len(work.steps_ns), "step")
+            found.append(
+                f"{side}: {of.empty} of {whole} launched no GPU operation and are in no mean: "
+                f"means are over the other {int(of.count)}"
+            )
         if of.outside:
             found.append(
                 f"{side}: {plural(of.outside, 'GPU operation')} launched outside every step, left out"
@@ -537,17 +543,14 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
 
 
 def uneven(work: Work, of: Units) -> list[str]:
-    """Steps that are not like the others: without GPU work, or of another number of operations."""
+    """Steps that are not like the others."""
     edges = work.steps_ns
     if of.unit != "step" or not len(edges):
         return []
     step = np.searchsorted(edges[:, 0], work.launched_ns[of.chosen], side="right") - 1
     sizes = np.bincount(step, minlength=len(edges))
-    found = []
-    if empty := int((sizes == 0).sum()):
-        left = " and are left out" if of.count < len(edges) else ""
-        found.append(f"{empty} of {plural(len(edges), 'marked step')} launched no GPU operation{left}")
     sizes = sizes[sizes > 0]
+    found = []
     if len(sizes) and sizes.min() != sizes.max():
         used, times = np.unique(sizes, return_counts=True)
         usual = int(used[times.argmax()])

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from lab.compare.places import Places, places_of
-from lab.compare.side import STEP, Work
+from lab.compare.side import Work
 from lab.compare.tree import BOTH, ONLY_A, ONLY_B, Match, Node, lines, match
 from lab.compare.units import Units
 
@@ -45,9 +45,7 @@ class Placed:
 
 
 def placed(work: Work, units: Units) -> Placed:
-    strings = work.trace.strings
-    is_step = np.array([bool(STEP.fullmatch(text)) for text in strings], dtype=bool)
-    return Placed(work, units, places_of(work.trace, is_step))
+    return Placed(work, units, places_of(work.trace))
 
 
 def by_phase(a: Placed, b: Placed) -> list[Group]:

@@ -13,9 +13,9 @@ import numpy as np
 from lab.recordings.capture import OP, Capture
 from lab.recordings.graphs.frames import MODULE, read_frames
 from lab.recordings.kineto.capture import from_kineto
+from lab.recordings.phase_names import is_step, is_warmup
 from lab.recordings.projection import PhaseNames, Projection, project
 from lab.recordings.projection.origins import forward_operators
-from lab.recordings.projection.rules import is_step, is_warmup
 from lab.recordings.tables import Trace
 from lab.recordings.views import launch_calls
 
@@ -37,14 +37,11 @@ class Places:
     source: str
 
 
-def places_of(trace: Trace, is_own_step: np.ndarray) -> Places:
-    """is_own_step (s,): which of the trace's strings name a step.
-
-    Raises what reading the recording again raises, where it holds Python's calls.
-    """
+def places_of(trace: Trace) -> Places:
+    """Raises what reading the recording again raises, where it holds Python's calls."""
     projection = project(from_kineto(trace))
     capture = projection.capture
-    names = _names(capture, is_own_step)
+    names = _names(capture)
     phase, phases = _along(projection, projection.ops.path, names.phases)
     own, paths = _along(projection, projection.ops.path, names.modules)
     first, first_paths = _along(projection, np.maximum(projection.ops.origin, 0), names.modules)
@@ -68,10 +65,9 @@ class _Names:
     modules: list[str]
 
 
-def _names(capture: Capture, is_own_step: np.ndarray) -> _Names:
+def _names(capture: Capture) -> _Names:
     own = np.zeros(len(capture.strings) + 1, dtype=bool)
     own[capture.ranges.name_id[capture.ranges.kind != OP]] = True
-    own[: len(is_own_step)] &= ~is_own_step
     known = PhaseNames()
     phases, modules = [], []
     for text, mine in zip([*capture.strings, ""], own.tolist(), strict=True):

@@ -36,6 +36,7 @@ class Units:
     outside: int  # operations launched outside every unit
     chosen: np.ndarray  # mask (n,) of the operations in units, in the order of `Work`
     usual: np.ndarray  # the rows of `sequence`
+    empty: int = 0  # steps without any operation, which no mean is over
 
     def mean_ns(self, name: str) -> float:
         return float(self.times_ns[name].mean())
@@ -59,7 +60,7 @@ def units(work: Work, unit: str) -> Units:
 
 
 def by_step(work: Work) -> Units:
-    """Each operation belongs to the step in which it was launched."""
+    """Each operation belongs to the step that launched it; steps that launched none are counted apart."""
     edges = work.steps_ns
     step = np.searchsorted(edges[:, 0], work.launched_ns, side="right") - 1
     inside = (step >= 0) & (work.launched_ns < edges[np.maximum(step, 0), 1])
@@ -79,6 +80,7 @@ def by_step(work: Work) -> Units:
         outside=int((step < 0).sum()),
         chosen=step >= 0,
         usual=usual,
+        empty=len(edges) - len(steps),
     )
 
 
