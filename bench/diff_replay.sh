@@ -1,7 +1,7 @@
 #!/bin/sh
 # `lab diff A B --replay` on one GPU against three planted changes of known cause, from the repository's root:
 # sh bench/diff_replay.sh [FOLDER]. Takes about three minutes; ends with 1 unless each plant gets its verdict.
-#   gelu     reads a transposed tensor: the kernel itself
+#   gelu     reads every other column of a tensor: the kernel itself
 #   softmax  has its input pushed out of the caches by a fill before it: the neighbourhood, caches
 #   mm       runs beside copies on another stream: the neighbourhood, clocks, overlap or contention
 set -eu
@@ -15,15 +15,16 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, sc
 
 out = sys.argv[1]
 side = torch.cuda.Stream()
+narrow = torch.randn(4096, 2048, device="cuda")
 wide = torch.randn(4096, 4096, device="cuda")
-small = torch.randn(512, 1024, device="cuda")
+small = torch.randn(4096, 2048, device="cuda")  # 32 MiB: within the L2 cache of an H200
 big = torch.empty(1 << 28, device="cuda")
 left, right = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
 copies = [torch.empty(1 << 27, device="cuda") for _ in range(2)]
 
 
 def step(changed):
-    torch.nn.functional.gelu(wide.t() if changed else wide)
+    torch.nn.functional.gelu(wide[:, ::2] if changed else narrow)
     if changed:
         small.add_(1.0)
         big.zero_()

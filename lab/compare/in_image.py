@@ -12,7 +12,7 @@ import msgspec
 from lab.core.step import Step
 from lab.engines.docker.engine import host_context
 from lab.engines.docker.nature import Nature, ask
-from lab.errors import EngineError
+from lab.errors import EngineError, UsageError
 from lab.gpus.discover import discover
 from lab.images import spec as images
 from lab.images.command_line import arguments_of
@@ -29,8 +29,10 @@ ASK_S = 5.0
 def image_named(text: str) -> Image:
     """One of lab's images by name, else any reference that the engine has.
 
-    Of a stranger's image the vendor is that of this machine's GPUs.
+    Of a stranger's image the vendor is that of this machine's GPUs. Raises UsageError for no name.
     """
+    if not text or text.startswith("-"):
+        raise UsageError(f"{PREFIX}{text} names no image", fix=f"{PREFIX}cuda, or {PREFIX}REFERENCE")
     if text in images.names():
         return images.load(text)
     gpus = discover()

@@ -20,6 +20,7 @@ from lab.recordings.tables import Trace
 from lab.recordings.views import launch_calls
 
 Path = tuple[str, ...]  # instances of modules, outermost first
+DEEPEST = 64  # modules inside each other; what is deeper counts to the last of them
 _LIBRARIES = ("nccl", "rccl", "cub::", "cublas", "cudnn")
 
 
@@ -52,6 +53,7 @@ def places_of(trace: Trace) -> Places:
         recorded = _recorded(trace, projection)
         if any(recorded):
             source = "recorded"
+            recorded = [path[:DEEPEST] for path in recorded]
             known = {path: index for index, path in enumerate(dict.fromkeys(recorded))}
             paths, module = list(known), np.array([known[path] for path in recorded], dtype=np.int64)
     return Places(phase, [path[-1] if path else "" for path in phases], module, paths, source)
@@ -84,7 +86,7 @@ def _along(projection: Projection, path: np.ndarray, texts: list[str]) -> tuple[
     found: list[Path] = [()]
     for node in range(1, len(projection.tree)):
         above, text = found[int(projection.tree.parent[node])], texts[int(projection.tree.name_id[node])]
-        found.append((*above, text) if text else above)
+        found.append((*above, text) if text and len(above) < DEEPEST else above)
     known = {one: index for index, one in enumerate(dict.fromkeys(found))}
     of_node = np.array([known[one] for one in found], dtype=np.int64)
     return of_node[path], list(known)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from lab.compare.cli import diff as command
 from lab.compare.diff import compare_sides
 from lab.compare.groups import KINDS, NO_MODULE, NO_PHASE
+from lab.compare.places import DEEPEST
 from tests.compare.made import event, layer, trace
 from tests.compare.test_diff import BASE, SERVE, shared
 
@@ -88,6 +89,19 @@ def test_a_backward_operation_lies_in_the_module_of_its_forward_operator(tmp_pat
     a.write_text(json.dumps(whole))
     modules = {one.key: one.n_a for one in grouped(a, a).groups["module"]}
     assert modules["backward / Block / Linear"] == 0.5  # one in two steps
+
+
+def test_modules_inside_each_other_beyond_all_measure_are_cut(tmp_path):
+    a = with_modules(tmp_path / "a.json", layers=1, phases=False)
+    whole = json.loads(a.read_text())
+    deep = [
+        event("python_function", f"nn.Module: M_{n}", 1 + n / 1000, 900 - n / 500, 1, 1) for n in range(3000)
+    ]
+    whole["traceEvents"] += deep
+    a.write_text(json.dumps(whole))
+    found = grouped(a, a)
+    assert max(one.key.count(" / ") for one in found.groups["module"]) <= DEEPEST
+    assert sum(one.n_a for one in found.groups["module"]) == pytest.approx(4)
 
 
 def test_by_prints_all_rows_and_their_sum(tmp_path):

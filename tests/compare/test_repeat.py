@@ -92,6 +92,9 @@ def test_git_revisions_run_in_worktrees_that_go_away(tmp_path, monkeypatch):
     for name in ("no-such", "--help"):
         with pytest.raises(MissingError), sides(name, "HEAD"):
             pass
+    for name in ("image:", "image:--privileged"):
+        with pytest.raises(UsageError), sides(name, "HEAD"):
+            pass
 
 
 def test_a_process_that_fails_or_records_nothing_ends_the_check(tmp_path):
