@@ -1,5 +1,6 @@
 #!/bin/sh
-# `lab diff A B --replay` on one GPU against three planted changes of known cause, from the repository's root:
+# `lab diff A B --replay` on one GPU against three planted changes of known cause, from the repository's root, with
+# torch and the packages of lab[analysis]:
 # sh bench/diff_replay.sh [FOLDER]. Takes about three minutes; ends with 1 unless each plant gets its verdict.
 #   gelu     reads every other column of a tensor: the kernel itself
 #   softmax  has its input pushed out of the caches by a fill before it: the neighbourhood, caches
@@ -53,14 +54,14 @@ for name, changed in (("a", False), ("b", True)):
     observer = ExecutionTraceObserver().register_callback(f"{out}/{name}_et.json")
     with profile(
         activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
-        schedule=schedule(wait=0, warmup=2, active=6),
+        schedule=schedule(wait=0, warmup=2, active=6, repeat=1),
+        on_trace_ready=lambda done: done.export_chrome_trace(f"{out}/{name}.json.gz"),
         record_shapes=True,
         execution_trace_observer=observer,
     ) as recorder:
         for _ in range(8):
             step(changed)
             recorder.step()
-    recorder.export_chrome_trace(f"{out}/{name}.json.gz")
 PY
 code=0
 python -m lab diff "$out/a.json.gz" "$out/b.json.gz" --replay --repeats 10 -o "$out/diff" --by op \
