@@ -1,0 +1,48 @@
+"""A name from outside as a file of one folder: no way out, no link, nothing hidden."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from lab.errors import MissingError
+
+NOT_HERE = "no such file in this run"
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of `name` below `folder`. Raises MissingError for a name that leaves it, is hidden, or a link.
+
+    Whatever is wrong, the answer is the same: a stranger learns nothing about other folders.
+    """
+    pure = PurePosixPath(name)
+    bad = not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts
+    if bad or any(part.startswith(".") for part in pure.parts):
+        raise MissingError(NOT_HERE, where=printable_name(name))
+    path = folder / pure
+    try:
+        same = path.resolve(strict=True) == folder.resolve() / pure
+    except (OSError, RuntimeError, ValueError) as error:
+        raise MissingError(NOT_HERE, where=printable_name(name)) from error
+    if not same:
+        raise MissingError(NOT_HERE, where=printable_name(name))
+    return path
+
+
+def opened(folder: Path, name: str) -> BinaryIO:
+    """A regular file below `folder`, open for reading. Raises MissingError for everything else."""
+    path = inside(folder, name)
+    try:  # not blocked by a pipe, and no link that appeared since
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise MissingError(NOT_HERE, where=printable_name(name)) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise MissingError(NOT_HERE, where=printable_name(name))
+    return os.fdopen(handle, "rb")
+
+
+def printable_name(name: str) -> str:
+    return ascii(name[:200])
