@@ -108,6 +108,7 @@ def commands() -> Lazy:
         "diff": ("lab.compare.cli:diff", "What changed between two recordings, split exactly."),
         "check": ("lab.compare.cli:check", "Is HEAD slower than BASE? Exit code 0, 1, or 3 for undecided."),
         "same": ("lab.compare.same.cli:same", "Did two runs compute the same? From which op on not?"),
+        "query": ("lab.serve.cli:query", "Ask all runs below a folder in SQL."),
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
         "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),
         "setup": ("lab.cli.setup:setup", "Bring the image this machine needs, try it, say what is next."),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lab.core.files import write_atomic
-from lab.core.words import printable
+from lab.core.words import inert, is_formula, printable
 
 ABSENT = "–"
 UNITS = {
@@ -27,9 +26,6 @@ UNITS = {
     "tflops": "TFLOP/s",
     "mhz": "MHz",
 }
-
-
-_FORMULA = re.compile(r"[\t\r]|\s*(?:[=@]|[+-](?=.*[(|!]))")
 
 
 class Heading(NamedTuple):
@@ -57,15 +53,6 @@ def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
     for at in found:
         changed.isetitem(at, frame.iloc[:, at].map(inert).to_numpy())
     return changed
-
-
-def inert(value: Any) -> Any:
-    return f"'{value}" if is_formula(value) else value
-
-
-def is_formula(value: Any) -> bool:
-    """Whether a spreadsheet would run this text; a sign before a word or a number, as in `-inf`, is none."""
-    return isinstance(value, str) and _FORMULA.match(value) is not None
 
 
 def heading(column: str) -> Heading:
