@@ -1,4 +1,4 @@
-"""`lab query`: the commands over all runs below a folder."""
+"""`lab serve` and `lab query`: the commands over all runs below a folder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,71 @@ if TYPE_CHECKING:
     from lab.serve.sql.answer import Answer
 
 FOLDER = click.argument("folder", type=PATH, default=Path("experiments"), required=False)
+
+
+@click.command("serve")
+@FOLDER
+@click.option("--port", type=click.IntRange(0, 65535), help="Default: the first free one from 8000 on.")
+@click.option("--open", "open_browser", is_flag=True, help="Open it in a browser.")
+@click.option("--uds", type=PATH, metavar="PATH", help="Listen on a Unix socket that only you can open.")
+@option("--host", default="127.0.0.1", help="Another address lets others reach it.")
+def serve(folder: Path, port: int | None, open_browser: bool, uds: Path | None, host: str) -> None:
+    """All runs below FOLDER (default: experiments) as pages: list, compare, timelines, questions.
+
+    Prints an address with a token that works once. Nothing can be started, changed or deleted from the pages.
+    On a login node use --uds: other users can reach a port, but not that socket.
+    """
+    from lab.errors import needs
+
+    with needs("serve"):
+        from lab.serve.web.run import serve as run
+
+    run(
+        folder,
+        port=port,
+        host=host,
+        uds=uds,
+        open_browser=open_browser,
+        say=lambda text: click.echo(text, err=not text.startswith("http")),
+    )
+
+
+@click.command("export")
+@click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN...")
+@click.option(
+    "--to",
+    "form",
+    required=True,
+    type=click.Choice(["perfetto", "chrome", "xlsx", "parquet", "chakra"]),
+    help="perfetto: .pftrace.gz; chrome: Trace Event JSON; chakra: .et per rank, with stream order.",
+)
+@option("-o", "--out", type=PATH, default=Path("exports"), help="Folder for the files.")
+def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
+    """Write RUNs, or recordings, in the formats of other tools: one file per step with all its ranks.
+
+    Exit code 1 where something could not be read or is not in the export; each such thing is named.
+    """
+    from lab.core.words import printable
+    from lab.errors import StepFailed, needs
+
+    with needs("analysis"):
+        from lab.serve.export.all import export_run, with_place
+        from lab.serve.export.ranks import MISSING
+
+    notes: list[str] = []
+    for run in runs:
+        written, left = export_run(run, form, out)
+        found = [printable(with_place(text, run.name)) for text in left]
+        notes += [text for text in found if text.startswith(MISSING)]
+        for text in found:
+            if not text.startswith(MISSING):
+                click.echo(f"note: {text}", err=True)
+        for path in written:
+            click.echo(printable(str(path)))
+    if notes:
+        raise StepFailed(
+            "the export is not complete:\n" + "\n".join(f"  {one}" for one in notes[:40]), where=out
+        )
 
 
 @click.command("query")

@@ -26,8 +26,18 @@ def inside(folder: Path, name: str) -> Path:
         same = path.resolve(strict=True) == folder.resolve() / pure
     except (OSError, RuntimeError, ValueError) as error:
         raise MissingError(NOT_HERE, where=printable_name(name)) from error
-    if not same:
+    if not same or not (path.is_file() or path.is_dir()):
         raise MissingError(NOT_HERE, where=printable_name(name))
+    return path
+
+
+def recording_inside(folder: Path, name: str) -> Path:
+    """A file, or a folder of files in which no link leads elsewhere. Raises MissingError as `inside` does."""
+    path = inside(folder, name)
+    if path.is_dir():
+        for here, folders, files in os.walk(path):
+            if any(os.path.islink(os.path.join(here, one)) for one in (*folders, *files)):
+                raise MissingError(NOT_HERE, where=printable_name(name))
     return path
 
 

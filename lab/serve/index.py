@@ -50,6 +50,7 @@ class Index:
         self.root = root.resolve()
         self.rows: list[RunRow] = []
         self.unseen: tuple[str, ...] = ()
+        self.recordings: tuple[str, ...] = ()  # that belong to no run
         self.version = 0  # grows with every change
         self._entries: dict[str, Entry] = {}
         self._by_key: dict[str, RunRow] = {}
@@ -97,7 +98,7 @@ class Index:
         changed = len(new) != len(self._entries) or any(
             self._entries.get(folder) is not entry for folder, entry in new.items()
         )
-        self.unseen = seen.unseen
+        self.unseen, self.recordings = seen.unseen, seen.recordings
         if not changed and self.version:
             return
         self._entries = new

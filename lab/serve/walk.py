@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from lab.core.run import MANIFEST
 
 MOST_FOLDERS = 50_000  # that one look visits
 MOST_DEPTH = 6
+MOST_RECORDINGS = 500  # outside of runs
+RECORDING = re.compile(
+    r"((\.sqlite|\.rpd|\.pftrace|\.perfetto-trace|\.db)(\.gz)?|\.nsys-rep|trace[^/]*\.json(\.gz)?|\.json\.gz"
+    r"|/torch_profiler/.*\.json(\.gz)?)\Z"
+)
 
 
 class Stamp(msgspec.Struct, frozen=True):
@@ -37,12 +43,14 @@ class Walk(msgspec.Struct, frozen=True):
 
     seen: tuple[Seen, ...]
     unseen: tuple[str, ...] = ()
+    recordings: tuple[str, ...] = ()  # that belong to no run, by their names
 
 
 def walk(root: Path) -> Walk:
     """Every run below `root`, and `root` itself if it is one. Links and hidden folders are not entered."""
     found: list[Seen] = []
     unseen: list[str] = []
+    recordings: list[str] = []
     queue: list[tuple[str, int]] = [("", 0)]
     visited = 0
     while queue:
@@ -54,10 +62,12 @@ def walk(root: Path) -> Walk:
             continue
         try:
             with os.scandir(here) as entries:
-                folders = [
-                    entry.name
-                    for entry in entries
-                    if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+                shown = [entry for entry in entries if not entry.name.startswith(".")]
+                folders = [entry.name for entry in shown if entry.is_dir(follow_symlinks=False)]
+                recordings += [
+                    f"{below}/{entry.name}" if below else entry.name
+                    for entry in shown
+                    if is_recording(entry.name) and entry.is_file(follow_symlinks=False)
                 ]
         except OSError as error:
             unseen.append(f"{below or '.'}: {error.strerror}")
@@ -69,7 +79,24 @@ def walk(root: Path) -> Walk:
         if visited + len(queue) > MOST_FOLDERS:
             unseen.append(f"more than {MOST_FOLDERS:,} folders: name a folder closer to the runs")
             break
-    return Walk(tuple(sorted(found, key=lambda one: one.folder)), tuple(unseen))
+    named = tuple(name for name in sorted(recordings)[:MOST_RECORDINGS] if is_text(name))
+    if len(recordings) > MOST_RECORDINGS:
+        unseen.append(f"{len(recordings):,} recordings outside of runs: {MOST_RECORDINGS} are listed")
+    return Walk(tuple(sorted(found, key=lambda one: one.folder)), tuple(unseen), named)
+
+
+def is_recording(name: str) -> bool:
+    """Whether a file's name is one that profilers give; its content decides when it is opened."""
+    return RECORDING.search(f"/{name}") is not None
+
+
+def is_text(name: str) -> bool:
+    """Whether a file's name is UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _run_in(here: str, below: str) -> Seen | None:

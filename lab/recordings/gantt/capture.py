@@ -36,9 +36,15 @@ def bars_of_capture(projection: Projection) -> Bars:
             "module": _texts(capture, ranges.name_id, module),
             "phase": _phases(projection),
             "shapes": _texts(capture, ranges.dims_id, operator),
+            "source": _texts(capture, ranges.name_id, projection.nearest(_named(capture, _is_line))),
         }
     )
-    return assemble(frame, _marks(projection, zero_ns), _process_names(capture))
+    return assemble(frame, _marks(projection, zero_ns), process_names(capture))
+
+
+def _is_line(text: str) -> bool:
+    """Whether it names a line of Python, as in `model.py(12): forward`."""
+    return ".py(" in text
 
 
 def _named(capture: Capture, rule: Callable[[str], bool]) -> np.ndarray:
@@ -89,7 +95,7 @@ def _marks(projection: Projection, zero_ns: int) -> list[Span]:
     ]
 
 
-def _process_names(capture: Capture) -> dict[int, str]:
+def process_names(capture: Capture) -> dict[int, str]:
     """Words for each process, where there are several."""
     if len(capture.processes) < 2:
         return {}
