@@ -110,6 +110,7 @@ def commands() -> Lazy:
         "same": ("lab.compare.same.cli:same", "Did two runs compute the same? From which op on not?"),
         "serve": ("lab.serve.cli:serve", "All runs below a folder as pages on this machine."),
         "query": ("lab.serve.cli:query", "Ask all runs below a folder in SQL."),
+        "mcp": ("lab.serve.cli:mcp", "Read-only tools over all runs for an assistant (MCP, stdio)."),
         "export": (
             "lab.serve.cli:export",
             "Runs and recordings for Perfetto, Chrome, Excel, Parquet, Chakra.",

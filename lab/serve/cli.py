@@ -42,6 +42,22 @@ def serve(folder: Path, port: int | None, open_browser: bool, uds: Path | None, 
     )
 
 
+@click.command("mcp")
+@FOLDER
+def mcp(folder: Path) -> None:
+    """Read-only tools over the runs below FOLDER for an assistant: list, findings, query, diff.
+
+    Speaks the Model Context Protocol on stdin and stdout; nothing listens on the network.
+    """
+    from lab.errors import MissingError, needs
+
+    if not folder.is_dir():
+        raise MissingError("no such folder", where=folder, fix="name the folder that holds the runs")
+    with needs("mcp"):
+        from lab.serve.mcp_server import serve as run
+    run(folder)
+
+
 @click.command("export")
 @click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN...")
 @click.option(
