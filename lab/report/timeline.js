@@ -31,6 +31,7 @@ function made(parent, tag, words = "", kind = "") {
 class Timeline {
   constructor(holder) {
     Object.assign(this, { holder, left: 16, chosen: -1, hits: null, by: "family", cursors: [] });
+    holder.timeline = this;
     this.tools = made(holder, "div", "", "tools");
     this.said = made(holder, "p", "", "said");
     this.said.setAttribute("role", "status");

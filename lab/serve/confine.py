@@ -17,10 +17,7 @@ def inside(folder: Path, name: str) -> Path:
 
     Whatever is wrong, the answer is the same: a stranger learns nothing about other folders.
     """
-    pure = PurePosixPath(name)
-    bad = not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts
-    if bad or any(part.startswith(".") for part in pure.parts):
-        raise MissingError(NOT_HERE, where=printable_name(name))
+    pure = PurePosixPath(*_parts(name))
     path = folder / pure
     try:
         same = path.resolve(strict=True) == folder.resolve() / pure
@@ -42,16 +39,40 @@ def recording_inside(folder: Path, name: str) -> Path:
 
 
 def opened(folder: Path, name: str) -> BinaryIO:
-    """A regular file below `folder`, open for reading. Raises MissingError for everything else."""
-    path = inside(folder, name)
-    try:  # not blocked by a pipe, and no link that appeared since
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
+    """A regular file below `folder`, open for reading. Raises MissingError for everything else.
+
+    Folder by folder without following a link, so that nothing can be exchanged between a check and its use.
+    """
+    parts = _parts(name)
+    try:
+        here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in parts[:-1]:
+                below = os.open(
+                    part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here
+                )
+                os.close(here)
+                here = below
+            # A pipe must not block.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            handle = os.open(parts[-1], flags, dir_fd=here)
+        finally:
+            os.close(here)
+    except (OSError, ValueError) as error:
         raise MissingError(NOT_HERE, where=printable_name(name)) from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise MissingError(NOT_HERE, where=printable_name(name))
     return os.fdopen(handle, "rb")
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """The parts of a name that stays below its folder. Raises MissingError for any other."""
+    pure = PurePosixPath(name)
+    bad = not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts
+    if bad or not pure.parts or any(part.startswith(".") for part in pure.parts):
+        raise MissingError(NOT_HERE, where=printable_name(name))
+    return pure.parts
 
 
 def printable_name(name: str) -> str:
