@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import lab
 from lab.core.files import sha256_of
 from lab.core.findings import Evidence, Finding, Findings
-from lab.report.tables import heading
+from lab.report.terminal import heading
 
 if TYPE_CHECKING:
     from lab.report.page import Card, Page

@@ -23,7 +23,8 @@ from lab.core.files import write_atomic
 from lab.core.findings import FINDINGS, save
 from lab.report import palette
 from lab.report.evidence import findings_of
-from lab.report.tables import Heading, cell_texts, heading, is_numeric
+from lab.report.tables import cell_texts, is_numeric
+from lab.report.terminal import Heading, heading
 
 Status = Literal["ok", "warn", "fail"]
 SCRIPTS = {"chart": "charts.js", "timeline": "timeline.js"}  # what a kind of block needs beyond page.js
