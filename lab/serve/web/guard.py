@@ -84,7 +84,8 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         host = _HOST.match(headers.get("host", "").lower())
-        if host is None or host[1] not in self.hosts:
+        named = sum(name.lower() == b"host" for name, _ in scope["headers"])
+        if host is None or host[1] not in self.hosts or named != 1:
             return 400, "not a name of this server\n"
         if scope["method"] not in ("GET", "HEAD"):
             return 405, "only looking is possible here\n"

@@ -98,6 +98,12 @@ def test_a_name_that_was_rebound_is_refused(site, host):
     assert get(site, f"/?token={site.token}", host=host).status == 400 and not site.spent
 
 
+def test_two_names_are_no_name(site):
+    asked = signed(site)
+    assert get(site, "/", host="evil.com", **asked, Host="127.0.0.1:8000").status == 400
+    assert get(site, "/", host="127.0.0.1:8000", **asked, HOST="evil.com").status == 400
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost:1", "LOCALHOST", "[::1]:8000", "[::1]"])
 def test_names_of_this_machine_pass(site, host):
     assert get(site, "/", host=host, **signed(site)).status == 200
