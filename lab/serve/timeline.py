@@ -15,7 +15,7 @@ import pandas as pd
 from lab.core.words import plural
 from lab.errors import BadDataError, LabError
 from lab.recordings.cache import load_trace
-from lab.recordings.capture import Capture
+from lab.recordings.capture import API_COLUMNS, Capture, filled
 from lab.recordings.combine import combined
 from lab.recordings.gantt.bars import CPU, FAMILIES, FAMILY_OF, Bars, assemble
 from lab.recordings.gantt.capture import bars_of_capture, process_names
@@ -26,11 +26,13 @@ from lab.recordings.names import short_name
 from lab.recordings.pairing import pair_collectives
 from lab.recordings.processes import with_processes
 from lab.recordings.projection import project
+from lab.recordings.projection.nest import RangeForest
 from lab.recordings.tables import Table
 from lab.recordings.views.collectives import collective_instances
 
 MAGIC = b"LABTL1\0\0"
 MOST_BARS = 4_000_000
+MOST_DEPTH, DEPTH_BITS = 8, 4  # of nested operators, where these are all there is
 HOST = {"name": "host calls", "role": "idle"}
 
 
@@ -59,9 +61,24 @@ def columns_of(paths: Sequence[Path]) -> Columns:
     capture = captures[0] if len(captures) == 1 else combined(paths[0].parent, captures)
     capture = with_processes(capture)
     notes += [*capture.problems, *sentences(capture.lacks, processes=len(capture.processes))]
-    if not len(capture.ops) and not len(capture.api):
-        raise BadDataError("no GPU operation and no host call in this recording", where=paths[0])
-    return _assembled(capture, notes)
+    deep = not len(capture.ops) and not len(capture.api)
+    if deep:
+        capture = _ranges_as_calls(capture, notes, paths[0])
+    return _assembled(capture, notes, deep)
+
+
+def _ranges_as_calls(capture: Capture, notes: list[str], path: Path) -> Capture:
+    """On a CPU, where nothing is launched, operators and ranges are what there is: a row for each depth."""
+    nest = RangeForest(capture)
+    rows = np.flatnonzero((nest.level >= 0) & (nest.level < MOST_DEPTH))
+    if not len(rows):
+        raise BadDataError("no GPU operation, host call or range in this recording", where=path)
+    notes.append(f"no GPU operation: operators and ranges of the host are drawn, {MOST_DEPTH} levels deep")
+    ranges = capture.ranges.take(rows)
+    shared = {name: getattr(ranges, name) for name in API_COLUMNS if name in set(ranges)}
+    # Threads have numbers of up to 32 bits; the depth goes above them, so that each has a row of its own.
+    shared |= {"tid": (ranges.tid << DEPTH_BITS) + nest.level[rows], "corr": np.full(len(rows), -1)}
+    return replace(capture, api=filled(API_COLUMNS, len(rows), shared))
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[Capture], list[str]]:
@@ -108,7 +125,7 @@ def _moved(capture: Capture, by_ns: int) -> Capture:
     return replace(capture, ops=moved(capture.ops), api=moved(capture.api), ranges=moved(capture.ranges))
 
 
-def _assembled(capture: Capture, notes: list[str]) -> Columns:
+def _assembled(capture: Capture, notes: list[str], deep: bool) -> Columns:
     projection = project(capture)
     gpu = bars_of_capture(projection)
     api = projection.capture.api
@@ -126,11 +143,11 @@ def _assembled(capture: Capture, notes: list[str]) -> Columns:
             fix="record fewer steps, or lab export RUN --to perfetto",
         )
     zero_ns = int(capture.ops.start_ns.min()) if len(capture.ops) else int(api.start_ns.min())
-    host = _host_bars(projection.capture, shown, zero_ns)
+    host = _host_bars(projection.capture, shown, zero_ns, deep)
     return _joined(gpu, host, shown, call_of, capture, notes)
 
 
-def _host_bars(capture: Capture, shown: np.ndarray, zero_ns: int) -> Bars:
+def _host_bars(capture: Capture, shown: np.ndarray, zero_ns: int, deep: bool) -> Bars:
     api = capture.api.take(shown)
     frame = pd.DataFrame(
         {
@@ -144,8 +161,17 @@ def _host_bars(capture: Capture, shown: np.ndarray, zero_ns: int) -> Bars:
         }
     )
     bars = assemble(frame, [], process_names(capture))
-    rows = [text.removesuffix(" compute") + " calls" for text in bars.rows]
+    rows = [_host_row(text, deep) for text in bars.rows]
     return replace(bars, rows=rows, family=np.full(len(bars.row), len(FAMILIES), dtype=np.int8))
+
+
+def _host_row(text: str, deep: bool) -> str:
+    """`CPU thread 12 calls`; with the depth in the thread's number `CPU thread 12 level 0`."""
+    words = text.removesuffix(" compute")
+    if not deep:
+        return f"{words} calls"
+    before, _, number = words.rpartition(" ")
+    return f"{before} {int(number) >> DEPTH_BITS} level {int(number) % (1 << DEPTH_BITS)}"
 
 
 def _joined(

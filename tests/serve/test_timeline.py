@@ -107,7 +107,7 @@ def test_a_rank_that_cannot_be_read_is_said(tmp_path):
 
 
 def test_nothing_to_draw_is_an_error(tmp_path):
-    with pytest.raises(BadDataError, match="no GPU operation and no host call"):
+    with pytest.raises(BadDataError, match="no GPU operation, host call or range"):
         columns_of([TraceWriter().write(tmp_path / "empty.json")])
 
 
@@ -131,3 +131,17 @@ def test_the_file_is_a_header_and_columns_that_a_browser_can_view_in_place(tmp_p
     for stored, column in zip(arrays, (columns.start, columns.dur, columns.row, columns.kind), strict=False):
         assert (stored == column).all()
     assert (arrays[4].view("<i4") == columns.flow).all()
+
+
+def test_on_a_cpu_operators_are_drawn_by_depth(tmp_path):
+    trace = TraceWriter(vendor="none")
+    trace.op("aten::linear", 100, 50)
+    trace.op("aten::addmm", 110, 30)
+    trace.op("aten::relu", 200, 10)
+    columns = columns_of([trace.write(tmp_path / "trace.json")])
+    rows = columns.header["rows"]
+    placed = {name_of(columns, bar): (rows[columns.row[bar]], start_us(columns, bar)) for bar in range(3)}
+    assert placed["aten::linear"] == ("CPU thread 4321 level 0", 0.0)
+    assert placed["aten::addmm"] == ("CPU thread 4321 level 1", pytest.approx(10))
+    assert placed["aten::relu"] == ("CPU thread 4321 level 0", pytest.approx(100))
+    assert any("no GPU operation" in note for note in columns.header["notes"])
