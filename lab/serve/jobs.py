@@ -89,9 +89,14 @@ class Jobs:
                 old.unlink(missing_ok=True)
 
 
+def _inside(path: Path) -> list[Path]:
+    """The files of a recording that is a folder."""
+    return sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else []
+
+
 def _state_of(what: str, paths: Sequence[Path]) -> str:
     parts = [what, lab.__version__]
-    for path in paths:
+    for path in (part for one in paths for part in (one, *_inside(one))):
         found = os.stat(path)
         parts.append(f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}")
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]

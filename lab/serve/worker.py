@@ -12,7 +12,7 @@ import msgspec
 from lab.core.files import replacing
 from lab.errors import LabError
 
-ADDRESS_SPACE = 24 << 30
+ADDRESS_SPACE = 12 << 30
 CPU_S = 900
 
 
