@@ -9,6 +9,7 @@ import pandas as pd
 
 from lab.recordings.capture import GRAPH, MEMCPY, MEMSET, OP, Capture
 from lab.recordings.gantt.bars import FAMILY_OF, UNKNOWN_DEVICE, Bars, Span, assemble
+from lab.recordings.gantt.sources import sources_of
 from lab.recordings.names import kernel_class
 from lab.recordings.projection import Projection
 
@@ -36,15 +37,10 @@ def bars_of_capture(projection: Projection) -> Bars:
             "module": _texts(capture, ranges.name_id, module),
             "phase": _phases(projection),
             "shapes": _texts(capture, ranges.dims_id, operator),
-            "source": _texts(capture, ranges.name_id, projection.nearest(_named(capture, _is_line))),
+            "source": sources_of(capture, operator),
         }
     )
     return assemble(frame, _marks(projection, zero_ns), process_names(capture))
-
-
-def _is_line(text: str) -> bool:
-    """Whether it names a line of Python, as in `model.py(12): forward`."""
-    return ".py(" in text
 
 
 def _named(capture: Capture, rule: Callable[[str], bool]) -> np.ndarray:
