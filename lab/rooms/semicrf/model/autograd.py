@@ -8,6 +8,7 @@ that costs a training step less time, and torch 1.12 knows no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class Call:
             found = self.engine.backward(state)
         if self.alarm is not None:
             self.alarm(found)  # before what is wrong is mended: a fault is to be seen
+            found = replace(found, fetched=None)  # the audit as the alarm leaves it
         mended = finish(problem, found)  # waits for a GPU, so the gradients are queued before
         return found, None if mended else own
 

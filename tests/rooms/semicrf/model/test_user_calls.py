@@ -10,6 +10,10 @@ torch = pytest.importorskip("torch")
 
 from lab.errors import LabError  # noqa: E402
 from lab.rooms.semicrf.model import api  # noqa: E402
+from lab.rooms.semicrf.model.faults import planted  # noqa: E402
+from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
+from lab.rooms.semicrf.workload.checks.accuracy import audit  # noqa: E402
+from lab.rooms.semicrf.workload.checks.subject import Subject  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -295,3 +299,15 @@ def test_between_forward_and_backward_the_messages_are_given_up():
     held = torch.cuda.memory_allocated() - before
     messages = 2 * 8 * 608 * 32 * 4 * 3  # both passes' rows of 32 labels, three of each frame
     assert held < messages / 2 and log_z_B.requires_grad
+
+
+@no_gpu
+@on_gpu
+def test_planted_faults_of_the_kernels_are_noticed_and_mended():
+    subject = Subject("auto", torch.device("cuda"), 1, 2025)
+    rows = list(audit(subject))
+    assert len(rows) > 1 and all(row["verdict"] == "pass" for row in rows)
+    values, lengths_B = inputs(4)
+    leaves, lengths_B = on("cuda", values, lengths_B)
+    with pytest.warns(MendedCounts):
+        planted("stale")(*(leaves[name] for name in NAMES[:3]), lengths_B).sum().backward()

@@ -14,11 +14,16 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import UsageError  # noqa: E402
-from lab.rooms.semicrf.model import api, ledger, naive  # noqa: E402
+from lab.rooms.semicrf.model import api, autograd, ledger, naive  # noqa: E402
+from lab.rooms.semicrf.model.cases import random_case  # noqa: E402
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
 from lab.rooms.semicrf.model.factorised.messages import State as FactorisedState  # noqa: E402
+from lab.rooms.semicrf.model.faults import stale_messages  # noqa: E402
+from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
+from lab.rooms.semicrf.model.native import choose  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
+from lab.rooms.semicrf.model.solutions import solve  # noqa: E402
 from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
 from tests.rooms.semicrf.problems import COUNTS, random_problem, worst  # noqa: E402
 
@@ -462,6 +467,33 @@ def test_counts_queued_behind_the_passes_have_the_same_bits_and_give_the_message
     assert "messages" not in state.bound and state.again.tolist() == [1]
     found = native_cuda.backward(state)
     assert same_bits(found, later, rows=[0, 2])
+
+
+@compiler
+def test_what_an_alarm_does_to_the_counts_is_audited(run):
+    problem = random_problem(2, 12, 5, 3, seed=5)
+    run(problem)  # its machine is there from here on
+
+    def spoil(found):
+        found.label_BTC[0, 2] *= 1.5
+        found.imbalance_B[0] = 0.5
+
+    call = autograd.Call(native_cuda, spoil, problem.names())
+    with pytest.warns(MendedCounts, match="1 sequence"):
+        found, own = call.differentiated(problem, native_cuda.forward(problem), torch.ones(2))
+    assert own is None and worst(naive.posteriors(problem), found) <= 1e-10
+
+
+@compiler
+def test_stale_messages_are_noticed_and_mended(run, monkeypatch):
+    """What `check` plants on a GPU."""
+    case = random_case(torch.Generator().manual_seed(1), 3, 9, 4, 3)
+    run(make_problem(*case.inputs().values()))
+    monkeypatch.setattr(choose, "engine_for", lambda score_BTC: native_cuda)
+    found, exact = solve(case, "native", stale_messages), solve(case, "naive")
+    assert found.mended is not None
+    pairs = zip(found.tensors(), exact.tensors(), strict=True)
+    assert all(torch.allclose(mine, right, atol=1e-9) for (_, mine), (_, right) in pairs)
 
 
 @compiler
