@@ -71,6 +71,7 @@ class Watch(Recorder):
         self.recomputed = 0  # forwards that repeated a checkpointed one; they are no steps of their own
         self._steps: list[Step] = []
         self.weights: list[dict[str, Any]] = []
+        self.sentinels: list[str] = []  # buffers that began with infinities
         self._explainer = Explainer(self._names, self._modules)
         self._totals: dict[tuple[str, tuple[Label, ...]], RunningTotals] = {}
         self._last: dict[str, RunningTotals] = {}  # by phase
@@ -79,7 +80,9 @@ class Watch(Recorder):
     def __enter__(self) -> Watch:
         self.refuse_second_use()
         if self.check_weights:
-            self.weights += self._explainer.check_weights(self._count)
+            self.weights += self._explainer.check_weights(self._count, sentinels=self.sentinels)
+            for name in self.sentinels:
+                self.note(f"the buffer {name} begins with infinities, which are taken for its initial values")
         self.attach()
         return self
 
@@ -137,7 +140,10 @@ class Watch(Recorder):
                 f"{plural(self.failed, 'forward')} could not be counted: {'; '.join(self.notes[-3:])}"
             )
         if self.unknown:
-            found.append(f"{plural(self.unknown, 'tensor')} overwritten in place before being counted")
+            also = " or not counted" if self._deferred.uncounted else ""
+            found.append(f"{plural(self.unknown, 'tensor')} overwritten in place before being counted{also}")
+        for reason, times in self._deferred.uncounted.items():
+            found.append(f"{plural(times, 'tensor')} could not be counted: {reason}")
         for (module, leaf, why), times in self.unseen.items():
             if why != CACHE:
                 found.append(f"{leaf} of {module or 'the model itself'} not looked into: {why} ({times}x)")
