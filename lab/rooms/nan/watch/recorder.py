@@ -67,6 +67,7 @@ class Recorder(ABC):
         self.blind: Tally[str] = Tally()  # why whole forwards were not seen
         self.failed = self.unknown = 0  # forwards that could not be counted; leaves overwritten too early
         self.called: set[int] = set()
+        self._last_calls: list[list[Any]] = []
         self._names: list[str] = []
         self._modules: list[nn.Module] = []
         self._plain: list[tuple[tuple[int, int, str], tuple[int, int, str]]] = []
@@ -466,6 +467,7 @@ class Recorder(ABC):
             self.take(forward, seen)
         except Exception as error:
             forward.failed = forward.failed or f"{type(error).__name__}: {error}"
+        forward.let_go()
         if forward.failed:
             self.failed += 1
             self.note(f"a {forward.phase} could not be counted: {forward.failed[:300]}")
@@ -475,7 +477,9 @@ class Recorder(ABC):
             for (at, leaf, why), times in batch.unseen.items():
                 self.unseen[self._names[at], leaf, why] += times
         self.unknown += int((seen.index < 0).sum())
-        self.called.update(at for at, _, _ in forward.calls)
+        if forward.calls is not self._last_calls:  # forwards read by one template share theirs
+            self._last_calls = forward.calls
+            self.called.update(at for at, _, _ in forward.calls)
 
 
 @passes_on

@@ -19,6 +19,7 @@ from lab.core.words import plural
 from lab.errors import LabError, UsageError
 from lab.rooms.nan.watch.batch import CACHE, Label
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
+from lab.rooms.nan.watch.count import Counter
 from lab.rooms.nan.watch.explain import Explainer
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.plain import FP8
@@ -39,7 +40,7 @@ class NonFiniteError(LabError, FloatingPointError):
 class Watch(Recorder):
     """Watches a model between `__enter__` and `__exit__`.
 
-    counter: "kernel", "bits", "norm" or "plain" (default: the best on the model's device). on_bad: "keep"
+    counter: "kernel", "bits", "norm" or "plain" (default: the best on the model's device), or a function. on_bad: "keep"
     goes on, "raise" raises NonFiniteError after the forward that went bad, a function is called with its
     `Step`. budget_bytes: what references may hold before they are counted and let go. keep_rows: keep call by
     call the first forward of a phase too.
@@ -49,7 +50,7 @@ class Watch(Recorder):
         self,
         model: nn.Module,
         *,
-        counter: str | None = None,
+        counter: str | Counter | None = None,
         on_bad: str | Callable[[Step], None] = "keep",
         budget_bytes: int | None = None,
         keep_rows: bool = True,
@@ -60,6 +61,8 @@ class Watch(Recorder):
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if counter is None:
             self.counter, count, self.counter_reason = choose_counter(device)
+        elif callable(counter):
+            self.counter, count, self.counter_reason = "own", counter, "given"
         else:
             self.counter, count, self.counter_reason = counter, counter_named(counter), "asked for"
         super().__init__(model, count, budget_bytes or _budget(device), patient=_may_wait(device, on_bad))

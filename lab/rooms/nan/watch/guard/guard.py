@@ -22,7 +22,7 @@ from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
-from lab.rooms.nan.watch.count import Counted, beginning
+from lab.rooms.nan.watch.count import Counted, Counter, beginning, bits_counts, screen_counts
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.events import WORDS, Event, GuardStep, Op, corrected, first_of
@@ -44,6 +44,7 @@ from lab.rooms.nan.watch.guard.updates import (
 from lab.rooms.nan.watch.lane import recomputing
 from lab.rooms.nan.watch.plain import as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.recorder import RECOMPUTE
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.shared import after_update, backwards, before_update
 from lab.rooms.nan.watch.steps import Step
@@ -67,8 +68,8 @@ class Unhooked(int):
 class GuardedWatch(Watch):
     """The guard's watch over forwards: it tells the guard when they begin, pass and end."""
 
-    def __init__(self, guard: Guard, model: nn.Module, counter: str | None, patient: bool) -> None:
-        super().__init__(model, counter=counter, keep_rows=False, check_weights=True)
+    def __init__(self, guard: Guard, model: nn.Module, count: Counter, patient: bool) -> None:
+        super().__init__(model, counter=count, keep_rows=False, check_weights=True)
         self._guard = guard
         self._patient = self._patient and patient
 
@@ -80,9 +81,16 @@ class GuardedWatch(Watch):
         self._guard._safely(self._guard._forward_begins, forward, module, args, kwargs)
 
     def take(self, forward: Forward, seen: Seen) -> None:
-        super().take(forward, seen)
-        kinds = [("forward", dtype) for _, dtype in seen.shapes()]
-        self._guard._safely(self._guard.headroom.met_all, kinds, seen.counts[:, 4])
+        if (seen.counts[:, :3] > 0).any():
+            super().take(forward, seen)
+        else:
+            self.forwards += forward.phase != RECOMPUTE
+            self.recomputed += forward.phase == RECOMPUTE
+            if any(batch.fp8 for batch in seen.batches):
+                self._note_saturated(seen)
+        if len(seen.counts) and seen.counts[:, 4].max() > 0:
+            kinds = [("forward", dtype) for _, dtype in seen.shapes()]
+            self._guard._safely(self._guard.headroom.met_all, kinds, seen.counts[:, 4])
 
     def passing(self, forward: Forward, batch: Batch) -> None:
         if self._guard.headroom.due(self._guard.step) and len(batch.tensors) > 1:
@@ -139,16 +147,14 @@ class Guard:
         self.scaling = Scaling(scaler)
         self.strategy = strategy_of(model)
         device = next((one.device for one in model.parameters()), torch.device("cpu"))
-        name = counter or choose_counter(device)[0]
-        count = counter_named(name)
-        self.counter, self._count = name, count
+        self.headroom = Headroom(headroom)
+        self.counter, self._count = self._chosen(device, counter)
         self._clock = itertools.count(1)
         self.collector = Collector(self._begin, lambda: next(self._clock))
         self.borders = Borders(self.collector)
-        self.headroom = Headroom(headroom)
-        self.watch = GuardedWatch(self, model, counter, patient=on_bad == "keep")
+        self.watch = GuardedWatch(self, model, self._count, patient=on_bad == "keep")
         self.borders.names = self.watch._names
-        self._begin_alone = beginning(count)
+        self._begin_alone = beginning(self._count)
         self._on_gpu = device.type == "cuda"
         self._optimizers = _as_list(optimizer)
         self._names: dict[int, str] = {}
@@ -173,6 +179,17 @@ class Guard:
         self._versions = -1  # of all weights together, for torch before 2.0
         self._looked_for_scaler = self._writing = False
         self._reacted: set[int] = set()
+
+    def _chosen(self, device: torch.device, counter: str | None) -> tuple[str, Counter]:
+        """On a CPU, unless a way of counting was asked for, magnitudes are counted only where due."""
+        name = counter or choose_counter(device)[0]
+        if counter is not None or name != "bits":
+            return name, counter_named(name)
+
+        def count(tensors: Sequence[Tensor]) -> np.ndarray:
+            return bits_counts(tensors) if self.headroom.magnitudes_due(self.step) else screen_counts(tensors)
+
+        return name, count
 
     # Entering and leaving
 
