@@ -51,7 +51,7 @@ def test_counts_are_by_kind_and_the_largest_finite_magnitude():
 
 def test_many_tensors_of_mixed_types_keep_their_order(monkeypatch):
     monkeypatch.setattr(count, "PIECE", 7)
-    monkeypatch.setattr(count, "LARGE", 4)
+    monkeypatch.setattr(count, "count.LARGE", 4)
     some = [torch.full((n % 5,), float("nan") if n % 3 else 1.0, dtype=DTYPES[n % 3]) for n in range(40)]
     some.append(torch.tensor([1.0, float("inf")], dtype=torch.float64))
     assert np.array_equal(count.bits_counts(some), count.plain_counts(some))
@@ -69,27 +69,23 @@ def test_an_unknown_way_of_counting_is_refused():
 
 
 def test_the_screen_sees_what_is_bad_wherever_it_lies_and_knows_no_magnitudes():
-    from lab.rooms.nan.watch.count import LARGE, screen_counts
-
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64):
-        for size in (1, 7, LARGE, LARGE + 1, 3 * LARGE + 5):
+        for size in (1, 7, count.LARGE, count.LARGE + 1, 3 * count.LARGE + 5):
             for at in {0, size // 2, size - 1}:
                 for value in (float("nan"), float("inf"), float("-inf")):
                     tensor = torch.ones(size, dtype=dtype)
                     tensor[at] = value
-                    row = screen_counts([torch.ones(3), tensor])[1]
-                    assert row[:3].tolist() == plain_counts([tensor])[0, :3].tolist(), (
+                    row = count.screen_counts([torch.ones(3), tensor])[1]
+                    assert row[:3].tolist() == count.plain_counts([tensor])[0, :3].tolist(), (
                         dtype,
                         size,
                         at,
                         value,
                     )
-    clean = screen_counts([torch.ones(3), torch.ones(4, 5).t(), torch.tensor(2.0), torch.ones(0)])
+    clean = count.screen_counts([torch.ones(3), torch.ones(4, 5).t(), torch.tensor(2.0), torch.ones(0)])
     assert (clean[:, :3] == 0).all() and (clean[:3, 3:] == -1).all()
 
 
 def test_squares_that_overflow_are_no_fault():
-    from lab.rooms.nan.watch.count import screen_counts
-
-    row = screen_counts([torch.tensor([3e38, -3e38], requires_grad=True)])[0]
+    row = count.screen_counts([torch.tensor([3e38, -3e38], requires_grad=True)])[0]
     assert row[:3].tolist() == [0, 0, 0] and row[4] == pytest.approx(3e38)
