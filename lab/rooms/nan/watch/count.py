@@ -170,16 +170,17 @@ def screen_counts(tensors: Sequence[Tensor]) -> np.ndarray:
     rows[:] = CLEAN
     seen = np.zeros(len(tensors))
     rest = []
-    for at, tensor in enumerate(tensors):
-        if tensor.dtype in DOTTED and tensor.device.type == "cpu":
+    with np.errstate(over="ignore", invalid="ignore"):
+        for at, tensor in enumerate(tensors):
+            if tensor.dtype not in DOTTED or tensor.device.type != "cpu":
+                rest.append(at)
+                continue
             flat = tensor.detach().numpy().ravel()
             if flat.size <= LARGE:
                 seen[at] = flat.dot(flat)
             else:  # in pieces, because a library would spread a long product over threads
                 pieces = (flat[begin : begin + LARGE] for begin in range(0, flat.size, LARGE))
                 seen[at] = sum(piece.dot(piece) for piece in pieces)
-        else:
-            rest.append(at)
     rest += np.flatnonzero(~np.isfinite(seen)).tolist()
     if rest:
         rows[rest] = bits_counts([tensors[at] for at in rest])

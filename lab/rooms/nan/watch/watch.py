@@ -41,8 +41,8 @@ class Watch(Recorder):
     """Watches a model between `__enter__` and `__exit__`.
 
     counter: "kernel", "bits", "norm" or "plain" (default: the best on the model's device), or a function.
-    on_bad: "keep" goes on, "raise" raises NonFiniteError after the forward that went bad, a function is called with its
-    `Step`. budget_bytes: what references may hold before they are counted and let go. keep_rows: keep call by
+    on_bad: "keep" goes on, "raise" raises NonFiniteError after the forward that went bad, a function is called
+    with its `Step`. budget_bytes: what references may hold before they are counted and let go. keep_rows: keep call by
     call the first forward of a phase too.
     """
 

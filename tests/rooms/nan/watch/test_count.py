@@ -51,7 +51,7 @@ def test_counts_are_by_kind_and_the_largest_finite_magnitude():
 
 def test_many_tensors_of_mixed_types_keep_their_order(monkeypatch):
     monkeypatch.setattr(count, "PIECE", 7)
-    monkeypatch.setattr(count, "count.LARGE", 4)
+    monkeypatch.setattr(count, "LARGE", 4)
     some = [torch.full((n % 5,), float("nan") if n % 3 else 1.0, dtype=DTYPES[n % 3]) for n in range(40)]
     some.append(torch.tensor([1.0, float("inf")], dtype=torch.float64))
     assert np.array_equal(count.bits_counts(some), count.plain_counts(some))

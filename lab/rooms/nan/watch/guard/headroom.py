@@ -43,7 +43,8 @@ STAGE = {
 SAMPLE = 4096  # values of one tensor
 MOST_TENSORS = 512
 KEPT = 256  # steps of the trend
-MAGNITUDES = 4  # as often as shares are sampled
+MAGNITUDES = 4  # as often as shares are sampled, once the first steps are over
+FIRST_STEPS = 32
 SAMPLE_SHARE = 0.01  # of the time between two samples
 LEAST_POINTS, LEAST_FIT, MOST_AHEAD = 12, 0.9, 1000
 
@@ -110,8 +111,8 @@ class Headroom:
         return True
 
     def magnitudes_due(self, step: int) -> bool:
-        """Whether largest magnitudes are counted in this step, where they cost extra."""
-        return bool(self.every) and step % max(1, self.every // MAGNITUDES) == 0
+        """Whether largest magnitudes are counted in this step, where they cost extra: at first in each."""
+        return bool(self.every) and (step < FIRST_STEPS or step % max(1, self.every // MAGNITUDES) == 0)
 
     def step_ends(self, guard: Any, states: Iterable[Tensor]) -> None:
         """A step is over: add its point, and sample weights and gradients now and then."""
