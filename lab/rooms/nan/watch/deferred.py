@@ -21,7 +21,6 @@ from lab.rooms.nan.watch.count import KINDS, Counted, Counter
 MOST_TENSORS = 512
 MOST_BYTES = 8388608
 _VERSION = attrgetter("_version")
-_STORAGE = getattr(Tensor, "untyped_storage", Tensor.storage)
 
 
 class Later(Counted):
@@ -113,10 +112,14 @@ def _with_aliases(tensors: Sequence[Tensor], exposed: Collection[int]) -> list[i
     """The indices of the exposed tensors and of all that lie in the same memory."""
     if not exposed:
         return []
-    memory = [_memory(tensor) for tensor in tensors]
-    open_ = {memory[at] for at in exposed}
-    return [at for at, one in enumerate(memory) if one in open_]
+    begins = [*map(Tensor.data_ptr, tensors)]
+    spans = [(begins[at], begins[at] + _extent(tensors[at])) for at in exposed]
+    return [at for at, begin in enumerate(begins) if any(low <= begin < high for low, high in spans)]
 
 
-def _memory(tensor: Tensor) -> int:
-    return int(_STORAGE(tensor).data_ptr())
+def _extent(tensor: Tensor) -> int:
+    """Bytes from the first to the last element."""
+    if tensor.is_contiguous():
+        return tensor.numel() * tensor.element_size()
+    steps = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (sum(steps) + 1) * tensor.element_size()

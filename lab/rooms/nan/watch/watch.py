@@ -29,6 +29,7 @@ from lab.rooms.nan.watch.steps import Step, Total
 from lab.rooms.nan.watch.totals import RunningTotals, add_counts
 
 MOST_KEPT = 64  # forwards with bad numbers that are kept call by call
+MOST_STEPS = 20_000  # forwards in `steps`; `forwards` and `totals` count all
 
 
 class NonFiniteError(LabError, FloatingPointError):
@@ -41,9 +42,9 @@ class Watch(Recorder):
     """Watches a model between `__enter__` and `__exit__`.
 
     counter: "kernel", "bits", "norm" or "plain" (default: the best on the model's device), or a function.
-    on_bad: "keep" goes on, "raise" raises NonFiniteError after the forward that went bad, a function is called
-    with its `Step`. budget_bytes: what references may hold before they are counted and let go. keep_rows: keep call by
-    call the first forward of a phase too.
+    on_bad: "keep" goes on, "raise" raises NonFiniteError after the forward that went bad, a function is
+    called with its `Step`. budget_bytes: what references may hold before they are counted and let go.
+    keep_rows: keep call by call the first forward of a phase too.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Watch(Recorder):
 
     @property
     def steps(self) -> list[Step]:
-        """One per forward of the whole model, all counted."""
+        """One per forward of the whole model, all counted; of very many, the newer ones and the bad ones."""
         self.settle()
         return self._steps
 
@@ -214,6 +215,9 @@ class Watch(Recorder):
             self._kept += 1
             step.rows = self._explainer.rows(forward, seen, bad)
         self._steps.append(step)
+        if len(self._steps) > MOST_STEPS:  # a server has no end of forwards: the older clean ones go
+            older, newer = self._steps[: MOST_STEPS // 2], self._steps[MOST_STEPS // 2 :]
+            self._steps = [one for one in older if one.bad_leaves][: MOST_STEPS // 4] + newer
         self.stepped(step, forward)
 
     def _note_saturated(self, seen: Seen) -> None:

@@ -22,7 +22,7 @@ from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
-from lab.rooms.nan.watch.count import Counted, Counter, beginning, bits_counts, screen_counts
+from lab.rooms.nan.watch.count import Counter, beginning, bits_counts, screen_counts
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.events import WORDS, Event, GuardStep, Op, corrected, first_of
@@ -68,10 +68,12 @@ class Unhooked(int):
 class GuardedWatch(Watch):
     """The guard's watch over forwards: it tells the guard when they begin, pass and end."""
 
-    def __init__(self, guard: Guard, model: nn.Module, count: Counter, patient: bool) -> None:
+    def __init__(self, guard: Guard, model: nn.Module, count: Counter) -> None:
         super().__init__(model, counter=count, keep_rows=False, check_weights=True)
         self._guard = guard
-        self._patient = self._patient and patient
+        self._patient = (
+            False  # each forward is counted when it ends: before the program can write to anything
+        )
 
     def meet_new_modules(self) -> None:
         super().meet_new_modules()
@@ -150,11 +152,10 @@ class Guard:
         self.headroom = Headroom(headroom)
         self.counter, self._count = self._chosen(device, counter)
         self._clock = itertools.count(1)
-        self.collector = Collector(self._begin, lambda: next(self._clock))
+        self.collector = Collector(beginning(self._count), lambda: next(self._clock))
         self.borders = Borders(self.collector)
-        self.watch = GuardedWatch(self, model, self._count, patient=on_bad == "keep")
+        self.watch = GuardedWatch(self, model, self._count)
         self.borders.names = self.watch._names
-        self._begin_alone = beginning(self._count)
         self._on_gpu = device.type == "cuda"
         self._optimizers = _as_list(optimizer)
         self._names: dict[int, str] = {}
@@ -284,15 +285,6 @@ class Guard:
         self.watch.settle()
         for taken, rows in self.collector.settled():
             self._take_gradients(taken, rows)
-
-    def _begin(self, tensors: Sequence[Tensor]) -> Counted:
-        """Begin a count; on a CPU together with what of the forwards waits for one."""
-        if not self.watch._patient:
-            return self._begin_alone(tensors)
-        size = sum(one.numel() * one.element_size() for one in tensors)
-        later = self.watch._deferred.begin(tensors, size)
-        self.watch._deferred.settle()
-        return later
 
     # What happens while the program runs
 
@@ -645,7 +637,9 @@ class Guard:
             self._read_what_was_updated()
         elif not before_update.exists:
             self._weights_changed_without_hooks()
-        else:  # no optimizer of torch has run, but the program may have written weights itself
+        elif (
+            not self._events
+        ):  # no optimizer of torch has run, but the program may have written weights itself
             self._read_weights(self._optimizers)
         if self.scaling.scaler is not None and self.scaling.skipped_one():
             self.settle()

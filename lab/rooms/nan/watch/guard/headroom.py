@@ -76,7 +76,8 @@ class Headroom:
         self.every = every
         self.peaks: dict[tuple[str, str], float] = {}
         self.shares: dict[tuple[str, str], list[Shares]] = {}
-        self._now_at, self._last, self._seconds = -1, 0.0, 0.0
+        self._asked_at, self._worth_it = -1, False
+        self._last, self._seconds = 0.0, 0.0
         self._now: dict[tuple[str, str], float] = defaultdict(float)
         self._points: dict[tuple[str, str], deque[tuple[int, float]]] = defaultdict(
             lambda: deque(maxlen=KEPT)
@@ -99,16 +100,14 @@ class Headroom:
 
     def due(self, step: int) -> bool:
         """Whether shares are sampled in this step: every so many, if the time since is worth it."""
-        return (
-            bool(self.every) and step % self.every == 0 and (step == self._now_at or self._is_worth_it(step))
-        )
-
-    def _is_worth_it(self, step: int) -> bool:
-        now = time.perf_counter()
-        if self._seconds > SAMPLE_SHARE * (now - self._last):
+        if not self.every or step % self.every:
             return False
-        self._now_at, self._last = step, now
-        return True
+        if step != self._asked_at:  # one answer for all classes of a step
+            now = time.perf_counter()
+            self._asked_at = step
+            self._worth_it = step <= FIRST_STEPS or self._seconds <= SAMPLE_SHARE * (now - self._last)
+            self._last = now if self._worth_it else self._last
+        return self._worth_it
 
     def magnitudes_due(self, step: int) -> bool:
         """Whether largest magnitudes are counted in this step, where they cost extra: at first in each."""
