@@ -80,7 +80,7 @@ def test_samples_are_left_out_where_they_would_cost_more_than_a_hundredth_of_the
     headroom = Headroom(16)
     headroom._seconds = 0.002
     taken = []
-    for step in range(0, 400):
+    for step in range(400):
         now[0] += 0.001
         taken += [step] if headroom.due(step) and headroom.due(step) else []
     assert taken == [0, 16, 32, 240]  # at first each; then no two within 0.2 s
