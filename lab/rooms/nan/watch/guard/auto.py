@@ -11,9 +11,7 @@ import atexit
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
 
 from lab.rooms.nan.watch import seam
@@ -73,13 +71,3 @@ def start(out: str | Path, on_bad: str = "keep") -> Auto:
     seam.meet_strangers(auto.meet)
     atexit.register(auto.close)
     return auto
-
-
-def find_scaler() -> Any:
-    """A GradScaler that the program uses, if it has one: looked for once something bad was scaled."""
-    import gc
-
-    kinds = [getattr(getattr(torch, "amp", None), "GradScaler", None), torch.cuda.amp.GradScaler]
-    known = tuple(kind for kind in kinds if isinstance(kind, type))
-    # By type: to ask an object for its class may run its code.
-    return next((one for one in gc.get_objects() if issubclass(type(one), known)), None)

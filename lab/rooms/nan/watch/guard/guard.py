@@ -31,7 +31,7 @@ from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.ranks import strategy_of
 from lab.rooms.nan.watch.guard.record import write
 from lab.rooms.nan.watch.guard.replay import Saved, backward_op, forward_op, save
-from lab.rooms.nan.watch.guard.scaling import Scaling
+from lab.rooms.nan.watch.guard.scaling import Scaling, find_scaler
 from lab.rooms.nan.watch.guard.updates import (
     Named,
     named_weights,
@@ -379,8 +379,6 @@ class Guard:
         if self._ended or recomputing():
             return None
         if self.meets_scalers and self.scaling.scaler is None and not self._looked_for_scaler:
-            from lab.rooms.nan.watch.guard.auto import find_scaler
-
             self._looked_for_scaler = True
             self.scaling.adopt(find_scaler())
         return next(self._clock), self._passed()

@@ -5,8 +5,11 @@ It is one when the scale falls below 1, when step after step is left out, or mor
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
+
+import torch
 
 LEAST_SCALE = 1.0
 MOST_SKIPPED = 0.05
@@ -74,3 +77,11 @@ class Scaling:
         if getattr(self.scaler, "_scale", None) is None:
             return float(getattr(self.scaler, "_init_scale", 0)) or None
         return float(self.scaler.get_scale())
+
+
+def find_scaler() -> Any:
+    """A GradScaler that the program uses, if it has one: looked for once something bad was scaled."""
+    kinds = [getattr(getattr(torch, "amp", None), "GradScaler", None), torch.cuda.amp.GradScaler]
+    known = tuple(kind for kind in kinds if isinstance(kind, type))
+    # By type: to ask an object for its class may run its code.
+    return next((one for one in gc.get_objects() if issubclass(type(one), known)), None)
