@@ -15,7 +15,9 @@ from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.recordings.pool import map_traces
 from lab.recordings.ranks import Account, RankWork, account_of, work_of
+from lab.recordings.ranks.common import WHOLE
 from lab.recordings.ranks.explain import Explained, explain
+from lab.recordings.ranks.stragglers import MISSING
 from lab.recordings.tables import Trace
 from lab.rooms.sweep.layout import ConfigDir, configs_of
 from lab.rooms.sweep.names import first_few, long_name
@@ -104,8 +106,26 @@ def read_settings(
             collected.append((config, *_collect(mine)))
     explained = explain([account_of(works) for _, works, *_ in collected])
     return [
-        Setting(config, found, world, missing, problems)
+        Setting(config, found, world, [*missing, *lost_calls(found, world)], problems)
         for (config, _, world, missing, problems), found in zip(collected, explained, strict=True)
+    ]
+
+
+def lost_calls(one: Explained, world: int) -> list[str]:
+    """What ranks lack of calls that others recorded in steps that all recorded: the pairing has holes there.
+
+    A rank without any recording is said where ranks are counted, so it is left out here.
+    """
+    ranks, together = one.account.ranks, one.account.together
+    if len(ranks) < 2:
+        return []
+    shared = set.intersection(*({int(number) for number in rows[:, 0]} for rows in together.windows))
+    return [
+        finding.text
+        for finding in one.findings
+        if finding.cause == MISSING
+        and (finding.rank in ranks or finding.rank >= world)
+        and (shared & set(finding.steps) or together.window_kind == WHOLE)
     ]
 
 

@@ -98,6 +98,26 @@ def test_a_missing_rank_leaves_an_account_and_exit_code_1(tmp_path):
     assert len(json.loads(done.stdout)["steps"]) == STEPS * 2
 
 
+def test_a_rank_that_lacks_calls_of_a_shared_step_ends_with_1(tmp_path):
+    """The text said it and the exit code was 0."""
+    write_job(tmp_path, world=3)
+    path = tmp_path / "rank2/trace_step7.json.gz"
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    kernels = [e for e in document["traceEvents"] if e.get("cat") == "kernel" and "nccl" in e["name"]]
+    gone = kernels[4]["args"]["correlation"]
+    document["traceEvents"] = [
+        event
+        for event in document["traceEvents"]
+        if event.get("args", {}).get("correlation") != gone and event.get("id") != gone
+    ]
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    done = call(tmp_path, "--json", ok=False)
+    assert isinstance(done.exception, StepFailed) and "rank 2 lacks 1 collective" in str(done.exception)
+    found = json.loads(done.stdout)
+    assert [(f["rank"], f["cause"]) for f in found["findings"] if f["cause"] == "missing"] == [(2, "missing")]
+    assert len(found["lacking"]) == 1 and len(found["steps"]) == STEPS * 3
+
+
 def test_a_rank_without_events_is_unreadable_and_the_rest_is_told(tmp_path):
     write_job(tmp_path, world=3)
     TraceWriter(rank=1, world_size=3).write(tmp_path / "rank1/trace_step7.json.gz")
