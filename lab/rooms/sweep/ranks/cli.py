@@ -10,6 +10,7 @@ import click
 
 from lab.errors import BadDataError, LabError, StepFailed, UsageError, needs
 from lab.rooms.sweep.gemm.options import IN_PLACE, JSON, QUIET, SALVAGE, WORKERS
+from lab.rooms.sweep.tuner.cli import tuner
 from lab.terminal.click_types import with_options
 from lab.terminal.options import out
 
@@ -120,6 +121,9 @@ def hang(folder: Path, as_json: bool) -> None:
             where=folder,
             fix="dump every rank; a rank that leaves no dump is dead or was not asked",
         )
+
+
+ranks.add_command(tuner)
 
 
 def _verdict_json(one: Any) -> dict[str, Any]:
