@@ -10,6 +10,7 @@ import click
 
 from lab.errors import BadDataError, LabError, StepFailed, UsageError, needs
 from lab.rooms.sweep.gemm.options import IN_PLACE, JSON, QUIET, SALVAGE, WORKERS
+from lab.rooms.sweep.ranks.evidence import import_evidence
 from lab.rooms.sweep.tuner.cli import tuner
 from lab.terminal.click_types import with_options
 from lab.terminal.options import out
@@ -124,6 +125,7 @@ def hang(folder: Path, as_json: bool) -> None:
 
 
 ranks.add_command(tuner)
+ranks.add_command(import_evidence)
 
 
 def _verdict_json(one: Any) -> dict[str, Any]:
