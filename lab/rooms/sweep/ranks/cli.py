@@ -156,6 +156,7 @@ def _show(settings: Any, files: list[Path], *, as_json: bool) -> None:
                 "repeat": one.config.repeat,
                 **encoded(one.explained),
                 "lacking": one.missing,
+                "gpus": one.gpus,
                 "problems": [*one.problems, *one.account.together.pairs.problems],
             }
             for one in settings

@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lab.core.words import plural
 from lab.errors import BadDataError, LabError
 from lab.recordings.as_trace import load_traces
 from lab.recordings.cache import load_trace
+from lab.recordings.gpu_state import GpuState, read_state, rows_of
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.recordings.pool import map_traces
@@ -54,6 +56,12 @@ class Setting:
     world_size: int
     missing: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    state: GpuState | None = None  # of the GPUs, where it was sampled beside the run
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """One row per rank whose GPU was sampled: clocks, power, temperature within the recording."""
+        return gpus_of(self.account, self.state)
 
     @property
     def account(self) -> Account:
@@ -106,9 +114,26 @@ def read_settings(
             collected.append((config, *_collect(mine)))
     explained = explain([account_of(works) for _, works, *_ in collected])
     return [
-        Setting(config, found, world, [*missing, *lost_calls(found, world)], problems)
+        Setting(
+            config,
+            found,
+            world,
+            [*missing, *lost_calls(found, world)],
+            problems,
+            read_state(config.path) if config.path.is_dir() else None,
+        )
         for (config, _, world, missing, problems), found in zip(collected, explained, strict=True)
     ]
+
+
+def gpus_of(account: Account, state: GpuState | None) -> list[dict[str, Any]]:
+    """One row per rank whose GPU was sampled: clocks, power, temperature within the recording."""
+    windows = [rows for rows in account.together.windows if len(rows)]
+    if state is None or not windows:
+        return []
+    begin = min(int(rows[:, 1].min()) for rows in windows)
+    end = max(int(rows[:, 2].max()) for rows in windows)
+    return rows_of(state, account.ranks, begin, end)
 
 
 def lost_calls(one: Explained, world: int) -> list[str]:

@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 
 from lab.errors import BadDataError, MissingError, StepFailed
 from lab.rooms.sweep.ranks.cli import ranks
-from tests.tracegen import TraceWriter
+from tests.recordings.test_gpu_state import write_state
+from tests.tracegen import BASE_NS, TraceWriter
 
 STEPS, STEP_US, CALLS = 2, 8000, 3
 
@@ -280,3 +281,42 @@ def test_steps_that_not_every_rank_recorded_are_said_and_known_to_the_exit_code(
         "rank 0, 1 recorded no step 16, which others did: waiting in it is not told",
         "rank 2 recorded no step 6, which others did: waiting in it is not told",
     ]
+
+
+def write_hot(root: Path) -> Path:
+    """Three ranks; every GEMM of rank 1 takes 1.3 times as long."""
+    for rank in range(3):
+        writer = TraceWriter(rank=rank, world_size=3)
+        for step in range(STEPS):
+            at, slow = 1000 + STEP_US * step, 1.3 if rank == 1 else 1.0
+            writer.step(5 + step, at, STEP_US)
+            for call in range(CALLS):
+                begin = at + 100 + call * 2200
+                writer.gemm(64, 32, 128, begin, 1500 * slow)
+                done = begin + 1500 * slow + 10
+                writer.all_reduce(1024, done, begin + 1500 * 1.3 + 130 - done)
+        writer.write(root / f"rank{rank}" / "trace_step7.json.gz")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("mhz", "said"),
+    [
+        (
+            1500,
+            "The GPU of rank 1 ran at 1500 MHz, the others at 1980 MHz (software power cap 100 % of samples)",
+        ),
+        (1980, "its GPU ran at 1980 MHz as the others (1980 MHz): the cause is not seen"),
+        (None, "Clocks were not sampled beside the run"),
+    ],
+)
+def test_slow_kernels_are_set_beside_the_clock_of_their_gpu(tmp_path, mhz, said):
+    job = write_hot(tmp_path / "job")
+    if mhz:
+        write_state(job, {0: [1980] * 5, 1: [mhz] * 5, 2: [1980] * 5}, begin=BASE_NS, bits=4)
+    done = call(job, "--out", tmp_path / "out", "--workers", 1)
+    assert said in done.stdout
+    if mhz:
+        rows = list(csv.DictReader((tmp_path / "out/gpu_clocks.csv").open()))
+        assert [row["sm_clock_mhz"] for row in rows] == ["1980.0", f"{mhz}.0", "1980.0"]
+        assert "Sampling clocks every 0.1 s took 0.5 % of one CPU core" in done.stdout
