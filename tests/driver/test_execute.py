@@ -28,9 +28,9 @@ class Engine:
 @pytest.mark.parametrize("here", [True, False])
 def test_the_gpus_of_a_step_are_sampled_beside_it_where_they_are(tmp_path, monkeypatch, here):
     monkeypatch.setenv("LAB_SYS_ROOT", str(tmp_path / "sys"))
-    step = a_step("one", folder="one")
+    step = a_step("one")
     run = recording(tmp_path / "run", {"one": Outcome(status=Status.ok, started_utc="x")})
-    run.folder(step).mkdir(exist_ok=True)
+    run.folder(step).mkdir(parents=True, exist_ok=True)
     runner = StepRunner(run, Engine(here=here), [], Stop(), lambda _: nullcontext(True))
     gpu = Gpu(vendor="amd", index=0, uuid="GPU-a", render_node="/dev/dri/renderD128")
     assert runner._attempt(step, [gpu]).status is Status.ok

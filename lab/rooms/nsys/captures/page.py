@@ -22,7 +22,8 @@ from lab.recordings.processes import process_label
 from lab.recordings.projection import project
 from lab.report.page import Block, Card, Page, Points, Prose, Section, Status, Table, Timeline, write_page
 from lab.report.provenance import provenance
-from lab.report.tables import number, write_csv
+from lab.report.tables import write_csv
+from lab.report.terminal import number
 from lab.rooms.nsys.captures.part import with_origins
 from lab.rooms.nsys.captures.summary import TOP, Summary
 from lab.rooms.nsys.captures.summary_text import TOOLS
