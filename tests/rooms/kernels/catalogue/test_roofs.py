@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lab.rooms.kernels.catalogue.build import read_catalogue
-from lab.rooms.kernels.catalogue.roofs import product_of, roof_of
+from lab.gpus.roofs import roof_of
+from lab.rooms.kernels.catalogue.roofs import product_of
 from lab.rooms.kernels.trails import trails
 
 
