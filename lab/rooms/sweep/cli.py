@@ -45,7 +45,8 @@ __all__ = ["gemm", "ranks", "run_sweep"]
 @option(
     "-f",
     "--config",
-    help="Training config: a YAML file or a preset. [default: llm with GPUs, tiny without]",
+    help="Training config: a YAML file or a preset. [default: llm_wide on GPUs of 70 GB, llm on others, "
+    "tiny without]",
 )
 @option(
     "--override",

@@ -20,14 +20,15 @@ from lab.rooms.sweep.tuner.file import read_rows
 
 TRAIN_CONFIG, TUNER = "train.yaml", "tuner.conf"
 CPU_RANKS = 2
+LARGE_BYTES = (
+    70e9  # memory from which on a GPU holds the wide model on one rank, and is fast enough to need it
+)
 
 
 def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = False) -> Plan:
     """One step per (repeat, threads, channels); every repeat is a pass of its own in random order."""
     ranks = ranks_per_node(config, site)
-    config = msgspec.structs.replace(
-        config, ranks=ranks, config=config.config or ("llm" if site.gpus else "tiny")
-    )
+    config = msgspec.structs.replace(config, ranks=ranks, config=config.config or default_preset(site))
     train = load_train_config(str(config.config), config.overrides)
     planned_steps(train, ranks * config.nodes)
     steps = tuple(_step(config, train, site, *cell) for cell in _order(config))
@@ -39,6 +40,13 @@ def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = F
         skipped=done,
         notes=_notes(config, train, site),
     )
+
+
+def default_preset(site: Site) -> str:
+    """The training that keeps these GPUs busy: without GPUs the dry run, on large ones the wide model."""
+    if not site.gpus:
+        return "tiny"
+    return "llm_wide" if all((gpu.mem_bytes or 0) >= LARGE_BYTES for gpu in site.gpus) else "llm"
 
 
 def _tuner_input(config: SweepConfig) -> dict[str, str]:
@@ -156,6 +164,8 @@ def _tuner_env(config: SweepConfig, site: Site) -> dict[str, str]:
 
 def _notes(config: SweepConfig, train: TrainConfig, site: Site) -> tuple[str, ...]:
     notes = []
+    if config.config == "llm" and site.gpus and default_preset(site) == "llm_wide":
+        notes.append("on these GPUs the hosts set the pace of `llm`: -f llm_wide compares NCCL's settings")
     if site.gpus and (note := design_note(len(config.threads) * len(config.channels), config.repeats)):
         notes.append(note)
     if keys := ignored_keys(train):

@@ -117,3 +117,14 @@ def test_a_run_under_a_tuners_file_requests_no_channels_and_has_the_file_as_inpu
     file.write_text("allgathr,1,2,ring,simple,28,-1,8\n")
     with pytest.raises(BadDataError, match="allgathr"):
         planned(eight("nvidia"), **knobs)
+
+
+@pytest.mark.parametrize(
+    ("mem_bytes", "preset"), [(150_000_000_000, "llm_wide"), (24_000_000_000, "llm"), (None, "llm")]
+)
+def test_large_gpus_train_the_model_that_keeps_them_busy(mem_bytes, preset):
+    gpus = tuple(Gpu(vendor="nvidia", index=i, uuid=f"GPU-{i}", mem_bytes=mem_bytes) for i in range(2))
+    site = Site(vendor="nvidia", gpus=gpus)
+    assert planned(site).config["config"] == preset and planned(HERE).config["config"] == "tiny"
+    told = [note for note in planned(site, config="llm").notes if "hosts set the pace" in note]
+    assert bool(told) is (preset == "llm_wide")
