@@ -202,10 +202,8 @@ def _clocks(setting: Setting) -> list[str]:
     ]
     if wide:
         most = max(c.high_ns - c.low_ns for c in setting.account.clocks if c.rank in wide) / 1e6
-        verb = ranks_in_words(wide, "is", "are")
-        found.append(
-            f"The clocks of {verb} bounded only to within {most:.1f} ms: a smaller error would not show."
-        )
+        clocks = f"clock{'s' if len(wide) > 1 else ''} of {ranks_in_words(wide, 'is', 'are')}"
+        found.append(f"The {clocks} bounded only to within {most:.1f} ms: a smaller error would not show.")
     return found
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.ranks.costs import Class
+from lab.recordings.views.timeline import GLOO_PREFIX
 from lab.rooms.sweep.names import first_few, short_name, size_text
 from lab.rooms.sweep.tuner.file import Row, bounds_of
 from lab.rooms.sweep.tuner.logs import Choice
@@ -74,6 +75,8 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
     ) -> Decision:
         return Decision(name, settings, len(repeats), cost, least, None, reason, looked)
 
+    if all(one.cost.kernel.startswith(GLOO_PREFIX) for one in seen.values()):
+        return left("gloo has neither channels nor threads")
     if name.kind not in NAMES:
         return left("a tuner's file has no such collective")
     if name.num_bytes == 0:

@@ -71,6 +71,7 @@ def test_blocks_that_lack_a_setting_do_not_count():
         ({"cost": {"grid": 24}}, "28 channels were requested and 24 used", True),
         ({"cost": {"grid": -1}}, "no grid", False),
         ({"cost": {"blocks": False}}, "leave it early", False),
+        ({"cost": {"kernel": "gloo:all_gather"}}, "gloo has neither channels nor threads", True),
         ({"choice": None}, "algorithm and protocol are unknown", False),
         ({"name": Class("all_to_all", 1 << 24, 8)}, "no such collective", True),
         ({"name": Class("all_gather", 0, 8)}, "calls are empty", True),
