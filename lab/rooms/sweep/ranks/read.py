@@ -25,6 +25,9 @@ from lab.rooms.sweep.layout import ConfigDir, configs_of
 from lab.rooms.sweep.names import first_few, long_name
 from lab.rooms.sweep.tables import Progress
 
+# Share of operations without a launch above which an account says little about the host.
+MOST_UNLAUNCHED = 0.5
+
 
 @dataclass(frozen=True)
 class Job:
@@ -118,7 +121,7 @@ def read_settings(
             config,
             found,
             world,
-            [*missing, *lost_calls(found, world)],
+            [*missing, *lost_calls(found, world), *_without_launches(found), *_without_length(found)],
             problems,
             read_state(config.path) if config.path.is_dir() else None,
         )
@@ -231,6 +234,32 @@ def _steps_not_shared(works: Mapping[int, RankWork]) -> list[str]:
 
 def _renamed(work: RankWork, rank: int) -> RankWork:
     return RankWork(**{**vars(work), "rank": rank})
+
+
+def _without_launches(one: Explained) -> list[str]:
+    """Ranks whose launches were not recorded, so that nobody can tell whether their hosts are late."""
+    found = []
+    for work in one.account.together.works:
+        idle_ns = sum(row.parts["unexplained_ns"] for row in one.account.rows if row.rank == work.rank)
+        lost = float((work.call_begin < 0).mean())
+        if lost > MOST_UNLAUNCHED and idle_ns > 0:
+            found.append(
+                f"rank {work.rank}: {100 * lost:.0f} % of its operations have no recorded launch, so "
+                f"{idle_ns / 1e6:.1f} ms of idle time are unexplained: whether its host is late is not told"
+            )
+    return found
+
+
+def _without_length(one: Explained) -> list[str]:
+    """Ranks some of whose collectives are 0 ns long: neither their waiting nor their transfer is known."""
+    found = []
+    for work in one.account.together.works:
+        num_lost = int((work.collectives.dur_ns == 0).sum())
+        if num_lost:
+            calls = plural(len(work.collectives), "collective")
+            lost = "their length was lost, and with it waiting and transfer"
+            found.append(f"rank {work.rank}: {num_lost} of {calls} are 0 ns long: {lost}")
+    return found
 
 
 def by_setting(
