@@ -212,6 +212,7 @@ def _show(
             click.echo(f"wrote {path}")
     missing = [
         *missing,
+        *judged.left_out,
         *(f"{class_text(one.name)}: {one.reason}" for one in judged.decisions if not one.looked),
         *([] if judged.decisions else ["the recording has no collectives"]),
         *(f"{proof.verdict}: {proof.text}" for proof in proofs or () if proof.verdict != TOOK_EFFECT),
@@ -253,6 +254,7 @@ def _document(judged: Any, files: list[Path], proofs: list[Any] | None) -> dict[
         "classes": classes,
         "threads": judged.threads,
         "threads_reason": judged.thread_reason,
+        "left_out": list(judged.left_out),
         "proofs": None
         if proofs is None
         else [{"row": row_json(one.row), "verdict": one.verdict, "text": one.text} for one in proofs],

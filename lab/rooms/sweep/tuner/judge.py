@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,11 +42,15 @@ class Decision:
 
 @dataclass(frozen=True)
 class Judged:
-    """All classes, and the threads: threads is None where they stay at default, for thread_reason."""
+    """All classes, and the threads: threads is None where they stay at default, for thread_reason.
+
+    left_out says which runs took no part in the judgement.
+    """
 
     decisions: tuple[Decision, ...]
     threads: int | None
     thread_reason: str
+    left_out: tuple[str, ...] = ()
 
 
 def judge(runs: Sequence[Ran]) -> Judged:
@@ -57,7 +61,26 @@ def judge(runs: Sequence[Ran]) -> Judged:
         alike = [one.num_bytes for one in names if (one.kind, one.num_ranks) == (name.kind, name.num_ranks)]
         bounds[name] = bounds_of([size for size in alike if size > 0])
     decisions = tuple(_decide(name, runs, bounds[name].get(name.num_bytes)) for name in names)
-    return Judged(decisions, *_threads(runs))
+    return Judged(decisions, *_threads(runs), tuple(_left_out(runs)))
+
+
+def _left_out(runs: Sequence[Ran]) -> Iterator[str]:
+    """Repeats that a setting lacks, and runs that could not be replayed: blocks with them do not count."""
+    every = {ran.repeat for ran in runs}
+    for key in sorted({_key(ran) for ran in runs}):
+        lacking = sorted(every - {ran.repeat for ran in runs if _key(ran) == key})
+        if lacking:
+            repeats = first_few([str(repeat) for repeat in lacking])
+            yield f"{short_name(*key)} has no repeat {repeats}, which others have: left out of the judgement"
+    for ran in runs:
+        if ran.ready_ms is None and not _is_gloo(ran):
+            why = f" ({ran.withheld[0]})" if ran.withheld else ""
+            name = f"repeat {ran.repeat} of {short_name(*_key(ran))}"
+            yield f"{name} could not be replayed{why}: left out of the judgement"
+
+
+def _is_gloo(ran: Ran) -> bool:
+    return bool(ran.classes) and all(one.cost.kernel.startswith(GLOO_PREFIX) for one in ran.classes.values())
 
 
 def class_text(name: Class) -> str:
@@ -68,7 +91,8 @@ def class_text(name: Class) -> str:
 
 def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) -> Decision:
     seen = {(_key(ran), ran.repeat): ran.classes[name] for ran in runs if name in ran.classes}
-    settings, repeats = _complete(seen)
+    played = {key: one for key, one in seen.items() if math.isfinite(one.cost.cost_ms + one.cost.least_ms)}
+    settings, repeats = _complete(seen, played)
 
     def left(
         reason: str, *, looked: bool = True, cost: Best | None = None, least: Best | None = None
@@ -91,8 +115,8 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
         np.array([[getattr(seen[key, repeat].cost, part) for key in settings] for repeat in repeats])
         for part in ("cost_ms", "least_ms")
     ]
-    if not all(np.isfinite(part).all() for part in values):
-        return left("a run could not be replayed, so that waiting cannot be taken out", looked=False)
+    if not repeats:
+        return left("runs could not be replayed, so that waiting cannot be taken out", looked=False)
     cost, least = best_of(values[0]), best_of(values[1])
     if len(repeats) < 2:
         first = f"{short_name(*settings[cost.first])} leads by {cost.lead:.3f} ms a step"
@@ -107,7 +131,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
     reason, looked = _not_honoured(mine, channels)
     choice = _choice(mine)
     if reason or choice is None:
-        why = reason or "algorithm and protocol are unknown (record with NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING)"
+        why = reason or _no_choice(mine)
         return left(why, looked=looked and choice is not None, cost=cost, least=least)
     hosts = {ran.hosts for ran in runs}
     nodes = hosts.pop() if len(hosts) == 1 else -1
@@ -120,11 +144,13 @@ def _key(ran: Ran) -> Key:
     return ran.threads, ran.channels
 
 
-def _complete(seen: dict[tuple[Key, int], Observed]) -> tuple[tuple[Key, ...], list[int]]:
-    """The settings that ran, and the repeats (blocks) in which every one of them did."""
+def _complete(
+    seen: Mapping[tuple[Key, int], Observed], played: Mapping[tuple[Key, int], Observed]
+) -> tuple[tuple[Key, ...], list[int]]:
+    """The settings that ran, and the repeats (blocks) in which every one of them could be replayed."""
     settings = sorted({key for key, _ in seen})
     repeats = sorted({repeat for _, repeat in seen})
-    whole = [repeat for repeat in repeats if all((key, repeat) in seen for key in settings)]
+    whole = [repeat for repeat in repeats if all((key, repeat) in played for key in settings)]
     return tuple(settings), whole
 
 
@@ -171,6 +197,14 @@ def _choice(mine: Sequence[Observed]) -> Choice | None:
     """The algorithm and protocol that all of these runs used."""
     found = {(one.choice.algorithm, one.choice.protocol) if one.choice else None for one in mine}
     return Choice(*only) if len(found) == 1 and (only := found.pop()) else None
+
+
+def _no_choice(mine: Sequence[Observed]) -> str:
+    """Why no algorithm and protocol can be named."""
+    known = sorted({f"{one.choice.algorithm} {one.choice.protocol}" for one in mine if one.choice})
+    if len(known) > 1:
+        return f"its runs used {' and '.join(known)}, so no algorithm and protocol can be named"
+    return "algorithm and protocol are unknown (record with NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING)"
 
 
 def _why(settings: Sequence[Key], cost: Best) -> str:

@@ -66,7 +66,8 @@ def write_tuner(runs: Sequence[Ran], judged: Judged, library: str, out: Path, *,
 def _notes(judged: Judged) -> list[str]:
     left = [one for one in judged.decisions if one.row is None]
     why = [f"{class_text(one.name)}: {one.reason}." for one in left]
-    return ["Left at default:", *why] if why else []
+    notes = ["Left at default:", *why] if why else []
+    return [*notes, *(f"{text}." for text in judged.left_out)]
 
 
 def _evidence(one: Decision, runs: Sequence[Ran]) -> list[dict[str, Any]]:

@@ -89,8 +89,29 @@ def test_a_run_without_a_replay_is_no_all_clear():
     lost = replace(
         runs[0], classes={NAME: replace(observed, cost=replace(observed.cost, cost_ms=float("nan")))}
     )
-    (one,) = judge([lost, *runs[1:]]).decisions
+    found = judge([replace(lost, ready_ms=None), *runs[1:]])
+    assert found.decisions[0].blocks == 2 and found.decisions[0].row is not None
+    assert found.left_out == ("repeat 1 of 256t 28ch could not be replayed: left out of the judgement",)
+    every = [
+        replace(ran, classes={NAME: replace(observed, cost=replace(observed.cost, cost_ms=float("nan")))})
+        for ran in runs
+    ]
+    (one,) = judge(every).decisions
     assert one.row is None and not one.looked and "could not be replayed" in one.reason
+
+
+def test_a_setting_that_lacks_a_repeat_is_said():
+    runs = [ran for ran in _runs(CLEAR) if (ran.channels, ran.repeat) != (42, 3)]
+    (text,) = judge(runs).left_out
+    assert text.startswith("256t 42ch has no repeat 3, which others have")
+
+
+def test_runs_of_several_algorithms_name_none():
+    runs = _runs(CLEAR)
+    observed = runs[1].classes[NAME]
+    other = replace(runs[1], classes={NAME: replace(observed, choice=Choice("nvls", "simple"))})
+    (one,) = judge([runs[0], other, *runs[2:]]).decisions
+    assert one.row is None and "its runs used nvls simple and ring simple" in one.reason
 
 
 def test_both_ends_of_contention_must_agree():
