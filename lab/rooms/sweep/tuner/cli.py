@@ -241,8 +241,8 @@ def _document(judged: Any, files: list[Path], proofs: list[Any] | None) -> dict[
                 {
                     "threads": threads,
                     "channels": channels,
-                    "cost_ms": one.cost.means[at] if one.cost else None,
-                    "without_waiting_ms": one.least.means[at] if one.least else None,
+                    "cost_ms": round(one.cost.means[at], 6) if one.cost else None,
+                    "without_waiting_ms": round(one.least.means[at], 6) if one.least else None,
                     "may_be_best": at in one.cost.candidates if one.cost else None,
                 }
                 for at, (threads, channels) in enumerate(one.settings)
