@@ -163,7 +163,7 @@ def gpu_sentences(setting: Setting) -> list[str]:
         lower = 1 - row["sm_clock_mhz"] / usual
         if lower > LOWER_CLOCK:
             why = f" ({row['slowed_by']} of samples)" if row["slowed_by"] else ""
-            explains = ": that is why its kernels are slower" if row["rank"] in slow else ""
+            explains = ", which fits its slower kernels" if row["rank"] in slow else ""
             mhz = f"{row['sm_clock_mhz']:.0f} MHz, the others at {usual:.0f} MHz"
             found.append(f"The GPU of rank {row['rank']} ran at {mhz}{why}{explains}.")
         elif row["rank"] in slow:
