@@ -2,7 +2,7 @@
 const LANE = { height: 26, bar: 18, top: 30, bottom: 30, right: 10, most: 640, label: 280 };
 const BRANCH = 4, LEVELS = 6; // a node stands for 16 nodes of the level below: far fewer to visit than bars
 const INKS = ["#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7", "#8c6bb1", "#8a6d3b", "#c0504d", "#4f9d9d"];
-const WORDS = { family: "class", op: "op", module: "module", phase: "phase", shapes: "shapes", source: "source" };
+const WORDS = { family: "class", op: "op", module: "module", phase: "phase", shapes: "shapes", source: "source", change: "change" };
 const NONE = 0xffffffff;
 
 async function numbers(text, Kind) {
@@ -61,7 +61,7 @@ class Timeline {
     this.shown = [...this.whole];
     this.rank();
     this.makeTools();
-    this.colour("family");
+    this.colour(spec.by && spec.kinds[spec.by] ? spec.by : "family");
     this.listen();
     new ResizeObserver(() => this.later()).observe(this.holder);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.later());
@@ -102,7 +102,7 @@ class Timeline {
     return at >= 0 ? this.spec.texts[at] : "";
   }
 
-  // The colours by class, op, module or phase: keys, and for each kind the index of its key.
+  // The colours by class, change, op, module or phase: keys, and for each kind the index of its key.
   colour(by) {
     this.by = by;
     const total = new Map();
@@ -161,12 +161,13 @@ class Timeline {
     all.type = "button";
     all.addEventListener("click", () => this.show(...this.whole));
     if (this.spec.marks.length) this.makeChoice();
-    const ways = ["family", "op", "module", "phase"].filter((by) => this.kinds[by]);
+    const ways = ["family", "change", "op", "module", "phase"].filter((by) => this.kinds[by]);
     if (ways.length > 1) {
       const label = made(this.tools, "label", "colour by ");
       const choice = made(label, "select");
       for (const by of ways) choice.append(new Option(WORDS[by], by));
       choice.className = "by";
+      if (ways.includes(this.spec.by)) choice.value = this.spec.by;
       choice.addEventListener("change", () => this.colour(choice.value));
     }
     this.makeSearch();
@@ -237,7 +238,7 @@ class Timeline {
         return undefined;
       }
     }
-    const hit = this.spec.texts.map(fits), columns = ["name", "op", "module", "phase", "shapes", "source"].filter((name) => this.kinds[name]);
+    const hit = this.spec.texts.map(fits), columns = ["name", "op", "module", "phase", "shapes", "source", "change"].filter((name) => this.kinds[name]);
     return this.light((kind) => columns.some((name) => hit[this.kinds[name][kind]]), wanted);
   }
 
@@ -284,7 +285,7 @@ class Timeline {
     const rows = [
       ["kernel", this.text(kind, "name")], ["class", this.text(kind, "family")], ["op", this.text(kind, "op")],
       ["shapes", this.text(kind, "shapes")], ["module", this.text(kind, "module")], ["phase", this.text(kind, "phase")],
-      ["source", this.text(kind, "source")], ["row", this.spec.rows[this.row[bar]]],
+      ["source", this.text(kind, "source")], ...(this.kinds.change ? [["against the other side", this.text(kind, "change")]] : []), ["row", this.spec.rows[this.row[bar]]],
       ["start", `${(this.start[bar] * this.tick / 1000).toFixed(6)} ms`], ["duration", duration(this.dur[bar] * this.tick)],
       ["launches like it", `${this.times[kind]}, ${duration(this.spent[kind] * this.tick)} in all`],
     ];

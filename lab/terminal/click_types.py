@@ -62,7 +62,7 @@ def parse_int_list(text: str, least: int = 1) -> list[int]:
     for part in text.split(","):
         # isdecimal alone would let through digits of other scripts.
         if not (part.strip().isascii() and part.strip().isdecimal()) or int(part) < least:
-            kind = "an integer above zero" if least else "an integer"
+            kind = "an integer above zero" if least else "an integer from 0 on"
             raise UsageError(f"{part.strip()!r} in {text!r} is not {kind}", fix="write 28,42,56")
         if int(part) in values:
             raise UsageError(f"{int(part)} is twice in {text!r}", fix="use --repeats to run a setting again")

@@ -26,7 +26,7 @@ FAMILIES = (
 )
 FAMILY_OF = {kind: index for index, (_, _, kinds) in enumerate(FAMILIES) for kind in kinds}
 GROUP_OF_FAMILY = np.array([COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMM, COPY], dtype=np.int8)
-LABELS = ("op", "module", "phase", "shapes", "source")  # what a bar may say beside its name
+LABELS = ("op", "module", "phase", "shapes", "source", "change")  # what a bar may say beside its name
 
 
 @dataclass(frozen=True)
