@@ -16,6 +16,7 @@ from lab.core.stop import Stop
 from lab.driver.which_lab import checked
 from lab.engines.base import Engine, QueueEngine
 from lab.errors import EngineError, EngineLost, GpuError, LabError, UsageError
+from lab.gpus.sampling import sampled
 
 Lease = Callable[[Sequence[Gpu]], AbstractContextManager[bool]]
 
@@ -117,8 +118,10 @@ class StepRunner:
 
     def _attempt(self, step: Step, gpus: Sequence[Gpu]) -> Outcome:
         started, began = utc_now(), time.monotonic()
+        here = gpus if self.engine.holds_gpus and self.engine.runs_here else ()
         try:
-            return self.engine.run(self.run, step, gpus, on_line=self.on_line(step), stop=self.stop)
+            with sampled(here, self.run.folder(step)):
+                return self.engine.run(self.run, step, gpus, on_line=self.on_line(step), stop=self.stop)
         except EngineLost:
             raise  # the step may still run: its record stays open, so that --attach can take it up again
         except EngineError as error:
