@@ -16,6 +16,7 @@ from lab.rooms.trials.rows import read_settings, read_trial
 
 COLUMNS = {"cell", "trial", "verdict"}
 MOST_ROWS = 1_000_000
+UNREADABLE = "its row cannot be used"
 LOST = (Status.failed, Status.oom, Status.timeout)
 
 
@@ -45,21 +46,27 @@ def gather(run: Run) -> Gathered:
     trials = [_row(run, record) for record in run.manifest.steps]
     lost = [t for t in trials if t.verdict == NOT_RUN and t.reason != "decided before"]
     missing = [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
+    missing += [f"{one.step}: {one.reason}" for one in trials if one.reason.startswith(UNREADABLE)]
     return Gathered(trials, [one.name for one in config.cells], config.baseline, config, missing)
 
 
 def _row(run: Run, record: StepRecord) -> Trial:
     step, outcome = record.step, record.outcome
+    unreadable = ""
     if outcome is not None and outcome.status is Status.ok:
-        row = read_trial(run.folder(step))
-        if row is not None:
+        try:
+            row = read_trial(run.folder(step))
+        except BadDataError as error:
+            row, unreadable = None, f"{UNREADABLE}: {error.what}"
+        if row is not None and (row.cell, row.trial) == (step.labels["cell"], step.labels["trial"]):
             return row
+        unreadable = unreadable or f"{UNREADABLE}: there is none, or another trial's"
     lost = outcome is not None and (outcome.status in LOST or outcome.status is Status.ok)
     return Trial(
         cell=str(step.labels["cell"]),
         trial=int(step.labels["trial"]),
         verdict="error" if lost else NOT_RUN,
-        reason=(outcome.reason or outcome.status.value) if outcome else "did not run",
+        reason=unreadable or (outcome.reason or outcome.status.value if outcome else "did not run"),
         order=int(step.labels["order"]),
         seed=int(step.labels["seed"]),
         step=step.name,

@@ -9,25 +9,32 @@ import argparse
 import contextlib
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import IO
 
 import lab
 from lab.core.content import EXPECTED, REPORT
 from lab.core.run import LOG
-from lab.errors import LabError
+from lab.errors import BadDataError, LabError
 from lab.rooms.trials.config import NOT_RUN, RESULT, Cell, Trial, TrialsConfig, seed_of
-from lab.rooms.trials.failure import Reader, parse
+from lab.rooms.trials.failure import Reader, parse, shell_code
 from lab.rooms.trials.progress import ended, progress
 from lab.rooms.trials.rows import read_settings, read_trial, write_trial
 
 LONGEST_LINE = 1 << 16  # bytes judged at a time
+MOST_LOG_BYTES = 64 << 20  # of a trial's output in its log; all of it is judged
+LONGEST_NUMBER = 1 << 10  # bytes of a name with its number
+NAME_BEGINS = re.compile(rb"[\s,{][A-Za-z_\"']")
+LAST_LINES = 200  # which the log has in any case
 GRACE_S = 5.0
 MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 CANNOT_START = 127
@@ -93,6 +100,7 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     env = environment(config, cell, args.trial)
     words = command(config, cell, args.trial)
     code, timed_out, failure = _run(words, env, config, reader)
+    code = shell_code(code)
     verdict, reason = ("error", failure) if failure else reader.verdict(code, timed_out=timed_out)
     step = args.out.name
     return Trial(
@@ -146,14 +154,7 @@ def _follow(
     assert child.stdout is not None
     source = child.stdout
 
-    def read() -> None:
-        while line := source.readline(LONGEST_LINE):
-            text = line.decode(errors="replace")
-            reader.line(text.rstrip("\r\n"))
-            sys.stdout.write(text)
-            sys.stdout.flush()
-
-    thread = threading.Thread(target=read, daemon=True)
+    thread = threading.Thread(target=_pass_on, args=(source, reader), daemon=True)
     thread.start()
     deadline = None if limit_s is None else time.monotonic() + limit_s
     timed_out = False
@@ -166,6 +167,39 @@ def _follow(
     _signal_group(child, signal.SIGKILL)  # what it left running would disturb the next trial
     thread.join(timeout=GRACE_S)
     return timed_out
+
+
+def _pass_on(source: IO[bytes], reader: Reader) -> None:
+    """Judge all of the output; write the first MOST_LOG_BYTES of it and its last lines."""
+    kept, left_out, tail = 0, 0, deque[str](maxlen=LAST_LINES)
+    for text in _lines(source):
+        reader.line(text.rstrip("\r\n"))
+        if kept < MOST_LOG_BYTES:
+            kept += len(text)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        else:
+            if len(tail) == LAST_LINES:
+                left_out += len(tail[0])
+            tail.append(text)
+    if left_out:
+        sys.stdout.write(f"\nlab: {left_out:,} characters judged and not kept; the last lines follow\n")
+    sys.stdout.write("".join(tail))
+    sys.stdout.flush()
+
+
+def _lines(source: IO[bytes]) -> Iterator[str]:
+    """Lines, the longest in parts that begin with a name: neither a number nor its name is cut off."""
+    rest = b""
+    while read := source.readline(LONGEST_LINE):
+        read, rest = rest + read, b""
+        if not read.endswith(b"\n") and len(read) >= LONGEST_LINE:
+            begin = len(read) - LONGEST_NUMBER
+            names = [one.start() + 1 for one in NAME_BEGINS.finditer(read, begin - LONGEST_NUMBER, begin)]
+            read, rest = (read[: names[-1]], read[names[-1] :]) if names else (read, b"")
+        yield read.decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -201,4 +235,10 @@ def _already_decided(config: TrialsConfig, cell: Cell, args: argparse.Namespace)
 
 
 def _so_far(steps: Path) -> list[Trial]:
-    return [row for path in sorted(steps.iterdir()) if (row := read_trial(path)) is not None]
+    """A row that cannot be read is told by the analysis; it must not end the trials after it."""
+    rows = []
+    for path in sorted(steps.iterdir()):
+        with contextlib.suppress(BadDataError):
+            if (row := read_trial(path)) is not None:
+                rows.append(row)
+    return rows
