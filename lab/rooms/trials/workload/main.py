@@ -82,16 +82,26 @@ def command(config: TrialsConfig, cell: Cell, trial: int) -> list[str]:
     return words
 
 
-def environment(config: TrialsConfig, cell: Cell, trial: int) -> dict[str, str]:
-    """The caller's environment without what makes a step import lab's copy, and the cell's variables."""
+def callers_environment() -> dict[str, str]:
+    """This process's environment without what makes a step import lab's copy."""
     env = dict(os.environ)
     if env.pop(EXPECTED, None):
         ours = str(Path(lab.__file__).parent.parent)
         paths = [one for one in env.pop("PYTHONPATH", "").split(":") if one and one != ours]
         env.update({"PYTHONPATH": ":".join(paths)} if paths else {})
     env.pop(REPORT, None)
+    return env
+
+
+def environment(config: TrialsConfig, cell: Cell, trial: int) -> dict[str, str]:
+    """The caller's environment, and the cell's variables."""
     trials = {"LAB_TRIAL": str(trial), "LAB_TRIAL_CELL": cell.name}
-    return {**env, **trials, "LAB_TRIAL_SEED": str(seed_of(config, trial)), **cell.env}
+    return {
+        **callers_environment(),
+        **trials,
+        "LAB_TRIAL_SEED": str(seed_of(config, trial)),
+        **cell.env,
+    }
 
 
 def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:

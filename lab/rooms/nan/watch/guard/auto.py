@@ -8,6 +8,7 @@ and now and then.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from pathlib import Path
@@ -73,6 +74,11 @@ def start(out: str | Path, on_bad: str = "keep") -> Auto:
     seam.meet_strangers(auto.meet)
     atexit.register(auto.close)
     return auto
+
+
+def start_from_env() -> Auto:
+    """`start` in a program that `lab run nan train` began: the settings are in its environment."""
+    return start(os.environ["LAB_NAN_GUARD"], os.environ.get("LAB_NAN_ON_BAD", "keep"))
 
 
 def find_scaler() -> Any:
