@@ -12,6 +12,7 @@ from lab.terminal.click_types import options_of
 from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, PATH, ZERO_OR_MORE, as_json, choice, option, seed
 
 if TYPE_CHECKING:
+    from lab.core.options import Options
     from lab.core.plan import Experiment
     from lab.rooms.trials.config import TrialsConfig
 
@@ -53,7 +54,7 @@ UNTIL_TRIALS = 160
 )
 @seed(None, "Seed of the first trial, and of the order. Trial i gets {seed} = SEED + i. [default: 0]")
 @as_json("Rates, comparisons and whether it is decided")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="MATRIX.yaml | -- CMD")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="MATRIX.yaml | gpus | -- CMD")
 @click.pass_context
 def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment:
     """Run a command many times, in cells that differ in one thing: how often does it fail, what cures it?
@@ -63,6 +64,7 @@ def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     lab run trials --until fixed --was 0.3 -- python train.py
     lab run trials MATRIX.yaml
     lab run trials --again RUN/steps/none-0007 -n 5
+    lab run trials gpus                # every GPU of the box against the others: bits, speed, counters
 
     Presets: none, tf32_off, cublas_workspace, launch_blocking, launch_blocking_hip, nccl_ring, nccl_simple,
     nccl_no_p2p, one_queue, no_caching_allocator, expandable_segments, one_thread.
@@ -75,7 +77,25 @@ def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     options = options_of(ctx)
     if as_json:
         options = msgspec.structs.replace(options, json=True)
+    if flags["command"] == ("gpus",):
+        return _of_gpus(flags, options)
     config = _config(flags, here=options.image is None)
+
+    def make_plan(site: Site, root: Path) -> Plan:
+        return plan(config, site)
+
+    return Experiment("trials", make_plan, options)
+
+
+def _of_gpus(flags: dict[str, Any], options: Options) -> Experiment:
+    from lab.core.plan import Experiment, Plan, Site
+    from lab.errors import UsageError
+    from lab.rooms.trials.gpus.config import GpusConfig
+    from lab.rooms.trials.gpus.plan import plan
+
+    if any(flags[name] for name in flags if name not in ("command", "trials", "seed", "num_gpus")):
+        raise UsageError("trials gpus takes -n (rounds) and --seed alone", fix="lab run trials -n 5 gpus")
+    config = GpusConfig(rounds=flags["trials"] or 3, seed=flags["seed"] or 0)
 
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site)
