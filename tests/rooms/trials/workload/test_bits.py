@@ -102,6 +102,12 @@ for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.float64):
     found = torch.zeros(len(tensors), dtype=torch.int64)
     bits_kernel.launch(tensors, found)
     assert found.tolist() == [int(plain_sum(one)) for one in tensors], dtype
+    alone = torch.zeros(len(tensors), dtype=torch.int64)
+    for at, one in enumerate(tensors):
+        bits_kernel.launch([one], alone[at : at + 1])
+    assert found.tolist() == alone.tolist(), dtype
+bits_kernel.launch([torch.ones(()), torch.empty(0)], torch.zeros(2, dtype=torch.int64))
+bits_kernel.launch([torch.ones(())], torch.zeros(1, dtype=torch.int64))
 print("equal")
 """
 

@@ -45,6 +45,7 @@ class Recorder:
         self.attempt = 0
         self.phase = "start"
         self.notes: list[str] = []
+        self.events_of_last_step = 0
         self.module_of: dict[int, str] = {}  # sequence number of a node -> module of its forward
         self._events: Events | None = None
         self._names: dict[int, str] = {}
@@ -155,7 +156,7 @@ class Recorder:
             event = self.event(
                 "module", type(module).__name__, module=name, given=given, made=self.bits_of(made)
             )
-            if self.level == "op" or not any(True for _ in module.parameters(recurse=False)):
+            if self.level == "op" or name.rpartition(".")[2].isdecimal() or module in self._roots:
                 self._watch_gradients(made, name, type(module).__name__)
             if self.level != "op":
                 del event["in"]
@@ -317,7 +318,9 @@ class Recorder:
         self._weights()
         self._open = False
         self._saved = None
+        before = self._events.events
         self._events.flush(self.step)
+        self.events_of_last_step = self._events.events - before
         if self.step >= self.steps:
             self.stop(ended=True)
             if self.leave:
