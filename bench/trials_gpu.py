@@ -2,8 +2,8 @@
 
 1. index_add_ and flash attention's backward, with and without deterministic algorithms: the operator that is
 named, and whether repeats agree. 2. The fused checksum against torch's operators, and its time per GiB. 3. A
-7B-shaped Mistral (bfloat16, random weights, fused AdamW) with `--level module` and without, in turns; the bar is
-3 % at 8,192 tokens. 4. `lab run trials gpus`. LAB_BENCH_LAYERS makes the model smaller.
+7B-shaped Mistral (bfloat16, random weights, fused AdamW) with `--level module` and without, in turns; the bar
+is 3 % at 8,192 tokens. 4. `lab run trials gpus`. LAB_BENCH_LAYERS makes the model smaller.
 """
 
 from __future__ import annotations

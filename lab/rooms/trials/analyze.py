@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,11 @@ def read_table(path: Path) -> Gathered:
     return Gathered(trials, names, baseline, None)
 
 
+def _float(row: dict[str, Any], name: str) -> float | None:
+    value = float(row[name]) if row.get(name) else math.nan
+    return value if math.isfinite(value) else None
+
+
 def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
     try:
         verdict = row["verdict"]
@@ -116,6 +122,8 @@ def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
             host=row.get("host") or row.get("node") or "",
             gpus=row.get("gpus") or "",
             started_utc=row.get("started_utc") or "",
+            temperature_c=_float(row, "temperature_c"),
+            sm_clock_mhz=_float(row, "sm_clock_mhz"),
             step=row.get("step") or "",
             log=row.get("log") or "",
         )

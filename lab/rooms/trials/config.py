@@ -68,6 +68,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     started_utc: str = ""
     host: str = ""
     gpus: str = ""
+    temperature_c: float | None = None  # the highest while it ran
+    sm_clock_mhz: float | None = None  # the median while it ran
+    throttled: bool | None = None  # a GPU was slowed by heat or power at some time
     first_bad_line: int | None = None
     step: str = ""
     log: str = ""

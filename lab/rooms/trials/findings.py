@@ -137,6 +137,9 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
         lines.append(f"Failures drift with time (p {decision.p_order:.2g}): no cell has one fixed rate.")
     if decision.p_place is not None and decision.p_place <= ALPHA:
         lines.append(f"Hosts or GPUs fail at different rates (p {decision.p_place:.2g}).")
+    for what, p in (("temperature", decision.p_heat), ("clock", decision.p_clock)):
+        if p is not None and p <= ALPHA:
+            lines.append(f"Failing trials ran at another {what} of the GPU (p {p:.2g}).")
     errors = sum(one.error for one in decision.cells)
     if errors:
         verb = "is" if errors == 1 else "are"
@@ -224,7 +227,12 @@ def _confounds(decision: Decision) -> list[str]:
         lines.append(f"Host and GPU: {differ} (chi-squared, p {decision.p_place:.2g}).")
     if not any(one.slowdown for one in decision.comparisons):
         lines.append("Speed of the cells: not measured; --step-time NAME reads it from the output.")
-    lines.append("Temperature and clocks are not recorded per trial.")
+    for what, p in (("Temperature", decision.p_heat), ("SM clock", decision.p_clock)):
+        if p is None:
+            lines.append(f"{what} of the GPU: not tested; it was not recorded, or never changed.")
+        else:
+            other = "failing trials had another" if p <= ALPHA else "no difference of failing trials shown"
+            lines.append(f"{what} of the GPU: {other} (permutation within cells, p {p:.2g}).")
     return lines
 
 

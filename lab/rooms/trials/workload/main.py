@@ -29,6 +29,7 @@ from lab.rooms.trials.config import NOT_RUN, RESULT, Cell, Trial, TrialsConfig, 
 from lab.rooms.trials.failure import Reader, parse, shell_code
 from lab.rooms.trials.progress import ended, progress
 from lab.rooms.trials.rows import read_settings, read_trial, write_trial
+from lab.rooms.trials.workload.sensors import Sensors
 
 LONGEST_LINE = 1 << 16  # bytes judged at a time
 MOST_LOG_BYTES = 64 << 20  # of a trial's output in its log; all of it is judged
@@ -109,7 +110,8 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     started, began = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
     env = environment(config, cell, args.trial)
     words = command(config, cell, args.trial)
-    code, timed_out, failure = _run(words, env, config, reader)
+    with Sensors(env) as sensors:
+        code, timed_out, failure = _run(words, env, config, reader)
     code = shell_code(code)
     verdict, reason = ("error", failure) if failure else reader.verdict(code, timed_out=timed_out)
     step = args.out.name
@@ -126,6 +128,7 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         started_utc=started,
         host=platform.node(),
         gpus=next((env[mask] for mask in MASKS if env.get(mask)), ""),
+        **sensors.summary(),  # type: ignore[arg-type]
         first_bad_line=min(reader.hits.values(), default=None),
         step=step,
         log=f"steps/{step}/{LOG}",
