@@ -18,10 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.core.plan import Silent
-
 if TYPE_CHECKING:
-    from lab.core.plan import Findings
+    from lab.core.plan import Findings, Silent
     from lab.core.run import Run
 
 
@@ -34,6 +32,8 @@ def recognises(folder: Path) -> bool:
 
 def watcher(run: Run) -> Silent:
     """Each trial leaves its result when it ends."""
+    from lab.core.plan import Silent
+
     return Silent()
 
 

@@ -27,7 +27,7 @@ UNTIL_TRIALS = 160
     "cells",
     multiple=True,
     metavar="NAME|YAML",
-    help="A cell: none, a preset, presets joined by +, or {name: x, env: {A: 1}, args: [--flag]}.",
+    help="A cell: none, a preset, presets joined by +, or {name: x, env: {A: 1}, args: [--flag], gpu: 0}.",
 )
 @option("--baseline", help="The cell that others are compared with. [default: none, else the first]")
 @option(
@@ -66,8 +66,9 @@ def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     lab run trials --again RUN/steps/none-0007 -n 5
     lab run trials gpus                # every GPU of the box against the others: bits, speed, counters
 
-    Presets: none, tf32_off, cublas_workspace, launch_blocking, launch_blocking_hip, nccl_ring, nccl_simple,
-    nccl_no_p2p, one_queue, no_caching_allocator, expandable_segments, one_thread.
+    Presets: none, tf32_off, tf32_torch_off, deterministic, cudnn_deterministic, flash_off, sdpa_math,
+    anomaly, cublas_workspace, launch_blocking, launch_blocking_hip, nccl_ring, nccl_tree, nccl_simple,
+    nccl_no_p2p, nccl_no_nvls, one_queue, no_caching_allocator, expandable_segments, one_thread.
     """
     import msgspec
 

@@ -25,6 +25,7 @@ LESS, MORE = "fails less", "fails more"  # the verdicts that decide a comparison
 SLOWER = "fails less, but slower"
 BY_PLACE = "confounded with the place"
 NO_EVIDENCE, NO_TRIALS = "no evidence", "no trials"
+NO_EFFECT = "no effect"  # nothing reads what the cell sets: a second baseline, and no comparison
 UNRELIABLE = 0.1  # from this share of errors, a cell's rate is not trusted
 
 
@@ -131,6 +132,8 @@ def _comparison(
 ) -> Comparison:
     if p is None or corrected is None:
         return Comparison(name, baseline, None, None, NO_TRIALS)
+    if all(trial.effect not in ("", "yes") for trial in cell):
+        return Comparison(name, baseline, p, corrected, NO_EFFECT)
     slowdown, low, high = _slowdown(base, cell)
     by_place = _stratified(base, cell)
     share = [float(np.mean([t.verdict == "fail" for t in side])) for side in (cell, base)]

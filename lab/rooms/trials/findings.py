@@ -23,6 +23,7 @@ from lab.rooms.trials.decide import (
     BY_PLACE,
     LESS,
     MORE,
+    NO_EFFECT,
     NO_TRIALS,
     SLOWER,
     UNRELIABLE,
@@ -41,6 +42,7 @@ PILLS = {
     MORE: "fail",
     SLOWER: "warn",
     BY_PLACE: "warn",
+    NO_EFFECT: "warn",
 }
 COLUMNS = 48  # of the timeline; more blocks are counted together
 MOST_AGAIN = 5  # failing trials whose command to run again is on the page
@@ -172,6 +174,8 @@ def _against(one: Comparison, rates: dict[str, Rate]) -> str:
     slower = "" if one.slowdown is None else f"; steps take {one.slowdown:.2f} times the baseline's"
     if one.verdict == NO_TRIALS:
         return f"{counts}: not compared, because a side has no trial that passed or failed."
+    if one.verdict == NO_EFFECT:
+        return f"{counts}: not compared, because nothing in the command reads what the cell sets."
     if one.verdict == LESS:
         at_most = f"; a rate of up to {cell.high:.1%} stays possible"
         return f"{counts}: fails less{p}{at_most}{slower}."

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +31,9 @@ from lab.rooms.trials.config import NOT_RUN, RESULT, Cell, Trial, TrialsConfig, 
 from lab.rooms.trials.failure import Reader, parse, shell_code
 from lab.rooms.trials.progress import ended, progress
 from lab.rooms.trials.rows import read_settings, read_trial, write_trial
+from lab.rooms.trials.workload.effects import APPLY, EFFECTS, effect_of
 from lab.rooms.trials.workload.sensors import Sensors
+from lab.workload.hook import hooked
 
 LONGEST_LINE = 1 << 16  # bytes judged at a time
 MOST_LOG_BYTES = 64 << 20  # of a trial's output in its log; all of it is judged
@@ -76,7 +80,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def command(config: TrialsConfig, cell: Cell, trial: int) -> list[str]:
     """The words to start, with {seed}, {trial} and {cell} filled in."""
-    values = {"{seed}": str(seed_of(config, trial)), "{trial}": str(trial), "{cell}": cell.name}
+    values = {"{seed}": str(seed_of(config, trial, cell)), "{trial}": str(trial), "{cell}": cell.name}
     words = [*config.command, *cell.args]
     for mark, value in values.items():
         words = [word.replace(mark, value) for word in words]
@@ -100,28 +104,42 @@ def environment(config: TrialsConfig, cell: Cell, trial: int) -> dict[str, str]:
     return {
         **callers_environment(),
         **trials,
-        "LAB_TRIAL_SEED": str(seed_of(config, trial)),
+        "LAB_TRIAL_SEED": str(seed_of(config, trial, cell)),
         **cell.env,
     }
+
+
+def observed(env: dict[str, str], cell: Cell, folder: Path) -> dict[str, str]:
+    """`env` for a cell whose settings are made, or seen to have an effect, from inside the command."""
+    if not cell.settings and not cell.read_by:
+        return env
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    words = json.dumps({"out": str(folder), "settings": cell.settings, "read_by": cell.read_by})
+    return hooked({**env, EFFECTS: words}, APPLY)
 
 
 def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     reader = Reader(parse(config.fail), config.step_time)
     started, began = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
-    env = environment(config, cell, args.trial)
+    witnesses = args.out.resolve() / "effects"
+    env = observed(environment(config, cell, args.trial), cell, witnesses)
     words = command(config, cell, args.trial)
     with Sensors(env) as sensors:
         code, timed_out, failure = _run(words, env, config, reader)
     code = shell_code(code)
     verdict, reason = ("error", failure) if failure else reader.verdict(code, timed_out=timed_out)
     step = args.out.name
+    effect = effect_of(cell.settings, cell.read_by, witnesses)
+    if verdict != "error" and cell.settings and effect != "yes":
+        verdict, reason = "error", f"the cell's settings had no effect: {effect}"
     return Trial(
         cell=cell.name,
         trial=args.trial,
         verdict=verdict,
         reason=reason,
         order=args.order,
-        seed=seed_of(config, args.trial),
+        seed=seed_of(config, args.trial, cell),
         exit_code=None if failure else code,
         seconds=round(time.monotonic() - began, 3),
         step_time=reader.step_time,
@@ -129,6 +147,7 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         host=platform.node(),
         gpus=next((env[mask] for mask in MASKS if env.get(mask)), ""),
         **sensors.summary(),  # type: ignore[arg-type]
+        effect=effect,
         first_bad_line=min(reader.hits.values(), default=None),
         step=step,
         log=f"steps/{step}/{LOG}",
@@ -242,7 +261,7 @@ def _already_decided(config: TrialsConfig, cell: Cell, args: argparse.Namespace)
         verdict=NOT_RUN,
         reason="decided before",
         order=args.order,
-        seed=seed_of(config, args.trial),
+        seed=seed_of(config, args.trial, cell),
         step=args.out.name,
     )
 
