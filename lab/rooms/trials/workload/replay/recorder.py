@@ -12,6 +12,7 @@ import contextlib
 import os
 import platform
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from lab.rooms.trials.workload.replay.state import (
     Saved,
     as_it_was,
     digests,
+    outermost,
     random_state,
     save,
     set_random,
@@ -35,12 +37,21 @@ DETERMINISTIC = 100  # attempts from this number on run with deterministic algor
 _is_compiling = torch.compiler.is_compiling
 
 
+class _Here(threading.local):
+    """Where one thread is: a program may call its model from several."""
+
+    def __init__(self) -> None:
+        self.path: list[str] = []  # of the modules that run, if they are recorded
+        self.inside = 0  # depth of calls below an outermost one, recorded or not
+        self.busy = False  # the recorder's own operators are not the program's
+
+
 class Recorder:
     """One process's. `steps` are recorded, each with `repeats` repeats; level `op` or `module`."""
 
     def __init__(self, out: Path, *, steps: int, repeats: int, level: str, leave: bool) -> None:
         self.out, self.steps, self.repeats, self.level, self.leave = out, steps, repeats, level, leave
-        self.busy = False  # the recorder's own operators are not the program's
+        self.here = _Here()
         self.step = 0
         self.attempt = 0
         self.phase = "start"
@@ -50,11 +61,13 @@ class Recorder:
         self._events: Events | None = None
         self._names: dict[int, str] = {}
         self._roots: list[nn.Module] = []
-        self._path: list[str] = []
-        self._inside = 0  # depth of calls below an outermost one, recorded or not
         self._in_backward = 0
         self._open = False
-        self._versions = 0  # of all weights when the step began
+        self._versions: dict[int, int] = {}  # of the weights of each root when the step began
+        self._lock = threading.RLock()
+        self.unwritten: dict[
+            int, Tensor
+        ] = {}  # outputs that nobody writes, held so that none takes their place
         self._saved: Saved | None = None
         self._hooks: list[Any] = []
         self._pid = os.getpid()
@@ -111,47 +124,50 @@ class Recorder:
 
     def call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """One call of a module, the program's or a repeat's."""
-        if self.busy or os.getpid() != self._pid:
+        here = self.here
+        if here.busy or os.getpid() != self._pid:
             return original(module, *args, **kwargs)
-        if self._in_backward and self._events is not None and self._inside == 0:
+        if self._in_backward and self._events is not None and here.inside == 0:
             return self._inner(original, module, args, kwargs)  # a checkpoint computes its forward again
-        if self._inside == 0:
+        if here.inside == 0:
             return self._outermost(original, module, args, kwargs)
-        if self._path:
+        if here.path:
             return self._inner(original, module, args, kwargs)
         return original(module, *args, **kwargs)
 
     def _outermost(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         trained = torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters())
+        here = self.here
         if not trained or (self._events is None and self.step >= self.steps):
-            self._inside += 1
+            here.inside += 1
             try:
                 return original(module, *args, **kwargs)
             finally:
-                self._inside -= 1
+                here.inside -= 1
         if self.attempt == 0:
-            self._begin(module, args, kwargs)
-        self._inside += 1
+            with self._lock:
+                self._begin(module, args, kwargs)
+        here.inside += 1
         try:
             self.phase = "forward"
             with self._looking():
                 out = self._inner(original, module, args, kwargs)
         finally:
-            self._inside -= 1
-            self._path.clear()
+            here.inside -= 1
         self._gradients_of_outputs(out)
         return out
 
     def _inner(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         name = self._names.get(id(module), f"({type(module).__name__})")
-        self._path.append(name)
+        here = self.here
+        here.path.append(name)
         given = self.bits_of(tensors_in([*args, *kwargs.values()])) if self.level == "op" else []
-        self._inside += 1
+        here.inside += 1
         try:
             out = original(module, *args, **kwargs)
         finally:
-            self._inside -= 1
-            self._path.pop()
+            here.inside -= 1
+            here.path.pop()
         if made := tensors_in(out):
             event = self.event(
                 "module", type(module).__name__, module=name, given=given, made=self.bits_of(made)
@@ -167,7 +183,7 @@ class Recorder:
             if one.requires_grad and not (one.is_leaf and one.grad_fn is None):
 
                 def see(grad: Tensor, at: int = at) -> None:
-                    if not self.busy:
+                    if not self.here.busy:
                         self.event("ograd", f"{kind}:{at}", module=module, made=self.bits_of([grad]))
 
                 with contextlib.suppress(RuntimeError):  # such as a view that was changed in place
@@ -188,12 +204,14 @@ class Recorder:
                 one.register_hook(keep)  # type: ignore[no-untyped-call]
 
     def backward(self, original: Any, args: Any, kwargs: Any) -> Any:
-        if self.busy or self._events is None or not self._open or os.getpid() != self._pid:
+        if self.here.busy or self._events is None or not self._open or os.getpid() != self._pid:
             return original(*args, **kwargs)
         if self._saved is not None and self.attempt == 0:
             self._saved.backwards += 1
             if self._saved.backwards == 1 and self._saved.forwards > 1:
                 self._saved.why_not = "several forwards came before the first backward"
+            elif self._saved.backwards > self._saved.forwards:
+                self._saved.why_not = "several backward passes use one forward"
         self.phase = "backward"
         self._in_backward += 1
         try:
@@ -217,7 +235,7 @@ class Recorder:
 
     def _begin(self, root: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward of the program that may be the first of a step."""
-        if self._open and self._versions != self._versions_now():
+        if self._open and any(self._version(one) != self._versions.get(id(one)) for one in self._roots):
             self.notes.append(f"step {self.step} was not run again: no optimizer of torch ended it")
             self._after_update()
         if self._open:
@@ -230,13 +248,14 @@ class Recorder:
         self.step += 1
         self._open = True
         self.module_of.clear()
+        self.unwritten.clear()
         if self._events is None:
             self._events = Events(self.out, _rank(), _facts(root, self))
         self.phase = "start"
         self._meet(root)
         for name, digest in digests(random_state()).items():
             self._event({"kind": "random", "name": name, "m": "", "out": [digest]})
-        self._versions = self._versions_now()
+        self._versions = {id(one): self._version(one) for one in self._roots}
         if self.step == 1:
             self._weights()
         buffers = [(name, one) for name, one in root.named_buffers() if one is not None]
@@ -256,20 +275,21 @@ class Recorder:
             return
         prefix = f"{type(root).__name__}{len(self._roots) + 1}." if self._roots else ""
         self._roots.append(root)
+        self._versions[id(root)] = self._version(root)
         for name, module in root.named_modules():
             self._names.setdefault(id(module), prefix + name or type(root).__name__)
         for name, weight in root.named_parameters():
             if weight.requires_grad and weight.is_leaf:
 
                 def see(one: Tensor, name: str = prefix + name) -> None:
-                    if not self.busy and self._open and one.grad is not None:
+                    if not self.here.busy and self._open and one.grad is not None:
                         self.event("grad", name, module=_owner(name), made=self.bits_of([one.grad]))
 
                 self._hooks.append(weight.register_post_accumulate_grad_hook(see))  # type: ignore[no-untyped-call]
 
     def _before_update(self) -> None:
         """The step's gradients are there and nothing has used them: now it runs again."""
-        if self.busy or not self._open or self.attempt or os.getpid() != self._pid:
+        if self.here.busy or not self._open or self.attempt or os.getpid() != self._pid:
             return
         saved = self._saved
         if saved is not None and not saved.why_not:
@@ -287,7 +307,6 @@ class Recorder:
                     break
                 finally:
                     self.attempt = 0
-                    self._path.clear()
         elif saved is not None:
             self.notes.append(f"step {self.step} was not run again: {saved.why_not}")
         self._saved = None
@@ -298,21 +317,21 @@ class Recorder:
             self.notes.append(f"step {self.step} was not run again: no gradient entered the model's outputs")
             return
         self.attempt = attempt
-        inside, self._inside = self._inside, 0
+        before, self.here.inside = self.here.inside, 0
         try:
             with _deterministic(attempt >= DETERMINISTIC), as_it_was(saved), torch.enable_grad():
                 # Once more: autocast and the rest above may have drawn.
                 set_random(saved.random)
                 outputs = tensors_in(saved.root(*saved.args, **saved.kwargs))
-                wanted = sorted(saved.gradients)
+                wanted = outermost(outputs, sorted(saved.gradients))
                 torch.autograd.backward(
                     [outputs[at] for at in wanted], [saved.gradients[at].clone() for at in wanted]
                 )
         finally:
-            self._inside = inside
+            self.here.inside = before
 
     def _after_update(self) -> None:
-        if self.busy or not self._open or os.getpid() != self._pid or self._events is None:
+        if self.here.busy or not self._open or os.getpid() != self._pid or self._events is None:
             return
         self.phase = "update"
         self._weights()
@@ -334,8 +353,9 @@ class Recorder:
         for (name, _), bits in zip(named, self.bits_of([one for _, one in named]), strict=True):
             self._event({"kind": "weight", "name": name, "m": _owner(name), "out": [bits]})
 
-    def _versions_now(self) -> int:
-        return sum(one._version for root in self._roots for one in root.parameters())
+    @staticmethod
+    def _version(root: nn.Module) -> int:
+        return sum(one._version for one in root.parameters())
 
     def _grads(self, kind: str) -> None:
         named = [
@@ -350,17 +370,17 @@ class Recorder:
     # Events
 
     def module(self) -> str:
-        return self._path[-1] if self._path else ""
+        return self.here.path[-1] if self.here.path else ""
 
     def bits_of(self, tensors: Sequence[Tensor]) -> list[Any]:
         if self._events is None:
             return [None] * len(tensors)
-        before, self.busy = self.busy, True
+        before, self.here.busy = self.here.busy, True
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._lock:
                 return list(self._events.bits(list(tensors)))
         finally:
-            self.busy = before
+            self.here.busy = before
 
     def event(
         self,

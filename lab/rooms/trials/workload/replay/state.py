@@ -7,7 +7,7 @@ import hashlib
 import pickle
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,26 @@ def copied(value: Any, depth: int = 0) -> Any:
     if type(value) in (list, tuple):
         return type(value)(copied(one, depth + 1) for one in value)
     return value
+
+
+def outermost(outputs: Sequence[Tensor], wanted: Sequence[int]) -> list[int]:
+    """Of these outputs those that no other of them was computed from: a loss, and not its logits.
+
+    The gradient that reached the logits came through the loss; given to both, it would count twice.
+    """
+    nodes = {outputs[at].grad_fn: at for at in wanted if outputs[at].grad_fn is not None}
+    inner: set[int] = set()
+    for at in wanted:
+        seen, left = set(), [outputs[at].grad_fn]
+        while left:
+            node = left.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node in nodes and nodes[node] != at:
+                inner.add(nodes[node])
+            left += [one for one, _ in node.next_functions]
+    return [at for at in wanted if at not in inner]
 
 
 def random_state() -> dict[str, Any]:
