@@ -20,8 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 class LabError(Exception):
@@ -134,12 +137,28 @@ def writing(path: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Turn a missing optional package into the command that installs it."""
+    """Turn a missing optional package into the command that installs it; analyses load numpy frugally."""
     try:
-        yield
+        with one_blas_thread() if extra == "analysis" else contextlib.nullcontext():
+            yield
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "lab":
             raise
         raise MissingError(
             f"the Python package {error.name!r} is not installed here", fix=f"pip install 'lab[{extra}]'"
         ) from error
+
+
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """numpy loaded inside keeps one thread for OpenBLAS, which starts one per CPU, 50 ms and more.
+
+    The variable is put back, so that no step which this process starts inherits it.
+    """
+    before = os.environ.get(BLAS_THREADS)
+    os.environ.setdefault(BLAS_THREADS, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(BLAS_THREADS, None)

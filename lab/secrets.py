@@ -36,7 +36,13 @@ def secret_values(env: Mapping[str, str] | None = None) -> frozenset[str]:
     env: instead of this process's environment, and without the token file of the Hub's login.
     """
     source = os.environ if env is None else env
-    values = {text for name, value in source.items() if is_secret(name) for text in (value, value.strip())}
+    # A client prints a value of several lines with its breaks escaped, so each line is a secret too.
+    values = {
+        text
+        for name, value in source.items()
+        if is_secret(name)
+        for text in (value, value.strip(), *map(str.strip, value.splitlines()))
+    }
     values |= {password for value in source.values() for password in _passwords(value)}
     if env is None and (token := hub_token(source)):
         values.add(token)

@@ -100,3 +100,10 @@ def test_a_secret_with_a_line_break_around_it_is_hidden_without_it_too():
 @pytest.mark.parametrize("value", ["ssh://developer@host/x", "git@example.org:a/b", "https://h/@scope/name"])
 def test_names_that_are_no_secret_stay(value):
     assert redact_env({"A": value}, secret_values({"A": value})) == {"A": value}
+
+
+def test_each_line_of_a_secret_is_one():
+    """A client that refuses a token with a line break prints it with the break escaped."""
+    secrets = secret_values({"HF_TOKEN": "hf_first_line\nhf_second_line\r\n", "PATH": "/usr/bin"})
+    said = redact("bad header: 'Bearer hf_first_line\\nhf_second_line'", secrets)
+    assert "first" not in said and "second" not in said

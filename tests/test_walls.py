@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from re import fullmatch
 
 import pytest
 
+from lab.errors import BLAS_THREADS, needs
 from tests.conftest import ROOT
 
 HEAVY = {
@@ -37,6 +39,48 @@ def test_help_and_plans_import_nothing_heavy():
     assert not modules_after(run.format(["run", "--help"])) & HEAVY
     plan = ["run", "--image", "rocm70", "--dry-run", "--json", "sweep", "-c", "28"]
     assert not modules_after(run.format(plan)) & HEAVY
+
+
+TABLES = {"numpy", "pandas", "pyarrow"}
+READING = {
+    "lab inspect {kernels}": {"numpy"},
+    "lab nsys summary {kernels}": {"numpy"},
+    "lab nsys summary {kernels} -o {out}": {"numpy"},
+    "lab nsys stats {kernels}": {"numpy"},
+    "lab diff {kernels} {kernels}": {"numpy"},
+    "lab nan parse {log}": set[str](),
+    "lab gemm merge {ranks} -o {out}": {"numpy", "pyarrow"},
+    "lab gemm report {rank} -o {out}": {*TABLES, "openpyxl"},
+    "lab kernels unique {kernels} -o {out}": TABLES,
+    "lab kernels launches {kernels} -o {out}": TABLES,
+}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("command", READING)
+def test_a_command_loads_only_what_it_uses(command, tmp_path, shared_data):
+    ranks = shared_data / "sweep_h200/256thread/nccl_28channels"
+    words = {
+        "kernels": shared_data / "kernels_h200/bloom560m_generate.json.gz",
+        "log": shared_data / "nixnan/03b_quickdemo_short_complete.txt",
+        "ranks": ranks,
+        "rank": min(ranks.rglob("*.json.gz")),
+        "out": tmp_path,
+    }
+    arguments = [word.format(**words) for word in command.split()[1:]]
+    code = f"from lab.cli.main import main\ntry: main({arguments!r})\nexcept SystemExit: pass"
+    assert modules_after(code) & HEAVY <= READING[command]
+
+
+def test_numpy_starts_with_one_blas_thread_and_no_step_inherits_it(monkeypatch):
+    monkeypatch.delenv(BLAS_THREADS, raising=False)
+    with needs("analysis"):
+        assert os.environ[BLAS_THREADS] == "1"
+    assert BLAS_THREADS not in os.environ
+    monkeypatch.setenv(BLAS_THREADS, "3")
+    with needs("analysis"):
+        assert os.environ[BLAS_THREADS] == "3"
+    assert os.environ[BLAS_THREADS] == "3"
 
 
 def test_every_module_that_a_command_loads_by_name_is_within_a_wall():

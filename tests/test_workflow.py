@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -144,3 +146,109 @@ def test_the_index_of_cpu_builds_never_reaches_the_build_of_an_image():
     assert "env" not in FLOW and "env" not in IMAGE and set(IMAGE["jobs"]["image"]["env"]) == {"IMAGE"}
     builds = [step for _, step in STEPS if "bake-action" in step.get("uses", "")]
     assert len(builds) == 2 and not any("env" in step for step in builds)
+
+
+# Each job, step by step, with stand-ins for the programs that it calls
+
+# make, lab, gh, docker and each Python note what they were called with; a Python makes environments of them.
+PROGRAM = """#!/bin/sh
+name=$(basename "$0")
+case "$name $1 $2" in
+  python3.*" -c "*) echo "${name#python}"; exit ;;
+  python3.*" -m venv") mkdir -p "$3/bin"; cp "$PROGRAMS/lab" "$3/bin"; cp "$0" "$3/bin/python"; exit ;;
+esac
+echo "$name $*" >>"$CALLED"
+case "$name $1 $2" in
+  "lab images prepare") mkdir -p build/images/dist; touch build/images/dist/lab.whl; echo LAB_WHEEL=a=b ;;
+  "lab images check") echo "wheel $LAB_WHEEL" >>"$CALLED" ;;
+  "docker image inspect") case "$*" in *Id*) echo sha256:12ab ;; *) exit 1 ;; esac ;;
+  "gh release create") cp build/images/dist/images.json "$RELEASED" ;;
+esac
+"""
+
+
+@pytest.fixture
+def workflow(tmp_path, monkeypatch):
+    """-> a function: runs jobs on a tree of stand-ins -> exit code, calls, output."""
+    if shutil.which("jq") is None or shutil.which("bash") is None:
+        pytest.skip("bash and jq are on every runner, and not here")
+    tree, programs = tmp_path / "tree", tmp_path / "programs"
+    for folder in (tree / ".venv/bin", tree / "scripts", programs):
+        folder.mkdir(parents=True)
+    places = [
+        programs / name for name in ("make", "lab", "gh", "docker", "python3.10", "python3.11", "python3.12")
+    ]
+    places += [
+        tree / ".venv/bin/python",
+        *(tree / f"scripts/{name}.sh" for name in ("base-image", "podman-user")),
+    ]
+    places += [tree / "scripts/images-here.sh"]
+    for place in places:
+        place.write_text(PROGRAM)
+        place.chmod(0o755)
+    called = tmp_path / "called"
+    env = {
+        **os.environ,
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "CALLED": str(called),
+        "PROGRAMS": str(programs),
+    }
+    env["RELEASED"] = str(tmp_path / "images.json")
+
+    def run(*words):
+        called.write_text("")
+        argv = [sys.executable, ROOT / "scripts/workflow.py", "--tree", tree, *words]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        return done.returncode, called.read_text().splitlines(), done.stdout + done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "job, calls",
+    [
+        ("lint", ["make lint"]),
+        ("test", ["make test PYTEST=-n 4 --dist loadfile -m 'not docker'"]),
+        ("engine", ["make test PYTEST=-n 2 --dist loadfile -m docker"]),
+        ("audit", ["python -m pip install --quiet pip-audit", "python scripts/audit.py"]),
+        (
+            "image",
+            [
+                "python -m pip install --quiet -e .[host]",
+                "lab images prepare cpu --resolve-base",
+                "images-here.sh cpu",
+                "lab images check cpu",
+                "wheel a=b",
+                "lab images smoke cpu --stand-in",
+            ],
+        ),
+    ],
+)
+def test_a_job_runs_its_steps_to_the_end(workflow, job, calls):
+    """What a step puts into GITHUB_ENV reaches the later ones; root's own steps need root."""
+    code, called, text = workflow(job)
+    assert code == 0 and f"✓ {job}" in text, text
+    of_root = ("base-image.sh", "podman-user.sh", "python -m pytest")
+    assert [call for call in called if not call.startswith(of_root)] == calls
+    asked = {one for one in of_root if any(call.startswith(one) for call in called)}
+    assert asked == (set(of_root) if job == "engine" and os.getuid() == 0 else set())
+
+
+def test_what_is_pushed_is_named_by_digest_in_the_release(workflow, tmp_path):
+    code, called, text = workflow(
+        "image", "release", "--set", "image=cuda", "--set", "push=1", "--set", "tag=v1.2.3"
+    )
+    assert (
+        code == 0
+        and "gh release create v1.2.3 build/images/dist/images.json build/images/dist/lab.whl"
+        in " ".join(called)
+    ), text
+    released = json.loads((tmp_path / "images.json").read_text())
+    assert released == {"cuda": "ghcr.io/owner/lab/cuda@sha256:12ab"}
+    assert "not done to this machine: sudo rm -rf /usr/share/dotnet" in text
+
+
+def test_a_step_that_fails_ends_its_job(workflow, tmp_path):
+    (tmp_path / "programs/make").write_text("#!/bin/sh\nexit 2\n")
+    code, _, text = workflow("engine")
+    assert code == 1 and "✗ engine" in text and "The tests that need root" not in text

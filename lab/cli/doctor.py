@@ -4,50 +4,106 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import click
 import msgspec
 
+from lab.core.checkup import Check, Mend, join_group_of, program_path
 from lab.core.gpu import Gpu
+from lab.core.words import plural, printable, size_text
 from lab.errors import LabError, StepFailed
 from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
 from lab.gpus.discover import discover
 from lab.gpus.nvidia import cards_without_driver
 from lab.images import spec as images
 from lab.images.preflight import suits
+from lab.terminal.console import Console
 
-Finding: TypeAlias = tuple[str, str, str]  # what, state (ok, -: absent, warn: unusable, bad), detail
+COMMAND_LIMIT_S = 120
+LEAST_SHM = 2**30  # ranks on one host share memory through it
 
 
 @click.command()
+@click.option("--fix", is_flag=True, help="Run what mends a finding and needs no download; print the rest.")
 @click.option("--json", "as_json", is_flag=True)
-def doctor(as_json: bool) -> None:
-    """Say what this machine offers: GPUs, engine, packages, disk. Exit code 0: a local run works here."""
+def doctor(fix: bool, as_json: bool) -> None:
+    """Say what this machine offers: GPUs, engine, packages, disk. Exit code 0: a local run works here.
+
+    With --fix, commands that need root run only as root; otherwise they are printed. Exit code 1 if
+    something that has a mend is still as it was.
+    """
     checks = _checks()
+    if fix and any(check.mend for check in checks):
+        _carry_out(list(dict.fromkeys(check.mend for check in checks if check.mend)), Console())
+        checks = _checks()
     if as_json:
-        click.echo(
-            msgspec.json.encode(
-                [{"what": what, "state": state, "detail": text} for what, state, text in checks]
-            ).decode()
-        )
+        click.echo(msgspec.json.encode([_as_json(check) for check in checks]).decode())
     else:
-        for what, state, text in checks:
-            click.echo(f"{state:5} {what:10} {text}")
-    if any(state == "bad" for _, state, _ in checks):
+        for check in checks:
+            click.echo(printable(f"{check.state:5} {check.what:10} {check.detail}"))
+            if check.mend:
+                click.echo(f"{'':5} {'':10} fix: {check.mend.text()}")
+    if any(check.state == "bad" for check in checks):
         raise StepFailed("this machine cannot run lab as it is", fix="fix what the lines marked bad say")
+    if fix and (left := [check for check in checks if check.mend]):
+        raise StepFailed(
+            f"{plural(len(left), 'finding')} not mended: {', '.join(check.what for check in left)}",
+            fix="; ".join(dict.fromkeys(check.mend.text() for check in left if check.mend)),
+        )
 
 
-def _checks() -> list[Finding]:
+def _as_json(check: Check) -> dict[str, object]:
+    shown: dict[str, object] = {"what": check.what, "state": check.state, "detail": check.detail}
+    return shown | {"fix": check.mend.text() if check.mend else None}
+
+
+def _carry_out(mends: Sequence[Mend], console: Console) -> None:
+    """Run each mend that this user may run, and say which; a command that fails ends its mend."""
+    for mend in mends:
+        if mend.needs_root and os.geteuid() != 0:
+            console.say(f"needs root, not run: {mend.text()}")
+        elif all(_succeeds(command, console) for command in mend.commands) and mend.then:
+            console.say(f"still to do: {mend.then}")
+
+
+def _succeeds(command: Sequence[str], console: Console) -> bool:
+    program = program_path(command[0], os.environ)
+    if program is None:
+        console.say(f"✗ {shlex.join(command)}: {command[0]} is not installed")
+        return False
+    try:
+        done = subprocess.run(
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        console.say(f"✗ {shlex.join(command)}: {error}")
+        return False
+    last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+    why = f": exit code {done.returncode}{'; ' if last else ''}{printable(''.join(last))[:300]}"
+    console.say(f"{'✗' if done.returncode else '✓'} {shlex.join(command)}{why if done.returncode else ''}")
+    return done.returncode == 0
+
+
+def _checks() -> list[Check]:
     gpus, gpu_rows = _check_gpus(read_cdi())
     return [
         _check_python(),
         *(_check_package(*row) for row in PACKAGES),
+        _check_reader(),
         *gpu_rows,
         *_check_engine(gpus),
+        *_check_shm(),
         _check_disk(),
     ]
 
@@ -63,41 +119,53 @@ PACKAGES = (
 )
 
 
-def _check_python() -> Finding:
+def _check_python() -> Check:
     good = sys.version_info >= (3, 10)
-    return (
-        "python",
-        "ok" if good else "bad",
-        sys.version.split()[0] + ("" if good else ": lab needs 3.10 or newer"),
-    )
+    detail = sys.version.split()[0] + ("" if good else ": lab needs 3.10 or newer")
+    return Check("python", "ok" if good else "bad", detail)
 
 
-def _check_package(name: str, extra: str) -> Finding:
+def _check_package(name: str, extra: str) -> Check:
     try:
-        return name, "ok", importlib.metadata.version(name)
+        return Check(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return name, "-", f"not installed (pip install 'lab[{extra}]')"
+        return Check(name, "-", f"not installed (pip install 'lab[{extra}]')")
 
 
-def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Finding]]:
+def _check_reader() -> Check:
+    try:
+        from lab.recordings.kineto.native.find import library_state
+    except ModuleNotFoundError as error:
+        return Check("reader", "-", f"{error.name} is not installed (pip install 'lab[analysis]')")
+    return Check("reader", "ok", f"traces: {library_state()}")
+
+
+def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Check]]:
     try:
         gpus = with_cdi_names(discover(), cdi)
     except LabError as error:
-        return [], [("gpu", "bad", str(error))]
+        return [], [Check("gpu", "bad", str(error), _load_driver())]
     rows = [_gpu_row(gpu) for gpu in gpus] or [_no_gpu_row()]
-    return gpus, rows + [("cdi", "warn", f"not read: {problem}") for problem in cdi.problems]
+    return gpus, rows + [Check("cdi", "warn", problem) for problem in cdi.problems]
 
 
-def _no_gpu_row() -> Finding:
-    cards = cards_without_driver(os.environ)
-    return (
-        ("gpu", "warn", f"{cards}: runs use the CPU")
-        if cards
-        else ("gpu", "-", "none found: runs here use the CPU")
-    )
+def _no_gpu_row() -> Check:
+    if cards := cards_without_driver(os.environ):
+        return Check("gpu", "warn", f"{cards}: runs use the CPU", _load_driver())
+    return Check("gpu", "-", "none found: runs here use the CPU")
 
 
-def _gpu_row(gpu: Gpu) -> Finding:
+def _load_driver() -> Mend | None:
+    """For an NVIDIA GPU without a driver, where the kernel has a driver's module to load."""
+    program = program_path("modprobe", os.environ)
+    if program is None or not cards_without_driver(os.environ):
+        return None
+    asked = [program, "--dry-run", "--quiet", "nvidia"]
+    known = subprocess.run(asked, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode == 0
+    return Mend((("modprobe", "nvidia"),)) if known else None
+
+
+def _gpu_row(gpu: Gpu) -> Check:
     memory = f"{gpu.mem_bytes / 2**30:.0f} GiB" if gpu.mem_bytes else "memory not reported"
     facts = [gpu.number, gpu.name, gpu.uuid, gpu.arch or "", f"driver {gpu.driver or 'unknown'}", memory]
     fitting = [name for name in images.names() if suits(images.load(name), gpu)]
@@ -106,18 +174,30 @@ def _gpu_row(gpu: Gpu) -> Finding:
     node = gpu.render_node
     if node and not os.access(node, os.R_OK | os.W_OK):
         group = f"the group {os.stat(node).st_gid} may" if os.path.exists(node) else "it does not exist"
-        return "gpu", "warn", f"{text}: you may not open {node}: {group}"
-    return "gpu", "ok", f"{text}: {advice}"
+        return Check("gpu", "warn", f"{text}: you may not open {node}: {group}", join_group_of(node))
+    return Check("gpu", "ok", f"{text}: {advice}")
 
 
-def _check_engine(gpus: Sequence[Gpu]) -> list[Finding]:
+def _check_engine(gpus: Sequence[Gpu]) -> list[Check]:
     try:
         from lab.engines.docker.health import check_engine
     except ModuleNotFoundError as error:
-        return [("engine", "-", f"not asked: {error.name} is not installed (pip install 'lab[host]')")]
-    return [(row.what, row.state, row.detail) for row in check_engine(os.environ, gpus)]
+        detail = f"not asked: {error.name} is not installed (pip install 'lab[host]')"
+        return [Check("engine", "-", detail)]
+    return check_engine(os.environ, gpus)
 
 
-def _check_disk() -> Finding:
+def _check_shm() -> list[Check]:
+    """Shared memory of local runs; containers have their own, of a size that their image names."""
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError:
+        return [Check("shm", "warn", "no /dev/shm here: ranks on one host share memory through it")]
+    few = "" if usage.free >= LEAST_SHM else ": ranks on one host need more (mount -o remount,size=)"
+    detail = f"{size_text(usage.free)} of {size_text(usage.total)} free in /dev/shm{few}"
+    return [Check("shm", "warn" if few else "ok", detail)]
+
+
+def _check_disk() -> Check:
     free = shutil.disk_usage(".").free
-    return "disk", "ok" if free > 2**30 else "bad", f"{free / 2**30:.1f} GiB free here"
+    return Check("disk", "ok" if free > 2**30 else "bad", f"{free / 2**30:.1f} GiB free here")

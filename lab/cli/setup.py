@@ -9,9 +9,15 @@ from pathlib import Path
 import click
 import msgspec
 
+import lab
+from lab.core.checkup import Check
 from lab.core.gpu import Gpu
-from lab.engines.docker.nature import ask
-from lab.errors import EngineError, GpuError, StepFailed
+from lab.core.provenance import lab_with_content
+from lab.engines.docker.engine import DockerEngine, device_gids
+from lab.engines.docker.nature import Nature, ask
+from lab.engines.docker.which_lab import lab_inside
+from lab.errors import BadDataError, EngineError, GpuError, StepFailed, needs
+from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import discover
 from lab.gpus.nvidia import cards_without_driver
 from lab.images import acquire
@@ -57,30 +63,64 @@ def setup(
 ) -> None:
     """Bring the image that this machine's GPUs need, and lab/cpu, which analyses; try them; say what is next.
 
+    The engine is looked at first, and the image is tried with one of the GPUs, which it has to see.
+
     An image that is here is kept. Otherwise it is pulled from a release or a registry that you name, or built
     from this checkout. Nothing else in lab pulls images.
     """
     console = Console(quiet=quiet)
+    gpus = _gpus(image)
     if image is None:
-        gpus = discover()
         if not gpus and (cards := cards_without_driver(os.environ)):
             console.say(f"note: {cards}: this prepares runs on the CPU; install it, then lab setup again")
         image = image_for(gpus)
     asked = targets([image])
     image = asked[0].image  # a target's name, such as cpu-torch, is no --image
+    mine = [gpu for gpu in gpus if suits(load(image), gpu)][:1]
+    if not mine and load(image).vendor != "none":
+        console.say(f"note: no GPU here fits the image {image}: it is tried without one")
+    unreachable = _look_at_engine(mine, console)
     wanted = list({target.name: target for target in (*asked, *targets(["cpu"])[:1])}.values())
     ways = _ways(wanted, acquire.registry_given(registry), release)
     if not dry_run:
         for target, way in zip(wanted, ways, strict=True):
             _bring(target, way, base, console)
-        _try(wanted, console)
+        _try(wanted, mine if not unreachable else [], console)
     if as_json:
         click.echo(msgspec.json.encode({"image": image, "ways": ways}).decode())
-        return
-    for way in ways:
+    for way in () if as_json else ways:
         click.echo(f"{way.how:5} {way.target} {way.ref}".rstrip())
-    ranks = " --ranks 2" if image == "cpu" else ""
-    click.echo(f"next: lab run --image {image} sweep -c 28,42{ranks}")
+    if unreachable:
+        raise StepFailed(f"the GPUs do not reach containers: {unreachable.detail}", fix=_cure(unreachable))
+    if not as_json:
+        ranks = " --ranks 2" if image == "cpu" else ""
+        click.echo(f"next: lab run --image {image} sweep -c 28,42{ranks}")
+
+
+def _gpus(image: str | None) -> list[Gpu]:
+    """This host's GPUs, unless an image without GPUs is asked for, which a broken driver does not concern."""
+    if image is not None and load(targets([image])[0].image).vendor == "none":
+        return []
+    return with_cdi_names(discover(), read_cdi())
+
+
+def _look_at_engine(gpus: Sequence[Gpu], console: Console) -> Check | None:
+    """-> why containers would not get these GPUs, if so. Raises EngineError for an unusable engine."""
+    with needs("host"):
+        from lab.engines.docker.health import check_engine
+    checks = {check.what: check for check in check_engine(os.environ, gpus)}
+    engine = checks["engine"]
+    if engine.state != "ok":
+        raise EngineError(engine.detail, fix=_cure(engine))
+    for check in checks.values():
+        state = "note: " if check.state == "warn" else ""
+        console.detail(f"{state}{check.what}: {check.detail}")
+    access = checks.get("gpu access")
+    return access if access and access.state != "ok" else None
+
+
+def _cure(check: Check) -> str:
+    return f"{check.mend.text()}; or lab doctor --fix" if check.mend else "see lab doctor"
 
 
 def image_for(gpus: Sequence[Gpu]) -> str:
@@ -104,13 +144,27 @@ def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) 
     return [
         acquire.choose(
             target,
-            here=acquire.version_of(cli, target.ref) if id_of(target.ref, ids) else None,
+            here=_version_here(cli, target) if id_of(target.ref, ids) else None,
             registry=registry,
             release=named,
             has_tree=is_tree(ROOT),
         )
         for target in wanted
     ]
+
+
+def _version_here(cli: Sequence[str], target: Target) -> str:
+    """The version of lab in the image; an installed lab is also compared by content, as runs do."""
+    version = acquire.version_of(cli, target.ref)
+    if is_tree(ROOT) or version != lab.__version__ or _holds_this_lab(target):
+        return version
+    return f"{version} with other content"
+
+
+def _holds_this_lab(target: Target) -> bool:
+    engine = DockerEngine(load(target.image))
+    id_here = str(engine.image_record(target.ref).id)
+    return lab_inside(engine.daemon(), id_here, engine.image.python).sha256 == lab_with_content().sha256
 
 
 def _bring(target: Target, way: Way, base: str | None, console: Console) -> None:
@@ -120,6 +174,12 @@ def _bring(target: Target, way: Way, base: str | None, console: Console) -> None
             raise EngineError("neither docker nor podman is on PATH", fix="install one: see lab doctor")
         console.say(f"pulling {way.ref}")
         console.say(f"✓ {target.ref} is {acquire.pull(cli, way, target, console.detail)}")
+        if not (is_tree(ROOT) or _holds_this_lab(target)):
+            raise BadDataError(
+                f"the image holds another lab {lab.__version__} than is installed here, so runs refuse it",
+                where=way.ref,
+                fix="install the wheel of the same release; or lab run --host-lab mount",
+            )
     elif way.how == "build":
         for done in imagebuild.build([target.name], base=base, network="host", say=console.detail):
             console.say(f"✓ {done.ref}: built in {done.seconds:.1f} s")
@@ -130,11 +190,11 @@ def _bring(target: Target, way: Way, base: str | None, console: Console) -> None
             )
 
 
-def _try(wanted: Sequence[Target], console: Console) -> None:
-    """lab starts in each image, as the caller, without network or rights."""
-    nature = ask(endpoint_of(os.environ), TIMEOUT_S)
-    mapping = nature.user_mapping if nature else "same"
-    rows = list(imagesmoke.smoke([target.name for target in wanted], {}, user_mapping=mapping))
+def _try(wanted: Sequence[Target], gpus: Sequence[Gpu], console: Console) -> None:
+    """lab starts in each image, as the caller, without network or rights, and sees the GPU it is given."""
+    nature = ask(endpoint_of(os.environ), TIMEOUT_S) or Nature()
+    box = imagesmoke.Box(nature.user_mapping, nature.cdi, tuple(gpus), device_gids(gpus))
+    rows = list(imagesmoke.smoke([target.name for target in wanted], {}, box=box))
     failed = [f"{row.image}: {row.what}: {row.detail}" for row in rows if row.state == "failed"]
     for row in rows:
         console.detail(f"{row.state:6} {row.image} {row.what}")

@@ -37,11 +37,12 @@ def diff(
     """
     import msgspec
 
-    from lab.compare.diff import compare
-    from lab.compare.text import text
     from lab.errors import StepFailed, needs
 
     with needs("analysis"):
+        from lab.compare.diff import compare
+        from lab.compare.text import text
+
         found = compare(a, b, repeats_a=repeats_a, repeats_b=repeats_b)
     shown = found.shown
     if out:

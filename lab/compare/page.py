@@ -24,11 +24,11 @@ def write(difference: Difference, out: Path) -> list[Path]:
     shown = difference.shown
     frames = {
         "rows": rows(difference.ranks),
-        "waterfall": waterfall(shown) if shown.unit else pd.DataFrame(),
+        "waterfall": pd.DataFrame(waterfall(shown) if shown.unit else []),
         "api": pd.DataFrame(
             [msgspec.to_builtins(call) for call in shown.api], columns=["name", "n_a", "n_b"]
         ),
-        "ranks": by_rank(difference),
+        "ranks": pd.DataFrame(by_rank(difference)),
         "findings": pd.DataFrame(
             [
                 {

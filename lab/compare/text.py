@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from typing import Any
 
 from lab.compare.diff import Comparison, Difference
 from lab.compare.judge import BELOW
 from lab.compare.split import PARTS
 from lab.core.words import plural, printable
-from lab.report.tables import terminal_table
+from lab.report.terminal import rows_table
 
 WORDS = {
     "count": "same kernels, other number of calls",
@@ -23,7 +23,7 @@ def text(difference: Difference, top: int = 12) -> str:
     shown = difference.shown
     lines = [f"A {difference.a}", f"B {difference.b}", *(f"! {one}" for one in problems(difference)), ""]
     if len(difference.ranks) > 1:
-        lines += [terminal_table(by_rank(difference)), ""]
+        lines += [rows_table(by_rank(difference)), ""]
     lines += of_rank(shown, top)
     return printable("\n".join(lines))
 
@@ -33,8 +33,8 @@ def problems(difference: Difference) -> list[str]:
     return [*torn, *difference.missing, *difference.problems]
 
 
-def by_rank(difference: Difference) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame(
+def by_rank(difference: Difference) -> list[dict[str, Any]]:
+    return [
         {
             "rank": one.rank,
             "span_us": one.span_ns / 1000,
@@ -44,8 +44,7 @@ def by_rank(difference: Difference) -> pd.DataFrame:
             "findings": len(one.findings),
         }
         for one in difference.ranks
-    )
-    return frame
+    ]
 
 
 def of_rank(one: Comparison, top: int) -> list[str]:
@@ -55,7 +54,7 @@ def of_rank(one: Comparison, top: int) -> list[str]:
             return lines
     else:
         lines = []
-    lines += [headline(one), "", terminal_table(waterfall(one)), ""]
+    lines += [headline(one), "", rows_table(waterfall(one)), ""]
     if one.findings:
         lines.append("What changed (per unit; B against A)")
         lines += [f"  {finding.text}  [{finding.confidence}]" for finding in one.findings[:top]]
@@ -84,7 +83,7 @@ def signed(change_ns: float, of_ns: float) -> str:
     return f"{change_ns / 1000:+,.1f} µs{share}"
 
 
-def waterfall(one: Comparison) -> pd.DataFrame:
+def waterfall(one: Comparison) -> list[dict[str, Any]]:
     """From the change of kernel time to the change of the unit's span; the last row is the rows' sum."""
     rows = [(WORDS[part], one.parts[part]) for part in PARTS]
     rows += [
@@ -93,7 +92,4 @@ def waterfall(one: Comparison) -> pd.DataFrame:
         ("residual", one.residual_ns),
     ]
     rows.append(("change of the unit's span", one.span_ns))
-    frame: pd.DataFrame = pd.DataFrame(
-        [{"class": name, "change_us": round(ns / 1000, 3)} for name, ns in rows]
-    )
-    return frame
+    return [{"class": name, "change_us": round(ns / 1000, 3)} for name, ns in rows]

@@ -36,4 +36,4 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def promised_gpus(env: Mapping[str, str]) -> int:
     """How many GPUs the engine of this process gave it; 0 where no engine said so."""
     text = env.get(PROMISE, "")
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() else 0

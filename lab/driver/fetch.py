@@ -88,6 +88,12 @@ def record_folder(model: str, revision: str, env: Mapping[str, str]) -> Path:
 def settings(env: Mapping[str, str]) -> bytes:
     """What the step reads on its standard input: how to reach the Hub from here, and as whom."""
     token = hub_token(env)
+    if token and not re.fullmatch(r"[!-~]+", token):
+        raise UsageError(
+            "the token for the Hub has a line break, a blank or another character that no token has",
+            where="HF_TOKEN, or the file of the Hub's login",
+            fix="set it to the token alone, such as HF_TOKEN=$(cat FILE)",
+        )
     given = {**network_settings(env), **({"HF_TOKEN": token} if token else {})}
     return json.dumps({"env": given, "certificates": _certificates(env)}).encode()
 

@@ -10,7 +10,7 @@ from lab.core.gpu import Gpu
 
 def amd_gpus(env: Mapping[str, str]) -> list[Gpu]:
     """AMD GPUs from the KFD topology; a node whose drm_render_minor is 0 is a CPU."""
-    sys_root, dev_root = Path(env.get("LAB_SYS_ROOT", "/sys")), Path(env.get("LAB_DEV_ROOT", "/dev"))
+    sys_root, dev_root = Path(env.get("LAB_SYS_ROOT") or "/sys"), Path(env.get("LAB_DEV_ROOT") or "/dev")
     nodes = sorted((sys_root / "class/kfd/kfd/topology/nodes").glob("*"), key=lambda p: (len(p.name), p.name))
     gpus: list[Gpu] = []
     for node in nodes:

@@ -26,7 +26,7 @@ RETRY_S = 0.5
 
 def lease_folder() -> Path:
     """The folder of the lock files: $LAB_LEASES, else one that every user of this machine may write."""
-    folder = Path(os.environ.get("LAB_LEASES", "/var/lock/lab-gpus"))
+    folder = Path(os.environ.get("LAB_LEASES") or "/var/lock/lab-gpus")
     try:
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)

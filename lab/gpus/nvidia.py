@@ -174,7 +174,7 @@ def _none_without_driver(env: Mapping[str, str], text: str) -> list[Gpu]:
 
 def _none_without_tools(env: Mapping[str, str]) -> list[Gpu]:
     """Where nothing can list GPUs there are none, unless the driver's own device is here."""
-    device = Path(env.get("LAB_DEV_ROOT", "/dev")) / "nvidiactl"
+    device = Path(env.get("LAB_DEV_ROOT") or "/dev") / "nvidiactl"
     if device.exists():
         raise GpuError(
             "NVIDIA's driver is loaded, and nothing here can list its GPUs: no nvidia-smi, no NVML",
@@ -190,7 +190,7 @@ def cards_without_driver(env: Mapping[str, str]) -> str | None:
 
     None in a container too, which sees the host's bus and need not have been given its GPUs.
     """
-    inside = "LAB_IMAGE" in env or any(Path(mark).exists() for mark in CONTAINER_MARKS)
+    inside = bool(env.get("LAB_IMAGE")) or any(Path(mark).exists() for mark in CONTAINER_MARKS)
     cards = [] if inside else _cards(env)
     what = "an NVIDIA GPU is" if len(cards) == 1 else f"{len(cards)} NVIDIA GPUs are"
     return f"{what} on the PCI bus ({', '.join(cards)}) without NVIDIA's driver" if cards else None
@@ -198,7 +198,7 @@ def cards_without_driver(env: Mapping[str, str]) -> str | None:
 
 def _cards(env: Mapping[str, str]) -> list[str]:
     """The PCI addresses of NVIDIA's display controllers (VGA and 3D), as the kernel lists them."""
-    folder = Path(env.get("LAB_SYS_ROOT", "/sys")) / "bus/pci/devices"
+    folder = Path(env.get("LAB_SYS_ROOT") or "/sys") / "bus/pci/devices"
     return sorted(
         card.name
         for card in folder.glob("*")
@@ -218,12 +218,19 @@ def _smi_error(code: int, text: str) -> GpuError:
 
 
 def _rows(text: str, columns: Sequence[str]) -> list[dict[str, str]]:
-    found = csv.reader(io.StringIO(text), skipinitialspace=True)
-    return [
-        dict(zip(columns, (cell.strip() for cell in row), strict=True))
-        for row in found
-        if len(row) == len(columns)
-    ]
+    """The rows of the CSV, without warnings between them. A row of a GPU with other columns is an error."""
+    found = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), skipinitialspace=True)]
+    if odd := next((row for row in found if len(row) != len(columns) and _is_of_a_gpu(row)), None):
+        raise GpuError(
+            f"unreadable answer of nvidia-smi: a GPU in {len(odd)} columns instead of {len(columns)}",
+            where=", ".join(odd)[:300],
+            fix="see `nvidia-smi`; --gpus none runs on the CPU",
+        )
+    return [dict(zip(columns, row, strict=True)) for row in found if len(row) == len(columns)]
+
+
+def _is_of_a_gpu(row: Sequence[str]) -> bool:
+    return len(row) > 1 and (row[0].isdecimal() or row[1].startswith("GPU-"))
 
 
 def _gpu(field: Mapping[str, str]) -> Gpu:

@@ -30,6 +30,7 @@ OF_MANY_OWNERS = (
 )
 ANY_DIGEST = f"sha256:{'0' * 64}"
 VERSION_LABEL = "org.opencontainers.image.version"
+TITLE_LABEL = "org.opencontainers.image.title"
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +127,12 @@ def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
             where=way.ref,
             fix="name the release or the tag of this version",
         )
+    if (title := _label(cli, TITLE_LABEL, way.ref)) != f"lab/{target.name}":
+        raise BadDataError(
+            f"the image is {title or 'none of lab (it has no title)'}, not lab/{target.name}",
+            where=way.ref,
+            fix="name the image of this target",
+        )
     digests = _inspect(cli, '{{join .RepoDigests " "}}', way.ref).split()
     output_of([*cli, "tag", way.ref, target.ref])
     return next((one for one in digests if registry_of(one) == registry_of(way.ref)), way.ref)
@@ -133,7 +140,11 @@ def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
 
 def version_of(cli: Sequence[str], ref: str) -> str:
     """The version of lab that an image on the engine is labelled with; "" if with none."""
-    return _inspect(cli, f'{{{{index .Config.Labels "{VERSION_LABEL}"}}}}', ref)
+    return _label(cli, VERSION_LABEL, ref)
+
+
+def _label(cli: Sequence[str], label: str, ref: str) -> str:
+    return _inspect(cli, f'{{{{index .Config.Labels "{label}"}}}}', ref)
 
 
 def _inspect(cli: Sequence[str], template: str, ref: str) -> str:

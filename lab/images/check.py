@@ -124,7 +124,8 @@ def _check_built(target: Target, ids: Mapping[str, str]) -> Row:
     lock_file = images.images_root() / target.image / target.lock.name  # in a wheel too
     lock = lock_file.read_text(encoding="utf-8") if lock_file.is_file() else ""
     problems, notes = differences(image, target, labels, contents, lock)
-    save_check(described["Id"], contents, ok=not problems)
+    content = described["Id"].removeprefix("sha256:")  # podman's program leaves the kind of hash out
+    save_check(f"sha256:{content}", contents, ok=not problems)
     return _row(target, what, problems, if_ok=_summary(contents, notes))
 
 
@@ -142,10 +143,26 @@ def _docker_json(argv: Sequence[str]) -> dict[str, Any] | str:
             argv, capture_output=True, text=True, errors="replace", timeout=300, check=False
         )
         if done.returncode == 0:
-            return dict(json.loads(done.stdout.strip().splitlines()[-1]) or {})
-    except (subprocess.TimeoutExpired, json.JSONDecodeError, IndexError) as error:
-        return f"{' '.join(argv[1:3])}: {error}"
+            return _last_json(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        return f"{' '.join(argv[:3])}: {error}"
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+
+
+def _last_json(text: str) -> dict[str, Any]:
+    """The object in `text`: in its last line, or all of it, where podman prints a list over many lines.
+
+    Raises ValueError where there is none.
+    """
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        found = json.loads((text.strip().splitlines() or [""])[-1])
+    if isinstance(found, list) and len(found) == 1:
+        found = found[0]
+    if not isinstance(found, dict):
+        raise ValueError("its answer is no JSON object")
+    return found
 
 
 def _check_generated(name: str, path: Path, render: Callable[[], str], command: str) -> Row:

@@ -45,7 +45,9 @@ def query_digest(base: str) -> str:
         digest = done.stdout.strip()
         if done.returncode == 0 and re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
             return digest
-        problem = (done.stderr.strip().splitlines() or [digest or "no answer"])[-1]
+        said = done.stderr.strip().splitlines() or [digest or "no answer"]
+        # A registry's answer is the last ERROR; without buildx the first line says so, and hints follow.
+        problem = next((line for line in reversed(said) if line.upper().startswith("ERROR")), said[0])
     raise EngineError(
         f"cannot get the digest of {base}: {problem}",
         fix="install docker buildx and give it access to the registry; until then builds use the tag",

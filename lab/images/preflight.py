@@ -49,9 +49,9 @@ def _other_image(gpu: Gpu, catalogue: Sequence[Image]) -> str:
     fitting = [one.name for one in catalogue if suits(one, gpu)]
     if fitting:
         return f"use --image {' or '.join(fitting)}"
-    return "no image of lab fits this GPU and driver: pick another GPU with --gpus, or --image cpu"
+    return "pick another GPU with --gpus, or --image cpu: no image of lab fits this GPU and driver"
 
 
 def _version(text: str | None) -> tuple[int, ...] | None:
     parts = (text or "").split(".")
-    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else None
+    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else None

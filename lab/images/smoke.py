@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,6 +28,17 @@ from lab.images.spec import Image
 from lab.images.targets import Target, targets
 
 Rooms = Mapping[str, tuple[str, ...]]
+
+
+class Box(NamedTuple):
+    """What containers are tried with here: the engine's users, and GPUs of this host."""
+
+    user_mapping: UserMapping = "same"
+    cdi: bool = False
+    gpus: tuple[Gpu, ...] = ()  # an image gets those of its vendor
+    device_gids: tuple[str, ...] = ()
+
+
 TIMEOUT_S = 300.0
 ORDINARY_UID = 1234  # what root runs containers as
 STAND_INS = ("GPU-00000000-0000-0000-0000-000000000000", "GPU-00000000-0000-0000-0000-000000000001")
@@ -56,11 +68,12 @@ def smoke(
     *,
     stand_in: bool = False,
     timeout_s: float = TIMEOUT_S,
-    user_mapping: UserMapping = "same",
+    box: Box | None = None,
 ) -> Iterator[Row]:
     """One row per command, as they end. An image that is not built fails, because it was asked for.
 
-    rooms: name -> the arguments of `lab run` for its smallest experiment.
+    rooms: name -> the arguments of `lab run` for its smallest experiment. A container that gets GPUs of `box`
+    fails unless it sees them all.
     """
     ids = built()
     cli = engine_cli()
@@ -72,7 +85,7 @@ def smoke(
             yield Row(image=target.name, what="built", state="failed", detail=detail)
             continue
         with tempfile.TemporaryDirectory(prefix="lab-smoke-") as folder:
-            yield from _smoke_one(cli, target, Path(folder), rooms, stand_in, timeout_s, user_mapping)
+            yield from _smoke_one(cli, target, Path(folder), rooms, stand_in, timeout_s, box or Box())
 
 
 def _smoke_one(
@@ -82,16 +95,19 @@ def _smoke_one(
     rooms: Rooms,
     stand_in: bool,
     timeout_s: float,
-    user_mapping: UserMapping,
+    box: Box,
 ) -> Iterator[Row]:
     image = images.load(target.image)
     for_analysis = bool(image.workload_ref) and target.ref == image.ref
-    gpus = gpu_stand_ins(image, folder) if stand_in else []
-    host = msgspec.structs.replace(_host(folder), user_mapping=user_mapping)
+    gpus = gpu_stand_ins(image, folder) if stand_in else [g for g in box.gpus if g.vendor == image.vendor]
+    host = msgspec.structs.replace(_host(folder), user_mapping=box.user_mapping, cdi=box.cdi)
+    if gpus and not stand_in:
+        host = msgspec.structs.replace(host, device_gids=box.device_gids)
     commands = FOR_ANALYSIS if for_analysis else {**BASICS, **experiments(rooms)}
     for what, argv in commands.items():
         spec = container_spec(image, Step(name=what, argv=argv, num_gpus=len(gpus)), gpus, host)
-        spec = msgspec.structs.replace(spec, image=target.ref, env=_without_promise(spec.env))
+        env = _without_promise(spec.env) if stand_in else spec.env
+        spec = msgspec.structs.replace(spec, image=target.ref, env=env)
         began = time.monotonic()
         problem, last = _run(cli, docker_run_arguments(spec), timeout_s)
         detail = problem or f"{time.monotonic() - began:.1f} s: {last}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from lab.errors import BadDataError, LabError
+from lab.errors import BLAS_THREADS, BadDataError, LabError
 
 _J = TypeVar("_J")
 _R = TypeVar("_R")
@@ -62,7 +63,12 @@ def _executor(workers: int) -> Executor:
 
 
 def _fresh_processes(workers: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_keep_one_blas_thread)
+
+
+def _keep_one_blas_thread() -> None:
+    os.environ.setdefault(BLAS_THREADS, "1")
 
 
 def _outcome(function: Callable[[_J], _R], job: _J, future: Future[_R]) -> _R | LabError:

@@ -21,7 +21,8 @@ from markupsafe import Markup
 
 from lab.core.files import write_atomic
 from lab.report import palette
-from lab.report.tables import Heading, cell_texts, heading, is_numeric
+from lab.report.tables import cell_texts, is_numeric
+from lab.report.terminal import Heading, heading
 
 Status = Literal["ok", "warn", "fail"]
 SCRIPTS = {"chart": "charts.js", "timeline": "timeline.js"}  # what a kind of block needs beyond page.js

@@ -15,10 +15,10 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
     if manifest is None:
         identity = lab_identity()
         return {
-            "Recording": {"folder": str(folder), "manifest": "none: this recording was not made by lab"},
+            "Recording": {"folder": str(folder), "manifest": "none: lab did not make this recording"},
             "Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"},
         }
-    by = analysed_by(manifest)
+    by = _analysed_by(manifest)
     made = manifest.lab
     # The manifest's machine is the one where lab ran: for a replay not the one that was measured.
     replayed = manifest.kind is Kind.replayed
@@ -46,7 +46,7 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
     return {title: rows for title, rows in groups.items() if rows}
 
 
-def analysed_by(manifest: Manifest) -> dict[str, str]:
+def _analysed_by(manifest: Manifest) -> dict[str, str]:
     """The lab that makes this page now, which need not be the run's: a run can be analysed again later."""
     ours = lab_with_content()
     if ours.sha256 == manifest.lab.sha256:

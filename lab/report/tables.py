@@ -1,40 +1,19 @@
-"""Tables in three shapes: CSV with full precision, text for the terminal, cells for the page."""
+"""DataFrames in three shapes: CSV with full precision, text for the terminal, cells for the page."""
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lab.core.files import write_atomic
-from lab.core.words import printable
-
-ABSENT = "–"
-UNITS = {
-    **{unit: unit for unit in ("ns", "ms", "s")},
-    "us": "µs",
-    "bytes": "B",
-    "mib": "MiB",
-    "percent": "%",
-    "j": "J",
-    "w": "W",
-    "gbps": "GB/s",
-    "tflops": "TFLOP/s",
-    "mhz": "MHz",
-}
-
+from lab.report.terminal import ABSENT, decimals_of, lines_of, number
 
 _FORMULA = re.compile(r"[\t\r]|\s*(?:[=@]|[+-](?=.*[(|!]))")
-
-
-class Heading(NamedTuple):
-    words: str
-    unit: str
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> Path:
@@ -68,15 +47,6 @@ def is_formula(value: Any) -> bool:
     return isinstance(value, str) and _FORMULA.match(value) is not None
 
 
-def heading(column: str) -> Heading:
-    """Split a column name into words and unit: `total_time_ms` is (`total time`, `ms`)."""
-    words = column.split("_")
-    for at in (len(words) - 1, 0):
-        if len(words) > 1 and words[at] in UNITS:
-            return Heading(" ".join(words[:at] + words[at + 1 :]), UNITS[words[at]])
-    return Heading(" ".join(words), "")
-
-
 def is_numeric(values: pd.Series) -> bool:
     """Whether a column is to be set and sorted as numbers."""
     return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
@@ -90,41 +60,22 @@ def cell_texts(values: pd.Series) -> list[str]:
     return [ABSENT if _is_absent(value) else number(value, decimals) for value in values]
 
 
-def number(value: float, decimals: int) -> str:
-    """A number with fixed decimals and, from 10 000 on, narrow spaces between thousands."""
-    text = f"{value:,.{decimals}f}"
-    return text.replace(",", "\u202f") if abs(value) >= 10_000 else text.replace(",", "")
-
-
 def terminal_table(frame: pd.DataFrame, *, width: int = 110) -> str:
     """`frame` as lines for a terminal of `width` columns, numbers right aligned, no colour codes."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    table = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     columns = [frame.iloc[:, at] for at in range(frame.shape[1])]
-    for values in columns:
-        words, unit = heading(str(values.name))
-        # Text, not str: rich reads [brackets] in a str as markup, and labels are hostile.
-        header = Text(f"{words} {unit}".strip())
-        table.add_column(header, justify="right" if is_numeric(values) else "left", overflow="fold")
-    for row in zip(*(cell_texts(values) for values in columns), strict=True):
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    buffer = io.StringIO()
-    Console(file=buffer, width=width, color_system=None, force_terminal=False).print(table)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().strip("\n").splitlines())
+    return lines_of(
+        [str(name) for name in frame.columns],
+        [is_numeric(values) for values in columns],
+        [cell_texts(values) for values in columns],
+        width,
+    )
 
 
 def _decimals(values: pd.Series) -> int:
     if pd.api.types.is_integer_dtype(values):
         return 0
     finite = values.to_numpy(dtype=float, na_value=np.nan)
-    finite = np.abs(finite[np.isfinite(finite)])
-    if not len(finite) or not finite.max() or bool(np.all(finite == np.round(finite))):
-        return 0
-    return min(4, max(0, 3 - math.floor(math.log10(finite.max()))))
+    return decimals_of(finite[np.isfinite(finite)].tolist())
 
 
 def _is_absent(value: Any) -> bool:

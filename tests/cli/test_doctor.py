@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -10,6 +11,9 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
+
+from lab.core.checkup import join_group_of
 
 SMI = """\
 #!/bin/sh
@@ -99,3 +103,193 @@ def test_a_wrong_mask_does_not_keep_a_run_from_the_cpu_that_was_asked_for(box, t
     env = {**box, "CUDA_VISIBLE_DEVICES": "MIG-00000000"}
     done = lab("run", "--gpus", "none", "--dry-run", "--json", "sweep", "-c", "28", env=env, cwd=tmp_path)
     assert done.returncode == 0 and json.loads(done.stdout)["gpus"] == []
+
+
+# --fix
+
+
+DOCKER = {"ApiVersion": "1.41", "Components": [{"Name": "Engine", "Version": "20.10.24"}]}
+PODMAN = {"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine", "Version": "4.3.1"}]}
+ONE_GPU = "0, GPU-5d5ba0d6, NVIDIA H200, 580.1, 143771, 700.00, 1980, 3201, 9.0, Disabled"
+VERSION = '[ "$1" != --version ] || { echo NVIDIA Container Toolkit CLI version 1.17.4; exit; }\n'
+SPEC = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: GPU-5d5ba0d6}]\n"
+
+
+@pytest.fixture
+def ill(tmp_path, monkeypatch):
+    """A machine of stand-ins: what is put on its PATH, what was called, and `lab doctor` on it."""
+    pytest.importorskip("docker")
+    return Ill(tmp_path, monkeypatch)
+
+
+class Ill:
+    def __init__(self, folder, patch):
+        self.folder, self._patch = folder, patch
+        self.log = folder / "called"
+        self.log.touch()
+        self.socket = folder / "run/podman/podman.sock"
+        self.socket.parent.mkdir(parents=True)
+        (folder / "bin").mkdir()
+        for name in list(os.environ):
+            if name.endswith("_VISIBLE_DEVICES") or name.startswith(("LAB_", "DOCKER_")):
+                patch.delenv(name)
+        patch.setenv("PATH", f"{folder}/bin")
+        patch.setattr("lab.core.checkup.SYSTEM_PROGRAMS", str(folder))
+        patch.setenv("LAB_CDI_DIRS", f"{folder}/cdi")
+        patch.setenv("LAB_SYS_ROOT", f"{folder}/sys")
+        patch.setenv("LAB_DEV_ROOT", f"{folder}/dev")
+        patch.setenv("XDG_RUNTIME_DIR", f"{folder}/run")
+        patch.setattr("lab.images.endpoint.SOCKET", f"unix://{folder}/docker.sock")
+        patch.setattr("lab.images.endpoint.PODMAN_SOCKET", f"unix://{folder}/none.sock")
+        patch.setattr("lab.gpus.nvidia.CONTAINER_MARKS", ())
+        self.user(1234)
+
+    def user(self, uid: int) -> None:
+        self._patch.setattr(os, "geteuid", lambda: uid)
+
+    def program(self, name: str, does: str = "") -> None:
+        path = self.folder / "bin" / name
+        path.write_text(f'#!/bin/sh\nPATH=/usr/bin:/bin\necho "{name} $*" >>{self.log}\n{does}\n')
+        path.chmod(0o755)
+
+    def called(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def engine(self, **said):
+        """An engine that answers at `real.sock`; where it is reached is a link's or a setting's to say."""
+        from tests.engines.docker.test_client import an_engine
+
+        return an_engine(self.folder / "real.sock", **said)
+
+    def doctor(self, *words: str):
+        """-> (exit code, state of each finding, what was printed)."""
+        from lab.cli.main import cli
+        from lab.errors import LabError
+
+        done = CliRunner().invoke(cli, ["doctor", "--json", *words])
+        if done.exception and not isinstance(done.exception, (LabError, SystemExit)):
+            raise done.exception
+        code = getattr(done.exception, "exit_code", done.exit_code)
+        rows = json.loads(done.stdout)
+        text = f"{done.output}\n{done.exception or ''}"
+        return code, {row["what"]: (row["state"], row["fix"]) for row in rows}, text
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_podman_of_ones_own_is_started(ill, dead):
+    """Also where the socket is there and nobody behind it."""
+    if dead:
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as left:
+            left.bind(str(ill.socket))
+    ill.program("podman")
+    ill.program("systemctl", f"ln -sf {ill.folder}/real.sock {ill.socket}")
+    with ill.engine(**PODMAN, Rootless=True):
+        code, found, _ = ill.doctor()
+        assert code == 0 and found["engine"][1] == "systemctl --user start podman.socket"
+        assert not any(call.startswith("systemctl") for call in ill.called()), "only --fix changes anything"
+        code, found, text = ill.doctor("--fix")
+    assert (code, found["engine"]) == (0, ("ok", None)), text
+    assert "systemctl --user start podman.socket" in ill.called()
+
+
+def test_the_systems_docker_is_started_by_root_only(ill):
+    ill._patch.setenv("DOCKER_HOST", f"unix://{ill.folder}/docker.sock")
+    ill.program("dockerd")
+    ill.program("systemctl", f"ln -sf {ill.folder}/real.sock {ill.folder}/docker.sock")
+    with ill.engine(**DOCKER):
+        code, found, text = ill.doctor("--fix")
+        assert code == 1 and "needs root, not run: sudo systemctl start docker" in text
+        assert found["engine"] == ("-", "sudo systemctl start docker") and ill.called() == []
+        ill.user(0)
+        code, found, text = ill.doctor("--fix")
+    assert (code, found["engine"]) == (0, ("ok", None)), text
+    assert "systemctl start docker" in ill.called()
+
+
+def test_the_engine_that_died_is_started_and_not_another_that_would_stay_behind_it(ill):
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as left:
+        left.bind(str(ill.folder / "docker.sock"))
+    ill.program("podman")
+    ill.program("dockerd")
+    _, found, _ = ill.doctor()
+    assert found["engine"] == ("warn", "sudo systemctl start docker")
+
+
+def test_a_command_that_fails_is_said_and_the_exit_code_knows(ill):
+    ill.program("podman")
+    ill.program("systemctl", "echo Failed to connect to bus >&2; exit 1")
+    code, found, text = ill.doctor("--fix")
+    assert code == 1 and found["engine"][0] == "-"
+    assert "✗ systemctl --user start podman.socket: exit code 1; Failed to connect to bus" in text
+
+
+def test_without_an_engines_program_there_is_nothing_to_start(ill):
+    code, found, _ = ill.doctor("--fix")
+    assert (code, found["engine"]) == (0, ("-", None)) and ill.called() == []
+
+
+@pytest.mark.parametrize("running", [0, 2])
+def test_nvidias_toolkit_is_registered_and_docker_restarted_unless_that_ends_containers(ill, running):
+    ill.user(0)
+    ill._patch.setenv("DOCKER_HOST", f"unix://{ill.folder}/real.sock")
+    ill.program("nvidia-smi", f"echo '{ONE_GPU}'")
+    hook = ill.folder / "bin/nvidia-container-runtime-hook"  # as dockerd finds it after its restart
+    then = f"touch {hook}; chmod 755 {hook}"
+    ill.program("nvidia-ctk", VERSION + ("" if not running else then))
+    ill.program("systemctl", then)
+    with ill.engine(**DOCKER, ContainersRunning=running, Runtimes={"runc": {}}):
+        code, found, text = ill.doctor("--fix")
+    assert (code, found["gpu access"]) == (0, ("ok", None)), text
+    assert "by NVIDIA's container toolkit (NVIDIA Container Toolkit CLI version 1.17.4)" in text
+    calls = [call for call in ill.called() if not call.startswith(("nvidia-smi", "nvidia-ctk --version"))]
+    restart = ["systemctl restart docker"] if not running else []
+    assert calls == ["nvidia-ctk runtime configure --runtime=docker", *restart]
+    assert ("still to do: restart Docker once its containers have ended" in text) == bool(running)
+
+
+def test_podman_gets_a_cdi_specification_in_place_of_a_broken_one(ill):
+    file = ill.folder / "cdi/nvidia.yaml"
+    file.parent.mkdir()
+    file.write_text("kind: [")
+    ill._patch.setattr("lab.engines.docker.health.CDI_FILE", str(file))
+    ill._patch.setenv("DOCKER_HOST", f"unix://{ill.folder}/real.sock")
+    ill.user(0)
+    ill.program("nvidia-smi", f"echo '{ONE_GPU}'")
+    ill.program("nvidia-ctk", f"{VERSION}printf '{SPEC}' >{file}")
+    with ill.engine(**PODMAN):
+        _, before, _ = ill.doctor()
+        assert (before["gpu access"][0], before["cdi"][0]) == ("warn", "warn")
+        code, after, text = ill.doctor("--fix")
+    assert (code, after["gpu access"]) == (0, ("ok", None)) and "cdi" not in after, text
+    assert f"nvidia-ctk cdi generate --output={file}" in ill.called()
+
+
+@pytest.mark.parametrize("module", [True, False])
+def test_nvidias_driver_is_loaded_where_the_kernel_has_its_module(ill, module):
+    card = ill.folder / "sys/bus/pci/devices/0000:3b:00.0"
+    card.mkdir(parents=True)
+    (card / "vendor").write_text("0x10de\n")
+    (card / "class").write_text("0x030200\n")
+    ill.user(0)
+    lists = f"[ -e {ill.folder}/loaded ] && echo '{ONE_GPU}' && exit\n"
+    ill.program("nvidia-smi", f'{lists}echo "couldn\'t communicate with the NVIDIA driver"; exit 9')
+    loads = f'[ "$1" = --dry-run ] || touch {ill.folder}/loaded' if module else "exit 1"
+    ill.program("modprobe", loads)
+    code, found, text = ill.doctor("--fix")
+    assert found["gpu"] == (("ok", None) if module else ("bad", None)), text
+    assert code == (0 if module else 1) and ("modprobe nvidia" in ill.called()) == module
+
+
+def test_the_group_of_a_socket_or_node_is_named_for_who_is_not_in_it(tmp_path, monkeypatch):
+    node = tmp_path / "renderD128"
+    node.touch()
+    if os.getuid() == 0:
+        os.chown(node, -1, 1)
+    monkeypatch.setattr(os, "getgroups", list)
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    mend = join_group_of(node)
+    assert (
+        mend and mend.text().startswith("sudo usermod -aG ") and mend.text().endswith("; then log in again")
+    )
+    monkeypatch.setattr(os, "getgroups", lambda: [node.stat().st_gid])
+    assert join_group_of(node) is None and join_group_of(tmp_path / "none") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,23 +27,35 @@ main(sys.argv[1:])
 @pytest.mark.parametrize(
     "words, package",
     [
-        ("nan parse log.nixnan", "pandas"),
-        ("nan diff log.nixnan log.nixnan", "pandas"),
+        ("diff trace.json trace.json", "numpy"),
         ("nsys summary trace.json", "numpy"),
         ("nsys scrub trace.sqlite out.sqlite", "numpy"),
         ("runs reap", "docker"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra_and_no_traceback(tmp_path, words, package):
-    for name in ("log.nixnan", "trace.json", "trace.sqlite"):
+    for name in ("trace.json", "trace.sqlite"):
         (tmp_path / name).write_text("{}")
-    done = subprocess.run(
-        [sys.executable, "-c", CORE_ONLY, *words.split()],
+    done = with_core_alone(words.split(), tmp_path)
+    assert done.returncode == 4 and "Traceback" not in done.stderr
+    assert f"{package!r} is not installed here" in done.stderr and "pip install" in done.stderr
+
+
+@pytest.mark.data
+def test_a_log_of_nixnan_is_read_with_the_core_alone(tmp_path, shared_data):
+    log = shared_data / "nixnan/03b_quickdemo_short_complete.txt"
+    parsed = with_core_alone(["nan", "parse", str(log)], tmp_path)
+    compared = with_core_alone(["nan", "diff", str(log), str(log)], tmp_path)
+    assert parsed.returncode == compared.returncode == 0
+    assert "complete" in parsed.stdout and "0 appeared" in compared.stdout
+
+
+def with_core_alone(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", CORE_ONLY, *arguments],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
         env={"PATH": "/usr/bin", "PYTHONPATH": str(ROOT)},
         timeout=900,
     )
-    assert done.returncode == 4 and "Traceback" not in done.stderr
-    assert f"{package!r} is not installed here" in done.stderr and "pip install" in done.stderr

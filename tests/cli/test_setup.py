@@ -12,13 +12,15 @@ import tarfile
 import threading
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 import lab
 from lab.cli.setup import image_for, setup
 from lab.core.gpu import Gpu
-from lab.errors import BadDataError, ConfigError, EngineError, GpuError, MissingError, UsageError
+from lab.core.provenance import lab_with_content
+from lab.errors import BadDataError, ConfigError, EngineError, GpuError, MissingError, StepFailed, UsageError
 from lab.images import acquire
 from lab.images.targets import targets
 
@@ -138,8 +140,11 @@ def test_a_release_that_names_anything_but_digests_in_a_registry_is_refused(tmp_
 
 
 @contextmanager
-def registry(version):
-    """A registry with one image, `lab/cpu`, that holds one file; -> its address and the image's digest."""
+def registry(version, title="lab/cpu", spoiled=""):
+    """A registry with one image, `lab/cpu`, that holds one file; -> its address and the image's digest.
+
+    spoiled: what it sends other bytes of, of the same length: the manifest or the layer.
+    """
     tarred = io.BytesIO()
     with tarfile.open(fileobj=tarred, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("a file"), io.BytesIO())
@@ -149,7 +154,7 @@ def registry(version):
         {
             "architecture": "amd64",
             "os": "linux",
-            "config": {"Labels": {acquire.VERSION_LABEL: version}},
+            "config": {"Labels": {acquire.VERSION_LABEL: version, acquire.TITLE_LABEL: title}},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{diff}"]},
         }
     ).encode()
@@ -167,14 +172,18 @@ def registry(version):
     ).encode()
     digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
     known = {lab.__version__: manifest, digest: manifest, **blobs}
+    if spoiled:
+        bad = digest if spoiled == "manifest" else next(iter(blobs))
+        known[bad] = known[bad][:-2] + b" }"
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             name = self.path.rsplit("/", 1)[-1]
             data = b"" if self.path == "/v2/" else known.get(name)
             self.send_response(404 if data is None else 200)
-            self.send_header("Content-Type", media if data is manifest else "application/octet-stream")
-            self.send_header("Docker-Content-Digest", digest if data is manifest else name)
+            of_image = name in (lab.__version__, digest)
+            self.send_header("Content-Type", media if of_image else "application/octet-stream")
+            self.send_header("Docker-Content-Digest", digest if of_image else name)
             self.send_header("Content-Length", str(len(data or b"")))
             self.end_headers()
             if self.command == "GET":
@@ -192,8 +201,6 @@ def registry(version):
 
 
 def _target(name):
-    import msgspec
-
     return msgspec.structs.replace(CPU, ref=f"localhost/lab-test/{name}")
 
 
@@ -237,3 +244,91 @@ def test_an_image_of_another_lab_or_a_dead_registry_gets_no_local_name():
     with pytest.raises(EngineError, match="cannot pull"):
         acquire.pull(["docker"], way, target, print)
     assert target.ref not in _inspected(target.ref)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    "how, kind, said",
+    [
+        ({"title": "lab/pascal"}, BadDataError, "the image is lab/pascal, not lab/cpu"),
+        ({"title": ""}, BadDataError, "the image is none of lab"),
+        ({"spoiled": "manifest"}, EngineError, "cannot pull"),
+        ({"spoiled": "layer"}, EngineError, "cannot pull"),
+    ],
+)
+def test_what_is_not_the_image_that_was_named_gets_no_local_name(how, kind, said):
+    """Another of lab's images under a wrong entry of a release, and bytes that do not have their digest."""
+    target = _target("setup-wrong")
+    with registry(lab.__version__, **how) as (address, digest):
+        way = acquire.Way(target="cpu", how="pull", ref=f"{address}/lab/cpu@{digest}")
+        try:
+            with pytest.raises(kind, match=said):
+                acquire.pull(["docker"], way, target, print)
+        finally:
+            _remove(way.ref)
+    assert target.ref not in _inspected(target.ref)
+
+
+@pytest.fixture
+def box(tmp_path, monkeypatch):
+    """An engine that answers and has no images, and one H200; -> what more the engine says of itself."""
+    pytest.importorskip("docker")
+    from tests.engines.docker.test_client import DOCKER, an_engine
+
+    monkeypatch.setattr("lab.cli.setup.listed", lambda _: {})
+    monkeypatch.setattr("lab.cli.setup.discover", lambda: [gpu("nvidia", "sm_90")])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("LAB_CDI_DIRS", str(tmp_path))
+    monkeypatch.setenv(acquire.REGISTRY, "ghcr.io/me")
+
+    @contextmanager
+    def serve(**said):
+        with an_engine(tmp_path / f"{len(said)}.sock", **DOCKER, **said) as env:
+            monkeypatch.setenv("DOCKER_HOST", env["DOCKER_HOST"])
+            yield
+
+    return serve
+
+
+def test_what_keeps_the_gpus_from_containers_is_no_success(box):
+    with box(Runtimes={"runc": {}}):
+        done = CliRunner().invoke(setup, ["--dry-run"])
+    assert isinstance(done.exception, StepFailed) and "toolkit was not found" in done.exception.what
+    assert "pull  cuda" in done.stdout and "next:" not in done.stdout
+    with box(Runtimes={"runc": {}, "nvidia": {}}, ContainersRunning=0):
+        done = CliRunner().invoke(setup, ["--dry-run"], catch_exceptions=False)
+    assert "next: lab run --image cuda sweep" in done.stdout
+    with box():
+        done = CliRunner().invoke(setup, ["pascal", "--dry-run"], catch_exceptions=False)
+    assert "no GPU here fits the image pascal: it is tried without one" in done.output
+
+
+def test_without_an_engine_the_cure_is_said_and_nothing_is_looked_up(box, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/engine.sock")
+    monkeypatch.setattr("lab.cli.setup.listed", lambda _: pytest.fail("no engine was to be asked"))
+    done = CliRunner().invoke(setup, ["cpu"])
+    assert isinstance(done.exception, EngineError) and "no Docker engine at" in done.exception.what
+
+
+def test_a_broken_driver_does_not_concern_an_image_without_gpus(box, monkeypatch):
+    def broken():
+        raise GpuError("nvidia-smi failed")
+
+    monkeypatch.setattr("lab.cli.setup.discover", broken)
+    with box():
+        done = CliRunner().invoke(setup, ["cpu-torch", "--dry-run"], catch_exceptions=False)
+        assert "next: lab run --image cpu" in done.stdout
+        assert isinstance(CliRunner().invoke(setup, ["--dry-run"]).exception, GpuError)
+
+
+@pytest.mark.docker
+def test_an_installed_lab_keeps_no_image_whose_lab_is_another_of_the_same_version(cpu_images, monkeypatch):
+    """Runs refuse it, so `next: lab run` would be no next step."""
+    monkeypatch.delenv(acquire.REGISTRY, raising=False)
+    monkeypatch.setattr("lab.cli.setup.is_tree", lambda _: False)
+    done = CliRunner().invoke(setup, ["cpu", "--dry-run"], catch_exceptions=False)
+    assert done.stdout.startswith("here  cpu\n")
+    ours = msgspec.structs.replace(lab_with_content(), sha256="0" * 64)
+    monkeypatch.setattr("lab.cli.setup.lab_with_content", lambda: ours)
+    done = CliRunner().invoke(setup, ["cpu", "--dry-run"])
+    assert isinstance(done.exception, MissingError) and "with other content" in done.exception.what

@@ -87,6 +87,7 @@ def test_the_token_of_the_hubs_own_login_is_used_and_never_shown(hub, tmp_path):
         ("org/m", {"HF_ENDPOINT": "http://127.0.0.1:9"}, 8, "the Hub does not answer"),
         ("org/m", {"HTTP_PROXY": "http://me:planted_pw@127.0.0.1:9"}, 8, "the Hub does not answer"),
         ("org/../m", {}, 2, "is not a Hub id"),
+        ("org/m", {"HF_TOKEN": "hf_planted_pw\nhf_x"}, 2, "the token for the Hub has a line break"),
     ],
 )
 def test_what_goes_wrong_is_said_with_its_exit_code(hub, tmp_path, model, more, code, said):

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from lab.core.gpu import Gpu
-from lab.gpus.cdi import read_cdi, with_cdi_names
+from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
 
+TWICE = "kind: nvidia.com/gpu\ndevices: [{name: '1'}, {name: '1'}]"
 WHOLE = Gpu(vendor="nvidia", index=0, uuid="GPU-aa")
 SLICE = Gpu(vendor="nvidia", index=1, uuid="MIG-b1", parent="GPU-bb", instance=1)
 
@@ -62,7 +63,7 @@ def test_an_amd_gpu_has_the_name_whose_only_render_node_is_its_own(env, tmp_path
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "kind: nvidia.com/gpu", "kind: nvidia.com/gpu\ndevices: [3]", "- a: [", "\0"]
+    "text", ["{", "[]", "kind: nvidia.com/gpu", "kind: nvidia.com/gpu\ndevices: [3]", "- a: [", "\0", TWICE]
 )
 def test_a_bad_file_is_named_and_hides_no_other(env, tmp_path, text):
     (tmp_path / "a.yaml").write_text(text)
@@ -76,3 +77,30 @@ def test_other_devices_and_other_files_are_passed_over(env, tmp_path):
     (tmp_path / "net.json").write_text(json.dumps(spec("vendor.com/nic", **{"0": []})))
     (tmp_path / "notes.txt").write_text("{")
     assert (read_cdi(env).nodes, read_cdi(env).problems) == ({}, ())
+
+
+def test_a_name_in_two_files_of_one_folder_is_nobodys_and_said(env, tmp_path):
+    """The engine refuses it as a conflict, so a plan must not count on it."""
+    for file in ("a.yaml", "b.yaml", "c.yaml"):
+        (tmp_path / file).write_text(json.dumps(spec("nvidia.com/gpu", **{"0": [], file[0]: []})))
+    devices = read_cdi(env)
+    assert set(devices.nodes) == {f"nvidia.com/gpu={name}" for name in "abc"}
+    assert [problem.partition("nvidia")[0].split("/")[-1] for problem in devices.problems] == [
+        "b.yaml: ",
+        "c.yaml: ",
+    ]
+
+
+def test_a_later_folder_goes_before_an_earlier_one(tmp_path):
+    for folder, node in (("etc", "/dev/old"), ("run", "/dev/new")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "nvidia.json").write_text(json.dumps(spec("nvidia.com/gpu", **{"0": [node]})))
+    devices = read_cdi({"LAB_CDI_DIRS": f"{tmp_path}/etc:{tmp_path}/run"})
+    assert devices.nodes == {"nvidia.com/gpu=0": {"/dev/new"}} and devices.problems == ()
+
+
+def test_an_empty_variable_means_the_usual_folders_and_not_this_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lab.gpus.cdi.FOLDERS", (f"{tmp_path}/etc",))
+    (tmp_path / "here.yaml").write_text(json.dumps(spec("nvidia.com/gpu", **{"0": []})))
+    assert read_cdi({"LAB_CDI_DIRS": ""}) == read_cdi({}) == Devices({})

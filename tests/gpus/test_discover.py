@@ -6,11 +6,14 @@ import os
 import stat
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from lab.errors import GpuError
+from lab.gpus.amd import amd_gpus
 from lab.gpus.discover import discover
+from lab.gpus.nvidia import cards_without_driver
 
 H200 = "NVIDIA H200, 580.159.04, 143771"
 TWO_H200 = f"""\
@@ -256,3 +259,15 @@ def test_a_step_that_was_given_gpus_and_sees_fewer_is_an_error(fake_smi):
         discover({"LAB_NUM_GPUS": "1"})
     fake_smi(TWO_H200)
     assert len(discover({"LAB_NUM_GPUS": "1"})) == 2
+
+
+def test_an_empty_variable_means_the_usual_tree_and_not_the_current_folder(tmp_path, monkeypatch):
+    """Else a GPU is not seen, and the run is one on the CPU."""
+    asked = []
+    real = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda self, what: asked.append(str(self)) or real(self, what))
+    env = {"LAB_SYS_ROOT": "", "LAB_DEV_ROOT": "", "LAB_IMAGE": "", "PATH": str(tmp_path)}
+    amd_gpus(env)
+    monkeypatch.setattr("lab.gpus.nvidia.CONTAINER_MARKS", ())
+    cards_without_driver(env)
+    assert asked == ["/sys/class/kfd/kfd/topology/nodes", "/sys/bus/pci/devices"]

@@ -167,8 +167,12 @@ def test_a_folder_that_another_process_makes_in_the_meantime_is_used(tmp_path, m
     assert lease_folder() == tmp_path
 
 
-def test_unless_told_otherwise_all_users_share_one_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize("value", [None, ""])
+def test_unless_told_otherwise_all_users_share_one_folder(tmp_path, monkeypatch, value):
+    """An empty variable is none: it would mean the current folder, and each run its own leases."""
     monkeypatch.delenv("LAB_LEASES")
+    if value is not None:
+        monkeypatch.setenv("LAB_LEASES", value)
     monkeypatch.setattr(leases, "Path", lambda text: tmp_path / text.removeprefix("/"))
     assert lease_folder() == tmp_path / "var/lock/lab-gpus"
 

@@ -37,8 +37,16 @@ def test_the_architecture_is_the_compute_capability_without_its_dot(cap, arch):
 
 
 def test_lines_that_are_no_row_are_passed_over_and_what_follows_is_read():
-    text = f"warning: infoROM is corrupted\n\n{ROW}\n{ROW}, 1\n{ROW.replace('3, GPU', '4, GPU', 1)}\n"
+    text = (
+        f"warning: infoROM is corrupted\n\n{ROW}\nnote, see the log\n{ROW.replace('3, GPU', '4, GPU', 1)}\n"
+    )
     assert [gpu.index for gpu in parse_nvidia_smi(text)] == [3, 4]
+
+
+@pytest.mark.parametrize("odd", [f"{ROW}, 1", ROW.rpartition(",")[0], "4, GPU-bb-2", "[Unknown], GPU-bb-2"])
+def test_a_gpu_in_another_number_of_columns_is_an_error_and_not_left_out(odd):
+    with pytest.raises(GpuError, match="columns instead of 10"):
+        parse_nvidia_smi(f"{ROW.replace('3, GPU', '2, GPU', 1)}\n{odd}\n")
 
 
 def test_names_with_a_comma_are_quoted_as_in_csv():

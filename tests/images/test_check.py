@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 
@@ -45,3 +46,32 @@ def test_in_a_source_tree_a_file_that_is_gone_fails(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text("")
     failed = {(row.image, row.what) for row in imagecheck.check([], tmp_path) if row.state == "failed"}
     assert {("cpu", "Dockerfile"), ("cpu", "lock"), ("bake", "file"), ("compose", "file")} <= failed
+
+
+@pytest.mark.parametrize("by_podman", [False, True])
+def test_an_image_is_described_on_one_line_or_by_a_list_on_many(by_podman):
+    """So podman's remote program prints `{{json .}}`; a probe's answer follows what an image prints."""
+    one = {"Id": "12", "Config": {"Labels": None}}
+    text = json.dumps([one], indent=4) if by_podman else json.dumps(one)
+    assert imagecheck._last_json(f"{text}\n") == one
+    assert imagecheck._last_json('hello\n{"python": "3.12"}\n') == {"python": "3.12"}
+
+
+@pytest.mark.parametrize("said", ["", "nothing", "[]", "null", "[1]", "[{}, {}]"])
+def test_an_answer_without_an_object_is_a_row_that_names_the_command(said):
+    assert imagecheck._docker_json(["echo", said]).startswith(f"echo {said}: ")
+
+
+def test_what_is_kept_of_a_check_is_found_by_runs_whichever_program_described_the_image(monkeypatch):
+    """Runs ask the engine, which says `sha256:` before the id; podman's program does not."""
+    kept = []
+    contents = {"python": "3.12", "lab": "0", "wheel": "w", "command": None, "torch": False}
+    contents |= {"uid": 1234, "root_writable": False}
+    answers = [{"Id": "ab12", "Config": {}}, contents]
+    monkeypatch.setattr(imagecheck, "engine_cli", lambda: ["podman"])
+    monkeypatch.setattr(imagecheck, "_docker_json", lambda _: answers.pop(0))
+    monkeypatch.setattr(imagecheck, "differences", lambda *_: ([], []))
+    monkeypatch.setattr(imagecheck, "save_check", lambda image, *_, **__: kept.append(image))
+    target = targets(["cpu"])[0]
+    assert imagecheck._check_built(target, {f"{target.ref}:latest": "x"}).state == "ok"
+    assert kept == ["sha256:ab12"]

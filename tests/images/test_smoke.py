@@ -15,6 +15,7 @@ from lab.images import smoke as imagesmoke
 from lab.images import spec as images
 from lab.images.command_line import arguments_of
 from lab.images.container import ContainerSpec, HostContext, container_spec
+from lab.images.targets import targets
 
 
 def words(name: str, folder: Path) -> tuple[list[str], ContainerSpec]:
@@ -90,6 +91,23 @@ def test_an_image_that_is_not_built_fails_the_smoke_that_asked_for_it(monkeypatc
     monkeypatch.setattr(imagesmoke, "engine_cli", lambda: ["docker"])
     (row,) = imagesmoke.smoke(["rocm70"], smoke_runs())
     assert row.state == "failed" and "lab images build rocm70" in row.detail
+
+
+@pytest.mark.parametrize(
+    "cdi, words", [(False, ("--gpus", '"device=GPU-7"')), (True, ("--device", "n/gpu=7"))]
+)
+def test_an_image_is_tried_with_the_gpu_that_is_here_and_has_to_see_it(monkeypatch, cdi, words):
+    """Where the GPU does not reach the container, `lab doctor` in it fails by the number it was promised."""
+    tried = []
+    monkeypatch.setattr(imagesmoke, "built", lambda: {f"{t.ref}:latest": t.ref for t in targets()})
+    monkeypatch.setattr(imagesmoke, "engine_cli", lambda: ["docker"])
+    monkeypatch.setattr(imagesmoke, "_run", lambda _, argv, __: tried.append(argv) or (None, ""))
+    gpu = Gpu(vendor="nvidia", index=0, uuid="GPU-7", cdi="n/gpu=7" if cdi else None)
+    list(imagesmoke.smoke(["cuda", "cpu"], {}, box=imagesmoke.Box(cdi=cdi, gpus=(gpu,))))
+    (*of_cpu, of_cuda) = [argv for argv in tried if argv[-1] == "doctor"]
+    pairs = list(pairwise(of_cuda))
+    assert any(a == words[0] and b.startswith(words[1]) for a, b in pairs) and "LAB_NUM_GPUS=1" in of_cuda
+    assert len(of_cpu) == 2 and not any("GPU-7" in w or "LAB_NUM_GPUS" in w for argv in of_cpu for w in argv)
 
 
 @pytest.mark.docker

@@ -89,8 +89,7 @@ def test_what_xml_cannot_hold_is_escaped_and_text_like_an_escape_too(tmp_path):
     assert "<t>_x0007_</t>" in sheet and "<t>_x005F_x0041_</t>" in sheet
 
 
-def test_many_rows_and_columns_keep_their_places(tmp_path, monkeypatch):
-    monkeypatch.setattr(excel, "ROWS_AT_ONCE", 3)
+def test_many_rows_and_columns_keep_their_places(tmp_path):
     frame = pd.DataFrame({f"c{at}": [at * 100 + row for row in range(10)] for at in range(30)})
     frame.iloc[4, 28] = 7
     path = write_workbook({"s": frame}, tmp_path / "a.xlsx")
@@ -113,3 +112,23 @@ def test_columns_of_every_kind_can_be_written(tmp_path, values):
     back = [cell.value for cell in openpyxl.load_workbook(path)["s"]["A"]][1:]
     known = [None if pd.isna(v) or v in (math.inf, -math.inf) else v for v in values.tolist()]
     assert back == [known[at] if at < len(known) else None for at in range(3)][: len(back)]
+
+
+def test_all_digits_of_a_double_are_kept(tmp_path):
+    values = [0.1 + 0.2, 1 / 3, 123456789.12345679, 5e-324]
+    path = write_workbook({"s": pd.DataFrame({"a": values})}, tmp_path / "a.xlsx")
+    assert [cell.value for cell in openpyxl.load_workbook(path)["s"]["A"]][1:] == values
+
+
+@pytest.mark.parametrize("text", ["#N/A", "#DIV/0!", "1.5", "2026-11-22", "12:30", "50%"])
+def test_text_that_reads_like_another_kind_stays_text(tmp_path, text):
+    path = write_workbook({"s": pd.DataFrame({"a": [text, "x"]})}, tmp_path / "a.xlsx")
+    sheet = zipfile.ZipFile(path).read("xl/worksheets/sheet1.xml").decode()
+    assert f'<c r="A2" t="inlineStr"><is><t>{text}</t></is></c>' in sheet
+
+
+def test_a_written_file_knows_no_clock(tmp_path):
+    path = write_workbook({"s": pd.DataFrame({"a": [1]})}, tmp_path / "a.xlsx")
+    package = zipfile.ZipFile(path)
+    assert {entry.date_time for entry in package.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+    assert b"1980-01-01T00:00:00Z" in package.read("docProps/core.xml")

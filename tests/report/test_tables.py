@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.pandas import column, data_frames, range_indexes
 
-from lab.report.tables import ABSENT, cell_texts, heading, terminal_table, write_csv
+from lab.report.tables import cell_texts, terminal_table, write_csv
+from lab.report.terminal import ABSENT, heading
 
 FRAMES = data_frames(
     [column("dur_us", dtype=float), column("count", dtype=np.int64)],

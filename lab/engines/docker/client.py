@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,6 +42,12 @@ def connect(env: Mapping[str, str] | None = None, *, timeout_s: int | None = Non
     endpoint = endpoint_of(env)
     remote = not endpoint.startswith(("unix://", "http+unix://"))
     if remote and env.get(ALLOW_REMOTE) != "1":
+        if re.fullmatch(r"\s*(?:unix:)?/{0,2}/[^/\s]\S*\s*", endpoint):
+            path = endpoint.strip().removeprefix("unix:").lstrip("/")
+            raise EngineError(
+                f"DOCKER_HOST={endpoint} is not written as an engine's address",
+                fix=f"DOCKER_HOST=unix:///{path}",
+            )
         raise EngineError(
             f"DOCKER_HOST={endpoint} is not an engine of this machine: containers would mount its folders",
             fix=f"unset DOCKER_HOST; or set {ALLOW_REMOTE}=1 where both machines share these folders",

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from lab.engines.log_writer import LogWriter, last_log_lines
 from lab.engines.verdict import Ending, judge, oom_kills, oom_kills_since
 from lab.errors import EngineError, EngineLost, GpuError, UsageError, storage_error
 from lab.images import spec as images
+from lab.images.acquire import TITLE_LABEL
 from lab.images.container import (
     ContainerSpec,
     HostContext,
@@ -48,7 +49,9 @@ from lab.images.container import (
     fetch_spec,
 )
 from lab.images.endpoint import endpoint_of
+from lab.images.names import repository_of
 from lab.images.spec import Image
+from lab.images.targets import targets
 from lab.secrets import redact_env, secret_values
 
 if TYPE_CHECKING:
@@ -229,6 +232,7 @@ class DockerEngine(Engine):
                 with translated(Context(endpoint=daemon.endpoint, image=self.image.name, ref=ref)):
                     found = daemon.client.inspect_image(ref)  # type: ignore[no-untyped-call]
                 labels = found["Config"].get("Labels") or {}
+                _refuse_another(ref, labels, self.image)
                 self._records[ref] = ImageRecord(
                     name=self.image.name,
                     ref=ref,
@@ -489,6 +493,17 @@ def _refuse_closed_nodes(daemon: Daemon, spec: ContainerSpec) -> None:
                 f"group {found.st_gid} by which you may",
                 fix="use podman, which keeps your groups, or a Docker engine of the system (DOCKER_HOST)",
             )
+
+
+def _refuse_another(ref: str, labels: Mapping[str, str], image: Image) -> None:
+    """A tag can be moved to another of lab's images, whose packages are not what the run's record names."""
+    title = labels.get(TITLE_LABEL, "")
+    known = {f"lab/{target.name}" for target in targets()}
+    if {title, repository_of(ref)} <= known - {repository_of(image.base)} and title != repository_of(ref):
+        raise EngineError(
+            f"the image {ref} is not itself: it is labelled {title}",
+            fix=f"build or pull it again: lab images build {image.name}",
+        )
 
 
 def _fingerprint(run: Run, step: Step) -> str:

@@ -1,45 +1,128 @@
-"""Whether the engine answers, and how it would give this host's GPUs to a container: for `lab doctor`."""
+"""Whether the engine answers, how it would give this host's GPUs to a container, and what would mend it."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from lab.core.checkup import Check, Mend, join_group_of, program_path
 from lab.core.gpu import Gpu
+from lab.core.words import size_text
 from lab.engines.docker.client import Daemon, connect
 from lab.engines.docker.nature import has_toolkit, how_gpus_reach
 from lab.errors import EngineError
-from lab.images.endpoint import endpoint_of
+from lab.images import endpoint as endpoints
 
 TIMEOUT_S = 5
+LEAST_FREE = 10 * 2**30  # an image of a GPU has 8 GB
+CDI_FILE = "/etc/cdi/nvidia.yaml"
+RESTART = ("systemctl", "restart", "docker")
+# The program that serves the socket -> what starts it where systemd runs; the last word says whose it is.
+STARTS = {
+    "dockerd": ("systemctl", "start", "docker"),
+    "dockerd-rootless.sh": ("systemctl", "--user", "start", "docker"),
+    "podman": ("systemctl", "--user", "start", "podman.socket"),
+}
 
 
-class Row(NamedTuple):
-    """One finding. `warn`: present and not usable, which does not matter for runs without an image."""
-
-    what: str
-    state: str  # "ok" | "-" | "warn" | "bad"
-    detail: str
-
-
-def check_engine(env: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Row]:
+def check_engine(env: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Check]:
     """The engine of `env`, asked itself: a socket may be there and nobody behind it."""
-    endpoint = endpoint_of(env)
+    endpoint = endpoints.endpoint_of(env)
     path = Path(endpoint.partition("unix://")[2])
-    if endpoint.startswith("unix://") and not path.exists():
-        return [Row("engine", "-", f"no Docker engine at {path}: runs with --image need one")]
+    if endpoint.startswith("unix://") and not _exists(path):
+        detail = f"no Docker engine at {path}: runs with --image need one"
+        return [Check("engine", "-", detail, _start(path, env))]
     try:
         daemon = connect(env, timeout_s=TIMEOUT_S)
         version, info = daemon.client.version(), daemon.client.info()
     except EngineError as error:
-        return [Row("engine", "warn", "; ".join(filter(None, (error.what, error.fix))))]
+        return [_unusable(error, endpoint, path, env)]
     name = "podman" if daemon.is_podman else "Docker"
     rootless = ", rootless" if daemon.user_mapping.startswith("rootless") else ""
-    row = Row("engine", "ok", f"{name} {version.get('Version', '')}{rootless} at {endpoint}")
-    return [row, *([_gpu_access(daemon, info, gpus)] if gpus else [])]
+    row = Check("engine", "ok", f"{name} {version.get('Version', '')}{rootless} at {endpoint}")
+    return [row, *_disk(info), *([_gpu_access(daemon, info, gpus)] if gpus else [])]
 
 
-def _gpu_access(daemon: Daemon, info: Mapping[str, Any], gpus: Sequence[Gpu]) -> Row:
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except PermissionError:  # in a folder of somebody else's: it may well be there
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _unusable(error: EngineError, endpoint: str, path: Path, env: Mapping[str, str]) -> Check:
+    text = "; ".join(filter(None, (error.what, error.fix)))
+    if not endpoint.startswith("unix://"):
+        return Check("engine", "warn", text)
+    forbidden = not os.access(path, os.R_OK | os.W_OK)
+    silent = "no Docker engine answers" in error.what
+    mend = join_group_of(path) if forbidden else _start(path, env) if silent else None
+    return Check("engine", "warn", text, mend)
+
+
+def _start(path: Path, env: Mapping[str, str]) -> Mend | None:
+    """What starts the engine of this socket, if its program is here; None for a socket of another kind."""
+    own = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    of_socket = {
+        endpoints.SOCKET.removeprefix("unix://"): ("dockerd",),
+        f"{own}/docker.sock": ("dockerd-rootless.sh",),
+        f"{own}/podman/podman.sock": ("podman",),
+    }
+    programs: tuple[str, ...] = of_socket.get(str(path), ())
+    # Without any socket each engine serves: rather one that needs no root. A dead socket goes before others.
+    if not env.get("DOCKER_HOST") and not _exists(path) and os.geteuid() != 0:
+        programs = ("dockerd-rootless.sh", "podman", "dockerd")
+    found = next((program for program in programs if program_path(program, env)), None)
+    return Mend((STARTS[found],), needs_root="--user" not in STARTS[found]) if found else None
+
+
+def _disk(info: Mapping[str, Any]) -> list[Check]:
+    """Space where the engine keeps its images, if that is on this host."""
+    folder = str(info.get("DockerRootDir") or "")
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return []
+    state = "ok" if free >= LEAST_FREE else "warn"
+    few = "" if state == "ok" else ": an image for GPUs needs 10 GB; docker system df shows what uses it"
+    return [Check("engine disk", state, f"{size_text(free)} free at {folder}{few}")]
+
+
+def _gpu_access(daemon: Daemon, info: Mapping[str, Any], gpus: Sequence[Gpu]) -> Check:
     state, detail = how_gpus_reach(daemon, gpus, toolkit=has_toolkit(info))
-    return Row("gpu access", state, detail)
+    mend = _give_access(daemon, info) if state == "warn" else None
+    version = _toolkit_version() if gpus[0].vendor == "nvidia" else ""
+    return Check("gpu access", state, f"{detail} ({version})" if version else detail, mend)
+
+
+def _toolkit_version() -> str:
+    """What NVIDIA's toolkit says of itself; "" where it is not here, or does not answer."""
+    if shutil.which("nvidia-ctk") is None:
+        return ""
+    argv = ["nvidia-ctk", "--version"]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (done.stdout.strip().splitlines() or [""])[0][:100]
+
+
+def _give_access(daemon: Daemon, info: Mapping[str, Any]) -> Mend | None:
+    """None without NVIDIA's toolkit, which has to be installed, and for a rootless Docker's own settings."""
+    if shutil.which("nvidia-ctk") is None or daemon.user_mapping == "rootless-docker":
+        return None
+    if daemon.is_podman:
+        return Mend((("nvidia-ctk", "cdi", "generate", f"--output={CDI_FILE}"),))
+    configure = ("nvidia-ctk", "runtime", "configure", "--runtime=docker")
+    if info.get("ContainersRunning"):  # a restart would end them
+        return Mend((configure,), then="restart Docker once its containers have ended")
+    return Mend((configure, RESTART))

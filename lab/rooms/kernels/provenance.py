@@ -4,48 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lab
-from lab.core.manifest import Manifest
-from lab.core.provenance import lab_identity
 from lab.core.run import Run
-from lab.report.provenance import analysed_by
+from lab.report.provenance import provenance as of_manifest
 from lab.rooms.kernels.schema import Generation
 from lab.rooms.kernels.trails import read_json, trails
 
 
 def provenance(folder: Path, run: Run | None) -> dict[str, dict[str, str]]:
     """Groups of name and value; groups without rows are left out."""
-    if run is None:
-        return {
-            "Recording": {"folder": str(folder), "manifest": "none: lab did not make this recording"},
-            "Analysed by": {"lab": lab.__version__, "commit": lab_identity().commit or "unknown"},
-        }
-    manifest = run.manifest
-    gpus = {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in manifest.gpus}
-    groups = {
-        "Run": _run(manifest),
-        "Analysed by": analysed_by(manifest),
-        "GPUs": gpus or {"none": "CPU run"},
-        "Weights": _weights(folder),
-        "Versions": manifest.versions,
-        "Host": {name: str(value) for name, value in manifest.host.items()},
-        "Configuration": {name: str(value) for name, value in manifest.config.items()},
-        "Environment": manifest.env,
-    }
-    return {title: rows for title, rows in groups.items() if rows}
-
-
-def _run(manifest: Manifest) -> dict[str, str]:
-    made_by = [manifest.lab.version, manifest.lab.commit or ""]
-    made_by += ["with local changes"] if manifest.lab.dirty else []
-    return {
-        "id": manifest.id,
-        "created": manifest.created_utc,
-        "command": " ".join(manifest.command),
-        "engine": manifest.engine,
-        "image": manifest.image.ref if manifest.image else "none",
-        "lab": " ".join(filter(None, made_by)),
-    }
+    groups = of_manifest(folder, run.manifest if run else None)
+    weights = _weights(folder) if run else {}
+    return {**groups, "Weights": weights} if weights else groups
 
 
 def _weights(folder: Path) -> dict[str, str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import lab
 from lab.core.manifest import Manifest
-from lab.core.provenance import lab_identity
 from lab.core.run import Run
 from lab.errors import MissingError
+from lab.report.provenance import provenance as of_manifest
 from lab.rooms.nan.analyze import analyze
 from lab.rooms.nan.config import TRAIN
 from lab.rooms.nan.evidence import Evidence
@@ -90,37 +89,12 @@ def missing_parts(evidence: Sequence[Evidence], problems: Sequence[str], sass: b
 
 
 def provenance(folders: Sequence[Path], manifests: Sequence[Manifest | None]) -> dict[str, dict[str, str]]:
-    """What the page says of where its numbers come from."""
+    """What the page says of where its numbers come from; with several folders, each group names its own."""
+    names = [folder.resolve().name for folder in folders]
     groups: dict[str, dict[str, str]] = {}
-    for folder, manifest in zip(folders, manifests, strict=True):
-        name = f" {folder.resolve().name}" if len(folders) > 1 else ""
-        groups.update(_of_run(manifest, name) if manifest else _of_recording(folder, name))
-    return {title: rows for title, rows in groups.items() if rows}
-
-
-def _of_recording(folder: Path, name: str) -> dict[str, dict[str, str]]:
-    identity = lab_identity()
-    return {
-        f"Recording{name}": {"folder": str(folder), "manifest": "none: lab did not make this recording"},
-        "Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"},
-    }
-
-
-def _of_run(manifest: Manifest, name: str) -> dict[str, dict[str, str]]:
-    made = manifest.lab
-    return {
-        f"Run{name}": {
-            "id": manifest.id,
-            "created": manifest.created_utc,
-            "command": " ".join(manifest.command),
-            "engine": manifest.engine,
-            "image": manifest.image.ref if manifest.image else "none",
-            "lab": f"{made.version} {made.commit or ''}{' with local changes' if made.dirty else ''}".strip(),
-        },
-        f"Host{name}": {key: str(value) for key, value in manifest.host.items()},
-        f"GPUs{name}": {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in manifest.gpus}
-        or {"none": "CPU run"},
-        f"Versions{name}": manifest.versions,
-        f"Environment{name}": manifest.env,
-        f"Configuration{name}": {key: str(value) for key, value in manifest.config.items()},
-    }
+    for folder, manifest, name in zip(folders, manifests, names, strict=True):
+        unique = name if names.count(name) == 1 else str(folder)
+        of_which = f" {unique}" if len(folders) > 1 else ""
+        shared = of_manifest(folder, manifest)
+        groups |= {f"{title}{of_which}": rows for title, rows in shared.items()}
+    return groups

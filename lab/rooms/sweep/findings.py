@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from lab.core.run import Run
-from lab.core.step import Status
 from lab.core.words import plural
 from lab.errors import LabError
 from lab.recordings.cache import load_trace
@@ -22,6 +20,7 @@ from lab.report.page import Block, Figure, Files, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
 from lab.rooms.sweep.analyze import analyze
+from lab.rooms.sweep.expected import expected_rows
 from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.gemm.merge import MergeOptions
 from lab.rooms.sweep.gemm.pairs import explained_of
@@ -36,8 +35,6 @@ from lab.rooms.sweep.ranks.tables import account_table
 from lab.rooms.sweep.report import Findings, report
 from lab.rooms.sweep.unprofiled import sentences, unprofiled_table
 from lab.rooms.sweep.verdict.ranks import Settings, ranking
-
-STATUS = {Status.ok: "ok", Status.skipped: "ok"}
 
 
 def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
@@ -143,20 +140,3 @@ def joined(found: Findings, done: GemmReport) -> Findings:
         files=[*found.files, *done.files],
         lacking=[*found.lacking, *(text for text in done.missing if text not in known)],
     )
-
-
-def expected_rows(run: Run | None) -> list[dict[str, Any]]:
-    """One row per planned step, so that a step that failed or never ran is a row of the result too."""
-    rows = []
-    for record in run.manifest.steps if run else ():
-        outcome, labels = record.outcome, record.step.labels
-        rows.append(
-            {
-                "threads": labels["threads"],
-                "channel": labels["channels"],
-                "repeat": labels["repeat"],
-                "status": STATUS.get(outcome.status, "failed") if outcome else "missing",
-                "reason": outcome.reason if outcome else "did not run",
-            }
-        )
-    return rows

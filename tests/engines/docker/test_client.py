@@ -73,6 +73,17 @@ def test_an_engine_on_another_machine_is_refused_unless_allowed(host):
     assert "LAB_ALLOW_REMOTE_ENGINE=1" in str(caught.value)
 
 
+@pytest.mark.parametrize("host", ["/run/x.sock", "unix:/run/x.sock", " unix:///run/x.sock", "//run/x.sock"])
+def test_a_socket_that_is_not_written_as_an_address_is_told_how(host):
+    with pytest.raises(EngineError, match="not written as an engine's address") as caught:
+        connect({"DOCKER_HOST": host})
+    assert caught.value.fix == "DOCKER_HOST=unix:///run/x.sock"
+
+
+def test_an_address_without_a_path_is_none():
+    assert endpoint_of({"DOCKER_HOST": "unix://"}) == endpoint_of({})
+
+
 def test_an_allowed_remote_engine_is_really_asked(monkeypatch):
     monkeypatch.setattr(docker_client, "TIMEOUT_S", 2)
     with pytest.raises(EngineError, match=r"no Docker engine answers at tcp://127\.0\.0\.1:9"):

@@ -14,7 +14,7 @@ from lab.errors import BusyError, EngineError
 
 pytest.importorskip("docker")
 from lab.driver.execute import StepRunner
-from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.engine import DockerEngine, _refuse_another
 from tests.engines.docker.fixtures import (  # noqa: F401
     REF,
     WHEEL,
@@ -65,6 +65,24 @@ def test_the_image_record_says_what_exactly_ran():
     record = DockerEngine(an_image()).image_record()
     assert record.id and record.id.startswith("sha256:") and record.wheel_sha256 == WHEEL
     assert record.ref == REF and record.digests == ()
+
+
+@pytest.mark.parametrize(
+    "title, ref, base, refused",
+    [
+        ("lab/pascal", "localhost/lab/cuda", "nvidia/cuda:12.8", True),
+        ("lab/cpu", "localhost/lab/cpu-torch:latest", "python:3.12", True),
+        ("lab/cuda", "localhost/lab/cuda", "nvidia/cuda:12.8", False),
+        ("lab/cuda", "localhost/lab/pascal", "localhost/lab/cuda:latest", False),
+        ("lab/cuda", "localhost/me/other", "localhost/lab/cuda", False),
+        ("", "localhost/lab/cuda", "nvidia/cuda:12.8", False),
+    ],
+)
+def test_a_name_that_was_moved_to_another_image_of_lab_is_refused(title, ref, base, refused):
+    """An image made of another keeps that one's label, and says so by its base."""
+    image = msgspec.structs.replace(an_image(), ref=ref, base=base)
+    with pytest.raises(EngineError, match=f"labelled {title}") if refused else contextlib.nullcontext():
+        _refuse_another(ref, {"org.opencontainers.image.title": title}, image)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("matplotlib")
+from lab.core.provenance import lab_with_content
 from lab.errors import MissingError
-from lab.rooms.nan.findings import analyse_nan
+from lab.rooms.nan.findings import analyse_nan, provenance
 from tests.rooms.nan.made import birth, module, result, run_of
 
 
@@ -38,3 +39,22 @@ def test_asking_for_the_instruction_level_makes_its_absence_an_error(tmp_path):
 def test_a_folder_without_experiments_is_an_error(tmp_path):
     with pytest.raises(MissingError, match="no experiment of the nan room"):
         analyse_nan([tmp_path], tmp_path / "out", [None], lambda _: None)
+
+
+def test_a_page_names_the_lab_that_measured_and_the_lab_that_analysed(tmp_path):
+    ours = lab_with_content()
+    run = run_of(tmp_path / "r", {"baseline": result("baseline")})
+    analyse_nan([tmp_path / "r"], tmp_path / "out", [run], lambda _: None)
+    page = (tmp_path / "out/report.html").read_text()
+    assert "Analysed by" in page and ours.sha256[:16] in page
+    (groups,) = [provenance([tmp_path / "r"], [run.manifest])]
+    assert groups["Analysed by"]["lab"].startswith(ours.version) and groups["Run"]["id"] == run.manifest.id
+
+
+def test_of_several_folders_each_is_named_also_where_their_names_are_equal(tmp_path):
+    runs = [run_of(tmp_path / name, {"baseline": result("baseline")}) for name in ("a/run", "b/run", "c")]
+    groups = provenance([run.root for run in runs], [run.manifest for run in runs])
+    analysers = {title for title in groups if title.startswith("Analysed by")}
+    assert analysers == {f"Analysed by {tmp_path}/a/run", f"Analysed by {tmp_path}/b/run", "Analysed by c"}
+    mixed = provenance([run.root for run in runs[1:]], [None, runs[2].manifest])
+    assert "Recording run" in mixed and "Run c" in mixed

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
-
 from lab.core.words import plural, printable
-from lab.report.tables import terminal_table
+from lab.report.terminal import rows_table
 from lab.rooms.nan.nixnan.log import Log
 from lab.rooms.nan.nixnan.summary import summary
 
@@ -29,7 +27,7 @@ def described(log: Log) -> str:
     ]
     if rows := _count_rows(log):
         title = "Lines by type and kind (report: unique events, then repeats)"
-        parts += ["", title, terminal_table(pd.DataFrame(rows))]
+        parts += ["", title, rows_table(rows)]
     if found["kernels"]:
         parts += ["Functions", _first_rows(found["kernels"], _OF_FUNCTIONS)]
     if found["instructions"]:
@@ -58,10 +56,10 @@ def compared(result: dict[str, Any]) -> str:
     if changed := result["changed_count"]:
         parts.append(f"{plural(changed, 'common site')} with different kinds.")
     if any(row["new"] for row in result["grades"]):
-        table = pd.DataFrame(result["grades"]).drop(columns="sites")
-        parts += ["", "Sites by the worst they saw (each grade with those above it)", terminal_table(table)]
+        title = "Sites by the worst they saw (each grade with those above it)"
+        parts += ["", title, _without(result["grades"], "sites")]
     if result["by_category"]:
-        parts += ["", terminal_table(pd.DataFrame(result["by_category"]).drop(columns="category"))]
+        parts += ["", _without(result["by_category"], "category")]
     for name in ("appeared", "vanished"):
         kinds = ", ".join(f"{count} {kind}" for kind, count in result[f"{name}_kinds"].items())
         parts.append(f"{result[f'{name}_count']} {name}{f' ({kinds})' if kinds else ''}")
@@ -87,7 +85,11 @@ def _first_rows(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
     if others := rows[MOST_ROWS:]:
         sums = {name: sum(row[name] for row in others) for name in names if isinstance(others[0][name], int)}
         table.append({names[0]: f"{len(others)} more", **sums})
-    return terminal_table(pd.DataFrame(table))
+    return rows_table(table)
+
+
+def _without(rows: list[dict[str, Any]], column: str) -> str:
+    return rows_table([{name: row[name] for name in row if name != column} for row in rows])
 
 
 def _count_rows(log: Log) -> list[dict[str, Any]]:

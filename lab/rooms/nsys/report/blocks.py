@@ -8,7 +8,7 @@ import pandas as pd
 
 from lab.report.figures import lines, roofline, save
 from lab.report.page import Block, Figure, Table
-from lab.report.tables import Heading
+from lab.report.terminal import Heading
 from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN
 from lab.rooms.nsys.report.drawings import matmul_shares, matrix_drawing, phase_drawing, roofs_of
 from lab.rooms.nsys.report.results import Results

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Drawing
 
 from lab.report.figures import lines, save
 from lab.report.page import Block, Figure, Table
-from lab.report.tables import Heading
+from lab.report.terminal import Heading
 from lab.rooms.semicrf.report.common import PILLS
 
 TICKS = 12  # epochs named below a figure, at most

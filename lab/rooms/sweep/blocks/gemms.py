@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as Drawing
 
 from lab.report.figures import Cell, cell_grid, save
 from lab.report.page import Block, Figure, Prose, Table
-from lab.report.tables import Heading
+from lab.report.terminal import Heading
 from lab.rooms.sweep.names import shape_name, short_name
 from lab.rooms.sweep.tables import GEMM_SHAPE, SETTING
 

@@ -6,10 +6,3 @@ extremes, `overlap` says what ran beside these, `cause` compares the same shape 
 beside it. `merge` puts all ranks on one timeline. `steps` does all of it, `compare` puts several sweeps side
 by side.
 """
-
-from __future__ import annotations
-
-import os
-
-# No table here needs BLAS, whose threads cost each reading process 50 ms of CPU at the start.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lab.errors import LabError
 from lab.recordings.cache import load_trace
@@ -17,7 +18,9 @@ from lab.recordings.views import collective_instances
 from lab.rooms.sweep.gemm.places import Places
 from lab.rooms.sweep.gemm.report import Report
 from lab.rooms.sweep.layout import ConfigDir, TraceFile, configs_of
-from lab.rooms.sweep.tables import Progress
+
+if TYPE_CHECKING:
+    from lab.rooms.sweep.tables import Progress
 
 SUFFIXES = {"json": ".json.gz", "pftrace": ".pftrace.gz"}
 

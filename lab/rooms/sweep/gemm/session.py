@@ -47,7 +47,7 @@ class Session:
     def read(self, *, salvage: bool = False, workbooks: bool = False) -> Any:
         """The sweep in memory; a configuration that is only in the manifest has a row too."""
         with needs("analysis"):
-            from lab.rooms.sweep.findings import expected_rows
+            from lab.rooms.sweep.expected import expected_rows
             from lab.rooms.sweep.gemm.data import read_sweep
 
         sweep = self.places.sweep

@@ -14,7 +14,6 @@ from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
 from lab.rooms.sweep.gemm.overlap import write_overlap
 from lab.rooms.sweep.gemm.places import Places
-from lab.rooms.sweep.gemm.plots import draw_plots
 from lab.rooms.sweep.gemm.report import Report
 from lab.rooms.sweep.gemm.variance import write_timestamps, write_variance
 from lab.rooms.sweep.gemm.workbooks.write import write_reports
@@ -31,10 +30,17 @@ def run_all(where: Places, data: SweepData, merging: MergeOptions, *, top_k: int
             "timestamps": lambda: write_timestamps(data, out, top_k=top_k),
             "overlap": lambda: write_overlap(data, out, top_k=top_k),
             "cause": lambda: write_causes(data, out),
-            "plots": lambda: draw_plots(out, top_k=top_k),
+            "plots": lambda: _plots(out, top_k),
             "merge": lambda: merge_ranks(where, merging),
         }
     )
+
+
+def _plots(out: Path, top_k: int) -> Report:
+    # matplotlib takes 0.3 s to load; the other steps draw nothing.
+    from lab.rooms.sweep.gemm.plots import draw_plots
+
+    return draw_plots(out, top_k=top_k)
 
 
 def overlap_and_cause(data: SweepData, out: Path, *, top_k: int = 5) -> Report:

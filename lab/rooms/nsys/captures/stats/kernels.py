@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -11,7 +11,17 @@ from lab.recordings.projection import Projection
 from lab.recordings.tables import Table
 from lab.rooms.nsys.captures.stats.ranges import range_labels, range_styles
 from lab.rooms.nsys.captures.stats.sums import api_names
-from lab.rooms.nsys.captures.stats.table import SPREAD, Report, distinct_codes, grouped, unattributed_note
+from lab.rooms.nsys.captures.stats.table import (
+    SPREAD,
+    Labels,
+    Report,
+    grouped,
+    groups_of,
+    labelled,
+    numbers,
+    table_of,
+    unattributed_note,
+)
 
 
 def _kernel_range_pairs(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
@@ -36,14 +46,13 @@ def _kernel_range_pairs(projection: Projection) -> tuple[np.ndarray, np.ndarray]
 def range_kernel_sum(name: str, projection: Projection) -> Report:
     capture = projection.capture
     op, row = _kernel_range_pairs(projection)
-    labels = np.append(range_labels(capture), "")[row]
-    styles = np.append(range_styles(capture), "")[row]
+    labels, styles = _or_none(range_labels(capture), row), _or_none(range_styles(capture), row)
     tid = np.where(row >= 0, np.append(capture.ranges.tid, -1)[row], _launch_tid(projection)[op])
     pid, kernel = capture.ops.pid[op], capture.ops.name_id[op]
     dur_ns = capture.ops.end_ns[op] - capture.ops.start_ns[op]
-    groups = grouped(dur_ns, distinct_codes(labels), distinct_codes(styles), pid, tid, kernel)
-    distinct = np.unique(np.stack([groups.of_row, row], axis=1), axis=0)
-    instances = np.bincount(distinct[:, 0][distinct[:, 1] >= 0], minlength=len(groups.total))
+    groups = grouped(dur_ns, labels.codes, styles.codes, pid, tid, kernel)
+    distinct = groups_of(groups.of_row, row)[0] if len(row) else np.empty(0, dtype=np.int64)
+    instances = np.bincount(groups.of_row[distinct][row[distinct] >= 0], minlength=len(groups.total))
     at = groups.first
 
     def key(group: int) -> tuple[Any, ...]:
@@ -80,8 +89,8 @@ def execution_sum(name: str, projection: Projection) -> Report:
     capture = projection.capture
     rows = np.flatnonzero(capture.kernels & (projection.ops.api >= 0))
     ops, api = capture.ops.take(rows), capture.api.take(projection.ops.api[rows])
-    calls = api_names(capture)[api.name_id]
-    keys = (ops.pid, api.tid, ops.device, distinct_codes(calls), ops.name_id)
+    calls = api_names(capture, api.name_id)
+    keys = (ops.pid, api.tid, ops.device, calls.codes, ops.name_id)
     queued = ops.start_ns - api.end_ns
     times = {
         "T": np.maximum(ops.end_ns, api.end_ns) - api.start_ns,
@@ -115,32 +124,40 @@ def execution_trace(name: str, projection: Projection) -> Report:
     ops, api = capture.ops.take(rows), capture.api.take(projection.ops.api[rows])
     queued = ops.start_ns - api.end_ns
     columns = {
-        "API Start (ns)": _texts(api.start_ns),
-        "API Dur (ns)": _texts(api.end_ns - api.start_ns),
-        "Queue Start (ns)": np.where(queued > 0, _texts(api.end_ns), ""),
-        "Queue Dur (ns)": np.where(queued > 0, _texts(queued), ""),
-        "Kernel Start (ns)": _texts(ops.start_ns),
-        "Kernel Dur (ns)": _texts(ops.end_ns - ops.start_ns),
-        "Total Dur (ns)": _texts(np.maximum(ops.end_ns, api.end_ns) - api.start_ns),
-        "PID": _texts(ops.pid),
-        "TID": _texts(api.tid),
-        "DevId": _texts(ops.device),
-        "API Function": api_names(capture)[api.name_id],
+        "API Start (ns)": numbers(api.start_ns),
+        "API Dur (ns)": numbers(api.end_ns - api.start_ns),
+        "Queue Start (ns)": _where(queued > 0, api.end_ns),
+        "Queue Dur (ns)": _where(queued > 0, queued),
+        "Kernel Start (ns)": numbers(ops.start_ns),
+        "Kernel Dur (ns)": numbers(ops.end_ns - ops.start_ns),
+        "Total Dur (ns)": numbers(np.maximum(ops.end_ns, api.end_ns) - api.start_ns),
+        "PID": numbers(ops.pid),
+        "TID": numbers(api.tid),
+        "DevId": numbers(ops.device),
+        "API Function": api_names(capture, api.name_id).column().tolist(),
         "GridXYZ": _sizes(ops, "grid"),
         "BlockXYZ": _sizes(ops, "block"),
-        "Kernel Name": capture.text(ops.name_id),
+        "Kernel Name": capture.text(ops.name_id).tolist(),
     }
-    shown = [list(row) for row in zip(*(column.tolist() for column in columns.values()), strict=True)]
-    return Report(name, list(columns), shown, unattributed_note(projection))
+    return table_of(name, columns, unattributed_note(projection))
 
 
-def _texts(numbers: np.ndarray) -> np.ndarray:
-    return numbers.astype(str).astype(object)
+def _where(shown: np.ndarray, values: np.ndarray) -> list[str]:
+    texts = zip(numbers(values), shown.tolist(), strict=True)
+    return [text if is_shown else "" for text, is_shown in texts]
 
 
-def _sizes(ops: Table, name: str) -> np.ndarray:
+def _or_none(labels: Labels, rows: np.ndarray) -> Labels:
+    """Those of `rows`, "" for row -1."""
+    codes = np.append(labels.codes, len(labels.texts))
+    return Labels(np.append(labels.texts, ""), codes[rows])
+
+
+def _sizes(ops: Table, name: str) -> list[str]:
     """`  16    1    1` of each row (n,), as nsys writes it; "" where it was not recorded."""
-    sizes = np.stack([getattr(ops, f"{name}_{axis}") for axis in "xyz"], axis=1)
-    used, which = np.unique(sizes, axis=0, return_inverse=True)
-    texts = ["".join(f"{size:4d} " for size in row)[:-1] if min(row) >= 0 else "" for row in used.tolist()]
-    return np.array(texts, dtype=object)[which.ravel()] if len(used) else np.empty(0, dtype=object)
+
+    def text(*size: int) -> str:
+        return "".join(f"{one:4d} " for one in size)[:-1] if min(size) >= 0 else ""
+
+    found = labelled(text, *(getattr(ops, f"{name}_{axis}") for axis in "xyz"))
+    return cast("list[str]", found.column().tolist())

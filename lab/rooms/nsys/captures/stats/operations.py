@@ -6,71 +6,80 @@ import numpy as np
 
 from lab.recordings.capture import KERNEL, MEMORY_KINDS, Capture
 from lab.recordings.projection import Projection
+from lab.recordings.tables import Table
 from lab.rooms.nsys.captures.stats.sums import operation_names
-from lab.rooms.nsys.captures.stats.table import Report, rounded
+from lab.rooms.nsys.captures.stats.table import (
+    Report,
+    known_numbers,
+    labelled,
+    megabytes,
+    numbers,
+    rounded,
+    table_of,
+)
+
+_GEOMETRY = {
+    "GrdX": "grid_x",
+    "GrdY": "grid_y",
+    "GrdZ": "grid_z",
+    "BlkX": "block_x",
+    "BlkY": "block_y",
+    "BlkZ": "block_z",
+    "Reg/Trd": "regs",
+}
+_MEMORY = {"StcSMem (MB)": "static_smem_bytes", "DymSMem (MB)": "dynamic_smem_bytes"}
 
 
 def gpu_trace(name: str, projection: Projection) -> Report:
     capture = projection.capture
-    ops, names = capture.ops, operation_names(capture)
+    order = np.lexsort((capture.ops.end_ns, capture.ops.start_ns))
+    ops = capture.ops.take(order)
+    is_kernel = ops.kind == KERNEL
+    columns = {
+        "Start (ns)": numbers(ops.start_ns),
+        "Duration (ns)": numbers(ops.end_ns - ops.start_ns),
+        "CorrId": known_numbers(ops.corr),
+        **{title: known_numbers(_of(is_kernel, getattr(ops, one))) for title, one in _GEOMETRY.items()},
+        **{title: megabytes(_of(is_kernel, getattr(ops, one))) for title, one in _MEMORY.items()},
+        **_copies(ops, ~is_kernel),
+        "Device": _devices(capture, ops),
+        "Ctx": known_numbers(ops.context),
+        "GreenCtx": known_numbers(np.where(ops.green_context > 0, ops.green_context, -1)),
+        "Strm": known_numbers(ops.stream),
+        "Name": operation_names(capture).take(order).column().tolist(),
+    }
+    return table_of(name, columns)
+
+
+def _of(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    chosen: np.ndarray = np.where(rows, values, -1)
+    return chosen
+
+
+def _copies(ops: Table, is_copy: np.ndarray) -> dict[str, list[str]]:
+    """Size, rate and memories of copies and fills; "" for kernels."""
+    dur_ns = ops.end_ns - ops.start_ns
+
+    def rate(size: int, dur: int) -> str:
+        return rounded(size * (10**9 // dur) / 1e6, 3) if dur > 0 and size >= 0 else ""
+
+    size = _of(is_copy, ops.bytes)
+    kinds = {"SrcMemKd": ops.src_kind, "DstMemKd": ops.dst_kind}
+    return {
+        "Bytes (MB)": megabytes(size),
+        "Throughput (MB/s)": labelled(rate, size, _of(is_copy, dur_ns)).column().tolist(),
+        **{
+            title: labelled(lambda one: MEMORY_KINDS.get(one, ""), _of(is_copy, kind)).column().tolist()
+            for title, kind in kinds.items()
+        },
+    }
+
+
+def _devices(capture: Capture, ops: Table) -> list[str]:
     devices = {(one.pid, one.device): f"{one.name} ({one.device})" for one in capture.devices}
-    shown = []
-    for row in np.lexsort((ops.end_ns, ops.start_ns)).tolist():
-        device = int(ops.device[row])
-        known = devices.get((int(ops.pid[row]), device)) or devices.get((-1, device)) or str(device)
-        green = ops.green_context[row]
-        figures = _geometry(capture, row) if ops.kind[row] == KERNEL else _copied(capture, row)
-        where = [
-            known,
-            _known(ops.context[row]),
-            str(green) if green > 0 else "",
-            _known(ops.stream[row]),
-            names[row],
-        ]
-        times = [str(ops.start_ns[row]), str(ops.end_ns[row] - ops.start_ns[row]), _known(ops.corr[row])]
-        shown.append([*times, *figures, *where])
-    header = [
-        "Start (ns)",
-        "Duration (ns)",
-        "CorrId",
-        "GrdX",
-        "GrdY",
-        "GrdZ",
-        "BlkX",
-        "BlkY",
-        "BlkZ",
-        "Reg/Trd",
-        "StcSMem (MB)",
-        "DymSMem (MB)",
-        "Bytes (MB)",
-        "Throughput (MB/s)",
-        "SrcMemKd",
-        "DstMemKd",
-        "Device",
-        "Ctx",
-        "GreenCtx",
-        "Strm",
-        "Name",
-    ]
-    return Report(name, header, shown)
 
+    def text(pid: int, device: int) -> str:
+        return devices.get((pid, device)) or devices.get((-1, device)) or str(device)
 
-def _known(number: np.integer) -> str:
-    """The number, "" where it was not recorded."""
-    return str(number) if number >= 0 else ""
-
-
-def _geometry(capture: Capture, row: int) -> list[str]:
-    ops = capture.ops
-    names = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "regs")
-    memory = (ops.static_smem_bytes[row], ops.dynamic_smem_bytes[row])
-    megabytes = [rounded(size / 1e6, 3) if size >= 0 else "" for size in memory]
-    return [*(_known(getattr(ops, name)[row]) for name in names), *megabytes, "", "", "", ""]
-
-
-def _copied(capture: Capture, row: int) -> list[str]:
-    ops = capture.ops
-    size, dur_ns = int(ops.bytes[row]), int(ops.end_ns[row] - ops.start_ns[row])
-    rate = rounded(size * (10**9 // dur_ns) / 1e6, 3) if dur_ns > 0 and size >= 0 else ""
-    kinds = [MEMORY_KINDS.get(int(kind), "") for kind in (ops.src_kind[row], ops.dst_kind[row])]
-    return [""] * 9 + [rounded(size / 1e6, 3) if size >= 0 else "", rate, *kinds]
+    found: list[str] = labelled(text, ops.pid, ops.device).column().tolist()
+    return found

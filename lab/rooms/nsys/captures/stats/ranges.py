@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from lab.recordings.capture import START_END, Capture
 from lab.recordings.projection import Projection
 from lab.rooms.nsys.captures.stats.table import (
+    Labels,
     Report,
-    as_text,
     by_total,
-    distinct_codes,
     grouped,
+    labelled,
+    numbers,
     rounded,
     share_table,
+    table_of,
 )
 
 
-def range_labels(capture: Capture) -> np.ndarray:
+def range_labels(capture: Capture) -> Labels:
     """nsys' name (n,) of each range: `domain:text`, the default domain being empty."""
-    texts, domains = capture.text(capture.ranges.text_id), capture.text(capture.ranges.domain)
-    labels: np.ndarray = domains + ":" + texts
-    return labels
+
+    def text(domain: int, text_id: int) -> str:
+        return f"{capture.name(domain)}:{capture.name(text_id)}"
+
+    return labelled(text, capture.ranges.domain, capture.ranges.text_id)
 
 
-def range_styles(capture: Capture) -> np.ndarray:
-    styles: np.ndarray = np.where(capture.ranges.kind == START_END, "StartEnd", "PushPop").astype(object)
-    return styles
+def range_styles(capture: Capture) -> Labels:
+    is_open = (capture.ranges.kind == START_END).astype(np.int64)
+    return Labels(np.array(["PushPop", "StartEnd"], dtype=object), is_open)
 
 
 def range_sum(name: str, projection: Projection) -> Report:
     capture = projection.capture
     labels, styles = range_labels(capture), range_styles(capture)
     style = {"nvtx_pushpop_sum": "PushPop", "nvtx_startend_sum": "StartEnd"}.get(name)
-    counts = np.ones(len(labels), dtype=bool) if projection.part is None else projection.part.ranges
-    keep = np.flatnonzero(counts & (styles == style) if style else counts)
-    ranges, labels, styles = capture.ranges.take(keep), labels[keep], styles[keep]
-    groups = grouped(ranges.end_ns - ranges.start_ns, distinct_codes(labels), distinct_codes(styles))
+    counts = np.ones(len(labels.codes), dtype=bool) if projection.part is None else projection.part.ranges
+    keep = np.flatnonzero(counts & (styles.column() == style) if style else counts)
+    ranges, labels, styles = capture.ranges.take(keep), labels.take(keep), styles.take(keep)
+    groups = grouped(ranges.end_ns - ranges.start_ns, labels.codes, styles.codes)
     shown = ["Range"] if style else ["Style", "Range"]
 
     def label(group: int) -> list[str]:
@@ -60,9 +66,9 @@ def _projected_rows(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
 def projected_sum(name: str, projection: Projection) -> Report:
     capture, instances = projection.capture, projection.instances
     rows, children = _projected_rows(projection)
-    labels, styles = range_labels(capture)[rows], range_styles(capture)[rows]
+    labels, styles = range_labels(capture).take(rows), range_styles(capture).take(rows)
     span = instances.last_ns[rows] - instances.first_ns[rows]
-    groups = grouped(span, distinct_codes(labels), distinct_codes(styles))
+    groups = grouped(span, labels.codes, styles.codes)
     host = capture.ranges.end_ns[rows] - capture.ranges.start_ns[rows]
     sums = {
         key: np.bincount(groups.of_row, values)
@@ -106,46 +112,26 @@ def projected_trace(name: str, projection: Projection) -> Report:
     capture, instances = projection.capture, projection.instances
     ranges = capture.ranges
     rows, children = _projected_rows(projection)
-    labels, styles = range_labels(capture), range_styles(capture)
-    ids = range_ids(capture)
-    shown = []
-    for row in rows.tolist():
-        stack = _stack(instances.parent, row)
-        shown.append(
-            [
-                labels[row],
-                instances.first_ns[row],
-                instances.last_ns[row] - instances.first_ns[row],
-                ranges.start_ns[row],
-                ranges.end_ns[row] - ranges.start_ns[row],
-                styles[row],
-                ranges.pid[row],
-                ranges.tid[row],
-                instances.num_ops[row],
-                max(int(instances.level[row]), 0),
-                children[row],
-                ids[row],
-                ids[stack[-2]] if len(stack) > 1 else "",
-                "".join(f":{ids[one]}" for one in stack),
-            ]
-        )
-    header = [
-        "Name",
-        "Projected Start (ns)",
-        "Projected Duration (ns)",
-        "Orig Start (ns)",
-        "Orig Duration (ns)",
-        "Style",
-        "PID",
-        "TID",
-        "NumGPUOps",
-        "Lvl",
-        "NumChild",
-        "RangeId",
-        "ParentId",
-        "RangeStack",
-    ]
-    return Report(name, header, as_text(shown))
+    ids = numbers(range_ids(capture))
+    parents, stacks = _stacks(instances.parent, ids)
+    start_ns, first_ns = ranges.start_ns[rows], instances.first_ns[rows]
+    columns = {
+        "Name": range_labels(capture).take(rows).column().tolist(),
+        "Projected Start (ns)": numbers(first_ns),
+        "Projected Duration (ns)": numbers(instances.last_ns[rows] - first_ns),
+        "Orig Start (ns)": numbers(start_ns),
+        "Orig Duration (ns)": numbers(ranges.end_ns[rows] - start_ns),
+        "Style": range_styles(capture).take(rows).column().tolist(),
+        "PID": numbers(ranges.pid[rows]),
+        "TID": numbers(ranges.tid[rows]),
+        "NumGPUOps": numbers(instances.num_ops[rows]),
+        "Lvl": numbers(np.maximum(instances.level[rows], 0)),
+        "NumChild": numbers(children[rows]),
+        "RangeId": [ids[row] for row in rows.tolist()],
+        "ParentId": [ids[parents[row]] if parents[row] >= 0 else "" for row in rows.tolist()],
+        "RangeStack": [stacks(row) for row in rows.tolist()],
+    }
+    return table_of(name, columns)
 
 
 def range_ids(capture: Capture) -> np.ndarray:
@@ -155,8 +141,19 @@ def range_ids(capture: Capture) -> np.ndarray:
     return ids
 
 
-def _stack(parent: np.ndarray, row: int) -> list[int]:
-    stack = [row]
-    while parent[stack[-1]] >= 0:
-        stack.append(int(parent[stack[-1]]))
-    return stack[::-1]
+def _stacks(parent: np.ndarray, ids: Sequence[str]) -> tuple[list[int], Callable[[int], str]]:
+    """The parent of each range; and how to ask for `:outermost:...:own id`, made from the parent's."""
+    parents = parent.tolist()
+    made: dict[int, str] = {}
+
+    def stack(row: int) -> str:
+        above = []
+        while row >= 0 and row not in made:
+            above.append(row)
+            row = parents[row]
+        text = made[row] if row >= 0 else ""
+        for one in reversed(above):
+            made[one] = text = f"{text}:{ids[one]}"
+        return text
+
+    return parents, stack

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -27,21 +27,28 @@ class Report:
     rows: list[list[str]]
     problems: tuple[str, ...] = ()
 
+    def with_column(self, heading: str, cell: str) -> Report:
+        """The report with one more column, the same in every row."""
+        return replace(self, header=[*self.header, heading], rows=[[*row, cell] for row in self.rows])
+
     def csv(self) -> str:
         """The report as nsys' CSV: lines end in a newline, quotes where a name needs them."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.header)
-        writer.writerows([map(_harmless, row) for row in self.rows])
+        writer.writerows(
+            [_harmless(cell) if cell[:1] in _MARKS else cell for cell in row] for row in self.rows
+        )
         return text.getvalue()
 
 
+_MARKS = frozenset("=+-@\t\r")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 def _harmless(cell: str) -> str:
     """A name that a spreadsheet would run as a formula, as text; nsys writes no such name itself."""
-    return f"'{cell}" if cell[:1] in tuple("=+-@\t\r") and not _NUMBER.fullmatch(cell) else cell
+    return cell if _NUMBER.fullmatch(cell) else f"'{cell}"
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,7 @@ def grouped(values: np.ndarray, *keys: np.ndarray) -> _Groups:
     if len(values) == 0:
         none = np.empty(0, dtype=np.int64)
         return _Groups(none, none, none, none, none, none, none, none, none)
-    _, first, of_row = np.unique(np.stack(keys, axis=1), axis=0, return_index=True, return_inverse=True)
-    of_row = of_row.ravel()
+    first, of_row = groups_of(*keys)
     ordered = values[np.lexsort((values, of_row))]
     count = np.bincount(of_row)
     start = np.cumsum(count) - count
@@ -97,10 +103,63 @@ def grouped(values: np.ndarray, *keys: np.ndarray) -> _Groups:
     )
 
 
-def distinct_codes(texts: np.ndarray) -> np.ndarray:
-    """A number (n,) for each text (n,), equal for equal ones."""
+def groups_of(*keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first row (g,) of each group of rows with equal keys (n,), in the keys' order; the group (n,)."""
+    code, span = np.zeros(len(keys[0]), dtype=np.int64), 1
+    for key in keys:
+        values = key.astype(np.int64, copy=False)
+        low, width = (int(values.min()), int(values.max()) - int(values.min()) + 1) if len(values) else (0, 1)
+        if span * width >= 2**62:  # the code would not fit: close its gaps, and the key's
+            (_, code), (_, values) = _sorted_groups(code), _sorted_groups(values)
+            low, span, width = 0, int(code.max()) + 1, int(values.max()) + 1
+        code, span = code * width + (values - low), span * width
+    return _counted_groups(code, span) if span <= 4 * len(code) else _sorted_groups(code)
+
+
+def _counted_groups(code: np.ndarray, span: int) -> tuple[np.ndarray, np.ndarray]:
+    """Without a sort, where codes are below a small number."""
+    first = np.full(span, -1, dtype=np.int64)
+    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
+    used = np.flatnonzero(first >= 0)
+    group = np.empty(span, dtype=np.int64)
+    group[used] = np.arange(len(used))
+    return first[used], group[code]
+
+
+def _sorted_groups(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    _, first, group = np.unique(code, return_index=True, return_inverse=True)
+    return first, group.ravel()
+
+
+@dataclass(frozen=True)
+class Labels:
+    """A text for each row, as a code (n,) into the distinct `texts` (k,): many rows, few names."""
+
+    texts: np.ndarray
+    codes: np.ndarray
+
+    def __getitem__(self, row: int) -> str:
+        text: str = self.texts[self.codes[row]]
+        return text
+
+    def take(self, rows: np.ndarray) -> Labels:
+        return Labels(self.texts, self.codes[rows])
+
+    def column(self) -> np.ndarray:
+        """The texts (n,) as objects."""
+        column: np.ndarray = self.texts[self.codes]
+        return column
+
+
+def labelled(text_of: Callable[..., str], *keys: np.ndarray) -> Labels:
+    """`text_of` the keys of each row (n,), asked once for equal ones; equal texts have equal codes."""
+    if not len(keys[0]):
+        return Labels(np.empty(0, dtype=object), np.empty(0, dtype=np.int64))
+    first, group = groups_of(*keys)
     codes: dict[str, int] = {}
-    return np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64)
+    found = [text_of(*one) for one in zip(*(key[first].tolist() for key in keys), strict=True)]
+    code_of = np.array([codes.setdefault(text, len(codes)) for text in found], dtype=np.int64)
+    return Labels(np.array(list(codes), dtype=object), code_of[group])
 
 
 def share_table(
@@ -125,8 +184,25 @@ def by_total(groups: _Groups, labels: Callable[[int], list[str]]) -> list[int]:
     return sorted(range(len(groups.total)), key=lambda group: (-groups.total[group], labels(group)))
 
 
-def as_text(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
-    return [[str(value) for value in row] for row in rows]
+def numbers(values: np.ndarray) -> list[str]:
+    """Each whole number (n,) as text."""
+    return list(map(str, values.tolist()))
+
+
+def known_numbers(values: np.ndarray) -> list[str]:
+    """The same, "" for what was not recorded."""
+    return ["" if value < 0 else str(value) for value in values.tolist()]
+
+
+def megabytes(sizes: np.ndarray) -> list[str]:
+    """Bytes (n,) as MB with three digits, "" for what was not recorded."""
+    found = labelled(lambda size: rounded(size / 1e6, 3) if size >= 0 else "", sizes)
+    return cast("list[str]", found.column().tolist())
+
+
+def table_of(name: str, columns: Mapping[str, Sequence[str]], problems: tuple[str, ...] = ()) -> Report:
+    """A report from its columns, each (n,)."""
+    return Report(name, list(columns), list(map(list, zip(*columns.values(), strict=True))), problems)
 
 
 def unattributed_note(projection: Projection) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ from lab.core.provenance import lab_identity
 from lab.core.words import plural
 from lab.errors import UsageError
 from lab.report.page import Card, Page, Section, Table, write_page
-from lab.report.tables import Heading, write_csv
+from lab.report.tables import write_csv
+from lab.report.terminal import Heading
 from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes
 from lab.rooms.sweep.gemm.compare.charts import config_chart, gemm_blocks
 from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, name_of

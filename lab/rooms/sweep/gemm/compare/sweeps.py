@@ -16,7 +16,7 @@ from lab.recordings.cache import load_trace
 from lab.recordings.pool import map_traces
 from lab.recordings.tables import TraceMeta
 from lab.rooms.sweep.assemble import sweep_tables
-from lab.rooms.sweep.findings import expected_rows
+from lab.rooms.sweep.expected import expected_rows
 from lab.rooms.sweep.layout import TraceFile, find_configs
 from lab.rooms.sweep.rank import RankFigures, figures_of, unread
 from lab.rooms.sweep.tables import SweepTables
