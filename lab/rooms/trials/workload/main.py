@@ -144,8 +144,8 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         seconds=round(time.monotonic() - began, 3),
         step_time=reader.step_time,
         started_utc=started,
-        host=platform.node(),
-        gpus=next((env[mask] for mask in MASKS if env.get(mask)), ""),
+        host=env.get("SLURMD_NODENAME") or platform.node(),  # as cells name it
+        gpus=next((env[mask] for mask in MASKS if env.get(mask) not in (None, "", "-1")), ""),
         **sensors.summary(),  # type: ignore[arg-type]
         effect=effect,
         first_bad_line=min(reader.hits.values(), default=None),
