@@ -102,7 +102,7 @@ def compare(records: Sequence[Record]) -> Finding:
     return Finding(
         _verdict(first, found, records),
         first,
-        deterministic=_deterministic(records, first),
+        deterministic=_deterministic(records, found),
         same_batches=_same_batches(records),
         random_differs=_random_differs(by_rank, runs, first),
         **common,  # type: ignore[arg-type]
@@ -325,13 +325,15 @@ def _agreeing(records: Sequence[Record]) -> dict[str, int]:
     return {run: at for at, group in enumerate(_groups(by_rank, runs)) for run in group}
 
 
-def _deterministic(records: Sequence[Record], first: Divergence) -> bool | None:
+def _deterministic(records: Sequence[Record], found: Sequence[Divergence]) -> bool | None:
     """Whether the repeats with deterministic algorithms agreed where the others did not."""
+    if not any(one.kind == "repeats" for one in found):
+        return None
     answers = []
     for record in records:
         one = _indexed(record)
         pair = [one.of.get((1, DETERMINISTIC + at)) for at in range(2)]
-        if pair[0] is not None and pair[1] is not None and first.kind == "repeats":
+        if pair[0] is not None and pair[1] is not None:
             answers.append(
                 _first_difference(pair[0], pair[1], ignore=_is_given_or_of_a_bucket, strict=False) is None
             )

@@ -56,8 +56,8 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
             divergences, "The first place of each comparison, earliest first", "tables/divergences.csv"
         )
         sections.insert(0, Section("First divergences", [found]))
-    if len(finding.groups) > 1:
-        agree = [f"Agree in every bit: {', '.join(group)}." for group in finding.groups]
+    if agreeing := [group for group in finding.groups if len(group) > 1]:
+        agree = [f"Agree in every bit: {', '.join(group)}." for group in agreeing]
         sections.append(Section("Runs that agree", [Points(agree)]))
     notes = [
         f"{one.run}, rank {one.head.rank}: {shown(text)}"
