@@ -66,7 +66,10 @@ ROOMS = (
     Room(
         "trials",
         "How often does a command fail, and which change makes it fail less?",
-        run={"trials": "Run a command many times, in cells: how often it fails, what cures it."},
+        run={
+            "trials": "Run a command many times, in cells: how often it fails, what cures it.",
+            "replay": "Run the same training steps again: the first tensor whose bits differ.",
+        },
         smoke="trials -n 3 --cell none --cell tf32_off -- python -c pass",
     ),
 )

@@ -6,11 +6,13 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from lab.core.plan import Findings
-from lab.core.run import Run
 from lab.errors import MissingError, UsageError
+
+if TYPE_CHECKING:  # a hook in a program that knows nothing of lab comes through here, without lab's packages
+    from lab.core.plan import Findings
+    from lab.core.run import Run
 
 
 class Room(Protocol):
