@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 # In the order of NCCL's enumerations, as logs before 2.24 number them.
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 PROTOCOLS = ("ll", "ll128", "simple")
+_IN_PARTS = ("allgather", "reducescatter")
 _CALL = re.compile(
     rb"(?P<kind>\w{4,20}): (?P<bytes>\d{1,19}) Bytes -> Algo (?P<algo>\w{1,20}) proto (?P<proto>\w{1,10})"
     rb"(?: channel\{Lo\.\.Hi\}=\{(?P<low>\d{1,5})\.\.(?P<high>\d{1,5})\})?"
@@ -45,6 +46,21 @@ class Said:
     applied: dict[tuple[str, int], Counter[Choice]] = field(default_factory=dict)
     plugin: Counter[str] = field(default_factory=Counter)
     nvls: int = -1
+
+    def of_calls(self, calls: Iterable[tuple[str, int, int]]) -> Said:
+        """The same with NCCL's choices by whole calls, given as (kind, bytes, ranks).
+
+        A tuner is asked with all bytes of an all-gather or a reduce-scatter; NCCL 2.28's own lines give one
+        rank's part. A log gives one or the other: the part, unless every such call is found as a whole.
+        """
+        split = [(kind, size, ranks) for kind, size, ranks in calls if kind in _IN_PARTS and ranks > 1]
+        if all((kind, size) in self.choices for kind, size, _ in split):
+            return self
+        choices = {key: found for key, found in self.choices.items() if key[0] not in _IN_PARTS}
+        for kind, size, ranks in split:
+            if found := self.choices.get((kind, size // ranks)):
+                choices[kind, size] = found
+        return replace(self, choices=choices)
 
     def choice(self, kind: str, num_bytes: int) -> Choice | None:
         """What most calls of this size used, None where the log has none."""

@@ -49,9 +49,11 @@ def observe(settings: Iterable[Setting]) -> list[Ran]:
     found = []
     for one in settings:
         threads, channels = one.config.threads or 0, one.config.channels or 0
-        said = read_logs(one.config.nccl_logs)
+        costs = costs_of(one.explained)
+        calls = [(NAMES.get(name.kind, name.kind), name.num_bytes, name.num_ranks) for name in costs]
+        said = read_logs(one.config.nccl_logs).of_calls(calls)
         classes = {}
-        for name, cost in costs_of(one.explained).items():
+        for name, cost in costs.items():
             choice = said.choice(NAMES.get(name.kind, name.kind), name.num_bytes)
             classes[name] = Observed(cost, choice or inferred(cost, threads, said), choice is None)
         names = {work.host for work in one.account.together.works}

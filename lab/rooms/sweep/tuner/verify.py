@@ -31,6 +31,7 @@ def prove(rows: Sequence[Row], grids: dict[Class, Counter[int]], said: Said) -> 
     A row took effect if the log says that a tuner applied it, NCCL's own line gives its algorithm and
     protocol, and every kernel of its sizes ran on as many blocks as it has channels.
     """
+    said = said.of_calls((NAMES.get(one.kind, ""), one.num_bytes, one.num_ranks) for one in grids)
     return [_prove(row, grids, said) for row in rows]
 
 

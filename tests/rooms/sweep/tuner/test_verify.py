@@ -50,3 +50,31 @@ def test_a_log_without_choices_and_kernels_without_grids_prove_nothing():
 def test_a_range_that_the_run_never_used_is_not_proven():
     (proof,) = prove([ROW], {Class("all_reduce", 64, 2): Counter({1: 3})}, Said())
     assert proof.verdict == UNPROVEN and "in its range" in proof.text
+
+
+def test_a_log_that_gives_each_ranks_part_of_a_gather_proves_it_too():
+    gather = Class("all_gather", 262148096, 2)
+    row = Row("allgather", 1 << 20, 1 << 40, "ring", "simple", 8, -1, 2)
+    whole = Counter([Choice("ring", "simple", 8)])
+    said = Said(
+        choices={("allgather", 131074048): whole, ("allreduce", 4): Counter([Choice("ring", "ll", 1)])},
+        applied={("allgather", 262148096): whole},
+    )
+    (proof,) = prove([row], {gather: Counter({8: 28})}, said)
+    assert proof.verdict == TOOK_EFFECT and "28 kernels on 8 blocks" in proof.text
+
+
+def test_a_part_as_large_as_another_call_is_not_taken_for_that_call():
+    small, large = Class("reduce_scatter", 1 << 20, 2), Class("reduce_scatter", 1 << 21, 2)
+    row = Row("reducescatter", 0, 1 << 40, "ring", "simple", 8, -1, 2)
+    applied = Counter([Choice("ring", "simple", 8)])
+    said = Said(
+        choices={("reducescatter", 1 << 20): Counter([Choice("tree", "ll", 8)])},  # of the large one
+        applied={("reducescatter", 1 << 20): applied, ("reducescatter", 1 << 21): applied},
+    )
+    (proof,) = prove([row], {small: Counter({8: 1}), large: Counter({8: 1})}, said)
+    assert (
+        proof.verdict == REFUTED
+        and "2 MiB over 2 ranks: ring simple is set, the log says tree ll" in proof.text
+    )
+    assert "1 MiB" not in proof.text
