@@ -16,6 +16,7 @@ NOT_JOINED, MISMATCHED, STUCK_KERNEL, ORDER_DEADLOCK, NONE, UNKNOWN = (
     "none",
     "unknown",
 )
+_COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _LIBRARY = ("site-packages/torch/", "dist-packages/torch/", "/torch/distributed/", "<frozen")
 
 
@@ -305,12 +306,27 @@ def _whereabouts(dumps: Mapping[int, Dump], stall: _Stall, rank: int) -> str:
     dump = dumps.get(rank)
     if dump is None:
         return f"rank {rank} left no dump: it is dead, or was never asked"
-    stack = f"; its host is at {line}" if (line := _stack_line(dump.stack)) else ""
+    stack = f"; its host is at {line}{_in_unrecorded(dump)}" if (line := _stack_line(dump.stack)) else ""
     mine = _by_seq(dump, stall.group)
     last = max((seq for seq in mine if seq < stall.seq), default=None)
     if last is None:
         return f"rank {rank} recorded no call of this group{stack}"
     return f"rank {rank} last entered call {last} ({mine[last].name}){_at(_source(mine[last]))}{stack}"
+
+
+def _in_unrecorded(dump: Dump) -> str:
+    """Whether the host waits in a collective that the dump does not have.
+
+    NCCL builds a group's communicator in the group's first call, which is recorded only after that: groups
+    whose first calls come in different orders on two ranks stand like this.
+    """
+    frames = [line for line in dump.stack.splitlines() if line.strip().startswith("File ") or ".py:" in line]
+    if not frames or _COLLECTIVES not in frames[0] or any(not entry.retired for entry in dump.entries):
+        return ""
+    return (
+        ", inside a collective that is not in its dump: perhaps the first call of another group, which waits "
+        "for all ranks before it is recorded; look for groups that ranks use in different orders"
+    )
 
 
 def _stack_line(stack: str) -> str:

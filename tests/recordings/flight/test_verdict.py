@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,28 @@ def test_groups_entered_in_different_orders_are_a_deadlock(tmp_path):
     found = made(tmp_path, ranks, {"0": [0, 1], "1": [0, 1]})
     assert (found.kind, found.ranks) == ("order_deadlock", (0, 1))
     assert "different orders" in found.text
+
+
+def test_a_host_inside_a_call_that_no_dump_has_may_be_another_groups_first(tmp_path):
+    """As NCCL on two H200s: rank 1 builds the communicator of a second group, rank 0 is in the first one."""
+    folder = "/usr/lib/python3/site-packages/torch/distributed"
+    stack = "Thread MainThread (most recent call first):\n" + "".join(
+        f'  File "{file}", line {line} in {name}\n'
+        for file, line, name in (
+            (f"{folder}/distributed_c10d.py", 3068, "all_reduce"),
+            (f"{folder}/c10d_logger.py", 83, "wrapper"),
+            ("/app/train.py", 70, "step"),
+        )
+    )
+    ranks = {0: [entry(1), entry(2, **STARTED)], 1: [entry(1)]}
+    made(tmp_path, ranks, {"0": [0, 1], "1": [0, 1]})
+    (dumps,) = read_dumps(tmp_path).values()
+    found = verdict_of({**dumps, 1: replace(dumps[1], stack=stack)})
+    assert (found.kind, found.ranks, found.seq) == ("not_joined", (1,), 2)
+    assert "line 70 in step, inside a collective that is not in its dump" in found.text
+    assert "different orders" in found.text
+    elsewhere = stack.replace("torch/distributed/distributed_c10d.py", "queue.py")
+    assert "different orders" not in verdict_of({**dumps, 1: replace(dumps[1], stack=elsewhere)}).text
 
 
 def test_all_started_and_none_ended_is_stuck_with_nobody_singled_out(tmp_path):
